@@ -19,7 +19,7 @@ var layers = map[string][][]string{
 		// What is wanted, and what is made of it.
 		{"admit", "desired", "podspec", "startup", "store"},
 		// The runtime.
-		{"criruntime", "ephemeral"},
+		{"criruntime", "ephemeral", "table"},
 		// Who asks and shows, and who looks after the node.
 		{"api", "criconn", "housekeeping", "nodepods"},
 		{"admission", "api/kubectl", "containermanager"},
@@ -86,10 +86,10 @@ var functions = map[string]string{
 	"agent.Options.Connect":          "the caller's choice of a runtime",
 	"imagegc.Collector.now":          "a clock, for tests",
 	"evict.Manager.now":              "a clock, for tests",
-	"kubectl.column.cell":            "a table of columns",
 	"listen.keptCertificate.renewed": "the listener's address is known to the caller",
 	"manifest.kind.complete":         "a table of kinds",
 	"node.Addresses.look":            "given or found out",
+	"table.Column.cell":              "a table of columns",
 	"watchcache.Item.Make":           "an object that is made when it is asked for",
 }
 

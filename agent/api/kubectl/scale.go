@@ -10,6 +10,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // routeScale routes how many pods a Deployment has: kubectl scale.
@@ -31,7 +32,7 @@ func (h *Handler) scale(r *http.Request) (*appsv1.Deployment, *autoscalingv1.Sca
 	d := o.(*appsv1.Deployment)
 	scale := &autoscalingv1.Scale{TypeMeta: metav1.TypeMeta{APIVersion: "autoscaling/v1", Kind: "Scale"}}
 	scale.Name, scale.Namespace, scale.UID, scale.ResourceVersion, scale.CreationTimestamp = d.Name, d.Namespace, d.UID, d.ResourceVersion, d.CreationTimestamp
-	scale.Spec.Replicas, scale.Status.Replicas = replicas(d), d.Status.Replicas
+	scale.Spec.Replicas, scale.Status.Replicas = ptr.Deref(d.Spec.Replicas, 1), d.Status.Replicas
 	scale.Status.Selector = metav1.FormatLabelSelector(d.Spec.Selector)
 	return d, scale, nil
 }

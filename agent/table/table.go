@@ -1,0 +1,200 @@
+// Package table has the columns that objects are shown in, which crisp get and kubectl get
+// print alike.
+package table
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/status"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/utils/ptr"
+)
+
+// A Column is one of a kind's table.
+type Column struct {
+	Name string // as kubectl writes it, which prints it in capitals
+	Wide bool   // shown by -o wide only
+	cell func(o manifest.Object, now time.Time) any
+}
+
+// Cell returns what the column shows of an object at the time now: a string or a number.
+func (c Column) Cell(o manifest.Object, now time.Time) any { return c.cell(o, now) }
+
+var name = Column{"Name", false, func(o manifest.Object, _ time.Time) any { return o.GetName() }}
+
+// source is where an object of a manifest comes from.
+var source = Column{"Source", true, func(o manifest.Object, _ time.Time) any {
+	a := o.GetAnnotations()
+	return cmp.Or(a[manifest.AnnotationFile], a[manifest.AnnotationSource], "<none>")
+}}
+
+// Columns returns the columns of a kind. Those of events do not begin with the name.
+func Columns(kind string) []Column {
+	list := columns[kind]
+	switch kind {
+	case "Event":
+		return list
+	case "Pod", "Node", "Namespace":
+		return slices.Concat([]Column{name}, list)
+	}
+	return slices.Concat([]Column{name}, list, []Column{source})
+}
+
+// New returns an empty object of a kind that has columns, nil if it has none.
+func New(kind string) manifest.Object {
+	switch kind {
+	case "Pod":
+		return &v1.Pod{}
+	case "ConfigMap":
+		return &v1.ConfigMap{}
+	case "Secret":
+		return &v1.Secret{}
+	case "PersistentVolumeClaim":
+		return &v1.PersistentVolumeClaim{}
+	case "Namespace":
+		return &v1.Namespace{}
+	case "Node":
+		return &v1.Node{}
+	case "RuntimeClass":
+		return &nodev1.RuntimeClass{}
+	case "Deployment":
+		return &appsv1.Deployment{}
+	case "DaemonSet":
+		return &appsv1.DaemonSet{}
+	case "Job":
+		return &batchv1.Job{}
+	case "Event":
+		return &v1.Event{}
+	}
+	return nil
+}
+
+// of makes a cell of a kind's own type.
+func of[T manifest.Object](f func(T) any) func(manifest.Object, time.Time) any {
+	return func(o manifest.Object, _ time.Time) any {
+		if t, ok := o.(T); ok {
+			return f(t)
+		}
+		return ""
+	}
+}
+
+func age(o manifest.Object, now time.Time) any { return since(o.GetCreationTimestamp(), now) }
+
+func since(at metav1.Time, now time.Time) string {
+	if at.IsZero() {
+		return "<unknown>"
+	}
+	return duration.HumanDuration(now.Sub(at.Time))
+}
+
+// columns are those of each kind, as far as they differ from NAME and AGE, with
+// kubectl's names and in its order.
+var columns = map[string][]Column{
+	"Pod": {
+		{"Ready", false, of(func(p *v1.Pod) any {
+			ready, all := status.Count(p)
+			return fmt.Sprintf("%d/%d", ready, all)
+		})},
+		{"Status", false, of(func(p *v1.Pod) any { return status.Word(p) })},
+		{"Restarts", false, func(o manifest.Object, now time.Time) any { return status.Restarts(o.(*v1.Pod), now) }},
+		{"Age", false, age},
+		{"IP", true, of(func(p *v1.Pod) any { return cmp.Or(p.Status.PodIP, "<none>") })},
+		{"Node", true, of(func(p *v1.Pod) any { return cmp.Or(p.Spec.NodeName, "<none>") })},
+		{"Source", true, of(func(p *v1.Pod) any {
+			return cmp.Or(p.Labels[podspec.LabelSource], p.Annotations[manifest.AnnotationSource], "<none>")
+		})},
+		{"Images", true, of(func(p *v1.Pod) any {
+			var list []string
+			for _, c := range p.Spec.Containers {
+				list = append(list, c.Image)
+			}
+			return cmp.Or(strings.Join(list, ","), "<none>")
+		})},
+	},
+	"ConfigMap": {{"Data", false, of(func(c *v1.ConfigMap) any { return len(c.Data) + len(c.BinaryData) })}, {"Age", false, age}},
+	"Secret": {
+		{"Type", false, of(func(s *v1.Secret) any { return string(s.Type) })},
+		{"Data", false, of(func(s *v1.Secret) any { return len(s.Data) })}, {"Age", false, age},
+	},
+	"PersistentVolumeClaim": {
+		{"Status", false, of(func(c *v1.PersistentVolumeClaim) any { return cmp.Or(string(c.Status.Phase), string(v1.ClaimBound)) })}, {"Age", false, age},
+	},
+	"Namespace": {{"Status", false, of(func(n *v1.Namespace) any { return string(n.Status.Phase) })}, {"Age", false, age}},
+	"Node": {
+		{"Status", false, of(func(n *v1.Node) any { return status.NodeWord(n) })}, {"Age", false, age},
+		{"Version", false, of(func(n *v1.Node) any { return n.Status.NodeInfo.KubeletVersion })},
+		{"Internal-IP", true, of(func(n *v1.Node) any {
+			for _, a := range n.Status.Addresses {
+				if a.Type == v1.NodeInternalIP {
+					return a.Address
+				}
+			}
+			return "<none>"
+		})},
+		{"OS-Image", true, of(func(n *v1.Node) any { return n.Status.NodeInfo.OSImage })},
+		{"Kernel-Version", true, of(func(n *v1.Node) any { return n.Status.NodeInfo.KernelVersion })},
+		{"Container-Runtime", true, of(func(n *v1.Node) any { return n.Status.NodeInfo.ContainerRuntimeVersion })},
+	},
+	"RuntimeClass": {{"Handler", false, of(func(c *nodev1.RuntimeClass) any { return c.Handler })}, {"Age", false, age}},
+	"Deployment": {
+		{"Ready", false, of(func(d *appsv1.Deployment) any {
+			return fmt.Sprintf("%d/%d", d.Status.ReadyReplicas, ptr.Deref(d.Spec.Replicas, 1))
+		})},
+		{"Up-to-date", false, of(func(d *appsv1.Deployment) any { return d.Status.UpdatedReplicas })},
+		{"Available", false, of(func(d *appsv1.Deployment) any { return d.Status.AvailableReplicas })}, {"Age", false, age},
+	},
+	"DaemonSet": {
+		{"Desired", false, of(func(d *appsv1.DaemonSet) any { return d.Status.DesiredNumberScheduled })},
+		{"Current", false, of(func(d *appsv1.DaemonSet) any { return d.Status.CurrentNumberScheduled })},
+		{"Ready", false, of(func(d *appsv1.DaemonSet) any { return d.Status.NumberReady })},
+		{"Up-to-date", false, of(func(d *appsv1.DaemonSet) any { return d.Status.UpdatedNumberScheduled })},
+		{"Available", false, of(func(d *appsv1.DaemonSet) any { return d.Status.NumberAvailable })}, {"Age", false, age},
+	},
+	"Job": {
+		{"Status", false, of(func(j *batchv1.Job) any {
+			for _, c := range j.Status.Conditions {
+				if c.Status == v1.ConditionTrue {
+					return string(c.Type)
+				}
+			}
+			return "Running"
+		})},
+		{"Completions", false, of(func(j *batchv1.Job) any {
+			if j.Spec.Completions == nil {
+				return fmt.Sprintf("%d/1", j.Status.Succeeded)
+			}
+			return fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
+		})},
+		{"Age", false, age},
+	},
+	"Event": {
+		{"Last Seen", false, func(o manifest.Object, now time.Time) any {
+			e, ok := o.(*v1.Event)
+			if !ok {
+				return ""
+			}
+			return since(e.LastTimestamp, now)
+		}},
+		{"Type", false, of(func(e *v1.Event) any { return e.Type })},
+		{"Reason", false, of(func(e *v1.Event) any { return e.Reason })},
+		{"Object", false, of(func(e *v1.Event) any {
+			return strings.ToLower(e.InvolvedObject.Kind) + "/" + e.InvolvedObject.Name
+		})},
+		{"Subobject", true, of(func(e *v1.Event) any { return e.InvolvedObject.FieldPath })},
+		{"Message", false, of(func(e *v1.Event) any { return strings.TrimSpace(e.Message) })},
+		{"Count", true, of(func(e *v1.Event) any { return e.Count })},
+		{"Name", true, func(o manifest.Object, _ time.Time) any { return o.GetName() }},
+	},
+}
