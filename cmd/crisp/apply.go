@@ -349,7 +349,7 @@ func (c *cli) prune(kept []given, origin string) error {
 			if o.GetAnnotations()[pruneAnnotation] != origin || len(o.GetAnnotations()["io.crisp.workload"]) > 0 || slices.ContainsFunc(kept, is) {
 				continue
 			}
-			if err := c.remove(target{k, o.GetName()}, o.GetNamespace(), nil, false); err != nil && exitCode(err) != exitNotFound {
+			if err := c.remove(target{k, o.GetName()}, o.GetNamespace(), -1, false); err != nil && exitCode(err) != exitNotFound {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s/%s pruned\n", k.Singular, o.GetName())

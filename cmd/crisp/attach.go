@@ -10,7 +10,7 @@ import (
 func attachCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Short: "attach to a running container", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Short: "attach to a running container", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
@@ -44,12 +44,9 @@ func (c *cli) attach(namespace, name, container string, interactive, tty bool) e
 
 // containerState finds a container's state by its name.
 func containerState(pod *v1.Pod, name string) v1.ContainerState {
-	st := pod.Status
-	for _, list := range [][]v1.ContainerStatus{st.ContainerStatuses, st.InitContainerStatuses, st.EphemeralContainerStatuses} {
-		for _, s := range list {
-			if s.Name == name {
-				return s.State
-			}
+	for _, s := range statusesOf(pod) {
+		if s.Name == name {
+			return s.State
 		}
 	}
 	return v1.ContainerState{}

@@ -12,7 +12,7 @@ import (
 // checkpointCommand has the runtime write a checkpoint archive of a container.
 func checkpointCommand(c *cli) *cobra.Command {
 	var namespace, container string
-	cmd := &cobra.Command{Use: "checkpoint POD [-c CONTAINER]", Short: "write a checkpoint archive of a container", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "checkpoint POD [-c CONTAINER]", Short: "write a checkpoint archive of a container", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)

@@ -88,41 +88,38 @@ func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, 
 	return runtime, f, err
 }
 
-// pod finds the pod called name; of several, as while one replaces another, the
-// youngest. "pod/web" is "web".
-func (c *cli) pod(runtime internalapi.RuntimeService, namespace, name string) (criruntime.Found, error) {
-	name = podName(name)
+// pod finds the pod that an argument names.
+func (c *cli) pod(runtime internalapi.RuntimeService, namespace, arg string) (criruntime.Found, error) {
 	all, err := c.pods(runtime)
 	if err != nil {
 		return criruntime.Found{}, err
 	}
-	var found *criruntime.Found
-	for i := range all {
-		p := all[i].Pod
-		if p.Namespace == namespace && p.Name == name && (found == nil || found.Pod.CreationTimestamp.Before(&p.CreationTimestamp)) {
-			found = &all[i]
-		}
-	}
-	if found == nil {
-		return criruntime.Found{}, fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
-	}
-	return *found, nil
+	return c.pick(all, namespace, arg)
 }
 
-func podName(arg string) string {
-	for _, prefix := range []string{"pod/", "pods/", "po/"} {
-		if name, ok := strings.CutPrefix(arg, prefix); ok {
-			return name
-		}
+// pick finds the pod that an argument names: "web", "pod/web", or of "deploy/web" the
+// best of its pods, and a word on stderr if there are more.
+func (c *cli) pick(all []criruntime.Found, namespace, arg string) (criruntime.Found, error) {
+	named, err := targets([]string{arg}, true)
+	if err != nil {
+		return criruntime.Found{}, err
 	}
-	return arg
+	all = slices.DeleteFunc(all, func(f criruntime.Found) bool { return f.Pod.Namespace != namespace || !named[0].covers(f.Pod) })
+	if len(all) == 0 {
+		return criruntime.Found{}, named[0].missing(namespace)
+	}
+	f := slices.MinFunc(all, best)
+	if len(all) > 1 && named[0].kind.Name != "Pod" {
+		fmt.Fprintf(c.stderr, "crisp: pod %s of the %d of %s\n", f.Pod.Name, len(all), named[0])
+	}
+	return f, nil
 }
 
 // container finds the status of the container called name. Without a name it is
 // the first, and a word on stderr if there are more.
 func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, error) {
 	containers := f.Pod.Status.ContainerStatuses
-	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses)
+	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses) // regular ones first
 	if name == "" && len(containers) > 0 {
 		if len(all) > 1 {
 			fmt.Fprintf(c.stderr, "crisp: container %s of %s\n", containers[0].Name, strings.Join(containerNames(all), ", "))

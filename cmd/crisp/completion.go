@@ -2,38 +2,165 @@ package main
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
 )
 
-// podNames completes the first argument to the name of a pod of the namespace that is
-// asked for, with prefix before it. Who presses Tab waits for the runtime a second at
-// most.
-func (c *cli) podNames(prefix string) cobra.CompletionFunc {
-	return func(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
-		if len(args) > 0 {
-			return nil, cobra.ShellCompDirectiveNoFileComp
+// hurried is c for who presses Tab, and waits for a second at most.
+func (c *cli) hurried() (*cli, context.CancelFunc) {
+	h := *c
+	var cancel context.CancelFunc
+	h.ctx, cancel = context.WithTimeout(c.ctx, time.Second)
+	return &h, cancel
+}
+
+// starting returns those words that begin with what was typed, none of them a file's name.
+func starting(typed string, words []string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	var fit []cobra.Completion
+	seen := map[string]bool{}
+	for _, w := range words {
+		if strings.HasPrefix(w, typed) && !seen[w] {
+			fit, seen[w] = append(fit, w), true
 		}
-		ctx, cancel := context.WithTimeout(c.ctx, time.Second)
-		defer cancel()
-		hurried := *c
-		hurried.ctx = ctx
-		runtime, _, err := hurried.connect()
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		pods, err := hurried.pods(runtime)
-		if err != nil {
-			return nil, cobra.ShellCompDirectiveError
-		}
-		var names []cobra.Completion
+	}
+	return fit, cobra.ShellCompDirectiveNoFileComp
+}
+
+// namesOf returns the names of the objects of a kind, each with prefix, in the namespace
+// of cmd.
+func (c *cli) namesOf(cmd *cobra.Command, k api.Kind, prefix string) []string {
+	h, cancel := c.hurried()
+	defer cancel()
+	namespace := "default"
+	if f := cmd.Flag("namespace"); f != nil {
+		namespace = f.Value.String()
+	}
+	var names []string
+	if k.Name == "Pod" {
+		pods, _ := h.anyPods()
 		for _, f := range pods {
-			if name := prefix + f.Pod.Name; f.Pod.Namespace == cmd.Flag("namespace").Value.String() && strings.HasPrefix(name, typed) {
-				names = append(names, name)
+			if f.Pod.Namespace == namespace {
+				names = append(names, prefix+f.Pod.Name)
 			}
 		}
-		return names, cobra.ShellCompDirectiveNoFileComp
+		return names
 	}
+	items, _, _ := h.objects(k, namespace, nil)
+	for _, u := range items {
+		names = append(names, prefix+u.GetName())
+	}
+	return names
+}
+
+// completePod completes the first argument to a pod: "web", or "deploy/web" for one of a
+// workload's.
+func (c *cli) completePod(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	return c.completeSlashed(cmd, typed)
+}
+
+// completePods completes every argument so.
+func (c *cli) completePods(cmd *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	return c.completeSlashed(cmd, typed)
+}
+
+func (c *cli) completeSlashed(cmd *cobra.Command, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	word, _, slash := strings.Cut(typed, "/")
+	if k, known := api.KindOf(word); slash && known {
+		return starting(typed, c.namesOf(cmd, k, word+"/"))
+	}
+	return starting(typed, c.namesOf(cmd, podKind, ""))
+}
+
+// completeObjects completes "TYPE NAME..." and "TYPE/NAME...".
+func (c *cli) completeObjects(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) > 0 {
+		if k, known := api.KindOf(args[0]); known {
+			return starting(typed, c.namesOf(cmd, k, ""))
+		}
+		return c.completeSlashed(cmd, typed)
+	}
+	if strings.Contains(typed, "/") {
+		return c.completeSlashed(cmd, typed)
+	}
+	var kinds []string
+	for _, k := range api.Kinds {
+		kinds = append(kinds, k.Plural)
+	}
+	return starting(typed, append(kinds, "all"))
+}
+
+// completeNamed is completeObjects, or the name of a pod by itself.
+func (c *cli) completeNamed(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	words, directive := c.completeObjects(cmd, args, typed)
+	if len(args) == 0 && !strings.Contains(typed, "/") {
+		pods, _ := starting(typed, c.namesOf(cmd, podKind, ""))
+		words = append(words, pods...)
+	}
+	return words, directive
+}
+
+// completeImages completes arguments to the names of images.
+func (c *cli) completeImages(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	h, cancel := c.hurried()
+	defer cancel()
+	_, service, err := h.connect()
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	list, err := service.ListImages(h.ctx, nil)
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	var names []string
+	for _, image := range list {
+		names = append(names, imageNames(image)...)
+	}
+	return starting(typed, names)
+}
+
+// completeFlags completes the values of flags that many commands have.
+func (c *cli) completeFlags(cmd *cobra.Command) {
+	for name, complete := range map[string]cobra.CompletionFunc{"namespace": c.completeNamespace, "container": c.completeContainer} {
+		if cmd.Flags().Lookup(name) != nil {
+			cmd.RegisterFlagCompletionFunc(name, complete) // fails only if it is done twice
+		}
+	}
+}
+
+func (c *cli) completeNamespace(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	h, cancel := c.hurried()
+	defer cancel()
+	pods, _ := h.anyPods()
+	names := []string{"default"}
+	for _, f := range pods {
+		names = append(names, f.Pod.Namespace)
+	}
+	return starting(typed, names)
+}
+
+func (c *cli) completeContainer(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	h, cancel := c.hurried()
+	defer cancel()
+	if len(args) == 0 {
+		return nil, cobra.ShellCompDirectiveNoFileComp
+	}
+	_, f, err := h.connectToPod(cmd.Flag("namespace").Value.String(), args[0])
+	if err != nil {
+		return nil, cobra.ShellCompDirectiveError
+	}
+	return starting(typed, containerNames(statusesOf(f.Pod)))
+}
+
+// statusesOf returns the statuses of all containers of a pod, in the order of their start.
+func statusesOf(pod *v1.Pod) []v1.ContainerStatus {
+	st := pod.Status
+	return slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses)
 }

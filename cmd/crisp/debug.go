@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
@@ -18,7 +17,7 @@ import (
 func debugCommand(c *cli) *cobra.Command {
 	var namespace, image, target, name, pull string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "debug POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", Short: "add an ephemeral container to a running pod", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "debug POD --image IMAGE [--target CONTAINER] [-i] [-t] [-- COMMAND...]", Short: "add an ephemeral container to a running pod", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&image, "image", "", "`image` of the new container")
@@ -31,8 +30,15 @@ func debugCommand(c *cli) *cobra.Command {
 		if len(rest) != 1 || image == "" {
 			return usageError("debug takes the name of a pod and --image IMAGE")
 		}
-		kind, _ := api.KindOf("pod")
-		path := pathOf(kind, namespace, podName(rest[0]))
+		all, err := c.anyPods()
+		if err != nil {
+			return err
+		}
+		f, err := c.pick(all, namespace, rest[0])
+		if err != nil {
+			return err
+		}
+		path := pathOf(podKind, namespace, f.Pod.Name)
 		var pod v1.Pod
 		if err := c.fetch(path, nil, &pod); err != nil {
 			return err

@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
-	"net/url"
 	"os"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -18,12 +16,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// remove asks the agent to delete an object.
-func (c *cli) remove(t target, namespace string, grace *int64, force bool) error {
-	query := url.Values{}
-	if grace != nil {
-		query.Set("gracePeriodSeconds", strconv.FormatInt(*grace, 10))
-	}
+// remove asks the agent to delete an object; its grace period is less than 0 if it is its own.
+func (c *cli) remove(t target, namespace string, grace int64, force bool) error {
+	query := graceQuery(grace)
 	if force {
 		query.Set("force", "true")
 	}
@@ -36,52 +31,56 @@ func (c *cli) remove(t target, namespace string, grace *int64, force bool) error
 
 func deleteCommand(c *cli) *cobra.Command {
 	var files list
-	var namespace string
-	var grace int64
-	var force, manifests, ignore, wait bool
-	var timeout time.Duration
-	cmd := &cobra.Command{Use: "delete pod/NAME|TYPE/NAME | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects", ValidArgsFunction: c.podNames("pod/")}
+	var s scope
+	d := deletion{}
+	var every bool
+	cmd := &cobra.Command{Use: "delete POD|TYPE/NAME... | TYPE -l SELECTOR|--all | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
 	fileFlag(fs, &files)
-	namespaceFlag(fs, &namespace)
-	fs.Int64Var(&grace, "grace-period", -1, "`seconds` that pods have to end; less than 0 is what each says itself")
-	fs.BoolVar(&force, "force", false, "kill the pod at once; a second time, forget it, whatever is left of it")
-	fs.BoolVar(&manifests, "remove-manifest", false, "remove the manifest file that a pod comes from")
-	fs.BoolVar(&ignore, "ignore-not-found", false, "what is not there is no failure")
-	fs.BoolVar(&wait, "wait", true, "wait until it is gone")
-	fs.DurationVar(&timeout, "timeout", 2*time.Minute, "how long to wait")
+	s.flags(fs)
+	fs.BoolVar(&every, "all", false, "all objects of the kinds that are named")
+	graceFlag(fs, &d.grace)
+	fs.BoolVar(&d.force, "force", false, "kill the pod at once; a second time, forget it, whatever is left of it")
+	fs.BoolVar(&d.manifests, "remove-manifest", false, "remove the manifest file that a pod comes from")
+	fs.BoolVar(&d.ignore, "ignore-not-found", false, "what is not there is no failure")
+	fs.BoolVar(&d.wait, "wait", true, "wait until it is gone")
+	fs.DurationVar(&d.timeout, "timeout", 2*time.Minute, "how long to wait")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		what, err := targets(rest, true)
+		what, err := c.toDelete(files, rest, s, every)
 		if err != nil {
 			return err
 		}
-		if len(files) > 0 {
-			docs, err := c.inputs(files)
-			if err != nil {
-				return err
-			}
-			objects, err := c.read(docs, namespace, "ignore")
-			if err != nil {
-				return err
-			}
-			slices.Reverse(objects) // pods before what they refer to
-			for _, g := range objects {
-				if err := c.deleteOne(target{g.kind, g.name}, g.namespace, deletion{grace, force, manifests, true, wait, timeout}); err != nil {
-					return err
-				}
-			}
-		}
-		if len(files) == 0 && (len(what) == 0 || what[0].name == "") {
-			return usageError("delete takes what to delete: pod/NAME, or -f FILE")
-		}
+		d.ignore = d.ignore || len(files) > 0 || every || s.selector != ""
 		for _, t := range what {
-			if err := c.deleteOne(t, namespace, deletion{grace, force, manifests, ignore, wait, timeout}); err != nil {
+			if err := c.deleteOne(t.target, t.namespace, d); err != nil {
 				return err
 			}
 		}
 		return nil
 	}
 	return cmd
+}
+
+// toDelete returns what manifests define, and what the arguments name.
+func (c *cli) toDelete(files list, args []string, s scope, every bool) (what []chosen, err error) {
+	if len(files) > 0 {
+		docs, err := c.inputs(files)
+		if err != nil {
+			return nil, err
+		}
+		objects, err := c.read(docs, s.namespace, "ignore")
+		if err != nil {
+			return nil, err
+		}
+		for _, g := range slices.Backward(objects) { // pods before what they refer to
+			what = append(what, chosen{target{g.kind, g.name}, g.namespace})
+		}
+		if len(args) == 0 {
+			return what, nil
+		}
+	}
+	named, err := c.choose(args, s, every, "delete takes what to delete: pod/NAME, or -f FILE")
+	return append(what, named...), err
 }
 
 // A deletion is how to delete.
@@ -93,16 +92,12 @@ type deletion struct {
 }
 
 func (c *cli) deleteOne(t target, namespace string, d deletion) error {
-	var grace *int64
-	if d.grace >= 0 {
-		grace = &d.grace
-	}
 	if d.manifests {
 		if done, err := c.removeManifest(t, namespace); done || err != nil {
 			return err
 		}
 	}
-	err := c.remove(t, namespace, grace, d.force)
+	err := c.remove(t, namespace, d.grace, d.force)
 	if errors.Is(err, fault.NotFound) && d.ignore {
 		return nil
 	}

@@ -10,6 +10,7 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/spf13/cobra"
@@ -17,20 +18,20 @@ import (
 )
 
 func describeCommand(c *cli) *cobra.Command {
-	var namespace string
-	cmd := &cobra.Command{Use: "describe pod/NAME|TYPE/NAME", Short: "show details of an object", ValidArgsFunction: c.podNames("pod/")}
+	var s scope
+	cmd := &cobra.Command{Use: "describe POD|TYPE/NAME... [-l SELECTOR]", Short: "show details of an object", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
+	s.flags(fs)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		what, err := targets(rest, true)
-		if err != nil || len(what) == 0 {
-			return usageError("describe takes what to describe: pod/NAME")
+		what, err := c.toDescribe(rest, s)
+		if err != nil {
+			return err
 		}
 		for _, t := range what {
-			if t.kind.Name == "Pod" && t.name != "" {
-				err = c.describePod(namespace, t.name)
+			if t.kind.Name == "Pod" {
+				err = c.describePod(t.namespace, t.name)
 			} else {
-				err = c.describeObject(t, namespace)
+				err = c.describeObject(t.target, t.namespace)
 			}
 			if err != nil {
 				return err
@@ -41,9 +42,26 @@ func describeCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
+// toDescribe returns what the arguments name: pods need no agent.
+func (c *cli) toDescribe(args []string, s scope) (list []chosen, err error) {
+	what, err := targets(args, s.selector == "" && !s.all)
+	if err == nil && len(what) == 0 && s.selector != "" {
+		what = []target{{podKind, ""}}
+	}
+	if err != nil || len(what) == 0 {
+		return nil, cmp.Or(err, usageError("describe takes what to describe: pod/NAME"))
+	}
+	items, _, err := c.gather(what, getOptions{scope: s, output: "name"})
+	for _, u := range items {
+		k, _ := api.KindOf(u.GetKind())
+		list = append(list, chosen{target{k, u.GetName()}, u.GetNamespace()})
+	}
+	return list, err
+}
+
 // describeObject shows an object as it is, and its events.
 func (c *cli) describeObject(t target, namespace string) error {
-	items, one, err := c.collect([]target{t}, getOptions{namespace: namespace})
+	items, _, err := c.gather([]target{t}, getOptions{scope: scope{namespace: namespace}})
 	if err != nil {
 		return err
 	}
@@ -56,7 +74,7 @@ func (c *cli) describeObject(t target, namespace string) error {
 			}
 		}
 	}
-	if err := c.printValue(listOf(items, one), "yaml"); err != nil {
+	if err := c.printValue(listOf(items, t.name != ""), "yaml"); err != nil {
 		return err
 	}
 	if t.name == "" {
@@ -66,11 +84,11 @@ func (c *cli) describeObject(t target, namespace string) error {
 }
 
 func (c *cli) describePod(namespace, name string) error {
-	service, _, err := c.connect()
+	all, err := c.anyPods()
 	if err != nil {
 		return err
 	}
-	f, err := c.pod(service, namespace, name)
+	f, err := c.pick(all, namespace, name)
 	if err != nil {
 		return err
 	}
@@ -84,7 +102,7 @@ func (c *cli) describePod(namespace, name string) error {
 	line("Name", "%s", pod.Name)
 	line("Namespace", "%s", pod.Namespace)
 	line("UID", "%s", pod.UID)
-	line("Source", "%s", strings.TrimSpace(source(pod)+" "+pod.Annotations[manifest.AnnotationFile]))
+	line("Source", "%s", strings.TrimSpace(pod.Annotations[manifest.AnnotationSource]+" "+pod.Annotations[manifest.AnnotationFile]))
 	line("Node", "%s", pod.Spec.NodeName)
 	line("Created", "%s", when(pod.CreationTimestamp.Time))
 	line("Labels", "%s", pairs(pod.Labels))
@@ -127,14 +145,10 @@ func (c *cli) describePod(namespace, name string) error {
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	if err := c.describeStartup(service, f); err != nil {
+	if err := c.describeStartup(f); err != nil {
 		return err
 	}
-	pods, err := targets([]string{"pod/" + pod.Name}, true)
-	if err != nil {
-		return err
-	}
-	return c.describeEvents(pod.Namespace, pods[0])
+	return c.describeEvents(pod.Namespace, target{podKind, pod.Name})
 }
 
 func ephemeralOf(pod *v1.Pod) []v1.Container {

@@ -3,11 +3,9 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"net/url"
 	"path/filepath"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
@@ -57,16 +55,12 @@ func eventsCommand(c *cli) *cobra.Command {
 		}
 		if o.watch {
 			if on.name != "" {
-				return c.watchEvents(o, on)
+				o.fields = "involvedObject.kind=" + on.kind.Name + ",involvedObject.name=" + on.name
 			}
 			kind, _ := api.KindOf("event")
 			return c.watch([]target{{kind, ""}}, o)
 		}
-		namespace := o.namespace
-		if o.all {
-			namespace = ""
-		}
-		list, err := c.events(namespace, on)
+		list, err := c.events(o.within(), on)
 		if err != nil {
 			return err
 		}
@@ -83,10 +77,9 @@ func eventsCommand(c *cli) *cobra.Command {
 			fmt.Fprintln(c.stderr, "crisp: no events")
 			return nil
 		}
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-		fmt.Fprintln(t, "LAST SEEN\tTYPE\tREASON\tOBJECT\tMESSAGE")
+		t := c.columns("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
 		for _, e := range list {
-			fmt.Fprintln(t, strings.Join(eventCells(e), "\t"))
+			row(t, false, "", eventCells(e))
 		}
 		return t.Flush()
 	}
@@ -103,14 +96,4 @@ func eventCells(e v1.Event) []string {
 		object += "/" + strings.TrimSuffix(container, "}")
 	}
 	return []string{seen, cmp.Or(e.Type, "Normal"), e.Reason, object, e.Message}
-}
-
-func (c *cli) watchEvents(o getOptions, on target) error {
-	kind, _ := api.KindOf("event")
-	query := url.Values{"fieldSelector": {"involvedObject.kind=" + on.kind.Name + ",involvedObject.name=" + on.name}, "watch": {"true"}}
-	namespace := o.namespace
-	if o.all {
-		namespace = ""
-	}
-	return c.follow(pathOf(kind, namespace, ""), query, c.watchPrinter(kind, o))
 }

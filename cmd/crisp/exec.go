@@ -20,7 +20,7 @@ import (
 func execCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "exec [-i] [-t] [-c CONTAINER] POD -- COMMAND [ARG...]", Short: "run a command in a container", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "exec [-i] [-t] [-c CONTAINER] POD -- COMMAND [ARG...]", Short: "run a command in a container", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)

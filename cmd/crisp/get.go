@@ -3,35 +3,46 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"io"
+	"net/url"
+	"slices"
 	"strings"
-	"text/tabwriter"
-	"time"
+	"text/template"
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/podspec"
-	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
-	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/util/jsonpath"
 )
+
+// getOptions are the flags of get.
+type getOptions struct {
+	scope
+	output, fields, sort    string
+	watch, headless, labels bool
+}
+
+// forms are the values of -o.
+var forms = []string{"wide", "json", "yaml", "name"}
+
+const formsText = "wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE"
 
 func getCommand(c *cli) *cobra.Command {
 	o := getOptions{}
-	cmd := &cobra.Command{Use: "get pods|TYPE [NAME...] [-n NAMESPACE | -A] [-o wide|json|yaml|name|jsonpath=…] [-w]", Short: "list pods and other objects"}
-	fs := cmd.Flags()
-	for _, k := range api.Kinds {
-		cmd.ValidArgs = append(cmd.ValidArgs, k.Plural)
+	cmd := &cobra.Command{
+		Use:   "get TYPE[,TYPE...]|all [NAME...] | TYPE/NAME... [-n NAMESPACE | -A] [-l SELECTOR] [-o wide|json|yaml|name|jsonpath=…] [-w]",
+		Short: "list pods and other objects", ValidArgsFunction: c.completeObjects,
 	}
-	namespaceFlag(fs, &o.namespace)
-	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
-	fs.StringVarP(&o.output, "output", "o", "", "`form`: wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE")
-	fs.StringVarP(&o.selector, "selector", "l", "", "only those whose labels fit the `selector`, such as app=web")
+	fs := cmd.Flags()
+	o.flags(fs)
+	fs.StringVarP(&o.output, "output", "o", "", "`form`: "+formsText)
+	fs.StringVar(&o.fields, "field-selector", "", "only those whose fields fit the `selector`, such as status.phase=Running")
+	fs.StringVar(&o.sort, "sort-by", "", "sort by the field at this `JSONPath`, such as .metadata.creationTimestamp")
+	fs.BoolVar(&o.headless, "no-headers", false, "print no heads of columns")
+	fs.BoolVar(&o.labels, "show-labels", false, "show the labels as the last column")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what changes")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) == 0 {
@@ -41,64 +52,152 @@ func getCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		kind, template, _ := strings.Cut(o.output, "=")
-		if kind == "jsonpath" || kind == "go-template" {
-			return c.getTemplate(what, o, kind, template)
-		}
-		if _, ok := printers[o.output]; !ok {
-			return usageError("-o %s: want wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE", o.output)
+		kind, _, templated := strings.Cut(o.output, "=")
+		if templated && kind != "jsonpath" && kind != "go-template" || !templated && o.output != "" && !slices.Contains(forms, o.output) {
+			return usageError("-o %s: want %s", o.output, formsText)
 		}
 		if o.watch {
 			return c.watch(what, o)
 		}
-		if what[0].kind.Name != "Pod" {
-			return c.getObjects(what, o)
-		}
-		return c.getPods(what, o)
+		return c.get(what, o)
 	}
 	return cmd
 }
 
-// getOptions are the flags of get.
-type getOptions struct {
-	namespace, output, selector string
-	all, watch                  bool
-}
-
-// getPods shows pods. It needs no agent: what the runtime knows of them is shown
-// without. Nor does it need the runtime, if there is an agent: then what that knows
-// is shown.
-func (c *cli) getPods(what []target, o getOptions) error {
-	selector, err := labels.Parse(o.selector)
-	if err != nil {
-		return usageError("-l %s: %v", o.selector, err)
-	}
-	pods, err := c.anyPods()
+// get shows what the arguments name.
+func (c *cli) get(what []target, o getOptions) error {
+	items, boxes, err := c.gather(what, o)
 	if err != nil {
 		return err
 	}
-	var list []criruntime.Found
-	for _, t := range what {
-		n := len(list)
-		for _, f := range pods {
-			if (o.all || f.Pod.Namespace == o.namespace) && (t.name == "" || f.Pod.Name == t.name) && selector.Matches(labels.Set(f.Pod.Labels)) {
-				list = append(list, f)
-			}
+	if err := sortBy(items, o.sort); err != nil {
+		return err
+	}
+	one := len(what) == 1 && what[0].name != ""
+	if kind, text, ok := strings.Cut(o.output, "="); ok {
+		return c.printTemplate(listOf(items, one), kind, text)
+	}
+	switch o.output {
+	case "name":
+		for _, u := range items {
+			fmt.Fprintln(c.stdout, nameOf(u))
 		}
-		if t.name != "" && len(list) == n {
-			return fault.NotFound.Errorf("there is no pod %s in namespace %s", t.name, o.namespace)
-		}
+		return nil
+	case "json", "yaml":
+		return c.printValue(listOf(items, one), o.output)
 	}
-	if len(list) == 0 && o.output == "" {
-		fmt.Fprintln(c.stderr, "crisp: no pods")
+	if len(items) == 0 {
+		fmt.Fprintf(c.stderr, "crisp: no %s\n", strings.Join(plurals(what), " or "))
+		return nil
 	}
-	v := view{all: o.all, one: what[0].name != "" && len(list) == 1, now: time.Now()}
-	if o.output == "" || o.output == "wide" {
-		v.pulling = c.pulling(list)
-	}
-	return printers[o.output](c.stdout, list, v)
+	return c.printTables(items, boxes, o)
 }
 
+// printTables prints a table for each kind of items.
+func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]string, o getOptions) error {
+	mixed := slices.ContainsFunc(items, func(u unstructured.Unstructured) bool { return u.GetKind() != items[0].GetKind() })
+	for first := true; len(items) > 0; first = false {
+		kind, _ := api.KindOf(items[0].GetKind())
+		var same, others []unstructured.Unstructured
+		for _, u := range items {
+			if u.GetKind() == kind.Name {
+				same = append(same, u)
+			} else {
+				others = append(others, u)
+			}
+		}
+		if !first {
+			fmt.Fprintln(c.stdout)
+		}
+		v := newView(kind, o)
+		if v.boxes = boxes; mixed {
+			v.prefix = kind.Singular + "/"
+		}
+		if kind.Name == "Pod" {
+			v.pulling = c.pulling(podsIn(same))
+		}
+		if err := v.print(c.stdout, same); err != nil {
+			return err
+		}
+		items = others
+	}
+	return nil
+}
+
+// gather returns the objects that the arguments name, and of pods their sandboxes. Pods
+// need no agent: what the runtime knows of them is enough. Nor do they need the runtime,
+// if there is an agent.
+func (c *cli) gather(what []target, o getOptions) (items []unstructured.Unstructured, boxes map[string]string, err error) {
+	var pods []criruntime.Found
+	for _, t := range what {
+		switch {
+		case t.kind.Name == "Pod" && o.fields == "":
+			if boxes == nil {
+				if pods, err = c.anyPods(); err != nil {
+					return nil, nil, err
+				}
+				boxes = map[string]string{}
+			}
+			list, err := podsOf(pods, t, o)
+			if err != nil {
+				return nil, nil, err
+			}
+			for _, f := range list {
+				u, err := runtime.DefaultUnstructuredConverter.ToUnstructured(f.Pod)
+				if err != nil {
+					return nil, nil, err
+				}
+				u["apiVersion"], u["kind"] = "v1", "Pod"
+				boxes[string(f.Pod.UID)] = sandbox(f)
+				items = append(items, unstructured.Unstructured{Object: u})
+			}
+		case t.name != "":
+			var u unstructured.Unstructured
+			if err := c.fetch(pathOf(t.kind, o.namespace, t.name), nil, &u); err != nil {
+				return nil, nil, err
+			}
+			items = append(items, u)
+		default:
+			list, _, err := c.objects(t.kind, o.within(), url.Values{"labelSelector": {o.selector}, "fieldSelector": {o.fields}})
+			if err != nil {
+				return nil, nil, err
+			}
+			items = append(items, list...)
+		}
+	}
+	return items, boxes, nil
+}
+
+// podsOf returns the pods that a target names. While one replaces another there are two of
+// a name; where one is asked for in a form for programs that is the one that is wanted.
+func podsOf(pods []criruntime.Found, t target, o getOptions) (list []criruntime.Found, err error) {
+	selector, err := labels.Parse(o.selector)
+	if err != nil {
+		return nil, usageError("-l %s: %v", o.selector, err)
+	}
+	for _, f := range pods {
+		if !o.has(f.Pod.Namespace) || t.name != "" && f.Pod.Name != t.name || !selector.Matches(labels.Set(f.Pod.Labels)) {
+			continue
+		}
+		if last := len(list) - 1; t.name != "" && o.output != "" && o.output != "wide" && last >= 0 {
+			if list[last].Pod.DeletionTimestamp != nil || f.Pod.DeletionTimestamp == nil && list[last].Pod.CreationTimestamp.Before(&f.Pod.CreationTimestamp) {
+				list[last] = f
+			}
+			continue
+		}
+		list = append(list, f)
+	}
+	if t.name != "" && len(list) == 0 {
+		return nil, noPod(t.name, o.namespace)
+	}
+	return list, nil
+}
+
+func noPod(name, namespace string) error {
+	return fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
+}
+
+// anyPods lists the pods of the runtime, or of the agent if the runtime does not answer.
 func (c *cli) anyPods() ([]criruntime.Found, error) {
 	runtime, _, err := c.connect()
 	if err == nil {
@@ -114,71 +213,80 @@ func (c *cli) anyPods() ([]criruntime.Found, error) {
 	return list, nil
 }
 
-// A view says how pods are shown.
-type view struct {
-	all bool // of all namespaces
-	one bool // the one that was asked for, not a list
-	now time.Time
-	// pulling says how far the images are that pods wait for, by namespace/name.
-	pulling map[string]string
+func nameOf(u unstructured.Unstructured) string {
+	k, _ := api.KindOf(u.GetKind())
+	return k.Singular + "/" + u.GetName()
 }
 
-var printers = map[string]func(io.Writer, []criruntime.Found, view) error{
-	"":     func(w io.Writer, pods []criruntime.Found, v view) error { return printTable(w, pods, v, false) },
-	"wide": func(w io.Writer, pods []criruntime.Found, v view) error { return printTable(w, pods, v, true) },
-	"name": printNames,
-	"json": func(w io.Writer, pods []criruntime.Found, v view) error {
-		return writeValue(w, object(pods, v), "json")
-	},
-	"yaml": func(w io.Writer, pods []criruntime.Found, v view) error {
-		return writeValue(w, object(pods, v), "yaml")
-	},
+func plurals(what []target) []string {
+	var words []string
+	for _, t := range what {
+		if !slices.Contains(words, t.kind.Plural) {
+			words = append(words, t.kind.Plural)
+		}
+	}
+	return words
 }
 
-func printTable(w io.Writer, pods []criruntime.Found, v view, wide bool) error {
-	if len(pods) == 0 {
+// listOf is one object or a List of them, as kubectl writes it.
+func listOf(items []unstructured.Unstructured, one bool) any {
+	if one && len(items) == 1 {
+		return items[0].Object
+	}
+	objects := []any{}
+	for _, u := range items {
+		objects = append(objects, u.Object)
+	}
+	return map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}, "items": objects}
+}
+
+// printTemplate prints a value by a template.
+func (c *cli) printTemplate(v any, kind, text string) error {
+	if kind == "jsonpath" {
+		p := jsonpath.New("get").AllowMissingKeys(true)
+		if err := p.Parse(text); err != nil {
+			return usageError("-o jsonpath: %v", err)
+		}
+		return p.Execute(c.stdout, v)
+	}
+	t, err := template.New("get").Parse(text)
+	if err != nil {
+		return usageError("-o go-template: %v", err)
+	}
+	return t.Execute(c.stdout, v)
+}
+
+// sortBy sorts objects by the field at a JSONPath, numbers as numbers and all else as text;
+// those without it come first.
+func sortBy(items []unstructured.Unstructured, path string) error {
+	if path == "" {
 		return nil
 	}
-	t := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
-	row := func(cells ...string) { fmt.Fprintln(t, strings.Join(cells, "\t")) }
-	head := []string{"NAME", "READY", "STATUS", "RESTARTS", "AGE", "IP"}
-	if v.all {
-		head = append([]string{"NAMESPACE"}, head...)
+	path = "{." + strings.Trim(path, "{}.") + "}"
+	p := jsonpath.New("sort").AllowMissingKeys(true)
+	if err := p.Parse(path); err != nil {
+		return usageError("--sort-by: %v", err)
 	}
-	if wide {
-		head = append(head, "NODE", "SOURCE", "IMAGES", "SANDBOX")
-	}
-	row(head...)
-	for _, f := range pods {
-		cells := cellsOf(f.Pod, v.now)
-		if text := v.pulling[f.Pod.Namespace+"/"+f.Pod.Name]; text != "" {
-			cells[2] = text
+	key := func(u unstructured.Unstructured) (number float64, text string) {
+		found, err := p.FindResults(u.Object)
+		if err != nil || len(found) == 0 || len(found[0]) == 0 {
+			return 0, ""
 		}
-		if v.all {
-			cells = append([]string{f.Pod.Namespace}, cells...)
+		switch v := found[0][0].Interface().(type) {
+		case int64:
+			return float64(v), ""
+		case float64:
+			return v, ""
+		default:
+			return 0, fmt.Sprint(v)
 		}
-		if wide {
-			cells = append(cells, cmp.Or(f.Pod.Spec.NodeName, "<none>"), source(f.Pod), images(f.Pod), sandbox(f))
-		}
-		row(cells...)
 	}
-	return t.Flush()
-}
-
-func cellsOf(pod *v1.Pod, now time.Time) []string {
-	ready, all := status.Count(pod)
-	return []string{
-		pod.Name,
-		fmt.Sprintf("%d/%d", ready, all),
-		status.Word(pod),
-		status.Restarts(pod, now),
-		duration.HumanDuration(now.Sub(pod.CreationTimestamp.Time)),
-		cmp.Or(pod.Status.PodIP, "<none>"),
-	}
-}
-
-func source(pod *v1.Pod) string {
-	return cmp.Or(pod.Labels[podspec.LabelSource], pod.Annotations[manifest.AnnotationSource], "<none>")
+	slices.SortStableFunc(items, func(a, b unstructured.Unstructured) int {
+		m, x := key(a)
+		n, y := key(b)
+		return cmp.Or(cmp.Compare(m, n), cmp.Compare(x, y))
+	})
+	return nil
 }
 
 func sandbox(f criruntime.Found) string {
@@ -186,33 +294,6 @@ func sandbox(f criruntime.Found) string {
 		return "<none>"
 	}
 	return short(f.Have.Sandboxes[0].ID)
-}
-
-func images(pod *v1.Pod) string {
-	var list []string
-	for _, c := range pod.Spec.Containers {
-		list = append(list, c.Image)
-	}
-	return cmp.Or(strings.Join(list, ","), "<none>")
-}
-
-func printNames(w io.Writer, pods []criruntime.Found, _ view) error {
-	for _, f := range pods {
-		fmt.Fprintln(w, "pod/"+f.Pod.Name)
-	}
-	return nil
-}
-
-// object is one pod or a list of them, as kubectl writes it.
-func object(pods []criruntime.Found, v view) any {
-	if v.one {
-		return pods[0].Pod
-	}
-	list := v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "List"}, Items: []v1.Pod{}}
-	for _, f := range pods {
-		list.Items = append(list.Items, *f.Pod)
-	}
-	return list
 }
 
 // short is as much of an ID as tells it from others.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
@@ -38,8 +37,7 @@ func imagesCommand(c *cli) *cobra.Command {
 			}
 		}
 		slices.Sort(rows)
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-		fmt.Fprintln(t, "IMAGE\tID\tSIZE")
+		t := c.columns("IMAGE", "ID", "SIZE")
 		for _, row := range rows {
 			fmt.Fprintln(t, row)
 		}

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"slices"
 	"sync"
 	"time"
 
@@ -17,10 +16,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
-
-func namespaceFlag(fs *pflag.FlagSet, namespace *string) {
-	fs.StringVarP(namespace, "namespace", "n", "default", "`namespace` of the pod")
-}
 
 func containerFlag(fs *pflag.FlagSet, container *string) {
 	fs.StringVarP(container, "container", "c", "", "`name` of the container; without it, the first")
@@ -34,24 +29,44 @@ type logFlags struct {
 }
 
 func logsCommand(c *cli) *cobra.Command {
-	var namespace, container string
+	var s scope
+	var container string
+	var allPods bool
 	var o logFlags
-	cmd := &cobra.Command{Use: "logs POD [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", Short: "print the logs of a container", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "logs POD|TYPE/NAME | -l SELECTOR [-c CONTAINER] [-f] [-p] [--tail N] [--since 5m] [--timestamps] [--all-containers]", Short: "print the logs of containers", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
+	s.oneFlags(fs)
 	containerFlag(fs, &container)
 	fs.BoolVarP(&o.follow, "follow", "f", false, "go on with what the container writes, until it ends")
 	fs.BoolVarP(&o.previous, "previous", "p", false, "of the container's run before this one")
 	fs.BoolVar(&o.timestamps, "timestamps", false, "begin each line with its time")
 	fs.BoolVar(&o.all, "all-containers", false, "of all containers of the pod")
+	fs.BoolVar(&allPods, "all-pods", false, "of all pods of TYPE/NAME, not of one of them")
 	fs.BoolVar(&o.prefix, "prefix", false, "begin each line with the names of pod and container")
-	fs.Int64Var(&o.tail, "tail", -1, "only the last `N` lines")
+	fs.Int64Var(&o.tail, "tail", -1, "only the last `N` lines; with -l the last 10 unless said otherwise")
 	fs.DurationVar(&o.since, "since", 0, "only what is younger than this `duration`, such as 10s or 5m")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 {
-			return usageError("logs takes the name of one pod")
+		if len(rest) > 1 || (len(rest) == 0) == (s.selector == "") {
+			return usageError("logs takes the name of one pod, or -l SELECTOR")
 		}
-		return c.logs(namespace, rest[0], container, o)
+		if s.selector != "" && !fs.Changed("tail") {
+			o.tail = 10
+		}
+		if !allPods && s.selector == "" {
+			return c.logs(s.namespace, rest[0], container, o)
+		}
+		pods, err := c.selected(rest, s)
+		if err != nil {
+			return err
+		}
+		if len(pods) == 0 {
+			return fault.NotFound.Errorf("there is no pod with %s in namespace %s", s.selector, s.namespace)
+		}
+		runtime, _, err := c.connect()
+		if err != nil {
+			return err
+		}
+		return c.logsOfAll(runtime, pods, container, o)
 	}
 	return cmd
 }
@@ -69,22 +84,42 @@ func (c *cli) logs(namespace, pod, container string, o logFlags) error {
 		}
 		return c.logsOf(runtime, f, status, o, c.stdout, c.stderr)
 	}
-	// They are read side by side when they are followed, else one by one.
-	st := f.Pod.Status
+	return c.logsOfAll(runtime, []criruntime.Found{f}, container, o)
+}
+
+// logsOfAll prints the logs of one container of each pod, or of all. They are read side
+// by side when they are followed, else one by one.
+func (c *cli) logsOfAll(runtime internalapi.RuntimeService, pods []criruntime.Found, container string, o logFlags) error {
 	var wg sync.WaitGroup
-	all := slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses)
-	errs := make([]error, len(all))
-	var mu sync.Mutex
-	for i, status := range all {
-		if status.ContainerID == "" {
-			continue
+	var mu sync.Mutex // of output and errs
+	var errs []error
+	for _, f := range pods {
+		all := statusesOf(f.Pod)
+		if !o.all {
+			status, err := c.container(f, container)
+			if err != nil {
+				mu.Lock()
+				errs = append(errs, err)
+				mu.Unlock()
+				continue
+			}
+			all = []v1.ContainerStatus{status}
 		}
-		out, errOut := &lines{to: c.stdout, mu: &mu}, &lines{to: c.stderr, mu: &mu}
-		read := func() { errs[i] = c.logsOf(runtime, f, status, o, out, errOut) }
-		if o.follow {
-			wg.Go(read)
-		} else {
-			read()
+		for _, status := range all {
+			if status.ContainerID == "" {
+				continue
+			}
+			read := func() {
+				err := c.logsOf(runtime, f, status, o, &lines{to: c.stdout, mu: &mu}, &lines{to: c.stderr, mu: &mu})
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, err)
+			}
+			if o.follow {
+				wg.Go(read)
+			} else {
+				read()
+			}
 		}
 	}
 	wg.Wait()

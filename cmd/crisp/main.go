@@ -89,7 +89,9 @@ func (c *cli) root() *cobra.Command {
 	fs.StringVar(&c.endpoint, "container-runtime-endpoint", endpoint, "the same `socket`, by the kubelet's name")
 	fs.StringVar(&c.agentRoot, "agent-root", cmp.Or(os.Getenv("CRISP_AGENT_ROOT"), defaultAgentRoot), "the agent's own `directory`, in which its socket is")
 	for _, verb := range verbs {
-		root.AddCommand(verb(c))
+		cmd := verb(c)
+		c.completeFlags(cmd)
+		root.AddCommand(cmd)
 	}
 	root.SetOut(c.stdout)
 	root.SetErr(c.stderr)

@@ -16,7 +16,7 @@ import (
 
 func portForwardCommand(c *cli) *cobra.Command {
 	var namespace, address string
-	cmd := &cobra.Command{Use: "port-forward POD [LOCAL:]PORT...", Short: "forward local ports to a pod", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "port-forward POD [LOCAL:]PORT...", Short: "forward local ports to a pod", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&address, "address", "localhost", "`addresses` to listen at, with a comma between them")

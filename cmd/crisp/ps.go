@@ -3,9 +3,7 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
@@ -13,37 +11,32 @@ import (
 
 // psCommand lists containers, as "crisp ps".
 func psCommand(c *cli) *cobra.Command {
-	var namespace string
-	var all, exited bool
-	cmd := &cobra.Command{Use: "ps [-A] [-a]", Short: "list containers"}
+	var s scope
+	var exited, quiet bool
+	cmd := &cobra.Command{Use: "ps [POD...] [-A] [-a] [-q] [-l SELECTOR]", Short: "list containers", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
-	fs.BoolVarP(&all, "all-namespaces", "A", false, "of all namespaces")
+	s.flags(fs)
 	fs.BoolVarP(&exited, "all", "a", false, "those too that do not run")
+	fs.BoolVarP(&quiet, "quiet", "q", false, "only their IDs")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("ps takes no argument %q", rest[0])
-		}
-		runtime, _, err := c.connect()
+		pods, err := c.selected(rest, s)
 		if err != nil {
 			return err
 		}
-		pods, err := c.pods(runtime)
-		if err != nil {
-			return err
+		t := newTable(c.stdout)
+		if !quiet {
+			row(t, s.all, "NAMESPACE", strings.Fields("POD CONTAINER STATE RESTARTS IMAGE ID"))
 		}
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-		row(t, all, "NAMESPACE", strings.Fields("POD CONTAINER STATE RESTARTS IMAGE ID"))
 		for _, f := range pods {
-			if !all && f.Pod.Namespace != namespace {
-				continue
-			}
-			st := f.Pod.Status
-			for _, s := range slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses) {
-				if s.State.Running == nil && !exited {
-					continue
+			for _, st := range statusesOf(f.Pod) {
+				id := short(runtimeID(st.ContainerID))
+				switch {
+				case st.State.Running == nil && !exited:
+				case !quiet:
+					row(t, s.all, f.Pod.Namespace, []string{f.Pod.Name, st.Name, stateShort(st.State), fmt.Sprint(st.RestartCount), st.Image, cmp.Or(id, "<none>")})
+				case id != "":
+					row(t, false, "", []string{id})
 				}
-				row(t, all, f.Pod.Namespace, []string{f.Pod.Name, s.Name, stateShort(s.State), fmt.Sprint(s.RestartCount), s.Image, cmp.Or(short(runtimeID(s.ContainerID)), "<none>")})
 			}
 		}
 		return t.Flush()

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/pullapi"
@@ -14,25 +13,27 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // pulling says of the pods that wait for an image how far that is, by namespace/name. The
 // runtime is asked only if there are pods that wait for something; one that does not tell is no
 // error.
-func (c *cli) pulling(list []criruntime.Found) map[string]string {
-	waits := func(f criruntime.Found) bool {
-		ready, all := status.Count(f.Pod)
-		return ready < all && !podsync.Terminal(&f.Pod.Status) && f.Pod.DeletionTimestamp == nil
+func (c *cli) pulling(list []*v1.Pod) map[string]string {
+	waits := func(pod *v1.Pod) bool {
+		ready, all := status.Count(pod)
+		return ready < all && !podsync.Terminal(&pod.Status) && pod.DeletionTimestamp == nil
 	}
 	if !slices.ContainsFunc(list, waits) {
 		return nil
 	}
 	under := c.pulls(pullapi.Request{})
 	texts := map[string]string{}
-	for _, f := range list {
-		pod := podsync.KeyOf(f.Pod).String()
-		if p, ok := pulls.Of(under, pod); ok && waits(f) {
-			texts[pod] = "Pulling " + p.String()
+	for _, pod := range list {
+		key := podsync.KeyOf(pod).String()
+		if p, ok := pulls.Of(under, key); ok && waits(pod) {
+			texts[key] = "Pulling " + p.String()
 		}
 	}
 	return texts
@@ -74,4 +75,16 @@ func (c *cli) pulls(r pullapi.Request) (list []pulls.Pull) {
 // dialRuntime connects to the runtime's socket, for services that are not CRI's.
 func (c *cli) dialRuntime() (*grpc.ClientConn, error) {
 	return grpc.NewClient(c.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
+}
+
+// podsIn reads objects that are pods.
+func podsIn(items []unstructured.Unstructured) []*v1.Pod {
+	var pods []*v1.Pod
+	for _, u := range items {
+		pod := &v1.Pod{}
+		if runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, pod) == nil {
+			pods = append(pods, pod)
+		}
+	}
+	return pods
 }

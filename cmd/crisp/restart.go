@@ -8,66 +8,98 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 )
 
 // restartCommand has the agent stop containers, with their hooks and grace period; they
 // start again as their pod's restart policy says. It returns when they have stopped.
 func restartCommand(c *cli) *cobra.Command {
-	var namespace, container string
-	var grace int64
-	var timeout time.Duration
-	cmd := &cobra.Command{Use: "restart POD [-c CONTAINER]", Short: "restart the containers of a pod", ValidArgsFunction: c.podNames("")}
+	var s scope
+	var o restartOptions
+	cmd := &cobra.Command{Use: "restart POD|TYPE/NAME... | -l SELECTOR [-c CONTAINER]", Short: "restart the containers of pods", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
-	fs.StringVarP(&container, "container", "c", "", "`name` of the container; without it, all")
-	fs.Int64Var(&grace, "grace-period", -1, "`seconds` that the containers have to end; less than 0 is what the pod says itself")
-	fs.DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
+	s.oneFlags(fs)
+	fs.StringVarP(&o.container, "container", "c", "", "`name` of the container; without it, all")
+	graceFlag(fs, &o.grace)
+	fs.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 {
-			return usageError("restart takes the name of one pod")
+		if len(rest) == 0 && s.selector == "" {
+			return usageError("restart takes the names of pods")
 		}
-		kind, _ := api.KindOf("pod")
-		name := podName(rest[0])
-		path := pathOf(kind, namespace, name)
-		var before v1.Pod
-		if err := c.fetch(path, nil, &before); err != nil {
-			return err
-		}
-		query := url.Values{}
-		if container != "" {
-			query.Set("container", container)
-		}
-		if grace >= 0 {
-			query.Set("gracePeriodSeconds", strconv.FormatInt(grace, 10))
-		}
-		resp, err := c.ask(http.MethodPost, "/crisp/v1/namespaces/"+before.Namespace+"/pods/"+name+"/restart", query, nil, nil)
+		pods, err := c.selected(rest, s)
 		if err != nil {
 			return err
 		}
-		defer resp.Body.Close()
-		var asked struct{ Items []string }
-		if err := json.NewDecoder(resp.Body).Decode(&asked); err != nil {
-			return err
-		}
-		for _, box := range asked.Items {
-			was := runningID(&before, box)
-			err := c.until(timeout, name+"/"+box+" has not stopped", func() (bool, error) {
-				var now v1.Pod
-				err := c.fetch(path, nil, &now)
-				id := runningID(&now, box)
-				return id == "" || id != was, err
-			})
-			if err != nil {
+		for _, f := range pods {
+			if err := c.restart(f.Pod.Namespace, f.Pod.Name, o); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.stdout, "%s/%s stopped\n", name, box)
 		}
 		return nil
 	}
 	return cmd
+}
+
+// graceFlag is how long containers have to end.
+func graceFlag(fs *pflag.FlagSet, grace *int64) {
+	fs.Int64Var(grace, "grace-period", -1, "`seconds` that containers have to end; less than 0 is what each pod says itself")
+}
+
+type restartOptions struct {
+	container string
+	grace     int64 // seconds; less than 0 is the pod's own
+	timeout   time.Duration
+}
+
+func (c *cli) restart(namespace, name string, o restartOptions) error {
+	path := pathOf(podKind, namespace, name)
+	var before v1.Pod
+	if err := c.fetch(path, nil, &before); err != nil {
+		return err
+	}
+	query := graceQuery(o.grace)
+	if o.container != "" {
+		query.Set("container", o.container)
+	}
+	var asked struct{ Items []string }
+	if err := c.actOn(namespace, name, "restart", query, &asked); err != nil {
+		return err
+	}
+	for _, box := range asked.Items {
+		was := runningID(&before, box)
+		err := c.until(o.timeout, name+"/"+box+" has not stopped", func() (bool, error) {
+			var now v1.Pod
+			err := c.fetch(path, nil, &now)
+			id := runningID(&now, box)
+			return id == "" || id != was, err
+		})
+		if err != nil {
+			return err
+		}
+		fmt.Fprintf(c.stdout, "%s/%s stopped\n", name, box)
+	}
+	return nil
+}
+
+func graceQuery(grace int64) url.Values {
+	query := url.Values{}
+	if grace >= 0 {
+		query.Set("gracePeriodSeconds", strconv.FormatInt(grace, 10))
+	}
+	return query
+}
+
+// actOn has the agent do something with a pod that only crisp's own API has, and decodes
+// what it answers.
+func (c *cli) actOn(namespace, name, act string, query url.Values, to any) error {
+	resp, err := c.ask(http.MethodPost, "/crisp/v1/namespaces/"+namespace+"/pods/"+name+"/"+act, query, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(to)
 }
 
 // runningID is the ID of a container of a pod, "" unless it runs.

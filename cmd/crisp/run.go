@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/spf13/cobra"
@@ -63,8 +62,7 @@ func runCommand(c *cli) *cobra.Command {
 		if r.dryRun != "" {
 			return c.printPod(text, cmp.Or(r.output, "yaml"))
 		}
-		kind, _ := api.KindOf("pod")
-		resp, err := c.ask(http.MethodPost, pathOf(kind, r.namespace, ""), nil, text, nil)
+		resp, err := c.ask(http.MethodPost, pathOf(podKind, r.namespace, ""), nil, text, nil)
 		if err != nil {
 			return err
 		}
@@ -76,9 +74,9 @@ func runCommand(c *cli) *cobra.Command {
 			fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
 			return nil
 		}
-		err = c.accompany(kind, pod, r)
+		err = c.accompany(pod, r)
 		if r.remove {
-			if removeErr := c.runOut(target{kind, pod.Name}, pod.Namespace); err == nil {
+			if removeErr := c.runOut(target{podKind, pod.Name}, pod.Namespace); err == nil {
 				err = removeErr
 			}
 		}
@@ -106,7 +104,7 @@ func (c *cli) runOut(t target, namespace string) error {
 }
 
 func (c *cli) removePod(t target, namespace string, grace int64) error {
-	err := c.remove(t, namespace, &grace, false)
+	err := c.remove(t, namespace, grace, false)
 	if errors.Is(err, fault.NotFound) {
 		return nil
 	}
@@ -212,9 +210,9 @@ func portOf(text string) (v1.ContainerPort, error) {
 
 // accompany shows what the pod's container does, to its end; the container's exit
 // code becomes ours.
-func (c *cli) accompany(kind api.Kind, pod *v1.Pod, r request) error {
+func (c *cli) accompany(pod *v1.Pod, r request) error {
 	var now v1.Pod
-	look := func() error { return c.fetch(pathOf(kind, pod.Namespace, pod.Name), nil, &now) }
+	look := func() error { return c.fetch(pathOf(podKind, pod.Namespace, pod.Name), nil, &now) }
 	err := c.until(r.timeout, "pod "+pod.Name+" has not started", func() (bool, error) {
 		now = v1.Pod{}
 		if err := look(); err != nil {

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -38,8 +37,7 @@ func sourcesCommand(c *cli) *cobra.Command {
 			p := &pods.Items[i]
 			states["pod "+p.Namespace+"/"+p.Name] = status.Word(p)
 		}
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
-		fmt.Fprintln(t, "SOURCE\tMANIFEST\tOBJECT\tSTATE")
+		t := c.columns("SOURCE", "MANIFEST", "OBJECT", "STATE")
 		for _, s := range sources {
 			if !s.Reported {
 				fmt.Fprintf(t, "%s\t\t\tnot read yet\n", s.Name)

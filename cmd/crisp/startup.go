@@ -12,18 +12,21 @@ import (
 	"github.com/crisp-cri/crisp/agent/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/timeline"
-	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
 // startupOf is where the time of a pod went: as the agent knows it with the runtime's half, or
 // that half alone of a pod that is another's, such as a kubelet's.
-func (c *cli) startupOf(runtime internalapi.RuntimeService, f criruntime.Found) (startup.Report, error) {
+func (c *cli) startupOf(f criruntime.Found) (startup.Report, error) {
 	var r startup.Report
 	if c.agentRuns() {
 		err := c.fetch("/crisp/v1/namespaces/"+f.Pod.Namespace+"/pods/"+f.Pod.Name+"/startup", nil, &r)
 		if err == nil || !errors.Is(err, fault.NotFound) {
 			return r, err
 		}
+	}
+	runtime, _, err := c.connect()
+	if err != nil { // the agent has the pod, which is enough to show it
+		return r, nil
 	}
 	r.Pod = timeline.Pod{UID: string(f.Pod.UID), Namespace: f.Pod.Namespace, Name: f.Pod.Name}
 	r.Stages = criruntime.Startup(c.ctx, runtime, string(f.Pod.UID))
@@ -42,8 +45,8 @@ func (c *cli) startupOf(runtime internalapi.RuntimeService, f criruntime.Found) 
 const barWidth = 40
 
 // describeStartup draws where the pod's time went, if anybody knows.
-func (c *cli) describeStartup(runtime internalapi.RuntimeService, f criruntime.Found) error {
-	r, err := c.startupOf(runtime, f)
+func (c *cli) describeStartup(f criruntime.Found) error {
+	r, err := c.startupOf(f)
 	if err != nil || len(r.Stages) == 0 {
 		return err
 	}

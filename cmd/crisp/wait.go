@@ -6,13 +6,12 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/client-go/util/jsonpath"
 )
 
 // waitStep is how often a wait looks.
@@ -111,17 +110,23 @@ func (c *cli) settled(g given) (ok bool, word string, err error) {
 }
 
 func waitCommand(c *cli) *cobra.Command {
-	var namespace, condition string
+	var s scope
+	var condition string
+	var every bool
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "wait pod/NAME --for=Ready|delete|phase=PHASE [--timeout 30s]", Short: "wait for a condition of a pod", ValidArgsFunction: c.podNames("pod/")}
+	cmd := &cobra.Command{Use: "wait POD|TYPE/NAME... | TYPE -l SELECTOR|--all --for=Ready|delete|phase=PHASE|jsonpath=… [--timeout 30s]", Short: "wait for a condition of objects", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
-	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or another condition, phase=PHASE, delete")
+	s.flags(fs)
+	fs.BoolVar(&every, "all", false, "all objects of the kinds that are named")
+	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or another condition, phase=PHASE, jsonpath={PATH}=VALUE, delete")
 	fs.DurationVar(&timeout, "timeout", 30*time.Second, "how long; less than 0 is for ever")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		what, err := targets(rest, true)
-		if err != nil || len(what) == 0 {
-			return usageError("wait takes the pods to wait for")
+		what, err := c.choose(rest, s, every, "wait takes the pods to wait for")
+		if err != nil {
+			return err
+		}
+		if len(what) == 0 {
+			return fault.NotFound.Errorf("there is nothing to wait for")
 		}
 		begin := time.Now()
 		for _, t := range what {
@@ -129,7 +134,7 @@ func waitCommand(c *cli) *cobra.Command {
 			if timeout >= 0 {
 				left = max(timeout-time.Since(begin), 0)
 			}
-			if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t, namespace, condition) }); err != nil {
+			if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t.target, t.namespace, condition) }); err != nil {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s: %s\n", t, condition)
@@ -159,6 +164,9 @@ func (c *cli) is(t target, namespace, condition string) (bool, error) {
 		got, _, _ := unstructured.NestedString(o.Object, "status", "phase")
 		return got == phase, nil
 	}
+	if text, ok := strings.CutPrefix(condition, "jsonpath="); ok {
+		return valueIs(o.Object, text)
+	}
 	kind, want, ok := strings.Cut(strings.TrimPrefix(condition, "condition="), "=")
 	if !ok {
 		want = string(v1.ConditionTrue)
@@ -174,7 +182,19 @@ func (c *cli) is(t target, namespace, condition string) (bool, error) {
 	return false, nil
 }
 
-// owned reports whether a pod is one of the workload.
-func owned(pod *v1.Pod, k api.Kind, namespace, name string) bool {
-	return pod.Annotations[workload.AnnotationWorkload] == k.Singular+" "+namespace+"/"+name
+// valueIs reads "{.status.phase}=Running", or "{.status.podIP}" for any value.
+func valueIs(o map[string]any, text string) (bool, error) {
+	path, want, valued := strings.Cut(text, "}=")
+	if valued {
+		path += "}"
+	}
+	p := jsonpath.New("wait").AllowMissingKeys(true)
+	if err := p.Parse(path); err != nil {
+		return false, usageError("--for jsonpath: %v", err)
+	}
+	var got strings.Builder
+	if err := p.Execute(&got, o); err != nil {
+		return false, usageError("--for jsonpath: %v", err)
+	}
+	return valued && got.String() == want || !valued && got.String() != "", nil
 }

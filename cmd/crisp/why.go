@@ -15,13 +15,13 @@ import (
 
 func whyCommand(c *cli) *cobra.Command {
 	var namespace string
-	cmd := &cobra.Command{Use: "why POD", Short: "say in one sentence why a pod is not ready, or what its start took", ValidArgsFunction: c.podNames("")}
+	cmd := &cobra.Command{Use: "why POD", Short: "say in one sentence why a pod is not ready, or what its start took", ValidArgsFunction: c.completePod}
 	namespaceFlag(cmd.Flags(), &namespace)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) != 1 {
 			return usageError("why takes one pod")
 		}
-		runtime, f, err := c.connectToPod(namespace, rest[0])
+		_, f, err := c.connectToPod(namespace, rest[0])
 		if err != nil {
 			return err
 		}
@@ -29,7 +29,7 @@ func whyCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		report, err := c.startupOf(runtime, f)
+		report, err := c.startupOf(f)
 		if err != nil {
 			return err
 		}
@@ -47,11 +47,8 @@ func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
 	if p, ok := pulls.Of(under, namespace+"/"+f.Pod.Name); ok {
 		facts.Pull = &p
 	}
-	pods, err := targets([]string{"pod/" + f.Pod.Name}, true)
-	if err != nil {
-		return facts, err
-	}
-	if facts.Events, err = c.events(namespace, pods[0]); err != nil {
+	var err error
+	if facts.Events, err = c.events(namespace, target{podKind, f.Pod.Name}); err != nil {
 		return facts, err
 	}
 	// Of another pod of the name, they explain nothing.

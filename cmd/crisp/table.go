@@ -1,0 +1,136 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/table"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// columns returns the writer of a table with a line of heads. Its rows are complete
+// when it is flushed.
+func (c *cli) columns(heads ...string) *tabwriter.Writer {
+	t := newTable(c.stdout)
+	row(t, false, "", heads)
+	return t
+}
+
+func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
+
+// row writes a row, which begins with a namespace if all are shown.
+func row(w io.Writer, all bool, namespace string, cells []string) {
+	if all {
+		cells = append([]string{namespace}, cells...)
+	}
+	fmt.Fprintln(w, strings.Join(cells, "\t"))
+}
+
+// A view is how objects of one kind are shown in a table: the agent's own for kubectl,
+// and what get adds: of pods
+// the address is always shown, since nothing else on one node resolves their names.
+type view struct {
+	kind    api.Kind
+	columns []table.Column
+	o       getOptions
+	prefix  string            // of names, where kinds are mixed: "pod/"
+	boxes   map[string]string // short ID of the sandbox, by a pod's UID; shown by wide
+	pulling map[string]string // how far the image is that a pod waits for, by namespace/name
+	now     time.Time
+}
+
+func newView(k api.Kind, o getOptions) view {
+	v := view{kind: k, o: o, now: time.Now()}
+	for _, c := range table.Columns(k.Name) {
+		if !c.Wide || o.output == "wide" || k.Name == "Pod" && c.Name == "IP" {
+			v.columns = append(v.columns, c)
+		}
+	}
+	return v
+}
+
+func (v view) namespaced() bool { return v.o.all && v.kind.Namespaced }
+
+func (v view) showsBoxes() bool {
+	return v.kind.Name == "Pod" && v.o.output == "wide" && v.boxes != nil
+}
+
+func (v view) heads() []string {
+	var heads []string
+	if v.namespaced() {
+		heads = append(heads, "NAMESPACE")
+	}
+	for _, c := range v.columns {
+		heads = append(heads, strings.ToUpper(c.Name))
+	}
+	if v.showsBoxes() {
+		heads = append(heads, "SANDBOX")
+	}
+	if v.o.labels {
+		heads = append(heads, "LABELS")
+	}
+	return heads
+}
+
+func (v view) cells(u unstructured.Unstructured) ([]string, error) {
+	o := table.New(v.kind.Name)
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(u.Object, o); err != nil {
+		return nil, err
+	}
+	return v.cellsOf(o), nil
+}
+
+func (v view) cellsOf(o manifest.Object) []string {
+	var cells []string
+	if v.namespaced() {
+		cells = append(cells, o.GetNamespace())
+	}
+	for _, c := range v.columns {
+		text := fmt.Sprint(c.Cell(o, v.now))
+		switch c.Name {
+		case "Name":
+			text = v.prefix + text
+		case "Status":
+			text = cmp.Or(v.pulling[o.GetNamespace()+"/"+o.GetName()], text)
+		}
+		cells = append(cells, text)
+	}
+	if v.showsBoxes() {
+		box, ok := v.boxes[string(o.GetUID())]
+		if !ok {
+			box = "<none>"
+		}
+		cells = append(cells, box)
+	}
+	if v.o.labels {
+		text := strings.ReplaceAll(pairs(o.GetLabels()), ", ", ",")
+		if text == "" {
+			text = "<none>"
+		}
+		cells = append(cells, text)
+	}
+	return cells
+}
+
+// print writes objects of the view's kind.
+func (v view) print(w io.Writer, items []unstructured.Unstructured) error {
+	t := newTable(w)
+	if !v.o.headless {
+		row(t, false, "", v.heads())
+	}
+	for _, u := range items {
+		cells, err := v.cells(u)
+		if err != nil {
+			return err
+		}
+		row(t, false, "", cells)
+	}
+	return t.Flush()
+}

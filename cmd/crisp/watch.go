@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// watch shows what is there and each change of it, until it is interrupted.
+func (c *cli) watch(what []target, o getOptions) error {
+	if len(what) != 1 {
+		return usageError("only objects of one kind, or one object, can be watched")
+	}
+	t := what[0]
+	query := url.Values{"watch": {"true"}, "labelSelector": {o.selector}, "fieldSelector": {o.fields}}
+	if t.name != "" {
+		query.Set("fieldSelector", "metadata.name="+t.name)
+	}
+	return c.follow(pathOf(t.kind, o.within(), ""), query, c.watchPrinter(t.kind, o))
+}
+
+// follow shows the objects of a watch.
+func (c *cli) follow(path string, query url.Values, show func(unstructured.Unstructured) error) error {
+	resp, err := c.ask(http.MethodGet, path, query, nil, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for changes := json.NewDecoder(resp.Body); ; {
+		var change struct {
+			Type   string
+			Object unstructured.Unstructured
+		}
+		if err := changes.Decode(&change); err != nil {
+			if c.ctx.Err() != nil || errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := show(change.Object); err != nil {
+			return err
+		}
+	}
+}
+
+// watchPrinter prints objects as they come, a line each or a document.
+func (c *cli) watchPrinter(k api.Kind, o getOptions) func(unstructured.Unstructured) error {
+	switch o.output {
+	case "json", "yaml":
+		return func(u unstructured.Unstructured) error {
+			if o.output == "yaml" {
+				fmt.Fprintln(c.stdout, "---")
+			}
+			return c.printValue(u.Object, o.output)
+		}
+	case "name":
+		return func(u unstructured.Unstructured) error {
+			_, err := fmt.Fprintln(c.stdout, nameOf(u))
+			return err
+		}
+	}
+	// Columns cannot be as wide as what comes later: they are made wide enough
+	// for most.
+	line := func(cells []string) error {
+		for i := range cells[:len(cells)-1] {
+			cells[i] = fmt.Sprintf("%-*s", 12+8*(1-min(i, 1)), cells[i])
+		}
+		_, err := fmt.Fprintln(c.stdout, strings.Join(cells, "   "))
+		return err
+	}
+	v := newView(k, o)
+	first := !o.headless
+	return func(u unstructured.Unstructured) error {
+		if first {
+			first = false
+			if err := line(v.heads()); err != nil {
+				return err
+			}
+		}
+		v.now = time.Now()
+		cells, err := v.cells(u)
+		if err != nil {
+			return err
+		}
+		return line(cells)
+	}
+}
