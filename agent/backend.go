@@ -27,6 +27,10 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	have.Probes = b.a.results.Of(pod, have)
 	have.Scarce = b.a.workers.scarce.Load()
 	have.Pending = b.a.pods.Pending(pod.UID)
+	have.Stop = b.a.workers.stopped.Of(pod)
+	if have.Stop != nil && !have.Stop.On() && !have.Interrupts(string(pod.UID)) {
+		b.a.workers.stopped.Forget(key) // its containers run again
+	}
 	return have, nil
 }
 

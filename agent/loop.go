@@ -171,6 +171,10 @@ func (a *agent) lookAgain() {
 	a.retryResizes(wanted)
 	a.retryRejected()
 	a.expire()
+	a.drain()
+	if a.wanted.Ready() {
+		a.workers.stopped.Keep(a.wanted.Pods())
+	}
 	a.showAddresses()
 }
 
@@ -251,6 +255,9 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		a.o.Log.InfoContext(ctx, "pod changed", "pod", c.Key.String(), "op", c.Op.String())
 		if c.Pod == nil {
 			a.status.Forget(c.Key)
+			if a.wanted.Ready() {
+				a.workers.stopped.Forget(c.Key)
+			}
 		} else if a.files.Ending(c.Pod.UID) {
 			a.status.Drop(c.Pod.UID) // its status is now that of the pod that ends
 		}

@@ -4,17 +4,23 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/stopped"
 	"github.com/crisp-cri/crisp/agent/worker"
 	v1 "k8s.io/api/core/v1"
 )
 
 // workers are those of all pods. There are none before the loop begins.
 type workers struct {
-	events event.Recorder
-	pool   atomic.Pointer[worker.Pool]
-	scarce atomic.Bool // there is too little disk: dead containers are removed
+	events  event.Recorder
+	wanted  *desired.Manager
+	node    *node.State
+	stopped *stopped.Store
+	pool    atomic.Pointer[worker.Pool]
+	scarce  atomic.Bool // there is too little disk: dead containers are removed
 }
 
 // wake has the worker of key look at its pod.

@@ -2,9 +2,9 @@ package api
 
 import (
 	"net/http"
-	"strconv"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 )
@@ -19,13 +19,14 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	}
 	pod := o.(*v1.Pod)
 	var grace *time.Duration
-	if text := r.URL.Query().Get("gracePeriodSeconds"); text != "" {
-		seconds, err := strconv.ParseUint(text, 10, 31)
-		if err != nil {
-			return fault.Invalid.Errorf("gracePeriodSeconds %q: want a number of seconds", text)
-		}
-		d := time.Duration(seconds) * time.Second
+	if seconds, err := graceOf(r); err != nil {
+		return err
+	} else if seconds != nil {
+		d := time.Duration(*seconds) * time.Second
 		grace = &d
+	}
+	if pod.Status.Reason == podsync.StoppedReason {
+		return fault.WrongState.Errorf("pod %s/%s is stopped: start it", pod.Namespace, pod.Name)
 	}
 	container := r.URL.Query().Get("container")
 	names, ids := []string{}, []string{}

@@ -49,6 +49,7 @@ type Options struct {
 	Files                 Files
 	Volumes               Volumes
 	Workers               Workers
+	Stopper               Stopper
 	Ephemeral             Ephemeral
 	Startup               Startup
 	Loop, Lists           Health // the agent's loop, and the lists of what the runtime runs
@@ -128,6 +129,7 @@ func New(o Options) *Server {
 	s.cache = watchcache.New(s.sources)
 	s.routeObjects()
 	s.routePods()
+	s.routeStops()
 	s.routeKubelet()
 	return s
 }

@@ -131,7 +131,7 @@ func (f *Found) complete(node status.Node) {
 }
 
 // explain adds what the runtime does not know and the agent leaves in files: that
-// the pod is being ended, and why containers wait. It is shown as far as it fits
+// the pod is being ended or was stopped, and why containers wait. It is shown as far as it fits
 // what the runtime has.
 func (f *Found) explain() {
 	dir := f.Pod.Annotations[podspec.AnnotationDir]
@@ -153,6 +153,9 @@ func (f *Found) explain() {
 				have[i].LastTerminationState = kept[k].LastTerminationState
 			}
 		}
+	}
+	if kept.Reason == podsync.StoppedReason && !f.Have.Alive(string(f.Pod.UID)) {
+		f.Pod.Status.Phase, f.Pod.Status.Reason, f.Pod.Status.Message = kept.Phase, kept.Reason, kept.Message
 	}
 	reasons(f.Pod.Status.ContainerStatuses, kept.ContainerStatuses)
 	reasons(f.Pod.Status.InitContainerStatuses, kept.InitContainerStatuses)

@@ -23,6 +23,9 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 		p.plan.Gone = !p.end(string(want.UID), "pod is being deleted")
 	case Terminal(have.Status):
 		p.settle()
+	case p.have.Stop.On():
+		p.halt()
+		p.deadline()
 	case !p.sandboxReady():
 		p.deadline()
 	case p.restartAll():
@@ -174,6 +177,9 @@ func (p *planner) sandboxReady() bool {
 // needsSandbox reports whether anything would run in a new sandbox.
 func (p *planner) needsSandbox(attempt uint32) bool {
 	spec := &p.want.Spec
+	if p.have.Interrupts(string(p.want.UID)) {
+		return true
+	}
 	if spec.RestartPolicy == v1.RestartPolicyNever && attempt != 0 && len(p.have.Containers) > 0 {
 		return false
 	}

@@ -52,7 +52,7 @@ func (p *planner) regular(sandbox string) {
 		c := &p.want.Spec.Containers[i]
 		found, ok := p.newest(c.Name)
 		if !ok || found.State != Running {
-			if ok && found.State == Exited && !Restarts(&p.want.Spec, c, found.ExitCode) {
+			if ok && found.State == Exited && !Restarts(&p.want.Spec, c, found.ExitCode) && !p.have.interrupted(found) {
 				continue
 			}
 			p.starts++

@@ -111,7 +111,7 @@ func (p *planner) stop(c Container, why string) Action {
 	return Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Grace: p.grace(c, nil), Why: why}
 }
 
-// grace returns how long c has to end: by the verdict, or else by the deletion, the probe
+// grace returns how long c has to end: by the verdict or the stop, or else by the deletion, the probe
 // that has failed, or the pod. If the pod is unknown, it is what c was promised when it was
 // created.
 func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
@@ -120,6 +120,8 @@ func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
 	switch {
 	case wanted && p.want.DeletionTimestamp == nil && p.have.Verdict != nil && p.have.Verdict.Grace != nil:
 		return seconds(*p.have.Verdict.Grace)
+	case wanted && p.want.DeletionTimestamp == nil && p.have.Stop.On() && p.have.Stop.Grace != nil:
+		return seconds(*p.have.Stop.Grace)
 	case pod == nil:
 		return c.Grace
 	case pod.DeletionGracePeriodSeconds != nil:

@@ -12,6 +12,7 @@
 //	not wanted ◀───────┼──▶ being deleted ── end it
 //	   gone            │
 //	                   ├──▶ Failed or Succeeded ── stop what runs, release what it holds
+//	                   ├──▶ stopped on request ── stop what runs
 //	                   ├──▶ no sandbox, or a wrong one ── stop all, run a new one
 //	                   ▼
 //	   kill · ephemeral · init and sidecars · resize · containers
@@ -74,6 +75,9 @@ type Have struct {
 	// Restart are the IDs of containers to restart on request, with the grace period of
 	// the request; nil is the pod's own. The worker keeps them too.
 	Restart map[string]*time.Duration
+	// Stop is the last stop of the wanted pod on request; nil if there was none, or if it
+	// does not matter any more.
+	Stop *Stop
 	// Verdict ends the wanted pod for good; nil if there is none.
 	Verdict *Verdict
 	// Pending says why the wanted pod does not get the resize that it asks for.

@@ -162,7 +162,7 @@ func (g *generator) begun() bool {
 
 // explain sets why a container that is to run, again or for the first time, is waiting.
 func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []podsync.Container, k kind) {
-	if g.ending() || s.State.Running != nil || g.restarting {
+	if g.ending() || s.State.Running != nil || g.restarting || g.have.Stop.On() {
 		return
 	}
 	if len(all) > 0 && all[0].State == podsync.Exited {
@@ -187,7 +187,7 @@ func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []pod
 // waiting returns why a container cannot start now; nil if no reason is known.
 func (g *generator) waiting(spec *v1.Container, all []podsync.Container) *v1.ContainerStateWaiting {
 	f, failed := g.have.Failures[podsync.ContainerSubject(spec.Name)]
-	crashed := len(all) > 0 && podsync.CrashLoop(all[0], g.now) && !g.have.Restarted[all[0].ID]
+	crashed := len(all) > 0 && podsync.CrashLoop(all[0], g.now) && !g.have.Restarted[all[0].ID] && !g.have.Stop.Interrupted(all[0].StartedAt, all[0].FinishedAt)
 	switch {
 	case crashed && (!failed || f.Reason == "RunContainerError" || f.Reason == "PostStartHookError"):
 		return &v1.ContainerStateWaiting{

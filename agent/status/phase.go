@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"slices"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
@@ -24,9 +25,25 @@ func (g *generator) setPhase(s *v1.PodStatus) {
 		s.Phase, s.Reason, s.Message = v1.PodFailed, deadlineExceeded, "Pod was active on the node longer than the specified deadline"
 		return
 	}
+	if g.have.Stop.On() {
+		g.stopped(s)
+		return
+	}
 	s.Phase = g.phase(slices.Concat(s.ContainerStatuses, s.InitContainerStatuses))
 	if f, ok := g.have.Failures[podsync.SandboxSubject]; ok && s.Phase == v1.PodPending {
 		s.Reason, s.Message = f.Reason, f.Message
+	}
+}
+
+// stopped sets the phase of a pod that was stopped on request: that of one whose
+// containers are about to run again, since they are as soon as it is started.
+func (g *generator) stopped(s *v1.PodStatus) {
+	s.Phase = v1.PodPending
+	if slices.ContainsFunc(g.have.Containers, func(c podsync.Container) bool { return g.mine(c.UID) }) {
+		s.Phase = v1.PodRunning
+	}
+	if !g.have.Alive(string(g.pod.UID)) {
+		s.Reason, s.Message = podsync.StoppedReason, "Pod was stopped on request at "+g.have.Stop.Since.UTC().Format(time.RFC3339)
 	}
 }
 
@@ -49,7 +66,7 @@ func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 
 // restarts reports whether a container runs again after such an end.
 func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) bool {
-	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll
+	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll || g.have.Stop.Interrupted(end.StartedAt.Time, end.FinishedAt.Time)
 }
 
 func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {

@@ -120,5 +120,8 @@ func NodeWord(n *v1.Node) string {
 			words = append(words, string(c.Type))
 		}
 	}
+	if n.Spec.Unschedulable {
+		words = append(words, "SchedulingDisabled")
+	}
 	return strings.Join(words, ",")
 }

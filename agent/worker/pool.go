@@ -109,6 +109,22 @@ func (p *Pool) Restart(key podsync.Key, uid types.UID, ids []string, grace *time
 	return true
 }
 
+// Halt makes the worker of key look at its pod, which is to be stopped: what it is about
+// is interrupted, and if its containers are to end sooner than they were to, so are stops.
+func (p *Pool) Halt(key podsync.Key, uid types.UID, sooner bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	w, ok := p.workers[key]
+	if !ok || w.want == nil || w.want.UID != uid {
+		return
+	}
+	w.interrupt()
+	if sooner {
+		w.shorten()
+	}
+	w.poke()
+}
+
 // Again makes the worker of key try at once what failed for want of something on
 // this node, because that may be there now.
 func (p *Pool) Again(key podsync.Key) {

@@ -15,7 +15,7 @@ var layers = map[string][][]string{
 		// What is known of one thing, and of no other package.
 		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "podsync", "pullwatch", "readiness", "volume"},
 		// What goes by the plan of a pod, or by a manifest.
-		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "watchcache", "why", "worker", "workload"},
+		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "stopped", "watchcache", "why", "worker", "workload"},
 		// What is wanted, and what is made of it.
 		{"admit", "desired", "podspec", "startup", "store"},
 		// The runtime.

@@ -1,0 +1,93 @@
+package api
+
+import (
+	"net/http"
+	"strconv"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "k8s.io/api/core/v1"
+)
+
+// A Stopper stops pods, which stay, and starts them again.
+type Stopper interface {
+	// Stop stops the pod. grace is how many seconds its containers have to end, nil
+	// for its own grace period.
+	Stop(pod *v1.Pod, grace *int64) error
+	Start(*v1.Pod) (bool, error) // false: it was not stopped
+	// Drain stops all pods, those of the lowest priority first, and whichever come.
+	Drain() error
+	Uncordon() error // ends that
+}
+
+func (s *Server) routeStops() {
+	s.mux.Handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/stop", s.ObjectHandler(podKind, s.stop))
+	s.mux.Handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/start", s.ObjectHandler(podKind, s.start))
+	s.handle("POST /crisp/v1/drain", func(w http.ResponseWriter, _ *http.Request) error { return done(w, s.o.Stopper.Drain()) })
+	s.handle("POST /crisp/v1/uncordon", func(w http.ResponseWriter, _ *http.Request) error { return done(w, s.o.Stopper.Uncordon()) })
+}
+
+func done(w http.ResponseWriter, err error) error {
+	if err == nil {
+		Write(w, http.StatusAccepted, struct{}{})
+	}
+	return err
+}
+
+// stoppable finds the pod that a request would stop or start.
+func (s *Server) stoppable(r *http.Request) (*v1.Pod, error) {
+	o, err := s.Find(r, podKind)
+	if err != nil {
+		return nil, err
+	}
+	pod := o.(*v1.Pod)
+	switch owner := pod.Annotations[workload.AnnotationWorkload]; {
+	case owner != "":
+		return nil, Forbidden(manifest.Key(pod) + " is one of " + owner + ": scale or delete that")
+	case pod.DeletionTimestamp != nil:
+		return nil, fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
+	case podsync.Terminal(&pod.Status):
+		return nil, fault.WrongState.Errorf("pod %s/%s has ended: its phase is %s", pod.Namespace, pod.Name, pod.Status.Phase)
+	}
+	return pod, nil
+}
+
+func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
+	pod, err := s.stoppable(r)
+	if err != nil {
+		return err
+	}
+	grace, err := graceOf(r)
+	if err != nil {
+		return err
+	}
+	return done(w, s.o.Stopper.Stop(pod, grace))
+}
+
+func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
+	pod, err := s.stoppable(r)
+	if err != nil {
+		return err
+	}
+	was, err := s.o.Stopper.Start(pod)
+	if err == nil && !was && pod.Status.Reason == podsync.StoppedReason {
+		err = fault.WrongState.Errorf("pod %s/%s is stopped with all others: uncordon the node", pod.Namespace, pod.Name)
+	}
+	return done(w, err)
+}
+
+// graceOf reads the parameter gracePeriodSeconds; nil without it.
+func graceOf(r *http.Request) (*int64, error) {
+	text := r.URL.Query().Get("gracePeriodSeconds")
+	if text == "" {
+		return nil, nil
+	}
+	seconds, err := strconv.ParseUint(text, 10, 31)
+	if err != nil {
+		return nil, fault.Invalid.Errorf("gracePeriodSeconds %q: want a number of seconds", text)
+	}
+	grace := int64(seconds)
+	return &grace, nil
+}

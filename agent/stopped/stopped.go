@@ -1,0 +1,205 @@
+// Package stopped keeps which pods were stopped on request (crisp stop, crisp drain), so
+// that they stay stopped under the next agent and after a reboot.
+//
+// A pod is stopped by its namespace and name: another pod of that name, as of an edited
+// manifest, stays stopped too, and is known by nobody else. When no pod of that name is
+// wanted any more, its stop is forgotten. That a pod was started again is kept until its
+// containers run again: those that the stop has ended are to run whatever their restart
+// policy is, also if the agent dies meanwhile (podsync.Stop).
+package stopped
+
+import (
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	v1 "k8s.io/api/core/v1"
+)
+
+// A file is what is on disk.
+type file struct {
+	Pods  map[string]podsync.Stop `json:"pods,omitempty"` // by namespace/name
+	Drain *Drain                  `json:"drain,omitempty"`
+}
+
+// A Drain stops all pods, those of the lowest priority first.
+type Drain struct {
+	Since time.Time `json:"since"`
+	// UpTo is the priority up to which pods are stopped by now; nil is none.
+	UpTo *int32 `json:"upTo,omitempty"`
+}
+
+// A Store has the stops of all pods, in one file. It is safe for concurrent use.
+type Store struct {
+	path string
+	log  *slog.Logger
+
+	mu sync.Mutex
+	f  file // guarded by mu; what is on disk is the same
+}
+
+// Open reads the stops of an earlier agent. A file that cannot be read is put aside, as
+// PATH.damaged: then no pod is stopped.
+func Open(path string, log *slog.Logger) *Store {
+	s := &Store{path: path, log: log}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &s.f)
+	}
+	if err != nil {
+		s.f = file{}
+		log.Error("stopped pods not known: they start", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
+	}
+	return s
+}
+
+// changeLocked keeps a change of f; without that it is none.
+func (s *Store) changeLocked(change func(*file)) error {
+	next := file{Pods: maps.Clone(s.f.Pods), Drain: s.f.Drain}
+	if next.Pods == nil {
+		next.Pods = map[string]podsync.Stop{}
+	}
+	change(&next)
+	if err := atomicfile.WriteJSON(s.path, next); err != nil {
+		return err
+	}
+	s.f = next
+	return nil
+}
+
+// Of returns the stop of a pod, nil if there is none: its own, or the drain's.
+func (s *Store) Of(pod *v1.Pod) *podsync.Stop {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	own, ok := s.f.Pods[podsync.KeyOf(pod).String()]
+	if d := s.f.Drain; d != nil && !(ok && own.On()) && d.UpTo != nil && podsync.Priority(pod) <= *d.UpTo {
+		return &podsync.Stop{Since: d.Since}
+	}
+	if !ok {
+		return nil
+	}
+	return &own
+}
+
+// Stop stops the pods under a key, with this many seconds for their containers to end; nil
+// is each pod's own grace period.
+func (s *Store) Stop(key podsync.Key, grace *int64, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.changeLocked(func(f *file) {
+		stop, ok := f.Pods[key.String()]
+		if !ok || !stop.On() {
+			stop.Since = now
+		}
+		f.Pods[key.String()] = podsync.Stop{Since: stop.Since, Grace: grace}
+	})
+}
+
+// Start has the pods under a key run again. It reports false if they were not stopped by
+// Stop.
+func (s *Store) Start(key podsync.Key, now time.Time) (bool, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stop, ok := s.f.Pods[key.String()]
+	if !ok || !stop.On() {
+		return false, nil
+	}
+	return true, s.changeLocked(func(f *file) {
+		stop.Started = now
+		f.Pods[key.String()] = stop
+	})
+}
+
+// Forget drops the stop of the pods under a key.
+func (s *Store) Forget(key podsync.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.f.Pods[key.String()]; !ok {
+		return
+	}
+	if err := s.changeLocked(func(f *file) { delete(f.Pods, key.String()) }); err != nil {
+		s.log.Warn("stop of a pod not forgotten", "pod", key.String(), "err", err)
+	}
+}
+
+// Keep drops the stops of all pods but these.
+func (s *Store) Keep(wanted []*v1.Pod) {
+	keep := map[string]bool{}
+	for _, pod := range wanted {
+		keep[podsync.KeyOf(pod).String()] = true
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	stale := func(key string, _ podsync.Stop) bool { return !keep[key] }
+	rest := maps.Clone(s.f.Pods)
+	if maps.DeleteFunc(rest, stale); len(rest) == len(s.f.Pods) {
+		return
+	}
+	if err := s.changeLocked(func(f *file) { maps.DeleteFunc(f.Pods, stale) }); err != nil {
+		s.log.Warn("stops of pods not forgotten", "err", err)
+	}
+}
+
+// Drain begins to stop all pods; Raise goes on with it.
+func (s *Store) Drain(now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f.Drain != nil {
+		return nil
+	}
+	return s.changeLocked(func(f *file) { f.Drain = &Drain{Since: now} })
+}
+
+// Draining reports whether the pods are being stopped or were: up to which priority, nil
+// is none yet.
+func (s *Store) Draining() (upTo *int32, on bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f.Drain == nil {
+		return nil, false
+	}
+	return s.f.Drain.UpTo, true
+}
+
+// Last is the priority up to which a drain stops pods in the end.
+const Last = math.MaxInt32
+
+// Raise has a drain stop the pods up to this priority.
+func (s *Store) Raise(upTo int32) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f.Drain == nil {
+		return nil
+	}
+	return s.changeLocked(func(f *file) { f.Drain = &Drain{f.Drain.Since, &upTo} })
+}
+
+// Uncordon ends a drain: these pods run again, but for those that were stopped by
+// themselves.
+func (s *Store) Uncordon(pods []*v1.Pod, now time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.f.Drain == nil {
+		return nil
+	}
+	return s.changeLocked(func(f *file) {
+		for _, pod := range pods {
+			key := podsync.KeyOf(pod).String()
+			if own, ok := f.Pods[key]; !ok || !own.On() {
+				f.Pods[key] = podsync.Stop{Since: f.Drain.Since, Started: now}
+			}
+		}
+		f.Drain = nil
+	})
+}
