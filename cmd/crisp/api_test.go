@@ -94,7 +94,9 @@ func TestApply(t *testing.T) {
 	n.until("get pods", `web +2/2 +Running `)
 	n.expect(
 		expectation{"get cm", 0, `conf`},
-		expectation{"stop pod/web --grace-period 1 --timeout 20s", 0, `pod/web deleted`},
+		expectation{"stop pod/web --grace-period 1 --timeout 20s", 0, `^pod/web stopped\n$`},
+		expectation{"get pods", 0, `web +0/2 +Stopped `},
+		expectation{"rm pod/web --grace-period 1 --timeout 20s", 0, `pod/web deleted`},
 		expectation{"get pods -o name", 0, `^$`},
 		expectation{"delete pod/web", 3, `there is no pod default/web`},
 		expectation{"delete pod/web --ignore-not-found", 0, `^$`},
@@ -114,14 +116,13 @@ func TestFilesAreNotTheAPIs(t *testing.T) {
 	path := filepath.Join(n.dir, "manifests", "web.yaml")
 	n.expect(
 		expectation{"delete pod/web", 1, `pod default/web is in the manifest ` + path},
-		expectation{"stop pod/web", 1, `pod default/web is in the manifest ` + path},
 		expectation{"apply -f " + n.file("web.yaml", webPod), 1, `is in the manifest`},
 	)
 	both := n.file("manifests/both.yaml", "{apiVersion: v1, kind: ConfigMap, metadata: {name: beside}}\n---\n"+strings.Replace(webPod, "name: web", "name: second", 1))
 	n.until("get pods", `second +2/2 `)
 	n.expect(
 		expectation{"delete pod/second --remove-manifest", 1, both + ` defines configmap default/beside too`},
-		expectation{"stop pod/web --remove-manifest", 0, path + ` removed`},
+		expectation{"delete pod/web --remove-manifest", 0, path + ` removed`},
 	)
 	n.until("get pods -o name", `^pod/second\n$`)
 }

@@ -293,7 +293,7 @@ func TestCommandLine(t *testing.T) {
 		{"ps -q", 0, `^$`, `^$`},
 		{"logs web", 3, `^$`, `there is no pod web`},
 		{"logs web --tail x", 2, `^$`, `invalid argument "x" for "--tail" flag`},
-		{"exec web ls", 2, `^$`, `put -- before the command: crisp exec web -- ls`},
+		{"exec web ls -l", 125, `^$`, `there is no pod web`},
 		{"exec web", 2, `^$`, `exec takes`},
 		{"exec web -- ls -l", 125, `^$`, `there is no pod web`},
 		{"image load", 2, `^$`, `load, which needs -i FILE`},

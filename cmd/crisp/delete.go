@@ -34,7 +34,7 @@ func deleteCommand(c *cli) *cobra.Command {
 	var s scope
 	d := deletion{}
 	var every bool
-	cmd := &cobra.Command{Use: "delete POD|TYPE/NAME... | TYPE -l SELECTOR|--all | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects", ValidArgsFunction: c.completeNamed}
+	cmd := &cobra.Command{Use: "delete POD|TYPE/NAME... | TYPE -l SELECTOR|--all | -f FILE [--grace-period N] [--force] [--remove-manifest]", Aliases: []string{"rm"}, Short: "delete objects; by docker's name, rm", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	s.flags(fs)

@@ -20,7 +20,7 @@ import (
 func execCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "exec [-i] [-t] [-c CONTAINER] POD -- COMMAND [ARG...]", Short: "run a command in a container", ValidArgsFunction: c.completePod}
+	cmd := &cobra.Command{Use: "exec [-i] [-t] [-c CONTAINER] POD [--] COMMAND [ARG...]", Short: "run a command in a container", Annotations: verbatim, ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
@@ -29,7 +29,7 @@ func execCommand(c *cli) *cobra.Command {
 		// The command's own flags are not ours.
 		rest, command := behindDash(cmd, args)
 		if len(rest) > 1 && command == nil {
-			return usageError("put -- before the command: crisp exec %s -- %s", rest[0], strings.Join(rest[1:], " "))
+			rest, command = rest[:1], rest[1:]
 		}
 		if len(rest) != 1 || len(command) == 0 {
 			return usageError("exec takes the name of a pod and a command")
@@ -60,6 +60,8 @@ func (c *cli) exec(namespace, name, container string, cmd []string, interactive,
 func streamFlags(fs *pflag.FlagSet, interactive, tty *bool, stdinUsage, ttyUsage string) {
 	fs.BoolVarP(interactive, "stdin", "i", false, stdinUsage)
 	fs.BoolVarP(tty, "tty", "t", false, ttyUsage)
+	fs.BoolVar(interactive, "interactive", false, "the same as --stdin, by docker's name")
+	fs.MarkHidden("interactive") // fails only for a flag that is not there
 }
 
 // streams are ours, as far as the container is to have them.

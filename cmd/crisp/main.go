@@ -14,6 +14,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -40,8 +41,8 @@ type cli struct {
 // verbs are the commands, in the order in which help lists them.
 var verbs = []func(*cli) *cobra.Command{
 	agentCommand, applyCommand, validateCommand, runCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand,
-	execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand, deleteCommand, stopCommand,
-	restartCommand, waitCommand, eventsCommand, topCommand, statusCommand, sourcesCommand, doctorCommand,
+	execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand, deleteCommand, stopCommand, startCommand,
+	restartCommand, drainCommand, uncordonCommand, waitCommand, eventsCommand, topCommand, statusCommand, sourcesCommand, doctorCommand,
 	imagesCommand, imageCommand, pullCommand, rmiCommand, exportCommand, generateCommand, checkpointCommand,
 	configCommand, versionCommand,
 }
@@ -62,7 +63,7 @@ func main() {
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr}
 	root := c.root()
-	root.SetArgs(c.withoutUnknown(root, cmdline.DoubleDashes(root, args)))
+	root.SetArgs(c.withoutUnknown(root, arrange(root, args)))
 	cmd, err := root.ExecuteContextC(ctx)
 	code := exitCode(err)
 	if err != nil {
@@ -101,6 +102,21 @@ unless CRISP_AGENT_ROOT says otherwise.
 
 exit codes: %s`, defaultEndpoint, defaultAgentRoot, strings.TrimSpace(exitCodes)))
 	return root
+}
+
+// verbatim marks a command whose arguments end in a command line of somebody else's, as
+// docker has it: the flags behind the first argument are not ours, unless a "--" says
+// where they begin.
+var verbatim = map[string]string{"verbatim": "true"}
+
+// arrange readies the arguments of crisp for the command that they name.
+func arrange(root *cobra.Command, args []string) []string {
+	cmd, rest, err := root.Find(args)
+	if err != nil || cmd.Annotations["verbatim"] == "" {
+		return cmdline.DoubleDashes(root, args)
+	}
+	cmd.Flags().SetInterspersed(slices.Contains(rest, "--"))
+	return args
 }
 
 // behindDash parts the arguments of cmd at "--", which may be missing: then behind is

@@ -25,10 +25,7 @@ func restartCommand(c *cli) *cobra.Command {
 	graceFlag(fs, &o.grace)
 	fs.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) == 0 && s.selector == "" {
-			return usageError("restart takes the names of pods")
-		}
-		pods, err := c.selected(rest, s)
+		pods, err := c.toActOn(rest, s, false, "restart")
 		if err != nil {
 			return err
 		}

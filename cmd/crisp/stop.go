@@ -1,12 +1,64 @@
 package main
 
-import "github.com/spf13/cobra"
+import (
+	"fmt"
+	"time"
 
-// stopCommand is delete, by the word that people try first. A pod that is wanted is
-// started again when it ends, so that nothing less would stop it.
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+)
+
+// stopCommand has the agent stop pods, which stay: their volumes, logs and exit codes are
+// kept, and they run again when they are started.
 func stopCommand(c *cli) *cobra.Command {
-	cmd := deleteCommand(c)
-	cmd.Use = "stop pod/NAME"
-	cmd.Short = "delete a pod, as delete does: what was applied or run is gone for good, what comes from a manifest is only ended with --remove-manifest"
+	var s scope
+	var grace int64
+	var every bool
+	var timeout time.Duration
+	cmd := &cobra.Command{Use: "stop POD... | -l SELECTOR | --all [--grace-period N]", Short: "stop pods and keep them: start runs them again, until then they stay stopped, also after a reboot", ValidArgsFunction: c.completePods}
+	fs := cmd.Flags()
+	s.oneFlags(fs)
+	fs.BoolVar(&every, "all", false, "all pods of the namespace")
+	graceFlag(fs, &grace)
+	fs.Int64VarP(&grace, "time", "t", -1, "the same `seconds`, by docker's name")
+	fs.DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		pods, err := c.toActOn(rest, s, every, "stop")
+		if err != nil {
+			return err
+		}
+		for _, f := range pods {
+			if err := c.actOn(f.Pod.Namespace, f.Pod.Name, "stop", graceQuery(grace), &struct{}{}); err != nil {
+				return err
+			}
+		}
+		for _, f := range pods {
+			if err := c.untilStopped(f.Pod, timeout); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.stdout, "pod/%s stopped\n", f.Pod.Name)
+		}
+		return nil
+	}
 	return cmd
+}
+
+// toActOn returns the pods that the arguments name or a selector fits, or every one of the
+// namespace.
+func (c *cli) toActOn(args []string, s scope, every bool, act string) ([]criruntime.Found, error) {
+	if len(args) == 0 && s.selector == "" && !every {
+		return nil, usageError("%s takes the names of pods", act)
+	}
+	return c.selected(args, s)
+}
+
+// untilStopped waits until a pod is stopped or has ended.
+func (c *cli) untilStopped(pod *v1.Pod, timeout time.Duration) error {
+	return c.until(timeout, "pod "+pod.Name+" has not stopped", func() (bool, error) {
+		var now v1.Pod
+		err := c.fetch(pathOf(podKind, pod.Namespace, pod.Name), nil, &now)
+		return now.Status.Reason == podsync.StoppedReason || podsync.Terminal(&now.Status), err
+	})
 }

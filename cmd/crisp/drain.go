@@ -1,0 +1,69 @@
+package main
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+)
+
+// drainCommand has the agent stop all pods before somebody works on the machine.
+func drainCommand(c *cli) *cobra.Command {
+	var timeout time.Duration
+	cmd := &cobra.Command{Use: "drain", Short: "stop all pods, those of the lowest priority first, and keep new ones from starting, until uncordon"}
+	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 {
+			return usageError("drain takes no argument %q: it is about this node", rest[0])
+		}
+		if err := c.post("/crisp/v1/drain"); err != nil {
+			return err
+		}
+		told := map[string]bool{}
+		return c.until(timeout, "not all pods have stopped", func() (bool, error) {
+			var pods v1.PodList
+			if err := c.fetch("/pods", nil, &pods); err != nil {
+				return false, err
+			}
+			left := 0
+			for i := range pods.Items {
+				pod := &pods.Items[i]
+				name := pod.Namespace + "/" + pod.Name
+				switch {
+				case pod.Status.Reason != podsync.StoppedReason && !podsync.Terminal(&pod.Status):
+					left++
+				case !told[name]:
+					told[name] = true
+					fmt.Fprintf(c.stdout, "pod %s: %s\n", name, status.Word(pod))
+				}
+			}
+			return left == 0, nil
+		})
+	}
+	return cmd
+}
+
+// uncordonCommand ends a drain.
+func uncordonCommand(c *cli) *cobra.Command {
+	cmd := &cobra.Command{Use: "uncordon", Short: "end a drain: all pods run again but those that were stopped by themselves"}
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) > 0 {
+			return usageError("uncordon takes no argument %q: it is about this node", rest[0])
+		}
+		return c.post("/crisp/v1/uncordon")
+	}
+	return cmd
+}
+
+// post has the agent do something.
+func (c *cli) post(path string) error {
+	resp, err := c.ask(http.MethodPost, path, nil, nil, nil)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}

@@ -1,0 +1,65 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+)
+
+// startCommand has the agent run pods again that were stopped.
+func startCommand(c *cli) *cobra.Command {
+	var s scope
+	var every bool
+	var timeout time.Duration
+	cmd := &cobra.Command{Use: "start POD... | -l SELECTOR | --all", Short: "run pods again that were stopped", ValidArgsFunction: c.completePods}
+	fs := cmd.Flags()
+	s.oneFlags(fs)
+	fs.BoolVar(&every, "all", false, "all pods of the namespace that are stopped")
+	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait until they run")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		pods, err := c.toActOn(rest, s, every, "start")
+		if err != nil {
+			return err
+		}
+		for _, f := range pods {
+			if every && f.Pod.Status.Reason != podsync.StoppedReason {
+				continue
+			}
+			if err := c.actOn(f.Pod.Namespace, f.Pod.Name, "start", nil, &struct{}{}); err != nil {
+				return err
+			}
+			if err := c.untilRuns(f.Pod, timeout); err != nil {
+				return err
+			}
+			fmt.Fprintf(c.stdout, "pod/%s started\n", f.Pod.Name)
+		}
+		return nil
+	}
+	return cmd
+}
+
+// untilRuns waits until a container of a pod runs, or the pod has ended.
+func (c *cli) untilRuns(pod *v1.Pod, timeout time.Duration) error {
+	var now v1.Pod
+	err := c.until(timeout, "pod "+pod.Name+" does not run", func() (bool, error) {
+		now = v1.Pod{}
+		if err := c.fetch(pathOf(podKind, pod.Namespace, pod.Name), nil, &now); err != nil {
+			return false, err
+		}
+		for _, s := range now.Status.ContainerStatuses {
+			if s.State.Running != nil {
+				return true, nil
+			}
+		}
+		return podsync.Terminal(&now.Status), nil
+	})
+	if e, ok := errors.AsType[*exitError](err); ok && e.code == exitTimeout {
+		e.text += ": " + status.Word(&now)
+	}
+	return err
+}
