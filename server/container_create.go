@@ -1,9 +1,11 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"path/filepath"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
@@ -190,7 +192,8 @@ func (d *containerDraft) findImage(ctx context.Context) error {
 // useImage records which image the container is made from.
 func (d *containerDraft) useImage(img image.Image) (err error) {
 	d.image = img
-	d.record.imageID, d.record.imageRef = img.ID, imageRef(img)
+	asked := d.config.Image
+	d.record.imageID, d.record.imageRef = img.ID, imageRef(img, cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage()))
 	d.record.signal, err = stopSignal(d.config.StopSignal, img.Config.Config.StopSignal)
 	return err
 }
@@ -252,12 +255,29 @@ func (s *Server) unmount(ctx context.Context, key string) func() error {
 }
 
 // imageRef returns ContainerStatus.image_ref: a digest that the image can be
-// pulled by again, or the ID of an image that was never in a registry.
-func imageRef(img image.Image) string {
-	if len(img.Digests) > 0 {
-		return img.Digests[0]
+// pulled by again, or the ID of an image that was never in a registry. Of several
+// repositories that have the image it is the one whose name was asked for.
+func imageRef(img image.Image, asked string) string {
+	if len(img.Digests) == 0 {
+		return img.ID
 	}
-	return img.ID
+	repository := repositoryOf(asked)
+	for _, digest := range img.Digests {
+		of, _, _ := strings.Cut(digest, "@")
+		if of == repository || repository != "" && strings.HasSuffix(of, "/"+repository) {
+			return digest
+		}
+	}
+	return img.Digests[0]
+}
+
+// repositoryOf takes tag and digest off the name of an image.
+func repositoryOf(name string) string {
+	name, _, _ = strings.Cut(name, "@")
+	if i := strings.LastIndexByte(name, ':'); i > strings.LastIndexByte(name, '/') {
+		name = name[:i]
+	}
+	return name
 }
 
 // pidTarget returns the container whose PID namespace the new one joins. It is
