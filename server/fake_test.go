@@ -103,6 +103,12 @@ func (f *fakeImages) Load(_ context.Context, r io.Reader) ([]image.Image, error)
 	return []image.Image{img}, nil
 }
 
+func (f *fakeImages) Tag(ref, tag string) (image.Image, error) {
+	img, err := f.Get(ref)
+	img.Tags = append(img.Tags, "full/"+tag)
+	return img, err
+}
+
 func (f *fakeImages) Get(ref string) (image.Image, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

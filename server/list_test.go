@@ -273,6 +273,14 @@ func TestImages(t *testing.T) {
 	}
 	_, err = loaderapi.Load(t.Context(), n.conn, strings.NewReader(""))
 	wantCode(t, "archive without images", err, "InvalidArgument")
+	if tag, err := loaderapi.Tag(t.Context(), n.conn, testImage, "mine:1"); err != nil || tag != "full/mine:1" {
+		t.Errorf("tag: %q, %v", tag, err)
+	}
+	for _, names := range [][2]string{{"nowhere:1", "mine:1"}, {"", "mine:1"}, {testImage, ""}} {
+		if tag, err := loaderapi.Tag(t.Context(), n.conn, names[0], names[1]); err == nil {
+			t.Errorf("tag %q: %q", names, tag)
+		}
+	}
 	broken := errors.New("disk is broken")
 	if _, err := loaderapi.Load(t.Context(), n.conn, io.MultiReader(strings.NewReader("x"), failing{broken})); !errors.Is(err, broken) {
 		t.Errorf("archive that cannot be read: %v", err)

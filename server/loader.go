@@ -25,3 +25,15 @@ func (i imageService) Load(ctx context.Context, archive io.Reader) ([]string, er
 	}
 	return names, nil
 }
+
+// Tag gives an image one more tag. It is for loaderapi.Loader.
+func (i imageService) Tag(_ context.Context, image, tag string) (string, error) {
+	if image == "" || tag == "" {
+		return "", fault.Invalid.Errorf("want the name of an image and the tag that it is to have")
+	}
+	img, err := i.images.Tag(image, tag)
+	if err != nil {
+		return "", err
+	}
+	return tagOf(img.Tags, tag), nil
+}

@@ -71,6 +71,7 @@ type Images interface {
 	Catalogue
 	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+	Tag(ref, tag string) (image.Image, error)
 	Pulls() []pulls.Pull       // under way
 	RecentPulls() []pulls.Pull // the last that have ended, the youngest first
 }

@@ -1,12 +1,13 @@
 // Package loaderapi is the service crisp.v1.Loader: it loads an image archive into a
-// running crispd, for images that come from no registry.
-//
-// It has one method, a client stream:
+// running crispd, for images that come from no registry, and gives images names, for which
+// CRI has no call either.
 //
 //	rpc Load(stream google.protobuf.BytesValue) returns (google.protobuf.ListValue);
+//	rpc Tag(google.protobuf.ListValue) returns (google.protobuf.StringValue);
 //
-// The messages are the archive, split anywhere; the response is the list of the names
-// (strings) of the images, or the IDs of those without a name. The service is too small
+// The messages of Load are the archive, split anywhere; the response is the list of the
+// names (strings) of the images, or the IDs of those without a name. Tag takes any name of
+// an image and the tag that it is to have; the response is that tag in full. The service is too small
 // for a code generator: its description is written by hand for both sides, which import
 // this package.
 package loaderapi
@@ -22,8 +23,11 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Method is the full name of the one method.
-const Method = "/crisp.v1.Loader/Load"
+// Method and TagMethod are the full names of the methods.
+const (
+	Method    = "/crisp.v1.Loader/Load"
+	TagMethod = "/crisp.v1.Loader/Tag"
+)
 
 // chunk is how much of an archive one message carries, in bytes: enough to make the
 // messages' overhead negligible, and below any message limit.
@@ -32,12 +36,15 @@ const chunk = 1 << 20
 // A Loader stores the images of an archive and returns their names.
 type Loader interface {
 	Load(ctx context.Context, archive io.Reader) (names []string, err error)
+	// Tag gives an image one more tag and returns it in full.
+	Tag(ctx context.Context, image, tag string) (string, error)
 }
 
 // desc describes the service to gRPC, as generated code would.
 var desc = grpc.ServiceDesc{
 	ServiceName: "crisp.v1.Loader",
 	HandlerType: (*Loader)(nil),
+	Methods:     []grpc.MethodDesc{{MethodName: "Tag", Handler: serveTag}},
 	Streams:     []grpc.StreamDesc{{StreamName: "Load", Handler: serve, ClientStreams: true}},
 	Metadata:    "crisp/v1/loader",
 }
@@ -85,6 +92,38 @@ func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]stri
 		names = append(names, v.GetStringValue())
 	}
 	return names, nil
+}
+
+// Tag gives an image one more tag and returns it in full.
+func Tag(ctx context.Context, cc grpc.ClientConnInterface, image, tag string) (string, error) {
+	in, err := structpb.NewList([]any{image, tag})
+	if err != nil {
+		return "", err
+	}
+	var out wrapperspb.StringValue
+	err = cc.Invoke(ctx, TagMethod, in, &out)
+	return out.Value, err
+}
+
+// serveTag is the server's side of Tag, as generated code would have it.
+func serveTag(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
+	in := new(structpb.ListValue)
+	if err := decode(in); err != nil {
+		return nil, err
+	}
+	handle := func(ctx context.Context, req any) (any, error) {
+		words := req.(*structpb.ListValue).GetValues()
+		var names [2]string
+		for i := range min(len(words), len(names)) {
+			names[i] = words[i].GetStringValue()
+		}
+		tag, err := srv.(Loader).Tag(ctx, names[0], names[1])
+		return wrapperspb.String(tag), err
+	}
+	if intercept == nil {
+		return handle(ctx, in)
+	}
+	return intercept(ctx, in, &grpc.UnaryServerInfo{Server: srv, FullMethod: TagMethod}, handle)
 }
 
 // serve is the server's side of Load. It passes the messages to the Loader as one

@@ -1,0 +1,42 @@
+package image
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"go.podman.io/image/v5/docker/reference"
+)
+
+// Tag gives the image that ref names one more tag, which an image that has it loses.
+func (s *Store) Tag(ref, tag string) (Image, error) {
+	name, err := reference.ParseDockerRef(tag)
+	if err != nil {
+		return Image{}, fault.Invalid.Errorf("image name %q: %w", tag, err)
+	}
+	if _, digested := name.(reference.Digested); digested {
+		return Image{}, fault.Invalid.Errorf("image name %q: a digest is not given, it is", tag)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.find(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	if slices.Contains(e.Tags, name.String()) {
+		return e.Image, nil
+	}
+	r := e.record
+	r.Tags, r.Updated = merge(r.Tags, []string{name.String()}), time.Now()
+	next, err := s.newEntry(e.hex(), r, e.held)
+	if err != nil {
+		return Image{}, err
+	}
+	if err := s.o.Records.Save(recordKind, e.hex(), r); err != nil {
+		return Image{}, fmt.Errorf("save image %s: %w", e.ID, err)
+	}
+	c := s.catalog.Load().with(next)
+	s.catalog.Store(c)
+	return next.Image, s.untag(c, next, []string{name.String()})
+}
