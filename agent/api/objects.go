@@ -47,6 +47,8 @@ func (s *Server) routeObjects() {
 		handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
 			return s.putBody(w, r, k, store.PutOptions{Update: !BoolParam(r.URL.Query(), "create")})
 		})
+		handle("GET /crisp/v1"+one+"/{name}/given", func(w http.ResponseWriter, r *http.Request) error { return s.getGiven(w, r, k) })
+		handle("GET /crisp/v1"+one+"/{name}/revisions", func(w http.ResponseWriter, r *http.Request) error { return s.getRevisions(w, r, k) })
 		handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
 }

@@ -219,7 +219,7 @@ spec.minReadySeconds                              honoured
 spec.paused                                       rejected edit the manifest when it is to take effect
 spec.progressDeadlineSeconds                      ignored
 spec.replicas                                     honoured
-spec.revisionHistoryLimit                         ignored
+spec.revisionHistoryLimit                         honoured
 spec.selector                                     honoured
 spec.strategy.rollingUpdate.maxSurge              honoured
 spec.strategy.rollingUpdate.maxUnavailable        honoured
@@ -228,7 +228,7 @@ spec.template                                     honoured
 
 # DaemonSet
 spec.minReadySeconds                              ignored
-spec.revisionHistoryLimit                         ignored
+spec.revisionHistoryLimit                         honoured
 spec.selector                                     honoured
 spec.template                                     honoured
 spec.updateStrategy                               ignored  the one pod is replaced

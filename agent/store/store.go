@@ -40,11 +40,13 @@ type record struct {
 	Grace      *int64          `json:"grace,omitempty"` // seconds, with Deleted
 	Object     json.RawMessage `json:"object"`          // as it was given
 	// Applied is what each field manager has applied last, whole.
-	Applied     map[string]json.RawMessage `json:"applied,omitempty"`
-	file        string                     // its path
-	decoded     manifest.Object            // nil with err
-	err         error                      // why it is rejected
-	description string                     // manifest.Key, also if it is rejected
+	Applied map[string]json.RawMessage `json:"applied,omitempty"`
+	// Revisions are the templates of a workload, the present one last.
+	Revisions   []Revision      `json:"revisions,omitempty"`
+	file        string          // its path
+	decoded     manifest.Object // nil with err
+	err         error           // why it is rejected
+	description string          // manifest.Key, also if it is rejected
 }
 
 // A Store is safe for use by all goroutines. Changes are written to disk under

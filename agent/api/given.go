@@ -1,0 +1,49 @@
+package api
+
+import (
+	"encoding/json"
+	"net/http"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+)
+
+// getGiven answers with an object as it was given, without defaults and status: what a
+// client changes and puts. Its version is the one that is shown.
+func (s *Server) getGiven(w http.ResponseWriter, r *http.Request, k Kind) error {
+	text, o, err := s.given(r, k)
+	if err != nil {
+		return err
+	}
+	text, err = EditMetadata(text, func(m map[string]any) { m["resourceVersion"] = o.GetResourceVersion() })
+	if err != nil {
+		return err
+	}
+	Write(w, http.StatusOK, json.RawMessage(text))
+	return nil
+}
+
+// given is the object of a request that is the API's own, and its text.
+func (s *Server) given(r *http.Request, k Kind) (json.RawMessage, manifest.Object, error) {
+	o, err := s.Find(r, k)
+	if err == nil {
+		err = Changeable(o)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err := s.o.Store.Given(Key(r, k))
+	return text, o, err
+}
+
+// getRevisions answers with the templates that a workload has had.
+func (s *Server) getRevisions(w http.ResponseWriter, r *http.Request, k Kind) error {
+	if _, _, err := s.given(r, k); err != nil {
+		return err
+	}
+	list, err := s.o.Store.Revisions(Key(r, k))
+	if err != nil {
+		return err
+	}
+	Write(w, http.StatusOK, map[string]any{"items": list})
+	return nil
+}
