@@ -7,29 +7,121 @@ import (
 	"strings"
 
 	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
 )
 
-// generateCommand prints a unit that keeps the agent running, or runs it for one
-// manifest directory.
+// generateCommand prints a unit of systemd: one that keeps the agent running for a
+// directory of manifests, or one for a pod or a workload of the agent's.
 func generateCommand(c *cli) *cobra.Command {
-	var manifests string
-	cmd := &cobra.Command{Use: "generate systemd", Short: "print a unit for the agent", ValidArgs: []string{"systemd"}}
+	var manifests, namespace string
+	cmd := &cobra.Command{Use: "generate systemd [TYPE/NAME] | systemd -f FILE", Short: "print a unit for the agent, or for a pod that systemd starts and stops", ValidArgs: []string{"systemd"}}
 	fs := cmd.Flags()
-	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the manifests")
+	namespaceFlag(fs, &namespace)
+	var file string
+	fs.StringVarP(&file, "filename", "f", "", "`manifest` that the unit applies and deletes")
+	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the agent's manifests")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 || rest[0] != "systemd" {
-			return usageError("generate takes: systemd")
+		if len(rest) == 0 || rest[0] != "systemd" || len(rest) > 2 || len(rest) == 2 && file != "" {
+			return usageError("generate takes: systemd, and for a unit of its own a pod or -f FILE")
 		}
 		program, err := os.Executable()
 		if err != nil {
 			return err
 		}
 		for _, path := range []string{manifests, program, c.agentRoot} {
-			if !filepath.IsAbs(path) || strings.ContainsAny(path, " \"\\%") {
-				return usageError("%q cannot stand in a unit: want an absolute path without blanks", path)
+			if err := standsInUnit(path); err != nil {
+				return err
 			}
 		}
-		_, err = fmt.Fprintf(c.stdout, `[Unit]
+		switch {
+		case file != "":
+			if file, err = filepath.Abs(file); err != nil {
+				return err
+			}
+			return c.unitOfFile(program, file)
+		case len(rest) == 2:
+			return c.unitOfPod(program, rest[1], namespace)
+		}
+		return c.unitOfAgent(program, manifests)
+	}
+	return cmd
+}
+
+func standsInUnit(path string) error {
+	if !filepath.IsAbs(path) || strings.ContainsAny(path, " \"\\%$") {
+		return usageError("%q cannot stand in a unit: want an absolute path without blanks", path)
+	}
+	return nil
+}
+
+// unitOfPod prints a unit that starts and stops a pod which the agent has.
+func (c *cli) unitOfPod(program, arg, namespace string) error {
+	named, err := targets([]string{arg}, true)
+	if err != nil {
+		return err
+	}
+	t := named[0]
+	if t.kind.Name != "Pod" {
+		return usageError("%s: a unit is of a pod, or with -f of a manifest", t)
+	}
+	var pod v1.Pod
+	if err := c.fetch(pathOf(podKind, namespace, t.name), nil, &pod); err != nil {
+		return err
+	}
+	words := program + " --agent-root " + c.agentRoot + " --runtime-endpoint " + c.endpoint
+	return c.printUnit("pod "+namespace+"/"+t.name, "", fmt.Sprintf(`ExecStart=%[1]s start -n %[2]s %[3]s
+ExecStop=%[1]s stop -n %[2]s %[3]s
+TimeoutStopSec=%[4]d`, words, namespace, t.name, graceSeconds(&pod)+stopMargin))
+}
+
+// stopMargin is how many seconds a unit waits beyond the grace period of its pod.
+const stopMargin = 30
+
+func graceSeconds(pod *v1.Pod) int64 {
+	return ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, v1.DefaultTerminationGracePeriodSeconds)
+}
+
+// unitOfFile prints a unit that applies a manifest and deletes what it defines.
+func (c *cli) unitOfFile(program, file string) error {
+	if err := standsInUnit(file); err != nil {
+		return err
+	}
+	docs, err := c.inputs([]string{file})
+	if err != nil {
+		return err
+	}
+	if _, err := c.read(docs, "default", "strict"); err != nil {
+		return err
+	}
+	words := program + " --agent-root " + c.agentRoot + " --runtime-endpoint " + c.endpoint
+	return c.printUnit("pods of "+file, "ConditionPathExists="+file+"\n", fmt.Sprintf(`ExecStart=%[1]s apply --wait -f %[2]s
+ExecReload=%[1]s apply --wait -f %[2]s
+ExecStop=%[1]s delete -f %[2]s`, words, file))
+}
+
+// printUnit prints a unit whose commands are done when they return, and which is active
+// from then until it is stopped. Its pods run on when the agent ends, so it does not end with it.
+func (c *cli) printUnit(what, conditions, commands string) error {
+	_, err := fmt.Fprintf(c.stdout, `[Unit]
+Description=crisp: %s
+Wants=crisp-agent.service
+After=crisp-agent.service
+%s
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+%s
+
+[Install]
+WantedBy=multi-user.target
+`, what, conditions, commands)
+	return err
+}
+
+// unitOfAgent prints a unit that keeps the agent running.
+func (c *cli) unitOfAgent(program, manifests string) error {
+	_, err := fmt.Fprintf(c.stdout, `[Unit]
 Description=crisp agent: runs the pods of %[2]s
 Wants=crisp.service network-online.target
 After=crisp.service network-online.target
@@ -47,7 +139,5 @@ Delegate=yes
 [Install]
 WantedBy=multi-user.target
 `, program, manifests, c.agentRoot, c.endpoint)
-		return err
-	}
-	return cmd
+	return err
 }

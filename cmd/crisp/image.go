@@ -7,60 +7,133 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/spf13/cobra"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// imageCommand does "image load" and "image prune". An archive goes to crispd by a
-// service of crispd's own, since CRI has none for it.
+// imageActs are what image does beside its command pull; docker's ls, pull and rm are commands
+// of crisp's own too.
+var imageActs = []string{"ls", "rm", "inspect", "tag", "load", "prune"}
+
+// imageCommand manages images. Archives and tags go to crispd by a service of crispd's
+// own, since CRI has none for them.
 func imageCommand(c *cli) *cobra.Command {
 	var input string
-	cmd := &cobra.Command{Use: "image load -i FILE | prune | pull IMAGE", Short: "load images from an archive, remove unused ones, or pull one", ValidArgs: []string{"load", "prune"}}
+	cmd := &cobra.Command{Use: "image ls | pull IMAGE | rm IMAGE... | inspect IMAGE... | tag IMAGE NAME | load -i FILE | prune", Short: "manage images", ValidArgsFunction: c.completeImageActs}
 	cmd.AddCommand(pullCommand(c))
 	fs := cmd.Flags()
 	fs.StringVarP(&input, "input", "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) == 1 && rest[0] == "prune" && input == "" {
+		act := ""
+		if len(rest) > 0 {
+			act, rest = rest[0], rest[1:]
+		}
+		switch {
+		case (act == "load" || act == "import") && input != "" && len(rest) == 0:
+			return c.loadImages(input)
+		case act == "ls" && len(rest) == 0:
+			return c.listImages("")
+		case act == "prune" && len(rest) == 0:
 			return c.pruneImages()
+		case act == "rm" && len(rest) > 0:
+			return c.removeImages(rest)
+		case act == "inspect" && len(rest) > 0:
+			return c.inspect(rest, inspectOptions{kind: "image"})
+		case act == "tag" && len(rest) == 2:
+			return c.tagImage(rest[0], rest[1])
 		}
-		if len(rest) != 1 || rest[0] != "load" && rest[0] != "import" || input == "" {
-			return usageError("image takes load, which needs -i FILE, or prune")
-		}
-		archive := c.stdin
-		if input != "-" {
-			f, err := os.Open(input)
-			if err != nil {
-				return err
-			}
-			defer f.Close()
-			archive = f
-		}
-		names, err := c.load(archive)
-		if err != nil {
-			return fmt.Errorf("load %s: %w", input, criruntime.Fault(err))
-		}
-		for _, name := range names {
-			fmt.Fprintln(c.stdout, name)
-		}
-		return nil
+		return usageError("image takes ls, pull IMAGE, rm IMAGE, inspect IMAGE, tag IMAGE NAME, load, which needs -i FILE, or prune")
 	}
 	return cmd
 }
 
-// pruneImages removes the images that no container uses and nobody has pinned.
-func (c *cli) pruneImages() error {
-	runtime, images, err := c.connect()
+func (c *cli) completeImageActs(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return starting(typed, imageActs)
+	}
+	return c.completeImages(cmd, args[1:], typed)
+}
+
+func (c *cli) loadImages(input string) error {
+	archive := c.stdin
+	if input != "-" {
+		f, err := os.Open(input)
+		if err != nil {
+			return err
+		}
+		defer f.Close()
+		archive = f
+	}
+	names, err := c.load(archive)
+	if err != nil {
+		return fmt.Errorf("load %s: %w", input, criruntime.Fault(err))
+	}
+	for _, name := range names {
+		fmt.Fprintln(c.stdout, name)
+	}
+	return nil
+}
+
+func (c *cli) load(archive io.Reader) ([]string, error) {
+	conn, err := c.dialRuntime()
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close()
+	return loaderapi.Load(c.ctx, conn, archive)
+}
+
+func (c *cli) tagImage(image, tag string) error {
+	conn, err := c.dialRuntime()
 	if err != nil {
 		return err
 	}
+	defer conn.Close()
+	full, err := loaderapi.Tag(c.ctx, conn, image, tag)
+	if err != nil {
+		return fmt.Errorf("tag %s: %w", image, criruntime.Fault(err))
+	}
+	_, err = fmt.Fprintln(c.stdout, full)
+	return err
+}
+
+// removeImages removes images by any of their names.
+func (c *cli) removeImages(names []string) error {
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, false)
+		if err != nil {
+			return criruntime.Fault(err)
+		}
+		if resp.GetImage() == nil { // CRI's RemoveImage would say nothing
+			return fault.NotFound.Errorf("there is no image %s", name)
+		}
+		if err := service.RemoveImage(c.ctx, &cri.ImageSpec{Image: name}); err != nil {
+			return fmt.Errorf("remove image %s: %w", name, criruntime.Fault(err))
+		}
+		fmt.Fprintln(c.stdout, name)
+	}
+	return nil
+}
+
+// unusedImages are those that no container uses and nobody has pinned.
+func (c *cli) unusedImages() ([]*cri.Image, error) {
+	runtime, images, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
 	list, err := images.ListImages(c.ctx, nil)
 	if err != nil {
-		return criruntime.Fault(err)
+		return nil, criruntime.Fault(err)
 	}
 	containers, err := runtime.ListContainers(c.ctx, nil)
 	if err != nil {
-		return criruntime.Fault(err)
+		return nil, criruntime.Fault(err)
 	}
 	used := map[string]bool{}
 	for _, box := range containers {
@@ -75,11 +148,23 @@ func (c *cli) pruneImages() error {
 			used[m.GetImage().GetImage()] = true // a volume that is an image
 		}
 	}
+	in := func(name string) bool { return used[name] }
+	return slices.DeleteFunc(list, func(image *cri.Image) bool {
+		return image.Pinned || used[image.Id] || slices.ContainsFunc(image.RepoTags, in) || slices.ContainsFunc(image.RepoDigests, in)
+	}), nil
+}
+
+// pruneImages removes the images that are not used.
+func (c *cli) pruneImages() error {
+	list, err := c.unusedImages()
+	if err != nil {
+		return err
+	}
+	_, images, err := c.connect()
+	if err != nil {
+		return err
+	}
 	for _, image := range list {
-		in := func(name string) bool { return used[name] }
-		if image.Pinned || used[image.Id] || slices.ContainsFunc(image.RepoTags, in) || slices.ContainsFunc(image.RepoDigests, in) {
-			continue
-		}
 		if err := images.RemoveImage(c.ctx, &cri.ImageSpec{Image: image.Id}); err != nil {
 			return fmt.Errorf("remove image %s: %w", image.Id, criruntime.Fault(err))
 		}
@@ -88,13 +173,4 @@ func (c *cli) pruneImages() error {
 		}
 	}
 	return nil
-}
-
-func (c *cli) load(archive io.Reader) ([]string, error) {
-	conn, err := c.dialRuntime()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	return loaderapi.Load(c.ctx, conn, archive)
 }

@@ -19,31 +19,35 @@ func imagesCommand(c *cli) *cobra.Command {
 		if len(rest) > 0 {
 			return usageError("images takes no argument but -o json")
 		}
-		_, service, err := c.connect()
-		if err != nil {
-			return err
-		}
-		list, err := service.ListImages(c.ctx, nil)
-		if err != nil {
-			return criruntime.Fault(err)
-		}
-		if output == "json" {
-			return c.printValue(map[string]any{"images": list}, output)
-		}
-		var rows []string
-		for _, image := range list {
-			for _, name := range imageNames(image) {
-				rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, short(image.Id), size(image.Size)))
-			}
-		}
-		slices.Sort(rows)
-		t := c.columns("IMAGE", "ID", "SIZE")
-		for _, row := range rows {
-			fmt.Fprintln(t, row)
-		}
-		return t.Flush()
+		return c.listImages(output)
 	}
 	return cmd
+}
+
+func (c *cli) listImages(output string) error {
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	list, err := service.ListImages(c.ctx, nil)
+	if err != nil {
+		return criruntime.Fault(err)
+	}
+	if output == "json" {
+		return c.printValue(map[string]any{"images": list}, output)
+	}
+	var rows []string
+	for _, image := range list {
+		for _, name := range imageNames(image) {
+			rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, short(image.Id), size(image.Size)))
+		}
+	}
+	slices.Sort(rows)
+	t := c.columns("IMAGE", "ID", "SIZE")
+	for _, row := range rows {
+		fmt.Fprintln(t, row)
+	}
+	return t.Flush()
 }
 
 // imageNames are the tags; an image without any goes by its digest.

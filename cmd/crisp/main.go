@@ -40,10 +40,10 @@ type cli struct {
 
 // verbs are the commands, in the order in which help lists them.
 var verbs = []func(*cli) *cobra.Command{
-	agentCommand, applyCommand, validateCommand, runCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand,
+	agentCommand, applyCommand, validateCommand, runCommand, editCommand, setCommand, scaleCommand, rolloutCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand,
 	execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand, deleteCommand, stopCommand, startCommand,
-	restartCommand, drainCommand, uncordonCommand, waitCommand, eventsCommand, topCommand, statusCommand, sourcesCommand, doctorCommand,
-	imagesCommand, imageCommand, pullCommand, rmiCommand, exportCommand, generateCommand, checkpointCommand,
+	restartCommand, drainCommand, uncordonCommand, waitCommand, eventsCommand, topCommand, statsCommand, systemCommand, statusCommand, sourcesCommand, doctorCommand,
+	inspectCommand, imagesCommand, imageCommand, pullCommand, rmiCommand, loginCommand, logoutCommand, exportCommand, generateCommand, checkpointCommand,
 	configCommand, versionCommand,
 }
 

@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/spf13/cobra"
@@ -70,7 +69,6 @@ func runCommand(c *cli) *cobra.Command {
 
 // makeClaims makes the claims that are not there yet.
 func (c *cli) makeClaims(namespace string, names []string) error {
-	kind, _ := api.KindOf("PersistentVolumeClaim")
 	for _, name := range names {
 		claim := v1.PersistentVolumeClaim{
 			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}, ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
@@ -80,14 +78,14 @@ func (c *cli) makeClaims(namespace string, names []string) error {
 		if err != nil {
 			return err
 		}
-		err = c.fetch(pathOf(kind, namespace, name), nil, &claim)
+		err = c.fetch(pathOf(claimKind, namespace, name), nil, &claim)
 		if !errors.Is(err, fault.NotFound) {
 			if err != nil {
 				return err
 			}
 			continue
 		}
-		resp, err := c.ask(http.MethodPost, pathOf(kind, namespace, ""), nil, text, nil)
+		resp, err := c.ask(http.MethodPost, pathOf(claimKind, namespace, ""), nil, text, nil)
 		if err != nil {
 			return fmt.Errorf("claim %s: %w", name, err)
 		}

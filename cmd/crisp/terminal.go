@@ -29,6 +29,27 @@ func rawMode(f *os.File) (restore func(), err error) {
 	return func() { unix.IoctlSetTermios(fd, unix.TCSETS, old) }, nil
 }
 
+// withoutEcho has a terminal not show what is typed, until restore.
+func withoutEcho(f *os.File) (restore func(), err error) {
+	fd := int(f.Fd())
+	old, err := unix.IoctlGetTermios(fd, unix.TCGETS)
+	if err != nil {
+		return nil, err
+	}
+	quiet := *old
+	quiet.Lflag &^= unix.ECHO
+	if err := unix.IoctlSetTermios(fd, unix.TCSETS, &quiet); err != nil {
+		return nil, err
+	}
+	return func() { unix.IoctlSetTermios(fd, unix.TCSETS, old) }, nil
+}
+
+// toTerminal reports whether our output is a terminal's.
+func (c *cli) toTerminal() bool {
+	out, ok := c.stdout.(*os.File)
+	return ok && isTerminal(out)
+}
+
 // sizes tells the size of a terminal at first and whenever it changes.
 type sizes struct {
 	ctx     context.Context

@@ -4,11 +4,11 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"text/tabwriter"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -21,17 +21,23 @@ type load struct {
 
 // topCommand shows what pods use, as the runtime has it: it needs no agent.
 func topCommand(c *cli) *cobra.Command {
-	var namespace string
-	var all, containers bool
-	cmd := &cobra.Command{Use: "top pods [NAME] [--containers] | startup [-A]", Short: "show what pods use, or what their start took", ValidArgs: []string{"pods"}}
+	var sc scope
+	var containers bool
+	cmd := &cobra.Command{Use: "top pods [NAME] [--containers] | node | startup [-A]", Short: "show what pods or the node use, or what starts took", ValidArgs: []string{"pods", "node"}}
 	cmd.AddCommand(topStartupCommand(c))
 	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
-	fs.BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")
+	sc.flags(fs)
 	fs.BoolVar(&containers, "containers", false, "show each container")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) == 1 && (rest[0] == "node" || rest[0] == "nodes") {
+			return c.topNode()
+		}
 		if len(rest) > 2 || len(rest) > 0 && rest[0] != "pods" && rest[0] != "pod" {
-			return usageError("top takes: pods [NAME]")
+			return usageError("top takes: pods [NAME], node, or startup")
+		}
+		selector, err := labels.Parse(sc.selector)
+		if err != nil {
+			return usageError("-l %s: %v", sc.selector, err)
 		}
 		runtime, _, err := c.connect()
 		if err != nil {
@@ -49,24 +55,25 @@ func topCommand(c *cli) *cobra.Command {
 				return err
 			}
 		}
+		second = slices.DeleteFunc(slices.Clone(second), func(s *cri.PodSandboxStats) bool { return !selector.Matches(labels.Set(s.GetAttributes().GetLabels())) })
 		var loads []load
 		for _, l := range loadsOf(first, second, containers) {
-			if (all || l.namespace == namespace) && (len(rest) < 2 || l.pod == rest[1]) {
+			if sc.has(l.namespace) && (len(rest) < 2 || l.pod == rest[1]) {
 				loads = append(loads, l)
 			}
 		}
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		t := newTable(c.stdout)
 		heads := []string{"POD"}
 		if containers {
 			heads = append(heads, "NAME")
 		}
-		row(t, all, "NAMESPACE", append(heads, "CPU(cores)", "MEMORY(bytes)"))
+		row(t, sc.all, "NAMESPACE", append(heads, "CPU(cores)", "MEMORY(bytes)"))
 		for _, l := range loads {
 			cells := []string{l.pod}
 			if containers {
 				cells = append(cells, l.container)
 			}
-			row(t, all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.memory>>20)))
+			row(t, sc.all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.memory>>20)))
 		}
 		return t.Flush()
 	}

@@ -1,0 +1,84 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+)
+
+// editCommand opens an object of the agent's own in an editor.
+func editCommand(c *cli) *cobra.Command {
+	var namespace string
+	cmd := &cobra.Command{Use: "edit TYPE/NAME", Short: "change an object in an editor: that of KUBE_EDITOR, VISUAL or EDITOR, else vi", ValidArgsFunction: c.completeNamed}
+	namespaceFlag(cmd.Flags(), &namespace)
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		what, err := targets(rest, true)
+		if err != nil {
+			return err
+		}
+		if len(what) != 1 || what[0].name == "" {
+			return usageError("edit takes one object: TYPE/NAME")
+		}
+		return c.edit(what[0], namespace)
+	}
+	return cmd
+}
+
+func (c *cli) edit(t target, namespace string) error {
+	o, err := c.given(t, namespace)
+	if err != nil {
+		return err
+	}
+	version := within(o, "metadata")["resourceVersion"]
+	delete(within(o, "metadata"), "resourceVersion")
+	before, err := yaml.Marshal(o)
+	if err != nil {
+		return err
+	}
+	f, err := os.CreateTemp("", "crisp-edit-*.yaml")
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	if _, err := f.Write(before); err != nil {
+		return err
+	}
+	if err := c.runEditor(f.Name()); err != nil {
+		return fmt.Errorf("editor: %w; nothing was changed", err)
+	}
+	after, err := os.ReadFile(f.Name())
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(bytes.TrimSpace(before), bytes.TrimSpace(after)) || len(bytes.TrimSpace(after)) == 0 {
+		fmt.Fprintf(c.stdout, "%s unchanged\n", t)
+		return os.Remove(f.Name())
+	}
+	var changed map[string]any
+	if err := yaml.Unmarshal(after, &changed); err != nil {
+		return &exitError{exitInvalid, fmt.Sprintf("%v; what you have written is in %s", err, f.Name())}
+	}
+	within(changed, "metadata")["resourceVersion"] = version
+	outcome, err := c.replace(t, namespace, changed)
+	if err != nil {
+		fmt.Fprintf(c.stderr, "crisp: what you have written is in %s\n", f.Name())
+		return err
+	}
+	fmt.Fprintln(c.stdout, t, outcome)
+	return os.Remove(f.Name())
+}
+
+// runEditor has the user change a file. The editor may be a command with arguments.
+func (c *cli) runEditor(path string) error {
+	editor := cmp.Or(os.Getenv("KUBE_EDITOR"), os.Getenv("VISUAL"), os.Getenv("EDITOR"), "vi")
+	words := append(strings.Fields(editor), path)
+	cmd := exec.CommandContext(c.ctx, words[0], words[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.stdin, c.stdout, c.stderr
+	return cmd.Run()
+}

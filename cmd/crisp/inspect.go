@@ -1,0 +1,178 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"text/template"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// inspectOptions are the flags of inspect.
+type inspectOptions struct{ namespace, kind, format string }
+
+// inspectCommand shows all that is known of a pod, a container or an image, as JSON.
+func inspectCommand(c *cli) *cobra.Command {
+	var o inspectOptions
+	cmd := &cobra.Command{Use: "inspect POD|CONTAINER-ID|IMAGE... [--type pod|container|image] [-f TEMPLATE]", Short: "show all that is known of pods, containers or images", ValidArgsFunction: c.completePods}
+	fs := cmd.Flags()
+	namespaceFlag(fs, &o.namespace)
+	fs.StringVar(&o.kind, "type", "", "`what` they are: pod, container or image")
+	fs.StringVarP(&o.format, "format", "f", "", "show each by this Go `template`")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) == 0 || o.kind != "" && o.kind != "pod" && o.kind != "container" && o.kind != "image" {
+			return usageError("inspect takes names of pods or images, or IDs of containers; --type is pod, container or image")
+		}
+		return c.inspect(rest, o)
+	}
+	return cmd
+}
+
+// inspect shows things, in one JSON list as docker does.
+func (c *cli) inspect(names []string, o inspectOptions) error {
+	var shape *template.Template
+	if o.format != "" {
+		var err error
+		if shape, err = template.New("inspect").Parse(o.format + "\n"); err != nil {
+			return usageError("-f: %v", err)
+		}
+	}
+	all := []any{}
+	for _, name := range names {
+		v, err := c.look(name, o)
+		if err != nil {
+			return err
+		}
+		if shape == nil {
+			all = append(all, v)
+		} else if err := shape.Execute(c.stdout, v); err != nil {
+			return usageError("-f: %v", err)
+		}
+	}
+	if shape != nil {
+		return nil
+	}
+	return c.printValue(all, "json")
+}
+
+// look finds what a name or an ID means: a pod, a container, then an image.
+func (c *cli) look(name string, o inspectOptions) (any, error) {
+	for _, kind := range []struct {
+		name string
+		look func(string, inspectOptions) (any, error)
+	}{{"pod", c.lookPod}, {"container", c.lookContainer}, {"image", c.lookImage}} {
+		if o.kind != "" && o.kind != kind.name {
+			continue
+		}
+		v, err := kind.look(name, o)
+		if errors.Is(err, fault.NotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		return plainValue(v)
+	}
+	what := o.kind
+	if what == "" {
+		what = "pod, container or image"
+	}
+	return nil, fault.NotFound.Errorf("there is no %s %s", what, name)
+}
+
+func (c *cli) lookPod(name string, o inspectOptions) (any, error) {
+	named, err := targets([]string{name}, true)
+	if err != nil {
+		return nil, fault.NotFound.Errorf("%v", err) // an image such as registry/web
+	}
+	all, err := c.anyPods()
+	if err != nil {
+		return nil, err
+	}
+	if named[0].kind.Name != "Pod" {
+		return nil, named[0].missing(o.namespace)
+	}
+	f, err := c.pick(all, o.namespace, name)
+	return f.Pod, err
+}
+
+// leastID is how much of an ID must be given.
+const leastID = 4
+
+func (c *cli) lookContainer(id string, _ inspectOptions) (any, error) {
+	runtime, _, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
+	list, err := runtime.ListContainers(c.ctx, nil)
+	if err != nil {
+		return nil, criruntime.Fault(err)
+	}
+	id = runtimeID(id)
+	var found []string
+	for _, box := range list {
+		if len(id) >= leastID && strings.HasPrefix(box.Id, id) {
+			found = append(found, box.Id)
+		}
+	}
+	switch len(found) {
+	case 0:
+		return nil, fault.NotFound.Errorf("there is no container %s", id)
+	case 1:
+	default:
+		return nil, usageError("%s begins the IDs of %d containers", id, len(found))
+	}
+	resp, err := runtime.ContainerStatus(c.ctx, found[0], true)
+	if err != nil {
+		return nil, criruntime.Fault(err)
+	}
+	return withInfo(resp.GetStatus(), resp.GetInfo())
+}
+
+func (c *cli) lookImage(name string, _ inspectOptions) (any, error) {
+	_, service, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, true)
+	if err != nil {
+		return nil, criruntime.Fault(err)
+	}
+	if resp.GetImage() == nil {
+		return nil, fault.NotFound.Errorf("there is no image %s", name)
+	}
+	return withInfo(resp.GetImage(), resp.GetInfo())
+}
+
+// withInfo is a status of CRI, with its names in JSON, and what the runtime says beyond
+// it, which is JSON or text.
+func withInfo(status proto.Message, info map[string]string) (map[string]any, error) {
+	data, err := protojson.Marshal(status)
+	if err != nil {
+		return nil, err
+	}
+	v := map[string]any{"status": json.RawMessage(data)}
+	for key, text := range info {
+		var inner any
+		if json.Unmarshal([]byte(text), &inner) != nil {
+			inner = text
+		}
+		v[key] = inner
+	}
+	return v, nil
+}
+
+// plainValue is v in maps and lists, with the names of its JSON.
+func plainValue(v any) (plain any, err error) {
+	data, err := json.Marshal(v)
+	if err == nil {
+		err = json.Unmarshal(data, &plain)
+	}
+	return plain, err
+}

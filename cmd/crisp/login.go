@@ -1,0 +1,225 @@
+package main
+
+import (
+	"bufio"
+	"cmp"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"os"
+	"regexp"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
+)
+
+// defaultAuthFile is crispd's auth_file, which has the credentials of the node.
+const defaultAuthFile = "/etc/containers/auth.json"
+
+// An authFile is a containers-auth.json(5); what we do not know of it is kept.
+type authFile map[string]json.RawMessage
+
+func readAuth(path string) (authFile, map[string]map[string]any, error) {
+	file, auths := authFile{}, map[string]map[string]any{}
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return file, auths, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(data, &file)
+	}
+	if err == nil && file["auths"] != nil {
+		err = json.Unmarshal(file["auths"], &auths)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return file, auths, nil
+}
+
+func (a authFile) write(path string, auths map[string]map[string]any) error {
+	var err error
+	if a["auths"], err = json.Marshal(auths); err != nil {
+		return err
+	}
+	data, err := json.MarshalIndent(a, "", "\t")
+	if err != nil {
+		return err
+	}
+	return atomicfile.Write(path, append(data, '\n'), 0o600)
+}
+
+func authFileFlag(fs *pflag.FlagSet, path *string) {
+	fs.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "`file` of the credentials")
+}
+
+// loginCommand keeps credentials where crispd looks for them, after the registry has
+// taken them.
+func loginCommand(c *cli) *cobra.Command {
+	var path, user, password string
+	var fromStdin bool
+	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Short: "keep credentials of a registry, for pulls of this node"}
+	fs := cmd.Flags()
+	authFileFlag(fs, &path)
+	fs.StringVarP(&user, "username", "u", "", "`name` of the user")
+	fs.StringVarP(&password, "password", "p", "", "`password`, which all users of this machine can see for a moment")
+	fs.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) != 1 {
+			return usageError("login takes one registry")
+		}
+		in := bufio.NewReader(c.stdin)
+		ask := func(what string) string {
+			fmt.Fprint(c.stderr, what)
+			line, _ := in.ReadString('\n') // the end is an empty answer
+			return strings.TrimRight(line, "\r\n")
+		}
+		if user == "" && !fromStdin {
+			user = ask("Username: ")
+		}
+		if fromStdin {
+			data, err := io.ReadAll(io.LimitReader(in, 1<<16))
+			if err != nil {
+				return err
+			}
+			password = strings.TrimRight(string(data), "\r\n")
+		} else if password == "" {
+			password = c.askSecret(in)
+		}
+		if user == "" || password == "" {
+			return usageError("login needs a user's name and a password")
+		}
+		registry := registryOf(rest[0])
+		if err := c.checkLogin(registry, user, password); err != nil {
+			return fmt.Errorf("login to %s: %w", registry, err)
+		}
+		file, auths, err := readAuth(path)
+		if err != nil {
+			return err
+		}
+		auths[registry] = map[string]any{"auth": base64.StdEncoding.EncodeToString([]byte(user + ":" + password))}
+		if err := file.write(path, auths); err != nil {
+			return err
+		}
+		_, err = fmt.Fprintf(c.stdout, "%s: credentials kept in %s\n", registry, path)
+		return err
+	}
+	return cmd
+}
+
+// logoutCommand forgets credentials.
+func logoutCommand(c *cli) *cobra.Command {
+	var path string
+	var every bool
+	cmd := &cobra.Command{Use: "logout REGISTRY | --all", Short: "forget credentials of a registry"}
+	fs := cmd.Flags()
+	authFileFlag(fs, &path)
+	fs.BoolVarP(&every, "all", "a", false, "of all registries")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if every == (len(rest) == 1) || len(rest) > 1 {
+			return usageError("logout takes one registry, or --all")
+		}
+		file, auths, err := readAuth(path)
+		if err != nil {
+			return err
+		}
+		if every {
+			clear(auths)
+		} else if registry := registryOf(rest[0]); auths[registry] == nil {
+			return fault.NotFound.Errorf("%s has no credentials of %s", path, registry)
+		} else {
+			delete(auths, registry)
+		}
+		return file.write(path, auths)
+	}
+	return cmd
+}
+
+// registryOf takes from an address what credentials are kept by.
+func registryOf(text string) string {
+	text = strings.TrimPrefix(strings.TrimPrefix(text, "https://"), "http://")
+	return strings.TrimSuffix(text, "/")
+}
+
+// askSecret asks for the password, which is not shown as it is typed.
+func (c *cli) askSecret(in *bufio.Reader) string {
+	fmt.Fprint(c.stderr, "Password: ")
+	if f, ok := c.stdin.(*os.File); ok && isTerminal(f) {
+		if restore, err := withoutEcho(f); err == nil {
+			defer fmt.Fprintln(c.stderr)
+			defer restore()
+		}
+	}
+	line, _ := in.ReadString('\n')
+	return strings.TrimRight(line, "\r\n")
+}
+
+// checkLogin asks the registry whether it takes the credentials, as its API has it: by
+// themselves, or for a token of the realm that it names. Nothing is sent without TLS but
+// to this machine.
+func (c *cli) checkLogin(registry, user, password string) error {
+	host, _, _ := strings.Cut(registry, "/")
+	if host == "docker.io" {
+		host = "registry-1.docker.io"
+	}
+	client := &http.Client{Timeout: 30 * time.Second}
+	resp, err := client.Get("https://" + host + "/v2/")
+	if err != nil && onThisMachine(host) {
+		resp, err = client.Get("http://" + host + "/v2/")
+	}
+	if err != nil {
+		return fault.Unavailable.Errorf("%v", err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode == http.StatusOK {
+		return nil // it asks for none
+	}
+	to := resp.Request.URL
+	challenge := resp.Header.Get("WWW-Authenticate")
+	if strings.HasPrefix(strings.ToLower(challenge), "bearer ") {
+		fields := map[string]string{}
+		for _, m := range challengeField.FindAllStringSubmatch(challenge, -1) {
+			fields[strings.ToLower(m[1])] = m[2]
+		}
+		realm, err := url.Parse(fields["realm"])
+		if err != nil || realm.Scheme != "https" && !onThisMachine(realm.Host) {
+			return fmt.Errorf("the registry's realm %q is not one to send a password to", fields["realm"])
+		}
+		realm.RawQuery = url.Values{"service": {fields["service"]}, "account": {user}}.Encode()
+		to = realm
+	}
+	req, err := http.NewRequestWithContext(c.ctx, http.MethodGet, to.String(), nil)
+	if err != nil {
+		return err
+	}
+	req.SetBasicAuth(user, password)
+	if resp, err = client.Do(req); err != nil {
+		return fault.Unavailable.Errorf("%v", err)
+	}
+	resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return fmt.Errorf("the registry does not take the credentials: %s", resp.Status)
+	}
+	return nil
+}
+
+var challengeField = regexp.MustCompile(`(\w+)="([^"]*)"`)
+
+// onThisMachine reports whether a host is a loopback address.
+func onThisMachine(host string) bool {
+	if name, _, err := net.SplitHostPort(host); err == nil {
+		host = name
+	}
+	ip := net.ParseIP(strings.Trim(host, "[]"))
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}

@@ -1,0 +1,213 @@
+package main
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+)
+
+// rolloutActs are what rollout does.
+var rolloutActs = []string{"status", "restart", "undo", "history"}
+
+// rolloutOptions are the flags of rollout.
+type rolloutOptions struct {
+	scope
+	timeout  time.Duration
+	watch    bool
+	revision int64
+}
+
+// rolloutCommand follows the updates of workloads, makes one and takes one back.
+func rolloutCommand(c *cli) *cobra.Command {
+	var o rolloutOptions
+	cmd := &cobra.Command{Use: "rollout status|restart|undo|history deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow an update of a workload, replace its pods, or go back to an earlier template", ValidArgsFunction: c.completeRollout}
+	fs := cmd.Flags()
+	o.oneFlags(fs)
+	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of status: how long to wait")
+	fs.BoolVarP(&o.watch, "watch", "w", true, "of status: wait until the update is done")
+	fs.Int64Var(&o.revision, "to-revision", 0, "of undo: the `number` of the revision; 0 is the one before the present one")
+	fs.Int64Var(&o.revision, "revision", 0, "of history: show the template of this `number`")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		if len(rest) == 0 || !slices.Contains(rolloutActs, rest[0]) {
+			return usageError("rollout takes status, restart, undo or history, and a workload")
+		}
+		what, err := c.choose(rest[1:], o.scope, false, "rollout "+rest[0]+" takes a workload: deploy/NAME")
+		if err != nil {
+			return err
+		}
+		for _, t := range what {
+			if t.kind.Name != "Deployment" && t.kind.Name != "DaemonSet" {
+				return usageError("%s: only Deployments and DaemonSets are rolled out", t)
+			}
+			if err := c.rollout(rest[0], t, o); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	return cmd
+}
+
+func (c *cli) completeRollout(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+	if len(args) == 0 {
+		return starting(typed, rolloutActs)
+	}
+	return c.completeObjects(cmd, args[1:], typed)
+}
+
+func (c *cli) rollout(act string, t chosen, o rolloutOptions) error {
+	switch act {
+	case "status":
+		return c.rolloutStatus(t, o)
+	case "history":
+		return c.rolloutHistory(t, o.revision)
+	case "undo":
+		return c.rolloutUndo(t, o.revision)
+	}
+	if _, err := c.change(t.target, t.namespace, func(w map[string]any) error {
+		within(w, "spec", "template", "metadata", "annotations")["kubectl.kubernetes.io/restartedAt"] = time.Now().Format(time.RFC3339)
+		return nil
+	}); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(c.stdout, t, "restarted")
+	return err
+}
+
+// rolloutStatus tells how far an update is, each time that it has come further.
+func (c *cli) rolloutStatus(t chosen, o rolloutOptions) error {
+	last := ""
+	err := c.until(o.timeout, t.String()+" is not rolled out", func() (bool, error) {
+		word, err := c.progress(t)
+		if err != nil {
+			return false, err
+		}
+		if word == "" {
+			_, err := fmt.Fprintln(c.stdout, t, "successfully rolled out")
+			return true, err
+		}
+		if word != last {
+			last = word
+			fmt.Fprintf(c.stdout, "%s: %s\n", t, word)
+		}
+		return !o.watch, nil
+	})
+	if e, ok := errors.AsType[*exitError](err); ok && e.code == exitTimeout {
+		e.text += ": " + last
+	}
+	return err
+}
+
+// progress says what of an update is still to come; "" if nothing is.
+func (c *cli) progress(t chosen) (string, error) {
+	path := pathOf(t.kind, t.namespace, t.name)
+	if t.kind.Name == "DaemonSet" {
+		var d appsv1.DaemonSet
+		if err := c.fetch(path, nil, &d); err != nil {
+			return "", err
+		}
+		if d.Status.UpdatedNumberScheduled < 1 || d.Status.NumberAvailable < 1 {
+			return "its pod is not available yet", nil
+		}
+		return "", nil
+	}
+	var d appsv1.Deployment
+	if err := c.fetch(path, nil, &d); err != nil {
+		return "", err
+	}
+	want, s := ptr.Deref(d.Spec.Replicas, 1), d.Status
+	switch {
+	case s.ObservedGeneration < d.Generation:
+		return "the change has not been taken in yet", nil
+	case s.UpdatedReplicas < want:
+		return fmt.Sprintf("%d of %d new pods have begun", s.UpdatedReplicas, want), nil
+	case s.Replicas > s.UpdatedReplicas:
+		return fmt.Sprintf("%d old pods have yet to end", s.Replicas-s.UpdatedReplicas), nil
+	case s.AvailableReplicas < s.UpdatedReplicas:
+		return fmt.Sprintf("%d of %d new pods are available", s.AvailableReplicas, s.UpdatedReplicas), nil
+	}
+	return "", nil
+}
+
+func (c *cli) revisions(t chosen) ([]store.Revision, error) {
+	var answer struct{ Items []store.Revision }
+	err := c.fetch("/crisp/v1"+pathOf(t.kind, t.namespace, t.name)+"/revisions", nil, &answer)
+	return answer.Items, err
+}
+
+// rolloutHistory lists the revisions of a workload, or shows the template of one.
+func (c *cli) rolloutHistory(t chosen, number int64) error {
+	list, err := c.revisions(t)
+	if err != nil {
+		return err
+	}
+	if number != 0 {
+		r, err := revisionOf(t, list, number)
+		if err != nil {
+			return err
+		}
+		text, err := yaml.JSONToYAML(r.Template)
+		if err != nil {
+			return err
+		}
+		_, err = c.stdout.Write(text)
+		return err
+	}
+	table := c.columns("REVISION", "CREATED", "CHANGE-CAUSE")
+	for _, r := range list {
+		row(table, false, "", []string{fmt.Sprint(r.Number), when(r.Created.Time), cmp.Or(r.Cause, "<none>")})
+	}
+	return table.Flush()
+}
+
+// revisionOf finds a revision by its number; 0 is the one before the last.
+func revisionOf(t chosen, list []store.Revision, number int64) (store.Revision, error) {
+	if number == 0 {
+		if len(list) < 2 {
+			return store.Revision{}, fault.NotFound.Errorf("%s has no revision before this one", t)
+		}
+		return list[len(list)-2], nil
+	}
+	i := slices.IndexFunc(list, func(r store.Revision) bool { return r.Number == number })
+	if i < 0 {
+		return store.Revision{}, fault.NotFound.Errorf("%s has no revision %d", t, number)
+	}
+	return list[i], nil
+}
+
+// rolloutUndo gives a workload an earlier template.
+func (c *cli) rolloutUndo(t chosen, number int64) error {
+	list, err := c.revisions(t)
+	if err != nil {
+		return err
+	}
+	r, err := revisionOf(t, list, number)
+	if err != nil {
+		return err
+	}
+	var template map[string]any
+	if err := json.Unmarshal(r.Template, &template); err != nil {
+		return err
+	}
+	_, err = c.change(t.target, t.namespace, func(o map[string]any) error {
+		within(o, "spec")["template"] = template
+		if r.Cause != "" {
+			within(o, "metadata", "annotations")["kubernetes.io/change-cause"] = r.Cause
+		}
+		return nil
+	})
+	if err == nil {
+		_, err = fmt.Fprintf(c.stdout, "%s rolled back to revision %d\n", t, r.Number)
+	}
+	return err
+}

@@ -1,0 +1,133 @@
+package main
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/spf13/cobra"
+	"k8s.io/apimachinery/pkg/labels"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// statsInterval is the time between two tables of stats, and the window of their rates.
+const statsInterval = time.Second
+
+// statsOptions are the flags of stats.
+type statsOptions struct {
+	scope
+	once, containers bool
+}
+
+// statsCommand shows what pods use, again and again.
+func statsCommand(c *cli) *cobra.Command {
+	var o statsOptions
+	cmd := &cobra.Command{Use: "stats [POD...] [-l SELECTOR] [--no-stream] [--containers]", Short: "show what pods use, anew each second", ValidArgsFunction: c.completePods}
+	fs := cmd.Flags()
+	o.flags(fs)
+	fs.BoolVar(&o.once, "no-stream", false, "show it once")
+	fs.BoolVar(&o.containers, "containers", false, "show each container")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error { return c.stats(rest, o) }
+	return cmd
+}
+
+func (c *cli) stats(args []string, o statsOptions) error {
+	if len(args) > 0 {
+		if _, err := c.selected(args, o.scope); err != nil { // say so at once if one is not there
+			return err
+		}
+	}
+	selector, err := labels.Parse(o.selector)
+	if err != nil {
+		return usageError("-l %s: %v", o.selector, err)
+	}
+	runtime, _, err := c.connect()
+	if err != nil {
+		return err
+	}
+	before, err := criruntime.PodStats(c.ctx, runtime)
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case <-c.ctx.Done():
+			return nil
+		case <-time.After(statsInterval):
+		}
+		now, err := criruntime.PodStats(c.ctx, runtime)
+		if err != nil {
+			if c.ctx.Err() != nil {
+				return nil
+			}
+			return err
+		}
+		if !o.once && c.toTerminal() {
+			fmt.Fprint(c.stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
+		}
+		t := newTable(c.stdout)
+		heads := []string{"POD", "CPU %", "MEMORY", "LIMIT", "MEMORY %", "NET IN / OUT", "PIDS"}
+		if o.containers {
+			heads = []string{"POD", "CONTAINER", "CPU %", "MEMORY", "LIMIT", "MEMORY %"}
+		}
+		row(t, o.all, "NAMESPACE", heads)
+		for _, s := range now {
+			m := s.GetAttributes().GetMetadata()
+			if !o.has(m.GetNamespace()) || !selector.Matches(labels.Set(s.GetAttributes().GetLabels())) || !named(args, s.GetAttributes()) {
+				continue
+			}
+			for _, cells := range statsCells(before, s, o.containers) {
+				row(t, o.all, m.GetNamespace(), cells)
+			}
+		}
+		if err := t.Flush(); err != nil || o.once {
+			return err
+		}
+		before = now
+	}
+}
+
+// named reports whether a pod is one of the arguments, if there are any.
+func named(args []string, of *cri.PodSandboxAttributes) bool {
+	list, _ := targets(args, true) // they were read before
+	for _, t := range list {
+		owner := of.GetAnnotations()[workload.AnnotationWorkload]
+		if t.kind.Name == "Pod" && t.name == of.GetMetadata().GetName() || owner == t.kind.Singular+" "+of.GetMetadata().GetNamespace()+"/"+t.name {
+			return true
+		}
+	}
+	return len(args) == 0
+}
+
+// statsCells are the rows of a pod, or of its containers.
+func statsCells(before []*cri.PodSandboxStats, s *cri.PodSandboxStats, containers bool) [][]string {
+	var rows [][]string
+	for _, l := range loadsOf(before, []*cri.PodSandboxStats{s}, containers) {
+		cpu := fmt.Sprintf("%.2f%%", float64(l.cores)/1e7)
+		if !containers {
+			n := s.GetLinux().GetNetwork().GetDefaultInterface()
+			limit, share := limitOf(l.memory, s.GetLinux().GetMemory())
+			net := size(n.GetRxBytes().GetValue()) + " / " + size(n.GetTxBytes().GetValue())
+			rows = append(rows, []string{l.pod, cpu, size(l.memory), limit, share, net, fmt.Sprint(s.GetLinux().GetProcess().GetProcessCount().GetValue())})
+			continue
+		}
+		for _, box := range s.GetLinux().GetContainers() {
+			if box.GetAttributes().GetMetadata().GetName() == l.container {
+				limit, share := limitOf(l.memory, box.GetMemory())
+				rows = append(rows, []string{l.pod, l.container, cpu, size(l.memory), limit, share})
+			}
+		}
+	}
+	return rows
+}
+
+// limitOf is the most memory that there may be, and how much of it is used; "-" without a
+// limit.
+func limitOf(used uint64, m *cri.MemoryUsage) (limit, share string) {
+	free := m.GetAvailableBytes().GetValue()
+	if free == 0 {
+		return "-", "-"
+	}
+	return size(used + free), fmt.Sprintf("%.1f%%", 100*float64(used)/float64(used+free))
+}

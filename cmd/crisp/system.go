@@ -1,0 +1,221 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/spf13/cobra"
+	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
+	"k8s.io/utils/ptr"
+)
+
+// systemCommand shows what takes disk space, and frees it.
+func systemCommand(c *cli) *cobra.Command {
+	var force, volumes bool
+	cmd := &cobra.Command{Use: "system df | prune [-f] [--volumes]", Short: "show what takes disk space, or remove what nothing uses", ValidArgs: []string{"df", "prune"}}
+	fs := cmd.Flags()
+	fs.BoolVarP(&force, "force", "f", false, "of prune: do not ask")
+	fs.BoolVar(&volumes, "volumes", false, "of prune: claims too that no pod names, with what is in them")
+	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+		switch {
+		case len(rest) == 1 && rest[0] == "df":
+			return c.diskUse()
+		case len(rest) == 1 && rest[0] == "prune":
+			return c.pruneAll(force, volumes)
+		}
+		return usageError("system takes df or prune")
+	}
+	return cmd
+}
+
+// A use is a line of system df.
+type use struct {
+	count, active    int
+	bytes, reclaimed uint64
+}
+
+// diskUse shows what images, containers, logs and volumes take. The last two are known to
+// the agent only.
+func (c *cli) diskUse() error {
+	runtime, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	all, err := service.ListImages(c.ctx, nil)
+	if err != nil {
+		return criruntime.Fault(err)
+	}
+	unused, err := c.unusedImages()
+	if err != nil {
+		return err
+	}
+	images := use{count: len(all), active: len(all) - len(unused)}
+	for _, i := range all {
+		images.bytes += i.Size
+	}
+	for _, i := range unused {
+		images.reclaimed += i.Size
+	}
+	boxes, err := runtime.ListContainers(c.ctx, nil)
+	if err != nil {
+		return criruntime.Fault(err)
+	}
+	layers, err := runtime.ListContainerStats(c.ctx, nil)
+	if err != nil {
+		return criruntime.Fault(err)
+	}
+	written := map[string]uint64{}
+	for _, s := range layers {
+		written[s.GetAttributes().GetId()] = s.GetWritableLayer().GetUsedBytes().GetValue()
+	}
+	var containers use
+	for _, b := range boxes {
+		containers.count++
+		containers.bytes += written[b.Id]
+		if b.State == cri.ContainerState_CONTAINER_RUNNING {
+			containers.active++
+		} else {
+			containers.reclaimed += written[b.Id]
+		}
+	}
+	t := c.columns("TYPE", "TOTAL", "ACTIVE", "SIZE", "RECLAIMABLE")
+	line := func(name string, u use) {
+		row(t, false, "", []string{name, fmt.Sprint(u.count), fmt.Sprint(u.active), size(u.bytes), size(u.reclaimed)})
+	}
+	line("Images", images)
+	line("Containers", containers)
+	if logs, dirs, claims, err := c.podDisk(); err == nil {
+		line("Logs", logs)
+		line("Pod volumes", dirs)
+		line("Claims", claims)
+	}
+	return t.Flush()
+}
+
+// podDisk is what logs, the pods' own volumes and claims take, as the agent has it.
+func (c *cli) podDisk() (logs, dirs, claims use, err error) {
+	var summary stats.Summary
+	if err = c.fetch("/stats/summary", nil, &summary); err != nil {
+		return
+	}
+	of := map[string]bool{}
+	for _, p := range summary.Pods {
+		for _, box := range p.Containers {
+			if box.Logs != nil {
+				logs.count, logs.active, logs.bytes = logs.count+1, logs.active+1, logs.bytes+ptr.Deref(box.Logs.UsedBytes, 0)
+			}
+		}
+		for _, v := range p.VolumeStats {
+			if v.PVCRef == nil {
+				dirs.count, dirs.active, dirs.bytes = dirs.count+1, dirs.active+1, dirs.bytes+ptr.Deref(v.UsedBytes, 0)
+			} else if key := v.PVCRef.Namespace + "/" + v.PVCRef.Name; !of[key] {
+				of[key] = true
+				claims.bytes += ptr.Deref(v.UsedBytes, 0)
+			}
+		}
+	}
+	list, err := c.claims()
+	claims.count, claims.active = len(list), len(list)
+	for _, cl := range list {
+		if !cl.needed {
+			claims.active--
+		}
+	}
+	return
+}
+
+// A claim may be needed by a pod.
+type claim struct {
+	chosen
+	needed bool
+}
+
+// claims are the claims that there are, and whether something needs them: a pod names
+// them, or a manifest has them.
+func (c *cli) claims() ([]claim, error) {
+	items, _, err := c.objects(claimKind, "", nil)
+	if err != nil {
+		return nil, err
+	}
+	var pods v1.PodList
+	if err := c.fetch("/pods", nil, &pods); err != nil {
+		return nil, err
+	}
+	named := map[string]bool{}
+	for _, p := range pods.Items {
+		for _, v := range p.Spec.Volumes {
+			if v.PersistentVolumeClaim != nil {
+				named[p.Namespace+"/"+v.PersistentVolumeClaim.ClaimName] = true
+			}
+		}
+	}
+	list := []claim{}
+	for _, u := range items {
+		needed := u.GetAnnotations()[manifest.AnnotationSource] != manifest.SourceAPI || named[u.GetNamespace()+"/"+u.GetName()]
+		list = append(list, claim{chosen{target{claimKind, u.GetName()}, u.GetNamespace()}, needed})
+	}
+	return list, nil
+}
+
+var claimKind, _ = api.KindOf("PersistentVolumeClaim")
+
+// pruneAll removes pods that were applied or run and have ended, images that nothing uses,
+// and claims that no pod names. Stopped pods stay.
+func (c *cli) pruneAll(force, volumes bool) error {
+	what := "pods that have ended, and images that no container uses"
+	if volumes {
+		what = "pods that have ended, images that no container uses, and claims that no pod names, with what is in them"
+	}
+	if !force && !c.confirm("This removes "+what+". Go on? [y/N] ") {
+		return &exitError{exitFailure, "nothing was removed"}
+	}
+	var pods v1.PodList
+	if err := c.fetch("/pods", nil, &pods); err != nil {
+		return err
+	}
+	for i := range pods.Items {
+		p := &pods.Items[i]
+		a := p.Annotations
+		if podsync.Terminal(&p.Status) && a[manifest.AnnotationSource] == manifest.SourceAPI && a[workload.AnnotationWorkload] == "" {
+			if err := c.deleteOne(target{podKind, p.Name}, p.Namespace, deletion{grace: -1, ignore: true, wait: true, timeout: time.Minute}); err != nil {
+				return err
+			}
+		}
+	}
+	if volumes {
+		list, err := c.claims()
+		if err != nil {
+			return err
+		}
+		for _, cl := range list {
+			if cl.needed {
+				continue
+			}
+			if err := c.deleteOne(cl.target, cl.namespace, deletion{grace: -1, ignore: true}); err != nil {
+				return err
+			}
+			if err := os.RemoveAll(filepath.Join(c.agentRoot, "pvc", cl.namespace, cl.name)); err != nil {
+				return err
+			}
+		}
+	}
+	return c.pruneImages()
+}
+
+// confirm asks the user.
+func (c *cli) confirm(question string) bool {
+	fmt.Fprint(c.stderr, question)
+	answer, _ := bufio.NewReader(c.stdin).ReadString('\n') // no answer is none
+	return strings.EqualFold(strings.TrimSpace(answer), "y") || strings.EqualFold(strings.TrimSpace(answer), "yes")
+}
