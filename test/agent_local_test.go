@@ -107,7 +107,7 @@ func throughAPI(t *testing.T, a *agentProcess, address string) {
 		"/api/v1/nodes":                                                     `"Ready"`,
 		"/metrics":                                                          `(?ms)^kubelet_running_pods 1$.*^kubelet_runtime_operations_total\{operation_type="run_podsandbox"\} 1$`,
 		"/metrics/resource":                                                 `(?ms)^container_cpu_usage_seconds_total\{container="app",namespace="default",pod="web"\} \d+\.\d+$.*^container_memory_working_set_bytes\{container="app",.*^node_memory_working_set_bytes \d.*^pod_memory_working_set_bytes.*^resource_scrape_error 0$`,
-		"/metrics/cadvisor":                                                 `(?m)^container_`,
+		"/metrics/cadvisor":                                                 `(?m)^container_memory_working_set_bytes\{.*pod="web".*\} [0-9.e+]+$`, // of now
 		"/stats/summary":                                                    `"podRef":\{"name":"web","namespace":"default"`,
 	} {
 		if body, code := get(path, string(token)); code != http.StatusOK || !regexp.MustCompile(want).MatchString(body) {

@@ -196,7 +196,11 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 				labels[key] = m.LabelValues[i]
 			}
 		}
-		p.addAt(m.Name, strings.ToLower(m.MetricType.String()), d.Help, labels, float64(m.GetValue().GetValue()), time.Unix(0, m.Timestamp))
+		var at time.Time // 0: it was measured for this answer (CRI, Metric)
+		if m.Timestamp != 0 {
+			at = time.Unix(0, m.Timestamp)
+		}
+		p.addAt(m.Name, strings.ToLower(m.MetricType.String()), d.Help, labels, float64(m.GetValue().GetValue()), at)
 	}
 	for _, pod := range pods {
 		for _, m := range pod.Metrics {
