@@ -48,12 +48,12 @@ demo: all ## run a web server, its sidecar and what they need, and show it (root
 	@bin/demo -bin bin
 
 # Unpacked and not installed: the packages would start containerd and Prometheus as services.
-.cache/containerd .cache/prometheus: .cache/%:
+.cache/containerd .cache/prometheus .cache/busybox-static: .cache/%:
 	@mkdir -p .cache && cd .cache && { apt-get download -q $* && dpkg -x $*_*.deb $*.part && mv $*.part $*; } >/dev/null || \
 	echo "Debian's package of $* cannot be had: what is tested with it is not"
 	@rm -rf .cache/$*_*.deb .cache/$*.part
 
-test: all .cache/containerd .cache/prometheus ## run every test, those that touch the kernel included (root)
+test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, those that touch the kernel included (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
@@ -64,7 +64,7 @@ test: all .cache/containerd .cache/prometheus ## run every test, those that touc
 unit: ## run the tests that need no root, in a minute or two (ARGS="./server/... -run Exec")
 	@$(GO) test -tags "$(TAGS)" -short -p 4 -parallel 8 $(or $(ARGS),$$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
 
-race: .cache/containerd .cache/prometheus ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
+race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
 	@$(GO) build -o .cache/skips ./test/skips

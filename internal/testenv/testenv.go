@@ -115,6 +115,7 @@ var probes = map[string]func() error{
 	"power-cuts": func() error { return yes(os.Getenv("CRISP_POWER_CUTS") != "", "CRISP_POWER_CUTS is not set") },
 	"containerd": unpacked("containerd", "ctr"),
 	"promtool":   unpacked("prometheus", "promtool"),
+	"busybox":    unpacked("busybox-static", "busybox"),
 	"upgrade-from": func() error {
 		return yes(os.Getenv("UPGRADE_FROM") != "", "UPGRADE_FROM names no directory with the programs of another release")
 	},
@@ -234,7 +235,7 @@ func criu() error {
 func unpacked(deb, program string) func() error {
 	return func() error {
 		for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
-			if onPath(program, filepath.Join(dir, ".cache", deb, "usr/bin")) == nil {
+			if onPath(program, filepath.Join(dir, ".cache", deb, "usr/bin"), filepath.Join(dir, ".cache", deb, "bin")) == nil {
 				return nil
 			}
 		}

@@ -1,0 +1,313 @@
+package test
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"debug/elf"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+)
+
+// The commands of docs/quickstart.md do what it says, in its order: a reader can type
+// them. What it prints below a block is what the block's last command prints. Packages
+// and services are the machine's: their commands are the test's own (machine).
+func TestQuickstart(t *testing.T) {
+	steps, err := readSteps("../docs/quickstart.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(steps) < 20 {
+		t.Fatalf("only %d commands: is this the document?", len(steps))
+	}
+	q := newQuickstart(t)
+	for _, s := range steps {
+		q.step(s)
+		if t.Failed() {
+			return
+		}
+	}
+}
+
+// A quickStep is a command of the document.
+type quickStep struct {
+	line    int // in the document
+	command string
+	prints  []string // its lines, "…" is anything; nil if the document does not say
+}
+
+// readSteps returns the commands of a document's sh blocks. A text block says what the
+// command before it prints.
+func readSteps(path string) ([]quickStep, error) {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return nil, err
+	}
+	var steps []quickStep
+	block, end := "", ""
+	for i, line := range strings.Split(string(data), "\n") {
+		switch language, fence := strings.CutPrefix(line, "```"); {
+		case fence && end != "":
+			return nil, fmt.Errorf("%s:%d: no %s before the end of the block", path, i+1, end)
+		case fence && block != "":
+			block = ""
+		case fence && language != "sh" && language != "text":
+			return nil, fmt.Errorf("%s:%d: a block of %q is neither run nor compared", path, i+1, language)
+		case fence:
+			block = language
+		case block == "text":
+			last := &steps[len(steps)-1]
+			last.prints = append(last.prints, line)
+		case block == "sh" && end != "":
+			steps[len(steps)-1].command += "\n" + line
+			if line == end {
+				end = ""
+			}
+		case block == "sh":
+			steps = append(steps, quickStep{line: i + 1, command: line})
+			if _, word, here := strings.Cut(line, "<<'"); here {
+				end = strings.TrimSuffix(word, "'")
+			}
+		case strings.HasPrefix(line, "    "):
+			return nil, fmt.Errorf("%s:%d: an indented block is not run", path, i+1)
+		}
+	}
+	return steps, nil
+}
+
+// A quickstart is what the reader of the document has: a machine with crisp.
+type quickstart struct {
+	*testing.T
+	agent      *agentProcess
+	etc, work  string
+	busybox    string
+	prometheus string // directory of its programs
+}
+
+func newQuickstart(t *testing.T) *quickstart {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	q := &quickstart{T: t, work: t.TempDir()}
+	q.busybox = unpackedOr(t, "busybox-static", "bin", "busybox")
+	if f, err := elf.Open(q.busybox); err != nil {
+		t.Fatal(err)
+	} else if libraries, err := f.ImportedLibraries(); err != nil || len(libraries) > 0 || f.Close() != nil {
+		t.Skipf("needs a busybox that is linked statically: %s wants %v, %v", q.busybox, libraries, err)
+	}
+	q.prometheus = filepath.Dir(unpackedOr(t, "prometheus", "usr/bin", "promtool"))
+	if _, err := exec.LookPath("curl"); err != nil {
+		t.Skip("needs curl")
+	}
+	n, _ := startNode(t, q.prepare)
+	q.agent = &agentProcess{t: t, n: n, manifests: filepath.Join(q.etc, "crisp/pods")}
+	return q
+}
+
+// unpackedOr is a program of a Debian package that make test has unpacked, or that of
+// this machine.
+func unpackedOr(t *testing.T, pkg, dir, program string) string {
+	t.Helper()
+	unpacked, err := filepath.Abs(filepath.Join("../.cache", pkg, dir, program))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if exists(unpacked) {
+		return unpacked
+	}
+	path, err := exec.LookPath(program)
+	if err != nil {
+		t.Skipf("needs %s: neither on PATH nor in .cache/%s, where make test unpacks Debian's package", program, pkg)
+	}
+	return path
+}
+
+// prepare makes what packages bring: directories, Prometheus' configuration. Docker's
+// registry is one on loopback.
+func (q *quickstart) prepare(n *node, _ string) error {
+	q.etc = filepath.Join(n.dir, "etc")
+	for _, dir := range []string{"crisp/pods", "prometheus", "systemd/system"} {
+		if err := os.MkdirAll(filepath.Join(q.etc, dir), 0o755); err != nil {
+			return err
+		}
+	}
+	config, err := os.ReadFile(filepath.Join(q.prometheus, "../../etc/prometheus/prometheus.yml"))
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(filepath.Join(q.etc, "prometheus/prometheus.yml"), config, 0o644); err != nil {
+		return err
+	}
+	n.registry = newRegistry()
+	q.Cleanup(n.registry.close)
+	image, err := busyboxImage(q.busybox)
+	if err != nil {
+		return err
+	}
+	for _, tag := range []string{"1.36.1", "1.37.0"} {
+		if err := n.push("library/busybox:"+tag, image); err != nil {
+			return err
+		}
+	}
+	conf := fmt.Sprintf("[[registry]]\nlocation = \"docker.io\"\nblocked = false\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", n.registry.host())
+	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
+}
+
+// busyboxImage has what the document uses of Docker's image.
+func busyboxImage(program string) (v1.Image, error) {
+	data, err := os.ReadFile(program)
+	if err != nil {
+		return nil, err
+	}
+	headers := []*tar.Header{{Name: "bin/busybox", Mode: 0o755, Typeflag: tar.TypeReg}}
+	for _, applet := range []string{"sh", "ls", "httpd"} {
+		headers = append(headers, &tar.Header{Name: "bin/" + applet, Linkname: "busybox", Typeflag: tar.TypeSymlink})
+	}
+	l, err := layer(headers, [][]byte{data, nil, nil, nil})
+	if err != nil {
+		return nil, err
+	}
+	image, err := imageOf(l)
+	if err != nil {
+		return nil, err
+	}
+	return mutate.Config(image, v1.Config{Env: []string{"PATH=/bin"}, Cmd: []string{"sh"}})
+}
+
+// looks are the commands that change nothing: what they print may come later.
+var looks = regexp.MustCompile(`^(curl|crisp (get|why|status|logs|events|top)|promtool) `)
+
+// step runs a command, and again until it prints what it is to print.
+func (q *quickstart) step(s quickStep) {
+	q.Helper()
+	if q.machine(s) {
+		return
+	}
+	want := regexp.MustCompile(printed(s.prints))
+	for deadline := time.Now().Add(untilTime); ; time.Sleep(200 * time.Millisecond) {
+		out, err := q.sh(s.command)
+		out = strings.TrimSpace(out) + "\n"
+		if err == nil && (s.prints == nil || want.MatchString(out)) {
+			q.Logf("$ %s\n%s", s.command, out)
+			return
+		}
+		if !looks.MatchString(s.command) || s.prints == nil || time.Now().After(deadline) {
+			q.Errorf("quickstart.md:%d: %s\nprints\n%s%v, want\n%s", s.line, s.command, out, err, strings.Join(s.prints, "\n"))
+			return
+		}
+	}
+}
+
+// printed is a regular expression for what a command prints: these lines, where … is
+// anything, and alone on its line any number of lines. How wide columns are does not count.
+func printed(lines []string) string {
+	var b strings.Builder
+	b.WriteString(`^`)
+	for _, line := range lines {
+		if line == "…" {
+			b.WriteString(`(?:.*\n)*`)
+			continue
+		}
+		for i, part := range strings.Split(line, "…") {
+			if i > 0 {
+				b.WriteString(`.*`)
+			}
+			b.WriteString(regexp.QuoteMeta(part))
+		}
+		b.WriteString(`\s*\n`)
+	}
+	b.WriteString(`$`)
+	return b.String()
+}
+
+// sh runs a command as the reader would, with the paths of this instance.
+func (q *quickstart) sh(command string) (string, error) {
+	ctx, cancel := context.WithTimeout(q.Context(), untilTime)
+	defer cancel()
+	n := q.agent.n
+	paths := strings.NewReplacer("> /etc/", "> "+q.etc+"/", "mkdir -p /etc/", "mkdir -p "+q.etc+"/", "config /etc/", "config "+q.etc+"/")
+	cmd := exec.CommandContext(ctx, "bash", "-e", "-o", "pipefail", "-c", paths.Replace(command))
+	cmd.Dir = q.work
+	cmd.Env = append(os.Environ(), append(n.agentEnv(), "PATH="+n.binaries.dir+":"+q.prometheus+":"+os.Getenv("PATH"))...)
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// machine does by other means what needs the machine: packages are there, and services
+// are processes of the test. It reports whether the command is one of those.
+func (q *quickstart) machine(s quickStep) bool {
+	q.Helper()
+	n := q.agent.n
+	switch words := strings.Fields(s.command); {
+	case words[0] == "apt-get":
+		q.Logf("not run: %s: it changes the machine", s.command)
+	case words[0] != "systemctl":
+		return false
+	case s.command == "systemctl daemon-reload":
+	case s.command == "systemctl enable --now crisp-agent":
+		q.startAgent()
+	case s.command == "systemctl restart crisp crisp-agent":
+		q.agent.end(syscall.SIGTERM)
+		config, err := os.ReadFile(filepath.Join(q.etc, "crisp/config.toml"))
+		path := filepath.Join(n.dir, "crispd.toml")
+		if err = errors.Join(err, os.WriteFile(path, []byte(withInit(string(config))), 0o644), n.stopDaemon(syscall.SIGTERM), n.start(path, nil)); err != nil {
+			q.Fatal(err)
+		}
+		q.startAgent()
+	case s.command == "systemctl restart prometheus":
+		q.startPrometheus()
+	default:
+		q.Errorf("quickstart.md:%d: the test has nothing for %s", s.line, s.command)
+	}
+	return true
+}
+
+// startAgent starts the agent with the flags that the service has besides its manifests.
+func (q *quickstart) startAgent() {
+	q.Helper()
+	dropIns, err := filepath.Glob(filepath.Join(q.etc, "systemd/system/crisp-agent.service.d/*.conf"))
+	if err != nil {
+		q.Fatal(err)
+	}
+	for _, path := range dropIns {
+		const command = "\nExecStart=/usr/bin/crisp agent --manifests /etc/crisp/pods "
+		_, flags, ok := strings.Cut(string(read(q.T, path)), command)
+		if !ok {
+			q.Fatalf("%s has no line %s", path, command)
+		}
+		q.agent.flags = strings.Fields(flags)
+	}
+	q.agent.start()
+	q.agent.until(func() bool { _, code := q.agent.crisp("", "status"); return code == 0 }, "the agent answers")
+	if len(dropIns) == 0 {
+		q.Cleanup(func() { q.agent.end(syscall.SIGTERM) })
+	}
+}
+
+func (q *quickstart) startPrometheus() {
+	q.Helper()
+	var log bytes.Buffer
+	cmd := exec.Command(filepath.Join(q.prometheus, "prometheus"), "--config.file="+filepath.Join(q.etc, "prometheus/prometheus.yml"),
+		"--storage.tsdb.path="+filepath.Join(q.work, "metrics"), "--web.listen-address=127.0.0.1:9090")
+	cmd.Stdout, cmd.Stderr = &log, &log
+	if err := cmd.Start(); err != nil {
+		q.Fatal(err)
+	}
+	q.Cleanup(func() {
+		err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
+		if err != nil || q.Failed() {
+			q.Logf("prometheus: %v\n%s", err, log.String())
+		}
+	})
+}
