@@ -46,7 +46,22 @@ func TestAgentDocumentIsComplete(t *testing.T) {
 		}
 	}
 
-	// `package` TestA, TestB/part; `other` TestC
+	if named := namedTests(t, text); named < 200 {
+		t.Errorf("only %d tests are named: is this the document?", named)
+	}
+}
+
+// The tests that docs/why.md names exist.
+func TestWhyDocument(t *testing.T) {
+	if named := namedTests(t, string(read(t, "../docs/why.md"))); named < 30 {
+		t.Errorf("only %d tests are named: is this the document?", named)
+	}
+}
+
+// namedTests looks for the tests that a document names, and counts them: `package` TestA,
+// TestB/part; `other` TestC.
+func namedTests(t *testing.T, text string) int {
+	t.Helper()
 	named := 0
 	for _, m := range regexp.MustCompile("`((?:agent|cmd|internal|test)[\\w/]*)` (Test[\\w/]+(?:, (?:Test|/)[\\w/]+)*)").FindAllStringSubmatch(text, -1) {
 		files, err := filepath.Glob(filepath.Join("..", m[1], "*_test.go"))
@@ -75,7 +90,5 @@ func TestAgentDocumentIsComplete(t *testing.T) {
 			}
 		}
 	}
-	if named < 200 {
-		t.Errorf("only %d tests are named: is this the document?", named)
-	}
+	return named
 }
