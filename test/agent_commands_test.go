@@ -63,7 +63,7 @@ func TestAgentCommands(t *testing.T) {
 	streams(t, a)
 	imagesCome(t, a)
 
-	a.says(0, `pod/web deleted`, "stop", "pod/web", "--grace-period", "0")
+	a.says(0, `pod/web deleted`, "delete", "pod/web", "--grace-period", "0")
 	a.says(0, `no pods`, "get", "pods")
 	a.says(0, `secret/key deleted`, "delete", "secret/key")
 }
