@@ -117,11 +117,9 @@ func prepare(cgroup string, log *slog.Logger) {
 		log.Error("orphans of containers go to another process", "err", err)
 	}
 	rename("crisp-executor")
-	// Never killed for want of memory: on cgroup v2 libcontainer forks the init of an exec into
-	// the container's cgroup, and until that has executed its program it shares our memory. With
-	// memory.oom.group, which kubelets set, the kernel would kill it with the container's
-	// processes, and us with it. It spares those of this score, which the fork inherits.
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
+	// The last process of the node that the OOM killer would choose, but for those
+	// that it never does: -1000 would be inherited by what OCI runtimes start.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0); err != nil {
 		log.Info("oom score kept", "err", err)
 	}
 	if cgroup != "" {
