@@ -242,10 +242,11 @@ func (b *builtin) saveState(pid int, config *configs.Config, group map[string]st
 	if err != nil {
 		return err
 	}
-	config.Labels = append(config.Labels, fastLabel)
+	labelled := *config // libcontainer may have to start it after all, and has the same configuration
+	labelled.Labels = append(slices.Clip(config.Labels), fastLabel)
 	s := libcontainer.State{
 		BaseState: libcontainer.BaseState{
-			ID: b.id, Config: *config, InitProcessPid: pid, InitProcessStartTime: started, Created: time.Now().UTC(),
+			ID: b.id, Config: labelled, InitProcessPid: pid, InitProcessStartTime: started, Created: time.Now().UTC(),
 		},
 		CgroupPaths:    group,
 		NamespacePaths: make(map[configs.NamespaceType]string),

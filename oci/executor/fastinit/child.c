@@ -54,7 +54,7 @@ enum { SLOTS = 900 };
 
 // As in plan.go.
 enum step {
-	END, TREE, JOIN, JOINPATH, UNSHARE, WAIT, ROOT, FSMOUNT, NODE, LINK, DIRECTORY,
+	END, TREE, JOIN, JOINPATH, UNSHARE, WAIT, ROOT, FSMOUNT, NODE, LINK,
 	ATTACH, READONLY, MASK, ROOTREADONLY, DEVNULL, KEYRING, MAKECWD, PROCFS, FORK, PROCESS
 };
 
@@ -499,7 +499,6 @@ static const char *find(const char *name, char *const *env)
 	static char path[PATH_MAX];
 	const char *list = NULL;
 	struct stat st;
-	int denied = 0;
 	if (strchr(name, '/')) {
 		if (stat(name, &st) < 0)
 			fail_at(4, errno);
@@ -525,13 +524,11 @@ static const char *find(const char *name, char *const *env)
 						fail_at(7, EPERM);
 					return path;
 				}
-				denied = 1;
 			}
 		}
 		p = p[n] ? p + n + 1 : NULL;
 	}
-	(void)denied; // "not found", as other runtimes say
-	fail_at(6, ENOENT);
+	fail_at(6, ENOENT); // of one that may not be executed too, as other runtimes say
 }
 
 static void load_filter(const void *program, uint64_t size, uint64_t flags)
@@ -691,11 +688,6 @@ static void __attribute__((noreturn)) run(void)
 		case LINK:
 			link_in();
 			break;
-		case DIRECTORY: {
-			int dir = *slot_number();
-			need(mkdirat(dir, string(), 0755));
-			break;
-		}
 		case ATTACH:
 			attach_at();
 			break;

@@ -21,7 +21,6 @@ const (
 	stepMount
 	stepNode
 	stepLink
-	stepDirectory
 	stepAttach
 	stepReadonly
 	stepMask
