@@ -201,10 +201,14 @@ var verbs = map[string]func(s *script){
 		check(err)
 	},
 	"orphans": func(s *script) { child(true, []string{"litter", s.next()}) },
-	"litter": func(s *script) { // of orphans
+	"litter": func(s *script) { // of orphans, which end when all of them are there
+		r, w, err := os.Pipe()
+		check(err)
+		os.Stdin = r // theirs
 		for range number(s.next()) {
-			child(false, []string{"sleep", "100ms"})
+			child(false, []string{"echo-stdin"})
 		}
+		check(w.Close()) // nobody else has it
 	},
 	"stop-others": func(s *script) {
 		for {
