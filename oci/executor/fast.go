@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -109,7 +110,7 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 func (b *builtin) startFast(p *plan, plan *fastinit.Plan, w *wires, group map[string]string) (pid int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	m, err := manager.New(p.config.Cgroups)
+	m, err := manager.NewWithPaths(p.config.Cgroups, maps.Clone(group)) // it changes them
 	if err != nil {
 		return 0, err
 	}
@@ -131,9 +132,6 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, w *wires, group map[st
 	if err := adjust(child.Pid, p.config, p.process); err != nil {
 		return 0, err
 	}
-	if err := b.saveState(child.Pid, p.config, group); err != nil {
-		return 0, err
-	}
 	if err := child.Proceed(); err != nil {
 		return 0, oomKilled(m, err)
 	}
@@ -147,9 +145,9 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, w *wires, group map[st
 	return child.Pid, nil
 }
 
-// enterCgroups makes a container's cgroups and puts the child into them, when it waits. Before
-// that it makes devices: on cgroup v1 all are forbidden for a moment while the rules are set.
-// Only systemd wants the process first.
+// enterCgroups makes a container's cgroups, writes its state, and puts the child into the
+// cgroups when it waits. Before that it makes devices: on cgroup v1 all are forbidden for a
+// moment while the rules are set. Only systemd wants the process first.
 func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *plan, group map[string]string) error {
 	first := -1 // none yet
 	if p.config.Cgroups.Systemd {
@@ -163,6 +161,10 @@ func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *plan
 	}
 	if err := m.Set(p.config.Cgroups.Resources); err != nil {
 		return fmt.Errorf("error setting cgroup config: %w", err)
+	}
+	// The child is still at its mounts, in the most common case.
+	if err := b.saveState(child.Pid, p.config, group); err != nil {
+		return err
 	}
 	if first < 0 {
 		if err := child.Await(); err != nil {

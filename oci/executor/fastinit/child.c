@@ -61,6 +61,7 @@ enum step {
 static const char *plan, *plan_end;
 static uint64_t step_number;
 static int slot[SLOTS];
+static int root_dir = -1; // the container's root directory, see in_root
 
 // A report is what the executor reads from SYNC.
 struct report {
@@ -148,23 +149,23 @@ static long mount_setattr(int dir, const char *path, unsigned flags, uint64_t se
 	return syscall(SYS_mount_setattr, dir, path, flags, &a, sizeof a);
 }
 
-// in_root opens a path of the container; "resolve" are further RESOLVE_ flags.
+// in_root opens a path of the container; "resolve" are further RESOLVE_ flags. Nothing is
+// mounted at the root directory itself after the first call (attach_at refuses that).
 static int in_root(const char *path, uint64_t flags, uint64_t resolve)
 {
 	struct open_how how = {
 		.flags = flags | O_CLOEXEC,
 		.resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS | resolve,
 	};
-	int root = need(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC)), fd, e;
+	int fd;
+	if (root_dir < 0)
+		root_dir = need(open("/", O_PATH | O_DIRECTORY | O_CLOEXEC));
 	// EAGAIN: something was renamed or mounted, anywhere, while ".." was looked up.
 	for (int tries = 0; tries < 1000; tries++) {
-		fd = (int)syscall(SYS_openat2, root, path, &how, sizeof how);
+		fd = (int)syscall(SYS_openat2, root_dir, path, &how, sizeof how);
 		if (fd >= 0 || errno != EAGAIN)
 			break;
 	}
-	e = errno;
-	close(root);
-	errno = e;
 	return fd;
 }
 
