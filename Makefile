@@ -58,6 +58,7 @@ test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
 	CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
+	CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
 
 # What neither root nor a kernel's facilities are needed for. Most of it waits: more tests
 # run at a time than there are processors.

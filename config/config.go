@@ -79,7 +79,7 @@ type Config struct {
 	// FastInit lets a first process that is written in C start containers and execs,
 	// which takes a third of the time that libcontainer's own takes. What it does not know
 	// (user namespaces, terminals, SELinux, hooks, shared mounts, profiles that notify)
-	// is left to libcontainer, as is everything where CRIU is installed. Default false.
+	// is left to libcontainer, as is everything where CRIU is installed. Default true.
 	FastInit bool `toml:"fast_init"`
 	// HooksDirs are searched for the files of oci-hooks(5), which add hooks to
 	// containers; a file of the same name in a later directory wins. Default:

@@ -76,6 +76,7 @@ func (c *Config) setDefaults(src Source) {
 		"SETPCAP", "NET_BIND_SERVICE", "NET_RAW", "SYS_CHROOT", "MKNOD", "AUDIT_WRITE", "SETFCAP"}
 	c.Log = Log{Level: "info", Format: "auto"}
 	c.SELinux = true
+	c.FastInit = true
 	c.CNI.DefaultNetwork = Automatic
 	c.CNI.BinDirs = []string{"/opt/cni/bin", "/usr/lib/cni", "/usr/libexec/cni"}
 	if src.OwnCNI != "" {

@@ -100,17 +100,17 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 	return n, config
 }
 
-// withInit adds to a configuration, behind its last top-level key, that the fast init starts
+// withInit adds to a configuration, behind its last top-level key, that libcontainer starts all
 // containers, if the tests are to run with it (docs/hacking.md).
 func withInit(config string) string {
-	if os.Getenv("CRISP_TEST_INIT") != "fast" {
+	if os.Getenv("CRISP_TEST_INIT") != "libcontainer" {
 		return config
 	}
 	at := len(config)
 	if i := strings.Index("\n"+config, "\n["); i >= 0 {
 		at = i
 	}
-	return config[:at] + "fast_init = true\n" + config[at:]
+	return config[:at] + "fast_init = false\n" + config[at:]
 }
 
 func newNode(workdir string, b binaries) (*node, error) {

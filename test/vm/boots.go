@@ -72,7 +72,14 @@ var powerCuts = func() tests {
 var fastInit = func() tests {
 	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestFastInitHome",
 		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything")
-	t.env = []string{"CRISP_TEST_INIT=fast", "PATH=/usr/bin:/bin"}
+	t.env = []string{"PATH=/usr/bin:/bin"}
+	return t
+}()
+
+// fastScripts are scripts with it, on a node with AppArmor.
+var fastScripts = func() tests {
+	t := exactly("test", "TestScript/apparmor", "TestScript/pod_runs", "TestScript/exec_timeout")
+	t.env = fastInit.env
 	return t
 }()
 
@@ -97,6 +104,7 @@ var boots = []boot{
 			{"executor", quick, 15 * time.Minute, exactly("oci/executor",
 				"TestSystemd", "TestOOM", "TestUpdate", "TestUpdateIsWholeOrNothing", "TestUpdateBelowUse", "TestUpdateOOMScore", "TestKillFrozen", "TestEndTakesEverything")},
 			{"fastinit", quick, 15 * time.Minute, fastInit},
+			{"fastscripts", quick, 15 * time.Minute, fastScripts},
 			{"scripts", quick, 20 * time.Minute, exactly("test",
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/handler_crun", "TestScript/pod_runs")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestServiceRestarts")},
