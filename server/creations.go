@@ -105,7 +105,6 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 			return "", err
 		}
 		defer cs.leave(c)
-		stage.Follow(ctx, c.stages)
 		select {
 		case <-c.done:
 		case <-ctx.Done():
@@ -184,6 +183,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 			return nil, false, fault.Exists.Errorf("%s name %s is taken by a request with another configuration, %s", cs.what, name, c.progress())
 		}
 		c.waiting++
+		stage.Follow(ctx, c.stages)
 		return c, false, nil
 	}
 	stopping := fault.Unavailable.Errorf("%s %s: crispd is stopping", cs.what, name)
@@ -197,7 +197,9 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 	id := c.id // build may replace it
 	cs.byName[name] = c
 	cs.hidden[id] = struct{}{}
+	caller := ctx
 	ctx, c.stages = stage.Fork(context.WithoutCancel(ctx))
+	stage.Follow(caller, c.stages)
 	ctx, c.cancel = context.WithCancel(ctx)
 	stop := context.AfterFunc(cs.ctx, c.cancel)
 	begun := cs.work.run(func() {

@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // A bench is creations with a build step that takes as long as a test wants.
@@ -438,5 +439,36 @@ func TestUndoneForNobodyElse(t *testing.T) {
 		}
 		b.stop()
 		b.work.wait()
+	})
+}
+
+// A call shows what is done for it from the moment at which that begins.
+func TestStagesOfWorkAreSeenAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBench(t)
+		ctx, log := stage.With(t.Context(), nil)
+		for _, c := range []string{"mine", "joined"} {
+			_, mine, err := b.join(ctx, "a", &cri.Container{}, func(ctx context.Context, c *creation) error {
+				stage.Next(ctx, "build")
+				time.Sleep(time.Minute)
+				return nil
+			})
+			synctest.Wait()
+			if spans := log.Spans(); err != nil || mine != (c == "mine") || len(spans) == 0 || spans[0].Name != "build" {
+				t.Errorf("%s: %v; the call's stages are %v", c, err, spans)
+			}
+			ctx, log = stage.With(t.Context(), nil)
+		}
+		ts := tasks{ctx: context.Background(), work: &b.work}
+		_, _, err := ts.join(ctx, "a", func(ctx context.Context) error {
+			stage.Next(ctx, "task")
+			time.Sleep(time.Minute)
+			return nil
+		})
+		synctest.Wait()
+		if spans := log.Spans(); err != nil || len(spans) == 0 || spans[0].Name != "task" {
+			t.Errorf("task: %v; the call's stages are %v", err, spans)
+		}
+		time.Sleep(time.Hour)
 	})
 }

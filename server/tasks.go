@@ -56,7 +56,6 @@ func (ts *tasks) alone(ctx context.Context, key string, work func(context.Contex
 
 // wait returns how t ended, or an error if the caller stopped waiting.
 func (t *task) wait(ctx context.Context, key string) error {
-	stage.Follow(ctx, t.stages)
 	select {
 	case <-t.done:
 		return t.err
@@ -70,13 +69,16 @@ func (ts *tasks) join(ctx context.Context, key string, work func(context.Context
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	if t, ok := ts.byKey[key]; ok {
+		stage.Follow(ctx, t.stages)
 		return t, false, nil
 	}
 	if ts.byKey == nil {
 		ts.byKey = make(map[string]*task)
 	}
 	t = &task{done: make(chan struct{})}
+	caller := ctx
 	ctx, t.stages = stage.Fork(context.WithoutCancel(ctx))
+	stage.Follow(caller, t.stages)
 	ctx, cancel := context.WithTimeout(ctx, taskLife)
 	stop := context.AfterFunc(ts.ctx, cancel)
 	begun := ts.work.run(func() {
