@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -336,4 +337,45 @@ func FuzzDecode(f *testing.F) {
 			t.Errorf("accepted %q", spoilt)
 		}
 	})
+}
+
+// A draft is a record until the machine is restarted, or Save has replaced it; one that a power
+// cut has left in part is none, and no corrupt one either.
+func TestDraft(t *testing.T) {
+	dir := t.TempDir()
+	m, _ := openTest(t, dir, "boot")
+	for _, id := range []string{"kept", "saved", "removed", "torn"} {
+		if err := m.Draft("kind", id, thing{Name: "draft of " + id}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := m.Save("kind", "saved", thing{Name: "saved"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Remove("kind", "removed"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(filepath.Join(dir, "kind", "torn", "draft.json"), 20); err != nil {
+		t.Fatal(err)
+	}
+	m, _ = openTest(t, dir, "boot")
+	ids, err := m.IDs("kind")
+	if want := []string{"kept", "saved"}; err != nil || !slices.Equal(ids, want) {
+		t.Errorf("IDs are %q, %v, not %q", ids, err, want)
+	}
+	for id, want := range map[string]string{"kept": "draft of kept", "saved": "saved"} {
+		var got thing
+		if err := m.Load("kind", id, &got); err != nil || got.Name != want {
+			t.Errorf("%s is %q, %v", id, got.Name, err)
+		}
+	}
+	if err := m.Load("kind", "torn", new(thing)); !errors.Is(err, fault.NotFound) {
+		t.Errorf("torn: %v", err)
+	}
+	if _, err := os.Stat(filepath.Join(dir, "quarantine")); err == nil {
+		t.Error("a draft was taken for a corrupt record")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "kind", "saved", "draft.json")); err == nil {
+		t.Error("the draft of a saved record is still there")
+	}
 }

@@ -19,8 +19,30 @@ import (
 
 const (
 	recordFile = "record.json"
+	draftFile  = "draft.json"
 	quarantine = "quarantine"
 )
+
+// Draft writes v as the record id of kind, which does not exist yet, for as long as the machine
+// is not restarted: it is not synced, and a power cut may take it along. Save replaces it. The
+// error is that of Save.
+func (m *Manager) Draft(kind, id string, v any) error {
+	dir, err := m.recordDir(kind, id)
+	if err != nil {
+		return err
+	}
+	data, err := encode(v)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err == nil {
+		err = atomicfile.WriteVolatile(filepath.Join(dir, draftFile), data, 0o600)
+	}
+	if err != nil {
+		return fmt.Errorf("draft record %s/%s: %w", kind, id, err)
+	}
+	return nil
+}
 
 // Save writes v, as JSON, as the record id of kind and returns once it is on
 // disk. The error is fault.Invalid if kind or id is not a plain file name.
@@ -48,6 +70,9 @@ func (m *Manager) Save(kind, id string, v any) error {
 	err = atomicfile.Write(path, data, 0o600)
 	if err := errors.Join(err, <-named); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
+	}
+	if first {
+		os.Remove(filepath.Join(dir, draftFile)) // if it stays, nobody reads it
 	}
 	return nil
 }
@@ -80,7 +105,10 @@ func (m *Manager) Load(kind, id string, v any) error {
 	path := filepath.Join(dir, recordFile)
 	data, err := atomicfile.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return fault.NotFound.Errorf("no record %s/%s", kind, id)
+		if data = draftIn(dir); data == nil {
+			return fault.NotFound.Errorf("no record %s/%s", kind, id)
+		}
+		err = nil
 	}
 	if err != nil && !atomicfile.Damaged(err) {
 		return fmt.Errorf("load record %s/%s: %w", kind, id, err)
@@ -126,7 +154,10 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		removeTemps(dir)
 		data, err := atomicfile.Read(filepath.Join(dir, recordFile))
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // the first Save was interrupted
+			if data = draftIn(dir); data == nil {
+				continue // the first Save was interrupted
+			}
+			err = nil
 		}
 		if err != nil && !atomicfile.Damaged(err) {
 			return nil, fmt.Errorf("list records of %s: %w", kind, err)
@@ -155,8 +186,10 @@ func (m *Manager) Remove(kind, id string) error {
 	if err != nil {
 		return err
 	}
-	if err := os.Remove(filepath.Join(dir, recordFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
+	for _, name := range []string{draftFile, recordFile} {
+		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
+		}
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
@@ -167,6 +200,7 @@ func (m *Manager) Remove(kind, id string) error {
 // setAside moves a corrupt record to quarantine, where somebody may look at it.
 func (m *Manager) setAside(kind, id, path string, why error) {
 	to := filepath.Join(m.dir, quarantine, fmt.Sprintf("%s-%s.%d.json", kind, id, time.Now().UnixNano()))
+	os.Remove(filepath.Join(filepath.Dir(path), draftFile)) // of an earlier time
 	err := os.MkdirAll(filepath.Dir(to), 0o700)
 	if err == nil {
 		err = os.Rename(path, to)
@@ -177,12 +211,27 @@ func (m *Manager) setAside(kind, id, path string, why error) {
 	m.log.Error("record was corrupt and moved aside", "kind", kind, "id", id, "to", to, "err", why)
 }
 
-// removeTemps removes the temporary files of interrupted Saves from a record's
+// draftIn returns the draft in a record's directory; nil: there is none that is whole. What a
+// power cut has left of one is worth nothing.
+func draftIn(dir string) []byte {
+	data, err := atomicfile.Read(filepath.Join(dir, draftFile))
+	if err == nil {
+		_, err = decode(data)
+	}
+	if err != nil && newer(draftFile, err) == nil {
+		return nil
+	}
+	return data
+}
+
+// removeTemps removes the temporary files of interrupted Saves and Drafts from a record's
 // directory. One that cannot be removed does no harm.
 func removeTemps(dir string) {
-	left, _ := filepath.Glob(filepath.Join(dir, "."+recordFile+".*.tmp"))
-	for _, path := range left {
-		os.Remove(path)
+	for _, name := range []string{recordFile, draftFile} {
+		left, _ := filepath.Glob(filepath.Join(dir, "."+name+".*.tmp"))
+		for _, path := range left {
+			os.Remove(path)
+		}
 	}
 }
 

@@ -42,6 +42,11 @@ func (m *Manager) refuseNewer() error {
 	if err != nil {
 		return err
 	}
+	drafts, err := filepath.Glob(filepath.Join(m.dir, "*", "*", draftFile))
+	if err != nil {
+		return err
+	}
+	paths = append(paths, drafts...)
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {

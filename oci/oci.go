@@ -52,6 +52,7 @@ import (
 
 // Records keeps durable records; *checkpoint.Manager is one.
 type Records interface {
+	Draft(kind, id string, v any) error // a first one, which a power cut may take along
 	Save(kind, id string, v any) error
 	Load(kind, id string, v any) error // fault.NotFound; fault.WrongState: a newer crispd's
 	IDs(kind string) ([]string, error) // corrupt ones are quarantined and left out; fault.WrongState as Load

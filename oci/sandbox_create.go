@@ -41,7 +41,8 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	rec := &sandboxRecord{CreatedAt: r.now(), Config: cfg}
 	sb := r.newSandbox(cfg.ID, rec)
 	steps.Add("sandbox", func() error { return sb.rollBack(ctx) })
-	if err := r.o.Records.Save(sandboxKind, sb.id, rec); err != nil {
+	// Nobody is told of the sandbox before Ready, which saves it.
+	if err := r.o.Records.Draft(sandboxKind, sb.id, rec); err != nil {
 		return nil, fmt.Errorf("save sandbox %s: %w", sb.id, err)
 	}
 	r.sandboxes.add(sb)
