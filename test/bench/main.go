@@ -111,7 +111,7 @@ func parseFlags(args []string) (options, error) {
 		o.engines = append(o.engines, e)
 		return err
 	})
-	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of; may be one of which only -json has samples (default the first)")
+	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of, but those whose names begin with its own and a dash, which are variants of it; may be one of which only -json has samples (default the first)")
 	fs.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/busybox:1.29-2", "image of the containers; it needs sleep and true")
 	fs.StringVar(&o.pullImage, "pull-image", "", "image to measure pulls of; none, no pull phase")
 	fs.StringVar(&o.rootfs, "rootfs", "", "`directory` with /bin/sleep and /bin/true for -engine")

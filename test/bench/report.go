@@ -144,11 +144,16 @@ func (s *series) p50(name string) float64 { return percentile(s.Samples[name], 5
 // moreIsBetter tells of which units a runtime wants many.
 func moreIsBetter(unit string) bool { return strings.HasSuffix(unit, "/s") }
 
+// isOwn reports whether a name is the subject's, or that of a variant of it, and not a peer's: "crisp-v2" is one of "crisp".
+func isOwn(subject, name string) bool {
+	return subject != "" && (name == subject || strings.HasPrefix(name, subject+"-"))
+}
+
 // best is the peer with the best p50, "" if none has samples.
 func (s *series) best(subject string, names []string) string {
 	best := ""
 	for _, n := range names {
-		if n == subject || len(s.Samples[n]) == 0 {
+		if isOwn(subject, n) || len(s.Samples[n]) == 0 {
 			continue
 		}
 		if best == "" || s.p50(n) < s.p50(best) != moreIsBetter(s.Unit) {

@@ -114,6 +114,21 @@ func TestBest(t *testing.T) {
 	}
 }
 
+// A variant of the subject is no peer, and has a ratio of its own.
+func TestVariants(t *testing.T) {
+	r := sampleReport(t)
+	r.Names = append(r.Names, "crisp-v2")
+	r.add("One restricted pod, host network", "StartContainer", "ms", "crisp-v2", 5)
+	const want = `
+| One restricted pod, host network | crisp | containerd | crisp-v2 | crisp : best peer | must reach | crisp-v2 : best peer | must reach |
+|---|---|---|---|---|---|---|---|
+| StartContainer, ms | 10 (10–20) | 40 (40–80) | 5 | 0.25 × containerd | ≤ 0.90 ✓ | 0.12 × containerd | ≤ 0.90 ✓ |
+`
+	if got := r.markdown(); !strings.Contains(got, want) {
+		t.Errorf("have\n%s\nnot\n%s", got, want)
+	}
+}
+
 func TestSaveAndLoad(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "bench.json")
 	had := sampleReport(t)

@@ -45,13 +45,17 @@ func (r *report) columns(group string) []string {
 	})
 }
 
-// table has a column for each name, and where the subject has peers one for the ratio to the best and one for the goal.
+// table has a column for each name, and where the subject has peers one for the ratio to the best and one for the goal, for it and for
+// each variant of it.
 func (r *report) table(b *strings.Builder, group string) {
 	names := r.columns(group)
-	compared := len(names) > 1 && slices.Contains(names, r.Subject)
+	var own []string
+	if slices.Contains(names, r.Subject) && slices.ContainsFunc(names, func(n string) bool { return !isOwn(r.Subject, n) }) {
+		own = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return !isOwn(r.Subject, n) })
+	}
 	head := append([]string{group}, names...)
-	if compared {
-		head = append(head, r.Subject+" : best peer", "must reach")
+	for _, n := range own {
+		head = append(head, n+" : best peer", "must reach")
 	}
 	header(b, head)
 	for _, s := range r.Series {
@@ -62,8 +66,8 @@ func (r *report) table(b *strings.Builder, group string) {
 		for _, n := range names {
 			cells = append(cells, cell(s.Samples[n]))
 		}
-		if compared {
-			ratio, must := s.comparison(r.Subject, names)
+		for _, n := range own {
+			ratio, must := s.comparison(n, s.best(r.Subject, names))
 			cells = append(cells, ratio, must)
 		}
 		line(b, cells)
@@ -88,10 +92,9 @@ func (s *series) title() string {
 	return s.Name + ", " + s.Unit
 }
 
-// comparison has the subject's p50 beside that of its best peer, and whether a goal is reached; "" for what there is not.
-func (s *series) comparison(subject string, names []string) (ratio, must string) {
-	own, best := s.p50(subject), s.best(subject, names)
-	other := s.p50(best)
+// comparison has the p50 of name beside that of the best peer, and whether a goal is reached; "" for what there is not.
+func (s *series) comparison(name, best string) (ratio, must string) {
+	own, other := s.p50(name), s.p50(best)
 	if !math.IsNaN(own) && other > 0 {
 		ratio = fmt.Sprintf("%.2f × %s", own/other, best)
 	}
@@ -194,7 +197,7 @@ func (r *report) manyTable(b *strings.Builder) {
 			}
 		}
 		must := ""
-		if c.name == r.Subject {
+		if isOwn(r.Subject, c.name) {
 			must = c.verdict()
 		}
 		line(b, append(cells, number(c.growth()), must))
