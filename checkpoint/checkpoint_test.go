@@ -379,3 +379,37 @@ func TestDraft(t *testing.T) {
 		t.Error("the draft of a saved record is still there")
 	}
 }
+
+// After a power cut the beginning of a record, or zeros, is one whose first Save did not return;
+// what is damaged otherwise is corrupt then too.
+func TestPartOfRecord(t *testing.T) {
+	dir := t.TempDir()
+	m, _ := openTest(t, dir, "boot 1")
+	damage := map[string]func([]byte) []byte{
+		"cut":     func(b []byte) []byte { return b[:len(b)/2] },
+		"empty":   func([]byte) []byte { return nil },
+		"zeros":   func(b []byte) []byte { return make([]byte, len(b)) },
+		"flipped": func(b []byte) []byte { return bytes.Replace(b, []byte("name of"), []byte("game of"), 1) },
+	}
+	for id, do := range damage {
+		if err := m.Save("kind", id, thing{Name: "name of " + id}); err != nil {
+			t.Fatal(err)
+		}
+		path := filepath.Join(dir, "kind", id, recordFile)
+		data, err := os.ReadFile(path)
+		if err == nil {
+			err = os.WriteFile(path, do(data), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	m, _ = openTest(t, dir, "boot 2")
+	if ids, err := m.IDs("kind"); err != nil || len(ids) > 0 {
+		t.Errorf("IDs are %q, %v", ids, err)
+	}
+	aside, _ := filepath.Glob(filepath.Join(dir, quarantine, "*"))
+	if len(aside) != 1 || !strings.Contains(aside[0], "kind-flipped.") {
+		t.Errorf("in quarantine are %q", aside)
+	}
+}

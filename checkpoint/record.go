@@ -67,7 +67,11 @@ func (m *Manager) Save(kind, id string, v any) error {
 	} else {
 		named <- nil
 	}
-	err = atomicfile.Write(path, data, 0o600)
+	write := atomicfile.Write
+	if first {
+		write = atomicfile.WriteNew // see IDs
+	}
+	err = write(path, data, 0o600)
 	if err := errors.Join(err, <-named); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
@@ -131,7 +135,8 @@ func (m *Manager) Load(kind, id string, v any) error {
 }
 
 // IDs lists the records of kind in ascending order. It removes the leftovers of
-// interrupted Saves, and moves corrupt records aside, logs them and leaves them out.
+// interrupted Saves, to which after a power cut belong parts of records, and moves
+// corrupt records aside, logs them and leaves them out.
 // The error is fault.WrongState for a record of a newer crispd. A record that cannot
 // be read for reasons of the machine is an error too: it is not corrupt.
 func (m *Manager) IDs(kind string) ([]string, error) {
@@ -167,6 +172,10 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		}
 		if err := newer(filepath.Join(dir, recordFile), err); err != nil {
 			return nil, err
+		}
+		if err != nil && m.boot == Unclean && atomicfile.IsPart(data, err) {
+			os.Remove(filepath.Join(dir, recordFile)) // the first Save did not return
+			continue
 		}
 		if err != nil {
 			m.setAside(kind, e.Name(), filepath.Join(dir, recordFile), err)

@@ -105,6 +105,10 @@ func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
 // afterPowerCut opens what is left on the disk below dir.
 func afterPowerCut(t *testing.T, dir string, safe []string) error {
 	ctx := t.Context()
+	mark := filepath.Join(dir, "boot.json") // of the kernel that was running
+	if err := os.WriteFile(mark, []byte(`{"bootID":"before","clean":false}`), 0o600); err != nil {
+		return err
+	}
 	records, err := recordsAt(dir)
 	if err != nil {
 		return err

@@ -1,8 +1,10 @@
 // Package atomicfile replaces files whole: a reader, or the machine after a
-// power cut, finds either the old content or the new, never a part.
+// power cut, finds either the old content or the new, never a part. Only a new
+// file may be there in part after a power cut, if its maker says so (WriteNew).
 package atomicfile
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -18,6 +20,31 @@ import (
 // orders nothing).
 func Write(path string, data []byte, perm os.FileMode) error {
 	return replace(path, data, perm, true)
+}
+
+// WriteNew is Write of a file that does not exist yet, in half the time: the file and its name
+// are synced side by side, and a journal commits both at once. The price: after a power cut
+// before it returns, the file may be there in part (IsPart).
+func WriteNew(path string, data []byte, perm os.FileMode) (err error) {
+	if err := replace(path, data, perm, false); err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			os.Remove(path)
+		}
+	}()
+	named := make(chan error, 1)
+	go func() { named <- SyncDir(filepath.Dir(path)) }()
+	err = syncAt(path)
+	return errors.Join(err, <-named)
+}
+
+// IsPart reports whether data is what a power cut can leave of a file that was being written
+// by WriteNew: nothing, zeros, or its beginning, err being what its JSON decoder says of it.
+func IsPart(data []byte, err error) bool {
+	var syntax *json.SyntaxError
+	return len(bytes.Trim(data, "\x00")) == 0 || errors.As(err, &syntax) && syntax.Offset >= int64(len(data))
 }
 
 // WriteVolatile is Write without the syncs: whole for every reader, and lost with
@@ -112,11 +139,13 @@ func MakeDirs(path string, perm os.FileMode) error {
 }
 
 // SyncDir makes the names in the directory at path durable.
-func SyncDir(path string) error {
-	d, err := os.Open(path)
+func SyncDir(path string) error { return syncAt(path) }
+
+func syncAt(path string) error {
+	f, err := os.Open(path)
 	if err != nil {
 		return err
 	}
-	defer d.Close()
-	return d.Sync()
+	defer f.Close()
+	return f.Sync()
 }

@@ -81,7 +81,8 @@ func (c Case) order(ops []filetrace.Op) []int {
 }
 
 // RecordLanes is a Lane for records of package checkpoint below dir, "" or a path that
-// ends with a slash: the name of a new record is synced while the record is written.
+// ends with a slash: the name of a new record's directory is synced while the record is
+// written, and its own name while it is synced.
 func RecordLanes(dir string, kinds ...string) func(op filetrace.Op) string {
 	return func(op filetrace.Op) string {
 		if op.Kind == filetrace.Mkdir || op.Kind == filetrace.Remove {
@@ -91,6 +92,8 @@ func RecordLanes(dir string, kinds ...string) func(op filetrace.Op) string {
 			switch path := filepath.Clean(dir + kind); {
 			case op.Kind == filetrace.Fsync && (op.Path == path || op.Path == filepath.Dir(path)):
 				return "names"
+			case op.Kind == filetrace.Fsync && filepath.Dir(op.Path) == path:
+				return "record's name"
 			case strings.HasPrefix(op.Path, path+"/"):
 				return "record"
 			}
