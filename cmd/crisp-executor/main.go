@@ -117,9 +117,17 @@ func prepare(cgroup string, log *slog.Logger) {
 		log.Error("orphans of containers go to another process", "err", err)
 	}
 	rename("crisp-executor")
-	// The last process of the node that the OOM killer would choose, but for those
-	// that it never does: -1000 would be inherited by what OCI runtimes start.
-	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-999"), 0); err != nil {
+	// With -1000 the kernel never kills us for want of memory, and nothing that shares our
+	// memory, which is what this is about. On cgroup v2 libcontainer has an exec born in the
+	// container's cgroup (CLONE_INTO_CGROUP), and as Go forks with CLONE_VM | CLONE_VFORK it has
+	// our memory until its execve. Where memory.oom.group is set, as kubelets do, the kernel
+	// kills all processes of the cgroup, and whoever shares the memory of one of them, whatever
+	// the score of that is (mm/oom_kill.c, __oom_kill_process). But it passes over those members
+	// that have -1000 themselves (oom_kill_memcg_member), as the fork does that inherits it.
+	//
+	// What stays alive has its own score: libcontainer's children set theirs before they are
+	// anything else, fastinit's are given it, and oomscore starts all other programs.
+	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		log.Info("oom score kept", "err", err)
 	}
 	if cgroup != "" {

@@ -34,7 +34,7 @@ var layers = map[string][][]string{
 		{"imagetest"},
 	},
 	"oci": {
-		{"wire", "executor/fastinit"},
+		{"wire", "executor/fastinit", "executor/oomscore"},
 		{".", "executor"},
 		{"ocitest"},
 	},

@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/oci/executor/fastinit"
+	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
 // A seccomp profile is compiled by libcontainer, which loads the program into the kernel at
@@ -45,8 +46,7 @@ func compile(profile *configs.Seccomp) (*fastinit.Filter, error) {
 	theirs := os.NewFile(uintptr(fds[1]), "listener")
 	defer theirs.Close()
 	var out bytes.Buffer
-	cmd := exec.Command("/proc/self/exe", CompileArg)
-	cmd.Args[0] = "crisp-executor"
+	cmd := oomscore.Set(&exec.Cmd{Path: oomscore.Program, Args: []string{"crisp-executor", CompileArg}}, 0)
 	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(data), &out, []*os.File{theirs}
 	if err := cmd.Start(); err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
 // CRIU is a program that libcontainer runs, one process for each dump and each restore.
@@ -67,7 +68,7 @@ func (p *criu) ready(ctx context.Context) error {
 	if p.path == path && p.mod.Equal(info.ModTime()) {
 		return nil
 	}
-	out, err := exec.CommandContext(ctx, path, "check").CombinedOutput()
+	out, err := oomscore.Set(exec.CommandContext(ctx, path, "check"), 0).CombinedOutput()
 	if err != nil {
 		return fault.WrongState.Errorf("CRIU does not work on this host: criu check: %w: %s", err, lastLines(out, 3))
 	}
@@ -189,7 +190,7 @@ func unlock(init *child, bound time.Duration) error {
 	call := func(stdin, name string, args ...string) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), bound)
 		defer cancel()
-		cmd := exec.CommandContext(ctx, name, args...)
+		cmd := oomscore.Set(exec.CommandContext(ctx, name, args...), 0)
 		cmd.Stdin, cmd.WaitDelay = strings.NewReader(stdin), time.Second
 		out, err := cmd.CombinedOutput()
 		if ctx.Err() != nil {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
 // An engine is an OCI runtime, a program such as runc or crun, in place of libcontainer for one
@@ -38,6 +39,7 @@ type engine struct {
 	Systemd bool              // systemd makes its cgroups
 	OwnPID  bool              // as container.ownPID
 	Cgroups map[string]string // as container.ref.Cgroups
+	Score   int               // oom_score_adj of the program and of what it starts, its hooks too
 
 	all *engines
 	id  string
@@ -72,6 +74,9 @@ func (a *engines) create(id, path string, systemd bool, config *configs.Config) 
 	e := &engine{
 		Path: path, Systemd: systemd, OwnPID: config.Namespaces.IsPrivate(configs.NEWPID),
 		Cgroups: groups.GetPaths(), all: a, id: id, dir: a.bundle(id),
+	}
+	if config.OomScoreAdj != nil {
+		e.Score = *config.OomScoreAdj
 	}
 	if err := os.MkdirAll(e.dir, 0o700); err != nil {
 		return nil, err
@@ -130,7 +135,7 @@ func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...s
 	if e.Systemd {
 		all = append(all, "--systemd-cgroup")
 	}
-	cmd := exec.Command(e.Path, append(all, args...)...)
+	cmd := oomscore.Set(exec.Command(e.Path, append(all, args...)...), e.Score)
 	cmd.Dir = e.dir
 	cmd.Env = append(os.Environ(), owner(e.all.root, e.id))
 	cmd.ExtraFiles = extra
@@ -185,7 +190,7 @@ func (e *engine) pidOf(file string) (int, error) {
 }
 
 // update implements ociRuntime.
-func (e *engine) update(r *specs.LinuxResources) error {
+func (e *engine) update(r *specs.LinuxResources, _ *int) error {
 	file, err := e.put("resources.json", r)
 	if err != nil {
 		return err
@@ -246,7 +251,7 @@ func (e *engine) subgroups() bool {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), engineTime)
 	defer cancel()
-	help, err := exec.CommandContext(ctx, e.Path, "exec", "--help").CombinedOutput()
+	help, err := oomscore.Set(exec.CommandContext(ctx, e.Path, "exec", "--help"), 0).CombinedOutput()
 	text := string(help)
 	can := err == nil && strings.Contains(text, "--cgroup") &&
 		(cgroups.IsCgroup2UnifiedMode() || strings.Contains(text, "<controller>"))

@@ -90,6 +90,11 @@ func (e *engine) exec(ctx context.Context, _ *execution, p *plan) (_ *started, e
 // execProcess has the engine start another process in the container.
 func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings) (_ *wires, pid int, err error) {
 	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, s.TTY
+	if spec.OOMScoreAdj != nil { // it may have been changed since the start
+		with := *e
+		with.Score = *spec.OOMScoreAdj
+		e = &with
+	}
 	serial := e.all.serial()
 	file, err := e.put("process."+serial, spec)
 	if err != nil {

@@ -121,6 +121,9 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, w *wires, group map[st
 	steps.Add("cgroup", m.Destroy)
 	// The last one done is the first one undone: nothing can be in the cgroup then.
 	steps.Add("process", func() error { return b.all.endChild(child) })
+	if err := b.setScore(child.Pid, p, p.config); err != nil {
+		return 0, err
+	}
 	if err := b.enterCgroups(child, m, p, group); err != nil {
 		return 0, err
 	}
@@ -213,13 +216,19 @@ func executed(pid int) error {
 	return nil // or it has been reaped, for its waiter to see
 }
 
-// adjust gives a child what it may not give itself, or not any more.
-func adjust(pid int, config *configs.Config, p *libcontainer.Process) error {
-	if config.OomScoreAdj != nil {
-		if err := writeScore(pid, strconv.Itoa(*config.OomScoreAdj)); err != nil {
-			return err
+// setScore sets a child's oom_score_adj: before it is in the container's cgroup, where it
+// could not be killed for want of memory with that of the executor.
+func (b *builtin) setScore(pid int, p *plan, config *configs.Config) error {
+	for _, score := range []*int{p.spec.Process.OOMScoreAdj, b.score.Load(), config.OomScoreAdj} {
+		if score != nil {
+			return writeScore(pid, strconv.Itoa(*score))
 		}
 	}
+	return nil
+}
+
+// adjust gives a child what it may not give itself, or not any more.
+func adjust(pid int, config *configs.Config, p *libcontainer.Process) error {
 	limits := config.Rlimits
 	if len(p.Rlimits) > 0 {
 		limits = p.Rlimits
@@ -360,6 +369,9 @@ func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, conf
 		return 0, err
 	}
 	steps.Add("process", func() error { return b.all.endChild(child) })
+	if err := b.setScore(child.Pid, p, config); err != nil {
+		return 0, err
+	}
 	if err := e.join(child.Pid); err != nil {
 		return 0, err
 	}

@@ -5,11 +5,13 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -56,24 +58,42 @@ func (b *box) startAgain() {
 	b.delete()
 }
 
-// holdHook takes hold of what the executor runs beside libcontainer's stages, once there
-// are two processes of it.
+// holdHook takes hold of what the executor runs beside libcontainer's stages and a look at
+// CRIU, once there are two processes of it.
 func (n *node) holdHook() (all []stage) {
 	n.t.Helper()
 	eventually(n.t, func() bool {
 		all = nil
 		for _, name := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
 			pid, _ := strconv.Atoi(name)
+			if !isForeign(pid) {
+				continue
+			}
 			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 				n.t.Cleanup(func() { unix.Close(fd) })
-				if !isStage(name) {
-					all = append(all, stage{pid: pid, pidfd: fd})
-				}
+				all = append(all, stage{pid: pid, pidfd: fd})
 			}
 		}
 		return len(all) >= 2
 	}, "nothing hangs")
 	return all
+}
+
+// isForeign reports whether a descendant of the executor has executed another program than the
+// executor's, and is none of CRIU's.
+func isForeign(pid int) bool {
+	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+	if len(line) == 0 || strings.HasPrefix(string(line), "crisp-executor\x00") {
+		return false
+	}
+	for pid > 1 {
+		stat, err := procstat.Read(pid)
+		if err != nil || strings.Contains(stat.Name, "criu") {
+			return false
+		}
+		pid = stat.Parent
+	}
+	return true
 }
 
 // The executor is killed while a hook hangs, or an engine. It ends with what it has

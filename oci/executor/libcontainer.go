@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/opencontainers/runc/libcontainer"
@@ -23,6 +24,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/executor/fastinit"
+	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
 // A builtins has what the containers of libcontainer share.
@@ -46,7 +48,8 @@ type builtin struct {
 	all   *builtins
 	id    string
 	lease lease
-	fast  *fast // nil unless fastinit started it, under this executor
+	fast  *fast               // nil unless fastinit started it, under this executor
+	score atomic.Pointer[int] // oom_score_adj of execs if an update has set it, under this executor
 }
 
 func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) {
@@ -82,7 +85,26 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	}
 	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+b.criu.config)
 	b.intern(config.Seccomp)
+	scoreHooks(config, configs.Prestart, configs.CreateRuntime, configs.Poststart)
 	return config, nil
+}
+
+// scoreHooks gives the container's oom_score_adj to hooks of these names, which the executor
+// runs outside of the container. Those for its removal get it then: a program of another release
+// may run them.
+func scoreHooks(config *configs.Config, names ...configs.HookName) {
+	if config.OomScoreAdj == nil { // of an earlier executor
+		return
+	}
+	for _, name := range names {
+		for i, h := range config.Hooks[name] {
+			if c, ok := h.(configs.CommandHook); ok && c.Path != oomscore.Program {
+				own := *c.Command
+				own.Path, own.Args = oomscore.Command(*config.OomScoreAdj, c.Path, c.Args)
+				config.Hooks[name][i] = configs.NewCommandHook(&own)
+			}
+		}
+	}
 }
 
 // create makes the container. If one of that ID exists, sweep must remove it.
@@ -280,7 +302,7 @@ func (b *builtin) facts() (ownPID bool, cgroups map[string]string, err error) {
 }
 
 // update implements ociRuntime.
-func (b *builtin) update(r *specs.LinuxResources) error {
+func (b *builtin) update(r *specs.LinuxResources, score *int) error {
 	lc, err := b.borrow()
 	if err != nil {
 		return err
@@ -288,8 +310,15 @@ func (b *builtin) update(r *specs.LinuxResources) error {
 	// Set puts SkipDevices into the view, which then cannot start processes; the state that
 	// it saves does not have it.
 	defer b.lease.drop()
-	if err := lc.Set(overlaid(lc.Config(), r)); err != nil {
+	config := overlaid(lc.Config(), r)
+	if score != nil {
+		config.OomScoreAdj = score
+	}
+	if err := lc.Set(config); err != nil {
 		return fault.Invalid.Errorf("%w", err)
+	}
+	if score != nil {
+		b.score.Store(score)
 	}
 	return nil
 }
@@ -396,6 +425,8 @@ func destroy(id string, lc *libcontainer.Container) error {
 		if _, err := lc.Status(); err != nil {
 			return err
 		}
+		config := lc.Config() // its hooks are lc's own
+		scoreHooks(&config, configs.Poststop)
 		return lc.Destroy()
 	})
 }

@@ -182,5 +182,8 @@ func (x *Executor) sweep(id string) error {
 	if err := endOwned(owner(x.builtins.root, id)); err != nil {
 		return err
 	}
-	return x.runtimeOf(id).sweep()
+	if err := x.runtimeOf(id).sweep(); err != nil {
+		return err
+	}
+	return os.RemoveAll(x.engines.bundle(id)) // whose engine an executor had no time to name
 }

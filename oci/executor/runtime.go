@@ -24,8 +24,9 @@ type ociRuntime interface {
 	// facts returns whether the container has a PID namespace of its own, even with an
 	// error, and where its cgroups are, by controller.
 	facts() (ownPID bool, cgroups map[string]string, err error)
-	// update applies r on top of the limits in force. fault.Invalid: they are refused.
-	update(r *specs.LinuxResources) error
+	// update applies r on top of the limits in force. fault.Invalid: they are refused. score,
+	// if not nil, is the oom_score_adj of execs from then on that do not name one.
+	update(r *specs.LinuxResources, score *int) error
 	// checkpoint has CRIU write the container, whose init is init, to dir.
 	checkpoint(ctx context.Context, dir string, init *child) error
 	// remove removes a container that has no process. It may be repeated.

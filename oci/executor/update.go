@@ -39,10 +39,13 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	}
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	if req.OOMScoreAdj != nil {
+	score := req.OOMScoreAdj
+	if score != nil {
+		least := x.limits.atLeast(*score)
+		score = &least
 		old := make(scores)
 		steps.Add("oom_score_adj", old.restore)
-		if err := old.replace(paths, x.limits.atLeast(*req.OOMScoreAdj)); err != nil {
+		if err := old.replace(paths, least); err != nil {
 			return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 		}
 	}
@@ -51,7 +54,7 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	files := readLimitFiles(paths, r.Unified)
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
-	if err := c.runtime.update(&r); err != nil {
+	if err := c.runtime.update(&r, score); err != nil {
 		if ended := x.table.endsUnder(c); ended != nil {
 			return ended
 		}

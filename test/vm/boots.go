@@ -67,11 +67,18 @@ var powerCuts = func() tests {
 	return t
 }()
 
+// oomGroup runs containers out of memory, often.
+var oomGroup = func() tests {
+	t := exactly("oci/executor", "TestNoMemoryForExecs")
+	t.env = []string{"CRISP_OOM_EXECS=600"}
+	return t
+}()
+
 // fastInit is the fast init with systemd's cgroups, on another kernel. It is not used where
 // CRIU is found, which is in /usr/sbin.
 var fastInit = func() tests {
 	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestFastInitHome",
-		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything")
+		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything", "TestNoMemoryForExecs")
 	t.env = []string{"PATH=/usr/bin:/bin"}
 	return t
 }()
@@ -102,13 +109,15 @@ var boots = []boot{
 			{"install", quick | full | needed, 10 * time.Minute, function(install)},
 			{"package", full, 60 * time.Minute, exactly("test", ofThePackage...)},
 			{"executor", quick, 15 * time.Minute, exactly("oci/executor",
-				"TestSystemd", "TestOOM", "TestUpdate", "TestUpdateIsWholeOrNothing", "TestUpdateBelowUse", "TestUpdateOOMScore", "TestKillFrozen", "TestEndTakesEverything")},
+				"TestSystemd", "TestOOM", "TestUpdate", "TestUpdateIsWholeOrNothing", "TestUpdateBelowUse", "TestUpdateOOMScore", "TestKillFrozen", "TestEndTakesEverything",
+				"TestNoMemoryForExecs", "TestCrunOOMScore")},
 			{"fastinit", quick, 15 * time.Minute, fastInit},
 			{"fastscripts", quick, 15 * time.Minute, fastScripts},
 			{"scripts", quick, 20 * time.Minute, exactly("test",
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/handler_crun", "TestScript/pod_runs")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestServiceRestarts")},
 			{"powercuts", full, 60 * time.Minute, powerCuts},
+			{"oomgroup", full, 30 * time.Minute, oomGroup},
 			{"all-executor", full, 30 * time.Minute, all("oci/executor", "")},
 			{"all-oci", full, 30 * time.Minute, all("oci", "")},
 			{"all-network", full, 20 * time.Minute, all("network", "")},
