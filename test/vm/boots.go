@@ -119,6 +119,7 @@ var boots = []boot{
 			{"powercuts", full, 60 * time.Minute, powerCuts},
 			{"oomgroup", full, 30 * time.Minute, oomGroup},
 			{"all-executor", full, 30 * time.Minute, all("oci/executor", "")},
+			{"all-oomscore", full, 5 * time.Minute, all("oci/executor/oomscore", "")},
 			{"all-oci", full, 30 * time.Minute, all("oci", "")},
 			{"all-network", full, 20 * time.Minute, all("network", "")},
 			{"all-image", full, 20 * time.Minute, all("image", "")},
