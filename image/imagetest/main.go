@@ -10,17 +10,21 @@ import (
 	"github.com/crisp-cri/crisp/image/erofs"
 )
 
-// Layers is the form of the layers of stores that tests open, see image.Options. CRISP_LAYERS=erofs in
-// the environment chooses it for the packages without Main.
+// Layers is the form of the layers of stores that tests open, see image.Options. CRISP_LAYERS in the
+// environment (erofs, directories) chooses it.
 var Layers = os.Getenv("CRISP_LAYERS")
 
 // IsEROFS reports whether the layers of stores that tests open are EROFS file systems.
 func IsEROFS() bool { return Layers == image.EROFS }
 
 // Main runs the tests of a package with layers as EROFS file systems, if the kernel can have them,
-// and again with layers as directories. Benchmarks and fuzz targets run once.
+// and again with layers as directories, unless the environment has chosen. Benchmarks and fuzz
+// targets run once.
 func Main(m *testing.M) {
 	flag.Parse()
+	if Layers != "" {
+		os.Exit(m.Run())
+	}
 	err := probe()
 	if err == nil {
 		Layers = image.EROFS

@@ -97,11 +97,21 @@ func (ls *Store) dropLayer(id digest.Digest) error {
 	return nil
 }
 
-// isLeased reports whether a root file system has a lease of the layer.
+// leave tells whether l is about to end, so that its layers need not be mounted for it.
+func (ls *Store) leave(l *lease, is bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l.leaving = is
+}
+
+// isLeased reports whether a root file system that is to stay has a lease of the layer.
 func (ls *Store) isLeased(id digest.Digest) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.m {
+		if l.leaving {
+			continue
+		}
 		for _, held := range l.held {
 			if held.DiffID == id {
 				return true

@@ -36,7 +36,9 @@ type lease struct {
 	record leaseRecord    // guarded by Store.mu
 	held   []*layer.Layer // guarded by Store.mu
 
-	busy  bool        // guarded by Store.mu
+	busy    bool // guarded by Store.mu
+	leaving bool // its layers are being unmounted; guarded by Store.mu
+
 	usage layer.Usage // guarded by Store.mu
 	next  time.Time   // when it may be walked again; guarded by Store.mu
 }

@@ -225,13 +225,20 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	if fresh || !remove {
 		return nil
 	}
+	// Before the lease is gone: what fails here is tried again with it.
+	ls.leave(l, true)
+	if err := ls.dropLayers(l.held); err != nil {
+		ls.leave(l, false)
+		return fmt.Errorf("remove root file system %s: %w", key, err)
+	}
 	if _, err := ls.layers.Discard(ls.path(key), ls.usage(l)); err != nil {
+		ls.leave(l, false)
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
 	gone = true
 	held := l.held
 	ls.set(l, l.record, nil)
-	if err := errors.Join(ls.dropLayers(held), ls.layers.ReleaseAll(held)); err != nil {
+	if err := ls.layers.ReleaseAll(held); err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}
 	return nil

@@ -67,6 +67,9 @@ type Case struct {
 	// what is wrong with it. safe are Run's calls of safe by then. It may change dir.
 	Check func(dir string, safe []string) error
 
+	// OnDisk has the disks made in the directory of temporary files, and not in memory.
+	OnDisk bool
+
 	// Redundant has a reason for each sync whose absence Check does not notice, by its line
 	// in the transcript, with " #2" and so on for repeated lines.
 	Redundant map[string]string
@@ -109,7 +112,7 @@ func (c Case) Test(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEnumeration(c, d, script, room(t))
+	e := newEnumeration(c, d, script, room(t, c.OnDisk))
 	faults := e.all()
 	if len(faults) == 0 {
 		faults = e.without()
@@ -120,8 +123,11 @@ func (c Case) Test(t *testing.T) {
 	t.Logf("%d operations, %d different disks", len(ops), len(e.known))
 }
 
-// room returns where the disks are made: in memory, where a sync costs nothing.
-func room(t *testing.T) string {
+// room returns where the disks are made: in memory, where a sync costs nothing, if that will do.
+func room(t *testing.T, onDisk bool) string {
+	if onDisk {
+		return t.TempDir()
+	}
 	dir, err := os.MkdirTemp("/dev/shm", "powercut-*")
 	if err != nil {
 		return t.TempDir()

@@ -66,7 +66,7 @@ func judge(t *testing.T, c Case) []string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := newEnumeration(c, d, c.transcript(ops), room(t))
+	e := newEnumeration(c, d, c.transcript(ops), room(t, false))
 	faults := e.all()
 	if len(faults) == 0 {
 		faults = e.without()
