@@ -4,10 +4,10 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"sync"
 	"testing"
 
 	"github.com/crisp-cri/crisp/image/erofs"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"golang.org/x/sys/unix"
 )
 
@@ -60,18 +60,9 @@ func eachForm(t *testing.T, f func(t *testing.T, form form)) {
 }
 
 // mountsEROFS reports whether EROFS can be mounted here, for tests that do more where it can.
-var mountsEROFS = sync.OnceValue(func() bool {
-	dir, err := os.MkdirTemp("", "erofs-*")
-	if err != nil {
-		return false
-	}
-	defer os.RemoveAll(dir)
-	return erofs.Probe(dir) == nil
-})
+func mountsEROFS() bool { return testenv.Lacks("erofs") == "" }
 
 func needEROFS(t testing.TB) {
 	t.Helper()
-	if err := erofs.Probe(t.TempDir()); err != nil {
-		t.Skipf("EROFS cannot be mounted from a file: %v", err)
-	}
+	testenv.Need(t, "erofs")
 }

@@ -108,6 +108,7 @@ var probes = map[string]func() error{
 	"labels":       sync.OnceValue(labels),
 	"immutable":    sync.OnceValue(immutable),
 	"fanotify":     sync.OnceValue(fanotify),
+	"erofs":        sync.OnceValue(erofs),
 
 	"package": func() error {
 		return yes(os.Getenv("CRISP_DEB") != "" && os.Getenv("CRISP_NEXT_DEB") != "", "no package of crisp is to be installed")

@@ -1,12 +1,16 @@
 package testenv
 
 import (
+	"compress/gzip"
+	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -111,6 +115,33 @@ func fanotify() error {
 		}
 		defer unix.Close(fd)
 		return os.NewSyscallError("fanotify_mark", unix.FanotifyMark(fd, unix.FAN_MARK_ADD, unix.FAN_OPEN_PERM, unix.AT_FDCWD, dir))
+	})
+}
+
+// emptyEROFS is an EROFS file system of 4096 bytes with an empty root directory, as
+// mkfs.erofs 1.5 makes it, compressed with gzip.
+const emptyEROFS = "H4sIAAAAAAACA2NgGAWjYBSMVPDo4dcH6Qun7WIGsnkYVBgYsahhxK2dkVL7WYD4rSMTgzSU/x8IkOVVoLQEAxOcLQlk6+npjUbe" +
+	"KBgFo2AUjIJRMApGwSgYBSQCAAXVW9kAEAAA"
+
+// erofs mounts an EROFS file system from a file (Linux 6.12).
+func erofs() error {
+	return inTemp(func(dir string) error {
+		zip, err := gzip.NewReader(base64.NewDecoder(base64.StdEncoding, strings.NewReader(emptyEROFS)))
+		if err != nil {
+			return err
+		}
+		image, err := io.ReadAll(zip)
+		if err != nil {
+			return err
+		}
+		file, on := filepath.Join(dir, "image"), filepath.Join(dir, "on")
+		if err := errors.Join(os.WriteFile(file, image, 0o600), os.Mkdir(on, 0o700)); err != nil {
+			return err
+		}
+		if err := unix.Mount(file, on, "erofs", unix.MS_RDONLY, ""); err != nil {
+			return os.NewSyscallError("mount", err)
+		}
+		return os.NewSyscallError("umount", unix.Unmount(on, unix.MNT_DETACH))
 	})
 }
 
