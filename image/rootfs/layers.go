@@ -10,6 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/image/layer"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
@@ -55,8 +56,12 @@ func (ls *Store) lower(l *layer.Layer) (string, error) {
 }
 
 // labelOf returns the SELinux label of the file at path, which the files in it are to have: the
-// same that they would have in a directory there. "" = the host has no labels.
+// same that they would have in a directory there. "" = the host has no labels, or SELinux is off,
+// which can leave labels behind that the kernel takes no notice of.
 func labelOf(path string) (string, error) {
+	if !kernel.Probe().SELinux {
+		return "", nil
+	}
 	buf := make([]byte, 4096)
 	n, err := unix.Lgetxattr(path, "security.selinux", buf)
 	if err == unix.ENODATA || err == unix.ENOTSUP {
