@@ -42,14 +42,18 @@ type Options struct {
 	Root    string // layers, writable layers and staging; on the disk that holds images
 	State   string // mounts; a directory that a reboot empties
 	Records Records
-	Layers  string       // the form of new layers: EROFS where the kernel can mount that from files, or "", directories
+	Layers  string       // the form of new layers: Auto, EROFS or, with anything else, directories
 	Unclean bool         // the machine went down without a clean stop: verify the layers committed last
 	Log     *slog.Logger // nil means slog.Default()
 	Settings
 }
 
-// EROFS is a value of Options.Layers.
-const EROFS = "erofs"
+// Values of Options.Layers: EROFS file systems where the kernel can mount those from files, and
+// directories where it cannot. EROFS has the log warn of that.
+const (
+	Auto  = "auto"
+	EROFS = "erofs"
+)
 
 // Settings are the options that Reconfigure can change. The files and directories that they
 // name are read again for each pull.

@@ -13,7 +13,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
@@ -68,8 +67,12 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 			return nil, fmt.Errorf("make image store: %w", err)
 		}
 	}
-	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, EROFS: s.packs(), Life: life, Log: o.Log}); err != nil {
+	packs := o.Layers == Auto || o.Layers == EROFS
+	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, EROFS: packs, Life: life, Log: o.Log}); err != nil {
 		return nil, err
+	}
+	if why := s.layers.LacksEROFS(); packs && why != nil {
+		s.lacksEROFS(why)
 	}
 	defer func() {
 		if err != nil {
@@ -108,16 +111,13 @@ func (s *Store) rootImage(ref string) (rootfs.Image, error) {
 	return rootfs.Image{ID: e.ID, Layers: e.record.Layers, Dirs: e.record.Dirs, Artifact: e.Artifact}, nil
 }
 
-// packs reports whether new layers become EROFS file systems.
-func (s *Store) packs() bool {
-	if s.o.Layers != EROFS {
-		return false
+// lacksEROFS tells that new layers are directories though they could be file systems.
+func (s *Store) lacksEROFS(why error) {
+	level := slog.LevelInfo
+	if s.o.Layers == EROFS {
+		level = slog.LevelWarn
 	}
-	err := erofs.Probe(s.staging())
-	if err != nil {
-		s.log.Info("layers are kept as directories: EROFS cannot be mounted from a file", "err", err)
-	}
-	return err == nil
+	s.log.Log(context.Background(), level, "layers are kept as directories: EROFS cannot be mounted from a file", "err", why)
 }
 
 // staging is the directory of unfinished work.

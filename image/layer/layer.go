@@ -87,7 +87,8 @@ type Store struct {
 	dir      string // where committed layers are
 	staging  string
 	unclean  bool
-	erofs    bool
+	erofs    bool         // new layers become EROFS file systems
+	probe    func() error // tries, once, whether those can be mounted
 	disk     *disk
 	removals *removals
 	end      context.CancelFunc // of work in the background

@@ -7,7 +7,9 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 
+	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -17,7 +19,7 @@ import (
 type Options struct {
 	Root    string          // on the disk that holds them; the directories layers and staging in it are there
 	Unclean bool            // the machine went down without a clean stop: verify the layers committed last
-	EROFS   bool            // new layers become EROFS file systems, which the kernel can mount from files
+	EROFS   bool            // new layers become EROFS file systems, if the kernel can mount those from files
 	Life    context.Context // of work in the background, which ends with it
 	Log     *slog.Logger
 }
@@ -30,7 +32,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		dir:      filepath.Join(o.Root, "layers"),
 		staging:  filepath.Join(o.Root, "staging"),
 		unclean:  o.Unclean,
-		erofs:    o.EROFS,
+		probe:    sync.OnceValue(func() error { return probeEROFS(filepath.Join(o.Root, "staging")) }),
 		removals: newRemovals(life, o.Log),
 		end:      end,
 		log:      o.Log,
@@ -45,8 +47,15 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if err := ls.findLayers(ctx); err != nil {
 		return nil, errors.Join(err, ls.Close())
 	}
+	ls.erofs = o.EROFS && ls.probe() == nil
 	return ls, nil
 }
+
+// probeEROFS tries whether EROFS file systems can be mounted; tests have a kernel of their own.
+var probeEROFS = erofs.Probe
+
+// LacksEROFS returns why EROFS file systems cannot be mounted from files of the store, or nil.
+func (ls *Store) LacksEROFS() error { return ls.probe() }
 
 // Close lets go of the layers kept from failed pulls, and ends the work in the background.
 func (ls *Store) Close() error {
@@ -85,6 +94,11 @@ func (ls *Store) findLayers(ctx context.Context) error {
 		}
 		if err != nil {
 			ls.log.Warn("broken layer was dropped", "layer", d.Name(), "err", err)
+			ls.discardLayer(d.Name())
+			continue
+		}
+		if l.record.EROFS && erofs.Lacking(ls.probe()) {
+			ls.log.Warn("layer was dropped that this kernel cannot mount", "layer", d.Name(), "err", ls.probe())
 			ls.discardLayer(d.Name())
 			continue
 		}
