@@ -148,6 +148,15 @@ func FuzzWriter(f *testing.F) {
 		}
 		f.Add(seed)
 	}
+	for length := 150; length < 165; length++ { // a directory of several blocks, each as full as it can be
+		var seed []byte
+		for i := range 250 {
+			fifo := make([]byte, 22)
+			fifo[0], fifo[1], fifo[2], fifo[3] = byte(length), byte(i), 4, 2
+			seed = append(seed, fifo...)
+		}
+		f.Add(append(make([]byte, 18), seed...))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		file, err := os.CreateTemp(t.TempDir(), "fs")
 		if err != nil {
