@@ -81,7 +81,14 @@ func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) unpac
 				sh, r.Sum, err = asImage(ctx, stream, dir, uuidOf(b.Identity(id)), g)
 				return sh, err
 			})
-			return r, err
+			if !errors.Is(err, errManyFiles) {
+				return r, err
+			}
+			// As a directory it need not be in memory.
+			if err := os.Remove(filepath.Join(dir, imageName)); err != nil {
+				return record{}, err
+			}
+			g.restart()
 		}
 		return asTree(ctx, dir, func(files string) (shape, error) {
 			return unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (shape, error) {

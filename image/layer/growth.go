@@ -21,6 +21,12 @@ func (g *growth) ended(size int64) { g.bytes.Add(uint64(-size & (block - 1))) }
 // made counts an inode.
 func (g *growth) made() { g.inodes.Add(1) }
 
+// restart forgets what was counted, and is gone.
+func (g *growth) restart() {
+	g.bytes.Store(0)
+	g.inodes.Store(0)
+}
+
 func (g *growth) usage() Usage { return Usage{g.bytes.Load(), g.inodes.Load()} }
 
 // growing counts what is written to a file.

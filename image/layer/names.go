@@ -1,6 +1,7 @@
 package layer
 
 import (
+	"errors"
 	"maps"
 	"path"
 	"slices"
@@ -17,6 +18,9 @@ const maxSteps = 1 << 28
 
 // maxLinks is how many links there may be in a path, as on Linux (path_resolution(7)).
 const maxLinks = 40
+
+// errManyFiles is of a layer that is too large to be kept in memory.
+var errManyFiles = errors.New("files of the layer take too much memory")
 
 // nodeCost is what a file takes in memory, beside its name and attributes.
 const nodeCost = 240
@@ -50,8 +54,8 @@ type whiteoutName struct {
 	base string
 }
 
-func newNames() names {
-	t := names{dirs: make(map[*erofs.Node]*dir), white: make(map[whiteoutName]bool), room: maxNames}
+func newNames(room int) names {
+	t := names{dirs: make(map[*erofs.Node]*dir), white: make(map[whiteoutName]bool), room: room}
 	t.root = t.made(nil)
 	t.root.parent = t.root
 	return t
@@ -86,7 +90,7 @@ func checkName(base string) error {
 // keep accounts for what is kept of a layer.
 func (t *names) keep(bytes int) error {
 	if t.room -= bytes; t.room < 0 {
-		return fault.Invalid.Errorf("files of the layer take more than %d bytes of memory", maxNames)
+		return fault.Invalid.Errorf("%w: more than %d bytes", errManyFiles, maxNames)
 	}
 	return nil
 }

@@ -32,6 +32,9 @@ type packer struct {
 	growth *growth
 }
 
+// packRoom is the memory that the files of a layer may take; tests have less.
+var packRoom = maxNames
+
 // pack reads a tar stream to its end and writes its tree to f, which is empty. Errors of kind
 // fault.Invalid blame the stream.
 func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth) (shape, erofs.Summary, error) {
@@ -39,7 +42,7 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 	if err != nil {
 		return shape{}, erofs.Summary{}, err
 	}
-	p := &packer{names: newNames(), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
+	p := &packer{names: newNames(packRoom), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
 	tr := tar.NewReader(r)
 	for {
 		if err := ctx.Err(); err != nil {
