@@ -85,6 +85,9 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 	if err := os.WriteFile(config, []byte(withInit("")), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	if err := n.setLayers(os.Getenv("CRISP_LAYERS")); err != nil {
+		t.Fatal(err)
+	}
 	for _, f := range prepare {
 		if err := f(n, config); err != nil {
 			t.Fatal(err)
@@ -143,6 +146,18 @@ func newNode(workdir string, b binaries) (*node, error) {
 		}
 	}
 	return n, os.WriteFile(filepath.Join(dir, "registries.conf"), nil, 0o644)
+}
+
+// setLayers has crispd keep layers in the given form, whatever else is configured; "" = the default.
+func (n *node) setLayers(form string) error {
+	if form == "" {
+		return nil
+	}
+	dropIns := filepath.Join(n.dir, "config.d")
+	if err := os.Mkdir(dropIns, 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dropIns, "layers.toml"), fmt.Appendf(nil, "[image]\nlayers = %q\n", form), 0o644)
 }
 
 // withNode makes a command of a method of node. An error fails the script,

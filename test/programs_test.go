@@ -85,7 +85,7 @@ func TestMain(m *testing.M) {
 			}
 			return []string{"CRISP_TEST_SCRATCH=" + scratch}, func() { os.RemoveAll(scratch) }, os.Chmod(scratch, 0o711)
 		},
-		Subtests: map[string][]string{"TestScript": scripts()},
+		Subtests: map[string][]string{"TestScript": scripts(), "TestLayersAsDirectories": withDirectories},
 		First:    []string{"TestExecutorThatStandsStillIsReplaced", "TestAgentLogRotation", "TestAgentEnds", "TestAgentKills"},
 	})
 }

@@ -20,13 +20,29 @@ var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "t
 // TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of
 // what a user would do; README.md beside them lists the commands. Each ends with
 // the instance wiped and a look at the kernel for what it left.
-func TestScript(t *testing.T) {
+func TestScript(t *testing.T) { runScripts(t, os.Getenv("CRISP_LAYERS")) }
+
+// TestLayersAsDirectories runs some of them with layers as directories, where TestScript has EROFS
+// file systems if the kernel can mount them.
+func TestLayersAsDirectories(t *testing.T) { runScripts(t, "directories", withDirectories...) }
+
+// withDirectories are scripts about what is in a root file system, and about disks.
+var withDirectories = []string{"artifact_volume", "full_disk", "hostile_layer", "image_volumes", "restart_exit_code", "user_namespace"}
+
+// runScripts runs all scripts, or those of these names, with layers of the given form, "" being the default.
+func runScripts(t *testing.T, layers string, names ...string) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the scripts run containers")
 	}
 	build := buildOnce(t)
+	dir := "script"
+	var files []string
+	for _, name := range names {
+		dir, files = "", append(files, filepath.Join("script", name+".txtar"))
+	}
 	testscript.Run(t, testscript.Params{
-		Dir:                "script",
+		Dir:                dir,
+		Files:              files,
 		RequireUniqueNames: true,
 		WorkdirRoot:        t.TempDir(),
 		Setup: func(env *testscript.Env) error {
@@ -36,6 +52,9 @@ func TestScript(t *testing.T) {
 			}
 			n, err := newNode(env.WorkDir, build)
 			if err != nil {
+				return err
+			}
+			if err := n.setLayers(layers); err != nil {
 				return err
 			}
 			env.Values[nodeKey{}] = n
@@ -66,17 +85,7 @@ func TestScript(t *testing.T) {
 			})
 			return nil
 		},
-		Condition: func(cond string) (bool, error) {
-			switch cond {
-			case "exit-by-pidfd": // else a crash of the executor costs the exit codes of what it had started
-				return kernel.Probe().PidfdInfo, nil
-			case "apparmor", "cgroup2", "criu", "enforcing", "idmap", "selinux", "systemd":
-				return testenv.Lacks(cond) == "", nil
-			case "ia32":
-				return kernel.Probe().IA32, nil
-			}
-			return false, fmt.Errorf("unknown condition %q", cond)
-		},
+		Condition: scriptCondition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"daemon":     withNode((*node).daemonCmd),
 			"executor":   withNode((*node).executorCmd),
@@ -100,4 +109,17 @@ func TestScript(t *testing.T) {
 			"slow":       withNode((*node).slowCmd),
 		},
 	})
+}
+
+// scriptCondition tells whether what is in brackets in a script is so.
+func scriptCondition(cond string) (bool, error) {
+	switch cond {
+	case "exit-by-pidfd": // else a crash of the executor costs the exit codes of what it had started
+		return kernel.Probe().PidfdInfo, nil
+	case "apparmor", "cgroup2", "criu", "enforcing", "idmap", "selinux", "systemd":
+		return testenv.Lacks(cond) == "", nil
+	case "ia32":
+		return kernel.Probe().IA32, nil
+	}
+	return false, fmt.Errorf("unknown condition %q", cond)
 }
