@@ -59,7 +59,7 @@ func (c *Config) check() error {
 		allowed    []string
 	}{
 		{"cgroup_driver", c.CgroupDriver, []string{"auto", "systemd", "cgroupfs"}},
-		{"image.layers", c.Image.Layers, []string{"directories", "erofs"}},
+		{"image.layers", c.Image.Layers, []string{"auto", "directories", "erofs"}},
 		{"log.level", c.Log.Level, []string{"debug", "info", "warn", "error"}},
 		{"log.format", c.Log.Format, []string{"auto", "json", "text"}},
 	} {

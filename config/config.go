@@ -158,9 +158,10 @@ type Streaming struct {
 
 // Image configures how images are pulled and kept.
 type Image struct {
-	// Layers is the form in which new layers are kept: as "directories" or, with "erofs",
-	// as EROFS file systems, if the kernel mounts those from files (Linux 6.12). Layers
-	// that are there stay as they are. Default "directories".
+	// Layers is the form in which new layers are kept: as "directories" or, with "auto" and
+	// "erofs", as EROFS file systems, if the kernel mounts those from files (Linux 6.12);
+	// where it does not, they are directories, of which "erofs" warns. Layers that are
+	// there stay as they are. Default "auto".
 	Layers string `toml:"layers"`
 	// Pinned are names of images that the kubelet must not collect; * matches any
 	// characters. Default: none.

@@ -86,7 +86,7 @@ func (c *Config) setDefaults(src Source) {
 	c.CDI.SpecDirs = []string{"/etc/cdi", "/var/run/cdi"}
 	c.HooksDirs = []string{"/usr/share/containers/oci/hooks.d", "/etc/containers/oci/hooks.d"}
 	c.Streaming = Streaming{Address: "127.0.0.1:0", IdleTimeout: 4 * time.Hour}
-	c.Image.Layers = "directories"
+	c.Image.Layers = "auto"
 	c.Image.MaxParallel = 4
 	c.Image.PolicyDir, c.Image.AuthDir, c.Image.DecryptionKeysPath = "/etc/crisp/policies", "/etc/crisp/auth", "/etc/crisp/keys"
 	c.Image.ProgressTimeout = time.Minute
