@@ -56,13 +56,16 @@ func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
 	return nil, fault.Invalid.Errorf("it has neither an %s nor a manifest.json", v1.ImageLayoutFile)
 }
 
+// A dockerImage is an image in the manifest.json of docker save: paths in the archive, and names.
+type dockerImage struct {
+	Config   string
+	RepoTags []string
+	Layers   []string
+}
+
 // loadDocker loads the output of docker save.
 func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
-	var list []struct {
-		Config   string
-		RepoTags []string
-		Layers   []string
-	}
+	var list []dockerImage
 	if err := a.json("manifest.json", &list); err != nil {
 		return nil, err
 	}

@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"maps"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -101,6 +103,18 @@ func (f *fakeImages) Load(_ context.Context, r io.Reader) ([]image.Image, error)
 	img := image.Image{ID: fmt.Sprintf("sha256:%064d", len(b)), Tags: []string{"loaded:latest"}, Size: uint64(len(b))}
 	f.list = append(f.list, img)
 	return []image.Image{img}, nil
+}
+
+func (f *fakeImages) Save(_ context.Context, ref string, begin func(id string) (io.Writer, error)) error {
+	img, err := f.Get(ref)
+	if err != nil {
+		return err
+	}
+	w, err := begin(img.ID)
+	if err == nil {
+		_, err = io.WriteString(w, strings.Repeat("x", 3<<20+1))
+	}
+	return errors.Join(err, f.failure("Save"))
 }
 
 func (f *fakeImages) Tag(ref, tag string) (image.Image, error) {

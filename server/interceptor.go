@@ -254,7 +254,7 @@ func successLevel(rpc string, took time.Duration) slog.Level {
 // on an image, a container's grace period, a command or the client's reading.
 func patience(rpc string) time.Duration {
 	switch {
-	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load", "Watch"}, rpc),
+	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load", "Save", "Watch"}, rpc),
 		strings.HasPrefix(rpc, "Stream"), strings.HasPrefix(rpc, "Checkpoint"), strings.HasPrefix(rpc, "Restore"):
 		return 0
 	case level(rpc) == slog.LevelDebug:

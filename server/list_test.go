@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -13,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/server/loaderapi"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -281,6 +283,7 @@ func TestImages(t *testing.T) {
 			t.Errorf("tag %q: %q", names, tag)
 		}
 	}
+	saveImages(t, n)
 	broken := errors.New("disk is broken")
 	if _, err := loaderapi.Load(t.Context(), n.conn, io.MultiReader(strings.NewReader("x"), failing{broken})); !errors.Is(err, broken) {
 		t.Errorf("archive that cannot be read: %v", err)
@@ -294,7 +297,31 @@ func TestImages(t *testing.T) {
 	}
 }
 
+// The archive of an image comes whole or with an error, and after its ID.
+func saveImages(t *testing.T, n *node) {
+	t.Helper()
+	var archive bytes.Buffer
+	if id, err := loaderapi.Save(t.Context(), n.conn, testImage, &archive); err != nil || id != testID || archive.Len() != 3<<20+1 {
+		t.Errorf("save: ID %q and %d bytes, %v", id, archive.Len(), err)
+	}
+	_, err := loaderapi.Save(t.Context(), n.conn, "nowhere:1", &archive)
+	wantCode(t, "save of no image", err, "NotFound")
+	_, err = loaderapi.Save(t.Context(), n.conn, "", &archive)
+	wantCode(t, "save of no name", err, "InvalidArgument")
+	n.store.mu.Lock()
+	n.store.fail["Save"] = fault.Unavailable.Errorf("disk is broken")
+	n.store.mu.Unlock()
+	_, err = loaderapi.Save(t.Context(), n.conn, testImage, &archive)
+	wantCode(t, "save that fails behind the archive", err, "Unavailable")
+	full := errors.New("disk is full")
+	if _, err := loaderapi.Save(t.Context(), n.conn, testImage, failing{full}); !errors.Is(err, full) {
+		t.Errorf("archive that cannot be written: %v", err)
+	}
+}
+
 type failing struct{ err error }
+
+func (f failing) Write([]byte) (int, error) { return 0, f.err }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 

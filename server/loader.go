@@ -26,6 +26,14 @@ func (i imageService) Load(ctx context.Context, archive io.Reader) ([]string, er
 	return names, nil
 }
 
+// Save writes an image as an archive. It is for loaderapi.Loader.
+func (i imageService) Save(ctx context.Context, image string, begin func(id string) (io.Writer, error)) error {
+	if image == "" {
+		return fault.Invalid.Errorf("want the name of an image")
+	}
+	return i.images.Save(ctx, image, begin)
+}
+
 // Tag gives an image one more tag. It is for loaderapi.Loader.
 func (i imageService) Tag(_ context.Context, image, tag string) (string, error) {
 	if image == "" || tag == "" {

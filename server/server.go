@@ -71,6 +71,7 @@ type Images interface {
 	Catalogue
 	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
+	Save(ctx context.Context, ref string, begin func(id string) (io.Writer, error)) error
 	Tag(ref, tag string) (image.Image, error)
 	Pulls() []pulls.Pull       // under way
 	RecentPulls() []pulls.Pull // the last that have ended, the youngest first
@@ -171,7 +172,7 @@ type Server struct {
 	work   detached
 }
 
-// An imageService is CRI's ImageService, loads archives for the Loader, and lists pulls.
+// An imageService is CRI's ImageService, loads and saves archives for the Loader, and lists pulls.
 type imageService struct {
 	cri.UnimplementedImageServiceServer
 

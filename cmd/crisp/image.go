@@ -15,16 +15,18 @@ import (
 
 // imageActs are what image does beside its command pull; docker's ls, pull and rm are commands
 // of crisp's own too.
-var imageActs = []string{"ls", "rm", "inspect", "tag", "load", "prune"}
+var imageActs = []string{"ls", "rm", "inspect", "tag", "load", "save", "prune"}
 
 // imageCommand manages images. Archives and tags go to crispd by a service of crispd's
 // own, since CRI has none for them.
 func imageCommand(c *cli) *cobra.Command {
-	var input string
-	cmd := &cobra.Command{Use: "image ls | pull IMAGE | rm IMAGE... | inspect IMAGE... | tag IMAGE NAME | load -i FILE | prune", Short: "manage images", ValidArgsFunction: c.completeImageActs}
+	var input, output string
+	cmd := &cobra.Command{Use: "image ls | pull IMAGE | rm IMAGE... | inspect IMAGE... | tag IMAGE NAME | load -i FILE | save IMAGE -o FILE | prune",
+		Short: "manage images", Long: saveHelp, ValidArgsFunction: c.completeImageActs}
 	cmd.AddCommand(pullCommand(c))
 	fs := cmd.Flags()
 	fs.StringVarP(&input, "input", "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
+	fs.StringVarP(&output, "output", "o", "", "`file` to save to; - is standard output")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		act := ""
 		if len(rest) > 0 {
@@ -33,6 +35,8 @@ func imageCommand(c *cli) *cobra.Command {
 		switch {
 		case (act == "load" || act == "import") && input != "" && len(rest) == 0:
 			return c.loadImages(input)
+		case act == "save" && output != "" && len(rest) == 1:
+			return c.saveImage(rest[0], output)
 		case act == "ls" && len(rest) == 0:
 			return c.listImages("")
 		case act == "prune" && len(rest) == 0:
@@ -44,7 +48,7 @@ func imageCommand(c *cli) *cobra.Command {
 		case act == "tag" && len(rest) == 2:
 			return c.tagImage(rest[0], rest[1])
 		}
-		return usageError("image takes ls, pull IMAGE, rm IMAGE, inspect IMAGE, tag IMAGE NAME, load, which needs -i FILE, or prune")
+		return usageError("image takes ls, pull IMAGE, rm IMAGE, inspect IMAGE, tag IMAGE NAME, load, which needs -i FILE, save IMAGE, which needs -o FILE, or prune")
 	}
 	return cmd
 }

@@ -10,8 +10,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strings"
-	"time"
 
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -174,7 +172,7 @@ func namesIn(dir, name string) ([]string, error) {
 
 // add writes the entry of one file.
 func (d *differ) add(file, name string, st *unix.Stat_t) error {
-	hdr, err := header(file, name, st)
+	hdr, err := layer.Header(file, name, st)
 	if hdr == nil || err != nil {
 		return err
 	}
@@ -201,72 +199,6 @@ func (d *differ) add(file, name string, st *unix.Stat_t) error {
 	return err
 }
 
-// header returns the tar header of a file; nil = it is left out.
-func header(file, name string, st *unix.Stat_t) (*tar.Header, error) {
-	if name == "" {
-		name = "."
-	}
-	hdr := &tar.Header{
-		Format: tar.FormatPAX, Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid),
-		ModTime: timeOf(st.Mtim), PAXRecords: map[string]string{},
-	}
-	switch st.Mode & unix.S_IFMT {
-	case unix.S_IFDIR:
-		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
-	case unix.S_IFREG:
-		hdr.Typeflag, hdr.Size = tar.TypeReg, st.Size
-	case unix.S_IFLNK:
-		target, err := os.Readlink(file)
-		if err != nil {
-			return nil, err
-		}
-		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, target
-	case unix.S_IFIFO:
-		hdr.Typeflag = tar.TypeFifo
-	case unix.S_IFCHR, unix.S_IFBLK:
-		hdr.Typeflag = tar.TypeChar
-		if st.Mode&unix.S_IFMT == unix.S_IFBLK {
-			hdr.Typeflag = tar.TypeBlock
-		}
-		hdr.Devmajor, hdr.Devminor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
-	default:
-		return nil, nil
-	}
-	if hdr.Typeflag == tar.TypeSymlink {
-		return hdr, nil
-	}
-	attrs, err := attributesOf(file)
-	for key, value := range attrs {
-		hdr.PAXRecords["SCHILY.xattr."+key] = value
-	}
-	return hdr, err
-}
-
-// attributesOf returns the extended attributes of a file that an image may have.
-func attributesOf(file string) (map[string]string, error) {
-	buf := make([]byte, 64<<10) // XATTR_LIST_MAX
-	n, err := unix.Llistxattr(file, buf)
-	if err == unix.ENOTSUP || n == 0 {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, &fs.PathError{Op: "listxattr", Path: file, Err: err}
-	}
-	attrs := make(map[string]string)
-	value := make([]byte, 64<<10) // XATTR_SIZE_MAX
-	for key := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
-		if !layer.IsKept(key) {
-			continue
-		}
-		n, err := unix.Lgetxattr(file, key, value)
-		if err != nil {
-			return nil, &fs.PathError{Op: "getxattr", Path: file, Err: err}
-		}
-		attrs[key] = string(value[:n])
-	}
-	return attrs, nil
-}
-
 func has(file, attribute string) bool {
 	_, err := unix.Lgetxattr(file, attribute, nil)
 	return err == nil
@@ -289,5 +221,3 @@ func (ls *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []s
 	}
 	return nil
 }
-
-func timeOf(ts unix.Timespec) time.Time { return time.Unix(ts.Sec, ts.Nsec) }

@@ -95,6 +95,9 @@ func DoubleDashes(root *cobra.Command, args []string) []string {
 func help(root, cmd *cobra.Command, notes string) {
 	out := cmd.OutOrStdout()
 	fmt.Fprintf(out, "%s: %s\n\nusage: %s\n", cmd.CommandPath(), cmd.Short, cmd.UseLine())
+	if cmd.Long != "" {
+		fmt.Fprintf(out, "\n%s\n", cmd.Long)
+	}
 	if cmd == root {
 		fmt.Fprintln(out)
 		for _, c := range commands(root) {

@@ -23,6 +23,9 @@ func Man(root *cobra.Command, chapter int, more ...Section) string {
 	b.WriteString(".SH COMMANDS\n")
 	for _, c := range commands(root) {
 		fmt.Fprintf(&b, ".SS %s\n%s.\n", roff(c.Name()), roff(upper(c.Short)))
+		if c.Long != "" {
+			fmt.Fprintf(&b, ".PP\n%s", Paragraphs(c.Long))
+		}
 		if len(c.ValidArgs) > 0 {
 			fmt.Fprintf(&b, "Arguments: %s.\n", roff(strings.Join(c.ValidArgs, ", ")))
 		}

@@ -1,12 +1,15 @@
 // Package loaderapi is the service crisp.v1.Loader: it loads an image archive into a
-// running crispd, for images that come from no registry, and gives images names, for which
-// CRI has no call either.
+// running crispd, for images that come from no registry, saves an image as one, and gives
+// images names. CRI has no calls for that.
 //
 //	rpc Load(stream google.protobuf.BytesValue) returns (google.protobuf.ListValue);
+//	rpc Save(google.protobuf.StringValue) returns (stream google.protobuf.BytesValue);
 //	rpc Tag(google.protobuf.ListValue) returns (google.protobuf.StringValue);
 //
 // The messages of Load are the archive, split anywhere; the response is the list of the
-// names (strings) of the images, or the IDs of those without a name. Tag takes any name of
+// names (strings) of the images, or the IDs of those without a name. Save takes any name of an
+// image; the first message of the response is the ID that the image has in the archive, which
+// differs where a layer could not be made as it came, and all others are the archive. Tag takes any name of
 // an image and the tag that it is to have; the response is that tag in full. The service is too small
 // for a code generator: its description is written by hand for both sides, which import
 // this package.
@@ -23,10 +26,11 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Method and TagMethod are the full names of the methods.
+// Method, SaveMethod and TagMethod are the full names of the methods.
 const (
-	Method    = "/crisp.v1.Loader/Load"
-	TagMethod = "/crisp.v1.Loader/Tag"
+	Method     = "/crisp.v1.Loader/Load"
+	SaveMethod = "/crisp.v1.Loader/Save"
+	TagMethod  = "/crisp.v1.Loader/Tag"
 )
 
 // chunk is how much of an archive one message carries, in bytes: enough to make the
@@ -36,6 +40,9 @@ const chunk = 1 << 20
 // A Loader stores the images of an archive and returns their names.
 type Loader interface {
 	Load(ctx context.Context, archive io.Reader) (names []string, err error)
+	// Save writes an image as an archive to what begin returns, which is called once, with the
+	// ID that the image has in the archive.
+	Save(ctx context.Context, image string, begin func(id string) (io.Writer, error)) error
 	// Tag gives an image one more tag and returns it in full.
 	Tag(ctx context.Context, image, tag string) (string, error)
 }
@@ -45,8 +52,11 @@ var desc = grpc.ServiceDesc{
 	ServiceName: "crisp.v1.Loader",
 	HandlerType: (*Loader)(nil),
 	Methods:     []grpc.MethodDesc{{MethodName: "Tag", Handler: serveTag}},
-	Streams:     []grpc.StreamDesc{{StreamName: "Load", Handler: serve, ClientStreams: true}},
-	Metadata:    "crisp/v1/loader",
+	Streams: []grpc.StreamDesc{
+		{StreamName: "Load", Handler: serve, ClientStreams: true},
+		{StreamName: "Save", Handler: serveSave, ServerStreams: true},
+	},
+	Metadata: "crisp/v1/loader",
 }
 
 // Register registers l as the service on g.

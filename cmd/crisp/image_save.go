@@ -1,0 +1,101 @@
+package main
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/server/loaderapi"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// saveHelp is what the help of image says of save.
+const saveHelp = `save writes an image as a tar archive that image load, docker load, podman load and readers of oci-archive
+take. crispd keeps layers unpacked and makes their archives anew: where one has other bytes than before, the
+image has another ID in the archive, which is told on stderr. Files, owners, modes, times, attributes and
+links are the same. The archive has the tag that IMAGE is, and none if that is an ID. It takes the place of
+FILE once it is whole.`
+
+// saveImage writes the archive of an image to the file output; "-" is standard output.
+func (c *cli) saveImage(name, output string) error {
+	_, service, err := c.connect()
+	if err != nil {
+		return err
+	}
+	resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, false)
+	if err != nil {
+		return criruntime.Fault(err)
+	}
+	var id string
+	write := func(w io.Writer) (err error) {
+		id, err = c.save(name, w)
+		return err
+	}
+	if output == "-" {
+		if f, ok := c.stdout.(*os.File); ok && isTerminal(f) {
+			return usageError("an archive is nothing for a terminal")
+		}
+		err = write(c.stdout)
+	} else {
+		err = replaceFile(output, write)
+	}
+	if err != nil {
+		return fmt.Errorf("save %s: %w", name, criruntime.Fault(err))
+	}
+	if old := resp.GetImage().GetId(); old != "" && old != id {
+		fmt.Fprintf(c.stderr, "crisp: in the archive %s has the ID %s, and not %s: layers were packed anew\n", name, id, old)
+	}
+	return nil
+}
+
+func (c *cli) save(name string, w io.Writer) (id string, err error) {
+	conn, err := c.dialRuntime()
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close()
+	return loaderapi.Save(c.ctx, conn, name, w)
+}
+
+// replaceFile has a new file written beside the one at path, whose place it takes if that succeeds, and
+// which is removed if not. What is there and is no regular file, such as a pipe, is written to itself.
+func replaceFile(path string, write func(io.Writer) error) (err error) {
+	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
+		f, err := os.OpenFile(path, os.O_WRONLY, 0)
+		if err != nil {
+			return err
+		}
+		return errors.Join(write(f), f.Close())
+	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600: an image may have secrets
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err != nil {
+			f.Close()
+			err = errors.Join(err, os.Remove(f.Name()))
+		}
+	}()
+	buf := bufio.NewWriterSize(f, 1<<20)
+	if err := write(buf); err != nil {
+		return err
+	}
+	if err := buf.Flush(); err != nil {
+		return err
+	}
+	if err := f.Sync(); err != nil { // the image may be removed next
+		return err
+	}
+	if err := f.Close(); err != nil {
+		return err
+	}
+	return os.Rename(f.Name(), path)
+}

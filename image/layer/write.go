@@ -1,0 +1,150 @@
+package layer
+
+import (
+	"archive/tar"
+	"context"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+
+	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
+	"golang.org/x/sys/unix"
+)
+
+// maxLinkNames bounds the names, in bytes, that are kept of files with several of them while a layer
+// is written: some half a million.
+const maxLinkNames = 64 << 20
+
+// Write writes the files of a committed layer, which the caller holds, as the tar stream of a layer
+// (OCI image spec, layer.md): whiteouts and opaque directories under their names there, and no entry
+// for directories that had none. The same layer always gives the same stream. It is seldom the one
+// that the layer was unpacked from: the order of entries, access times, names of owners and the form
+// of headers are not kept. An artifact has no such stream: fault.Invalid.
+func (ls *Store) Write(ctx context.Context, l *Layer, w io.Writer) error {
+	fd, err := ls.open(l)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	if err := writeLayer(ctx, fd, l.record.Shape, w); err != nil {
+		return fmt.Errorf("write layer %s: %w", l.DiffID, err)
+	}
+	return nil
+}
+
+// writeLayer writes the files below the directory root.
+func writeLayer(ctx context.Context, root int, sh shape, w io.Writer) error {
+	lw := &writer{ctx: ctx, tar: tar.NewWriter(w), hasRoot: sh.Root != nil, buf: make([]byte, blob.ChunkSize),
+		links: make(map[uint64]string), room: maxLinkNames, implied: make(map[string]bool)}
+	for _, name := range sh.Implied {
+		lw.implied[name] = true
+	}
+	if err := tree.WalkAt(ctx, root, ".", tree.Options{Sorted: true}, lw.visit); err != nil {
+		return err
+	}
+	return lw.tar.Close()
+}
+
+// A writer turns a directory of overlayfs's format into a tar stream: what an unpacker does, the
+// other way round.
+type writer struct {
+	ctx     context.Context
+	tar     *tar.Writer
+	hasRoot bool
+	implied map[string]bool
+	links   map[uint64]string // inodes with several names → their first one
+	room    int               // bytes that links may still take, see maxLinkNames
+	buf     []byte
+}
+
+// visit writes the entries of one file.
+func (w *writer) visit(f *tree.File) error {
+	name := ""
+	if !f.IsTop() {
+		if f.PathLen() > unix.PathMax {
+			return fault.Invalid.Errorf("a path of %d bytes is too long for an archive", f.PathLen())
+		}
+		name = f.Path()
+	}
+	if f.Stat.Mode&unix.S_IFMT == unix.S_IFCHR && f.Stat.Rdev == 0 {
+		dir, base := path.Split(name)
+		return w.tar.WriteHeader(w.mark(dir + whiteoutPrefix + base))
+	}
+	at := FDPath(f.Dir) + "/" + f.Name
+	if f.IsDir() {
+		at = FDPath(f.FD) + "/."
+	}
+	hdr, err := Header(at, name, &f.Stat)
+	if err != nil {
+		return err
+	}
+	if hdr == nil {
+		return fault.Invalid.Errorf("%q is a socket, which no layer can have", name)
+	}
+	if f.IsDir() {
+		return w.directory(name, at, hdr)
+	}
+	if f.Stat.Nlink > 1 {
+		if first, ok := w.links[f.Stat.Ino]; ok {
+			hdr.Typeflag, hdr.Linkname, hdr.Size, hdr.PAXRecords = tar.TypeLink, first, 0, nil
+			return w.tar.WriteHeader(hdr)
+		}
+		if w.room -= len(name) + nameCost; w.room < 0 {
+			return fault.Invalid.Errorf("names of files that have several take more than %d bytes", maxLinkNames)
+		}
+		w.links[f.Stat.Ino] = name
+	}
+	if err := w.tar.WriteHeader(hdr); err != nil || hdr.Typeflag != tar.TypeReg {
+		return err
+	}
+	return w.content(f, name)
+}
+
+// directory writes the entry of a directory, unless the layer had none for it, and the mark of one
+// that hides what the layers below have in it.
+func (w *writer) directory(name, at string, hdr *tar.Header) error {
+	if wanted := !w.implied[name]; wanted && name != "" || name == "" && w.hasRoot {
+		if err := w.tar.WriteHeader(hdr); err != nil {
+			return err
+		}
+	}
+	var value [1]byte
+	if n, err := unix.Lgetxattr(at, OverlayOpaque, value[:]); err != nil || string(value[:n]) != "y" {
+		return nil
+	}
+	return w.tar.WriteHeader(w.mark(path.Join(name, whiteoutOpaque)))
+}
+
+// mark is the header of an empty file that stands for something that is not there. It has no time,
+// since the layer keeps none of it.
+func (w *writer) mark(name string) *tar.Header {
+	return &tar.Header{Format: tar.FormatPAX, Typeflag: tar.TypeReg, Name: name}
+}
+
+// content writes what is in the regular file f.
+func (w *writer) content(f *tree.File, name string) error {
+	fd, err := unix.Openat(f.Dir, f.Name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: name, Err: err}
+	}
+	file := os.NewFile(uintptr(fd), name)
+	defer file.Close()
+	for left := f.Stat.Size; left > 0; {
+		if err := w.ctx.Err(); err != nil {
+			return err
+		}
+		n, err := io.ReadFull(file, w.buf[:min(left, int64(len(w.buf)))])
+		if err != nil {
+			return &fs.PathError{Op: "read", Path: name, Err: err}
+		}
+		if _, err := w.tar.Write(w.buf[:n]); err != nil {
+			return err
+		}
+		left -= int64(n)
+	}
+	return nil
+}
