@@ -216,7 +216,7 @@ spec.volumeName                                   rejected there are no volumes 
 
 # Deployment
 spec.minReadySeconds                              honoured
-spec.paused                                       rejected edit the manifest when it is to take effect
+spec.paused                                       honoured
 spec.progressDeadlineSeconds                      ignored
 spec.replicas                                     honoured
 spec.revisionHistoryLimit                         honoured

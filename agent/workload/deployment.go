@@ -14,6 +14,7 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 		replicas: int(*d.Spec.Replicas), minReady: time.Duration(d.Spec.MinReadySeconds) * time.Second,
 	}
 	r.surge, r.unavailable = fenceposts(d)
+	r.paused = d.Spec.Paused
 	r.inPlace = d.Spec.Strategy.Type == appsv1.RecreateDeploymentStrategyType
 	plan := r.plan(pods, now)
 	with := d.DeepCopy()
@@ -27,6 +28,11 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 		available.Status, available.Reason = v1.ConditionTrue, "MinimumReplicasAvailable"
 	}
 	with.Status.Conditions = []appsv1.DeploymentCondition{available}
+	if d.Spec.Paused { // in the words of Kubernetes' controller
+		with.Status.Conditions = append(with.Status.Conditions, appsv1.DeploymentCondition{
+			Type: appsv1.DeploymentProgressing, Status: v1.ConditionUnknown, Reason: "DeploymentPaused", Message: "Deployment is paused",
+		})
+	}
 	plan.Status = with
 	return plan
 }

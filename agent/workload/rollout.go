@@ -29,6 +29,7 @@ type rollout struct {
 	surge       int
 	unavailable int
 	inPlace     bool // all old pods go at once, and new ones get their names
+	paused      bool // see hold
 	minReady    time.Duration
 
 	updated, ready, available int32 // counted by plan
@@ -58,6 +59,7 @@ func isCurrentAndUp(m member) bool { return m.current && m.available }
 
 func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 	var plan Plan
+	var over []*v1.Pod // the pods of r.ended
 	for _, p := range pods {
 		m, ok := r.member(p)
 		if !ok {
@@ -66,7 +68,7 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 		if phase := p.Status.Phase; phase == v1.PodFailed || phase == v1.PodSucceeded {
 			at := overSince(p.Status).Add(replaceAfter)
 			if !at.After(now) {
-				r.ended = append(r.ended, m.index)
+				r.ended, over = append(r.ended, m.index), append(over, p.Pod)
 				continue
 			}
 			plan.Again = earliest(plan.Again, at)
@@ -79,6 +81,21 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 		r.members = append(r.members, m)
 	}
 	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
+	if r.paused {
+		r.hold(over)
+	} else {
+		r.update()
+	}
+	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
+	for _, m := range r.members {
+		plan.Pods = append(plan.Pods, m.Pod)
+	}
+	r.updated, r.ready, r.available = int32(r.count(isCurrent)), int32(r.count(isReady)), int32(r.count(isAvailable))
+	return plan
+}
+
+// update takes all steps that the present state of the pods allows.
+func (r *rollout) update() {
 	var free []int // indexes to use first
 	if r.inPlace {
 		for _, m := range r.members {
@@ -90,12 +107,6 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 	}
 	for r.step(free) {
 	}
-	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
-	for _, m := range r.members {
-		plan.Pods = append(plan.Pods, m.Pod)
-	}
-	r.updated, r.ready, r.available = int32(r.count(isCurrent)), int32(r.count(isReady)), int32(r.count(isAvailable))
-	return plan
 }
 
 // member returns a pod as a member. A current pod is made again, since it depends on more

@@ -17,7 +17,7 @@ import (
 )
 
 // rolloutActs are what rollout does.
-var rolloutActs = []string{"status", "restart", "undo", "history"}
+var rolloutActs = []string{"status", "restart", "undo", "history", "pause", "resume"}
 
 // rolloutOptions are the flags of rollout.
 type rolloutOptions struct {
@@ -30,7 +30,7 @@ type rolloutOptions struct {
 // rolloutCommand follows the updates of workloads, makes one and takes one back.
 func rolloutCommand(c *cli) *cobra.Command {
 	var o rolloutOptions
-	cmd := &cobra.Command{Use: "rollout status|restart|undo|history deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow an update of a workload, replace its pods, or go back to an earlier template", ValidArgsFunction: c.completeRollout}
+	cmd := &cobra.Command{Use: "rollout status|restart|undo|history|pause|resume deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow an update of a workload, replace its pods, go back to an earlier template, or have changes wait", ValidArgsFunction: c.completeRollout}
 	fs := cmd.Flags()
 	o.oneFlags(fs)
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of status: how long to wait")
@@ -39,7 +39,7 @@ func rolloutCommand(c *cli) *cobra.Command {
 	fs.Int64Var(&o.revision, "revision", 0, "of history: show the template of this `number`")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) == 0 || !slices.Contains(rolloutActs, rest[0]) {
-			return usageError("rollout takes status, restart, undo or history, and a workload")
+			return usageError("rollout takes status, restart, undo, history, pause or resume, and a workload")
 		}
 		what, err := c.choose(rest[1:], o.scope, false, "rollout "+rest[0]+" takes a workload: deploy/NAME")
 		if err != nil {
@@ -73,8 +73,13 @@ func (c *cli) rollout(act string, t chosen, o rolloutOptions) error {
 		return c.rolloutHistory(t, o.revision)
 	case "undo":
 		return c.rolloutUndo(t, o.revision)
+	case "pause", "resume":
+		return c.rolloutPause(t, act == "pause")
 	}
 	if _, err := c.change(t.target, t.namespace, func(w map[string]any) error {
+		if isPaused(w) {
+			return pausedError(t, "restarted")
+		}
 		within(w, "spec", "template", "metadata", "annotations")["kubectl.kubernetes.io/restartedAt"] = time.Now().Format(time.RFC3339)
 		return nil
 	}); err != nil {
@@ -125,18 +130,27 @@ func (c *cli) progress(t chosen) (string, error) {
 	if err := c.fetch(path, nil, &d); err != nil {
 		return "", err
 	}
+	word := updateOf(&d)
+	if d.Spec.Paused && word != "" {
+		word = "it is paused: " + word
+	}
+	return word, nil
+}
+
+// updateOf says what of a Deployment's update is still to come; "" if nothing is.
+func updateOf(d *appsv1.Deployment) string {
 	want, s := ptr.Deref(d.Spec.Replicas, 1), d.Status
 	switch {
 	case s.ObservedGeneration < d.Generation:
-		return "the change has not been taken in yet", nil
+		return "the change has not been taken in yet"
 	case s.UpdatedReplicas < want:
-		return fmt.Sprintf("%d of %d new pods have begun", s.UpdatedReplicas, want), nil
+		return fmt.Sprintf("%d of %d new pods have begun", s.UpdatedReplicas, want)
 	case s.Replicas > s.UpdatedReplicas:
-		return fmt.Sprintf("%d old pods have yet to end", s.Replicas-s.UpdatedReplicas), nil
+		return fmt.Sprintf("%d old pods have yet to end", s.Replicas-s.UpdatedReplicas)
 	case s.AvailableReplicas < s.UpdatedReplicas:
-		return fmt.Sprintf("%d of %d new pods are available", s.AvailableReplicas, s.UpdatedReplicas), nil
+		return fmt.Sprintf("%d of %d new pods are available", s.AvailableReplicas, s.UpdatedReplicas)
 	}
-	return "", nil
+	return ""
 }
 
 func (c *cli) revisions(t chosen) ([]store.Revision, error) {
@@ -200,6 +214,9 @@ func (c *cli) rolloutUndo(t chosen, number int64) error {
 		return err
 	}
 	_, err = c.change(t.target, t.namespace, func(o map[string]any) error {
+		if isPaused(o) {
+			return pausedError(t, "rolled back")
+		}
 		within(o, "spec")["template"] = template
 		if r.Cause != "" {
 			within(o, "metadata", "annotations")["kubernetes.io/change-cause"] = r.Cause
@@ -210,4 +227,40 @@ func (c *cli) rolloutUndo(t chosen, number int64) error {
 		_, err = fmt.Fprintf(c.stdout, "%s rolled back to revision %d\n", t, r.Number)
 	}
 	return err
+}
+
+// rolloutPause has a Deployment take changes of its template without rolling them out, or roll them out
+// from now on.
+func (c *cli) rolloutPause(t chosen, pause bool) error {
+	if t.kind.Name != "Deployment" {
+		return usageError("%s: only Deployments are paused", t)
+	}
+	word := map[bool]string{true: "paused", false: "resumed"}[pause]
+	if _, err := c.change(t.target, t.namespace, func(o map[string]any) error {
+		switch is := isPaused(o); {
+		case is && pause:
+			return fault.WrongState.Errorf("%s is already paused", t)
+		case !is && !pause:
+			return fault.WrongState.Errorf("%s is not paused", t)
+		case pause:
+			within(o, "spec")["paused"] = true
+		default:
+			delete(within(o, "spec"), "paused")
+		}
+		return nil
+	}); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(c.stdout, t, word)
+	return err
+}
+
+func isPaused(o map[string]any) bool {
+	spec, _ := o["spec"].(map[string]any)
+	paused, _ := spec["paused"].(bool)
+	return paused
+}
+
+func pausedError(t chosen, how string) error {
+	return fault.WrongState.Errorf("%s is paused and cannot be %s: crisp rollout resume %s", t, how, t)
 }

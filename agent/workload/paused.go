@@ -1,0 +1,70 @@
+package workload
+
+import (
+	"maps"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// hold plans a paused rollout: its pods stay, of whichever template each is, until it is resumed. It is
+// still scaled, and pods that have ended are replaced, as by the ReplicaSets of a paused Deployment in
+// Kubernetes: a new pod is of the template that most pods are of, of the present one only if there is
+// no pod. In the midst of an update up to surge more pods stay than are asked for.
+func (r *rollout) hold(ended []*v1.Pod) {
+	most := r.replicas
+	if current := r.count(isCurrent); current > 0 && current < len(r.members) {
+		most += r.surge
+	}
+	if surplus := len(r.members) - most; surplus > 0 {
+		slices.Reverse(r.members) // the highest indexes go first
+		r.drop(surplus, func(member) bool { return true })
+		slices.Reverse(r.members)
+	}
+	like := r.common(ended)
+	for len(r.members) < r.replicas {
+		r.addLike(like)
+	}
+}
+
+// common returns a pod of the template that most pods are of, an old one if there are as many of each;
+// nil if there is none.
+func (r *rollout) common(ended []*v1.Pod) *v1.Pod {
+	pods := ended
+	if len(r.members) > 0 {
+		pods = nil
+		for _, m := range r.members {
+			pods = append(pods, m.Pod)
+		}
+	}
+	present := r.newPod(0).Annotations[AnnotationRevision]
+	of := map[string]int{}
+	var like *v1.Pod
+	for _, p := range pods {
+		revision := p.Annotations[AnnotationRevision]
+		of[revision]++
+		if like == nil {
+			like = p
+			continue
+		}
+		best := like.Annotations[AnnotationRevision]
+		if n := of[revision] - of[best]; n > 0 || n == 0 && best == present {
+			like = p
+		}
+	}
+	return like
+}
+
+// addLike adds a pod of the same template as another, or of the present one if that is nil.
+func (r *rollout) addLike(like *v1.Pod) {
+	r.add(nil)
+	m := &r.members[len(r.members)-1]
+	if like == nil || like.Annotations[AnnotationRevision] == m.Annotations[AnnotationRevision] {
+		return
+	}
+	template := &v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(like.Labels), Annotations: maps.Clone(like.Annotations)}, Spec: *like.Spec.DeepCopy()}
+	template.Spec.EphemeralContainers = nil // they were that pod's
+	m.Pod = makePod(r.owner, template, m.Name, like.Annotations[AnnotationRevision], map[string]string{r.label: like.Labels[r.label]})
+	m.current = false
+}
