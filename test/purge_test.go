@@ -28,10 +28,29 @@ purge
 ls -A /var/lib/crisp
 umount /var/lib/crisp
 
-echo "--- nothing mounted"
-mkdir /run/crisp
+echo "--- a mount below the agent's"
+mkdir -p /var/lib/crisp-agent/here
+mount -t tmpfs tmpfs /var/lib/crisp-agent/here
+touch /var/lib/crisp-agent/here/data
 purge
-for dir in /var/lib/crisp /run/crisp; do
+ls /var/lib/crisp-agent/here
+umount /var/lib/crisp-agent/here
+
+echo "--- volumes of claims"
+mkdir -p /var/lib/crisp-agent/pvc/default/db /var/lib/crisp-agent/objects
+touch /var/lib/crisp-agent/pvc/default/db/data /var/lib/crisp-agent/token
+purge
+(cd /var/lib/crisp-agent && find . -type f)
+rm -r /var/lib/crisp-agent
+
+echo "--- nothing mounted but volumes of pods"
+mkdir -p /run/crisp /var/lib/crisp-agent/pods/u/volumes/memory /var/lib/crisp-agent/pvc "/var/lib/crisp-agent/pods/u/volumes/a b"
+mount -t tmpfs tmpfs /var/lib/crisp-agent/pods/u/volumes/memory
+mkdir /var/lib/crisp-agent/pods/u/volumes/memory/part
+mount -t tmpfs tmpfs /var/lib/crisp-agent/pods/u/volumes/memory/part
+mount -t tmpfs tmpfs "/var/lib/crisp-agent/pods/u/volumes/a b"
+purge
+for dir in /var/lib/crisp /run/crisp /var/lib/crisp-agent; do
 	[ ! -e $dir ] || echo "$dir is left"
 done
 `
@@ -54,14 +73,23 @@ func TestPurgeKeepsMounts(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	const want = `--- a mount below
-crisp: /var/lib/crisp and /run/crisp are kept, for there are mounts in them:
+crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept, for there are mounts in them:
 /var/lib/crisp/here
 status 1
 data
 --- a file system of its own
 rm: cannot remove '/var/lib/crisp': Device or resource busy
 status 0
---- nothing mounted
+--- a mount below the agent's
+crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept, for there are mounts in them:
+/var/lib/crisp-agent/here
+status 1
+data
+--- volumes of claims
+crisp: /var/lib/crisp-agent/pvc is kept: it has the volumes of claims
+status 0
+./pvc/default/db/data
+--- nothing mounted but volumes of pods
 status 0
 `
 	if got := string(out); strings.TrimSpace(got) != strings.TrimSpace(want) {
