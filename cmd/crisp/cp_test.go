@@ -100,10 +100,10 @@ func TestCopyTellsWhatItLeavesOut(t *testing.T) {
 	if err := unix.Mkfifo(filepath.Join(from, "pipe"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	var told []string
-	tell := func(name, what string) { told = append(told, filepath.Base(name)+" "+what) }
+	var reported []string
+	leftOut := func(name, what string) { reported = append(reported, filepath.Base(name)+" "+what) }
 	var archive bytes.Buffer
-	if err := pack(&archive, from, "x", tell); err != nil {
+	if err := pack(&archive, from, "x", leftOut); err != nil {
 		t.Fatal(err)
 	}
 	archive.Reset()
@@ -119,11 +119,11 @@ func TestCopyTellsWhatItLeavesOut(t *testing.T) {
 		}
 	}
 	w.Close()
-	if err := unpack(&archive, "x", filepath.Join(to, "y"), tell); err != nil {
+	if err := unpack(&archive, "x", filepath.Join(to, "y"), leftOut); err != nil {
 		t.Fatal(err)
 	}
 	want := []string{"link symbolic link", "pipe named pipe", "null device", "hard hard link", "soft symbolic link"}
-	if !slices.Equal(told, want) {
-		t.Errorf("told of %q, want %q", told, want)
+	if !slices.Equal(reported, want) {
+		t.Errorf("reported %q, want %q", reported, want)
 	}
 }

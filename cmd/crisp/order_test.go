@@ -195,7 +195,7 @@ func TestPullsTakeTurns(t *testing.T) {
 		n.manifest(fmt.Sprintf("p%d.yaml", i), fmt.Sprintf("{apiVersion: v1, kind: Pod, metadata: {name: p%d}, spec: {containers: [{name: a, image: \"i%d:1\"}]}}", i, i))
 	}
 	n.agent()
-	told := func(reason string) int {
+	events := func(reason string) int {
 		out, _, _ := n.crisp("events")
 		return len(regexp.MustCompile(`(?m)^\S+ +Normal +`+reason+` +pod/p\d`).FindAllString(out, -1))
 	}
@@ -205,13 +205,13 @@ func TestPullsTakeTurns(t *testing.T) {
 		defer mu.Unlock()
 		return busy == 2
 	})
-	n.await("the events tell of both", func() bool { return told("Pulling") == 2 })
+	n.await("the events tell of both", func() bool { return events("Pulling") == 2 })
 	for done := range 4 {
-		if pulling := told("Pulling") - told("Pulled"); pulling > 2 {
+		if pulling := events("Pulling") - events("Pulled"); pulling > 2 {
 			t.Errorf("after %d the events tell of %d at a time", done, pulling)
 		}
 		turns <- struct{}{}
-		n.await("one is there", func() bool { return told("Pulled") == done+1 })
+		n.await("one is there", func() bool { return events("Pulled") == done+1 })
 	}
 	n.until("get pods", `(?s)p0 +1/1 .*p1 +1/1 .*p2 +1/1 .*p3 +1/1 `)
 	mu.Lock()

@@ -62,8 +62,8 @@ func TestAdoptTellsEachKillOnce(t *testing.T) {
 	eats := func(first ...string) wire.ExecRequest {
 		return wire.ExecRequest{Process: process(append(first, "eat", "200")...)}
 	}
-	told, between := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20)), n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
-	for _, b := range []*box{told, between} {
+	reported, between := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20)), n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
+	for _, b := range []*box{reported, between} {
 		if code := b.exec(eats()).wait(); code != 137 {
 			t.Errorf("exec ended with %d", code)
 		}
@@ -76,7 +76,7 @@ func TestAdoptTellsEachKillOnce(t *testing.T) {
 		between.touch("tmp/go")
 		eventually(t, func() bool { return !alive(e.Pid) }, "it is not killed")
 	})
-	for _, b := range []*box{told, between} {
+	for _, b := range []*box{reported, between} {
 		b.adopt()
 		b.signal(unix.SIGKILL, true)
 		if e := b.wait(); !e.OOMKilled {

@@ -69,8 +69,8 @@ type disk struct{ image, kernel, initrd string }
 // does not have it.
 func makeDisk(ctx context.Context, cache string) (disk, error) {
 	sum := sha256.New()
-	suite := suite()
-	fmt.Fprintln(sum, suite, installed, diskSize, written, policyModule) // maps print sorted
+	release := suite()
+	fmt.Fprintln(sum, release, installed, diskSize, written, policyModule) // maps print sorted
 	dir := filepath.Join(cache, fmt.Sprintf("disk-%x", sum.Sum(nil)[:6]))
 	d := disk{filepath.Join(dir, "root.img"), filepath.Join(dir, "vmlinuz"), filepath.Join(dir, "initrd.img")}
 	if _, err := os.Stat(d.image); err == nil {
@@ -83,7 +83,7 @@ func makeDisk(ctx context.Context, cache string) (disk, error) {
 			return d, err
 		}
 	}
-	fmt.Printf("root disk: made of Debian %s in %s (some minutes)\n", suite, dir)
+	fmt.Printf("root disk: made of Debian %s in %s (some minutes)\n", release, dir)
 	root := filepath.Join(dir, "root")
 	for name, text := range written {
 		path := filepath.Join(root, name)
@@ -94,7 +94,7 @@ func makeDisk(ctx context.Context, cache string) (disk, error) {
 			return d, err
 		}
 	}
-	if err := debootstrap(ctx, suite, root, filepath.Join(dir, "debootstrap.log")); err != nil {
+	if err := debootstrap(ctx, release, root, filepath.Join(dir, "debootstrap.log")); err != nil {
 		return d, err
 	}
 	if out, err := exec.CommandContext(ctx, "chroot", root, "systemctl", "enable", "crisp-tests.service").CombinedOutput(); err != nil {

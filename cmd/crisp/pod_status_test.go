@@ -149,26 +149,26 @@ func TestStatusIsKept(t *testing.T) {
 	n.exit(3)
 	n.until("get pods", `web +2/2 +Running +2 `)
 	const fields = `jsonpath={.status.phase} {.status.startTime} {.status.containerStatuses[*].restartCount} {.status.containerStatuses[*].lastState.terminated.exitCode} {.status.containerStatuses[*].state.terminated.finishedAt} {.status.conditions[*].lastTransitionTime}`
-	tell := func() (told []string) {
+	statuses := func() (reported []string) {
 		for _, name := range []string{"job", "web"} {
 			// One argument, with its blanks: not by n.crisp.
 			var out, errs bytes.Buffer
 			if code := run(t.Context(), []string{"--runtime-endpoint", n.socket, "get", "pod", name, "-o", fields}, strings.NewReader(""), &out, &errs); code != exitOK {
 				t.Fatal(errs.String())
 			}
-			told = append(told, out.String())
+			reported = append(reported, out.String())
 		}
-		return told
+		return reported
 	}
-	before := tell()
+	before := statuses()
 	if !strings.HasPrefix(before[0], "Succeeded 2") || !strings.HasPrefix(before[1], "Running 2") {
-		t.Fatalf("told %q", before)
+		t.Fatalf("reported %q", before)
 	}
 	stop()
 	n.agent()
 	n.until("status -o json", `"health": "ok"`)
 	n.until("get pods", `web +2/2 +Running +2 `)
-	if after := tell(); !slices.Equal(after, before) {
+	if after := statuses(); !slices.Equal(after, before) {
 		t.Errorf("the new agent tells %q, the old one %q", after, before)
 	}
 }
@@ -179,15 +179,15 @@ func TestNodeCapacity(t *testing.T) {
 	n.agent()
 	n.until("status -o json", `"alive": true`)
 	out, _, _ := n.crisp("status -o json")
-	var told struct{ Node v1.NodeStatus }
-	if err := json.Unmarshal([]byte(out), &told); err != nil {
+	var shown struct{ Node v1.NodeStatus }
+	if err := json.Unmarshal([]byte(out), &shown); err != nil {
 		t.Fatal(err)
 	}
 	nproc, err := exec.CommandContext(t.Context(), "nproc").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if cpus, want := told.Node.Capacity.Cpu().String(), strings.TrimSpace(string(nproc)); cpus != want {
+	if cpus, want := shown.Node.Capacity.Cpu().String(), strings.TrimSpace(string(nproc)); cpus != want {
 		t.Errorf("%s CPUs, nproc says %s", cpus, want)
 	}
 	data, err := os.ReadFile("/proc/meminfo")
@@ -200,8 +200,8 @@ func TestNodeCapacity(t *testing.T) {
 			total = strings.ReplaceAll(strings.TrimSpace(rest), " kB", "Ki")
 		}
 	}
-	if want := resource.MustParse(total); told.Node.Capacity.Memory().Cmp(want) != 0 {
-		t.Errorf("memory %s, MemTotal is %s", told.Node.Capacity.Memory(), total)
+	if want := resource.MustParse(total); shown.Node.Capacity.Memory().Cmp(want) != 0 {
+		t.Errorf("memory %s, MemTotal is %s", shown.Node.Capacity.Memory(), total)
 	}
 }
 
