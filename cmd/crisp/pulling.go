@@ -21,10 +21,6 @@ import (
 // runtime is asked only if there are pods that wait for something; one that does not tell is no
 // error.
 func (c *cli) pulling(list []*v1.Pod) map[string]string {
-	waits := func(pod *v1.Pod) bool {
-		ready, all := status.Count(pod)
-		return ready < all && !podsync.Terminal(&pod.Status) && pod.DeletionTimestamp == nil
-	}
 	if !slices.ContainsFunc(list, waits) {
 		return nil
 	}
@@ -37,6 +33,12 @@ func (c *cli) pulling(list []*v1.Pod) map[string]string {
 		}
 	}
 	return texts
+}
+
+// waits reports whether a pod waits for something, which may be an image.
+func waits(pod *v1.Pod) bool {
+	ready, all := status.Count(pod)
+	return ready < all && !podsync.Terminal(&pod.Status) && pod.DeletionTimestamp == nil
 }
 
 // pullOf tells of the pull that a pod waits for; "" if there is none.

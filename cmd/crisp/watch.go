@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -24,7 +25,21 @@ func (c *cli) watch(what []target, o getOptions) error {
 	if t.name != "" {
 		query.Set("fieldSelector", "metadata.name="+t.name)
 	}
-	return c.follow(pathOf(t.kind, o.within(), ""), query, c.watchPrinter(t.kind, o))
+	path, show := pathOf(t.kind, o.within(), ""), c.watchPrinter(t.kind, o)
+	if t.kind.Name != "Pod" || o.output != "" && o.output != "wide" {
+		return c.follow(path, query, func(u unstructured.Unstructured) error { return show(u, "") })
+	}
+	w := &pullWatch{show: show, pods: map[string]unstructured.Unstructured{}, shown: map[string]string{}}
+	ctx, cancel := context.WithCancel(c.ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.watchPulls(ctx, w)
+	}()
+	err := c.follow(path, query, w.changed)
+	cancel()
+	<-done
+	return err
 }
 
 // follow shows the objects of a watch.
@@ -51,18 +66,19 @@ func (c *cli) follow(path string, query url.Values, show func(unstructured.Unstr
 	}
 }
 
-// watchPrinter prints objects as they come, a line each or a document.
-func (c *cli) watchPrinter(k api.Kind, o getOptions) func(unstructured.Unstructured) error {
+// watchPrinter prints objects as they come, a line each or a document. In a line, pulling is how far the
+// image is that a pod waits for, which is shown instead of the status; "" if that is to be shown.
+func (c *cli) watchPrinter(k api.Kind, o getOptions) func(u unstructured.Unstructured, pulling string) error {
 	switch o.output {
 	case "json", "yaml":
-		return func(u unstructured.Unstructured) error {
+		return func(u unstructured.Unstructured, _ string) error {
 			if o.output == "yaml" {
 				fmt.Fprintln(c.stdout, "---")
 			}
 			return c.printValue(u.Object, o.output)
 		}
 	case "name":
-		return func(u unstructured.Unstructured) error {
+		return func(u unstructured.Unstructured, _ string) error {
 			_, err := fmt.Fprintln(c.stdout, nameOf(u))
 			return err
 		}
@@ -78,14 +94,14 @@ func (c *cli) watchPrinter(k api.Kind, o getOptions) func(unstructured.Unstructu
 	}
 	v := newView(k, o)
 	first := !o.headless
-	return func(u unstructured.Unstructured) error {
+	return func(u unstructured.Unstructured, pulling string) error {
 		if first {
 			first = false
 			if err := line(v.heads()); err != nil {
 				return err
 			}
 		}
-		v.now = time.Now()
+		v.now, v.pulling = time.Now(), map[string]string{u.GetNamespace() + "/" + u.GetName(): pulling}
 		cells, err := v.cells(u)
 		if err != nil {
 			return err
