@@ -10,6 +10,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/regular"
 	"github.com/crisp-cri/crisp/internal/timeline"
@@ -62,7 +63,7 @@ func ofPod(m *cri.PodSandboxMetadata, st timeline.Stage) *step {
 	st.Begin = time.Now()
 	pod := timeline.Pod{UID: m.Uid, Namespace: m.Namespace, Name: m.Name}
 	return &step{pod: pod, stage: st, trace: telemetry.Pod{
-		Key: fmt.Sprint(m.Uid, " ", m.Attempt), Name: pod.String(), First: st.Name == "sandbox",
+		Key: podtrace.Key(m.Uid, m.Attempt), Name: pod.String(), First: st.Name == "sandbox",
 	}}
 }
 

@@ -8,6 +8,7 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
@@ -15,9 +16,7 @@ import (
 // stages.
 func TestRootOfPod(t *testing.T) {
 	sent := tracetest.NewInMemoryExporter()
-	sampler := sdk.TraceIDRatioBased(1)
-	provider := sdk.NewTracerProvider(sdk.WithSyncer(sent), sdk.WithSampler(sdk.ParentBased(sampler)), sdk.WithIDGenerator(podIDs{}))
-	tracing := &tracing{provider, provider.Tracer("test"), sampler}
+	tracing := &tracing{podtrace.NewWith(podtrace.Options{PerMillion: 1e6}, sdk.WithSyncer(sent))}
 	for i, rpc := range []string{"RunPodSandbox", "PullImage", "StartContainer"} {
 		ctx, log := stage.With(context.Background(), nil)
 		ctx, sp := tracing.begin(ctx, rpc, Pod{Key: "u 0", Name: "default/web", First: i == 0})
@@ -25,7 +24,7 @@ func TestRootOfPod(t *testing.T) {
 		log.Stop()
 		sp.end(Outcome{Code: "OK"}, log.Spans(), time.Now(), time.Now())
 	}
-	trace, root := Pod{Key: "u 0"}.ids()
+	trace, root := Pod{Key: "u 0"}.IDs()
 	count := map[string]int{}
 	for _, s := range sent.GetSpans() {
 		count[s.Name]++

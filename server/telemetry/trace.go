@@ -2,31 +2,20 @@ package telemetry
 
 import (
 	"context"
-	"errors"
-	"fmt"
-	"log/slog"
-	"strings"
-	"sync/atomic"
 	"time"
 
-	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/exporters/otlp/otlptrace/otlptracegrpc"
 	"go.opentelemetry.io/otel/propagation"
-	"go.opentelemetry.io/otel/sdk/resource"
-	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/trace"
 	"google.golang.org/grpc/metadata"
 
+	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// flushTime bounds how long crispd waits for the collector when it exits.
-const flushTime = 2 * time.Second
-
-// complaintEvery is how often crispd logs that the collector does not respond.
-const complaintEvery = 10 * time.Minute
+// A Pod is whom a call is for.
+type Pod = podtrace.Pod
 
 // Traces says which calls are traced, and where the spans are sent.
 type Traces struct {
@@ -40,72 +29,23 @@ type Traces struct {
 }
 
 // tracing is a Traces in force. A nil one is off.
-type tracing struct {
-	provider *sdk.TracerProvider
-	tracer   trace.Tracer
-	sampler  sdk.Sampler // of traces that begin here
-}
+type tracing struct{ *podtrace.Sender }
 
 // Trace replaces the configuration of the traces.
 func (t *Telemetry) Trace(o Traces) error {
 	var next *tracing
 	if o.Endpoint != "" {
-		var err error
-		if next, err = newTracing(o, t.version, t.log); err != nil {
+		sender, err := podtrace.New(podtrace.Options{Endpoint: o.Endpoint, PerMillion: o.PerMillion, Service: "crispd", Version: t.version, Log: t.log})
+		if err != nil {
 			return err
 		}
+		next = &tracing{sender}
 	}
 	old := t.tracing.Swap(next)
 	if old == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), flushTime)
-	defer cancel()
-	if err := old.provider.Shutdown(ctx); err != nil && !errors.Is(err, context.DeadlineExceeded) {
-		return fmt.Errorf("send the last spans: %w", err)
-	}
-	return nil
-}
-
-func newTracing(o Traces, version string, log *slog.Logger) (*tracing, error) {
-	url := o.Endpoint
-	if strings.HasPrefix(url, "unix:") {
-		// OTLP's URLs cannot name unix sockets; the option for host:port passes its
-		// text to gRPC, which can.
-		return tracingTo(o, version, log, otlptracegrpc.WithEndpoint(url), otlptracegrpc.WithInsecure())
-	}
-	if !strings.Contains(url, "://") {
-		url = "http://" + url
-	}
-	return tracingTo(o, version, log, otlptracegrpc.WithEndpointURL(url))
-}
-
-func tracingTo(o Traces, version string, log *slog.Logger, where ...otlptracegrpc.Option) (*tracing, error) {
-	exporter, err := otlptracegrpc.New(context.Background(), where...)
-	if err != nil {
-		return nil, fmt.Errorf("send traces to %s: %w", o.Endpoint, err)
-	}
-	otel.SetErrorHandler(complain(log))
-	sampler := sdk.TraceIDRatioBased(float64(o.PerMillion) / 1e6)
-	provider := sdk.NewTracerProvider(
-		sdk.WithBatcher(exporter),
-		sdk.WithSampler(sdk.ParentBased(sampler)),
-		sdk.WithIDGenerator(podIDs{}),
-		sdk.WithResource(resource.NewSchemaless(
-			attribute.String("service.name", "crispd"), attribute.String("service.version", version))),
-	)
-	return &tracing{provider, provider.Tracer("github.com/crisp-cri/crisp"), sampler}, nil
-}
-
-// complain logs the collector's failures, but at most one in complaintEvery.
-func complain(log *slog.Logger) otel.ErrorHandlerFunc {
-	var last atomic.Int64
-	return func(err error) {
-		now := time.Now().UnixNano()
-		if before := last.Load(); now-before > int64(complaintEvery) && last.CompareAndSwap(before, now) {
-			log.Warn("spans were not sent", "err", err)
-		}
-	}
+	return old.Close()
 }
 
 // span is the span of one call. It is nil if the call is not recorded.
@@ -128,13 +68,13 @@ func (t *tracing) begin(ctx context.Context, rpc string, pod Pod) (context.Conte
 	ctx = propagation.TraceContext{}.Extract(ctx, carrier(md))
 	own := pod.Key != "" && !trace.SpanContextFromContext(ctx).IsValid()
 	if own {
-		ctx = trace.ContextWithRemoteSpanContext(ctx, pod.context(t.sampler))
+		ctx = trace.ContextWithRemoteSpanContext(ctx, pod.Root(t.Sampler))
 	}
-	ctx, sp := t.tracer.Start(ctx, rpc, trace.WithSpanKind(trace.SpanKindServer))
+	ctx, sp := t.Tracer.Start(ctx, rpc, trace.WithSpanKind(trace.SpanKindServer))
 	if !sp.IsRecording() {
 		return ctx, nil
 	}
-	s := &span{tracer: t.tracer, ctx: ctx, span: sp}
+	s := &span{tracer: t.Tracer, ctx: ctx, span: sp}
 	if own && pod.First {
 		s.pod = &pod
 	}
@@ -176,7 +116,7 @@ func (s *span) end(o Outcome, spans []stage.Span, begin, end time.Time) {
 	}
 	s.span.End(trace.WithTimestamp(end))
 	if s.pod != nil {
-		s.pod.root(s.tracer, begin, end)
+		s.pod.SendRoot(s.tracer, begin, end)
 	}
 }
 

@@ -1,9 +1,14 @@
-package telemetry
+// Package podtrace sends spans to an OpenTelemetry collector, those of one pod as one trace. crispd sends
+// what its calls did for the pod, the agent what it did and waited for, and neither knows of the other:
+// the IDs of the trace and of its root follow from the pod, and so does whether it is sampled, if both
+// have the same rate.
+package podtrace
 
 import (
 	"context"
 	"crypto/rand"
 	"crypto/sha256"
+	"fmt"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -15,33 +20,36 @@ import (
 // where the pod's time went, unless their caller has a trace of his own. The IDs of that trace
 // and of its root follow from the pod's key: no call need know of another.
 type Pod struct {
-	Key   string // distinguishes the pod, and the attempts of its sandbox; "" = none
+	Key   string // distinguishes the pod, and the attempts of its sandbox, see Key; "" = none
 	Name  string // namespace/name
 	First bool   // the call is the first of the pod: the root of the trace is sent with it
 }
 
-// ids returns the IDs of the pod's trace and of its root.
-func (p Pod) ids() (t trace.TraceID, s trace.SpanID) {
+// Key is the key of a pod with this UID, and of one attempt of its sandbox.
+func Key(uid string, attempt uint32) string { return fmt.Sprint(uid, " ", attempt) }
+
+// IDs returns the IDs of the pod's trace and of its root.
+func (p Pod) IDs() (t trace.TraceID, s trace.SpanID) {
 	sum := sha256.Sum256([]byte("crisp pod " + p.Key))
 	copy(t[:], sum[:len(t)])
 	copy(s[:], sum[len(t):])
 	return t, s
 }
 
-// context returns the root of the pod's trace, as the parent of a call. The sampler decides by
-// the trace's ID: all calls of the pod are recorded, or none.
-func (p Pod) context(sampler sdk.Sampler) trace.SpanContext {
+// Root returns the root of the pod's trace, as the parent of other spans. The sampler decides by
+// the trace's ID: all spans of the pod are recorded, or none.
+func (p Pod) Root(sampler sdk.Sampler) trace.SpanContext {
 	c := trace.SpanContextConfig{Remote: true}
-	c.TraceID, c.SpanID = p.ids()
+	c.TraceID, c.SpanID = p.IDs()
 	if sampler.ShouldSample(sdk.SamplingParameters{TraceID: c.TraceID}).Decision == sdk.RecordAndSample {
 		c.TraceFlags = trace.FlagsSampled
 	}
 	return trace.NewSpanContext(c)
 }
 
-// root sends the root of the pod's trace. What follows the first call begins after its end, as
+// SendRoot sends the root of the pod's trace. What follows the first call begins after its end, as
 // OpenTelemetry allows: when the pod ends is not known yet.
-func (p Pod) root(tracer trace.Tracer, begin, end time.Time) {
+func (p Pod) SendRoot(tracer trace.Tracer, begin, end time.Time) {
 	ctx := context.WithValue(context.Background(), podKey{}, p)
 	_, sp := tracer.Start(ctx, "pod "+p.Name, trace.WithNewRoot(), trace.WithTimestamp(begin))
 	sp.SetAttributes(attribute.String("pod", p.Name))
@@ -50,13 +58,13 @@ func (p Pod) root(tracer trace.Tracer, begin, end time.Time) {
 
 type podKey struct{}
 
-// podIDs are the IDs of new spans: random ones, but for the root of a pod's trace.
-type podIDs struct{}
+// IDs are the IDs of new spans: random ones, but for the root of a pod's trace.
+type IDs struct{}
 
 // NewIDs implements sdk.IDGenerator.
-func (g podIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
+func (g IDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 	if p, ok := ctx.Value(podKey{}).(Pod); ok {
-		return p.ids()
+		return p.IDs()
 	}
 	var t trace.TraceID
 	rand.Read(t[:]) // it never fails
@@ -64,7 +72,7 @@ func (g podIDs) NewIDs(ctx context.Context) (trace.TraceID, trace.SpanID) {
 }
 
 // NewSpanID implements sdk.IDGenerator.
-func (podIDs) NewSpanID(context.Context, trace.TraceID) trace.SpanID {
+func (IDs) NewSpanID(context.Context, trace.TraceID) trace.SpanID {
 	var s trace.SpanID
 	rand.Read(s[:])
 	return s
