@@ -68,6 +68,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/flock"
+	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
@@ -96,6 +97,9 @@ type Options struct {
 	Node           NodeConfig         // what of the node pods may have
 	Log            *slog.Logger
 
+	Tracing Tracing          // where the spans of pods' starts are sent
+	traces  *podtrace.Sender // nil: nowhere
+
 	MaxBackoff time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
 
 	Endpoint string // what Connect connects to; recorded for the command line
@@ -123,6 +127,10 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	defer events.Close()
+	if err := o.openTraces(); err != nil {
+		return err
+	}
+	defer o.closeTraces()
 	a, err := newAgent(ctx, o, events)
 	if err != nil {
 		return err
@@ -211,7 +219,12 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
 		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: shown.node, Events: events, Log: o.Log,
 	})
-	alive, started := &heartbeat{}, &startup.Keeper{}
+	alive, started := &heartbeat{}, &startup.Keeper{Traces: o.traces}
+	for _, pod := range files.Accepted() {
+		if !files.Ending(pod.UID) {
+			started.Restore(pod.UID, files.StartupPath(pod))
+		}
+	}
 	return &agent{
 		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, startup: started, shownIPs: ips.Get(),

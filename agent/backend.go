@@ -64,6 +64,9 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.startup.Status(pod, now, have.Failures)
+		if err := b.a.startup.Save(pod, b.a.files.StartupPath(pod)); err != nil { // it is only for who asks
+			b.a.o.Log.Debug("start of a pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+		}
 		b.a.publishStatus(pod, now)
 	}
 	b.a.api.Poke()

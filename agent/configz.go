@@ -49,6 +49,9 @@ func (z configz) Show() map[string]any {
 		"evictionPressureTransitionPeriod": c.Rules.EvictTransition.String(),
 	}
 	config["imagePullCredentialsVerificationPolicy"] = string(cmp.Or(z.o.PullPolicy, pullrecords.NeverVerifyPreloaded))
+	if t := z.o.Tracing; t.Endpoint != "" {
+		config["tracing"] = map[string]any{"endpoint": t.Endpoint, "samplingRatePerMillion": t.SamplesPerMillion}
+	}
 	if len(z.o.PullUnasked) > 0 {
 		config["preloadedImagesVerificationAllowlist"] = z.o.PullUnasked
 	}

@@ -123,7 +123,7 @@ func (c *Config) checkLists() error {
 	if a := c.Metrics.Address; a != "" && !isAddress(a) {
 		return c.wrong("metrics.address", "%q is neither host:port nor unix:///path", a)
 	}
-	if e := c.Tracing.Endpoint; e != "" && !isEndpoint(e) {
+	if e := c.Tracing.Endpoint; e != "" && !IsEndpoint(e) {
 		return c.wrong("tracing.endpoint", "%q is neither host:port, nor a URL of http, https or unix with nothing but that", e)
 	}
 	if n := c.Tracing.SamplesPerMillion; n < 0 || n > 1000000 {
@@ -157,9 +157,9 @@ func isAddress(s string) bool {
 	return err == nil && isPort(port)
 }
 
-// isEndpoint reports whether s is an address; host:port may have http:// or https://
+// IsEndpoint reports whether s is where a collector of traces may be: an address; host:port may have http:// or https://
 // before it.
-func isEndpoint(s string) bool {
+func IsEndpoint(s string) bool {
 	host := strings.TrimPrefix(strings.TrimPrefix(s, "https://"), "http://")
 	return isAddress(host) && (host == s || !strings.Contains(host, "://"))
 }

@@ -47,6 +47,7 @@ func (s *Server) Start(ctx context.Context) error {
 			half = append(half, sb)
 		}
 	}
+	s.restoreStartups()
 	gc, cancel := context.WithTimeout(ctx, gcTime)
 	defer cancel()
 	for _, n := range s.networks() {

@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// startups is what is known of where pods' time went, since this crispd began.
+// startups is what is known of where pods' time went, see also saveStartup.
 type startups struct {
 	book    timeline.Book
 	outputs sync.Map // ID of a container → the time.Time of its first output; zero = not to be known any more
@@ -26,10 +26,11 @@ type startups struct {
 
 // A step is a call as a stage of its pod.
 type step struct {
-	pod   timeline.Pod
-	stage timeline.Stage
-	trace telemetry.Pod
-	open  *timeline.Open // nil: it is entered when it has ended, if at all
+	pod     timeline.Pod
+	stage   timeline.Stage
+	sandbox string // its ID, if the request names it
+	trace   telemetry.Pod
+	open    *timeline.Open // nil: it is entered when it has ended, if at all
 }
 
 // stepOf returns what a request is in the start of which pod; the pod's UID is "" if it is
@@ -46,7 +47,9 @@ func (s *Server) stepOf(req any) *step {
 			return new(step)
 		}
 		m := r.GetConfig().GetMetadata()
-		return ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: "create", Container: m.GetName(), Attempt: m.GetAttempt()})
+		st := ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: "create", Container: m.GetName(), Attempt: m.GetAttempt()})
+		st.sandbox = sb.ID()
+		return st
 	case *cri.StartContainerRequest:
 		return s.ofContainer("start", r.GetContainerId())
 	case *cri.ExecSyncRequest:
@@ -77,7 +80,9 @@ func (s *Server) ofContainer(name, id string) *step {
 		return new(step)
 	}
 	m := s.index.container(c).config.GetMetadata()
-	return ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: name, Container: m.GetName(), Attempt: m.GetAttempt()})
+	st := ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: name, Container: m.GetName(), Attempt: m.GetAttempt()})
+	st.sandbox = sb.ID()
+	return st
 }
 
 // enter begins the stage of a call, unless it is one that is repeated very often.
@@ -107,6 +112,7 @@ func (s *Server) leave(c call, resp any, err error) {
 		c.step.open.End(s.pullDetail(st), text)
 	default:
 		c.step.open.End("", text)
+		s.saveStartup(c, resp)
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/pulls"
@@ -109,6 +110,18 @@ func TestStartup(t *testing.T) {
 	plain, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
 	if err != nil || plain.Info != nil {
 		t.Errorf("a status that is not verbose has %v, %v", plain.GetInfo(), err)
+	}
+	// The next crispd knows all but what came after the last call that made something.
+	n.restart(t)
+	if resp, err = n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb, Verbose: true}); err != nil {
+		t.Fatal(err)
+	}
+	again := stages(t, resp.Info)
+	if got := labels(again); got != "sandbox, pull, create web, start web, first output web, create other, start other" {
+		t.Errorf("stages of the pod, after a restart: %s", got)
+	}
+	if diff := cmp.Diff(list[:len(again)], again); diff != "" {
+		t.Errorf("stages (-before +after the restart):\n%s", diff)
 	}
 	n.stopAndRemove(t, sb)
 	if pods := n.server.startups.book.Pods(); len(pods) != 0 {

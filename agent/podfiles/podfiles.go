@@ -3,6 +3,7 @@
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  its last status, also for the command line
+//	pods/<uid>/startup.json where its time went until it was ready (agent/startup)
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources last given to the runtime, by container
 //	pods/<uid>/containers/  the files behind terminationMessagePath
@@ -59,10 +60,11 @@ func (s *Store) Dir(uid string) string { return filepath.Join(s.dir(), uid) }
 
 // The files of a pod, in its directory.
 const (
-	podFile    = "pod.json"
-	statusFile = "status.json"
-	actualFile = "actual.json"
-	endingFile = "ending" // its time is when the pod's end began
+	podFile     = "pod.json"
+	statusFile  = "status.json"
+	startupFile = "startup.json"
+	actualFile  = "actual.json"
+	endingFile  = "ending" // its time is when the pod's end began
 )
 
 // readJSON decodes a file of JSON.

@@ -25,6 +25,11 @@ func (s *Store) statusPath(pod *v1.Pod) string {
 	return filepath.Join(s.Dir(string(pod.UID)), statusFile)
 }
 
+// StartupPath is the file of what the pod's start took its time for.
+func (s *Store) StartupPath(pod *v1.Pod) string {
+	return filepath.Join(s.Dir(string(pod.UID)), startupFile)
+}
+
 // DropStatus removes the saved status of a pod.
 func (s *Store) DropStatus(pod *v1.Pod) error {
 	err := os.Remove(s.statusPath(pod))

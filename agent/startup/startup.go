@@ -5,7 +5,8 @@
 //
 //	seen ┤ queue ├┤observe├┤ volumes, sandbox, … (actions) ├┤observe├┤ … ├┤ readiness probe ├ ready
 //
-// It is in memory: of what started before the agent did there is nothing.
+// It is in memory, and in a file among the pod's others (Save): the next agent knows it too, but for what
+// a power cut has taken. With a collector (Keeper.Traces) it becomes spans of the pod's trace.
 package startup
 
 import (
@@ -16,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/why"
+	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/internal/timeline"
 	v1 "k8s.io/api/core/v1"
@@ -35,6 +37,8 @@ type Report struct {
 
 // A Keeper knows pods. The zero value is ready.
 type Keeper struct {
+	Traces *podtrace.Sender // nil: nothing is traced
+
 	book timeline.Book
 
 	mu    sync.Mutex
@@ -45,7 +49,12 @@ type Keeper struct {
 type record struct {
 	pod         timeline.Pod
 	seen, ready time.Time
-	observed    int // times
+	observed    int    // times
+	attempt     uint32 // of its last sandbox
+	acted       bool   // something was done for it
+	sent        bool   // its spans were
+	saved       uint64 // the changes of its stages that are on disk
+	savedReady  bool   // and whether that it is ready is there too
 }
 
 // Seen is told of a pod that is wanted now. Only the first time counts.
@@ -78,18 +87,17 @@ func (k *Keeper) add(uid types.UID, r *record) bool {
 // Keep drops all other pods: nothing is left of them.
 func (k *Keeper) Keep(there map[types.UID]bool) {
 	k.mu.Lock()
-	var gone []types.UID
-	k.order = slices.DeleteFunc(k.order, func(uid types.UID) bool {
-		if there[uid] {
-			return false
-		}
-		gone = append(gone, uid)
-		delete(k.pods, uid)
-		return true
-	})
+	gone := slices.DeleteFunc(slices.Clone(k.order), func(uid types.UID) bool { return there[uid] })
 	k.mu.Unlock()
 	for _, uid := range gone {
+		k.send(uid)
 		k.book.Forget(string(uid))
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.order = slices.DeleteFunc(k.order, func(uid types.UID) bool { return slices.Contains(gone, uid) })
+	for _, uid := range gone {
+		delete(k.pods, uid)
 	}
 }
 
@@ -147,6 +155,7 @@ func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 	if !ok || a.Verb != podsync.RunSandbox && a.Verb != podsync.StartContainer {
 		return ctx, interrupt, func(error) {}
 	}
+	k.began(pod.UID, a)
 	k.book.EndWait(r.pod.UID, why.BackOff, a.Name) // what it was held back for
 	ctx, log := stage.With(ctx, nil)
 	open := k.book.BeginFlat(r.pod, timeline.Stage{Name: a.Verb.String(), Container: a.Name, Attempt: a.Attempt}, log)
@@ -157,6 +166,20 @@ func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 			text = err.Error()
 		}
 		open.End("", text)
+	}
+}
+
+// began notes that something is done for a pod.
+func (k *Keeper) began(uid types.UID, a podsync.Action) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	p := k.pods[uid]
+	if p == nil {
+		return
+	}
+	p.acted = true
+	if a.Verb == podsync.RunSandbox {
+		p.attempt = a.Attempt
 	}
 }
 
@@ -177,6 +200,7 @@ func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsyn
 			p.ready = time.Now()
 		}
 		k.mu.Unlock()
+		k.send(pod.UID)
 	}
 }
 

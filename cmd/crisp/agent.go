@@ -17,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -101,6 +102,8 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, which ROOT/kubeconfig is for; by TLS and by plain HTTP, with the token in ROOT/token")
 	fs.StringVar(&o.Serve.ReadOnly, "read-only-address", "", "loopback `address` of what a kubelet serves on its read-only port (10255)")
 	fs.StringVar(&o.Serve.Health, "healthz-address", "", "loopback `address` of the health checks (a kubelet's is 127.0.0.1:10248)")
+	fs.StringVar(&o.Tracing.Endpoint, "tracing-endpoint", "", "`collector` that speaks OTLP over gRPC, which gets what a pod's start took its time for as spans: host:port or http://host:port unencrypted, https://host:port, or unix:///path")
+	fs.IntVar(&o.Tracing.SamplesPerMillion, "tracing-samples-per-million", 0, "how many of a million `pods` are traced; with crispd's number in tracing.samples_per_million they are the same")
 	fs.StringVar(&f.config, "config", "", "`file` with a KubeletConfiguration, of which what the agent has is taken")
 	fs.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fs.FuncP("v", "v", "a kubelet's `number`: from 4 on it is --log-level debug", func(text string) error {
@@ -119,6 +122,12 @@ func (f *agentFlags) take(o *agent.Options) error {
 	}
 	if f.pullUnasked != "" {
 		o.PullUnasked = strings.Split(f.pullUnasked, ",")
+	}
+	if e := o.Tracing.Endpoint; e != "" && !config.IsEndpoint(e) {
+		return usageError("--tracing-endpoint %s: want host:port, or a URL of http, https or unix with nothing but that", e)
+	}
+	if n := o.Tracing.SamplesPerMillion; n < 0 || n > 1e6 {
+		return usageError("--tracing-samples-per-million %d: want a number between 0 and 1000000", n)
 	}
 	if (o.Plugins == "") != (o.PluginDir == "") {
 		return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")

@@ -114,6 +114,17 @@ func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 		switch key {
 		case "kind", "apiVersion", "healthzBindAddress":
 			continue
+		case "tracing":
+			m, _ := config[key].(map[string]any)
+			if rate := "tracing-samples-per-million"; !given[rate] && m["samplingRatePerMillion"] != nil {
+				if err := fs.Set(rate, textOf(m["samplingRatePerMillion"])); err != nil {
+					return usageError("%s: tracing.samplingRatePerMillion: %v", path, err)
+				}
+			}
+			name, value = "tracing-endpoint", "localhost:4317" // the kubelet's default
+			if e, ok := m["endpoint"].(string); ok {
+				value = e
+			}
 		case "cpuCFSQuota":
 			name, value = "no-cpu-quota", strconv.FormatBool(config[key] == false)
 		case "crashLoopBackOff":

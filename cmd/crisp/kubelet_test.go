@@ -36,6 +36,8 @@ evictionHard: {memory.available: 1Mi}
 		expectation{"agent --v many", 2, `invalid argument "many" for "-v, --v" flag`},
 		expectation{"agent --config " + n.file("other.yaml", "kind: Pod\n"), 2, `kind is Pod, want KubeletConfiguration`},
 		expectation{"agent --config " + n.file("odd.yaml", "kind: KubeletConfiguration\nregistryPullQPS: many\ncpuManagerPolicy: none\n"), 2, `(?s)cpuManagerPolicy has no effect.*registryPullQPS`},
+		expectation{"agent --config " + n.file("traces.yaml", "kind: KubeletConfiguration\ntracing: {endpoint: nowhere}\n"), 2, `--tracing-endpoint nowhere: want host:port`},
+		expectation{"agent --tracing-samples-per-million -1", 2, `want a number between 0 and 1000000`},
 	)
 }
 
@@ -50,12 +52,14 @@ func TestConfigz(t *testing.T) {
 		"eviction-hard": "memory.available<1Mi,nodefs.available<1%", "eviction-soft": "pid.available<3%", "eviction-soft-grace-period": "pid.available=1m30s",
 		"eviction-minimum-reclaim": "nodefs.available=2Mi", "eviction-max-pod-grace-period": "9", "eviction-pressure-transition-period": "1m",
 		"max-container-restart-period": "20s", "cluster-domain": "d.test", "cluster-dns": "192.0.2.3", "no-cpu-quota": "true", "seccomp-default": "false", "cgroups-per-qos": "false",
+		"tracing-endpoint": "unix:///does/not/exist", "tracing-samples-per-million": "8",
 		"image-pull-credentials-verification-policy": "NeverVerifyAllowlistedImages", "preloaded-images-verification-allowlist": "a,b/*",
 	}
 	for _, name := range slices.Sorted(maps.Keys(flags)) {
 		n.flags = append(n.flags, "--"+name+"="+flags[name])
 	}
 	want := map[string]any{
+		"tracing": map[string]any{"endpoint": "unix:///does/not/exist", "samplingRatePerMillion": 8.},
 		"maxPods": 7., "podPidsLimit": 1048576., "systemReserved": map[string]any{"memory": "1Mi"}, "kubeReserved": map[string]any{"cpu": "1m"},
 		"allowedUnsafeSysctls": []any{"kernel.msg*", "net.core.somaxconn"}, "imageGCHighThresholdPercent": 77., "imageGCLowThresholdPercent": 66.,
 		"imageMinimumGCAge": "3m0s", "imageMaximumGCAge": "48h0m0s", "containerLogMaxSize": "3Mi", "containerLogMaxFiles": 4., "containerLogMonitorInterval": "4s",

@@ -27,13 +27,15 @@ type Book struct {
 
 // page is what a Book has of one pod.
 type page struct {
-	pod  Pod
-	list []*Open
+	pod     Pod
+	list    []*Open
+	changes uint64 // stages that began or ended
 }
 
 // An Open is a stage in a Book, which may go on.
 type Open struct {
 	b     *Book
+	page  *page
 	stage Stage      // guarded by b.mu
 	log   *stage.Log // whose spans are its parts while it goes on; nil = none; guarded by b.mu
 	flat  bool       // the spans stand for it
@@ -60,6 +62,8 @@ func (b *Book) addLocked(pod Pod, o *Open) {
 		o.stage.Begin = time.Now()
 	}
 	p := b.pageLocked(pod)
+	o.page = p
+	p.changes++
 	p.list = append(p.list, o)
 	if len(p.list) > maxFirst+maxLast {
 		p.list = slices.Delete(p.list, maxFirst, maxFirst+1)
@@ -82,6 +86,7 @@ func (b *Book) Wait(pod Pod, list []Stage) {
 			i := slices.IndexFunc(list, func(s Stage) bool { return same(s, o.stage) })
 			if i < 0 {
 				o.stage.End = now
+				p.changes++
 				continue
 			}
 			going[i], o.stage.Detail = true, list[i].Detail
@@ -107,6 +112,7 @@ func (b *Book) EndWait(uid, name, container string) {
 	for _, o := range p.list {
 		if o.wait && o.stage.End.IsZero() && o.stage.Name == name && o.stage.Container == container {
 			o.stage.End = time.Now()
+			p.changes++
 		}
 	}
 }
@@ -138,6 +144,7 @@ func (b *Book) Repeat(pod Pod, s Stage) {
 	if p := b.pods[pod.UID]; p != nil {
 		for _, o := range slices.Backward(p.list) {
 			if last := &o.stage; last.Name == s.Name && last.Container == s.Container && last.Attempt == s.Attempt && !last.End.IsZero() {
+				p.changes++
 				last.Times = max(last.Times, 1) + 1
 				last.End, last.Detail, last.Err = s.End, s.Detail, s.Err
 				last.clip()
@@ -177,6 +184,7 @@ func (o *Open) end(detail, err string) *stage.Log {
 		return nil
 	}
 	o.stage.End = time.Now()
+	o.page.changes++
 	if detail != "" {
 		o.stage.Detail = detail
 	}

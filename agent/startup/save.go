@@ -1,0 +1,34 @@
+package startup
+
+import (
+	"github.com/crisp-cri/crisp/internal/timeline"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Save keeps what is known of a pod in the file at path, for the next agent, if it has changed.
+func (k *Keeper) Save(pod *v1.Pod, path string) error {
+	r, ok := k.of(pod)
+	if changes := k.book.Changes(string(pod.UID)); !ok || r.saved == changes && r.savedReady == !r.ready.IsZero() {
+		return nil
+	}
+	stages, changes := k.book.Save(string(pod.UID))
+	k.mu.Lock()
+	if p := k.pods[pod.UID]; p != nil { // whether or not it can be written: it is tried again with the next change
+		p.saved, p.savedReady = changes, !r.ready.IsZero()
+	}
+	k.mu.Unlock()
+	return timeline.WriteFile(path, timeline.Saved{Pod: r.pod, Seen: r.seen, Ready: r.ready, Attempt: r.attempt, Stages: stages})
+}
+
+// Restore takes in what an earlier agent has saved of a pod. What cannot be read is as if it had not
+// been saved.
+func (k *Keeper) Restore(uid types.UID, path string) {
+	s, err := timeline.ReadFile(path)
+	if err != nil || s.Pod.UID != string(uid) || s.Seen.IsZero() {
+		return
+	}
+	if k.add(uid, &record{pod: s.Pod, seen: s.Seen, ready: s.Ready, attempt: s.Attempt, acted: true, observed: maxObserved}) {
+		k.book.Restore(s.Pod, s.Stages)
+	}
+}

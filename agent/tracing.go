@@ -1,0 +1,27 @@
+package agent
+
+import "github.com/crisp-cri/crisp/internal/podtrace"
+
+// Tracing sends where pods' time went until they were ready to an OpenTelemetry collector, as crispd
+// sends its calls: the spans of a pod are one trace if both have the same rate.
+type Tracing struct {
+	Endpoint          string // host:port, a URL of http or https, or unix:///path; "" = nothing is traced
+	SamplesPerMillion int    // how many pods of a million are traced
+}
+
+func (o *Options) openTraces() (err error) {
+	if o.Tracing.Endpoint == "" {
+		return nil
+	}
+	o.traces, err = podtrace.New(podtrace.Options{
+		Endpoint: o.Tracing.Endpoint, PerMillion: o.Tracing.SamplesPerMillion, Service: "crisp-agent", Version: o.Serve.Version, Log: o.Log,
+	})
+	return err
+}
+
+// closeTraces sends the last spans.
+func (o *Options) closeTraces() {
+	if err := o.traces.Close(); err != nil {
+		o.Log.Warn("spans were not sent", "err", err)
+	}
+}
