@@ -8,11 +8,11 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// hold plans a paused rollout: its pods stay, of whichever template each is, until it is resumed. It is
+// planPaused plans a paused rollout: its pods stay, of whichever template each is, until it is resumed. It is
 // still scaled, and pods that have ended are replaced, as by the ReplicaSets of a paused Deployment in
 // Kubernetes: a new pod is of the template that most pods are of, of the present one only if there is
 // no pod. In the midst of an update up to surge more pods stay than are asked for.
-func (r *rollout) hold(ended []*v1.Pod) {
+func (r *rollout) planPaused(ended []*v1.Pod) {
 	most := r.replicas
 	if current := r.count(isCurrent); current > 0 && current < len(r.members) {
 		most += r.surge

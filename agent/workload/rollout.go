@@ -29,7 +29,7 @@ type rollout struct {
 	surge       int
 	unavailable int
 	inPlace     bool // all old pods go at once, and new ones get their names
-	paused      bool // see hold
+	paused      bool // see planPaused
 	minReady    time.Duration
 
 	updated, ready, available int32 // counted by plan
@@ -82,7 +82,7 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 	}
 	slices.SortFunc(r.members, func(a, b member) int { return cmp.Compare(a.index, b.index) })
 	if r.paused {
-		r.hold(over)
+		r.planPaused(over)
 	} else {
 		r.update()
 	}

@@ -82,6 +82,9 @@ func (c *cli) settled(g given) (ok bool, word string, err error) {
 	switch g.kind.Name {
 	case "Deployment":
 		updated := number("status", "updatedReplicas")
+		if paused, _, _ := unstructured.NestedBool(o.Object, "spec", "paused"); paused {
+			updated = number("status", "replicas") // whatever its pods are of, no other is to come
+		}
 		return updated >= number("spec", "replicas") && number("status", "replicas") == updated && number("status", "availableReplicas") >= updated, "", nil
 	case "DaemonSet":
 		return number("status", "numberAvailable") >= 1 && number("status", "updatedNumberScheduled") >= 1, "", nil

@@ -9,7 +9,6 @@
 // The names follow Prometheus' conventions: seconds, bytes, _total. Labels have few
 // values: a method, a status code, a stage; never a name or an ID. Only the images that are
 // being pulled have series of their own, which end with the pull.
-// values: a method, a status code, a stage; never a name or an ID.
 package telemetry
 
 import (
