@@ -39,6 +39,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -227,7 +228,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	}
 	return &agent{
 		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, startup: started, shownIPs: ips.Get(),
+		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
 			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Stopper: w, Ephemeral: debug, Startup: started,
@@ -260,6 +261,9 @@ func (o *Options) complete() error {
 		if o.NodeName, err = os.Hostname(); err != nil {
 			return err
 		}
+	}
+	if o.Serve.Page && (o.Serve.Listen == "" || strings.HasSuffix(o.Serve.Listen, ":0")) {
+		return fault.Invalid.Errorf("agent: the page needs the address that it is served at (--listen), with its port")
 	}
 	if o.Serve.Socket == "" {
 		o.Serve.Socket = SocketOf(o.Root)

@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/pullwatch"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -52,6 +53,7 @@ type agent struct {
 	workers    *workers
 	heartbeat  *heartbeat
 	startup    *startup.Keeper
+	pulls      *pullwatch.Watcher
 
 	// Only the loop uses these.
 	shownIPs []string         // addresses that the node shows

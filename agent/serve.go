@@ -7,6 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/api/kubectl"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/listen"
+	"github.com/crisp-cri/crisp/agent/page"
 	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
@@ -17,6 +18,7 @@ type Serve struct {
 	Listen   string // loopback address for kubectl, with the token in <Root>/token; <Root>/kubeconfig has both; "" for none
 	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
 	Health   string // loopback address of the health checks; "" for none
+	Page     bool   // a page for browsers at Listen, below /page/
 	Version  string // of crisp
 }
 
@@ -28,6 +30,14 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), er
 	a.conditions.RuntimeChanged(readiness.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.notifyWatchers(ctx, events)
 	h := listen.Handlers{All: kubectl.New(a.api, a.store, a.o.Serve.Version), Shown: a.api, Health: a.api.Health()}
+	if a.o.Serve.Page {
+		token, err := listen.Token(a.o.Root)
+		if err != nil {
+			return nil, err
+		}
+		p := page.New(ctx, page.Options{API: a.api, Runtime: a.api, Pulls: a.pulls, Address: a.o.Serve.Listen, Key: token, Log: a.o.Log})
+		h.All, h.Page = p.Opener(h.All), p
+	}
 	return listen.Begin(ctx, h, listen.Options{
 		Root: a.o.Root, Socket: a.o.Serve.Socket, Address: a.o.Serve.Listen, ReadOnly: a.o.Serve.ReadOnly, Health: a.o.Serve.Health, Log: a.o.Log,
 	})

@@ -44,7 +44,11 @@ type Handlers struct {
 	All    http.Handler // for clients that may change things
 	Shown  http.Handler // for everyone; only its readOnlyPaths are served
 	Health http.Handler // health checks
+	Page   http.Handler // what is below PagePath at the address, by a way in of its own; nil: nothing
 }
+
+// PagePath is where Handlers.Page is.
+const PagePath = "/page/"
 
 type server struct {
 	o Options
@@ -164,7 +168,7 @@ func listenLoopback(address string) (net.Listener, error) {
 
 // secure makes a listener speak TLS too, and writes a kubeconfig for it.
 func (s server) secure(l net.Listener) (net.Listener, error) {
-	token, err := s.token()
+	token, err := Token(s.o.Root)
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
@@ -178,9 +182,9 @@ func (s server) secure(l net.Listener) (net.Listener, error) {
 	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
 }
 
-// token is the one in <Root>/token, which is made if there is none.
-func (s server) token() (string, error) {
-	path := filepath.Join(s.o.Root, "token")
+// Token is the one in <root>/token, which is made if there is none.
+func Token(root string) (string, error) {
+	path := filepath.Join(root, "token")
 	token, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		raw := make([]byte, 16)
@@ -191,14 +195,18 @@ func (s server) token() (string, error) {
 	return strings.TrimSpace(string(token)), err
 }
 
-// withToken asks for the token.
+// withToken asks for the token, but for the page.
 func (s server) withToken() (http.Handler, error) {
-	token, err := s.token()
+	token, err := Token(s.o.Root)
 	if err != nil {
 		return nil, err
 	}
 	want := []byte("Bearer " + token)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if s.h.Page != nil && strings.HasPrefix(r.URL.Path, PagePath) {
+			s.h.Page.ServeHTTP(w, r)
+			return
+		}
 		if subtle.ConstantTimeCompare([]byte(r.Header.Get("Authorization")), want) != 1 {
 			http.Error(w, "the token of the agent is needed: "+filepath.Join(s.o.Root, "token"), http.StatusUnauthorized)
 			return
@@ -215,7 +223,7 @@ var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", 
 // resolve to 127.0.0.1 has that name as its host.
 func readOnly(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if !isLocal(r.Host) {
+		if !IsLocal(r.Host) {
 			http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
 			return
 		}
@@ -229,8 +237,8 @@ func readOnly(h http.Handler) http.Handler {
 	})
 }
 
-// isLocal reports whether a Host header means this machine and cannot be anyone's name.
-func isLocal(hostport string) bool {
+// IsLocal reports whether a Host header means this machine and cannot be anyone's name.
+func IsLocal(hostport string) bool {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {
 		host = strings.Trim(hostport, "[]")

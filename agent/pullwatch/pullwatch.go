@@ -22,6 +22,9 @@ import (
 // askAgain is how long a runtime without the service is not asked again. It may be upgraded.
 const askAgain = time.Minute
 
+// listPatience is how long a runtime is waited for that is only asked once.
+const listPatience = 2 * time.Second
+
 // A Watcher asks one runtime.
 type Watcher struct {
 	conn  *grpc.ClientConn // nil: there is nothing to ask
@@ -48,18 +51,33 @@ func (w *Watcher) Close() {
 	}
 }
 
+// List returns the pulls under way; none if the runtime does not tell.
+func (w *Watcher) List(ctx context.Context) (list []pulls.Pull) {
+	ctx, cancel := context.WithTimeout(ctx, listPatience)
+	defer cancel()
+	w.watch(ctx, pullapi.Request{Once: true}, func(told []pulls.Pull) error {
+		list = told
+		return nil
+	})
+	return list
+}
+
 // Follow calls tell about once a second with how far the pull of image is, for as long as
 // ctx: the one that pod waits for, namespace/name.
 func (w *Watcher) Follow(ctx context.Context, image, pod string, tell func(pulls.Pull)) {
-	if w.conn == nil || time.Now().Unix() < w.until.Load() {
-		return
-	}
-	err := pullapi.Watch(ctx, w.conn, pullapi.Request{Image: image, Pod: pod}, func(list []pulls.Pull) error {
+	w.watch(ctx, pullapi.Request{Image: image, Pod: pod}, func(list []pulls.Pull) error {
 		if len(list) > 0 {
 			tell(list[0])
 		}
 		return nil
 	})
+}
+
+func (w *Watcher) watch(ctx context.Context, r pullapi.Request, tell func([]pulls.Pull) error) {
+	if w.conn == nil || time.Now().Unix() < w.until.Load() {
+		return
+	}
+	err := pullapi.Watch(ctx, w.conn, r, tell)
 	if status.Code(err) == codes.Unimplemented {
 		w.until.Store(time.Now().Add(askAgain).Unix())
 	}

@@ -100,6 +100,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
 	fs.Var(&f.headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
 	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, which ROOT/kubeconfig is for; by TLS and by plain HTTP, with the token in ROOT/token")
+	fs.BoolVar(&o.Serve.Page, "page", false, "a page for browsers at that address; \"crisp page\" prints a way in")
 	fs.StringVar(&o.Serve.ReadOnly, "read-only-address", "", "loopback `address` of what a kubelet serves on its read-only port (10255)")
 	fs.StringVar(&o.Serve.Health, "healthz-address", "", "loopback `address` of the health checks (a kubelet's is 127.0.0.1:10248)")
 	fs.StringVar(&o.Tracing.Endpoint, "tracing-endpoint", "", "`collector` that speaks OTLP over gRPC, which gets what a pod's start took its time for as spans: host:port or http://host:port unencrypted, https://host:port, or unix:///path")

@@ -64,6 +64,9 @@ func refusal(resp *http.Response) error {
 	}
 	var status metav1.Status
 	if json.Unmarshal(data, &status) != nil || status.Message == "" {
+		if resp.StatusCode == http.StatusNotFound { // an agent that does not have this
+			return fault.NotFound.Errorf("agent: %s: %s", resp.Status, strings.TrimSpace(string(data)))
+		}
 		return fmt.Errorf("agent: %s: %s", resp.Status, strings.TrimSpace(string(data)))
 	}
 	switch status.Reason {

@@ -42,7 +42,7 @@ type cli struct {
 var verbs = []func(*cli) *cobra.Command{
 	agentCommand, applyCommand, validateCommand, runCommand, editCommand, setCommand, scaleCommand, rolloutCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand,
 	execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand, deleteCommand, stopCommand, startCommand,
-	restartCommand, drainCommand, uncordonCommand, waitCommand, eventsCommand, topCommand, statsCommand, systemCommand, statusCommand, sourcesCommand, doctorCommand,
+	restartCommand, drainCommand, uncordonCommand, waitCommand, eventsCommand, topCommand, statsCommand, systemCommand, statusCommand, pageCommand, sourcesCommand, doctorCommand,
 	inspectCommand, imagesCommand, imageCommand, pullCommand, rmiCommand, loginCommand, logoutCommand, exportCommand, generateCommand, checkpointCommand,
 	configCommand, versionCommand,
 }

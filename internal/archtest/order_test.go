@@ -13,7 +13,7 @@ import (
 var layers = map[string][][]string{
 	"agent": {
 		// What is known of one thing, and of no other package.
-		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "podsync", "pullwatch", "readiness", "volume"},
+		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "page/terminal", "podsync", "pullwatch", "readiness", "volume"},
 		// What goes by the plan of a pod, or by a manifest.
 		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "stopped", "watchcache", "why", "worker", "workload"},
 		// What is wanted, and what is made of it.
@@ -22,7 +22,7 @@ var layers = map[string][][]string{
 		{"criruntime", "ephemeral", "table"},
 		// Who asks and shows, and who looks after the node.
 		{"api", "criconn", "housekeeping", "nodepods"},
-		{"admission", "api/kubectl", "containermanager"},
+		{"admission", "api/kubectl", "containermanager", "page"},
 		// What puts them together.
 		{"."},
 	},
@@ -133,7 +133,7 @@ func TestFunctionFields(t *testing.T) {
 
 // pure are the packages that only translate: what they say depends on what they are given,
 // not on the machine.
-var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "agent/why", "internal/pulls"}
+var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "agent/why", "agent/page/terminal", "internal/pulls"}
 
 // A pure package imports nothing that reaches a file, a process or the network, and uses of
 // what could do both only what does not.

@@ -1,0 +1,58 @@
+package page
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net/http"
+	"net/url"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// ask asks the agent's API, in this process, and decodes what it answers.
+func (s *Server) ask(ctx context.Context, path string, to any) error {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	a := &answer{header: http.Header{}, code: http.StatusOK}
+	s.o.API.ServeHTTP(a, r)
+	if a.code >= http.StatusMultipleChoices {
+		return refusal(a.code, a.body.Bytes())
+	}
+	return json.Unmarshal(a.body.Bytes(), to)
+}
+
+// refusal is the error of an answer that is one.
+func refusal(code int, body []byte) error {
+	status := metav1.Status{Message: http.StatusText(code)}
+	_ = json.Unmarshal(body, &status) // or the code says it all
+	switch code {
+	case http.StatusNotFound:
+		return fault.NotFound.Errorf("%s", status.Message)
+	case http.StatusServiceUnavailable, http.StatusConflict:
+		return fault.Unavailable.Errorf("%s", status.Message)
+	case http.StatusUnprocessableEntity:
+		return fault.Invalid.Errorf("%s", status.Message)
+	}
+	return fault.Internal.Errorf("%s", status.Message)
+}
+
+// podPath is where the API has a pod.
+func podPath(prefix string, r *http.Request) string {
+	return prefix + "/namespaces/" + url.PathEscape(r.PathValue("namespace")) + "/pods/" + url.PathEscape(r.PathValue("name"))
+}
+
+// An answer is a ResponseWriter that keeps what is written.
+type answer struct {
+	header http.Header
+	code   int
+	body   bytes.Buffer
+}
+
+func (a *answer) Header() http.Header         { return a.header }
+func (a *answer) WriteHeader(code int)        { a.code = code }
+func (a *answer) Write(p []byte) (int, error) { return a.body.Write(p) }

@@ -1,0 +1,171 @@
+package page
+
+import (
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/hex"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/listen"
+)
+
+// The way in: "crisp page" gets a URL over the agent's socket, which is root's. It is good for
+// one request within keyLife, and gives the browser a cookie for sessionLife, which is signed
+// and not kept: an agent that is started again knows it.
+const (
+	cookieName  = "crisp-page"
+	keyLife     = 5 * time.Minute
+	sessionLife = 12 * time.Hour
+	maxKeys     = 16
+)
+
+// policy is the Content-Security-Policy of every answer.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
+	"form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+
+// ServeHTTP implements http.Handler: it refuses what another site may have asked for.
+//
+//   - Another name that was made to lead here (DNS rebinding) is its Host.
+//   - Other sites' requests have their Origin, if they are more than a look or are a WebSocket,
+//     and browsers say whose they are (Sec-Fetch-Site) if they are for a part of a page. A
+//     server at another port of the same address is another origin, though of the same site.
+//   - The cookie does not come with a request that another site has caused (SameSite).
+//   - No site can show these pages in a frame of its own, or read them.
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", policy)
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cache-Control", "no-store")
+	h.Set("Cross-Origin-Opener-Policy", "same-origin")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	switch {
+	case !listen.IsLocal(r.Host):
+		http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
+	case !ownOrigin(r):
+		http.Error(w, "another site has asked for this", http.StatusForbidden)
+	default:
+		s.mux.ServeHTTP(w, r)
+	}
+}
+
+// ownOrigin reports whether a request comes from one of our pages, or is a look that comes
+// from none: an address that was typed, or a link.
+func ownOrigin(r *http.Request) bool {
+	scheme := "http://"
+	if r.TLS != nil {
+		scheme = "https://"
+	}
+	origin, ok := r.Header["Origin"]
+	if ok && (len(origin) != 1 || !strings.EqualFold(origin[0], scheme+r.Host)) {
+		return false
+	}
+	upgrade := r.Header.Get("Upgrade") != ""
+	if !ok && (upgrade || r.Method != http.MethodGet && r.Method != http.MethodHead) {
+		return false
+	}
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "", "none", "same-origin":
+		return true
+	}
+	return r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" && r.Method == http.MethodGet
+}
+
+// keys are those that open the page once; no more than maxKeys are kept, the youngest.
+type keys struct {
+	mu   sync.Mutex
+	list []key // guarded by mu
+}
+
+type key struct {
+	sum   [sha256.Size]byte
+	until time.Time
+}
+
+// issue makes a key.
+func (k *keys) issue() string {
+	raw := make([]byte, 16)
+	rand.Read(raw)
+	text := hex.EncodeToString(raw)
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.list = append(k.list, key{sha256.Sum256([]byte(text)), time.Now().Add(keyLife)})
+	if len(k.list) > maxKeys {
+		k.list = slices.Delete(k.list, 0, len(k.list)-maxKeys)
+	}
+	return text
+}
+
+// redeem reports whether text is a key, which then is none any more.
+func (k *keys) redeem(text string) bool {
+	sum, now := sha256.Sum256([]byte(text)), time.Now()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	found := -1
+	for i := range k.list {
+		if subtle.ConstantTimeCompare(sum[:], k.list[i].sum[:]) == 1 && now.Before(k.list[i].until) {
+			found = i
+		}
+	}
+	if found < 0 {
+		return false
+	}
+	k.list = slices.Delete(k.list, found, found+1)
+	return true
+}
+
+// open makes a session of a key.
+func (s *Server) open(w http.ResponseWriter, r *http.Request) {
+	if r.Method != http.MethodGet || !s.keys.redeem(r.URL.Query().Get("key")) {
+		s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No way in", Body: "This address was used before, or is too old. The command \"crisp page\" prints another."})
+		return
+	}
+	until := time.Now().Add(sessionLife)
+	s.setCookie(w, r, s.session(until), int(sessionLife.Seconds()))
+	http.Redirect(w, r, listen.PagePath, http.StatusSeeOther)
+}
+
+// leave ends the session of this browser.
+func (s *Server) leave(w http.ResponseWriter, r *http.Request) {
+	s.setCookie(w, r, "", -1)
+	http.Redirect(w, r, listen.PagePath, http.StatusSeeOther)
+}
+
+func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, value string, seconds int) {
+	http.SetCookie(w, &http.Cookie{
+		Name: cookieName, Value: value, Path: listen.PagePath, MaxAge: seconds, HttpOnly: true, Secure: r.TLS != nil, SameSite: http.SameSiteStrictMode,
+	})
+}
+
+// session is the cookie of a session: when it ends, in Unix time, and the signature of that.
+func (s *Server) session(until time.Time) string {
+	text := strconv.FormatInt(until.Unix(), 10)
+	return text + "." + s.sign(text)
+}
+
+func (s *Server) sign(text string) string {
+	mac := hmac.New(sha256.New, []byte(s.o.Key))
+	mac.Write([]byte("session of the page until " + text))
+	return hex.EncodeToString(mac.Sum(nil))
+}
+
+func (s *Server) hasSession(r *http.Request) bool {
+	c, err := r.Cookie(cookieName)
+	if err != nil {
+		return false
+	}
+	text, signature, _ := strings.Cut(c.Value, ".")
+	if !hmac.Equal([]byte(signature), []byte(s.sign(text))) {
+		return false
+	}
+	until, err := strconv.ParseInt(text, 10, 64)
+	return err == nil && time.Now().Unix() < until
+}

@@ -1,0 +1,163 @@
+// Package page is the agent in a browser: the pods of this node and what became of them, their
+// logs, a shell, images and disk. It changes nothing but by that shell.
+//
+//	browser ── Host, Origin, session ──▶ Server ── the agent's API, in this process
+//	                                       └────── the runtime: images, use, pulls
+//
+// All HTML is made here, by html/template. The one script fetches a page again and puts its
+// new parts in the place of the old (it parses them, which runs nothing), reads a log, and is
+// the terminal of a shell. Nothing is loaded from elsewhere, and the Content-Security-Policy
+// forbids it.
+//
+// What containers, images and manifests say may be hostile. It is escaped, and characters that
+// steer a terminal or turn the direction of text are shown and not obeyed (visible.go). Other
+// sites in the same browser may be hostile too, see guard.go.
+//
+// Nothing waits for a browser: a log is read from its file as fast as the browser takes it, by
+// a goroutine of its own that gives up when nothing is taken for long (writePatience).
+package page
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"errors"
+	"html/template"
+	"log/slog"
+	"net/http"
+	"strings"
+
+	internalapi "k8s.io/cri-api/pkg/apis"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/listen"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/pulls"
+)
+
+// Options are what a Server shows.
+type Options struct {
+	API     http.Handler // of the agent
+	Runtime Runtime
+	Pulls   Pulls
+	Address string // host:port where the page is served
+	Key     string // signs the cookies of sessions: who has another one has no session
+	Log     *slog.Logger
+}
+
+// A Runtime may not have answered yet, which is an error.
+type Runtime interface {
+	Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error)
+}
+
+// Pulls knows the pulls under way.
+type Pulls interface {
+	List(ctx context.Context) []pulls.Pull // none if the runtime does not tell
+}
+
+// A Server answers browsers.
+type Server struct {
+	o       Options
+	mux     *http.ServeMux
+	keys    keys
+	samples *sampler
+	logs    chan struct{} // a token for each log that is read
+	shells  chan struct{} // and for each shell
+}
+
+// How many logs are read and shells run at a time, for all browsers.
+const (
+	maxLogs   = 32
+	maxShells = 16
+)
+
+//go:embed static templates
+var files embed.FS
+
+var templates = template.Must(template.New("").ParseFS(files, "templates/*.html"))
+
+// New returns a Server. What it does for no request ends with ctx.
+func New(ctx context.Context, o Options) *Server {
+	s := &Server{
+		o: o, mux: http.NewServeMux(), samples: newSampler(ctx, o.Runtime),
+		logs: make(chan struct{}, maxLogs), shells: make(chan struct{}, maxShells),
+	}
+	s.mux.Handle("GET /page/static/", http.StripPrefix("/page/", http.FileServerFS(files)))
+	s.mux.HandleFunc("GET /page/open", s.open)
+	s.mux.HandleFunc("POST /page/leave", s.leave)
+	s.handle("GET /page/{$}", s.pods)
+	s.handle("GET /page/images", s.images)
+	s.handle("GET /page/pods/{namespace}/{name}", s.pod)
+	s.handle("GET /page/pods/{namespace}/{name}/log/{container}", s.log)
+	s.handle("GET /page/pods/{namespace}/{name}/lines/{container}", s.lines)
+	s.handle("GET /page/pods/{namespace}/{name}/shell/{container}", s.shell)
+	s.handle("GET /page/pods/{namespace}/{name}/exec/{container}", s.exec)
+	return s
+}
+
+// handle serves f to who has a session.
+func (s *Server) handle(pattern string, f func(http.ResponseWriter, *http.Request) error) {
+	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+		if !s.hasSession(r) {
+			s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No session", Body: "This browser has no session, or it is over. The command \"crisp page\", as root on the node, prints a way in."})
+			return
+		}
+		if err := f(w, r); err != nil && !errors.Is(err, context.Canceled) {
+			s.fail(w, r, err)
+		}
+	})
+}
+
+func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
+	code := http.StatusInternalServerError
+	switch err = criruntime.Fault(err); {
+	case errors.Is(err, fault.NotFound):
+		code = http.StatusNotFound
+	case errors.Is(err, fault.Unavailable):
+		code = http.StatusServiceUnavailable
+	case errors.Is(err, fault.Invalid):
+		code = http.StatusBadRequest
+	default:
+		s.o.Log.WarnContext(r.Context(), "page failed", "path", r.URL.Path, "err", err)
+	}
+	s.show(w, r, code, "message", view{Title: http.StatusText(code), Body: err.Error()})
+}
+
+// A view is what a template is given.
+type view struct {
+	Title string
+	Body  any
+	Live  bool // only the parts that change are wanted
+	In    bool // there is a session
+}
+
+// show answers with a page. It is made as a whole first: a failure is no half of one.
+func (s *Server) show(w http.ResponseWriter, r *http.Request, code int, name string, v view) {
+	v.Live, v.In = r.URL.Query().Has("live"), code != http.StatusUnauthorized
+	var out bytes.Buffer
+	if err := templates.ExecuteTemplate(&out, name+".html", v); err != nil {
+		s.o.Log.WarnContext(r.Context(), "page failed", "path", r.URL.Path, "err", err)
+		http.Error(w, "this page cannot be shown", http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(code)
+	w.Write(visible(out.Bytes()))
+}
+
+// Opener serves POST /crisp/v1/page, which returns a URL that opens the page once, and all
+// else by next. It is for clients that may do everything.
+func (s *Server) Opener(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != "/crisp/v1/page" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if r.Method != http.MethodPost {
+			http.Error(w, "POST makes a way in", http.StatusMethodNotAllowed)
+			return
+		}
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		w.Write([]byte(strings.Join([]string{"http://", s.o.Address, listen.PagePath, "open?key=", s.keys.issue(), "\n"}, "")))
+	})
+}

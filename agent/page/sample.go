@@ -1,0 +1,153 @@
+package page
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+)
+
+// What pods use is sampled while somebody looks, and a little longer.
+const (
+	sampleEvery = 2 * time.Second
+	sampleFor   = 20 * time.Second // after the last look
+	plotted     = 5 * time.Minute
+	maxSeries   = 512 // pods; others are not sampled
+	maxSamples  = int(plotted / sampleEvery)
+)
+
+// A sample is what a pod uses at a time.
+type sample struct {
+	at     time.Time
+	cpu    float64 // cores
+	memory float64 // bytes
+	rx, tx float64 // bytes in a second
+}
+
+// A series is a pod's samples, the youngest last.
+type series struct {
+	last    *cri.PodSandboxStats // counters of which the next sample is the difference
+	samples []sample
+}
+
+// A sampler keeps the samples of pods, by UID.
+type sampler struct {
+	ctx     context.Context // the agent's
+	runtime Runtime
+
+	mu      sync.Mutex
+	pods    map[string]*series // guarded by mu, as are those below
+	looked  time.Time
+	running bool
+}
+
+func newSampler(ctx context.Context, r Runtime) *sampler {
+	return &sampler{ctx: ctx, runtime: r, pods: map[string]*series{}}
+}
+
+// of returns a pod's samples of the time that is plotted, and has sampling go on.
+func (m *sampler) of(uid string) []sample {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.looked = time.Now()
+	if !m.running && m.ctx.Err() == nil {
+		m.running = true
+		go m.run()
+	}
+	s := m.pods[uid]
+	if s == nil {
+		return nil
+	}
+	oldest := time.Now().Add(-plotted)
+	for len(s.samples) > 0 && s.samples[0].at.Before(oldest) {
+		s.samples = s.samples[1:]
+	}
+	return append([]sample(nil), s.samples...)
+}
+
+func (m *sampler) run() {
+	tick := time.NewTicker(sampleEvery)
+	defer tick.Stop()
+	for {
+		m.take()
+		select {
+		case <-tick.C:
+		case <-m.ctx.Done():
+		}
+		m.mu.Lock()
+		m.running = m.ctx.Err() == nil && time.Since(m.looked) < sampleFor
+		on := m.running
+		m.mu.Unlock()
+		if !on {
+			return
+		}
+	}
+}
+
+// take takes a sample of each pod. A runtime that does not answer gives none.
+func (m *sampler) take() {
+	runtime, _, err := m.runtime.Runtime()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(m.ctx, 5*sampleEvery)
+	defer cancel()
+	list, err := criruntime.PodStats(ctx, runtime)
+	if err != nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	old := m.pods
+	m.pods = map[string]*series{}
+	for _, now := range list {
+		uid := now.GetAttributes().GetMetadata().GetUid()
+		if len(m.pods) == maxSeries {
+			return
+		}
+		s := old[uid]
+		if s == nil {
+			s = &series{}
+		}
+		m.pods[uid] = s
+		s.add(now)
+	}
+}
+
+// add adds the difference between two looks, unless the runtime has not looked itself since.
+func (s *series) add(now *cri.PodSandboxStats) {
+	was := s.last
+	if was == nil || was.GetAttributes().GetId() != now.GetAttributes().GetId() {
+		s.last = now
+		return
+	}
+	cpu, before := now.GetLinux().GetCpu(), was.GetLinux().GetCpu()
+	if cpu.GetTimestamp() <= before.GetTimestamp() {
+		return
+	}
+	s.last = now
+	net, netBefore := now.GetLinux().GetNetwork(), was.GetLinux().GetNetwork()
+	seconds := time.Duration(net.GetTimestamp() - netBefore.GetTimestamp()).Seconds()
+	in, out := net.GetDefaultInterface(), netBefore.GetDefaultInterface()
+	s.samples = append(s.samples, sample{
+		at:     time.Unix(0, cpu.GetTimestamp()),
+		cpu:    rate(cpu.GetUsageCoreNanoSeconds(), before.GetUsageCoreNanoSeconds(), float64(cpu.GetTimestamp()-before.GetTimestamp())),
+		memory: float64(now.GetLinux().GetMemory().GetWorkingSetBytes().GetValue()),
+		rx:     rate(in.GetRxBytes(), out.GetRxBytes(), seconds),
+		tx:     rate(in.GetTxBytes(), out.GetTxBytes(), seconds),
+	})
+	if len(s.samples) > maxSamples {
+		s.samples = s.samples[len(s.samples)-maxSamples:]
+	}
+}
+
+// rate is how much a counter has grown in a unit of time; 0 if it has begun anew.
+func rate(now, before *cri.UInt64Value, passed float64) float64 {
+	if passed <= 0 || now.GetValue() < before.GetValue() {
+		return 0
+	}
+	return float64(now.GetValue()-before.GetValue()) / passed
+}

@@ -1,0 +1,240 @@
+package page
+
+import (
+	"context"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/net/websocket"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/remotecommand"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/agent/page/terminal"
+	"github.com/crisp-cri/crisp/internal/fault"
+)
+
+// defaultShell is run if nobody asks for anything else.
+const defaultShell = "/bin/sh"
+
+const (
+	maxCommand = 1024     // bytes
+	maxMessage = 64 << 10 // bytes, of the browser
+	maxTyped   = 256      // messages that the command has not read; then what is typed is lost, as by a terminal
+	frameEvery = 40 * time.Millisecond
+)
+
+func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
+	t := targetOf(r)
+	if t.Command == "" {
+		t.Command = defaultShell
+	}
+	s.show(w, r, http.StatusOK, "shell", view{Title: "Shell in " + t.Name, Body: t})
+	return nil
+}
+
+// exec runs a command in a container, with a terminal that is here: the browser sends keys and
+// is sent what the screen shows, when it has taken what it was sent before. The command never
+// waits for it.
+func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
+	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
+		return fault.Invalid.Errorf("a shell is a WebSocket")
+	}
+	t := targetOf(r)
+	command := strings.Fields(t.Command)
+	if len(command) == 0 || len(t.Command) > maxCommand {
+		return fault.Invalid.Errorf("command: want words, at most %d bytes", maxCommand)
+	}
+	release, err := take(s.shells, "shells")
+	if err != nil {
+		return err
+	}
+	defer release()
+	stream, err := s.startExec(r, t, command)
+	if err != nil {
+		return err
+	}
+	(&websocket.Server{Handler: func(ws *websocket.Conn) {
+		ws.MaxPayloadBytes = maxMessage
+		newSession(ws).run(r.Context(), stream)
+	}}).ServeHTTP(w, r)
+	return nil
+}
+
+// startExec asks the runtime for the streams of a command.
+func (s *Server) startExec(r *http.Request, t target, command []string) (remotecommand.Executor, error) {
+	var pod v1.Pod
+	if err := s.ask(r.Context(), podPath("/api/v1", r), &pod); err != nil {
+		return nil, err
+	}
+	all := slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses)
+	i := slices.IndexFunc(all, func(c v1.ContainerStatus) bool { return c.Name == t.Container && c.State.Running != nil })
+	if i < 0 {
+		return nil, fault.NotFound.Errorf("container %s of pod %s/%s does not run", t.Container, t.Namespace, t.Name)
+	}
+	runtime, _, err := s.o.Runtime.Runtime()
+	if err != nil {
+		return nil, err
+	}
+	_, id, _ := strings.Cut(all[i].ContainerID, "://")
+	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{ContainerId: id, Cmd: command, Tty: true, Stdin: true, Stdout: true})
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(resp.Url)
+	if err != nil {
+		return nil, err
+	}
+	return remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, "POST", u)
+}
+
+// A session is a browser's terminal.
+type session struct {
+	ws    *websocket.Conn
+	typed chan []byte
+	left  []byte // of what was typed, not read yet
+	sizes chan remotecommand.TerminalSize
+	done  chan struct{} // closed when the browser has left
+
+	mu     sync.Mutex
+	screen *terminal.Terminal // guarded by mu
+}
+
+func newSession(ws *websocket.Conn) *session {
+	return &session{
+		ws: ws, typed: make(chan []byte, maxTyped), sizes: make(chan remotecommand.TerminalSize, 1), done: make(chan struct{}),
+		screen: terminal.New(80, 24),
+	}
+}
+
+// run goes on until the command has ended or the browser has left.
+func (s *session) run(ctx context.Context, stream remotecommand.Executor) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	go func() {
+		defer cancel()
+		s.receive()
+	}()
+	ended := make(chan string, 1)
+	go func() {
+		err := stream.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: s, Stdout: screenWriter{s}, Tty: true, TerminalSizeQueue: s})
+		text := "The command has ended."
+		if err != nil {
+			text = "The command has ended: " + string(visible([]byte(err.Error())))
+		}
+		ended <- text
+	}()
+	tick := time.NewTicker(frameEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			if s.sendFrame() != nil {
+				return
+			}
+		case text := <-ended:
+			if s.sendFrame() == nil {
+				s.send(map[string]string{"end": text})
+			}
+			return
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+func (s *session) sendFrame() error {
+	s.mu.Lock()
+	if !s.screen.Changed() {
+		s.mu.Unlock()
+		return nil
+	}
+	frame := s.screen.Frame()
+	s.mu.Unlock()
+	return s.send(frame)
+}
+
+func (s *session) send(v any) error {
+	if err := s.ws.SetWriteDeadline(time.Now().Add(writePatience)); err != nil {
+		return err
+	}
+	return websocket.JSON.Send(s.ws, v)
+}
+
+// A message is what the browser sends, one of these.
+type message struct {
+	Text, Key, Paste string
+	Size             []int // columns, rows
+}
+
+// receive takes messages until there are no more.
+func (s *session) receive() {
+	defer close(s.done)
+	for {
+		var m message
+		if err := websocket.JSON.Receive(s.ws, &m); err != nil {
+			return
+		}
+		s.mu.Lock()
+		text := m.Text + s.screen.Key(m.Key)
+		if m.Paste != "" {
+			text += s.screen.Paste(m.Paste)
+		}
+		if len(m.Size) == 2 {
+			s.screen.Resize(m.Size[0], m.Size[1])
+		}
+		columns, rows := s.screen.Size()
+		s.mu.Unlock()
+		if len(m.Size) == 2 {
+			select {
+			case <-s.sizes: // that nobody has read yet
+			default:
+			}
+			s.sizes <- remotecommand.TerminalSize{Width: uint16(columns), Height: uint16(rows)}
+		}
+		if text != "" {
+			select {
+			case s.typed <- []byte(text):
+			default:
+			}
+		}
+	}
+}
+
+// Next implements remotecommand.TerminalSizeQueue.
+func (s *session) Next() *remotecommand.TerminalSize {
+	select {
+	case size := <-s.sizes:
+		return &size
+	case <-s.done:
+		return nil
+	}
+}
+
+// Read implements the command's standard input.
+func (s *session) Read(p []byte) (int, error) {
+	if len(s.left) == 0 {
+		select {
+		case s.left = <-s.typed:
+		case <-s.done:
+			return 0, context.Canceled
+		}
+	}
+	n := copy(p, s.left)
+	s.left = s.left[n:]
+	return n, nil
+}
+
+// A screenWriter is the command's standard output.
+type screenWriter struct{ s *session }
+
+func (w screenWriter) Write(p []byte) (int, error) {
+	w.s.mu.Lock()
+	defer w.s.mu.Unlock()
+	return w.s.screen.Write(p)
+}
