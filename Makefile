@@ -22,6 +22,8 @@ RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
 DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg e2fsprogs
+# And what the tests need alone: a browser for the agent's page, with a font.
+TEST_DEBS := chromium fonts-dejavu-core
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
@@ -53,6 +55,7 @@ demo: all ## run a web server, its sidecar and what they need, and show it (root
 	echo "Debian's package of $* cannot be had: what is tested with it is not"
 	@rm -rf .cache/$*_*.deb .cache/$*.part
 
+test: DEBS += $(TEST_DEBS)
 test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, those that touch the kernel included (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...

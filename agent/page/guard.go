@@ -52,8 +52,14 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
 	case !ownOrigin(r):
 		http.Error(w, "another site has asked for this", http.StatusForbidden)
+	case r.Header.Get("Upgrade") != "":
+		s.mux.ServeHTTP(w, r) // a WebSocket sees to its deadlines itself
 	default:
+		c := http.NewResponseController(w)
+		c.SetWriteDeadline(time.Now().Add(writePatience)) // of a connection; a test may have none
 		s.mux.ServeHTTP(w, r)
+		c.Flush()
+		c.SetWriteDeadline(time.Time{}) // it may be used again
 	}
 }
 

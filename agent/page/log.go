@@ -67,7 +67,6 @@ func (s *Server) lines(w http.ResponseWriter, r *http.Request) error {
 	out := &logWriter{answer: answer{header: http.Header{}, code: http.StatusOK}, to: http.NewResponseController(w)}
 	out.clean.to = w
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-	defer out.to.SetWriteDeadline(time.Time{}) // the connection may be used again
 	s.o.API.ServeHTTP(out, asked)
 	if out.code >= http.StatusMultipleChoices {
 		return refusal(out.code, out.body.Bytes())

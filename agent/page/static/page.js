@@ -23,7 +23,10 @@ function live(parts) {
         const page = new DOMParser().parseFromString(await answer.text(), 'text/html');
         for (const part of parts) {
           const now = page.getElementById(part.id);
-          if (now && now.innerHTML !== part.innerHTML) part.replaceChildren(...document.adoptNode(now).childNodes);
+          if (!now || now.innerHTML === part.innerHTML) continue;
+          const link = part.contains(document.activeElement) && document.activeElement.getAttribute('href');
+          part.replaceChildren(...document.adoptNode(now).childNodes);
+          if (link) part.querySelector(`a[href="${CSS.escape(link)}"]`)?.focus({preventScroll: true});
         }
         if (!answer.ok) $('lost').textContent = page.querySelector('main').textContent;
         $('lost').hidden = answer.ok;
@@ -93,7 +96,7 @@ function log(box) {
   (async () => {
     let said = 'The log has ended.';
     try {
-      const answer = await fetch(box.dataset.lines);
+      const answer = await fetch(box.dataset.url);
       if (!answer.ok) {
         said = new DOMParser().parseFromString(await answer.text(), 'text/html').querySelector('main').textContent;
       } else {
@@ -120,7 +123,7 @@ function log(box) {
 function shell(box) {
   const maxPast = 1000;
   const screen = $('screen'), past = $('past'), keys = $('keys');
-  const url = new URL(box.dataset.exec, location.href);
+  const url = new URL(box.dataset.url, location.href);
   url.protocol = url.protocol.replace('http', 'ws');
   const socket = new WebSocket(url);
   const send = message => { if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message)); };

@@ -1,0 +1,544 @@
+package test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/cookiejar"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/chromedp/cdproto/emulation"
+	cdplog "github.com/chromedp/cdproto/log"
+	"github.com/chromedp/cdproto/page"
+	"github.com/chromedp/cdproto/runtime"
+	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
+)
+
+// hostileText is what a pod of somebody else may have wherever it has text.
+const hostileText = `<script>window.owned=1</script><img src=x onerror=window.owned=1>`
+
+// pagePods are pods that say such things: in their log and annotations, as an image's name (of
+// which there are events), as the last words of a container.
+const pagePods = `apiVersion: v1
+kind: Pod
+metadata: {name: web, annotations: {note: "` + hostileText + `\e]0;owned\a"}, labels: {app: web}}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: app
+    image: IMAGE
+    args: [print, "` + hostileText + `", print, "\e]0;owned\a\e[31mred\e[0m \u202Egnp.exe", print, needle in the log, count, "-1", 100ms]
+    env: [{name: E, value: "` + hostileText + `"}]
+    resources: {limits: {memory: 64Mi}}
+  - {name: side, image: IMAGE, args: [sleep, for-ever]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: shell}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - {name: busybox, image: "docker.io/library/busybox:1.36.1", command: [sh, -c, "while :; do sleep 1; done"]}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: a-pod-with-a-name-as-long-as-some-generators-make-them-5f7d8c9b6-x2x4q}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers:
+  - name: crash
+    image: IMAGE
+    args: [write, /dev/termination-log, "` + hostileText + `", exit, "3"]
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: bad-image, namespace: other}
+spec:
+  containers: [{name: c, image: "not/there:` + hostileText + `"}]
+`
+
+// The agent's page in a browser: what it shows, live, of pods that are hostile; a log, a shell;
+// on a telephone and in the dark; and that no other site gets at it. PAGE_SHOTS=DIR keeps what
+// it looks like there.
+func TestPage(t *testing.T) {
+	testenv.Need(t, "program:chromium")
+	busybox := unpackedOr(t, "busybox-static", "bin", "busybox")
+	address := freePort(t)
+	n, _ := startNode(t, func(n *node, _ string) error { return serveBusybox(t, n, busybox) })
+	n.expects(`not/there`)
+	l := labOn(t, n, "--listen", address, "--page")
+	l.until(func() bool { _, code := l.agentProcess.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
+	l.says(0, "", "apply", "-f", l.agentProcess.file("pods.yaml", pagePods))
+	l.says(0, "", "wait", "pod/web", "pod/shell", "--for=condition=Ready", "--timeout=2m")
+
+	b := startBrowser(t, l.agentProcess)
+	t.Run("pods", b.test(pageShowsPods))
+	t.Run("pull", b.test(pageShowsPull))
+	t.Run("pod", b.test(pageShowsPod))
+	t.Run("log", b.test(pageShowsLog))
+	t.Run("shell", b.test(pageHasShell))
+	t.Run("images", b.test(pageShowsImages))
+	t.Run("telephone", b.test(pageFitsTelephone))
+	t.Run("dark", b.test(pageIsDark))
+	t.Run("other sites", func(t *testing.T) { pageIsForNobodyElse(t, b, address) })
+	t.Run("leave", b.test(pageIsLeft))
+	b.close()
+	l.says(0, "", "delete", "-f", filepath.Join(n.dir, "pods.yaml"))
+}
+
+// serveBusybox makes Docker's busybox one of a registry on loopback.
+func serveBusybox(t *testing.T, n *node, program string) error {
+	n.registry = newRegistry()
+	t.Cleanup(n.registry.close)
+	image, err := busyboxImage(program)
+	if err != nil {
+		return err
+	}
+	for _, tag := range []string{"1.36.1", "slow"} {
+		if err := n.push("library/busybox:"+tag, image); err != nil {
+			return err
+		}
+	}
+	conf := fmt.Sprintf("[[registry]]\nlocation = \"docker.io\"\nblocked = false\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", n.registry.host())
+	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
+}
+
+// A browser has one tab, in which the agent's page is.
+type browser struct {
+	t     *testing.T
+	agent *agentProcess
+	tab   context.Context
+	base  string // http://127.0.0.1:PORT
+	close func()
+	wrong chan string // what the browser complains about
+}
+
+// startBrowser opens the page by the address that crisp page prints.
+func startBrowser(t *testing.T, a *agentProcess) *browser {
+	t.Helper()
+	out, code := a.crisp("", "page")
+	at := strings.TrimSpace(out)
+	if code != 0 || !strings.HasPrefix(at, "http://127.0.0.1:") {
+		t.Fatalf("crisp page: %d %s", code, out)
+	}
+	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath("chromium"), chromedp.NoSandbox, chromedp.DisableGPU,
+		chromedp.UserDataDir(filepath.Join(a.n.work, "browser")), chromedp.Env("HOME="+a.n.work), chromedp.Flag("disable-crash-reporter", true))
+	b := &browser{t: t, agent: a, base: at[:strings.Index(at, "/page/")], wrong: make(chan string, 100)}
+	allocator, end := chromedp.NewExecAllocator(t.Context(), options...)
+	tab, closeTab := chromedp.NewContext(allocator, chromedp.WithErrorf(t.Logf), chromedp.WithListener(b.event))
+	b.tab = tab
+	b.close = func() {
+		if err := chromedp.Cancel(tab); err != nil {
+			t.Errorf("end of the browser: %v", err)
+		}
+		closeTab()
+		end()
+	}
+	// The first of what it does starts the browser, which ends with that context.
+	if err := chromedp.Do(tab, chromedp.EmulateViewport(1280, 800), chromedp.Navigate(at)); err != nil {
+		t.Fatal(err)
+	}
+	b.until(`location.pathname === "/page/"`)
+	return b
+}
+
+// event is told of what happens in the browser.
+func (b *browser) event(e any) {
+	switch e := e.(type) {
+	case *cdplog.EventEntryAdded:
+		if e.Entry.Level == cdplog.EntryLevelError {
+			b.complain(e.Entry.Text)
+		}
+	case *runtime.EventExceptionThrown:
+		b.complain(e.ExceptionDetails.Text)
+	case *page.EventJavascriptDialogOpening:
+		b.complain("a dialog: " + e.Message)
+	}
+}
+
+func (b *browser) complain(text string) {
+	select {
+	case b.wrong <- text:
+	default:
+	}
+}
+
+// test is f as a subtest, after which the browser must have had nothing to complain about, and
+// nothing of what pods say was run.
+func (b *browser) test(f func(b *browser)) func(t *testing.T) {
+	return func(t *testing.T) {
+		mine := *b
+		agent := *b.agent
+		agent.t, mine.t, mine.agent = t, t, &agent
+		f(&mine)
+		mine.unharmed()
+		select {
+		case text := <-b.wrong:
+			t.Errorf("the browser says: %s", text)
+		default:
+		}
+	}
+}
+
+func (b *browser) unharmed() {
+	b.t.Helper()
+	if !b.is(`window.owned === undefined && document.scripts.length === 1 && !document.title.includes("owned") && !document.querySelector("main img")`) {
+		b.t.Errorf("what a pod says has become a part of the page:\n%s", b.text("html"))
+	}
+}
+
+func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.tab, untilTime)
+	defer cancel()
+	if err := chromedp.Do(ctx, steps...); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+// get returns what an action returns.
+func get[T any](b *browser, action chromedp.Action[T]) T {
+	b.t.Helper()
+	ctx, cancel := context.WithTimeout(b.tab, untilTime)
+	defer cancel()
+	v, err := chromedp.Run(ctx, action)
+	if err != nil {
+		b.t.Fatal(err)
+	}
+	return v
+}
+
+// js returns what an expression is in the page.
+func js[T any](b *browser, expression string) T {
+	b.t.Helper()
+	return get(b, chromedp.Evaluate[T](expression))
+}
+
+func (b *browser) is(expression string) bool {
+	b.t.Helper()
+	return js[bool](b, "!!("+expression+")")
+}
+
+func (b *browser) text(selector string) string {
+	b.t.Helper()
+	return js[string](b, fmt.Sprintf("(document.querySelector(%q) || {innerText: '(none)'}).innerText", selector))
+}
+
+func (b *browser) click(selector string) {
+	b.t.Helper()
+	b.run(chromedp.Click(chromedp.CSS(selector)))
+}
+
+// types types into an element.
+func (b *browser) types(selector, text string) {
+	b.t.Helper()
+	b.run(chromedp.SendKeys(chromedp.CSS(selector), text))
+}
+
+// until waits for an expression to be true.
+func (b *browser) until(expression string) {
+	b.t.Helper()
+	for deadline := time.Now().Add(untilTime); !b.is(expression); time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			b.t.Fatalf("not so after %v: %s\n%s", untilTime, expression, b.text("body"))
+		}
+	}
+}
+
+// says waits until an element shows each text.
+func (b *browser) says(selector string, texts ...string) {
+	b.t.Helper()
+	for _, text := range texts {
+		b.until(fmt.Sprintf("[...document.querySelectorAll(%q)].some(e => e.innerText.includes(%q))", selector, text))
+	}
+}
+
+func (b *browser) open(path string) {
+	b.t.Helper()
+	b.run(chromedp.Navigate(b.base + path))
+}
+
+// shot keeps what the window shows.
+func (b *browser) shot(name string) {
+	b.t.Helper()
+	dir := os.Getenv("PAGE_SHOTS")
+	if dir == "" {
+		return
+	}
+	png := get(b, chromedp.CaptureScreenshot())
+	if err := os.WriteFile(filepath.Join(dir, "page-"+name+".png"), png, 0o644); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func pageShowsPods(b *browser) {
+	b.says("main", "web", "2/2", "Running", "other/bad-image", "InvalidImageName", "<script>window.owned=1</script>")
+	b.says("tr", "a-pod-with-a-name-as-long")
+	b.until(`[...document.querySelectorAll(".pods td[data-label=memory]")].some(e => e.innerText.includes("MB") || e.innerText.includes("kB"))`)
+	b.until(`document.querySelectorAll(".strip rect").length > 3`)
+	b.says(".state.bad", "CrashLoopBackOff")
+	b.shot("pods")
+	// What comes and goes is seen without a reload.
+	js[any](b, `window.mine = 1`)
+	path := b.agent.file("one.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: comes}\nspec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: IMAGE, args: [sleep, for-ever]}]}\n")
+	b.agent.says(0, "", "apply", "-f", path)
+	b.until(`[...document.querySelectorAll("tr")].some(e => /comes/.test(e.innerText) && /Running/.test(e.innerText)) && window.mine === 1`)
+	b.agent.says(0, "", "delete", "-f", path)
+	b.until(`![...document.querySelectorAll("tr")].some(e => /comes/.test(e.innerText)) && window.mine === 1`)
+}
+
+func pageShowsPull(b *browser) {
+	r := b.agent.n.registry
+	r.mu.Lock()
+	r.rate = 40_000
+	r.mu.Unlock()
+	path := b.agent.file("slow.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: slow}\nspec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: \"docker.io/library/busybox:slow\", imagePullPolicy: Always, command: [sh, -c, \"sleep 1000\"]}]}\n")
+	b.agent.says(0, "", "rmi", "docker.io/library/busybox:1.36.1", "--force")
+	b.agent.says(0, "", "apply", "-f", path)
+	b.until(`document.querySelector(".card progress") && document.querySelector("td.state progress")`)
+	b.until(`document.querySelector(".card progress[value]")?.value > 5`)
+	b.says(".card", "docker.io/library/busybox:slow", "%")
+	b.shot("pull")
+	r.mu.Lock()
+	r.rate = 0
+	r.mu.Unlock()
+	b.until(`!document.querySelector("progress")`)
+	b.agent.says(0, "", "delete", "-f", path)
+}
+
+func pageShowsPod(b *browser) {
+	b.open("/page/")
+	b.click(`a[href="/page/pods/default/web"]`)
+	b.until(`location.pathname === "/page/pods/default/web"`)
+	b.says("main", "web", "default/web is ready", "app", "side", "running for", "memory limit 64Mi", "ContainersReady", "Started", "Start-up", "sandbox")
+	b.until(`document.querySelectorAll("figure polyline").length >= 4`) // CPU, memory, in, out
+	b.until(`document.querySelector("figure polyline").points.length > 2`)
+	js[any](b, `document.querySelector("summary").click()`)
+	b.says(".yaml", "<script>window.owned=1</script>", `\e]0;owned\a`, "kind: Pod")
+	b.until(`document.querySelectorAll(".waterfall rect").length > 2`)
+	js[any](b, `document.querySelector("summary").click()`)
+	b.shot("pod")
+	b.open("/page/pods/default/a-pod-with-a-name-as-long-as-some-generators-make-them-5f7d8c9b6-x2x4q")
+	b.says("main", "ended with code 3", "<script>window.owned=1</script>")
+	b.open("/page/pods/default/none")
+	b.says("main", "none")
+	<-b.wrong // of the status 404
+}
+
+func pageShowsLog(b *browser) {
+	b.open("/page/pods/default/web")
+	b.click(`a[href$="/log/app"]`)
+	b.says("#log", "<script>window.owned=1</script>", "␛]0;owned␇red �gnp.exe", "needle in the log", "\n4\n")
+	b.types("#search", "NEEDLE")
+	b.until(`document.querySelector("#log mark")?.textContent === "needle"`)
+	b.says("#count", "1 lines")
+	b.click("#only")
+	b.until(`[...document.querySelectorAll("#log > div")].filter(e => !e.hidden).length === 1`)
+	js[any](b, `document.querySelector("#search").value = ""; document.querySelector("#search").dispatchEvent(new Event("input"))`)
+	b.until(`[...document.querySelectorAll("#log > div")].filter(e => !e.hidden).length > 5`)
+	// It goes on.
+	js[any](b, `window.before = document.querySelector("#log").childElementCount`)
+	b.until(`document.querySelector("#log").childElementCount > window.before + 3`)
+	b.shot("log")
+	b.open("/page/pods/default/web/log/app?timestamps=1")
+	b.until(`/^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z <script>/.test(document.querySelector("#log div")?.textContent)`)
+	b.open("/page/pods/default/web/log/none")
+	b.says("#log .end", "no container none")
+	<-b.wrong // of the status 404
+}
+
+func pageHasShell(b *browser) {
+	b.open("/page/pods/default/shell")
+	b.click(`a[href$="/shell/busybox"]`)
+	b.says("#screen", "#")
+	b.types("#keys", "echo $((6*7))xyz"+kb.Enter)
+	b.says("#screen", "42xyz")
+	b.types("#keys", `printf '\033]0;owned\007\033[31mred\033[0m \033[1;42mwide\033[m\n<script>window.owned=1</script>\n'`+kb.Enter)
+	b.until(`[...document.querySelectorAll("#screen .f1")].some(e => e.textContent === "red") && [...document.querySelectorAll("#screen .bold.b2")].some(e => e.textContent === "wide")`)
+	b.says("#screen", "<script>window.owned=1</script>")
+	// The terminal answers nothing: the shell would read it as if it had been typed.
+	b.types("#keys", `printf '\033[6n\033[c\033]10;?\007'; read -t 1 x; echo "answer:$x:"`+kb.Enter)
+	b.says("#screen", "answer::")
+	// Keys with names, and the size.
+	b.types("#keys", "echo oneX"+kb.Backspace+kb.Enter)
+	b.says("#screen", "\none")
+	b.types("#keys", kb.ArrowUp+"again"+kb.Enter)
+	b.says("#screen", "\noneagain")
+	b.types("#keys", "ls -C /bin /"+kb.Enter)
+	b.shot("shell")
+	b.types("#keys", "exit 3"+kb.Enter)
+	b.says("#said", "The command has ended", "3")
+	b.open("/page/pods/default/shell/shell/busybox?command=%2Fbin%2Fnone")
+	b.says("#said", "The command has ended")
+	b.open("/page/pods/default/web/shell/none")
+	b.says("#said", "No connection")
+	for len(b.wrong) > 0 { // the browser's own words on that
+		<-b.wrong
+	}
+}
+
+func pageShowsImages(b *browser) {
+	b.open("/page/images")
+	b.says("main", testImage, "Images", "Logs", "free")
+	b.shot("images")
+}
+
+// pagePaths are all pages.
+var pagePaths = []string{
+	"/page/", "/page/images", "/page/pods/default/web", "/page/pods/default/web/log/app", "/page/pods/default/shell/shell/busybox", "/page/pods/other/bad-image",
+	"/page/pods/default/a-pod-with-a-name-as-long-as-some-generators-make-them-5f7d8c9b6-x2x4q",
+}
+
+// Nothing is wider than a telephone.
+func pageFitsTelephone(b *browser) {
+	b.run(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile, chromedp.EmulateTouch))
+	for i, path := range pagePaths {
+		b.open(path)
+		switch path {
+		case "/page/":
+			b.until(`document.querySelectorAll(".pods tr").length > 3`)
+		case "/page/pods/default/web":
+			b.until(`document.querySelectorAll("figure polyline").length >= 4`)
+		case "/page/pods/default/web/log/app":
+			b.says("#log", "needle")
+		case "/page/pods/default/shell/shell/busybox":
+			b.says("#screen", "#")
+			b.types("#keys", "ls -C /bin"+kb.Enter)
+			b.says("#screen", "httpd")
+		}
+		width, window := js[int](b, "document.documentElement.scrollWidth"), js[int](b, "window.innerWidth")
+		if width > 390 || window != 390 {
+			b.t.Errorf("%s is %d wide in a window of %d", path, width, window)
+		}
+		if i < 5 {
+			b.shot([]string{"phone-pods", "phone-images", "phone-pod", "phone-log", "phone-shell"}[i])
+		}
+	}
+	b.run(chromedp.EmulateViewport(1280, 800))
+}
+
+// In the dark the page is dark, and text still differs from what is behind it.
+func pageIsDark(b *browser) {
+	b.open("/page/pods/default/web")
+	brightness := func(property string) float64 {
+		return js[float64](b, fmt.Sprintf(`getComputedStyle(document.body).%s.match(/\d+/g).slice(0, 3).reduce((a, c) => a + +c, 0) / 765`, property))
+	}
+	if back, ink := brightness("backgroundColor"), brightness("color"); back < 0.8 || ink > 0.3 {
+		b.t.Errorf("in the light the brightness behind text is %.2f, that of text %.2f", back, ink)
+	}
+	scheme := func(value string) {
+		if _, err := chromedp.Call(b.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}}}); err != nil {
+			b.t.Fatal(err)
+		}
+	}
+	scheme("dark")
+	if back, ink := brightness("backgroundColor"), brightness("color"); back > 0.2 || ink < 0.7 {
+		b.t.Errorf("in the dark the brightness behind text is %.2f, that of text %.2f", back, ink)
+	}
+	b.until(`document.querySelectorAll("figure polyline").length >= 4`)
+	b.shot("pod-dark")
+	scheme("light")
+}
+
+// evilPage tries what a site can that is open in the same browser. The address is the page's.
+const evilPage = `<!doctype html><title>…</title><script>
+const base = %q, results = [];
+const done = text => { results.push(text); if (results.length === 4) document.title = results.sort().join(); };
+fetch(base + "/page/", {credentials: "include"}).then(() => done("read"), () => done("1 not read"));
+fetch(base + "/page/leave", {method: "POST", mode: "no-cors", credentials: "include"}).then(() => done("2 sent"), () => done("2 refused"));
+const s = new WebSocket(base.replace("http", "ws") + "/page/pods/default/shell/exec/busybox?command=sh");
+s.onopen = () => done("a shell");
+s.onerror = () => done("3 no shell");
+const frame = document.createElement("iframe");
+frame.src = base + "/page/";
+frame.onload = () => { try { done("framed " + frame.contentDocument.title); } catch { done("4 not framed"); } };
+document.documentElement.append(frame);
+</script>`
+
+// pageIsForNobodyElse is about other sites, at another port of the same address and by another
+// name, and about others who ask.
+func pageIsForNobodyElse(t *testing.T, b *browser, address string) {
+	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "text/html")
+		fmt.Fprintf(w, evilPage, "http://"+address)
+	}))
+	defer evil.Close()
+	mine := *b
+	mine.t = t
+	for _, at := range []string{evil.URL, strings.Replace(evil.URL, "127.0.0.1", "localhost", 1)} {
+		mine.run(chromedp.Navigate(at))
+		mine.until(`document.title.split(",").length === 4`)
+		if title := get(&mine, chromedp.Title()); title != "1 not read,2 sent,3 no shell,4 not framed" && title != "1 not read,2 refused,3 no shell,4 not framed" {
+			t.Errorf("a site at %s can: %s", at, title)
+		}
+	}
+	mine.open("/page/")
+	mine.says("h1", "Pods") // it could not end the session either
+	for len(b.wrong) > 0 {
+		<-b.wrong
+	}
+
+	// Those who are no browser.
+	out, _ := b.agent.crisp("", "page")
+	jar, err := cookiejar.New(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := &http.Client{Jar: jar}
+	defer client.CloseIdleConnections()
+	ask := func(at, host, origin string) int {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, at, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if req.Host = host; origin != "" {
+			req.Header.Set("Origin", origin)
+		}
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer resp.Body.Close()
+		io.Copy(io.Discard, resp.Body)
+		return resp.StatusCode
+	}
+	if code := ask("http://"+address+"/page/", "", ""); code != http.StatusUnauthorized {
+		t.Errorf("without a session: %d", code)
+	}
+	if code := ask(strings.TrimSpace(out), "", ""); code != http.StatusOK {
+		t.Errorf("the way in: %d", code)
+	}
+	if code := ask(strings.TrimSpace(out), "", ""); code != http.StatusUnauthorized {
+		t.Errorf("the way in, again: %d", code)
+	}
+	if code := ask("http://"+address+"/page/", "rebind.example", ""); code != http.StatusMisdirectedRequest {
+		t.Errorf("by another name: %d", code)
+	}
+	if code := ask("http://"+address+"/page/", "", "http://evil.example"); code != http.StatusForbidden {
+		t.Errorf("from another site: %d", code)
+	}
+	if code := ask("http://"+address+"/pods", "", ""); code != http.StatusUnauthorized {
+		t.Errorf("the API, with the page's session: %d", code)
+	}
+}
+
+func pageIsLeft(b *browser) {
+	b.open("/page/")
+	b.click("header button")
+	b.says("main", "has no session")
+	b.open("/page/pods/default/web")
+	b.says("main", "has no session")
+	for len(b.wrong) > 0 { // of the status 401
+		<-b.wrong
+	}
+}
