@@ -1,7 +1,9 @@
 package test
 
 import (
+	"archive/tar"
 	"context"
+	"crypto/rand"
 	"fmt"
 	"io"
 	"net/http"
@@ -19,6 +21,7 @@ import (
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
@@ -36,7 +39,7 @@ spec:
   containers:
   - name: app
     image: IMAGE
-    args: [print, "` + hostileText + `", print, "\e]0;owned\a\e[31mred\e[0m \u202Egnp.exe", print, needle in the log, count, "-1", 100ms]
+    args: [print, "` + hostileText + `", print, "\e]0;owned\a\e[31mred\e[0m \u202Egnp.exe", print, needle in the log, count, "-1", 500ms] # not more than the last lines that are shown
     env: [{name: E, value: "` + hostileText + `"}]
     resources: {limits: {memory: 64Mi}}
   - {name: side, image: IMAGE, args: [sleep, for-ever]}
@@ -103,10 +106,20 @@ func serveBusybox(t *testing.T, n *node, program string) error {
 	if err != nil {
 		return err
 	}
-	for _, tag := range []string{"1.36.1", "slow"} {
-		if err := n.push("library/busybox:"+tag, image); err != nil {
-			return err
-		}
+	if err := n.push("library/busybox:1.36.1", image); err != nil {
+		return err
+	}
+	random := make([]byte, 1<<20) // that does not compress
+	rand.Read(random)
+	more, err := layer([]*tar.Header{{Name: "random", Mode: 0o644, Typeflag: tar.TypeReg}}, [][]byte{random})
+	if err != nil {
+		return err
+	}
+	if image, err = mutate.AppendLayers(image, more); err != nil {
+		return err
+	}
+	if err := n.push("library/slow:1", image); err != nil {
+		return err
 	}
 	conf := fmt.Sprintf("[[registry]]\nlocation = \"docker.io\"\nblocked = false\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", n.registry.host())
 	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
@@ -121,6 +134,9 @@ type browser struct {
 	close func()
 	wrong chan string // what the browser complains about
 }
+
+// pagePatience is how long what must be seen may take: no emulated node has a browser.
+const pagePatience = time.Minute
 
 // startBrowser opens the page by the address that crisp page prints.
 func startBrowser(t *testing.T, a *agentProcess) *browser {
@@ -198,7 +214,7 @@ func (b *browser) unharmed() {
 
 func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.tab, untilTime)
+	ctx, cancel := context.WithTimeout(b.tab, pagePatience)
 	defer cancel()
 	if err := chromedp.Do(ctx, steps...); err != nil {
 		b.t.Fatal(err)
@@ -208,7 +224,7 @@ func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 // get returns what an action returns.
 func get[T any](b *browser, action chromedp.Action[T]) T {
 	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.tab, untilTime)
+	ctx, cancel := context.WithTimeout(b.tab, pagePatience)
 	defer cancel()
 	v, err := chromedp.Run(ctx, action)
 	if err != nil {
@@ -247,9 +263,9 @@ func (b *browser) types(selector, text string) {
 // until waits for an expression to be true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(untilTime); !b.is(expression); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(pagePatience); !b.is(expression); time.Sleep(50 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			b.t.Fatalf("not so after %v: %s\n%s", untilTime, expression, b.text("body"))
+			b.t.Fatalf("not so after %v: %s\n%s", pagePatience, expression, b.text("body"))
 		}
 	}
 }
@@ -281,7 +297,7 @@ func (b *browser) shot(name string) {
 }
 
 func pageShowsPods(b *browser) {
-	b.says("main", "web", "2/2", "Running", "other/bad-image", "InvalidImageName", "<script>window.owned=1</script>")
+	b.says("main", "web", "2/2", "Running", "other/bad-image", "InvalidImageName")
 	b.says("tr", "a-pod-with-a-name-as-long")
 	b.until(`[...document.querySelectorAll(".pods td[data-label=memory]")].some(e => e.innerText.includes("MB") || e.innerText.includes("kB"))`)
 	b.until(`document.querySelectorAll(".strip rect").length > 3`)
@@ -299,14 +315,13 @@ func pageShowsPods(b *browser) {
 func pageShowsPull(b *browser) {
 	r := b.agent.n.registry
 	r.mu.Lock()
-	r.rate = 40_000
+	r.rate = 100_000
 	r.mu.Unlock()
-	path := b.agent.file("slow.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: slow}\nspec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: \"docker.io/library/busybox:slow\", imagePullPolicy: Always, command: [sh, -c, \"sleep 1000\"]}]}\n")
-	b.agent.says(0, "", "rmi", "docker.io/library/busybox:1.36.1", "--force")
+	path := b.agent.file("slow.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: slow}\nspec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: \"docker.io/library/slow:1\", command: [sh, -c, \"sleep 1000\"]}]}\n")
 	b.agent.says(0, "", "apply", "-f", path)
 	b.until(`document.querySelector(".card progress") && document.querySelector("td.state progress")`)
 	b.until(`document.querySelector(".card progress[value]")?.value > 5`)
-	b.says(".card", "docker.io/library/busybox:slow", "%")
+	b.says(".card", "docker.io/library/slow:1", "%")
 	b.shot("pull")
 	r.mu.Lock()
 	r.rate = 0
@@ -374,6 +389,7 @@ func pageHasShell(b *browser) {
 	b.types("#keys", kb.ArrowUp+"again"+kb.Enter)
 	b.says("#screen", "\noneagain")
 	b.types("#keys", "ls -C /bin /"+kb.Enter)
+	b.says("#screen", "httpd")
 	b.shot("shell")
 	b.types("#keys", "exit 3"+kb.Enter)
 	b.says("#said", "The command has ended", "3")

@@ -224,7 +224,7 @@ func TestCodes(t *testing.T) {
 		if w.Code != want {
 			t.Errorf("%s: %d, want %d\n%s", path, w.Code, want, w.Body)
 		}
-		for name, value := range map[string]string{"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"} {
+		for name, value := range map[string]string{"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "same-origin"} {
 			if got := w.Header().Get(name); got != value {
 				t.Errorf("%s: %s is %q, want %q", path, name, got, value)
 			}

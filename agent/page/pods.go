@@ -131,6 +131,9 @@ func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
 	return row
 }
 
+// troubles are parts of words for states that nobody wants.
+var troubles = []string{"BackOff", "Err", "OOM", "Invalid"}
+
 // look is the class of a pod's state.
 func look(pod *v1.Pod, row podRow) string {
 	switch {
@@ -138,7 +141,7 @@ func look(pod *v1.Pod, row podRow) string {
 		return "wait"
 	case pod.Status.Phase == v1.PodSucceeded:
 		return "done"
-	case pod.Status.Phase == v1.PodFailed, strings.Contains(row.Word, "BackOff"), strings.Contains(row.Word, "Err"), strings.Contains(row.Word, "OOM"):
+	case pod.Status.Phase == v1.PodFailed, slices.ContainsFunc(troubles, func(t string) bool { return strings.Contains(row.Word, t) }):
 		return "bad"
 	case pod.Status.Phase == v1.PodRunning && row.Ready == row.All:
 		return "ok"

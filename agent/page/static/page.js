@@ -160,7 +160,8 @@ function shell(box) {
   };
   socket.onclose = () => { $('said').textContent = said; };
 
-  const named = /^(Enter|Backspace|Tab|Escape|Delete|Insert|PageUp|PageDown|Home|End|Arrow(Up|Down|Left|Right))$/;
+  // Enter is a line feed in what was typed.
+  const named = /^(Backspace|Tab|Escape|Delete|Insert|PageUp|PageDown|Home|End|Arrow(Up|Down|Left|Right))$/;
   keys.addEventListener('keydown', e => {
     if (e.isComposing || e.metaKey) return;
     if (e.ctrlKey && !e.altKey && !e.shiftKey && /^[a-z@[\\\]^_]$/i.test(e.key)) send({key: '^' + e.key});
