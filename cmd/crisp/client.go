@@ -37,8 +37,8 @@ func (c *cli) pods(runtime internalapi.RuntimeService) ([]criruntime.Found, erro
 	for _, f := range list {
 		known[string(f.Pod.UID)] = true
 	}
-	if told, ok := c.podsOfAgent(); ok {
-		list = merge(list, told)
+	if pods, ok := c.podsOfAgent(); ok {
+		list = merge(list, pods)
 	} else {
 		for _, pod := range podfiles.Waiting(c.agentRoot, c.endpoint, known) {
 			list = append(list, criruntime.Found{Pod: pod})
@@ -53,18 +53,18 @@ func (c *cli) podsOfAgent() ([]v1.Pod, bool) {
 	if !c.agentRuns() {
 		return nil, false
 	}
-	var told v1.PodList
-	if err := c.fetch("/pods", nil, &told); err != nil {
+	var pods v1.PodList
+	if err := c.fetch("/pods", nil, &pods); err != nil {
 		return nil, false
 	}
-	return told.Items, true
+	return pods.Items, true
 }
 
 // merge takes the agent's word for its own pods. The runtime has others besides:
 // of a kubelet, or of crictl.
-func merge(found []criruntime.Found, told []v1.Pod) []criruntime.Found {
-	for i := range told {
-		pod := &told[i]
+func merge(found []criruntime.Found, pods []v1.Pod) []criruntime.Found {
+	for i := range pods {
+		pod := &pods[i]
 		j := slices.IndexFunc(found, func(f criruntime.Found) bool { return f.Pod.UID == pod.UID })
 		if j < 0 {
 			found = append(found, criruntime.Found{Pod: pod})

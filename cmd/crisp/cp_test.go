@@ -42,7 +42,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// A container that is not trusted writes nowhere but where it was told to.
+// A container that is not trusted writes nowhere but where it was asked to.
 func TestCopyHostile(t *testing.T) {
 	for _, test := range []struct {
 		name    string

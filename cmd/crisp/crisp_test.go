@@ -180,7 +180,7 @@ func TestAgent(t *testing.T) {
 	n.manifest("web.yaml", "x: [")
 	n.manifest("other.yaml", strings.Replace(webPod, "name: web}", "name: other}", 1))
 	n.until("get pods", `(?s)other +2/2 .*web +2/2 `)
-	// A shell is told the names of pods, and of what there can be besides.
+	// A shell completes the names of pods, and of what there can be besides.
 	n.expect(
 		expectation{"__complete logs w", 0, `^web\n`},
 		expectation{"__complete describe pod/", 0, `^pod/other\npod/web\n`},
@@ -220,7 +220,7 @@ func TestForeignPods(t *testing.T) {
 	n.until("get pods -A -o name", `^pod/kubelets\n$`)
 }
 
-// An image that cannot be had is told by get and logs.
+// An image that cannot be had is shown by get and logs.
 func TestWhyPodWaits(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -234,7 +234,7 @@ func TestWhyPodWaits(t *testing.T) {
 	}
 }
 
-// A pod that cannot have its sandbox is told too, although the runtime does not
+// A pod that cannot have its sandbox is shown too, although the runtime does not
 // know it; and it begins when its obstacle is gone.
 func TestWhyPodHasNoSandbox(t *testing.T) {
 	inRealTime(t)

@@ -23,7 +23,7 @@ func drainCommand(c *cli) *cobra.Command {
 		if err := c.post("/crisp/v1/drain"); err != nil {
 			return err
 		}
-		told := map[string]bool{}
+		reported := map[string]bool{}
 		return c.until(timeout, "not all pods have stopped", func() (bool, error) {
 			var pods v1.PodList
 			if err := c.fetch("/pods", nil, &pods); err != nil {
@@ -36,8 +36,8 @@ func drainCommand(c *cli) *cobra.Command {
 				switch {
 				case pod.Status.Reason != podsync.StoppedReason && !podsync.Terminal(&pod.Status):
 					left++
-				case !told[name]:
-					told[name] = true
+				case !reported[name]:
+					reported[name] = true
 					fmt.Fprintf(c.stdout, "pod %s: %s\n", name, status.Word(pod))
 				}
 			}

@@ -19,9 +19,9 @@ import (
 // last at the end; from the agent's file if no agent runs.
 func (c *cli) events(namespace string, on target) ([]v1.Event, error) {
 	var list []v1.Event
-	var told v1.EventList
-	if err := c.fetch("/api/v1/events", nil, &told); err == nil {
-		list = told.Items
+	var events v1.EventList
+	if err := c.fetch("/api/v1/events", nil, &events); err == nil {
+		list = events.Items
 	} else if list, err = event.Read(filepath.Join(c.agentRoot, "events")); err != nil {
 		return nil, err
 	}

@@ -203,12 +203,12 @@ func (c *cli) anyPods() ([]criruntime.Found, error) {
 	if err == nil {
 		return c.pods(runtime)
 	}
-	told, ok := c.podsOfAgent()
+	pods, ok := c.podsOfAgent()
 	if !ok {
 		return nil, err
 	}
 	fmt.Fprintf(c.stderr, "crisp: %v\n", err)
-	list := merge(nil, told)
+	list := merge(nil, pods)
 	criruntime.SortFound(list)
 	return list, nil
 }

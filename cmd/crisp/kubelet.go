@@ -18,17 +18,17 @@ import (
 // with and that mean nothing to it; it says so.
 func (c *cli) kubeletFlags(fs *pflag.FlagSet) {
 	const about = "a kubelet's; without effect"
-	told := func(name string) func(string) error {
+	note := func(name string) func(string) error {
 		return func(string) error {
 			fmt.Fprintf(c.stderr, "crisp: warning: --%s has no effect\n", name)
 			return nil
 		}
 	}
 	for _, name := range []string{"config-dir", "kubeconfig", "image-service-endpoint", "feature-gates", "runtime-cgroups"} {
-		fs.Func(name, about, told(name))
+		fs.Func(name, about, note(name))
 	}
 	for _, name := range []string{"fail-swap-on", "fail-cgroupv1"} {
-		fs.BoolFunc(name, about, told(name))
+		fs.BoolFunc(name, about, note(name))
 	}
 }
 

@@ -22,7 +22,7 @@ CRISP_AGENT_ROOT: the agent's own directory, ` + defaultAgentRoot + ` if it is n
 	}
 }
 
-// A shell is told the flags of commands.
+// A shell completes the flags of commands.
 func TestCompletion(t *testing.T) {
 	var out, errOut strings.Builder
 	if code := run(t.Context(), []string{"__complete", "agent", "--mani"}, nil, &out, &errOut); code != exitOK || !strings.Contains(out.String(), "--manifests") {

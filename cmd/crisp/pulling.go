@@ -67,8 +67,8 @@ func (c *cli) pulls(r pullapi.Request) (list []pulls.Pull) {
 	ctx, cancel := context.WithTimeout(c.ctx, askTime)
 	defer cancel()
 	r.Once = true
-	_ = pullapi.Watch(ctx, conn, r, func(told []pulls.Pull) error { // another runtime has no such service
-		list = told
+	_ = pullapi.Watch(ctx, conn, r, func(now []pulls.Pull) error { // another runtime has no such service
+		list = now
 		return nil
 	})
 	return list

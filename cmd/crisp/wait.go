@@ -17,7 +17,7 @@ import (
 // waitStep is how often a wait looks.
 const waitStep = 100 * time.Millisecond
 
-// until waits for yes; what is told if it does not come in time.
+// until waits for yes; what is printed if it does not come in time.
 func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)) error {
 	for deadline := time.Now().Add(timeout); ; {
 		ok, err := yes()

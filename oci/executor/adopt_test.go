@@ -55,7 +55,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 	b.says("5\n")
 }
 
-// A kill for want of memory that the executor before has told is not told again. One that
+// A kill for want of memory that the executor before has reported is not reported again. One that
 // came while there was none is.
 func TestAdoptTellsEachKillOnce(t *testing.T) {
 	n := start(t)
@@ -67,8 +67,8 @@ func TestAdoptTellsEachKillOnce(t *testing.T) {
 		if code := b.exec(eats()).wait(); code != 137 {
 			t.Errorf("exec ended with %d", code)
 		}
-		if b.isTold(); b.kills != 1 {
-			t.Errorf("%d kills were told", b.kills)
+		if b.reportsOOM(); b.kills != 1 {
+			t.Errorf("%d kills were reported", b.kills)
 		}
 	}
 	e := between.exec(eats("await", "/tmp/go"))
@@ -83,14 +83,14 @@ func TestAdoptTellsEachKillOnce(t *testing.T) {
 			t.Errorf("exit is %+v", e)
 		}
 	}
-	for len(n.ooms) > 0 { // told before the exits
+	for len(n.ooms) > 0 { // reported before the exits
 		if e := <-n.ooms; e.ID != between.id || e.Kills != 2 {
-			t.Errorf("%+v was told", e)
+			t.Errorf("%+v was reported", e)
 		} else {
 			between.kills = e.Kills
 		}
 	}
 	if between.kills != 2 {
-		t.Error("the kill that nobody had told is not told")
+		t.Error("the kill that nobody had reported is not reported")
 	}
 }

@@ -361,7 +361,7 @@ func TestExecThatLeavesAProcess(t *testing.T) {
 }
 
 // An upgrade may come between the end of an exec and the answer to its client.
-func TestUpgradeBeforeAnExecIsTold(t *testing.T) {
+func TestUpgradeBeforeAnExecIsReported(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
 	e := b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "300ms")})

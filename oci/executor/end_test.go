@@ -37,14 +37,14 @@ func TestOOM(t *testing.T) {
 	if e := b.wait(); e.Code != 137 || !e.OOMKilled || e.Reason != wire.ReasonOOMKilled {
 		t.Errorf("exit is %+v", e)
 	}
-	b.isTold()
+	b.reportsOOM()
 	// A child that was killed counts, whatever its parent makes of it; and it is
-	// told while the container runs on.
+	// reported while the container runs on.
 	c := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
 	if code := c.exec(wire.ExecRequest{Process: process("eat", "200")}).wait(); code != 137 {
 		t.Errorf("exec ended with %d", code)
 	}
-	c.isTold()
+	c.reportsOOM()
 	if !alive(c.reply.Pid) {
 		t.Fatal("the container has ended")
 	}
@@ -59,8 +59,8 @@ func TestOOM(t *testing.T) {
 	}
 }
 
-// isTold waits for the event of a memory kill.
-func (b *box) isTold() {
+// reportsOOM waits for the event of a memory kill.
+func (b *box) reportsOOM() {
 	b.t.Helper()
 	for {
 		select {

@@ -27,7 +27,7 @@ func TestEndsUnder(t *testing.T) {
 	x := &Executor{table: newTable()}
 	x.table.containers["c"] = c
 	if err := x.table.endsUnder(c); err != nil {
-		t.Errorf("it runs, and is told to have ended: %v", err)
+		t.Errorf("it runs, and is reported to have ended: %v", err)
 	}
 	stdin.Close()
 	if err := proc.wait(); err != nil {

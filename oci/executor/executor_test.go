@@ -341,7 +341,7 @@ type box struct {
 	req   wire.RunRequest
 	reply wire.RunReply
 	held  []*os.File
-	kills int64 // that an executor has told of
+	kills int64 // that an executor has reported
 }
 
 // request makes the request for a container that runs testbin with args.

@@ -331,7 +331,7 @@ func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, w *wires)
 }
 
 // retries reports whether libcontainer is to try what the fast init has failed at: what can be
-// done, and how a failure is told, is libcontainer's to say.
+// done, and how a failure is worded, is libcontainer's to say.
 func (b *builtins) retries(ctx context.Context, id string, err error) bool {
 	if err == nil || ctx.Err() != nil || errors.As(err, new(*stuckError)) {
 		return false

@@ -59,7 +59,7 @@ func TestCgroupGoneBeforeItIsRead(t *testing.T) {
 				t.Errorf("exit is %+v", e)
 			}
 			if c.oom {
-				b.isTold()
+				b.reportsOOM()
 			}
 			b.delete()
 		})

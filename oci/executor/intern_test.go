@@ -72,7 +72,7 @@ func TestContainersShareTheirProfile(t *testing.T) {
 }
 
 // A profile whose filter cannot be compiled here is left to the container's first process,
-// whose error is the start's; once is enough to be told in the log.
+// whose error is the start's; once is enough to be in the log.
 func TestProfileThatCannotBeCompiled(t *testing.T) {
 	var log bytes.Buffer
 	b := &builtins{log: slog.New(slog.NewTextHandler(&log, nil)), interned: make(map[[32]byte]*profile)}

@@ -58,7 +58,7 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 				t.Errorf("upgrade: got %v", err)
 			}
 			if err := end(x); err != nil {
-				t.Errorf("told twice: %v", err)
+				t.Errorf("reported twice: %v", err)
 			}
 		})
 	}
@@ -80,14 +80,14 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 		t.Fatalf("got %v, %v", reply, err)
 	}
 	if err := x.CloseIdle(); !errors.Is(err, fault.WrongState) {
-		t.Fatalf("left with a code that is not told: %v", err)
+		t.Fatalf("left with a code that is not reported: %v", err)
 	}
 	if s := x.inherit(false).Execs; len(s) != 1 || !s[0].Ended || s[0].Code != 7 {
-		t.Errorf("an upgrade before the code is told hands over %+v", s)
+		t.Errorf("an upgrade before the code is reported hands over %+v", s)
 	}
 	call.Then()
 	if s := x.inherit(false).Execs; len(s) != 0 {
-		t.Errorf("an upgrade after it was told hands over %+v", s)
+		t.Errorf("an upgrade after it was reported hands over %+v", s)
 	}
 	if err := x.CloseIdle(); err != nil {
 		t.Error(err)

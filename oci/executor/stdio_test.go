@@ -35,7 +35,7 @@ func (b *box) attach(stdin bool) map[string]*os.File {
 }
 
 // A busy container loses no line, and its last words are in the log when its exit
-// is told.
+// is reported.
 func TestLogIsComplete(t *testing.T) {
 	n := start(t)
 	const lines = 30000

@@ -246,7 +246,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("the exit is forgotten: %+v", c)
 		}
 	}
-	// The exit may have been told before the connection was made anew.
+	// The exit may have been reported before the connection was made anew.
 	eventually(t, func() bool { data, _ := os.ReadFile(quits.exit); return len(data) > 0 }, "no exit record")
 	if data, _ := os.ReadFile(quits.exit); !strings.Contains(string(data), `"Code":9`) {
 		t.Errorf("record is %s", data)
