@@ -82,7 +82,7 @@ func (c Case) order(ops []filetrace.Op) []int {
 
 // RecordLanes is a Lane for records of package checkpoint below dir, "" or a path that
 // ends with a slash: the name of a new record's directory is synced while the record is
-// written, and its own name while it is synced.
+// written, and its own name while its content is.
 func RecordLanes(dir string, kinds ...string) func(op filetrace.Op) string {
 	return func(op filetrace.Op) string {
 		if op.Kind == filetrace.Mkdir || op.Kind == filetrace.Remove {
@@ -92,8 +92,8 @@ func RecordLanes(dir string, kinds ...string) func(op filetrace.Op) string {
 			switch path := filepath.Clean(dir + kind); {
 			case op.Kind == filetrace.Fsync && (op.Path == path || op.Path == filepath.Dir(path)):
 				return "names"
-			case op.Kind == filetrace.Fsync && filepath.Dir(op.Path) == path:
-				return "record's name"
+			case op.Kind == filetrace.Fsync && strings.HasPrefix(op.Path, path+"/") && filepath.Base(op.Path) == "record.json":
+				return "record's content"
 			case strings.HasPrefix(op.Path, path+"/"):
 				return "record"
 			}
