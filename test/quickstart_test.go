@@ -289,7 +289,7 @@ func (q *quickstart) startAgent() {
 		q.agent.flags = strings.Fields(flags)
 	}
 	q.agent.start()
-	q.agent.until(func() bool { _, code := q.agent.crisp("", "status"); return code == 0 }, "the agent answers")
+	q.agent.until(func() bool { _, code := q.agent.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
 	if len(dropIns) == 0 {
 		q.Cleanup(func() { q.agent.end(syscall.SIGTERM) })
 	}
