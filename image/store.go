@@ -213,6 +213,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err := s.layers.ReleaseAll(e.held); err != nil {
 		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
 	}
+	s.rootfs.EndIdle()
 	s.layers.WaitRemoved(ctx, begin)
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/image/layer"
@@ -20,6 +21,8 @@ import (
 // the last such lease is gone, at
 //
 //	<state>/.layers/<diff ID>
+//
+// and for a while after that nowhere, see idleLayer.
 const layersDir = ".layers"
 
 func (ls *Store) layerMount(id digest.Digest) string {
@@ -41,6 +44,9 @@ func (ls *Store) lower(l *layer.Layer) (string, error) {
 	mounted, err := isMountPoint(target)
 	if mounted || err != nil {
 		return target, err
+	}
+	if ls.takeIdle(l.DiffID, target) {
+		return target, nil
 	}
 	label, err := labelOf(path)
 	if err != nil {
@@ -91,6 +97,7 @@ func (ls *Store) dropLayer(id digest.Digest) error {
 		return nil // a lease that comes later mounts it again
 	}
 	target := ls.layerMount(id)
+	ls.keepIdle(id, target)
 	if err := unmountAll(target); err != nil {
 		return fmt.Errorf("unmount layer %s: %w", id, err)
 	}
@@ -100,6 +107,69 @@ func (ls *Store) dropLayer(id digest.Digest) error {
 		}
 	}
 	return nil
+}
+
+// An idle layer is one without a lease whose file system is kept for a while, mounted nowhere:
+// with it would go what the page cache has of its files, which a container that is started
+// again would have to read anew.
+type idleLayer struct {
+	mount int // descriptor
+	timer *time.Timer
+}
+
+const (
+	idleFor = 10 * time.Second
+	maxIdle = 64
+)
+
+// keepIdle keeps the file system of a layer that is about to be unmounted. If it cannot, nothing
+// is lost but time. The caller has locked mounting.
+func (ls *Store) keepIdle(id digest.Digest, target string) {
+	if is, err := isMountPoint(target); !is || err != nil || len(ls.idle) >= maxIdle || ls.life.Err() != nil {
+		return
+	}
+	fd, err := unix.OpenTree(unix.AT_FDCWD, target, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return
+	}
+	l := &idleLayer{mount: fd}
+	l.timer = time.AfterFunc(idleFor, func() {
+		ls.mounting.Lock()
+		defer ls.mounting.Unlock()
+		if ls.idle[id] == l {
+			ls.endIdle(id)
+		}
+	})
+	ls.idle[id] = l
+}
+
+// takeIdle mounts a layer that was idle, and reports whether it was. The caller has locked
+// mounting.
+func (ls *Store) takeIdle(id digest.Digest, target string) bool {
+	l, ok := ls.idle[id]
+	if !ok {
+		return false
+	}
+	defer ls.endIdle(id)
+	return unix.MoveMount(l.mount, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH) == nil
+}
+
+// endIdle lets go of an idle layer. The caller has locked mounting.
+func (ls *Store) endIdle(id digest.Digest) {
+	l := ls.idle[id]
+	l.timer.Stop()
+	unix.Close(l.mount)
+	delete(ls.idle, id)
+}
+
+// EndIdle lets go of all layers of which there is no lease: their space on the disk is free only
+// then.
+func (ls *Store) EndIdle() {
+	ls.mounting.Lock()
+	defer ls.mounting.Unlock()
+	for id := range ls.idle {
+		ls.endIdle(id)
+	}
 }
 
 // leave tells whether l is about to end, so that its layers need not be mounted for it.

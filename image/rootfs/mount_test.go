@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/imagetest"
@@ -429,4 +430,48 @@ func TestWritesAreVoidAfterReboot(t *testing.T) {
 		t.Errorf("%v are left", got)
 	}
 	p.Mount("k", id) // the name is free
+}
+
+// What the page cache has of a layer is still there when a container of the image is started
+// soon after the last one was removed.
+func TestPageCacheOutlivesContainer(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	text := strings.Repeat("program ", 4096)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", text))
+	id := p.Pull(reg.Host + "/app").ID
+	cached := func(root string) bool {
+		f, err := os.Open(filepath.Join(root, "top"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer f.Close()
+		memory, err := unix.Mmap(int(f.Fd()), 0, len(text), unix.PROT_READ, unix.MAP_SHARED)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Munmap(memory)
+		pages := make([]byte, len(text)/os.Getpagesize())
+		_, _, errno := unix.Syscall(unix.SYS_MINCORE, uintptr(unsafe.Pointer(&memory[0])), uintptr(len(memory)), uintptr(unsafe.Pointer(&pages[0])))
+		if errno != 0 {
+			t.Fatal(errno)
+		}
+		return !slices.ContainsFunc(pages, func(b byte) bool { return b&1 == 0 })
+	}
+	root := p.Mount("one", id)
+	if got := imagetest.ReadFile(t, root, "top"); got != text {
+		t.Fatalf("file holds %d bytes", len(got))
+	}
+	if err := p.Store.RootFS().Unmount(t.Context(), "one", true); err != nil {
+		t.Fatal(err)
+	}
+	if !cached(p.Mount("two", id)) {
+		t.Error("the file has to be read again")
+	}
+	if err := p.Store.RootFS().Unmount(t.Context(), "two", true); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Store.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
 }

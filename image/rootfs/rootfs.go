@@ -50,7 +50,8 @@ type Store struct {
 	stop       context.CancelFunc // of walks
 	background sync.WaitGroup     // walks
 
-	mounting sync.Mutex // of layers
+	mounting sync.Mutex                   // of layers
+	idle     map[digest.Digest]*idleLayer // guarded by mounting
 
 	mu      sync.Mutex
 	m       map[string]*lease // guarded by mu
@@ -82,7 +83,7 @@ func Open(o Options) (*Store, error) {
 		dir: filepath.Join(o.Root, "rw"), state: o.State, empty: filepath.Join(o.Root, "empty"), staging: filepath.Join(o.Root, "staging"),
 		layers: o.Layers, image: o.Image, log: o.Log,
 		private: sync.OnceValue(func() error { return makePrivate(o.State) }),
-		m:       make(map[string]*lease),
+		m:       make(map[string]*lease), idle: make(map[digest.Digest]*idleLayer),
 	}
 	var err error
 	if ls.boot, err = kernel.BootID(); err != nil {
@@ -91,8 +92,8 @@ func Open(o Options) (*Store, error) {
 	if err := ls.findLeases(); err != nil {
 		return nil, err
 	}
-	ls.sweepLayers()
 	ls.life, ls.stop = context.WithCancel(o.Life)
+	ls.sweepLayers()
 	return ls, nil
 }
 
@@ -104,6 +105,7 @@ func (ls *Store) MeasureAll() { ls.background.Go(ls.refreshAll) }
 func (ls *Store) Close() {
 	ls.stop()
 	ls.background.Wait()
+	ls.EndIdle()
 }
 
 // findLeases reads the leases on disk. One that cannot be read, or whose layers are
