@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,7 +37,7 @@ type fakeRuntime struct {
 	*fake.FakeImageService
 	err   error
 	stats []*cri.PodSandboxStats
-	asked int
+	asked atomic.Int64
 }
 
 func (f *fakeRuntime) Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
@@ -44,7 +45,7 @@ func (f *fakeRuntime) Runtime() (internalapi.RuntimeService, internalapi.ImageMa
 }
 
 func (f *fakeRuntime) ListPodSandboxStats(context.Context, *cri.PodSandboxStatsFilter) ([]*cri.PodSandboxStats, error) {
-	f.asked++
+	f.asked.Add(1)
 	return f.stats, nil
 }
 

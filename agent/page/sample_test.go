@@ -59,7 +59,7 @@ func TestSampler(t *testing.T) {
 		for i := range maxSeries + 10 {
 			runtime.stats = append(runtime.stats, stat(string(rune('a'+i)), 1, 0, 0, 0))
 		}
-		if runtime.asked != 0 {
+		if runtime.asked.Load() != 0 {
 			t.Error("it asks, and nobody looks")
 		}
 		for range 10 { // looks
@@ -67,28 +67,29 @@ func TestSampler(t *testing.T) {
 			time.Sleep(sampleFor / 2)
 			synctest.Wait()
 		}
-		if len(m.pods) > maxSeries {
-			t.Errorf("%d pods are kept", len(m.pods))
+		if pods, _ := m.now(); pods > maxSeries {
+			t.Errorf("%d pods are kept", pods)
 		}
-		asked := runtime.asked
-		if asked < 10*int(sampleFor/2/sampleEvery) {
+		asked := runtime.asked.Load()
+		if asked < 10*int64(sampleFor/2/sampleEvery) {
 			t.Errorf("it has asked %d times", asked)
 		}
 		time.Sleep(2 * sampleFor)
 		synctest.Wait()
-		asked = runtime.asked
+		asked = runtime.asked.Load()
 		time.Sleep(time.Hour)
-		if runtime.asked != asked || m.running {
-			t.Errorf("it goes on when nobody looks: %d, then %d times", asked, runtime.asked)
+		if _, running := m.now(); runtime.asked.Load() != asked || running {
+			t.Errorf("it goes on when nobody looks: %d, then %d times", asked, runtime.asked.Load())
 		}
 		m.of("a")
 		synctest.Wait()
-		if runtime.asked != asked+1 {
+		if runtime.asked.Load() != asked+1 {
 			t.Error("it does not begin again")
 		}
 		cancel()
 		synctest.Wait()
-		if m.of("a"); m.running {
+		m.of("a")
+		if _, running := m.now(); running {
 			t.Error("it begins after the agent has ended")
 		}
 	})
@@ -117,4 +118,11 @@ func TestPlots(t *testing.T) {
 	if plots(nil, now) != nil {
 		t.Error("there is a plot of nothing")
 	}
+}
+
+// now returns how many pods are kept, and whether sampling goes on.
+func (m *sampler) now() (pods int, running bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return len(m.pods), m.running
 }
