@@ -58,6 +58,10 @@ func (m *Manager) Save(kind, id string, v any) error {
 	path := filepath.Join(dir, recordFile)
 	_, err = os.Stat(path)
 	first := err != nil // or that is not known
+	write := atomicfile.Write
+	if errors.Is(err, fs.ErrNotExist) {
+		write = atomicfile.WriteNew // see IDs
+	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
@@ -66,10 +70,6 @@ func (m *Manager) Save(kind, id string, v any) error {
 		go func() { named <- m.syncNames(dir) }() // while the record itself is synced
 	} else {
 		named <- nil
-	}
-	write := atomicfile.Write
-	if first {
-		write = atomicfile.WriteNew // see IDs
 	}
 	err = write(path, data, 0o600)
 	if err := errors.Join(err, <-named); err != nil {
@@ -107,12 +107,9 @@ func (m *Manager) Load(kind, id string, v any) error {
 		return err
 	}
 	path := filepath.Join(dir, recordFile)
-	data, err := atomicfile.Read(path)
+	data, err := read(dir)
 	if errors.Is(err, fs.ErrNotExist) {
-		if data = draftIn(dir); data == nil {
-			return fault.NotFound.Errorf("no record %s/%s", kind, id)
-		}
-		err = nil
+		return fault.NotFound.Errorf("no record %s/%s", kind, id)
 	}
 	if err != nil && !atomicfile.Damaged(err) {
 		return fmt.Errorf("load record %s/%s: %w", kind, id, err)
@@ -157,12 +154,9 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		}
 		dir := filepath.Join(m.dir, kind, e.Name())
 		removeTemps(dir)
-		data, err := atomicfile.Read(filepath.Join(dir, recordFile))
+		data, err := read(dir)
 		if errors.Is(err, fs.ErrNotExist) {
-			if data = draftIn(dir); data == nil {
-				continue // the first Save was interrupted
-			}
-			err = nil
+			continue // the first Save was interrupted
 		}
 		if err != nil && !atomicfile.Damaged(err) {
 			return nil, fmt.Errorf("list records of %s: %w", kind, err)
@@ -220,17 +214,25 @@ func (m *Manager) setAside(kind, id, path string, why error) {
 	m.log.Error("record was corrupt and moved aside", "kind", kind, "id", id, "to", to, "err", why)
 }
 
-// draftIn returns the draft in a record's directory; nil: there is none that is whole. What a
-// power cut has left of one is worth nothing.
-func draftIn(dir string) []byte {
-	data, err := atomicfile.Read(filepath.Join(dir, draftFile))
+// read returns the record in a directory, or the draft if there is no record. What a power cut has
+// left of a draft is none: fs.ErrNotExist.
+func read(dir string) ([]byte, error) {
+	data, err := atomicfile.Read(filepath.Join(dir, recordFile))
+	if !errors.Is(err, fs.ErrNotExist) {
+		return data, err
+	}
+	path := filepath.Join(dir, draftFile)
+	data, err = atomicfile.Read(path)
+	if err != nil && !atomicfile.Damaged(err) {
+		return nil, err
+	}
 	if err == nil {
 		_, err = decode(data)
 	}
-	if err != nil && newer(draftFile, err) == nil {
-		return nil
+	if err != nil && newer(path, err) == nil {
+		return nil, fs.ErrNotExist
 	}
-	return data
+	return data, nil
 }
 
 // removeTemps removes the temporary files of interrupted Saves and Drafts from a record's
