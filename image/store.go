@@ -71,8 +71,10 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, EROFS: packs, Life: life, Log: o.Log}); err != nil {
 		return nil, err
 	}
-	if why := s.layers.LacksEROFS(); packs && why != nil {
-		s.lacksEROFS(why)
+	if packs {
+		if why := s.layers.LacksEROFS(); why != nil {
+			s.lacksEROFS(why)
+		}
 	}
 	defer func() {
 		if err != nil {
