@@ -1,7 +1,8 @@
 // Fuzz runs the fuzz targets of the tree, one after the other, each for some time, and
-// prints what came of it: the executions, how many inputs reached something new, and
-// whether one failed. The input of a failure is in testdata/fuzz of its package, where
-// every later `go test` runs it.
+// prints what came of it: the executions, the processor time they took, how many inputs
+// reached something new and after what time the last of them did, and whether one failed.
+// The input of a failure is in testdata/fuzz of its package, where every later `go test`
+// runs it.
 //
 //	fuzz [-time 30s] [-run REGEXP] [-keep] [-tags TAGS] [PACKAGE …]
 //
@@ -72,7 +73,7 @@ func run(tags string, packages []string, only string, each time.Duration, keep b
 	if keep {
 		fmt.Fprintln(table, "target\tfound\tkept\tbytes")
 	} else {
-		fmt.Fprintln(table, "target\texecutions\tnew inputs\tresult")
+		fmt.Fprintln(table, "target\texecutions\tprocessor\tnew inputs\tlast after\tresult")
 	}
 	built := map[string]string{} // the program by directory
 	for _, t := range targets {
@@ -176,7 +177,7 @@ func build(tags string, t target, cover bool) (string, error) {
 }
 
 var (
-	progress = regexp.MustCompile(`execs: (\d+) .*new interesting: (\d+)`)
+	progress = regexp.MustCompile(`elapsed: (\S+), execs: (\d+) .*new interesting: (\d+)`)
 	written  = regexp.MustCompile(`Failing input written to (\S+)`)
 	// The end of the time, met at an awkward moment: https://go.dev/issue/75804.
 	timedOut = regexp.MustCompile(`--- FAIL: \S+ \(\S+\)\n\s+context deadline exceeded\n`)
@@ -201,10 +202,14 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 	if ctx.Err() == nil && timedOut.Match(out.Bytes()) && !written.Match(out.Bytes()) {
 		failure = nil
 	}
-	execs, found := "0", "0"
-	if all := progress.FindAllStringSubmatch(out.String(), -1); len(all) > 0 {
-		execs, found = all[len(all)-1][1], all[len(all)-1][2]
+	execs, found, last := "0", "0", "-"
+	for _, m := range progress.FindAllStringSubmatch(out.String(), -1) {
+		if m[3] != found {
+			last = m[1]
+		}
+		execs, found = m[2], m[3]
 	}
+	processor := (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Round(time.Second)
 	result := "ok"
 	switch m, s := written.FindStringSubmatch(out.String()), skipped.FindStringSubmatch(out.String()); {
 	case ctx.Err() != nil:
@@ -221,7 +226,7 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 		fmt.Fprintf(os.Stderr, "%s\n", text[max(0, len(text)-20000):])
 		err = errFailed
 	}
-	return fmt.Sprintf("%s\t%s\t%s", execs, found, result), err
+	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", execs, processor, found, last, result), err
 }
 
 // Inputs that are taken into the tree: none is larger than maxInput bytes, all of one
