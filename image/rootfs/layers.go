@@ -172,6 +172,18 @@ func (ls *Store) EndIdle() {
 	}
 }
 
+// endRemoved lets go of those of the layers that are idle and in no image any more: nothing will
+// read them, and their space is free only then.
+func (ls *Store) endRemoved(held []*layer.Layer) {
+	ls.mounting.Lock()
+	defer ls.mounting.Unlock()
+	for _, l := range held {
+		if _, ok := ls.idle[l.DiffID]; ok && !ls.layers.Has(l.DiffID) {
+			ls.endIdle(l.DiffID)
+		}
+	}
+}
+
 // leave tells whether l is about to end, so that its layers need not be mounted for it.
 func (ls *Store) leave(l *lease, is bool) {
 	ls.mu.Lock()

@@ -238,7 +238,9 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	gone = true
 	held := l.held
 	ls.set(l, l.record, nil)
-	if err := ls.layers.ReleaseAll(held); err != nil {
+	err = ls.layers.ReleaseAll(held)
+	ls.endRemoved(held)
+	if err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}
 	return nil

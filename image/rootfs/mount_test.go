@@ -475,3 +475,29 @@ func TestPageCacheOutlivesContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// A layer whose image went first is not kept for a later container: its space on the disk
+// would not be free.
+func TestRemovedLayerIsNotKept(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.Build(t, "gzip", "text"))
+	id := p.Pull(reg.Host + "/app").ID
+	p.Mount("one", id)
+	if err := p.Store.Remove(t.Context(), id); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Store.RootFS().Unmount(t.Context(), "one", true); err != nil {
+		t.Fatal(err)
+	}
+	descriptors, err := os.ReadDir("/proc/self/fd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, d := range descriptors {
+		var st unix.Statfs_t
+		if err := unix.Statfs("/proc/self/fd/"+d.Name(), &st); err == nil && st.Type == unix.EROFS_SUPER_MAGIC_V1 {
+			t.Errorf("descriptor %s keeps a layer", d.Name())
+		}
+	}
+}
