@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An adopt that fails leaves nothing open: crispd tries it again for as long as it fails.
+// A failed adopt leaves no descriptor open: crispd repeats it until it succeeds.
 func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"count", "-1", "1ms"})
@@ -45,7 +45,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 			t.Fatalf("adopted with a descriptor that cannot be read: %v", err)
 		}
 		if try == 0 {
-			before = open() // what the first one needed for good is there
+			before = open() // the first adopt has opened what the executor keeps open
 		}
 	}
 	if after := open(); after > before {
@@ -55,8 +55,8 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 	b.says("5\n")
 }
 
-// A kill for want of memory that the executor before has reported is not reported again. One that
-// came while there was none is.
+// An OOM kill that the previous executor has reported is not reported again. One that
+// happened while no executor ran is.
 func TestAdoptTellsEachKillOnce(t *testing.T) {
 	n := start(t)
 	eats := func(first ...string) wire.ExecRequest {

@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// attachArg has the test binary attach to a container's stdin and wait to be killed, as
+// attachArg makes the test binary attach to a container's stdin and wait to be killed, like
 // a crispd that dies.
 const attachArg = "attach-and-wait"
 
@@ -42,7 +42,7 @@ func attachAndWait(socket, id string) {
 	time.Sleep(time.Hour)
 }
 
-// `kubectl run -i` whose crispd ends: the container's input does not end with it.
+// With `kubectl run -i`, the end of crispd is not the end of the container's stdin.
 func TestStdinOnceSurvivesItsClient(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"echo-stdin"}, withStdin, func(r *wire.RunRequest, _ *specs.Spec) { r.StdinOnce = true })
@@ -59,7 +59,7 @@ func TestStdinOnceSurvivesItsClient(t *testing.T) {
 		b.says("first\n")
 		client.Process.Signal(how)
 		client.Wait()
-		time.Sleep(100 * time.Millisecond) // for an executor that takes this for the end
+		time.Sleep(100 * time.Millisecond) // in which a wrong executor would close stdin
 	}
 	a := b.attach(true)
 	if _, err := a["stdin"].WriteString("second\n"); err != nil {
@@ -72,8 +72,8 @@ func TestStdinOnceSurvivesItsClient(t *testing.T) {
 	}
 }
 
-// Who types into a terminal gets all that it shows, however long he takes to read it,
-// also across an upgrade and the container's end.
+// A client with stdin on a terminal gets all of its output, however slowly it reads, also
+// across an upgrade and the container's end.
 func TestTerminalWaitsForItsClient(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"await", "/tmp/attached", "count", "600000", "0s", "print", "done"}, withTTY)
@@ -99,8 +99,8 @@ func TestTerminalWaitsForItsClient(t *testing.T) {
 	}
 }
 
-// What is still in the terminal when its container ends comes too, to the log and to the
-// client that was waited for.
+// When a container ends, what is still in its terminal reaches the log and the client that
+// the executor waits for.
 func TestTerminalThatEndsWhileItsClientIsWaitedFor(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"echo-stdin"}, withTTY)
@@ -145,7 +145,7 @@ func TestTerminalThatEndsWhileItsClientIsWaitedFor(t *testing.T) {
 	}
 }
 
-// staysSilent waits until the log has something and does not grow any more.
+// staysSilent waits until the log is not empty and has stopped growing.
 func (b *box) staysSilent() {
 	b.t.Helper()
 	var before int64
@@ -160,7 +160,7 @@ func (b *box) staysSilent() {
 	}
 }
 
-// A client that takes nothing at all is dropped after a while; the container goes on.
+// A client that reads nothing at all is dropped after a while; the container runs on.
 func TestTerminalGivesUpItsClient(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"await", "/tmp/attached", "count", "300000", "0s", "print", "done", "sleep", "for-ever"}, withTTY)
@@ -173,8 +173,8 @@ func TestTerminalGivesUpItsClient(t *testing.T) {
 	}
 }
 
-// `kubectl run -i` that does not look at the output any more, but types on: it may also
-// after an upgrade of the executor, and the end of what it types is the container's.
+// A `kubectl run -i` that no longer reads the output may go on typing, also after an
+// upgrade of the executor, and the end of its input is the end of the container's.
 func TestUpgradeKeepsWhoOnlyTypes(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"echo-stdin"}, withStdin, func(r *wire.RunRequest, _ *specs.Spec) { r.StdinOnce = true })

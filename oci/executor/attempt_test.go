@@ -19,7 +19,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// withHook has a hook run before the container's program; it says in started that it does.
+// withHook makes a hook run script before the container's program; it creates the file
+// started first.
 func withHook(started, script string) option {
 	return func(_ *wire.RunRequest, s *specs.Spec) {
 		s.Hooks = &specs.Hooks{CreateRuntime: []specs.Hook{{
@@ -28,7 +29,7 @@ func withHook(started, script string) option {
 	}
 }
 
-// begin asks for a container and does not wait for the answer.
+// begin sends the request to run b. The channel gets the result.
 func (n *node) begin(ctx context.Context, b *box) <-chan error {
 	result := make(chan error, 1)
 	go func() {
@@ -38,9 +39,9 @@ func (n *node) begin(ctx context.Context, b *box) <-chan error {
 	return result
 }
 
-// A hook that hangs, as one does that asks a device that does not answer, with a child
-// that has its output. The container must be killed all the same, by who started it or
-// by who stops it, and it keeps the executor from nothing.
+// A hook hangs, like one that queries a dead device, and has a child with its output open.
+// The container can still be killed, by giving up the start or by stopping it, and the
+// executor can still be upgraded.
 func TestStartThatHangs(t *testing.T) {
 	n := start(t)
 	ends := map[string]func(b *box, cancel context.CancelFunc){
@@ -58,7 +59,7 @@ func TestStartThatHangs(t *testing.T) {
 		n.fails(fault.WrongState, wire.MethodSignal, wire.SignalRequest{ID: b.id, Signal: int(unix.SIGTERM)})
 		end(b, cancel)
 		if err := <-result; err == nil {
-			t.Errorf("%s: it was started", name)
+			t.Errorf("%s: a start that was ended has succeeded", name)
 		}
 		eventually(t, func() bool {
 			_, err := n.client.Call(t.Context(), wire.MethodDelete, wire.Ref{ID: b.id}, nil)
@@ -75,8 +76,8 @@ func TestStartThatHangs(t *testing.T) {
 	n.upgrade()
 }
 
-// A start that hangs, left by a daemon that has ended, neither keeps the next one
-// waiting nor the executor from being upgraded.
+// A hanging start of a crispd that has died delays neither the next crispd nor an upgrade
+// of the executor.
 func TestStartLeftBehindHangs(t *testing.T) {
 	n := start(t)
 	busy := n.run([]string{"count", "-1", "1ms"})
@@ -111,7 +112,7 @@ func TestStartLeftBehindHangs(t *testing.T) {
 	}
 }
 
-// descendants are the processes below a process.
+// descendants returns the PIDs of all processes below pid.
 func descendants(pid string) (all []string) {
 	lists, _ := filepath.Glob("/proc/" + pid + "/task/*/children")
 	for _, list := range lists {
@@ -123,7 +124,7 @@ func descendants(pid string) (all []string) {
 	return all
 }
 
-// commands are the command lines of a process's descendants.
+// commands returns the command lines of a process's descendants.
 func commands(pid int) string {
 	var all strings.Builder
 	for _, pid := range descendants(strconv.Itoa(pid)) {
@@ -133,8 +134,8 @@ func commands(pid int) string {
 	return all.String()
 }
 
-// stages counts the processes that libcontainer makes those of containers of, and which
-// of them are stopped.
+// stages returns the number of libcontainer's stages, the processes that become those of
+// containers, and how many of them are stopped.
 func (n *node) stages() (all, stopped int) {
 	for _, pid := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
 		if !isStage(pid) {
@@ -158,15 +159,15 @@ func isStopped(pid string) bool {
 	return strings.Contains(string(status), "State:\tT")
 }
 
-// threads is how many threads a process has.
+// threads returns the number of threads of a process.
 func threads(pid int) int {
 	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	return len(tasks)
 }
 
-// A container that stops every process it sees stops execs, too, before they are what
-// they are to be. They end with those who wait for them: who gives up, or goes, or, when
-// it was stopped so late that it counts as started, kills it.
+// A container that stops every process it sees also stops execs before they run their
+// program. Such an exec ends when its client gives it up or disconnects or, if it was
+// stopped so late that it counts as started, kills it.
 func TestExecWhereEverythingIsStopped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -191,8 +192,8 @@ func TestExecWhereEverythingIsStopped(t *testing.T) {
 	n.upgrade()
 }
 
-// execStopped begins an exec and gives it up when it is stopped, or its client goes. It
-// tells whether that came before the answer; an exec that has started is ended likewise.
+// execStopped begins an exec and, once it is stopped, gives it up or closes its client. It
+// reports whether that came before the answer; an exec that has started is ended likewise.
 func (n *node) execStopped(b *box, goes bool) bool {
 	n.t.Helper()
 	client, err := wire.Dial(n.t.Context(), n.socket())
@@ -235,9 +236,9 @@ func (n *node) execStopped(b *box, goes bool) bool {
 	return false
 }
 
-// A container that stops every process it sees stops the others of its pod, where they
-// share a PID namespace, before they are what they are to be. Such a start can be given
-// up, and tried again.
+// A container that stops every process it sees also stops other containers of its pod that
+// share its PID namespace, before they run their program. Such a start can be given up and
+// repeated.
 func TestStartWhereEverythingIsStopped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -275,8 +276,8 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 	n.upgrade()
 }
 
-// A probe whose time is over before its command has begun must not begin it afterwards:
-// nobody would wait for it, or end it.
+// A probe whose timeout passes before its command has started must not start it afterwards:
+// nobody would wait for it or end it.
 func TestExecGivenUpWhileItStarts(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -290,7 +291,7 @@ func TestExecGivenUpWhileItStarts(t *testing.T) {
 			for _, f := range files {
 				f.Close()
 			}
-			break // from here on they are in time
+			break // from here on execs start in time
 		}
 	}
 	eventually(t, func() bool { return strings.Count(commands(n.cmd.Process.Pid), "sleep for-ever") <= 2 }, "execs run on that were given up")
@@ -300,7 +301,7 @@ func TestExecGivenUpWhileItStarts(t *testing.T) {
 	}
 }
 
-// members are the processes of the container's cgroup and of those below.
+// members returns the processes of the container's cgroup and of those below it.
 func (b *box) members() (pids []string) {
 	dir := b.reply.Cgroups["freezer"]
 	if dir == "" {
@@ -316,7 +317,7 @@ func (b *box) members() (pids []string) {
 	return pids
 }
 
-// Nothing can be started in a frozen container: it would stand still half made.
+// Nothing can be started in a frozen container: it would be frozen half made.
 func TestExecInAFrozenContainer(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -338,7 +339,7 @@ func TestExecInAFrozenContainer(t *testing.T) {
 	}
 }
 
-// execGroups are the cgroups of the container's execs.
+// execGroups returns the cgroups of the container's execs.
 func (b *box) execGroups() []string {
 	dir := b.reply.Cgroups["freezer"]
 	if dir == "" {
@@ -348,7 +349,7 @@ func (b *box) execGroups() []string {
 	return dirs
 }
 
-// A probe that leaves something behind each time must not fill the machine with cgroups.
+// A probe that leaves a process behind each time must not fill the machine with cgroups.
 func TestExecThatLeavesAProcess(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -356,7 +357,7 @@ func TestExecThatLeavesAProcess(t *testing.T) {
 		b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "300ms")}).wait()
 	}
 	b.exec(wire.ExecRequest{Process: process("spawn", "sleep", "1s")}).wait()
-	n.upgrade() // forgets none of them
+	n.upgrade() // the next executor takes all of them over
 	eventually(t, func() bool { return len(b.execGroups()) == 0 }, "cgroups are left: %v", b.execGroups())
 }
 

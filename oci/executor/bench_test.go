@@ -19,7 +19,7 @@ import (
 
 // Run these with CRISP_BIN set: the test binary is larger than the program.
 
-// BenchmarkRun is create+start alone; the ends are outside the clock.
+// BenchmarkRun times create and start alone; the ends are outside of the clock.
 func BenchmarkRun(b *testing.B) { benchmarkRun(b) }
 
 // BenchmarkRunFiltered is BenchmarkRun with the default seccomp profile.
@@ -47,7 +47,7 @@ func benchmarkRun(b *testing.B, options ...option) {
 	reportCPU(b, n)
 }
 
-// BenchmarkExec is an exec of a program that does nothing, and its wait.
+// BenchmarkExec times an exec of a program that does nothing, and the wait for it.
 func BenchmarkExec(b *testing.B) { benchmarkExec(b) }
 
 // BenchmarkExecFiltered is BenchmarkExec with the default seccomp profile.
@@ -80,8 +80,8 @@ func benchmarkExec(b *testing.B, options ...option) {
 	reportCPU(b, n)
 }
 
-// reportCPU reports the CPU time of the executor and of the children that it has
-// reaped: unlike the clock, it hardly depends on what else the machine does.
+// reportCPU reports the CPU time of the executor and of the children that it has reaped.
+// Unlike the elapsed time, it hardly depends on the load of the machine.
 func reportCPU(b *testing.B, n *node) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", n.cmd.Process.Pid))
 	if err != nil {
@@ -96,8 +96,8 @@ func reportCPU(b *testing.B, n *node) {
 	b.ReportMetric(float64(ticks)*10/float64(b.N), "cpu-ms/op")
 }
 
-// BenchmarkMemory is the memory of the executor with 50 running containers, which have the
-// default seccomp profile; the time means nothing.
+// BenchmarkMemory reports the memory of the executor with 50 running containers that have
+// the default seccomp profile; the time means nothing.
 func BenchmarkMemory(b *testing.B) {
 	n := start(b)
 	idle := pss(b, n.cmd.Process.Pid)
@@ -137,8 +137,8 @@ func quantiles(b *testing.B, took []time.Duration) {
 	b.ReportMetric(float64(took[len(took)*9/10].Microseconds())/1000, "ms-p90")
 }
 
-// BenchmarkLog is what the executor does for a line: of a container that prints without
-// end, and of fifty that print now and then. The time means nothing.
+// BenchmarkLog reports the cost of a log line: with one container that prints without
+// pause, and with fifty that print a line each millisecond. The time means nothing.
 func BenchmarkLog(b *testing.B) {
 	for _, mode := range []struct {
 		name, period string

@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// On a hybrid host libcontainer passes over a v2 cgroup that cannot be made. Nothing could
-// be executed in such a container as long as it ran, and what it left would not be found:
-// its start fails, and works once there is room.
+// On a hybrid host libcontainer ignores a v2 cgroup that cannot be made. No exec would work
+// in such a container, and the processes that it leaves would not be found: its start
+// fails, and succeeds once the cgroup can be made.
 func TestCgroupThatCannotBeMade(t *testing.T) {
 	if !cgroups.IsCgroup2HybridMode() {
 		t.Skip("needs a v2 hierarchy beside those of v1")

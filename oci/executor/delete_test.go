@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// What a container, or somebody for it, has made below its cgroups goes with it, whatever the
-// hierarchy.
+// Cgroups made below those of a container, by itself or by others, are removed with it, in
+// every hierarchy.
 func TestDeleteWithCgroupsBelow(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})

@@ -38,8 +38,8 @@ func TestOOM(t *testing.T) {
 		t.Errorf("exit is %+v", e)
 	}
 	b.reportsOOM()
-	// A child that was killed counts, whatever its parent makes of it; and it is
-	// reported while the container runs on.
+	// An OOM kill of a child counts, whatever its parent makes of it, and it is reported
+	// while the container runs on.
 	c := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
 	if code := c.exec(wire.ExecRequest{Process: process("eat", "200")}).wait(); code != 137 {
 		t.Errorf("exec ended with %d", code)
@@ -59,7 +59,7 @@ func TestOOM(t *testing.T) {
 	}
 }
 
-// reportsOOM waits for the event of a memory kill.
+// reportsOOM waits for the event of an OOM kill.
 func (b *box) reportsOOM() {
 	b.t.Helper()
 	for {
@@ -70,24 +70,24 @@ func (b *box) reportsOOM() {
 				return
 			}
 		case <-time.After(2 * time.Minute):
-			b.t.Fatalf("no event tells that container %s lost a process", b.id)
+			b.t.Fatalf("no event reports an OOM kill in container %s", b.id)
 		}
 	}
 }
 
-// With a PID namespace that is not its own, the end of a container's init is
-// nobody else's: what it started must be found and killed.
+// Without a PID namespace of its own, the end of a container's init kills nothing else: the
+// executor must find the rest and kill it.
 func TestEndTakesEverything(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"spawn", "print", "child", "sleep", "for-ever"}, withHostPID)
 	if len(b.reply.Cgroups) == 0 {
-		t.Fatal("nobody knows where the container's processes are")
+		t.Fatal("the container has no cgroups")
 	}
 	b.wait() // the init ends at once
 	b.empties()
 }
 
-// processes lists the container's cgroup.
+// processes returns the PIDs in the container's cgroups, once per hierarchy.
 func (b *box) processes() []string {
 	var all []string
 	for _, dir := range b.reply.Cgroups {
@@ -120,8 +120,8 @@ func TestSignalAll(t *testing.T) {
 	b.empties()
 }
 
-// A container whose init is no longer in its cgroup, moved by an agent of the host or
-// by itself, can be stopped.
+// A container whose init was moved out of its cgroup, by an agent of the host or by itself,
+// can be stopped.
 func TestKillMovedAway(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"ignore-term", "print", "up", "sleep", "for-ever"})
@@ -144,8 +144,8 @@ func (b *box) moveAway() {
 	}
 }
 
-// Until its exit is on disk a container's init is not reaped: the kernel has its code
-// for whoever comes after an executor that dies in between.
+// A container's init is not reaped until its exit is on disk: if the executor dies in
+// between, its successor still gets the exit code from the kernel.
 func TestExitIsKeptUntilItIsRecorded(t *testing.T) {
 	n := start(t)
 	exits := filepath.Join(n.dir, "exits")
@@ -160,12 +160,12 @@ func TestExitIsKeptUntilItIsRecorded(t *testing.T) {
 		waits, err := unix.Poll([]unix.PollFd{{Fd: int32(opens.Fd()), Events: unix.POLLIN}}, 0)
 		return err == nil && waits == 1
 	}, "nobody records the exit")
-	time.Sleep(300 * time.Millisecond) // for an executor that would not wait
+	time.Sleep(300 * time.Millisecond) // in which a wrong executor would reap it
 	if _, err := os.Stat(b.exit); err == nil {
 		t.Fatal("the exit is recorded, though nothing can be opened there")
 	}
 	if alive(b.reply.Pid) {
-		t.Error("it lives")
+		t.Error("the init is still alive")
 	}
 	if _, err := os.Stat(fmt.Sprintf("/proc/%d", b.reply.Pid)); err != nil {
 		t.Error("the init was reaped before its exit was recorded")
@@ -179,8 +179,8 @@ func TestExitIsKeptUntilItIsRecorded(t *testing.T) {
 	}
 }
 
-// blockOpens has whoever opens a file in dir wait, as on a disk that does not answer,
-// until what it returns is closed (fanotify(7), FAN_OPEN_PERM).
+// blockOpens makes every open of a file in dir wait, as on a disk that does not answer,
+// until the file that it returns is closed (fanotify(7), FAN_OPEN_PERM).
 func blockOpens(t *testing.T, dir string) *os.File {
 	t.Helper()
 	fd, err := unix.FanotifyInit(unix.FAN_CLASS_CONTENT|unix.FAN_CLOEXEC, unix.O_RDONLY)
@@ -215,8 +215,8 @@ func TestKillFrozen(t *testing.T) {
 	}
 }
 
-// Orphans of containers without a PID namespace become the executor's: it must
-// reap them, and only them.
+// Orphans of containers without a PID namespace become the executor's children: it must
+// reap them, and nothing else.
 func TestOrphansAreReaped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"fork", "spawn", "sleep", "100ms", "exit", "3"}, withHostPID)
@@ -227,8 +227,8 @@ func TestOrphansAreReaped(t *testing.T) {
 	}, "zombies are left")
 }
 
-// A container of the host's PID namespace that leaves more behind than anybody would
-// expect, while another container's start hangs: the zombies count against its limit.
+// A container in the host's PID namespace leaves hundreds of orphans while the start of
+// another container hangs. Unreaped, they would count against its limit of processes.
 func TestManyOrphansAreReaped(t *testing.T) {
 	n := start(t)
 	started := filepath.Join(n.dir, "started")
@@ -270,19 +270,19 @@ func TestUpdate(t *testing.T) {
 	if got := limit(); got != fmt.Sprint(96<<20) {
 		t.Errorf("limit is %s", got)
 	}
-	// What is not set stays, and an update that is refused changes nothing.
+	// What an update does not set stays, and a refused update changes nothing.
 	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"cpu":{"shares":512}}`)}, nil)
 	n.fails(fault.Invalid, wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"cpu":{"cpus":"4711"},"memory":{"limit":50331648}}`)})
 	if got := limit(); got != fmt.Sprint(96<<20) {
 		t.Errorf("limit is %s", got)
 	}
-	// A view of the container that an update has touched can still start things.
+	// The executor's view of a container can still start processes after an update.
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "2")}).wait(); code != 2 {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-// needsStatic skips a test of what the executor does by running itself in a container.
+// needsStatic skips a test in which the executor runs its own program in a container.
 func needsStatic(t *testing.T) {
 	t.Helper()
 	if os.Getenv("CRISP_BIN") == "" {
@@ -290,7 +290,7 @@ func needsStatic(t *testing.T) {
 	}
 }
 
-// An environment is bytes; CRI has them as bytes since 1.34.
+// An environment is bytes, and CRI passes it as bytes since 1.34.
 func TestEnvironmentOfBytes(t *testing.T) {
 	n := start(t)
 	needsStatic(t)
@@ -342,9 +342,9 @@ func TestPodInit(t *testing.T) {
 		return len(bytes.TrimSpace(out)) == 0
 	}, "orphans are left")
 	if !alive(c.reply.Pid) {
-		t.Fatal("the end of one container took another along")
+		t.Fatal("the end of one container ended another")
 	}
-	// The end of the pod's init is the end of its namespace.
+	// With the pod's init ends its PID namespace.
 	n.call(wire.MethodSignal, wire.SignalRequest{ID: "pod", Signal: int(unix.SIGTERM)}, nil)
 	if e := n.waitExit("pod"); e.Code != 0 {
 		t.Errorf("exit is %+v", e)

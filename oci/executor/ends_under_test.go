@@ -8,8 +8,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// What fails because the container's process has just ended is answered so, and not with
-// what libcontainer stumbled upon, before its watch has seen the end as well as after it.
+// A call that fails because the container's process has just ended is answered with that,
+// and not with libcontainer's error, before the executor has noticed the end as well as
+// after.
 func TestEndsUnder(t *testing.T) {
 	cmd := exec.Command("cat")
 	stdin, err := cmd.StdinPipe()
@@ -27,22 +28,22 @@ func TestEndsUnder(t *testing.T) {
 	x := &Executor{table: newTable()}
 	x.table.containers["c"] = c
 	if err := x.table.endsUnder(c); err != nil {
-		t.Errorf("it runs, and is reported to have ended: %v", err)
+		t.Errorf("a running container is reported to have ended: %v", err)
 	}
 	stdin.Close()
 	if err := proc.wait(); err != nil {
 		t.Fatal(err)
 	}
 	if err := x.table.endsUnder(c); !errors.Is(err, fault.WrongState) {
-		t.Errorf("before its watch has seen it: %v", err)
+		t.Errorf("after the end, before the executor has noticed it: %v", err)
 	}
 	c.phase = ended
 	if err := x.table.endsUnder(c); !errors.Is(err, fault.WrongState) {
-		t.Errorf("after its watch has seen it: %v", err)
+		t.Errorf("after the executor has noticed the end: %v", err)
 	}
 	delete(x.table.containers, "c")
 	if err := x.table.endsUnder(c); !errors.Is(err, fault.NotFound) {
-		t.Errorf("after it was removed: %v", err)
+		t.Errorf("after the container was removed: %v", err)
 	}
 	proc.pidfd.Close()
 	cmd.Wait()

@@ -14,7 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// script makes an engine of a shell script, which finds in $CALLS a file for its calls.
+// script writes an engine as a shell script, in which $CALLS is a file to log its calls in.
+// The function returns the lines of that file.
 func (n *node) script(text string) (with option, calls func() []string) {
 	n.t.Helper()
 	path, file := filepath.Join(n.dir, "engine"), filepath.Join(n.dir, "calls")
@@ -27,8 +28,8 @@ func (n *node) script(text string) (with option, calls func() []string) {
 	}
 }
 
-// An engine that hangs, and is killed, is called once: were its error fault.Unavailable,
-// whoever asked for the container would take the connection for lost and begin anew.
+// An engine that hangs and is killed is called once: if its error were fault.Unavailable,
+// crispd would take the connection for lost and start the container again.
 func TestEngineThatHangs(t *testing.T) {
 	n := start(t)
 	with, calls := n.script("case \" $* \" in *' create '*) echo create >> $CALLS; exec sleep 1000;; esac\n")
@@ -49,8 +50,8 @@ func TestEngineThatHangs(t *testing.T) {
 	again.drop()
 }
 
-// An engine is asked what it can do until it has answered: that it did not once, on a
-// machine without memory for example, must not count for as long as the executor lives.
+// An engine is asked for its features until it has answered: one failure, for example for
+// lack of memory, must not count for the rest of the executor's life.
 func TestEngineAskedAgain(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")

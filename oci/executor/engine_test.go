@@ -15,11 +15,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// withEngine has Debian's runc run the container.
+// withEngine makes Debian's runc run the container.
 func withEngine(req *wire.RunRequest, _ *specs.Spec) { req.Engine = "/usr/sbin/runc" }
 
-// A container that an OCI runtime's program runs is like one that libcontainer runs,
-// through every verb, an upgrade of the executor and its end.
+// A container of an OCI runtime behaves like one of libcontainer in every call, across an
+// upgrade of the executor and at its end.
 func TestEngine(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")
@@ -44,7 +44,7 @@ func TestEngine(t *testing.T) {
 		t.Errorf("limits are %v after two updates", after)
 	}
 
-	// What an exec started ends with it, if the program can do that.
+	// The kill of an exec takes its children along, if the runtime can do that.
 	killed := busy.exec(wire.ExecRequest{Process: process("fork", "print", "spawned", "sleep", "for-ever")})
 	line(t, killed.files["stdout"])
 	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: killed.ExecID}, nil)
@@ -70,7 +70,7 @@ func TestEngine(t *testing.T) {
 
 	bad := n.request([]string{"exit"}, withEngine, func(_ *wire.RunRequest, spec *specs.Spec) { spec.Process.Args = []string{"/nosuch"} })
 	if err := n.fails(nil, wire.MethodRun, bad.req); err != nil && err.Error() != `exec: "/nosuch": stat /nosuch: no such file or directory` {
-		t.Errorf("start of what is not there: %v", err)
+		t.Errorf("start of a missing program: %v", err)
 	}
 	wrong := n.request([]string{"exit"}, func(req *wire.RunRequest, _ *specs.Spec) { req.Engine = "/bin/false" })
 	n.fails(nil, wire.MethodRun, wrong.req)
@@ -94,8 +94,8 @@ func TestEngine(t *testing.T) {
 	busy.delete()
 }
 
-// An engine that fails when it has started the process of an exec already, as one does
-// that cannot write its PID file, leaves a process that nobody would end.
+// An engine that fails after it has started the process of an exec, for example because it
+// cannot write its PID file, leaves a process that nobody else would end.
 func TestExecByAnEngineThatFailsLate(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")
@@ -112,7 +112,7 @@ func TestExecByAnEngineThatFailsLate(t *testing.T) {
 	n.upgrade()
 }
 
-// To an engine, too, an environment is bytes.
+// An engine gets the environment as bytes, too.
 func TestEngineEnvironmentOfBytes(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")
@@ -126,8 +126,8 @@ func TestEngineEnvironmentOfBytes(t *testing.T) {
 	}
 }
 
-// A terminal's socket that an executor which was killed has left does not stand in the
-// way of a terminal of the next one, which counts from one again.
+// The console sockets left by a killed executor do not stand in the way of its successor,
+// which counts their names from one again.
 func TestEngineTerminalAfterACrash(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")
@@ -158,6 +158,6 @@ func TestEngineTerminalAfterACrash(t *testing.T) {
 		}
 	}
 	if used == 0 {
-		t.Error("no socket of those was used: the names are others")
+		t.Error("none of the sockets was replaced: the executor uses other names")
 	}
 }

@@ -11,9 +11,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An exec whose container ends while it is being started fails because of that, whatever
-// libcontainer says of a stage that was killed: a kubelet takes it for the end of the
-// container and not for a probe that does not work.
+// An exec whose container ends while it is being started fails with that reason, whatever
+// libcontainer reports of the killed stage: a kubelet must take it for the end of the
+// container and not for a failed probe.
 func TestExecBesideTheEnd(t *testing.T) {
 	n := start(t)
 	for name, with := range map[string]option{"pid namespace": func(*wire.RunRequest, *specs.Spec) {}, "host's": withHostPID} {

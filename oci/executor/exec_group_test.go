@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Whoever makes a threaded cgroup below a container's, as KubeVirt does for dedicated
-// CPUs, leaves no place for another beside it: an exec goes into the container's own.
+// A threaded cgroup below a container's, which KubeVirt makes for dedicated CPUs, allows no
+// other cgroup beside it: execs go into the container's own.
 func TestExecBesideThreadedCgroup(t *testing.T) {
 	base := ""
 	for _, root := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {

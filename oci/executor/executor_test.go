@@ -30,8 +30,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// The test binary is an executor, too, when it is executed with these arguments,
-// and libcontainer's init. CRISP_BIN names a directory with the real programs.
+// With these arguments the test binary is an executor or libcontainer's init. CRISP_BIN
+// names a directory with the real programs.
 func init() {
 	if len(os.Args) < 2 {
 		return
@@ -56,7 +56,7 @@ func init() {
 	}
 }
 
-// serve is crisp-executor's main, in short.
+// serve does what the main function of crisp-executor does.
 func serve() {
 	fail := func(err error) {
 		if err != nil {
@@ -82,13 +82,14 @@ func serve() {
 	os.Exit(0)
 }
 
-// fastInit lets the fast init start what it can, in all tests, as crispd does by default.
+// fastInit is what tests ask for in their requests; by default the fast init, as crispd
+// does.
 var fastInit = os.Getenv("CRISP_TEST_INIT") != "libcontainer"
 
-// programs are made once for all tests.
+// programs are the paths of the programs, built once for all tests.
 var programs struct{ testbin, podinit, executor string }
 
-// programsEnv has the directory of what was built for all tests.
+// programsEnv names the directory of the programs that were built for all tests.
 const programsEnv = "CRISP_TEST_PROGRAMS"
 
 func TestMain(m *testing.M) {
@@ -115,10 +116,10 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// find sets programs to what CRISP_BIN and dir have.
+// find sets programs to those in CRISP_BIN, or else in dir.
 func find(dir string) (err error) {
 	bin := os.Getenv("CRISP_BIN")
-	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !exists(programs.testbin) { // it is there on a machine without Go
+	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !exists(programs.testbin) { // without Go, CRISP_BIN has it
 		programs.testbin = filepath.Join(dir, "testbin")
 	}
 	if bin != "" {
@@ -154,7 +155,7 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// A node is an executor with what its containers need, for one test.
+// A node is an executor with the files of its containers, for one test.
 type node struct {
 	t      testing.TB
 	dir    string // state, roots, logs
@@ -167,7 +168,7 @@ type node struct {
 	cgroup string
 }
 
-// start starts an executor that is gone at the end of the test, with all it ran.
+// start starts an executor, which the end of the test removes with all its containers.
 func start(t testing.TB) *node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -182,7 +183,7 @@ func start(t testing.TB) *node {
 
 func (n *node) socket() string { return filepath.Join(n.dir, "executor.sock") }
 
-// launch starts the executor process and connects.
+// launch starts the executor process and connects to it.
 func (n *node) launch() {
 	n.t.Helper()
 	n.spawn()
@@ -211,7 +212,7 @@ func (n *node) spawn() {
 	}
 }
 
-// stderrEnv names a file for what executors log, for a test that reads it.
+// stderrEnv names the file that executors log to, for a test that reads it.
 const stderrEnv = "CRISP_TEST_STDERR"
 
 // connect connects and subscribes; the executor may still be starting.
@@ -267,7 +268,7 @@ func (n *node) end() {
 			n.t.Error(err)
 		}
 	}
-	// A start that was given up is still being undone after its caller was answered.
+	// A start that was given up is still being undone after its caller has the answer.
 	for {
 		_, err := n.client.Call(ctx, wire.MethodShutdown, nil, nil)
 		if err == nil {
@@ -275,7 +276,7 @@ func (n *node) end() {
 		}
 		if ctx.Err() != nil || !strings.Contains(err.Error(), "executor has ") {
 			n.t.Error(err)
-			n.cmd.Process.Kill() // or its end would be waited for for ever
+			n.cmd.Process.Kill() // else the wait for its end would hang
 			break
 		}
 		time.Sleep(10 * time.Millisecond)
@@ -298,7 +299,7 @@ func (n *node) end() {
 	if err != nil || bytes.Contains(mounts, []byte(" "+n.dir+"/")) {
 		n.t.Errorf("mounts are left below %s: %v", n.dir, err)
 	}
-	// A cgroup with a process in it, or another cgroup, cannot be removed.
+	// rmdir(2) fails for a cgroup that has a process or another cgroup in it.
 	dirs, _ := filepath.Glob("/sys/fs/cgroup/*" + n.cgroup)
 	for _, dir := range append(dirs, "/sys/fs/cgroup"+n.cgroup) {
 		if err := unix.Rmdir(dir); err != nil && err != unix.ENOENT {
@@ -344,7 +345,7 @@ type box struct {
 	kills int64 // that an executor has reported
 }
 
-// request makes the request for a container that runs testbin with args.
+// request returns the request for a container that runs testbin with args, not yet sent.
 func (n *node) request(args []string, options ...option) *box {
 	n.t.Helper()
 	n.next++
@@ -402,7 +403,7 @@ func (n *node) run(args []string, options ...option) *box {
 	return b
 }
 
-// drop closes what crispd would hold.
+// drop closes the container's descriptors that crispd would hold.
 func (b *box) drop() {
 	for _, f := range b.held {
 		f.Close()
@@ -437,7 +438,7 @@ func (b *box) signal(sig unix.Signal, all bool) {
 	b.call(wire.MethodSignal, wire.SignalRequest{ID: b.id, Signal: int(sig), All: all}, nil)
 }
 
-// output returns what stands in the log for a stream.
+// output returns what the log has of a stream.
 func (b *box) output(stream string) string {
 	b.t.Helper()
 	data, err := os.ReadFile(b.log)
@@ -452,7 +453,7 @@ func joined(t testing.TB, log []byte, stream string) string {
 	var out bytes.Buffer
 	for line := range bytes.Lines(log) {
 		if !bytes.HasSuffix(line, []byte{'\n'}) {
-			break // is being written
+			break // the last line is being written
 		}
 		r, err := crilog.Parse(line)
 		if err != nil {
@@ -483,7 +484,7 @@ func eventually(t testing.TB, ok func() bool, format string, args ...any) {
 	}
 }
 
-// process is a specs.Process that runs testbin.
+// process returns a specs.Process that runs testbin.
 func process(args ...string) json.RawMessage {
 	data, _ := json.Marshal(&specs.Process{Args: append([]string{"/testbin"}, args...), Cwd: "/", Env: []string{"PATH=/"},
 		Capabilities: &specs.LinuxCapabilities{}})
@@ -526,7 +527,7 @@ func line(t testing.TB, f *os.File) string {
 	return s
 }
 
-// until reads what comes until it has the text.
+// until reads until it has read the text, and returns all of it.
 func until(t testing.TB, f *os.File, text string) string {
 	t.Helper()
 	f.SetReadDeadline(time.Now().Add(2 * time.Minute))
@@ -541,7 +542,7 @@ func until(t testing.TB, f *os.File, text string) string {
 	return string(got)
 }
 
-// touch makes a file in the container's root.
+// touch creates a file in the container's root.
 func (b *box) touch(path string) {
 	b.t.Helper()
 	if err := os.WriteFile(filepath.Join(b.root, path), nil, 0o644); err != nil {
@@ -549,7 +550,7 @@ func (b *box) touch(path string) {
 	}
 }
 
-// alive tells whether a process is there and not a zombie.
+// alive reports whether a process exists and is not a zombie.
 func alive(pid int) bool {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(data), ") Z ")

@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// likeCRI is a container as crispd asks for it.
+// likeCRI makes a container like one that crispd asks for.
 func likeCRI(_ *wire.RunRequest, s *specs.Spec) {
 	s.Mounts = append(s.Mounts,
 		specs.Mount{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
@@ -31,7 +31,7 @@ func likeCRI(_ *wire.RunRequest, s *specs.Spec) {
 	s.Linux.ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }
 
-// restricted is likeCRI's as the restricted level of the pod security standards has it.
+// restricted makes it one of the restricted level of the Pod Security Standards.
 func restricted(req *wire.RunRequest, s *specs.Spec) {
 	likeCRI(req, s)
 	s.Root.Readonly = true
@@ -41,7 +41,7 @@ func restricted(req *wire.RunRequest, s *specs.Spec) {
 	s.Linux.Seccomp = profileOf(specs.ActErrno, "")
 }
 
-// profileOf is a profile of some rules; flag is one of SECCOMP_FILTER_FLAG_….
+// profileOf returns a profile with some rules; flag is one of SECCOMP_FILTER_FLAG_….
 func profileOf(def specs.LinuxSeccompAction, flag specs.LinuxSeccompFlag) *specs.LinuxSeccomp {
 	p := &specs.LinuxSeccomp{
 		DefaultAction: def,
@@ -62,7 +62,8 @@ func profileOf(def specs.LinuxSeccompAction, flag specs.LinuxSeccompFlag) *specs
 	return p
 }
 
-// commonCalls are what a Go program needs, and libcontainer's init after it has loaded a filter.
+// commonCalls are the system calls of a Go program, and those of libcontainer's init after
+// it has loaded a filter.
 const commonCalls = `fstatfs statfs capset setuid setgid setresuid setresgid setgroups chdir fchdir getcwd fchown fchownat openat2 statx stat lstat
 	open access faccessat seccomp sendmsg recvmsg shutdown splice unlinkat fsopen fsconfig fsmount mount_setattr
 	arch_prctl brk capget clock_gettime clone clone3 close dup dup3 epoll_create1 epoll_ctl epoll_pwait
@@ -71,7 +72,8 @@ const commonCalls = `fstatfs statfs capset setuid setgid setresuid setresgid set
 	read readlinkat restart_syscall rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity sched_yield set_robust_list
 	set_tid_address setrlimit sigaltstack tgkill timer_create timer_settime uname wait4 waitid write rseq writev membarrier close_range`
 
-// variants are the containers of which a program shall not be able to tell who started it.
+// variants are the containers in which a program must not be able to tell which init
+// started it.
 var variants = map[string]option{
 	"plain":      func(*wire.RunRequest, *specs.Spec) {},
 	"like CRI":   likeCRI,
@@ -135,15 +137,15 @@ func must(err error) {
 	}
 }
 
-// startWithoutCRIU is start of an executor that finds no CRIU: libcontainer starts everything
-// where one works.
+// startWithoutCRIU starts an executor that finds no CRIU: where CRIU works, libcontainer
+// starts every container.
 func startWithoutCRIU(t *testing.T) *node {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv(stderrEnv, filepath.Join(t.TempDir(), "stderr"))
 	return start(t)
 }
 
-// A program cannot tell by which init it was started, in a container or beside it.
+// A program cannot tell which init started it, as a container or as an exec.
 func TestFastInitIsTheSame(t *testing.T) {
 	n := startWithoutCRIU(t)
 	// The executor's own RLIMIT_MEMLOCK grows with the first container that has rules for
@@ -159,7 +161,8 @@ func TestFastInitIsTheSame(t *testing.T) {
 						r.Stage = filepath.Join(n.dir, "staged", r.ID)
 					}
 				})
-				// A mount of its own, as crispd's are; libcontainer changes the one that it is on.
+				// The root is a mount of its own, as crispd's are; libcontainer changes the
+				// mount that it is on.
 				must(unix.Mount(b.root, b.root, "", unix.MS_BIND, ""))
 				t.Cleanup(func() { unix.Unmount(b.root, unix.MNT_DETACH) })
 				b.held = n.call(wire.MethodRun, b.req, &b.reply)
@@ -171,7 +174,7 @@ func TestFastInitIsTheSame(t *testing.T) {
 				}
 				for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(readLog(t, b.log), "up"); time.Sleep(10 * time.Millisecond) {
 					if time.Now().After(deadline) {
-						t.Fatal("the program does not get up")
+						t.Fatal("the program has not started")
 					}
 				}
 				facts[fast] = factsOf(t, b.reply.Pid, n)
@@ -188,7 +191,7 @@ func TestFastInitIsTheSame(t *testing.T) {
 				if i := slices.IndexFunc(files, func(f *os.File) bool { return f.Name() == wire.FDStdout }); i < 0 {
 					t.Fatalf("an exec came with %v", files)
 				} else if _, err := files[i].Read(make([]byte, 1)); err != nil {
-					t.Fatalf("the exec's program does not get up: %v", err)
+					t.Fatalf("the exec's program has not started: %v", err)
 				}
 				execs[fast] = factsOf(t, reply.Pid, n)
 				n.call(wire.MethodExecKill, wire.ExecRef{ExecID: reply.ExecID}, nil)
@@ -221,7 +224,8 @@ func readLog(t *testing.T, path string) string {
 	return string(data)
 }
 
-// factsOf describes all that a program, which is up, can see of how it was started.
+// factsOf describes everything by which a program, already running, could tell how it was
+// started.
 func factsOf(t *testing.T, pid int, n *node) []string {
 	t.Helper()
 	var facts []string
@@ -292,7 +296,8 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 
 func must1(n int, err error) int { must(err); return n }
 
-// What the fast init cannot do it says, leaves nothing, and libcontainer has the last word.
+// What the fast init cannot do it reports, it leaves nothing behind, and libcontainer
+// decides.
 func TestFastInitFailures(t *testing.T) {
 	n := startWithoutCRIU(t)
 	for name, c := range map[string]struct {
@@ -341,7 +346,7 @@ func TestFastInitFailures(t *testing.T) {
 				b = n.request([]string{"sleep", "for-ever"}, c.option, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = fast })
 				files, err := n.client.Call(t.Context(), wire.MethodRun, b.req, &b.reply)
 				said[fast] = anyBox.ReplaceAllString(fmt.Sprint(err), "cN")
-				if err == nil { // libcontainer can do it
+				if err == nil { // libcontainer can start it
 					b.held = files
 					b.signal(unix.SIGKILL, false)
 					b.wait()
@@ -350,7 +355,7 @@ func TestFastInitFailures(t *testing.T) {
 				}
 			}
 			if said[true] != said[false] {
-				t.Errorf("it ends with %q, and without the fast init with %q", said[true], said[false])
+				t.Errorf("the start ends with %q, and without the fast init with %q", said[true], said[false])
 			}
 			if got := failureOf(t, b.id); !strings.Contains(got, c.want) {
 				t.Errorf("the fast init says %q, want %q in it", got, c.want)
@@ -384,7 +389,7 @@ func passwd(s *specs.Spec) {
 	must(os.WriteFile(filepath.Join(s.Root.Path, "etc", "passwd"), []byte("root:x:0:0:root:/home/root:/bin/sh\n"), 0o644))
 }
 
-// A container without a HOME has that of its user, from its own passwd.
+// A container without HOME gets that of its user in its own passwd file.
 func TestFastInitHome(t *testing.T) {
 	n := startWithoutCRIU(t)
 	for _, c := range []struct {
@@ -404,7 +409,7 @@ func TestFastInitHome(t *testing.T) {
 			if c.text != "" {
 				must(os.WriteFile(path, []byte(c.text), 0o644))
 			}
-			if c.link { // never opened for long: it would wait for a writer
+			if c.link { // an open of a fifo would wait for a writer
 				must(os.Remove(path))
 				must(unix.Mkfifo(path, 0o644))
 			}
@@ -420,7 +425,7 @@ func TestFastInitHome(t *testing.T) {
 	}
 }
 
-// What the fast init does not know it does not begin.
+// The fast init does not begin a container with something that it does not know.
 func TestFastInitLeaves(t *testing.T) {
 	n := startWithoutCRIU(t)
 	bind := func(dest string, options ...string) option {
@@ -443,7 +448,7 @@ func TestFastInitLeaves(t *testing.T) {
 			t.Cleanup(b.drop)
 			state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json"))
 			if err != nil || bytes.Contains(state, []byte("crisp.init=fast")) {
-				t.Errorf("the fast init has started it, or it is not there: %v", err)
+				t.Errorf("the fast init has started the container, or its state is missing: %v", err)
 			}
 			if failure := failureOf(t, b.id); failure != "" {
 				t.Errorf("the fast init has tried: %s", failure)

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What an executor hands to its successor, of whichever release that is.
+// The formats in which an executor hands its state to its successor, of whichever release.
 func TestFormats(t *testing.T) {
 	formats.Check(t, "saved", func(data []byte, s *saved) error {
 		read, err := readSaved(bytes.NewReader(data))

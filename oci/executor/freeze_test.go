@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A fakeCgroup is a directory with the files of a cgroup's freezer. Its processes stop
-// when the test says so.
+// A fakeCgroup is a directory with the files of a cgroup's freezer. Its processes count as
+// frozen when the test says so.
 type fakeCgroup struct {
 	t   *testing.T
 	dir string
@@ -21,7 +21,8 @@ type fakeCgroup struct {
 
 func newFakeCgroup(t *testing.T) fakeCgroup {
 	g := fakeCgroup{t, t.TempDir()}
-	// The kernel makes it. A writer that had to would do so with no permissions.
+	// In a real cgroup the file exists. If the executor had to create it, it would have no
+	// permissions.
 	if err := os.WriteFile(filepath.Join(g.dir, "cgroup.freeze"), []byte("0"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -36,15 +37,15 @@ func (g fakeCgroup) stopped(n string) {
 	}
 }
 
-// asked is what was last written to cgroup.freeze.
+// asked returns what was written to cgroup.freeze last.
 func (g fakeCgroup) asked() string {
 	data, _ := os.ReadFile(filepath.Join(g.dir, "cgroup.freeze"))
 	return string(data)
 }
 
-// A freeze that is undone while a process will not stop yet, by the caller or by the
-// end of its call, leaves nothing frozen when that process stops at last; nor does it
-// thaw what another froze meanwhile.
+// A freeze is undone, by the caller or at the end of its call, while one process does not
+// freeze yet. It leaves nothing frozen when that process freezes at last, and does not thaw
+// what another freeze has frozen meanwhile.
 func TestFreezeGivenUp(t *testing.T) {
 	for name, givenUp := range map[string]func(*Executor, context.CancelFunc){
 		"thawed":   func(x *Executor, _ context.CancelFunc) { x.thaw(wire.ThawRequest{IDs: []string{"a", "b"}}) },
@@ -74,10 +75,10 @@ func TestFreezeGivenUp(t *testing.T) {
 				t.Errorf("the freeze ended with %v", err)
 			}
 			if got := a.asked() + b.asked(); got != "00" && got != "0" {
-				t.Errorf("the cgroups were last told %q", got)
+				t.Errorf("the cgroups' last freezer states are %q", got)
 			}
 			if x.table.isFrozen(x.table.containers["a"]) || x.table.isFrozen(x.table.containers["b"]) {
-				t.Error("they count as frozen")
+				t.Error("the containers count as frozen")
 			}
 			a.stopped("1")
 			b.stopped("1")
@@ -86,12 +87,12 @@ func TestFreezeGivenUp(t *testing.T) {
 				t.Fatalf("the next freeze: %v", err)
 			}
 			if err := x.table.thawHeld([]string{"a", "b"}, &hold{}); err != nil || !x.table.isFrozen(x.table.containers["a"]) {
-				t.Errorf("what another had frozen is thawed: %v", err)
+				t.Errorf("what another freeze had frozen is thawed: %v", err)
 			}
 			a.stopped("0")
 			b.stopped("0")
 			if err := x.table.thawHeld([]string{"a", "b"}, h); err != nil || a.asked() != "0" || x.table.isFrozen(x.table.containers["a"]) {
-				t.Errorf("it is not thawed: %v", err)
+				t.Errorf("the container is not thawed: %v", err)
 			}
 		})
 	}

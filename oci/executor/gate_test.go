@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// An upgrade that waits for a slow start must not keep what is quick, every
-// container's output and exit, from going on.
+// An upgrade that waits for a slow start must not hold up quick work: every container's
+// output and exit.
 func TestGateWaitsForSlowWorkOpen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var g gate

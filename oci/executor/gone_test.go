@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// systemd removes a scope with its last process, and the count of its kills with it.
-// An executor that comes too late knows of a kill nevertheless: here it is stopped
-// meanwhile, and the test removes the cgroup as systemd would.
+// systemd removes a scope with its last process, and with it the count of its OOM kills. An
+// executor that comes too late still learns of a kill: here it is stopped meanwhile, and
+// the test removes the cgroup as systemd would.
 func TestCgroupGoneBeforeItIsRead(t *testing.T) {
 	if os.Getuid() == 0 {
 		f, err := os.Open("/dev/kmsg")
@@ -36,7 +36,7 @@ func TestCgroupGoneBeforeItIsRead(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := start(t)
-			// The kernel's log has the names of earlier runs too.
+			// The kernel's log also has the names of earlier runs.
 			name := fmt.Sprintf("gone-%d", time.Now().UnixNano())
 			b := n.run(append([]string{"await", "/tmp/go"}, c.do...), withMemory(32<<20), func(_ *wire.RunRequest, s *specs.Spec) {
 				s.Linux.CgroupsPath = n.cgroup + "/" + name

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// The executor is killed while a start stands still that another container of the pod has
-// stopped. Whether it is asked for again or its container removed, nothing of it is left.
+// The executor is killed while another container of the pod keeps a start stopped. Whether
+// the container is then started again or removed, nothing of the first start is left.
 func TestCrashWhileAStartIsStopped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -32,7 +32,7 @@ func TestCrashWhileAStartIsStopped(t *testing.T) {
 			return n.begin(t.Context(), all[len(all)-1])
 		})
 		n.crash(func() { <-over })
-		b.adopt() // and end what stops the others
+		b.adopt() // also ends the exec that stops the others
 		held := all[len(all)-1]
 		for _, early := range all[:len(all)-1] {
 			early.delete()
@@ -47,7 +47,7 @@ func TestCrashWhileAStartIsStopped(t *testing.T) {
 	}
 }
 
-// startAgain asks once more for a container that ends with 3.
+// startAgain repeats the request of a container that exits with 3.
 func (b *box) startAgain() {
 	b.t.Helper()
 	b.held = b.call(wire.MethodRun, b.req, &b.reply)
@@ -58,8 +58,8 @@ func (b *box) startAgain() {
 	b.delete()
 }
 
-// holdHook takes hold of what the executor runs beside libcontainer's stages and a look at
-// CRIU, once there are two processes of it.
+// holdHook returns the executor's descendants that are neither libcontainer's stages nor
+// CRIU's, once there are two: the hook and its child.
 func (n *node) holdHook() (all []stage) {
 	n.t.Helper()
 	eventually(n.t, func() bool {
@@ -79,8 +79,8 @@ func (n *node) holdHook() (all []stage) {
 	return all
 }
 
-// isForeign reports whether a descendant of the executor has executed another program than the
-// executor's, and is none of CRIU's.
+// isForeign reports whether a descendant of the executor runs another program than the
+// executor's or CRIU.
 func isForeign(pid int) bool {
 	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	if len(line) == 0 || strings.HasPrefix(string(line), "crisp-executor\x00") {
@@ -96,8 +96,8 @@ func isForeign(pid int) bool {
 	return true
 }
 
-// The executor is killed while a hook hangs, or an engine. It ends with what it has
-// started, as all of the start does.
+// The executor is killed while a hook or an engine hangs. What it has started is ended with
+// the rest of the start.
 func TestCrashWhileAHookHangs(t *testing.T) {
 	hangs := specs.Hook{Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 3600 & wait; true"}, Env: []string{"PATH=" + os.Getenv("PATH")}}
 	for name, hooks := range map[string]*specs.Hooks{
@@ -136,8 +136,8 @@ func TestCrashWhileAHookHangs(t *testing.T) {
 	}
 }
 
-// What a hook has left running for its container is the container's: it lives as long as
-// that does, whatever becomes of the executor.
+// A process that a hook has left running for its container lives as long as the container,
+// whatever becomes of the executor.
 func TestCrashSparesWhatHooksLeftRunning(t *testing.T) {
 	n := start(t)
 	file := filepath.Join(n.dir, "pid")
@@ -157,7 +157,7 @@ func TestCrashSparesWhatHooksLeftRunning(t *testing.T) {
 	b.adopt()
 	half.delete()
 	if !alive(pid) {
-		t.Error("it was ended")
+		t.Error("the process that the hook left running was ended")
 	}
 	unix.Kill(pid, unix.SIGKILL)
 }

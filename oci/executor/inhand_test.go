@@ -14,12 +14,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// An executor may be killed between any two instructions. Whichever was its last, the
-// next one completes the log: each line is in it once.
+// An executor may be killed between any two instructions. Whatever its last one was, its
+// successor completes the log: each line is in it once.
 func TestInHand(t *testing.T) {
 	const before, text = "before\n", "one\ntwo\nthree\nand a half"
 	records := func(p string) string { return string(crilog.Append(nil, time.Now(), crilog.Stdout, []byte(p), 100)) }
-	// reads is a read(2) of text of which the first n bytes have arrived.
+	// reads simulates a read(2) of text of which the first n bytes have arrived.
 	reads := func(h *hand, n int) { copy(h.ask(len(text)), text[:n]) }
 	writing := func(h *hand, log *os.File) {
 		reads(h, len(text))
@@ -86,7 +86,7 @@ func TestInHand(t *testing.T) {
 			other := killed.take("c2", &output{stream: crilog.Stderr})
 			copy(other.ask(3), "two")
 
-			// The next one may be killed as well before it adopts, and so may the one after.
+			// The successor may be killed as well before it adopts, and so may the next.
 			handsOf(t, state)
 			hs := handsOf(t, state)
 			hs.complete(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
@@ -95,17 +95,17 @@ func TestInHand(t *testing.T) {
 				t.Errorf("the log has %q, want %q", got, before+last.want)
 			}
 			if left := handsOf(t, state).left; len(left) != 1 || left[0].container() != "c2" || left[0].stream() != crilog.Stderr || string(left[0].held()) != "two" {
-				t.Errorf("of c2 is left %+v", left)
+				t.Errorf("output of c2 is left: %+v", left)
 			}
 			hs.forget("c2")
 			if left := handsOf(t, state).left; len(left) != 0 {
-				t.Errorf("%+v is left", left)
+				t.Errorf("output is left: %+v", left)
 			}
 		})
 	}
 }
 
-// put is of a hand whose hands do not matter.
+// put puts a hand of which the test does not need the hands.
 func (h *hand) put(*testing.T) { (&hands{}).put(h) }
 
 func handsOf(t *testing.T, state string) *hands {
@@ -118,7 +118,7 @@ func handsOf(t *testing.T, state string) *hands {
 	return hs
 }
 
-// logged is what a log says was written to stdout.
+// logged returns what a log has of stdout.
 func logged(t *testing.T, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -139,7 +139,7 @@ func logged(t *testing.T, path string) string {
 	return text.String()
 }
 
-// A log may have been renamed and made anew, by who rotates it, when the executor was killed.
+// A log may have been rotated, renamed and created anew, before the executor was killed.
 func TestInHandOfARotatedLog(t *testing.T) {
 	state := t.TempDir()
 	path := filepath.Join(state, "0.log")
@@ -156,14 +156,14 @@ func TestInHandOfARotatedLog(t *testing.T) {
 	}
 }
 
-// More streams than there are hands are read all the same, and silent ones have no memory.
+// More streams than there are hands are still read, and silent ones take no memory.
 func TestManyHands(t *testing.T) {
 	hs := handsOf(t, t.TempDir())
 	var all []*hand
 	for i := range 2 * maxHands {
 		h := hs.take("c1", &output{stream: crilog.Stdout})
 		if lasting := h.index >= 0; lasting != (i < maxHands) {
-			t.Errorf("hand %d outlives us: %v", i, lasting)
+			t.Errorf("hand %d has a place in the file: %v", i, lasting)
 		}
 		copy(h.ask(chunk), bytes.Repeat([]byte{'x'}, chunk))
 		if h.got(chunk); !h.full() || len(h.held()) != chunk {
@@ -182,12 +182,12 @@ func TestManyHands(t *testing.T) {
 		t.Errorf("the file takes %d bytes, want %d at most", st.Blocks*512, most)
 	}
 	if h := hs.take("c1", &output{stream: crilog.Stdout}); h.index < 0 {
-		t.Error("none is free")
+		t.Error("no hand is free after all were put back")
 	}
 }
 
-// After many have printed at once, one alone does not have memory given and taken for
-// each line that it prints.
+// After many containers have printed at once, a single one that prints on does not have
+// memory allocated and freed for each line.
 func TestHandsWithMemoryAreTakenFirst(t *testing.T) {
 	hs := handsOf(t, t.TempDir())
 	var all []*hand
@@ -200,13 +200,14 @@ func TestHandsWithMemoryAreTakenFirst(t *testing.T) {
 	for range 2 {
 		h := hs.take("c1", &output{stream: crilog.Stdout})
 		if h.index >= keptHands {
-			t.Errorf("hand %d is taken, which has no memory when it is free", h.index)
+			t.Errorf("hand %d is taken, which keeps no memory while it is free", h.index)
 		}
 		hs.put(h)
 	}
 }
 
-// What an executor of another format has left is left alone, and a damaged file harms nobody.
+// The file of an executor with another format is left alone, and a damaged file does no
+// harm.
 func TestHandsOfAnotherVersion(t *testing.T) {
 	state := t.TempDir()
 	path := filepath.Join(state, "executor.inhand")
@@ -226,7 +227,7 @@ func TestHandsOfAnotherVersion(t *testing.T) {
 	}
 	hs := handsOf(t, state)
 	if len(hs.left) != 0 {
-		t.Errorf("left is %+v", hs.left)
+		t.Errorf("of a damaged file this is left: %+v", hs.left)
 	}
 	h := hs.take("c1", &output{stream: crilog.Stdout})
 	copy(h.ask(3), "abc")

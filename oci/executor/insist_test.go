@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// What one container writes may panic whoever reads it: that stream goes on, or ends if
-// it cannot, and the executor with all other containers lives.
+// A panic in the reader of one container's output affects that stream alone: it goes on, or
+// ends if it cannot, and the executor lives on with all other containers.
 func TestPanicEndsOneStream(t *testing.T) {
 	var said bytes.Buffer
 	log := slog.New(slog.NewJSONHandler(&said, nil))
@@ -22,7 +22,7 @@ func TestPanicEndsOneStream(t *testing.T) {
 	}
 	defer in.Close()
 	s := newStdio(settings{ID: "c1"}, nil, nil, out, nil, nil)
-	// A client without a place for what it is owed.
+	// An attachment without the map of what is still to be sent to its client.
 	broken := &attachment{outs: map[string]*os.File{crilog.Stdout: out}}
 	s.attached = []*attachment{broken}
 	s.start(new(gate), nil, log)
@@ -31,11 +31,11 @@ func TestPanicEndsOneStream(t *testing.T) {
 		t.Errorf("it panicked %d times: %s", got, said.String())
 	}
 	if _, err := in.WriteString("x"); err == nil {
-		t.Error("nobody reads the stream any more, and the container is not told")
+		t.Error("the stream is no longer read, and the container can still write to it")
 	}
 }
 
-// One panic is put up with.
+// Work that panics is repeated, and may succeed.
 func TestWorkGoesOnAfterAPanic(t *testing.T) {
 	calls := 0
 	ok := insist(slog.New(slog.NewTextHandler(io.Discard, nil)), "work", "c1", func() {

@@ -15,9 +15,9 @@ import (
 	libseccomp "github.com/seccomp/libseccomp-golang"
 )
 
-// The seccomp profile is most of what is known of a container, and is there once for all
-// that have it: also for those that an upgrade or a crash had forgotten, which are read
-// from disk for their next exec.
+// The seccomp profile is most of what the executor keeps in memory of a container, and is
+// kept once for all containers that have it: also for those that are read from disk at
+// their next exec, after an upgrade or a crash.
 func TestContainersShareTheirProfile(t *testing.T) {
 	x := newExecutor(t).builtins
 	stale := &configs.Syscall{Name: libseccomp.Rule(make([]byte, 8)), Action: configs.Allow}
@@ -30,7 +30,7 @@ func TestContainersShareTheirProfile(t *testing.T) {
 	first := profile()
 	x.intern(first)
 	for _, id := range []string{"a", "b"} {
-		written := profile() // by another executor
+		written := profile() // as another executor has written it
 		written.Syscalls = append([]*configs.Syscall{stale}, written.Syscalls...)
 		config := &configs.Config{Rootfs: t.TempDir(), Seccomp: written, Namespaces: configs.Namespaces{{Type: configs.NEWNS}},
 			Cgroups: &cgroups.Cgroup{Path: "/crisp-test-never-made/" + id, Resources: &cgroups.Resources{}}}
@@ -67,12 +67,12 @@ func TestContainersShareTheirProfile(t *testing.T) {
 	other := profile()
 	other.Syscalls[0].Name = "write"
 	if x.intern(other); other.Syscalls[1].Name != "write" || other.Syscalls[0].Name == first.Syscalls[0].Name {
-		t.Error("another profile was taken for the same")
+		t.Error("a different profile was taken for the same one")
 	}
 }
 
-// A profile whose filter cannot be compiled here is left to the container's first process,
-// whose error is the start's; once is enough to be in the log.
+// A profile whose filter cannot be compiled in the executor is left to the container's
+// first process, whose error fails the start; the log has the reason once.
 func TestProfileThatCannotBeCompiled(t *testing.T) {
 	var log bytes.Buffer
 	b := &builtins{log: slog.New(slog.NewTextHandler(&log, nil)), interned: make(map[[32]byte]*profile)}

@@ -5,9 +5,9 @@ import (
 	"time"
 )
 
-// Only what the kernel itself says of a victim counts: not who asked for the memory,
-// not whose limit it was, not what a program has written, and not who had the number
-// before.
+// Only the kernel's own record of a victim counts: not the process that asked for the
+// memory, not the cgroup whose limit was reached, not what a program has written to the
+// log, and not an earlier process with the same PID.
 func TestKilledByRecord(t *testing.T) {
 	v := victim{group: "crisp-a.scope", pid: 77, since: 83 * time.Millisecond}
 	const pod = "/kubepods.slice/kubepods-pod1.slice/"
@@ -28,7 +28,7 @@ func TestKilledByRecord(t *testing.T) {
 		{"3,845,83731,-;Memory cgroup out of memory: Killed process 77 (a) total-vm:1kB, anon-rss:1kB, UID:0\n", true},
 		{"3,845,83731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", true},
 		{"3,845,83731,-;Memory cgroup out of memory: Killed process 777 (77 ) total-vm:1kB\n", false},
-		{"3,845,82731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", false}, // another had the number
+		{"3,845,82731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", false}, // an earlier process with the same PID
 		{"3,845;Out of memory: Killed process 77 (a) total-vm:1kB\n", false},
 		{"11,845,83731,-;Out of memory: Killed process 77 (a) total-vm:1kB\n", false},
 		{"11" + oom(pod, pod+"crisp-a.scope")[1:], false},
@@ -41,6 +41,6 @@ func TestKilledByRecord(t *testing.T) {
 		}
 	}
 	if (victim{group: "g"}).killed("3,1,1,-;Out of memory: Killed process 0 (a)\n") {
-		t.Error("process 0 has been killed")
+		t.Error("a record is taken for one of process 0")
 	}
 }

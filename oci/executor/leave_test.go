@@ -29,9 +29,9 @@ func newExecutor(t *testing.T) *Executor {
 	return x
 }
 
-// An executor that was told to end may still be reached, by a crispd that starts just
-// then. A container begun there would be nobody's child a moment later: its output and
-// its exit code would be lost.
+// A crispd that starts just then may still reach an executor that has been asked to exit. A
+// container started there would lose its parent a moment later, and with it its output and
+// its exit code.
 func TestLeavingTakesNoContainer(t *testing.T) {
 	for name, end := range map[string]func(*Executor) error{"close": (*Executor).Close, "idle": (*Executor).CloseIdle} {
 		t.Run(name, func(t *testing.T) {
@@ -44,7 +44,7 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 				t.Fatalf("left with a container that is starting: %v", err)
 			}
 			if _, err := x.table.reserve(settings{ID: "second"}, nil, nil); err != nil {
-				t.Fatalf("stays, and refuses: %v", err)
+				t.Fatalf("the executor stays, and refuses a container: %v", err)
 			}
 			x.table.release(c)
 			x.table.release(x.table.containers["second"])
@@ -64,8 +64,8 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 	}
 }
 
-// How an exec ended only the executor knows. Its container may be the last one, and the
-// exec what has ended it.
+// Only the executor knows the exit code of an exec. Its container may be the last one, and
+// the exec may be what has ended it.
 func TestLeavingTellsExecCodes(t *testing.T) {
 	x := newExecutor(t)
 	e := &execution{id: "e", c: &container{}, proc: &child{}, code: 7, owner: new(wire.Conn), ended: make(chan struct{})}
@@ -94,8 +94,8 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 	}
 }
 
-// An upgrade that meets a start on its way must be refused, and must not leave the
-// gate shut: no container's output would be read from then on, and no exit taken.
+// An upgrade during a start must be refused, and must not leave the gate shut: no
+// container's output would be read from then on, and no exit be recorded.
 func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
 	x := newExecutor(t)
 	c, err := x.table.reserve(settings{ID: "a"}, nil, nil)
@@ -122,11 +122,11 @@ func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
 		t.Errorf("the retry: %v", err)
 	}
 	if call.Then == nil {
-		t.Error("nothing follows the answer")
+		t.Error("a successful upgrade has nothing to do after its answer")
 	}
 }
 
-// A callers is sent the connection of each call.
+// callers gets the connection of each call.
 type callers chan<- *wire.Conn
 
 func (c callers) Call(_ context.Context, from *wire.Conn, _ *wire.Call) (any, []*os.File, error) {
@@ -134,8 +134,8 @@ func (c callers) Call(_ context.Context, from *wire.Conn, _ *wire.Call) (any, []
 	return nil, nil, nil
 }
 
-// An exec whose client ends while an upgrade is under way is nobody's once that fails:
-// it is killed, and not before that is known.
+// An exec whose client disconnects during an upgrade has no owner once the upgrade fails:
+// it is killed then, and not before.
 func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 	x := newExecutor(t)
 	owners := make(chan *wire.Conn, 1)
@@ -152,7 +152,7 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	defer cmd.Process.Kill() // reaped already, or it is too late for that
+	defer cmd.Process.Kill() // reaped already, unless the test has failed
 	e := x.execs.open(&container{settings: settings{ID: "a"}}, owner)
 	if e.proc, err = newChild(cmd.Process.Pid); err != nil {
 		t.Fatal(err)
@@ -166,13 +166,13 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	<-owner.Done()
-	time.Sleep(100 * time.Millisecond) // whoever takes that for the client's end acts now
+	time.Sleep(100 * time.Millisecond) // in which a wrong executor would end the exec
 	if info, err := waitid(unix.P_PID, e.proc.pid, unix.WEXITED|unix.WNOWAIT|unix.WNOHANG); err != nil || info.pid != 0 {
 		t.Errorf("the exec has ended though the upgrade may happen: %+v, %v", info, err)
 	}
 	args := os.Args
 	defer func() { os.Args = args }()
-	os.Args = append(slices.Clone(args), strings.Repeat("x", 1<<20)) // E2BIG
+	os.Args = append(slices.Clone(args), strings.Repeat("x", 1<<20)) // makes execve fail with E2BIG
 	call.Then()
 	select {
 	case <-e.ended:

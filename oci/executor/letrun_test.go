@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An init that ends before it has opened the fifo, or before it has written, must not
-// keep a thread, or its start, for ever.
+// An init that ends before it has opened the fifo, or before it has written to it, must not
+// block a thread or its start forever.
 func TestLetRun(t *testing.T) {
 	fifo := filepath.Join(t.TempDir(), "exec.fifo")
 	for _, c := range []struct {
@@ -39,7 +39,7 @@ func TestLetRun(t *testing.T) {
 					t.Errorf("got %v", err)
 				}
 			case <-time.After(time.Minute):
-				t.Fatal("waits for a process that has ended")
+				t.Fatal("the start waits for a process that has ended")
 			}
 			if _, err := os.Stat(fifo); (err != nil) != c.ok {
 				t.Errorf("the fifo: %v", err)

@@ -9,7 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/flock"
 )
 
-// What a killed executor has forked and not yet executed holds its lock a moment longer.
+// A child that a killed executor has forked but that has not yet called execve holds the
+// executor's lock a moment longer.
 func TestStartOutlastsTheLockOfAKilledExecutor(t *testing.T) {
 	dir := t.TempDir()
 	lock, err := flock.Take(filepath.Join(dir, "executor.lock"))

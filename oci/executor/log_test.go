@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// While an upgrade is under way, the number of the open log is with the next program: a
-// log that is opened anew meanwhile would leave it with that of a closed one.
+// During an upgrade the next program already has the number of the log's descriptor: if the
+// log were reopened meanwhile, it would get that of a closed file.
 func TestReopenLogWaitsForTheUpgrade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	synctest.Test(t, func(t *testing.T) {
@@ -32,20 +32,20 @@ func TestReopenLogWaitsForTheUpgrade(t *testing.T) {
 		go func() { reopened <- x.reopenLog("a") }()
 		synctest.Wait()
 		if log.File() != saved {
-			t.Error("the log was opened anew behind the gate")
+			t.Error("the log was reopened while the gate was shut")
 		}
 		x.gate.open()
 		if err := <-reopened; err != nil {
 			t.Error(err)
 		}
 		if log.File() == saved {
-			t.Error("the log was not opened anew")
+			t.Error("the log was not reopened")
 		}
 	})
 }
 
-// A \r that a terminal's output ends with is held back, because a \n may follow; when
-// nothing does, it is in the log.
+// A \r at the end of a terminal's output is held back, because a \n may follow; when none
+// does, it is logged.
 func TestLastReturnOfATerminal(t *testing.T) {
 	x := newExecutor(t)
 	path := filepath.Join(t.TempDir(), "0.log")

@@ -16,10 +16,10 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An exec into a container that has no memory left is killed, with all in the container if that
-// is asked for, as by kubelets, and nobody else is: were it the executor, each probe of the node
-// would fail for a moment. Here the container's first process alone is spared, for the next exec
-// to find the container as full.
+// An exec into a container that has no memory left is killed, with all of the container
+// where memory.oom.group asks for that, as kubelets do, and nothing else: if it were the
+// executor, each probe of the node would fail for a moment. The container's first process
+// is exempt here, so that the next exec finds the container as full.
 func TestNoMemoryForExecs(t *testing.T) {
 	if !cgroups.IsCgroup2UnifiedMode() {
 		t.Skip("needs cgroup v2 alone, which has memory.oom.group")
@@ -33,7 +33,7 @@ func TestNoMemoryForExecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.limit("memory.swap.max", "0")
-	b.limit("memory.max", strconv.Itoa(b.number("memory.current")+3<<20)) // for the first stages of a few
+	b.limit("memory.max", strconv.Itoa(b.number("memory.current")+3<<20)) // enough for the first stages of a few execs
 
 	const together = 12
 	execs := int64(60)
@@ -43,7 +43,7 @@ func TestNoMemoryForExecs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	go func() { // there are more of them than the channel takes
+	go func() { // takes the events, of which there are more than the channel holds
 		for {
 			select {
 			case <-n.ooms:
@@ -69,7 +69,7 @@ func TestNoMemoryForExecs(t *testing.T) {
 	}
 	kills := b.number("memory.events", "oom_group_kill")
 	t.Logf("%d of %d execs failed, and the kernel killed %d times", failed.Load(), execs, kills)
-	if kills < int(execs)/30 { // of a kill many of the others die
+	if kills < int(execs)/30 { // one kill may end several execs
 		t.Error("the container had memory enough")
 	}
 	b.limit("memory.max", "max")
@@ -85,7 +85,7 @@ func TestNoMemoryForExecs(t *testing.T) {
 	}
 }
 
-// tries makes an exec, and reports whether it ended well.
+// tries makes an exec, and reports whether it exited with 0.
 func (n *node) tries(b *box, process []byte) bool {
 	var reply wire.ExecReply
 	files, err := n.client.Call(n.t.Context(), wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fastInit}, &reply)

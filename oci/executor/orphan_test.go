@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What the executor starts itself, and waits for, is the child of another thread than
-// the orphans are: on a machine that stands still for a while its zombie is as old as
-// theirs, and would be reaped with its exit code.
+// A child that the executor starts itself, and waits for, belongs to another thread than
+// the orphans. On a stalled machine its zombie is as old as theirs, and would be reaped
+// with its exit code.
 func TestZombieOfAnotherThreadIsLeftAlone(t *testing.T) {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		t.Fatal(err)
@@ -44,7 +44,7 @@ func TestZombieOfAnotherThreadIsLeftAlone(t *testing.T) {
 	close(quit)
 	<-reaped
 	if cmd.Wait(); cmd.ProcessState == nil || cmd.ProcessState.ExitCode() != 7 {
-		t.Errorf("of what is waited for, this is known: %v", cmd.ProcessState)
+		t.Errorf("state of the child that is waited for: %v", cmd.ProcessState)
 	}
 }
 
@@ -61,12 +61,12 @@ func onThread(f func()) {
 	<-done
 }
 
-// eventually waits until it is so.
+// eventually waits until so returns true, and fails the test after a minute.
 func eventually(t *testing.T, so func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(time.Minute); !so(); time.Sleep(time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatal("it does not come to that")
+			t.Fatal("the condition does not become true")
 		}
 	}
 }

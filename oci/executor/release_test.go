@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// shutting begins an upgrade, as far as the gate is concerned, and returns when the
-// gate is shut. The channel tells whether it came to the end.
+// shutting begins an upgrade, as far as the gate is concerned, and returns when the gate is
+// shut. The channel gets whether the upgrade was completed.
 func shutting(t *testing.T, g *gate) <-chan bool {
 	t.Helper()
 	closed := make(chan bool, 1)
@@ -36,13 +36,13 @@ func awaitGate(t *testing.T, g *gate, is func() bool) {
 	}
 }
 
-// blocked is how long a goroutine may take to get where it waits for the gate; when it
-// takes longer, a test cannot fail that should.
+// blocked is the time that a goroutine gets to reach its wait for the gate. If that takes
+// longer, a test that should fail passes.
 const blocked = 200 * time.Millisecond
 
-// A container that ends in the moment of an upgrade, while somebody types into it,
-// keeps the upgrade from nothing: what is typed waits for the gate, and the end of the
-// container for nobody.
+// A container that ends during an upgrade, while a client types into it, does not hold up
+// the upgrade: the input waits for the gate, and the end of the container waits for
+// nothing.
 func TestExitDoesNotWaitForWhoTypes(t *testing.T) {
 	x := newExecutor(t)
 	cmd := exec.Command("sleep", "1000")
@@ -72,7 +72,7 @@ func TestExitDoesNotWaitForWhoTypes(t *testing.T) {
 	}
 
 	watched := make(chan struct{})
-	go func() { x.watch(c); close(watched) }() // it waits for the process, inside
+	go func() { x.watch(c); close(watched) }() // waits for the process, inside the gate
 	awaitGate(t, &x.gate, func() bool { return x.gate.in == 1 })
 	closed := shutting(t, &x.gate)
 	if _, err := client.WriteString("typed\n"); err != nil {
@@ -88,12 +88,12 @@ func TestExitDoesNotWaitForWhoTypes(t *testing.T) {
 	x.gate.open()
 	<-watched
 	if _, err := client.WriteString("more\n"); err == nil {
-		t.Error("the container has ended, and who types is not told")
+		t.Error("the container has ended, and its stdin takes input still")
 	}
 }
 
-// A client that is dropped, for not reading one stream, in the moment of an upgrade:
-// its other stream is about to go on, and waits for the gate.
+// During an upgrade a client is dropped because it does not read one stream, while its
+// other stream is about to go on, and waits for the gate.
 func TestDroppingAClientDoesNotWaitForItsOtherStream(t *testing.T) {
 	s := &stdio{id: "c1"}
 	a := attaches(0, false)

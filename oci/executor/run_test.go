@@ -38,7 +38,7 @@ func TestRun(t *testing.T) {
 		t.Errorf("list is %+v", all)
 	}
 	b.delete()
-	b.delete() // CRI's removals are idempotent
+	b.delete() // removing what is gone is no error, as CRI demands
 	if n.call(wire.MethodList, nil, &all); len(all) != 0 {
 		t.Errorf("list after delete is %+v", all)
 	}
@@ -60,7 +60,7 @@ func TestExitBySignal(t *testing.T) {
 	n.fails(fault.NotFound, wire.MethodSignal, wire.SignalRequest{ID: "nobody", Signal: 9})
 }
 
-// The executor is spared by the OOM killer; its containers are not.
+// The executor is exempt from the OOM killer; its containers are not.
 func TestOOMScoreIsNotInherited(t *testing.T) {
 	n := start(t)
 	own, err := os.ReadFile("/proc/self/oom_score_adj")
@@ -81,8 +81,7 @@ func TestOOMScoreIsNotInherited(t *testing.T) {
 	}
 }
 
-// What users see when a program is not there, and that a failed start leaves
-// nothing and the next one succeeds.
+// A start that fails gives the user the reason, leaves nothing, and the next one succeeds.
 func TestStartErrors(t *testing.T) {
 	n := start(t)
 	args := func(a ...string) option {

@@ -20,9 +20,9 @@ func withScore(score int) option {
 
 const ownScore = "cat /proc/self/oom_score_adj"
 
-// An OCI runtime has the score of its container whenever it is called, and that of an exec: what
-// it sets itself differs, and crun's execs and a score of 0 would be the executor's, with which
-// nothing is ever killed for want of memory.
+// An OCI runtime runs with the oom_score_adj of its container in every call, and with that
+// of the exec if it has one. The scores that runtimes set themselves differ: crun's execs,
+// and a score of 0, would keep the executor's, with which they are never OOM-killed.
 func TestEngineOOMScore(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")
@@ -40,7 +40,7 @@ func TestEngineOOMScore(t *testing.T) {
 		before := len(calls())
 		e := b.exec(wire.ExecRequest{Process: []byte(`{"args":["/testbin","cat","/proc/self/oom_score_adj"],"cwd":"/"` + tt.process + `}`)})
 		got := line(t, e.files["stdout"])
-		if code := e.wait(); code != 0 || got != "300\n" { // runc knows the container's only
+		if code := e.wait(); code != 0 || got != "300\n" { // runc sets the container's score only
 			t.Errorf("exec %q ended with %d, and its score was %q", tt.process, code, got)
 		}
 		if got := calls()[before:]; strings.Join(got, " ") != tt.want {
@@ -62,8 +62,8 @@ func TestEngineOOMScore(t *testing.T) {
 	}
 }
 
-// crun sets the score of a first process, in some versions unless it is 0, and never that of an
-// exec: both have the container's all the same.
+// crun sets the score of a container's first process, in some versions unless it is 0, and
+// never that of an exec: both get the container's score all the same.
 func TestCrunOOMScore(t *testing.T) {
 	const crun = "/usr/bin/crun"
 	if _, err := os.Stat(crun); err != nil || !cgroups.IsCgroup2UnifiedMode() {
@@ -83,8 +83,8 @@ func TestCrunOOMScore(t *testing.T) {
 	}
 }
 
-// A hook that runs outside of the container, and all that it leaves running, is killed for want
-// of memory as the container is.
+// A hook that runs outside of the container, and all that it leaves running, has the
+// oom_score_adj of the container.
 func TestHookOOMScore(t *testing.T) {
 	n := start(t)
 	file := filepath.Join(n.dir, "scores")
@@ -105,7 +105,7 @@ func TestHookOOMScore(t *testing.T) {
 	}
 }
 
-// An exec that says nothing of its score has the container's, as it was changed last.
+// An exec without a score of its own gets the container's, as the last update has left it.
 func TestExecScoreAfterUpdate(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"cat", "/proc/self/oom_score_adj", "sleep", "for-ever"}, withScore(300))

@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// forbidArg has the test binary execute what follows on a system that forbids programs
-// in memory. The sysctl is that of a PID namespace; ours stays as it is.
+// forbidArg makes the test binary execute its other arguments on a system that forbids
+// programs in memfds. The sysctl belongs to a PID namespace; ours stays as it is.
 const forbidArg = "forbid-programs-in-memory"
 
 func forbidPrograms(args []string) {
@@ -35,8 +35,8 @@ func forbidPrograms(args []string) {
 	os.Exit(1)
 }
 
-// Where vm.memfd_noexec is 2, a hardening of hosts, no memfd can be a program: the
-// executor starts all the same, from a copy that its containers cannot change.
+// Where vm.memfd_noexec is 2, as on hardened hosts, no memfd can be executed: the executor
+// then runs from a copy that its containers cannot change.
 func TestNoProgramsInMemory(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: runs containers")
@@ -67,7 +67,7 @@ func TestNoProgramsInMemory(t *testing.T) {
 		if err != nil || strings.HasPrefix(link, "/memfd:") {
 			t.Fatalf("the executor runs from %q, %v: the sysctl has no effect", link, err)
 		}
-		// Whoever has the file open, as a container may get it, cannot change it.
+		// A container that gets hold of the file cannot change it.
 		for _, how := range []int{os.O_WRONLY, os.O_RDWR, os.O_RDWR | os.O_TRUNC} {
 			if f, err := os.OpenFile(exe, how, 0); !errors.Is(err, unix.EROFS) {
 				f.Close()

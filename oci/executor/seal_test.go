@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A machine that is busy with its memory may have hold of a page of the program when it
-// is to be sealed: the executor starts all the same.
+// A machine short of memory may hold a page of the program when it is to be sealed: the
+// executor starts all the same.
 func TestSealWaitsForThePages(t *testing.T) {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {
@@ -27,7 +27,7 @@ func TestSealWaitsForThePages(t *testing.T) {
 	}
 	defer r.Close()
 	var from int64
-	// The page itself is in the pipe, not a copy.
+	// splice(2) puts the page itself into the pipe, not a copy.
 	if n, err := unix.Splice(fd, &from, int(w.Fd()), nil, os.Getpagesize(), 0); err != nil || n == 0 {
 		t.Fatalf("splice: %d, %v", n, err)
 	}

@@ -32,8 +32,8 @@ import (
 // filterArg makes the test binary load the filter of a profile, and wait.
 const filterArg = "load-filter"
 
-// loadFilter loads the filter of the profile in the file path, as libcontainer's children
-// do, into one thread, prints the thread's ID and waits for the end of stdin.
+// loadFilter loads the filter of the profile in the file path into one thread, as
+// libcontainer's children do, prints the thread's ID and waits for the end of stdin.
 func loadFilter(path string) {
 	runtime.LockOSThread()
 	data, err := os.ReadFile(path)
@@ -62,10 +62,11 @@ func loadFilter(path string) {
 	os.Exit(0)
 }
 
-// An instruction is one of a filter as the kernel has it.
+// An instruction is one of a filter, as the kernel has it.
 type instruction = unix.SockFilter
 
-// reference returns the filter that a process gets which loads the profile itself.
+// reference returns the filter of a process that loads the profile itself, and whether it
+// logs.
 func reference(t *testing.T, profile *configs.Seccomp) (filter []instruction, log bool) {
 	t.Helper()
 	data, err := json.Marshal(profile)
@@ -175,7 +176,7 @@ func stoppedFilter(id int) (filter []instruction, log bool, err error) {
 	return filter, metadata.flags&unix.SECCOMP_FILTER_FLAG_LOG != 0, nil
 }
 
-// A machine runs a filter in place of the kernel.
+// A machine evaluates a filter as the kernel would.
 type machine struct{ vm *bpf.VM }
 
 func newMachine(t *testing.T, filter []instruction) machine {
@@ -186,7 +187,7 @@ func newMachine(t *testing.T, filter []instruction) machine {
 	}
 	program, ok := bpf.Disassemble(raw)
 	if !ok {
-		t.Fatal("the filter has instructions that nobody knows")
+		t.Fatal("the filter has unknown instructions")
 	}
 	vm, err := bpf.NewVM(program)
 	if err != nil {
@@ -208,7 +209,7 @@ func (m machine) verdict(t *testing.T, c call) uint32 {
 	if _, err := binary.Encode(native[:], binary.NativeEndian, c); err != nil {
 		t.Fatal(err)
 	}
-	// The interpreter is one of packets, whose words are big-endian.
+	// The interpreter is made for packets, whose words are big-endian.
 	var data [64]byte
 	for i := 0; i < len(data); i += 4 {
 		binary.BigEndian.PutUint32(data[i:], binary.NativeEndian.Uint32(native[i:]))
@@ -220,8 +221,8 @@ func (m machine) verdict(t *testing.T, c call) uint32 {
 	return uint32(v)
 }
 
-// arches are the architectures of the profiles below, as libseccomp and the kernel call
-// them.
+// arches are the architectures of the profiles below, by their names in the spec, in
+// libseccomp and in the kernel.
 var arches = []struct {
 	spec  specs.Arch
 	scmp  libseccomp.ScmpArch
@@ -236,7 +237,7 @@ var arches = []struct {
 	{specs.ArchRISCV64, libseccomp.ArchRISCV64, unix.AUDIT_ARCH_RISCV64, 0},
 	{specs.ArchPPC64LE, libseccomp.ArchPPC64LE, unix.AUDIT_ARCH_PPC64LE, 0},
 	{specs.ArchMIPSEL64, libseccomp.ArchMIPSEL64, unix.AUDIT_ARCH_MIPSEL64, 5000},
-	{"", 0, unix.AUDIT_ARCH_SPARC64, 0}, // of no profile
+	{"", 0, unix.AUDIT_ARCH_SPARC64, 0}, // in no profile
 }
 
 // calls calls yield with system calls of every number on every architecture, and with
@@ -263,8 +264,8 @@ func calls(profile *configs.Seccomp, yield func(call)) {
 	}
 }
 
-// around calls yield with arguments in which each that the rule looks at has the values
-// around its bound.
+// around calls yield with arguments around the bounds of the rule: each argument that it
+// tests is below, at and above its bound.
 func around(rule *configs.Syscall, args [6]uint64, yield func([6]uint64)) {
 	if len(rule.Args) == 0 {
 		yield(args)
@@ -281,7 +282,7 @@ func around(rule *configs.Syscall, args [6]uint64, yield func([6]uint64)) {
 	}
 }
 
-// sameVerdicts compares filters; both are the kernel's.
+// sameVerdicts compares two filters, both read from the kernel.
 func sameVerdicts(t *testing.T, what string, profile *configs.Seccomp, want, got []instruction) {
 	t.Helper()
 	w, g := newMachine(t, want), newMachine(t, got)
@@ -297,8 +298,8 @@ func sameVerdicts(t *testing.T, what string, profile *configs.Seccomp, want, got
 	t.Logf("%s: %d instructions, %d calls, %d different verdicts", what, len(got), asked, len(verdicts))
 }
 
-// defaultProfile is crispd's RuntimeDefault for a container without capabilities, on
-// amd64: what server/spec is held against.
+// defaultProfile returns crispd's RuntimeDefault for a container without capabilities on
+// amd64, from the golden file of server/spec.
 func defaultProfile(t testing.TB) *specs.LinuxSeccomp {
 	t.Helper()
 	data, err := os.ReadFile("../../server/spec/testdata/seccomp-default.txtar")
@@ -316,8 +317,8 @@ func defaultProfile(t testing.TB) *specs.LinuxSeccomp {
 	return spec.Linux.Seccomp
 }
 
-// withRules returns the default profile with the rules that a profile of the node may
-// have: of every action and condition. Programs run under it as under the default.
+// withRules returns the default profile with more rules, such as a node's profile may have:
+// of every action and condition. Programs run under it as under the default.
 func withRules(t *testing.T) *specs.LinuxSeccomp {
 	p := defaultProfile(t)
 	seven, nosys := uint(7), uint(unix.ENOSYS)
@@ -339,7 +340,7 @@ func withRules(t *testing.T) *specs.LinuxSeccomp {
 		specs.LinuxSyscall{Names: []string{"setns"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{
 			arg(0, specs.OpGreaterEqual, 3), arg(1, specs.OpMaskedEqual, 0x7e020000, 0x40000000)}},
 		specs.LinuxSyscall{Names: []string{"unshare"}, Action: specs.ActAllow, Args: []specs.LinuxSeccompArg{
-			arg(0, specs.OpEqualTo, 0x10), arg(0, specs.OpEqualTo, 0x1_0000_0020)}}, // either of them
+			arg(0, specs.OpEqualTo, 0x10), arg(0, specs.OpEqualTo, 0x1_0000_0020)}}, // either value matches
 		specs.LinuxSyscall{Names: []string{"add_key"}, Action: specs.ActErrno, ErrnoRet: &seven, Args: []specs.LinuxSeccompArg{
 			arg(3, specs.OpLessThan, 0x1_0000_0000), arg(4, specs.OpNotEqual, 9), arg(5, specs.OpGreaterThan, 5)}},
 		specs.LinuxSyscall{Names: []string{"keyctl"}, Action: specs.ActLog, Args: []specs.LinuxSeccompArg{arg(0, specs.OpLessEqual, 17)}},
@@ -347,7 +348,7 @@ func withRules(t *testing.T) *specs.LinuxSeccomp {
 	return p
 }
 
-// testProfiles are profiles under which testbin runs.
+// testProfiles returns profiles under which testbin runs.
 func testProfiles(t *testing.T) map[string]*specs.LinuxSeccomp {
 	foreign := withRules(t)
 	foreign.Architectures = nil
@@ -376,13 +377,13 @@ func testProfiles(t *testing.T) map[string]*specs.LinuxSeccomp {
 	}
 }
 
-// filtered gives a container a profile.
+// filtered gives a container the profile p.
 func filtered(p *specs.LinuxSeccomp) option {
 	return func(_ *wire.RunRequest, spec *specs.Spec) { spec.Linux.Seccomp = p }
 }
 
-// The filter that containers and execs get was compiled in the executor. It is the one that
-// libseccomp would have made in their first process, and its flags are the profile's.
+// The filter of containers and execs was compiled in the executor. It equals the one that
+// libseccomp would have made in their first process, and has the profile's flags.
 func TestFilterIsLibseccomps(t *testing.T) {
 	n := start(t)
 	for name, p := range testProfiles(t) {
@@ -417,7 +418,7 @@ func TestFilterIsLibseccomps(t *testing.T) {
 
 // execSleep returns the PID of an exec, once its program runs. Until then it is
 // libcontainer's child, and the kernel forgets a tracer's request to stop when the child
-// executes the program.
+// calls execve.
 func execSleep(t *testing.T, b *box) int {
 	t.Helper()
 	e := b.exec(wire.ExecRequest{Process: process("print", "runs", "sleep", "for-ever")})
@@ -427,7 +428,7 @@ func execSleep(t *testing.T, b *box) int {
 	return e.Pid
 }
 
-// given returns the program that a container's state has for libcontainer's children.
+// given returns the filter in a container's state for libcontainer's children.
 func given(t *testing.T, n *node, id string) []instruction {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(n.dir, "executor", id, "state.json"))
@@ -451,7 +452,8 @@ func given(t *testing.T, n *node, id string) []instruction {
 	return filter
 }
 
-// unfiltered checks that the executor has loaded none of the filters that it compiled.
+// unfiltered checks that the executor has not loaded any of the filters that it compiled
+// itself.
 func unfiltered(t *testing.T, n *node) {
 	t.Helper()
 	tasks, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", n.cmd.Process.Pid))
@@ -465,7 +467,7 @@ func unfiltered(t *testing.T, n *node) {
 	}
 }
 
-// A program of the wrong make is not loaded: libseccomp compiles the filter then.
+// A compiled filter that is malformed is not loaded: libseccomp compiles the profile then.
 func TestProgramThatIsNone(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: reads a filter from the kernel")
@@ -493,15 +495,15 @@ func TestProgramThatIsNone(t *testing.T) {
 		if got, _ := reference(t, profile); !slices.Equal(got, test.want) {
 			t.Errorf("%s: the kernel has %v, want %v", test.what, got, test.want)
 		}
-		// An executor without our libseccomp, as one before it, ignores the rule.
+		// An executor without our libseccomp, such as an older one, ignores the rule.
 		if nr, err := libseccomp.GetSyscallFromNameByArch(test.name, libseccomp.ArchNative); err == nil {
 			t.Errorf("%s: the rule's name is that of system call %d", test.what, nr)
 		}
 	}
 }
 
-// A filter that notifies is handed to the profile's listener, for the container and for an
-// exec, and asks it.
+// A filter with the action SCMP_ACT_NOTIFY, of a container or an exec, is handed to the
+// profile's listener and asks it.
 func TestFilterNotifies(t *testing.T) {
 	n := start(t)
 	p := defaultProfile(t)
@@ -523,7 +525,7 @@ func TestFilterNotifies(t *testing.T) {
 	b := n.run([]string{"sleep", "for-ever"}, filtered(p))
 	state, listener := accept(t, l)
 	if state.Metadata != p.ListenerMetadata || state.State.ID != b.id {
-		t.Errorf("the listener was told %+v", state)
+		t.Errorf("the listener got the state %+v", state)
 	}
 	listener.Close()
 	got, _ := kernelFilter(t, b.reply.Pid)
@@ -533,16 +535,16 @@ func TestFilterNotifies(t *testing.T) {
 	state, listener = accept(t, l)
 	defer listener.Close()
 	if state.Pid != e.Pid {
-		t.Errorf("the listener was told of process %d, the exec is %d", state.Pid, e.Pid)
+		t.Errorf("the listener got process %d, the exec is %d", state.Pid, e.Pid)
 	}
 	if call := answer(t, listener, unix.EXDEV); call != unix.SYS_MKDIRAT {
 		t.Errorf("it was asked about system call %d", call)
 	}
 	if e.wait() == 0 {
-		t.Error("what the listener forbade succeeded")
+		t.Error("the call that the listener refused succeeded")
 	}
 	if exists(filepath.Join(b.root, "made")) {
-		t.Error("what the listener forbade was done")
+		t.Error("the directory that the listener refused was made")
 	}
 	unfiltered(t, n)
 }
@@ -575,12 +577,13 @@ func accept(t *testing.T, l *net.UnixListener) (state specs.ContainerProcessStat
 	return state, os.NewFile(uintptr(fds[0]), "listener")
 }
 
-// answer waits for a filter's question, answers it with errno, and returns its call.
+// answer waits for a filter's notification, answers with errno, and returns the system
+// call's number.
 func answer(t *testing.T, listener *os.File, errno unix.Errno) (number int32) {
 	t.Helper()
 	fds := []unix.PollFd{{Fd: int32(listener.Fd()), Events: unix.POLLIN}}
 	if n, err := unix.Poll(fds, 60_000); n != 1 {
-		t.Fatalf("nothing was asked: %v", err)
+		t.Fatalf("no notification: %v", err)
 	}
 	var notification struct { // struct seccomp_notif
 		id         uint64

@@ -27,9 +27,9 @@ func sleeping(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// The number of a process that ended between the list and the signal may be that of
-// somebody else's by then, who is not to be signalled; nor is our own process group, for
-// which 0 stands: it is the number of a process in no PID namespace that we see.
+// A PID whose process ended between the list and the signal may be another's by then, which
+// must not be signalled. 0 must not be either, which would be our own process group: it
+// stands for a process of a PID namespace that we do not see.
 func TestSignalMissesWhoIsNoMember(t *testing.T) {
 	member, other := sleeping(t), sleeping(t)
 	lists := [][]int{{0, other.Process.Pid, member.Process.Pid, 1 << 22}, {0, member.Process.Pid}}
@@ -50,7 +50,7 @@ func TestSignalMissesWhoIsNoMember(t *testing.T) {
 	}
 }
 
-// A list that cannot be read a second time is an error, not a success.
+// A process list that cannot be read a second time is an error, not a success.
 func TestSignalTellsWhatItCouldNotSee(t *testing.T) {
 	cmd := sleeping(t)
 	calls := 0
@@ -65,7 +65,7 @@ func TestSignalTellsWhatItCouldNotSee(t *testing.T) {
 	}
 }
 
-// More processes than are signalled in one go.
+// signalEach reaches more processes than it signals in one batch.
 func TestSignalReachesAll(t *testing.T) {
 	var all []*exec.Cmd
 	var pids []int
@@ -81,7 +81,8 @@ func TestSignalReachesAll(t *testing.T) {
 	}
 }
 
-// fakeIPTables puts programs into PATH that do what script says.
+// fakeIPTables puts the programs that unlock calls into PATH, as scripts that log their
+// call and run script.
 func fakeIPTables(t *testing.T, script string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -94,8 +95,7 @@ func fakeIPTables(t *testing.T, script string) {
 	t.Setenv("CALLS", filepath.Join(dir, "calls"))
 }
 
-// Rules that cannot be taken away in one family are no reason to leave those of the
-// other.
+// Rules that cannot be removed in one address family do not keep those of the other.
 func TestUnlockGoesOnAfterWhatFails(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: enters a network namespace")
@@ -114,8 +114,8 @@ func TestUnlockGoesOnAfterWhatFails(t *testing.T) {
 	}
 }
 
-// An iptables that waits for another one, for ever, keeps nobody: the containers of a
-// pod that could not be checkpointed run on.
+// An iptables that waits for its lock forever does not block the undo: the containers of a
+// pod whose checkpoint failed run on.
 func TestUnlockIsBounded(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: enters a network namespace")
@@ -131,8 +131,7 @@ func TestUnlockIsBounded(t *testing.T) {
 	}
 }
 
-// The network of an init that has ended is not looked for: its number may be another's
-// by then, whose network would be opened.
+// The network of an init that has ended is not opened: its PID may be another's by then.
 func TestUnlockAfterTheEnd(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: enters a network namespace")
@@ -149,10 +148,10 @@ func TestUnlockAfterTheEnd(t *testing.T) {
 	fakeIPTables(t, "")
 	for name, pid := range map[string]int{"nobody's": ended.pid, "another's": other.Process.Pid} {
 		if err := unlock(&child{pid: pid, pidfd: ended.pidfd}, time.Minute); err != nil {
-			t.Errorf("the number is %s: %v", name, err)
+			t.Errorf("with a PID that is %s: %v", name, err)
 		}
 		if calls, _ := os.ReadFile(os.Getenv("CALLS")); len(calls) > 0 {
-			t.Errorf("the number is %s, calls:\n%s", name, calls)
+			t.Errorf("with a PID that is %s, calls:\n%s", name, calls)
 		}
 	}
 }

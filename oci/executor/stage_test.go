@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A container cannot tell who has made its /dev and its /sys/fs/cgroup.
+// A container cannot tell who made its /dev and its /sys/fs/cgroup.
 func TestStagedMountsAreTheSame(t *testing.T) {
 	testenv.Need(t, "!criu") // nothing is staged where CRIU works
 	n := start(t)

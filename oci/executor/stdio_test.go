@@ -23,7 +23,7 @@ func withTTY(r *wire.RunRequest, s *specs.Spec) {
 	r.TTY, r.Stdin, s.Process.Terminal = true, true, true
 }
 
-// attach attaches and returns the client's descriptors by name.
+// attach attaches a client and returns its descriptors by name.
 func (b *box) attach(stdin bool) map[string]*os.File {
 	b.t.Helper()
 	files := make(map[string]*os.File)
@@ -34,8 +34,8 @@ func (b *box) attach(stdin bool) map[string]*os.File {
 	return files
 }
 
-// A busy container loses no line, and its last words are in the log when its exit
-// is reported.
+// No line of a busy container is lost, and its last output is in the log when its exit is
+// reported.
 func TestLogIsComplete(t *testing.T) {
 	n := start(t)
 	const lines = 30000
@@ -70,8 +70,7 @@ func TestExitDoesNotWaitForForeignWriters(t *testing.T) {
 	}
 }
 
-// A last line without an end of line is in the log, also if it is read together with the
-// end of the output.
+// A last line without \n is logged, also if it is read together with the end of the output.
 func TestLastWords(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"print", "x", "sleep", "for-ever"})
@@ -147,7 +146,8 @@ func TestAttach(t *testing.T) {
 			t.Errorf("got %q", got)
 		}
 	}
-	// Who detaches changes nothing for others: without StdinOnce stdin stays open.
+	// A client that detaches changes nothing for others: without StdinOnce stdin stays
+	// open.
 	for _, f := range one {
 		f.Close()
 	}
@@ -184,7 +184,7 @@ func TestStdinOnce(t *testing.T) {
 	}
 }
 
-// A client that does not read is dropped; the container and its log go on.
+// A client that does not read is dropped; the container and its log are not affected.
 func TestSlowAttachedClient(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"await", "/tmp/attached", "count", "250000", "0s", "print", "done", "sleep", "for-ever"})
@@ -249,7 +249,8 @@ func TestExec(t *testing.T) {
 	if code := e.wait(); code != 5 {
 		t.Errorf("exit code %d", code)
 	}
-	// The exec is forgotten once its code has been sent, so a second wait may still get it.
+	// The exec is forgotten after its code was sent; until then a second wait may still get
+	// it.
 	eventually(t, func() bool {
 		_, err := n.client.Call(t.Context(), wire.MethodExecWait, wire.ExecRef{ExecID: e.ExecID}, nil)
 		return errors.Is(err, fault.NotFound)
@@ -324,8 +325,8 @@ func TestExecsAtOnce(t *testing.T) {
 	}
 }
 
-// The kill of an exec takes all that it started, wherever it has gone, and nothing
-// of the container's own.
+// The kill of an exec takes all processes that it started, whatever cgroup or session they
+// are in, and none of the container's own.
 func TestExecKillTakesItsTree(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"print", "up", "sleep", "for-ever"})
@@ -334,7 +335,7 @@ func TestExecKillTakesItsTree(t *testing.T) {
 	if got := line(t, e.files["stdout"]); got != "child\n" {
 		t.Fatalf("got %q", got)
 	}
-	if code := e.wait(); code != 0 { // its child lives on, as an orphan
+	if code := e.wait(); code != 0 { // its child lives on as an orphan
 		t.Errorf("exit code %d", code)
 	}
 	e = b.exec(wire.ExecRequest{Process: process("fork", "print", "child", "sleep", "for-ever")})
@@ -353,7 +354,7 @@ func TestExecKillTakesItsTree(t *testing.T) {
 	}
 }
 
-// crispd's death takes its execs along: nobody can hear them any more.
+// Execs are killed when crispd dies: nobody could get their output any more.
 func TestExecEndsWithItsConnection(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -376,7 +377,8 @@ func TestExecEndsWithItsConnection(t *testing.T) {
 	}
 }
 
-// A caller that gives up must not leave the wait, or anything else, behind.
+// A wait that its caller gives up leaves nothing behind, and the exec can be waited for
+// again.
 func TestAbandonedWait(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -386,7 +388,7 @@ func TestAbandonedWait(t *testing.T) {
 	if _, err := n.client.Call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: e.ExecID}, nil); err != ctx.Err() {
 		t.Errorf("abandoned wait: %v", err)
 	}
-	n.call(wire.MethodPing, nil, nil) // the executor has read that the wait was given up
+	n.call(wire.MethodPing, nil, nil) // by then the executor has read that the wait was given up
 	b.touch("tmp/go")
 	if code := e.wait(); code != 3 {
 		t.Errorf("exit code %d", code)

@@ -11,17 +11,18 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A stage is one of the processes that libcontainer makes those of containers of.
+// A stage is one of the processes of libcontainer that become those of containers.
 type stage struct {
 	pid     int
 	pidfd   int
 	stopped bool
 }
 
-// gone tells whether it has ended and been reaped.
+// gone reports whether the stage has ended and been reaped.
 func (s stage) gone() bool { return unix.PidfdSendSignal(s.pidfd, 0, nil, 0) == unix.ESRCH }
 
-// cgroup is the process's cgroup where containers are told apart; "" if it has ended.
+// cgroup returns the process's cgroup in the hierarchy that tells containers apart; "" if
+// the process has ended.
 func cgroup(pid int) string {
 	own, _ := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if path := own["freezer"]; path != "" {
@@ -30,7 +31,7 @@ func cgroup(pid int) string {
 	return own[""]
 }
 
-// hold takes hold of the stages of this moment.
+// hold opens a pidfd of each stage that exists now.
 func (n *node) hold() (all []stage) {
 	n.t.Helper()
 	for _, name := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
@@ -49,8 +50,8 @@ func (n *node) hold() (all []stage) {
 	return all
 }
 
-// stopped calls begin until a container has stopped what it begins half made, and
-// returns the stages of that.
+// stopped calls begin until the start that it begins is stopped half made by a container,
+// and returns the stages of that start.
 func (n *node) stopped(begin func() <-chan error) (_ []stage, over <-chan error) {
 	n.t.Helper()
 	for range 1000 {
@@ -63,7 +64,7 @@ func (n *node) stopped(begin func() <-chan error) (_ []stage, over <-chan error)
 			n.t.Fatal(err)
 		}
 	}
-	n.t.Fatal("nothing is stopped while it is made")
+	n.t.Fatal("no start was stopped half made")
 	return nil, nil
 }
 
@@ -75,7 +76,7 @@ func (n *node) stopsOthers() *box {
 	return b
 }
 
-// beginExec begins an exec in b that ends at once.
+// beginExec begins an exec in b that exits at once.
 func (b *box) beginExec() <-chan error {
 	over := make(chan error, 1)
 	go func() {
@@ -88,8 +89,8 @@ func (b *box) beginExec() <-chan error {
 	return over
 }
 
-// The executor is killed while an exec is being made that the container has stopped: on
-// cgroup v1, it is in no cgroup of the container yet. The next executor ends it.
+// The executor is killed while a container keeps an exec stopped half made, which on cgroup
+// v1 is not yet in the container's cgroup. The next executor ends it.
 func TestCrashWhileAnExecIsStopped(t *testing.T) {
 	n := start(t)
 	b := n.stopsOthers()
@@ -115,7 +116,7 @@ func TestCrashWhileAnExecIsStopped(t *testing.T) {
 	}
 }
 
-// An executor that shares its cgroup with another's ends nothing of what that one makes.
+// An executor that shares its cgroup with another one ends none of the other's stages.
 func TestStagesOfAnotherExecutor(t *testing.T) {
 	n := start(t)
 	b := n.stopsOthers()
@@ -125,7 +126,7 @@ func TestStagesOfAnotherExecutor(t *testing.T) {
 		t.Error("the other executor does not work")
 	}
 	held := 0
-	for _, s := range stages { // the others may end by themselves
+	for _, s := range stages { // those that are not stopped may end by themselves
 		if !s.stopped {
 			continue
 		}
@@ -138,6 +139,6 @@ func TestStagesOfAnotherExecutor(t *testing.T) {
 		t.Error("none of the stages was stopped")
 	}
 	b.signal(unix.SIGKILL, true)
-	// The exec fails, or was made just before it was stopped.
+	// The exec fails, or was started just before it was stopped.
 	eventually(t, func() bool { return len(over) > 0 }, "the exec goes on in a container that was killed")
 }

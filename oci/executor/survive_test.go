@@ -37,11 +37,12 @@ func (b *box) adopt() {
 	}, nil, b.held...)
 }
 
-// numbered checks that the log has the lines 0, 1, 2 … without a gap.
+// numbered checks that the log has the lines 0, 1, 2 … without a gap, and returns their
+// number.
 func (b *box) numbered() int {
 	b.t.Helper()
 	text := b.output(crilog.Stdout)
-	lines := strings.Fields(text[:strings.LastIndexByte(text, '\n')+1]) // the last may be being written
+	lines := strings.Fields(text[:strings.LastIndexByte(text, '\n')+1]) // the last line may be incomplete
 	for i, s := range lines {
 		if s != fmt.Sprint(i) {
 			b.t.Fatalf("line %d is %q", i, s)
@@ -50,8 +51,8 @@ func (b *box) numbered() int {
 	return len(lines)
 }
 
-// The executor is killed: containers run on, keep their output in their pipes, and
-// the next executor has it, their exit codes, and all the verbs.
+// The executor is killed: containers run on, and keep their output in their pipes. The next
+// executor gets that and their exit codes, and every call works.
 func TestAdopt(t *testing.T) {
 	n := start(t)
 	busy := n.run([]string{"count", "-1", "1ms"}, withStdin)
@@ -63,13 +64,14 @@ func TestAdopt(t *testing.T) {
 	left := busy.exec(wire.ExecRequest{Process: process("sleep", "for-ever")})
 	n.crash(func() {
 		unix.Kill(gone.reply.Pid, unix.SIGKILL)
-		eventually(t, func() bool { return !alive(gone.reply.Pid) }, "it lives")
+		eventually(t, func() bool { return !alive(gone.reply.Pid) }, "the container lives on after SIGKILL")
 	})
 	before := busy.numbered()
 	for _, b := range []*box{busy, quits, tty, gone} {
 		b.adopt()
 	}
-	// Nobody would ask for it, or end it when its time is over.
+	// The exec of the dead executor is ended: nobody would wait for it or end it at its
+	// timeout.
 	eventually(t, func() bool { return !alive(left.Pid) && len(busy.execGroups()) == 0 }, "an exec of the executor that died is left")
 	n.fails(fault.Exists, wire.MethodAdopt, wire.AdoptRequest{ID: busy.id, RunReply: busy.reply})
 	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")
@@ -78,7 +80,7 @@ func TestAdopt(t *testing.T) {
 		if e.Code == 255 && e.Reason == wire.ReasonUnknown && e.Message != "" {
 			t.Logf("container %s: %s", b.id, e.Message) // the kernel is older than 6.15
 		} else if e.Code != want || e.Message != "" {
-			t.Errorf("exit is %+v, want code %d", e, want)
+			t.Errorf("exit of an adopted container is %+v, want code %d", e, want)
 		}
 		if data, err := os.ReadFile(b.exit); err != nil || !strings.Contains(string(data), fmt.Sprint(e.Code)) {
 			t.Errorf("record is %s, %v", data, err)
@@ -101,7 +103,7 @@ func TestAdopt(t *testing.T) {
 	}
 }
 
-// What the executor has read when it is killed and not yet written is not lost.
+// Output that the executor has read but not yet logged when it is killed is not lost.
 func TestAdoptLosesNothing(t *testing.T) {
 	n := start(t)
 	var all []*box
@@ -127,7 +129,7 @@ func TestAdoptLosesNothing(t *testing.T) {
 	}
 }
 
-// crispd was killed too and has no descriptors: the process is found by PID and
+// crispd was killed too, and its descriptors are closed: the process is found by PID and
 // start time.
 func TestAdoptWithoutDescriptors(t *testing.T) {
 	n := start(t)
@@ -138,7 +140,7 @@ func TestAdoptWithoutDescriptors(t *testing.T) {
 		lost.drop()
 	})
 	b.adopt()
-	lost.reply.StartTime++ // as if the PID were another's by now
+	lost.reply.StartTime++ // as if the PID had been reused
 	lost.adopt()
 	if e := lost.wait(); e.Code != 255 || e.Reason != wire.ReasonUnknown || e.Message == "" {
 		t.Errorf("exit is %+v", e)
@@ -149,26 +151,26 @@ func TestAdoptWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// What nobody adopts can still be removed, and its ID used again.
+// A container that nobody has adopted can still be removed, and its ID used again.
 func TestDeleteAfterCrash(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
 	n.crash(func() {})
 	b.delete()
 	if alive(b.reply.Pid) {
-		t.Error("it lives")
+		t.Error("the container lives on after its removal")
 	}
 	again := n.run([]string{"sleep", "for-ever"})
 	b.drop()
 	n.crash(func() {})
-	again.held = n.call(wire.MethodRun, again.req, &again.reply) // the leftovers make way
+	again.held = n.call(wire.MethodRun, again.req, &again.reply) // replaces the leftovers
 	if e := again.exec(wire.ExecRequest{Process: process("exit", "0")}).wait(); e != 0 {
 		t.Errorf("exit code %d", e)
 	}
 }
 
-// An init that is in no cgroup of its container's any more, because somebody has moved it
-// or because it is about to end, is ended before another takes its place.
+// An init that is in no cgroup of its container, because it was moved or is about to end,
+// is ended before another takes its place.
 func TestRunAgainAfterCrash(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"ignore-term", "print", "up", "sleep", "for-ever"})
@@ -179,11 +181,11 @@ func TestRunAgainAfterCrash(t *testing.T) {
 	n.crash(func() {})
 	b.held = n.call(wire.MethodRun, b.req, &b.reply)
 	if alive(old) {
-		t.Error("it lives")
+		t.Error("the first init lives on")
 	}
 }
 
-// A second executor for the same state must not take the socket from the first.
+// A second executor with the same state directory must not take the socket from the first.
 func TestOneExecutor(t *testing.T) {
 	n := start(t)
 	first := n.cmd
@@ -246,7 +248,7 @@ func TestUpgrade(t *testing.T) {
 			t.Errorf("the exit is forgotten: %+v", c)
 		}
 	}
-	// The exit may have been reported before the connection was made anew.
+	// The exit may have been reported before the test had reconnected.
 	eventually(t, func() bool { data, _ := os.ReadFile(quits.exit); return len(data) > 0 }, "no exit record")
 	if data, _ := os.ReadFile(quits.exit); !strings.Contains(string(data), `"Code":9`) {
 		t.Errorf("record is %s", data)
@@ -256,9 +258,9 @@ func TestUpgrade(t *testing.T) {
 	if got := line(t, watched["stdout"]); !strings.Contains(got, "typed") {
 		t.Errorf("attached client got %q", got)
 	}
-	for name, b := range map[string]*box{"a terminal": tty, "a pipe": pipe} { // to which one could attach before
+	for name, b := range map[string]*box{"a terminal": tty, "a pipe": pipe} { // in both of which a client could type before
 		if a := b.attach(true); a["stdin"] == nil {
-			t.Errorf("after an upgrade nobody can type into %s", name)
+			t.Errorf("after an upgrade input to %s fails", name)
 		} else {
 			a["stdin"].WriteString("again\n")
 			b.says("again\n")
@@ -276,8 +278,8 @@ func TestUpgrade(t *testing.T) {
 	}
 }
 
-// Starts that fail are undone before an upgrade looks at what there is: it waits for
-// the last of them, and so would meet it half undone.
+// An upgrade waits until failed starts are undone before it looks at the containers: it
+// waits for the last start, and would otherwise find that one half undone.
 func TestUpgradeWhileStartsFail(t *testing.T) {
 	n := start(t)
 	busy := n.run([]string{"count", "-1", "1ms"})
@@ -297,7 +299,7 @@ func TestUpgradeWhileStartsFail(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				for err = nil; !errors.Is(err, fault.Unavailable); { // until the executor executes another
+				for err = nil; !errors.Is(err, fault.Unavailable); { // until the upgrade is done
 					if _, err = client.Call(t.Context(), wire.MethodRun, b.req, nil); err == nil {
 						t.Error("/nosuch was started")
 						return
@@ -326,9 +328,9 @@ func TestUpgradeWhileStartsFail(t *testing.T) {
 	}
 }
 
-// What the executor tells libcontainer's children by its environment is not for the
-// program that takes its place: with one processor, a container that prints without
-// end would hold up all others.
+// The environment by which the executor configures libcontainer's children does not reach
+// the program that replaces it: with GOMAXPROCS=1, a container that prints without pause
+// would hold up all others.
 func TestUpgradeKeepsProcessors(t *testing.T) {
 	n := start(t)
 	n.upgrade()
@@ -344,23 +346,23 @@ func TestUpgradeKeepsProcessors(t *testing.T) {
 	}
 }
 
-// An upgrade to something that is no program, or cannot carry on, changes nothing.
+// An upgrade to a file that is no program, or no executor, changes nothing.
 func TestUpgradeRefused(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"count", "-1", "1ms"})
 	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/nosuch"})
-	// Seen before anything stands still for it.
+	// The check comes before any work is stopped for the upgrade.
 	if err := n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: "/etc/passwd"}); err == nil || !strings.Contains(err.Error(), "/etc/passwd is not a program") {
 		t.Errorf("upgrade to what is no program: %v", err)
 	}
-	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: programs.testbin}) // it runs, and ends
+	n.fails(fault.Invalid, wire.MethodUpgrade, wire.UpgradeRequest{Path: programs.testbin}) // a program that runs, but exits at once
 	b.says("5\n")
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
 		t.Errorf("exit code %d", code)
 	}
 }
 
-// withCRIU puts a program into PATH that says it is a CRIU that works.
+// withCRIU puts a program into PATH that reports a working CRIU.
 func withCRIU(t *testing.T) {
 	t.Helper()
 	dir := t.TempDir()
@@ -370,8 +372,8 @@ func withCRIU(t *testing.T) {
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 }
 
-// Who had a container frozen to checkpoint it has lost his connection to the executor
-// by its upgrade: the container does not stay frozen for ever.
+// An upgrade breaks the connection of a client that has frozen a container to checkpoint
+// it: the container must not stay frozen.
 func TestUpgradeThaws(t *testing.T) {
 	withCRIU(t)
 	n := start(t)

@@ -13,13 +13,14 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// withScope has systemd make the container's cgroup, of a name that the kernel's log
-// does not have from an earlier container.
+// withScope makes systemd make the container's cgroup, with a name that is not in the
+// kernel's log yet.
 func withScope(r *wire.RunRequest, s *specs.Spec) {
 	r.SystemdCgroup, s.Linux.CgroupsPath = true, fmt.Sprintf("system.slice:crisp-test:%s-%d", r.ID, time.Now().UnixNano())
 }
 
-// systemd removes a scope with its last process, maybe before we have read from it.
+// systemd removes a scope with its last process, possibly before the executor has read from
+// it.
 func TestSystemd(t *testing.T) {
 	if !exists("/run/systemd/system") {
 		t.Skip("needs systemd")
@@ -47,7 +48,7 @@ func TestSystemd(t *testing.T) {
 		}
 		c.delete()
 	}
-	// It always wins against an executor that is stopped.
+	// systemd always wins against an executor that is stopped.
 	c := n.run([]string{"await", "/tmp/go", "eat", "200"}, withScope, withMemory(32<<20))
 	n.cmd.Process.Signal(unix.SIGSTOP)
 	hasState(t, n.cmd.Process.Pid, "T")

@@ -9,9 +9,8 @@ import (
 	"github.com/opencontainers/cgroups"
 )
 
-// On a hybrid host, what matters of the other tests runs once more in a mount
-// namespace where the v2 hierarchy is all there is. It has no controllers there,
-// so that limits cannot be tried.
+// On a hybrid host, the most important tests run again in a mount namespace that has only
+// the v2 hierarchy. It has no controllers there, so limits cannot be tested.
 func TestOnUnifiedHierarchy(t *testing.T) {
 	const unified = "/sys/fs/cgroup/unified"
 	if os.Getuid() != 0 {

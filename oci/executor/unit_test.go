@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What is put back into the files is put back into the unit: else the next
-// daemon-reload would undo it.
+// Values that are restored in the cgroup's files are restored in the unit as well:
+// otherwise the next daemon-reload would undo that.
 func TestPropertiesOfLimits(t *testing.T) {
 	files := limitFiles{
 		"/c/memory.max": "max\n", "/c/memory.high": "4096\n", "/c/memory.swap.max": "0\n", "/c/pids.max": "max\n",

@@ -13,7 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// limits reads what an update may change, from the files of v1 or v2.
+// limits returns the values that an update may change, by file name, from the files of v1
+// or v2.
 func (b *box) limits() map[string]string {
 	b.t.Helper()
 	files := []string{"memory.max", "memory.swap.max", "cpu.max", "cpu.weight", "pids.max"}
@@ -40,8 +41,8 @@ func (b *box) limits() map[string]string {
 	return found
 }
 
-// A limit that was never set is taken away again when another is refused: no
-// memory limit is left of an update whose CPU quota the kernel does not like.
+// When one limit is refused, the others of the update are undone, even those that had never
+// been set before: no memory limit is left of an update whose CPU quota the kernel refuses.
 func TestUpdateIsWholeOrNothing(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -58,7 +59,7 @@ func TestUpdateIsWholeOrNothing(t *testing.T) {
 	if got := readScore(t, b.reply.Pid); got != score {
 		t.Errorf("oom_score_adj was %d, and after an update that was refused %d", score, got)
 	}
-	// The same without the fault is taken.
+	// Without the refused value the same update succeeds.
 	n.call(wire.MethodUpdate, wire.UpdateRequest{
 		ID: b.id, Resources: []byte(`{"memory":{"limit":67108864},"pids":{"limit":77},"cpu":{"quota":50000}}`),
 	}, nil)
@@ -74,14 +75,14 @@ func TestUpdateIsWholeOrNothing(t *testing.T) {
 	}
 }
 
-// The score is that of all processes, and of those that are started later.
+// An update sets the score of all processes of the container, and of those started later.
 func TestUpdateOOMScore(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"fork", "print", "up", "sleep", "for-ever"}, withHostPID)
 	b.says("up")
 	adj := 321
 	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, OOMScoreAdj: &adj}, nil)
-	pids := b.processes() // by hierarchy
+	pids := b.processes() // once per hierarchy
 	slices.Sort(pids)
 	if pids = slices.Compact(pids); len(pids) != 2 {
 		t.Fatalf("processes are %v, want the first and its child", pids)
@@ -100,7 +101,7 @@ func TestUpdateOOMScore(t *testing.T) {
 	}
 }
 
-// What is in use is not taken away: the kernel would kill for it.
+// A memory limit below the current use is refused: the kernel would kill for it.
 func TestUpdateBelowUse(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"eat", "40", "print", "fed", "sleep", "for-ever"}, withMemory(96<<20))
@@ -108,7 +109,7 @@ func TestUpdateBelowUse(t *testing.T) {
 	b.says("fed")
 	err := n.fails(fault.WrongState, wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"memory":{"limit":33554432}}`)})
 	if err == nil || !strings.Contains(err.Error(), "33554432") {
-		t.Errorf("error %v does not tell the limit", err)
+		t.Errorf("error %v does not name the limit", err)
 	}
 	if after := b.limits(); fmt.Sprint(after) != fmt.Sprint(before) {
 		t.Errorf("limits were %v, and after an update that was refused %v", before, after)

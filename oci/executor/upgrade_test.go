@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An older executor does not carry on with what a newer one has saved, and misreads
-// nothing of it: it says why and ends, and crispd hands the containers to the next.
+// An older executor neither takes over what a newer one has saved nor misreads it: it
+// reports why and exits, and crispd hands the containers to the next executor.
 func TestResumeRefusesNewerState(t *testing.T) {
 	fd, err := unix.MemfdCreate("state", unix.MFD_CLOEXEC)
 	if err != nil {

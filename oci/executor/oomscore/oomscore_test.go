@@ -10,7 +10,8 @@ import (
 	"testing"
 )
 
-// A program has the score that it was given, and everything else is as without.
+// A program gets the given score, and its arguments, environment and exit code are
+// unaffected.
 func TestSet(t *testing.T) {
 	own, err := os.ReadFile("/proc/self/oom_score_adj")
 	if err != nil {
@@ -33,7 +34,8 @@ func TestSet(t *testing.T) {
 	}
 }
 
-// Who lacks the right to a score keeps what there is, as the executor's log has said.
+// A process without the privilege to lower its score keeps the one it has; the executor's
+// log has said so.
 func TestSetLower(t *testing.T) {
 	lower := Set(exec.Command("/bin/cat", "/proc/self/oom_score_adj"), -500)
 	cmd := Set(exec.Command(lower.Path, lower.Args[1:]...), 300)
@@ -56,6 +58,6 @@ func TestSetErrors(t *testing.T) {
 		t.Errorf("score 1001: %v, %q", err, out)
 	}
 	if err := Set(exec.Command("no-such-program"), 0).Run(); !errors.Is(err, exec.ErrNotFound) {
-		t.Errorf("a program that is nowhere: %v", err)
+		t.Errorf("a missing program: %v", err)
 	}
 }
