@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// BenchmarkPod is one sandbox with one container, up and down; its phases are
-// metrics of their own.
+// BenchmarkPod makes, starts, stops and removes a sandbox with one container; each phase is
+// a metric of its own.
 func BenchmarkPod(b *testing.B) {
 	n := newKernelNode(b)
 	r := n.Open(b)
@@ -44,7 +44,7 @@ func BenchmarkPod(b *testing.B) {
 	}
 }
 
-// BenchmarkSandbox is a sandbox alone.
+// BenchmarkSandbox makes and removes a sandbox without containers.
 func BenchmarkSandbox(b *testing.B) {
 	n := newKernelNode(b)
 	r := n.Open(b)

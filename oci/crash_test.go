@@ -61,12 +61,12 @@ func TestCrashAtEveryStep(t *testing.T) {
 					synctest.Wait()
 					for _, c := range b.r.Containers() {
 						if st := c.Status().State; st == oci.Starting || st == oci.Removing {
-							t.Errorf("%s: container is %v", name, st)
+							t.Errorf("%s: after recovery, the container is %v", name, st)
 						}
 					}
 					for _, sb := range b.r.Sandboxes() {
 						if st := sb.State(); st == oci.SandboxRemoving {
-							t.Errorf("%s: sandbox is %v", name, st)
+							t.Errorf("%s: after recovery, the sandbox is %v", name, st)
 						}
 					}
 					if err := b.r.Shutdown(t.Context()); err != nil {
@@ -74,7 +74,7 @@ func TestCrashAtEveryStep(t *testing.T) {
 					}
 					b.empty()
 					b.reopen()
-					life(b) // and the whole of it works afterwards
+					life(b) // a whole life works afterwards
 					b.empty()
 					b.ok(b.r.Close())
 					b.m.Reboot()

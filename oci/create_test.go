@@ -32,7 +32,7 @@ func TestCreateRollsBack(t *testing.T) {
 				if !errors.Is(err, no) {
 					b.Fatalf("got %v", err)
 				}
-				if name == "cgroup" { // what cannot be made could not be removed either
+				if name == "cgroup" { // a cgroup that cannot be made cannot be removed either
 					if sb, ok := b.r.SandboxByName("name"); !ok || sb.State() != oci.SandboxNotReady {
 						b.Fatalf("sandbox that could not be undone is not there to be removed")
 					}

@@ -31,7 +31,7 @@ func TestAskFeatures(t *testing.T) {
 		}
 	}
 	if _, err := oci.AskFeatures(t.Context(), "/no/such"); err == nil {
-		t.Error("an OCI runtime that is not there has features")
+		t.Error("a missing OCI runtime has features")
 	}
 }
 

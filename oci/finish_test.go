@@ -32,7 +32,7 @@ func TestOpenDoesNotWaitForWhatCannotBeRemoved(t *testing.T) {
 		if n := len(b.r.Containers()); n != 20 {
 			b.Errorf("%d containers are left, want all 20 that are being removed", n)
 		}
-		again := b.start("exit", "3") // what it serves works
+		again := b.start("exit", "3") // new containers work
 		<-again.Done()
 		release()
 		time.Sleep(20 * time.Minute)

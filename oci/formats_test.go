@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// What crispd and the executor write about sandboxes and containers.
+// The formats of the records of sandboxes and containers, of crispd and the executor.
 func TestFormats(t *testing.T) {
 	formats.Check[containerRecord](t, "container", nil)
 	formats.Check[sandboxRecord](t, "sandbox", nil)

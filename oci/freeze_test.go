@@ -25,7 +25,7 @@ func TestFreezeIsUndone(t *testing.T) {
 	if got := b.m.Frozen(); len(got) != 2 {
 		t.Errorf("frozen: %v, want both", got)
 	}
-	b.reopen() // as after a crash: nobody has thawed
+	b.reopen() // as after a crash: nothing was thawed
 	if got := b.m.Frozen(); len(got) > 0 {
 		t.Errorf("frozen after a restart: %v", got)
 	}
@@ -54,7 +54,7 @@ func TestFreezeFails(t *testing.T) {
 	b := newBed(t)
 	running, created := b.start("sleep", "for-ever"), b.create("sleep", "for-ever")
 	if _, err := b.r.Freeze(t.Context(), []*oci.Container{running, created}, ""); !errors.Is(err, fault.WrongState) {
-		t.Errorf("a created one: error is %v, want one of kind %v", err, fault.WrongState)
+		t.Errorf("with a created container: error is %v, want one of kind %v", err, fault.WrongState)
 	}
 	b.m.Fail(wire.MethodFreeze, fault.WrongState.Errorf("CRIU is not installed"))
 	if _, err := b.r.Freeze(t.Context(), []*oci.Container{running}, ""); !errors.Is(err, fault.WrongState) {

@@ -36,7 +36,7 @@ func FuzzRecover(f *testing.F) {
 		for _, text := range [][]byte{sandboxStatus, containerStatus} {
 			var named struct{ Cgroups map[string]string }
 			if json.Unmarshal(text, &named); len(named.Cgroups) > 0 {
-				t.Skip("they would be this machine's")
+				t.Skip("paths of the record may be the test machine's")
 			}
 		}
 		synctest.Test(t, func(t *testing.T) {
@@ -58,7 +58,7 @@ func FuzzRecover(f *testing.F) {
 			synctest.Wait()
 			for _, c := range b.r.Containers() {
 				_, _ = c.Status(), c.Config()
-				_ = c.Start(t.Context()) // whether it can be
+				_ = c.Start(t.Context()) // may fail
 				if err := c.Stop(t.Context(), unix.SIGTERM, time.Second); err != nil {
 					t.Errorf("stop: %v", err)
 				}

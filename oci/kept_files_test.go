@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// counterFiles are some of a cgroup of v2.
+// counterFiles are some files of a v2 cgroup, by name.
 var counterFiles = map[string]string{
 	"cpu.stat": "usage_usec 10\n", "memory.current": "1000\n", "memory.max": "2000\n", "pids.current": "5\n",
 	"memory.stat":  "anon 300\ninactive_file 400\n",
@@ -44,8 +44,8 @@ func (k *keptFiles) mustRead(t *testing.T, dir string) Stats {
 	return s
 }
 
-// However many files may be kept, what is read is the same, and is what all counters have; and
-// none is open afterwards.
+// Readers get the same counters, and all of them, however many files may be kept open; none
+// is open in the end.
 func TestKeptFiles(t *testing.T) {
 	dir := write(t, counterFiles)
 	want, _, err := readStats(map[string]string{"": dir}, nil, true)
@@ -66,14 +66,14 @@ func TestKeptFiles(t *testing.T) {
 			}
 		}
 		k.close()
-		k.mustRead(t, dir) // by somebody who was late
+		k.mustRead(t, dir) // a late reader
 		if got, used := openBelow(t, dir), k.budget.used.Load(); got != 0 || used != 0 {
 			t.Errorf("%d files are open after the end, %d are accounted for", got, used)
 		}
 	}
 }
 
-// What is kept is read anew each time.
+// A kept file is read anew each time.
 func TestKeptFilesFollow(t *testing.T) {
 	dir := write(t, counterFiles)
 	k := &keptFiles{budget: &keptBudget{max: 1000}}
@@ -82,7 +82,7 @@ func TestKeptFilesFollow(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "memory.current"), []byte("12345678\n"), 0); err != nil {
 		t.Fatal(err)
 	}
-	// io.stat of a controller that was not there before, with more than the buffer holds.
+	// io.stat of a controller that was enabled later, longer than the buffer.
 	var devices strings.Builder
 	for i := range 1000 {
 		fmt.Fprintf(&devices, "8:%d rbytes=1 wbytes=2 rios=3 wios=4 dbytes=0 dios=0\n", i)
@@ -118,7 +118,8 @@ func TestKeptFilesRest(t *testing.T) {
 	}
 }
 
-// The end of a container does not wait for readers, and whoever comes last leaves nothing open.
+// The end of a container does not wait for readers, and the last reader leaves no file
+// open.
 func TestKeptFilesCloseUnderReaders(t *testing.T) {
 	dir := write(t, counterFiles)
 	budget := &keptBudget{max: 1000}
@@ -179,7 +180,7 @@ func TestKeptFilesOfRemovedCgroup(t *testing.T) {
 		if err := k.Cgroup(name, false); err != nil {
 			t.Fatal(err)
 		}
-		if i == 1 { // the next one comes before anybody has noticed
+		if i == 1 { // the second reader comes before anybody has noticed
 			continue
 		}
 		if s, err := kept.read(dirs); !os.IsNotExist(err) {
@@ -211,8 +212,8 @@ func TestParseNumber(t *testing.T) {
 	}
 }
 
-// BenchmarkUsage reads a cgroup of the kernel's, as for CRI's statistics: with its files kept,
-// and without.
+// BenchmarkUsage reads the counters of a real cgroup, as for CRI's statistics, with its
+// files kept open and without.
 func BenchmarkUsage(b *testing.B) {
 	if os.Getuid() != 0 {
 		b.Skip("needs root: makes cgroups")

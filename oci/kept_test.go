@@ -58,8 +58,9 @@ func (s *fakeStore) passed() map[string]int {
 	return dups
 }
 
-// The store has the descriptors of what runs, under names so short that those of 8192 fit into
-// an environment variable of 128 KiB, and none of what has ended or is not known.
+// The store has the descriptors of running containers and sandboxes, under names so short
+// that those of 8192 fit into an environment variable of 128 KiB, and none of ended or
+// unknown ones.
 func TestStoreHasWhatRuns(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		store := &fakeStore{kept: map[string]int{}}
@@ -79,25 +80,25 @@ func TestStoreHasWhatRuns(t *testing.T) {
 		synctest.Wait()
 		names := store.names()
 		if len(names) == 0 {
-			b.Fatal("nothing is kept of what runs")
+			b.Fatal("no descriptors of the running container are kept")
 		}
 		for _, name := range names {
 			if name[:12] != c.ID()[:12] || len(name)+1 > 128<<10/8192-1 {
 				b.Errorf("kept is %s, of container %s", name, c.ID())
 			}
 		}
-		store.kept["0123456789ab.o"] = store.passed()[names[0]] // of a container that is no more
+		store.kept["0123456789ab.o"] = store.passed()[names[0]] // of a container that does not exist
 		store.kept["junk"] = store.passed()[names[0]]
 		open()
 		if got := store.names(); !slices.Equal(got, names) {
-			b.Errorf("after a restart kept are %q, want %q", got, names)
+			b.Errorf("after a restart, descriptors %q are kept, want %q", got, names)
 		}
 		c, err := b.r.Container(c.ID())
 		b.ok(err)
 		b.ok(c.Stop(b.Context(), unix.SIGKILL, 0))
 		synctest.Wait()
 		if left := store.names(); len(left) > 0 {
-			b.Errorf("kept of what has ended: %q", left)
+			b.Errorf("descriptors of an ended container are kept: %q", left)
 		}
 	})
 }

@@ -35,17 +35,17 @@ type kernelNode struct {
 	rootfs       string
 
 	mu  sync.Mutex
-	ids []string // of all that was made on it; guarded by mu
+	ids []string // of everything made on it; guarded by mu
 }
 
-// scratch is for what all tests share.
+// scratch is the directory of files that all tests share.
 var scratch = os.Getenv(scratchEnv)
 
 const scratchEnv = "CRISP_OCI_TEST_SCRATCH"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(daemonEnv) != "" {
-		os.Exit(m.Run()) // is killed, and could not remove anything
+		os.Exit(m.Run()) // a daemon is killed, and could not remove anything
 	}
 	testns.Main(m, testns.Options{
 		Prepare: func() ([]string, func(), error) {
@@ -63,8 +63,8 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// programs returns where the executor, the pod init and testbin are: made by
-// `make` (CRISP_BIN), or made now.
+// programs returns the directory of the executor, the pod init and testbin: CRISP_BIN, as
+// `make` builds them, or one that they are built into now.
 var programs = sync.OnceValues(func() (bin string, err error) {
 	build := func(args ...string) {
 		if err != nil {
@@ -85,13 +85,13 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 	}
 	testbin := filepath.Join(scratch, "testbin")
 	if _, err := os.Stat(testbin); err == nil {
-		return bin, nil // made for all tests
+		return bin, nil // built once for all tests
 	}
 	if bin == scratch {
 		build("go", "build", "-tags", "seccomp containers_image_openpgp", "-o", bin+"/", "./cmd/crisp-executor")
 		build("gcc", "-Os", "-s", "-static", "-nostartfiles", "-o", bin+"/crisp-podinit", "oci/podinit/podinit.c")
 	}
-	if data, rerr := os.ReadFile(filepath.Join(bin, "testbin")); rerr == nil { // on a machine without Go
+	if data, rerr := os.ReadFile(filepath.Join(bin, "testbin")); rerr == nil { // without Go, CRISP_BIN has it
 		return bin, errors.Join(err, os.WriteFile(testbin, data, 0o755))
 	}
 	build("go", "build", "-ldflags", "-s -w", "-o", testbin, "./internal/testbin")
@@ -107,7 +107,7 @@ func newKernelNode(t testing.TB) *kernelNode {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Not t.TempDir: a socket's path has 108 bytes at most (unix(7)).
+	// Not t.TempDir: the path of a socket has at most 108 bytes (unix(7)).
 	dir, err := os.MkdirTemp("", "crisp-oci-")
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func newKernelNode(t testing.TB) *kernelNode {
 	return n
 }
 
-// clear removes what a failed test has left, so that no other test fails because of it.
+// clear removes what a failed test has left, so that it fails no other test.
 func (n *kernelNode) clear(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context()) // which has ended
 	r, err := oci.Open(ctx, n.options(t))
@@ -174,8 +174,8 @@ func (n *kernelNode) note(e oci.Event) {
 	}
 }
 
-// noLeaks fails the test for each mount, cgroup and process that is left of the node. There
-// may be other instances on the machine.
+// noLeaks fails the test for each mount, cgroup and process of the node that is left.
+// Others on the machine do not count.
 func (n *kernelNode) noLeaks(t testing.TB) {
 	n.mu.Lock()
 	marks := append([]string{n.dir}, n.ids...)
@@ -199,7 +199,7 @@ func (n *kernelNode) noLeaks(t testing.TB) {
 			if err == nil && d.IsDir() && marked(path) {
 				left = append(left, "cgroup "+path)
 			}
-			return nil // what is gone meanwhile is none of ours
+			return nil // a file that disappears meanwhile is not the node's
 		})
 		procs, _ := filepath.Glob("/proc/[0-9]*")
 		for _, proc := range procs {
@@ -212,7 +212,7 @@ func (n *kernelNode) noLeaks(t testing.TB) {
 		if len(left) == 0 {
 			return
 		}
-		time.Sleep(wait) // who was killed may not be reaped yet
+		time.Sleep(wait) // a killed process may not be reaped yet
 	}
 	t.Errorf("left behind:\n%s", strings.Join(left, "\n"))
 }
@@ -237,8 +237,8 @@ func (n *kernelNode) Spec(args ...string) *specs.Spec {
 	return spec
 }
 
-// Processes implements ocitest.Node: it counts those whose cgroup names the
-// container.
+// Processes implements ocitest.Node: it counts the processes whose cgroup has the
+// container's name.
 func (n *kernelNode) Processes(_ testing.TB, c *oci.Container) int {
 	count := 0
 	paths, _ := filepath.Glob("/proc/[0-9]*/cgroup")
@@ -253,7 +253,7 @@ func (n *kernelNode) Processes(_ testing.TB, c *oci.Container) int {
 	return count
 }
 
-// executor returns the pid of the node's executor.
+// executor returns the PID of the node's executor.
 func (n *kernelNode) executor(t testing.TB) int {
 	t.Helper()
 	paths, _ := filepath.Glob("/proc/[0-9]*/cmdline")

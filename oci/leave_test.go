@@ -18,20 +18,20 @@ import (
 // calls, then it is gone.
 type leaving struct {
 	oci.ExecutorConn
-	calls atomic.Int32 // that it still answers
+	calls atomic.Int32 // number of calls that it still answers
 	gone  func()
 }
 
 func (l *leaving) Call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
-	if method != wire.MethodWarm && method != wire.MethodPing && l.calls.Add(-1) < 0 { // those come at any time
+	if method != wire.MethodWarm && method != wire.MethodPing && l.calls.Add(-1) < 0 { // these two come at any time
 		l.gone()
 		return nil, fault.Unavailable.Errorf("executor: connection lost during %s", method)
 	}
 	return l.ExecutorConn.Call(ctx, method, req, reply, send...)
 }
 
-// leave makes the first executors that a Runtime connects to exit after the given numbers of
-// answers. It returns how many have.
+// leave makes the first executors that a Runtime connects to exit after the given number of
+// answers. It returns the number of executors that have exited so far.
 func (b *bed) leave(o *oci.Options, executors, calls int) (left *atomic.Int32) {
 	left = new(atomic.Int32)
 	var reached atomic.Int32
@@ -51,7 +51,7 @@ func (b *bed) leave(o *oci.Options, executors, calls int) (left *atomic.Int32) {
 }
 
 // atEveryCall runs test with executors that exit after no call, after one, and so on, until
-// none exits; there must be at least that many calls.
+// none exits; a test must make at least that many calls.
 func atEveryCall(t *testing.T, least int, test func(b *bed, calls int) (left int)) {
 	for calls := range 100 {
 		left := 0
@@ -63,7 +63,7 @@ func atEveryCall(t *testing.T, least int, test func(b *bed, calls int) (left int
 		}
 		if left == 0 {
 			if calls < least {
-				t.Errorf("through after %d calls", calls)
+				t.Errorf("the test made only %d calls", calls)
 			}
 			return
 		}
@@ -81,7 +81,7 @@ func TestExecutorLeavesWhileReached(t *testing.T) {
 		b.ok(shared.Ready(nil))
 		one, two := b.start("sleep", "1h", "exit", "7"), b.start("sleep", "1h", "exit", "8")
 		b.ok(b.r.Close())
-		b.m.Executor.Crash() // so that all are handed over, which takes a call each
+		b.m.Executor.Crash() // so that everything is handed over, which takes several calls
 		o := b.m.Options(b.T)
 		left := b.leave(&o, 2, calls)
 		b.r, err = oci.Open(b.Context(), o)
@@ -107,7 +107,7 @@ func TestExecutorLeavesWhileReached(t *testing.T) {
 	})
 }
 
-// The same when a daemon is asked for a pod: the executor that does not exit runs it, once.
+// The same while a daemon makes a pod: the executor that stays runs it, once.
 func TestExecutorLeavesWhileAsked(t *testing.T) {
 	atEveryCall(t, 5, func(b *bed, calls int) int {
 		b.ok(b.r.Close())

@@ -17,8 +17,8 @@ func isNSFS(path string) bool {
 	return unix.Statfs(path, &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
-// openShared is Open by a release that has network namespaces in a directory of their
-// own; n.Open is by one from before.
+// openShared is Open by a release that pins network namespaces in a directory of their own;
+// n.Open is by an older one.
 func (n *kernelNode) openShared(t *testing.T) *oci.Runtime {
 	t.Helper()
 	o := n.options(t)
@@ -30,9 +30,9 @@ func (n *kernelNode) openShared(t *testing.T) *oci.Runtime {
 	return r
 }
 
-// A pod that runs keeps its network when crispd is upgraded to a release that pins
+// A running pod keeps its network namespace when crispd is upgraded to a release that pins
 // network namespaces elsewhere, takes new containers, and leaves nothing when it is
-// removed; one that such a release has made is found by the release from before.
+// removed. A namespace that such a release has made is found by the older one.
 func TestRunningPodKeepsItsNetworkNamespace(t *testing.T) {
 	n := newKernelNode(t)
 	old := n.Open(t)
@@ -72,7 +72,7 @@ func TestRunningPodKeepsItsNetworkNamespace(t *testing.T) {
 
 	back := n.Open(t)
 	if sb, err := back.Sandbox(after.ID()); err != nil || sb.State() != oci.SandboxReady || !isNSFS(sb.NetNS()) {
-		t.Errorf("the release from before does not find the network namespace (err %v)", err)
+		t.Errorf("the older release does not find the network namespace (err %v)", err)
 	}
 	if err := back.Close(); err != nil {
 		t.Fatal(err)
@@ -93,8 +93,8 @@ func TestRunningPodKeepsItsNetworkNamespace(t *testing.T) {
 	}
 }
 
-// A network namespace of ours without a record is removed; other programs' in the same
-// directory are not.
+// A network namespace of crispd's without a record is removed; those of other programs in
+// the same directory are not.
 func TestStrayNetworkNamespaceIsSwept(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.openShared(t)
@@ -113,7 +113,7 @@ func TestStrayNetworkNamespaceIsSwept(t *testing.T) {
 	if err := r.Close(); err != nil {
 		t.Fatal(err)
 	}
-	// All that is known of it is gone, its directory below the state too.
+	// Remove all traces of the namespace, and its directory below the state.
 	dir := filepath.Join(n.state, "sandboxes", sb.ID())
 	for _, pin := range []string{"shm", "ns/uts", "ns/ipc"} {
 		if err := unix.Unmount(filepath.Join(dir, pin), unix.MNT_DETACH); err != nil {
@@ -130,7 +130,7 @@ func TestStrayNetworkNamespaceIsSwept(t *testing.T) {
 		t.Errorf("%s is still there (err %v)", netNS, err)
 	}
 	if !isNSFS(foreign) {
-		t.Errorf("%s is gone, which is not ours", foreign)
+		t.Errorf("%s is gone, which is another program's", foreign)
 	}
 	if err := unix.Unmount(foreign, unix.MNT_DETACH); err != nil {
 		t.Error(err)

@@ -74,7 +74,8 @@ func TestNthCallFails(t *testing.T) {
 	t.Logf("%d calls failed", calls)
 }
 
-// nothingIn returns what is left of sandboxes and containers.
+// nothingIn returns an error that names the leftovers of sandboxes and containers in dir,
+// if any.
 func nothingIn(dir string) error {
 	for _, part := range []string{"root/containers", "root/sandboxes", "state/containers", "state/sandboxes"} {
 		left, err := os.ReadDir(filepath.Join(dir, part))
@@ -88,9 +89,8 @@ func nothingIn(dir string) error {
 	return nil
 }
 
-// stubbornLife takes a sandbox and a container through their lives, with a daemon that is
-// restarted before each is removed. It tries everything twice, as the kubelet does after a
-// pause.
+// stubbornLife takes a sandbox and a container through their lives, and restarts the daemon
+// before it removes each. It tries each step twice, as the kubelet does after a pause.
 func stubbornLife(ctx context.Context, o oci.Options) error {
 	ctx, cancel := context.WithTimeout(ctx, time.Hour)
 	defer cancel()
@@ -132,7 +132,7 @@ func stubbornLife(ctx context.Context, o oci.Options) error {
 			}
 		}
 		if err = c.Start(ctx); err != nil && c.Status().State != oci.Created {
-			// It had its chance: another one is made.
+			// This container has failed: another one is made.
 			if rerr := c.Remove(ctx); rerr != nil {
 				return errors.Join(err, rerr, c.Remove(ctx))
 			}
@@ -181,7 +181,7 @@ func stubbornLife(ctx context.Context, o oci.Options) error {
 	return twice("remove sandbox", func() error { return gone(sb.Remove(ctx)) })
 }
 
-// gone takes NotFound for a removal that has succeeded.
+// gone treats NotFound as a successful removal.
 func gone(err error) error {
 	if errors.Is(err, fault.NotFound) {
 		return nil

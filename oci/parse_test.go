@@ -90,13 +90,13 @@ func TestAlive(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !alive(os.Getpid(), self.StartTime) {
-		t.Error("we are not alive")
+		t.Error("the test's own process is not alive")
 	} else if alive(os.Getpid(), self.StartTime+1) {
-		t.Error("took a pid without its start time")
+		t.Error("a PID without a start time is taken for a live process")
 	}
 }
 
-// write makes the files of a cgroup.
+// write writes the files of a cgroup into a directory, and returns that.
 func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -172,7 +172,7 @@ func TestStatsV1(t *testing.T) {
 		"pids.current":                              "5\n",
 		"pids.max":                                  "100\n",
 	})
-	// A hybrid host counts pressure in the v2 hierarchy, the rest in v1's.
+	// On a hybrid host the v2 hierarchy has the pressure, and v1's have the rest.
 	v2 := write(t, map[string]string{
 		"cpu.stat":     "usage_usec 99\n",
 		"cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=8\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=6\n",
@@ -198,7 +198,7 @@ func TestStatsV1(t *testing.T) {
 	if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(Stats{}, "At")); diff != "" {
 		t.Error(diff)
 	}
-	// Without a limit v1 tells the largest number of pages there is.
+	// Without a limit, v1 reports the largest number of pages.
 	if err := os.WriteFile(filepath.Join(dir, "memory.limit_in_bytes"), []byte("9223372036854771712\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -233,7 +233,7 @@ func TestStatsOfHugePages(t *testing.T) {
 	}
 }
 
-// A cgroup that has just gone is an error, not a set of zeros.
+// The counters of a cgroup that has just been removed are an error, not zeros.
 func TestStatsOfNothing(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	for _, dirs := range []map[string]string{{"": gone}, {"memory": gone, "": t.TempDir()}} {
@@ -243,8 +243,8 @@ func TestStatsOfNothing(t *testing.T) {
 	}
 }
 
-// A cgroup that is not named after the container may be the root of the
-// hierarchy.
+// removeCgroups leaves a cgroup alone that is not named after the container: it may be the
+// root of the hierarchy.
 func TestRemoveCgroupsSparesOthers(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "shared")
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -268,8 +268,8 @@ func TestRemoveCgroupsSparesOthers(t *testing.T) {
 	}
 }
 
-// A cgroup that the cgroupfs driver made is removed, with what is in it, after the change to
-// systemd's.
+// A cgroup made with the cgroupfs driver is removed, with those below it, after the change
+// to systemd's.
 func TestRemoveCgroupOfOtherDriver(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: makes cgroups")

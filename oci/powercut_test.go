@@ -21,8 +21,8 @@ import (
 // The IDs of the objects that the test makes.
 var sandbox, first, second = oci.NewID(), oci.NewID(), oci.NewID()
 
-// machineAt is a fake node whose disk is below dir, with nothing in its kernel or its
-// /run. end ends what runs on it.
+// machineAt returns a fake node whose disk is below dir, with an empty kernel and an empty
+// /run. end ends the processes on it.
 func machineAt(t *testing.T, dir string, records oci.Records) (o oci.Options, end func()) {
 	m := ocitest.NewMachine(t)
 	m.Root = dir
@@ -31,7 +31,7 @@ func machineAt(t *testing.T, dir string, records oci.Records) (o oci.Options, en
 	return o, m.Reboot
 }
 
-// recordsAt opens the records of a directory as crispd does.
+// recordsAt opens the records below dir as crispd does.
 func recordsAt(dir string) (*checkpoint.Manager, error) {
 	return checkpoint.Open(dir, slog.New(slog.DiscardHandler))
 }
@@ -61,7 +61,7 @@ func TestPowerCut(t *testing.T) {
 	}.Test(t)
 }
 
-// aLife takes a sandbox and two containers from creation to removal.
+// aLife takes a sandbox and two containers from their creation to their removal.
 func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
 	ctx := t.Context()
 	ok := func(what string, err error) {

@@ -23,7 +23,8 @@ func (b *bed) statusFile(c *oci.Container) string {
 	return filepath.Join(b.m.State, "containers", c.ID(), "status.json")
 }
 
-// spoil replaces a file behind the daemon's back; "" removes it.
+// spoil replaces the content of a file, without the daemon's knowledge; "" removes the
+// file.
 func (b *bed) spoil(path, content string) {
 	b.Helper()
 	if content == "" {
@@ -33,15 +34,15 @@ func (b *bed) spoil(path, content string) {
 	b.ok(os.WriteFile(path, []byte(content), 0o600))
 }
 
-// What a crash leaves of a container, state by state, as recover.go says.
+// What a crash leaves of a container is recovered state by state, as recover.go says.
 func TestRecover(t *testing.T) {
 	const lost = 255
 	tests := []struct {
 		name   string
-		script []string // nil = the container is not started
+		script []string // nil if the container is not started
 		spoil  func(b *bed, c *oci.Container)
 		want   oci.State
-		code   int32 // of an Exited one
+		code   int32 // of an Exited container
 		reason string
 	}{
 		{"created", nil, nil, oci.Created, 0, ""},
@@ -116,8 +117,8 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// A container whose removal was interrupted is gone after the next start; one that
-// was being stopped is stopped by the next Stop.
+// A container whose removal was interrupted is gone after the next start of the daemon; one
+// that was being stopped is stopped by the next Stop.
 func TestRecoverRemovingAndStopping(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		removing, stopping := b.start("exit", "0"), b.start("ignore-term", "sleep", "for-ever")
@@ -147,9 +148,8 @@ func TestRecoverRemovingAndStopping(t *testing.T) {
 	})
 }
 
-// A start that is under way in the executor when the daemon dies goes on. If the next daemon
-// took the container for lost, it would come alive unseen, beside the one that was started in
-// its place.
+// When the daemon dies, a start in the executor goes on. If the next daemon took the
+// container for lost, that process would run unseen, beside the one that replaces it.
 func TestRecoverStartInFlight(t *testing.T) {
 	for _, daemonToo := range []bool{true, false} {
 		inBubble(t, func(b *bed) {
@@ -162,7 +162,7 @@ func TestRecoverStartInFlight(t *testing.T) {
 			if daemonToo {
 				b.reopen()
 				if err := <-started; !errors.Is(err, fault.Unavailable) {
-					b.Errorf("start that was cut off: %v", err)
+					b.Errorf("start during which the daemon or its executor died: %v", err)
 				}
 			} else {
 				b.m.CutConnections()
@@ -200,8 +200,8 @@ func TestStartOutlivesExecutor(t *testing.T) {
 	})
 }
 
-// After a reboot what had exited keeps its exit code, what ran is reported as lost, and no
-// sandbox is ready, whatever is left on a disk below State.
+// After a reboot, exited containers keep their exit code, those that ran are reported as
+// lost, and no sandbox is ready, whatever is left below State on a disk.
 func TestReboot(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		ended, running, created := b.start("exit", "7"), b.start("sleep", "for-ever"), b.create("exit", "0")
@@ -227,7 +227,7 @@ func TestReboot(t *testing.T) {
 		if sb.State() != oci.SandboxNotReady {
 			b.Errorf("sandbox is %v", sb.State())
 		}
-		b.reopen() // an ordinary restart: all is remembered, nothing is made up anew
+		b.reopen() // an ordinary restart keeps all of that
 		c, err := b.r.Container(running.ID())
 		b.ok(err)
 		if st := c.Status(); st.Reason != "Reboot" {
@@ -238,8 +238,8 @@ func TestReboot(t *testing.T) {
 	})
 }
 
-// A sandbox keeps its user namespace over a restart of the daemon, is not ready
-// without it, and does not get it back after a reboot.
+// A sandbox keeps its user namespace over a restart of the daemon, is not ready if that is
+// missing, and does not get another after a reboot.
 func TestUserNamespaceSurvives(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		ids := userns.Map{UID: userns.Range{Host: 1000, Length: 10}, GID: userns.Range{Host: 2000, Length: 10}}
@@ -276,7 +276,7 @@ func TestUserNamespaceSurvives(t *testing.T) {
 	})
 }
 
-// Names and times of creation stay unique over restarts.
+// Names and creation times are unique, also over restarts.
 func TestNamesAndTimes(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		one := b.sandbox("one")
@@ -292,7 +292,7 @@ func TestNamesAndTimes(t *testing.T) {
 		if _, err := b.r.Create(b.Context(), cfg); !errors.Is(err, fault.Exists) {
 			b.Errorf("got %v", err)
 		}
-		for range 10 { // in one instant of fake time
+		for range 10 { // at one instant of fake time
 			b.sandbox("")
 		}
 		var last time.Time
@@ -333,12 +333,12 @@ func TestPrefix(t *testing.T) {
 			b.Errorf("unknown prefix: %v", err)
 		}
 		if len(b.r.Sandboxes()) != 1 {
-			b.Error("sandboxes are listed that are being created")
+			b.Error("sandboxes that are being created are listed")
 		}
 	})
 }
 
-// A lost record takes with it all that it pointed at: processes, pins, files.
+// A lost record takes everything of its object along: processes, pins, files.
 func TestLostRecords(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		kept := b.sb
@@ -354,12 +354,12 @@ func TestLostRecords(t *testing.T) {
 			b.Errorf("%d processes of a container without a record run", n)
 		}
 		if n := b.m.Alive(keptC.ID()); n != 1 {
-			b.Errorf("%d processes of a container that is well, want 1", n)
+			b.Errorf("%d processes of an undamaged container, want 1", n)
 		}
 		if left := b.m.Left(); len(left) != 2 {
 			b.Errorf("left are %v, want pins and cgroup of %s", left, kept.ID())
 		}
-		c, err := b.r.Container(orphan.ID()) // its sandbox is gone, it is not
+		c, err := b.r.Container(orphan.ID()) // the sandbox is gone, the container is not
 		b.ok(err)
 		b.state(c, oci.Running)
 		b.ok(c.Remove(b.Context()))
@@ -369,8 +369,8 @@ func TestLostRecords(t *testing.T) {
 	})
 }
 
-// A sandbox whose creation died is NotReady: its removal begins with its network,
-// which is in the record.
+// A sandbox whose creation was interrupted is NotReady: its record has the network, which
+// its removal must take down first.
 func TestRecoverSandboxes(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		creating, err := b.r.CreateSandbox(b.Context(), oci.SandboxConfig{Name: "creating", Extra: []byte("x")})
@@ -384,7 +384,7 @@ func TestRecoverSandboxes(t *testing.T) {
 			b.Fatal("removed")
 		}
 		b.m.FailHost("unpin", nil)
-		b.ok(b.m.Host.Unpin(oci.Pins{Dir: unpinned.RunDir()})) // by somebody else
+		b.ok(b.m.Host.Unpin(oci.Pins{Dir: unpinned.RunDir()})) // by another program
 		b.reopen()
 		for sb, want := range map[*oci.Sandbox]oci.SandboxState{
 			b.sb: oci.SandboxReady, creating: oci.SandboxNotReady, stopping: oci.SandboxStopping, unpinned: oci.SandboxNotReady,
@@ -404,7 +404,7 @@ func TestRecoverSandboxes(t *testing.T) {
 	})
 }
 
-// empty fails the test if anything of the runtime is left on the machine.
+// empty fails the test if the machine has any leftovers of the runtime.
 func (b *bed) empty() {
 	b.Helper()
 	left := append(b.m.Left(), b.m.Known()...)
@@ -422,8 +422,8 @@ func (b *bed) empty() {
 	}
 }
 
-// After a change of the cgroup driver, or a wipe without the instance's
-// configuration, no cgroup of the other driver is left.
+// No cgroup of the other driver is left after a change of the driver, or after a wipe that
+// did not know the instance's configuration.
 func TestDriverChanged(t *testing.T) {
 	for _, was := range []bool{false, true} {
 		inBubble(t, func(b *bed) {
@@ -443,8 +443,8 @@ func TestDriverChanged(t *testing.T) {
 	}
 }
 
-// An OOM kill is reported once, by the container's current executor, which knows
-// what earlier ones have reported. One that has not been reported is not lost.
+// Each OOM kill is reported once: a new executor knows what earlier ones have reported, and
+// reports the rest.
 func TestKillsAreReportedOnce(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.ok(b.r.Close())

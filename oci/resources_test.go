@@ -12,7 +12,8 @@ import (
 
 func ptr[T any](v T) *T { return &v }
 
-// The status has what the kernel enforces, in the requested form if that means the same.
+// The status has what the kernel enforces, and in the form of the request if that is
+// equivalent.
 func TestReadResources(t *testing.T) {
 	asked := &specs.LinuxResources{
 		CPU:            &specs.LinuxCPU{Shares: ptr(uint64(512)), Quota: ptr(int64(20000)), Period: ptr(uint64(100000)), Cpus: "0,1"},
@@ -45,7 +46,7 @@ func TestReadResources(t *testing.T) {
 	}
 }
 
-// A change that another program makes shows.
+// A change by another program is shown.
 func TestReadResourcesChanged(t *testing.T) {
 	asked := &specs.LinuxResources{
 		CPU:    &specs.LinuxCPU{Shares: ptr(uint64(512)), Quota: ptr(int64(20000))},
@@ -71,7 +72,7 @@ func TestReadResourcesChanged(t *testing.T) {
 	}
 }
 
-// The kernel's defaults are not shown as limits that somebody set.
+// The kernel's defaults are not shown as limits.
 func TestReadResourcesUnlimited(t *testing.T) {
 	v1 := v1Dirs(write(t, map[string]string{
 		"memory.limit_in_bytes": "9223372036854771712\n", "memory.memsw.limit_in_bytes": "9223372036854771712\n",
@@ -89,18 +90,18 @@ func TestReadResourcesUnlimited(t *testing.T) {
 	gone := filepath.Join(t.TempDir(), "gone")
 	for _, dirs := range []map[string]string{{"": gone}, {"memory": gone, "": os.TempDir()}} {
 		if got := readResources(dirs, &specs.LinuxResources{}); got != nil {
-			t.Errorf("of a cgroup that has gone: %v", got)
+			t.Errorf("resources of a removed cgroup: %v", got)
 		}
 	}
 }
 
-// v1Dirs has all controllers in one directory.
+// v1Dirs returns the cgroup directories of a container, all controllers in dir.
 func v1Dirs(dir string) map[string]string {
 	return map[string]string{"memory": dir, "cpu": dir, "cpuset": dir, "hugetlb": dir, "": os.TempDir()}
 }
 
-// systemd keeps a quota in whole percents of a CPU. The status has what was requested, or the
-// kubelet would wait forever for its resize.
+// systemd rounds a quota up to whole percents of a CPU. The status has what was requested,
+// or the kubelet would wait forever for its resize.
 func TestReadResourcesOfScope(t *testing.T) {
 	scope := filepath.Join(t.TempDir(), "crisp-x.scope")
 	if err := os.Mkdir(scope, 0o755); err != nil {
@@ -112,7 +113,7 @@ func TestReadResourcesOfScope(t *testing.T) {
 		{12345, 13000, 12345},
 		{12000, 12000, 12000},
 		{1, 1000, 1},
-		{12345, 14000, 14000}, // somebody else has set it
+		{12345, 14000, 14000}, // set by another program
 		{12345, 12000, 12000},
 	} {
 		if err := os.WriteFile(filepath.Join(scope, "cpu.max"), fmt.Appendf(nil, "%d 100000\n", c.kernel), 0o644); err != nil {
@@ -120,7 +121,7 @@ func TestReadResourcesOfScope(t *testing.T) {
 		}
 		got := readResources(map[string]string{"": scope}, &specs.LinuxResources{CPU: &specs.LinuxCPU{Quota: &c.asked, Period: ptr(uint64(100000))}})
 		if *got.CPU.Quota != c.want {
-			t.Errorf("asked for %d, the kernel has %d: reported %d, want %d", c.asked, c.kernel, *got.CPU.Quota, c.want)
+			t.Errorf("request %d, kernel %d: reported %d, want %d", c.asked, c.kernel, *got.CPU.Quota, c.want)
 		}
 	}
 }

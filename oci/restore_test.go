@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// A checkpoint stays until its processes run, over restarts of the daemon, and goes with a
-// container that was never started.
+// The files of a checkpoint stay until its processes run, also over restarts of the daemon,
+// and are removed with a container that was never started.
 func TestRestoreDir(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		there := func(dir string) bool {
@@ -26,7 +26,7 @@ func TestRestoreDir(t *testing.T) {
 		b.ok(err)
 		b.ok(drop())
 		if left, err := filepath.Glob(filepath.Join(b.m.Root, "containers", "*")); err != nil || len(left) > 0 {
-			b.Errorf("dropped, and there is %v (err %v)", left, err)
+			b.Errorf("after drop there is %v (err %v)", left, err)
 		}
 
 		lost, _, err := b.r.RestoreDir(oci.NewID())
@@ -41,7 +41,7 @@ func TestRestoreDir(t *testing.T) {
 		b.ok(err)
 		b.reopen()
 		if there(filepath.Dir(lost)) {
-			b.Error("what a dead daemon had begun is still there")
+			b.Error("the directory of a restore that a dead daemon had begun is still there")
 		}
 
 		c, err := b.r.Container(id)
@@ -50,7 +50,7 @@ func TestRestoreDir(t *testing.T) {
 		synctest.Wait()
 		b.state(c, oci.Running)
 		if there(dir) {
-			b.Error("the processes run, and their checkpoint is still there")
+			b.Error("the checkpoint is still there after its restore")
 		}
 		b.ok(b.r.Shutdown(b.Context()))
 		b.empty()

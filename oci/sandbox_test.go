@@ -41,7 +41,7 @@ func joined(sb *oci.Sandbox, spec *specs.Spec) *specs.Spec {
 	return spec
 }
 
-// create makes a container on the kernel whose output goes to a file.
+// create makes a container and returns it with the path of its log.
 func (n *kernelNode) create(t testing.TB, r *oci.Runtime, sb *oci.Sandbox, spec *specs.Spec) (*oci.Container, string) {
 	t.Helper()
 	id := oci.NewID()
@@ -101,7 +101,7 @@ func TestSandboxNamespaces(t *testing.T) {
 		}
 	}
 	if sb.NamespacePath("pid") != "" || sb.NamespacePath("mnt") != "" {
-		t.Error("sandbox has namespaces that nobody asked for")
+		t.Error("sandbox has namespaces that were not requested")
 	}
 	got := n.output(t, r, sb, "hostname",
 		"cat", "/proc/sys/net/ipv4/ip_unprivileged_port_start", "cat", "/proc/sys/kernel/shm_rmid_forced", "cat", "/proc/sys/kernel/domainname")
@@ -121,15 +121,15 @@ func TestSandboxNamespaces(t *testing.T) {
 	if fi, err := os.Stat(sb.ShmDir()); err != nil || fi.Mode()&(os.ModePerm|os.ModeSticky) != 0o777|os.ModeSticky {
 		t.Errorf("shm has mode %v (err %v)", fi.Mode(), err)
 	}
-	// The pins must be seen from no mount namespace that shares ours.
+	// No mount namespace that shares our mounts may see the pins.
 	for line := range strings.Lines(readFile(t, "/proc/self/mountinfo")) {
 		if strings.Contains(line, n.state) && strings.Contains(line, "shared:") {
-			t.Errorf("is shared: %s", line)
+			t.Errorf("the pin is on a shared mount: %s", line)
 		}
 	}
 
-	// Unpinned while a container runs, the paths stay and the namespaces go with
-	// the last process.
+	// After Unpin while a container runs, the paths stay the same, and the namespaces end
+	// with the last process.
 	path := sb.NetNS()
 	for range 2 {
 		if err := errors.Join(sb.BeginStop(), sb.Unpin(t.Context()), sb.Stopped()); err != nil {
@@ -156,7 +156,7 @@ func readFile(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A sandbox on the host's network has the host's hostname, and may not set sysctls of the
+// A sandbox on the host's network has the host's hostname, and must not set sysctls of the
 // network.
 func TestHostNetwork(t *testing.T) {
 	n := newKernelNode(t)
@@ -189,8 +189,8 @@ func TestHostNetwork(t *testing.T) {
 	}
 }
 
-// What the kernel refuses is named in the error, undone, and does not get in the way of later
-// sandboxes.
+// When the kernel refuses a setting, the error names it, the creation is undone, and later
+// sandboxes are not affected.
 func TestSandboxRefusedByKernel(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -204,7 +204,7 @@ func TestSandboxRefusedByKernel(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if len(r.Sandboxes()) != 0 {
-		t.Error("a sandbox is there")
+		t.Error("a sandbox whose creation failed is listed")
 	}
 	cfg.Hostname = ""
 	sb, err := r.CreateSandbox(t.Context(), cfg)
@@ -219,8 +219,8 @@ func TestSandboxRefusedByKernel(t *testing.T) {
 	}
 }
 
-// Making namespaces, many at once, changes no thread that stays: a thread of ours in a pod's
-// network would be a leak that no sweep can find.
+// Making many sandboxes at once leaves no thread of ours in another namespace: one in a
+// pod's network would be a leak that no sweep can find.
 func TestNamespacesStayOnTheirThreads(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -252,17 +252,17 @@ func TestNamespacesStayOnTheirThreads(t *testing.T) {
 			break
 		}
 		if wait > 30*time.Second {
-			t.Fatalf("%d of %d threads are in another network", strayed, len(tasks))
+			t.Fatalf("%d of %d threads are in another network namespace", strayed, len(tasks))
 		}
-		time.Sleep(wait) // a thread may be on its way out
+		time.Sleep(wait) // a thread may be about to end
 	}
 	if err := r.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// Counters are those of the container and of its sandbox's cgroup; resources can be changed
-// while it runs.
+// The counters are those of the container and of its sandbox's cgroup, and limits can be
+// changed while it runs.
 func TestStatsAndUpdate(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -293,7 +293,7 @@ func TestStatsAndUpdate(t *testing.T) {
 			if s, err = read(); err != nil {
 				t.Fatal(err)
 			}
-			// cgroup v1 sums memory.stat up once in two seconds, or when enough has changed.
+			// cgroup v1 updates memory.stat every two seconds, or when enough has changed.
 			if s.Memory.RSS >= 16<<20 || time.Now().After(deadline) {
 				break
 			}
@@ -316,7 +316,7 @@ func TestStatsAndUpdate(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := sb.Usage(); !errors.Is(err, fault.WrongState) {
-		t.Errorf("counters of a sandbox that is gone: %v", err)
+		t.Errorf("counters of a removed sandbox: %v", err)
 	}
 }
 
@@ -354,8 +354,8 @@ func TestPIDTargetOnKernel(t *testing.T) {
 	}
 }
 
-// A record that was damaged on disk costs only its own pod; what it pointed at in the kernel
-// is removed.
+// A damaged record affects only its own pod, and everything of that pod in the kernel is
+// removed.
 func TestDamagedRecordOnKernel(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -402,7 +402,7 @@ func TestDamagedRecordOnKernel(t *testing.T) {
 		}
 	}
 	if aside, _ := filepath.Glob(filepath.Join(n.root, "quarantine", "*")); len(aside) != 2 {
-		t.Errorf("set aside: %v", aside)
+		t.Errorf("records set aside: %v", aside)
 	}
 	if err := r.Shutdown(t.Context()); err != nil {
 		t.Fatal(err)

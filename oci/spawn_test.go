@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Why an executor could not begin is in its log, which may be gone with its directory
-// when somebody reads the error.
+// The error has the reason why an executor exited at once: the log may be gone with its
+// directory by the time the error is read.
 func TestExecutorThatEndsAtOnceSaysWhy(t *testing.T) {
 	for name, tt := range map[string]struct{ script, want string }{
 		"with a reason": {"echo first >&2; echo the disk is on fire >&2; exit 1", "executor.log ends with: the disk is on fire"},

@@ -16,13 +16,13 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// makeParent makes a cgroup as the kubelet makes a pod's, and returns what crispd is told of
-// it, and its directories.
+// makeParent makes a cgroup as the kubelet does for a pod, and returns its name in requests
+// to crispd and its directories.
 func makeParent(t *testing.T) (parent string, dirs []string) {
 	t.Helper()
 	parent = "/crisptest" + oci.NewID()[:12]
 	if viaSystemd() {
-		parent = strings.TrimPrefix(parent, "/") + ".slice" // a plain directory, of which systemd does not know
+		parent = strings.TrimPrefix(parent, "/") + ".slice" // a plain directory that systemd does not know
 	}
 	all, err := kernel.Hierarchies()
 	if err != nil {
@@ -38,15 +38,15 @@ func makeParent(t *testing.T) (parent string, dirs []string) {
 	t.Cleanup(func() {
 		for _, dir := range dirs {
 			if err := os.Remove(dir); err != nil {
-				t.Error(err) // something was left in it
+				t.Error(err) // not empty
 			}
 		}
 	})
 	return parent, dirs
 }
 
-// A stand-in is made anew, with another inode, so that whoever watches sees it come again; it
-// goes with the sandbox, and never comes back after that.
+// A stand-in is replaced by a new cgroup with another inode, so that watchers see it appear
+// again; it is removed with the sandbox, and does not come back.
 func TestStandIn(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -67,7 +67,7 @@ func TestStandIn(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := sb.RemoveStandIn(); err != nil {
-		t.Errorf("remove what is not there: %v", err)
+		t.Errorf("removal of a missing stand-in: %v", err)
 	}
 	var inodes [2][]uint64
 	for i := range inodes {
@@ -100,7 +100,7 @@ func TestStandIn(t *testing.T) {
 	}
 }
 
-// A sandbox whose cgroup has its name needs no stand-in.
+// A sandbox with a cgroup of its own name needs no stand-in.
 func TestNoStandIn(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
@@ -135,7 +135,8 @@ func inode(t *testing.T, path string) uint64 {
 	return st.Ino
 }
 
-// A container's cgroup is named as whoever looks below /sys/fs/cgroup finds it.
+// The path of a container's cgroup is relative to the hierarchy's mount, as programs that
+// look below /sys/fs/cgroup need it.
 func TestCgroupPath(t *testing.T) {
 	m := ocitest.NewMachine(t)
 	r := m.Open(t)

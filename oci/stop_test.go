@@ -74,7 +74,7 @@ func (b *bed) start(args ...string) *oci.Container {
 	return c
 }
 
-// reopen is a restart of the daemon.
+// reopen restarts the daemon.
 func (b *bed) reopen() {
 	b.Helper()
 	b.ok(b.r.Close())
@@ -129,8 +129,8 @@ func TestStopTakesTheEarliestDeadline(t *testing.T) {
 	})
 }
 
-// The kubelet's call may be cut off during the grace period; the container is killed at its
-// end nevertheless.
+// The kubelet may give up its call during the grace period; the container is still killed
+// at the end of that.
 func TestStopSurvivesItsCaller(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("ignore-term", "sleep", "for-ever")
@@ -151,8 +151,8 @@ func TestStopSurvivesItsCaller(t *testing.T) {
 	})
 }
 
-// A process that does not die at once (it waits for a disk) is killed again, for as long as it
-// takes, and the caller gets its own deadline.
+// A process that does not die at once, because it waits for a disk, is killed again and
+// again, and the caller's deadline still holds.
 func TestKillIsRepeated(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")
@@ -171,8 +171,8 @@ func TestKillIsRepeated(t *testing.T) {
 }
 
 // The kubelet stops a container that does not die again and again, for days if need be (a
-// process waits for an NFS server). That neither piles up work nor kills more often, and each
-// new Stop tries at once.
+// process waits for an NFS server). That accumulates no work and no more kills, and each
+// new Stop kills at once.
 func TestStoppedAgainAndAgain(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")
@@ -218,12 +218,12 @@ func TestStopDuringStart(t *testing.T) {
 		go func() { stopped <- c.Stop(b.Context(), unix.SIGTERM, 10*time.Second) }()
 		synctest.Wait()
 		b.state(c, oci.Stopping)
-		// What needs a process is refused, and not as if there were no container.
+		// Calls that need the process are refused as WrongState, not as NotFound.
 		_, execErr := c.Exec(b.Context(), oci.ExecConfig{Process: &specs.Process{Args: []string{"/testbin"}}})
 		_, attachErr := c.Attach(b.Context(), false)
 		for what, err := range map[string]error{"reopen": c.ReopenLog(b.Context()), "resize": c.Resize(b.Context(), 80, 25), "exec": execErr, "attach": attachErr} {
 			if !errors.Is(err, fault.WrongState) {
-				b.Errorf("%s of a container that is stopped while it is started: %v, want WrongState", what, err)
+				b.Errorf("%s of a container that was stopped during its start: %v, want WrongState", what, err)
 			}
 		}
 		release()
@@ -259,11 +259,12 @@ func TestStopDuringFailingStart(t *testing.T) {
 			b.Errorf("status is %+v", st)
 		}
 		b.m.Fail(wire.MethodRun, nil)
-		<-b.start("exit", "0").Done() // the next one is none the worse
+		<-b.start("exit", "0").Done() // the next container starts
 	})
 }
 
-// A container that exits at once is Running for every listener before it is Exited.
+// Listeners learn that a container runs before they learn of its exit, even if it exits at
+// once.
 func TestEventsComeInOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
@@ -320,7 +321,7 @@ func TestOverlappingRemoves(t *testing.T) {
 	})
 }
 
-// Check is ok for goroutines, which must not call FailNow.
+// Check is ok for other goroutines, which must not call FailNow.
 func (b *bed) Check(err error) {
 	b.Helper()
 	if err != nil {
@@ -328,8 +329,8 @@ func (b *bed) Check(err error) {
 	}
 }
 
-// A start that hangs is killed when the grace period of its Stop is over: before there
-// is a process, a polite signal has no receiver.
+// A start that hangs is killed when the grace period of its Stop is over: before there is a
+// process, there is nothing to send SIGTERM to.
 func TestStopEndsAStartThatHangs(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.m.Executor.SlowRun(time.Hour)
@@ -342,7 +343,7 @@ func TestStopEndsAStartThatHangs(t *testing.T) {
 		go func() { stopped <- c.Stop(b.Context(), unix.SIGTERM, 10*time.Second) }()
 		time.Sleep(9 * time.Second)
 		if n := len(b.m.Executor.Calls(wire.MethodSignal)); n > 0 {
-			b.Errorf("it was signalled %d times before its grace was over", n)
+			b.Errorf("%d signals before the grace period was over", n)
 		}
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
@@ -350,10 +351,10 @@ func TestStopEndsAStartThatHangs(t *testing.T) {
 		case err := <-stopped:
 			b.ok(err)
 		default:
-			b.Fatal("the stop goes on")
+			b.Fatal("the Stop has not returned")
 		}
 		if err := <-started; err == nil {
-			b.Error("it was started")
+			b.Error("the start has succeeded")
 		}
 		b.state(c, oci.Exited)
 		if st := c.Status(); st.ExitCode != 128 || st.Reason != "StartError" {

@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// The fake executor passes the suite that the real one passes.
+// The fake executor passes the same suite as the real one.
 func TestSuiteOnFake(t *testing.T) {
 	ocitest.Suite(t, func(t *testing.T) ocitest.Node {
 		m := ocitest.NewMachine(t)

@@ -9,9 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// An executor that is killed while it starts a process has made the cgroup without
-// reporting it. It is removed with the container, or with the sandbox whose init it was
-// to be.
+// An executor that is killed during a start has made a cgroup that it has not reported. It
+// is removed with the container, or with the sandbox if it was for the sandbox's init.
 func TestCgroupOfAStartThatWasCutShort(t *testing.T) {
 	if viaSystemd() {
 		t.Skip("systemd removes scopes by itself")
@@ -45,7 +44,7 @@ func TestCgroupOfAStartThatWasCutShort(t *testing.T) {
 	id := oci.NewID()
 	plant(id)
 	if _, err := r.CreateSandbox(t.Context(), oci.SandboxConfig{ID: id, CgroupParent: parent, SharedPID: true}); err == nil {
-		t.Fatal("a sandbox was made whose init does not exist")
+		t.Fatal("a sandbox with a missing init program was made")
 	}
 	left(id)
 
@@ -77,7 +76,7 @@ func TestCgroupOfAStartThatWasCutShort(t *testing.T) {
 	}
 }
 
-// hierarchies are where the machine's cgroups are mounted.
+// hierarchies returns the mount points of the machine's cgroup hierarchies.
 func hierarchies(t *testing.T) []string {
 	t.Helper()
 	procs, err := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")

@@ -28,11 +28,11 @@ func TestUpdateGivenUpByItsCaller(t *testing.T) {
 				go func() {
 					ended <- c.Update(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}})
 				}()
-				synctest.Wait() // the executor is at it
+				synctest.Wait() // the update is in the executor
 				b.m.Executor.Fail(wire.MethodUpdate, nil)
 				cancel()
 				if err := <-ended; !errors.Is(err, context.Canceled) {
-					b.Errorf("the caller who left got %v", err)
+					b.Errorf("the caller that gave up got %v", err)
 				}
 				go func() {
 					ended <- c.Apply(b.Context(), oci.Change{Resources: &specs.LinuxResources{CPU: &specs.LinuxCPU{Shares: &shares}}})
@@ -46,7 +46,7 @@ func TestUpdateGivenUpByItsCaller(t *testing.T) {
 					b.Errorf("the config says %v about a change that was %s", made, name)
 				}
 				if r.CPU == nil || r.CPU.Shares == nil || *r.CPU.Shares != shares {
-					b.Errorf("the change that came meanwhile is lost: %+v", r.CPU)
+					b.Errorf("the concurrent change is lost: %+v", r.CPU)
 				}
 			})
 		})

@@ -45,9 +45,9 @@ func (x *brittle) Call(_ context.Context, _ *wire.Conn, call *wire.Call) (any, [
 	return nil, nil, fault.Invalid.Errorf("unknown method %q", call.Method)
 }
 
-// The first thing that a new crispd does may be to have the executor become another
-// program, which may fail. By then it holds what the containers' output is read from,
-// or they would die of it.
+// The first thing that a new crispd does may be an upgrade of the executor, which may fail.
+// By then crispd must hold the read ends of the containers' pipes, or they would die of
+// SIGPIPE.
 func TestUpgradeThatFailsLosesNoStdio(t *testing.T) {
 	o := Options{State: t.TempDir(), Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
 	o.Executor = filepath.Join(o.State, "executor")
@@ -78,6 +78,6 @@ func TestUpgradeThatFailsLosesNoStdio(t *testing.T) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if want := []string{wire.MethodHello, wire.MethodList, wire.MethodHold, wire.MethodUpgrade}; !slices.Equal(x.calls, want) {
-		t.Errorf("it was asked for %v, want %v", x.calls, want)
+		t.Errorf("calls to the executor are %v, want %v", x.calls, want)
 	}
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// inode identifies a namespace.
+// inode returns what identifies a namespace.
 func inode(t *testing.T, f *os.File) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -25,7 +25,8 @@ func inode(t *testing.T, f *os.File) string {
 	return fmt.Sprint(st.Dev, " ", st.Ino)
 }
 
-// checkOwned reports which of dir's namespaces do not belong to its user namespace.
+// checkOwned fails the test for each namespace pinned in dir that does not belong to its
+// user namespace.
 func checkOwned(t *testing.T, dir string) {
 	t.Helper()
 	user, err := os.Open(filepath.Join(dir, "ns/user"))
@@ -51,8 +52,8 @@ func checkOwned(t *testing.T, dir string) {
 	}
 }
 
-// A sandbox's namespaces belong to its user namespace, also if they had to be
-// made a second time, and have its hostname and sysctls.
+// A sandbox's namespaces belong to its user namespace and have its hostname and sysctls,
+// also if they had to be made a second time.
 func TestPinUserNamespace(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
@@ -76,7 +77,7 @@ func TestPinUserNamespace(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	for range 2 { // the second finds all in place
+	for range 2 { // the second call finds everything in place
 		if err := k.Pin(p); err != nil {
 			t.Fatal(err)
 		}
@@ -108,12 +109,12 @@ func TestPinUserNamespace(t *testing.T) {
 		t.Errorf("shm belongs to %d:%d, %v", st.Uid, st.Gid, err)
 	}
 
-	// As if Pin had been killed before its last step.
+	// The state after Pin was killed before its last step.
 	if err := unmount(filepath.Join(dir, "ns/user")); err != nil {
 		t.Fatal(err)
 	}
 	if k.Pinned(p) {
-		t.Error("without its user namespace all is pinned")
+		t.Error("without its user namespace the sandbox counts as pinned")
 	}
 	if err := k.Pin(p); err != nil {
 		t.Fatal(err)

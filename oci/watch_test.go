@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An executor that hangs is reported and then replaced, without any container noticing; one
-// that is merely slow is not.
+// A hanging executor is reported and then replaced, and no container is affected; one that
+// is merely slow is not.
 func TestExecutorStandsStill(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "1h", "exit", "7")
@@ -23,7 +23,7 @@ func TestExecutorStandsStill(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := b.r.ExecutorRestarts(); n > 0 || b.r.Trouble() != nil {
-			b.Errorf("after a pause it was replaced %d times, %v", n, b.r.Trouble())
+			b.Errorf("after a pause the executor was replaced %d times, %v", n, b.r.Trouble())
 		}
 
 		still := b.m.Executor.Hold(wire.MethodPing)
@@ -32,7 +32,7 @@ func TestExecutorStandsStill(t *testing.T) {
 			b.Error("an executor that does not answer is not reported")
 		}
 		if n := b.r.ExecutorRestarts(); n > 0 {
-			b.Errorf("it was replaced at once, %d times", n)
+			b.Errorf("the executor was replaced at once, %d times", n)
 		}
 		for b.r.ExecutorRestarts() == 0 {
 			time.Sleep(time.Second)
@@ -41,7 +41,7 @@ func TestExecutorStandsStill(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		if n := b.r.ExecutorRestarts(); n != 1 || b.r.Trouble() != nil {
-			b.Errorf("it was replaced %d times, %v", n, b.r.Trouble())
+			b.Errorf("the executor was replaced %d times, %v", n, b.r.Trouble())
 		}
 		b.state(c, oci.Running)
 		<-c.Done()
@@ -51,7 +51,7 @@ func TestExecutorStandsStill(t *testing.T) {
 	})
 }
 
-// The successor of an executor that hung gets as much time as that one.
+// The successor of a hanging executor gets as much time as that one.
 func TestSuccessorHasAsLong(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.start("sleep", "1h")
@@ -78,5 +78,5 @@ func TestSuccessorHasAsLong(t *testing.T) {
 	})
 }
 
-// pingTime is how far apart two looks at the executor may be.
+// pingTime is the longest time between two pings of the executor.
 const pingTime = 10 * time.Second

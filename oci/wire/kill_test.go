@@ -12,18 +12,18 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// listenerEnv makes the test's program the process that TestKill kills.
+// listenerEnv makes the test binary the process that TestKill kills.
 const listenerEnv = "WIRE_TEST_LISTEN"
 
-// Kill kills the listening process, though it answers nothing, and no other process
-// once that has exited.
+// Kill kills the process that listens, though it does not answer, and kills nothing once
+// that has exited.
 func TestKill(t *testing.T) {
 	if path := os.Getenv(listenerEnv); path != "" {
 		if _, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"}); err != nil {
 			t.Fatal(err)
 		}
 		os.Stdout.WriteString("listening\n")
-		select {} // it accepts no connection
+		select {} // and accepts no connection
 	}
 	path := t.TempDir() + "/s"
 	cmd := exec.Command(os.Args[0], "-test.run=^TestKill$")
@@ -50,14 +50,14 @@ func TestKill(t *testing.T) {
 	if err := c.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	for range c.Events() { // ends with the connection
+	for range c.Events() { // until the connection ends
 	}
 	err = cmd.Wait()
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || status.Signal() != syscall.SIGKILL {
 		t.Errorf("the listener ended with %v", err)
 	}
 	if err := c.Kill(); err != nil {
-		t.Errorf("kill of one that has ended: %v", err)
+		t.Errorf("kill of a process that has ended: %v", err)
 	}
 	if _, err := c.Call(t.Context(), wire.MethodHello, nil, nil); fault.KindOf(err) != fault.Unavailable {
 		t.Errorf("a call afterwards: %v", err)

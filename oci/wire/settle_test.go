@@ -9,16 +9,16 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A client that is killed in the middle of a call leaves it behind. Its successor
-// must see the effect of that call: otherwise a container that was being started
-// is taken for one that never ran, and runs twice.
+// A client that is killed during a call leaves the call behind. Its successor must see that
+// call's effect: otherwise a container that was being started is taken for one that never
+// ran, and is started twice.
 func TestSettleWaitsForACallLeftBehind(t *testing.T) {
 	begun, finish := make(chan struct{}), make(chan struct{})
 	var started atomic.Bool
 	path, first := serve(t, handler{
 		"run": func(context.Context, *wire.Conn, *wire.Call) (any, []*os.File, error) {
 			close(begun)
-			<-finish // whatever becomes of the caller
+			<-finish // even without a caller
 			started.Store(true)
 			return nil, nil, nil
 		},
@@ -51,7 +51,7 @@ func TestSettleWaitsForACallLeftBehind(t *testing.T) {
 	}
 }
 
-// A live client delays nobody.
+// Settle does not wait for the calls of a live client.
 func TestSettleDoesNotWaitForTheLiving(t *testing.T) {
 	block := make(chan struct{})
 	begun := make(chan struct{})

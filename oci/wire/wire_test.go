@@ -23,7 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A handler made of functions by method.
+// A handler is a function for each method.
 type handler map[string]func(context.Context, *wire.Conn, *wire.Call) (any, []*os.File, error)
 
 func (h handler) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (any, []*os.File, error) {
@@ -34,7 +34,7 @@ func (h handler) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (an
 	return f(ctx, from, call)
 }
 
-// serve serves h and returns the socket's path and a client.
+// serve serves h and returns the path of its socket and a client.
 func serve(t *testing.T, h handler) (string, *wire.Client) {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "s")
@@ -60,7 +60,7 @@ func echo(_ context.Context, _ *wire.Conn, call *wire.Call) (any, []*os.File, er
 	return req, nil, err
 }
 
-// pipe is os.Pipe with names.
+// pipe is os.Pipe with names for its files.
 func pipe(reader, writer string) (r, w *os.File, err error) {
 	var fds [2]int
 	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC); err != nil {
@@ -122,7 +122,7 @@ func TestCallsAtOnce(t *testing.T) {
 	wg.Wait()
 }
 
-// The server maps kinds to status codes: they must come through.
+// The server maps the kinds of errors to status codes: they must survive the connection.
 func TestErrorKinds(t *testing.T) {
 	kinds := map[string]fault.Kind{}
 	h := handler{}
@@ -148,7 +148,7 @@ func TestErrorKinds(t *testing.T) {
 	}
 }
 
-// A caller that gives up cancels the work, and the connection stays.
+// A caller that gives up cancels its call, and the connection stays usable.
 func TestAbandonedCall(t *testing.T) {
 	cancelled := make(chan struct{})
 	_, c := serve(t, handler{
@@ -167,7 +167,7 @@ func TestAbandonedCall(t *testing.T) {
 	<-cancelled
 	var got text
 	if _, err := c.Call(t.Context(), "echo", text{"on"}, &got); err != nil || got.S != "on" {
-		t.Errorf("after it: %v, %v", got, err)
+		t.Errorf("a call after it: %v, %v", got, err)
 	}
 }
 
@@ -197,16 +197,15 @@ func TestConnectionEnds(t *testing.T) {
 		t.Errorf("call on a closed connection: %v", err)
 	}
 	if _, ok := <-c.Events(); ok {
-		t.Error("an event after the end")
+		t.Error("an event after the connection's end")
 	}
 	os.Remove(path)
 	if _, err := wire.Dial(t.Context(), path); !errors.Is(err, fault.Unavailable) {
-		t.Errorf("nobody there: %v", err)
+		t.Errorf("dial without a listener: %v", err)
 	}
 }
 
-// No event is lost, whether its reader is slow or not, and a slow reader delays no
-// call.
+// No event is lost, and a slow reader of events delays no call.
 func TestEvents(t *testing.T) {
 	const many = 5000
 	_, c := serve(t, handler{
@@ -234,8 +233,7 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// Then runs when the answer has been sent: an executor that upgrades itself answers
-// first.
+// Then runs after the answer was sent: an executor that is to be upgraded answers first.
 func TestThen(t *testing.T) {
 	then := make(chan struct{})
 	_, c := serve(t, handler{"bye": func(_ context.Context, _ *wire.Conn, call *wire.Call) (any, []*os.File, error) {
@@ -248,8 +246,8 @@ func TestThen(t *testing.T) {
 	<-then
 }
 
-// Whatever arrives, with however many files, the server neither crashes nor stops
-// serving others, and keeps no file open.
+// Whatever a client sends, with however many files, the server does not crash, goes on
+// serving others, and leaves no file open.
 func FuzzFrame(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "s")
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
@@ -307,7 +305,7 @@ func FuzzFrame(f *testing.F) {
 	})
 }
 
-// A closing handler closes the files of its calls, which are its own.
+// A closing handler closes the files of its calls, which Serve hands over to it.
 type closing struct{ handler }
 
 func (h closing) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (any, []*os.File, error) {
@@ -317,7 +315,7 @@ func (h closing) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (an
 	return h.handler.Call(ctx, from, call)
 }
 
-// nulls counts the descriptors of the null device that this process has.
+// nulls returns how many descriptors of /dev/null this process has open.
 func nulls(t *testing.T) (n int) {
 	t.Helper()
 	entries, err := os.ReadDir("/proc/self/fd")
@@ -332,8 +330,8 @@ func nulls(t *testing.T) (n int) {
 	return n
 }
 
-// A server that no longer listens answers nothing: a call that it accepted then
-// could be lost, and its client would learn that late.
+// When Serve ends, so do its connections: a call that it accepted afterwards might get no
+// answer, and its client would learn that late.
 func TestServeEndsConnections(t *testing.T) {
 	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: filepath.Join(t.TempDir(), "s"), Net: "unix"})
 	if err != nil {
@@ -368,6 +366,6 @@ func TestServeEndsConnections(t *testing.T) {
 	close(release)
 	<-served
 	if _, ok := <-c.Events(); ok {
-		t.Error("an event after the end")
+		t.Error("an event after the connection's end")
 	}
 }
