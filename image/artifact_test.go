@@ -14,7 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An artifact is files by name, which can be a volume and nothing else.
+// An artifact is a set of named files, which can be mounted as a volume and not as a root
+// file system.
 func TestArtifact(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -40,7 +41,7 @@ func TestArtifact(t *testing.T) {
 		t.Errorf("as a root file system: %v, want an error of kind %v", err, fault.Invalid)
 	}
 
-	// The next version shares what has not changed.
+	// The next version shares the files that have not changed.
 	reg.Asked("")
 	reg.PushArtifact("model", "v2", "weights.bin", "1 2 3", "conf/a.json", "{1}")
 	p.Pull(reg.Host + "/model:v2")

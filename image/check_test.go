@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 )
 
-// Whoever breaks a file about images learns of it at once, not at the next pull:
-// from crispd check, and from the log at each start and reload.
+// Whoever breaks a configuration file for images learns of it at once, not at the next
+// pull: from crispd check, and from the log at each start and reload.
 func TestCheck(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -33,7 +33,7 @@ func TestCheck(t *testing.T) {
 		t.Fatal(err)
 	}
 	if wrong := image.Check(good); len(wrong) > 0 {
-		t.Errorf("of good files it says %q", wrong)
+		t.Errorf("check reports %q about good files", wrong)
 	}
 	for name, text := range map[string]string{
 		"regs.conf": "x", "p.json": "{", "ps/team.json": `{"default":[]}`, "a.json": "{", "as/team.json": `{"auths":{"a.example":{"auth":"!"}}}`, "ks/k.pem": pem,

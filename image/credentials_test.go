@@ -17,8 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A namespace's credentials count instead of the node's, those of the request
-// before both.
+// A namespace's credentials replace the node's, and those of the request replace both.
 func TestNamespaceCredentials(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -53,7 +52,7 @@ func TestNamespaceCredentials(t *testing.T) {
 			t.Errorf("%s was asked with the credentials of %q, want %q (err %v)", c.as.Namespace, user, c.want, err)
 		}
 	}
-	// What CRI-O's credential provider writes is for one pull.
+	// A file of CRI-O's credential provider is used for one pull.
 	once := filepath.Join(p.Dir, "auth", fmt.Sprintf("team-%x.json", sha256.Sum256([]byte(reg.Host+"/app"))))
 	imagetest.WriteFile(t, once, file("once"))
 	for _, want := range []string{"once", "team"} {

@@ -39,7 +39,7 @@ func newKeyPair(t testing.TB) (private, public string) {
 	return private, string(pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der}))
 }
 
-// encrypted is img with its layers encrypted for a public key.
+// encrypted returns img with its layers encrypted for the public key.
 func encrypted(t testing.TB, img *imagetest.Built, public string) *imagetest.Built {
 	t.Helper()
 	cc, err := encconfig.EncryptWithJwe([][]byte{[]byte(public)})
@@ -73,8 +73,8 @@ func encrypted(t testing.TB, img *imagetest.Built, public string) *imagetest.Bui
 	return e
 }
 
-// An encrypted image is for a node that has its key, and only as long as it has
-// it: that its layers are in the store does not make them everybody's.
+// An encrypted image is for a node that has its key, and only as long as it has it: its
+// layers in the store do not make the key unnecessary.
 func TestEncryptedImage(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -94,7 +94,7 @@ func TestEncryptedImage(t *testing.T) {
 			t.Errorf("pull of %s: error is %v, want one of kind %v that says what is missing", ref, err, fault.Invalid)
 		}
 	}
-	locked(ref) // no directory
+	locked(ref) // the directory does not exist yet
 	imagetest.WriteFile(t, filepath.Join(keys, "notes.txt"), "not a key")
 	imagetest.WriteFile(t, filepath.Join(keys, "other.pem"), other)
 	locked(ref)
@@ -112,7 +112,7 @@ func TestEncryptedImage(t *testing.T) {
 		t.Errorf("files hold %q", text)
 	}
 
-	// A manifest that merely claims the layers does not get them.
+	// A manifest that merely names the layers does not get them.
 	claim := imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"x": "junk"}), imagetest.TarOf(t, map[string]string{"y": "junk"}))
 	var m v1.Manifest
 	if err := json.Unmarshal(claim.Manifest, &m); err != nil {
@@ -128,10 +128,10 @@ func TestEncryptedImage(t *testing.T) {
 	claim.Manifest = imagetest.MustJSON(t, m)
 	reg.Push("app", "claim", claim)
 	if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:claim", registry.Caller{}); err == nil {
-		t.Error("layers were had for their diff IDs alone")
+		t.Error("layers were given out for their diff IDs alone")
 	}
 
-	// Without the key it is not pulled again, by tag or by digest.
+	// Without the key another pull fails, by tag or by digest.
 	if err := os.Remove(filepath.Join(keys, "ours.pem")); err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestEncryptedLayerDamaged(t *testing.T) {
 	a, b := imagetest.Build(t, "gzip", "one"), imagetest.Build(t, "gzip", "two")
 	sealed := encrypted(t, a, public)
 	other := encrypted(t, b, public)
-	// The key of one layer on the other.
+	// One image's layer gets the key of the other's.
 	var m, n v1.Manifest
 	if err := json.Unmarshal(sealed.Manifest, &m); err != nil {
 		t.Fatal(err)

@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
-// Any container may nest directories as deep as it likes: mkdir and chdir, again and
-// again. That must not cost crispd its descriptors, and must go with the container.
+// A container may nest directories without limit, with mkdir and chdir again and again. The
+// tree must not use up crispd's descriptors, and must be removed with the container.
 func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -45,7 +45,7 @@ func TestContainersDeepTreeIsMeasuredAndRemoved(t *testing.T) {
 	}
 }
 
-// fewDescriptors lets this process open that many more.
+// fewDescriptors limits this process to that many more descriptors.
 func fewDescriptors(t *testing.T, more int) {
 	t.Helper()
 	var old unix.Rlimit

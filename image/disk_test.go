@@ -40,7 +40,7 @@ func TestLostWritesFailThePull(t *testing.T) {
 		if err := unix.Unmount(p.Root(), 0); err != nil {
 			t.Error(err)
 		}
-		p.Open(image.Options{}) // what the end of the test looks at
+		p.Open(image.Options{}) // for the checks at the end of the test
 	})
 	p.Open(image.Options{})
 	data := make([]byte, 16<<20)

@@ -16,8 +16,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A link that breaks, or falls silent, every few megabytes must not keep a large layer
-// from coming: what has come counts.
+// A connection that breaks or stalls every few megabytes must not keep a large layer from
+// being fetched: what has arrived is kept.
 func TestDownloadGoesOn(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -32,7 +32,7 @@ func TestDownloadGoesOn(t *testing.T) {
 		stop  func(r *http.Request)
 	}{
 		"silence": {5 << 20, func(r *http.Request) { <-r.Context().Done() }},
-		"break":   {2 << 20, func(*http.Request) { panic(http.ErrAbortHandler) }}, // more often than it may without progress
+		"break":   {2 << 20, func(*http.Request) { panic(http.ErrAbortHandler) }}, // more often than is allowed without progress
 	} {
 		var sent atomic.Int64
 		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -44,7 +44,7 @@ func TestDownloadGoesOn(t *testing.T) {
 		})
 		got := p.Pull(reg.Host + "/app:v1")
 		if root := p.Mount(name, got.ID); imagetest.ReadFile(t, root, "noise") != string(noise) {
-			t.Errorf("%s: other content came", name)
+			t.Errorf("%s: the content differs", name)
 		}
 		if n := sent.Load(); n > int64(len(data))+2<<20 {
 			t.Errorf("%s: %d bytes were sent for %d", name, n, len(data))
@@ -66,7 +66,7 @@ type shortWriter struct {
 	stop func()
 }
 
-// Write implements io.Writer.
+// Write implements io.Writer, and calls stop after w.left bytes.
 func (w *shortWriter) Write(p []byte) (int, error) {
 	p = p[:min(len(p), w.left)]
 	n, err := w.ResponseWriter.Write(p)
@@ -79,7 +79,7 @@ func (w *shortWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// A registry that is being restarted, or is overloaded for a moment, is asked once more.
+// A request is repeated when a registry is restarted, or is overloaded for a moment.
 func TestPassingFailureIsTriedAgain(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// The files that are written about images.
+// The format of image records.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "image", nil)
 }

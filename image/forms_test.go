@@ -13,8 +13,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A node whose configuration or kernel changes has layers of both forms, and images that stand on
-// both: what a layer is made into depends on the day of its pull, and what containers see does not.
+// A node whose configuration or kernel changes has layers of both forms, and images with
+// both: a layer's form depends on the day of its pull, and containers see the same files.
 func TestFormsInOneImage(t *testing.T) {
 	testenv.Need(t, "erofs")
 	layers := [][]byte{
@@ -57,7 +57,7 @@ func TestFormsInOneImage(t *testing.T) {
 					t.Errorf("with %s (-want +got):\n%s", form, diff)
 				}
 				if _, err := os.Stat(filepath.Join(root, "opaque/old")); !os.IsNotExist(err) {
-					t.Errorf("with %s: a hidden file is there (err %v)", form, err)
+					t.Errorf("with %s: a hidden file is visible (err %v)", form, err)
 				}
 				if err := os.WriteFile(filepath.Join(root, "etc/kept"), []byte("changed"), 0o600); err != nil {
 					t.Errorf("with %s: %v", form, err)
@@ -73,8 +73,8 @@ func TestFormsInOneImage(t *testing.T) {
 	}
 }
 
-// A container that runs keeps its layers, in their form, while crispd is restarted with the other one,
-// the image is removed, and pulled again.
+// A running container keeps its layers, in their form, while crispd is restarted with the
+// other form and the image is removed and pulled again.
 func TestFormChangesUnderContainer(t *testing.T) {
 	testenv.Need(t, "erofs")
 	for _, forms := range [][]string{{"directories", image.EROFS}, {image.EROFS, "directories"}} {
@@ -104,7 +104,7 @@ func TestFormChangesUnderContainer(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// Only now is there nothing of the first form left.
+		// Only the removal of the last user removes layers of the first form.
 		if err := p.Store.Remove(t.Context(), id); err != nil {
 			t.Fatal(err)
 		}

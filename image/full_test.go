@@ -14,8 +14,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Removing is what makes room. It must work when there is no inode or no block left:
-// else nothing but a hand can help the node.
+// Removal makes room, so it must work when no inode or no block is left: otherwise only an
+// administrator could help the node.
 func TestRemovingWorksOnFullDisk(t *testing.T) {
 	for what, options := range map[string]string{"inodes": "size=64m,nr_inodes=600", "blocks": "size=4m"} {
 		t.Run(what, func(t *testing.T) {
@@ -38,12 +38,12 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 				if err := unix.Unmount(disk, 0); err != nil {
 					t.Error(err)
 				}
-				p.Open(image.Options{}) // what the end of the test looks at
+				p.Open(image.Options{}) // for the checks at the end of the test
 			})
 			p.Open(image.Options{})
 			reg.Push("app", "latest", imagetest.Build(t, "gzip", "a", "b", "c"))
 			ref := reg.Host + "/app"
-			for range 2 { // and when there is room again, all is as before
+			for range 2 { // the second time with room again
 				img := p.Pull(ref)
 				root := p.Mount("k", img.ID)
 				p.Mount("other", img.ID)
@@ -69,7 +69,7 @@ func TestRemovingWorksOnFullDisk(t *testing.T) {
 	}
 }
 
-// fill leaves neither an inode nor a block on the disk of dir.
+// fill uses up all inodes and blocks of the disk of dir.
 func fill(t *testing.T, dir string) {
 	t.Helper()
 	data := make([]byte, 64<<10)
@@ -80,7 +80,7 @@ func fill(t *testing.T, dir string) {
 		case errors.Is(err, unix.ENOSPC) && len(data) == 0:
 			return
 		case errors.Is(err, unix.ENOSPC):
-			data = nil // a file of what was left is there, or not even that
+			data = nil // a file of the remaining space exists, or not even that
 		case err != nil:
 			t.Fatal(err)
 		case i > 100_000:
@@ -89,14 +89,14 @@ func fill(t *testing.T, dir string) {
 		if len(data) == 0 {
 			var st unix.Statfs_t
 			if err := unix.Statfs(dir, &st); err == nil && st.Bavail == 0 && st.Ffree > 1000 {
-				return // there are more inodes than anybody can use up
+				return // no test can use up all inodes here
 			}
 		}
 	}
 }
 
-// A layer that could not be removed is no reason not to pull its image again, and
-// its room is still accounted for.
+// A layer whose removal failed does not keep its image from being pulled again, and its
+// space still counts.
 func TestLayerThatCouldNotBeRemoved(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -132,7 +132,7 @@ func TestLayerThatCouldNotBeRemoved(t *testing.T) {
 		t.Errorf("%d layers, want that of the other image", n)
 	}
 
-	// What is left goes when the next image does.
+	// The leftovers are removed with the next image.
 	p.Pull(ref)
 	if err := errors.Join(os.Remove(staging), os.WriteFile(staging, nil, 0o600)); err != nil {
 		t.Fatal(err)
@@ -167,11 +167,11 @@ func TestHalfRemovedLayerIsReplaced(t *testing.T) {
 	}
 	p.Pull(reg.Host + "/app")
 	if _, err := os.Stat(filepath.Join(p.Root(), "layers", names[0], "fs", "half")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the layer has what was there before: %v", err)
+		t.Errorf("the layer has leftovers: %v", err)
 	}
 }
 
-// A mount that fails for want of room leaves no mount point.
+// A mount that fails for lack of space leaves no mount point.
 func TestMountFailsOnFullDisk(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -179,7 +179,7 @@ func TestMountFailsOnFullDisk(t *testing.T) {
 	img := p.Pull(reg.Host + "/app")
 	state := filepath.Join(p.Dir, "state")
 	rw := filepath.Join(p.Root(), "rw")
-	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work
+	if err := unix.Mount("tmpfs", rw, "tmpfs", 0, "nr_inodes=7"); err != nil { // too few for overlayfs's work directory
 		t.Fatal(err)
 	}
 	_, err := p.Store.RootFS().Mount(t.Context(), "k", img.ID, rootfs.MountOptions{})

@@ -17,8 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// The hosts.toml of a registry names mirrors for it, in order, as containerd takes
-// them; registries.conf goes before.
+// The hosts.toml of a registry lists its mirrors in order, as for containerd;
+// registries.conf takes precedence.
 func TestHosts(t *testing.T) {
 	mirror, proxy := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	tls := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -45,10 +45,10 @@ func TestHosts(t *testing.T) {
 	if img := p.Pull("plain.example/team/app:v1"); img.ID != a.ID() || img.Tags[0] != "plain.example/team/app:v1" {
 		t.Errorf("image is %+v", img)
 	}
-	// Below a path, with the registry's name as a parameter.
+	// A mirror below a path, which gets the registry's name as a parameter.
 	hostsFile("path.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\noverride_path = true\n", proxy.Host))
 	p.Pull("path.example/team/app:v1")
-	// With a CA of its own, named relative to the file; and with none.
+	// A CA of the host's own, named relative to the file, and then none.
 	hostsFile("tls.example_5000_", fmt.Sprintf("[host.%q]\nca = \"ca.pem\"\n", tls.URL))
 	imagetest.WriteFile(t, filepath.Join(hosts, "tls.example_5000_", "ca.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
 	p.Pull("tls.example:5000/team/app:v1")
@@ -56,42 +56,41 @@ func TestHosts(t *testing.T) {
 	p.Pull("skip.example/team/app:v1")
 	hostsFile("strict.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.%q]\n", tls.URL))
 	if _, err := p.Store.Pull(t.Context(), "strict.example/team/app:v1", registry.Caller{}); err == nil {
-		t.Error("a certificate of nobody was believed")
+		t.Error("a certificate of an unknown CA was accepted")
 	}
-	// Without a hosts.toml, by Docker's names for the files.
+	// Without a hosts.toml, the files have Docker's names.
 	address := strings.TrimPrefix(tls.URL, "https://")
 	own := filepath.Join(hosts, strings.Replace(address, ":", "_", 1)+"_")
 	if _, err := p.Store.Pull(t.Context(), address+"/team/app:v1", registry.Caller{}); err == nil {
-		t.Error("a certificate of nobody was believed")
+		t.Error("a certificate of an unknown CA was accepted")
 	}
 	imagetest.WriteFile(t, filepath.Join(own, "any.crt"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
 	p.Pull(address + "/team/app:v1")
 	imagetest.WriteFile(t, filepath.Join(own, "me.cert"), "garbage")
 	if _, err := p.Store.Pull(t.Context(), address+"/team/app:v2", registry.Caller{}); err == nil {
-		t.Error("it was pulled with a client certificate of garbage")
+		t.Error("a pull with a damaged client certificate succeeded")
 	}
-	// A host that cannot resolve is asked by digest only; one for pushes never.
+	// A host without the capability resolve is asked by digest only; one for pushes never.
 	hostsFile("digest.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"pull\"]\n", mirror.Host))
 	if _, err := p.Store.Pull(t.Context(), "digest.example/team/app:v2", registry.Caller{}); err == nil {
-		t.Error("a tag was asked of a host that cannot resolve")
+		t.Error("a tag was requested from a host that cannot resolve")
 	}
 	p.Pull("digest.example/team/app@" + top.String())
 	hostsFile("push.example", fmt.Sprintf("server = \"https://127.0.0.1:1\"\n[host.\"http://%s\"]\ncapabilities = [\"push\"]\n", mirror.Host))
 	if _, err := p.Store.Pull(t.Context(), "push.example/team/app:v1", registry.Caller{}); err == nil {
 		t.Error("a host for pushes was pulled from")
 	}
-	// What has no file of its own.
+	// _default is for registries without a directory of their own.
 	hostsFile("_default", fmt.Sprintf("[host.\"http://%s\"]\n", mirror.Host))
 	p.Pull("any.example/team/app:v1")
-	// registries.conf knows better.
+	// registries.conf takes precedence.
 	p.Configure("[[registry]]\nlocation = \"plain.example\"\nblocked = true\n")
 	if _, err := p.Store.Pull(t.Context(), "plain.example/team/app:v2", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
 }
 
-// What cannot be translated is reported by file and key, and such a host is not
-// asked.
+// What cannot be translated is reported with its file and key, and such a host is not used.
 func TestHostsUntranslated(t *testing.T) {
 	mirror := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -140,8 +139,8 @@ surprise = 1
 	}
 }
 
-// On a node that reaches only its mirrors, an image that none of them has does not
-// exist; if one of them cannot answer, that is unknown.
+// On a node that reaches only its mirrors, an image that none of them has does not exist;
+// if one of them cannot answer, its existence is unknown.
 func TestNotInMirrors(t *testing.T) {
 	one, two := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)

@@ -13,8 +13,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A large image over a bad link comes bit by bit: the layers that a failed pull had
-// finished are there for the next.
+// A large image arrives bit by bit over a bad link: the next pull finds the layers that a
+// failed one has finished.
 func TestFailedPullKeepsItsLayers(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -23,7 +23,7 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 	var mu sync.Mutex
 	fetched := make(map[string]int)
 	broken := true
-	others := make(chan struct{}) // closed when the others were sent
+	others := make(chan struct{}) // closed when the other layers were sent
 	last := digest.FromBytes(img.Blobs[2]).String()
 	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		_, blob, ok := strings.Cut(r.URL.Path, "/blobs/")
@@ -41,7 +41,7 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 		return bad
 	})
 	go func() {
-		for { // each of the others is unpacked when its record is written
+		for { // each of the others is unpacked when its record exists
 			time.Sleep(time.Millisecond)
 			done, _ := filepath.Glob(filepath.Join(p.Root(), "staging", "*", "*.json"))
 			if len(done) == 2 || t.Context().Err() != nil {
@@ -83,7 +83,7 @@ func TestKeptLayersGoWithAnImage(t *testing.T) {
 		if !strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[1]).String()) {
 			return false
 		}
-		for p.Store.FsInfo().Inodes <= before && r.Context().Err() == nil { // until the other is there
+		for p.Store.FsInfo().Inodes <= before && r.Context().Err() == nil { // until the other layer is there
 			time.Sleep(time.Millisecond)
 		}
 		http.Error(w, "", http.StatusBadGateway)

@@ -18,7 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// ociArchive is an OCI layout with img in it, under these annotations.
+// ociArchive returns an OCI layout with img in it, under these annotations.
 func ociArchive(t testing.TB, img *imagetest.Built, annotations map[string]string) []byte {
 	t.Helper()
 	desc := img.Desc
@@ -40,7 +40,7 @@ func layout(t testing.TB, index []v1.Descriptor, imgs ...*imagetest.Built) []byt
 	return imagetest.TarOf(t, files)
 }
 
-// An archive gives what a pull would have given, compressed or not.
+// A loaded archive gives the same image as a pull, compressed or not.
 func TestLoadOCI(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	for _, c := range []struct {
@@ -76,8 +76,8 @@ func TestLoadOCI(t *testing.T) {
 	}
 }
 
-// Of several platforms, in an index or side by side under one name, ours is
-// taken; what has another name is another image.
+// Of several platforms, in an index or side by side under one name, ours is loaded; another
+// name is another image.
 func TestLoadPlatforms(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	foreign := imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "s390x"}}, imagetest.TarOf(t, map[string]string{"x": "foreign"}))
@@ -101,8 +101,7 @@ func TestLoadPlatforms(t *testing.T) {
 	}
 }
 
-// The format of docker save, with the links that it made for layers it had
-// written before.
+// An archive of docker save may have symlinks in place of layers that it has already.
 func TestLoadDocker(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	img := imagetest.Build(t, "plain", "one", "two")

@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A mirror is somebody else's host. What the request has for the registry is not for
-// it, in whichever form it comes.
+// A mirror is a third party's host. The request's credentials for the registry are not sent
+// to it, in whichever form they come.
 func TestMirrorSeesNoCredentials(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -36,17 +36,17 @@ func TestMirrorSeesNoCredentials(t *testing.T) {
 				}
 			}
 			if got := atMirror(); strings.Contains(got, "secret") || strings.Contains(got, encoded) {
-				t.Errorf("%s: the mirror was shown %q", scheme, got)
+				t.Errorf("%s: the mirror got %q", scheme, got)
 			}
 			if got, want := atOrigin(), auth.RegistryToken; scheme == "Bearer" && !strings.Contains(got, want) {
-				t.Errorf("%s: the registry was shown %q", scheme, got)
+				t.Errorf("%s: the registry got %q", scheme, got)
 			}
 		}
 	}
 }
 
-// In hosts.toml server is the registry itself, wherever it is: the pod's secret is for
-// it.
+// The server of a hosts.toml is the registry itself, whatever its address: it gets the
+// pod's credentials.
 func TestServerOfHostsGetsCredentials(t *testing.T) {
 	server, mirror := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -64,16 +64,16 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 		t.Errorf("image %+v, error %v", got, err)
 	}
 	if s := shown(); strings.Contains(s, base64.StdEncoding.EncodeToString([]byte("me:pass"))) {
-		t.Errorf("the mirror was shown %q", s)
+		t.Errorf("the mirror got %q", s)
 	}
 	seen := server.Overhear("Bearer")
 	if _, err := p.Store.Pull(t.Context(), "registry.example/private:v1", registry.Caller{Auth: &registry.Auth{RegistryToken: "secret"}}); err != nil || !strings.Contains(seen(), "Bearer secret") {
-		t.Errorf("the token was not shown: %v", err)
+		t.Errorf("the token was not sent: %v", err)
 	}
 }
 
-// A mirror that takes connections and says nothing must not keep the image from
-// coming: the next place gets time of its own, and the mirror some rest.
+// A mirror that accepts connections and does not answer must not block the pull: the next
+// host gets time of its own, and the mirror is not asked for a while.
 func TestSilentMirrorIsPassedOver(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -96,7 +96,7 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 	if asked.Load() != n {
 		t.Error("the mirror was asked again at once")
 	}
-	// It is better than nothing.
+	// The mirror is still asked when the registry fails.
 	origin.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		http.Error(w, "", http.StatusBadGateway)
 		return true
@@ -106,7 +106,7 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 	p.Pull(origin.Host + "/app:v3")
 }
 
-// A mirror may know an image and not have, or not give, a layer.
+// A mirror may have an image's manifest but lack a layer, or fail to serve it.
 func TestLayerComesFromTheNextPlace(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -134,8 +134,8 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 	}
 }
 
-// An error that means "later" must say why: a registry in trouble and one with a rate
-// limit need different cures.
+// An error that means "later" must say why: an outage and a rate limit need different
+// cures.
 func TestRateLimitIsNamed(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -161,9 +161,9 @@ func TestRateLimitIsNamed(t *testing.T) {
 	p.Pull(reg.Host + "/app:v1")
 }
 
-// A registry's text ends up in events and logs, which others read: it must not be
-// long, nor contain what gives access to the registry's storage, nor the answer of
-// some host to which the registry has redirected us.
+// A registry's error text ends up in events and logs, which others read: it must not be
+// long, and not contain what gives access to the registry's storage, or the answer of a
+// host to which the registry has redirected the request.
 func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each call that asks the kernel for a file of the store fails once: the first, the
-// second, and so on until there are no more. Whatever fails, the call of the store says
-// so or has done its work, it succeeds when it is repeated, and nothing is left behind.
+// Each system call on a file of the store fails once: the first, the second, and so on
+// until there are no more. Whatever fails, the call of the store returns an error or has
+// done its work, it succeeds when it is repeated, and nothing is left behind.
 //
-// Which error it is goes by turns. CRISP_NTH=full tries each error with each call.
+// The errors take turns. CRISP_NTH=full tries each error with each call.
 func TestNthCallFails(t *testing.T) {
 	imagetest.NeedRoot(t)
 	reg := imagetest.NewRegistry(t)
@@ -72,7 +72,7 @@ func TestNthCallFails(t *testing.T) {
 		return nil
 	}
 	nothing := func() error { return nil }
-	// swept waits until pending removals are done, for which no call waits.
+	// swept waits for the removals that no call waits for.
 	swept := func() error {
 		for range 3000 {
 			if left, err := os.ReadDir(filepath.Join(dir, "store", "staging")); err != nil || len(left) == 0 {
@@ -86,11 +86,12 @@ func TestNthCallFails(t *testing.T) {
 	remove := func() error {
 		err := s.Remove(t.Context(), ref)
 		if errors.Is(err, fault.NotFound) {
-			return nil // the first try has
+			return nil // removed by the first try
 		}
 		return err
 	}
-	// there is how much is in a directory of the store, without what is on its way out.
+	// there returns the number of entries in a directory of the store, without those being
+	// removed.
 	there := func(name string) int {
 		entries, err := os.ReadDir(filepath.Join(dir, name))
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -107,7 +108,7 @@ func TestNthCallFails(t *testing.T) {
 	left := func(layers, leases int) error {
 		mounts := leases
 		if leases > 0 && imagetest.IsEROFS() {
-			mounts++ // those of layers
+			mounts++ // of layers
 		}
 		for name, want := range map[string]int{
 			"store/staging": 0, "store/layers": layers, "records/imagerecords": layers / 2, "store/rw": leases, "state": mounts,
@@ -125,7 +126,7 @@ func TestNthCallFails(t *testing.T) {
 		name          string
 		before, after []func() error
 		do, check     func() error
-		layers        int // that there are when it has been done
+		layers        int // number of layers after the operation
 		leases        int
 	}{
 		{"pull", nil, []func() error{remove}, pull, pulled, 2, 0},
@@ -147,16 +148,16 @@ func TestNthCallFails(t *testing.T) {
 			err := op.do()
 			f := tracer.Disarm()
 			if f.Happened && err == nil && strings.Contains(f.What, "sync") {
-				t.Errorf("%s said nothing of %s", op.name, f.What)
+				t.Errorf("%s returned no error for %s", op.name, f.What)
 			}
 			if !f.Happened && err != nil {
-				t.Errorf("%s: %v, and nothing has failed", op.name, err)
+				t.Errorf("%s: %v, though no call has failed", op.name, err)
 			}
 			if err == nil && f.Happened {
 				tolerated = append(tolerated, op.name+": "+f.What)
 			}
 			if strings.Contains(f.What, "/gone-") {
-				// It stays until the next start, where it does no harm.
+				// It is removed at the next start, and does no harm until then.
 				gone, _ := filepath.Glob(filepath.Join(dir, "store", "staging", "gone-*"))
 				for _, path := range gone {
 					if err := os.RemoveAll(path); err != nil {
@@ -166,7 +167,7 @@ func TestNthCallFails(t *testing.T) {
 			}
 			first := err
 			if err != nil && op.name == "mount" {
-				// CRI's clients ask again for another container, under another key.
+				// CRI's clients retry with another container, under another key.
 				if err := left(op.layers, 0); err != nil {
 					t.Errorf("mount, after %s (%v): %v", f.What, first, err)
 				}
@@ -206,8 +207,8 @@ func TestNthCallFails(t *testing.T) {
 	t.Logf("%d calls failed, of which nothing was said:\n%s", calls, strings.Join(tolerated, "\n"))
 }
 
-// A store that is opened while a call fails has all that it had, or does not open: what
-// it cannot read for want of a descriptor it must not take for broken, and remove.
+// A store that is opened while a call fails has all that it had, or fails to open: what it
+// cannot read for lack of a descriptor must not be taken for damaged and be removed.
 func TestNthCallOfOpenFails(t *testing.T) {
 	imagetest.NeedRoot(t)
 	reg := imagetest.NewRegistry(t)
@@ -265,7 +266,7 @@ func TestNthCallOfOpenFails(t *testing.T) {
 				err = whole(dir, got, want)
 			}
 			if err == nil {
-				// It stands on its layers still.
+				// The root file system still has its layers.
 				_, err = s.RootFS().Mount(t.Context(), "k", img.ID(), rootfs.MountOptions{})
 			}
 			if err := errors.Join(err, s.RootFS().Unmount(t.Context(), "k", false), s.Close()); err != nil {

@@ -27,8 +27,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// settingsOf are those of a store that pulls from the registries, one layer after the
-// other.
+// settingsOf returns the settings of a store that pulls from the registries, one layer at a
+// time.
 func settingsOf(t testing.TB, registries ...*imagetest.Registry) image.Settings {
 	t.Helper()
 	dir := t.TempDir()
@@ -98,7 +98,7 @@ func contents(t testing.TB, imgs ...*imagetest.Built) map[digest.Digest]content 
 	return all
 }
 
-// whole returns what is wrong with the files of img below dir.
+// whole returns an error if files of img below dir are missing or wrong.
 func whole(dir string, img image.Image, want map[digest.Digest]content) error {
 	for _, id := range img.Config.RootFS.DiffIDs {
 		files := filepath.Join(dir, "store", "layers", id.Encoded(), "fs")
@@ -132,9 +132,8 @@ func whole(dir string, img image.Image, want map[digest.Digest]content) error {
 	return nil
 }
 
-// An image whose pull was answered is there after a power cut, and whole; one that was
-// being pulled is there and whole, or not at all. Nothing else is served, and what is left
-// over goes.
+// After a power cut, an image whose pull was answered exists and is complete; one that was
+// being pulled is complete or absent. Nothing else is served, and leftovers are removed.
 func TestPowerCut(t *testing.T) {
 	imagetest.NeedRoot(t)
 	reg := imagetest.NewRegistry(t)
@@ -158,7 +157,7 @@ func TestPowerCut(t *testing.T) {
 	powercut.Case{
 		Name:   name,
 		Dir:    dir,
-		OnDisk: imagetest.IsEROFS(), // it is not mounted from memory
+		OnDisk: imagetest.IsEROFS(), // EROFS is not mounted from memory
 		Run: func(dir string, safe func(string)) {
 			s, err := openBelow(t, dir, settings, records)
 			if err != nil {
@@ -194,7 +193,7 @@ func TestPowerCut(t *testing.T) {
 				return err
 			}
 			defer s.Close()
-			// What there is to be after so many steps, while the next one is under way.
+			// The images to be found after so many steps, while the next step runs.
 			type images struct {
 				may  []string
 				must bool
@@ -237,13 +236,14 @@ func TestPowerCut(t *testing.T) {
 			return nil
 		},
 		Lane: func(op filetrace.Op) string {
-			// The directories of a layer get their times in no order.
+			// The times of a layer's directories are set in no particular order.
 			if op.Call == "utimensat" && op.File.Mode&unix.S_IFMT == unix.S_IFDIR {
 				return op.Path
 			}
 			return powercut.RecordLanes("records/", "imagerecords")(op)
 		},
-		// What is on its way out is removed by and by; a file that was tried to be mounted is, too.
+		// Files that are being removed, or were mounted to probe for EROFS, are removed in
+		// their own time.
 		Ignore: func(op filetrace.Op) bool {
 			return strings.HasPrefix(op.Path, "store/staging/gone-") || strings.HasPrefix(op.Path, "store/staging/erofs-") || op.Path == "state" || strings.HasPrefix(op.Path, "state/")
 		},

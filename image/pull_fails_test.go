@@ -20,11 +20,11 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// TestPullFails has what can be wrong with a registry's answer. No image and no layer may
-// be left, but perhaps, until the store is closed, what the next pull can use; and when the
-// registry is right again, so is the pull.
+// TestPullFails lists what can be wrong with a registry's answer. No image and no layer may
+// be left, except layers that the next pull can use until the store is closed, and the pull
+// succeeds when the registry is right again.
 func TestPullFails(t *testing.T) {
-	layer := "/blobs/" // of the layer below; set when it is known
+	layer := "/blobs/" // of the only layer; set when its digest is known
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -135,7 +135,7 @@ func failedWith(t *testing.T, err, kind error, reason string) {
 	}
 }
 
-// A manifest that does not fit its config is refused before anything is unpacked.
+// A manifest that does not match its config is refused before anything is unpacked.
 func TestPullOfNonsense(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -190,8 +190,8 @@ func TestPullOfNonsense(t *testing.T) {
 	}
 }
 
-// A layer that another pull unpacks is waited for; if that pull fails for reasons
-// of its own, this one does the work.
+// A pull waits for a layer that another pull is unpacking, and unpacks it itself if that
+// one fails for another reason.
 func TestLayerOfFailedPull(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -13,8 +13,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// Pulls of one image at once are one pull; so are the layers that two images have
-// in common.
+// Concurrent pulls of one image are one pull, and a layer that two images share is pulled
+// once.
 func TestPullsJoin(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -24,7 +24,7 @@ func TestPullsJoin(t *testing.T) {
 	reg.Push("b", "latest", b)
 	reg.Asked("")
 
-	// The layer in common is held back until both pulls are under way.
+	// The shared layer is held back until both pulls are under way.
 	common := "/blobs/" + digest.FromBytes(a.Blobs[0]).String()
 	both := make(chan struct{})
 	var others sync.WaitGroup
@@ -54,13 +54,12 @@ func TestPullsJoin(t *testing.T) {
 		})
 	}
 	all.Wait()
-	if got := reg.Asked("/blobs/"); len(got) != 6 { // two configs, three layers, and whether the other repository has the one in common
+	if got := reg.Asked("/blobs/"); len(got) != 6 { // two configs, three layers, and a HEAD for the shared one in the other repository
 		t.Errorf("fetched %v", got)
 	}
 }
 
-// A caller that leaves takes nothing from the others; the last one to leave ends
-// the pull.
+// A caller that gives up does not affect the others; the last one to give up ends the pull.
 func TestPullAbandoned(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -105,7 +104,7 @@ func TestPullAbandoned(t *testing.T) {
 	}
 	<-ended
 
-	// The next one begins anew.
+	// The next pull begins anew.
 	third := pull(t.Context())
 	<-begun
 	close(goOn)

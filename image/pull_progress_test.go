@@ -11,8 +11,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// While an image comes, one can see from where, for whom, and how far each layer is; what
-// another image has brought before does not count.
+// A running pull shows its source, the pods that wait for it, and the progress of each
+// layer; layers that are present do not count.
 func TestPullTellsHowFarItIs(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -42,7 +42,7 @@ func TestPullTellsHowFarItIs(t *testing.T) {
 		t.Fatalf("pulls under way: %+v", list)
 	}
 	if l := list[0].Layers; len(l) != 2 || l[0].State != pulls.Here || l[1].Size != list[0].Total {
-		t.Errorf("its layers: %+v", l)
+		t.Errorf("layers of the pull: %+v", l)
 	}
 	close(goOn)
 	if err := <-pulled; err != nil {
@@ -50,6 +50,6 @@ func TestPullTellsHowFarItIs(t *testing.T) {
 	}
 	recent := p.Store.RecentPulls()
 	if len(p.Store.Pulls()) != 0 || len(recent) != 2 || recent[0].Bytes != recent[0].Total || recent[0].Err != "" {
-		t.Errorf("when it has come: %+v and %+v", p.Store.Pulls(), recent)
+		t.Errorf("after the pull: %+v and %+v", p.Store.Pulls(), recent)
 	}
 }

@@ -20,8 +20,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Whatever the compression, the same files come out, and a layer that two images
-// share is unpacked once.
+// The files are the same with each compression, and a layer that two images share is
+// unpacked once.
 func TestPull(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -48,8 +48,8 @@ func TestPull(t *testing.T) {
 	}
 }
 
-// A tag is asked of the registry each time, because it may have moved; what the
-// image has in common with one that is there is not fetched again.
+// The registry is asked for a tag each time, because the tag may have moved; layers that
+// another image has are not fetched again.
 func TestPullAgain(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -80,7 +80,7 @@ func TestPullAgain(t *testing.T) {
 		t.Errorf("the old image is %+v (err %v), want one without tag", left, err)
 	}
 
-	// A digest identifies the image: if that is present only its manifest is requested,
+	// A digest identifies the image: if that is present, only its manifest is requested,
 	// because access may be restricted, and only once.
 	for _, want := range []int{1, 0} {
 		reg.Asked("")
@@ -93,8 +93,8 @@ func TestPullAgain(t *testing.T) {
 	}
 }
 
-// imagePullPolicy Always pulls at each start of a container, and mostly what is there:
-// pulls of a whole node must not queue for the disk because of it.
+// imagePullPolicy Always pulls at each start of a container, usually an image that is
+// present: the pulls of a whole node must not queue for the disk because of that.
 func TestPullOfSameImageWritesNothing(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -122,7 +122,7 @@ func TestPullOfSameImageWritesNothing(t *testing.T) {
 	}
 }
 
-// critest: a pull by digest leaves no repo tag, and exactly one repo digest.
+// critest: a pull by digest adds no repo tag, and exactly one repo digest.
 func TestPullByDigest(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -134,7 +134,7 @@ func TestPullByDigest(t *testing.T) {
 			t.Errorf("pull of %s: tags %v digests %v", ref, got.Tags, got.Digests)
 		}
 	}
-	// The right manifest under a wrong digest is not it.
+	// The right manifest under a wrong digest is refused.
 	reg.Put("/v2/app/manifests/v2", v1.MediaTypeImageManifest, img.Manifest)
 	wrong := digest.FromString("something else")
 	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
@@ -142,12 +142,12 @@ func TestPullByDigest(t *testing.T) {
 		return false
 	})
 	if got, err := p.Store.Pull(t.Context(), reg.Host+"/app@"+wrong.String(), registry.Caller{}); err == nil {
-		t.Errorf("got %+v for another digest", got)
+		t.Errorf("got %+v under a wrong digest", got)
 	}
 }
 
-// Of a list, the image of this platform is taken, and the digest of the list is
-// the one that is kept: it is what the user resolved.
+// Of an index, the image of this platform is pulled, and the digest of the index is kept: it is
+// what the user has resolved.
 func TestPullList(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -164,8 +164,8 @@ func TestPullList(t *testing.T) {
 	}
 }
 
-// A mirror is asked first, under the image's own name; without the image it is
-// passed over.
+// A mirror is asked first, under the image's own name; if it lacks the image, the registry
+// is asked.
 func TestPullFromMirror(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -202,8 +202,8 @@ func TestPullFromMirror(t *testing.T) {
 	}
 }
 
-// Credentials come from the request, in each of its forms, or else from the node;
-// those for another registry are not sent.
+// Credentials come from the request, in any of its forms, or else from the node; those for
+// another registry are not sent.
 func TestPullWithCredentials(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -260,8 +260,8 @@ func TestPullWithCredentials(t *testing.T) {
 	}
 }
 
-// An image that the policy does not allow is refused with the reason that the
-// kubelet knows, and nothing of it is fetched.
+// An image that the policy rejects fails with the reason that the kubelet knows, and
+// nothing of it is fetched.
 func TestPullAgainstPolicy(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

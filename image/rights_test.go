@@ -23,9 +23,9 @@ var (
 	somebody = &registry.Auth{Username: "somebody", Password: "else"}
 )
 
-// Kubernetes promises that imagePullPolicy Always has the credentials checked even if
-// the image is there, and takes a pull without any for proof that none are needed. A
-// digest identifies an image, but gives no right to it.
+// Kubernetes promises that imagePullPolicy Always checks the credentials even if the image
+// is present, and takes a successful pull without any for proof that none are needed. A
+// digest identifies an image, but grants no access to it.
 func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -44,8 +44,8 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 		}
 	}
 
-	// A caller that was authorized is not asked again: a registry that is down, or has
-	// a rate limit, must not stop what runs.
+	// The registry is not asked again for an authorized caller: if it is down or limits
+	// requests, running workloads must not suffer.
 	reg.Asked("")
 	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
@@ -53,7 +53,7 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	if got := reg.Asked(""); len(got) != 0 {
 		t.Errorf("asked for %v", got)
 	}
-	// Nor are layers fetched when somebody else is let in, here by the node's own file.
+	// Layers are not fetched for another authorized caller, here one with the node's file.
 	file := filepath.Join(p.Dir, "auth.json")
 	if err := os.WriteFile(file, []byte(`{"auths":{"`+reg.Host+`":{"auth":"bWU6cGFzcw=="}}}`), 0o600); err != nil {
 		t.Fatal(err)
@@ -62,25 +62,25 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	if got := reg.Asked(""); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/manifests/") }) || slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/blobs/") }) {
 		t.Errorf("asked for %v, want the manifest and no blob", got)
 	}
-	// The file is part of the caller's identity.
+	// The file is part of the caller's identity: without it, access is checked anew.
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("without the file: error is %v, want one of kind %v", err, fault.Invalid)
 	}
-	// A restart forgets it.
+	// A restart forgets who was authorized.
 	p.Reopen(image.Options{})
 	reg.Asked("")
 	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {
 		t.Error(err)
 	}
 	if got := reg.Asked("/manifests/"); len(got) == 0 {
-		t.Error("a new process has not asked")
+		t.Error("a new process has not asked the registry")
 	}
 }
 
-// claim makes an image with arbitrary claims: its config and layers are only named.
+// claim returns an image with arbitrary claims: its config and layers are only named.
 func claim(t testing.TB, config []byte, blobs ...[]byte) *imagetest.Built {
 	t.Helper()
 	b := &imagetest.Built{Config: config}
@@ -94,9 +94,9 @@ func claim(t testing.TB, config []byte, blobs ...[]byte) *imagetest.Built {
 	return b
 }
 
-// The digests of a private image's layers are no secret: they are in its config, and a
-// container sees those of its own image. An image that merely names them does not get
-// the files.
+// The digests of a private image's layers are not secret: they are in its config, and a
+// container sees those of its own image. An image that merely names them does not get the
+// files.
 func TestClaimedLayersAreNotGiven(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -136,8 +136,8 @@ func TestClaimedLayersAreNotGiven(t *testing.T) {
 	}
 }
 
-// The environment in a config can be a secret too, and a config is known by its digest,
-// which each pod's status shows.
+// The environment in a config can be secret, too, and the config's digest is not: each
+// pod's status has it.
 func TestClaimedConfigIsNotGiven(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -156,8 +156,8 @@ func TestClaimedConfigIsNotGiven(t *testing.T) {
 	}
 }
 
-// A layer that several images share is fetched once, whoever owns them: it is enough
-// that the blob is in the other's repository too.
+// A layer that several images share is fetched once, whatever repository it came from: it
+// is enough that the other repository has the blob.
 func TestSharedLayerIsFetchedOnce(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -178,7 +178,7 @@ func TestSharedLayerIsFetchedOnce(t *testing.T) {
 	if whole != 1 {
 		t.Errorf("the layer was fetched %d times", whole)
 	}
-	// Compressed otherwise it must be seen to be the same.
+	// With another compression, a layer is recognized by its diff ID.
 	z := imagetest.Build(t, "zstd", "base", "a")
 	reg.Push("z", "latest", z)
 	if got := p.Pull(reg.Host + "/z"); got.ID != a.ID() || p.Layers() != 3 {

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// saved is the archive that Save makes of an image, and the ID in it.
+// saved returns the archive that Save makes of an image, and the image ID in it.
 func saved(t testing.TB, s *image.Store, ref string) ([]byte, string) {
 	t.Helper()
 	var buf bytes.Buffer
@@ -34,8 +34,9 @@ func saved(t testing.TB, s *image.Store, ref string) ([]byte, string) {
 	return buf.Bytes(), id
 }
 
-// An image that is saved, removed and loaded has its files, its config and its name again, in either
-// form of layers and across them. Its ID stays from the second time on, when layers are what was saved.
+// An image that is saved, removed and loaded has its files, config and name again, from and
+// to either form of layers. From the second archive on, made from layers, its ID stays the
+// same.
 func TestSave(t *testing.T) {
 	for _, forms := range [][2]string{{"", ""}, {image.EROFS, image.EROFS}, {"", image.EROFS}} {
 		t.Run(strings.Join(forms[:], " to "), func(t *testing.T) {
@@ -75,8 +76,8 @@ func TestSave(t *testing.T) {
 	}
 }
 
-// The archive is two kinds in one, each whole without the other: an OCI layout, and what docker save
-// writes.
+// The archive has two formats in one, each complete without the other: an OCI layout, and
+// that of docker save.
 func TestSaveIsTwoKinds(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	img := imagetest.Build(t, "zstd", "one", "two")
@@ -102,7 +103,8 @@ func TestSaveIsTwoKinds(t *testing.T) {
 	}
 }
 
-// without leaves members out of an archive, and checks that the names of blobs are their digests.
+// without removes members from an archive, and checks that blobs are named by their
+// digests.
 func without(t testing.TB, data []byte, names ...string) []byte {
 	t.Helper()
 	files := map[string]string{}
@@ -127,7 +129,8 @@ func without(t testing.TB, data []byte, names ...string) []byte {
 	}
 }
 
-// What cannot be saved says why, before anything is written; a client who leaves holds no layer.
+// A failed save says why, before anything is written, and one whose client gives up holds
+// no layer.
 func TestSaveFails(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -138,14 +141,14 @@ func TestSaveFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	never := func(string) (io.Writer, error) {
-		t.Error("an archive was begun")
+		t.Error("something was written")
 		return io.Discard, nil
 	}
 	if err := p.Store.Save(t.Context(), "nothing:1", never); !errors.Is(err, fault.NotFound) {
-		t.Errorf("of no image: %v", err)
+		t.Errorf("save of a missing image: %v", err)
 	}
 	if err := p.Store.Save(t.Context(), reg.Host+"/model:v1", never); !errors.Is(err, fault.Invalid) {
-		t.Errorf("of an artifact: %v", err)
+		t.Errorf("save of an artifact: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	err := p.Store.Save(ctx, img.ID(), func(string) (io.Writer, error) {
@@ -153,11 +156,11 @@ func TestSaveFails(t *testing.T) {
 		return io.Discard, nil
 	})
 	if !errors.Is(err, context.Canceled) {
-		t.Errorf("of a client who leaves: %v", err)
+		t.Errorf("save whose client gives up: %v", err)
 	}
 	data, _ := saved(t, p.Store, img.ID())
 	if bytes.Contains(data, []byte("RepoTags\":[")) {
-		t.Error("by its ID it was saved under a name")
+		t.Error("saved by its ID, the image has a name")
 	}
 	if err := p.Store.Remove(t.Context(), img.ID()); err != nil {
 		t.Fatal(err)

@@ -13,9 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A name without a registry may be anybody's. short-name-mode decides what to do where
-// registries.conf has several registries; and the kubelet has chosen the credentials
-// as if the name were one of docker.io's.
+// A name without a registry may mean several images. short-name-mode decides what happens
+// where registries.conf has several registries, and the kubelet has chosen credentials as
+// if the name were one of docker.io's.
 func TestShortNameMode(t *testing.T) {
 	first, second := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -32,10 +32,10 @@ func TestShortNameMode(t *testing.T) {
 	if got, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "app") {
 		t.Errorf("enforcing: %s, error %v, want one of kind %v", got.ID, err, fault.Invalid)
 	}
-	p.Pull("alias:v1") // which is one only
+	p.Pull("alias:v1") // an alias names one image
 	id := p.Store.List()[0].ID
 	if got, err := p.Store.Get(strings.TrimPrefix(id, "sha256:")[:12]); err != nil || got.ID != id {
-		t.Errorf("a short ID is none: %v", err)
+		t.Errorf("a short ID is not found: %v", err)
 	}
 	if _, err := p.Store.Get("app:v1"); !errors.Is(err, fault.Invalid) {
 		t.Errorf("enforcing: error is %v, want one of kind %v", err, fault.Invalid)
@@ -45,7 +45,7 @@ func TestShortNameMode(t *testing.T) {
 	conf(`short-name-mode = "permissive"`, first.Host, second.Host)
 	p.Pull("app:v1")
 
-	// What is written is what is asked for.
+	// library/app is another repository than app.
 	if got := p.Pull("library/app:v1"); got.ID == img.ID() {
 		t.Errorf("library/app is %v", got.Tags)
 	}
@@ -58,18 +58,18 @@ func TestShortNameMode(t *testing.T) {
 	}
 	for i, f := range shown {
 		if got := f(); strings.Contains(got, secret) {
-			t.Errorf("search registry %d was shown %q", i, got)
+			t.Errorf("search registry %d got %q", i, got)
 		}
 	}
-	// Credentials that say what they are for go there.
+	// Credentials with an address are sent there only.
 	if _, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{Auth: &registry.Auth{Username: "me", Password: "pass", ServerAddress: second.Host}}); err != nil {
 		t.Error(err)
 	}
 	if got := shown[0](); strings.Contains(got, secret) {
-		t.Errorf("the first was shown %q", got)
+		t.Errorf("the first registry got %q", got)
 	}
 	if got := shown[1](); !strings.Contains(got, secret) {
-		t.Errorf("the second was shown %q", got)
+		t.Errorf("the second registry got %q", got)
 	}
 	imagetest.WriteFile(t, filepath.Join(p.Dir, "registries.conf"), "short-name-mode = \"odd\"\n")
 	if _, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {

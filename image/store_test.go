@@ -22,8 +22,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// One image has one ID, whatever names it goes by, and each of them finds the
-// same object (critest: "status by all kinds of references").
+// An image has one ID under all of its names, and each name finds the same object (critest:
+// "status by all kinds of references").
 func TestNames(t *testing.T) {
 	reg, other := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg, other)
@@ -80,11 +80,11 @@ func TestNames(t *testing.T) {
 	}
 }
 
-// A name without a registry is looked for where registries.conf says.
+// A name without a registry is searched for as registries.conf says.
 func TestShortNames(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
-	if _, err := p.Store.Get("app"); err == nil { // reads the configuration as it was
+	if _, err := p.Store.Get("app"); err == nil { // reads the configuration before it is changed
 		t.Error("there is an image before it was pulled")
 	}
 	p.Configure(fmt.Sprintf(`
@@ -112,8 +112,8 @@ func TestShortNames(t *testing.T) {
 	}
 }
 
-// CRI: "RemoveImage removes the image": all of its names, by whichever it is
-// asked, and twice at once.
+// CRI: "RemoveImage removes the image", so all of its names, whichever of them is given; it
+// may be called twice at once.
 func TestRemove(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -154,8 +154,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// The kubelet looks at the disk as soon as the images that it had removed are gone, and
-// evicts pods if that is not enough: there must be room by then.
+// The kubelet measures the disk as soon as it has removed images, and evicts pods if the
+// space does not suffice: it must be free by then.
 func TestRemovedImageHasFreedItsRoom(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -173,7 +173,7 @@ func TestRemovedImageHasFreedItsRoom(t *testing.T) {
 	}
 }
 
-// The leftovers of a crash are gone at the next start: unfinished work, and layers
+// The leftovers of a crash are removed at the next start: unfinished work, and layers
 // without an image.
 func TestOpenSweeps(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
@@ -258,8 +258,8 @@ func changeEnd(path string) error {
 	return os.WriteFile(path, data, 0o600)
 }
 
-// Of a pull that took long the layers that were done first are verified, too: they were
-// committed with the rest.
+// The layers that a long pull has unpacked first are verified, too: they were committed
+// with the rest.
 func TestUncleanAfterLongPull(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -274,7 +274,7 @@ func TestUncleanAfterLongPull(t *testing.T) {
 	if err := os.Truncate(files, 0); err != nil {
 		t.Fatal(err)
 	}
-	// As if it was unpacked two hours ago.
+	// Make the layer two hours older.
 	before := time.Now().Add(-2 * time.Hour)
 	data, err := os.ReadFile(record)
 	if err != nil {
@@ -306,8 +306,8 @@ func TestUncleanAfterLongPull(t *testing.T) {
 	}
 }
 
-// A disk that fills up during a pull, or a load, gives one clean error. Nothing is
-// left, and with room the same call succeeds.
+// A disk that fills up during a pull or a load gives one clear error. Nothing is left, and
+// with space the same call succeeds.
 func TestDiskFull(t *testing.T) {
 	imagetest.NeedRoot(t)
 	reg := imagetest.NewRegistry(t)
@@ -316,7 +316,7 @@ func TestDiskFull(t *testing.T) {
 	if err := unix.Mount("none", p.Root(), "tmpfs", 0, "size=4m"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // before the place looks for leaks: no overlay can stand on it then
+	t.Cleanup(func() { // before the place looks for leaks; an overlay that is left keeps the disk busy
 		if p.Store != nil {
 			p.Close()
 		}
@@ -348,8 +348,8 @@ func TestDiskFull(t *testing.T) {
 	}
 }
 
-// The store of a new node is private from the beginning, in whatever order its
-// directories are made.
+// The store of a new node is private from the beginning, in whatever order its directories
+// are made.
 func TestNewStoreIsPrivate(t *testing.T) {
 	for range 20 {
 		st, err := os.Stat(imagetest.NewPlace(t).Root())

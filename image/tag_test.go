@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A tag is given to one image and taken from another, and the store opened anew knows it.
+// A tag can be given to one image and moved to another, and is kept over a restart.
 func TestTag(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	ids := map[string]string{}
@@ -32,7 +32,7 @@ func TestTag(t *testing.T) {
 		}
 	}
 	if _, err := p.Store.Tag("nothing:1", "mine:2"); !errors.Is(err, fault.NotFound) {
-		t.Errorf("of no image: %v", err)
+		t.Errorf("tag of a missing image: %v", err)
 	}
 	for _, bad := range []string{"", "UPPER", "mine@sha256:" + ids["one"][7:]} {
 		if _, err := p.Store.Tag(ids["one"], bad); !errors.Is(err, fault.Invalid) {
@@ -41,7 +41,7 @@ func TestTag(t *testing.T) {
 	}
 	p.Reopen(image.Options{})
 	if img, err := p.Store.Get("mine:1"); err != nil || img.ID != ids["two"] {
-		t.Errorf("opened anew, mine:1 is %s, want %s; %v", img.ID, ids["two"], err)
+		t.Errorf("after a restart, mine:1 is %s, want %s; %v", img.ID, ids["two"], err)
 	}
 	if img, err := p.Store.Get(ids["one"]); err != nil || !slices.Equal(img.Tags, []string{"example.com/one:1"}) {
 		t.Errorf("one has the tags %v; %v", img.Tags, err)

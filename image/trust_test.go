@@ -28,8 +28,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// signedOnly is a policy that wants a signature of s for what is below scope, and
-// refuses all else.
+// signedOnly returns a policy that requires a signature of s for images below scope, and
+// rejects all others.
 func signedOnly(t testing.TB, s *imagetest.Signer, scope string) string {
 	t.Helper()
 	return string(imagetest.MustJSON(t, map[string]any{
@@ -40,7 +40,7 @@ func signedOnly(t testing.TB, s *imagetest.Signer, scope string) string {
 	}))
 }
 
-// refused says that err is what the kubelet takes for a bad signature.
+// refused fails the test unless the kubelet takes err for a bad signature.
 func refused(t testing.TB, what string, err error) {
 	t.Helper()
 	pe, ok := errors.AsType[*registry.PullError](err)
@@ -49,8 +49,8 @@ func refused(t testing.TB, what string, err error) {
 	}
 }
 
-// A policy of the node accepts what is signed with the right key for the name that
-// is asked for, and nothing else.
+// A policy of the node accepts what the right key has signed for the requested name, and
+// nothing else.
 func TestSignature(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -75,7 +75,7 @@ func TestSignature(t *testing.T) {
 	if list := p.Store.List(); len(list) != 1 || list[0].ID != img.ID {
 		t.Errorf("the store has %v", list)
 	}
-	// What the policy names and does not find is no reason to accept.
+	// A missing key of the policy is no reason to accept.
 	if err := os.Remove(ours.Path); err != nil {
 		t.Fatal(err)
 	}
@@ -83,9 +83,9 @@ func TestSignature(t *testing.T) {
 	refused(t, "without key", err)
 }
 
-// An image that one namespace has pulled is not for another whose policy is
-// stricter, at a pull or without one; what was signed is, also after a restart and
-// without the registry.
+// An image that one namespace has pulled is not available to another with a stricter
+// policy, with or without a pull; a signed one is, also after a restart and without the
+// registry.
 func TestNamespacePolicy(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -121,17 +121,17 @@ func TestNamespacePolicy(t *testing.T) {
 		allowed(true, "strict", a.ID, a.ID)
 		allowed(true, "strict", strings.TrimPrefix(a.ID, "sha256:"), a.ID)
 		allowed(true, "strict", reg.Host+"/app@"+top.String(), a.ID)
-		allowed(false, "strict", reg.Host+"/app:other", a.ID) // signed under another name
+		allowed(false, "strict", reg.Host+"/app:other", a.ID) // signed for another name
 	}
 	check()
 	if _, err := p.Store.Pull(t.Context(), plain, strict); err == nil {
-		t.Error("strict has pulled what is not signed")
+		t.Error("the strict namespace has pulled an unsigned image")
 	} else {
 		refused(t, "pull by tag", err)
 	}
 	_, err := p.Store.Pull(t.Context(), reg.Host+"/app@"+bare.String(), strict)
 	refused(t, "pull by digest", err)
-	for range 2 { // the second time nobody is asked
+	for range 2 { // the second time the registry is not asked
 		reg.Asked("")
 		if _, err := p.Store.Pull(t.Context(), reg.Host+"/app@"+top.String(), strict); err != nil {
 			t.Error(err)
@@ -149,14 +149,14 @@ func TestNamespacePolicy(t *testing.T) {
 	check()
 	reg.Intercept(nil)
 
-	// Signed after it was pulled: the next pull finds out, without another download.
+	// The image is signed after its pull: the next pull notices, without another download.
 	reg.Sign(s, "app", bare, plain)
 	if _, err := p.Store.Pull(t.Context(), plain, strict); err != nil {
 		t.Fatal(err)
 	}
 	allowed(true, "strict", plain, b.ID)
 
-	// The same manifest elsewhere, signed for that name, takes nothing away.
+	// The same manifest in another repository, signed for that name, changes nothing here.
 	reg.Push("copy", "v1", imagetest.Build(t, "gzip", "signed"))
 	reg.Sign(imagetest.NewSigner(t), "copy", top, reg.Host+"/copy:v1")
 	if img := p.Pull(reg.Host + "/copy:v1"); img.ID != a.ID {
@@ -174,9 +174,9 @@ func TestNamespacePolicy(t *testing.T) {
 	}
 }
 
-// Keyless signatures: a certificate of Fulcio for somebody's address, valid for some
-// minutes, and Rekor's proof that the signature was made within them. Both are kept
-// with the signature, so that no log and no authority is asked.
+// A keyless signature has a certificate of Fulcio for an address, valid for some minutes,
+// and Rekor's proof that it was made within them. Both are kept with the signature, so that
+// no log or authority is asked.
 func TestKeylessSignature(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -202,7 +202,7 @@ func TestKeylessSignature(t *testing.T) {
 			body := imagetest.MustJSON(t, map[string]any{"apiVersion": "0.0.1", "kind": "hashedrekord", "spec": map[string]any{
 				"data":      map[string]any{"hash": map[string]string{"algorithm": "sha256", "value": hex.EncodeToString(sum[:])}},
 				"signature": map[string]any{"content": sig, "publicKey": map[string]any{"content": []byte(leafPEM)}}}})
-			entry := imagetest.MustJSON(t, map[string]any{"body": body, "integratedTime": then.Add(time.Minute).Unix(), "logID": "log", "logIndex": 1}) // canonical: keys in order
+			entry := imagetest.MustJSON(t, map[string]any{"body": body, "integratedTime": then.Add(time.Minute).Unix(), "logID": "log", "logIndex": 1}) // canonical: the keys are sorted
 			sum = sha256.Sum256(entry)
 			stamp, err := ecdsa.SignASN1(rand.Reader, log, sum[:])
 			if err != nil {
@@ -236,7 +236,7 @@ func certificate(t testing.TB, c, parent *x509.Certificate, public *ecdsa.Public
 	return string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}))
 }
 
-// A registry that fails while signatures are fetched is no bad signature.
+// A registry that fails while signatures are fetched is not taken for a bad signature.
 func TestSignaturesOutOfReach(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -282,8 +282,7 @@ func TestReconfigurePinned(t *testing.T) {
 	p.Reopen(image.Options{})
 }
 
-// Simple signing: GPG signatures in a directory or on a web server beside the
-// registry.
+// Simple signing has GPG signatures in a directory or on a web server beside the registry.
 func TestSimpleSigning(t *testing.T) {
 	gpg, err := exec.LookPath("gpg")
 	if err != nil {

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// FuzzManifest reads any manifest, of any type, with any config: it is refused, with the
-// right kind of error, or each of its layers can be fetched and verified against a
+// FuzzManifest reads any manifest, of any type, with any config: it is refused with an
+// error of the right kind, or each of its layers can be fetched and verified against a
 // digest.
 func FuzzManifest(f *testing.F) {
 	const (

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// write makes a file system whose tree build returns, and returns its path.
+// write writes a file system of the tree that build returns, and returns its path.
 func write(t *testing.T, build func(w *Writer) *Node) string {
 	t.Helper()
 	f, err := os.Create(filepath.Join(t.TempDir(), "fs"))
@@ -38,12 +38,12 @@ func write(t *testing.T, build func(w *Writer) *Node) string {
 	return f.Name()
 }
 
-// mount mounts what write made, and returns a path of its root.
+// mount mounts the file system at path, and returns the path of its root.
 func mount(t *testing.T, path string) string {
 	t.Helper()
 	testenv.Need(t, "erofs")
 	if err := Probe(t.TempDir()); err != nil {
-		t.Errorf("EROFS can be mounted from a file, but it says: %v", err)
+		t.Errorf("EROFS can be mounted from a file, but the probe says: %v", err)
 	}
 	fd, err := Mount(path, "")
 	if err != nil {
@@ -53,9 +53,9 @@ func mount(t *testing.T, path string) string {
 	return fmt.Sprintf("/proc/self/fd/%d/", fd)
 }
 
-// What the kernel reads is what was written, at the sizes at which the format does something else:
-// directories of one block and of many, contents around the end of a block, targets and attributes
-// that do not fit beside their inode, holes, and a file with several names.
+// The kernel reads what was written, at the sizes where the format has another case:
+// directories of one block and of many, contents that end near the end of a block, targets
+// and attributes that do not fit beside their inode, holes, and files with several names.
 func TestKernelReadsIt(t *testing.T) {
 	content := func(n int) []byte { return bytes.Repeat([]byte("0123456789abcdef-"), n/17+1)[:n] }
 	sizes := []int{0, 1, BlockSize - 1, BlockSize, BlockSize + 1, 300_000}
@@ -65,7 +65,7 @@ func TestKernelReadsIt(t *testing.T) {
 	for i := range 3000 {
 		names[fmt.Sprint(strings.Repeat("n", i%200), i)] = true
 	}
-	for i := range 256 { // bytes, and not characters, are the order
+	for i := range 256 { // names are sorted as bytes, not characters
 		if i != 0 && i != '/' && i != '.' {
 			names[string([]byte{byte(i)})] = true
 		}
@@ -147,7 +147,7 @@ func TestKernelReadsIt(t *testing.T) {
 	}
 }
 
-// What the format cannot hold is the tree's fault.
+// A tree that the format cannot hold is an error that blames the tree.
 func TestAttributesAreBounded(t *testing.T) {
 	large := map[string]string{}
 	for i := range 5 {
@@ -163,7 +163,7 @@ func TestAttributesAreBounded(t *testing.T) {
 	}
 }
 
-// A file that is cut or changed is told from the one that was written.
+// The digest differs for a file that was cut or changed.
 func TestDigest(t *testing.T) {
 	path := write(t, func(*Writer) *Node {
 		return &Node{Mode: unix.S_IFDIR | 0o755, Entries: map[string]*Node{"f": {Mode: unix.S_IFREG}}}

@@ -14,18 +14,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A recipe makes a tree of bytes: whatever they are, it is one that a layer can have.
+// A recipe makes a tree from any bytes; a layer can have that tree.
 type recipe struct {
 	data []byte
 	w    *Writer
-	want map[string]*readInode // as it is to be read, by path
+	want map[string]*readInode // what a reader must find, by path
 
 	dirs  []string // paths of directories, the root first
 	nodes map[string]*Node
-	files []string // paths of what may have a second name
+	files []string // paths of files that may get another name
 }
 
-// next is the next number of the recipe, below n.
+// next returns the next number of the recipe, below n.
 func (r *recipe) next(n int) int {
 	v := 0
 	for m := 1; m < n; m <<= 8 {
@@ -38,7 +38,7 @@ func (r *recipe) next(n int) int {
 	return v % n
 }
 
-// text has n bytes that depend on the recipe, none of them 0 or a slash.
+// text returns n bytes that depend on the recipe, none of them 0 or a slash.
 func (r *recipe) text(n int) string {
 	seed := r.next(250)
 	b := make([]byte, n)
@@ -50,7 +50,7 @@ func (r *recipe) text(n int) string {
 	return string(b)
 }
 
-// size is a size up to most, often one at which the format does something else.
+// size returns a size up to most, often one at which the format has another case.
 func (r *recipe) size(most int) int {
 	edges := []int{0, 1, BlockSize - inodeSize, BlockSize - inodeSize + 1, BlockSize - 1, BlockSize, BlockSize + 1, 3 * BlockSize}
 	if i := r.next(2 * len(edges)); i < len(edges) {
@@ -59,7 +59,7 @@ func (r *recipe) size(most int) int {
 	return r.next(most + 1)
 }
 
-// node makes an inode without a type.
+// node returns an inode of the kind and what a reader must find, both without content.
 func (r *recipe) node(kind uint32) (*Node, *readInode) {
 	n := &Node{
 		Mode: kind | uint32(r.next(0o10000)), UID: uint32(r.next(1 << 32)), GID: uint32(r.next(1 << 16)),
@@ -136,8 +136,8 @@ func (r *recipe) add(t *testing.T) {
 	r.nodes[name], r.want[name] = n, want
 }
 
-// FuzzWriter writes a tree made of the input, and reads it with a reader of its own: it is the same,
-// and nothing of it lies on something else.
+// FuzzWriter writes a tree made from the input and reads it with another implementation:
+// the trees are equal, and no two things overlap in the file.
 func FuzzWriter(f *testing.F) {
 	f.Add([]byte{})
 	f.Add(bytes.Repeat([]byte{2, 9, 200, 0, 5}, 100))
@@ -188,14 +188,14 @@ func FuzzWriter(f *testing.F) {
 		}
 		for name, n := range got {
 			if n.Mode&unix.S_IFMT == unix.S_IFDIR {
-				n.Data = "" // its entries are the other paths
+				n.Data = "" // the other paths have its entries
 			}
 			if want := r.want[name]; want != nil {
-				want.Links = n.Links // read has counted them
+				want.Links = n.Links // counted by read
 			}
 		}
 		if diff := cmp.Diff(r.want, got, cmpopts.IgnoreUnexported(readInode{}), cmpopts.EquateEmpty()); diff != "" {
-			t.Errorf("read is not what was written (-want +got):\n%.2000s", diff)
+			t.Errorf("the tree that was read differs (-want +got):\n%.2000s", diff)
 		}
 		r.sameLinks(t, got)
 		digest, err := Digest(file)
@@ -205,7 +205,7 @@ func FuzzWriter(f *testing.F) {
 	})
 }
 
-// sameLinks fails if names are of one inode that were of several, or the other way round.
+// sameLinks fails if names share inodes that did not, or no longer share those that did.
 func (r *recipe) sameLinks(t *testing.T, got map[string]*readInode) {
 	t.Helper()
 	links := func(of func(name string) any) string {

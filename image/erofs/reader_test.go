@@ -11,9 +11,10 @@ import (
 	"strings"
 )
 
-// A reader reads a file system as Documentation/filesystems/erofs.rst and fs/erofs/erofs_fs.h of Linux
-// describe it, and with nothing of what the Writer uses: so a test needs no kernel. What the kernel
-// would refuse, or take for something else, is an error; so is a byte that belongs to two things.
+// A reader reads a file system as Documentation/filesystems/erofs.rst and
+// fs/erofs/erofs_fs.h of Linux describe it, and shares no code with the Writer, so that
+// tests need no kernel. What the kernel would refuse or misread is an error, and so is a
+// byte that belongs to two things.
 type reader struct {
 	data   []byte
 	meta   uint64 // where the metadata begins, in bytes
@@ -22,20 +23,20 @@ type reader struct {
 	tree   map[string]*readInode // by path, "/" is the root
 }
 
-// An extent is what lies at some bytes.
+// An extent is a range of bytes and what it holds.
 type extent struct {
 	at, end uint64
 	what    string
 }
 
-// A readInode is an inode with all that belongs to it.
+// A readInode is an inode with its content and attributes.
 type readInode struct {
 	Mode, UID, GID, Links, Rdev, Nsec uint32
 	Sec                               int64
 	Data                              string // content or target
 	Attrs                             map[string]string
 	nid                               uint64
-	names                             uint32 // under which it was found
+	names                             uint32 // number of names that it was found under
 	entries                           []readEntry
 }
 
@@ -47,7 +48,7 @@ type readEntry struct {
 
 func read(data []byte) (_ map[string]*readInode, err error) {
 	r := &reader{data: data, inodes: map[uint64]*readInode{}, tree: map[string]*readInode{}}
-	defer func() { // out of the file
+	defer func() { // an index out of the file
 		if p := recover(); p != nil {
 			err = fmt.Errorf("%v", p)
 		}
@@ -81,7 +82,7 @@ func read(data []byte) (_ map[string]*readInode, err error) {
 	return r.tree, r.overlap()
 }
 
-// take notes that n bytes from at on are what's.
+// take records that the n bytes from at on belong to what.
 func (r *reader) take(at, n uint64, what string) {
 	if at+n > uint64(len(r.data)) {
 		panic(fmt.Sprintf("%s is at %d, %d bytes", what, at, n))
@@ -89,7 +90,7 @@ func (r *reader) take(at, n uint64, what string) {
 	r.taken = append(r.taken, extent{at, at + n, what})
 }
 
-// overlap is an error if a byte belongs to two things.
+// overlap returns an error if a byte belongs to two things.
 func (r *reader) overlap() error {
 	slices.SortFunc(r.taken, func(a, b extent) int { return cmp.Compare(a.at, b.at) })
 	for i := 1; i < len(r.taken); i++ {
@@ -187,7 +188,7 @@ func (r *reader) inode(nid uint64) (*readInode, error) {
 	case kind == 0o010000 || kind == 0o140000:
 		return n, nil
 	}
-	tail := uint64(0) // bytes beside the inode
+	tail := uint64(0) // bytes behind the inode
 	if format>>1 == 2 {
 		tail = size % 4096
 		end := at + 64 + attrs

@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// texts is an origin whose blobs are strings.
+// texts is an origin with strings as blobs.
 type texts struct{}
 
 func (texts) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
@@ -27,8 +27,8 @@ func (texts) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
 func (texts) Has(context.Context, blob.Blob) error { return nil }
 func (texts) Repository() string                   { return "" }
 
-// FuzzArtifactNames fetches the files of an artifact by any names: each is below the
-// directory, or the artifact is blamed.
+// FuzzArtifactNames fetches the files of an artifact with any names: each is below the
+// directory, or the error blames the artifact.
 func FuzzArtifactNames(f *testing.F) {
 	for _, names := range []string{"a", "a/b\na/c", "a\na/b", "../secret", "a/../../secret", "/secret", ".", "a/.", "..", "a//b\na/b", "a\x00b", strings.Repeat("a", 256), strings.Repeat("a/", 2000), ".wh.a", "x\nx"} {
 		f.Add(names)
@@ -48,7 +48,7 @@ func FuzzArtifactNames(f *testing.F) {
 				continue
 			}
 			b := m.Layers[0]
-			into := filepath.Join(dir, "layer") // each file is a layer of its own
+			into := filepath.Join(dir, "layer") // each file of an artifact is a layer
 			if err := os.Mkdir(into, 0o755); err != nil {
 				t.Fatal(err)
 			}
@@ -62,7 +62,7 @@ func FuzzArtifactNames(f *testing.F) {
 			}
 		}
 		if got, err := os.ReadFile(secret); err != nil || string(got) != "secret" {
-			t.Errorf("the file beside it holds %q, %v", got, err)
+			t.Errorf("the file outside holds %q, %v", got, err)
 		}
 		if entries, _ := os.ReadDir(top); len(entries) != 2 {
 			t.Errorf("beside the directory there is %v", entries)

@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// newDirs returns the unpacker of an empty layer, for its directories.
+// newDirs returns an unpacker of an empty layer, for tests of its directories.
 func newDirs(t *testing.T) *unpacker {
 	t.Helper()
 	dir := t.TempDir()
@@ -26,9 +26,9 @@ func newDirs(t *testing.T) *unpacker {
 	return u
 }
 
-// A layer that alternates between more deep directories than are kept open costs as much
-// as its entries, not that times the depth: otherwise some KB of it would keep a
-// processor busy for hours.
+// A layer that alternates between more deep directories than are kept open costs time in
+// proportion to its entries, not to entries times depth: otherwise a few KB of it could
+// occupy a processor for hours.
 func TestDeepDirectoriesInTurns(t *testing.T) {
 	needRoot(t)
 	const rounds = 3
@@ -47,20 +47,20 @@ func TestDeepDirectoriesInTurns(t *testing.T) {
 					}
 				}
 				per := float64(u.dirs.opens-begin) / (2 * maxDirs)
-				if round > 0 && per > 3 { // the first makes them
+				if round > 0 && per > 3 { // the first round makes them
 					t.Errorf("round %d: %.1f opens for each directory, want a few", round, per)
 				}
 				if round == 0 && per > 40 {
-					t.Errorf("%.1f opens for each directory that is made, want a few more than for one that is there", per)
+					t.Errorf("%.1f opens for each new directory, want a few more than for an existing one", per)
 				}
 			}
 		})
 	}
 }
 
-// A layer that makes a name a directory and a file by turns does not cause a search
-// among all other names of the layer: which names no longer count is determined once, at
-// the end. So each name is kept, and paid for, once, however often it is replaced.
+// A layer that makes a name a directory and a file in turns causes no search among all
+// other names of the layer: which names no longer count is determined once, at the end. So
+// each name is kept, and its memory counted, once.
 func TestDirectoryAndFileInTurns(t *testing.T) {
 	needRoot(t)
 	const turns, many = 100, 1000
@@ -98,8 +98,7 @@ func TestDirectoryAndFileInTurns(t *testing.T) {
 	}
 }
 
-// Dangling symlinks are resolved step by step, and a layer can have as many steps as it
-// likes.
+// Dangling symlinks are resolved step by step, and a layer can need any number of steps.
 func TestDanglingLinksWithoutEnd(t *testing.T) {
 	needRoot(t)
 	var lines strings.Builder
@@ -147,8 +146,8 @@ func TestNamesOfLayerAreBounded(t *testing.T) {
 	}
 }
 
-// The record of a layer has the directories that the layer made without an entry, and is
-// read at each start.
+// The record of a layer has the directories without an entry of their own, and is read at
+// each start.
 func TestRecordOfLayerIsBounded(t *testing.T) {
 	needRoot(t)
 	var lines strings.Builder

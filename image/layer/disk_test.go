@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A slowDisk finishes a sync when the test wants it to, with an error or none.
+// slowDisk returns a disk whose syncs end when the test sends their result.
 func slowDisk() (d *disk, begun chan int, end chan error) {
 	begun, end = make(chan int, 100), make(chan error)
 	syncs := 0
@@ -39,20 +39,20 @@ func TestSyncIsSharedAndGivenUp(t *testing.T) {
 		cancel()
 		synctest.Wait()
 		if len(results) != 1 {
-			t.Fatalf("%d of them have ended, want the one that was given up", len(results))
+			t.Fatalf("%d callers have returned, want the one that gave up", len(results))
 		}
 		if err := <-results; !errors.Is(err, context.Canceled) {
-			t.Errorf("the one that was given up ended with %v", err)
+			t.Errorf("the caller that gave up got %v", err)
 		}
-		end <- nil // it has gone on
+		end <- nil // the sync has gone on without its caller
 		synctest.Wait()
 		if len(results) != 0 {
-			t.Errorf("%d of them took a sync for theirs that had begun before they came", len(results))
+			t.Errorf("%d callers have taken a sync that had begun before their call", len(results))
 		}
 		end <- nil
 		synctest.Wait()
 		if n := len(begun); n != 2 || len(results) != 10 {
-			t.Errorf("%d syncs for %d of 10 that wait, want 2 for all", n, len(results))
+			t.Errorf("%d syncs for %d of 10 waiting callers, want 2 for all", n, len(results))
 		}
 		for range len(results) {
 			if err := <-results; err != nil {
@@ -63,7 +63,7 @@ func TestSyncIsSharedAndGivenUp(t *testing.T) {
 	})
 }
 
-// An error for which nobody waited any more is reported to all whose files it may
+// An error of a sync whose caller has given up is reported to all whose files it may
 // concern.
 func TestLossOfASyncThatWasGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

@@ -6,5 +6,5 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// The files that are written about layers.
+// The format of layer records.
 func TestFormats(t *testing.T) { formats.Check[record](t, "layer", nil) }

@@ -11,10 +11,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A form is one of the ways in which a layer is kept: each must hold the same files.
+// A form is one of the ways to keep a layer; all must hold the same files.
 type form struct {
 	name string
-	// unpack makes the layer that r is of appear at dir, an empty directory, until the test ends.
+	// unpack makes the layer in r appear at dir, an empty directory, until the test ends.
 	unpack func(t testing.TB, r io.Reader, dir string) (shape, error)
 }
 
@@ -50,7 +50,7 @@ var (
 	}}
 )
 
-// eachForm runs a test with each form of a layer that the kernel can have.
+// eachForm runs a test with each form that the kernel supports.
 func eachForm(t *testing.T, f func(t *testing.T, form form)) {
 	t.Run(asDirectory.name, func(t *testing.T) { f(t, asDirectory) })
 	t.Run(asEROFS.name, func(t *testing.T) {
@@ -59,7 +59,8 @@ func eachForm(t *testing.T, f func(t *testing.T, form form)) {
 	})
 }
 
-// mountsEROFS reports whether EROFS can be mounted here, for tests that do more where it can.
+// mountsEROFS reports whether EROFS can be mounted here, for tests that check more where it
+// can.
 func mountsEROFS() bool { return testenv.Lacks("erofs") == "" }
 
 func needEROFS(t testing.TB) {

@@ -9,8 +9,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A layer counts while it is being unpacked, and when it is staged: it is on the disk,
-// though no image has it yet. The total is close to what is measured.
+// A layer counts while it is being unpacked, and when it is staged: it takes space, though
+// no image has it yet. The sum is close to the measured usage.
 func TestWhatIsUnpackedIsInUse(t *testing.T) {
 	_, ls := openEmpty(t)
 	used := func() Usage {
@@ -30,7 +30,7 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 				if _, err := tw.Write(make([]byte, size)); err != nil {
 					t.Error(err)
 				}
-				// The next header is read when the file is made.
+				// archive/tar reads the next header after the file was written.
 				if err := tw.WriteHeader(&tar.Header{Name: name + ".link", Typeflag: tar.TypeLink, Linkname: name}); err != nil {
 					t.Error(err)
 				}
@@ -49,7 +49,7 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 		}
 	}
 	staged := used()
-	if staged.Bytes < 1<<20+block || staged.Inodes != 3 { // with its directory
+	if staged.Bytes < 1<<20+block || staged.Inodes != 3 { // counting its directory
 		t.Errorf("while it is staged, used is %+v", staged)
 	}
 	if err := ls.CommitAll(t.Context(), []*Layer{l}); err != nil {

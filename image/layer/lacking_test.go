@@ -15,9 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A node that comes up with an older kernel cannot mount its EROFS layers. They are dropped, with
-// the images that stand on them, so that these are pulled again, as directories; were they kept,
-// no container of the images could start. A failure that says nothing of the kernel costs no layer.
+// A node that boots an older kernel cannot mount its EROFS layers. They are dropped with
+// the images that need them, so that these are pulled again, as directories; otherwise no
+// container of the images could start. A failure that does not prove the lack of EROFS
+// costs no layer.
 func TestKernelLacksEROFS(t *testing.T) {
 	needRoot(t)
 	needEROFS(t)

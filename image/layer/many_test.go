@@ -13,7 +13,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// An origin has one blob, and counts how often it was fetched.
+// An origin has one blob, and counts its fetches.
 type origin struct {
 	data   []byte
 	opened int
@@ -27,7 +27,7 @@ func (o *origin) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
 func (o *origin) Has(context.Context, blob.Blob) error { return nil }
 func (o *origin) Repository() string                   { return "" }
 
-// A layer with more files than may be in memory is no EROFS file system, but one that can be used.
+// A layer with more files than memory allows is kept as directories instead of EROFS.
 func TestLayerOfManyFiles(t *testing.T) {
 	needRoot(t)
 	room := packRoom

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Closing the store does not wait for pending removals: there may be many, and a
-// daemon that stops has no time. They are done later.
+// Closing the store does not wait for pending removals: there may be many, and a daemon
+// that stops has little time. They are finished after the next start.
 func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	var trees []string
 	for _, name := range []string{"a", "b", "c"} {
@@ -22,7 +22,7 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
 	ctx, end := context.WithCancel(t.Context())
 	rs := newRemovals(ctx, log)
-	rs.turn <- struct{}{} // as if another tree was being removed
+	rs.turn <- struct{}{} // as if another tree were being removed
 	for _, tree := range trees {
 		rs.later(tree, Usage{})
 	}
@@ -31,7 +31,7 @@ func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	rs.background.Wait()
 	for _, tree := range trees {
 		if _, err := os.Lstat(tree); err != nil {
-			t.Errorf("after the end: %v", err)
+			t.Errorf("after the close: %v", err)
 		}
 	}
 

@@ -38,8 +38,8 @@ func openEmpty(t *testing.T) (dir string, ls *Store) {
 	return dir, ls
 }
 
-// What is being removed in the background counts until the disk has the space again: a
-// collector that believed it was free would find the disk as full as before.
+// What is being removed in the background counts as used until the disk has the space
+// again: an image collector that saw it as free would find the disk as full as before.
 func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	dir, ls := openEmpty(t)
 	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(ctx context.Context, dir string, _ *growth) (record, error) {
@@ -127,7 +127,7 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 	if err := unix.Mount("none", busy, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Unmount(busy, unix.MNT_DETACH) // it is gone already, or the test has failed
+	defer unix.Unmount(busy, unix.MNT_DETACH) // gone already, unless the test has failed
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer end()
@@ -151,15 +151,15 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 	})
 }
 
-// Removing an image waits for the disk only so long.
+// The removal of an image waits for the disk for a bounded time.
 func TestWaitForTheDiskIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		rs := newRemovals(t.Context(), slog.New(slog.DiscardHandler))
 		rs.add(Usage{})
 		begin, now := rs.now(), time.Now()
-		rs.waitSince(t.Context(), begin) // that was before
+		rs.waitSince(t.Context(), begin) // a removal that was requested before
 		if took := time.Since(now); took != 0 {
-			t.Errorf("waited %v for what somebody else removes", took)
+			t.Errorf("waited %v for an earlier removal", took)
 		}
 		rs.add(Usage{})
 		rs.waitSince(t.Context(), begin)
@@ -171,7 +171,7 @@ func TestWaitForTheDiskIsBounded(t *testing.T) {
 		now = time.Now()
 		rs.waitSince(ctx, begin)
 		if took := time.Since(now); took != time.Second {
-			t.Errorf("waited %v for a caller that left after 1s", took)
+			t.Errorf("waited %v for a caller that gave up after 1s", took)
 		}
 	})
 }

@@ -16,12 +16,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// archiveOf makes a tar of lines, one entry each:
+// archiveOf returns a tar of lines, one entry each:
 //
 //	type mode name [content or link]
 //
 // with the types of ls -l, and h for a hard link, w for a whiteout device in the
-// archive itself. A name may be followed by attributes: name;key=value.
+// archive itself. Attributes may follow a name: name;key=value.
 func archiveOf(t testing.TB, lines string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -84,7 +84,7 @@ func parseEntry(line string) (*tar.Header, string, bool) {
 	return hdr, "", true
 }
 
-// listing describes a tree as archiveOf's lines do, sorted by name.
+// listing describes a tree in archiveOf's lines, sorted by name.
 func listing(t testing.TB, dir string) string {
 	t.Helper()
 	var lines []string

@@ -23,8 +23,8 @@ func needRoot(t testing.TB) {
 	}
 }
 
-// TestUnpack has the entries of a layer on the left and the resulting overlayfs tree
-// on the right.
+// TestUnpack has the entries of a layer on the left, and on the right the tree for
+// overlayfs.
 func TestUnpack(t *testing.T) {
 	needRoot(t)
 	for _, c := range []struct{ name, tar, want string }{
@@ -130,7 +130,7 @@ func TestUnpack(t *testing.T) {
 	}
 }
 
-// Times and capabilities, which writing and chown reset, must be set last.
+// Times and capabilities must be set last: writes and chown reset them.
 func TestUnpackAttributes(t *testing.T) {
 	needRoot(t)
 	eachForm(t, testUnpackAttributes)
@@ -178,8 +178,8 @@ func testUnpackAttributes(t *testing.T, form form) {
 	}
 }
 
-// A set-group-ID directory gives its group to new files in it: a file that the layer
-// gives to root must not become readable by that group.
+// New files in a set-group-ID directory belong to its group: a file that the layer gives to
+// group root must not become readable by that one.
 func TestUnpackIntoSetGroupIDDirectory(t *testing.T) {
 	needRoot(t)
 	eachForm(t, testUnpackIntoSetGroupIDDirectory)
@@ -216,7 +216,7 @@ func testUnpackIntoSetGroupIDDirectory(t *testing.T, form form) {
 	}
 }
 
-// An entry for a directory stays valid if a later one replaces a parent.
+// The entry of a directory remains valid if a later entry replaces a parent.
 func TestUnpackReplacesLinkToDirectory(t *testing.T) {
 	needRoot(t)
 	eachForm(t, testUnpackReplacesLinkToDirectory)
@@ -244,7 +244,7 @@ func testUnpackReplacesLinkToDirectory(t *testing.T, form form) {
 		d 755 t
 		d 755 t/b`)
 	if got := listing(t, dir); got != want {
-		t.Errorf("there is\n%s\nwant\n%s", got, want)
+		t.Errorf("the tree is\n%s\nwant\n%s", got, want)
 	}
 }
 
@@ -282,7 +282,7 @@ func testUnpackSparse(t *testing.T, form form) {
 	if err := unix.Stat(filepath.Join(dir, "f"), &st); err != nil {
 		t.Fatal(err)
 	}
-	if st.Size != size || form.name == asDirectory.name && st.Blocks*512 > 4<<20 { // EROFS does not tell of holes
+	if st.Size != size || form.name == asDirectory.name && st.Blocks*512 > 4<<20 { // EROFS does not report holes
 		t.Errorf("size %d in %d bytes of disk", st.Size, st.Blocks*512)
 	}
 	f, err := os.Open(filepath.Join(dir, "f"))
@@ -307,7 +307,7 @@ func paxRecord(key, value string) string {
 	return fmt.Sprintf("%d %s=%s\n", n, key, value)
 }
 
-// paxHeader returns an extended header with these records, for the entry after it.
+// paxHeader returns an extended header with these records, for the next entry.
 func paxHeader(t *testing.T, records string) io.Reader {
 	var buf bytes.Buffer
 	tw := tar.NewWriter(&buf)
@@ -331,8 +331,8 @@ func paxHeader(t *testing.T, records string) io.Reader {
 	return &buf
 }
 
-// TestUnpackRefuses lists invalid layers. Each leads to an error that blames the
-// layer, and changes nothing outside.
+// TestUnpackRefuses lists invalid layers. Each gives an error that blames the layer, and
+// changes nothing outside.
 func TestUnpackRefuses(t *testing.T) {
 	needRoot(t)
 	for name, lines := range map[string]string{
@@ -362,8 +362,8 @@ func TestUnpackRefuses(t *testing.T) {
 	}
 }
 
-// TestUnpackStaysInside lists valid layers that would write elsewhere if symlinks
-// were resolved on the host.
+// TestUnpackStaysInside lists valid layers that would write outside if symlinks were
+// resolved on the host.
 func TestUnpackStaysInside(t *testing.T) {
 	needRoot(t)
 	for name, lines := range map[string]string{
@@ -386,9 +386,9 @@ func TestUnpackStaysInside(t *testing.T) {
 	}
 }
 
-// unpackBeside unpacks lines beside a directory, whose path replaces OUTSIDE, and
-// fails if anything there has changed. want is the kind of the error, where Internal
-// means none, or one that blames the layer.
+// unpackBeside unpacks lines beside a directory, whose path replaces OUTSIDE, and fails if
+// anything there has changed. want is the kind of the error; Internal allows success, and
+// an error that blames the layer.
 func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	t.Helper()
 	top := t.TempDir()
@@ -424,15 +424,15 @@ func unpackBeside(t testing.TB, lines string, want fault.Kind) {
 	}
 	secret, err := os.ReadFile(filepath.Join(outside, "secret"))
 	if after != before || err != nil || string(secret) != "secret" {
-		t.Errorf("what is outside has changed: %q (err %v)", secret, err)
+		t.Errorf("the directory outside has changed: %q (err %v)", secret, err)
 	}
 	if names, _ := os.ReadDir(top); len(names) != 2 {
 		t.Errorf("beside the layer there is %v", names)
 	}
 }
 
-// sameAsEROFS fails if the layer data as EROFS is not the same as the directory dir, which it was
-// unpacked to with the error err.
+// sameAsEROFS fails if the layer data, unpacked as EROFS, differs from the directory dir
+// and the error err of unpacking it there.
 func sameAsEROFS(t testing.TB, data []byte, dir string, err error) {
 	t.Helper()
 	if !mountsEROFS() {
@@ -450,8 +450,8 @@ func sameAsEROFS(t testing.TB, data []byte, dir string, err error) {
 	}
 }
 
-// FuzzUnpack unpacks entries in the format of archiveOf: whatever they are, nothing
-// outside changes.
+// FuzzUnpack unpacks entries in the format of archiveOf: nothing outside changes, whatever
+// they are.
 func FuzzUnpack(f *testing.F) {
 	needRoot(f)
 	for _, seed := range []string{
@@ -470,19 +470,19 @@ func FuzzUnpack(f *testing.F) {
 		for line := range strings.Lines(lines) {
 			hdr, _, ok := parseEntry(strings.TrimSpace(strings.ReplaceAll(line, "OUTSIDE", "/x")))
 			if !ok || tar.NewWriter(io.Discard).WriteHeader(hdr) != nil {
-				continue // no tar can say that
+				continue // a tar header cannot hold it
 			}
 			legal = append(legal, strings.TrimSpace(line))
 		}
 		if len(legal) > 50 {
-			t.Skip("more than 50 entries: slow, and says no more")
+			t.Skip("more than 50 entries: slow, and covers nothing new")
 		}
 		unpackBeside(t, strings.Join(legal, "\n"), fault.Internal)
 	})
 }
 
-// FuzzUnpackStream unpacks bytes, as a layer and as the plain tar of a checkpoint:
-// an input can do no more than fail, and nothing outside changes.
+// FuzzUnpackStream unpacks bytes as a layer, and as the plain tar of a checkpoint: it
+// succeeds or fails, and nothing outside changes.
 func FuzzUnpackStream(f *testing.F) {
 	needRoot(f)
 	f.Add(archiveOf(f, "d 755 a\n- 644 a/b;user.x=y content\nl 777 c a\nh 0 d a/b\n- 0 .wh.e"))
@@ -495,7 +495,7 @@ func FuzzUnpackStream(f *testing.F) {
 	})
 }
 
-// streamBeside unpacks a stream beside a directory, in which nothing may change.
+// streamBeside unpacks a stream beside a directory in which nothing may change.
 func streamBeside(t *testing.T, data []byte, plain bool) {
 	t.Helper()
 	top := t.TempDir()
@@ -524,7 +524,7 @@ func streamBeside(t *testing.T, data []byte, plain bool) {
 	}
 	secret, err := os.ReadFile(filepath.Join(outside, "secret"))
 	if after != before || err != nil || string(secret) != "secret" {
-		t.Errorf("what is outside has changed: %q (err %v)", secret, err)
+		t.Errorf("the directory outside has changed: %q (err %v)", secret, err)
 	}
 	if names, _ := os.ReadDir(top); len(names) != 2 {
 		t.Errorf("beside the layer there is %v", names)

@@ -9,7 +9,7 @@ import (
 func TestLatest(t *testing.T) {
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
 	for name, c := range map[string]struct {
-		minutes []int // before now
+		minutes []int // of commits, before now
 		want    []bool
 	}{
 		"none":                  {nil, []bool{}},

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// writtenAs returns the stream that a layer's files at dir make.
+// writtenAs returns the tar stream of a layer's files at dir.
 func writtenAs(t testing.TB, dir string, sh shape) []byte {
 	t.Helper()
 	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
@@ -32,7 +32,7 @@ func writtenAs(t testing.TB, dir string, sh shape) []byte {
 	return buf.Bytes()
 }
 
-// details lists what listing leaves out: owners, times, numbers of names and all attributes.
+// details lists what listing leaves out: owners, times, link counts and all attributes.
 func details(t testing.TB, dir string) (list []string) {
 	t.Helper()
 	err := tree.Walk(t.Context(), dir, tree.Options{Sorted: true}, func(f *tree.File) error {
@@ -42,7 +42,7 @@ func details(t testing.TB, dir string) (list []string) {
 			line += fmt.Sprintf(" %d names", f.Stat.Nlink)
 		}
 		isMark := f.Stat.Mode&unix.S_IFMT == unix.S_IFCHR && f.Stat.Rdev == 0
-		if f.Stat.Mtim.Sec < 1_600_000_000 && !isMark { // later: it was made for want of an entry
+		if f.Stat.Mtim.Sec < 1_600_000_000 && !isMark { // a later time is that of a directory without an entry
 			line += fmt.Sprintf(" at %d.%09d", f.Stat.Mtim.Sec, f.Stat.Mtim.Nsec)
 		}
 		keys, value := make([]byte, 4096), make([]byte, 4096)
@@ -69,7 +69,7 @@ func details(t testing.TB, dir string) (list []string) {
 	return list
 }
 
-// all has every kind of file, and everything that a layer can say of those below.
+// all has every kind of file, and everything that a layer can change about those below.
 const all = `
 	d 1777 .
 	d 2755 dir
@@ -91,8 +91,8 @@ const all = `
 	- 0 .wh.again
 	- 600 again/x 1`
 
-// A layer that is written as a tar stream and unpacked again is the same layer, in either form; its
-// stream does not change any more.
+// A layer that is written as a tar stream and unpacked again is the same layer, in either
+// form, and gives the same stream again.
 func TestWrite(t *testing.T) {
 	needRoot(t)
 	long := strings.Repeat("n", 200)
@@ -132,7 +132,8 @@ func TestWrite(t *testing.T) {
 	}
 }
 
-// Both forms of a layer make the same stream, whose entries have the image spec's names for what is gone.
+// Both forms of a layer give the same stream, whose entries have the image spec's whiteout
+// names.
 func TestWriteEntries(t *testing.T) {
 	needRoot(t)
 	want := strings.Fields(`./ a-third again/.wh..wh..opq again/x dir/ dir/disk dir/.wh.gone dir/link dir/null
@@ -165,7 +166,7 @@ func TestWriteEntries(t *testing.T) {
 	})
 }
 
-// A caller who leaves ends the writing in the midst of a file.
+// A caller that gives up ends the writing in the middle of a file.
 func TestWriteIsCancelled(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()

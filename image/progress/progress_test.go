@@ -19,13 +19,13 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// store has some layers.
+// store has these layers.
 type store map[digest.Digest]bool
 
 func (s store) Has(id digest.Digest) bool { return s[id] }
 
-// slow gives blobs of 1000 bytes, 100 with each read, and takes a second for each; it fails
-// after so many bytes, if that is not 0.
+// slow serves blobs of 1000 bytes, 100 with each read, each of which takes a second; it
+// fails after failAt bytes, unless that is 0.
 type slow struct{ failAt int }
 
 func (s *slow) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
@@ -53,12 +53,12 @@ var blobs = []blob.Blob{
 	{BlobInfo: types.BlobInfo{Digest: digest.FromString("a"), Size: 1000}},
 	{BlobInfo: types.BlobInfo{Digest: digest.FromString("b"), Size: 1000}},
 	{BlobInfo: types.BlobInfo{Digest: digest.FromString("c"), Size: 5000}},
-	{BlobInfo: types.BlobInfo{Digest: digest.FromString("a"), Size: 1000}}, // again: it comes once
+	{BlobInfo: types.BlobInfo{Digest: digest.FromString("a"), Size: 1000}}, // again: it is fetched once
 }
 
 var ids = []digest.Digest{"id:a", "id:b", "id:c", "id:a"}
 
-// read has a layer come, as who unpacks it does.
+// read reads a blob to its end, as the unpacking of a layer does.
 func read(from blob.Origin, b blob.Blob) error {
 	body, err := from.Open(context.Background(), b)
 	if err != nil {
@@ -69,8 +69,8 @@ func read(from blob.Origin, b blob.Blob) error {
 	return err
 }
 
-// A pull is told of by bytes, rate and layer; what is here already does not count, and two
-// pulls of one layer know both how far it is.
+// A pull reports its bytes, rate and layers; layers that are present do not count, and two
+// pulls of one layer both report its progress.
 func TestPull(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var tr progress.Tracker
@@ -110,9 +110,9 @@ func TestPull(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		if got := tr.List()[0]; got.Rate != 0 || got.Layers[0].State != pulls.Unpacking {
-			t.Errorf("when it has come: %v", got)
+			t.Errorf("after the download: %v", got)
 		}
-		here["id:a"] = true // it is unpacked
+		here["id:a"] = true // now it is unpacked
 		if err := read(p.Origin(&slow{failAt: 300}), blobs[1]); err == nil {
 			t.Error("a broken download is read to its end")
 		}
@@ -130,7 +130,7 @@ func TestPull(t *testing.T) {
 	})
 }
 
-// The pulls that have ended are bounded; nobody need be told of a pull.
+// The list of finished pulls is bounded, and the methods of a nil Pull do nothing.
 func TestBounds(t *testing.T) {
 	var tr progress.Tracker
 	for range 100 {
@@ -148,6 +148,6 @@ func TestBounds(t *testing.T) {
 	nobody.From("x", true)
 	nobody.Expect(blobs, ids, store{})
 	if from := (&slow{}); nobody.Origin(from) != blob.Origin(from) {
-		t.Error("a pull that nobody is told of is counted")
+		t.Error("a nil pull is counted")
 	}
 }

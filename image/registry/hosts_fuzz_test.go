@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// A hosts.toml is written by hand: whatever it contains, reading it ends with mirrors
-// that have a place, or with an error.
+// A hosts.toml is written by hand: whatever it contains, the result is mirrors with an
+// address, or an error.
 func FuzzHosts(f *testing.F) {
 	for _, text := range []string{
 		"", "server = 1", "server = \"\"\n[host]\n", "[host.\"\"]\n", "[host.\"http://[::1\"]\n", "[host.\"https://a/v2/b?c#d\"]\noverride_path = true\n",
@@ -27,7 +27,7 @@ func FuzzHosts(f *testing.F) {
 		}
 		for _, e := range append(h.conf.Mirrors, h.conf.Endpoint) {
 			if e.Location == "" {
-				t.Errorf("an endpoint without a place: %+v", h.conf)
+				t.Errorf("an endpoint without an address: %+v", h.conf)
 			}
 		}
 	})

@@ -19,8 +19,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The changes of one container's root file system can be applied to another's: files
-// written, changed, linked and removed, whole directories replaced.
+// The changes of a container's root file system can be applied to another one: files that
+// were written, changed, linked and removed, and directories that were replaced.
 func TestDiffAndApply(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -55,7 +55,7 @@ func TestDiffAndApply(t *testing.T) {
 	deleted, err := p.Store.RootFS().Diff(t.Context(), "from", &diff)
 	do(err)
 	if want := []string{"/a", "/gone", "/new/high", "/new/old"}; !slices.Equal(deleted, want) {
-		t.Errorf("removed were %v, want %v", deleted, want)
+		t.Errorf("removed names are %v, want %v", deleted, want)
 	}
 	do(p.Store.RootFS().Apply(t.Context(), "to", &diff, deleted))
 	if got, want := describe(t, to), describe(t, from); got != want {
@@ -73,8 +73,8 @@ func TestDiffAndApply(t *testing.T) {
 	}
 }
 
-// A symlink in an image is resolved within the image: the host's file at its target
-// must not get into a checkpoint.
+// A symlink in an image is resolved within the image: the host's file at its target must
+// not get into a checkpoint.
 func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 	secret := t.TempDir()
 	if err := os.WriteFile(filepath.Join(secret, "name"), nil, 0o600); err != nil {
@@ -102,11 +102,11 @@ func TestDiffFollowsNoLinkOfTheImage(t *testing.T) {
 	var diff bytes.Buffer
 	deleted, err := p.Store.RootFS().Diff(t.Context(), "k", &diff)
 	if err != nil || len(deleted) != 0 {
-		t.Errorf("removed were %v, want nothing (err %v)", deleted, err)
+		t.Errorf("removed names are %v, want none (err %v)", deleted, err)
 	}
 }
 
-// A tree that is too deep for a path gives a short error.
+// A tree too deep for a path gives a short error.
 func TestDiffOfDeepTree(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -137,7 +137,7 @@ func describe(t *testing.T, root string) string {
 	return b.String()
 }
 
-// A diff from an untrusted archive reaches nothing outside of the root file system.
+// A diff from an untrusted archive changes nothing outside of the root file system.
 func TestApplyHostile(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -159,8 +159,8 @@ func TestApplyHostile(t *testing.T) {
 			t.Errorf("removal of %q: error is %v, want one of kind %v", name, err, fault.Invalid)
 		}
 	}
-	// Below a link that leads out, and by the victim's own path: both are looked up
-	// in the root file system, where they are not.
+	// A path through a link that leads out, and the victim's own path, are both resolved in
+	// the root file system, where they do not exist.
 	if err := p.Store.RootFS().Apply(t.Context(), "c", empty(), []string{"/out/victim", victim}); err != nil {
 		t.Error(err)
 	}

@@ -6,5 +6,5 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// The files that are written about containers' root file systems.
+// The format of the lease records of root file systems.
 func TestFormats(t *testing.T) { formats.Check[leaseRecord](t, "lease", nil) }

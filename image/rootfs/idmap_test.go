@@ -19,7 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// owner returns uid:gid of a path.
+// owner returns the "uid:gid" of a path.
 func owner(t *testing.T, path ...string) string {
 	t.Helper()
 	var st unix.Stat_t
@@ -29,9 +29,8 @@ func owner(t *testing.T, path ...string) string {
 	return fmt.Sprintf("%d:%d", st.Uid, st.Gid)
 }
 
-// A mapped root file system has the owners of its user namespace, in its layers
-// and in what is written; the layers themselves, and their other users, are not
-// affected.
+// An ID-mapped root file system has the owners of its user namespace, in its layers and in
+// what is written. The layers themselves, and other containers of them, are not affected.
 func TestMountMapped(t *testing.T) {
 	testenv.Need(t, "idmap")
 	reg := imagetest.NewRegistry(t)
@@ -39,7 +38,7 @@ func TestMountMapped(t *testing.T) {
 	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{},
 		imagetest.TarOf(t, map[string]string{"a": "1", "d/": "", "d/x": "1"}), imagetest.TarOf(t, map[string]string{"b": "2"})))
 	id := p.Pull(reg.Host + "/app").ID
-	if err := os.Chmod(filepath.Dir(p.Dir), 0o711); err != nil { // the test's own
+	if err := os.Chmod(filepath.Dir(p.Dir), 0o711); err != nil { // the test's own directory
 		t.Fatal(err)
 	}
 	if err := p.Store.RootFS().CheckIDMap(); err != nil {
@@ -72,7 +71,7 @@ func TestMountMapped(t *testing.T) {
 	if got := owner(t, root); got != "200000:300000" {
 		t.Errorf("the root belongs to %s", got)
 	}
-	// The change of a file of a layer copies it up for the same owner.
+	// A change to a layer's file copies the file up with the same owner.
 	if err := os.Chmod(filepath.Join(root, "d/x"), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +87,7 @@ func TestMountMapped(t *testing.T) {
 		t.Errorf("write to a read-only one: %v", err)
 	}
 
-	// As after a restart and a lost mount.
+	// The state after a restart with a lost mount.
 	if err := p.Store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +97,7 @@ func TestMountMapped(t *testing.T) {
 	}
 	left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(p.Root()))
 	if err != nil || len(left) > 0 {
-		t.Errorf("%d mounts that the overlay was made of are left, %v", len(left), err)
+		t.Errorf("%d mounts of layers are left, %v", len(left), err)
 	}
 
 	m.UserNS = filepath.Join(p.Dir, "no such namespace")
@@ -114,15 +113,15 @@ func TestMountMapped(t *testing.T) {
 	}
 }
 
-// Whether ID mappings can be used is found out by trying, and the error says
-// why not.
+// Support for ID mappings is determined by a trial, and the error says why they do not
+// work.
 func TestCheckIDMap(t *testing.T) {
 	p := imagetest.NewPlace(t)
 	if err := os.Chmod(filepath.Dir(p.Dir), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := p.Store.RootFS().CheckIDMap(); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), filepath.Dir(p.Dir)) {
-		t.Errorf("behind a directory that is root's alone: %v", err)
+		t.Errorf("below a directory of mode 0700: %v", err)
 	}
 	if left := p.Names("staging"); len(left) > 0 {
 		t.Errorf("%v is left", left)

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A host whose SELinux was switched off has labels on its files still, and a kernel that knows no
-// option context. Its containers must start.
+// A host whose SELinux was disabled still has labels on its files, and a kernel without the
+// mount option context. Its containers must start.
 func TestLabelsWithoutSELinux(t *testing.T) {
 	testenv.Need(t, "erofs", "labels", "!selinux")
 	reg := imagetest.NewRegistry(t)

@@ -25,8 +25,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A root file system shows the layers merged, has its own writes, and keeps them over
-// an unmount and a restart, until it is removed.
+// A root file system shows the merged layers, has its own changes, and keeps them over an
+// unmount and a restart, until it is removed.
 func TestMount(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -69,7 +69,7 @@ func TestMount(t *testing.T) {
 	if got := tree(t, root) + " " + imagetest.ReadFile(t, root, "b"); got != "b d d/y mine" {
 		t.Errorf("after a restart there is %s", got)
 	}
-	for range 2 { // the second finds nothing
+	for range 2 { // the second removal finds nothing
 		for _, key := range []string{"one", "two"} {
 			if err := p.Store.RootFS().Unmount(t.Context(), key, true); err != nil {
 				t.Fatal(err)
@@ -110,8 +110,8 @@ func tree(t *testing.T, root string) string {
 	return strings.Join(names, " ")
 }
 
-// The layers of a removed image stay as long as a root file system uses them, over a
-// restart too, and go with the last.
+// The layers of a removed image stay as long as a root file system uses them, also over a
+// restart, and are removed with the last one.
 func TestLeases(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -132,7 +132,7 @@ func TestLeases(t *testing.T) {
 	if err := p.Store.RootFS().Unmount(t.Context(), "one", false); err != nil {
 		t.Fatal(err)
 	}
-	root = p.Mount("one", id) // the image is gone; the lease is not
+	root = p.Mount("one", id) // the image is gone, the lease is not
 	if got := imagetest.ReadFile(t, root, "top"); got != "x" {
 		t.Errorf("file holds %q", got)
 	}
@@ -153,7 +153,7 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// More layers than fit on a page of mount options, with one of them twice.
+// The image has more layers than fit on a page of mount options, and one of them twice.
 func TestManyLayers(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -172,8 +172,8 @@ func TestManyLayers(t *testing.T) {
 	}
 }
 
-// The root directory has the mode and owner that the image gives it, and an opaque
-// one hides all layers below.
+// The root directory has the mode and owner that the image gives it, and if it is opaque,
+// it hides all layers below.
 func TestMountRoot(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -191,9 +191,9 @@ func TestMountRoot(t *testing.T) {
 	}
 }
 
-// The root directory of a volume has the attributes from the image's layers too: even
-// if only a lower one has them, and if the layers above have directories of their
-// own.
+// The root directory of a volume also has the attributes from the image's layers, even if
+// only a lower one has an entry for it, and the ones above have entries for other
+// directories.
 func TestRootOfLowerLayer(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -231,8 +231,8 @@ func TestRootOfLowerLayer(t *testing.T) {
 	}
 }
 
-// A directory without an entry in a layer has the attributes from the layer below, or
-// from a layer above; one that is hidden does not come back.
+// A directory without an entry in a layer has the attributes from a layer below, or else
+// from one above; a hidden directory does not reappear.
 func TestMountInheritsDirectories(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -310,7 +310,7 @@ func TestMountReadOnly(t *testing.T) {
 	}
 }
 
-// The usage of a writable layer follows the writes, a little later.
+// The usage of a writable layer follows the writes, with a delay.
 func TestUsage(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -338,8 +338,8 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// What is written to a root file system is never synced, neither by the container nor by the
-// unmount, which other containers on the disk would wait for.
+// Writes to a root file system are never synced, neither by the container nor by the
+// unmount, for which other containers on the disk would have to wait.
 func TestMountIsVolatile(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -356,7 +356,7 @@ func TestMountIsVolatile(t *testing.T) {
 	if got := options(); !strings.Contains(got, "volatile") {
 		t.Errorf("options are %s", got)
 	}
-	for i := range 3 { // the kernel refuses the work directory of a volatile mount
+	for i := range 3 { // the kernel refuses to reuse the work directory of a volatile mount
 		name := filepath.Join(root, fmt.Sprint("mine", i))
 		if err := os.WriteFile(name, []byte("x"), 0o600); err != nil {
 			t.Fatal(err)
@@ -378,8 +378,8 @@ func TestMountIsVolatile(t *testing.T) {
 	}
 }
 
-// What was written is void after a restart of the machine, even if all of it seems to be there:
-// it is no more mounted or read, and can be removed.
+// After a reboot, what containers had written is void, even if all of it seems to be there:
+// it is not mounted or read any more, and can be removed.
 func TestWritesAreVoidAfterReboot(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -417,7 +417,7 @@ func TestWritesAreVoidAfterReboot(t *testing.T) {
 	if _, err := p.Store.RootFS().Diff(t.Context(), "k", io.Discard); !errors.Is(err, fault.WrongState) {
 		t.Errorf("error of the diff is %v, want one of kind %v", err, fault.WrongState)
 	}
-	// Nothing was written to a volume.
+	// A volume has no writes, and can be mounted again.
 	if again, err := p.Store.RootFS().Mount(t.Context(), "volume", id, rootfs.MountOptions{ReadOnly: true}); err != nil || again != volume {
 		t.Errorf("volume is at %s, was at %s (err %v)", again, volume, err)
 	}
@@ -429,11 +429,11 @@ func TestWritesAreVoidAfterReboot(t *testing.T) {
 	if got := p.Names("rw"); len(got) != 0 {
 		t.Errorf("%v are left", got)
 	}
-	p.Mount("k", id) // the name is free
+	p.Mount("k", id) // the key can be used again
 }
 
-// What the page cache has of a layer is still there when a container of the image is started
-// soon after the last one was removed.
+// The page cache of a layer survives when a container of the image is started soon after
+// the last one was removed.
 func TestPageCacheOutlivesContainer(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -466,7 +466,7 @@ func TestPageCacheOutlivesContainer(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !cached(p.Mount("two", id)) {
-		t.Error("the file has to be read again")
+		t.Error("the file is not in the page cache any more")
 	}
 	if err := p.Store.RootFS().Unmount(t.Context(), "two", true); err != nil {
 		t.Fatal(err)

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Both ways to mount must have the same result: kernels before 6.5 have only the old
-// one, whose options share one page, so that many layers need short names.
+// Both ways to mount must have the same result: kernels before 6.5 have only the old one,
+// whose options share one page, so that many layers need short names.
 func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
@@ -31,7 +31,7 @@ func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				for i := range layers { // the highest first, and all have "same"
+				for i := range layers { // the highest first; all have the file "same"
 					layer := filepath.Join(dir, fmt.Sprintf("layer-with-a-long-name-%064d", i))
 					if err := os.Mkdir(layer, 0o755); err != nil {
 						t.Fatal(err)
@@ -58,14 +58,14 @@ func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 					t.Fatal(err)
 				}
 				if _, err := os.Stat(filepath.Join(o.upper, "new")); err != nil {
-					t.Errorf("what is written goes elsewhere: %v", err)
+					t.Errorf("a write does not reach the upper directory: %v", err)
 				}
 			})
 		}
 	}
 }
 
-// Linux 6.5 and early 6.6 have the new mount API without lowerdir+: by the version
+// Linux 6.5 and early 6.6 have the new mount API without lowerdir+: judged by the version
 // alone, no container could be made there.
 func TestOverlayOptionIsTried(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -89,7 +89,7 @@ func TestOverlayOptionIsTried(t *testing.T) {
 	}
 }
 
-// Mapped layers go through a mount namespace of their own, both ways.
+// ID-mapped layers are mounted in a mount namespace of their own, with both ways.
 func TestMappedOverlayOnOldAndNewKernels(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A volume is a copy of the image's files there, of any kind.
+// A volume is a copy of the image's files at its path, of any kind.
 func TestVolumeIsACopy(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -67,7 +67,7 @@ func TestVolumeIsACopy(t *testing.T) {
 	if one.Size != 64<<20 || one.Blocks*512 > 32<<20 {
 		t.Errorf("a sparse file of %d bytes occupies %d", one.Size, one.Blocks*512)
 	}
-	// What is in it counts, and goes with the root file system.
+	// The volume's content counts as usage, and is removed with the root file system.
 	before, _, err := p.Store.RootFS().Usage("c")
 	do(err)
 	if before < uint64(one.Blocks*512) {
@@ -80,7 +80,8 @@ func TestVolumeIsACopy(t *testing.T) {
 	}
 }
 
-// Symlinks of the image decide where a volume is, and none leads out of it.
+// A volume's path is resolved with the image's symlinks, and does not lead out of the
+// image.
 func TestVolumePaths(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -151,12 +152,12 @@ func TestVolumePaths(t *testing.T) {
 		})
 	}
 	if names, err := os.ReadDir(outside); err != nil || len(names) > 0 {
-		t.Errorf("outside there is %v (err %v)", names, err)
+		t.Errorf("the directory outside has %v (err %v)", names, err)
 	}
 }
 
-// What a container has written to its volumes, and removed there, is part of its
-// changes: in a container made from them the volume has the same content.
+// What a container has written to its volumes, or removed there, is part of its diff: a
+// container made from that has the same content in its volumes.
 func TestDiffOfVolumes(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -174,7 +175,7 @@ func TestDiffOfVolumes(t *testing.T) {
 		return made
 	}
 	from := volumes("from")
-	p.Reopen(image.Options{}) // which must know of them
+	p.Reopen(image.Options{}) // the store must still know them
 	data := func(name string) string { return filepath.Join(from[0].Source, name) }
 	for _, err := range []error{
 		os.WriteFile(data("kept"), []byte("changed"), 0o600),
@@ -195,7 +196,7 @@ func TestDiffOfVolumes(t *testing.T) {
 		t.Fatal(err)
 	}
 	if want := []string{"/data/dir", "/data/gone"}; !slices.Equal(deleted, want) {
-		t.Errorf("removed were %v, want %v", deleted, want)
+		t.Errorf("removed names are %v, want %v", deleted, want)
 	}
 	p.Mount("to", id)
 	if err := p.Store.RootFS().Apply(t.Context(), "to", &diff, deleted); err != nil {
