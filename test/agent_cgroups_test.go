@@ -14,7 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// startCgroupLab is startLab of an agent with these flags, in a cgroup of its own.
+// startCgroupLab returns a lab whose agent has these flags and a root cgroup of its own.
 func startCgroupLab(t *testing.T, flags ...string) *lab {
 	t.Helper()
 	n, _ := startNode(t)
@@ -28,7 +28,7 @@ func startCgroupLab(t *testing.T, flags ...string) *lab {
 	t.Cleanup(func() {
 		l.end(syscall.SIGTERM)
 		if l.systemd() {
-			if out, err := exec.Command("systemctl", "stop", root+".slice").CombinedOutput(); err != nil { // with those below it
+			if out, err := exec.Command("systemctl", "stop", root+".slice").CombinedOutput(); err != nil { // and the slices below it
 				t.Errorf("slice: %v: %s", err, out)
 			}
 		}
@@ -43,7 +43,7 @@ func startCgroupLab(t *testing.T, flags ...string) *lab {
 	return l
 }
 
-// systemd tells whether it keeps the cgroups.
+// systemd reports whether systemd makes the node's cgroups.
 func (l *lab) systemd() bool {
 	l.t.Helper()
 	resp, err := l.n.runtime().RuntimeConfig(context.WithoutCancel(l.t.Context()), &cri.RuntimeConfigRequest{})
@@ -53,8 +53,8 @@ func (l *lab) systemd() bool {
 	return resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD
 }
 
-// cgroups are where a cgroup below this lab's root is, in each hierarchy. Its path
-// is that of cgroupfs; "*" as its last name is all below the one before.
+// cgroups returns the directories of a cgroup below this lab's root, one for each
+// hierarchy. Its path is that of cgroupfs; a last name of "*" stands for all cgroups below.
 func (l *lab) cgroups(path string) []string {
 	l.t.Helper()
 	path = filepath.Join(fmt.Sprintf("crisptest%d", os.Getpid()), path)
@@ -72,7 +72,7 @@ func (l *lab) cgroups(path string) []string {
 	return found
 }
 
-// slicePath is where systemd has what cgroupfs has at path (systemd.slice(5)).
+// slicePath returns the path of systemd's slice for a path of cgroupfs (systemd.slice(5)).
 func slicePath(path string) string {
 	var dirs []string
 	slice := ""
@@ -99,8 +99,8 @@ func (l *lab) cgroupFile(path string, names ...string) string {
 	return ""
 }
 
-// The cgroups of pods have the values of the kubelet, survive the agent and go
-// with their pods.
+// The cgroups of pods have the kubelet's values, outlive the agent, and are removed with
+// their pods.
 func TestAgentCgroups(t *testing.T) {
 	l := startCgroupLab(t, "--pod-max-pids", "100")
 	path := ""
@@ -144,6 +144,6 @@ func TestAgentCgroups(t *testing.T) {
 		check()
 	})
 	if l.cgroupFile(path, "cgroup.procs", "pids.max") != "" || len(l.cgroups(path)) > 0 {
-		t.Errorf("the cgroup stays: %v", l.cgroups(path))
+		t.Errorf("the pod's cgroup is left: %v", l.cgroups(path))
 	}
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// The pod has a tar: that of this machine, with what it is linked to.
+// The pod has this machine's tar and its libraries.
 const commandsStack = `apiVersion: v1
 kind: Secret
 metadata: {name: key}
@@ -36,9 +36,8 @@ spec:
   - {name: d, emptyDir: {}}
 %s`
 
-// What the command line says of a pod and of the node, and what it carries in and
-// out, with a real runtime at the other end. What agents and pods live through is
-// in the other tests.
+// The command line shows a pod and the node, and carries data in and out, with a real
+// runtime. The life cycles of agents and pods are in other tests.
 func TestAgentCommands(t *testing.T) {
 	a := startCgroupLab(t).agentProcess
 	if err := a.n.useRegistry(newRegistry()); err != nil {
@@ -68,7 +67,7 @@ func TestAgentCommands(t *testing.T) {
 	a.says(0, `secret/key deleted`, "delete", "secret/key")
 }
 
-// aboutNode asks for what is known without any pod.
+// aboutNode checks the commands that need no pod.
 func aboutNode(t *testing.T, a *agentProcess) {
 	a.says(0, `^crisp +\S+\nruntime +crisp \S+ \(CRI v1\)\n$`, "version")
 	a.says(0, `(?s)^agent +\S+/agent\.sock: ok\nruntime +crisp \S+ at unix://.*RuntimeReady=true.*NetworkReady=true.*handlers +\(default\).*allocatable +\d.*node +Ready=True.*source file +0 manifests`, "status")
@@ -77,7 +76,7 @@ func aboutNode(t *testing.T, a *agentProcess) {
 	a.says(0, `(?m)^ExecStart=\S+/crisp --runtime-endpoint unix://`+regexp.QuoteMeta(a.n.socket)+` agent --manifests /srv/pods --root \S+$`, "generate", "systemd", "--manifests", "/srv/pods")
 	a.says(0, `(?s)^runtime +ok\nRuntimeReady +ok\nNetworkReady +ok\nagent +ok\ncgroups +ok\nnft +ok\nforwarding +ok\n$`, "doctor")
 
-	// A broken manifest is told where people look.
+	// A broken manifest is reported where users look.
 	a.n.expects("manifest rejected.*broken.yaml")
 	broken := filepath.Join(a.manifests, "broken.yaml")
 	if err := os.WriteFile(broken, []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec: {containers: [{nam: c}]}\n"), 0o644); err != nil {
@@ -96,7 +95,7 @@ func aboutNode(t *testing.T, a *agentProcess) {
 	a.until(func() bool { out, _ := a.crisp("", "sources"); return !strings.Contains(out, broken) }, "it is forgotten")
 }
 
-// aboutPod asks for all that is known of one.
+// aboutPod checks the commands that describe a pod.
 func aboutPod(t *testing.T, a *agentProcess) {
 	a.says(0, `(?s)^Name: +web\n.*Labels: +app=web\n.*Status: +Running\n.*\n  app:\n.*Args: +print hello.*memory limit 64Mi.*State: +running since.*Ready: +true.*Mount: +/d from d\n.*Conditions:\n.*Ready +True.*\n  d +empty directory\n.*Events:\n.*Started`, "describe", "pod/web")
 	out, code := a.crisp("", "describe", "secret/key")
@@ -114,7 +113,7 @@ func aboutPod(t *testing.T, a *agentProcess) {
 	}
 }
 
-// copies takes a directory into a container, and out again.
+// copies copies a directory into a container, and out again.
 func copies(t *testing.T, a *agentProcess) {
 	from, to := filepath.Join(a.n.dir, "from"), filepath.Join(a.n.dir, "to")
 	if err := os.MkdirAll(filepath.Join(from, "sub"), 0o755); err != nil {
@@ -129,13 +128,13 @@ func copies(t *testing.T, a *agentProcess) {
 	data, err := os.ReadFile(filepath.Join(to, "sub", "f"))
 	info, statErr := os.Stat(filepath.Join(to, "sub", "f"))
 	if err != nil || statErr != nil || string(data) != "content\n" || info.Mode().Perm() != 0o750 {
-		t.Errorf("it came back as %q, %v (%v, %v)", data, info, err, statErr)
+		t.Errorf("the copied file is %q, %v (%v, %v)", data, info, err, statErr)
 	}
 	a.says(1, `(?s)No such file.*exit code 2`, "cp", "-c", "app", "web:/d/none", to)
 }
 
-// streams attaches to a container that ends with what it reads, and to one that is
-// added; what does not run cannot be attached to, run in or copied from.
+// streams attaches to a container that ends with its input, and to one that is added; a
+// container that does not run refuses attach, exec and copy.
 func streams(t *testing.T, a *agentProcess) {
 	if out, code := a.crisp("ping", "attach", "-i", "web", "-c", "ear"); out != "ping" || code != 0 {
 		t.Errorf("attach -i: %q, code %d", out, code)
@@ -153,7 +152,7 @@ func streams(t *testing.T, a *agentProcess) {
 	}
 }
 
-// imagesCome pulls an image, shows and removes it.
+// imagesCome pulls, shows and removes an image.
 func imagesCome(t *testing.T, a *agentProcess) {
 	image, err := bigImage(1)
 	if err != nil {
@@ -168,7 +167,7 @@ func imagesCome(t *testing.T, a *agentProcess) {
 	a.says(0, `^`+regexp.QuoteMeta(ref)+`\n$`, "rmi", ref)
 	a.says(3, `there is no image `+regexp.QuoteMeta(ref), "rmi", ref)
 	a.says(0, `sha256:`, "pull", ref)
-	a.says(0, `^`+regexp.QuoteMeta(ref)+`\n$`, "image", "prune") // and not the one that runs
+	a.says(0, `^`+regexp.QuoteMeta(ref)+`\n$`, "image", "prune") // and not the image in use
 	a.says(0, `(?s)^IMAGE +ID +SIZE\n`+regexp.QuoteMeta(testImage)+` [^\n]+\n$`, "images")
 	a.says(3, `(?i)pull .*none`, "pull", a.n.registry.host()+"/none:latest")
 }

@@ -10,9 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The directory of a pod is laid out as the kubelet's, goes with the pod, and stays
-// as long as something is mounted inside that is not the agent's, also for the next
-// agent.
+// The directory of a pod has the kubelet's layout. It is removed with the pod, but kept,
+// also by the next agent, while a mount below it is not the agent's.
 func TestAgentPodDirectories(t *testing.T) {
 	l := startLab(t)
 	l.object("conf", "kind: ConfigMap\nmetadata: {name: conf}\ndata: {a: one}\n")
@@ -47,9 +46,10 @@ func TestAgentPodDirectories(t *testing.T) {
 			t.Errorf("for the termination message there are %q, %v", logs, err)
 		}
 
-		// What any user of the containers may write, no other user of the host comes by.
+		// What every user in a container may write must be out of reach for other users of
+		// the host.
 		if found, err := reachable(filepath.Join(l.n.dir, "agent")); err != nil || len(found) > 0 {
-			t.Errorf("another user of the host gets at %q, %v", found, err)
+			t.Errorf("another user of the host can reach %q, %v", found, err)
 		}
 
 		inside := filepath.Join(dir, "volumes/kubernetes.io~empty-dir/disk/inside")
@@ -59,7 +59,7 @@ func TestAgentPodDirectories(t *testing.T) {
 		if err := unix.Mount("tmpfs", inside, "tmpfs", 0, ""); err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { unix.Unmount(inside, unix.MNT_DETACH) }) // if it is there still
+		t.Cleanup(func() { unix.Unmount(inside, unix.MNT_DETACH) }) // if it is still mounted
 		touch(t, filepath.Join(inside, "mine"))
 		refused := func() int {
 			log, err := os.ReadFile(filepath.Join(l.n.dir, "agent.log"))

@@ -11,9 +11,8 @@ import (
 	"testing"
 )
 
-// docs/agent.md has a row for each requirement of the agent that needs no API
-// server, and for each defect of others; the tests that it names exist where it
-// says.
+// docs/agent.md has a row for each requirement of the agent that needs no API server, and
+// for each defect of others; the tests that it names exist in the named packages.
 func TestAgentDocumentIsComplete(t *testing.T) {
 	doc, err := os.ReadFile("../docs/agent.md")
 	if err != nil {
@@ -21,8 +20,8 @@ func TestAgentDocumentIsComplete(t *testing.T) {
 	}
 	_, text, _ := strings.Cut(string(doc), "\n## What each row")
 	_, defects, _ := strings.Cut(text, "\n### 2.3.")
-	// Left out: what is the runtime's, what has gone from the kubelet, what needs an
-	// API server.
+	// Left out: requirements of the runtime, those removed from the kubelet, and those that
+	// need an API server.
 	left := []int{9, 22, 23, 29, 35, 39, 40, 78, 93}
 	for _, part := range []struct {
 		text string
@@ -58,8 +57,8 @@ func TestWhyDocument(t *testing.T) {
 	}
 }
 
-// namedTests looks for the tests that a document names, and counts them: `package` TestA,
-// TestB/part; `other` TestC.
+// namedTests checks that the tests that a document names exist, and returns their number.
+// The format is: `package` TestA, TestB/part; `other` TestC.
 func namedTests(t *testing.T, text string) int {
 	t.Helper()
 	named := 0
@@ -82,7 +81,7 @@ func namedTests(t *testing.T, text string) int {
 			switch test {
 			case "TestScript":
 				there = exists(filepath.Join("script", part+".txtar"))
-			case "TestCommandLine": // commands are parts that no string of a Go file names
+			case "TestCommandLine": // its parts are commands, which are not strings of a Go file
 				there = true
 			}
 			if !there {

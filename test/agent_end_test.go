@@ -12,16 +12,16 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// What many containers and calls at once come to. How one container ends is told by
-// scripts; these are Go because they compare a thousand answers.
+// The results of many containers and concurrent calls. Scripts test how one container ends;
+// these tests are in Go because they compare a thousand answers.
 func TestAgentEnds(t *testing.T) {
 	l := startLab(t)
 	podsEndBesideLists(t, l)
 	runtimeRefuses(t, l)
 }
 
-// podsEndBesideLists: while containers are being stopped, and take their time, the
-// runtime answers everybody else.
+// podsEndBesideLists: while containers are slow to stop, the runtime still answers other
+// calls.
 func podsEndBesideLists(t *testing.T, l *lab) {
 	const many = 20
 	spec := "\n  terminationGracePeriodSeconds: 600\n  containers:\n"
@@ -40,7 +40,7 @@ func podsEndBesideLists(t *testing.T, l *lab) {
 				}
 			}
 			if running != many {
-				t.Fatalf("%d of %d containers run: the list came when their stop was over", running, many)
+				t.Fatalf("%d of %d containers run: the list came after their stop", running, many)
 			}
 			id := l.containers("c0")[0].Id
 			resp, err := l.n.runtime().ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id})
@@ -48,7 +48,7 @@ func podsEndBesideLists(t *testing.T, l *lab) {
 				t.Fatalf("status while it is being stopped: %v, %v", resp, err)
 			}
 		}
-		for _, c := range l.containers("") { // nobody waits for their grace
+		for _, c := range l.containers("") { // instead of waiting for the grace period
 			if _, err := l.n.runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: c.Id}); err != nil {
 				t.Error(err)
 			}
@@ -56,8 +56,8 @@ func podsEndBesideLists(t *testing.T, l *lab) {
 	})
 }
 
-// runtimeRefuses: what crispd does not have it says, and exit codes are never
-// another's.
+// runtimeRefuses: crispd refuses what it does not have, and gives no container the exit
+// code of another.
 func runtimeRefuses(t *testing.T, l *lab) {
 	t.Run("refusals", func(t *testing.T) {
 		_, err := l.n.runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{RuntimeHandler: "nobody", Config: &cri.PodSandboxConfig{
@@ -101,7 +101,7 @@ func runtimeRefuses(t *testing.T, l *lab) {
 						got = resp.GetExitCode()
 					}
 					if err != nil || got != want {
-						t.Errorf("%d of worker %d ended with %d, want %d: %v", i, w, got, want, err)
+						t.Errorf("container %d of worker %d ended with %d, want %d: %v", i, w, got, want, err)
 						return
 					}
 				}
@@ -117,8 +117,8 @@ func runtimeRefuses(t *testing.T, l *lab) {
 	})
 }
 
-// brief runs a container that ends with this code at once, and returns the code that
-// the runtime tells.
+// brief runs a container that exits with code at once, and returns the code that the
+// runtime reports.
 func brief(t *testing.T, runtime cri.RuntimeServiceClient, sandbox string, config *cri.PodSandboxConfig, name string, code int32) (int32, error) {
 	ctx := t.Context()
 	c, err := runtime.CreateContainer(ctx, &cri.CreateContainerRequest{PodSandboxId: sandbox, SandboxConfig: config, Config: &cri.ContainerConfig{

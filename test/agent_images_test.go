@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// When the images' disk is too full those go that nobody needs, until it is not:
-// not those of containers, not those that pods mount, not pinned ones.
+// When the disk of the images is too full, unused images are removed until it is not: not
+// those of containers, those mounted by pods, or pinned ones.
 func TestAgentImageGC(t *testing.T) {
 	disk := ""
 	n, _ := startNode(t, func(n *node, config string) error {
@@ -82,7 +82,7 @@ func TestAgentImageGC(t *testing.T) {
 	for percent() < 86 {
 		unused = append(unused, pull(fmt.Sprintf("unused%d:1", len(unused)), 6))
 	}
-	// The next agent looks at once.
+	// The next agent collects at its start.
 	l.end(syscall.SIGTERM)
 	l.flags = []string{"--image-gc-high-threshold", "85", "--image-gc-low-threshold", "80", "--minimum-image-ttl-duration", "0s", "--eviction-hard", ""}
 	l.start()
@@ -90,7 +90,7 @@ func TestAgentImageGC(t *testing.T) {
 	tags, left := there(), 0
 	for _, ref := range keep {
 		if !slices.Contains(tags, ref) {
-			t.Errorf("%s is gone: there are %q", ref, tags)
+			t.Errorf("%s was removed, left are %q", ref, tags)
 		}
 	}
 	for _, ref := range unused {
@@ -101,7 +101,7 @@ func TestAgentImageGC(t *testing.T) {
 	if left == 0 || left == len(unused) {
 		t.Errorf("%d of %d unused images are left: %q", left, len(unused), tags)
 	}
-	// However little space there is, they stay.
+	// Images in use stay, however little space is left.
 	l.end(syscall.SIGTERM)
 	l.flags = []string{"--image-gc-high-threshold", "10", "--image-gc-low-threshold", "1", "--minimum-image-ttl-duration", "0s", "--eviction-hard", ""}
 	l.start()
@@ -112,7 +112,7 @@ func TestAgentImageGC(t *testing.T) {
 		return len(tags) <= len(keep)
 	}, "nothing is left that nobody needs")
 	if !slices.Equal(tags, keep) {
-		t.Errorf("there are %q, want %q", tags, keep)
+		t.Errorf("images are %q, want %q", tags, keep)
 	}
 	l.until(func() bool {
 		out, _ := l.agentProcess.crisp("", "events")

@@ -15,9 +15,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Containers get what their manifests say, whatever the environment of crispd and of
-// the agent. These are Go because they compare bytes, and what the machine's memory comes
-// to; what else is inside is told by scripts.
+// Containers get what their manifests say, whatever the environment of crispd and the
+// agent. These tests are in Go because they compare bytes, and compute with the machine's
+// memory; scripts test the rest.
 func TestAgentInside(t *testing.T) {
 	t.Setenv("CRISP_LEAK", "from the host")
 	l := startLab(t)
@@ -25,7 +25,7 @@ func TestAgentInside(t *testing.T) {
 	containersAreExact(t, l)
 }
 
-// podsAreScored: who is ended first when the machine runs out of memory.
+// podsAreScored: the order in which pods are killed when the machine runs out of memory.
 func podsAreScored(t *testing.T, l *lab) {
 	total, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
@@ -36,7 +36,7 @@ func podsAreScored(t *testing.T, l *lab) {
 		t.Fatal(err)
 	}
 	half := kib << 10 / 2
-	// Without CAP_SYS_RESOURCE nothing may be scored lower than crispd is.
+	// Without CAP_SYS_RESOURCE no score can be lower than crispd's own.
 	least := int64(-1000)
 	if !hasCapability(t, 24) {
 		own, err := os.ReadFile("/proc/self/oom_score_adj")
@@ -73,7 +73,8 @@ func podsAreScored(t *testing.T, l *lab) {
 	l.clear()
 }
 
-// hasCapability reads capabilities(7) of this process, and so of what it starts.
+// hasCapability reports whether this process, and so the processes that it starts, has a
+// capability of capabilities(7).
 func hasCapability(t *testing.T, bit int) bool {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/status")
@@ -87,8 +88,8 @@ func hasCapability(t *testing.T, bit int) bool {
 	return set&(1<<bit) != 0
 }
 
-// containersAreExact: arguments and environment are those of the manifest, to the
-// byte, and the runtime's records are of now and of images that it has.
+// containersAreExact: arguments and environment equal the manifest's, byte for byte, and
+// the runtime's records have current times and known images.
 func containersAreExact(t *testing.T, l *lab) {
 	random := rand.New(rand.NewPCG(1, 2))
 	letters := []rune("ab '\"\\$()*?[]{}<>|&;~#!%^`-=\t\nä漢🙂")

@@ -49,9 +49,8 @@ spec:
   - {name: ear, image: IMAGE, stdin: true, args: [echo-stdin, sleep, for-ever]}
 `
 
-// What is asked by HTTP: by kubectl, and by tools of a node. It is Go because its answers
-// are streams of SPDY and WebSocket, JSON, and numbers that grow; what a person asks by
-// the command line is told by scripts.
+// What kubectl and other tools request by HTTP. It is in Go because the answers are SPDY
+// and WebSocket streams, JSON, and numbers that grow; scripts test the command line.
 func TestAgentHTTP(t *testing.T) {
 	address, health := freePort(t), freePort(t)
 	l := startLab(t, "--listen", address, "--healthz-address", health)
@@ -71,7 +70,7 @@ func TestAgentHTTP(t *testing.T) {
 	l.says(0, `pod/web deleted`, "delete", "-f", filepath.Join(l.n.dir, "stack.yaml"))
 }
 
-// throughAPI speaks HTTP with the agent, as kubectl and tools of a node do.
+// throughAPI sends HTTP requests to the agent, as kubectl and monitoring tools do.
 func throughAPI(t *testing.T, a *agentProcess, address string) {
 	token, err := os.ReadFile(filepath.Join(a.n.dir, "agent", "token"))
 	if err != nil {
@@ -107,14 +106,14 @@ func throughAPI(t *testing.T, a *agentProcess, address string) {
 		"/api/v1/nodes":                                                     `"Ready"`,
 		"/metrics":                                                          `(?ms)^kubelet_running_pods 1$.*^kubelet_runtime_operations_total\{operation_type="run_podsandbox"\} 1$`,
 		"/metrics/resource":                                                 `(?ms)^container_cpu_usage_seconds_total\{container="app",namespace="default",pod="web"\} \d+\.\d+$.*^container_memory_working_set_bytes\{container="app",.*^node_memory_working_set_bytes \d.*^pod_memory_working_set_bytes.*^resource_scrape_error 0$`,
-		"/metrics/cadvisor":                                                 `(?m)^container_memory_working_set_bytes\{.*pod="web".*\} [0-9.e+]+$`, // of now
+		"/metrics/cadvisor":                                                 `(?m)^container_memory_working_set_bytes\{.*pod="web".*\} [0-9.e+]+$`, // without a timestamp
 		"/stats/summary":                                                    `"podRef":\{"name":"web","namespace":"default"`,
 	} {
 		if body, code := get(path, string(token)); code != http.StatusOK || !regexp.MustCompile(want).MatchString(body) {
 			t.Errorf("GET %s: %d %.2000s\nwant %s", path, code, body, want)
 		}
 	}
-	// What is counted only grows, and everything that runs has used something.
+	// Counters only grow, and everything that runs has used CPU time.
 	used := func() float64 {
 		t.Helper()
 		body, _ := get("/metrics/resource", string(token))
@@ -196,8 +195,8 @@ func throughAPI(t *testing.T, a *agentProcess, address string) {
 	}
 }
 
-// A pod that is run by hand ends with its container: what it reads, what it writes
-// and its code are the command line's.
+// A pod of "crisp run" ends with its container: input, output and exit code are the command
+// line's.
 func TestAgentRun(t *testing.T) {
 	n, _ := startNode(t)
 	manifests := filepath.Join(n.dir, "manifests")
@@ -219,7 +218,7 @@ func TestAgentRun(t *testing.T) {
 	a.says(0, `Ready`, "wait", "pod/ear")
 	a.until(func() bool { out, _ := a.crisp("", "logs", "ear"); return out == "b\n" }, "the container has said what it has in its environment")
 	a.says(0, `^pod/ear\n$`, "get", "pods", "-l", "x=y", "-o", "name")
-	// What it exports makes it again.
+	// Its export creates it again.
 	out, code := a.crisp("", "export", "pod/ear")
 	if code != 0 {
 		t.Fatalf("export: %s", out)
@@ -230,8 +229,8 @@ func TestAgentRun(t *testing.T) {
 	a.says(0, `pod/ear deleted`, "delete", "ear", "--grace-period", "1")
 }
 
-// Who interrupts what runs by hand ends its pod; who does so again does not wait for
-// that. The pod ends all the same.
+// An interrupt of "crisp run" ends its pod; a second one does not wait for that. The pod
+// ends all the same.
 func TestAgentRunInterrupted(t *testing.T) {
 	l := startLab(t)
 	a, n := l.agentProcess, l.n
@@ -254,7 +253,7 @@ func TestAgentRunInterrupted(t *testing.T) {
 	interrupt()
 	err := cmd.Wait()
 	if status, ok := cmd.ProcessState.Sys().(syscall.WaitStatus); !ok || !status.Signaled() || status.Signal() != syscall.SIGINT {
-		t.Errorf("the second interrupt did not end it: %v", err)
+		t.Errorf("the second interrupt did not end the command: %v", err)
 	}
 	a.until(func() bool { out, _ := a.crisp("", "get", "pods"); return strings.Contains(out, "no pods") }, "the pod is gone")
 }

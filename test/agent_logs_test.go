@@ -18,19 +18,19 @@ import (
 	"time"
 )
 
-// A container that writes for ever has few log files, and who follows its log hears
-// each line once, in order, over all rotations and to the container's end: by the
-// command line, and by the agent.
+// A container that writes without end keeps few log files, and a client that follows its
+// log gets each line once, in order, over all rotations and to the container's end, from
+// the command line and from the agent.
 func TestAgentLogRotation(t *testing.T) {
 	rotations(t, startCgroupLab(t, rotating...), 8)
 }
 
-// rotating are the agent's flags for rotations as often as may be.
+// rotating are the agent's flags for the most frequent rotations that it allows.
 var rotating = []string{"--container-log-max-size", "2Ki", "--container-log-max-files", "5", "--container-log-monitor-interval", "3s"}
 
-// rotations follows a log until it was rotated so often.
+// rotations follows a log until it has been rotated that often.
 func rotations(t *testing.T, l *lab, often int) {
-	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // they end with the container
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context())) // the followers end with the container
 	defer cancel()
 	var followers sync.WaitGroup
 	var byTail, byAgent counted
@@ -63,7 +63,7 @@ func rotations(t *testing.T, l *lab, often int) {
 			return t.Failed() || len(seen) > often
 		}, fmt.Sprintf("the log is rotated %d times", often))
 
-		// What is rotated and kept is there for who comes late.
+		// A client that connects later still gets the rotated files that are kept.
 		out, code := l.agentProcess.crisp("", "logs", "--timestamps", "talker")
 		var late counted
 		if _, err := late.Write([]byte(out)); err != nil || code != 0 {
@@ -84,18 +84,19 @@ func rotations(t *testing.T, l *lab, often int) {
 			t.Errorf("%s: %d lines, the last %d: %v", who, n, last, c.err)
 		}
 	}
-	// A runtime may cut the last line of a container that it kills, for both.
+	// A runtime may cut off the last line of a container that it kills; then both followers
+	// lack it.
 	tail, _ := byTail.last()
 	if all, _ := byAgent.last(); tail != all || !bytes.Equal(byTail.rest, byAgent.rest) {
 		t.Errorf("one follower ends with %d and %q, the other with %d and %q", tail, byTail.rest, all, byAgent.rest)
 	}
 }
 
-// logRecord is how long at least a record is.
+// logRecord is the minimum length of a record.
 const logRecord = int64(len("2026-11-22T12:00:00Z stdout F 1\n"))
 
-// logFiles are the files of a log, each once while it is being compressed, and how
-// large they are together.
+// logFiles returns the names of a log's files, each once even while it is being compressed,
+// and their total size.
 func logFiles(t *testing.T, dir string) (files map[string]bool, size int64) {
 	t.Helper()
 	entries, err := os.ReadDir(dir)
@@ -112,7 +113,7 @@ func logFiles(t *testing.T, dir string) (files map[string]bool, size int64) {
 	return files, size
 }
 
-// followByAgent copies what the agent answers, to its end.
+// followByAgent copies the agent's answer until it ends.
 func (a *agentProcess) followByAgent(ctx context.Context, path string, to io.Writer) error {
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(a.n.dir, "agent", "agent.sock"))
@@ -134,13 +135,14 @@ func (a *agentProcess) followByAgent(ctx context.Context, path string, to io.Wri
 	return err
 }
 
-// counted is the log of a container that counts, with timestamps.
+// counted checks the log of a container that counts, with timestamps, as it is written to
+// it.
 type counted struct {
 	mu      sync.Mutex
-	rest    []byte // of a line that goes on
+	rest    []byte // of an incomplete line
 	n       int    // lines
 	highest int
-	err     error // the first thing that is wrong
+	err     error // the first fault
 }
 
 func (c *counted) Write(p []byte) (int, error) {
@@ -170,7 +172,7 @@ func (c *counted) take(line string) {
 	c.n++
 }
 
-// end notes how the reading has ended.
+// end records how the reading has ended.
 func (c *counted) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -179,7 +181,7 @@ func (c *counted) end(err error) {
 	}
 }
 
-// last returns the last number, and how many there were.
+// last returns the last number, and the number of lines.
 func (c *counted) last() (number, n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

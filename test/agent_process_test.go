@@ -19,7 +19,7 @@ type agentProcess struct {
 	t         *testing.T
 	n         *node
 	manifests string
-	flags     []string // besides those that every agent needs
+	flags     []string // besides those of every agent
 	cmd       *exec.Cmd
 }
 
@@ -54,11 +54,11 @@ func (a *agentProcess) end(sig syscall.Signal) {
 	}
 }
 
-// untilTime is how long what must come may take: an emulated node that does other
-// things too is some fifty times slower than a quiet machine.
+// untilTime is the longest wait for an event: an emulated node that also does other work is
+// some fifty times slower than an idle machine.
 const untilTime = 5 * time.Minute
 
-// until waits for what must come.
+// until waits until yes returns true, and fails the test after untilTime.
 func (a *agentProcess) until(yes func() bool, what string) {
 	a.t.Helper()
 	for deadline := time.Now().Add(untilTime); !yes(); time.Sleep(50 * time.Millisecond) {
@@ -87,7 +87,8 @@ func (a *agentProcess) crisp(stdin string, args ...string) (out string, code int
 	return string(data), 0
 }
 
-// says runs a command line, which must end with the code and say what matches.
+// says runs a command line, which must exit with code and write output that matches
+// pattern.
 func (a *agentProcess) says(code int, pattern string, args ...string) {
 	a.t.Helper()
 	if out, got := a.crisp("", args...); got != code || !regexp.MustCompile(pattern).MatchString(out) {
@@ -105,7 +106,7 @@ func (a *agentProcess) file(name, text string) string {
 	return path
 }
 
-// freePort is one that nobody serves on loopback now.
+// freePort returns an address on loopback whose port is not in use now.
 func freePort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")

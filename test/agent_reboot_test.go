@@ -10,8 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// After a power loss everything that is to run runs again, by whichever way it
-// came, what had ended has ended, and what was known of all is known.
+// After a power loss, every pod that should run is started again, whatever its source;
+// those that had ended stay ended, and their records are kept.
 func TestAgentReboot(t *testing.T) {
 	n, config := startNode(t)
 	l := labOn(t, n)
@@ -45,14 +45,14 @@ func TestAgentReboot(t *testing.T) {
 		}
 	}
 	if now := x.pod().UID; now != uid {
-		t.Errorf("x is another pod: %s, it was %s", now, uid)
+		t.Errorf("pod x has the UID %s, it was %s", now, uid)
 	}
 	if got := file.exec("app", "cat", "/d/f"); got != "kept" {
 		t.Errorf("the volume has %q", got)
 	}
 	if now := done.pod().Status; now.Phase != before.Phase || !now.StartTime.Equal(before.StartTime) || len(done.containers("app")) > 1 ||
 		now.ContainerStatuses[0].State.Terminated == nil || now.ContainerStatuses[0].State.Terminated.ExitCode != 4 {
-		t.Errorf("what had ended is %+v, it was %+v", now, before)
+		t.Errorf("the ended container is %+v, it was %+v", now, before)
 	}
 	if out, code := l.agentProcess.crisp("", "events", "--for", "pod/done"); code != 0 || strings.Count(out, "Started") != 1 {
 		t.Errorf("events: %d\n%s", code, out)
@@ -61,8 +61,8 @@ func TestAgentReboot(t *testing.T) {
 	l.clear()
 }
 
-// reboot has everything that runs end at once and takes from the kernel what a
-// new kernel would not have. The disk is as it was at that moment.
+// reboot ends all processes of the node at once and removes from the kernel what a new
+// kernel would not have. The disk stays as it was at that moment.
 func reboot(t *testing.T, n *node) {
 	t.Helper()
 	if err := n.stopDaemon(syscall.SIGKILL); err != nil {

@@ -9,7 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// pending is the condition of a resize that is not done, "reason: message".
+// pending returns the condition of a pending resize as "reason: message"; "" if there is
+// none.
 func (l *lab) pending() string {
 	l.t.Helper()
 	if pod := l.pod(); pod != nil {
@@ -22,9 +23,8 @@ func (l *lab) pending() string {
 	return ""
 }
 
-// A resize to more than the node has is never done and says so, one to more than it
-// has left now waits for it; the container keeps meanwhile what it has, under another
-// agent too.
+// A resize to more than the node has is never done and says so; one to more than is free
+// now waits. The container keeps its resources meanwhile, also under another agent.
 func TestAgentResizePending(t *testing.T) {
 	l := startCgroupLab(t)
 	web, other := l.pick(t, "web"), l.pick(t, "other")
@@ -54,17 +54,17 @@ spec:
 		t.Helper()
 		s := web.status("app")
 		if s.Resources == nil || s.Resources.Requests.Cpu().String() != cpu || s.ContainerID != id || s.RestartCount != 0 {
-			t.Errorf("meanwhile it is %+v", s)
+			t.Errorf("meanwhile the container's status is %+v", s)
 		}
 	}
-	all := runtime.NumCPU() * 1000 // what `status` calls capacity, and nothing of it is reserved
+	all := runtime.NumCPU() * 1000 // the capacity that `status` shows; nothing is reserved
 
 	resize("4000", "8Mi")
 	is(fmt.Sprintf("Infeasible: Node didn't have enough capacity: cpu, requested: 4000000, capacity: %d", all))
 	resize("4000", "8Pi")
 	is("Infeasible: Node didn't have enough capacity: memory, requested: 9007199254740992, capacity: ")
 	keeps("100m")
-	fits := func(name string) { // what web only asks for takes no room
+	fits := func(name string) { // what web has only requested takes no room
 		t.Helper()
 		apply(name, "100m")
 		l.pick(t, name).awaitReady()

@@ -24,7 +24,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A scriptAgent is the agent of a script, while it runs.
+// A scriptAgent is the running agent of a script.
 type scriptAgent struct {
 	cmd    *exec.Cmd
 	exited chan error
@@ -58,8 +58,7 @@ func (n *node) agentCmd(ts *testscript.TestScript, args []string) error {
 	return errUsage
 }
 
-// startAgent starts an agent with the flags of the one before, and returns when it
-// answers.
+// startAgent starts an agent with the flags of the last one, and returns when it answers.
 func (n *node) startAgent() error {
 	if n.agent != nil {
 		return errors.New("the agent runs already")
@@ -83,7 +82,7 @@ func (n *node) startAgent() error {
 	}
 }
 
-// endAgent sends the agent a signal and waits for its end.
+// endAgent sends the agent a signal and waits until it has exited.
 func (n *node) endAgent(sig syscall.Signal) error {
 	if n.agent == nil {
 		return errors.New("the agent does not run")
@@ -104,8 +103,8 @@ func (n *node) endAgent(sig syscall.Signal) error {
 	}
 }
 
-// withoutManifests takes all manifests away, waits until the agent has none of their
-// pods, and ends it.
+// withoutManifests removes all manifests, waits until their pods are gone, and ends the
+// agent.
 func (n *node) withoutManifests() error {
 	paths, err := filepath.Glob(filepath.Join(n.manifests(), "*"))
 	if err != nil {
@@ -127,7 +126,8 @@ func (n *node) withoutManifests() error {
 	}
 }
 
-// agentPods are the pods of which the agent has files, or the runtime has a sandbox.
+// agentPods returns the names of the pods that have files of the agent's or a sandbox in
+// the runtime.
 func (n *node) agentPods() (names []string, err error) {
 	files, err := os.ReadDir(filepath.Join(n.agentRoot(), "pods"))
 	if err != nil {
@@ -148,7 +148,7 @@ func (n *node) agentPods() (names []string, err error) {
 	return names, nil
 }
 
-// patchPod changes a pod, or a subresource of it, by the agent's API.
+// patchPod patches a pod, or a subresource of it, through the agent's API.
 func (n *node) patchPod(path, patch string) error {
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.agentRoot(), "agent.sock"))
@@ -172,11 +172,11 @@ func (n *node) patchPod(path, patch string) error {
 	return nil
 }
 
-// variable is one of the script's in a manifest. "$(NAME)" is Kubernetes' own.
+// variable matches a script's variable in a manifest. "$(NAME)" is Kubernetes' own.
 var variable = regexp.MustCompile(`\$[A-Z_]+`)
 
-// expanded is a file of the script with its variables filled in. The test image is in
-// no registry: nobody may try to pull it.
+// expanded returns a file of the script with its variables filled in. The test image is in
+// no registry, so it must not be pulled.
 func expanded(ts *testscript.TestScript, file string) string {
 	text := strings.ReplaceAll(ts.ReadFile(file), "image: $IMAGE", "image: $IMAGE, imagePullPolicy: Never")
 	return variable.ReplaceAllStringFunc(text, func(name string) string { return ts.Getenv(name[1:]) })
@@ -191,7 +191,7 @@ func (n *node) manifestCmd(ts *testscript.TestScript, args []string) error {
 		in := filepath.Join(n.manifests(), filepath.Base(file))
 		var err error
 		switch args[0] {
-		case "put": // at once: the agent reads half a file as half a file
+		case "put": // by a rename, or the agent might read half a file
 			tmp := filepath.Join(n.dir, "manifest.tmp")
 			err = errors.Join(os.WriteFile(tmp, []byte(expanded(ts, file)), 0o600), os.Rename(tmp, in))
 		case "rm":
@@ -210,7 +210,7 @@ func (n *node) manifestCmd(ts *testscript.TestScript, args []string) error {
 
 // untilCmd is: until REGEXP COMMAND... — a program, podCmd, or crictlCmd
 //
-// What the command says when it matches is its stdout and stderr.
+// When the output matches, it becomes the script's stdout and stderr.
 func (n *node) untilCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) < 2 {
 		return errUsage
@@ -236,7 +236,7 @@ func (n *node) untilCmd(ts *testscript.TestScript, args []string) error {
 	}
 }
 
-// say runs a command and returns what it writes.
+// say runs a command and returns its output.
 func (n *node) say(ctx context.Context, ts *testscript.TestScript, args []string) (stdout, stderr string, err error) {
 	if len(args) == 2 && args[0] == "pod" {
 		stdout, err = n.podOfRuntime(ts, args[1])
@@ -268,9 +268,9 @@ func (n *node) podCmd(ts *testscript.TestScript, args []string) error {
 	return err
 }
 
-// podOfRuntime lists what the runtime itself has of a pod: "sandbox ATTEMPT STATE
-// HANDLER", and "CONTAINER ATTEMPT STATE in ATTEMPT" of the sandbox; or "nothing".
-// $SANDBOX is the ID of the last sandbox, $ID_CONTAINER of a container.
+// podOfRuntime lists the runtime's objects of a pod: "sandbox ATTEMPT STATE HANDLER", and
+// "CONTAINER ATTEMPT STATE in ATTEMPT" of the sandbox; or "nothing". $SANDBOX becomes the
+// ID of the last sandbox, $ID_CONTAINER that of a container.
 func (n *node) podOfRuntime(ts *testscript.TestScript, name string) (string, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), callTimeout)
 	defer cancel()
@@ -298,7 +298,8 @@ func (n *node) podOfRuntime(ts *testscript.TestScript, name string) (string, err
 	return cmp.Or(text.String(), "nothing\n"), nil
 }
 
-// agentEnv is how the command line finds the runtime and the agent.
+// agentEnv returns the environment in which the command line finds the runtime and the
+// agent.
 func (n *node) agentEnv() []string {
 	return []string{"CRISP_RUNTIME_ENDPOINT=unix://" + n.socket, "CRISP_AGENT_ROOT=" + n.agentRoot()}
 }
@@ -326,7 +327,7 @@ func (n *node) exitsCmd(ts *testscript.TestScript, args []string) error {
 	return nil
 }
 
-// serveHTTP answers on loopback and adds a line to the file for each request.
+// serveHTTP serves requests on loopback, and adds a line to the file for each.
 func serveHTTP(ts *testscript.TestScript, file string) error {
 	f, err := os.Create(ts.MkAbs(file))
 	if err != nil {

@@ -13,14 +13,14 @@ import (
 	"k8s.io/cri-client/pkg/fake"
 )
 
-// The same agent does the same on every runtime: on crispd, on one that is all in
-// memory, and (TestAgentOnContainerd) on containerd.
+// An agent behaves the same on every runtime: on crispd, on one that exists in memory only,
+// and (TestAgentOnContainerd) on containerd.
 func TestAgentSmoke(t *testing.T) {
 	t.Run("crispd", func(t *testing.T) { smoke(t, startLab(t)) })
 	t.Run("memory", func(t *testing.T) { smoke(t, labOn(t, startFake(t))) })
 }
 
-// smoke is what can be asked of any CRI.
+// smoke tests what every CRI runtime can do.
 func smoke(t *testing.T, l *lab) {
 	l.run(t, "smoke", `
   terminationGracePeriodSeconds: 1
@@ -34,7 +34,7 @@ metadata: {name: conf}
 data: {mode: fast}
 `, func(t *testing.T, l *lab) {
 		l.awaitReady()
-		// What the command line tells of a pod is what the runtime says.
+		// The command line shows what the runtime reports about the pod.
 		sandbox, err := l.n.runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: l.sandboxes()[0].Id})
 		if err != nil {
 			t.Fatal(err)
@@ -54,14 +54,14 @@ data: {mode: fast}
 			t.Errorf("the container's ID is %s, the runtime's name %s", id, version.Runtime)
 		}
 
-		// A new agent finds what runs.
+		// A new agent finds the running pod.
 		l.restart()
 		l.until(func() bool { _, code := l.agentProcess.crisp("", "get", "nodes"); return code == 0 }, "the new agent answers")
 		l.awaitReady()
 		if now := l.status("app").ContainerID; now != id {
 			t.Errorf("after a restart of the agent %s runs, before it was %s", now, id)
 		}
-		// What ends is started again, and nothing else is.
+		// A container that ends is restarted, and no other one.
 		_, bare, _ := strings.Cut(id, "://")
 		if _, err := l.n.runtime().StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: bare}); err != nil {
 			t.Fatal(err)
@@ -71,7 +71,7 @@ data: {mode: fast}
 		if n := l.status("side").RestartCount; n != 0 {
 			t.Errorf("the other container was restarted %d times", n)
 		}
-		// An edit is another pod in its place.
+		// An edit replaces the pod.
 		was := l.pod().UID
 		l.write("  terminationGracePeriodSeconds: 1\n  containers: [{name: other, image: IMAGE, args: [sleep, for-ever]}]\n")
 		l.until(func() bool {
@@ -79,7 +79,7 @@ data: {mode: fast}
 			return pod != nil && pod.UID != was && l.condition(v1.PodReady) == v1.ConditionTrue
 		}, "the edited pod is ready")
 		if n := len(l.containers("")); n != 1 {
-			t.Errorf("it has %d containers", n)
+			t.Errorf("the new pod has %d containers", n)
 		}
 	})
 	l.until(func() bool { return len(l.sandboxesOf("smoke")) == 0 }, "no sandbox is left")
@@ -90,7 +90,7 @@ func (l *lab) sandboxesOf(name string) []*cri.PodSandbox {
 	return (&lab{l.agentProcess, name}).sandboxes()
 }
 
-// startFake is a node with a runtime that runs nothing and says that it does.
+// startFake returns a node whose runtime runs no processes, and reports that it does.
 func startFake(t *testing.T) *node {
 	t.Helper()
 	n, err := newNode(t.TempDir(), buildOnce(t))
@@ -98,7 +98,7 @@ func startFake(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { n.end(t) })
-	n.wiped = true // there is nothing of crispd
+	n.wiped = true // there is no crispd to wipe
 	n.socket = filepath.Join(n.dir, "fake.sock")
 	runtime := fake.NewFakeRemoteRuntime()
 	runtime.ImageService.SetFakeImageSize(1)

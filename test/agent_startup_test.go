@@ -18,12 +18,12 @@ import (
 	"github.com/crisp-cri/crisp/agent/startup"
 )
 
-// startupBatch is how many pods begin at once.
+// startupBatch is the number of pods that start at once.
 const startupBatch = 25
 
-// Where the time went until a pod was ready is accounted for: the stages of pods of all sorts
-// cover at least 98 % of it. STARTUP_PODS says how many pods (200 for a release), STARTUP_SEED
-// which.
+// The time until a pod is ready is accounted for: the stages of pods of all kinds cover at
+// least 98 % of it. STARTUP_PODS is the number of pods (200 for a release), STARTUP_SEED
+// selects them.
 func TestStartupsAreAccountedFor(t *testing.T) {
 	pods, err := strconv.Atoi(cmp.Or(os.Getenv("STARTUP_PODS"), "12"))
 	if err != nil {
@@ -69,7 +69,7 @@ func TestStartupsAreAccountedFor(t *testing.T) {
 	}
 }
 
-// reported are the pods that the agent knows the start of.
+// reported returns the agent's reports of pod starts.
 func reported(l *lab) []startup.Report {
 	var list struct{ Items []startup.Report }
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -78,7 +78,7 @@ func reported(l *lab) []startup.Report {
 	defer client.CloseIdleConnections()
 	resp, err := client.Get("http://agent/crisp/v1/startup")
 	if err != nil {
-		return nil // it does not serve yet
+		return nil // the agent does not serve yet
 	}
 	defer resp.Body.Close()
 	if err := json.NewDecoder(resp.Body).Decode(&list); err != nil {
@@ -87,7 +87,7 @@ func reported(l *lab) []startup.Report {
 	return list.Items
 }
 
-// ready are those of them that are ready.
+// ready returns those of pods that are ready.
 func ready(l *lab) []startup.Report {
 	var list []startup.Report
 	for _, r := range reported(l) {
@@ -98,7 +98,7 @@ func ready(l *lab) []startup.Report {
 	return list
 }
 
-// randomPod is a pod of any sort that becomes ready.
+// randomPod returns the manifest of a random pod that becomes ready.
 func randomPod(r *rand.Rand, name string) string {
 	maybe := func(text string) string {
 		if r.IntN(2) == 0 {

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Pods come up and go while the agent and crispd are killed again and again.
-// Afterwards each container runs exactly once, and later none and nothing else is
-// left: the runtime and its labels are all that a new agent needs.
+// Pods are added and removed while the agent and crispd are killed again and again.
+// Afterwards each container runs exactly once, and in the end nothing is left: a new agent
+// needs only the runtime and its labels.
 func TestAgentKills(t *testing.T) {
 	const pods = 6
 	n, config := startNode(t)
@@ -25,7 +25,7 @@ func TestAgentKills(t *testing.T) {
 	a := &agentProcess{t: t, n: n, manifests: manifests}
 	a.start()
 	defer func() { a.end(syscall.SIGTERM) }()
-	// The delays are odd so that the kills hit each step of a pod's life.
+	// The delays are uneven so that the kills hit each step of a pod's life.
 	kills := func() {
 		t.Helper()
 		for i, delay := range []int{137, 291, 43, 523, 211, 89, 370} {
@@ -55,7 +55,7 @@ func TestAgentKills(t *testing.T) {
 	}
 	kills()
 	a.until(func() bool { return len(n.running(t)) == 2*pods }, "all containers run")
-	// Whatever the runtime says: the processes themselves.
+	// Count the processes themselves, whatever the runtime reports.
 	if got := len(processes(func(args []string) bool { return slices.Contains(args, n.dir+"/mark") })); got != pods {
 		t.Errorf("%d processes bear the mark, want one for each of %d pods", got, pods)
 	}
@@ -64,14 +64,14 @@ func TestAgentKills(t *testing.T) {
 	a.until(func() bool { return len(n.running(t)) == 2*pods }, "all containers run again")
 	for id := range n.running(t) {
 		if !ids[id] {
-			t.Errorf("container %s was started again for nothing", id)
+			t.Errorf("container %s was restarted without need", id)
 		}
 	}
 
 	if err := os.RemoveAll(manifests); err != nil {
 		t.Fatal(err)
 	}
-	// A directory that is not there says nothing; an empty one says: no pods.
+	// A missing directory says nothing; an empty one means that there are no pods.
 	if err := os.Mkdir(manifests, 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -101,7 +101,7 @@ spec:
   volumes: [{name: m, emptyDir: {medium: Memory}}]
 `
 
-// running returns the IDs of the containers that run.
+// running returns the IDs of the running containers.
 func (n *node) running(t *testing.T) map[string]bool {
 	t.Helper()
 	resp, err := n.runtime().ListContainers(t.Context(), &cri.ListContainersRequest{})

@@ -12,7 +12,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// A collector keeps what it is sent, as bytes.
+// A collector keeps the bytes of the spans sent to it.
 type collector struct {
 	address string
 	mu      sync.Mutex
@@ -41,14 +41,14 @@ func newCollector(t *testing.T) *collector {
 	return c
 }
 
-// count returns how often text was sent.
+// count returns how often text is in them.
 func (c *collector) count(text string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return bytes.Count(c.got, []byte(text))
 }
 
-// crispd's spans of a pod and the agent's are one trace.
+// crispd's and the agent's spans of a pod are in one trace.
 func TestAgentTraces(t *testing.T) {
 	n, config := startNode(t)
 	c := newCollector(t)
@@ -71,7 +71,7 @@ func TestAgentTraces(t *testing.T) {
 		}
 	}
 	if n := len(c.traces("until ready", "RunPodSandbox", "StartContainer")); n != 1 {
-		t.Errorf("they are %d traces", n)
+		t.Errorf("the spans are in %d traces", n)
 	}
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
@@ -81,8 +81,8 @@ func TestAgentTraces(t *testing.T) {
 	a.end(syscall.SIGTERM)
 }
 
-// traces returns the traces of the spans with these names. A span is a message whose first field is the
-// ID of its trace, 16 bytes; the name is the fifth.
+// traces returns the traces of the spans with these names. A span is a message whose first
+// field is its trace ID, 16 bytes; the fifth is its name.
 func (c *collector) traces(names ...string) map[string]bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

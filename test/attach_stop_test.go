@@ -16,9 +16,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// `kubectl run -i` on a node whose crispd is stopped and started, for an upgrade say, or
-// killed: the client is cut off, but has not closed its input, which is what ends that of
-// a container with stdinOnce. The next client types on, and ends it.
+// crispd is stopped and started again, for example for an upgrade, or killed, under
+// `kubectl run -i`: the client is disconnected but has not closed its input, which would
+// end that of a container with stdinOnce. The next client types on, and closes it.
 func TestStoppedDaemonLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"stopped": syscall.SIGTERM, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {
@@ -60,7 +60,7 @@ func TestStoppedDaemonLeavesTheInputOfWhoIsAttached(t *testing.T) {
 			second.hears("second\n")
 			second.stdin.Close()
 			if err := <-second.ended; err != nil {
-				t.Errorf("the second client is told %v", err)
+				t.Errorf("the second client got %v", err)
 			}
 			for st = nil; st.GetStatus().GetState() != cri.ContainerState_CONTAINER_EXITED; time.Sleep(20 * time.Millisecond) {
 				if st, err = n.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: id}); err != nil {
@@ -68,7 +68,7 @@ func TestStoppedDaemonLeavesTheInputOfWhoIsAttached(t *testing.T) {
 				}
 			}
 			if st.Status.ExitCode != 3 {
-				t.Errorf("it ended with %d", st.Status.ExitCode)
+				t.Errorf("the container exited with %d", st.Status.ExitCode)
 			}
 			log, err := os.ReadFile(filepath.Join(n.dir, "logs", "p", "ear.log"))
 			if got := strings.Count(string(log), "\n"); err != nil || got != 2 {
@@ -78,7 +78,7 @@ func TestStoppedDaemonLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	}
 }
 
-// A typist is a client that is attached and types.
+// A typist is an attached client that types.
 type typist struct {
 	t     *testing.T
 	stdin *io.PipeWriter
@@ -110,7 +110,7 @@ func (u *unified) attach(id string) *typist {
 	return a
 }
 
-// hears types a line and waits until the container has said it again.
+// hears types a line and waits until the container has echoed it.
 func (a *typist) hears(line string) {
 	a.t.Helper()
 	if _, err := io.WriteString(a.stdin, line); err != nil {

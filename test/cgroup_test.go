@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// A node of cgroup v2, by both drivers, the way the kubelet uses it: the limits that
-// are asked for are in the kernel, and stay there whatever systemd is told to do.
+// A node with cgroup v2, with either driver, used as by the kubelet: the kernel has the
+// requested limits, and keeps them whatever systemd does.
 func TestUnifiedNode(t *testing.T) {
 	host := kernel.Probe()
 	if !host.CgroupV2 {
@@ -40,7 +40,7 @@ func TestUnifiedNode(t *testing.T) {
 
 const mib = 1 << 20
 
-// hugePages is a size of huge pages that the kernel has, "" without the controller.
+// hugePages returns a size of huge pages that the kernel has, "" without the controller.
 func hugePages() string {
 	if sizes := cgroups.HugePageSizes(); kernel.Probe().Has("hugetlb") && len(sizes) > 0 {
 		return sizes[0]
@@ -84,7 +84,7 @@ func (u *unified) limitsOfAContainer() {
 	u.holds("after daemon-reload", u.boxDir, files)
 	u.shows("after the start", 12345, 64*mib, 96*mib)
 
-	// It sees its own cgroup as the root.
+	// The container sees its own cgroup as the root.
 	for path, want := range map[string]string{"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/memory.max": fmt.Sprint(64 * mib)} {
 		resp, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: u.box, Cmd: []string{"/testbin", "cat", path}})
 		if got := strings.TrimSpace(string(resp.GetStdout())); err != nil || !strings.HasPrefix(got, want) {
@@ -93,7 +93,7 @@ func (u *unified) limitsOfAContainer() {
 	}
 }
 
-// percent is a quota as it is in cpu.max: systemd keeps whole percents.
+// percent returns a quota as in cpu.max: systemd rounds it up to whole percents.
 func (u *unified) percent(quota int) string {
 	if u.driver == "systemd" {
 		quota = (quota + 999) / 1000 * 1000
@@ -101,7 +101,7 @@ func (u *unified) percent(quota int) string {
 	return fmt.Sprintf("%d 100000", quota)
 }
 
-// shows checks the limits of the status: what was asked for.
+// shows checks the limits in the status, which are the requested ones.
 func (u *unified) shows(when string, quota, memory, swap int64) {
 	u.t.Helper()
 	resp, err := u.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: u.box})
@@ -134,8 +134,8 @@ func (u *unified) updates() {
 	u.holds("after the update and daemon-reload", u.boxDir, files)
 	u.shows("after the update", 25500, 80*mib, 120*mib)
 
-	// Each has a part that the kernel refuses, and parts that it would take, or has
-	// taken already.
+	// Each update has a value that the kernel refuses, and others that it would accept,
+	// some of which are written before that one.
 	for name, bad := range map[string]*cri.LinuxContainerResources{
 		"no such file":  {CpuQuota: 50000, MemoryLimitInBytes: 90 * mib, CpusetMems: "0", Unified: map[string]string{"memory.min": "4194304", "memory.nonsense": "1"}},
 		"bad value":     {CpuShares: 1024, MemoryLimitInBytes: 90 * mib, MemorySwapLimitInBytes: 200 * mib, Unified: map[string]string{"pids.max": "50", "memory.high": "lots"}},
@@ -144,18 +144,19 @@ func (u *unified) updates() {
 	} {
 		_, err := u.runtime().UpdateContainerResources(u.ctx(), &cri.UpdateContainerResourcesRequest{ContainerId: u.box, Linux: bad})
 		if err == nil {
-			t.Errorf("%s: the update was taken", name)
+			t.Errorf("%s: the update was accepted", name)
 			continue
 		}
 		t.Logf("%s: %v", name, err)
-		files["memory.min"], files["cpuset.mems.effective"] = "0", "0" // it cannot become empty again
+		files["memory.min"], files["cpuset.mems.effective"] = "0", "0" // they cannot become empty again
 		u.holds(name, u.boxDir, files)
 		u.systemctl("daemon-reload")
 		u.holds(name+", after daemon-reload", u.boxDir, files)
 		u.shows(name, 25500, 80*mib, 120*mib)
 	}
 
-	// The pod's cgroup is the kubelet's: what it tells us is kept, not done.
+	// The kubelet owns the pod's cgroup: crispd records the new limits, and does not set
+	// them.
 	_, err := u.runtime().UpdatePodSandboxResources(u.ctx(), &cri.UpdatePodSandboxResourcesRequest{
 		PodSandboxId: u.sandbox, Resources: &cri.LinuxContainerResources{MemoryLimitInBytes: 300 * mib, Unified: map[string]string{"memory.high": "1"}},
 	})
@@ -165,7 +166,7 @@ func (u *unified) updates() {
 	u.holds("after an update of the pod", u.pod, map[string]string{"memory.max": fmt.Sprint(512 * mib), "memory.high": "max"})
 	status, err := u.runtime().PodSandboxStatus(u.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: u.sandbox, Verbose: true})
 	if err != nil || !strings.Contains(fmt.Sprint(status.Info), "314572800") {
-		t.Errorf("the verbose status does not tell the pod's resources: %v, %v", status.GetInfo(), err)
+		t.Errorf("the verbose status lacks the pod's resources: %v, %v", status.GetInfo(), err)
 	}
 }
 
@@ -240,8 +241,8 @@ func (u *unified) stats() {
 	}
 }
 
-// outOfMemory has a second process of a container take too much: alone, and with
-// memory.oom.group, as the kubelet sets it.
+// outOfMemory makes a second process of a container exceed the memory limit: alone, and
+// with memory.oom.group, which the kubelet sets.
 func (u *unified) outOfMemory() {
 	t := u.t
 	for _, group := range []string{"0", "1"} {
@@ -254,7 +255,7 @@ func (u *unified) outOfMemory() {
 		}
 		want := int32(137)
 		if group == "0" {
-			want = 3 // only the one was killed, and the container ends by itself
+			want = 3 // only that process is killed, and the container exits by itself
 			if _, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: []string{"/testbin", "write", "/go", "on"}}); err != nil {
 				t.Error(err)
 			}
@@ -266,7 +267,7 @@ func (u *unified) outOfMemory() {
 			}
 			if s := resp.Status; s.State == cri.ContainerState_CONTAINER_EXITED {
 				if s.ExitCode != want || s.Reason != "OOMKilled" {
-					t.Errorf("memory.oom.group=%s: it ended with %d, %s; want %d, OOMKilled", group, s.ExitCode, s.Reason, want)
+					t.Errorf("memory.oom.group=%s: the container exited with %d, %s; want %d, OOMKilled", group, s.ExitCode, s.Reason, want)
 				}
 				want = -1
 				break
@@ -274,13 +275,13 @@ func (u *unified) outOfMemory() {
 			time.Sleep(100 * time.Millisecond)
 		}
 		if want != -1 {
-			t.Errorf("memory.oom.group=%s: it did not end", group)
+			t.Errorf("memory.oom.group=%s: the container did not exit", group)
 		}
 	}
 }
 
-// ownCgroup is a pod whose creator names no cgroup; afterwards nothing is left of it,
-// with systemd neither.
+// ownCgroup runs a pod whose creator names no cgroup; nothing of it is left afterwards, in
+// systemd either.
 func (u *unified) ownCgroup() {
 	t := u.t
 	config, err := u.sandboxConfig("own", []string{"host-network", "share-pid"})

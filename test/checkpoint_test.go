@@ -91,7 +91,7 @@ func (n *node) createFromCheckpoint(ctx context.Context, sandbox, name, from, im
 	return nil
 }
 
-// pushCheckpoint makes the image that "buildah add" of an archive does.
+// pushCheckpoint makes the same image as "buildah add" of an archive.
 func (n *node) pushCheckpoint(file, ref string) error {
 	l, err := tarball.LayerFromFile(file)
 	if err != nil {
@@ -122,7 +122,7 @@ func (n *node) checkpointPod(ctx context.Context, sandbox, dir string, container
 	return err
 }
 
-// checkpointPodKilled kills crispd once a container of the pod is frozen.
+// checkpointPodKilled kills crispd as soon as a container of the pod is frozen.
 func (n *node) checkpointPodKilled(ctx context.Context, sandbox, dir string, containers []string) error {
 	var groups []string
 	for _, name := range containers {
@@ -183,7 +183,7 @@ func (n *node) restorePod(ctx context.Context, old, name, dir string, containers
 	return nil
 }
 
-// freezer is the file that tells whether a running container is frozen.
+// freezer returns the file that shows whether a running container is frozen.
 func (n *node) freezer(ctx context.Context, id string) (string, error) {
 	resp, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	if err != nil {

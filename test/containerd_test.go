@@ -26,8 +26,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
-// The agent speaks CRI and nothing else: it does on a containerd what it does on
-// crispd, even on one (Debian's 1.6) that has no event stream and lacks RPCs.
+// The agent needs nothing but CRI: on containerd it behaves as on crispd, even on a version
+// (Debian's 1.6) that has no event stream and lacks RPCs.
 func TestAgentOnContainerd(t *testing.T) {
 	n := startContainerd(t)
 	l := labOn(t, n, rotating...)
@@ -70,10 +70,10 @@ data: {mode: "fast\n"}
 		l.says(0, `(?m)^POD +CPU\(cores\) +MEMORY\(bytes\)\nweb +\d+m +[1-9]\d*Mi$`, "top", "pods")
 		l.says(0, `(?m)^web +app +\d+m +\d+Mi\nweb +side +\d+m +\d+Mi$`, "top", "pods", "web", "--containers")
 		if ip := l.exec("app", "env", "POD_IP"); strings.TrimSpace(ip) != l.pod().Status.PodIP || ip == "\n" {
-			t.Errorf("the pod has the address %q, the container was told %q", l.pod().Status.PodIP, ip)
+			t.Errorf("the pod has the address %q, the container got %q", l.pod().Status.PodIP, ip)
 		}
 
-		// An agent that dies forgets nothing: it finds what runs by its labels.
+		// An agent that dies loses nothing: its successor finds the pods by their labels.
 		id := l.status("app").ContainerID
 		l.restart()
 		l.awaitReady()
@@ -81,10 +81,10 @@ data: {mode: "fast\n"}
 			t.Errorf("after a restart of the agent %s runs, before it was %s", now, id)
 		}
 
-		l.exec("side", "write", "/d/end", "") // the end of app's own container may take the exec with it
+		l.exec("side", "write", "/d/end", "") // app's own end could end the exec with it
 		l.awaitRestarts("app", 1)
 		if s := l.status("app").LastTerminationState.Terminated; s == nil || s.ExitCode != 3 {
-			t.Errorf("it ended so: %+v", s)
+			t.Errorf("app ended so: %+v", s)
 		}
 	})
 
@@ -94,8 +94,8 @@ data: {mode: "fast\n"}
 `, func(t *testing.T, l *lab) {
 		l.awaitPhase(v1.PodSucceeded)
 		l.says(0, `^done\n$`, "logs", "job")
-		// It does not answer the call for statistics of pods now that a sandbox is not
-		// ready: they are made of those of containers.
+		// containerd fails the call for pod statistics now that a sandbox is not ready: the
+		// agent adds up those of containers.
 		l.until(func() bool {
 			_, err := l.n.runtime().ListPodSandboxStats(t.Context(), &cri.ListPodSandboxStatsRequest{})
 			return err != nil
@@ -128,12 +128,11 @@ const (
 	containerdBridge = "crisp-ctd"
 )
 
-// containerdPrograms must not be left, besides what every test may leave.
+// containerdPrograms are the programs of which no process may be left.
 var containerdPrograms = append([]string{"containerd", "containerd-shim-runc-v2", "loopback"}, programs...)
 
-// startContainerd starts one that has all it has in a directory of its own, with
-// the tests' image in it. The node is it: agents find it where they would find
-// crispd.
+// startContainerd starts a containerd with directories of its own and the test image. The
+// node stands for it: agents find its socket where they would find crispd's.
 func startContainerd(t *testing.T) *node {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -153,7 +152,7 @@ func startContainerd(t *testing.T) *node {
 	}
 	n.socket = filepath.Join(n.dir, "run", "containerd.sock")
 	t.Cleanup(func() {
-		_ = exec.Command("ip", "link", "delete", containerdBridge).Run() // there is none if no pod has run
+		_ = exec.Command("ip", "link", "delete", containerdBridge).Run() // exists only if a pod has run
 		before.Check(t, func(line string) bool {
 			return n.mine(line) || strings.Contains(line, containerdBridge) || strings.Contains(line, "process containerd")
 		}, containerdPrograms...)
@@ -163,7 +162,7 @@ func startContainerd(t *testing.T) *node {
 	})
 	mountAllCgroups(t)
 	if testns.Isolated() {
-		t.Cleanup(func() { os.RemoveAll("/run/containerd") }) // where its shims are, whatever its configuration says
+		t.Cleanup(func() { os.RemoveAll("/run/containerd") }) // for its shims' sockets, whatever the configuration says
 	}
 	writeContainerdConfig(t, n)
 	log, err := os.Create(filepath.Join(n.dir, "containerd.log"))
@@ -172,7 +171,7 @@ func startContainerd(t *testing.T) *node {
 	}
 	defer log.Close()
 	cmd := exec.Command(filepath.Join(bin, "containerd"), "--config", filepath.Join(n.dir, "containerd.toml"))
-	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")) // its shims are found there
+	cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH")) // where containerd finds its shims
 	cmd.Stdout, cmd.Stderr = log, log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -208,14 +207,14 @@ func startContainerd(t *testing.T) *node {
 	return n
 }
 
-// mountAllCgroups mounts the hierarchies of cgroup v1 that are there and mounted
-// nowhere: containerd gives no statistics of any container beside one.
+// mountAllCgroups mounts the hierarchies of cgroup v1 that are not mounted anywhere: with
+// one of them unmounted, containerd has no statistics.
 func mountAllCgroups(t *testing.T) {
 	t.Helper()
 	if !testns.Isolated() {
 		return
 	}
-	pods := func() { removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods") } // the agent's, which it keeps
+	pods := func() { removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods") } // those of the agent, which it keeps
 	t.Cleanup(pods)
 	mine, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
@@ -246,8 +245,8 @@ func mountAllCgroups(t *testing.T) {
 	}
 }
 
-// containerdBin is the directory of Debian's containerd: unpacked by make test,
-// or installed.
+// containerdBin returns the directory of Debian's containerd: unpacked by make test, or
+// installed.
 func containerdBin(t *testing.T) string {
 	t.Helper()
 	unpacked, err := filepath.Abs("../.cache/containerd/usr/bin")
@@ -302,8 +301,8 @@ const containerdNetwork = `{"cniVersion": "1.0.0", "name": "crisp-ctd", "plugins
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.218.240.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": %q}}]}
 `
 
-// pluginsOf is a directory of CNI plugins: ours, and the one that containerd
-// cannot be without.
+// pluginsOf returns a directory with our CNI plugins and loopback, which containerd
+// requires.
 func pluginsOf(t *testing.T, n *node) string {
 	t.Helper()
 	dir := filepath.Join(scratch, "containerd-cni")
@@ -315,7 +314,7 @@ func pluginsOf(t *testing.T, n *node) string {
 			t.Fatal(err)
 		}
 	}
-	// On a machine without Go it lies beside the programs.
+	// Without Go, it is built already.
 	for _, loopback := range []string{"/usr/lib/cni/loopback", filepath.Join(n.binaries.dir, "loopback")} {
 		if !exists(loopback) {
 			continue
@@ -333,7 +332,7 @@ func pluginsOf(t *testing.T, n *node) string {
 	return dir
 }
 
-// pauseArchive is an image of what a sandbox of containerd runs.
+// pauseArchive returns an archive of the image of containerd's sandboxes.
 func pauseArchive(t *testing.T, n *node) string {
 	t.Helper()
 	image, err := testbinImage(n.testbin)
@@ -360,10 +359,10 @@ func pauseArchive(t *testing.T, n *node) string {
 	return path
 }
 
-// endContainerd ends it and, if a test has failed halfway, what it has left: its
-// shims outlive it.
+// endContainerd ends containerd, and its shims, which outlive it, if a test has failed
+// halfway.
 func endContainerd(t *testing.T, n *node, cmd *exec.Cmd) {
-	if n.conn == nil { // it never answered
+	if n.conn == nil { // containerd never answered
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait()
 		return
@@ -382,7 +381,7 @@ func endContainerd(t *testing.T, n *node, cmd *exec.Cmd) {
 	select {
 	case <-ended:
 	case <-time.After(30 * time.Second):
-		t.Error("containerd did not end by SIGTERM")
+		t.Error("containerd did not exit on SIGTERM")
 		_ = cmd.Process.Kill()
 		<-ended
 	}

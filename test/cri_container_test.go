@@ -246,7 +246,8 @@ func (n *node) logFile(name string) string {
 	return filepath.Join(n.dir, "logs", n.sandboxOf[name], file)
 }
 
-// printLog prints what is behind "TIME STREAM TAG ", joining partial lines.
+// printLog prints the text of log records, what follows "TIME STREAM TAG ", and joins
+// partial lines.
 func (n *node) printLog(ts *testscript.TestScript, name string) error {
 	data, err := os.ReadFile(n.logFile(name))
 	if err != nil {

@@ -13,8 +13,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// docs/cri.md has a row for each RPC of CRI and each field of what is asked for,
-// and the tests that it names exist.
+// docs/cri.md has a row for each RPC of CRI and each field of the requests, and the tests
+// that it names exist.
 func TestCRIDocumentIsComplete(t *testing.T) {
 	doc, err := os.ReadFile("../docs/cri.md")
 	if err != nil {
@@ -57,7 +57,7 @@ func TestCRIDocumentIsComplete(t *testing.T) {
 	checkTestsExist(t, doc)
 }
 
-// testFiles are the texts of all files of tests, scripts not among them, by their paths.
+// testFiles returns the texts of all Go files of tests, by path.
 func testFiles(t *testing.T) map[string][]byte {
 	t.Helper()
 	texts := map[string][]byte{}

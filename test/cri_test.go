@@ -18,7 +18,7 @@ func (n *node) runtime() cri.RuntimeServiceClient { return cri.NewRuntimeService
 
 func (n *node) images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn) }
 
-// callTimeout is the kubelet's for most calls.
+// callTimeout is the kubelet's timeout for most calls.
 const callTimeout = 2 * time.Minute
 
 // imageCmd is:
@@ -79,8 +79,8 @@ func printImage(ts *testscript.TestScript, i *cri.Image) {
 	fmt.Fprintf(ts.Stdout(), "%s tags=%v digests=%v\n", i.Id, i.RepoTags, i.RepoDigests)
 }
 
-// merge adds to a config what a file of the script says, in protobuf's JSON;
-// bytes are base64 in it, and $WORK is the script's directory.
+// merge merges a file of the script, in protobuf's JSON, into a config; bytes are base64 in
+// it, and $WORK is the script's directory.
 func (n *node) merge(config proto.Message, file string) error {
 	text, err := os.ReadFile(filepath.Join(n.work, file))
 	if err != nil {

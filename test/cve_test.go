@@ -17,8 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// What follows are ways out of a container that runtimes have had, each tried on the
-// whole of crisp. Others are in scripts; SECURITY.md has them all.
+// The tests below are escapes from containers that other runtimes have had, each tried on
+// the whole of crisp. More are in scripts; SECURITY.md lists them all.
 
 // An attack is a node with a pod to attack from.
 type attack struct {
@@ -37,7 +37,7 @@ func startAttack(t *testing.T) *attack {
 	return &attack{unified: u, sandbox: u.run(config)}
 }
 
-// try runs a container, which edit may change; err is why it does not start.
+// try runs a container, which edit may change; err is the reason why it has not started.
 func (a *attack) try(edit func(*cri.ContainerConfig), command ...string) (id string, err error) {
 	a.t.Helper()
 	a.count++
@@ -57,7 +57,7 @@ func (a *attack) try(edit func(*cri.ContainerConfig), command ...string) (id str
 	return made.ContainerId, err
 }
 
-// exec returns all that a command says, and its exit code.
+// exec returns a command's stdout and stderr, and its exit code.
 func (a *attack) exec(id string, command ...string) (out string, code int32) {
 	a.t.Helper()
 	resp, err := a.runtime().ExecSync(a.ctx(), &cri.ExecSyncRequest{ContainerId: id, Cmd: append([]string{"/testbin"}, command...)})
@@ -67,7 +67,7 @@ func (a *attack) exec(id string, command ...string) (out string, code int32) {
 	return string(resp.Stdout) + string(resp.Stderr), resp.ExitCode
 }
 
-// worksStill is the try that must succeed.
+// worksStill checks that an ordinary container can be run.
 func (a *attack) worksStill() {
 	a.t.Helper()
 	id, err := a.try(nil, "sleep", "for-ever")
@@ -79,9 +79,9 @@ func (a *attack) worksStill() {
 	}
 }
 
-// A volume in which a directory and a link to somewhere on the host change places all
-// the time is what another mount's destination lies in. That is made inside of the
-// container, or not at all (CVE-2021-30465).
+// A mount's destination is below a volume in which a directory and a symlink to the host
+// change places all the time. The mount is made inside of the container, or not at all
+// (CVE-2021-30465).
 func TestMountsStayInContainer(t *testing.T) {
 	a := startAttack(t)
 	volume, outside := t.TempDir(), t.TempDir()
@@ -128,13 +128,13 @@ func TestMountsStayInContainer(t *testing.T) {
 	<-stopped
 	t.Logf("%d of 30 started", started)
 	if started == 0 {
-		t.Error("none started: whether a mount is made outside was not seen")
+		t.Error("no container started: mounts outside could not be checked")
 	}
 	a.worksStill()
 }
 
-// The output of an exec is cut to what fits into an answer, however much comes: neither
-// crispd nor the executor holds it all (CVE-2022-1708).
+// An exec's output is cut to what fits into an answer, however much there is: neither
+// crispd nor the executor holds all of it (CVE-2022-1708).
 func TestExecOutputIsBounded(t *testing.T) {
 	a := startAttack(t)
 	id, err := a.try(nil, "sleep", "for-ever")
@@ -144,7 +144,7 @@ func TestExecOutputIsBounded(t *testing.T) {
 	const flood = 512 // MiB
 	out, code := a.exec(id, "flood", fmt.Sprint(flood))
 	if code != 0 || len(out) < 1<<20 || len(out) > 16<<20 {
-		t.Errorf("%d bytes came, exit code %d", len(out), code)
+		t.Errorf("%d bytes of output, exit code %d", len(out), code)
 	}
 	executor, err := a.executorPid()
 	if err != nil {
@@ -164,9 +164,9 @@ func TestExecOutputIsBounded(t *testing.T) {
 	a.worksStill()
 }
 
-// A working directory by way of one of the runtime's descriptors is not outside of the
-// container: not for its first process, nor, if the container has made it so, for those
-// that are run in it (CVE-2024-21626).
+// A working directory that leads through one of the runtime's descriptors is not outside of
+// the container: not for its first process, and not for execs after the container has
+// replaced the directory by such a link (CVE-2024-21626).
 func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 	a := startAttack(t)
 	host, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -183,14 +183,14 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 		return err == nil
 	}
 
-	// Were a process of a container outside, both ways to look would show it.
+	// Both checks must notice a process that is outside.
 	ordinary, err := a.try(nil, "sleep", "for-ever")
 	if err != nil {
 		t.Fatal(err)
 	}
 	for command, want := range map[string]string{"cat": string(host), "sleep": ""} {
 		outside := exec.Command("/testbin", command, map[bool]string{true: fromAnywhere, false: "for-ever"}[command == "cat"])
-		outside.SysProcAttr = &syscall.SysProcAttr{Chroot: fmt.Sprintf("/proc/%d/root", a.pid(ordinary))} // and no chdir
+		outside.SysProcAttr = &syscall.SysProcAttr{Chroot: fmt.Sprintf("/proc/%d/root", a.pid(ordinary))} // without chdir
 		var out strings.Builder
 		outside.Stdout = &out
 		if err := outside.Start(); err != nil {
@@ -198,12 +198,12 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 		}
 		if command == "sleep" {
 			if !seesHost(outside.Process.Pid) {
-				t.Error("a working directory that is outside is not found to be")
+				t.Error("a working directory outside was not noticed")
 			}
 			outside.Process.Kill()
 		}
 		if err := outside.Wait(); command == "cat" && err != nil || out.String() != want {
-			t.Errorf("%s outside says %q, %v; want %q", command, out.String(), err, want)
+			t.Errorf("%s from outside wrote %q, %v; want %q", command, out.String(), err, want)
 		}
 	}
 	for fd := range 20 {
@@ -213,14 +213,14 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 			continue
 		}
 		if out, code := a.exec(id, "cat", fromAnywhere); code == 0 {
-			t.Fatalf("from %s the host is seen: %s", dir, out)
+			t.Fatalf("from %s the host is visible: %s", dir, out)
 		}
 		if seesHost(a.pid(id)) {
 			t.Fatalf("%s as working directory is outside", dir)
 		}
 	}
 
-	// The container exchanges its own working directory for the link.
+	// The container replaces its own working directory by the link.
 	id, err := a.try(func(c *cri.ContainerConfig) { c.WorkingDir = "/work" }, "sleep", "for-ever")
 	if err != nil {
 		t.Fatal(err)
@@ -248,9 +248,9 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 	}
 }
 
-// A volume as /dev brings its own null and console, which are links. What is hidden by
-// /dev/null stays hidden, and what the links lead to is not changed
-// (CVE-2025-31133, CVE-2025-52565).
+// A volume at /dev brings its own null and console, which are symlinks. What is masked with
+// /dev/null stays masked, and the links' targets are unchanged (CVE-2025-31133,
+// CVE-2025-52565).
 func TestDevicesThatAreLinks(t *testing.T) {
 	a := startAttack(t)
 	before, err := os.ReadFile("/proc/sys/kernel/core_pattern")
@@ -262,13 +262,13 @@ func TestDevicesThatAreLinks(t *testing.T) {
 		if out, code := a.exec(id, "cat", path); code == 0 && out != "" {
 			return fmt.Sprintf("shows %q", out)
 		}
-		// What is mounted there must be the null device, and nothing that can be written to.
+		// What is mounted there must be the null device, not a file that can be written to.
 		if out, code := a.exec(id, "stat", path); code == 0 && !strings.HasSuffix(out, " 1 3\n") {
 			return fmt.Sprintf("is %q", out)
 		}
 		return ""
 	}
-	for _, hidden := range []bool{true, false} { // what is not hidden is found to be shown
+	for _, hidden := range []bool{true, false} { // the check must notice a path that is not masked
 		id, err := a.try(func(c *cri.ContainerConfig) {
 			if hidden {
 				c.Linux.SecurityContext.MaskedPaths = masked
@@ -279,10 +279,10 @@ func TestDevicesThatAreLinks(t *testing.T) {
 		}
 		for _, path := range masked {
 			if wrong := shown(id, path); (wrong == "") != hidden {
-				t.Errorf("an ordinary container that hides it: %v, %s %s", hidden, path, wrong)
+				t.Errorf("an ordinary container, masking it: %v, %s %s", hidden, path, wrong)
 			}
 			if out, code := a.exec(id, "stat", path); code != 0 || strings.HasSuffix(out, " 1 3\n") != hidden {
-				t.Errorf("an ordinary container that hides it: %v, %s is %q", hidden, path, out)
+				t.Errorf("an ordinary container, masking it: %v, %s is %q", hidden, path, out)
 			}
 		}
 	}
@@ -305,7 +305,7 @@ func TestDevicesThatAreLinks(t *testing.T) {
 				}
 			}
 		}
-		if test.tty { // else it ends before it comes to the console
+		if test.tty { // else it exits before it opens the console
 			pts := filepath.Join(volume, "pts")
 			if err := os.Mkdir(pts, 0o755); err != nil {
 				t.Fatal(err)
@@ -341,8 +341,8 @@ func TestDevicesThatAreLinks(t *testing.T) {
 	a.worksStill()
 }
 
-// Nothing is mounted over the files of /proc by which the runtime sets up a container,
-// not even by way of a link: a label or a sysctl written there would go elsewhere
+// No mount covers the files in /proc that the runtime writes to set up a container, not
+// even one through a symlink: a label or sysctl would be written elsewhere
 // (CVE-2025-52881).
 func TestNoMountsOverProc(t *testing.T) {
 	a := startAttack(t)
@@ -371,7 +371,7 @@ func TestNoMountsOverProc(t *testing.T) {
 		}
 		return found
 	}
-	// Were such a mount there, it would be found.
+	// The check must notice such a mount.
 	planted, err := a.try(func(c *cri.ContainerConfig) {
 		c.Mounts = []*cri.Mount{{HostPath: fake, ContainerPath: "/fake"}}
 	}, "sleep", "for-ever")
@@ -385,7 +385,7 @@ func TestNoMountsOverProc(t *testing.T) {
 		t.Fatal(err)
 	}
 	if found := over(planted); !slices.Equal(found, []string{"/proc/1/attr"}) {
-		t.Errorf("a mount that is on /proc/1/attr is found on %v", found)
+		t.Errorf("the check finds a mount on /proc/1/attr at %v", found)
 	}
 	for _, target := range []string{"/proc/self/attr", "/proc/thread-self/attr", "/proc/sys/kernel", "/proc/self", "/v/p/self/attr", "/v/p/sys", "/v/p/thread-self/attr/exec"} {
 		source := fake
@@ -411,7 +411,8 @@ func TestNoMountsOverProc(t *testing.T) {
 	a.worksStill()
 }
 
-// mountInside makes a bind mount in the mount namespace of a process, by paths there.
+// mountInside makes a bind mount in the mount namespace of a process, with paths of that
+// namespace.
 func mountInside(pid int, source, target string) error {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {
@@ -430,7 +431,7 @@ func mountInside(pid int, source, target string) error {
 	})
 }
 
-// A number is that user and group, whatever the image calls so (CVE-2016-3697).
+// A numeric user or group is that ID, whatever names the image has (CVE-2016-3697).
 func TestNumbersAreNoNames(t *testing.T) {
 	a := startAttack(t)
 	if err := a.useRegistry(newRegistry()); err != nil {
@@ -470,7 +471,7 @@ func TestNumbersAreNoNames(t *testing.T) {
 		t.Fatal(err)
 	}
 	if out, code := a.exec(id, "ids"); code != 0 || !strings.HasPrefix(out, "1000 1000 ") {
-		t.Errorf("it runs as %q", out)
+		t.Errorf("the container runs as %q", out)
 	}
 	a.worksStill()
 }

@@ -22,13 +22,13 @@ const (
 	mostMemory      = 150 << 10 // KiB
 )
 
-// A container that makes a tree deeper than any path costs crispd no more than
-// another: its usage is told, it goes with its image, and nothing stays on the disk.
+// A container that makes a tree deeper than any path costs crispd no more than others: its
+// usage is reported, it is removed with its image, and nothing is left on the disk.
 func TestDeepTreeOfAContainer(t *testing.T) {
 	n, _ := startNode(t)
 	most := n.watchDescriptors(t)
 	n.runDeep(t)
-	// The figures are as old as the last walk: they come in time.
+	// Usage is that of the last walk, so it may take a while to be right.
 	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		stats, err := n.runtime().ListContainerStats(t.Context(), &cri.ListContainerStatsRequest{})
 		if err != nil {
@@ -42,7 +42,7 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 			break
 		}
 		if time.Since(begin) > 2*time.Minute {
-			t.Fatalf("the container is said to use %d inodes, want %d", inodes, deepLevels)
+			t.Fatalf("the container's usage is %d inodes, want %d", inodes, deepLevels)
 		}
 	}
 	if _, err := n.runtime().RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: n.ids["c"]}); err != nil {
@@ -52,7 +52,7 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	if _, err := n.images().RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: testImage}}); err != nil {
 		t.Fatal(err)
 	}
-	// It is removed in the background.
+	// The tree is removed in the background.
 	for begin := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		left, err := entries(t.Context(), n.root)
 		if err == nil && left < deepLevels/10 {
@@ -72,14 +72,14 @@ func TestDeepTreeOfAContainer(t *testing.T) {
 	}
 }
 
-// crispd wipe takes such a tree away, too.
+// crispd wipe removes such a tree, too.
 func TestWipeOfADeepTree(t *testing.T) {
 	n, config := startNode(t)
 	n.runDeep(t)
 	if err := n.stopDaemon(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.wipe(); err != nil { // it looks for what is left
+	if err := n.wipe(); err != nil { // fails if something is left
 		t.Fatal(err)
 	}
 	if err := n.start(config, nil); err != nil {
@@ -87,7 +87,7 @@ func TestWipeOfADeepTree(t *testing.T) {
 	}
 }
 
-// runDeep runs the container c in the pod p, and returns when its tree is there.
+// runDeep runs container c in pod p, and returns when its tree is complete.
 func (n *node) runDeep(t *testing.T) {
 	t.Helper()
 	n.run(t, t.Context(), "p", "host-network")
@@ -112,8 +112,8 @@ func (n *node) runDeep(t *testing.T) {
 	}
 }
 
-// watchDescriptors looks at crispd's open files until most is called, which returns
-// how many there were at most.
+// watchDescriptors samples the number of crispd's open files until most is called, which
+// returns the highest.
 func (n *node) watchDescriptors(t *testing.T) (most func() int64) {
 	t.Helper()
 	dir := fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid)
@@ -140,13 +140,13 @@ func (n *node) watchDescriptors(t *testing.T) (most func() int64) {
 	return func() int64 {
 		end()
 		if top.Load() == 0 {
-			t.Fatalf("nothing was seen in %s", dir)
+			t.Fatalf("no sample was taken in %s", dir)
 		}
 		return top.Load()
 	}
 }
 
-// peakMemory is the most of a process that was ever resident, in KiB: VmHWM of
+// peakMemory returns the peak resident memory of a process in KiB: VmHWM of
 // proc_pid_status(5).
 func peakMemory(t *testing.T, pid int) (kib int64) {
 	t.Helper()

@@ -31,15 +31,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// The executor is killed under containers that write numbered lines, have clients
-// attached, are probed by exec, and end: 4 times under 10 of them, or KILLS=100 times
-// under CONTAINERS=50. Every line is in its log once and in order, every exit code is
-// right, each container keeps its process, and exec and attach work as soon as there is
-// another executor. SEED=7 chooses other moments.
+// The executor is killed while containers write numbered lines, have attached clients, are
+// probed by exec, and exit: 4 times with 10 containers, or KILLS=100 times with
+// CONTAINERS=50. Every line is in its log once and in order, every exit code is right, each
+// container keeps its process, and exec and attach work as soon as there is another
+// executor. SEED=7 selects other moments.
 func TestExecutorKills(t *testing.T) {
 	kills, containers, seed := fromEnv("KILLS", 4), fromEnv("CONTAINERS", 10), fromEnv("SEED", 1)
 	n, _ := startNode(t)
-	n.expects("executor could not be reached") // killed before it had answered
+	n.expects("executor could not be reached") // when it is killed before it has answered
 	t.Logf("%d kills under %d containers, seed %d", kills, containers, seed)
 	s := newSiege(t, n, containers, seed, nil)
 	lines := s.besieged(seed, func() {
@@ -51,8 +51,8 @@ func TestExecutorKills(t *testing.T) {
 		s.kills, s.early, lines, containers, s.exits, s.lost, s.execs.Load(), s.cut.Load(), s.attachments.Load(), s.watched.Load())
 }
 
-// besieged has containers attached to and probed while f is called, ends them, and returns how
-// many lines they have written.
+// besieged attaches to containers and probes them while f runs, ends them, and returns the
+// number of lines that they have written.
 func (s *siege) besieged(seed int, f func()) (lines int) {
 	s.t.Helper()
 	ctx, cancel := context.WithCancel(s.t.Context())
@@ -63,7 +63,7 @@ func (s *siege) besieged(seed int, f func()) (lines int) {
 			clients.Go(func() { s.watch(ctx, w) })
 		}
 	}
-	for i := range 4 { // probes at once
+	for i := range 4 { // concurrent probes
 		random := rand.New(rand.NewPCG(uint64(seed), uint64(i)+1))
 		clients.Go(func() { s.probe(ctx, random) })
 	}
@@ -78,12 +78,12 @@ func (s *siege) besieged(seed int, f func()) (lines int) {
 	}
 	s.earHeard()
 	if s.execs.Load() == 0 || s.watched.Load() == 0 {
-		s.t.Error("nobody was probed, or nobody attached")
+		s.t.Error("no container was probed, or no client attached")
 	}
 	return lines
 }
 
-// newSiege starts the containers.
+// newSiege starts the containers of a siege.
 func newSiege(t *testing.T, n *node, containers, seed int, linux *cri.LinuxContainerConfig) *siege {
 	t.Helper()
 	s := &siege{unified: &unified{node: n, t: t}, random: rand.New(rand.NewPCG(uint64(seed), 0)), shared: filepath.Join(n.dir, "shared"), linux: linux}
@@ -120,25 +120,25 @@ func fromEnv(name string, otherwise int) int {
 type siege struct {
 	*unified
 	random  *rand.Rand
-	clients cri.RuntimeServiceClient  // of those that come and go; waits for crispd
+	clients cri.RuntimeServiceClient  // for attach and exec; waits for crispd
 	linux   *cri.LinuxContainerConfig // of all containers
-	shared  string                    // a directory that all containers have as /shared
+	shared  string                    // mounted into all containers as /shared
 	writers []*writer
-	ear     writer   // says what it hears
-	said    []string // what it was told
+	ear     writer   // echoes its input
+	said    []string // input that ear got
 
 	kills, early, exits, lost int
-	down                      atomic.Int64 // odd while there is no executor, and changes with each kill
+	down                      atomic.Int64 // odd while there is no executor; each kill changes it
 	execs, cut                atomic.Int64
 	attachments, watched      atomic.Int64
 }
 
-// A writer is a container that writes numbered lines until there is /shared/over.
+// A writer is a container that writes numbered lines until /shared/over exists.
 type writer struct {
 	name, id string
 	tty      bool
 	pid      int
-	began    string // its process, as the kernel says
+	began    string // start time of its process, from the kernel
 }
 
 // start starts a container of testbin.
@@ -163,7 +163,7 @@ func (s *siege) start(name string, tty, stdin bool, command ...string) *writer {
 	return w
 }
 
-// begin starts the i-th container that writes, and before them one that listens.
+// begin starts the i-th writer, and before the first ones the container that echoes.
 func (s *siege) begin(i int) {
 	s.t.Helper()
 	periods := []string{"1ms", "2ms", "5ms", "10ms", "50ms"}
@@ -178,7 +178,7 @@ func (s *siege) begin(i int) {
 	s.writers = append(s.writers, w)
 }
 
-// startTime is field 22 of proc_pid_stat(5), "" for a process that has gone.
+// startTime returns field 22 of proc_pid_stat(5), "" for a process that has ended.
 func startTime(pid int) string {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	_, rest, ok := bytes.Cut(stat, []byte(") "))
@@ -189,8 +189,8 @@ func startTime(pid int) string {
 	return string(fields[19])
 }
 
-// kill kills the executor, some of the time its successor as well, while containers end;
-// then it looks whether everything works at once.
+// kill kills the executor, at times its successor as well, while containers exit; then it
+// checks that everything works at once.
 func (s *siege) kill(i int) {
 	s.t.Helper()
 	quitters := s.quitters(i)
@@ -217,7 +217,7 @@ func (s *siege) kill(i int) {
 	s.unharmed(i, quitters)
 }
 
-// quitters starts two containers that end soon, and returns them by their exit codes.
+// quitters starts two containers that exit soon, and returns them by their exit codes.
 func (s *siege) quitters(i int) map[int32]*writer {
 	s.t.Helper()
 	quitters := make(map[int32]*writer)
@@ -243,8 +243,8 @@ func (s *siege) works(i int) {
 	s.said = append(s.said, said)
 }
 
-// unharmed checks that containers have ended that should, and no other, and that each of the
-// others has its process still.
+// unharmed checks that the quitters have exited, that no other container has, and that each
+// of those still has its process.
 func (s *siege) unharmed(i int, quitters map[int32]*writer) {
 	s.t.Helper()
 	for code, q := range quitters {
@@ -255,7 +255,7 @@ func (s *siege) unharmed(i int, quitters map[int32]*writer) {
 	}
 	for _, w := range s.writers {
 		if began := startTime(w.pid); began != w.began {
-			s.t.Fatalf("after kill %d process %d of %s has begun at %q, had at %q", i, w.pid, w.name, began, w.began)
+			s.t.Fatalf("after kill %d process %d of %s has the start time %q, had %q", i, w.pid, w.name, began, w.began)
 		}
 		st, err := s.runtime().ContainerStatus(s.ctx(), &cri.ContainerStatusRequest{ContainerId: w.id})
 		if err != nil || st.Status.State != cri.ContainerState_CONTAINER_RUNNING {
@@ -264,8 +264,8 @@ func (s *siege) unharmed(i int, quitters map[int32]*writer) {
 	}
 }
 
-// killed kills the executor, unless it is the one that was killed before, and returns
-// its PID; 0 = there was none.
+// killed kills the executor, unless its PID is before, and returns its PID; 0 if there was
+// none.
 func (s *siege) killed(before int) int {
 	s.t.Helper()
 	pid, err := s.executorPid()
@@ -279,8 +279,8 @@ func (s *siege) killed(before int) int {
 	return pid
 }
 
-// ends waits until a container has ended and checks how. Linux before 6.15 tells no exit
-// code of what an executor had started that died (docs/install.md).
+// ends waits until a container has exited and checks its exit code. Linux before 6.15 has
+// no exit code for children of an executor that died (docs/install.md).
 func (s *siege) ends(id string, code int32, name string) {
 	s.t.Helper()
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
@@ -305,7 +305,7 @@ func (s *siege) ends(id string, code int32, name string) {
 	}
 }
 
-// logText is what a container wrote to its stdout.
+// logText returns what a container has written to its stdout.
 func logText(t *testing.T, file string) string {
 	t.Helper()
 	var text strings.Builder
@@ -323,7 +323,8 @@ func logText(t *testing.T, file string) string {
 	return text.String()
 }
 
-// complete checks that the log of w has all that w wrote, and returns how many lines.
+// complete checks that the log of w has everything that w wrote, and returns the number of
+// lines.
 func (s *siege) complete(w *writer) int {
 	s.t.Helper()
 	lines := strings.Split(strings.TrimSuffix(logText(s.t, s.logFile(w.name)), "\n"), "\n")
@@ -340,7 +341,7 @@ func (s *siege) complete(w *writer) int {
 	return len(lines)
 }
 
-// earHeard checks what the one that listens has heard.
+// earHeard checks the input of the container that echoes.
 func (s *siege) earHeard() {
 	s.t.Helper()
 	if got, want := logText(s.t, s.logFile("ear")), strings.Join(s.said, ""); got != want {
@@ -348,8 +349,8 @@ func (s *siege) earHeard() {
 	}
 }
 
-// probe probes containers by exec until ctx ends. Only one that a kill cuts short may
-// fail, and says that it was that.
+// probe probes containers by exec until ctx ends. Only an exec that a kill interrupts may
+// fail, with an error that says so.
 func (s *siege) probe(ctx context.Context, random *rand.Rand) {
 	for ctx.Err() == nil {
 		w := s.writers[random.IntN(len(s.writers))]
@@ -368,8 +369,8 @@ func (s *siege) probe(ctx context.Context, random *rand.Rand) {
 	}
 }
 
-// watch is attached to w, and again when it has been cut off, until ctx ends. From one
-// line to the next nothing is left out.
+// watch attaches to w, and again when it is disconnected, until ctx ends. Within an
+// attachment no line is missing.
 func (s *siege) watch(ctx context.Context, w *writer) {
 	for ctx.Err() == nil {
 		before := s.down.Load()
@@ -383,7 +384,7 @@ func (s *siege) watch(ctx context.Context, w *writer) {
 	}
 }
 
-// see reads one attachment to its end.
+// see reads one attachment until it ends.
 func (s *siege) see(ctx context.Context, w *writer, at string) error {
 	parsed, err := url.Parse(at)
 	if err != nil {
@@ -407,7 +408,7 @@ func (s *siege) see(ctx context.Context, w *writer, at string) error {
 	for lines := bufio.NewScanner(heard); lines.Scan(); {
 		i, err := strconv.Atoi(strings.TrimSpace(lines.Text()))
 		if last >= 0 && i != last+1 && ctx.Err() == nil {
-			s.t.Errorf("who is attached to %s sees %q after %d", w.name, lines.Text(), last)
+			s.t.Errorf("a client attached to %s got %q after %d", w.name, lines.Text(), last)
 		}
 		if err == nil {
 			last = cmp.Or(i, last)

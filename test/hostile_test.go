@@ -19,7 +19,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// hostile is what each text field of each request is set to, one at a time.
+// hostile are the values that each text field of each request is set to, one at a time.
 var hostile = map[string]string{
 	"nul":   "a\x00b",
 	"up":    "../../escape/here",
@@ -27,12 +27,12 @@ var hostile = map[string]string{
 	"long":  strings.Repeat("x", 1<<17),
 }
 
-// Every RPC answers a request of nothing, and one with nonsense in one of its
-// fields, in a way that its caller can tell its own mistake from ours: no panic, no
-// Unknown, no file in another place, and crispd works as before.
+// Every RPC answers an empty request, and one with nonsense in one of its fields, so that
+// its caller can tell its own mistake from the runtime's: no panic, no Unknown, no file in
+// a wrong place, and crispd works as before.
 func TestHostileRequests(t *testing.T) {
 	n, _ := startNode(t)
-	n.parents = []string{"escape/here", "escape"} // a cgroup_parent is its client's to remove
+	n.parents = []string{"escape/here", "escape"} // the client must remove its cgroup_parent
 	if err := n.useRegistry(newRegistry()); err != nil {
 		t.Fatal(err)
 	}
@@ -57,7 +57,7 @@ func TestHostileRequests(t *testing.T) {
 		}
 	}
 
-	for _, dir := range []string{h.logs, "."} { // crispd's own directory is the test's
+	for _, dir := range []string{h.logs, "."} { // crispd's working directory is the test's
 		if path := filepath.Join(dir, hostile["up"]); exists(path) || exists(filepath.Dir(path)) {
 			t.Errorf("it made %s", path)
 			_ = os.RemoveAll(filepath.Dir(path))
@@ -72,13 +72,13 @@ func TestHostileRequests(t *testing.T) {
 			t.Errorf("crispd: %.2000s", line)
 		}
 	}
-	h.pod("after") // it works as before
+	h.pod("after") // crispd works as before
 }
 
-// networked are the fields of a sandbox for which it must have a network of its own.
+// networked are the fields of a sandbox that need a network namespace of its own.
 var networked = regexp.MustCompile(`hostname|port_mappings|dns_config|sysctls|annotations`)
 
-// A hostility is a pod that runs, for requests to be about.
+// A hostility is a running pod that requests can name.
 type hostility struct {
 	t                  *testing.T
 	n                  *node
@@ -87,7 +87,7 @@ type hostility struct {
 	count              int
 }
 
-// pod runs a pod of one container.
+// pod runs a pod with one container.
 func (h *hostility) pod(name string) (sandbox, container string) {
 	h.t.Helper()
 	config := h.config()
@@ -106,7 +106,7 @@ func (h *hostility) pod(name string) (sandbox, container string) {
 	return sb.PodSandboxId, c.ContainerId
 }
 
-// config is one of a sandbox that there is not yet.
+// config returns the config of a new sandbox.
 func (h *hostility) config() *cri.PodSandboxConfig {
 	h.count++
 	return &cri.PodSandboxConfig{
@@ -128,7 +128,8 @@ func (h *hostility) containerConfig() *cri.ContainerConfig {
 	}
 }
 
-// request is one that succeeds, or would if what it names could be done.
+// request returns a request that succeeds, or would if the objects that it names allowed
+// it.
 func (h *hostility) request(m protoreflect.MethodDescriptor) proto.Message {
 	image := &cri.ImageSpec{Image: h.n.registry.host() + "/app:latest"}
 	switch m.Name() {
@@ -172,7 +173,7 @@ func (h *hostility) call(m protoreflect.MethodDescriptor, req proto.Message) err
 	}
 	resp := kind.New().Interface()
 	err = h.n.conn.Invoke(ctx, fmt.Sprintf("/%s/%s", m.Parent().FullName(), m.Name()), req, resp)
-	switch r := resp.(type) { // what it made is in nobody's way
+	switch r := resp.(type) { // undo what the call has made
 	case *cri.RunPodSandboxResponse:
 		h.end(r.PodSandboxId)
 	case *cri.CreateContainerResponse:
@@ -195,27 +196,27 @@ func (h *hostility) end(sandbox string) {
 	}
 }
 
-// empty: what asks for nothing in particular is answered; what is about something
-// must name it.
+// empty: an empty request is answered, unless it is about one object, which it must then
+// name.
 func (h *hostility) empty(m protoreflect.MethodDescriptor) {
 	err := h.call(m, h.empty1(m))
 	name := string(m.Name())
 	if strings.HasPrefix(name, "List") || slices.Contains([]string{"Version", "Status", "RuntimeConfig", "UpdateRuntimeConfig", "ImageFsInfo"}, name) {
 		if err != nil {
-			h.t.Errorf("%s of nothing: %v", name, err)
+			h.t.Errorf("empty %s: %v", name, err)
 		}
 		return
 	}
 	if status.Code(err) != codes.InvalidArgument {
-		h.t.Errorf("%s of nothing: %v, want InvalidArgument", name, err)
+		h.t.Errorf("empty %s: %v, want InvalidArgument", name, err)
 	}
 }
 
-// nonsense sets each text field of the request to each hostile text.
+// nonsense sets each text field of the request to each hostile value.
 func (h *hostility) nonsense(m protoreflect.MethodDescriptor) {
 	for _, path := range texts(m.Input(), nil) {
 		if copied := path[0].Name() == "sandbox_config"; copied && path.String() != "sandbox_config.metadata.namespace" {
-			continue // nobody reads it: the sandbox has its own
+			continue // it is not read: the sandbox has its own
 		}
 		for what, text := range hostile {
 			req := h.request(m)
@@ -225,7 +226,7 @@ func (h *hostility) nonsense(m protoreflect.MethodDescriptor) {
 				if security.NamespaceOptions == nil {
 					security.NamespaceOptions = &cri.NamespaceOption{}
 				}
-				security.NamespaceOptions.Network = cri.NamespaceMode_NODE // it is quicker
+				security.NamespaceOptions.Network = cri.NamespaceMode_NODE // faster
 			}
 			err := h.call(m, req)
 			code := status.Code(err)
@@ -233,7 +234,7 @@ func (h *hostility) nonsense(m protoreflect.MethodDescriptor) {
 			switch {
 			case what == "nul" && (code != codes.InvalidArgument || !strings.Contains(err.Error(), string(path[len(path)-1].Name()))):
 				h.t.Errorf("%s: %.300v, want InvalidArgument and the field's name", where, err)
-			case m.Name() == "ExecSync" && path.String() == "cmd" && code == codes.Unknown: // there is no such program: the kubelet reads the text
+			case m.Name() == "ExecSync" && path.String() == "cmd" && code == codes.Unknown: // there is no such program; the kubelet reads the text
 			case !slices.Contains([]codes.Code{codes.OK, codes.InvalidArgument, codes.NotFound}, code):
 				h.t.Errorf("%s: %.300v", where, err)
 			}
@@ -241,7 +242,7 @@ func (h *hostility) nonsense(m protoreflect.MethodDescriptor) {
 	}
 }
 
-// A fieldPath leads from a message to a text in it.
+// A fieldPath leads from a message to one of its text fields.
 type fieldPath []protoreflect.FieldDescriptor
 
 func (p fieldPath) String() string {
@@ -252,8 +253,8 @@ func (p fieldPath) String() string {
 	return strings.Join(names, ".")
 }
 
-// texts lists all text fields of a message, those of messages in it too. What is for
-// Windows is left out.
+// texts returns the paths of all text fields of a message, including those in nested
+// messages, except Windows' fields.
 func texts(m protoreflect.MessageDescriptor, above fieldPath) (paths []fieldPath) {
 	for i := range m.Fields().Len() {
 		f := m.Fields().Get(i)
@@ -273,8 +274,8 @@ func texts(m protoreflect.MessageDescriptor, above fieldPath) (paths []fieldPath
 	return paths
 }
 
-// set puts text at the path; of a list into its first element, of a map as both a key
-// and a value.
+// set puts text at the path: into the first element of a list, and as both key and value of
+// a map.
 func set(m protoreflect.Message, path fieldPath, text string) {
 	f, v := path[0], protoreflect.ValueOfString(text)
 	if f.Kind() == protoreflect.BytesKind {

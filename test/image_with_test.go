@@ -13,7 +13,7 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 )
 
-// imageWith is testbin's image with what the options of `registry push` change.
+// imageWith returns testbin's image, changed by the options of `registry push`.
 func imageWith(ts *testscript.TestScript, testbin string, options []string) (v1.Image, error) {
 	image, err := testbinImage(testbin)
 	for _, o := range options {
@@ -32,7 +32,7 @@ func imageWith(ts *testscript.TestScript, testbin string, options []string) (v1.
 	return image, err
 }
 
-// withFiles lays a directory over an image, owned by root.
+// withFiles puts the files of a directory into an image, owned by root.
 func withFiles(image v1.Image, dir string) (v1.Image, error) {
 	var headers []*tar.Header
 	var contents [][]byte
@@ -66,7 +66,7 @@ func withFiles(image v1.Image, dir string) (v1.Image, error) {
 	return mutate.AppendLayers(image, l)
 }
 
-// withConfig changes what the JSON has of an image's config: {"User": "1000"}.
+// withConfig applies JSON to an image's config, such as {"User": "1000"}.
 func withConfig(image v1.Image, text string) (v1.Image, error) {
 	file, err := image.ConfigFile()
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A container that writes a numbered line every millisecond loses none and keeps
-// its PID while crispd is killed ten times; one that exits meanwhile has its
-// right exit code and finish time afterwards, and an exec works right after.
+// crispd is killed ten times: a container that writes a numbered line every millisecond
+// loses none and keeps its PID, one that exits meanwhile has the right exit code and finish
+// time, and an exec works right afterwards.
 func TestTenKills(t *testing.T) {
 	const lines = 5000
 	n, config := startNode(t)
@@ -87,12 +87,12 @@ func TestTenKills(t *testing.T) {
 		}
 	}
 
-	for { // until the last line is there
+	for { // wait for the last line
 		if last := []byte(" F " + strconv.Itoa(lines-1) + "\n"); bytes.HasSuffix(read(t, n.logFile("writer")), last) {
 			break
 		}
 		if ctx.Err() != nil {
-			t.Fatal("the last line did not come")
+			t.Fatal("the last line is not in the log")
 		}
 		time.Sleep(20 * time.Millisecond)
 	}

@@ -21,13 +21,13 @@ import (
 	"github.com/crisp-cri/crisp/agent/event"
 )
 
-// A lab is an agent on a runtime of its own, and one pod by the name of its test.
+// A lab is an agent on a runtime of its own, and one pod with the name of its test.
 type lab struct {
 	*agentProcess
 	name string
 }
 
-// startLab is labOn a new instance.
+// startLab returns labOn of a new node.
 func startLab(t *testing.T, flags ...string) *lab {
 	t.Helper()
 	n, _ := startNode(t)
@@ -47,9 +47,9 @@ func labOn(t *testing.T, n *node, flags ...string) *lab {
 	return l
 }
 
-// run makes f a test of the pod that the spec describes: "IMAGE" in it is the
-// tests' image, "DIR" a directory that the containers may share with the test.
-// When f returns the pod is ended, and nothing of it may be left.
+// run runs f as a test of the pod with this spec, in which "IMAGE" is the test image, and
+// "DIR" a directory shared by the containers and the test. When f returns, the pod is
+// ended, and nothing of it may be left.
 func (l *lab) run(t *testing.T, name, spec string, f func(t *testing.T, l *lab)) {
 	t.Run(name, func(t *testing.T) {
 		agent := *l.agentProcess
@@ -60,7 +60,7 @@ func (l *lab) run(t *testing.T, name, spec string, f func(t *testing.T, l *lab))
 		}
 		mine.write(spec)
 		f(t, mine)
-		l.agentProcess.cmd = mine.cmd // it may have been started anew
+		l.agentProcess.cmd = mine.cmd // f may have restarted it
 		mine.remove()
 		mine.until(func() bool { return mine.pod() == nil }, "the pod "+name+" is gone")
 	})
@@ -91,7 +91,7 @@ func (l *lab) remove() {
 	}
 }
 
-// pod returns the pod with its status as the agent has it; nil if it has none.
+// pod returns the pod with its status from the agent's files; nil if it has none.
 func (l *lab) pod() *v1.Pod {
 	l.t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(l.n.dir, "agent", "pods", "*", "pod.json"))
@@ -99,7 +99,7 @@ func (l *lab) pod() *v1.Pod {
 		var pod v1.Pod
 		data, err := os.ReadFile(path)
 		if err != nil || json.Unmarshal(data, &pod) != nil || pod.Name != l.name {
-			continue // it goes this moment
+			continue // it is being removed
 		}
 		if data, err = os.ReadFile(filepath.Join(filepath.Dir(path), "status.json")); err == nil {
 			if err := json.Unmarshal(data, &pod.Status); err != nil {
@@ -111,7 +111,7 @@ func (l *lab) pod() *v1.Pod {
 	return nil
 }
 
-// status is that of one container; the zero value if there is none yet.
+// status returns the status of one container; the zero value if there is none yet.
 func (l *lab) status(container string) v1.ContainerStatus {
 	l.t.Helper()
 	pod := l.pod()
@@ -161,7 +161,7 @@ func (l *lab) awaitRestarts(container string, n int32) {
 	l.until(func() bool { return l.status(container).RestartCount >= n }, fmt.Sprintf("container %s was restarted %d times", container, n))
 }
 
-// events are those of the pod: "Reason: message", the oldest first.
+// events returns the pod's events, "Reason: message", oldest first.
 func (l *lab) events() []string {
 	l.t.Helper()
 	all, err := event.Read(filepath.Join(l.n.dir, "agent", "events"))
@@ -184,7 +184,7 @@ func (l *lab) awaitEvent(part string) {
 	}, "there is the event "+part)
 }
 
-// containers lists what the runtime has of the pod, or of one container of it.
+// containers lists the runtime's containers of the pod, or of one name.
 func (l *lab) containers(name string) []*cri.Container {
 	l.t.Helper()
 	selector := map[string]string{"io.kubernetes.pod.name": l.name}
@@ -234,12 +234,12 @@ func touch(t *testing.T, path string) {
 	}
 }
 
-// pick is the pod of this name.
+// pick returns a lab for another pod of the same agent.
 func (l *lab) pick(t *testing.T, name string) *lab {
 	return &lab{l.agentProcess, name}
 }
 
-// clear ends all pods of manifests.
+// clear removes the manifests of all pods, and waits for their end.
 func (l *lab) clear() {
 	l.t.Helper()
 	paths, _ := filepath.Glob(filepath.Join(l.manifests, "*"))
@@ -254,7 +254,7 @@ func (l *lab) clear() {
 	}, "all pods are gone")
 }
 
-// crisp runs the command line, with text as its standard input.
+// crisp runs the command line with text on its standard input.
 func (l *lab) crisp(t *testing.T, text string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), filepath.Join(l.n.binaries.dir, "crisp"), args...)
@@ -265,7 +265,7 @@ func (l *lab) crisp(t *testing.T, text string, args ...string) {
 	}
 }
 
-// patch changes a pod, or a part of it, by the agent's API.
+// patch patches a pod, or a subresource of it, through the agent's API.
 func (l *lab) patch(t *testing.T, path, patch string) {
 	t.Helper()
 	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -287,7 +287,7 @@ func (l *lab) patch(t *testing.T, path, patch string) {
 	}
 }
 
-// object writes one more manifest beside the pod's.
+// object writes another manifest beside the pod's.
 func (l *lab) object(name, text string) {
 	l.t.Helper()
 	path := filepath.Join(l.manifests, l.name+"-"+name+".yaml")

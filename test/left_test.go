@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
-// takeIdle remembers what the node is like with its daemons and without a pod.
+// takeIdle remembers the state of the node with its daemons and without pods.
 func (n *node) takeIdle() (err error) {
 	if n.idle == nil && testns.Isolated() {
 		n.idle, err = noleaks.TakeAll()
@@ -28,9 +28,9 @@ func (n *node) takeIdle() (err error) {
 	return err
 }
 
-// withoutPods removes the pods that a test has left and tells what is there of them
-// still. `crispd wipe` would take it away, and so nobody would see what
-// RemovePodSandbox forgets.
+// withoutPods removes the pods that a test has left, and returns an error with what is
+// still there of them. `crispd wipe` would remove that, and so hide what RemovePodSandbox
+// forgets.
 func (n *node) withoutPods() error {
 	if !testns.Isolated() {
 		return nil
@@ -53,8 +53,8 @@ func (n *node) withoutPods() error {
 	if len(problems) > 0 {
 		return errors.Join(problems...)
 	}
-	// An agent without --cgroup-root leaves them on its node, as a kubelet does. What
-	// has a pod's below it stays, and is found.
+	// An agent without --cgroup-root leaves these cgroups on its node, as a kubelet does.
+	// One with a pod's cgroup in it cannot be removed, and is reported.
 	removeCgroups(append(n.parents, "kubepods/burstable", "kubepods/besteffort", "kubepods")...)
 	var left []string
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) {
@@ -73,14 +73,14 @@ func (n *node) withoutPods() error {
 	return fmt.Errorf("left of pods that were removed:\n  %s", strings.Join(left, "\n  "))
 }
 
-// stays tells whether a line of noleaks is about what the daemons keep when their
-// pods are gone: images, the bridge with its rules, the roots of cgroups and mounts,
-// and what the test itself has made.
+// stays reports whether a line of noleaks is about something that the daemons keep without
+// pods: images, the bridge with its rules, the roots of cgroups and mounts, and what the
+// test has made.
 func (n *node) stays(line string) bool {
 	kind, rest, _ := strings.Cut(line, " ")
 	switch kind {
 	case "file":
-		if rest, ok := strings.CutPrefix(rest, n.state+"/"); ok { // of pods there are directories
+		if rest, ok := strings.CutPrefix(rest, n.state+"/"); ok { // directories are those of pods
 			top, below, deep := strings.Cut(rest, "/")
 			return !deep || top == "podinit" || top == "executor" && (below == "bundles" || strings.HasPrefix(below, "engines") && strings.Count(below, "/") < 2)
 		}
@@ -91,12 +91,12 @@ func (n *node) stays(line string) bool {
 	case "mount":
 		return rest == n.state+"/sandboxes #1" || rest == n.state+"/netns #1" || strings.HasPrefix(rest, filepath.Join(n.dir, "disk")+" ")
 	case "cgroup":
-		return filepath.Base(rest) == "crisp" // of sandboxes without a cgroup_parent
+		return filepath.Base(rest) == "crisp" // the parent of sandboxes without a cgroup_parent
 	case "link", "address", "route":
 		return bridgeName.MatchString(rest)
-	case "nft": // elements are host ports, of pods
+	case "nft": // elements are host ports of pods
 		return bridgeName.MatchString(rest) && !strings.Contains(rest, "elements =")
-	case "process": // or one that was started anew
+	case "process": // or a restarted one
 		return (strings.Contains(rest, "(crispd)") || strings.Contains(rest, "(crisp-executor)")) && strings.Contains(rest, n.state)
 	case "listening":
 		return !strings.Contains(rest, "/") || strings.Contains(rest, n.dir)
@@ -105,16 +105,16 @@ func (n *node) stays(line string) bool {
 }
 
 var (
-	// leaseOrResult is a pod's address, or what a network plugin answered for a pod.
+	// leaseOrResult matches a pod's address, or a network plugin's result for a pod.
 	leaseOrResult = regexp.MustCompile(`/ipam/[^/]+/[0-9a-f]*[.:][0-9a-f.:]+$|/results/.`)
-	// bridgeName is that of crisp's own bridge and table.
+	// bridgeName matches the name of crisp's own bridge and table.
 	bridgeName = regexp.MustCompile(`\bcrisp-[0-9a-f]{6,}\b`)
 )
 
-// log is the file that all crispd of this node write to.
+// log returns the file that every crispd of this node logs to.
 func (n *node) log() string { return filepath.Join(n.dir, "crispd.log") }
 
-// expects announces an error in a daemon's log, by its line.
+// expects announces an error in a daemon's log, by a regular expression for its line.
 func (n *node) expects(line string) { n.expected = append(n.expected, regexp.MustCompile(line)) }
 
 // logErrorCmd is: log-error REGEXP
@@ -127,16 +127,15 @@ func (n *node) logErrorCmd(_ *testscript.TestScript, args []string) error {
 	return err
 }
 
-// trouble is what no test passes with: a panic that was outlived, a report of the race
-// detector, an error that the daemon has nobody to tell but its log. The error of a
-// failed RPC was told to its caller.
+// trouble fails every test: a panic that was survived, a report of the race detector, an
+// error that a daemon has only logged. The error of a failed RPC went to its caller.
 var (
 	trouble = regexp.MustCompile(`panicked|panic:|DATA RACE|fatal error|"level":"ERROR"|level=ERROR`)
 	told    = regexp.MustCompile(`"msg":"rpc failed"`)
 )
 
-// checkLogs fails t for each line of trouble that was not announced, and shows the ends
-// of the logs when t has failed.
+// checkLogs fails t for each line of trouble that was not announced, and if t has failed,
+// shows the ends of the logs.
 func (n *node) checkLogs(t testing.TB) {
 	for _, line := range n.trouble() {
 		t.Error(line)
@@ -159,7 +158,7 @@ func (n *node) trouble() (lines []string) {
 	for _, path := range n.logs() {
 		text, err := os.ReadFile(path)
 		if err != nil {
-			continue // it was not written
+			continue // it does not exist
 		}
 		report := false
 		for line := range bytes.Lines(text) {
@@ -178,8 +177,8 @@ func (n *node) trouble() (lines []string) {
 	return lines
 }
 
-// What RemovePodSandbox leaves is found before a wipe takes it away, and so is what a
-// daemon wrote to its log alone.
+// What RemovePodSandbox leaves is found before a wipe removes it, and so is an error that a
+// daemon has only logged.
 func TestWhatIsLeftIsFound(t *testing.T) {
 	if !testns.Isolated() {
 		t.Skip("needs root, and no systemd: others use this machine")
@@ -220,7 +219,7 @@ func TestWhatIsLeftIsFound(t *testing.T) {
 		os.Remove(path)
 	}
 	if lines := n.trouble(); len(lines) > 0 {
-		t.Errorf("there is trouble without any: %v", lines)
+		t.Errorf("an undisturbed node has trouble: %v", lines)
 	}
 	log, err := os.OpenFile(n.log(), os.O_APPEND|os.O_WRONLY, 0)
 	if err != nil {
@@ -232,12 +231,12 @@ func TestWhatIsLeftIsFound(t *testing.T) {
 	fmt.Fprintln(log, `{"level":"ERROR","msg":"planted after it"}`)
 	log.Close()
 	if lines := n.trouble(); len(lines) != 4 || !strings.Contains(lines[2], "Read at") {
-		t.Errorf("of four things these were found: %q", lines)
+		t.Errorf("of four planted lines of trouble, these were found: %q", lines)
 	}
 	n.expects("planted")
 }
 
-// keepExecutorLog saves what a wipe takes away.
+// keepExecutorLog saves the executor's log before a wipe removes it.
 func (n *node) keepExecutorLog() {
 	kept, err := os.OpenFile(filepath.Join(n.dir, "executor.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// A serviceManager is what systemd is to the service: it listens at NOTIFY_SOCKET, and keeps
-// descriptors from one crispd to the next (sd_notify(3), sd_listen_fds(3)).
+// A serviceManager does for crispd what systemd does: it listens at NOTIFY_SOCKET, and
+// keeps descriptors from one crispd to the next (sd_notify(3), sd_listen_fds(3)).
 type serviceManager struct {
 	conn *net.UnixConn
 
@@ -60,7 +60,7 @@ func newServiceManager(t *testing.T, n *node) *serviceManager {
 			cmd.ExtraFiles = append(cmd.ExtraFiles, f)
 		}
 		cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+path, fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
-		// Only the process itself knows its number.
+		// Only the process itself knows its PID.
 		cmd.Args = append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
 		cmd.Path = "/bin/sh"
 	}
@@ -106,9 +106,9 @@ func (m *serviceManager) count() int {
 	return len(m.kept)
 }
 
-// crispd and the executor are both killed, by a bug or for want of memory. The service
-// manager has the container's stdio: it writes on, no line is lost, and it ends with its
-// own code. Afterwards the manager keeps nothing of it.
+// crispd and the executor are both killed, by a bug or for lack of memory. The service
+// manager holds the container's stdio: the container writes on, no line is lost, and its
+// exit code is kept. Afterwards the manager holds nothing of it.
 func TestBothKilled(t *testing.T) {
 	n, config := startNode(t)
 	if err := n.stopDaemon(syscall.SIGTERM); err != nil {
@@ -150,7 +150,7 @@ func TestBothKilled(t *testing.T) {
 		t.Fatal(err)
 	}
 	until("the executor does not end", func() bool { return errors.Is(syscall.Kill(executor, 0), syscall.ESRCH) })
-	time.Sleep(200 * time.Millisecond) // each writes some lines with nobody there
+	time.Sleep(200 * time.Millisecond) // each container writes some lines without an executor
 	if err := n.start(config, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -162,7 +162,7 @@ func TestBothKilled(t *testing.T) {
 		t.Helper()
 		for line := range bytes.Lines(read(t, filepath.Join(n.dir, "logs", "p", name+".log"))) {
 			if !bytes.HasSuffix(line, []byte("\n")) {
-				break // it is being written
+				break // the last line is being written
 			}
 			fields := bytes.Fields(line)
 			if got := string(fields[len(fields)-1]); got != strconv.Itoa(lines) {
@@ -188,7 +188,7 @@ func TestBothKilled(t *testing.T) {
 		t.Errorf("process %d has written 300 lines, %d are in its log", pid, lines)
 	}
 	if kernel.Probe().PidfdInfo && status.ExitCode != 7 {
-		t.Errorf("it ended with %d, %s", status.ExitCode, status.Message)
+		t.Errorf("the container exited with %d, %s", status.ExitCode, status.Message)
 	}
 	if _, err := n.runtime().RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: n.ids["writer"]}); err != nil {
 		t.Fatal(err)

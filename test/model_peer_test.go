@@ -24,12 +24,12 @@ import (
 	"github.com/crisp-cri/crisp/test/model/play"
 )
 
-// What other runtimes answer where the model allows something else, the same scripts
-// being played on them, without kills. MODEL_PEER is the path of a CRI socket,
-// "containerd" for Debian's, or "crispd", which differs in nothing. MODEL_FOR, MODEL_SEED
-// and MODEL_SCRIPT are as in TestModel. MODEL_REGISTRY is the address, on loopback, from
-// which the peer pulls, for one that must be told which registries have no TLS. A
-// difference that is not in knownDifferences fails.
+// The model's scripts are played on other runtimes, without kills, to find where they
+// answer differently. MODEL_PEER is the path of a CRI socket, "containerd" for Debian's, or
+// "crispd", which must not differ. MODEL_FOR, MODEL_SEED and MODEL_SCRIPT are as in
+// TestModel. MODEL_REGISTRY is the address on loopback that the peer pulls from, for peers
+// in whose configuration registries without TLS are named. A difference that is not in
+// knownDifferences fails the test.
 func TestModelOfPeer(t *testing.T) {
 	testenv.Need(t, "model-peer")
 	p := startPeer(t, os.Getenv("MODEL_PEER"))
@@ -59,22 +59,22 @@ func TestModelOfPeer(t *testing.T) {
 	p.report()
 }
 
-// A peer is another runtime, and how it differs.
+// A peer is another runtime, with its differences.
 type peer struct {
 	*modelNode
 	runtime string // its name and version
 	kinds   map[string]*kindOfDifference
-	stuck   error // why it has pods that it does not remove: no more can be played
+	stuck   error // why it cannot remove its pods, so that no more scripts can be played
 }
 
-// A kindOfDifference is what came more than once, probably.
+// A kindOfDifference stands for similar differences.
 type kindOfDifference struct {
 	what   string
-	known  *knownDifference // nil if nobody has found the reason
+	known  *knownDifference // nil if there is no reason yet
 	count  int
 	first  model.Difference
 	seed   uint64
-	script play.Script // the shortest
+	script play.Script // the shortest so far
 }
 
 func startPeer(t *testing.T, name string) *peer {
@@ -86,7 +86,7 @@ func startPeer(t *testing.T, name string) *peer {
 		p.n, p.config = startNode(t)
 	default:
 		if testns.Isolated() {
-			t.Fatal("its network is not ours: it could not pull our images")
+			t.Fatal("the peer is in another network namespace: it could not pull our images")
 		}
 		var err error
 		if p.n, err = newNode(t.TempDir(), buildOnce(t)); err != nil {
@@ -106,10 +106,10 @@ func startPeer(t *testing.T, name string) *peer {
 		t.Fatal(err)
 	}
 	p.runtime = version.RuntimeName + " " + version.RuntimeVersion
-	// Scripts end with the removal of all that there is.
+	// Scripts end with the removal of all pods that exist.
 	pods, err := p.Runtime().ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	if err != nil || len(pods.Items) > 0 {
-		t.Fatalf("%s has pods, which are none of ours: %v, %v", p.runtime, pods.GetItems(), err)
+		t.Fatalf("%s has pods of others: %v, %v", p.runtime, pods.GetItems(), err)
 	}
 	p.serveImages()
 	image := &cri.ImageSpec{Image: p.Ref("")}
@@ -122,8 +122,8 @@ func startPeer(t *testing.T, name string) *peer {
 	return p
 }
 
-// serveImages serves the images of scripts on loopback, from where runtimes pull without
-// TLS.
+// serveImages serves the images of the scripts on loopback, from where runtimes pull
+// without TLS.
 func (p *peer) serveImages() {
 	registry, err := newRegistryAt(cmp.Or(os.Getenv("MODEL_REGISTRY"), "127.0.0.1:0"))
 	if err != nil {
@@ -143,7 +143,7 @@ func (p *peer) serveImages() {
 			p.t.Fatal(err)
 		}
 		config = config.DeepCopy()
-		config.Config.Labels = map[string]string{"name": name} // an ID of its own
+		config.Config.Labels = map[string]string{"name": name} // for an ID of its own
 		if image, err = mutate.ConfigFile(image, config); err != nil {
 			p.t.Fatal(err)
 		}
@@ -158,10 +158,10 @@ func (p *peer) Ref(image string) string {
 	return p.n.registry.host() + "/" + cmp.Or(image, "testbin") + ":latest"
 }
 
-// Left is what lists show: nobody knows what else a runtime keeps.
+// Left is what lists show: what else a runtime keeps is unknown.
 func (p *peer) Left() []string { return nil }
 
-// play plays s, and sorts the differences.
+// play plays s, and records the differences by kind.
 func (p *peer) play(s play.Script, seed uint64) model.History {
 	h, all := p.differences(s)
 	for _, d := range all {
@@ -196,7 +196,7 @@ func (p *peer) differences(s play.Script) (model.History, []model.Difference) {
 	return h, all
 }
 
-// clean removes what the script could not remove.
+// clean removes what the script has not been able to remove.
 func (p *peer) clean() {
 	ctx, cancel := context.WithTimeout(p.t.Context(), 2*time.Minute)
 	defer cancel()
@@ -220,7 +220,8 @@ func (p *peer) clean() {
 	}
 }
 
-// about leaves of a script what is done to the pod, or to images, of the difference.
+// about returns the steps of a script that concern the pod, or the images, of the
+// difference.
 func about(s play.Script, d model.Difference) play.Script {
 	var short play.Script
 	for _, r := range s.Rounds {
@@ -234,7 +235,8 @@ func about(s play.Script, d model.Difference) play.Script {
 	return short
 }
 
-// report lists the kinds, those without a reason last and with a script that is short.
+// report lists the kinds of differences, those without a reason last and with a short
+// script.
 func (p *peer) report() {
 	if p.stuck != nil {
 		told := p.t.Errorf
@@ -255,7 +257,7 @@ func (p *peer) report() {
 	}
 }
 
-// shrink looks a minute for a shorter script that shows the same.
+// shrink searches for a minute for a shorter script with the same difference.
 func (p *peer) shrink(k *kindOfDifference) play.Script {
 	end := time.Now().Add(time.Minute)
 	shows := func(s play.Script) bool {
@@ -270,13 +272,13 @@ func (p *peer) shrink(k *kindOfDifference) play.Script {
 	return play.Shrink(k.script, 100, shows)
 }
 
-// A knownDifference is one that somebody has found a reason for.
+// A knownDifference is one with a known reason.
 type knownDifference struct {
-	runtime string // how its name and version begin
+	runtime string // prefix of its name and version
 	verbs   []model.Verb
-	in      []string // what the object may have been in, one of these; none = whatever
-	got     string   // regular expression, of the answer in short
-	text    string   // regular expression, of an error's code and text
+	in      []string // possible states of the object; none = any
+	got     string   // regular expression for the short answer
+	text    string   // regular expression for an error's code and text
 	reason  string
 }
 
@@ -288,7 +290,7 @@ func (k *knownDifference) String() string {
 	return fmt.Sprintf("%s in %s: %s %s", strings.Join(verbs, ", "), cmp.Or(strings.Join(k.in, "|"), "any state"), k.got, k.text)
 }
 
-// explain returns the line of the table that is about it, or nil.
+// explain returns the entry that matches the difference, or nil.
 func (p *peer) explain(d model.Difference) *knownDifference {
 	for i := range knownDifferences {
 		k := &knownDifferences[i]
@@ -301,7 +303,8 @@ func (p *peer) explain(d model.Difference) *knownDifference {
 	return nil
 }
 
-// codeUnsaid is the reason for errors that are right but have no code of their own.
+// codeUnsaid is the reason for errors that are right, but whose code the proto does not
+// name.
 const codeUnsaid = "it refuses as the model does, with the code Unknown; the proto names no code for it"
 
 var knownDifferences = []knownDifference{

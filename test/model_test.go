@@ -16,10 +16,10 @@ import (
 	"github.com/crisp-cri/crisp/test/model/play"
 )
 
-// What server's TestModel does in fake time with a fake machine, on the real programs
-// and this kernel: some clients at once, while crispd and its executor are killed at any
-// moment. MODEL_FOR=1h does so for an hour, MODEL_SEED=7 begins with that history, and
-// MODEL_SCRIPT=FILE plays that script.
+// What server's TestModel does in fake time with a fake machine, this test does with the
+// real programs and kernel: several clients at once, while crispd and its executor are
+// killed at any moment. MODEL_FOR=1h runs it for an hour, MODEL_SEED=7 begins with that
+// history, and MODEL_SCRIPT=FILE plays that script.
 func TestModel(t *testing.T) {
 	n, config := startNode(t)
 	m := &modelNode{t: t, n: n, config: config}
@@ -33,7 +33,7 @@ func TestModel(t *testing.T) {
 	}
 	seed, err := strconv.ParseUint(os.Getenv("MODEL_SEED"), 10, 64)
 	if err != nil {
-		seed = 1 // the same for all, unless somebody looks for more
+		seed = 1 // the same in every ordinary run
 	}
 	life, err := time.ParseDuration(os.Getenv("MODEL_FOR"))
 	if err != nil {
@@ -47,15 +47,15 @@ func TestModel(t *testing.T) {
 	t.Logf("%d histories of %d events from seed %d on in %v", histories, events, seed, time.Since(began).Round(time.Millisecond))
 }
 
-// A modelNode is a node as scripts see it.
+// A modelNode is a node for scripts of the model.
 type modelNode struct {
 	t      *testing.T
 	n      *node
 	config string
 }
 
-// play plays s. There is no shorter script to be looked for: not often does the same
-// happen twice.
+// play plays s. It does not search for a shorter script: the real timing is seldom the same
+// twice.
 func (m *modelNode) play(s play.Script) model.History {
 	h, err := play.Play(m.t.Context(), m, s, model.Rules{LateHandlers: true, LateEvents: true})
 	if err != nil {
@@ -86,7 +86,7 @@ func (m *modelNode) Kill() {
 }
 
 func (m *modelNode) KillExecutor() {
-	// It may be just being started again.
+	// The executor may just be restarting.
 	if pid, err := m.n.executorPid(); err == nil {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
@@ -95,7 +95,7 @@ func (m *modelNode) KillExecutor() {
 func (m *modelNode) Stop() error  { return m.n.stopDaemon(syscall.SIGTERM) }
 func (m *modelNode) Start() error { return m.n.start(m.config, nil) }
 
-// Settle waits as long as the longest grace, and until the programs that end have.
+// Settle waits for the longest grace period, and until the programs that end have ended.
 func (m *modelNode) Settle(unsettled bool) {
 	rest := 100 * time.Millisecond
 	if unsettled {
@@ -110,13 +110,13 @@ func (m *modelNode) Settle(unsettled bool) {
 			LabelSelector: map[string]string{play.ProgramLabel: "quits"},
 		}})
 		if err == nil && len(list.Containers) == 0 || ctx.Err() != nil {
-			return // what does not end is for the model to complain of
+			return // the model reports what has not ended
 		}
 		time.Sleep(20 * time.Millisecond)
 	}
 }
 
-// Left looks below the instance's directories, and at what is mounted there.
+// Left returns what is left below the instance's directories, or mounted there.
 func (m *modelNode) Left() []string {
 	var left []string
 	for _, pattern := range []string{"root/sandboxes/*", "root/containers/*", "run/sandboxes/*", "run/containers/*", "run/netns/*", "run/image/*"} {

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// agentPlugin is a CNI plugin that leaves the work to an agent in a pod, as Multus,
-// OVN-Kubernetes and Istio's do: what opens the network namespace is in the mount
-// namespace of the process %d.
+// agentPlugin is a CNI plugin that delegates to an agent in a pod, as those of Multus,
+// OVN-Kubernetes and Istio do: it opens the network namespace in the mount namespace of the
+// process %d.
 const agentPlugin = `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' ;;
@@ -28,13 +28,13 @@ ADD)
 esac
 `
 
-// The agent of a network plugin runs in a pod that is older than crispd's pods, and
-// opens their network namespaces by the paths that the plugin is given. When a pod is
-// stopped, nothing of it stays there.
+// The agent of a network plugin runs in a pod that is older than crispd's pods, and opens
+// their network namespaces by the paths that the plugin gets. When a pod is stopped,
+// nothing of it is left there.
 func TestNetworkAgentOpensNamespaces(t *testing.T) {
 	var agent *exec.Cmd
 	n, _ := startNode(t, func(n *node, config string) error {
-		// Hosts have shared mounts: systemd makes them. This machine may not.
+		// On hosts, systemd makes mounts shared; on this machine they may not be.
 		if err := unix.Mount(n.dir, n.dir, "", unix.MS_BIND, ""); err != nil {
 			return err
 		}

@@ -29,42 +29,41 @@ import (
 
 type nodeKey struct{}
 
-// A node is one instance of crisp: its directories, its daemon if it runs, and
-// what the script called its sandboxes and containers.
+// A node is one instance of crisp: its directories, its daemon if it runs, and the script's
+// names for sandboxes and containers.
 type node struct {
 	binaries
 	dir, root, state, socket string
 	work                     string // where the script's files are
 
 	cmd    *exec.Cmd
-	plugin *plugin       // that has joined, if one has
+	plugin *plugin       // joined, or nil
 	exited chan struct{} // closed when cmd has been waited for
 	conn   *grpc.ClientConn
 
-	agent      *scriptAgent // that a script has started
-	agentFlags []string     // of the last one
+	agent      *scriptAgent // started by a script
+	agentFlags []string     // of the last one started
 
 	registry  *fakeRegistry
 	sandboxes map[string]*cri.PodSandboxConfig
 	ids       map[string]string // of sandboxes and containers, by their name in the script
 	sandboxOf map[string]string // container name → sandbox name
 	configs   map[string]*cri.ContainerConfig
-	logNames  map[string]string // container name → file of its log, if that is not its name's
-	marks     map[string]bool   // names by which what is ours can be told in the kernel
+	logNames  map[string]string // container name → log file, if it differs from the name
+	marks     map[string]bool   // names by which our objects in the kernel are recognized
 	wiped     bool
-	manage    func(*exec.Cmd) // makes crispd a service manager's, before it is started
+	manage    func(*exec.Cmd) // runs crispd as a service manager would, before its start
 
-	unmountAll []string // tmpfs mounts that a script asked for
+	unmountAll []string // mounts that a script has made
 
-	parents  []string         // cgroup_parents that the test has asked for, the deepest first
+	parents  []string         // cgroup_parents of the test, deepest first
 	idle     noleaks.Snapshot // before the first pod
 	expected []*regexp.Regexp // errors in the daemons' logs that the test provokes
 }
 
-// startNode starts an instance with the test image in it, for a test that is no
-// script. When the test ends, so does the instance, and nothing of it may be left.
-// config is its configuration's path, to start it again with. What is prepared is
-// prepared before its daemon starts.
+// startNode starts an instance with the test image in it, for a test that is no script, and
+// returns the path of its configuration, for a restart. The instance ends with the test,
+// and nothing of it may be left. prepare runs before its daemon starts.
 func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *node, config string) {
 	t.Helper()
 	if os.Getuid() != 0 {
@@ -103,8 +102,8 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 	return n, config
 }
 
-// withInit adds to a configuration, behind its last top-level key, that libcontainer starts all
-// containers, if the tests are to run with it (docs/hacking.md).
+// withInit adds to a configuration, after its last top-level key, that libcontainer starts
+// all containers, if the tests are to run that way (docs/hacking.md).
 func withInit(config string) string {
 	if os.Getenv("CRISP_TEST_INIT") != "libcontainer" {
 		return config
@@ -117,12 +116,12 @@ func withInit(config string) string {
 }
 
 func newNode(workdir string, b binaries) (*node, error) {
-	// Not below workdir: a Unix socket's path has 108 bytes at most (unix(7)).
+	// Not below workdir: the path of a socket has at most 108 bytes (unix(7)).
 	dir, err := os.MkdirTemp("", "crisp-")
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(dir, 0o711); err != nil { // users of user namespaces must get through it
+	if err := os.Chmod(dir, 0o711); err != nil { // users in user namespaces must pass through it
 		return nil, err
 	}
 	n := &node{
@@ -148,7 +147,8 @@ func newNode(workdir string, b binaries) (*node, error) {
 	return n, os.WriteFile(filepath.Join(dir, "registries.conf"), nil, 0o644)
 }
 
-// setLayers has crispd keep layers in the given form, whatever else is configured; "" = the default.
+// setLayers makes crispd keep layers in the given form, whatever is configured; "" is the
+// default.
 func (n *node) setLayers(form string) error {
 	if form == "" {
 		return nil
@@ -160,9 +160,9 @@ func (n *node) setLayers(form string) error {
 	return os.WriteFile(filepath.Join(dropIns, "layers.toml"), fmt.Appendf(nil, "[image]\nlayers = %q\n", form), 0o644)
 }
 
-// withNode makes a command of a method of node. An error fails the script,
-// unless the script line starts with "!": then there must be one, and its text is
-// the command's stderr.
+// withNode makes a command of a method of node. An error fails the script, unless the
+// script's line starts with "!": then an error is required, and becomes the command's
+// stderr.
 func withNode(cmd func(*node, *testscript.TestScript, []string) error) func(*testscript.TestScript, bool, []string) {
 	return func(ts *testscript.TestScript, neg bool, args []string) {
 		n := ts.Value(nodeKey{}).(*node)
@@ -188,7 +188,7 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 	}
 	switch args[0] {
 	case "start":
-		// TOML has no variables; a script's configuration may name $WORK.
+		// TOML has no variables, and a script's configuration may contain $WORK.
 		config := filepath.Join(n.dir, "crispd.toml")
 		text := strings.ReplaceAll(ts.ReadFile("crispd.toml"), "$WORK", ts.Getenv("WORK"))
 		if err := os.WriteFile(config, []byte(withInit(text)), 0o644); err != nil {
@@ -213,7 +213,7 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 // diskCmd is: disk MIB [INODES] | fill | free
 func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
 	disk := filepath.Join(n.dir, "disk")
-	inodes := "0" // as many as one likes
+	inodes := "0" // unlimited
 	switch {
 	case len(args) == 1 && args[0] == "fill":
 		return fillDisk(disk)
@@ -236,14 +236,14 @@ func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
 	return nil
 }
 
-// fillDisk leaves neither a block nor an inode on the file system at disk.
+// fillDisk uses up all blocks and inodes of the file system at disk.
 func fillDisk(disk string) error {
 	junk := filepath.Join(disk, "junk")
 	if err := os.MkdirAll(junk, 0o700); err != nil && !errors.Is(err, syscall.ENOSPC) {
 		return err
 	}
-	// A chunk that does not fit leaves its beginning: what is left at the end is less
-	// than a page.
+	// A write that does not fit leaves its beginning, so less than a page is free at the
+	// end.
 	data := make([]byte, 1<<20)
 	for i := 0; ; i++ {
 		err := os.WriteFile(filepath.Join(junk, fmt.Sprintf("%d-%d", time.Now().UnixNano(), i)), data, 0o600)
@@ -285,7 +285,8 @@ func (n *node) executorPid() (int, error) {
 	pids := processes(func(args []string) bool {
 		return len(args) > 0 && filepath.Base(args[0]) == "crisp-executor" && strings.Contains(strings.Join(args, "\x00"), n.state) && !slices.Contains(args, "init")
 	})
-	// What it has just forked has its arguments, and outlives it for a moment.
+	// A child that it has just forked has the same arguments for a moment, and may outlive
+	// it.
 	pids = slices.DeleteFunc(pids, func(pid int) bool {
 		session, err := unix.Getsid(pid)
 		return err != nil || session != pid
@@ -351,7 +352,7 @@ func (n *node) start(config string, flags []string) error {
 	}
 }
 
-// mine tells whether a line of noleaks is about this instance: it bears its
+// mine reports whether a line of noleaks is about this instance: it contains one of its
 // directories, the ID of one of its pods or containers, or its bridge's name.
 func (n *node) mine(line string) bool {
 	for mark := range n.marks {
@@ -362,7 +363,7 @@ func (n *node) mine(line string) bool {
 	return false
 }
 
-// remember gathers the marks of what there is now.
+// remember records the marks of the objects that exist now.
 func (n *node) remember() {
 	for _, kind := range []string{"sandboxes", "containers"} {
 		entries, _ := os.ReadDir(filepath.Join(n.root, kind))
@@ -406,8 +407,8 @@ func (n *node) stopDaemon(sig syscall.Signal) error {
 	return nil
 }
 
-// noleaksCmd ends the instance as an uninstall would; the look at the kernel
-// follows when the script's other clean-up is done.
+// noleaksCmd ends the instance as an uninstallation would; the check of the kernel comes
+// after the script's other clean-up.
 func (n *node) noleaksCmd(ts *testscript.TestScript, args []string) error {
 	if n.agent != nil {
 		if err := n.withoutManifests(); err != nil {

@@ -21,21 +21,21 @@ import (
 	"github.com/crisp-cri/crisp/internal/filetrace"
 )
 
-// Each system call that crispd, or its executor, makes in the life of a pod fails once:
-// the first, the second, and so on until there are no more. A client that tries again as a
-// kubelet does gets its pod, what it was told is true, and in the end nothing is left.
+// Each system call of crispd, or of its executor, in the life of a pod fails once: the first,
+// the second, and so on until there are no more. A client that retries as the kubelet does gets
+// its pod, the answers that it got are true, and in the end nothing is left.
 //
-// That takes an hour. An ordinary run takes a few calls, and which error it is goes by
-// turns; CRISP_NTH=full takes each call, CRISP_NTH=some every seventh, CRISP_NTH=errors
-// each with each error, and CRISP_NTH=NUMBER begins with that call. Threads run as they
-// like, so the n-th call is not the same in each run.
+// That takes an hour. An ordinary run takes a few calls, and the errors take turns;
+// CRISP_NTH=full takes each call, CRISP_NTH=some every seventh, CRISP_NTH=errors each with each
+// error, and CRISP_NTH=NUMBER begins with that call. Threads run in any order, so the n-th call
+// differs between runs.
 func TestNthCallOfDaemonFails(t *testing.T) {
 	for _, daemon := range []string{"crispd", "executor"} {
 		t.Run(daemon, func(t *testing.T) { nthOfPod(t, daemon) })
 	}
 }
 
-// The same for an image that is pulled and removed.
+// The same for the pull and the removal of an image.
 func TestNthCallOfPullFails(t *testing.T) {
 	n, config := startNode(t)
 	if err := n.useRegistry(newRegistry()); err != nil {
@@ -60,7 +60,7 @@ func nthOfPod(t *testing.T, daemon string) {
 	f.each(f.life)
 }
 
-// A failing is a node one of whose daemons has calls that fail.
+// A failing is a node with a daemon whose system calls fail.
 type failing struct {
 	t      *testing.T
 	n      *node
@@ -69,17 +69,17 @@ type failing struct {
 	stride int
 
 	inject *filetrace.Inject
-	late   filetrace.Failure // that a call waited for in vain
+	late   filetrace.Failure // the last one that a client gave up on
 	traced int               // PID
 	pods   int
 }
 
 var injected = []syscall.Errno{unix.EIO, unix.ENOSPC, unix.EMFILE, unix.ENOMEM, unix.EINTR, filetrace.Hang}
 
-// each has do done once for each call that fails.
+// each calls do once for each call that fails.
 func (f *failing) each(do func() error) {
 	n := f.n
-	n.expects(`"level":"ERROR"|level=ERROR`) // what cannot be done is said; panics are not expected
+	n.expects(`"level":"ERROR"|level=ERROR`) // failures are logged; panics are not expected
 	first, all := 1, false
 	switch how := os.Getenv("CRISP_NTH"); how {
 	case "full", "errors":
@@ -96,7 +96,7 @@ func (f *failing) each(do func() error) {
 	}
 	f.attach()
 	f.inject.Arm(0, 0)
-	if err := do(); err != nil { // for what is made once
+	if err := do(); err != nil { // the first run makes what is made once
 		f.t.Fatal(err)
 	}
 	f.inject.Disarm()
@@ -123,7 +123,8 @@ func (f *failing) each(do func() error) {
 			if err == nil && n.cmd != nil {
 				err = n.withoutPods()
 				if status.Code(err) == codes.Unavailable {
-					// What failed came behind the last answer, and has ended the connection.
+					// The failure came after the last answer, and has broken the
+					// connection.
 					err = n.withoutPods()
 				}
 			}
@@ -132,7 +133,7 @@ func (f *failing) each(do func() error) {
 				if n.cmd == nil {
 					return
 				}
-				n.idle = nil // to be told once
+				n.idle = nil // so that it is reported once
 				if err := n.takeIdle(); err != nil {
 					f.t.Fatal(err)
 				}
@@ -145,7 +146,7 @@ func (f *failing) each(do func() error) {
 		if happened {
 			unlike = 0
 		} else {
-			unlike++ // how many there are differs from run to run
+			unlike++ // the number of calls differs between runs
 		}
 	}
 	f.attach()
@@ -153,11 +154,11 @@ func (f *failing) each(do func() error) {
 	f.inject.Release()
 	f.t.Logf("%d calls of %s failed in %v, it ended %d times", failed, f.daemon, time.Since(began).Round(time.Second), restarts)
 	if more := f.more(files); restarts == 0 && len(more) > 0 {
-		f.t.Errorf("open files of %s that were not: %v", f.daemon, more)
+		f.t.Errorf("new open files of %s: %v", f.daemon, more)
 	}
 }
 
-// attach traces the daemon, started again if it has ended.
+// attach traces the daemon, which it restarts if it has ended.
 func (f *failing) attach() {
 	f.t.Helper()
 	f.revive()
@@ -169,7 +170,7 @@ func (f *failing) attach() {
 		f.inject.Release()
 	}
 	f.inject, f.traced = filetrace.Attach(f.t, pid), pid
-	f.n.idle = nil // who traces is there too
+	f.n.idle = nil // it would not know the tracer
 	if err := f.n.takeIdle(); err != nil {
 		f.t.Fatal(err)
 	}
@@ -189,7 +190,7 @@ func (f *failing) pid() int {
 	}
 }
 
-// revive does what a service manager does.
+// revive restarts crispd if it has ended, as a service manager does.
 func (f *failing) revive() {
 	f.t.Helper()
 	select {
@@ -204,7 +205,7 @@ func (f *failing) revive() {
 	}
 }
 
-// files are the open files of the traced daemon, by what they are.
+// files counts the open files of the traced daemon by kind.
 func (f *failing) files() map[string]int {
 	m := map[string]int{}
 	entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", f.traced))
@@ -227,9 +228,9 @@ func (f *failing) files() map[string]int {
 	return m
 }
 
-// A stalePidfd is of a process that has been reaped. libcontainer finds its child with
-// os.FindProcess and does not release it: only the garbage collector closes that, within
-// two minutes on an executor that has nothing to do.
+// A stalePidfd is a pidfd of a reaped process. libcontainer finds its child with
+// os.FindProcess and does not release it, so that only the garbage collector closes the
+// pidfd, within two minutes if the executor is idle.
 const stalePidfd = "pidfd of a process that is gone"
 
 func (f *failing) isStalePidfd(fd string) bool {
@@ -237,7 +238,7 @@ func (f *failing) isStalePidfd(fd string) bool {
 	return strings.Contains(string(data), "\nPid:\t-1\n")
 }
 
-// socket says of which family a socket of the traced daemon is, and where it is bound.
+// socket returns the family of a socket of the traced daemon, and its address.
 func (f *failing) socket(inode string) string {
 	for _, family := range []string{"unix", "netlink", "tcp", "tcp6", "udp", "packet"} {
 		data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/net/%s", f.traced, family))
@@ -253,8 +254,8 @@ func (f *failing) socket(inode string) string {
 	return "socket of another namespace"
 }
 
-// more says which kinds of files are more than they were, after a while too. An ordinary
-// run does not wait for the garbage collector.
+// more returns the kinds of files of which more are open than before, after some patience.
+// An ordinary run does not wait for the garbage collector.
 func (f *failing) more(before map[string]int) (list []string) {
 	patience := 40 * time.Second
 	if f.stride == 1 {
@@ -274,14 +275,14 @@ func (f *failing) more(before map[string]int) (list []string) {
 	}
 }
 
-// nthPatience is how long a client waits for one call, nthTries how often it calls.
+// nthPatience is the client's timeout of a call, nthTries how often it calls.
 const (
 	nthPatience = 3 * time.Second
 	nthTries    = 6
 )
 
-// try calls as a kubelet does: again after a pause, if it failed. What hangs does so until
-// the client has left.
+// try calls as the kubelet does: again after a pause if the call has failed. A system call
+// that hangs does so until the client has given up.
 func (f *failing) try(what string, call func(ctx context.Context) error) error {
 	var errs []error
 	for i := range nthTries {
@@ -295,7 +296,7 @@ func (f *failing) try(what string, call func(ctx context.Context) error) error {
 		}
 		errs = append(errs, fmt.Errorf("try %d: %w", i+1, err))
 		if late {
-			if what, _ := f.inject.Disarm(); what.Happened { // what hung goes on
+			if what, _ := f.inject.Disarm(); what.Happened { // a call that hung continues
 				f.late = what
 			}
 			f.inject.Arm(0, 0)
@@ -305,8 +306,8 @@ func (f *failing) try(what string, call func(ctx context.Context) error) error {
 	return fmt.Errorf("%s: %w", what, errors.Join(errs...))
 }
 
-// life is a pod's, as a kubelet has it: what could not be made is asked for again, and a
-// container that could not be started gets a successor.
+// life takes a pod through its life as the kubelet does: what could not be made is
+// requested again, and a container that could not be started is replaced.
 func (f *failing) life() error {
 	n := f.n
 	f.pods++
@@ -412,7 +413,7 @@ func (f *failing) life() error {
 	})
 }
 
-// pulled pulls the image, finds it whole, and removes it.
+// pulled pulls the image, checks that it is complete, and removes it.
 func (f *failing) pulled(ref string) error {
 	n := f.n
 	spec := &cri.ImageSpec{Image: ref}

@@ -21,8 +21,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// logged waits for a line of crispd's log that has these values, and returns it. The
-// values of times and texts are compared by their beginning.
+// logged waits for a line of crispd's log with these values, and returns it. Values that
+// are texts or times are compared by their beginning.
 func (n *node) logged(t *testing.T, want map[string]string) map[string]any {
 	t.Helper()
 	for range 600 {
@@ -46,7 +46,7 @@ func (n *node) logged(t *testing.T, want map[string]string) map[string]any {
 	return nil
 }
 
-// restart starts crispd with another configuration.
+// restart restarts crispd with another configuration.
 func (n *node) restart(t *testing.T, config, text string) {
 	t.Helper()
 	if err := n.stopDaemon(syscall.SIGTERM); err != nil {
@@ -60,7 +60,7 @@ func (n *node) restart(t *testing.T, config, text string) {
 	}
 }
 
-// debug is crispd debug.
+// debug returns the output of crispd debug.
 func (n *node) debug(t *testing.T, what string) string {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(n.binaries.dir, "crispd"), "debug", what, "--root", n.root, "--state", n.state).CombinedOutput()
@@ -70,8 +70,8 @@ func (n *node) debug(t *testing.T, what string) string {
 	return string(out)
 }
 
-// slowPlugin writes a network whose one plugin takes most of a second, and as long as
-// there is a file <dir>/hold.
+// slowPlugin writes the configuration of a network whose only plugin takes most of a
+// second, and longer while the file <dir>/hold exists.
 func slowPlugin(t *testing.T, dir string) (config string) {
 	t.Helper()
 	for path, text := range map[string]string{
@@ -97,7 +97,7 @@ func (n *node) run(t *testing.T, ctx context.Context, name string, options ...st
 	return n.ids[name]
 }
 
-// remove removes pods while the crispd runs that knows their network.
+// remove removes pods while crispd has the configuration of their network.
 func (n *node) remove(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
@@ -119,14 +119,14 @@ func (n *node) tryRun(ctx context.Context, name string, options ...string) error
 	return err
 }
 
-// Who asks why a pod took so long gets the answer from one line of the log, from the
-// metrics, and while it takes so long from the list of calls.
+// The reason for a slow pod start is in one line of the log, in the metrics, and, while it
+// goes on, in the list of calls.
 func TestSlowPluginIsNamed(t *testing.T) {
 	n, config := startNode(t)
 	dir := t.TempDir()
 	n.restart(t, config, slowPlugin(t, dir))
 	hold := filepath.Join(dir, "hold")
-	// begin runs a pod and returns when the call is seen in its stage.
+	// begin runs a pod and returns when the list shows the call in its stage.
 	begin := func(ctx context.Context, name string) (done chan error) {
 		t.Helper()
 		if err := os.WriteFile(hold, nil, 0o644); err != nil {
@@ -138,11 +138,11 @@ func TestSlowPluginIsNamed(t *testing.T) {
 		for during := ""; !strings.Contains(during, "cni"); during = n.debug(t, "calls") {
 			select {
 			case err := <-done:
-				t.Fatalf("the call was never seen in its stage: %v", err)
+				t.Fatalf("the list has not shown the call in its stage: %v", err)
 			default:
 			}
 		}
-		time.Sleep(time.Since(began) / 10) // a line has the stages that took a twentieth of the call
+		time.Sleep(time.Since(began) / 10) // a line has the stages that took at least a twentieth of the call
 		return done
 	}
 	release := func() {
@@ -175,13 +175,14 @@ func TestSlowPluginIsNamed(t *testing.T) {
 		}
 	}
 
-	// A client that gives up learns where its call was, and is counted there.
+	// The error of a call that its client gives up names its stage, and the metrics count
+	// it there.
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done = begin(ctx, "late")
 	cancel()
 	if err := <-done; err == nil {
-		t.Fatal("it was in time")
+		t.Fatal("the call was not cut short")
 	}
 	if line := n.logged(t, map[string]string{"msg": "rpc failed", "rpc": "RunPodSandbox"}); line["cni"] == nil {
 		t.Errorf("the stage is not in %v", line)
@@ -190,12 +191,12 @@ func TestSlowPluginIsNamed(t *testing.T) {
 		t.Errorf("no %s in the metrics", want)
 	}
 	release()
-	n.run(t, t.Context(), "late") // the repetition gets it
+	n.run(t, t.Context(), "late") // the repeated call gets the pod
 	n.remove(t, "web", "late")
 }
 
-// SIGHUP takes what can be taken while pods run, says so key by key, and does nothing
-// at all with a file that is wrong.
+// SIGHUP applies the settings that can change while pods run, reports each key, and does
+// nothing at all with an invalid file.
 func TestReload(t *testing.T) {
 	n, config := startNode(t)
 	hangUp := func(text string) {
@@ -238,7 +239,7 @@ func TestReload(t *testing.T) {
 		c.Close()
 	}
 	if got := n.debug(t, "config"); !strings.Contains(got, "log_max_line = 16384") || !strings.Contains(got, `level = "debug"`) {
-		t.Errorf("in force:\n%s", got)
+		t.Errorf("settings in force:\n%s", got)
 	}
 
 	n.expects("configuration not reloaded.*no_such_key")
@@ -257,11 +258,12 @@ func TestReload(t *testing.T) {
 	}
 	s, err := n.runtime().PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: id})
 	if err != nil || s.Status.State != cri.PodSandboxState_SANDBOX_READY {
-		t.Errorf("the pod from before: %v, %v", s, err)
+		t.Errorf("the pod from before the reload: %v, %v", s, err)
 	}
 }
 
-// What cannot be done at a reload is not said to be in force, and is tried again.
+// A setting that cannot be applied at a reload is not reported as in force, and is tried
+// again.
 func TestReloadInPart(t *testing.T) {
 	n, config := startNode(t)
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
@@ -284,7 +286,7 @@ func TestReloadInPart(t *testing.T) {
 	n.logged(t, map[string]string{"key": "metrics.address", "takes": "not taken"})
 	n.logged(t, map[string]string{"key": "log.level", "takes": "at once"})
 	if got := n.debug(t, "config"); strings.Contains(got, address) || !strings.Contains(got, `level = "debug"`) {
-		t.Errorf("in force:\n%s", got)
+		t.Errorf("settings in force:\n%s", got)
 	}
 	taken.Close()
 	hangUp()
@@ -296,14 +298,14 @@ func TestReloadInPart(t *testing.T) {
 	}
 }
 
-// A signal that comes while crispd starts waits, or shows where it hangs; the end of
-// who reads its log is no end of crispd.
+// A signal during crispd's start waits, or shows where crispd hangs; crispd survives the
+// end of the program that reads its log.
 func TestSignalsAtTheStart(t *testing.T) {
 	n, config := startNode(t)
 	if err := n.stopDaemon(syscall.SIGTERM); err != nil {
 		t.Fatal(err)
 	}
-	// It hangs where it reads a profile that is a pipe, and again at each reload.
+	// crispd hangs when it reads a profile that is a fifo, and again at each reload.
 	profile := filepath.Join(n.dir, "profile")
 	if err := syscall.Mkfifo(profile, 0o600); err != nil {
 		t.Fatal(err)
@@ -383,7 +385,7 @@ func TestSignalsAtTheStart(t *testing.T) {
 	}
 }
 
-// Root can look into a crispd that runs, and nobody else.
+// Only root has access to the debug interface of a running crispd.
 func TestDebugSocket(t *testing.T) {
 	n, _ := startNode(t)
 	for _, name := range []string{"debug.sock", "cadvisor.sock"} {
@@ -399,7 +401,7 @@ func TestDebugSocket(t *testing.T) {
 	}
 }
 
-// bytesCodec leaves messages as they are on the wire.
+// bytesCodec leaves messages in their wire format.
 type bytesCodec struct{}
 
 func (bytesCodec) Marshal(any) ([]byte, error) { return nil, nil }
@@ -409,8 +411,8 @@ func (bytesCodec) Unmarshal(data []byte, v any) error {
 }
 func (bytesCodec) Name() string { return "proto" }
 
-// A call that is part of its client's trace is a span of that trace, with its stages
-// as spans below; calls of others are not sent.
+// A call that is part of its client's trace is a span of that trace, with its stages as
+// child spans; other calls are not exported.
 func TestTraces(t *testing.T) {
 	n, config := startNode(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -438,7 +440,7 @@ func TestTraces(t *testing.T) {
 	n.run(t, ctx, "traced")
 	n.run(t, t.Context(), "untraced", "host-network")
 	n.logged(t, map[string]string{"rpc": "RunPodSandbox", "trace": "0af7651916cd43dd8448eb211c80319c"})
-	if err := n.stopDaemon(syscall.SIGTERM); err != nil { // it sends what is left
+	if err := n.stopDaemon(syscall.SIGTERM); err != nil { // crispd sends the remaining spans
 		t.Fatal(err)
 	}
 	mu.Lock()
@@ -449,7 +451,7 @@ func TestTraces(t *testing.T) {
 		}
 	}
 	if bytes.Contains(got, []byte(n.ids["untraced"])) {
-		t.Error("a call was sent that nobody traces")
+		t.Error("a call outside of any trace was sent")
 	}
 	if err := n.start(config, nil); err != nil {
 		t.Fatal(err)
@@ -457,8 +459,8 @@ func TestTraces(t *testing.T) {
 	n.remove(t, "traced", "untraced")
 }
 
-// A crispd that is killed right after it started the executor, and a wipe at once,
-// leave none.
+// After crispd is killed right after it has started the executor, a wipe leaves no
+// executor.
 func TestWipeOfAStartingExecutor(t *testing.T) {
 	n, config := startNode(t)
 	for range 5 {
@@ -487,7 +489,8 @@ func TestWipeOfAStartingExecutor(t *testing.T) {
 		if err := n.wipe(); err != nil {
 			t.Fatal(err)
 		}
-		// It answers, and ends a moment later; built with the race detector, a second later.
+		// An executor that has answered the wipe exits a moment later; with the race
+		// detector, a second later.
 		for deadline := time.Now().Add(untilTime); ; time.Sleep(10 * time.Millisecond) {
 			pid, err := n.executorPid()
 			if err != nil {

@@ -18,9 +18,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// installedNode is the instance that the Debian package has installed: `make
-// test-vm` installs it, and names packages in CRISP_DEB and CRISP_NEXT_DEB, the
-// second of which is of a later version.
+// installedNode returns the instance of the installed Debian package: `make test-vm`
+// installs it, and sets CRISP_DEB and CRISP_NEXT_DEB, the second of which is a package of a
+// later version.
 func installedNode(t *testing.T) (n *node, deb, next string) {
 	t.Helper()
 	deb, next = os.Getenv("CRISP_DEB"), os.Getenv("CRISP_NEXT_DEB")
@@ -51,8 +51,9 @@ func (n *node) installed(t *testing.T, deb string) {
 	}
 }
 
-// pods starts as many pods, each with a container that writes numbered lines for
-// ever, all together a hundred a second, and one that ends with 10 plus the pod's number once <gate>/<number> is there.
+// pods starts as many pods, each with two containers: one writes numbered lines without
+// end, all together a hundred a second, and one exits with 10 plus the pod's number once
+// <gate>/<number> exists.
 func (n *node) pods(ctx context.Context, t *testing.T, pods int, gate string) {
 	t.Helper()
 	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive)
@@ -84,7 +85,7 @@ func (n *node) pods(ctx context.Context, t *testing.T, pods int, gate string) {
 	}
 }
 
-// removePods takes away what pods made.
+// removePods removes the pods that pods has made.
 func (n *node) removePods(ctx context.Context, t *testing.T) {
 	for name := range n.sandboxes {
 		if _, err := n.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: n.ids[name]}); err != nil {
@@ -93,7 +94,7 @@ func (n *node) removePods(ctx context.Context, t *testing.T) {
 	}
 }
 
-// unit is what systemd says of crisp.service, by property.
+// unit returns systemd's properties of crisp.service.
 func unit(t *testing.T) map[string]string {
 	t.Helper()
 	out, err := exec.Command("systemctl", "show", "crisp.service", "-p", "MainPID", "-p", "ActiveState", "-p", "NRestarts", "-p", "ControlGroup").Output()
@@ -108,24 +109,24 @@ func unit(t *testing.T) map[string]string {
 	return u
 }
 
-// executorVersion is the version of the executor that runs, which is the version in its
-// log's last start.
+// executorVersion returns the version of the running executor, from the last start in its
+// log.
 func (n *node) executorVersion(t *testing.T) string {
 	t.Helper()
 	log := read(t, filepath.Join(n.state, "executor.log"))
 	at := bytes.LastIndex(log, []byte(`"executor started"`))
 	_, after, ok := bytes.Cut(log[max(at, 0):], []byte(`"version":"`))
 	if at < 0 || !ok {
-		t.Fatalf("the executor's log tells no start:\n%s", log)
+		t.Fatalf("the executor's log has no start:\n%s", log)
 	}
 	version, _, _ := bytes.Cut(after, []byte(`"`))
 	return string(version)
 }
 
 // The package is upgraded, and downgraded again, under twenty pods. No container is
-// started again, no line of a log is lost, and no exit code, not of those either
-// that end while there is no crispd. crispd and the executor are the new ones; the
-// executor is the same process.
+// restarted, no line of a log and no exit code is lost, not even of containers that exit
+// while there is no crispd. crispd and the executor are replaced; the executor is the same
+// process.
 func TestPackageUpgrade(t *testing.T) {
 	const pods = 20
 	n, deb, next := installedNode(t)
@@ -149,7 +150,7 @@ func TestPackageUpgrade(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return strings.TrimPrefix(v.RuntimeVersion, "0.0.0+") // of a build without a tag, for the kubelet
+		return strings.TrimPrefix(v.RuntimeVersion, "0.0.0+") // the kubelet's form of a build without a tag
 	}
 	executor, err := n.executorPid()
 	if err != nil {
@@ -178,8 +179,8 @@ func TestPackageUpgrade(t *testing.T) {
 		}
 	}
 
-	// Half of the quitters end while the package is unpacked, half while there is
-	// no crispd.
+	// Half of the quitters exit while the package is unpacked, half while there is no
+	// crispd.
 	crispd, err := strconv.Atoi(unit(t)["MainPID"])
 	if err != nil {
 		t.Fatal(err)
@@ -219,7 +220,7 @@ func TestPackageUpgrade(t *testing.T) {
 			t.Errorf("%s ended with %d (%s %s), want %d", name, s.ExitCode, s.Reason, s.Message, 10+i)
 		}
 	}
-	// The new executor serves all verbs, for the old containers too.
+	// Every call works with the new executor, also for the old containers.
 	if r, err := n.runtime().ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: n.ids["writer0"], Cmd: []string{"/testbin", "print", "here"}}); err != nil || string(r.Stdout) != "here\n" {
 		t.Errorf("exec after the upgrade: %v, %q", err, r.GetStdout())
 	}
@@ -241,7 +242,7 @@ func TestPackageUpgrade(t *testing.T) {
 	}
 }
 
-// numbered checks that a log of "count" has all lines, each whole.
+// numbered checks that a log of "count" has all lines, each complete.
 func numbered(t *testing.T, path string) {
 	t.Helper()
 	want := 0
@@ -258,8 +259,8 @@ func numbered(t *testing.T, path string) {
 	}
 }
 
-// The service is stopped, killed and started: the executor is not in its cgroup,
-// and a pod does not notice.
+// The service is stopped, killed and started: the executor is not in its cgroup, and pods
+// are not affected.
 func TestServiceRestart(t *testing.T) {
 	n, _, _ := installedNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
@@ -296,8 +297,8 @@ func TestServiceRestart(t *testing.T) {
 	numbered(t, n.logFile("writer0"))
 }
 
-// The package is removed under a pod, which runs on; installed again, it has the
-// pod back. Purged, it takes the pod along, and leaves nothing.
+// The package is removed under a pod, which runs on; after a new installation crispd has
+// the pod again. A purge removes the pod, too, and leaves nothing.
 func TestPackageRemoval(t *testing.T) {
 	n, deb, _ := installedNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)

@@ -26,11 +26,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// hostileText is what a pod of somebody else may have wherever it has text.
+// hostileText is what another's pod may have in each of its texts.
 const hostileText = `<script>window.owned=1</script><img src=x onerror=window.owned=1>`
 
-// pagePods are pods that say such things: in their log and annotations, as an image's name (of
-// which there are events), as the last words of a container.
+// pagePods are pods with such texts: in their log and annotations, as an image's name,
+// which is in events, and in a container's termination message.
 const pagePods = `apiVersion: v1
 kind: Pod
 metadata: {name: web, annotations: {note: "` + hostileText + `\e]0;owned\a"}, labels: {app: web}}
@@ -69,9 +69,9 @@ spec:
   containers: [{name: c, image: "not/there:` + hostileText + `"}]
 `
 
-// The agent's page in a browser: what it shows, live, of pods that are hostile; a log, a shell;
-// on a telephone and in the dark; and that no other site gets at it. PAGE_SHOTS=DIR keeps what
-// it looks like there.
+// The agent's page in a browser: it shows hostile pods, live, with a log and a shell, on a
+// phone and in dark mode, and no other site has access to it. PAGE_SHOTS=DIR keeps
+// screenshots.
 func TestPage(t *testing.T) {
 	testenv.Need(t, "program:chromium")
 	busybox := unpackedOr(t, "busybox-static", "bin", "busybox")
@@ -98,7 +98,7 @@ func TestPage(t *testing.T) {
 	l.says(0, "", "delete", "-f", filepath.Join(n.dir, "pods.yaml"))
 }
 
-// serveBusybox makes Docker's busybox one of a registry on loopback.
+// serveBusybox puts Docker's busybox image into a registry on loopback.
 func serveBusybox(t *testing.T, n *node, program string) error {
 	n.registry = newRegistry()
 	t.Cleanup(n.registry.close)
@@ -109,7 +109,7 @@ func serveBusybox(t *testing.T, n *node, program string) error {
 	if err := n.push("library/busybox:1.36.1", image); err != nil {
 		return err
 	}
-	random := make([]byte, 1<<20) // that does not compress
+	random := make([]byte, 1<<20) // does not compress
 	rand.Read(random)
 	more, err := layer([]*tar.Header{{Name: "random", Mode: 0o644, Typeflag: tar.TypeReg}}, [][]byte{random})
 	if err != nil {
@@ -125,20 +125,21 @@ func serveBusybox(t *testing.T, n *node, program string) error {
 	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
 }
 
-// A browser has one tab, in which the agent's page is.
+// A browser has one tab with the agent's page.
 type browser struct {
 	t     *testing.T
 	agent *agentProcess
 	tab   context.Context
 	base  string // http://127.0.0.1:PORT
 	close func()
-	wrong chan string // what the browser complains about
+	wrong chan string // errors that the browser has reported
 }
 
-// pagePatience is how long what must be seen may take: no emulated node has a browser.
+// pagePatience is the longest wait for something on the page: emulated nodes have no
+// browser.
 const pagePatience = time.Minute
 
-// startBrowser opens the page by the address that crisp page prints.
+// startBrowser opens the page at the address that crisp page prints.
 func startBrowser(t *testing.T, a *agentProcess) *browser {
 	t.Helper()
 	out, code := a.crisp("", "page")
@@ -159,7 +160,7 @@ func startBrowser(t *testing.T, a *agentProcess) *browser {
 		closeTab()
 		end()
 	}
-	// The first of what it does starts the browser, which ends with that context.
+	// The first action starts the browser, which ends with that context.
 	if err := chromedp.Do(tab, chromedp.EmulateViewport(1280, 800), chromedp.Navigate(at)); err != nil {
 		t.Fatal(err)
 	}
@@ -167,7 +168,7 @@ func startBrowser(t *testing.T, a *agentProcess) *browser {
 	return b
 }
 
-// event is told of what happens in the browser.
+// event handles the browser's events.
 func (b *browser) event(e any) {
 	switch e := e.(type) {
 	case *cdplog.EventEntryAdded:
@@ -188,8 +189,8 @@ func (b *browser) complain(text string) {
 	}
 }
 
-// test is f as a subtest, after which the browser must have had nothing to complain about, and
-// nothing of what pods say was run.
+// test returns f as a subtest, which also fails for errors that the browser has reported,
+// and if a text of a pod was run as a script.
 func (b *browser) test(f func(b *browser)) func(t *testing.T) {
 	return func(t *testing.T) {
 		mine := *b
@@ -199,7 +200,7 @@ func (b *browser) test(f func(b *browser)) func(t *testing.T) {
 		mine.unharmed()
 		select {
 		case text := <-b.wrong:
-			t.Errorf("the browser says: %s", text)
+			t.Errorf("the browser reports: %s", text)
 		default:
 		}
 	}
@@ -208,7 +209,7 @@ func (b *browser) test(f func(b *browser)) func(t *testing.T) {
 func (b *browser) unharmed() {
 	b.t.Helper()
 	if !b.is(`window.owned === undefined && document.scripts.length === 1 && !document.title.includes("owned") && !document.querySelector("main img")`) {
-		b.t.Errorf("what a pod says has become a part of the page:\n%s", b.text("html"))
+		b.t.Errorf("a text of a pod has become part of the page:\n%s", b.text("html"))
 	}
 }
 
@@ -221,7 +222,7 @@ func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
 	}
 }
 
-// get returns what an action returns.
+// get returns the result of an action.
 func get[T any](b *browser, action chromedp.Action[T]) T {
 	b.t.Helper()
 	ctx, cancel := context.WithTimeout(b.tab, pagePatience)
@@ -233,7 +234,7 @@ func get[T any](b *browser, action chromedp.Action[T]) T {
 	return v
 }
 
-// js returns what an expression is in the page.
+// js returns the value of an expression in the page.
 func js[T any](b *browser, expression string) T {
 	b.t.Helper()
 	return get(b, chromedp.Evaluate[T](expression))
@@ -254,13 +255,13 @@ func (b *browser) click(selector string) {
 	b.run(chromedp.Click(chromedp.CSS(selector)))
 }
 
-// types types into an element.
+// types types text into an element.
 func (b *browser) types(selector, text string) {
 	b.t.Helper()
 	b.run(chromedp.SendKeys(chromedp.CSS(selector), text))
 }
 
-// until waits for an expression to be true.
+// until waits until an expression is true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
 	for deadline := time.Now().Add(pagePatience); !b.is(expression); time.Sleep(50 * time.Millisecond) {
@@ -270,7 +271,7 @@ func (b *browser) until(expression string) {
 	}
 }
 
-// says waits until an element shows each text.
+// says waits until an element shows each of the texts.
 func (b *browser) says(selector string, texts ...string) {
 	b.t.Helper()
 	for _, text := range texts {
@@ -283,7 +284,7 @@ func (b *browser) open(path string) {
 	b.run(chromedp.Navigate(b.base + path))
 }
 
-// shot keeps what the window shows.
+// shot saves a screenshot of the window.
 func (b *browser) shot(name string) {
 	b.t.Helper()
 	dir := os.Getenv("PAGE_SHOTS")
@@ -303,7 +304,7 @@ func pageShowsPods(b *browser) {
 	b.until(`document.querySelectorAll(".strip rect").length > 3`)
 	b.says(".state.bad", "CrashLoopBackOff")
 	b.shot("pods")
-	// What comes and goes is seen without a reload.
+	// Pods that are added and removed are shown without a reload.
 	js[any](b, `window.mine = 1`)
 	path := b.agent.file("one.yaml", "apiVersion: v1\nkind: Pod\nmetadata: {name: comes}\nspec: {terminationGracePeriodSeconds: 1, containers: [{name: c, image: IMAGE, args: [sleep, for-ever]}]}\n")
 	b.agent.says(0, "", "apply", "-f", path)
@@ -335,7 +336,7 @@ func pageShowsPod(b *browser) {
 	b.click(`a[href="/page/pods/default/web"]`)
 	b.until(`location.pathname === "/page/pods/default/web"`)
 	b.says("main", "web", "default/web is ready", "app", "side", "running for", "memory limit 64Mi", "ContainersReady", "Started", "Start-up", "sandbox")
-	b.until(`document.querySelectorAll("figure polyline").length >= 4`) // CPU, memory, in, out
+	b.until(`document.querySelectorAll("figure polyline").length >= 4`) // CPU, memory, received, sent
 	b.until(`document.querySelector("figure polyline").points.length > 2`)
 	js[any](b, `document.querySelector("summary").click()`)
 	b.says(".yaml", "<script>window.owned=1</script>", `\e]0;owned\a`, "kind: Pod")
@@ -346,7 +347,7 @@ func pageShowsPod(b *browser) {
 	b.says("main", "ended with code 3", "<script>window.owned=1</script>")
 	b.open("/page/pods/default/none")
 	b.says("main", "none")
-	<-b.wrong // of the status 404
+	<-b.wrong // for the status 404
 }
 
 func pageShowsLog(b *browser) {
@@ -360,7 +361,7 @@ func pageShowsLog(b *browser) {
 	b.until(`[...document.querySelectorAll("#log > div")].filter(e => !e.hidden).length === 1`)
 	js[any](b, `document.querySelector("#search").value = ""; document.querySelector("#search").dispatchEvent(new Event("input"))`)
 	b.until(`[...document.querySelectorAll("#log > div")].filter(e => !e.hidden).length > 5`)
-	// It goes on.
+	// The log continues.
 	js[any](b, `window.before = document.querySelector("#log").childElementCount`)
 	b.until(`document.querySelector("#log").childElementCount > window.before + 3`)
 	b.shot("log")
@@ -368,7 +369,7 @@ func pageShowsLog(b *browser) {
 	b.until(`/^20\d\d-\d\d-\d\dT\d\d:\d\d:\d\d\.\d+Z <script>/.test(document.querySelector("#log div")?.textContent)`)
 	b.open("/page/pods/default/web/log/none")
 	b.says("#log .end", "no container none")
-	<-b.wrong // of the status 404
+	<-b.wrong // for the status 404
 }
 
 func pageHasShell(b *browser) {
@@ -380,10 +381,10 @@ func pageHasShell(b *browser) {
 	b.types("#keys", `printf '\033]0;owned\007\033[31mred\033[0m \033[1;42mwide\033[m\n<script>window.owned=1</script>\n'`+kb.Enter)
 	b.until(`[...document.querySelectorAll("#screen .f1")].some(e => e.textContent === "red") && [...document.querySelectorAll("#screen .bold.b2")].some(e => e.textContent === "wide")`)
 	b.says("#screen", "<script>window.owned=1</script>")
-	// The terminal answers nothing: the shell would read it as if it had been typed.
+	// The terminal does not answer queries: the shell would read the answer as input.
 	b.types("#keys", `printf '\033[6n\033[c\033]10;?\007'; read -t 1 x; echo "answer:$x:"`+kb.Enter)
 	b.says("#screen", "answer::")
-	// Keys with names, and the size.
+	// Named keys, and the size.
 	b.types("#keys", "echo oneX"+kb.Backspace+kb.Enter)
 	b.says("#screen", "\none")
 	b.types("#keys", kb.ArrowUp+"again"+kb.Enter)
@@ -397,7 +398,7 @@ func pageHasShell(b *browser) {
 	b.says("#said", "The command has ended")
 	b.open("/page/pods/default/web/shell/none")
 	b.says("#said", "No connection")
-	for len(b.wrong) > 0 { // the browser's own words on that
+	for len(b.wrong) > 0 { // the browser's own reports of that
 		<-b.wrong
 	}
 }
@@ -408,13 +409,13 @@ func pageShowsImages(b *browser) {
 	b.shot("images")
 }
 
-// pagePaths are all pages.
+// pagePaths are the paths of all pages.
 var pagePaths = []string{
 	"/page/", "/page/images", "/page/pods/default/web", "/page/pods/default/web/log/app", "/page/pods/default/shell/shell/busybox", "/page/pods/other/bad-image",
 	"/page/pods/default/a-pod-with-a-name-as-long-as-some-generators-make-them-5f7d8c9b6-x2x4q",
 }
 
-// Nothing is wider than a telephone.
+// No page is wider than a phone.
 func pageFitsTelephone(b *browser) {
 	b.run(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile, chromedp.EmulateTouch))
 	for i, path := range pagePaths {
@@ -442,14 +443,14 @@ func pageFitsTelephone(b *browser) {
 	b.run(chromedp.EmulateViewport(1280, 800))
 }
 
-// In the dark the page is dark, and text still differs from what is behind it.
+// In dark mode the page is dark, and text still contrasts with its background.
 func pageIsDark(b *browser) {
 	b.open("/page/pods/default/web")
 	brightness := func(property string) float64 {
 		return js[float64](b, fmt.Sprintf(`getComputedStyle(document.body).%s.match(/\d+/g).slice(0, 3).reduce((a, c) => a + +c, 0) / 765`, property))
 	}
 	if back, ink := brightness("backgroundColor"), brightness("color"); back < 0.8 || ink > 0.3 {
-		b.t.Errorf("in the light the brightness behind text is %.2f, that of text %.2f", back, ink)
+		b.t.Errorf("in light mode the background's brightness is %.2f, that of text %.2f", back, ink)
 	}
 	scheme := func(value string) {
 		if _, err := chromedp.Call(b.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}}}); err != nil {
@@ -458,14 +459,15 @@ func pageIsDark(b *browser) {
 	}
 	scheme("dark")
 	if back, ink := brightness("backgroundColor"), brightness("color"); back > 0.2 || ink < 0.7 {
-		b.t.Errorf("in the dark the brightness behind text is %.2f, that of text %.2f", back, ink)
+		b.t.Errorf("in dark mode the background's brightness is %.2f, that of text %.2f", back, ink)
 	}
 	b.until(`document.querySelectorAll("figure polyline").length >= 4`)
 	b.shot("pod-dark")
 	scheme("light")
 }
 
-// evilPage tries what a site can that is open in the same browser. The address is the page's.
+// evilPage tries what a site can do that is open in the same browser. base is the page's
+// address.
 const evilPage = `<!doctype html><title>…</title><script>
 const base = %q, results = [];
 const done = text => { results.push(text); if (results.length === 4) document.title = results.sort().join(); };
@@ -480,8 +482,8 @@ frame.onload = () => { try { done("framed " + frame.contentDocument.title); } ca
 document.documentElement.append(frame);
 </script>`
 
-// pageIsForNobodyElse is about other sites, at another port of the same address and by another
-// name, and about others who ask.
+// pageIsForNobodyElse: other sites, at another port of the same address and under another
+// host name, and other clients have no access.
 func pageIsForNobodyElse(t *testing.T, b *browser, address string) {
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
@@ -498,12 +500,12 @@ func pageIsForNobodyElse(t *testing.T, b *browser, address string) {
 		}
 	}
 	mine.open("/page/")
-	mine.says("h1", "Pods") // it could not end the session either
+	mine.says("h1", "Pods") // nor could it end the session
 	for len(b.wrong) > 0 {
 		<-b.wrong
 	}
 
-	// Those who are no browser.
+	// Clients that are not browsers.
 	out, _ := b.agent.crisp("", "page")
 	jar, err := cookiejar.New(nil)
 	if err != nil {
@@ -532,13 +534,13 @@ func pageIsForNobodyElse(t *testing.T, b *browser, address string) {
 		t.Errorf("without a session: %d", code)
 	}
 	if code := ask(strings.TrimSpace(out), "", ""); code != http.StatusOK {
-		t.Errorf("the way in: %d", code)
+		t.Errorf("the login link: %d", code)
 	}
 	if code := ask(strings.TrimSpace(out), "", ""); code != http.StatusUnauthorized {
-		t.Errorf("the way in, again: %d", code)
+		t.Errorf("the login link, used again: %d", code)
 	}
 	if code := ask("http://"+address+"/page/", "rebind.example", ""); code != http.StatusMisdirectedRequest {
-		t.Errorf("by another name: %d", code)
+		t.Errorf("under another host name: %d", code)
 	}
 	if code := ask("http://"+address+"/page/", "", "http://evil.example"); code != http.StatusForbidden {
 		t.Errorf("from another site: %d", code)
@@ -554,7 +556,7 @@ func pageIsLeft(b *browser) {
 	b.says("main", "has no session")
 	b.open("/page/pods/default/web")
 	b.says("main", "has no session")
-	for len(b.wrong) > 0 { // of the status 401
+	for len(b.wrong) > 0 { // for the status 401
 		<-b.wrong
 	}
 }

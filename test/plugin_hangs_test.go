@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// hangingPlugin is a CNI plugin whose ADD hangs for as long as %[1]s is there, and writes
-// its process to %[2]s.
+// hangingPlugin is a CNI plugin whose ADD hangs while %[1]s exists, and writes its PID to
+// %[2]s.
 const hangingPlugin = `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' ;;
@@ -28,7 +28,7 @@ ADD)
 esac
 `
 
-// crispd is killed while a network's plugin hangs in ADD, and nobody else would end the
+// crispd is killed while a network plugin hangs in ADD, and nothing else would end the
 // plugin: the next crispd does, and the pod can be stopped, removed and made again.
 func TestCrispdIsKilledWhileAPluginHangs(t *testing.T) {
 	var hangs, begun string
@@ -71,10 +71,10 @@ func TestCrispdIsKilledWhileAPluginHangs(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := <-ended; err == nil {
-		t.Fatal("the pod came up")
+		t.Fatal("the pod was started")
 	}
 	if data, err := os.ReadFile("/proc/" + pid + "/comm"); err != nil {
-		t.Fatalf("the plugin has ended with crispd, so that nothing is tested: %q, %v", data, err)
+		t.Fatalf("the plugin has ended with crispd, so nothing was tested: %q, %v", data, err)
 	}
 	if err := os.Remove(hangs); err != nil {
 		t.Fatal(err)
@@ -98,7 +98,7 @@ func TestCrispdIsKilledWhileAPluginHangs(t *testing.T) {
 	for _, left := range list.Items {
 		remove(left.Id)
 	}
-	// It dies when it comes to run, and whose child it is now may leave it a zombie.
+	// The plugin dies as soon as it is scheduled, and its new parent may leave it a zombie.
 	for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) {
 		data, err := os.ReadFile("/proc/" + pid + "/stat")
 		if err != nil || strings.Contains(string(data), ") Z ") {
@@ -110,7 +110,7 @@ func TestCrispdIsKilledWhileAPluginHangs(t *testing.T) {
 	}
 	run, err := n.runtime().RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: sb})
 	if err != nil {
-		t.Fatalf("once more: %v", err)
+		t.Fatalf("the pod's next start: %v", err)
 	}
 	remove(run.PodSandboxId)
 }

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A plugin is an NRI plugin that wants the same of every container.
+// A plugin is an NRI plugin that makes the same adjustment to every container.
 type plugin struct {
 	stub   stub.Stub
 	ready  chan struct{}
@@ -26,10 +26,10 @@ func (p *plugin) CreateContainer(context.Context, *api.PodSandbox, *api.Containe
 	return proto.Clone(p.adjust).(*api.ContainerAdjustment), nil, nil
 }
 
-// pluginCmd is
+// pluginCmd is:
 //
 //	plugin join FILE   a plugin connects that answers each CreateContainer with FILE, a ContainerAdjustment in JSON
-//	plugin leave       it goes away
+//	plugin leave       it disconnects
 func (n *node) pluginCmd(ts *testscript.TestScript, args []string) error {
 	switch {
 	case len(args) == 2 && args[0] == "join" && n.plugin == nil:

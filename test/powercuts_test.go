@@ -28,15 +28,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The power fails while images are pulled and pods come and go: what is listed afterwards
-// is whole, what was acknowledged is true, and the node runs pods again. Pods and
-// containers that were removed may be there again, and can be removed.
+// The power fails while images are pulled and pods come and go: afterwards, what is listed is
+// complete, what was acknowledged is true, and the node runs pods again. Removed pods and
+// containers may be back, and can be removed again.
 //
-// dm-log-writes (Documentation/admin-guide/device-mapper/log-writes) records what the
-// disk below crisp's root was told to write, in the order in which that was flushed. Each
-// prefix of it is a disk that a power cut may have left. Marks between the writes tell
-// how far the test had come; each of CRISP_POWER_CUTS prefixes, at random, is written to a
-// fresh disk on which crispd starts as after a boot.
+// dm-log-writes (Documentation/admin-guide/device-mapper/log-writes) records the writes to the
+// disk below crisp's root, in the order in which they were flushed. Each prefix of the record is
+// a disk that a power cut may leave. Marks between the writes tell how far the test had come;
+// CRISP_POWER_CUTS random prefixes are each written to a fresh disk, on which crispd starts as
+// after a boot.
 func TestPowerCuts(t *testing.T) {
 	cuts, err := strconv.Atoi(os.Getenv("CRISP_POWER_CUTS"))
 	if err != nil {
@@ -81,7 +81,7 @@ func TestPowerCuts(t *testing.T) {
 	t.Logf("%d cuts, %d facts looked at, none lost", cuts, held)
 }
 
-// A churn is what happens before the power fails.
+// A churn is the work before the power fails.
 type churn struct {
 	t      *testing.T
 	n      *node
@@ -93,12 +93,12 @@ type churn struct {
 	facts []*fact
 }
 
-// A fact is what an answer of crispd made certain.
+// A fact is what an answer of crispd has made certain.
 type fact struct {
-	kind, id string // "image" NAME, "pod" ID, "container" ID, "exited" ID; "no …" = it is removed
+	kind, id string // "image" NAME, "pod" ID, "container" ID, "exited" ID; "no …" = removed
 	code     int32
 	acked    int // the mark after the answer
-	undone   int // the mark before a call that may make it untrue, 0 = none
+	undone   int // the mark before a call that may make the fact untrue, 0 = none
 }
 
 func (c *churn) fact(kind, id string, code int32) *fact {
@@ -109,7 +109,7 @@ func (c *churn) fact(kind, id string, code int32) *fact {
 	return f
 }
 
-// undo announces a call that makes facts untrue.
+// undo announces a call that may make facts untrue.
 func (c *churn) undo(facts ...*fact) {
 	m := c.disk.mark(c.t)
 	for _, f := range facts {
@@ -117,7 +117,7 @@ func (c *churn) undo(facts ...*fact) {
 	}
 }
 
-// push puts images into the registry that share one layer and have one of their own.
+// push puts images into the registry that share one layer, each with one of its own.
 func (c *churn) push(images int) {
 	base, err := testbinImage(c.n.testbin)
 	if err != nil {
@@ -170,7 +170,7 @@ func diffIDs(t *testing.T, image v1.Image) (ids []string) {
 	return ids
 }
 
-// run has as many clients as there are images pull, run and remove.
+// run runs a client for each image, which pulls it, runs it and removes it.
 func (c *churn) run() {
 	var wg sync.WaitGroup
 	for i, name := range slices.Sorted(maps.Keys(c.images)) {
@@ -228,7 +228,7 @@ func (c *churn) client(image, pod string, round int) error {
 	}
 	exited := c.fact("exited", ctr.ContainerId, code)
 	if round == 0 {
-		return nil // it stays
+		return nil // keep it
 	}
 	c.undo(created, exited)
 	if _, err := rt.RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: ctr.ContainerId}); err != nil {
@@ -246,7 +246,7 @@ func (c *churn) client(image, pod string, round int) error {
 	if round > 1 {
 		return nil
 	}
-	// The next round pulls it again.
+	// The next round pulls the image again.
 	c.mu.Lock()
 	var known []*fact
 	for _, f := range c.facts {
@@ -264,8 +264,8 @@ func (c *churn) client(image, pod string, round int) error {
 	return nil
 }
 
-// after starts crispd on what the power cut left and looks at it. It returns how many
-// facts it found to be true.
+// after starts crispd on what the power cut has left, and checks it. It returns the number
+// of facts that held.
 func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (held int) {
 	t, n := c.t, c.n
 	t.Helper()
@@ -321,7 +321,7 @@ func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (held in
 		}
 		what, gone := strings.CutPrefix(f.kind, "no ")
 		if gone && what != "image" {
-			continue // a removal is not synced: what comes back is removed once more, below
+			continue // removals are not synced: what has come back is removed again below
 		}
 		held++
 		switch {
@@ -331,33 +331,33 @@ func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (held in
 				t.Errorf("container %s had exited with %d: %v, %v", f.id, f.code, s.GetStatus(), err)
 			}
 		case there[what+" "+f.id] == gone:
-			t.Errorf("%s %s: that was acknowledged at mark %d, and is not so", f.kind, f.id, f.acked)
+			t.Errorf("%s %s was acknowledged at mark %d, and is not true", f.kind, f.id, f.acked)
 		}
 	}
 	c.runsAgain(ctx, fmt.Sprint("after-", entry))
 	for _, p := range pods.Items {
 		if _, err := n.runtime().RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: p.Id}); err != nil {
-			t.Errorf("remove a pod from before: %v", err)
+			t.Errorf("remove a pod from before the power cut: %v", err)
 		}
 	}
 	if containers, err = n.runtime().ListContainers(ctx, &cri.ListContainersRequest{}); err != nil || len(containers.Containers) > 0 {
-		t.Errorf("containers are left of pods that were removed: %v, %v", containers, err)
+		t.Errorf("containers of removed pods are left: %v, %v", containers, err)
 	}
 	return held
 }
 
-// whole looks at each file of a listed image.
+// whole checks each file of a listed image.
 func (c *churn) whole(name string) {
 	for _, id := range c.images[name] {
 		for file, want := range c.files[id] {
 			found, _ := filepath.Glob(filepath.Join(c.n.root, "images/layers", "*"+strings.TrimPrefix(id, "sha256:"), "fs", file))
 			if len(found) != 1 {
-				c.t.Errorf("image %s is listed, and of its layer %s there is no file %s", name, id, file)
+				c.t.Errorf("image %s is listed, and its layer %s lacks the file %s", name, id, file)
 				return
 			}
 			data, err := os.ReadFile(found[0])
 			if err != nil || sha256.Sum256(data) != want {
-				c.t.Errorf("image %s is listed, and %s has %d other bytes (%v)", name, found[0], len(data), err)
+				c.t.Errorf("image %s is listed, and the content of %s (%d bytes) is wrong (%v)", name, found[0], len(data), err)
 			}
 		}
 	}
@@ -396,7 +396,7 @@ func (c *churn) runsAgain(ctx context.Context, pod string) {
 	}
 }
 
-// newBoot has crispd believe that the machine was started again.
+// newBoot makes crispd take its next start for one after a reboot.
 func newBoot(t *testing.T, root string) {
 	t.Helper()
 	path := filepath.Join(root, "boot.json")
@@ -414,7 +414,7 @@ func newBoot(t *testing.T, root string) {
 	}
 }
 
-// A loggedDisk is an ext4 of which each write is recorded.
+// A loggedDisk is an ext4 file system whose writes are recorded.
 type loggedDisk struct {
 	dir         string // where it is mounted, and later copies of it
 	data, log   string // files
@@ -468,7 +468,7 @@ func newLoggedDisk(t *testing.T) *loggedDisk {
 	return d
 }
 
-// mark puts the next number into the log.
+// mark puts the next number into the log, and returns it.
 func (d *loggedDisk) mark(t *testing.T) int {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -479,7 +479,7 @@ func (d *loggedDisk) mark(t *testing.T) int {
 	return d.marks
 }
 
-// close unmounts the disk; its log is whole then.
+// close unmounts the disk, which completes its log.
 func (d *loggedDisk) close(t *testing.T) {
 	t.Helper()
 	if d.devices == nil {
@@ -493,8 +493,8 @@ func (d *loggedDisk) close(t *testing.T) {
 	d.devices = nil
 }
 
-// mountCopy mounts a copy of the prefix that replay has made; what it returns unmounts
-// it.
+// mountCopy mounts a copy of the prefix that replay has written, and returns a function
+// that unmounts it.
 func (d *loggedDisk) mountCopy(t *testing.T) func() {
 	t.Helper()
 	file := d.copies + ".mounted"
@@ -503,15 +503,15 @@ func (d *loggedDisk) mountCopy(t *testing.T) func() {
 	return func() { sh(t, "umount", d.dir) }
 }
 
-// A writeLog is what dm-log-writes has recorded.
+// A writeLog is a record of dm-log-writes.
 type writeLog struct {
 	log     *os.File
 	to      *os.File // the prefix
 	entries []logEntry
-	done    int // entries that are in the prefix
+	done    int // entries that the prefix has
 }
 
-// A logEntry is drivers/md/dm-log-writes.c, struct log_write_entry.
+// A logEntry is a struct log_write_entry of drivers/md/dm-log-writes.c.
 type logEntry struct {
 	sector, sectors, flags uint64
 	data                   int64 // offset in the log
@@ -555,7 +555,7 @@ func (d *loggedDisk) open(t *testing.T) *writeLog {
 		e := logEntry{sector: number(block), sectors: number(block[8:]), flags: number(block[16:]), data: at}
 		if e.flags&logMark != 0 {
 			text := block[logEntryLen : logEntryLen+number(block[24:])]
-			e.mark, _ = strconv.Atoi(strings.TrimRight(string(text), "\x00")) // the driver's own is no number
+			e.mark, _ = strconv.Atoi(strings.TrimRight(string(text), "\x00")) // the driver's own marks are not numbers
 		}
 		if e.flags&logDiscard == 0 {
 			at += int64(e.sectors) * size
@@ -567,12 +567,13 @@ func (d *loggedDisk) open(t *testing.T) *writeLog {
 
 func (w *writeLog) Close() error { return errors.Join(w.log.Close(), w.to.Close()) }
 
-// after is the entry after a mark.
+// after returns the index of the entry after a mark.
 func (w *writeLog) after(mark int) int {
 	return 1 + slices.IndexFunc(w.entries, func(e logEntry) bool { return e.mark == mark })
 }
 
-// replay writes all before the entry to the prefix, and returns the last mark in it.
+// replay writes the entries before entry to the prefix, and returns the last mark among
+// them.
 func (w *writeLog) replay(t *testing.T, entry int) (mark int) {
 	t.Helper()
 	for ; w.done < entry; w.done++ {

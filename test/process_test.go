@@ -21,9 +21,9 @@ func processes(match func(args []string) bool) []int {
 	return pids
 }
 
-// arguments are those of a process by its directory in /proc, none if it is gone.
-// Within execve(2) a process has its new name before it has arguments, so StartContainer
-// may return while they read as empty; only kernel threads and zombies have no program.
+// arguments returns the arguments of a process, given its directory in /proc; nil if it is
+// gone. During execve(2) a process has its new name before its arguments, so they may read
+// as empty right after StartContainer; only kernel threads and zombies have no program.
 func arguments(dir string) []string {
 	for {
 		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -39,7 +39,7 @@ func arguments(dir string) []string {
 	}
 }
 
-// pidOf finds the process whose first arguments are testbin and verb.
+// pidOf returns the PID of the process whose first arguments are testbin and verb.
 func pidOf(t *testing.T, verb string) int {
 	t.Helper()
 	pids := processes(func(args []string) bool { return len(args) > 1 && args[0] == "/testbin" && args[1] == verb })

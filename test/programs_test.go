@@ -12,15 +12,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
-// A binaries is where the programs under test are.
+// A binaries has the paths of the programs under test.
 type binaries struct {
 	dir     string
-	testbin string // the program that the tests' containers run
-	archive string // an image of it, as a docker archive
+	testbin string // the program of the test containers
+	archive string // its image, as a Docker archive
 }
 
-// buildOnce finds the programs where CRISP_BIN says (make test sets it) or
-// below the tree's bin directory, and makes the image that the scripts use.
+// buildOnce finds the programs in CRISP_BIN (make test sets it) or in the tree's bin
+// directory, and makes the test image.
 var buildOnce = func() func(testing.TB) binaries {
 	var once sync.Once
 	var b binaries
@@ -45,12 +45,12 @@ func build() (b binaries, err error) {
 		return b, fmt.Errorf("the programs are not built (%w): run make all", err)
 	}
 	b.archive = filepath.Join(scratch, "testbin.tar")
-	// On a machine without Go testbin lies beside the programs.
+	// Without Go, testbin is in CRISP_BIN.
 	if b.testbin = filepath.Join(b.dir, "testbin"); !exists(b.testbin) {
 		b.testbin = filepath.Join(scratch, "testbin")
 	}
 	if exists(b.archive) {
-		return b, nil // made for all tests
+		return b, nil // built once for all tests
 	}
 	if !exists(b.testbin) {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
@@ -67,12 +67,12 @@ func exists(path string) bool {
 	return err == nil
 }
 
-// scratch is for what all tests share.
+// scratch is the directory of files that all tests share.
 var scratch = os.Getenv("CRISP_TEST_SCRATCH")
 
 func TestMain(m *testing.M) {
 	if strings.HasPrefix(os.Getenv("MODEL_PEER"), "/") {
-		os.Setenv("CRISP_TEST_NAMESPACES", "off") // it pulls from this machine's loopback
+		os.Setenv("CRISP_TEST_NAMESPACES", "off") // it pulls from the machine's loopback
 	}
 	testns.Main(m, testns.Options{
 		Prepare: func() ([]string, func(), error) {
@@ -81,7 +81,7 @@ func TestMain(m *testing.M) {
 				return nil, nil, err
 			}
 			if os.Getuid() == 0 {
-				build() // an error is told by each test that needs them
+				build() // each test that needs the programs reports the error
 			}
 			return []string{"CRISP_TEST_SCRATCH=" + scratch}, func() { os.RemoveAll(scratch) }, os.Chmod(scratch, 0o711)
 		},
@@ -90,7 +90,7 @@ func TestMain(m *testing.M) {
 	})
 }
 
-// scripts are the names of the transcripts in script/.
+// scripts returns the names of the transcripts in script/.
 func scripts() []string {
 	paths, _ := filepath.Glob("script/*.txtar")
 	for i, p := range paths {

@@ -20,8 +20,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Three clients pull one image. One gives up, one dies with its connection: the
-// pull goes on for the third, who gets the image of the only download there was.
+// Three clients pull one image. One gives up, one dies with its connection: the pull goes
+// on for the third, which gets the image of the only download.
 func TestPullOutlivesTwoOfThree(t *testing.T) {
 	n, _ := startNode(t)
 	if err := n.useRegistry(newRegistry()); err != nil {
@@ -81,7 +81,7 @@ func TestPullOutlivesTwoOfThree(t *testing.T) {
 		t.Errorf("image %s: %v, %v", last.resp.ImageRef, resp.GetImage(), err)
 	}
 	asked := n.registry.blobs()
-	if len(asked) != 2 { // the configuration and one layer
+	if len(asked) != 2 { // the config and one layer
 		t.Errorf("downloads: %v", asked)
 	}
 	for path, times := range asked {
@@ -91,8 +91,7 @@ func TestPullOutlivesTwoOfThree(t *testing.T) {
 	}
 }
 
-// awaitPulls waits until so many callers wait for a pull: those that crispd has in
-// its dump of goroutines.
+// awaitPulls waits until that many callers wait for a pull, by crispd's dump of goroutines.
 func (n *node) awaitPulls(t *testing.T, want int) {
 	t.Helper()
 	dump := filepath.Join(n.state, "goroutines.txt")
@@ -116,7 +115,7 @@ func (n *node) awaitPulls(t *testing.T, want int) {
 	t.Fatalf("%d callers wait for a pull, want %d", got, want)
 }
 
-// Images that have a layer in common have it once: on the way here and on disk.
+// A layer that two images share is fetched once and stored once.
 func TestLayersAreShared(t *testing.T) {
 	n, _ := startNode(t)
 	if err := n.useRegistry(newRegistry()); err != nil {

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// purges runs postrm in a mount namespace of its own, with nothing of this machine
-// below /etc, /run and /var/lib, whatever the script removes there.
+// purges runs postrm in a mount namespace of its own, with empty file systems at /etc, /run
+// and /var/lib, whatever the script removes there.
 const purges = `
 mount -t tmpfs tmpfs /etc; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib
 purge() { sh -c "$POSTRM" postrm purge 2>&1 && echo "status 0" || echo "status $?"; }
@@ -55,9 +55,8 @@ for dir in /var/lib/crisp /run/crisp /var/lib/crisp-agent; do
 done
 `
 
-// A purge removes nothing through a mount that is still there: it may lead to
-// somebody's data. Crisp's directory may be a file system of its own, which is all
-// crisp's.
+// A purge removes nothing through a mount, which may lead to somebody's data. Crisp's own
+// directory may be a mount point, and its file system is emptied.
 func TestPurgeKeepsMounts(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
@@ -97,8 +96,8 @@ status 0
 	}
 }
 
-// removals runs prerm and postrm as purges does, with the programs of $PROGRAMS
-// installed, and without them after the removal.
+// removals runs prerm and postrm like purges, with the programs of $PROGRAMS installed
+// until the package is removed.
 const removals = `
 mount -t tmpfs tmpfs /etc; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib
 install -D "$PROGRAMS/crispd" /run/programs/bin/crispd
@@ -143,8 +142,8 @@ ls /var/lib/crisp
 purge
 `
 
-// A purge ends what a removal has left, though the package's programs have gone and
-// nobody has run since: the executor may have died, and a reboot ends it always.
+// A purge removes what a package removal has left, though the programs are gone and nothing
+// of crisp runs any more: the executor may have died, and does not survive a reboot.
 func TestPurgeAfterAReboot(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
@@ -180,7 +179,7 @@ status 0
 `
 	var got strings.Builder
 	for line := range strings.Lines(string(out)) {
-		if !strings.Contains(line, `"msg":"leftover was removed"`) { // that is the pod, which has no record
+		if !strings.Contains(line, `"msg":"leftover was removed"`) { // the pod, which has no record
 			got.WriteString(line)
 		}
 	}

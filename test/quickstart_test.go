@@ -20,9 +20,9 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 )
 
-// The commands of docs/quickstart.md do what it says, in its order: a reader can type
-// them. What it prints below a block is what the block's last command prints. Packages
-// and services are the machine's: their commands are the test's own (machine).
+// The commands of docs/quickstart.md work in their order: a reader can type them. A block's
+// output is that of the last command before it. Commands for packages and services are
+// replaced, because they would change the machine (machine).
 func TestQuickstart(t *testing.T) {
 	steps, err := readSteps("../docs/quickstart.md")
 	if err != nil {
@@ -44,11 +44,11 @@ func TestQuickstart(t *testing.T) {
 type quickStep struct {
 	line    int // in the document
 	command string
-	prints  []string // its lines, "…" is anything; nil if the document does not say
+	prints  []string // lines of output, "…" is anything; nil if the document has none
 }
 
-// readSteps returns the commands of a document's sh blocks. A text block says what the
-// command before it prints.
+// readSteps returns the commands of a document's sh blocks. A text block is the output of
+// the command before it.
 func readSteps(path string) ([]quickStep, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -86,7 +86,7 @@ func readSteps(path string) ([]quickStep, error) {
 	return steps, nil
 }
 
-// A quickstart is what the reader of the document has: a machine with crisp.
+// A quickstart is the reader's machine, with crisp.
 type quickstart struct {
 	*testing.T
 	agent      *agentProcess
@@ -115,8 +115,8 @@ func newQuickstart(t *testing.T) *quickstart {
 	return q
 }
 
-// unpackedOr is a program of a Debian package that make test has unpacked, or that of
-// this machine.
+// unpackedOr returns the path of a program from a Debian package that make test has
+// unpacked, or else of this machine's.
 func unpackedOr(t *testing.T, pkg, dir, program string) string {
 	t.Helper()
 	unpacked, err := filepath.Abs(filepath.Join("../.cache", pkg, dir, program))
@@ -133,8 +133,8 @@ func unpackedOr(t *testing.T, pkg, dir, program string) string {
 	return path
 }
 
-// prepare makes what packages bring: directories, Prometheus' configuration. Docker's
-// registry is one on loopback.
+// prepare makes what packages would: directories, and Prometheus's configuration. A
+// registry on loopback stands for Docker's.
 func (q *quickstart) prepare(n *node, _ string) error {
 	q.etc = filepath.Join(n.dir, "etc")
 	for _, dir := range []string{"crisp/pods", "prometheus", "systemd/system"} {
@@ -164,7 +164,7 @@ func (q *quickstart) prepare(n *node, _ string) error {
 	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
 }
 
-// busyboxImage has what the document uses of Docker's image.
+// busyboxImage returns an image with what the document needs of Docker's.
 func busyboxImage(program string) (v1.Image, error) {
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -185,10 +185,10 @@ func busyboxImage(program string) (v1.Image, error) {
 	return mutate.Config(image, v1.Config{Env: []string{"PATH=/bin"}, Cmd: []string{"sh"}})
 }
 
-// looks are the commands that change nothing: what they print may come later.
+// looks matches commands that change nothing, whose output may take a while to appear.
 var looks = regexp.MustCompile(`^(curl|crisp (get|why|status|logs|events|top)|promtool) `)
 
-// step runs a command, and again until it prints what it is to print.
+// step runs a command, and repeats it until it prints the expected output.
 func (q *quickstart) step(s quickStep) {
 	q.Helper()
 	if q.machine(s) {
@@ -209,8 +209,9 @@ func (q *quickstart) step(s quickStep) {
 	}
 }
 
-// printed is a regular expression for what a command prints: these lines, where … is
-// anything, and alone on its line any number of lines. How wide columns are does not count.
+// printed returns a regular expression for the output of a command: these lines, where … is
+// anything, and on a line of its own any number of lines. The width of columns does not
+// matter.
 func printed(lines []string) string {
 	var b strings.Builder
 	b.WriteString(`^`)
@@ -244,8 +245,8 @@ func (q *quickstart) sh(command string) (string, error) {
 	return string(out), err
 }
 
-// machine does by other means what needs the machine: packages are there, and services
-// are processes of the test. It reports whether the command is one of those.
+// machine replaces the commands that would change the machine: packages are installed, and
+// services are processes of the test. It reports whether the command is one of them.
 func (q *quickstart) machine(s quickStep) bool {
 	q.Helper()
 	n := q.agent.n
@@ -273,7 +274,7 @@ func (q *quickstart) machine(s quickStep) bool {
 	return true
 }
 
-// startAgent starts the agent with the flags that the service has besides its manifests.
+// startAgent starts the agent with the flags of the service, and the test's manifests.
 func (q *quickstart) startAgent() {
 	q.Helper()
 	dropIns, err := filepath.Glob(filepath.Join(q.etc, "systemd/system/crisp-agent.service.d/*.conf"))

@@ -15,13 +15,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// nobody is another user of the host, with no group of ours.
+// nobody is another user of the host, in none of our groups.
 const nobody = 65534
 
-// asNobody runs f with the rights of that user.
+// asNobody runs f with that user's rights.
 func asNobody(f func() error) error {
 	return thread.Run(func() error {
-		// Of this thread alone: the functions of syscall change the whole process.
+		// Only this thread changes: the functions of syscall change the whole process.
 		for _, call := range [][4]uintptr{
 			{unix.SYS_SETGROUPS, 0, 0, 0},
 			{unix.SYS_SETRESGID, nobody, nobody, nobody},
@@ -64,7 +64,7 @@ func (n *node) nobodyCmd(ts *testscript.TestScript, args []string) error {
 				}
 				found[i] = strings.TrimPrefix(line, n.dir+"/")
 			}
-			slices.Sort(found) // by name and not by ID
+			slices.Sort(found) // by name, not by ID
 			for _, line := range found {
 				fmt.Fprintln(ts.Stdout(), line)
 			}
@@ -74,9 +74,8 @@ func (n *node) nobodyCmd(ts *testscript.TestScript, args []string) error {
 	return errUsage
 }
 
-// reachable lists what of dir another user of the host can get at: the path, and
-// the rights as letters. Names alone are not counted; the directories above
-// give those away or not.
+// reachable lists what another user of the host can reach in dir: the path, and the rights
+// as letters. Names alone do not count, as they depend on the directories above.
 func reachable(dir string) (found []string, err error) {
 	var paths []string
 	err = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -84,7 +83,7 @@ func reachable(dir string) (found []string, err error) {
 			paths = append(paths, path)
 		}
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // it went meanwhile
+			return nil // it has been removed meanwhile
 		}
 		return err
 	})

@@ -29,19 +29,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// testImage is the name that the archive gives testbin's image.
+// testImage is the name of testbin's image in the archive.
 const testImage = "crisp.test/testbin:latest"
 
-// A fakeRegistry is a registry on loopback that can be told to misbehave.
+// A fakeRegistry is a registry on loopback that can misbehave.
 type fakeRegistry struct {
 	server *httptest.Server
 	mu     sync.Mutex
 	fault  string // "", "corrupt", "hang", "truncate"
-	auth   string // user:password, if one is asked for
-	rate   int    // of blobs, in bytes a second; 0 = as fast as it can
+	auth   string // user:password, if required
+	rate   int    // of blobs, in bytes a second; 0 = unlimited
 
-	sent map[string]int // how often each path was asked for with GET, whole
-	gate chan struct{}  // if not nil, a blob is sent when it is closed
+	sent map[string]int // number of complete GETs of each path
+	gate chan struct{}  // if not nil, blobs are sent once it is closed
 }
 
 func newRegistry() *fakeRegistry {
@@ -50,7 +50,7 @@ func newRegistry() *fakeRegistry {
 	return r
 }
 
-// newRegistryAt has the address host:port.
+// newRegistryAt returns a registry at the address host:port.
 func newRegistryAt(address string) (*fakeRegistry, error) {
 	l, err := net.Listen("tcp", address)
 	if err != nil {
@@ -117,7 +117,7 @@ func (r *fakeRegistry) close() {
 	r.server.Close()
 }
 
-// blobs tells how often each blob was asked for.
+// blobs returns how often each blob was requested.
 func (r *fakeRegistry) blobs() map[string]int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,7 +126,7 @@ func (r *fakeRegistry) blobs() map[string]int {
 	return asked
 }
 
-// asked is how often the registry was asked for anything.
+// asked returns the number of requests.
 func (r *fakeRegistry) asked() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -150,15 +150,15 @@ func (n *node) useRegistry(r *fakeRegistry) error {
 //	registry stop
 //	registry push NAME [files=DIR] [config=FILE]
 //	                                  testbin's image as $REGISTRY/NAME, with the files of DIR at its root
-//	                                  and with what FILE, JSON, says of its config
-//	registry push-hostile NAME PATH   an image whose layer wants to write to PATH outside of it
+//	                                  and with the JSON of FILE in its config
+//	registry push-hostile NAME PATH   an image whose layer tries to write to PATH outside of it
 //	registry push-big NAME MIB        an image with that much of random bytes in it
 //	registry fault ""|corrupt|hang
-//	registry rate BYTES               of a blob that it sends in a second; 0 is without limit
+//	registry rate BYTES               a second, of each blob; 0 is unlimited
 //	registry auth USER:PASSWORD
-//	registry asked                    how often for anything
+//	registry asked                    the number of requests
 //
-// and what trustCmd has.
+// and the commands of trustCmd.
 func (n *node) registryCmd(ts *testscript.TestScript, args []string) error {
 	switch {
 	case len(args) == 1 && args[0] == "start":
@@ -226,7 +226,7 @@ func (n *node) push(ref string, image v1.Image) error {
 	return remote.Write(tag, image, remote.WithContext(ctx))
 }
 
-// layer is a layer of these files, in this order.
+// layer returns a layer with these files, in this order.
 func layer(headers []*tar.Header, contents [][]byte) (v1.Layer, error) {
 	var buf bytes.Buffer
 	w := tar.NewWriter(&buf)
@@ -282,7 +282,7 @@ func testbinImage(testbin string) (v1.Image, error) {
 	return imageOf(l)
 }
 
-// hostileImage tries three ways out of the layer's directory.
+// hostileImage returns an image that tries three ways out of the layer's directory.
 func hostileImage(outside string) (v1.Image, error) {
 	dir, file := filepath.Split(outside)
 	l, err := layer(
@@ -326,8 +326,8 @@ func writeArchive(path, testbin string) error {
 	return tarball.WriteToFile(path, tag, image)
 }
 
-// httpCmd is: http get URL — the body is the command's stdout. It tries for a
-// while, since a server in a container needs a moment to listen. Or: http serve FILE
+// httpCmd is: http get URL — prints the body. It retries for a while, since a server in a
+// container needs a moment until it listens. Or: http serve FILE
 func (n *node) httpCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 2 && args[0] == "serve" {
 		return serveHTTP(ts, args[1])

@@ -41,8 +41,8 @@ func (n *node) update(ctx context.Context, id string, fields []string) error {
 	return err
 }
 
-// limits is "container limits NAME": those of the status, then, if the container
-// runs, those of the kernel, in the same words on cgroup v1 and v2.
+// limits is "container limits NAME": the limits in the status, then, if the container runs,
+// those in the kernel, with the same names on cgroup v1 and v2.
 func (n *node) limits(ctx context.Context, ts *testscript.TestScript, id string) error {
 	resp, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
 	if err != nil {
@@ -82,8 +82,7 @@ func (n *node) limits(ctx context.Context, ts *testscript.TestScript, id string)
 	return err
 }
 
-// cgroupsOf are the directories of a process's cgroups by controller; "" is the
-// v2 one.
+// cgroupsOf returns the directories of a process's cgroups by controller; "" is the v2 one.
 func cgroupsOf(pid int) (map[string]string, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil {

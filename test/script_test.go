@@ -14,22 +14,23 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// programs are the ones that a script may start and must not leave.
+// programs are the programs of which a script must not leave a process.
 var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth"}
 
-// TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of
-// what a user would do; README.md beside them lists the commands. Each ends with
-// the instance wiped and a look at the kernel for what it left.
+// TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of what a user
+// would do; README.md beside them lists the commands. Each ends with the instance wiped,
+// and with a check of the kernel for leftovers.
 func TestScript(t *testing.T) { runScripts(t, os.Getenv("CRISP_LAYERS")) }
 
-// TestLayersAsDirectories runs some of them with layers as directories, where TestScript has EROFS
-// file systems if the kernel can mount them.
+// TestLayersAsDirectories runs some of them with layers as directories, where TestScript
+// uses EROFS if the kernel can mount it.
 func TestLayersAsDirectories(t *testing.T) { runScripts(t, "directories", withDirectories...) }
 
-// withDirectories are scripts about what is in a root file system, and about disks.
+// withDirectories are the scripts about the content of root file systems, and about disks.
 var withDirectories = []string{"artifact_volume", "full_disk", "hostile_layer", "image_volumes", "restart_exit_code", "user_namespace"}
 
-// runScripts runs all scripts, or those of these names, with layers of the given form, "" being the default.
+// runScripts runs the named scripts, or all, with layers of the given form, "" being the
+// default.
 func runScripts(t *testing.T, layers string, names ...string) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: the scripts run containers")
@@ -111,10 +112,10 @@ func runScripts(t *testing.T, layers string, names ...string) {
 	})
 }
 
-// scriptCondition tells whether what is in brackets in a script is so.
+// scriptCondition reports whether a script's condition, in brackets, holds.
 func scriptCondition(cond string) (bool, error) {
 	switch cond {
-	case "exit-by-pidfd": // else a crash of the executor costs the exit codes of what it had started
+	case "exit-by-pidfd": // without it, a crash of the executor loses the exit codes of its children
 		return kernel.Probe().PidfdInfo, nil
 	case "apparmor", "cgroup2", "criu", "enforcing", "idmap", "selinux", "systemd":
 		return testenv.Lacks(cond) == "", nil

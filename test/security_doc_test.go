@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// SECURITY.md says of known vulnerabilities which test tries each. The tests are there, and
-// say themselves that they are for it.
+// SECURITY.md names the tests that try known vulnerabilities. The tests exist, and name the
+// vulnerability.
 func TestKnownVulnerabilitiesAreTried(t *testing.T) {
 	doc, err := os.ReadFile("../SECURITY.md")
 	if err != nil {
@@ -29,14 +29,14 @@ func TestKnownVulnerabilitiesAreTried(t *testing.T) {
 		for _, cve := range number.FindAllString(cells[1], -1) {
 			tried = append(tried, cve)
 			if !slices.ContainsFunc(files, func(text []byte) bool { return bytes.Contains(text, []byte(cve)) }) {
-				t.Errorf("no test of those named for %s says so: %s", cve, cells[4])
+				t.Errorf("none of the tests named for %s mentions it: %s", cve, cells[4])
 			}
 		}
 	}
 	if len(tried) < 13 {
 		t.Errorf("only %v are in the table: has its form changed?", tried)
 	}
-	// What a test is for stands in the table.
+	// Each vulnerability that a test names is in the table.
 	for path, text := range texts {
 		if filepath.Dir(path) == filepath.Join("..", "test") {
 			for _, cve := range number.FindAllString(string(text), -1) {
@@ -48,7 +48,7 @@ func TestKnownVulnerabilitiesAreTried(t *testing.T) {
 	}
 }
 
-// filesOfTests are the texts of the files with the tests and scripts that a cell names.
+// filesOfTests returns the texts of the files with the tests and scripts that a cell names.
 func filesOfTests(t *testing.T, texts map[string][]byte, cell string) [][]byte {
 	t.Helper()
 	var found [][]byte

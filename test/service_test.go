@@ -16,8 +16,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// crispd as a service of systemd: what it started is not in its service, and lives on
-// when that is stopped, started anew or killed, with its log and its exit code.
+// crispd as a service of systemd: processes that it has started are not in its service, and
+// live on, with their logs and exit codes, when the service is stopped, restarted or
+// killed.
 func TestServiceRestarts(t *testing.T) {
 	if !exists("/run/systemd/system") {
 		t.Skip("systemd does not run this host")
@@ -28,7 +29,7 @@ func TestServiceRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	unit := "crisptest-" + strconv.Itoa(os.Getpid()) + ".service"
-	// As packaging/systemd/crisp.service.in has it.
+	// As in packaging/systemd/crisp.service.in.
 	start := []string{"--unit", unit, "-p", "Type=notify", "-p", "NotifyAccess=main", "-p", "KillMode=process", "-p", "Delegate=yes",
 		filepath.Join(n.binaries.dir, "crispd"), "--config", config, "--root", n.root, "--state", n.state, "--socket", n.socket}
 	service := func(command string, args ...string) {
@@ -64,7 +65,7 @@ func TestServiceRestarts(t *testing.T) {
 			if err == nil && len(got) == 1 {
 				return
 			}
-			if time.Now().After(deadline) { // what crispd asks a plugin takes a moment
+			if time.Now().After(deadline) { // crispd's calls of plugins take a moment
 				t.Errorf("processes of the service are %v, %v", got, err)
 				return
 			}
@@ -82,7 +83,7 @@ func TestServiceRestarts(t *testing.T) {
 		time.Sleep(100 * time.Millisecond)
 	}
 	service("systemctl", "daemon-reload")
-	// One ends while nobody is there.
+	// One container exits while there is no crispd.
 	root := fmt.Sprintf("/proc/%d/root/go", u.processOf(t, quitter))
 	if err := os.WriteFile(root, nil, 0o644); err != nil {
 		t.Error(err)
@@ -100,14 +101,14 @@ func TestServiceRestarts(t *testing.T) {
 		}
 		if s := resp.Status; s.State == cri.ContainerState_CONTAINER_EXITED {
 			if ended = true; s.ExitCode != 7 {
-				t.Errorf("what ended meanwhile ended with %d, %s", s.ExitCode, s.Message)
+				t.Errorf("the container that exited meanwhile has the exit code %d, %s", s.ExitCode, s.Message)
 			}
 			break
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
 	if !ended {
-		t.Error("what ended meanwhile is not told to have")
+		t.Error("the exit of the container that exited meanwhile is not reported")
 	}
 	service("systemctl", "stop", unit)
 	if err := syscall.Kill(pid, 0); err != nil {

@@ -17,9 +17,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// The installed service and systemd: the status line says what runs, a reload is
-// taken without a restart, and a crispd that does not answer is killed and started
-// again. A pod notices none of it.
+// The installed service and systemd: the status line shows the running pods, a reload needs
+// no restart, and a crispd that does not answer is killed and restarted. Pods are not
+// affected.
 func TestServiceWatchdogAndReload(t *testing.T) {
 	n, _, _ := installedNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Minute)
@@ -32,7 +32,7 @@ func TestServiceWatchdogAndReload(t *testing.T) {
 			}
 		}
 	}
-	// The unit as it is installed, but one that is not asked to wait a minute.
+	// The installed unit, with a shorter watchdog than a minute.
 	dropIn := "/run/systemd/system/crisp.service.d/test.conf"
 	if err := os.MkdirAll(filepath.Dir(dropIn), 0o755); err != nil {
 		t.Fatal(err)
@@ -66,7 +66,7 @@ func TestServiceWatchdogAndReload(t *testing.T) {
 		return fmt.Sprintf("%d sandboxes, %d containers", len(sandboxes.Items), len(containers.Containers))
 	}
 	until("the status line does not become that of one pod", func() bool { return properties(t)["StatusText"] == status() })
-	// It was told with the watchdog's sign of life; there are more of those.
+	// The status line came with a watchdog notification; more of those follow.
 	for range 2 {
 		was := properties(t)["WatchdogTimestampMonotonic"]
 		until("crispd gives no sign of life", func() bool { return properties(t)["WatchdogTimestampMonotonic"] != was })
@@ -92,15 +92,15 @@ func TestServiceWatchdogAndReload(t *testing.T) {
 	write("[handlers.reloaded]\ndefault_capabilities = []\n")
 	until("a reload brings no handler", func() bool { return handler("reloaded") })
 	until("the service stays in its reload", func() bool { return properties(t)["ActiveState"] == "active" })
-	// A file that is wrong changes nothing, and is told.
+	// An invalid file changes nothing, and is reported.
 	write("no_such_key = 1\n")
-	until("the journal does not tell of the wrong file", func() bool {
+	until("the journal does not report the invalid file", func() bool {
 		out, _ := exec.Command("journalctl", "-b", "-u", "crisp.service", "-o", "cat", "--no-pager").Output()
 		return strings.Contains(string(out), "configuration not reloaded") && strings.Contains(string(out), drop+":1")
 	})
 	until("the service stays in its reload", func() bool { return properties(t)["ActiveState"] == "active" })
 	if !handler("reloaded") {
-		t.Error("a wrong file took the handler away")
+		t.Error("an invalid file has removed the handler")
 	}
 	write("")
 	until("a reload leaves the handler", func() bool { return !handler("reloaded") })
@@ -120,7 +120,7 @@ func TestServiceWatchdogAndReload(t *testing.T) {
 		return now["MainPID"] != begin["MainPID"] && now["ActiveState"] == "active"
 	})
 	if now := properties(t); now["NRestarts"] == begin["NRestarts"] {
-		t.Errorf("systemd did not start it: %v, before %v", now, begin)
+		t.Errorf("systemd did not restart crispd: %v, before %v", now, begin)
 	}
 	until("the status line is not that of one pod again", func() bool { return properties(t)["StatusText"] == status() })
 	if got := pidOf(t, "count"); got != pid {
@@ -132,7 +132,7 @@ func TestServiceWatchdogAndReload(t *testing.T) {
 	numbered(t, n.logFile("writer0"))
 }
 
-// properties are what systemd tells of crisp.service.
+// properties returns systemd's properties of crisp.service.
 func properties(t *testing.T) map[string]string {
 	t.Helper()
 	out, err := exec.Command("systemctl", "show", "crisp.service", "-p", "MainPID,ActiveState,NRestarts,StatusText,Result,WatchdogTimestampMonotonic").Output()

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// An executor that stands still, as after a stray SIGSTOP or in a wait that never ends,
-// makes the node not ready, for a scheduler to see, and is replaced. The containers run
-// on, and no line of theirs is lost.
+// An executor that hangs, after a stray SIGSTOP or in an endless wait, makes the node not
+// ready, so that schedulers see it, and is replaced. The containers run on, and no line of
+// theirs is lost.
 func TestExecutorThatStandsStillIsReplaced(t *testing.T) {
 	n, _ := startNode(t)
 	n.expects("executor is in trouble")
@@ -62,11 +62,11 @@ func TestExecutorThatStandsStillIsReplaced(t *testing.T) {
 	if err := syscall.Kill(executor, syscall.SIGSTOP); err != nil {
 		t.Fatal(err)
 	}
-	defer syscall.Kill(executor, syscall.SIGCONT) // should it not be killed
+	defer syscall.Kill(executor, syscall.SIGCONT) // in case it is not killed
 	var told *cri.RuntimeCondition
 	until("the node stays ready with an executor that stands still", func() bool { told = ready(); return !told.Status })
 	if told.Reason != "ExecutorNotReady" || told.Message == "" {
-		t.Errorf("not ready for the reason %q: %q", told.Reason, told.Message)
+		t.Errorf("the node is not ready with reason %q: %q", told.Reason, told.Message)
 	}
 	until("the executor is not replaced", func() bool {
 		now, err := n.executorPid()
@@ -86,7 +86,7 @@ func TestExecutorThatStandsStillIsReplaced(t *testing.T) {
 	for line := range bytes.Lines(read(t, log)) {
 		fields := bytes.Fields(line)
 		if !bytes.HasSuffix(line, []byte("\n")) {
-			break // it is being written
+			break // the last line is being written
 		}
 		if got := string(fields[len(fields)-1]); got != strconv.Itoa(want) {
 			t.Fatalf("line %d of the log is %s", want, got)

@@ -20,8 +20,8 @@ import (
 
 // crictlCmd is: crictl info | inspectp POD | inspect POD CONTAINER
 //
-// It prints what these commands of crictl print below "info", a line for each key: the
-// verbose answers of the runtime. Pods are those of an agent.
+// It prints what crictl prints for them below "info", a line for each key: the verbose answers of
+// the runtime. Pods are those of an agent.
 func (n *node) crictlCmd(ts *testscript.TestScript, args []string) error {
 	text, err := n.crictl(args)
 	fmt.Fprint(ts.Stdout(), text)
@@ -70,8 +70,8 @@ func (n *node) crictl(args []string) (string, error) {
 	return text.String(), nil
 }
 
-// slowCmd is: slow DIR [thaw] — a file system at DIR that is frozen: what writes to it waits
-// until it is thawed.
+// slowCmd is: slow DIR [thaw] — mounts a frozen file system at DIR: writes to it wait until
+// it is thawed.
 func (n *node) slowCmd(ts *testscript.TestScript, args []string) error {
 	switch {
 	case len(args) == 2 && args[1] == "thaw":
@@ -96,13 +96,13 @@ func (n *node) slowCmd(ts *testscript.TestScript, args []string) error {
 		return err
 	}
 	ts.Defer(func() {
-		_ = output("fsfreeze", "-u", dir) // the script has thawed it, or has failed
+		_ = output("fsfreeze", "-u", dir) // the script has thawed it, unless it has failed
 		ts.Check(syscall.Unmount(dir, syscall.MNT_DETACH))
 	})
 	return output("fsfreeze", "-f", dir)
 }
 
-// output runs a program, whose output explains its failure.
+// output runs a program, and returns an error with its output if it fails.
 func output(name string, args ...string) error {
 	if out, err := exec.Command(name, args...).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s: %w: %s", name, err, out)
@@ -110,7 +110,7 @@ func output(name string, args ...string) error {
 	return nil
 }
 
-// throttled is a ResponseWriter of so many bytes a second.
+// throttled is a ResponseWriter that writes rate bytes a second.
 type throttled struct {
 	http.ResponseWriter
 	rate int
@@ -120,7 +120,7 @@ type throttled struct {
 func (t throttled) Write(p []byte) (int, error) {
 	written := 0
 	for len(p) > 0 {
-		const steps = 20 // in a second
+		const steps = 20 // per second
 		part := p[:min(len(p), max(t.rate/steps, 1))]
 		n, err := t.ResponseWriter.Write(part)
 		if written += n; err != nil {
@@ -133,7 +133,8 @@ func (t throttled) Write(p []byte) (int, error) {
 	return written, nil
 }
 
-// setRate makes the registry send blobs at so many bytes a second; 0 is as fast as it can.
+// setRate limits the rate at which the registry sends blobs, in bytes a second; 0 is
+// unlimited.
 func (r *fakeRegistry) setRate(text string) error {
 	rate, err := strconv.Atoi(text)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// stats is "sandbox stats NAME": which groups of statistics of the sandbox and
-// its containers have a time, and "nothing" where a group has none.
+// stats is "sandbox stats NAME": the groups of statistics of the sandbox and its containers
+// that have a time, and "nothing" for a group without one.
 func (n *node) stats(ctx context.Context, ts *testscript.TestScript, id string) error {
 	resp, err := n.runtime().PodSandboxStats(ctx, &cri.PodSandboxStatsRequest{PodSandboxId: id})
 	if err != nil {
@@ -38,8 +38,8 @@ func (n *node) stats(ctx context.Context, ts *testscript.TestScript, id string) 
 	return nil
 }
 
-// metrics is "sandbox metrics NAME": the names of its metrics that have values,
-// after a check that all labels have theirs.
+// metrics is "sandbox metrics NAME": the names of its metrics with values, after a check
+// that all labels have a value.
 func (n *node) metrics(ctx context.Context, ts *testscript.TestScript, id string) error {
 	described, err := n.runtime().ListMetricDescriptors(ctx, &cri.ListMetricDescriptorsRequest{})
 	if err != nil {

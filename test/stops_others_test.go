@@ -15,9 +15,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A container that stops every process it sees, those of its own exec probes
-// included, harms its own pod at most: others' probes and exits go on, crispd serves
-// again when it is restarted, and the pod can be removed.
+// A container that stops every process it sees, including those of its exec probes, harms
+// at most its own pod: probes and exits of others go on, crispd can be restarted, and the
+// pod can be removed.
 func TestContainerThatStopsItsProbes(t *testing.T) {
 	n, config := startNode(t)
 	for _, name := range []string{"bad", "good"} {
@@ -50,7 +50,7 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 	var hung atomic.Int32
 	for range 20 {
 		probes.Go(func() {
-			if _, err := probe("stops", 1); err != nil { // its own timeout ends it, unless it was quicker
+			if _, err := probe("stops", 1); err != nil { // the probe's timeout ends it, unless it was quicker
 				hung.Add(1)
 			}
 		})
@@ -58,7 +58,7 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 	}
 	probes.Wait()
 	t.Logf("%d of 20 probes were stopped", hung.Load())
-	dead := time.Now().Add(time.Minute) // what nobody waits for is ended a little later
+	dead := time.Now().Add(time.Minute) // orphaned processes are ended a little later
 	for left := stopped(n.ids["stops"]); len(left) > 0; left = stopped(n.ids["stops"]) {
 		if time.Now().After(dead) {
 			t.Fatalf("stopped processes are left: %v", left)
@@ -78,15 +78,15 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 			t.Errorf("the neighbour ended with %d", resp.Status.ExitCode)
 		}
 		if time.Now().After(dead.Add(time.Minute)) {
-			t.Fatal("the neighbour's exit is not seen")
+			t.Fatal("the neighbour's exit is not reported")
 		}
 	}
 
-	// A restart amid probes does not wait for them.
+	// A restart during probes does not wait for them.
 	for range 5 {
 		go probe("stops", 1)
 	}
-	time.Sleep(300 * time.Millisecond) // for them to be on their way
+	time.Sleep(300 * time.Millisecond) // so that they have started
 	if err := n.stopDaemon(syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}

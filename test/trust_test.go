@@ -31,13 +31,13 @@ import (
 
 // trustCmd is:
 //
-//	registry sign NAME CLAIM KEY           a signature of $REGISTRY/NAME as cosign makes them, which says that its name is CLAIM
-//	registry policy FILE SCOPE KEY         a policy.json that wants such signatures for what is below SCOPE, and accepts the rest
+//	registry sign NAME CLAIM KEY           a signature of $REGISTRY/NAME like cosign's, for the name CLAIM
+//	registry policy FILE SCOPE KEY         a policy.json that requires such signatures below SCOPE, and accepts the rest
 //	registry push-encrypted NAME KEY       testbin's image, its layers encrypted
 //	registry push-artifact NAME FILE...    an OCI artifact of these files
 //
-// KEY is a file of the script's; if it is not there, it is made, a private key
-// in PEM, and KEY.pub beside it.
+// KEY is a file of the script: a private key in PEM, which is made, with KEY.pub beside it, if it
+// does not exist.
 func (n *node) trustCmd(ts *testscript.TestScript, args []string) error {
 	switch verb, args := args[0], args[1:]; {
 	case verb == "sign" && len(args) == 3:
@@ -79,7 +79,7 @@ func (n *node) trustCmd(ts *testscript.TestScript, args []string) error {
 	return errUsage
 }
 
-// signingKey reads the ECDSA key at path, or makes it and its public half.
+// signingKey returns the ECDSA key at path, or makes it and its public half.
 func signingKey(path string) (*ecdsa.PrivateKey, error) {
 	if data, err := os.ReadFile(path); err == nil {
 		block, _ := pem.Decode(data)
@@ -96,8 +96,8 @@ func signingKey(path string) (*ecdsa.PrivateKey, error) {
 	return key, writeKeys(path, "EC PRIVATE KEY", der, &key.PublicKey)
 }
 
-// sealingKey makes the RSA key at path if it is not there, and returns its public
-// half in PEM.
+// sealingKey makes the RSA key at path if it does not exist, and returns its public half in
+// PEM.
 func sealingKey(path string) ([]byte, error) {
 	if _, err := os.Stat(path); err != nil {
 		key, err := rsa.GenerateKey(rand.Reader, 2048)
@@ -168,7 +168,7 @@ func writePolicy(path, scope, key string) error {
 	return os.WriteFile(path, policy, 0o644)
 }
 
-// encrypt is image with its layers encrypted for a public key.
+// encrypt returns the image with its layers encrypted for the public key.
 func encrypt(image v1.Image, public []byte) (v1.Image, error) {
 	cc, err := encconfig.EncryptWithJwe([][]byte{public})
 	if err != nil {
@@ -204,7 +204,7 @@ func encrypt(image v1.Image, public []byte) (v1.Image, error) {
 			return nil, err
 		}
 	}
-	// The config is that of the plain image: it has the digests of what comes out.
+	// The config is that of the plain image: it has the digests of the decrypted layers.
 	sealed, err = mutate.ConfigFile(sealed, config)
 	return mutate.ConfigMediaType(sealed, types.OCIConfigJSON), err
 }

@@ -17,14 +17,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A unified is a node with a pod in a cgroup that the test made as the kubelet does.
+// A unified is a node with a pod in a cgroup that the test has made as the kubelet does.
 type unified struct {
 	*node
 	t       *testing.T
 	driver  string
-	config  string // file
-	pod     string // the pod's directory
-	pods    string // parent, as the kubelet names it
+	config  string // path
+	pod     string // directory of the pod's cgroup
+	pods    string // cgroup_parent of the pod, as the kubelet names it
 	box     string // the container under test
 	boxPid  int
 	boxDir  string
@@ -45,7 +45,7 @@ func newUnified(t *testing.T, driver string) *unified {
 	u := &unified{node: n, t: t, driver: driver, config: config}
 	resp, err := n.runtime().RuntimeConfig(u.ctx(), &cri.RuntimeConfigRequest{})
 	if got := strings.ToLower(resp.GetLinux().GetCgroupDriver().String()); err != nil || got != driver {
-		t.Errorf("RuntimeConfig tells %q, %v", got, err)
+		t.Errorf("RuntimeConfig has the driver %q, %v", got, err)
 	}
 	uid := strconv.Itoa(os.Getpid())
 	group := &cgroups.Cgroup{Systemd: driver == "systemd", Resources: &cgroups.Resources{SkipDevices: true}}
@@ -126,7 +126,7 @@ func (u *unified) begin(pod, name string, res *cri.LinuxContainerResources, comm
 	return resp.ContainerId, u.pid(resp.ContainerId)
 }
 
-// pid is the container's init, 0 if it has ended.
+// pid returns the PID of the container's init, 0 if it has exited.
 func (u *unified) pid(id string) int {
 	u.t.Helper()
 	resp, err := u.runtime().ContainerStatus(u.ctx(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
@@ -139,7 +139,7 @@ func (u *unified) pid(id string) int {
 	return pid
 }
 
-// holds checks files of the container's cgroup.
+// holds checks the values in files of a cgroup.
 func (u *unified) holds(when, dir string, want map[string]string) {
 	u.t.Helper()
 	for file, want := range want {
@@ -150,7 +150,7 @@ func (u *unified) holds(when, dir string, want map[string]string) {
 	}
 }
 
-// systemctl is a command to systemd, where it runs.
+// systemctl runs systemctl, if systemd runs here.
 func (u *unified) systemctl(args ...string) string {
 	u.t.Helper()
 	if !exists("/run/systemd/system") {

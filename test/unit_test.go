@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// A service that must run pods is started again however often it fails: by default
-// systemd gives up after five starts in ten seconds (systemd.unit(5)), and a disk that
-// was full for that long would cost the node until somebody logs in. Nor does the unit
-// raise the soft limit of open files, which the containers would inherit.
+// A service that runs pods is restarted however often it fails: by default systemd gives up
+// after five starts in ten seconds (systemd.unit(5)), and a disk that is full for that long
+// would stop the node until somebody logs in. Nor does a unit raise the soft limit of open
+// files, which containers would inherit.
 func TestUnits(t *testing.T) {
 	units, err := filepath.Glob("../packaging/systemd/*.service.in")
 	if err != nil || len(units) < 2 {

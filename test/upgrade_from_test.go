@@ -14,14 +14,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// crispd and its executor become those of another release, whose programs are in UPGRADE_FROM
-// (make test-upgrade), and ours again, under containers that write numbered lines, have
-// a terminal, are attached to, are probed by exec, and end meanwhile. The executor stays the
-// same process, and so do the containers: every line is in its log, every exit code is
-// right, and exec and attach work as soon as crispd is there. A release that does not read
-// what a later one has written says so and takes nothing over, and one from before crispd asked for
-// upgrades works with the executor that runs: an executor stays what it was for no other
-// reason.
+// crispd and its executor are replaced by those of another release, whose programs are in
+// UPGRADE_FROM (make test-upgrade), and by ours again, while containers write numbered
+// lines, have a terminal, have attached clients, are probed by exec, and exit. The executor
+// stays the same process, and so do the containers: every line is in its log, every exit
+// code is right, and exec and attach work as soon as crispd serves. A release that cannot
+// read what a later one has written says so and takes nothing over, and one from before
+// crispd upgraded the executor works with the running one: those are the only reasons for
+// an executor to stay what it was.
 func TestUpgradeFrom(t *testing.T) {
 	testenv.Need(t, "upgrade-from")
 	from, err := filepath.Abs(os.Getenv("UPGRADE_FROM"))
@@ -33,7 +33,7 @@ func TestUpgradeFrom(t *testing.T) {
 		ours, n.binaries.dir = n.binaries.dir, from
 		return nil
 	})
-	// Early releases refuse containers that do not say whose PID namespace they want.
+	// Early releases refuse containers that do not specify a PID namespace.
 	linux := &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
 		NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER},
 	}}
@@ -46,7 +46,7 @@ func TestUpgradeFrom(t *testing.T) {
 			u.to(2*i, ours)
 			u.to(2*i+1, from)
 		}
-		u.to(6, ours) // which sees to the end
+		u.to(6, ours) // which the siege ends with
 	})
 	if u.lost > 0 {
 		t.Errorf("%d exit codes were lost", u.lost)
@@ -58,7 +58,7 @@ func TestUpgradeFrom(t *testing.T) {
 	}
 }
 
-// version is what the executor in dir says of itself.
+// version returns the version that the executor in dir reports.
 func version(t *testing.T, dir string) string {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(dir, "crisp-executor"), "--version").Output()
@@ -68,21 +68,21 @@ func version(t *testing.T, dir string) string {
 	return strings.TrimSpace(string(out))
 }
 
-// An upgrades is a node whose programs become others again and again.
+// An upgrades is a node whose programs are replaced again and again.
 type upgrades struct {
 	*siege
 	config              string
 	ours                string // the directory of this release's programs
-	runs                string // of the executor's that runs
+	runs                string // directory of the running executor's program
 	done, refused, kept int
 }
 
-// refusals are the reasons for which a release takes nothing over: it knows that what there is
-// has been written by a later one.
+// refusals match a release's reasons for taking nothing over: it recognizes that a later
+// one has written the state.
 var refusals = regexp.MustCompile(`cannot carry on.*has version \d+|speaks protocol \d+|written by a newer crispd`)
 
-// to ends crispd, some of the time by SIGKILL, and starts that of dir, which has the executor
-// become that of dir. One that refuses to leaves the place to the one before.
+// to ends crispd, at times by SIGKILL, and starts the one in dir, which upgrades the
+// executor to the one in dir. If that crispd refuses, the previous one is started again.
 func (u *upgrades) to(i int, dir string) {
 	u.t.Helper()
 	quitters := u.quitters(i)
@@ -122,8 +122,8 @@ func (u *upgrades) to(i int, dir string) {
 	u.unharmed(i, quitters)
 }
 
-// upgraded checks by what crispd has logged since it was started that the executor has become
-// that of dir.
+// upgraded checks in crispd's log since its start that the executor was upgraded to the one
+// in dir.
 func (u *upgrades) upgraded(i int, dir, log string) {
 	u.t.Helper()
 	switch {
