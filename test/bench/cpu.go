@@ -14,8 +14,8 @@ import (
 // userHZ is the unit of /proc/stat on every architecture that Linux and Go have in common.
 const userHZ = 100
 
-// machineCPU is the CPU time that all processes have used since boot. cgroup v1 has it to the nanosecond; elsewhere it is /proc/stat's, in
-// ticks.
+// machineCPU returns the CPU time that all processes have used since boot. cgroup v1 has it in
+// nanoseconds; else it is /proc/stat's, in ticks.
 func machineCPU(root fs.FS) (time.Duration, error) {
 	for _, file := range []string{"sys/fs/cgroup/cpuacct/cpuacct.usage", "sys/fs/cgroup/cpu,cpuacct/cpuacct.usage"} {
 		data, err := fs.ReadFile(root, file)
@@ -56,9 +56,9 @@ func parseStat(stat string) (time.Duration, error) {
 	return time.Duration(ticks) * time.Second / userHZ, nil
 }
 
-// ownCPU is what this process has used.
+// ownCPU returns the CPU time that this process has used.
 func ownCPU() time.Duration {
 	var usage unix.Rusage
-	unix.Getrusage(unix.RUSAGE_SELF, &usage) // fails for a bad address only
+	unix.Getrusage(unix.RUSAGE_SELF, &usage) // fails only for a bad address
 	return time.Duration(usage.Utime.Nano() + usage.Stime.Nano())
 }

@@ -20,24 +20,25 @@ const (
 	maxMessage = 16 << 20
 )
 
-// endpoint is one runtime under measurement.
+// endpoint is a runtime to be measured.
 type endpoint struct {
 	name    string
 	addr    string
-	pids    []int     // processes of the runtime, each with all that is below it
-	pidfile string    // a file with one more
+	pids    []int     // processes of the runtime, each with all its descendants
+	pidfile string    // file with the PID of one more
 	exes    []program // the same, by executable
 	bridge  string    // handler of the network "bridge", "" for the default one
-	ctl     string    // program that is called with "stop" and "start" to restart the daemon
+	ctl     string    // program that restarts the daemon: called with "stop", then "start"
 
 	conn    *grpc.ClientConn
 	runtime cri.RuntimeServiceClient
 	images  cri.ImageServiceClient
 
-	imageRef string // what its PullImage called the image of the pods
+	imageRef string // the pods' image in the answer of its PullImage
 }
 
-// program is an executable by its name and, if there are others of this name, a text in its command line.
+// program is the name of an executable and, if others have the same name, a text in its command
+// line.
 type program struct {
 	name, text string
 }
@@ -86,7 +87,7 @@ func parseEndpoint(s string) (endpoint, error) {
 	return e, nil
 }
 
-// processes are the PIDs given, with that of the file, which a restart changes.
+// processes returns the PIDs given, and the one in the file, which changes with a restart.
 func (e *endpoint) processes() ([]int, error) {
 	if e.pidfile == "" {
 		return e.pids, nil
@@ -120,8 +121,8 @@ func (e *endpoint) exec(ctx context.Context, container string) error {
 	return err
 }
 
-// clean removes every pod that a bench made, of this run or of one that was killed. The containers come first: StopPodSandbox has no
-// timeout to give, and some runtimes grant two minutes.
+// clean removes every pod of a bench, of this run or of a killed one. Containers are removed first:
+// StopPodSandbox has no timeout parameter, and some runtimes wait for two minutes.
 func (e *endpoint) clean(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()

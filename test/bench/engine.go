@@ -20,11 +20,11 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// engine is an OCI runtime that is run without anything above it.
+// engine is an OCI runtime that is run directly.
 type engine struct {
 	name string
 	path string
-	pid  int // of a process in whose mount namespace it runs; 0: our own
+	pid  int // of a process whose mount namespace it runs in; 0: our own
 }
 
 // parseEngine reads name=/path[,pid=N].
@@ -46,12 +46,12 @@ func parseEngine(s string) (engine, error) {
 	return e, nil
 }
 
-// run runs the engine and waits for it. Its containers get /dev/null for their streams.
+// run runs the engine and waits for it. Its containers get /dev/null as their streams.
 func (e engine) run(ctx context.Context, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, rpcTimeout)
 	defer cancel()
 	return e.in(func() error {
-		// A file, and no pipe: a container that keeps its end would keep us waiting.
+		// A file instead of a pipe: a container that inherits a pipe would block the wait.
 		said, err := os.CreateTemp("", "crisp-bench-engine-")
 		if err != nil {
 			return err
@@ -77,14 +77,15 @@ func (e engine) version(ctx context.Context) (string, error) {
 	return first, nil
 }
 
-// in calls f on a thread in the engine's mount namespace, which ends with it; what f starts is there too.
+// in calls f on a thread in the engine's mount namespace, which ends with it; processes that f
+// starts are in it, too.
 func (e engine) in(f func() error) error {
 	if e.pid == 0 {
 		return f()
 	}
 	done := make(chan error, 1)
 	go func() {
-		runtime.LockOSThread() // and never unlocked
+		runtime.LockOSThread() // never unlocked: the thread ends with the goroutine
 		done <- func() error {
 			fd, err := unix.Open(fmt.Sprintf("/proc/%d/ns/mnt", e.pid), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 			if err != nil {
@@ -121,7 +122,7 @@ func (b *bench) engine(ctx context.Context) {
 	}
 }
 
-// engineRound has one container from its creation to its end; the first is no sample.
+// engineRound takes one container from its creation to its removal; the first round is no sample.
 func (b *bench) engineRound(ctx context.Context, e engine, bundle, id string, sample bool) (err error) {
 	const group = "OCI runtime alone, restricted container"
 	took := map[string]time.Duration{}
@@ -148,7 +149,8 @@ func (b *bench) engineRound(ctx context.Context, e engine, bundle, id string, sa
 	return err
 }
 
-// engineSpec is what a CRI runtime makes of a restricted container on the host's network, but that the root file system is a directory.
+// engineSpec returns the spec that a CRI runtime makes of a restricted container on the host's
+// network, but with a directory as root file system.
 func (b *bench) engineSpec() *specs.Spec {
 	mount := func(at, kind string, options ...string) specs.Mount {
 		return specs.Mount{Destination: at, Type: kind, Source: kind, Options: append([]string{"nosuid", "noexec"}, options...)}

@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// execBlock is how many execs one sample of CPU time is the mean of.
+// execBlock is the number of execs whose mean is one sample of CPU time.
 const execBlock = 10
 
 func (b *bench) exec(ctx context.Context) {
@@ -31,7 +31,7 @@ func (b *bench) exec(ctx context.Context) {
 	}
 }
 
-// execs10 makes a block of execs, one after the other.
+// execs10 runs a block of execs, one after the other.
 func (b *bench) execs10(ctx context.Context, e *endpoint, container string, k kind) error {
 	record := b.timed("ExecSync true", e)
 	spent, err := meter(func() error {
@@ -40,7 +40,7 @@ func (b *bench) execs10(ctx context.Context, e *endpoint, container string, k ki
 				return err
 			}
 		}
-		sleep(ctx, 50*time.Millisecond) // what a runtime does after it has answered
+		sleep(ctx, 50*time.Millisecond) // for what a runtime does after its answer
 		return nil
 	})
 	if err == nil {
@@ -49,7 +49,7 @@ func (b *bench) execs10(ctx context.Context, e *endpoint, container string, k ki
 	return err
 }
 
-// probes has one endpoint's pods at a time.
+// probes measures one endpoint at a time, with its pods.
 func (b *bench) probes(ctx context.Context) {
 	b.each(ctx, "probes", func(e *endpoint) error {
 		pods, err := b.running(ctx, e, "host", b.probePods)
@@ -64,8 +64,8 @@ func (b *bench) probes(ctx context.Context) {
 	})
 }
 
-// probe asks each pod once a second, as a kubelet does: at a time of its own, and not before the last probe was answered. The first second
-// is no sample.
+// probe probes each pod once a second, as a kubelet does: each at a time of its own, and not before
+// its last probe was answered. The first second is no sample.
 func (b *bench) probe(ctx context.Context, e *endpoint, pods []*pod) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -114,7 +114,7 @@ func (b *bench) probe(ctx context.Context, e *endpoint, pods []*pod) error {
 	return err
 }
 
-// meter tells how much CPU time the machine, less this process, has used in f.
+// meter returns the CPU time that the machine, without this process, has used during f.
 func meter(f func() error) (time.Duration, error) {
 	before, err := othersCPU()
 	if err != nil {

@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// goal is what a row must reach: the ratio of the subject to its best peer, or a figure.
+// goal is the bound of a row: for the ratio of the subject to its best peer, or for a figure.
 type goal struct {
 	group, row string
 	bound      float64
@@ -39,7 +39,7 @@ func goalOf(s *series) *goal {
 	return nil
 }
 
-// verdict is the bound and whether own, the subject's p50, reaches it beside best, the best peer's.
+// verdict returns the bound, and whether the subject's p50, own, reaches it beside the best peer's.
 func (g *goal) verdict(own, best float64) string {
 	value, sign := own/best, "≤"
 	if g.figure {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// netGroup names what is done with pods of a network, in the table and in goals.
+// netGroup returns the name, in the table and in goals, of a measurement with pods of a network.
 func netGroup(what, net string) string {
 	switch net {
 	case "bridge":

@@ -53,7 +53,7 @@ func (b *bench) memoryAndList(ctx context.Context) {
 		return nil
 	}
 	if slices.Contains(b.phases, "memory") {
-		// What the first pod loads is there for good.
+		// The memory that the first pod takes is never freed.
 		b.each(ctx, "pod", func(e *endpoint) error { return b.upAndDown(ctx, e, "host", restricted, nil) })
 		sleep(ctx, b.settle)
 		b.each(ctx, "memory", func(e *endpoint) error { return read(e, 0) })

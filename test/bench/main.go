@@ -88,7 +88,7 @@ func main() {
 	}
 	if err == nil {
 		ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
-		context.AfterFunc(ctx, stop) // a second signal ends the cleanup too
+		context.AfterFunc(ctx, stop) // a second signal ends the cleanup, too
 		err = run(ctx, opts)
 	}
 	if err != nil {
@@ -159,7 +159,8 @@ func parseMany(list string) (counts []int, err error) {
 	return counts, nil
 }
 
-// complete fills in what follows from other options and says what is wrong.
+// complete fills in options that follow from others, and returns an error for an invalid
+// combination.
 func (o *options) complete() error {
 	if len(o.endpoints) == 0 && len(o.engines) == 0 && len(o.phases) > 0 {
 		return errors.New("no -endpoint given")

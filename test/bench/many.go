@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// manySamples is how often each call is made at each number of pods.
+// manySamples is the number of calls at each number of pods.
 const manySamples = 10
 
 // manyPods fills one endpoint at a time, with more and more pods.
@@ -31,7 +31,7 @@ func (b *bench) manyPods(ctx context.Context) {
 	})
 }
 
-// among measures a runtime that has these pods.
+// among measures a runtime with these pods.
 func (b *bench) among(ctx context.Context, e *endpoint, pods []*pod) error {
 	n := len(pods)
 	add := func(row, unit string, value float64) { b.report.addAt(row, unit, e.name, n, value) }
@@ -68,19 +68,19 @@ func (b *bench) among(ctx context.Context, e *endpoint, pods []*pod) error {
 	return b.restarts(ctx, e, n, record)
 }
 
-// restarts stops the daemon and times it from its start until it knows all its pods.
+// restarts measures the time from the daemon's start until it lists all its pods.
 func (b *bench) restarts(ctx context.Context, e *endpoint, pods int, record timing) error {
 	for range manySamples {
 		if out, err := exec.CommandContext(ctx, e.ctl, "stop").CombinedOutput(); err != nil {
 			return fmt.Errorf("%s stop: %w: %s", e.ctl, err, out)
 		}
 		if err := record.call(ctx, "daemon's start", func(ctx context.Context) error {
-			// Output would be waited for, and the daemon may have inherited it.
+			// Without output: the wait for it would block if the daemon inherited the pipe.
 			if err := exec.CommandContext(ctx, e.ctl, "start").Run(); err != nil {
 				return fmt.Errorf("%s start: %w", e.ctl, err)
 			}
 			for {
-				// A connection of its own each time: one that was refused waits before it tries again.
+				// A new connection each time: a refused one backs off before it tries again.
 				fresh := endpoint{addr: e.addr}
 				if err := fresh.dial(); err != nil {
 					return err

@@ -21,7 +21,7 @@ type memory struct {
 	processes    int
 }
 
-// readMemory adds up the processes of a runtime. A process that ends meanwhile counts as not there.
+// readMemory adds up the processes of a runtime. A process that ends meanwhile is left out.
 func readMemory(e *endpoint) (memory, error) {
 	var sum memory
 	procs, err := readProcesses("/proc")
@@ -131,7 +131,8 @@ func parseParent(stat string) (int, error) {
 	return strconv.Atoi(f[1])
 }
 
-// exeName is the name of an executable that may be a memfd, or have been replaced since it was started.
+// exeName returns the name of an executable, which may be a memfd, or have been replaced since its
+// start.
 func exeName(link string) string {
 	link = strings.TrimPrefix(strings.TrimSuffix(link, " (deleted)"), "/memfd:")
 	if link == "" {

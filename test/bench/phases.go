@@ -77,7 +77,7 @@ func (b *bench) close(ctx context.Context) error {
 		if e.conn == nil {
 			continue
 		}
-		if e.imageRef != "" { // it answered once
+		if e.imageRef != "" { // it has answered before
 			if err := e.clean(ctx); err != nil {
 				errs = append(errs, fmt.Errorf("%s: clean up: %w", e.name, err))
 			}
@@ -93,7 +93,7 @@ func (b *bench) close(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// removeCgroup removes a cgroup and those below it that nobody is in; the others stay.
+// removeCgroup removes a cgroup and its descendants, except those with processes.
 func removeCgroup(dir string) {
 	var dirs []string
 	filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -107,8 +107,8 @@ func removeCgroup(dir string) {
 	}
 }
 
-// runPhases runs the phases asked for. An endpoint that fails is told of on stderr and sits out the rest of the phase; the error names
-// all that did.
+// runPhases runs the selected phases. An endpoint that fails is reported on stderr and skipped for
+// the rest of the phase; the error names all that failed.
 func (b *bench) runPhases(ctx context.Context) error {
 	incomplete := map[string]bool{}
 	phase := func(name string, f func(ctx context.Context)) {
@@ -160,7 +160,7 @@ func (b *bench) runPhases(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// each calls f for every endpoint that has not failed in this phase, in an order that is drawn each time.
+// each calls f for every endpoint that has not failed in this phase, in random order.
 func (b *bench) each(ctx context.Context, what string, f func(e *endpoint) error) {
 	for _, i := range rand.Perm(len(b.endpoints)) {
 		e := &b.endpoints[i]
@@ -180,7 +180,7 @@ func (b *bench) fail(name, what string, err error) {
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }
 
-// timed makes a timing that adds its calls to a group of the report.
+// timed returns a timing that adds its calls to a group of the report.
 func (b *bench) timed(group string, e *endpoint) timing {
 	return func(call string, took time.Duration) { b.report.add(group, call, "ms", e.name, milliseconds(took)) }
 }
@@ -208,7 +208,8 @@ func (b *bench) remove(ctx context.Context, e *endpoint, pods []*pod) error {
 	return err
 }
 
-// parallel calls f with the numbers below n from b.workers goroutines and tells how long that took. The first error ends it.
+// parallel calls f with the numbers below n from b.workers goroutines, and returns the time that
+// took. The first error ends it.
 func (b *bench) parallel(ctx context.Context, n int, f func(ctx context.Context, i int) error) (time.Duration, error) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

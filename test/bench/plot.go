@@ -16,7 +16,7 @@ const (
 	panelsInRow = 3
 )
 
-// colours are those of Okabe and Ito, which the colour-blind tell apart too.
+// colours are those of Okabe and Ito, which colour-blind readers can distinguish.
 var colours = []string{"#d55e00", "#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"}
 
 // svg plots the p50 of each curve over the number of pods, which has a logarithmic axis; the other axis begins at 0.
@@ -83,7 +83,8 @@ func panel(b *strings.Builder, title string, curves []curve, counts []int, colum
 	}
 }
 
-// roundUp is the next number of one significant digit, or 1.5 or 2.5, that is not smaller.
+// roundUp returns the next number not smaller than v with one significant digit, or 1.5 or 2.5
+// times a power of ten.
 func roundUp(v float64) float64 {
 	if v <= 0 {
 		return 1

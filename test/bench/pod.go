@@ -12,20 +12,20 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// payload is what the containers run, and how memory.go knows them.
+// payload is the command of the containers, which memory.go leaves out.
 var payload = []string{"sleep", "36000"}
 
 // nobody is the user of restricted containers.
 const nobody = 65534
 
-// What the kubelet hides from containers that are not privileged.
+// The paths that the kubelet masks in containers that are not privileged.
 var (
 	maskedPaths = []string{"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats",
 		"/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi", "/sys/firmware", "/sys/devices/virtual/powercap"}
 	readonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 )
 
-// kind says how its security context confines a container.
+// kind is the name of a security context.
 type kind string
 
 const (
@@ -95,7 +95,7 @@ func (b *bench) newPod(e *endpoint, net string, k kind) *pod {
 	return p
 }
 
-// timing is told how long each call took; it may be nil.
+// timing gets the duration of each call; it may be nil.
 type timing func(call string, took time.Duration)
 
 func (t timing) call(ctx context.Context, name string, f func(ctx context.Context) error) error {
@@ -137,7 +137,7 @@ func (e *endpoint) up(ctx context.Context, p *pod, t timing) error {
 	})
 }
 
-// down takes away what up made.
+// down removes the pod of up.
 func (e *endpoint) down(ctx context.Context, p *pod, t timing) error {
 	if err := t.call(ctx, "StopContainer", func(ctx context.Context) error {
 		_, err := e.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: p.id})

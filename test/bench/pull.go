@@ -38,19 +38,19 @@ func (b *bench) pull(ctx context.Context) {
 		})
 	}
 	for i := range b.endpoints {
-		remove(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does not harm
+		remove(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does no harm
 	}
 }
 
 const (
-	quietFor     = 500 * time.Millisecond // how long nothing may happen
-	quietCPU     = quietFor / 5           // CPU time that is nothing
-	quietSectors = 2048                   // sectors written that are nothing
+	quietFor     = 500 * time.Millisecond // how long the machine must be idle
+	quietCPU     = quietFor / 5           // CPU time that counts as idle
+	quietSectors = 2048                   // sectors written that count as idle
 	quietMost    = 30 * time.Second
 )
 
-// quiet writes what is to be written and waits until neither the processors nor the disks have anything to do: a runtime that collects
-// in the background what was removed has ended that.
+// quiet flushes dirty pages and waits until processors and disks are idle: by then a runtime has
+// finished its garbage collection in the background.
 func quiet(ctx context.Context) error {
 	for deadline := time.Now().Add(quietMost); ; {
 		unix.Sync()

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// report holds every sample of one or several runs, in the order in which they were first seen.
+// report holds all samples of one or several runs; series are in the order of their first sample.
 type report struct {
 	Kernel   string            `json:"kernel"`
 	CPUs     int               `json:"cpus"`
@@ -29,7 +29,7 @@ type report struct {
 	mu sync.Mutex
 }
 
-// begin is when and how a run was begun.
+// begin is the time and the arguments of a run.
 type begin struct {
 	Started time.Time `json:"started"`
 	Args    []string  `json:"args"`
@@ -46,12 +46,13 @@ type series struct {
 
 func newReport(subject string) *report {
 	var uts unix.Utsname
-	unix.Uname(&uts) // fails for a bad address only
+	unix.Uname(&uts) // fails only for a bad address
 	return &report{Kernel: unix.ByteSliceToString(uts.Release[:]), CPUs: runtime.NumCPU(), Subject: subject,
 		Runs: []begin{{time.Now().UTC().Truncate(time.Second), os.Args[1:]}}, Versions: map[string]string{}}
 }
 
-// version has a column for name. Samples of two versions do not go together.
+// version records the version of name, which gets a column. It returns an error for samples of
+// another version.
 func (r *report) version(name, version string) error {
 	if had, ok := r.Versions[name]; ok && had != version {
 		return fmt.Errorf("the samples so far are of %s %q, this is %q", name, had, version)
@@ -65,12 +66,12 @@ func (r *report) version(name, version string) error {
 
 const manyGroup = "Many pods"
 
-// add may be called by several goroutines at once.
+// add may be called by concurrent goroutines.
 func (r *report) add(group, name, unit, endpoint string, value float64) {
 	r.addSample(series{Group: group, Name: name, Unit: unit}, endpoint, value)
 }
 
-// addAt adds a sample of a runtime that has this many pods.
+// addAt adds a sample of a runtime with this many pods.
 func (r *report) addAt(name, unit, endpoint string, pods int, value float64) {
 	r.addSample(series{Group: manyGroup, Name: name, Unit: unit, Pods: pods}, endpoint, value)
 }
@@ -96,7 +97,7 @@ func (r *report) find(group, name string, pods int) *series {
 	return nil
 }
 
-// load adds what a file has; there need be none.
+// load adds the samples of a file, if it exists.
 func (r *report) load(path string) error {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, os.ErrNotExist) {
@@ -141,15 +142,16 @@ func percentile(samples []float64, p float64) float64 {
 
 func (s *series) p50(name string) float64 { return percentile(s.Samples[name], 50) }
 
-// moreIsBetter tells of which units a runtime wants many.
+// moreIsBetter reports whether larger values of a unit are better.
 func moreIsBetter(unit string) bool { return strings.HasSuffix(unit, "/s") }
 
-// isOwn reports whether a name is the subject's, or that of a variant of it, and not a peer's: "crisp-v2" is one of "crisp".
+// isOwn reports whether a name is the subject's or that of a variant of it: "crisp-v2" is one of
+// "crisp". Others are peers.
 func isOwn(subject, name string) bool {
 	return subject != "" && (name == subject || strings.HasPrefix(name, subject+"-"))
 }
 
-// best is the peer with the best p50, "" if none has samples.
+// best returns the peer with the best p50, "" if none has samples.
 func (s *series) best(subject string, names []string) string {
 	best := ""
 	for _, n := range names {

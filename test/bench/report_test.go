@@ -217,7 +217,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// A goal of a row that no phase makes would never be looked at.
+// Every goal is for a row that a phase makes; else it would never be checked.
 func TestGoalsAreOfRows(t *testing.T) {
 	o, err := parseFlags([]string{"-endpoint", "a=u"})
 	if err != nil {
@@ -243,7 +243,8 @@ func TestPlot(t *testing.T) {
 			t.Errorf("the plot lacks %q", want)
 		}
 	}
-	// A curve's last point is the most pods at the right edge, at a quarter of the panel for 60 of 200.
+	// A curve ends at the right edge, with the most pods; 60 of 200 is at a quarter of the panel's
+	// height.
 	if want := `points="44.0,153.2 288.0,130.4"`; !strings.Contains(svg, want) {
 		t.Errorf("the plot lacks the curve %s:\n%s", want, svg)
 	}

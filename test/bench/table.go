@@ -9,7 +9,7 @@ import (
 	"strings"
 )
 
-// markdown writes what was measured and with what, a table for each group, and one for many pods.
+// markdown returns a description of the run, a table for each group, and one for many pods.
 func (r *report) markdown() string {
 	var b strings.Builder
 	last := r.Runs[len(r.Runs)-1]
@@ -38,15 +38,15 @@ func (r *report) groups() []string {
 	return groups
 }
 
-// columns are the names that have samples of a group.
+// columns returns the names with samples in a group.
 func (r *report) columns(group string) []string {
 	return slices.DeleteFunc(slices.Clone(r.Names), func(name string) bool {
 		return !slices.ContainsFunc(r.Series, func(s *series) bool { return s.Group == group && len(s.Samples[name]) > 0 })
 	})
 }
 
-// table has a column for each name, and where the subject has peers one for the ratio to the best and one for the goal, for it and for
-// each variant of it.
+// table writes a column for each name. If the subject has peers, it has two more for the subject
+// and for each variant: the ratio to the best peer, and the goal.
 func (r *report) table(b *strings.Builder, group string) {
 	names := r.columns(group)
 	var own []string
@@ -74,7 +74,7 @@ func (r *report) table(b *strings.Builder, group string) {
 	}
 }
 
-// header begins a table.
+// header writes the beginning of a table.
 func header(b *strings.Builder, cells []string) {
 	b.WriteString("\n")
 	line(b, cells)
@@ -92,7 +92,8 @@ func (s *series) title() string {
 	return s.Name + ", " + s.Unit
 }
 
-// comparison has the p50 of name beside that of the best peer, and whether a goal is reached; "" for what there is not.
+// comparison returns the p50 of name by that of the best peer, and whether a goal is reached; ""
+// for what does not exist.
 func (s *series) comparison(name, best string) (ratio, must string) {
 	own, other := s.p50(name), s.p50(best)
 	if !math.IsNaN(own) && other > 0 {
@@ -104,7 +105,7 @@ func (s *series) comparison(name, best string) (ratio, must string) {
 	return ratio, must
 }
 
-// cell is p50 with p10 and p90, p50 alone of one sample.
+// cell returns p50 with p10 and p90, or the value of a single sample.
 func cell(samples []float64) string {
 	switch len(samples) {
 	case 0:
@@ -115,7 +116,7 @@ func cell(samples []float64) string {
 	return fmt.Sprintf("%s (%s–%s)", number(percentile(samples, 50)), number(percentile(samples, 10)), number(percentile(samples, 90)))
 }
 
-// number writes three significant digits and no more decimals than two.
+// number formats three significant digits, with at most two decimals.
 func number(v float64) string {
 	switch a := math.Abs(v); {
 	case v == math.Trunc(v) || a >= 100:
@@ -126,20 +127,22 @@ func number(v float64) string {
 	return strconv.FormatFloat(v, 'f', 2, 64)
 }
 
-// flat is what a call with the most pods may cost, of what it does with the fewest; a list may cost that for each pod.
+// flat is the largest growth of a call's cost from the fewest to the most pods; for a list, of the
+// cost for each pod.
 const flat = 1.3
 
-// curve is one thing at one endpoint, for each number of pods.
+// curve is one row at one endpoint, for each number of pods.
 type curve struct {
 	title, name string
 	pods        []int
 	p50         []float64
 }
 
-// growth is the last value by the first.
+// growth returns the ratio of the last value to the first.
 func (c curve) growth() float64 { return c.p50[len(c.p50)-1] / c.p50[0] }
 
-// verdict says whether the curve is flat; "" of memory and of the daemon's start, of which only the figures say enough.
+// verdict returns whether the curve is flat; "" for memory and the daemon's start, where the
+// figures suffice.
 func (c curve) verdict() string {
 	g := goal{bound: flat, figure: true}
 	switch {
@@ -151,10 +154,10 @@ func (c curve) verdict() string {
 	return g.verdict(c.growth(), 1)
 }
 
-// curves has those of the many phase, row by row; counts are all numbers of pods.
+// curves returns the curves of the many phase, row by row; counts are all numbers of pods.
 func (r *report) curves() (all []curve, counts []int) {
 	at := map[string]int{}
-	sorted := slices.Clone(r.Series) // as they were measured, perhaps in several runs
+	sorted := slices.Clone(r.Series) // in the order of measurement, perhaps of several runs
 	slices.SortStableFunc(sorted, func(a, b *series) int { return cmp.Compare(a.Pods, b.Pods) })
 	for _, name := range r.Names {
 		for _, s := range sorted {
@@ -178,7 +181,7 @@ func (r *report) curves() (all []curve, counts []int) {
 	return all, counts
 }
 
-// manyTable has a column for each number of pods.
+// manyTable writes a column for each number of pods.
 func (r *report) manyTable(b *strings.Builder) {
 	curves, counts := r.curves()
 	head := []string{manyGroup, "of"}

@@ -1,20 +1,20 @@
-// Command agent measures what runs pods from a directory of manifests: crisp's
-// agent, or a kubelet that is asked the same.
+// Command agent measures a program that runs pods from a directory of manifests: crisp's
+// agent, or a standalone kubelet.
 //
 //	agent -endpoint unix:///run/crisp/crisp.sock -image IMAGE -manifests DIR [-pods 200] -- crisp agent --manifests DIR …
 //
-// It starts the command, waits until the command has seen the empty directory, and
-// puts the pods there, one container each, all at once. It prints
+// It starts the command, waits until the command has read the empty directory, and writes
+// the manifests of all pods at once, one container each. It prints
 //
 //	all running     from the first manifest to the moment when the runtime has all containers running
 //	CPU meanwhile   of the command alone, not of the runtime
-//	idle            what share of one core the command takes in -idle, after -settle, with all pods
+//	idle            the share of one core that the command takes in -idle, after -settle, with all pods
 //	PSS, RSS        of the command then
 //	all stopped     from the removal of the manifests until no sandbox of the runtime is ready
 //	all gone        until the runtime has no sandbox left; not with -gone=false, since a kubelet
 //	                leaves that to its garbage collection
 //
-// The runtime must be empty before. The image must be there: nothing is pulled.
+// The runtime must have no pods before. The image must be present: nothing is pulled.
 package main
 
 import (
@@ -66,8 +66,8 @@ func main() {
 	}
 }
 
-// run stops every pod, whatever happens: the command takes them down when their
-// manifests go.
+// run measures the command. Whatever fails, it removes the manifests, so that the command removes
+// the pods.
 func run(ctx context.Context, o options) (err error) {
 	if o.image == "" || o.manifests == "" || len(o.command) == 0 {
 		return errors.New("-image, -manifests and a command are needed")
@@ -82,7 +82,7 @@ func run(ctx context.Context, o options) (err error) {
 		return errors.Join(err, fmt.Errorf("the runtime has %d pods", n))
 	}
 	cmd := exec.Command(o.command[0], o.command[1:]...)
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C is for us
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // Ctrl-C reaches only this program
 	cmd.Stderr = os.Stderr
 	if err := cmd.Start(); err != nil {
 		return err
@@ -90,7 +90,7 @@ func run(ctx context.Context, o options) (err error) {
 	b.pid = cmd.Process.Pid
 	defer func() {
 		_ = cmd.Process.Signal(syscall.SIGTERM)
-		_ = cmd.Wait() // its end by the signal is no failure
+		_ = cmd.Wait() // ended by our signal, which is no failure
 	}()
 	if err := sleep(ctx, o.warm); err != nil {
 		return err
@@ -101,7 +101,7 @@ func run(ctx context.Context, o options) (err error) {
 type bench struct {
 	options
 	runtime cri.RuntimeServiceClient
-	pid     int // of the command
+	pid     int // the command's
 }
 
 const manifest = `apiVersion: v1
@@ -141,7 +141,7 @@ func (b *bench) up(ctx context.Context) error {
 	return b.watch(ctx)
 }
 
-// watch prints what the command takes while nothing happens.
+// watch prints the command's CPU time and memory while nothing happens.
 func (b *bench) watch(ctx context.Context) error {
 	if err := sleep(ctx, b.settle); err != nil {
 		return err
@@ -204,7 +204,7 @@ func (b *bench) running(ctx context.Context) (int, error) {
 	return len(list.GetContainers()), err
 }
 
-// sandboxes counts those in one of the states.
+// sandboxes counts the sandboxes in one of the states.
 func (b *bench) sandboxes(ctx context.Context, states ...cri.PodSandboxState) (n int, err error) {
 	list, err := b.runtime.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{})
 	for _, s := range list.GetItems() {
@@ -215,7 +215,7 @@ func (b *bench) sandboxes(ctx context.Context, states ...cri.PodSandboxState) (n
 	return n, err
 }
 
-// await asks seldom, so that its own questions cost the runtime little.
+// await polls seldom, so that the polls cost the runtime little.
 func (b *bench) await(ctx context.Context, yes func() (bool, error)) error {
 	for deadline := time.Now().Add(b.most); ; {
 		ok, err := yes()
@@ -231,8 +231,8 @@ func (b *bench) await(ctx context.Context, yes func() (bool, error)) error {
 	}
 }
 
-// cpu is what a process has used, with the kernel's share: proc_pid_stat(5),
-// fields 14 and 15, in hundredths of a second.
+// cpu returns the CPU time that a process has used, user and system: proc_pid_stat(5), fields 14
+// and 15, in hundredths of a second.
 func cpu(pid int) (time.Duration, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -254,7 +254,7 @@ func cpu(pid int) (time.Duration, error) {
 	return sum, nil
 }
 
-// field is the number of KiB in a line of a file of proc.
+// field returns the KiB in a line of a file in proc.
 func field(path, name string) (float64, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

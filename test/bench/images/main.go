@@ -1,14 +1,14 @@
-// Command images makes the images of a bench and serves them from a registry on loopback until it is told to end.
+// Command images makes the images of a bench and serves them from a registry on loopback until it gets SIGTERM.
 //
 //	images -busybox /bin/busybox -dir DIR [-listen 127.0.0.1:5000]
 //
-//	HOST/bench/busybox:1   one static busybox, as sleep, true and sh; its containers run as whoever is asked for
-//	HOST/bench/pause:1     what containerd keeps in each pod
-//	HOST/bench/big:1       what a pull is measured with: 5 gzip layers, 19 000 files, 222 MB compressed, 475 MB unpacked
+//	HOST/bench/busybox:1   a static busybox, with links sleep, true and sh; its containers can run as any user
+//	HOST/bench/pause:1     the image of containerd's pause containers
+//	HOST/bench/big:1       the image for pulls: 5 gzip layers, 19 000 files, 222 MB compressed, 475 MB unpacked
 //
-// The files of the big image come from a seed, so that it is the same everywhere: sizes are log-normal, as those of real trees are, and
+// The files of the big image are generated from a seed, so that it is the same everywhere: sizes are log-normal, as in real trees, and
 // most files are text of words whose frequencies follow Zipf's law, which gzip makes three times smaller; one in five cannot be
-// compressed. The images are kept in DIR as an OCI image layout, so that only the first start takes the time to make them.
+// compressed. The images are kept in DIR as OCI image layouts, so that only the first start takes the time to make them.
 package main
 
 import (
@@ -80,8 +80,8 @@ func run(ctx context.Context, busybox, dir, listen string) error {
 	}
 }
 
-// kept returns the image of a layout, which it makes if it is not there. A layout that was left half written is not taken: it has its
-// name only when it is whole.
+// kept returns the image of a layout, and makes it if it does not exist. An incomplete layout is
+// not used: it gets its name when it is complete.
 func kept(dir string, build func() (v1.Image, error)) (v1.Image, error) {
 	index, err := layout.ImageIndexFromPath(dir)
 	if errors.Is(err, os.ErrNotExist) {
@@ -126,7 +126,7 @@ func first(index v1.ImageIndex) (v1.Image, error) {
 	return index.Image(manifest.Manifests[0].Digest)
 }
 
-// push prints what there is to pull.
+// push pushes an image and prints its reference.
 func push(ctx context.Context, ref string, image v1.Image) error {
 	tag, err := name.NewTag(ref, name.Insecure)
 	if err != nil {

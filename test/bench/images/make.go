@@ -29,7 +29,7 @@ const (
 	filesPerDir   = 40
 )
 
-// small has one layer: busybox, and links for the applets that a bench runs.
+// small returns an image with one layer: busybox, and links for the applets that a bench runs.
 func small(busybox string) (v1.Image, error) {
 	data, err := os.ReadFile(busybox)
 	if err != nil {
@@ -53,7 +53,7 @@ func small(busybox string) (v1.Image, error) {
 	}})
 }
 
-// pauseSource is what containerd has as the first process of a pod.
+// pauseSource is the program of containerd's pause containers.
 const pauseSource = `
 #include <signal.h>
 #include <unistd.h>
@@ -61,7 +61,7 @@ static void quit(int s) { _exit(0); }
 int main(void) { signal(SIGTERM, quit); signal(SIGINT, quit); for (;;) pause(); }
 `
 
-// pause has one static program, which a C compiler makes.
+// pause returns an image with one static program, which is compiled here.
 func pause() (v1.Image, error) {
 	dir, err := os.MkdirTemp("", "crisp-bench-pause-")
 	if err != nil {
@@ -91,7 +91,7 @@ func big() (v1.Image, error) {
 	return imageOf(nil, all)
 }
 
-// bigLayer writes a layer of so many files, in directories of filesPerDir.
+// bigLayer writes a layer with that many files, in directories of filesPerDir.
 func bigLayer(w *tar.Writer, seed uint64, files int) error {
 	r := rand.New(rand.NewPCG(seed, 226))
 	text := newText(r)
@@ -119,7 +119,7 @@ func bigLayer(w *tar.Writer, seed uint64, files int) error {
 	return nil
 }
 
-// text makes words up.
+// text generates text of made-up words.
 type text struct {
 	words [][]byte
 	next  *rand.Zipf
@@ -153,7 +153,8 @@ func add(w *tar.Writer, h tar.Header, content []byte) error {
 	return err
 }
 
-// imageOf has the layers whose files are written by these functions. It compresses as docker and buildkit do.
+// imageOf returns an image of the layers that these functions write, compressed as by docker and
+// buildkit.
 func imageOf(entrypoint []string, all []func(*tar.Writer) error) (v1.Image, error) {
 	image := empty.Image
 	for _, write := range all {

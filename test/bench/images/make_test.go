@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// What is pulled must be the same on every machine, or figures of two machines are of two things.
+// The image must be the same on every machine, or their figures cannot be compared.
 func TestBigLayerIsTheSameEachTime(t *testing.T) {
 	const want = 10 * filesPerDir
 	var two [2]bytes.Buffer
@@ -24,7 +24,7 @@ func TestBigLayerIsTheSameEachTime(t *testing.T) {
 	files, dirs := 0, 0
 	for r := tar.NewReader(&two[0]); ; {
 		h, err := r.Next()
-		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // the writer was not closed
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) { // the test did not close the writer
 			break
 		}
 		if err != nil {
