@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// compare returns a line for each difference of two records of a pod: which
-// calls only one made, in which order, and with what they were made.
+// compare returns a line for each difference between two records of a pod: calls that only one
+// made, their order, and their requests.
 //
 //	POD CreateContainer main#0 config.tty: kubelet true, agent absent
 func compare(pod string, kubelet, agent *record) []string {
@@ -31,7 +31,7 @@ func compare(pod string, kubelet, agent *record) []string {
 			told(name, called(a), called(b))
 			continue
 		}
-		// The same call made again says nothing new; another one of the same object does.
+		// A repeated call is the same one; another call on the same object is not.
 		for i := range max(len(a), len(b)) {
 			if i >= len(a) || i >= len(b) {
 				told(fmt.Sprintf("%s the %dth", name, i+1), called(a[min(i, len(a)):]), called(b[min(i, len(b)):]))
@@ -56,7 +56,7 @@ func called(requests []any) string {
 	return "calls it"
 }
 
-// byName groups the distinct requests.
+// byName groups the distinct requests by call and object.
 func byName(steps []step) map[string][]any {
 	groups := map[string][]any{}
 	for _, s := range steps {
@@ -66,15 +66,15 @@ func byName(steps []step) map[string][]any {
 		}
 	}
 	for name, requests := range groups {
-		if strings.HasPrefix(name, "ExecSync ") { // which of a container's probes comes first is chance
+		if strings.HasPrefix(name, "ExecSync ") { // the order of a container's probes is random
 			slices.SortFunc(requests, func(a, b any) int { return strings.Compare(text(a), text(b)) })
 		}
 	}
 	return groups
 }
 
-// orders are compared one by one. Removals are garbage collection, and probes and
-// hooks go their own ways.
+// orders are compared one by one. Removals are garbage collection, and probes and hooks have their
+// own timing.
 var orders = []struct {
 	what    string
 	methods []string
@@ -83,8 +83,8 @@ var orders = []struct {
 	{"stops", []string{"StopContainer", "StopPodSandbox"}},
 }
 
-// order is the order of the first calls of each of these methods, of those that the
-// other has too. Containers that were stopped at the same time are one element.
+// order returns the order of the first calls of each of these methods, except calls that the other
+// record lacks. Containers that were stopped at the same time are one element.
 func order(steps []step, other map[string][]any, methods []string) string {
 	var parts []string
 	var run []string // of overlapping steps
@@ -117,8 +117,8 @@ func order(steps []step, other map[string][]any, methods []string) string {
 	return strings.Join(parts, ", ")
 }
 
-// differ tells where two values differ. Lists of things that have names are
-// compared by these, and their order by itself.
+// differ reports where two values differ. Lists of named elements are compared by name, and their
+// order separately.
 func differ(path string, a, b any, tell func(path, a, b string)) {
 	switch x := a.(type) {
 	case map[string]any:
@@ -180,7 +180,7 @@ func differLists(path string, a, b []any, tell func(path, a, b string)) {
 	}
 }
 
-// named indexes a list by what its elements are called; nil if they are not.
+// named indexes a list by the names of its elements; nil if they have none.
 func named(list []any) (map[string]any, []string) {
 	m := map[string]any{}
 	var names []string

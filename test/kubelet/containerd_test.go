@@ -15,8 +15,8 @@ const (
 	containerdBridge = "crisp-ctdk"
 )
 
-// startContainerd starts Debian's containerd in place of crispd, as the kubelet is told of one, with the
-// image in it.
+// startContainerd starts Debian's containerd in place of crispd, at the socket that the kubelet
+// gets, with the image in it.
 func (n *node) startContainerd() {
 	n.t.Helper()
 	bin, err := filepath.Abs("../../.cache/containerd/usr/bin")
@@ -30,7 +30,7 @@ func (n *node) startContainerd() {
 		n.t.Skipf("containerd needs runc: %v", err)
 	}
 	n.mountAllCgroups()
-	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() }) // there is none if no pod has run
+	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() }) // exists only if a pod has run
 	socket := filepath.Join(n.dir, "containerd.sock")
 	n.write("containerd.toml", fmt.Sprintf(containerdConfig, n.dir, socket, pauseImage, n.plugins()))
 	check(n.t, os.Mkdir(filepath.Join(n.dir, "cni"), 0o755))
@@ -71,7 +71,7 @@ const containerdNetwork = `{"cniVersion": "1.0.0", "name": "crisp-ctdk", "plugin
    "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.218.241.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}], "dataDir": %q}}]}
 `
 
-// plugins is a directory with ours, and with the one that containerd cannot be without.
+// plugins returns a directory with our CNI plugins and loopback, which containerd requires.
 func (n *node) plugins() string {
 	n.t.Helper()
 	dir := filepath.Join(n.dir, "plugins")
@@ -87,8 +87,8 @@ func (n *node) plugins() string {
 	return dir
 }
 
-// mountAllCgroups mounts the hierarchies of cgroup v1 that are there and mounted nowhere: containerd gives
-// no statistics of any container beside one.
+// mountAllCgroups mounts the hierarchies of cgroup v1 that are not mounted anywhere: with one of
+// them unmounted, containerd has no statistics.
 func (n *node) mountAllCgroups() {
 	n.t.Helper()
 	if present("/sys/fs/cgroup/cgroup.controllers") {

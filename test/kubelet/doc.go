@@ -1,19 +1,18 @@
-// Package kubelet holds the agent against the kubelet that it stands in for. The
-// real kubelet, standalone, and `crisp agent` run the same manifests on crispd,
-// each through a proxy that records what it asks of the runtime:
+// Package kubelet compares the agent with the kubelet that it replaces. The real kubelet,
+// standalone, and `crisp agent` run the same manifests on crispd, each through a proxy that
+// records its calls to the runtime:
 //
 //	testdata/*.yaml ─┬─▶ kubelet ──▶ proxy ──▶ crispd
 //	                 └─▶ agent ────▶ proxy ──▶ crispd
 //	                                   │
 //	                                 calls ──▶ of each pod ──▶ normal form ──▶ compared
 //
-// What differs must be explained by a line of the table in explain_test.go; what
-// is not explained fails, and so does an explanation of nothing. Besides, what
-// the agent makes of random pods is compared with the kubelet's own functions.
-// TestKubeadm has kubeadm's own code ask of crispd what it asks of a runtime.
-// TestMetrics holds what the kubelet shows of pods on crispd against what it shows of
-// the same pods on containerd.
+// A difference must be explained by a line of the table in explain_test.go; a difference
+// without an explanation fails, and so does an explanation without a difference. In addition,
+// the agent's handling of random pods is compared with the kubelet's own functions.
+// TestKubeadm makes kubeadm's own calls to crispd. TestMetrics compares the kubelet's metrics
+// of pods on crispd with those of the same pods on containerd.
 //
-// It is a module of its own because the kubelet is not made to be imported: its
-// module pins versions that nothing else should have to follow.
+// It is a module of its own because the kubelet is not made to be imported: its module pins
+// versions that nothing else should have to follow.
 package kubelet

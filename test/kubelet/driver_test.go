@@ -10,15 +10,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// podsCgroup is the cgroup below which both make theirs; the kubelet wants to find
-// it there. Where systemd keeps the cgroups it is the slice of this name, which has
-// no dash, or it would be below another.
+// podsCgroup is the cgroup in which both make theirs; the kubelet requires that it exists. With
+// systemd it is the slice of this name, which has no dash, or it would be within another slice.
 const podsCgroup = "/crispkubelet"
 
-// podsSlice is podsCgroup to systemd.
+// podsSlice is systemd's name for podsCgroup.
 const podsSlice = "crispkubelet.slice"
 
-// parent is the cgroup of this path below podsCgroup, as CRI has it for the driver.
+// parent returns the cgroup_parent, for the driver, of this path below podsCgroup.
 func (n *node) parent(names ...string) string {
 	if !n.systemd {
 		return filepath.Join(append([]string{podsCgroup}, names...)...)
@@ -31,7 +30,7 @@ func (n *node) parent(names ...string) string {
 	return path
 }
 
-// asksForDriver learns who keeps the cgroups.
+// asksForDriver determines the cgroup driver.
 func (n *node) asksForDriver() {
 	n.t.Helper()
 	resp, err := cri.NewRuntimeServiceClient(n.conn).RuntimeConfig(n.t.Context(), &cri.RuntimeConfigRequest{})
@@ -46,8 +45,8 @@ func (n *node) systemctl(verb, unit string) {
 	}
 }
 
-// startKubelet starts the kubelet without an API server. ports: read-only, its
-// main one, health.
+// startKubelet starts the kubelet without an API server. ports are its read-only port, its main
+// port and its health port.
 func (n *node) startKubelet(ports []int) {
 	n.t.Helper()
 	n.write("kubelet.yaml", fmt.Sprintf(`apiVersion: kubelet.config.k8s.io/v1beta1
@@ -82,7 +81,7 @@ logging: {verbosity: 2}
 		"--cert-dir", filepath.Join(n.dir, "pki"), "--hostname-override", nodeName}, n.flags...)...)
 }
 
-// kubeletProgram is the kubelet that make test-kubelet builds, or KUBELET.
+// kubeletProgram returns the path of the kubelet that make test-kubelet builds, or KUBELET.
 func kubeletProgram() string {
 	path := os.Getenv("KUBELET")
 	if path == "" {
@@ -95,7 +94,7 @@ func kubeletProgram() string {
 	return path
 }
 
-// hierarchies are where cgroups are made: the one of v2, or those of v1.
+// hierarchies returns the directories in which cgroups are made: that of v2, or those of v1.
 func hierarchies() []string {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		return []string{"/sys/fs/cgroup"}
@@ -110,7 +109,7 @@ func (n *node) makeCgroups(name string) {
 		return
 	}
 	for _, dir := range hierarchies() {
-		_ = os.Mkdir(filepath.Join(dir, name), 0o755) // there already, or no hierarchy
+		_ = os.Mkdir(filepath.Join(dir, name), 0o755) // exists already, or no hierarchy
 		if strings.HasSuffix(dir, "/cpuset") {
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 				if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {
@@ -121,7 +120,7 @@ func (n *node) makeCgroups(name string) {
 	}
 }
 
-// removeCgroups removes the cgroups of this name with all below, deepest first.
+// removeCgroups removes the cgroups of this name with all their descendants, deepest first.
 func (n *node) removeCgroups(name string) {
 	if n.systemd {
 		n.systemctl("stop", podsSlice)

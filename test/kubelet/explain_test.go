@@ -6,14 +6,15 @@ import (
 	"testing"
 )
 
-// An explanation says why what matches it differs. A race differs in some runs only.
+// An explanation has the reason for the differences that it matches. A race appears in some runs
+// only.
 type explanation struct {
 	of   string // regular expression of whole lines, see compare
 	why  string
 	race bool
 }
 
-// explanations are all differences that are meant to be.
+// explanations are the intended differences.
 var explanations = []explanation{
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by what it writes at them, without the manifest"},
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels what is its own"},
@@ -32,8 +33,8 @@ var explanations = []explanation{
 	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the kubelet without an API server does not fill in its own addresses; the agent does"},
 }
 
-// unexplained returns the lines that no explanation is of, and fails t for
-// explanations of nothing.
+// unexplained returns the lines that no explanation matches, and fails t for explanations that
+// match nothing.
 func unexplained(t *testing.T, lines []string) (left []string) {
 	t.Helper()
 	var patterns []*regexp.Regexp
@@ -53,7 +54,7 @@ lines:
 	}
 	for i, e := range explanations {
 		t.Logf("%4d × %s", used[i], e.why)
-		if used[i] == 0 && !e.race && os.Getenv("ONLY") == "" { // some pods do not show all
+		if used[i] == 0 && !e.race && os.Getenv("ONLY") == "" { // a part of the pods does not show all differences
 			t.Errorf("nothing differs as explained by: %s (%s)", e.why, e.of)
 		}
 	}

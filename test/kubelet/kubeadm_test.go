@@ -11,9 +11,8 @@ import (
 	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app/util/runtime"
 )
 
-// What kubeadm's preflight checks and `kubeadm reset` ask of a runtime is asked here
-// by kubeadm's own code, which gives each call two seconds. A reset stops pods that
-// nobody has ended before, and leaves none.
+// kubeadm's own code makes the calls of its preflight checks and of `kubeadm reset`, each with a
+// timeout of two seconds. A reset stops running pods, and leaves none.
 func TestKubeadm(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -29,7 +28,7 @@ func TestKubeadm(t *testing.T) {
 	if image, err := runtime.SandboxImage(); err == nil {
 		t.Errorf("there is no pause image, but kubeadm would compare its own with %q, and warn", image)
 	}
-	check(t, runtime.PullImagesInParallel([]string{testImage}, true)) // it is there; nothing could be pulled
+	check(t, runtime.PullImagesInParallel([]string{testImage}, true)) // the image is present; it could not be pulled
 
 	const pods = 5
 	for i := range pods {
@@ -37,7 +36,7 @@ func TestKubeadm(t *testing.T) {
 	}
 	ids, err := runtime.ListKubeContainers()
 	if len(ids) != pods {
-		t.Fatalf("kubeadm finds %d pods of %d (%v)", len(ids), pods, err)
+		t.Fatalf("kubeadm lists %d pods, want %d (%v)", len(ids), pods, err)
 	}
 	check(t, runtime.RemoveContainers(ids))
 	if left, err := n.sandboxes("", false); len(left) > 0 || err != nil {
@@ -45,7 +44,7 @@ func TestKubeadm(t *testing.T) {
 	}
 }
 
-// stubborn runs a pod of two containers that do not end on SIGTERM, past the proxy.
+// stubborn runs a pod of two containers that ignore SIGTERM, without the proxy.
 func (n *node) stubborn(name string) {
 	n.t.Helper()
 	runtime, ctx := cri.NewRuntimeServiceClient(n.conn), n.t.Context()

@@ -14,15 +14,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// atOnce is how many pods are on their way at a time. Calls are told apart by
-// pod, so they do not disturb one another.
+// atOnce is the number of pods that are driven at a time. Calls are sorted by pod, so pods do not
+// interfere.
 var atOnce = 8
 
-// patience is for a pod to come to its state.
+// patience bounds the wait for a pod's state.
 const patience = 2 * time.Minute
 
-// slowness is by how much all is waited for longer than on a machine of today: on an
-// emulated one, which has CRISP_VM set, each step takes so many times as long.
+// slowness multiplies all timeouts on an emulated machine, which has CRISP_VM set.
 var slowness time.Duration = 1
 
 func init() {
@@ -34,16 +33,16 @@ func init() {
 // refused is the message of a pod that a driver does not list.
 const refused = "not listed"
 
-// A manifest is a file of testdata. Its first line says to which state the pod
-// is to come before it is deleted:
+// A manifest is a file of testdata. Its first line has the state that the pod must reach
+// before it is deleted:
 //
 //	# until: ready | phase PHASE | waiting REASON | restarts N | refused
 //
-// A refused pod is not listed, or, by the agent, listed as Failed from the first.
-// A pod that does not come to its state fails, by either driver.
+// A refused pod is not listed, or is listed by the agent as Failed from the beginning. A pod
+// that does not reach its state fails the test, with either driver.
 //
-// and after that perhaps, for what comes later than the state, for how long it
-// lives on:
+// The line may also have a time for which the pod lives on, for events that come after the
+// state:
 //
 //	# until: ready, then 3s
 type manifest struct {
@@ -53,8 +52,8 @@ type manifest struct {
 	then  time.Duration
 }
 
-// Each pod of testdata makes the same calls by the kubelet and by the agent, but
-// for what is explained.
+// For each pod of testdata, the kubelet and the agent make the same calls, except for explained
+// differences.
 func TestSamePods(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -65,8 +64,8 @@ func TestSamePods(t *testing.T) {
 	list := manifests(t)
 	records := map[string]map[string]*record{}
 	for _, driver := range []string{"kubelet", "agent"} {
-		// A test of its own, so that one node has ended before the other begins:
-		// they share host ports.
+		// A subtest for each, so that one node has ended before the other starts: they share host
+		// ports.
 		t.Run(driver, func(t *testing.T) {
 			s, err := readSession(driver)
 			if err != nil {
@@ -127,10 +126,10 @@ func manifests(t *testing.T) (list []manifest) {
 	return list
 }
 
-// tooSlow are the pods that an emulated machine cannot have, and why.
+// tooSlow are the pods that do not work on an emulated machine, with the reason.
 var tooSlow = map[string]string{"tiny-cpu": "in half a percent of an emulated CPU a container does not start within the two minutes that a call may take"}
 
-// drive takes each manifest through its pod's life.
+// drive takes the pod of each manifest through its life.
 func drive(t *testing.T, n *node, list []manifest) *session {
 	begin := time.Now()
 	var mu sync.Mutex
@@ -169,8 +168,8 @@ func drive(t *testing.T, n *node, list []manifest) *session {
 	return &session{n.driver, n.dir, n.proxy.all(), pods, missed}
 }
 
-// live puts the manifest in, waits for the pod's state, and takes it away. It
-// returns the pod as it was then, and whether that was the state.
+// live adds the manifest, waits for the pod's state, and removes it. It returns the pod at that
+// time, and whether it had reached the state.
 func (n *node) live(m manifest) (pod *v1.Pod, came bool, err error) {
 	path := filepath.Join(n.dir, "manifests", m.name+".yaml")
 	content := strings.NewReplacer("OWN-IMAGE", ownImage(m.name), "IMAGE", testImage, "HOSTDIR", filepath.Join(n.dir, "host")).Replace(m.text)
@@ -178,13 +177,13 @@ func (n *node) live(m manifest) (pod *v1.Pod, came bool, err error) {
 	if err := os.WriteFile(hidden, []byte(content), 0o644); err != nil {
 		return nil, false, err
 	}
-	if err := os.Rename(hidden, path); err != nil { // neither may read half of it
+	if err := os.Rename(hidden, path); err != nil { // neither driver may read half a file
 		return nil, false, err
 	}
 	pod = &v1.Pod{Status: v1.PodStatus{Message: refused}}
 	limit := patience
 	if m.until == "refused" {
-		limit = 5 * time.Second // it must not come at all
+		limit = 5 * time.Second // it must not appear at all
 	}
 	came = n.waits(limit, func() bool {
 		p, err := n.pod(m.name)

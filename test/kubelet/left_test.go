@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// A kubelet sets these for the whole machine (sysctl(8), in directories), and it and
-// containerd make these directories whatever their own are.
+// A kubelet sets these for the whole machine (sysctl(8), as paths), and it and containerd make
+// these directories whatever their own are.
 var (
 	machineSettings = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
 	machinePaths    = []string{"/var/lib/kubelet", "/var/log/containers", "/var/log/pods", "/run/containerd"}
 )
 
-// A snapshot is the machine before a node: the settings by their files, and which
-// of the directories and cgroups there were.
+// A snapshot is the state of the machine before a node: settings by file, and which of the
+// directories and cgroups existed.
 type snapshot struct {
 	settings map[string]string
 	there    map[string]bool
@@ -44,8 +44,8 @@ func machine(t *testing.T) snapshot {
 	return s
 }
 
-// kubepods are where the cgroups of pods would be, were the kubelet and the agent
-// not told to make them elsewhere.
+// kubepods returns the default paths of pods' cgroups, which the kubelet and the agent are
+// configured not to use.
 func kubepods() (paths []string) {
 	for _, dir := range hierarchies() {
 		paths = append(paths, filepath.Join(dir, "kubepods"), filepath.Join(dir, "kubepods.slice"))
@@ -53,7 +53,7 @@ func kubepods() (paths []string) {
 	return paths
 }
 
-// restore puts back what a kubelet has set, and removes what it has made.
+// restore restores the settings that a kubelet has changed, and removes what it has made.
 func (s snapshot) restore(t *testing.T) {
 	for path, value := range s.settings {
 		if err := os.WriteFile(path, []byte(value), 0o644); err != nil {
@@ -70,7 +70,7 @@ func (s snapshot) restore(t *testing.T) {
 	}
 }
 
-// remember gathers the marks of the node while its files are there.
+// remember records the marks of the node while its files exist.
 func (n *node) remember() {
 	n.marks = []string{n.dir, podsCgroup, strings.TrimPrefix(podsCgroup, "/") + "-"}
 	configs, _ := filepath.Glob(filepath.Join(n.dir, "crispd", "cni", "net.d", "*"))
@@ -82,8 +82,8 @@ func (n *node) remember() {
 	}
 }
 
-// leavesNothing fails for what the node has left on the machine or changed there.
-// Some things end a moment after the call that ended them.
+// leavesNothing fails for everything that the node has left or changed on the machine. Some things
+// end a moment after the call that ended them.
 func (n *node) leavesNothing(before snapshot) {
 	var left []string
 	if !n.waits(5*time.Second, func() bool { left = n.left(before); return len(left) == 0 }) {
@@ -121,7 +121,7 @@ func (n *node) left(before snapshot) (left []string) {
 			if err == nil && d.IsDir() {
 				lines("cgroup", path)
 			}
-			return nil // what is gone meanwhile is no leak
+			return nil // a file that disappears meanwhile is no leak
 		})
 	}
 	links, err := os.ReadDir("/sys/class/net")

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// metricsPods show what a monitor tells apart: two containers with limits; the node's network; a
-// PID namespace of the pod's own. Each writes to a disk, so that all have the counters of one.
+// metricsPods differ in what monitors distinguish: two containers with limits; the host's network;
+// a shared PID namespace. Each writes to a disk, so that all have disk counters.
 var metricsPods = map[string]string{
 	"plain": `
   containers:
@@ -33,13 +33,14 @@ var metricsPods = map[string]string{
 `,
 }
 
-// runs are the nodes that are compared, the last one with the others.
+// runs are the compared nodes; each is compared with the last one.
 var runs = []string{"crisp", "crisp-cri", "containerd"}
 
-// What the kubelet shows of crisp's pods is what it shows of containerd's, name by name and label by
-// label, but for the lines of the tables in docs/metrics.md: at default feature gates, where
-// cAdvisor asks crispd as it would containerd, and with PodAndContainerStatsFromCRI, where it
-// asks nobody. VIEWS is a directory that keeps what was shown, for a later run.
+// The kubelet's metrics and statistics for crisp's pods equal those for containerd's, name by name
+// and label by label, except for the rows of the tables in docs/metrics.md: with the default
+// feature gates, where cAdvisor queries crispd like containerd, and with
+// PodAndContainerStatsFromCRI, where cAdvisor is not used. VIEWS is a directory that keeps the
+// results for a later run.
 func TestMetrics(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -48,7 +49,7 @@ func TestMetrics(t *testing.T) {
 		t.Skipf("the kubelet is not built (%v): make test-kubelet", err)
 	}
 	views := map[string][]string{}
-	if dir := os.Getenv("VIEWS"); dir != "" { // of an earlier run
+	if dir := os.Getenv("VIEWS"); dir != "" { // results of an earlier run
 		for _, name := range runs {
 			if data, err := os.ReadFile(filepath.Join(dir, name)); err == nil {
 				views[name] = strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
@@ -81,7 +82,7 @@ func TestMetrics(t *testing.T) {
 	}
 	for _, name := range []string{"crisp", "crisp-cri"} {
 		if views[name] == nil || views["containerd"] == nil {
-			continue // of one that was not run, or has failed
+			continue // not run, or failed
 		}
 		lines := differences(views[name], views["containerd"])
 		t.Logf("%s: %d lines, containerd %d, %d differ", name, len(views[name]), len(views["containerd"]), len(lines))
@@ -89,8 +90,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// shown runs the pods and returns what the kubelet shows of them once that has settled: it looks at
-// containers every ten seconds or so.
+// shown runs the pods and returns what the kubelet shows of them once that does not change any
+// more: it samples containers about every ten seconds.
 func (n *node) shown() (lines []string) {
 	n.t.Helper()
 	all := slices.Sorted(maps.Keys(metricsPods))
@@ -137,7 +138,7 @@ func (n *node) endMetricsPods(names ...string) {
 	})
 }
 
-// see returns, as sorted lines, which series and fields the kubelet shows of the pods.
+// see returns, as sorted lines, the series and fields that the kubelet shows of the pods.
 func (n *node) see() []string {
 	n.t.Helper()
 	lines := map[string]bool{}
@@ -184,9 +185,8 @@ var (
 	uidForm    = regexp.MustCompile(`pod[0-9a-f_-]{32,36}`)
 )
 
-// seriesLines returns a sample of one of the pods as lines: that the series is there, and each label by
-// which it is found. Which block devices are used, and which interfaces the node has, is the
-// machine's affair.
+// seriesLines returns lines for a sample of one of the pods: its series, and each label that
+// identifies it. The machine's block devices and interfaces are left out.
 func seriesLines(sample string) []string {
 	m := sampleForm.FindStringSubmatch(sample)
 	if m == nil {
@@ -230,7 +230,8 @@ func seriesLines(sample string) []string {
 	return append(lines, of+" "+m[1]+"{"+strings.Join(rest, ",")+"}")
 }
 
-// fieldLines puts the path of each value below v into lines. What is in a list is told by its name.
+// fieldLines adds the path of each value below v to lines. Elements of lists are identified by
+// name.
 func fieldLines(path string, v any, lines map[string]bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -250,7 +251,7 @@ func fieldLines(path string, v any, lines map[string]bool) {
 	}
 }
 
-// differences are the lines of only one of them.
+// differences returns the lines that only one of them has.
 func differences(crisp, containerd []string) (lines []string) {
 	for _, line := range crisp {
 		if !slices.Contains(containerd, line) {
@@ -265,9 +266,9 @@ func differences(crisp, containerd []string) (lines []string) {
 	return lines
 }
 
-// explained fails for each difference that has no row in the table below the heading of that run in
-// docs/metrics.md, and for each row of nothing. A row begins with a regular expression of whole
-// lines, and one that need not occur says "sometimes".
+// explained fails for each difference without a row in the table below that run's heading in
+// docs/metrics.md, and for each row that matches nothing. A row begins with a regular expression
+// for whole lines; a row that need not match says "sometimes".
 func explained(t *testing.T, run string, lines []string) {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/metrics.md")

@@ -30,23 +30,22 @@ const (
 	nodeName  = "crispnode"
 )
 
-// ownImages are the pods that pull. Each has the image by a name of its own,
-// OWN-IMAGE in its manifest: while one pulls an image, no other pod may have it, not
-// even one that never pulls, by the kubelet and by the agent.
+// ownImages are the pods that pull. Each names the image by a name of its own, OWN-IMAGE in its
+// manifest: while one pod pulls an image, neither the kubelet nor the agent gives it to another
+// pod, even one that never pulls.
 var ownImages = []string{"pull-always", "pull-if-not-present"}
 
 func ownImage(pod string) string { return "crisp.test/" + pod + ":latest" }
 
-// recorded are the calls that change something, and those by which probes and
-// hooks run.
+// recorded are the calls that change something, and those of probes and hooks.
 var recorded = map[string]bool{
 	"RunPodSandbox": true, "StopPodSandbox": true, "RemovePodSandbox": true,
 	"CreateContainer": true, "StartContainer": true, "StopContainer": true, "RemoveContainer": true,
 	"UpdateContainerResources": true, "UpdatePodSandboxResources": true, "ExecSync": true, "PullImage": true, "RemoveImage": true,
 }
 
-// A node is a crispd with the test image, and before it a proxy and a driver:
-// the kubelet or the agent. All lies below dir, in the same places for both.
+// A node is a crispd with the test image, a proxy in front of it, and a driver: the kubelet or the
+// agent. All files are below dir, at the same paths for both.
 type node struct {
 	t       *testing.T
 	driver  string
@@ -54,15 +53,15 @@ type node struct {
 	proxy   *proxy
 	conn    *grpc.ClientConn // to crispd, past the proxy
 	pods    string           // URL of the driver's list of pods
-	systemd bool             // keeps the cgroups
-	flags   []string         // of the kubelet, besides those of every one
-	look    func(*v1.Pod)    // if not nil, at each pod that has come to its state
-	marks   []string         // by which what is this node's is told in the kernel; see remember
+	systemd bool             // makes the cgroups
+	flags   []string         // of the kubelet, in addition to those of every one
+	look    func(*v1.Pod)    // if not nil, called with each pod that has reached its state
+	marks   []string         // by which the node's objects in the kernel are recognized; see remember
 	ended   map[string]chan error
 	cmds    map[string]*exec.Cmd
 }
 
-// startNode starts all of it. The test's end ends it.
+// startNode starts a node, which ends with the test.
 func startNode(t *testing.T, driver string) *node {
 	t.Helper()
 	n := newNode(t, driver)
@@ -74,9 +73,9 @@ func startNode(t *testing.T, driver string) *node {
 // newNode makes the node's directory.
 func newNode(t *testing.T, driver string) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: sockets lie in it
+	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: for the paths of sockets
 	check(t, err)
-	check(t, os.Chmod(dir, 0o711)) // or there are no user namespaces: their users must get through
+	check(t, os.Chmod(dir, 0o711)) // users in user namespaces must pass through it
 	n := &node{t: t, driver: driver, dir: dir, ended: map[string]chan error{}, cmds: map[string]*exec.Cmd{}}
 	before := machine(t)
 	t.Cleanup(func() { n.leavesNothing(before) })
@@ -85,18 +84,18 @@ func newNode(t *testing.T, driver string) *node {
 	for _, d := range []string{"manifests", "root", "logs", "host"} {
 		check(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
-	// Where / is not shared, nothing else can propagate into a pod.
+	// Where / is not shared, only this directory can propagate mounts into a pod.
 	host := filepath.Join(dir, "host")
 	check(t, syscall.Mount(host, host, "", syscall.MS_BIND, ""))
 	check(t, syscall.Mount("", host, "", syscall.MS_SHARED, ""))
-	// The test's image has a registry that is not there: nothing leaves the machine.
+	// The registry of the test image does not exist: nothing leaves the machine.
 	n.write("registries.conf", "[[registry]]\nprefix = \"crisp.test\"\nlocation = \"127.0.0.1:1/crisp.test\"\ninsecure = true\n")
 	n.write("resolv.conf", "nameserver 192.0.2.53\nsearch node.test\n")
 	n.write("crispd.toml", "")
 	return n
 }
 
-// startCrispd starts the runtime, with the image in it.
+// startCrispd starts the runtime and loads the image.
 func (n *node) startCrispd() {
 	n.t.Helper()
 	n.start("crispd", program("crispd"), "--config", filepath.Join(n.dir, "crispd.toml"), "--root", filepath.Join(n.dir, "crispd"),
@@ -106,7 +105,7 @@ func (n *node) startCrispd() {
 	n.asksForDriver()
 }
 
-// connect waits until the runtime answers, and puts the proxy before it.
+// connect waits until the runtime answers, and starts the proxy.
 func (n *node) connect(socket string) {
 	n.t.Helper()
 	var err error
@@ -127,7 +126,7 @@ func (n *node) drive() {
 	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
 	n.makeCgroups(podsCgroup)
 	switch n.driver {
-	case "kubeadm": // asks crispd itself, and ends
+	case "kubeadm": // makes its calls to crispd directly, and ends
 		return
 	case "kubelet":
 		n.startKubelet(ports)
@@ -139,7 +138,7 @@ func (n *node) drive() {
 	n.until("the driver lists pods", time.Minute, func() bool { _, err := n.list(); return err == nil })
 }
 
-// program is one of crisp's, from CRISP_BIN or the tree's bin.
+// program returns the path of one of crisp's programs, in CRISP_BIN or the tree's bin.
 func program(name string) string {
 	dir := os.Getenv("CRISP_BIN")
 	if dir == "" {
@@ -178,13 +177,13 @@ func (n *node) stop(name string) {
 	select {
 	case <-n.ended[name]:
 	case <-time.After(slowness * 30 * time.Second):
-		n.t.Errorf("%s did not end by SIGTERM", name)
+		n.t.Errorf("%s did not exit on SIGTERM", name)
 		_ = cmd.Process.Kill()
 		<-n.ended[name]
 	}
 }
 
-// end stops everything and takes it away, the logs too unless the test failed.
+// end stops and removes everything, including the logs unless the test has failed.
 func (n *node) end() {
 	n.stop(n.driver)
 	if n.proxy != nil {
@@ -216,7 +215,7 @@ func (n *node) write(name, text string) {
 	check(n.t, os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o644))
 }
 
-// until waits, and fails with the ends of the logs.
+// until waits until yes returns true, and fails with the ends of the logs.
 func (n *node) until(what string, patience time.Duration, yes func() bool) {
 	n.t.Helper()
 	if !n.waits(patience, yes) {
@@ -243,7 +242,7 @@ func (n *node) tails() string {
 	return b.String()
 }
 
-// list is what the driver says of its pods.
+// list returns the driver's list of its pods.
 func (n *node) list() ([]v1.Pod, error) {
 	client := http.Client{Timeout: slowness * 5 * time.Second}
 	resp, err := client.Get(n.pods)
@@ -259,7 +258,7 @@ func (n *node) list() ([]v1.Pod, error) {
 	return list.Items, err
 }
 
-// pod returns the pod of this name, which the kubelet lengthens by the node's.
+// pod returns the pod of this name, to which the kubelet appends the node's.
 func (n *node) pod(name string) (*v1.Pod, error) {
 	pods, err := n.list()
 	for i := range pods {
@@ -283,7 +282,7 @@ func (n *node) sandboxes(name string, readyOnly bool) ([]string, error) {
 	return ids, err
 }
 
-// load puts the test image into crispd's store: the one program testbin.
+// load loads the test image into crispd: the one program testbin.
 func (n *node) load() {
 	n.t.Helper()
 	tags := []string{testImage}
@@ -298,7 +297,7 @@ func (n *node) load() {
 	}
 }
 
-// testbin is the program of that name, which is built unless it lies beside the others.
+// testbin returns the program testbin, which is built unless it is beside the others.
 func (n *node) testbin() []byte {
 	n.t.Helper()
 	testbin := program("testbin")
@@ -316,7 +315,7 @@ func (n *node) testbin() []byte {
 	return data
 }
 
-// imageOf is a docker archive of the program as /testbin, and of a file of users.
+// imageOf returns a docker archive with the program as /testbin, and a passwd file.
 func imageOf(t *testing.T, program []byte, entrypoint []string, tags ...string) []byte {
 	pack := func(files map[string][]byte, order ...string) []byte {
 		var b bytes.Buffer
@@ -352,7 +351,7 @@ func freePorts(t *testing.T, count int) (ports []int) {
 	return ports
 }
 
-// unmountBelow detaches what a driver has mounted and left, a tmpfs for instance.
+// unmountBelow detaches mounts that a driver has left, for example a tmpfs.
 func unmountBelow(dir string) {
 	data, _ := os.ReadFile("/proc/self/mountinfo")
 	lines := strings.Split(string(data), "\n")

@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// aSession is of one pod with one container that has these resources, after a
-// creation that failed.
+// aSession returns a record of one pod with one container with these resources, after a failed
+// creation.
 func aSession(t *testing.T, driver, resources string) *record {
 	t.Helper()
 	var calls []call
@@ -29,7 +29,7 @@ func aSession(t *testing.T, driver, resources string) *record {
 	return recordsOf(t, &session{Driver: driver, Dir: "/node", Calls: calls, Pods: map[string]*v1.Pod{"a": {}}})["a"]
 }
 
-// What the runtime is asked for is not taken for a hash, however many digits it has.
+// A number in a request is not taken for a hash, however many digits it has.
 func TestLimitsAreCompared(t *testing.T) {
 	for _, limits := range [][2]int64{{64 << 20, 32 << 20}, {2 << 20, 4 << 20}, {128 << 20, 256 << 20}, {1e6, 2e6}} {
 		name := fmt.Sprintf("%d and %d", limits[0], limits[1])
@@ -42,8 +42,7 @@ func TestLimitsAreCompared(t *testing.T) {
 	}
 }
 
-// A creation that failed has no ID, and what has none does not get into the text of
-// what follows.
+// A failed creation has no ID, and the empty ID does not get into the text of later calls.
 func TestFailedCreationsHaveNoID(t *testing.T) {
 	r := aSession(t, "agent", `{"memory_limit_in_bytes":"67108864"}`)
 	request := r.steps[2].request.(map[string]any)
@@ -53,8 +52,8 @@ func TestFailedCreationsHaveNoID(t *testing.T) {
 	}
 }
 
-// Starts are told apart from stops, so that an explanation of one order is none of
-// the other.
+// Orders of starts and of stops are separate differences, so that an explanation of one does not
+// match the other.
 func TestOrdersAreComparedOneByOne(t *testing.T) {
 	of := func(names ...string) *record {
 		r := &record{}

@@ -24,7 +24,7 @@ import (
 	_ "k8s.io/cri-api/pkg/apis/runtime/v1" // registers the messages that the proxy decodes
 )
 
-// A call is one RPC that went through a proxy. Times are of the proxy.
+// A call is an RPC that went through a proxy. Times are the proxy's.
 type call struct {
 	Method   string // without the service
 	Request  []byte // JSON, by protojson
@@ -34,8 +34,8 @@ type call struct {
 	End      time.Time
 }
 
-// A proxy passes all of gRPC on as it comes, byte for byte, and records the
-// unary calls that the recorder wants.
+// A proxy forwards all gRPC messages byte for byte, and records the unary calls that the recorder
+// wants.
 type proxy struct {
 	socket string
 	server *grpc.Server
@@ -46,10 +46,10 @@ type proxy struct {
 	calls []call
 }
 
-// startProxy serves on socket what the runtime at target serves.
+// startProxy makes the services of the runtime at target available on socket.
 func startProxy(socket, target string, wanted map[string]bool) (*proxy, error) {
-	// What other packages say through gRPC's codec registry does not matter here:
-	// both ends are forced to pass frames.
+	// The codecs that other packages register do not matter here: both ends are forced to pass
+	// frames.
 	conn, err := grpc.NewClient("unix://"+target, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(frames{}), grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
@@ -77,15 +77,15 @@ func (p *proxy) stop() {
 	p.conn.Close()
 }
 
-// all returns what has been recorded so far.
+// all returns the calls recorded so far.
 func (p *proxy) all() []call {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return append([]call(nil), p.calls...)
 }
 
-// pass is the handler of every method. CRI has unary calls and streams from the
-// server; for both the client sends one message.
+// pass is the handler of every method. CRI has unary calls and server streams; in both the client
+// sends one message.
 func (p *proxy) pass(_ any, in grpc.ServerStream) error {
 	full, _ := grpc.MethodFromServerStream(in)
 	var request frame
@@ -112,8 +112,7 @@ func (p *proxy) pass(_ any, in grpc.ServerStream) error {
 	return err
 }
 
-// forward sends the request and passes on all that is answered, the last of
-// which it returns.
+// forward sends the request and forwards all answers, and returns the last one.
 func (p *proxy) forward(ctx context.Context, method string, request *frame, in grpc.ServerStream) (last frame, err error) {
 	out, err := p.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
@@ -139,8 +138,8 @@ func (p *proxy) forward(ctx context.Context, method string, request *frame, in g
 	}
 }
 
-// decode makes JSON of a frame, by the descriptors of the CRI version that the
-// kubelet speaks. A field that it does not know is told as one.
+// decode returns a frame as JSON, by the descriptors of the kubelet's CRI version. Unknown fields
+// are named as such.
 func decode(method string, request bool, data frame) []byte {
 	fail := func(err error) []byte { return fmt.Appendf(nil, "{%q: %q}", "undecodable", err.Error()) }
 	service, name := path.Split(method)
@@ -170,7 +169,7 @@ func decode(method string, request bool, data frame) []byte {
 	return text
 }
 
-// unknownIn names the first message in m, or m itself, with unknown fields.
+// unknownIn returns the name of the first message in m, or m itself, with unknown fields.
 func unknownIn(m protoreflect.Message) (name string) {
 	if len(m.GetUnknown()) > 0 {
 		return string(m.Descriptor().FullName())
@@ -194,7 +193,7 @@ func unknownIn(m protoreflect.Message) (name string) {
 	return name
 }
 
-// A frame is a message as it is on the wire; frames is its codec.
+// A frame is a message in its wire format; frames is its codec.
 type frame []byte
 
 type frames struct{}

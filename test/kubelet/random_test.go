@@ -26,15 +26,14 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/qos"
 )
 
-// randomPods is how many are made, from the seed in SEED or this one.
+// randomPods is the number of random pods, from the seed in SEED or this one.
 const (
 	randomPods  = 60
 	defaultSeed = 5
 )
 
-// What the agent makes of random pods is what the kubelet's own functions make
-// of them: defaults, class, OOM scores, and the values of cgroups, both those
-// asked of the runtime and those of the pod, as the kernel has them.
+// The agent handles random pods as the kubelet's own functions do: defaults, QoS class, OOM scores,
+// and cgroup values, in the requests to the runtime and in the kernel.
 func TestRandomPods(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -66,7 +65,7 @@ func TestRandomPods(t *testing.T) {
 		want := given[pod.Name].DeepCopy()
 		defaults.SetObjectDefaults_Pod(want)
 		comparePod(t, want, pod)
-		if want.Spec.Resources == nil { // what pod-level resources do to the pod's cgroup is shown by TestSamePods
+		if want.Spec.Resources == nil { // TestSamePods covers the effect of pod-level resources on the pod's cgroup
 			n.comparePodCgroup(t, want, pod)
 		}
 	}
@@ -105,7 +104,7 @@ func TestRandomPods(t *testing.T) {
 	}
 }
 
-// otherDefaults are fields with other defaults than the kubelet's, and why.
+// otherDefaults are fields with other defaults than the kubelet's, with the reason.
 var otherDefaults = map[string]string{
 	`schedulerName`:                             "there is no scheduler",
 	`enableServiceLinks`:                        "there are no services",
@@ -113,7 +112,7 @@ var otherDefaults = map[string]string{
 }
 
 func comparePod(t *testing.T, want, got *v1.Pod) {
-	// What is not of the manifest but of the node.
+	// Fields that depend on the node, not on the manifest.
 	want.Spec.NodeName, got.Spec.Tolerations = nodeName, nil
 	differ("", plain(t, want.Spec), plain(t, got.Spec), func(path, a, b string) {
 		for meant := range otherDefaults {
@@ -136,8 +135,8 @@ func plain(t *testing.T, v any) any {
 	return tree
 }
 
-// compareContainer compares what the runtime was asked for. CRI has 0 for what is
-// not limited; JSON has no 0.
+// compareContainer compares the resources in the request. In CRI 0 means no limit, and JSON omits
+// it.
 func compareContainer(t *testing.T, pod *v1.Pod, c *v1.Container, capacity int64, got map[string]any) {
 	want := map[string]int64{"oom_score_adj": int64(qos.GetContainerOOMScoreAdjust(pod, c, capacity))}
 	if pod.Spec.Resources == nil {
@@ -148,14 +147,14 @@ func compareContainer(t *testing.T, pod *v1.Pod, c *v1.Container, capacity int64
 		want["memory_limit_in_bytes"] = c.Resources.Limits.Memory().Value()
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
-		value, _ := strconv.ParseInt(fmt.Sprint(got[name]), 10, 64) // absent is 0
+		value, _ := strconv.ParseInt(fmt.Sprint(got[name]), 10, 64) // a missing value is 0
 		if value != want[name] {
 			t.Errorf("%s: %s of %s is %d, by the kubelet %d", pod.Name, name, c.Name, value, want[name])
 		}
 	}
 }
 
-// comparePodCgroup reads the pod's cgroup.
+// comparePodCgroup compares the values of the pod's cgroup.
 func (n *node) comparePodCgroup(t *testing.T, want, got *v1.Pod) {
 	r := cm.ResourceConfigForPod(want, true, cm.QuotaPeriod, false, kubeletconfig.NoneMemoryReservationPolicy)
 	class := map[v1.PodQOSClass]string{v1.PodQOSBurstable: "burstable", v1.PodQOSBestEffort: "besteffort"}[got.Status.QOSClass]
@@ -193,10 +192,10 @@ func (n *node) comparePodCgroup(t *testing.T, want, got *v1.Pod) {
 	}
 }
 
-// pages is how the kernel keeps a limit of memory.
+// pages returns a memory limit as the kernel stores it.
 func pages(bytes int64) int64 { return bytes &^ int64(os.Getpagesize()-1) }
 
-// memoryCapacity is what the kubelet takes for the node's memory, in bytes.
+// memoryCapacity returns the node's memory as the kubelet reports it, in bytes.
 func memoryCapacity(t *testing.T) int64 {
 	data, err := os.ReadFile("/proc/meminfo")
 	check(t, err)
@@ -206,7 +205,7 @@ func memoryCapacity(t *testing.T) int64 {
 	return kib << 10
 }
 
-// manifestOf is JSON, which is YAML too.
+// manifestOf returns the pod as JSON, which is also YAML.
 func manifestOf(t *testing.T, pod *v1.Pod) string {
 	tree := plain(t, pod).(map[string]any)
 	delete(tree, "status")
@@ -247,7 +246,7 @@ func randomPod(r *rand.Rand, name string) *v1.Pod {
 	}
 	if r.IntN(2) == 0 {
 		spec.Volumes = []v1.Volume{
-			{Name: "a"}, // an emptyDir by default
+			{Name: "a"}, // emptyDir is the default
 			{Name: "b", VolumeSource: v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: "/proc"}}},
 			{Name: "c", VolumeSource: v1.VolumeSource{DownwardAPI: &v1.DownwardAPIVolumeSource{Items: []v1.DownwardAPIVolumeFile{{Path: "name", FieldRef: &v1.ObjectFieldSelector{FieldPath: "metadata.name"}}}}}},
 		}
@@ -276,7 +275,7 @@ func randomContainer(r *rand.Rand, name string, guaranteed bool) v1.Container {
 		if r.IntN(3) == 0 {
 			limits[v1.ResourceMemory] = *resource.NewQuantity(memory.Value()+int64(r.IntN(4096)), resource.BinarySI)
 		}
-		// What is asked for by default as the limit is asked for by the machine too.
+		// A limit without a request becomes the request, which the machine must have.
 		if l, ok := limits[v1.ResourceCPU]; ok && l.MilliValue() > 60 && requests.Cpu().IsZero() {
 			requests[v1.ResourceCPU] = *cpu
 		}

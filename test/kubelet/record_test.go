@@ -15,21 +15,21 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A step is a call of one pod in normal form: what it did to which object.
+// A step is a call of one pod in normal form: the method and the object.
 type step struct {
 	name       string // "CreateContainer main#0"
 	request    any    // decoded JSON in normal form
 	begin, end time.Time
 }
 
-// A record is what a driver did about one pod.
+// A record has what a driver did for one pod.
 type record struct {
 	steps  []step
-	status any // in normal form, when the pod had come to its state
+	status any // in normal form, when the pod had reached its state
 	pod    *v1.Pod
 }
 
-// A message is a CRI request or response, as far as it tells what it is about.
+// A message has the fields of a CRI request or response that identify its object.
 type message struct {
 	PodSandboxID string `json:"pod_sandbox_id"`
 	ContainerID  string `json:"container_id"`
@@ -46,17 +46,17 @@ type message struct {
 	Image struct{ Image string }
 }
 
-// A session is all that a driver did with the manifests.
+// A session has everything that a driver did with the manifests.
 type session struct {
 	Driver string
 	Dir    string             // of its node
 	Calls  []call             // of all pods
-	Pods   map[string]*v1.Pod // as they were in their states, by their names in the manifests
-	Missed []string           // a line for each pod that did not come to its state
+	Pods   map[string]*v1.Pod // when they had reached their states, by their names in the manifests
+	Missed []string           // a line for each pod that did not reach its state
 }
 
-// readSession returns what an earlier run wrote: RECORDED=DIR keeps sessions
-// there, to compare again without running anything again.
+// readSession returns the session of an earlier run: RECORDED=DIR keeps sessions there, so that
+// they can be compared without another run.
 func readSession(driver string) (*session, error) {
 	if os.Getenv("RECORDED") == "" {
 		return nil, os.ErrNotExist
@@ -85,7 +85,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	t.Helper()
 	calls, pods := n.Calls, n.Pods
 	records := map[string]*record{}
-	// What there is to be replaced is known only when all has been seen.
+	// The texts to be replaced are known only after all calls were seen.
 	podOf, labelOf := map[string]string{}, map[string]string{} // by the ID of a sandbox or container
 	for _, c := range calls {
 		var req, resp message
@@ -101,7 +101,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 			podOf[resp.ContainerID], labelOf[resp.ContainerID] = podOf[req.PodSandboxID], fmt.Sprintf("%s#%d", meta.Name, meta.Attempt)
 		}
 	}
-	delete(podOf, "") // of calls that failed
+	delete(podOf, "") // of failed calls
 	delete(labelOf, "")
 	for _, c := range calls {
 		var req message
@@ -130,14 +130,14 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	for name, pod := range pods {
 		r := records[name]
 		if r == nil {
-			r = &record{} // it was never to start
+			r = &record{} // it must not start at all
 			records[name] = r
 		}
 		form := n.formOf(pod, labelOf)
 		for i, s := range r.steps {
 			c := s.request.(call)
 			r.steps[i].request = form.value(t, c.Request)
-			if c.Err != "" && c.Method != "ExecSync" { // that a busy machine let a probe's time pass is chance
+			if c.Err != "" && c.Method != "ExecSync" { // a probe may time out on a busy machine
 				r.steps[i].request.(map[string]any)["failed"] = true
 			}
 		}
@@ -149,7 +149,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	return records
 }
 
-// A form replaces what differs between any two runs.
+// A form replaces texts that differ between any two runs.
 type form struct {
 	exact  *strings.Replacer
 	shaped []shape
@@ -162,7 +162,7 @@ type shape struct {
 
 func (n *session) formOf(pod *v1.Pod, labels map[string]string) form {
 	pairs := []string{n.Dir, "DIR"}
-	if pod.UID != "" { // it was listed
+	if pod.UID != "" { // the pod was listed
 		pairs = append(pairs, string(pod.UID), "UID")
 	}
 	for _, ip := range pod.Status.PodIPs {
@@ -172,9 +172,9 @@ func (n *session) formOf(pod *v1.Pod, labels map[string]string) form {
 		pairs = append(pairs, id, label)
 	}
 	return form{strings.NewReplacer(append(pairs, "-"+nodeName, "")...), []shape{
-		{regexp.MustCompile(`(/containers/[^/]+)/[0-9a-f]{8}$`), "$1/RANDOM"}, // the file of a termination message
+		{regexp.MustCompile(`(/containers/[^/]+)/[0-9a-f]{8}$`), "$1/RANDOM"}, // file of a termination message
 		{regexp.MustCompile(`\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)`), "TIME"},
-		{regexp.MustCompile(`^[0-9a-f]{64}$|^[0-9a-f]{32}$`), "HASH"}, // shorter ones could be numbers: apply has these by name
+		{regexp.MustCompile(`^[0-9a-f]{64}$|^[0-9a-f]{32}$`), "HASH"}, // shorter ones could be numbers: apply replaces those by field
 	}}
 }
 
@@ -198,7 +198,7 @@ func (f form) apply(v any) any {
 			v[i] = f.apply(v[i])
 		}
 	case map[string]any:
-		// The value of a variable is bytes in CRI, which JSON has as base64.
+		// The value of an environment variable is bytes in CRI, which JSON encodes as base64.
 		if value, ok := v["value"].(string); ok && len(v) == 2 && v["key"] != nil {
 			if data, err := base64.StdEncoding.DecodeString(value); err == nil {
 				v["value"] = string(data)
@@ -214,7 +214,7 @@ func (f form) apply(v any) any {
 	return v
 }
 
-// told is what of a status is to be the same: no times, IDs and addresses.
+// told returns the parts of a status that must be equal: no times, IDs and addresses.
 func told(s v1.PodStatus) map[string]any {
 	conditions := map[string]any{}
 	for _, c := range s.Conditions {

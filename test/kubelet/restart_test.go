@@ -14,8 +14,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod's network is counted on when the container has ended by whose process cAdvisor read it, and
-// when crispd has started again: cAdvisor asks once who a cgroup is.
+// A pod's network counters continue when the container ends through whose process cAdvisor has read
+// them, and when crispd is restarted: cAdvisor queries the runtime once for each cgroup.
 func TestMetricsAfterRestarts(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -30,7 +30,7 @@ func TestMetricsAfterRestarts(t *testing.T) {
 	n.runMetricsPod("plain")
 	n.counted("plain", time.Now())
 
-	n.killContainer("web") // both, one after the other: whichever was told of has ended
+	n.killContainer("web") // both containers, one after the other: one of them is cAdvisor's
 	n.killContainer("side")
 	n.counted("plain", time.Now())
 
@@ -43,7 +43,8 @@ func TestMetricsAfterRestarts(t *testing.T) {
 	n.endMetricsPods("plain")
 }
 
-// counted waits until the kubelet shows what the pod's network has received, as of a time after since.
+// counted waits until the kubelet shows received bytes of the pod's network with a time after
+// since.
 func (n *node) counted(pod string, since time.Time) {
 	n.t.Helper()
 	form := regexp.MustCompile(`(?m)^container_network_receive_bytes_total\{.*interface="eth0".*pod="` + pod + `-` + nodeName + `".*\} \S+ (\d+)$`)

@@ -2,4 +2,4 @@
 
 package kubelet
 
-import _ "k8s.io/kubernetes/cmd/kubelet/app" // the program under comparison, built by make test-kubelet
+import _ "k8s.io/kubernetes/cmd/kubelet/app" // the kubelet, built by make test-kubelet
