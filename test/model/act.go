@@ -2,7 +2,7 @@ package model
 
 import "slices"
 
-// act yields s after the call has done its part, if it can do it in s.
+// act yields the states after the call has taken effect in s, if it can.
 func (p *pod) act(s podState, q *pending, under []*pending, yield func(podState)) {
 	switch q.call.Verb {
 	case RunPod:
@@ -44,7 +44,7 @@ func (p *pod) runPod(s podState, q *pending, yield func(podState)) {
 			yield(s)
 			return
 		}
-		// It is the same request again, or joins one under way.
+		// It repeats an earlier request, or joins one that is under way.
 		if there && s.box.stage == ready && (s.box.variant == v || s.box.fresh) && (s.box.id == id || s.box.id == 0 && !s.isGone(id)) {
 			s.box.id = id
 			yield(s)
@@ -111,7 +111,7 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 			return
 		}
 		yield(s)
-		// It had begun, and the pod was stopped meanwhile: then it counts as tried.
+		// The start had begun when the pod was stopped: the container counts as started.
 		if s.ctrs[k].stage == created && s.box.stage != ready {
 			s.ctrs[k].stage, s.ctrs[k].code = exited, NeverRan
 			yield(s)
@@ -126,7 +126,7 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 		if q.is(OK) {
 			return
 		}
-		// It could not be executed, or nobody knows whether it was.
+		// The program could not be executed, or it is unknown whether it was.
 		for _, code := range []int{NeverRan, LostCode} {
 			to = s
 			to.ctrs[k].stage, to.ctrs[k].code = exited, uint8(code)
@@ -155,21 +155,20 @@ func (p *pod) update(s podState, q *pending, under []*pending, yield func(podSta
 	}
 }
 
-// beingStarted tells whether a start is under way: then the limits of a container may be
-// on their way to the kernel, and cannot be changed.
+// beingStarted reports whether a start is under way: the limits of the container may be on their
+// way to the kernel then, and cannot be changed.
 func beingStarted(id string, under []*pending) bool {
 	return slices.ContainsFunc(under, func(q *pending) bool { return q.call.Verb == Start && q.call.ID == id })
 }
 
-// beingStopped tells whether somebody is ending the container: its limits are then left
-// alone.
+// beingStopped reports whether a call is ending the container: its limits are not changed then.
 func beingStopped(c Call, under []*pending) bool {
 	return slices.ContainsFunc(under, func(q *pending) bool {
 		return oneOf(q.call.Verb, Stop, Remove) && q.call.ID == c.ID || oneOf(q.call.Verb, StopPod, RemovePod)
 	})
 }
 
-// needsRunning is for calls that change nothing and need a container that runs.
+// needsRunning is for calls that change nothing and need a running container.
 func (p *pod) needsRunning(s podState, q *pending, yield func(podState)) {
 	k := p.find(&s, q)
 	runs := k >= 0 && s.ctrs[k].stage == running

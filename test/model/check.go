@@ -11,18 +11,18 @@ type pending struct {
 	n        int
 	client   string
 	call     Call
-	answer   *Answer // what it will be, nil if it never comes
+	answer   *Answer // its later answer, nil if it never comes
 	slot     uint    // of its bit in the states
-	ended    bool    // nobody waits for it any more, but it may still go on
-	troubled bool    // the node had trouble while it was under way
-	early    bool    // a Stop of what was still being started: its grace may pass before there is anything to signal
+	ended    bool    // its client is gone, but it may still go on
+	troubled bool    // the node had a failure while it was under way
+	early    bool    // a Stop of a container that was being started: its grace period may pass before there is a process
 
 	// Of Differences.
-	taken bool            // the answer is taken for true, though it cannot be
-	where map[string]bool // what its object may have been in meanwhile; nil if nobody asks
+	taken bool            // the answer is taken for true, though it is illegal
+	where map[string]bool // possible states of its object meanwhile; nil if not needed
 }
 
-// part is what the call does about one object, as a call with an answer of its own.
+// part returns the part of the call that concerns one object, as a call with an answer of its own.
 func (p *pending) part(c Call, a *Answer) *pending {
 	q := &pending{n: p.n, client: p.client, call: c, answer: a, taken: p.taken}
 	if p.where != nil {
@@ -31,38 +31,38 @@ func (p *pending) part(c Call, a *Answer) *pending {
 	return q
 }
 
-// unsettled tells whether nobody knows what the call has done, or will do.
+// unsettled reports whether the effects of the call are unknown.
 func (p *pending) unsettled() bool { return p.taken || p.answer == nil || p.answer.Code.Unsettled() }
 
 func (p *pending) bit() uint64 { return 1 << p.slot }
 
-// is tells whether the call ends with the code, for certain.
+// is reports whether the call certainly ends with the code.
 func (p *pending) is(code Code) bool { return !p.taken && p.answer != nil && p.answer.Code == code }
 
-// slots is how many calls may be under way at once about one object.
+// slots is the number of concurrent calls about one object.
 const slots = 64
 
-// An object is what is followed: S is all of its state, with a bit for each call under
-// way that says whether it has done its part.
+// An object is what a follower follows: S is its whole state, with a bit for each call under way
+// that is set once the call has taken effect.
 type object[S comparable] interface {
-	// moves yields what s may become in one step, by a call under way or by itself.
+	// moves yields the states that s may become in one step, by a call under way or by itself.
 	moves(s S, under []*pending, yield func(S))
-	// end is s after the call has been answered; false: that answer cannot be.
+	// end returns s after the answer of the call; false: the answer is impossible.
 	end(s S, p *pending) (S, bool)
-	// event is s after something befell the node; false: that cannot be.
+	// event returns s after something happened to the node; false: that is impossible.
 	event(s S, kind Kind) (S, bool)
-	// clear takes the call's bit away.
+	// clear clears the call's bit.
 	clear(s S, p *pending) S
 	// text describes s, for people.
 	text(s S) string
 
-	// force yields what s must be, or may be, for the call's answer to be true now.
+	// force yields the states that s must be, or may be, if the call's answer is true now.
 	force(s S, p *pending, yield func(S))
-	// where is what the object of the call is in, in a few words.
+	// where describes in a few words the state of the call's object.
 	where(s S, c Call) string
 }
 
-// A follower is all that may have become of one object.
+// A follower has all states in which one object may be.
 type follower[S comparable] struct {
 	o      object[S]
 	name   string
@@ -70,7 +70,7 @@ type follower[S comparable] struct {
 	under  []*pending
 }
 
-// most is how many states an object may be in before we give up.
+// most is the number of possible states of an object at which the check gives up.
 const most = 200_000
 
 func (f *follower[S]) close() error {
@@ -117,7 +117,7 @@ func (f *follower[S]) begin(p *pending) error {
 	return f.close()
 }
 
-// keep replaces the states by what change makes of them.
+// keep replaces the states by the results of change.
 func (f *follower[S]) keep(change func(S) (S, bool)) (none bool) {
 	next := make(map[S]struct{}, len(f.states))
 	for s := range f.states {
@@ -165,7 +165,7 @@ func (f *follower[S]) end(p *pending) error {
 	return f.close()
 }
 
-// force takes the answer for true. If it is so in some states, these remain.
+// force takes the answer for true. If it is possible in some states, only these are kept.
 func (f *follower[S]) force(p *pending) {
 	as, other := make(map[S]struct{}), make(map[S]struct{})
 	for s := range f.states {
@@ -204,7 +204,7 @@ func (f *follower[S]) illegal(p *pending, why string) error {
 	return &refusal{p, text}
 }
 
-// A refusal is an answer that cannot be.
+// A refusal is an impossible answer.
 type refusal struct {
 	p    *pending
 	text string
@@ -212,7 +212,7 @@ type refusal struct {
 
 func (r *refusal) Error() string { return r.text }
 
-// texts describes the states, a line each; not all if there are many.
+// texts describes the states, a line each; only a few if there are many.
 func (f *follower[S]) texts() string {
 	const few = 12
 	var lines []string
@@ -227,7 +227,7 @@ func (f *follower[S]) texts() string {
 	return strings.Join(lines, "\n")
 }
 
-// certain reports whether all states agree with the first by the given measure.
+// certain returns the value of the given measure if all states agree on it.
 func certain[S comparable, V comparable](f *follower[S], of func(S) V) (v V, ok bool) {
 	first := true
 	for s := range f.states {
@@ -251,21 +251,21 @@ func (e *Illegal) Error() string { return e.Why.Error() }
 // Unwrap returns why.
 func (e *Illegal) Unwrap() error { return e.Why }
 
-// Rules are what differs between nodes that a history may come from.
+// Rules are the properties of nodes whose histories are checked.
 type Rules struct {
-	// LateHandlers: a program may get SIGTERM before it has said what to do then. As the
-	// first of its PID namespace it does not see it, and is killed after its grace.
+	// LateHandlers: a program may get SIGTERM before it has installed a handler. As the first
+	// process of its PID namespace it ignores the signal then, and is killed after its grace
+	// period.
 	LateHandlers bool
-	// LateEvents: a quiet node may still have events to tell.
+	// LateEvents: a quiet node may still have events to send.
 	LateEvents bool
 }
 
-// Check follows the history and returns an *Illegal for the first event that cannot
-// be, or nil.
+// Check follows the history and returns an *Illegal for the first impossible event, or nil.
 func (r Rules) Check(h History) error { return r.check(h, nil) }
 
-// check is Check, but what happens at the indices that are true in taken is taken for
-// true. Unless taken is nil, refusals tell where their objects were.
+// check is Check, but takes the events at the indices in taken for true. Unless taken is nil,
+// refusals have the states of their objects.
 func (r Rules) check(h History, taken map[int]bool) error {
 	if err := checkIDs(h, taken); err != nil {
 		return err
@@ -284,7 +284,7 @@ func (r Rules) check(h History, taken map[int]bool) error {
 	return run(h, taken, pods)
 }
 
-// follows is what run tells of a history.
+// follows are the callbacks of run.
 type follows interface {
 	begin(p *pending, i int) error
 	end(p *pending, i int) error
@@ -354,7 +354,7 @@ func run(h History, taken map[int]bool, f follows) error {
 	return nil
 }
 
-// checkIDs looks for what is wrong with an answer by itself.
+// checkIDs checks what is wrong with an answer by itself.
 func checkIDs(h History, taken map[int]bool) error {
 	calls := make(map[int]Call)
 	for i, e := range h {

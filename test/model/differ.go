@@ -8,18 +8,18 @@ import (
 	"strings"
 )
 
-// A Difference is something in a history that no runtime can show that keeps to the
-// model, a wrong answer mostly.
+// A Difference is an event in a history that a runtime which conforms to the model cannot show,
+// usually a wrong answer.
 type Difference struct {
 	At      int      // index of the event
-	Call    Call     // zero if the event is the end of none; of a list, what it says of one object
+	Call    Call     // zero if the event ends no call; of a list, the part about one object
 	Answer  Answer   // of the call
-	In      []string // what the object of the call may have been in while it was under way
-	Allowed []Code   // how the call could have ended instead; none for calls that only look
+	In      []string // possible states of the call's object while it was under way
+	Allowed []Code   // legal codes instead; none for calls that only read
 	Why     error
 }
 
-// Kind says in a line what differs, without what is different each time.
+// Kind describes the difference in a line, without details that vary.
 func (d Difference) Kind() string {
 	if d.Call.Verb == "" {
 		why, _, _ := strings.Cut(d.Why.Error(), "\n")
@@ -36,7 +36,7 @@ func (d Difference) Kind() string {
 	return text
 }
 
-// Got is the answer in short: its code, and of calls that look what they saw.
+// Got returns the answer in short: its code, and what calls that only read have read.
 func (d Difference) Got() string {
 	a := d.Answer
 	if a.Code != OK || !looks(d.Call.Verb) {
@@ -57,14 +57,13 @@ func (d Difference) Got() string {
 	return "ok not there"
 }
 
-// looks tells whether the calls change nothing.
+// looks reports whether calls of this kind only read.
 func looks(v Verb) bool {
 	return oneOf(v, PodStatus, ListPods, Status, List, ImageStatus, ListImages, SeesPod, SeesContainer)
 }
 
-// Differences are all that Check would refuse. After each of them what was answered is
-// taken for true, and the history is followed from there. The error says where that was
-// not possible.
+// Differences returns everything that Check would refuse. After each of them the answer is taken
+// for true, and the history is followed from there. The error says where that was impossible.
 func (r Rules) Differences(h History) ([]Difference, error) {
 	var all []Difference
 	taken := make(map[int]bool)
@@ -94,8 +93,8 @@ func (r Rules) Differences(h History) ([]Difference, error) {
 	}
 }
 
-// allowed are the codes with which the last event of h, the end of the call that began
-// there, would be legal.
+// allowed returns the codes with which the last event of h, the end of the call that began there,
+// would be legal.
 func (r Rules) allowed(h History, begin int, taken map[int]bool) []Code {
 	c := h[begin].Call
 	if looks(c.Verb) {
@@ -106,7 +105,7 @@ func (r Rules) allowed(h History, begin int, taken map[int]bool) []Code {
 		ids = []string{"new"}
 	}
 	calls := make(map[int]Call)
-	for _, e := range h[:len(h)-1] { // or an object that somebody got
+	for _, e := range h[:len(h)-1] { // or an object that a client has got
 		if e.Kind == Begin {
 			calls[e.N] = e.Call
 		}
@@ -242,7 +241,7 @@ func (p *pod) force(s podState, q *pending, yield func(podState)) {
 	yield(s)
 }
 
-// putBox makes id the sandbox.
+// putBox sets the sandbox to id.
 func (p *pod) putBox(s *podState, id uint8, st stage) {
 	if s.box.id != id || s.box.stage == none {
 		s.bury(s.box.id)
@@ -252,7 +251,7 @@ func (p *pod) putBox(s *podState, id uint8, st stage) {
 	s.box.stage, s.box.fresh = st, false
 }
 
-// putCtr makes id the container.
+// putCtr sets the container to id.
 func (p *pod) putCtr(s *podState, k int, id uint8, st stage) {
 	if s.ctrs[k].id != id || s.ctrs[k].stage == none {
 		made := p.made[id]
@@ -265,8 +264,8 @@ func (p *pod) putCtr(s *podState, k int, id uint8, st stage) {
 
 func (s *podState) unbury(id uint8) { s.gone[id/64] &^= 1 << (id % 64) }
 
-// seen yields s with the sandbox, or the container if k is not negative, in a state, or
-// without it if that is "".
+// seen yields s with the sandbox, or the container if k is not negative, in a state, or without it
+// if state is "".
 func (p *pod) seen(s podState, q *pending, id uint8, k int, state State, yield func(podState)) {
 	switch {
 	case k < 0 && state == "":
@@ -292,7 +291,7 @@ func (p *pod) seen(s podState, q *pending, id uint8, k int, state State, yield f
 	yield(s)
 }
 
-// ended yields the end of a container, by whatever.
+// ended yields the states after a container has ended, in every possible way.
 func (p *pod) ended(s podState, k int, yield func(podState)) {
 	prog := Programs[s.ctrs[k].variant]
 	for _, code := range []int{prog.Code, prog.Term, Killed, LostCode, NeverRan} {
@@ -301,7 +300,7 @@ func (p *pod) ended(s podState, k int, yield func(podState)) {
 	}
 }
 
-// endedFrom yields the ends of all containers from the k-th on that run.
+// endedFrom yields the states after all running containers from the k-th on have ended.
 func (p *pod) endedFrom(s podState, k int, yield func(podState)) {
 	switch {
 	case k == len(s.ctrs):

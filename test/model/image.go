@@ -2,13 +2,13 @@ package model
 
 import "fmt"
 
-// An imageState is one image: it is there, or not.
+// An imageState is the state of one image: present or not.
 type imageState struct {
 	there bool
 	done  uint64
 }
 
-// An image follows one image. Its ID follows from its content: it is always the same.
+// An image follows one image. Its ID is determined by its content: it never changes.
 type image struct {
 	name string
 	id   string
@@ -85,11 +85,11 @@ type images struct {
 	names  []string
 	ids    map[string]string  // name → ID
 	using  map[int]*creation  // CreateContainer, by the call's number
-	under  map[int][]*pending // what each list under way shows
+	under  map[int][]*pending // by the list's number: what it shows of each image
 	lists  map[int][]*follower[imageState]
 }
 
-// A creation is a CreateContainer and what it may have found of its image.
+// A creation is a CreateContainer and the possible states of its image meanwhile.
 type creation struct {
 	image       string
 	there, away bool
@@ -117,7 +117,7 @@ func newImages(h History) (*images, error) {
 	return is, nil
 }
 
-// during tells what a CreateContainer may have found. The image "" is always there.
+// during returns what a CreateContainer may have found. The image "" always exists.
 func (is *images) during(n int, name string) creation {
 	if c := is.using[n]; c != nil {
 		return *c
@@ -125,7 +125,7 @@ func (is *images) during(n int, name string) creation {
 	return creation{there: true}
 }
 
-// look notes what the creations under way may find now.
+// look records what the creations under way may find now.
 func (is *images) look() {
 	for _, c := range is.using {
 		if c.over {
@@ -181,7 +181,7 @@ func (is *images) end(p *pending, _ int) error {
 	}
 	switch p.call.Verb {
 	case Create:
-		// Unsettled ones may go on; what they find later is not looked at.
+		// Unsettled ones may go on; what they find later is not followed.
 		if c := is.using[p.n]; c != nil {
 			c.over = true
 		}
@@ -202,7 +202,7 @@ func (is *images) end(p *pending, _ int) error {
 	return nil
 }
 
-// sameID refuses another ID for an image than it had before.
+// sameID returns an error if an image has another ID than before.
 func (is *images) sameID(name, id string, taken bool) error {
 	if name == "" || id == "" {
 		return nil

@@ -5,20 +5,20 @@ import (
 	"slices"
 )
 
-// Gone is the state of what was removed, in events.
+// Gone is the state of removed objects, in events.
 const Gone State = "gone"
 
-// stages are the states that events report, in the order of a life. They are reported
-// once each, in this order; a life may end without having been started.
+// stages are the states that events report, in their order. Each is reported once; a container may
+// be removed without having been started.
 var stages = []State{Created, Running, Exited, Gone}
 
-// A listener follows what one subscriber of GetContainerEvents is sent.
+// A listener follows the events that one subscriber of GetContainerEvents gets.
 type listener struct {
-	on       bool               // since the last time that the node was quiet
-	was      map[string][]stage // of each ID: its stages that are possible then
-	reported map[string][]State // of each ID, since then
+	on       bool               // since the node was last quiet
+	was      map[string][]stage // possible stages of each ID at that time
+	reported map[string][]State // of each ID, since that time
 	latest   map[string]State   // of each ID, since the subscription began
-	late     bool               // events may come later
+	late     bool               // events may come late
 }
 
 // listen begins a subscription.
@@ -26,7 +26,7 @@ func (l *listener) listen() {
 	*l = listener{late: l.late, reported: make(map[string][]State), latest: make(map[string]State)}
 }
 
-// hear takes an event.
+// hear processes an event.
 func (l *listener) hear(id string, state State) error {
 	if l.latest == nil {
 		return fmt.Errorf("an event, and nobody listens")
@@ -43,8 +43,8 @@ func (l *listener) hear(id string, state State) error {
 	return nil
 }
 
-// quiet compares what was reported with what has become of the objects since the node was
-// quiet before, as far as that is certain.
+// quiet compares the reported events with the changes of the objects since the node was last quiet,
+// as far as these are certain.
 func (l *listener) quiet(now map[string][]stage) error {
 	if l.latest == nil || l.late {
 		return nil
@@ -70,7 +70,7 @@ func (l *listener) quiet(now map[string][]stage) error {
 	return nil
 }
 
-// fits tells whether the events are those of the way from one stage to another.
+// fits reports whether the events lead from one stage to the other.
 func fits(was, is stage, reported []State) bool {
 	first, last := reached(was), reached(is)
 	if first == last {
@@ -79,8 +79,8 @@ func fits(was, is stage, reported []State) bool {
 	if len(reported) == 0 || reported[len(reported)-1] != stages[last-1] {
 		return false
 	}
-	// What was not started on its way to its end ended without it: both or the end
-	// alone. Its begin is not left out.
+	// An object that was not started before its end has both events or the last one alone. Its
+	// creation is not left out.
 	if first == 0 && reported[0] != Created {
 		return false
 	}
@@ -91,7 +91,7 @@ func fits(was, is stage, reported []State) bool {
 	return !slices.ContainsFunc(reported, func(st State) bool { return slices.Index(stages, st) < first })
 }
 
-// reached is how many of the stages of a life are behind it.
+// reached returns how many stages of its life an object has reached.
 func reached(st stage) int {
 	switch st {
 	case created:
@@ -106,7 +106,7 @@ func reached(st stage) int {
 	return 0
 }
 
-// possible are the stages that each object may be in, by its ID.
+// possible returns the possible stages of each object, by ID.
 func (p *pod) possible(states map[podState]struct{}) map[string][]stage {
 	all := make(map[string][]stage)
 	note := func(id string, st stage) {
@@ -128,7 +128,7 @@ func (p *pod) possible(states map[podState]struct{}) map[string][]stage {
 			if s.box.id == n {
 				st = s.box.stage
 				if st == stopping {
-					note(id, ready) // or not
+					note(id, ready) // or not ready
 					st = notReady
 				}
 			}
@@ -139,7 +139,7 @@ func (p *pod) possible(states map[podState]struct{}) map[string][]stage {
 			}
 			note(id, st)
 			if st == none && unknown {
-				note(id, created) // it may be that one
+				note(id, created) // it may be the one
 			}
 		}
 	}

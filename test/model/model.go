@@ -1,22 +1,22 @@
-// Package model says what a client of CRI v1 may see: which answers are legal after
-// which history of calls, also of calls that overlap. It is written from the comments
-// of cri-api's api.proto and knows nothing of crisp.
+// Package model defines what a client of CRI v1 may observe: which answers are legal after
+// which history of calls, including overlapping ones. It is written from the comments of
+// cri-api's api.proto and knows nothing of crisp.
 //
-// A History is what clients saw, in the order in which they saw it: a call, its
-// answer, and what befell the node. A call takes effect at some moment between the
-// two. What a client only saw begin (it left, or the runtime died) has taken effect
-// wholly, or not at all, or does so at any later moment until the node is quiet.
-// Calls about several objects, as StopPodSandbox, take effect on one after the other.
+// A History is what clients have observed, in that order: a call, its answer, and what
+// happened to the node. A call takes effect at some moment between the two. A call without an
+// answer (its client left, or the runtime died) has taken effect completely or not at all, or
+// does so at any later moment until the node is quiet. Calls about several objects, such as
+// StopPodSandbox, take effect on one after the other.
 //
-// Check follows all the states that the node can be in. A history in which none is
-// left is one that no runtime can show:
+// Check follows all states in which the node can be. If none is left, no runtime can show that
+// history:
 //
-//	              call          moves of what is under way       answer
+//	              call          moves of calls under way         answer
 //	{possible} ──────────▶ … ──────────────────────────▶ … ──────────────▶ {those it fits}
 //
-// Objects are followed apart from each other where CRI promises nothing of them
-// together: each pod with its containers, each image. A list is an observation of each
-// of them, and these need not be of one moment.
+// Objects are followed separately where CRI promises nothing about them together: each pod
+// with its containers, each image. A list is an observation of each object, and these need not
+// be of the same moment.
 package model
 
 import (
@@ -25,11 +25,11 @@ import (
 	"strings"
 )
 
-// A Verb is what a call asks for.
+// A Verb is the kind of a call.
 type Verb string
 
-// The calls that the model knows. Those about one pod name it by Call.Pod, and also by
-// Call.ID unless they make it; those about a container likewise.
+// The calls of the model. Those about a pod name it by Call.Pod, and also by Call.ID unless they
+// make it; those about a container likewise.
 const (
 	RunPod    Verb = "run-pod"
 	StopPod   Verb = "stop-pod"
@@ -41,7 +41,7 @@ const (
 	Start  Verb = "start"
 	Stop   Verb = "stop" // within Call.Grace
 	Remove Verb = "remove"
-	Exec   Verb = "exec"   // of a command that ends with 0 at once
+	Exec   Verb = "exec"   // of a command that exits with 0 at once
 	Update Verb = "update" // to Call.Value
 	Reopen Verb = "reopen"
 	Status Verb = "status"
@@ -56,34 +56,34 @@ const (
 // A Call is a request.
 type Call struct {
 	Verb      Verb
-	Pod       string // name of the pod; in lists, the only one asked for, "" = all
+	Pod       string // name of the pod; in lists, the only one wanted, "" = all
 	Container string // name of the container in it
-	Image     string // name of the image; in lists, the only one asked for
-	ID        string // of the object; in lists, the only one asked for
-	Sandbox   string // ID, of Create; in lists of containers, the only one asked for
-	State     State  // in lists, the only one asked for
+	Image     string // name of the image; in lists, the only one wanted
+	ID        string // of the object; in lists, the only one wanted
+	Sandbox   string // ID, of Create; in lists of containers, the only one wanted
+	State     State  // in lists, the only one wanted
 	Variant   int    // which configuration: an index of Programs
 	Value     int    // of Update: CPU shares
 	Grace     int    // of Stop, in seconds
-	Patience  int    // after how many milliseconds the client leaves, 0 = never
+	Patience  int    // milliseconds after which the client leaves, 0 = never
 }
 
 // A Code is how a call ended.
 type Code string
 
-// The ends of calls, gRPC's codes by what they mean to the model.
+// The results of calls, gRPC's codes by their meaning for the model.
 const (
 	OK       Code = "ok"
 	NotFound Code = "not-found"
 	Exists   Code = "exists"
 	BadState Code = "bad-state" // FailedPrecondition
 	Invalid  Code = "invalid"
-	Left     Code = "left"    // the client did not wait
-	Trouble  Code = "trouble" // any other error: the node's
+	Left     Code = "left"    // the client has left
+	Trouble  Code = "trouble" // any other error: a failure of the node
 	Lost     Code = "lost"    // the runtime died before it answered
 )
 
-// Unsettled tells whether the code leaves open what the call has done.
+// Unsettled reports whether the effects of a call with this code are unknown.
 func (c Code) Unsettled() bool { return c == Left || c == Trouble || c == Lost }
 
 // A State is where an object is in its life, in CRI's words.
@@ -99,12 +99,12 @@ const (
 	Unknown  State = "unknown"
 )
 
-// An Answer is what a call brought.
+// An Answer is the result of a call.
 type Answer struct {
 	Code  Code
-	ID    string // of what was made, pulled or found
+	ID    string // of an object that was made, pulled or found
 	State State  // of statuses
-	Exit  int    // exit code, of Exec and of the status of what has exited
+	Exit  int    // exit code, of Exec and of the status of an exited container
 	Value int    // of the status of a container: CPU shares
 	Items []Item // of lists
 	Text  string // of an error, for people
@@ -117,24 +117,24 @@ type Item struct {
 	State                 State
 }
 
-// A Kind is what an Event is.
+// A Kind is the kind of an Event.
 type Kind string
 
 // The kinds of events.
 const (
 	Begin        Kind = "begin"         // of Event.Call, by the client
 	End          Kind = "end"           // the client has Event.Answer
-	Crash        Kind = "crash"         // the runtime ended, whether asked to or not, and calls may find none
+	Crash        Kind = "crash"         // the runtime has ended, on request or not, and calls may not reach it
 	Up           Kind = "up"            // the runtime answers again
-	ExecutorGone Kind = "executor-gone" // what reaps containers died, with or without the runtime
+	ExecutorGone Kind = "executor-gone" // the parent of the containers has died, with or without the runtime
 	Faults       Kind = "faults"        // from here on the machine fails at times
-	Mended       Kind = "mended"        // it does no more
-	Listening    Kind = "listening"     // a new subscriber of events is there, and the one before it no more
-	Reported     Kind = "reported"      // an event said that Event.Answer.ID is now in Event.Answer.State
-	Quiet        Kind = "quiet"         // all calls have ended, and time has passed for all they left behind, and for programs to end that do
+	Mended       Kind = "mended"        // it does not fail any more
+	Listening    Kind = "listening"     // a new subscriber of events, which replaces the one before
+	Reported     Kind = "reported"      // an event has reported that Event.Answer.ID is in Event.Answer.State
+	Quiet        Kind = "quiet"         // all calls have ended, and time has passed for their remaining effects and for the exits of programs
 )
 
-// An Event is one thing that was seen.
+// An Event is one observation.
 type Event struct {
 	Kind   Kind
 	N      int // number of the call, of Begin and End
@@ -143,7 +143,7 @@ type Event struct {
 	Answer Answer
 }
 
-// A History is events in the order in which they were seen.
+// A History is events in the order of observation.
 type History []Event
 
 // A Program is how a container's process behaves.
@@ -154,22 +154,22 @@ type Program struct {
 	Term int // exit code on SIGTERM
 }
 
-// Programs are by Call.Variant. Another variant is another configuration.
+// Programs are indexed by Call.Variant. Another variant is another configuration.
 var Programs = []Program{
 	{Name: "stays", Term: 75},
 	{Name: "stubborn", Term: Killed}, // does not end on SIGTERM
 	{Name: "quits", Ends: true, Code: 7, Term: 75},
 }
 
-// Killed is the exit code of what SIGKILL ended, LostCode of what nobody saw end, and
-// NeverRan of what could not be executed.
+// Killed is the exit code after SIGKILL, LostCode that of an exit that was not observed, and
+// NeverRan that of a program that could not be executed.
 const (
 	Killed   = 137
 	LostCode = 255
 	NeverRan = 128
 )
 
-// Values are what Update sets. The first is what containers are made with.
+// Values are the values of Update. Containers are made with the first.
 var Values = []int{512, 256, 1024}
 
 func (c Call) String() string {
@@ -219,7 +219,7 @@ func (a Answer) String() string {
 	return strings.Join(b, " ")
 }
 
-// String is name:id:state, where the name of a container is pod/container.
+// String returns name:id:state, where the name of a container is pod/container.
 func (it Item) String() string {
 	switch {
 	case it.Image != "":
@@ -251,8 +251,7 @@ func (h History) String() string {
 	return b.String()
 }
 
-// Parse is the inverse of History.String. Empty lines, and what stands behind " # ",
-// are left out.
+// Parse is the inverse of History.String. Empty lines, and comments after " # ", are ignored.
 func Parse(text string) (History, error) {
 	var h History
 	for i, line := range strings.Split(text, "\n") {
@@ -299,7 +298,7 @@ func parseEvent(f []string) (e Event, err error) {
 	return e, err
 }
 
-// ParseCall is the inverse of Call.String, for words that are apart.
+// ParseCall is the inverse of Call.String, for separate words.
 func ParseCall(verb string, fields []string) (Call, error) {
 	c := Call{Verb: Verb(verb)}
 	for _, f := range fields {

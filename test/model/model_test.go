@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The histories of testdata are those that a runtime can show, and those that none
-// can: there the line at which it shows is marked with "# illegal".
+// The histories in testdata are legal ones, and illegal ones in which the first illegal line is
+// marked with "# illegal".
 func TestHistories(t *testing.T) {
 	files, err := filepath.Glob("testdata/*.txt")
 	if err != nil || len(files) < 2 {
@@ -57,7 +57,7 @@ func checkHistory(t *testing.T, text string) {
 	}
 }
 
-// What is printed of a failure can be read again.
+// The output of a failure can be parsed.
 func TestHistoryIsReadAsPrinted(t *testing.T) {
 	text := `0 a> run-pod pod=web variant=1 patience=20
 1 b> list sandbox=1 state=running
@@ -86,7 +86,7 @@ func TestHistoryIsReadAsPrinted(t *testing.T) {
 	}
 }
 
-// What a runtime answers otherwise is listed, and what follows from it is not.
+// Each wrong answer is listed, and its consequences are not.
 func TestDifferences(t *testing.T) {
 	h, err := Parse(`
 0 a> run-pod pod=p

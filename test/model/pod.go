@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// maxContainers is how many names of containers a pod of a history may have.
+// maxContainers is the maximum number of container names in a pod of a history.
 const maxContainers = 6
 
 // A stage is where a sandbox or a container is in its life.
@@ -32,13 +32,13 @@ var stageNames = []string{none: "none", created: "created", running: "running", 
 //	sandbox    none ─▶ ready ─▶ stopping ─▶ notReady ─▶ none
 //	container  none ─▶ created ─▶ running ─▶ exited ─▶ none
 //
-// An object is fresh until a client has got to know of it: then lists may leave it
-// out, and it may be taken back, if nobody waits for it.
+// An object is fresh until a client has learnt of it: until then lists may leave it out, and
+// it may be removed again unless a call waits for it.
 type podState struct {
 	box  boxState
 	ctrs [maxContainers]ctrState
-	done uint64    // bits of calls that have done their part
-	gone [2]uint64 // bits of IDs that are no more
+	done uint64    // bits of calls that have taken effect
+	gone [2]uint64 // bits of removed IDs
 }
 
 type boxState struct {
@@ -57,8 +57,8 @@ type ctrState struct {
 	fresh    bool
 	removing bool
 	ran      bool  // it was started
-	lost     bool  // its end may be seen by nobody
-	code     uint8 // of what has exited
+	lost     bool  // its exit may be unobserved
+	code     uint8 // exit code, if exited
 	value    uint16
 }
 
@@ -68,7 +68,7 @@ type pod struct {
 	ctrs   []string
 	ids    map[string]uint8
 	byID   []string
-	made   map[uint8]Call // what made each ID
+	made   map[uint8]Call // call that made each ID
 	rules  Rules
 	images *images
 }
@@ -96,7 +96,7 @@ func (s *podState) bury(id uint8) {
 	}
 }
 
-// removeCtr leaves nothing in which two pods could differ that have no such container.
+// removeCtr removes the container so that states of pods without it compare equal.
 func (s *podState) removeCtr(k int) {
 	s.bury(s.ctrs[k].id)
 	s.ctrs[k] = ctrState{}
@@ -131,7 +131,7 @@ func (p *pod) moves(s podState, under []*pending, yield func(podState)) {
 
 func oneOf(v Verb, of ...Verb) bool { return slices.Contains(of, v) }
 
-// byThemselves yields what happens without a call.
+// byThemselves yields the changes that happen without a call.
 func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
 	for k := range p.ctrs {
 		c := s.ctrs[k]
@@ -148,19 +148,18 @@ func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
 	if s.box.stage == none || !s.box.fresh || p.awaited(s, s.box.id, under) {
 		return
 	}
-	// Nobody has it, so nothing is in it.
+	// No client knows of it, so it is empty.
 	to := s
 	to.removeBox()
 	yield(to)
-	// What made it failed, or died, and somebody has to remove it.
+	// The call that made it has failed or died, and a client must remove it.
 	to = s
 	to.box.stage = notReady
 	yield(to)
 }
 
-// goesOn yields what becomes of a removal that was begun: whoever asked for it may have
-// left, or have got an error, and the runtime finishes it all the same, the next
-// time that it starts, say.
+// goesOn yields the states to which a removal that has begun may lead: its client may have left or
+// got an error, and the runtime still finishes it, for example after its next start.
 func (p *pod) goesOn(s podState, yield func(podState)) {
 	empty := true
 	for k := range p.ctrs {
@@ -179,7 +178,7 @@ func (p *pod) goesOn(s podState, yield func(podState)) {
 	}
 }
 
-// awaited tells whether a client will get the object that is called id.
+// awaited reports whether a client will get the object with this id.
 func (p *pod) awaited(s podState, id uint8, under []*pending) bool {
 	if id == 0 {
 		return false
@@ -189,7 +188,7 @@ func (p *pod) awaited(s podState, id uint8, under []*pending) bool {
 	})
 }
 
-// exit yields the end of a container.
+// exit yields the states after a container has exited.
 func (p *pod) exit(s podState, k, code int, yield func(podState)) {
 	end := func(code int) {
 		to := s
@@ -202,8 +201,7 @@ func (p *pod) exit(s podState, k, code int, yield func(podState)) {
 	}
 }
 
-// find returns the index of the container that the call is about, -1 if it is not
-// there.
+// find returns the index of the call's container, -1 if it does not exist.
 func (p *pod) find(s *podState, q *pending) int {
 	id := p.known(q.call.ID)
 	k := slices.Index(p.ctrs, q.call.Container)
@@ -218,8 +216,8 @@ func (p *pod) isBox(s *podState, id string) bool {
 	return n != 0 && s.box.stage != none && s.box.id == n
 }
 
-// teardown yields the steps of the calls that end and remove things. They may be
-// taken whenever such a call is under way, again and again.
+// teardown yields the steps of the calls that stop and remove objects. They may happen at any time
+// while such a call is under way, repeatedly.
 func (p *pod) teardown(s podState, q *pending, yield func(podState)) {
 	switch q.call.Verb {
 	case Stop, Remove:
@@ -291,7 +289,7 @@ func (p *pod) removal(s podState, k int, yield func(podState)) {
 	yield(to)
 }
 
-// shows tells whether a sandbox can look like that.
+// shows reports whether a sandbox in this stage can be shown in this state.
 func (st stage) shows(state State) bool {
 	switch state {
 	case Ready:
@@ -302,8 +300,8 @@ func (st stage) shows(state State) bool {
 	return false
 }
 
-// shows tells whether the container can look like that. One that is being removed
-// cannot be started any more, and may be shown as if it had been.
+// shows reports whether the container can be shown in this state. One that is being removed cannot
+// be started any more, and may be shown as exited.
 func (c *ctrState) shows(state State) bool {
 	switch state {
 	case Created:
@@ -318,7 +316,7 @@ func (c *ctrState) shows(state State) bool {
 
 // end implements object.
 func (p *pod) end(s podState, q *pending) (podState, bool) {
-	if q.is(Trouble) && !q.troubled { // of Exec: its container was killed while it began
+	if q.is(Trouble) && !q.troubled { // of Exec: its container was killed during its start
 		k := p.find(&s, q)
 		return s, k < 0 || s.ctrs[k].stage != running
 	}
@@ -346,7 +344,7 @@ func (p *pod) end(s podState, q *pending) (podState, bool) {
 			s.ctrs[k].fresh = false
 		}
 	case Exec:
-		// It was killed: so its container must have been, or nearly.
+		// It was killed, so its container must have been, or nearly.
 		if q.is(OK) && q.answer.Exit != 0 {
 			k := p.find(&s, q)
 			return s, done && q.answer.Exit == Killed && (k < 0 || s.ctrs[k].stage != running)

@@ -6,8 +6,8 @@ import (
 	"slices"
 )
 
-// Lists are taken apart: what they show of each object is one observation, a call of
-// these in a Difference.
+// Lists are split: what they show of each object is one observation, a call of these verbs in a
+// Difference.
 const (
 	SeesPod       Verb = "sees-pod"
 	SeesContainer Verb = "sees-container"
@@ -17,12 +17,12 @@ const (
 type pods struct {
 	byName map[string]*follower[podState]
 	names  []string
-	seen   map[int][]sight // of each list under way
+	seen   map[int][]sight // for each list under way
 
 	listener listener
 }
 
-// A sight is what a list shows, or does not, of one object.
+// A sight is what a list shows of one object, or that it does not show it.
 type sight struct {
 	f *follower[podState]
 	p *pending
@@ -61,7 +61,7 @@ func newPods(h History, rules Rules, images *images) (*pods, error) {
 			}
 		}
 	}
-	// IDs are given out in the order in which clients learn of them.
+	// IDs are numbered in the order in which clients learn of them.
 	for _, e := range h {
 		if e.Kind != End {
 			continue
@@ -150,7 +150,7 @@ func (ps *pods) event(e Event, taken bool) error {
 	return nil
 }
 
-// beginList begins an observation of each object that the list is about.
+// beginList begins an observation of each object that the list covers.
 func (ps *pods) beginList(p *pending) error {
 	if p.answer == nil || p.answer.Code.Unsettled() {
 		return nil
@@ -186,7 +186,7 @@ func (ps *pods) beginList(p *pending) error {
 	return nil
 }
 
-// sees yields s if the list can show that in it.
+// sees yields s if the list can show this object in it.
 func (p *pod) sees(s podState, q *pending, yield func(podState)) {
 	if q.taken {
 		return
@@ -203,7 +203,7 @@ func (p *pod) sees(s podState, q *pending, yield func(podState)) {
 	}
 	if len(items) == 0 {
 		passes := (filter.ID == "" || p.known(filter.ID) == *id) && inSandbox
-		other := false // it may be in another state than the one asked for
+		other := false // it may be in another state than the wanted one
 		for _, state := range []State{Ready, NotReady, Created, Running, Exited} {
 			other = other || filter.State != "" && filter.State != state && shows(state)
 		}

@@ -9,21 +9,20 @@ import (
 	"github.com/crisp-cri/crisp/test/model"
 )
 
-// namespace is that of all pods of scripts.
+// namespace is the namespace of all pods of scripts.
 const namespace = "model"
 
-// ProgramLabel is the label of containers that says which of the model's programs is in
-// it.
+// ProgramLabel is the label of containers with the name of the model's program in it.
 const ProgramLabel = "program"
 
-// commands are what the programs of the model are to testbin.
+// commands are testbin's arguments for the programs of the model.
 var commands = map[string][]string{
 	"stays":    {"catch", "sleep", "for-ever"},
 	"stubborn": {"ignore-term", "sleep", "for-ever"},
 	"quits":    {"catch", "sleep", "20ms", "exit", "7"},
 }
 
-// ask makes the call. id and sandbox are those it is about.
+// ask makes the call. id and sandbox are the IDs in its request.
 func (p *player) ask(ctx context.Context, c model.Call, id, sandbox string) (a model.Answer, err error) {
 	r := p.node.Runtime()
 	switch c.Verb {
@@ -140,7 +139,7 @@ func podConfig(c model.Call) *cri.PodSandboxConfig {
 func (p *player) containerConfig(c model.Call) *cri.ContainerConfig {
 	return &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: c.Container},
-		Image:    &cri.ImageSpec{Image: p.node.Ref(c.Image), UserSpecifiedImage: p.node.Ref(c.Image)}, // as kubelets fill it in
+		Image:    &cri.ImageSpec{Image: p.node.Ref(c.Image), UserSpecifiedImage: p.node.Ref(c.Image)}, // as the kubelet sets it
 		Command:  []string{"/testbin"},
 		Args:     commands[model.Programs[c.Variant].Name],
 		Labels:   map[string]string{"pod": c.Pod, ProgramLabel: model.Programs[c.Variant].Name},
@@ -153,7 +152,7 @@ func (p *player) containerConfig(c model.Call) *cri.ContainerConfig {
 	}
 }
 
-// ofScripts are the labels that what the call is to list has.
+// ofScripts returns the labels of the objects that the call lists.
 func ofScripts(c model.Call) map[string]string {
 	if c.Pod == "" {
 		return nil

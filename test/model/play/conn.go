@@ -13,9 +13,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// A Conn is a connection to a server in this process, for tests in which time is
-// package synctest's: it has no goroutines of its own and no buffers, so that what
-// overlaps is what the test lets overlap. Codes and interceptors are the server's.
+// A Conn is a connection to a server in this process, for tests in package synctest's time: it has
+// no goroutines of its own and no buffers, so that only calls overlap which the test makes overlap.
+// Codes and interceptors are the server's.
 type Conn struct {
 	unary  grpc.UnaryServerInterceptor
 	stream grpc.StreamServerInterceptor
@@ -28,12 +28,12 @@ type Conn struct {
 	cut  func()
 	dead func() bool
 
-	mu   sync.Mutex // of what begins, and of cut
+	mu   sync.Mutex // guards the beginning of calls, and cut
 	work sync.WaitGroup
 }
 
-// NewConn returns a connection on which the services that are registered with it are
-// reached. While dead is true, no answer comes: who made it true calls Cut.
+// NewConn returns a connection to the services that are registered with it. While dead is true, no
+// answer comes; whoever makes it true calls Cut.
 func NewConn(unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor, dead func() bool) *Conn {
 	c := &Conn{
 		unary: unary, stream: stream, methods: make(map[string]grpc.MethodHandler), streams: make(map[string]grpc.StreamHandler),
@@ -61,10 +61,10 @@ func (c *Conn) Cut() {
 	c.cut()
 }
 
-// Wait returns when no handler runs any more, after Cut.
+// Wait waits, after Cut, until no handler runs.
 func (c *Conn) Wait() { c.work.Wait() }
 
-// run runs f, which Wait waits for, unless the connection has been cut.
+// run runs f, which Wait waits for, unless the connection was cut.
 func (c *Conn) run(f func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -79,7 +79,7 @@ func (c *Conn) run(f func()) bool {
 
 var errCut = status.Error(codes.Unavailable, "connection lost")
 
-// begin returns the context of a handler: it ends with the caller's, or the connection.
+// begin returns the context of a handler, which ends with the caller's and with the connection.
 func (c *Conn) begin(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	begun := c.run(func() {
@@ -141,7 +141,7 @@ func (c *Conn) Invoke(ctx context.Context, method string, args, reply any, _ ...
 	}
 }
 
-// NewStream implements grpc.ClientConnInterface, for streams of the server.
+// NewStream implements grpc.ClientConnInterface, for server streams.
 func (c *Conn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string, _ ...grpc.CallOption) (grpc.ClientStream, error) {
 	handle, ok := c.streams[method]
 	if !ok {
@@ -161,7 +161,7 @@ func (c *Conn) NewStream(ctx context.Context, _ *grpc.StreamDesc, method string,
 	return clientEnd{p}, nil
 }
 
-// A pipe is a stream of the server.
+// A pipe is a server stream.
 type pipe struct {
 	ctx     context.Context
 	request chan proto.Message

@@ -7,18 +7,18 @@ import (
 	"github.com/crisp-cri/crisp/test/model"
 )
 
-// Options bound what is generated.
+// Options bound the generated scripts.
 type Options struct {
-	Rounds, Clients, Steps int      // at most; steps of one client in one round
+	Rounds, Clients, Steps int      // maxima; Steps is for one client in one round
 	Pods, Containers       int      // names of pods, and of containers in each
-	Images                 []string // names of images, besides the one that is always there
+	Images                 []string // names of images, besides the one that always exists
 	Acts                   []string
-	Unit                   time.Duration // of delays, and of clients' patience
-	Grace                  int           // the longest, in seconds
+	Unit                   time.Duration // of delays, and of clients' timeouts
+	Grace                  int           // maximum, in seconds
 }
 
-// Fake is for a node with a clock of its own, Real for one where waiting costs time, and
-// Peer for another runtime, which nothing befalls.
+// Fake is for a node with a fake clock, Real for one where waiting costs time, and Peer for another
+// runtime, without faults.
 var (
 	Fake = Options{Rounds: 5, Clients: 4, Steps: 5, Pods: 2, Containers: 2, Images: images, Acts: []string{Crash, Crash, Crash, Both, Executor, Restart, Fail, Fail}, Unit: time.Millisecond, Grace: 30}
 	Real = Options{Rounds: 4, Clients: 3, Steps: 4, Pods: 2, Containers: 2, Acts: []string{Crash, Crash, Both, Executor, Restart}, Unit: 5 * time.Millisecond, Grace: 1}
@@ -28,15 +28,15 @@ var (
 // images are the names of images that scripts may pull, use and remove.
 var images = []string{"spare"}
 
-// A generator keeps in mind what the steps so far have probably made, so that most of
-// what follows makes sense.
+// A generator remembers what the previous steps have probably made, so that most of the later ones
+// make sense.
 type generator struct {
 	*rand.Rand
 	o     Options
-	stage map[string]int // of pods and pod/containers: how far in their lives
+	stage map[string]int // of pods and pod/containers: stage of their lives
 }
 
-// Generate makes the script of a seed.
+// Generate returns the script of a seed.
 func Generate(seed uint64, o Options) Script {
 	g := &generator{rand.New(rand.NewPCG(seed, 0x6372697370)), o, make(map[string]int)}
 	s := Script{Latency: g.Uint64N(1 << 32)}
@@ -71,7 +71,7 @@ func (g *generator) round(first bool) Round {
 	return r
 }
 
-// delay is mostly none or short: so calls overlap.
+// delay is usually zero or short, so that calls overlap.
 func (g *generator) delay() time.Duration {
 	of := []int{0, 0, 0, 0, 1, 1, 2, 5, 10, 40}
 	return time.Duration(of[g.IntN(len(of))]) * g.o.Unit
@@ -154,7 +154,7 @@ func (g *generator) imageCall() model.Call {
 	return c
 }
 
-// filter makes a list one of some objects only, at times.
+// filter restricts a list to some objects, at times.
 func (g *generator) filter(c *model.Call, states ...model.State) {
 	if g.IntN(2) == 0 {
 		c.Pod = ""

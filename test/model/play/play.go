@@ -21,67 +21,65 @@ type Node interface {
 	Runtime() cri.RuntimeServiceClient
 	Images() cri.ImageServiceClient
 
-	// Ref is what the image of a script is pulled by, and "" the image that the node
-	// has, in which /testbin is.
+	// Ref returns the reference of a script's image; that of "" is the image with /testbin, which
+	// the node has.
 	Ref(image string) string
 
-	// Arm makes the runtime die at its n-th step from now, before that takes effect or
-	// right after; false: the node cannot tell. Dead tells whether it has.
+	// Arm makes the runtime die at its n-th step from now, before that takes effect or right after;
+	// false: the node cannot do that. Dead reports whether it has died.
 	Arm(n int, after bool) bool
 	Dead() bool
-	// Kill ends the runtime without giving it time, KillExecutor what reaps containers,
-	// and Stop asks the runtime to end. After Kill and Stop no call is answered any more,
-	// and Start starts it again.
+	// Kill kills the runtime, KillExecutor the parent of containers, and Stop stops the runtime in
+	// order. After Kill and Stop no call is answered, and Start starts the runtime again.
 	Kill()
 	KillExecutor()
 	Stop() error
 	Start() error
-	// FailAt makes the n-th step from now fail, Mend none.
+	// FailAt makes the n-th step from now fail; Mend ends that.
 	FailAt(n int)
 	Mend()
-	// Settle waits until all has come to rest. unsettled: there are calls whose clients
-	// have left.
+	// Settle waits until nothing changes any more. unsettled: clients of some calls have left.
 	Settle(unsettled bool)
-	// Left lists what is there though nothing should be.
+	// Left lists the objects that should not exist any more.
 	Left() []string
 }
 
-// patience bounds each call, for a runtime that hangs; patienceOfRecord those of Record.
+// patience bounds each call, for a runtime that hangs; patienceOfRecord is that of Record.
 const (
 	patience         = 10 * time.Minute
 	patienceOfRecord = time.Minute
 )
 
-// nobody is an ID of nothing.
+// nobody is an ID without an object.
 const nobody = "feedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeedfeed"
 
 // A player plays one script.
 type player struct {
 	node     Node
 	check    func(model.History) error
-	patience time.Duration // of calls, unless they have one
+	patience time.Duration // bound of calls without one of their own
 
 	mu      sync.Mutex
 	history model.History
 	calls   int
-	alias   map[string]string   // ID → how it is called in the history
-	known   map[string][]string // pod, pod/container → the IDs it has had, as clients learnt of them
+	alias   map[string]string   // ID → name in the history
+	known   map[string][]string // pod, pod/container → its IDs, as clients have learnt of them
 	names   map[string]string   // ref → image
 	up      chan struct{}       // closed while the runtime answers
 	crashes int
 	left    bool         // a client has left in this round
-	again   []model.Call // of which nobody knows what they did in this round
+	again   []model.Call // calls of this round with unknown effects
 
 	listens sync.WaitGroup
 }
 
-// Play plays s on the node, removes all it made, and returns what clients saw. The
-// error says what no runtime may do, or what is left behind.
+// Play plays s on the node, removes all objects, and returns what clients have observed. The error
+// says what no runtime may do, or what is left.
 func Play(ctx context.Context, node Node, s Script, rules model.Rules) (model.History, error) {
 	return play(ctx, node, s, rules.Check, patience)
 }
 
-// Record plays s as Play does, and leaves it to the caller to judge what clients saw.
+// Record is Play without the check of what clients have observed.
 func Record(ctx context.Context, node Node, s Script) (model.History, error) {
 	return play(ctx, node, s, func(model.History) error { return nil }, patienceOfRecord)
 }
@@ -114,7 +112,7 @@ func play(ctx context.Context, node Node, s Script, check func(model.History) er
 	return p.history, nil
 }
 
-// round plays one round and looks at everything.
+// round plays one round and then reads everything.
 func (p *player) round(ctx context.Context, r Round) error {
 	over := make(chan struct{})
 	var work, nemesis sync.WaitGroup
@@ -151,7 +149,7 @@ func (p *player) round(ctx context.Context, r Round) error {
 		p.note(model.Mended)
 	}
 	p.look(ctx)
-	// What nobody knows the end of is asked for again, and must come to one now.
+	// Calls with unknown effects are repeated, and must have an answer now.
 	again := p.again
 	for _, c := range again {
 		c.ID, c.Sandbox, c.Patience = "", "", 0
@@ -167,7 +165,7 @@ func (p *player) round(ctx context.Context, r Round) error {
 
 func oneOf[T comparable](v T, of ...T) bool { return slices.Contains(of, v) }
 
-// client does its steps.
+// client makes its steps.
 func (p *player) client(ctx context.Context, steps []Step) {
 	for _, s := range steps {
 		time.Sleep(s.Delay)
@@ -175,8 +173,8 @@ func (p *player) client(ctx context.Context, steps []Step) {
 	}
 }
 
-// befall does what befalls the node. A death that is to come at a later step than the
-// last of the round comes at its end.
+// befall does a step of the Nemesis. A death at a later step than the last of the round comes at
+// its end.
 func (p *player) befall(ctx context.Context, s Step, over chan struct{}) error {
 	select {
 	case <-time.After(s.Delay):
@@ -190,7 +188,7 @@ func (p *player) befall(ctx context.Context, s Step, over chan struct{}) error {
 	case Executor:
 		p.note(model.ExecutorGone)
 		p.mu.Lock()
-		p.left = true // what was under way is asked of the next one
+		p.left = true // the calls under way are repeated with the next runtime
 		p.mu.Unlock()
 		p.node.KillExecutor()
 		return nil
@@ -235,7 +233,7 @@ func (p *player) befall(ctx context.Context, s Step, over chan struct{}) error {
 	return nil
 }
 
-// listen subscribes to events, and notes what comes until the runtime ends.
+// listen subscribes to events, and records them until the runtime ends.
 func (p *player) listen(ctx context.Context) error {
 	stream, err := p.node.Runtime().GetContainerEvents(ctx, &cri.GetEventsRequest{})
 	if err != nil {
@@ -266,14 +264,14 @@ func (p *player) listen(ctx context.Context) error {
 	return nil
 }
 
-// note writes down what befell the node.
+// note records what happened to the node.
 func (p *player) note(kind model.Kind) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.history = append(p.history, model.Event{Kind: kind})
 }
 
-// look asks for everything, as one client.
+// look reads everything, as one client.
 func (p *player) look(ctx context.Context) {
 	pods := p.call(ctx, "look", model.Call{Verb: model.ListPods}, false)
 	for _, it := range pods.Items {
@@ -286,9 +284,8 @@ func (p *player) look(ctx context.Context) {
 	p.call(ctx, "look", model.Call{Verb: model.ListImages}, false)
 }
 
-// removeAll removes what there is, as the kubelet would, and looks whether it is gone.
-// What could not be undone, because a step failed for that too, the runtime may keep
-// until it starts again.
+// removeAll removes all objects, as the kubelet would, and checks that they are gone. What could
+// not be undone, because the undo failed, too, the runtime may keep until its next start.
 func (p *player) removeAll(ctx context.Context, s Script) error {
 	for _, it := range p.call(ctx, "end", model.Call{Verb: model.ListPods}, false).Items {
 		p.call(ctx, "end", model.Call{Verb: model.StopPod, Pod: it.Pod}, false)
@@ -315,7 +312,7 @@ func (p *player) removeAll(ctx context.Context, s Script) error {
 	return nil
 }
 
-// call makes a call, once the runtime answers, and writes down what came of it.
+// call makes a call, once the runtime answers, and records its answer.
 func (p *player) call(ctx context.Context, client string, c model.Call, old bool) model.Answer {
 	p.mu.Lock()
 	up := p.up
@@ -358,8 +355,7 @@ func (p *player) call(ctx context.Context, client string, c model.Call, old bool
 	return a
 }
 
-// resolve returns the ID that the call is about, and that of the sandbox that it
-// creates in.
+// resolve returns the ID of the call's object, and that of the sandbox that it creates in.
 func (p *player) resolve(c model.Call, old bool) (id, sandbox string) {
 	best := func(name string) string {
 		ids := p.known[name]
@@ -389,13 +385,13 @@ func (p *player) aliasOf(id string) string {
 	}
 	a, ok := p.alias[id]
 	if !ok {
-		a = fmt.Sprint(len(p.alias)) // "nobody" has a place
+		a = fmt.Sprint(len(p.alias)) // nobody has an alias, too
 		p.alias[id] = a
 	}
 	return a
 }
 
-// learn notes the IDs of an answer, and gives them their aliases.
+// learn records the IDs of an answer, and gives them aliases.
 func (p *player) learn(c model.Call, a *model.Answer) {
 	note := func(name, id string) {
 		if ids := p.known[name]; !slices.Contains(ids, id) {
@@ -422,7 +418,7 @@ func (p *player) learn(c model.Call, a *model.Answer) {
 	}
 }
 
-// codeOf is what a status code means to the model.
+// codeOf returns the model's code for a status code.
 func codeOf(err error) model.Code {
 	switch status.Code(err) {
 	case codes.OK:

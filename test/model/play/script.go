@@ -1,8 +1,8 @@
-// Package play makes histories of package model: it generates scripts for a few
-// clients and for what befalls the node meanwhile, plays them on a node by CRI, has
-// the model check what the clients saw, and makes a script that fails short.
+// Package play makes histories for package model: it generates scripts for a few clients and
+// for faults of the node, plays them on a node by CRI, has the model check what the clients
+// have observed, and shortens a script that fails.
 //
-// A script is text, so that what failed once can be kept and played again:
+// A script is text, so that one that failed can be kept and played again:
 //
 //	latency 7
 //	round
@@ -12,14 +12,13 @@
 //	round
 //	a 0ms start pod=p container=c
 //
-// The lines of a round are done side by side, those of one client one after the
-// other, each so long after the one before it. The client "!" is what befalls the
-// node. A round ends when all have done, the runtime is there again and all has come
-// to rest; then everything is looked at. After the last one everything is removed,
-// and nothing may be left.
+// The lines of a round run concurrently, those of one client one after the other, each after
+// its delay. The client "!" stands for faults of the node. A round ends when all lines are
+// done, the runtime is up and nothing changes any more; then everything is read. After the
+// last round everything is removed, and nothing may be left.
 //
-// IDs stand in no script: a step is about the object that its client knows best under
-// that name, or with "old" about the one before.
+// Scripts have no IDs: a step is about the object that its client knows best by that name, or
+// with "old" about the previous one.
 package play
 
 import (
@@ -32,15 +31,15 @@ import (
 	"github.com/crisp-cri/crisp/test/model"
 )
 
-// Nemesis is the client that stands for what befalls the node.
+// Nemesis is the client that stands for faults of the node.
 const Nemesis = "!"
 
-// What may befall the node.
+// The acts of the Nemesis.
 const (
-	Crash    = "crash"    // the runtime dies, at Step if the node can tell steps
-	Both     = "both"     // and its executor with it
-	Executor = "executor" // that one alone
-	Restart  = "restart"  // the runtime is asked to end, and started again
+	Crash    = "crash"    // the runtime dies, at Step if the node supports steps
+	Both     = "both"     // and the executor with it
+	Executor = "executor" // only the executor
+	Restart  = "restart"  // the runtime is stopped in order, and started again
 	Fail     = "fail"     // Step fails once
 )
 
@@ -49,20 +48,20 @@ type Step struct {
 	Client string
 	Delay  time.Duration
 	Call   model.Call // without IDs
-	Old    bool       // about the object before the one that is known now
+	Old    bool       // about the object before the latest one
 
 	// Of the Nemesis.
 	Act   string
-	Step  int  // counted from here, from 1; of Crash, Both and Fail
-	After bool // once it has taken effect, else instead
+	Step  int  // counted from now, from 1; of Crash, Both and Fail
+	After bool // after the step has taken effect, else instead of it
 }
 
-// A Round is what is done at once.
+// A Round is the steps that run concurrently.
 type Round []Step
 
-// A Script is a whole history to be made.
+// A Script produces a whole history.
 type Script struct {
-	Latency uint64 // seed of how long what takes, where the node can choose
+	Latency uint64 // seed of durations, where the node can choose them
 	Rounds  []Round
 }
 
@@ -96,7 +95,7 @@ func (s Script) String() string {
 	return b.String()
 }
 
-// Parse is the inverse of Script.String. Lines that begin with "#" are left out.
+// Parse is the inverse of Script.String. Lines that begin with "#" are ignored.
 func Parse(text string) (s Script, err error) {
 	for i, line := range strings.Split(text, "\n") {
 		f := strings.Fields(line)

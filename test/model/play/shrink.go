@@ -2,9 +2,8 @@ package play
 
 import "slices"
 
-// Shrink makes a script that fails as short as it can: it leaves out rounds, clients
-// and steps, and makes what remains simpler, as long as fails says that it does.
-// tries bounds how often that is asked.
+// Shrink makes a failing script as short as it can: it leaves out rounds, clients and steps, and
+// simplifies the rest, as long as fails returns true. tries bounds the calls of fails.
 func Shrink(s Script, tries int, fails func(Script) bool) Script {
 	for progress := true; progress; {
 		progress = false
@@ -21,7 +20,7 @@ func Shrink(s Script, tries int, fails func(Script) bool) Script {
 	return s
 }
 
-// simpler returns scripts that are a little simpler, the boldest first.
+// simpler returns scripts that are a little simpler, the shortest first.
 func simpler(s Script) []Script {
 	var list []Script
 	add := func(change func(*Script)) {
@@ -80,7 +79,7 @@ func simpler(s Script) []Script {
 	return list
 }
 
-// keepImage is "" for a call that does without.
+// keepImage returns "" if the call does not need its image.
 func keepImage(t *Step) string {
 	if t.Call.Container != "" {
 		return ""
