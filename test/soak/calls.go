@@ -18,15 +18,15 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// calls counts what came of each call, by RPC and code.
+// calls counts the results of calls, by RPC and code.
 type calls struct {
 	judging atomic.Bool
 
 	mu      sync.Mutex
-	byRPC   map[string]map[string]int // RPC → outcome → how often
+	byRPC   map[string]map[string]int // RPC → outcome → count
 	slowest map[string]time.Duration
-	example map[string]string // of an error, by RPC and outcome
-	wrong   []string          // errors that nothing explains, and wrong answers
+	example map[string]string // an error, by RPC and outcome
+	wrong   []string          // unexplained errors, and wrong answers
 	wrongs  int
 }
 
@@ -34,39 +34,39 @@ func newCalls() *calls {
 	return &calls{byRPC: map[string]map[string]int{}, slowest: map[string]time.Duration{}, example: map[string]string{}}
 }
 
-// A subject is what a call is about.
+// A subject is the object of a call, for the judgement of its errors.
 type subject struct {
 	gone func() bool // whether it was stopped or removed, or ended by itself, meanwhile
-	cut  func() bool // whether its caller has given up; nil: it does not
-	all  bool        // it may fail
+	cut  func() bool // whether the caller has given up; nil: it does not
+	all  bool        // any error is allowed
 }
 
 type subjectKey struct{}
 
-// about is a context for calls about something that others may take away.
+// about returns a context for calls about an object that others may remove.
 func about(ctx context.Context, gone func() bool) context.Context {
 	s, _ := ctx.Value(subjectKey{}).(subject)
 	s.gone = gone
 	return context.WithValue(ctx, subjectKey{}, s)
 }
 
-// givesUp is a context for calls that are given up once cut says so.
+// givesUp returns a context for calls that are given up once cut returns true.
 func givesUp(ctx context.Context, cut func() bool) context.Context {
 	s, _ := ctx.Value(subjectKey{}).(subject)
-	outer := s.cut // one that gives up may have others do so in its time
+	outer := s.cut // a caller that gives up may make calls that are given up, too
 	s.cut = func() bool { return cut() || outer != nil && outer() }
 	return context.WithValue(ctx, subjectKey{}, s)
 }
 
-// within is a context for calls that are given up after d. Who answers has the deadline
-// too, and may be a moment before the caller's clock.
+// within returns a context for calls that are given up after d. The server has the deadline, too,
+// and its clock may be a moment ahead of the caller's.
 func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	end, _ := ctx.Deadline()
 	return givesUp(ctx, func() bool { return time.Until(end) < 100*time.Millisecond }), cancel
 }
 
-// explained is a context for calls that may fail.
+// explained returns a context for calls that may fail.
 func explained(ctx context.Context) context.Context {
 	return context.WithValue(ctx, subjectKey{}, subject{all: true})
 }
@@ -81,7 +81,7 @@ func (n *node) count(ctx context.Context, method string, req, reply any, cc *grp
 	return err
 }
 
-// judge counts what came of a call, and notes an error that nothing explains.
+// judge counts the result of a call, and records an unexplained error.
 func (n *node) judge(ctx context.Context, name string, began time.Time, err error) {
 	took := time.Since(began)
 	s, _ := ctx.Value(subjectKey{}).(subject)
@@ -106,7 +106,7 @@ const unexplained = "! "
 
 func (n *node) outcome(s subject, began time.Time, err error) string {
 	code := status.Code(err)
-	if code == codes.Unknown && errors.Is(err, context.Canceled) { // of a stream
+	if code == codes.Unknown && errors.Is(err, context.Canceled) { // the error of a stream
 		code = codes.Canceled
 	}
 	gaveUp := s.cut != nil && s.cut()
@@ -123,27 +123,27 @@ func (n *node) outcome(s subject, began time.Time, err error) string {
 	return unexplained + code.String()
 }
 
-// lost tells whether a code says that there is no answer, and not what the answer is:
-// nothing that is acknowledged gets lost by a kill.
+// lost reports whether a code means that there is no answer. Other codes are answers: a kill loses
+// nothing that was acknowledged.
 func lost(code codes.Code) bool {
 	return slices.Contains([]codes.Code{codes.Unavailable, codes.Unknown, codes.Internal, codes.Canceled, codes.DeadlineExceeded}, code)
 }
 
-// complain notes what is wrong. c.mu is held.
+// complain records a fault. c.mu must be locked.
 func (c *calls) complain(text string) {
 	if c.wrongs++; c.judging.Load() && len(c.wrong) < 50 {
 		c.wrong = append(c.wrong, text)
 	}
 }
 
-// wrongAnswer notes an answer that is not what it must be.
+// wrongAnswer records a wrong answer.
 func (c *calls) wrongAnswer(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.complain(time.Now().Format("15:04:05.000 ") + fmt.Sprintf(format, args...))
 }
 
-// examples has an error of each kind that was explained.
+// examples returns an error of each explained kind.
 func (c *calls) examples() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -163,7 +163,7 @@ func (c *calls) failed() error {
 	return fmt.Errorf("%d times something was wrong:\n  %s", c.wrongs, strings.Join(c.wrong, "\n  "))
 }
 
-// table has a line for each RPC.
+// table returns a line for each RPC.
 func (c *calls) table() string {
 	c.mu.Lock()
 	defer c.mu.Unlock()

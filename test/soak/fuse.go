@@ -11,10 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A hangingFS is a FUSE file system whose server reads what it is asked and does not
-// answer, as one whose other end is gone: who asks sleeps uninterruptibly, which no
-// signal ends. Until hangs is set its root directory answers, so that it can be mounted
-// in a container.
+// A hangingFS is a FUSE file system whose server reads requests and does not answer them, as if its
+// backend were gone: processes that access it sleep uninterruptibly, and no signal ends them. Until
+// hangs is set its root directory answers, so that it can be mounted in a container.
 type hangingFS struct {
 	dir   string
 	fd    int
@@ -22,7 +21,7 @@ type hangingFS struct {
 	ended chan struct{}
 }
 
-// Of linux/fuse.h.
+// Values of linux/fuse.h.
 const (
 	fuseGetattr = 3
 	fuseLookup  = 1
@@ -66,7 +65,7 @@ func (f *hangingFS) serve() {
 			continue
 		case opcode == fuseInit: // struct fuse_init_out
 			body = []any{uint32(7), uint32(31), uint32(4096), uint32(0), uint16(12), uint16(9), uint32(4096), uint32(1), [9]uint32{}}
-		case opcode == fuseGetattr: // struct fuse_attr_out, valid for no time
+		case opcode == fuseGetattr: // struct fuse_attr_out, not cacheable
 			body = []any{uint64(0), uint32(0), uint32(0), uint64(1), [5]uint64{}, [3]uint32{}, uint32(unix.S_IFDIR | 0o755), uint32(2), [5]uint32{}}
 		default:
 			errno = -int32(unix.ENOSYS)
@@ -82,9 +81,9 @@ func (f *hangingFS) serve() {
 	}
 }
 
-// end ends all that waits, with an error, and unmounts.
+// end fails all waiting requests, and unmounts the file system.
 func (f *hangingFS) end() error {
-	err := unix.Unmount(f.dir, unix.MNT_FORCE) // which ends what waits, also if it cannot unmount
+	err := unix.Unmount(f.dir, unix.MNT_FORCE) // fails waiting requests even if it cannot unmount
 	if err != nil {
 		err = unix.Unmount(f.dir, unix.MNT_DETACH)
 	}

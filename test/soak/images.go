@@ -23,8 +23,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// registryServer is a registry on loopback with images of testbin: base, which stays on
-// the node, and extra0 … which come and go.
+// registryServer is a registry on loopback with images of testbin: base, which stays on the node,
+// and extra0 …, which are pulled and removed.
 type registryServer struct {
 	server *httptest.Server
 	stall  atomic.Bool // layers of extra images are not sent
@@ -99,7 +99,7 @@ func (r *registryServer) push(image string, layers ...v1.Layer) error {
 	return remote.Write(tag, img)
 }
 
-// layerOf is a layer with one file, or a directory if its name ends with a slash.
+// layerOf returns a layer with one file, or a directory if its name ends with a slash.
 func layerOf(file string, mode int64, data []byte) (v1.Layer, error) {
 	var b bytes.Buffer
 	w := tar.NewWriter(&b)

@@ -1,27 +1,27 @@
-// Command soak runs everything at once on a crispd of its own, for minutes or hours, and
-// looks whether anything is left of it.
+// Command soak uses every part of a crispd of its own at once, for minutes or hours, and
+// checks whether anything of that is left.
 //
-// A few clients pick at random from what CRI has: pods with and without a network, host
+// A few clients pick actions at random from all of CRI: pods with and without a network, host
 // ports, containers, exec, attach and port-forward streams, log rotation, statistics, lists,
-// pulls and removals of images, updates, checkpoints where CRIU is, streams of events; they
-// get in each other's way, give up in the middle of calls, and some vanish as if they were
-// killed. crispd, its executor or both are killed with SIGKILL at random moments.
+// pulls and removals of images, updates, checkpoints where CRIU works, streams of events; they
+// disturb each other, give up during calls, and some vanish as if they were killed. crispd, its
+// executor or both are killed with SIGKILL at random moments.
 //
 //	warm-up   a tenth of the time, without kills; then everything is removed, and measured
-//	kills     half of what is left
-//	steady    the rest, without kills of the daemons: what grows by and by has time to
+//	kills     half of the remaining time
+//	steady    the rest, without kills of the daemons: slow growth has time to show
 //
 // At the end everything is removed by CRI, and memory, descriptors, goroutines, threads,
-// cgroups, mounts, links, rules, processes, sockets, files and disk are what they were after
-// the warm-up, or the soak fails and says what it is. It fails, too, for each error of a call
-// that no kill, no cancellation and no removal at the same time explains, for a wrong answer,
-// and for what the daemons have in their logs of panics and errors.
+// cgroups, mounts, links, rules, processes, sockets, files and disk must be what they were after
+// the warm-up, or the soak fails and names the difference. It also fails for each error of a
+// call that no kill, cancellation or concurrent removal explains, for a wrong answer, and for
+// panics and errors in the daemons' logs.
 //
 // The seed is printed. With the same one each client does the same in the same order, as far
-// as it depends on itself.
+// as that depends on the client.
 //
-// With -stuck it measures instead how much slower lists, statuses and stops get beside things
-// that are stuck; see stuck.go.
+// With -stuck it measures instead how much slower lists, statuses and stops become beside
+// objects that are stuck; see stuck.go.
 package main
 
 import (
@@ -58,7 +58,7 @@ type options struct {
 
 func main() {
 	os.Exit(testns.Program(func() int {
-		klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // the streams' clients tell their errors by it, too
+		klog.SetSlogLogger(slog.New(slog.DiscardHandler)) // the clients of streams log their errors by it, too
 		o, err := parseFlags(os.Args[1:])
 		if errors.Is(err, flag.ErrHelp) {
 			return 0
@@ -125,7 +125,7 @@ func run(ctx context.Context, o options) (err error) {
 	return soak(ctx, n, o)
 }
 
-// soak is the whole of it.
+// soak runs all of it.
 func soak(ctx context.Context, n *node, o options) error {
 	warm := o.life / 10
 	kills := (o.life - warm) / 2
@@ -157,7 +157,7 @@ func soak(ctx context.Context, n *node, o options) error {
 	return errors.Join(n.compare(), n.calls.failed(), n.trouble())
 }
 
-// keepLogs saves the daemons' logs.
+// keepLogs copies the daemons' logs to dir.
 func (n *node) keepLogs(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
@@ -175,7 +175,7 @@ func (n *node) keepLogs(dir string) error {
 	return nil
 }
 
-// trouble is what no soak passes with, in the daemons' logs.
+// trouble returns an error for lines in the daemons' logs that fail every soak.
 func (n *node) trouble() error {
 	var lines []string
 	for _, name := range []string{"crispd.log", "executor.log"} {

@@ -24,39 +24,38 @@ import (
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
-// A measurement is what the daemons use, and what is on the node.
+// A measurement is the daemons' resource usage, and the objects on the node.
 type measurement struct {
 	numbers map[string]float64
-	things  map[string]int // lines of noleaks, with how often each is there
+	things  map[string]int // lines of noleaks, with their counts
 	fds     map[string]map[string]int
 	stacks  map[string]int // goroutines by stack
 }
 
-// A row is a line of the table. A number may have grown by some of itself and a constant.
+// A row is a line of the table. A number may grow by a factor and a constant.
 type row struct {
 	name, unit string
 	times, and float64
 }
 
-// A garbage collector and its threads are not exact: what leaks for minutes is more than
-// these allow.
+// Garbage collection and threads are not exact: what leaks for minutes exceeds these bounds.
 var rows = []row{
 	{"crispd RSS", "MiB", 0.4, 16}, {"crispd PSS", "MiB", 0.4, 16}, {"crispd heap", "MiB", 0.2, 3},
 	{"crispd descriptors", "", 0, 0}, {"crispd goroutines", "", 0, 0}, {"crispd threads", "", 0.5, 8},
 	{"executor RSS", "MiB", 0.4, 8}, {"executor PSS", "MiB", 0.4, 8},
 	{"executor descriptors", "", 0, 0}, {"executor threads", "", 0.5, 8},
-	{"root", "MiB", 0, 1}, {"state", "MiB", 0, 3}, // executor.log begins anew at 1 MiB, and is kept once
+	{"root", "MiB", 0, 1}, {"state", "MiB", 0, 3}, // executor.log is rotated at 1 MiB, with one old file
 }
 
-// kinds are those of noleaks's lines, of which none may be more.
+// kinds are those of noleaks's lines; none of them may have more lines than before.
 var kinds = []string{"cgroup", "mount", "link", "address", "route", "nft", "process", "zombie", "listening", "file"}
 
-// measure notes what there is: the first time as what it is compared with, then until it
-// is no more than that.
+// measure takes a measurement: the first one is the reference, later ones are repeated until they
+// do not exceed it.
 func (n *node) measure(ctx context.Context, first bool) error {
-	// What a client that vanished has begun is kept for it for two minutes. An executor
-	// without work collects its garbage, on which descriptors of processes hang, two to
-	// three minutes after its last collection.
+	// The calls of a client that vanished are kept for it for two minutes. An idle executor
+	// collects its garbage, which holds descriptors of processes, two to three minutes after the
+	// last collection.
 	deadline := time.Now().Add(5 * time.Minute)
 	var last *measurement
 	for {
@@ -85,7 +84,7 @@ func (n *node) measure(ctx context.Context, first bool) error {
 	}
 }
 
-// alike tells whether the node is at rest: what is counted one by one is the same.
+// alike reports whether the node is at rest: exact numbers are equal.
 func (m *measurement) alike(now *measurement) bool {
 	for _, name := range []string{"crispd descriptors", "crispd goroutines", "executor descriptors"} {
 		if m.numbers[name] != now.numbers[name] {
@@ -95,7 +94,7 @@ func (m *measurement) alike(now *measurement) bool {
 	return len(more(m.things, now.things))+len(more(now.things, m.things)) == 0
 }
 
-// compare prints the table, and returns what has grown.
+// compare prints the table, and returns an error with what has grown.
 func (n *node) compare() error {
 	table, problems := n.table()
 	fmt.Println(table)
@@ -181,7 +180,7 @@ func count(things map[string]int, kind string) (sum int) {
 	return sum
 }
 
-// more lists what there is more of than before.
+// more lists the lines whose count is larger than before.
 func more(before, after map[string]int) (lines []string) {
 	for line, n := range after {
 		if was := before[line]; n > was {
@@ -192,7 +191,7 @@ func more(before, after map[string]int) (lines []string) {
 	return lines
 }
 
-// look measures.
+// look takes one measurement.
 func (n *node) look() (*measurement, error) {
 	m := &measurement{numbers: map[string]float64{}, things: map[string]int{}, fds: map[string]map[string]int{}}
 	heap, err := n.debug("/debug/pprof/heap?gc=1&debug=1")
@@ -229,7 +228,7 @@ func (n *node) look() (*measurement, error) {
 	}
 	for line := range now {
 		if line == "file "+filepath.Join(n.state, "executor.log.1") {
-			continue // there is one from 1 MiB of log on
+			continue // it exists once 1 MiB was logged
 		}
 		if testns.Isolated() || strings.Contains(line, n.dir) || strings.Contains(line, "crisp") {
 			m.things[plain(line)]++
@@ -245,13 +244,13 @@ var (
 	anyNumber = regexp.MustCompile(`\[\d+\]`)
 )
 
-// plain is a line without what is another one after a daemon was started again.
+// plain returns a line without numbers that differ after a restart of a daemon.
 func plain(line string) string {
 	line = anyPid.ReplaceAllString(line, "$1")
 	return anyPort.ReplaceAllString(line, "$1")
 }
 
-// debug asks crispd's debug socket.
+// debug sends a request to crispd's debug socket.
 func (n *node) debug(path string) ([]byte, error) {
 	client := http.Client{Timeout: time.Minute, Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", filepath.Join(n.state, "debug.sock"))
@@ -264,8 +263,8 @@ func (n *node) debug(path string) ([]byte, error) {
 	return io.ReadAll(resp.Body)
 }
 
-// parseStacks reads a goroutine profile of debug=1: "COUNT @ ADDRESS…" and a line for each
-// frame. The goroutines that serve the question itself are left out.
+// parseStacks reads a goroutine profile of debug=1: "COUNT @ ADDRESS…" and a line for each frame.
+// The goroutines that serve the request are left out.
 func parseStacks(profile string) map[string]int {
 	stacks := map[string]int{}
 	for part := range strings.SplitSeq(profile, "\n\n") {
@@ -322,7 +321,8 @@ func (m *measurement) process(name string, pid int) error {
 	return nil
 }
 
-// diskUse is what lies below dir, in MiB; what goes meanwhile is left out.
+// diskUse returns the size of the files below dir, in MiB; files that disappear meanwhile are left
+// out.
 func diskUse(dir string) (mib float64) {
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		var st unix.Stat_t

@@ -21,7 +21,7 @@ const (
 	maxContainers = 3
 )
 
-// A mix is what the clients have made, and do with it.
+// A mix has the objects that the clients have made, and their actions.
 type mix struct {
 	n       *node
 	o       options
@@ -30,7 +30,7 @@ type mix struct {
 
 	mu   sync.Mutex
 	pods []*pod // guarded by mu, as their containers are
-	made int    // pods, ever; guarded by mu
+	made int    // number of pods ever made; guarded by mu
 
 	abandoned []*cri.PodSandboxConfig // guarded by mu
 }
@@ -64,13 +64,13 @@ func newMix(n *node, o options) *mix {
 	return m
 }
 
-// checkpoints tells whether the node can make any.
+// checkpoints reports whether the node can make checkpoints.
 func checkpoints() bool {
 	_, err := exec.LookPath("criu")
 	return err == nil
 }
 
-// play has the clients do what they do for the stage's time.
+// play makes the clients act for the duration of the stage.
 func (m *mix) play(ctx context.Context, s stage) error {
 	over, cancel := context.WithTimeout(ctx, s.life)
 	defer cancel()
@@ -109,7 +109,7 @@ func (m *mix) play(ctx context.Context, s stage) error {
 	return ended
 }
 
-// act does one thing.
+// act does one action.
 func (m *mix) act(ctx context.Context, r *rand.Rand) {
 	ctx, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
@@ -127,7 +127,7 @@ func (m *mix) pick(r *rand.Rand) func(ctx context.Context, r *rand.Rand) {
 	panic("no action")
 }
 
-// sleep returns false if ctx ends before.
+// sleep waits for d, and returns false if ctx ends before.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
@@ -176,26 +176,26 @@ func (m *mix) execSync(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// execTimeout runs what does not end by itself.
+// execTimeout executes a program that does not end by itself, with a timeout.
 func (m *mix) execTimeout(ctx context.Context, r *rand.Rand) {
 	c := m.someContainer(r)
 	if c == nil {
 		return
 	}
-	ctx = about(ctx, func() bool { return true }) // it is to fail
+	ctx = about(ctx, func() bool { return true }) // it must fail
 	_, err := m.n.runtime.ExecSync(explained(ctx), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/testbin", "sleep", "for-ever"}, Timeout: 1})
 	if err == nil && !c.ended() {
 		m.n.calls.wrongAnswer("an exec that is to be ended by its timeout succeeded")
 	}
 }
 
-// reopen renames a log, as who rotates it does.
+// reopen rotates a log: it renames it and has it reopened.
 func (m *mix) reopen(ctx context.Context, r *rand.Rand) {
 	c := m.someContainer(r)
 	if c == nil {
 		return
 	}
-	_ = os.Rename(c.log(), c.log()+".1") // gone with its pod, or not there yet
+	_ = os.Rename(c.log(), c.log()+".1") // the log is gone with its pod, or does not exist yet
 	_, _ = m.n.runtime.ReopenContainerLog(about(ctx, c.ended), &cri.ReopenContainerLogRequest{ContainerId: c.id})
 }
 
@@ -297,7 +297,7 @@ func (m *mix) checkpoint(ctx context.Context, r *rand.Rand) {
 	_ = os.Remove(file)
 }
 
-// givesUp does something, and gives up in the middle of it.
+// givesUp does an action, and gives up during it.
 func (m *mix) givesUp(ctx context.Context, r *rand.Rand) {
 	do := m.pick(r)
 	ctx, cancel := within(ctx, time.Duration(r.IntN(100))*time.Millisecond)
@@ -305,7 +305,7 @@ func (m *mix) givesUp(ctx context.Context, r *rand.Rand) {
 	do(ctx, r)
 }
 
-// vanishes is a client that is killed in the middle of a call: its connection closes.
+// vanishes acts as a client that is killed during a call: its connection closes.
 func (m *mix) vanishes(ctx context.Context, r *rand.Rand) {
 	var (
 		mu    sync.Mutex

@@ -40,18 +40,18 @@ type node struct {
 
 	mu    sync.Mutex
 	downs []*down   // guarded by mu
-	both  time.Time // when both daemons were killed at once, the last time; guarded by mu
+	both  time.Time // last time when both daemons were killed at once; guarded by mu
 
 	before, after *measurement
 }
 
-// A down is when a daemon did not answer, because it was killed.
+// A down is a time in which a daemon did not answer because it was killed.
 type down struct {
-	from, to time.Time // to is zero as long as it lasts
+	from, to time.Time // to is zero while it lasts
 }
 
-// again is how long after a kill a call may still fail for it: an answer that was under
-// way, a connection that gRPC has yet to make anew.
+// again is how long after a kill a call may still fail because of it: an answer was under way, or
+// gRPC has not reconnected yet.
 const again = 2 * time.Second
 
 var (
@@ -69,7 +69,7 @@ func newNode(o options) (*node, error) {
 			return nil, fmt.Errorf("%w: make soak builds it", err)
 		}
 	}
-	// Short, because the name of a unix socket is limited to 107 bytes (unix(7)).
+	// Short, because the path of a socket has at most 107 bytes (unix(7)).
 	dir, err := os.MkdirTemp("", "s-")
 	if err != nil {
 		return nil, err
@@ -108,8 +108,8 @@ func newNode(o options) (*node, error) {
 	return n, nil
 }
 
-// forThings prepares what things are stuck by: a disk that can be filled, and a handler
-// whose network plugin hangs for as long as a file is there.
+// forThings prepares what makes objects stuck: a disk that can be filled, and a handler whose
+// network plugin hangs while a file exists.
 func (n *node) forThings(files map[string]string) error {
 	files["bin/hanging"] = fmt.Sprintf(hangingPlugin, n.hangs())
 	files["net.d/10-hanging.conflist"] = `{"cniVersion":"1.0.0","name":"hanging","plugins":[{"type":"hanging"}]}`
@@ -121,7 +121,7 @@ func (n *node) forThings(files map[string]string) error {
 	return syscall.Mount("tmpfs", n.root, "tmpfs", 0, "size=256m,nr_inodes=20000,mode=711")
 }
 
-// hangs is the file.
+// hangs returns the path of that file.
 func (n *node) hangs() string { return filepath.Join(n.dir, "hangs") }
 
 const hangingPlugin = `#!/bin/sh
@@ -135,7 +135,7 @@ esac
 
 func (n *node) socket() string { return filepath.Join(n.state, "crisp.sock") }
 
-// dial makes a client. Its connections are told to made, if that is not nil.
+// dial returns a client. made, if not nil, gets its connections.
 func (n *node) dial(made func(net.Conn)) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
@@ -159,14 +159,14 @@ func (n *node) start(ctx context.Context) error {
 	cmd := exec.Command(filepath.Join(n.bin, "crispd"), "--config", filepath.Join(n.dir, "crispd.toml"), "--root", n.root, "--state", n.state)
 	cmd.Env = append(os.Environ(), "CONTAINERS_REGISTRIES_CONF="+filepath.Join(n.dir, "registries.conf"))
 	cmd.Stdout, cmd.Stderr = log, log
-	// Ctrl-C is for the soak, which then ends it.
+	// Ctrl-C reaches only the soak, which then ends crispd.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	exited := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // its end is what counts
+		_ = cmd.Wait() // only the end matters
 		close(exited)
 	}()
 	n.mu.Lock()
@@ -175,7 +175,7 @@ func (n *node) start(ctx context.Context) error {
 	return n.answers(ctx)
 }
 
-// answers waits until crispd says that it and its executor are there.
+// answers waits until crispd reports that it and its executor are ready.
 func (n *node) answers(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(explained(ctx), patience)
 	defer cancel()
@@ -194,7 +194,7 @@ func (n *node) answers(ctx context.Context) error {
 	}
 }
 
-// kill kills crispd, its executor or both, and returns when they are there again.
+// kill kills crispd, its executor or both, and returns when they run again.
 func (n *node) kill(ctx context.Context, crispd, executor bool) error {
 	d := &down{from: time.Now()}
 	n.mu.Lock()
@@ -204,7 +204,7 @@ func (n *node) kill(ctx context.Context, crispd, executor bool) error {
 	}
 	n.mu.Unlock()
 	if executor {
-		if pid, err := n.executorPid(); err == nil { // else it is just being started
+		if pid, err := n.executorPid(); err == nil { // else it is being started
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
 				return err
 			}
@@ -227,16 +227,16 @@ func (n *node) kill(ctx context.Context, crispd, executor bool) error {
 	return nil
 }
 
-// beside tells whether a daemon was killed while a call was under way.
+// beside reports whether a daemon was killed while a call was under way.
 func (n *node) beside(began time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return slices.ContainsFunc(n.downs, func(d *down) bool { return d.to.IsZero() || began.Before(d.to.Add(again)) })
 }
 
-// cutOff tells whether what was started at born has lost who reads its output: without a
-// service manager nobody has the pipes of containers when both daemons are killed, and
-// who writes ends by SIGPIPE.
+// cutOff reports whether the output of a container started at born has lost its reader: without a
+// service manager nobody holds the containers' pipes when both daemons are killed, and a writer
+// ends by SIGPIPE.
 func (n *node) cutOff(born time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -288,8 +288,8 @@ func (n *node) end() error {
 	if err != nil {
 		errs = append(errs, fmt.Errorf("crispd wipe: %w\n%s", err, out))
 	}
-	_ = syscall.Unmount(n.root, syscall.MNT_DETACH) // if things were to be stuck
-	// As a kubelet removes the parents that it made.
+	_ = syscall.Unmount(n.root, syscall.MNT_DETACH) // a mount of -stuck
+	// A kubelet removes the cgroups that it made, too.
 	for _, pattern := range []string{"/sys/fs/cgroup/*", "/sys/fs/cgroup"} {
 		dirs, _ := filepath.Glob(pattern + "/crisp-soak*")
 		for _, dir := range dirs {

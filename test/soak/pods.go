@@ -14,10 +14,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// label is on all that a soak makes.
+// label is on every object of a soak.
 const label = "crisp.dev/soak"
 
-// A pod is one sandbox that is there, or was until a moment ago.
+// A pod is a sandbox that exists, or existed until a moment ago.
 type pod struct {
 	config   *cri.PodSandboxConfig
 	id       string
@@ -26,10 +26,10 @@ type pod struct {
 	stopped, removed atomic.Bool  // or about to be
 	serves           atomic.Bool  // one of its containers has the port
 	containers       []*container // guarded by mix.mu
-	made             int          // containers, ever; guarded by mix.mu
+	made             int          // number of containers ever made; guarded by mix.mu
 }
 
-// A container is one that was started.
+// A container is a container that was started.
 type container struct {
 	pod     *pod
 	config  *cri.ContainerConfig
@@ -45,18 +45,18 @@ func (p *pod) gone() bool       { return p.removed.Load() }
 func (p *pod) halted() bool     { return p.stopped.Load() || p.removed.Load() }
 func (c *container) gone() bool { return c.removed.Load() || c.pod.gone() }
 
-// ended tells whether the container need not run any more.
+// ended reports whether the container may have exited.
 func (c *container) ended() bool {
 	writes := c.program == "counts" || c.program == "echoes"
 	return c.program == "quits" || writes && c.cutOff(c.born) || c.taken()
 }
 
-// taken tells whether somebody has stopped or removed the container.
+// taken reports whether a client has stopped or removed the container.
 func (c *container) taken() bool { return c.stopped.Load() || c.gone() || c.pod.halted() }
 
 func (c *container) log() string { return filepath.Join(c.pod.config.LogDirectory, c.config.LogPath) }
 
-// programs are what containers run.
+// programs are the commands of containers.
 var programs = map[string][]string{
 	"stays":    {"catch", "sleep", "for-ever"},
 	"stubborn": {"ignore-term", "sleep", "for-ever"},
@@ -66,7 +66,7 @@ var programs = map[string][]string{
 	"serves":   {"http", ":8080", "here", "catch", "sleep", "for-ever"},
 }
 
-var programNames = []string{"counts", "echoes", "quits", "serves", "stays", "stubborn"} // in the order of a seed
+var programNames = []string{"counts", "echoes", "quits", "serves", "stays", "stubborn"} // in a fixed order, for the seed
 
 func (m *mix) newPod(r *rand.Rand) *pod {
 	m.mu.Lock()
@@ -98,7 +98,7 @@ func (m *mix) newPod(r *rand.Rand) *pod {
 	return p
 }
 
-// runPod runs a pod as a kubelet does: what it does not know the end of it asks for again.
+// runPod runs a pod as the kubelet does: a call without an answer is repeated.
 func (m *mix) runPod(ctx context.Context, r *rand.Rand) {
 	m.mu.Lock()
 	full := len(m.pods) >= maxPods
@@ -113,7 +113,7 @@ func (m *mix) runPod(ctx context.Context, r *rand.Rand) {
 		return
 	}
 	asked := 0
-	// Of one that was begun before, and whose run a kill has ended, the name stays taken.
+	// If a kill has ended an earlier run of this pod, its name stays taken.
 	ctx = about(ctx, func() bool { return asked > 1 })
 	err := m.insist(ctx, func(ctx context.Context) error {
 		asked++
@@ -122,7 +122,7 @@ func (m *mix) runPod(ctx context.Context, r *rand.Rand) {
 		return err
 	})
 	if err != nil {
-		m.abandon(p) // the error is told
+		m.abandon(p) // the error is counted
 		return
 	}
 	m.mu.Lock()
@@ -133,7 +133,7 @@ func (m *mix) runPod(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// abandon notes a pod of which nobody knows whether it is there.
+// abandon records a pod whose existence is unknown.
 func (m *mix) abandon(p *pod) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -158,7 +158,7 @@ func (m *mix) runContainer(ctx context.Context, r *rand.Rand, p *pod) {
 	c := &container{pod: p, program: programNames[r.IntN(len(programNames))], cutOff: m.n.cutOff}
 	network := p.config.Linux.SecurityContext.NamespaceOptions.Network
 	if c.program == "serves" && (network == cri.NamespaceMode_NODE || p.serves.Swap(true)) {
-		c.program = "stays" // the port is the node's, or another container's
+		c.program = "stays" // the port is not free
 	}
 	image := "base"
 	extra := r.IntN(5) == 0
@@ -187,7 +187,7 @@ func (m *mix) runContainer(ctx context.Context, r *rand.Rand, p *pod) {
 		}) != nil {
 			return
 		}
-		ctx = about(ctx, func() bool { return true }) // the image may go again
+		ctx = about(ctx, func() bool { return true }) // the image may be removed meanwhile
 	}
 	c.born = time.Now()
 	if m.insist(ctx, func(ctx context.Context) error {
@@ -199,7 +199,7 @@ func (m *mix) runContainer(ctx context.Context, r *rand.Rand, p *pod) {
 	}
 	_, err := m.n.runtime.StartContainer(about(ctx, func() bool { return p.halted() }), &cri.StartContainerRequest{ContainerId: c.id})
 	if err != nil {
-		return // of which nobody knows whether it runs
+		return // it is unknown whether it runs
 	}
 	m.mu.Lock()
 	p.containers = append(p.containers, c)
@@ -243,7 +243,7 @@ func (m *mix) removePod(ctx context.Context, r *rand.Rand) {
 	p.removed.Store(true)
 	if m.insist(about(ctx, p.gone), func(ctx context.Context) error { return m.removeSandbox(ctx, p.id) }) == nil {
 		m.forget(p, nil)
-		_ = os.RemoveAll(p.config.LogDirectory) // what is left is found
+		_ = os.RemoveAll(p.config.LogDirectory) // leftovers are found at the end
 	}
 }
 
@@ -255,7 +255,7 @@ func (m *mix) removeSandbox(ctx context.Context, id string) error {
 	return err
 }
 
-// forget takes a pod or a container that is removed from those that actions are about.
+// forget removes a pod or a container that was removed from those that actions use.
 func (m *mix) forget(p *pod, c *container) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -276,8 +276,8 @@ func without[T comparable](list []T, gone T) []T {
 	return kept
 }
 
-// insist makes a call until it has an answer, as long as it is for kills that there is
-// none. Who gives up asks again, and then waits.
+// insist makes a call until it has an answer, as long as kills are the reason that it has none. A
+// caller that gives up calls again, and then waits.
 func (m *mix) insist(ctx context.Context, call func(ctx context.Context) error) error {
 	s, _ := ctx.Value(subjectKey{}).(subject)
 	deadline := time.Now().Add(patience)
@@ -297,8 +297,8 @@ func (m *mix) insist(ctx context.Context, call func(ctx context.Context) error) 
 	}
 }
 
-// removeAll removes everything by CRI. Pods that nobody has waited for are collected
-// before, or left to crispd, which takes them away when nobody does for two minutes.
+// removeAll removes everything by CRI. Pods whose calls were abandoned are collected before, or
+// left to crispd, which removes them after two minutes.
 func (m *mix) removeAll(ctx context.Context, collect bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)
 	defer cancel()

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// What explains an error, and what does not.
+// Which errors are explained, and which are not.
 func TestJudge(t *testing.T) {
 	yes, no := func() bool { return true }, func() bool { return false }
 	for _, test := range []struct {
@@ -22,11 +22,11 @@ func TestJudge(t *testing.T) {
 		{codes.OK, true, subject{}, "OK"},
 		{codes.Unavailable, false, subject{}, "! Unavailable"},
 		{codes.Unavailable, true, subject{}, "Unavailable (kill)"},
-		{codes.NotFound, true, subject{}, "! NotFound"}, // what was acknowledged is lost
+		{codes.NotFound, true, subject{}, "! NotFound"}, // an acknowledged object is lost
 		{codes.NotFound, false, subject{gone: yes}, "NotFound (removal)"},
 		{codes.NotFound, false, subject{gone: no}, "! NotFound"},
 		{codes.InvalidArgument, true, subject{gone: yes, cut: yes}, "! InvalidArgument"},
-		{codes.DeadlineExceeded, false, subject{gone: yes}, "! DeadlineExceeded"}, // it hung
+		{codes.DeadlineExceeded, false, subject{gone: yes}, "! DeadlineExceeded"}, // the call hung
 		{codes.DeadlineExceeded, false, subject{cut: yes}, "given up"},
 		{codes.DeadlineExceeded, false, subject{cut: no}, "! DeadlineExceeded"},
 	} {
@@ -48,7 +48,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// What there is more of is found, and told by what it is.
+// New objects are found, and named.
 func TestTableFindsMore(t *testing.T) {
 	look := func() *measurement {
 		m := &measurement{numbers: map[string]float64{}, things: map[string]int{}, fds: map[string]map[string]int{"crispd": {"/a": 1}}}
@@ -59,7 +59,7 @@ func TestTableFindsMore(t *testing.T) {
 	}
 	n := &node{before: look(), after: look()}
 	if _, problems := n.table(); len(problems) != 0 {
-		t.Errorf("nothing is new, and there is %q", problems)
+		t.Errorf("nothing is new, and the table has %q", problems)
 	}
 	n.after.numbers["crispd descriptors"]++
 	n.after.fds["crispd"]["/a"]++
@@ -67,17 +67,17 @@ func TestTableFindsMore(t *testing.T) {
 	n.after.stacks["leaked"] = 1
 	n.after.numbers["root"] = 1.5 // MiB, of which 1 is allowed
 	delete(n.after.things, "link veth1")
-	n.after.things["link veth2"] = 1 // as many, and another
+	n.after.things["link veth2"] = 1 // the same number, another link
 	_, problems := n.table()
 	told := strings.Join(problems, "\n")
 	for _, want := range []string{"crispd has open /a (2, was 1)", "goroutines leaked (1, was 0)", "root: 1.5 MiB, was 0.0 MiB", "link veth2 (1, was 0)"} {
 		if !strings.Contains(told, want) {
-			t.Errorf("not told: %s\n%s", want, told)
+			t.Errorf("not reported: %s\n%s", want, told)
 		}
 	}
 }
 
-// Goroutines are counted by their stacks, but for those that serve the question.
+// Goroutines are counted by their stacks, except those that serve the request.
 func TestParseStacks(t *testing.T) {
 	const profile = "goroutine profile: total 4\n3 @ 0x1 0x2\n#\t0x1\tmain.work+0x1\t/a.go:1\n#\t0x2\tmain.main+0x2\t/a.go:2\n\n" +
 		"1 @ 0x3\n#\t0x3\truntime/pprof.write+0x1\t/b.go:1\n\n"

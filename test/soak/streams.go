@@ -19,7 +19,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// stream makes a connection to a URL of crispd's by either of the protocols.
+// stream opens a stream to a URL of crispd with either of the protocols.
 func stream(ctx context.Context, r *rand.Rand, address string, o remotecommand.StreamOptions) error {
 	u, err := url.Parse(address)
 	if err != nil {
@@ -57,7 +57,7 @@ func (m *mix) execStream(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// attach listens for a while, or until the container ends.
+// attach reads for a while, or until the container ends.
 func (m *mix) attach(ctx context.Context, r *rand.Rand) {
 	c := m.someContainer(r)
 	if c == nil {
@@ -83,7 +83,7 @@ func (m *mix) attach(ctx context.Context, r *rand.Rand) {
 	m.n.judge(ctx, "attach stream", began, stream(ctx, r, resp.Url, o))
 }
 
-// portForward asks a server in a container by a forwarded port.
+// portForward sends a request to a server in a container through a forwarded port.
 func (m *mix) portForward(ctx context.Context, r *rand.Rand) {
 	c := m.someContainer(r, "serves")
 	if c == nil {
@@ -137,7 +137,7 @@ func forwarded(ctx context.Context, address string) (string, error) {
 	return get(ctx, fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
 }
 
-// getHostPort asks a server in a container by its port of the node.
+// getHostPort sends a request to a server in a container through its host port.
 func (m *mix) getHostPort(ctx context.Context, r *rand.Rand) {
 	c := m.someContainer(r, "serves")
 	if c == nil || c.pod.hostPort == 0 {
@@ -152,7 +152,7 @@ func (m *mix) getHostPort(ctx context.Context, r *rand.Rand) {
 	}
 }
 
-// get tries for a while, since a server needs a moment to listen.
+// get retries for a while, since a server needs a moment until it listens.
 func get(ctx context.Context, address string) (string, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: (&net.Dialer{Timeout: 2 * time.Second}).DialContext}}
 	var last error
@@ -175,7 +175,7 @@ func get(ctx context.Context, address string) (string, error) {
 	return "", last
 }
 
-// events listens for a while.
+// events reads events for a while.
 func (m *mix) events(ctx context.Context, r *rand.Rand) {
 	ctx, cancel := within(ctx, time.Duration(r.IntN(2000))*time.Millisecond)
 	defer cancel()
@@ -184,7 +184,7 @@ func (m *mix) events(ctx context.Context, r *rand.Rand) {
 	for err == nil {
 		_, err = s.Recv()
 		if err == nil && r.IntN(20) == 0 {
-			time.Sleep(200 * time.Millisecond) // one that reads slowly
+			time.Sleep(200 * time.Millisecond) // a slow reader
 		}
 	}
 	m.n.judge(ctx, "GetContainerEvents", began, err)

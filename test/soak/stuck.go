@@ -18,25 +18,25 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A thing is something that is stuck, and must be nobody's trouble but its own.
+// A thing makes objects stuck, which must not affect others.
 type thing struct {
 	name  string
 	begin func(ctx context.Context, s *stuckNode) error
 }
 
-// A stuckNode is a node beside things that are stuck: each is measured before one begins,
-// and while it is stuck. Then the cause is taken away, everything is removed by CRI, and
-// nobody may have to help.
+// A stuckNode is a node for measurements beside stuck objects: before they are stuck, and while
+// they are. Then the cause is removed, everything is removed by CRI, and that must succeed without
+// other help.
 type stuckNode struct {
 	*mix
-	stand *pod       // with a container; its status is asked for, and an exec is run in it
-	inner *container // that one
+	stand *pod       // a pod with a container, for statuses and execs
+	inner *container // that container
 
-	ends []func() error // of the thing, last first
+	ends []func() error // undo the thing, last first
 	work sync.WaitGroup // calls that hang
 }
 
-// A sample is how long calls took, by name.
+// A sample has the durations of calls, by name.
 type sample map[string][]time.Duration
 
 func stuck(ctx context.Context, n *node, o options) error {
@@ -84,7 +84,7 @@ func ratio(a, b time.Duration) float64 {
 	return float64(a) / float64(b)
 }
 
-// percentile returns the smallest of which p percent are no larger.
+// percentile returns the smallest value that at least p percent of all do not exceed.
 func percentile(all []time.Duration, p float64) time.Duration {
 	if len(all) == 0 {
 		return 0
@@ -114,10 +114,10 @@ func beside(ctx context.Context, n *node, o options, t thing) (before, after sam
 		return nil, nil, err
 	}
 	after, err = s.measureCalls(ctx, func() error { return t.begin(ctx, s) })
-	if err != nil || t.name == manyStops { // they are not there again
+	if err != nil || t.name == manyStops { // its pods do not exist any more
 		return before, after, err
 	}
-	// A machine's speed drifts: what is usual is measured on both sides.
+	// A machine's speed drifts: the normal case is measured before and after.
 	if err := s.over(); err != nil {
 		return nil, nil, err
 	}
@@ -128,7 +128,7 @@ func beside(ctx context.Context, n *node, o options, t thing) (before, after sam
 	return before, after, err
 }
 
-// over takes the cause away.
+// over removes the cause.
 func (s *stuckNode) over() error {
 	var errs []error
 	for _, end := range slices.Backward(s.ends) {
@@ -139,8 +139,8 @@ func (s *stuckNode) over() error {
 	return errors.Join(errs...)
 }
 
-// measureCalls asks everything, and then stops pods. They are made before begin, if that
-// is not nil, makes something stuck: on a disk that is full none can be.
+// measureCalls makes all calls, and then stops pods. These are made before begin, if that is not
+// nil, makes something stuck: on a full disk none can be made.
 func (s *stuckNode) measureCalls(ctx context.Context, begin func() error) (sample, error) {
 	took := sample{}
 	var toStop []*container
@@ -199,7 +199,7 @@ type namedCall struct {
 	call func(ctx context.Context) error
 }
 
-// calls are those that a kubelet makes again and again.
+// calls returns the calls that a kubelet repeats.
 func (s *stuckNode) calls() []namedCall {
 	r, i := s.n.runtime, s.n.images
 	return []namedCall{
@@ -232,8 +232,8 @@ func (s *stuckNode) calls() []namedCall {
 	}
 }
 
-// podOf runs a pod in the node's network, with a container if it is given arguments for
-// one. The configurations may be changed before.
+// podOf runs a pod in the node's network, with a container if program is not "" or ofContainer is
+// given. The functions may change the configurations.
 func (s *stuckNode) podOf(ctx context.Context, name string, ofPod func(*cri.PodSandboxConfig), ofContainer func(*cri.ContainerConfig), program string) (*pod, *container, error) {
 	p := &pod{config: s.sandboxConfig(name)}
 	if ofPod != nil {
@@ -280,15 +280,15 @@ func (s *stuckNode) sandboxConfig(name string) *cri.PodSandboxConfig {
 	}
 }
 
-// hangs makes a call that is not waited for before the end.
+// hangs makes a call that is not waited for until the end.
 func (s *stuckNode) hangs(call func()) { s.work.Go(call) }
 
-// end takes the cause away, and removes everything by CRI.
+// end removes the cause, and removes everything by CRI.
 func (s *stuckNode) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
 	defer cancel()
 	errs := []error{s.over()}
-	// What hung is on its way out; a kubelet asks again, too.
+	// The calls that hung are ending; a kubelet repeats a removal, too.
 	var err error
 	for range 20 {
 		if err = s.removeAll(ctx, false); err == nil || ctx.Err() != nil {

@@ -18,14 +18,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// several is how many are stuck at once, of things of which one may not be enough.
+// several is the number of stuck objects, where one may not be enough.
 const several = 4
 
-// manyStops is the thing whose pods are there before anything is measured.
+// manyStops is the thing whose pods exist before anything is measured.
 const manyStops = "many stops"
 
 var things = []thing{
-	{"nothing", func(context.Context, *stuckNode) error { return nil }}, // how much two measurements differ anyhow
+	{"nothing", func(context.Context, *stuckNode) error { return nil }}, // how much two measurements differ anyway
 	{"a process in D state", dState},
 	{"a hung volume", hungVolume},
 	{"a hung network plugin", hungPlugin},
@@ -38,7 +38,7 @@ var things = []thing{
 	{manyStops, func(_ context.Context, s *stuckNode) error { return s.stopCrowd() }},
 }
 
-// dState: containers whose processes no signal ends, and who are being stopped.
+// dState: containers with processes that no signal ends, which are being stopped.
 func dState(ctx context.Context, s *stuckNode) error {
 	f, err := mountHanging(filepath.Join(s.n.dir, "hanging"))
 	if err != nil {
@@ -57,7 +57,7 @@ func dState(ctx context.Context, s *stuckNode) error {
 			_, _ = s.n.runtime.StopContainer(ctx, &cri.StopContainerRequest{ContainerId: c.id})
 			_, _ = s.n.runtime.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: p.id})
 		})
-		if err := asleep(c.id); err != nil { // since it is killed
+		if err := asleep(c.id); err != nil { // after SIGKILL
 			return err
 		}
 	}
@@ -84,7 +84,7 @@ func asleep(id string) error {
 	return errors.New("no process of the container sleeps uninterruptibly: nothing would be measured")
 }
 
-// processesOf lists those whose cgroup names the container.
+// processesOf returns the PIDs of the processes whose cgroup has the container's ID.
 func processesOf(id string) (pids []string) {
 	files, _ := filepath.Glob("/proc/[0-9]*/cgroup")
 	for _, file := range files {
@@ -114,7 +114,7 @@ func hungVolume(ctx context.Context, s *stuckNode) error {
 	return nil
 }
 
-// hungPlugin: pods of a handler whose network plugin does not come back.
+// hungPlugin: pods of a handler whose network plugin does not return.
 func hungPlugin(ctx context.Context, s *stuckNode) error {
 	if err := os.WriteFile(s.n.hangs(), nil, 0o644); err != nil {
 		return err
@@ -154,7 +154,7 @@ func stalledRegistry(ctx context.Context, s *stuckNode) error {
 	return nil
 }
 
-// deaf reads nothing until it is told to go on.
+// deaf blocks every write until it is closed.
 type deaf chan struct{}
 
 func (d deaf) Write(p []byte) (int, error) {
@@ -162,8 +162,8 @@ func (d deaf) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// deafReaders: a container that writes without end, attached to by who does not read, and
-// execs alike.
+// deafReaders: a container that writes without end, with an attached client that does not read, and
+// execs like that.
 func deafReaders(ctx context.Context, s *stuckNode) error {
 	_, c, err := s.podOf(ctx, "floods", nil, func(c *cri.ContainerConfig) { c.Args = []string{"count", "-1", "1ms"} }, "")
 	if err != nil {
@@ -205,7 +205,7 @@ func deafReaders(ctx context.Context, s *stuckNode) error {
 	return nil
 }
 
-// fullLogDisk: containers that write to a log for which there is no room.
+// fullLogDisk: containers that write to a log on a full disk.
 func fullLogDisk(ctx context.Context, s *stuckNode) error {
 	dir := filepath.Join(s.n.dir, "full-logs")
 	if err := os.Mkdir(dir, 0o755); err != nil {
@@ -227,8 +227,8 @@ func fullLogDisk(ctx context.Context, s *stuckNode) error {
 	return nil
 }
 
-// forkBomb: a container that starts processes without end, in a pod with a limit of PIDs
-// as the kubelet sets it.
+// forkBomb: a container that starts processes without end, in a pod with a PID limit like the
+// kubelet's.
 func forkBomb(ctx context.Context, s *stuckNode) error {
 	const parent = "/crisp-soak-bomb"
 	dir := "/sys/fs/cgroup/pids" + parent
@@ -247,7 +247,8 @@ func forkBomb(ctx context.Context, s *stuckNode) error {
 	return err
 }
 
-// frozenCgroup: containers that somebody else froze, with execs in them and being stopped.
+// frozenCgroup: containers that another program has frozen, with execs, and while they are being
+// stopped.
 func frozenCgroup(ctx context.Context, s *stuckNode) error {
 	for i := range several {
 		p, c, err := s.podOf(ctx, fmt.Sprint("frozen-", i), nil, nil, "stays")
@@ -285,7 +286,7 @@ func freeze(id string) error {
 	return nil
 }
 
-// fullDisk: neither a block nor an inode is left below root, and crispd is started in it.
+// fullDisk: no block and no inode is left below root, and crispd is restarted.
 func fullDisk(ctx context.Context, s *stuckNode) error {
 	junk := filepath.Join(s.n.root, "junk")
 	if err := os.Mkdir(junk, 0o700); err != nil {
@@ -301,7 +302,7 @@ func fullDisk(ctx context.Context, s *stuckNode) error {
 	return fill(junk)
 }
 
-// fill leaves neither a block nor an inode on a tmpfs.
+// fill uses up all blocks and inodes of a tmpfs.
 func fill(dir string) error {
 	data := make([]byte, 1<<20)
 	for i := 0; ; i++ {
@@ -340,7 +341,7 @@ func (s *stuckNode) crowd(ctx context.Context) error {
 	return nil
 }
 
-// stopCrowd stops them all at once, each until it is stopped.
+// stopCrowd stops all of them at once, and waits for that at the end of the thing.
 func (s *stuckNode) stopCrowd() error {
 	began := time.Now()
 	ended := make(chan error, len(s.pods))
