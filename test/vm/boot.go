@@ -16,15 +16,15 @@ import (
 )
 
 const (
-	// startLimit is what the emulator may take until the first step.
+	// startLimit bounds the time from the emulator's start to the first step.
 	startLimit = 5 * time.Minute
-	// resultsSize is that of the disk that the logs come out on.
+	// resultsSize is the size of the disk for the logs.
 	resultsSize = 256 << 20
 	memory      = "3072" // MiB
 )
 
-// run boots the node once and brings out what it did. The error says which steps
-// failed, or why it cannot be known.
+// run boots the node once and copies its results. The error names the failed steps, or says why the
+// results are unknown.
 func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work, results string) error {
 	if err := os.MkdirAll(results, 0o755); err != nil {
 		return err
@@ -61,7 +61,7 @@ func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work,
 		"-drive", "file="+third+",if=virtio,format=raw,cache=unsafe",
 		"-device", "virtio-rng-pci",
 		"-append", "root=/dev/vda rw console=ttyS0 panic=-1 quiet mitigations=off systemd.show_status=0 "+b.append)
-	cmd.Env = append(os.Environ(), "TMPDIR="+work) // where the snapshots are
+	cmd.Env = append(os.Environ(), "TMPDIR="+work) // directory of the snapshots
 	cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	console, err := os.Create(filepath.Join(results, "console.log"))
 	if err != nil {
@@ -86,7 +86,7 @@ func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work,
 	return errors.Join(collect(third, results), err)
 }
 
-// show prints what the node's console says, but for the kernel's own lines.
+// show prints the node's console, except for the kernel's lines.
 func show(console io.Reader) {
 	lines := bufio.NewScanner(console)
 	lines.Buffer(nil, 1<<20)
@@ -99,9 +99,8 @@ func show(console io.Reader) {
 	io.Copy(io.Discard, console)
 }
 
-// accelerator is kvm if a kernel gets anywhere with it: there are machines that
-// have the device and hang. The kernel is given nothing to run, panics and so ends
-// the emulator.
+// accelerator returns kvm if a kernel boots with it: on some machines the device exists and hangs.
+// The kernel gets no root file system, panics, and so ends the emulator.
 func accelerator(ctx context.Context, d disk) string {
 	const emulated = "tcg,thread=multi"
 	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
@@ -119,7 +118,7 @@ func accelerator(ctx context.Context, d disk) string {
 	return "kvm"
 }
 
-// sizeOf adds up the files below dir, in bytes.
+// sizeOf returns the size of the files below dir, in bytes.
 func sizeOf(dir string) (int64, error) {
 	var sum int64
 	err := filepath.Walk(dir, func(_ string, info os.FileInfo, err error) error {

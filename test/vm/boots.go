@@ -11,20 +11,20 @@ import (
 type boot struct {
 	name   string
 	append string   // to the kernel's command line
-	has    []string // what the node must have (internal/testenv): no test is skipped for want of it
+	has    []string // needs that the node must satisfy (internal/testenv): no test is skipped for lack of them
 	steps  []step
 }
 
-// A step runs inside. If it fails the others run nevertheless.
+// A step runs on the node. If it fails, the others still run.
 type step struct {
 	name  string
 	in    form          // quick, full or both
-	limit time.Duration // of all of it, on a machine that does other things too
+	limit time.Duration // for the whole step, on a machine that also does other work
 	do    action
 }
 
-// A form says in which runs a step is: in those of `make test-vm QUICK=1`, in those
-// without, or in both. What is needed runs whenever another step of its boot does.
+// A form says in which runs a step is: in those of `make test-vm QUICK=1`, in those without QUICK,
+// or in both. A needed step runs whenever another step of its boot does.
 type form uint8
 
 const (
@@ -33,23 +33,23 @@ const (
 	needed
 )
 
-// An action is what a step does. It is a function, or tests.
+// An action is what a step does: a function, or tests.
 type action interface{ do(*guest) error }
 
 type function func(*guest) error
 
 func (f function) do(g *guest) error { return f(g) }
 
-// tests are Go tests of one package of the tree: its directory, and go test's -run
+// tests are Go tests of one package of the tree: its directory, and the values of go test's -run
 // and -skip.
 type tests struct {
 	dir, run, skip string
 	env            []string
-	must           []string // pass, or the step fails: else a test that is renamed or skipped would not be missed
+	must           []string // must pass, or the step fails, so that a renamed or skipped test is noticed
 }
 
-// exactly these tests of a package, each of which must pass: top-level ones, or
-// subtests of one that is named before the slash.
+// exactly returns these tests of a package, each of which must pass: top-level ones, or subtests of
+// the one before the slash.
 func exactly(dir string, names ...string) tests {
 	parent, _, sub := strings.Cut(names[0], "/")
 	if !sub {
@@ -62,22 +62,22 @@ func exactly(dir string, names ...string) tests {
 	return tests{dir: dir, run: "^" + parent + "$/^(" + strings.Join(run, "|") + ")$", must: names}
 }
 
-// powerCuts takes the disk away from crispd, often.
+// powerCuts cuts crispd off from its disk many times.
 var powerCuts = func() tests {
 	t := exactly("test", "TestPowerCuts")
 	t.env = []string{"CRISP_POWER_CUTS=50"}
 	return t
 }()
 
-// oomGroup runs containers out of memory, often.
+// oomGroup runs containers out of memory many times.
 var oomGroup = func() tests {
 	t := exactly("oci/executor", "TestNoMemoryForExecs")
 	t.env = []string{"CRISP_OOM_EXECS=600"}
 	return t
 }()
 
-// fastInit is the fast init with systemd's cgroups, on another kernel. It is not used where
-// CRIU is found, which is in /usr/sbin.
+// fastInit tests the fast init with systemd's cgroups, on another kernel. It is not used where CRIU
+// is found, which is in /usr/sbin.
 var fastInit = func() tests {
 	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestFastInitHome",
 		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything", "TestNoMemoryForExecs")
@@ -85,7 +85,7 @@ var fastInit = func() tests {
 	return t
 }()
 
-// withoutCRIU has links to what is in /usr/sbin, but criu.
+// withoutCRIU is a directory with links to the programs in /usr/sbin, except criu.
 const withoutCRIU = "/run/without-criu"
 
 func hideCRIU(*guest) error {
@@ -101,23 +101,23 @@ func hideCRIU(*guest) error {
 	return err
 }
 
-// fastScripts are scripts with it, on a node with AppArmor.
+// fastScripts are scripts with the fast init, on a node with AppArmor.
 var fastScripts = func() tests {
 	t := exactly("test", "TestScript/apparmor", "TestScript/pod_runs", "TestScript/exec_timeout")
 	t.env = fastInit.env
 	return t
 }()
 
-// all tests of a package, but those that match skip.
+// all returns all tests of a package, except those that match skip.
 func all(dir, skip string) tests { return tests{dir: dir, skip: skip} }
 
-// ofThePackage are the tests of what the package has installed.
+// ofThePackage are the tests of the installed Debian package.
 var ofThePackage = []string{"TestPackageUpgrade", "TestPackageRemoval", "TestServiceRestart", "TestServiceWatchdogAndReload"}
 
-// boots is what `make test-vm` does. A test is in the quick form when the machine
-// that runs `make test` cannot show the same: it has perhaps no systemd, no cgroup
-// v2, no LSM, no CRIU. Of the checkpoint scripts two must do, for ten minutes: the
-// others, which Debian's CRIU passes too, run with all-test.
+// boots is the table of `make test-vm`. A test is in the quick form when the machine that runs
+// `make test` may be unable to show the same: it may lack systemd, cgroup v2, an LSM or CRIU. Two
+// of the checkpoint scripts must suffice, for ten minutes: the others, which pass with Debian's
+// CRIU, too, run with all-test.
 var boots = []boot{
 	{
 		name: "apparmor",
@@ -176,7 +176,7 @@ var boots = []boot{
 			{"scripts", full, 20 * time.Minute, exactly("test",
 				"TestScript/selinux", "TestScript/pod_runs", "TestScript/shared_pid", "TestScript/exit_reasons", "TestScript/restart_exit_code", "TestScript/executor_crash")},
 			{"all-selinux", full, 5 * time.Minute, all("server/selinux", "")},
-			{"critest", full, 60 * time.Minute, conformance{"SELinux"}}, // it has these specs only where SELinux is
+			{"critest", full, 60 * time.Minute, conformance{"SELinux"}}, // critest has these specs only with SELinux
 		},
 	},
 }

@@ -12,8 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// A step that others need comes with them, and a boot with nothing else does not
-// happen.
+// A step brings the steps that it needs, and a boot without other steps is left out.
 func TestChosen(t *testing.T) {
 	for _, c := range []struct {
 		o    options
@@ -34,8 +33,8 @@ func TestChosen(t *testing.T) {
 	}
 }
 
-// Every package with a test that needs root is tested on the node: what touches the
-// kernel is to be seen on the one that users have.
+// Every package with a test that needs root is tested on the node: code that uses the kernel is
+// tested on the one that users have.
 func TestEveryKernelPackage(t *testing.T) {
 	const top = "../.."
 	root := regexp.MustCompile(`os\.Gete?uid\(\)`)
@@ -75,7 +74,7 @@ func TestEveryKernelPackage(t *testing.T) {
 	}
 }
 
-// A test that must run on the node is in the tree, under the name that the table has.
+// Every test in the table exists in the tree.
 func TestNamedTestsAreThere(t *testing.T) {
 	named := 0
 	for _, b := range boots {
@@ -108,7 +107,7 @@ func TestNamedTestsAreThere(t *testing.T) {
 	}
 }
 
-// A test of the list that is skipped, or not there, fails the step.
+// A listed test that is skipped or missing fails the step.
 func TestMissing(t *testing.T) {
 	step := exactly("none", "TestA", "TestB")
 	verdict := func(test, action string) testenv.Verdict {

@@ -12,20 +12,20 @@ import (
 	"syscall"
 )
 
-// installed is what the node has, besides Debian's smallest set.
+// installed are the node's packages, besides Debian's minimal set.
 var installed = []string{
 	"systemd", "systemd-sysv", "dbus", "udev", "kmod", "linux-image-cloud-amd64",
 	"apparmor", "ca-certificates", "criu", "crun", "iproute2", "iptables", "libseccomp2", "nftables", "procps", "runc", "zstd",
-	"policycoreutils", "selinux-policy-default", // for the second boot
+	"policycoreutils", "selinux-policy-default", // for the boot with SELinux
 	"sudo",    // critest loads AppArmor profiles with it
-	"dmsetup", // for the disks that lose what was not flushed
+	"dmsetup", // for disks that lose writes that were not flushed
 }
 
-// diskSize is that of the root disk's file system; its file has holes.
+// diskSize is the size of the root disk's file system; its file is sparse.
 const diskSize = "6G"
 
-// written are the files that make Debian our node. They are there before the
-// packages are, so that the initial RAM disk is made once, and small.
+// written are the files that configure the node. They are written before packages are installed, so
+// that the initramfs is made once, and small.
 var written = map[string]string{
 	"etc/initramfs-tools/conf.d/vm":          "MODULES=list\nCOMPRESS=zstd\nRESUME=none\n",
 	"usr/share/initramfs-tools/modules.d/vm": "virtio_pci\nvirtio_blk\next4\n",
@@ -35,12 +35,12 @@ var written = map[string]string{
 	"etc/systemd/system/crisp-tests.service": service,
 	"etc/systemd/journald.conf.d/vm.conf":    "[Journal]\nStorage=volatile\nRateLimitIntervalSec=0\n",
 	"etc/systemd/system.conf.d/vm.conf":      "[Manager]\nDefaultTimeoutStopSec=30s\n",
-	// An empty unit cannot be started: a login would take the console from us.
+	// An empty unit cannot be started: a login would take over the console.
 	"etc/systemd/system/serial-getty@ttyS0.service": "",
 	"etc/systemd/system-preset/50-crisp.preset":     "enable crisp-tests.service\ndisable apt-daily*.timer\n",
 }
 
-// service runs the payload once the node is up, and switches off.
+// service runs the payload once the node is up, and then shuts down.
 const service = `[Unit]
 Description=tests of crisp
 After=multi-user.target dbus.service
@@ -62,11 +62,11 @@ Delegate=yes
 WantedBy=multi-user.target
 `
 
-// A disk is a root disk and what boots it.
+// A disk is a root disk with its kernel and initramfs.
 type disk struct{ image, kernel, initrd string }
 
-// makeDisk returns the root disk for this program's lists, and makes it if cache
-// does not have it.
+// makeDisk returns the root disk for this program's lists, and makes it if the cache does not have
+// it.
 func makeDisk(ctx context.Context, cache string) (disk, error) {
 	sum := sha256.New()
 	release := suite()
@@ -112,7 +112,7 @@ func makeDisk(ctx context.Context, cache string) (disk, error) {
 	if err := labelRoot(ctx, root); err != nil {
 		return d, err
 	}
-	// The image gets its name last: half of one is not taken for whole.
+	// The image gets its name last, so that an incomplete one is not used.
 	if err := format(ctx, root, d.image+".new", diskSize); err != nil {
 		return d, err
 	}
@@ -122,8 +122,8 @@ func makeDisk(ctx context.Context, cache string) (disk, error) {
 	return d, os.Rename(d.image+".new", d.image)
 }
 
-// suite is the Debian release of the node: this machine's own, because crispd is
-// linked here and must find the same libc there. On no Debian it is one that fits.
+// suite returns the Debian release of the node: this machine's, because crispd is linked here and
+// needs the same libc there, or a default on other distributions.
 func suite() string {
 	release, _ := os.ReadFile("/etc/os-release")
 	text := string(release)
@@ -134,8 +134,8 @@ func suite() string {
 	return "bookworm"
 }
 
-// contained puts a program that is about to be started into namespaces of its own:
-// what it leaves mounted or running, when it fails or is interrupted, ends with it.
+// contained makes a program start in namespaces of its own: its mounts and processes end with it,
+// even if it fails or is interrupted.
 func contained(cmd *exec.Cmd) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Unshareflags: syscall.CLONE_NEWNS,
@@ -144,8 +144,8 @@ func contained(cmd *exec.Cmd) {
 	}
 }
 
-// mirror is where debootstrap gets packages: $DEBIAN_MIRROR, or where this machine
-// has its own from, if they are of the same release, or debootstrap's default.
+// mirror returns debootstrap's source of packages: $DEBIAN_MIRROR, or this machine's own, if it has
+// the same release, or debootstrap's default.
 func mirror(suite string) []string {
 	if m := os.Getenv("DEBIAN_MIRROR"); m != "" {
 		return []string{m}
@@ -186,7 +186,7 @@ func format(ctx context.Context, dir, image, size string) error {
 	return nil
 }
 
-// tail is the last n lines of s.
+// tail returns the last n lines of s.
 func tail(s string, n int) string {
 	lines := strings.Split(strings.TrimRight(s, "\n"), "\n")
 	return strings.Join(lines[max(0, len(lines)-n):], "\n")

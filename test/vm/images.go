@@ -17,11 +17,11 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 )
 
-// byDigest is the image that critest pulls by its digest, as critest names it.
+// byDigest matches the image that critest pulls by digest.
 var byDigest = regexp.MustCompile(`gcr\.io/k8s-staging-cri-tools/test-image-digest@sha256:[0-9a-f]{64}`)
 
-// fetchImages puts what critest pulls below dir, as registry.go serves it. Registries
-// are asked by way of the mirrors that CONTAINERS_REGISTRIES_CONF names, if any.
+// fetchImages fetches critest's images into dir, in the layout that registry.go serves. They come
+// from the mirrors in CONTAINERS_REGISTRIES_CONF, if there are any.
 func fetchImages(ctx context.Context, list, critest, dir string) error {
 	text, err := os.ReadFile(list)
 	if err != nil {
@@ -61,7 +61,7 @@ func fetchImages(ctx context.Context, list, critest, dir string) error {
 	return nil
 }
 
-// mirrors reads which hosts stand in for a registry: containers-registries.conf(5).
+// mirrors reads the mirrors of each registry: containers-registries.conf(5).
 func mirrors(path string) (map[string][]string, error) {
 	found := map[string][]string{}
 	if path == "" {
@@ -84,8 +84,8 @@ func mirrors(path string) (map[string][]string, error) {
 	return found, nil
 }
 
-// fetchImage gets one image; of several platforms only this machine's, but the list
-// of them as it is, because its digest must stay.
+// fetchImage fetches an image; of several platforms only this machine's, but the index unchanged,
+// because its digest must stay.
 func fetchImage(ctx context.Context, text, dir string) error {
 	ref, err := name.ParseReference(text, name.Insecure)
 	if err != nil {
@@ -156,7 +156,7 @@ func write(path string, data []byte) error {
 	return os.WriteFile(path, data, 0o644)
 }
 
-// mediaType is what a manifest says that it is; one of Docker's always does.
+// mediaType returns a manifest's media type from its content; Docker's manifests always have it.
 func mediaType(manifest []byte) string {
 	var m struct {
 		MediaType string

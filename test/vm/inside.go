@@ -20,15 +20,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// mark begins each line of the console that the outside shows.
+// mark begins the lines of the console that are shown outside.
 const mark = "crisp-vm: "
 
-// A guest is the inside of a boot, while a step runs.
+// A guest is the node inside a boot, while a step runs.
 type guest struct {
 	ctx     context.Context
-	payload string // where the second disk is mounted
+	payload string // mount point of the second disk
 	logs    string
-	bin     string // the installed programs, as the tests want them: in one directory
+	bin     string // the installed programs in one directory, as the tests need them
 	run     string // the user's -run
 	boot    boot
 	result  *result
@@ -36,15 +36,15 @@ type guest struct {
 
 func say(format string, args ...any) { fmt.Printf(mark+format+"\r\n", args...) }
 
-// inside does what the plan says. Whatever happens, results are on the third disk
-// when it returns.
+// inside does the steps of the plan. Whatever happens, the results are on the third disk when it
+// returns.
 func inside(payload string) {
 	logs, err := os.MkdirTemp("", "results-")
 	if err != nil {
 		say("%v", err)
 		return
 	}
-	// The environment is what the probes of internal/testenv look at.
+	// The probes of internal/testenv read the environment.
 	for name, value := range map[string]string{"CRISP_DEB": payload + "/crisp.deb", "CRISP_NEXT_DEB": payload + "/next.deb"} {
 		if _, err := os.Stat(value); err == nil {
 			os.Setenv(name, value)
@@ -101,8 +101,8 @@ func runPlan(payload, logs string) []result {
 	return results
 }
 
-// command runs a program; its output goes to the step's log, and each line of it to
-// see, if that is not nil.
+// command runs a program; its output goes to the step's log, and each line to see, if that is not
+// nil.
 func (g *guest) command(dir string, env []string, see func(line string), name string, args ...string) error {
 	log, err := os.OpenFile(filepath.Join(g.logs, g.result.Step+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -137,7 +137,7 @@ func (g *guest) command(dir string, env []string, see func(line string), name st
 		}
 	}()
 	err = cmd.Wait()
-	// Who was started by it may hold the pipe open.
+	// Processes that it has started may hold the pipe open.
 	select {
 	case <-seen:
 	case <-time.After(5 * time.Second):
@@ -145,7 +145,7 @@ func (g *guest) command(dir string, env []string, see func(line string), name st
 	return errors.Join(err, r.Close())
 }
 
-// output is command for what says one thing.
+// output runs a command and returns its output.
 func (g *guest) output(name string, args ...string) (string, error) {
 	var lines []string
 	err := g.command("/", nil, func(l string) { lines = append(lines, l) }, name, args...)
@@ -156,13 +156,13 @@ func (g *guest) output(name string, args ...string) (string, error) {
 	return text, err
 }
 
-// install installs the package as a user would, and gathers the programs for the
-// tests, which start instances of their own.
+// install installs the package as a user would, and collects the programs for the tests, which
+// start instances of their own.
 func install(g *guest) error {
 	if _, err := g.output("dpkg", "-i", filepath.Join(g.payload, "crisp.deb")); err != nil {
 		return err
 	}
-	// A node has an address. Nobody answers on this link, and it leads nowhere else.
+	// A node needs an address. This link leads nowhere.
 	for _, args := range []string{"link add node0 type dummy", "link set node0 arp on up", "address add 192.0.2.10/24 dev node0"} {
 		if _, err := g.output("ip", strings.Fields(args)...); err != nil {
 			return err
@@ -200,7 +200,7 @@ func install(g *guest) error {
 
 var verdict = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \((.*)\)$`)
 
-// complaint is how many lines of a test that fails are shown; the log has all.
+// complaint is the number of lines that are shown of a failing test; the log has all.
 const complaint = 20
 
 // do runs the compiled tests.
@@ -211,9 +211,9 @@ func (t tests) do(g *guest) error {
 	}
 	limit := time.Minute
 	if d, ok := g.ctx.Deadline(); ok {
-		limit = time.Until(d) - 10*time.Second // so that a test that hangs shows its stacks
+		limit = time.Until(d) - 10*time.Second // so that a test that hangs prints its stacks
 	}
-	// Short: some hundreds of what is thousands otherwise, and needs no node.
+	// Short: some hundred cases instead of thousands, which need no node.
 	args := []string{"-test.v", "-test.short", "-test.timeout", limit.String(), "-test.run", run}
 	if t.skip != "" {
 		args = append(args, "-test.skip", t.skip)
@@ -221,7 +221,7 @@ func (t tests) do(g *guest) error {
 	dir := filepath.Join(g.payload, "src", t.dir)
 	env := []string{"CRISP_BIN=" + g.bin, "CRISP_VM=1", "KUBELET=" + filepath.Join(g.payload, "bin/kubelet")}
 	env = append(env, t.env...)
-	var said []string // by the test before its verdict
+	var said []string // output of the test before its verdict
 	var verdicts []testenv.Verdict
 	err := g.command(dir, env, func(line string) {
 		m := verdict.FindStringSubmatch(line)
@@ -257,7 +257,8 @@ func (t tests) do(g *guest) error {
 	return t.missing(verdicts, run == "" && t.skip == "")
 }
 
-// missing says which tests did not run that must. whole: all of the package were to.
+// missing returns the required tests that did not run. whole: all tests of the package were
+// selected.
 func (t tests) missing(verdicts []testenv.Verdict, whole bool) error {
 	complaints, err := testenv.Judge(verdicts, whole, true)
 	if err != nil {
@@ -278,7 +279,7 @@ func (t tests) missing(verdicts []testenv.Verdict, whole bool) error {
 	return nil
 }
 
-// has looks whether the node is what the tests are to run on.
+// has checks that the node satisfies the needs of the tests.
 func has(g *guest) error {
 	var errs []error
 	for _, need := range g.boot.has {
@@ -289,7 +290,7 @@ func has(g *guest) error {
 	return errors.Join(errs...)
 }
 
-// conformance is critest, or those of its specs that match focus.
+// conformance is critest, or its specs that match focus.
 type conformance struct{ focus string }
 
 // do runs critest with the images of the payload's registry.

@@ -10,15 +10,14 @@ import (
 	"strings"
 )
 
-// kernelTrouble is what the kernel says of itself when something is wrong with it, or
-// with a driver or a file system; and of a program of ours that crashed.
+// kernelTrouble matches the kernel's reports of faults in itself, a driver or a file system, and of
+// crashes of our programs.
 var kernelTrouble = regexp.MustCompile(`\bWARNING: |\bBUG: |\bOops\b|general protection fault|Kernel panic|Tainted: |blocked for more than \d+ seconds|EXT4-fs error|\bcrisp[a-z-]*\[\d+\]: segfault`)
 
-// programTrouble is how Go programs tell of what must never be, our servers' recovered
-// panics included.
+// programTrouble matches Go programs' reports of faults, including recovered panics of our servers.
 var programTrouble = regexp.MustCompile(`\bpanic: |\bpanicked\b|fatal error: |WARNING: DATA RACE|unexpected fault address`)
 
-// announced are troubles that are none, each with its reason.
+// announced are harmless matches, each with the reason.
 var announced = []struct {
 	pattern *regexp.Regexp
 	why     string
@@ -26,8 +25,8 @@ var announced = []struct {
 	{regexp.MustCompile(`watchdog: BUG: soft lockup`), "the emulator's processors stand still while the machine does something else"},
 }
 
-// trouble returns the lines of the journal that must not be in it: of the kernel, and of
-// everybody else.
+// trouble returns the lines of the journal that must not exist: of the kernel, and of everything
+// else.
 func trouble(kernel, others string) (lines []string) {
 	for _, j := range []struct {
 		text string
@@ -49,8 +48,8 @@ func trouble(kernel, others string) (lines []string) {
 	return lines
 }
 
-// readJournal brings out the journal, the kernel's log in it, and is a step that fails
-// when there is trouble in it.
+// readJournal saves the journal and the kernel's log, and is a step that fails if there is trouble
+// in them.
 func readJournal(logs string) result {
 	r := result{Step: "journal"}
 	read := func(args ...string) string {
@@ -73,11 +72,11 @@ func readJournal(logs string) result {
 	return r
 }
 
-// softLockup is the flag of the trouble that is announced
+// softLockup is the taint flag of the announced trouble
 // (Documentation/admin-guide/tainted-kernels).
 const softLockup = 1 << 14
 
-// tainted is the kernel's own account of what has gone wrong in it, "" if nothing has.
+// tainted returns the kernel's own account of its faults, "" if there are none.
 func tainted() string {
 	data, err := os.ReadFile("/proc/sys/kernel/tainted")
 	if err != nil {

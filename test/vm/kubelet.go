@@ -6,21 +6,20 @@ import (
 	"path/filepath"
 )
 
-// The module that holds the agent against the kubelet, which is no package of ours:
-// its dependencies are gigabytes, so it goes along only where make test-kubelet has
-// fetched and built them.
+// The module that compares the agent with the kubelet is not one of our packages: its dependencies
+// are gigabytes, so it is in the payload only if make test-kubelet has fetched and built them.
 const (
 	kubeletTests = "test/kubelet"
 	builtKubelet = ".cache/kubelet"
 )
 
-// takeKubelet takes along what the step "kubelet" needs, if that runs.
+// takeKubelet adds what the step "kubelet" needs, if that is chosen.
 func (o options) takeKubelet(ctx context.Context, dir string) error {
 	if wanted, err := o.wants("kubelet"); err != nil || !wanted {
 		return err
 	}
 	if _, err := os.Stat(builtKubelet); err != nil {
-		return nil // the step says so
+		return nil // the step reports it
 	}
 	if err := copyFile(builtKubelet, filepath.Join(dir, "bin", "kubelet"), 0o755); err != nil {
 		return err
@@ -28,8 +27,8 @@ func (o options) takeKubelet(ctx context.Context, dir string) error {
 	return goCommand(ctx, os.Environ(), "-C", kubeletTests, "test", "-c", "-ldflags", "-s -w", "-o", filepath.Join(dir, "src", kubeletTests, "package.test"), ".")
 }
 
-// comparison is that of the agent with the kubelet: cgroups are made otherwise by
-// systemd and on cgroup v2 than on the machine that runs make test-kubelet.
+// comparison compares the agent with the kubelet: with systemd and cgroup v2, cgroups differ from
+// those on a machine that runs make test-kubelet.
 type comparison struct{}
 
 func (comparison) do(g *guest) error {

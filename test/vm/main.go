@@ -1,6 +1,6 @@
-// Command vm runs the integration tests on a node as users have it: Debian with
-// systemd, cgroup v2 and AppArmor, in an emulator, with crisp installed there from
-// its Debian package. `make test-vm` is what calls it.
+// Command vm runs the integration tests on a node like users': Debian with systemd, cgroup v2
+// and AppArmor, in an emulator, with crisp installed from its Debian package. `make test-vm`
+// calls it.
 //
 //	outside, on this machine                inside, as root
 //	────────────────────────                ───────────────
@@ -10,9 +10,8 @@
 //	boot.go     the emulator's console  ◀── another, a line for each test
 //	results.go  a third disk            ◀── a tar of all logs and results.json
 //
-// boots.go is the table: which boots there are, with which kernel arguments, and
-// what runs in each. Nothing is mounted on this machine, and the emulator writes to
-// none of the disks that are kept.
+// boots.go is the table of boots, with their kernel arguments and steps. Nothing is mounted on
+// this machine, and the emulator does not write to the disks that are kept.
 package main
 
 import (
@@ -65,8 +64,7 @@ type options struct {
 	cache            string
 }
 
-// chosen returns the names of the steps of b that o asks for; none: it is not
-// booted.
+// chosen returns the names of the selected steps of b; if there are none, it is not booted.
 func (o options) chosen(b boot) ([]string, error) {
 	match, err := regexp.Compile(o.steps)
 	if err != nil {
@@ -77,7 +75,7 @@ func (o options) chosen(b boot) ([]string, error) {
 		want = quick
 	}
 	var names []string
-	asked := false // for one of them at least
+	asked := false // at least one of them is selected
 	for _, s := range b.steps {
 		if o.boot != "" && o.boot != b.name || s.in&want == 0 {
 			continue
@@ -94,7 +92,7 @@ func (o options) chosen(b boot) ([]string, error) {
 	return names, nil
 }
 
-// lock makes cache ours alone, and takes away what a run left there that was killed.
+// lock locks the cache for this run, and removes the files of a run that was killed.
 func lock(cache string) (unlock func() error, err error) {
 	if err := os.MkdirAll(cache, 0o755); err != nil {
 		return nil, err

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Two runs would write each other's results; what a killed one left is of no use.
+// Concurrent runs would overwrite each other's results, and those of a killed run are useless.
 func TestLock(t *testing.T) {
 	cache := filepath.Join(t.TempDir(), "vm")
 	unlock, err := lock(cache)
@@ -18,7 +18,7 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := lock(cache); err == nil {
-		t.Error("a second run has it too")
+		t.Error("a second run has the lock, too")
 	}
 	if !exists(old) {
 		t.Error("the first run's files are gone")

@@ -15,20 +15,20 @@ import (
 
 // A payload is a directory that becomes the second disk:
 //
-//	vm  plan.json            this program, and what it is to do
+//	vm  plan.json            this program and its plan
 //	crisp.deb  next.deb      the packages
-//	bin/testbin  bin/specs   what the tests' containers run; what judges critest's report
-//	bin/critest  registry/   if there is one, and its images
+//	bin/testbin  bin/specs   the program of test containers; the one that judges critest's report
+//	bin/critest  registry/   if it exists, and its images
 //	bin/kubelet              if make test-kubelet has built one
 //	bin/loopback  src/.cache if Debian's containerd is unpacked there, for its test
-//	src/<package>/           the tree, each package that is tested with its package.test
+//	src/<package>/           the tree, each tested package with its package.test
 type payload struct{ dir string }
 
-// A plan is what the inside is told.
+// A plan is what the node is to do.
 type plan struct {
 	Boot  string
 	Steps []string
-	Run   string // go test's -run, in place of the steps' own
+	Run   string // go test's -run, instead of the steps' own
 }
 
 const module = "github.com/crisp-cri/crisp/"
@@ -86,8 +86,8 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 	return &payload{dir}, o.fetchCritest(ctx, dir)
 }
 
-// takeContainerd takes along what the test of the agent on containerd needs, if that
-// runs: the node has neither the package, which would start it, nor Go.
+// takeContainerd adds what the test of the agent on containerd needs, if that is chosen: the node
+// has no Go, and installing the package would start containerd.
 func (o options) takeContainerd(ctx context.Context, dir string) error {
 	const unpacked = ".cache/containerd/usr/bin" // by make
 	wanted, err := o.wants("all-test")
@@ -95,7 +95,7 @@ func (o options) takeContainerd(ctx context.Context, dir string) error {
 		return err
 	}
 	if _, err := os.Stat(unpacked); err != nil {
-		return nil // the test says so
+		return nil // the test reports it
 	}
 	to := filepath.Join(dir, "src", unpacked)
 	if err := os.MkdirAll(to, 0o755); err != nil {
@@ -110,7 +110,7 @@ func (o options) takeContainerd(ctx context.Context, dir string) error {
 		"-o", filepath.Join(dir, "bin", "loopback"), "github.com/containernetworking/plugins/plugins/main/loopback")
 }
 
-// wants tells whether a step of this name is chosen, in whichever boot.
+// wants reports whether a step of this name is chosen, in any boot.
 func (o options) wants(name string) (bool, error) {
 	for _, b := range boots {
 		if steps, err := o.chosen(b); err != nil || slices.Contains(steps, name) {
@@ -120,11 +120,11 @@ func (o options) wants(name string) (bool, error) {
 	return false, nil
 }
 
-// fetchCritest takes the critest on PATH along, if a step wants it.
+// fetchCritest adds the critest on PATH, if a chosen step needs it.
 func (o options) fetchCritest(ctx context.Context, dir string) error {
 	program, err := exec.LookPath("critest")
 	if err != nil {
-		return nil // the step says so
+		return nil // the step reports it
 	}
 	if wanted, err := o.wants("critest"); err != nil || !wanted {
 		return err
@@ -136,7 +136,7 @@ func (o options) fetchCritest(ctx context.Context, dir string) error {
 	return copyFile(program, filepath.Join(dir, "bin", "critest"), 0o755)
 }
 
-// packages are those whose tests the chosen steps run.
+// packages returns the packages with tests in the chosen steps.
 func (o options) packages() ([]string, error) {
 	var dirs []string
 	for _, b := range boots {
@@ -162,7 +162,7 @@ func goCommand(ctx context.Context, env []string, args ...string) error {
 	cmd := exec.CommandContext(ctx, program[0], append(program[1:], args...)...)
 	cmd.Env = env
 	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	// Who interrupts us interrupts the compilers too.
+	// An interrupt also ends the compilers.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
 	if err := cmd.Run(); err != nil {
@@ -179,7 +179,7 @@ func (p *payload) plan(b boot, steps []string, o options) error {
 	return os.WriteFile(filepath.Join(p.dir, "plan.json"), data, 0o644)
 }
 
-// copyTree copies the tree's files, without what was built or is hidden.
+// copyTree copies the tree's files, except build results and hidden files.
 func copyTree(from, to string) error {
 	return filepath.WalkDir(from, func(path string, e fs.DirEntry, err error) error {
 		if err != nil {

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// registryAddress is where the inside has what images.go has fetched.
+// registryAddress is the address on the node of the registry with the images of images.go.
 const registryAddress = "127.0.0.1:5000"
 
-// registriesConf sends what critest pulls there.
+// registriesConf returns a registries.conf that sends critest's pulls there.
 func registriesConf() string {
 	text := "unqualified-search-registries = [\"docker.io\"]\n"
 	for _, host := range []string{"registry.k8s.io", "k8s.gcr.io", "gcr.io"} {
@@ -32,7 +32,7 @@ func serveRegistry(dir string) (stop func() error, err error) {
 	return s.Close, nil
 }
 
-// stored serves the reading half of the OCI distribution specification out of
+// stored serves the pull part of the OCI distribution specification from
 // manifests/<repository>/<tag or digest> and blobs/<digest>.
 func stored(dir string) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// What was fetched is served with the same digests, a list of platforms too, though
-// only one of them was fetched.
+// Fetched images are served with the same digests, including an index of which only one platform
+// was fetched.
 func TestRegistryServesWhatWasFetched(t *testing.T) {
 	from := httptest.NewServer(registry.New())
 	defer from.Close()
@@ -72,6 +72,6 @@ func TestRegistryServesWhatWasFetched(t *testing.T) {
 		}
 	}
 	if _, err := remote.Head(ref(to.URL, "a/nosuch:1")); err == nil {
-		t.Error("there is an image that nobody fetched")
+		t.Error("an image that was not fetched is served")
 	}
 }

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// A result is how a step ended.
+// A result is the result of a step.
 type result struct {
 	Step            string
 	Took            time.Duration
@@ -22,8 +22,7 @@ type result struct {
 	Failed, Skipped []string
 }
 
-// pack writes the files of dir onto the disk as a tar, which needs no file system
-// there.
+// pack writes the files of dir onto the disk as a tar, which needs no file system.
 func pack(dir, disk string) error {
 	f, err := os.OpenFile(disk, os.O_WRONLY, 0)
 	if err != nil {
@@ -37,7 +36,7 @@ func pack(dir, disk string) error {
 	return errors.Join(w.Close(), f.Sync())
 }
 
-// collect unpacks what pack wrote and tells which steps failed.
+// collect unpacks what pack has written, and returns an error with the failed steps.
 func collect(disk, dir string) error {
 	f, err := os.Open(disk)
 	if err != nil {

@@ -9,13 +9,13 @@ import (
 	"path/filepath"
 )
 
-// policyModule teaches Debian's SELinux policy what containers are.
+// policyModule defines containers for Debian's SELinux policy.
 //
 //go:embed selinux/crisp-test.cil
 var policyModule string
 
-// labelRoot adds the module to a root disk's policy and labels its files. It needs
-// no SELinux here: the policy is a file, and labels are extended attributes.
+// labelRoot adds the module to a root disk's policy and labels the files. It needs no SELinux on
+// this machine: the policy is a file, and labels are extended attributes.
 func labelRoot(ctx context.Context, root string) error {
 	const module = "crisp-test.cil"
 	path := filepath.Join(root, "root", module)
@@ -33,8 +33,8 @@ func labelRoot(ctx context.Context, root string) error {
 	return nil
 }
 
-// enforce makes SELinux forbid. The node starts without, because nobody tells its
-// policy of the second disk, which has no labels yet.
+// enforce makes SELinux enforce. The node starts in permissive mode, because the files of the
+// second disk are not labelled yet.
 func enforce(g *guest) error {
 	if _, err := g.output("chcon", "-R", "-t", "bin_t", g.payload); err != nil {
 		return err
