@@ -1,10 +1,10 @@
-// Specs tells which specs of critest did not pass, or were not there, that must.
+// Specs reports which of the specs that must pass in critest did not, or did not run.
 //
 //	specs LIST REPORT
 //
-// LIST is specs.txt beside this file: in each line the full name of a spec, which begins
-// with "[k8s.io]", and before it what the spec needs of the machine (internal/testenv).
-// REPORT is ginkgo's in JSON. Of a run with a focus only what that matches is asked for.
+// LIST is specs.txt beside this file: each line has the full name of a spec, which begins
+// with "[k8s.io]", after what the spec needs of the machine (internal/testenv). REPORT is
+// ginkgo's in JSON. For a run with a focus, only specs that it matches are required.
 package main
 
 import (
@@ -58,7 +58,7 @@ func run(args []string) error {
 	return nil
 }
 
-// A suite is what ginkgo reports, as far as it is of interest.
+// A suite has the parts of ginkgo's report that are used here.
 type suite struct {
 	SuiteConfig struct{ FocusStrings []string }
 	SpecReports []struct {
@@ -73,8 +73,8 @@ type suite struct {
 // prefix begins the name of each spec.
 const prefix = "[k8s.io]"
 
-// compare returns the specs that must pass and did not, with what they did instead, and
-// those that passed and are in no list.
+// compare returns the required specs that did not pass, with their state, and those that passed
+// without being listed.
 func compare(list string, suites []suite, lacks func(need string) string) (missing, more []string, err error) {
 	state := map[string]string{}
 	var focus []string
@@ -86,7 +86,7 @@ func compare(list string, suites []suite, lacks func(need string) string) (missi
 			}
 			name := strings.Join(append(slices.Clone(r.ContainerHierarchyTexts), r.LeafNodeText), " ")
 			if had, ok := state[name]; ok && had != "passed" {
-				continue // of two that are called alike, the worse
+				continue // of two with the same name, the worse
 			}
 			state[name] = strings.TrimSpace(r.State + " " + r.Failure.Message)
 		}

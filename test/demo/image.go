@@ -42,7 +42,7 @@ func packImage(program, path string) error {
 	return tarball.WriteToFile(path, tag, img)
 }
 
-// layerOf is a layer with the one file /webserver.
+// layerOf returns a layer with the one file /webserver.
 func layerOf(program string) (v1.Layer, error) {
 	data, err := os.ReadFile(program)
 	if err != nil {

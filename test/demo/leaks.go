@@ -12,12 +12,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
-// marks are the names by which everything of this instance can be told from
-// another crispd's on the same machine: its directory, the IDs of its sandboxes
-// and containers, its bridge with what hangs on it, its executor's cgroup.
+// marks are the names by which the objects of this instance are distinguished from those of another
+// crispd on the machine: its directory, the IDs of its sandboxes and containers, its bridge and the
+// interfaces on it, its executor's cgroup.
 type marks []string
 
-// marks gathers them; it is called while the pod runs.
+// marks collects them; it is called while the pod runs.
 func (d *demo) marks() marks {
 	m := marks{d.dir}
 	for _, kind := range []string{"sandboxes", "containers"} {
@@ -83,8 +83,8 @@ func bridges(path string) []string {
 	return names
 }
 
-// processes returns the PIDs of those that bear a mark, on their command line or
-// by their cgroup; the demo itself is not meant.
+// processes returns the PIDs of the processes with a mark in their command line or cgroup, except
+// the demo itself.
 func processes(m marks) []string {
 	var pids []string
 	dirs, _ := filepath.Glob("/proc/[0-9]*")
@@ -103,8 +103,8 @@ func processes(m marks) []string {
 	return pids
 }
 
-// leaks tells what bears a mark still. The kernel takes a moment for some
-// things, such as the interfaces of a network namespace that has gone.
+// leaks returns an error that names the objects that still have a mark. The kernel takes a moment
+// to remove some, such as the interfaces of a network namespace that has ended.
 func leaks(m marks) error {
 	var left []string
 	for range 50 {

@@ -1,10 +1,10 @@
 // Command demo shows crisp at work, as a newcomer would use it: it starts a
-// crispd and an agent of its own in a new directory, brings an image, applies
-// stack.yaml, looks at what runs from every side, and removes everything.
+// crispd and an agent of its own in a new directory, loads an image, applies
+// stack.yaml, shows the running pod from every side, and removes everything.
 //
-// It prints each command before it runs it, so its output can be typed again.
-// At the end it looks at the kernel: whatever the demo has left is told, and is
-// a failure. DEMO_ONCE=1 ends it by itself; else Ctrl-C does.
+// It prints each command before it runs it, so that they can be typed again.
+// At the end it checks the kernel: anything that the demo has left is reported,
+// and is a failure. It waits for Ctrl-C, or ends by itself with DEMO_ONCE=1.
 package main
 
 import (
@@ -56,11 +56,11 @@ func run(ctx context.Context, bin string) (err error) {
 	if err := d.show(ctx); ctx.Err() == nil {
 		return err
 	}
-	return nil // Ctrl-C, at whatever step
+	return nil // Ctrl-C, at any step
 }
 
-// newDemo makes the demo's directory. It is short, because the name of a unix
-// socket is limited to 107 bytes (unix(7)).
+// newDemo makes the demo's directory. Its path is short, because that of a socket has at most 107
+// bytes (unix(7)).
 func newDemo(bin string) (*demo, error) {
 	bin, err := filepath.Abs(bin)
 	if err != nil {

@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// patience bounds every wait: a pod is up in well under a second.
+// patience bounds every wait: a pod starts in well under a second.
 const patience = time.Minute
 
 // A daemon is a process that the demo has started and must end.
@@ -36,14 +36,14 @@ func (d *demo) start(ctx context.Context, program string, args ...string) error 
 	cmd := exec.Command(filepath.Join(d.bin, program), args...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Dir = d.dir
-	// Ctrl-C is for the demo, which then ends them in order.
+	// Ctrl-C reaches only the demo, which then ends its daemons in order.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := cmd.Start(); err != nil {
 		return err
 	}
 	p := &daemon{program, logFile, cmd, make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // its end is what counts
+		_ = cmd.Wait() // only the end matters
 		close(p.done)
 	}()
 	d.daemons = append(d.daemons, p)
@@ -90,8 +90,8 @@ func (d *demo) output(ctx context.Context, args ...string) (string, error) {
 	return out.String(), err
 }
 
-// waitFor asks until the answer is yes. A daemon that ends meanwhile is told
-// with the end of its log.
+// waitFor polls until yes returns true. If a daemon exits meanwhile, the error has the end of its
+// log.
 func (d *demo) waitFor(ctx context.Context, what string, yes func() bool) error {
 	deadline := time.Now().Add(patience)
 	for !yes() {

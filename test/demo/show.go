@@ -27,23 +27,23 @@ func (d *demo) socket() string    { return filepath.Join(d.dir, "run", "crisp.so
 func (d *demo) agentRoot() string { return filepath.Join(d.dir, "agent") }
 func (d *demo) stack() string     { return filepath.Join(d.dir, "stack.yaml") }
 
-// instance are the flags that tell a crispd where it lives.
+// instance returns the flags with a crispd's directories.
 func (d *demo) instance() []string {
 	return []string{"--root", filepath.Join(d.dir, "lib"), "--state", filepath.Join(d.dir, "run"), "--config", filepath.Join(d.dir, "crispd.toml")}
 }
 
-// stack is all that the demo runs.
+// stack has all objects of the demo.
 //
 //go:embed stack.yaml
 var stack string
 
-// What stack.yaml names.
+// Names in stack.yaml.
 const (
 	image = "demo.local/webserver:1"
 	port  = 8080
 )
 
-// show is the demo.
+// show runs the demo.
 func (d *demo) show(ctx context.Context) error {
 	say("A crispd of its own, in %s. Nothing else on this machine is touched.", d.dir)
 	if err := os.WriteFile(filepath.Join(d.dir, "crispd.toml"), nil, 0o644); err != nil {
@@ -68,7 +68,7 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 
-	// Without cgroups by quality of service: kubepods would stay, as the kubelet's does.
+	// Without cgroups for QoS classes: kubepods would be left, as by the kubelet.
 	say("The agent: what a kubelet is to a cluster, it is to this machine.")
 	if err := d.start(ctx, "crisp", "agent", "--runtime-endpoint", "unix://"+d.socket(), "--root", d.agentRoot(), "--manifests", d.manifests(),
 		"--cgroups-per-qos=false"); err != nil {
@@ -80,7 +80,7 @@ func (d *demo) show(ctx context.Context) error {
 	return d.apply(ctx)
 }
 
-// apply runs the stack. Its port is another one if somebody has that of the file.
+// apply applies the stack, with another port if that of the file is in use.
 func (d *demo) apply(ctx context.Context) error {
 	port, err := freePort(port)
 	if err != nil {
@@ -103,7 +103,7 @@ func (d *demo) apply(ctx context.Context) error {
 	return d.visit(ctx, "http://127.0.0.1:"+strconv.Itoa(port)+"/")
 }
 
-// visit looks at the pod, from outside and from inside.
+// visit shows the pod from outside and from inside.
 func (d *demo) visit(ctx context.Context, url string) error {
 	say("The page: its lines are from the manifest, the ConfigMap, the init container and the sidecar.")
 	command("curl %s", url)
@@ -156,7 +156,7 @@ func fetch(ctx context.Context, url string) (string, error) {
 	return string(body), err
 }
 
-// freePort is the wanted port, or another one if somebody listens on it.
+// freePort returns the wanted port, or another one if it is in use.
 func freePort(wanted int) (int, error) {
 	l, err := net.Listen("tcp", fmt.Sprintf(":%d", wanted))
 	if errors.Is(err, syscall.EADDRINUSE) {

@@ -1,15 +1,14 @@
 // Fuzz runs the fuzz targets of the tree, one after the other, each for some time, and
-// prints what came of it: the executions, the processor time they took, how many inputs
-// reached something new and after what time the last of them did, and whether one failed.
-// The input of a failure is in testdata/fuzz of its package, where every later `go test`
-// runs it.
+// prints the results: the executions, their processor time, how many inputs covered new code,
+// when the last of these was found, and whether one failed. The input of a failure is in
+// testdata/fuzz of its package, where every later `go test` runs it.
 //
 //	fuzz [-time 30s] [-run REGEXP] [-keep] [-tags TAGS] [PACKAGE …]
 //
-// Only the code of this module is instrumented, which is what the inputs are to reach:
-// everything else comes out of the build cache as it is. What reached something new is
-// kept in .cache/fuzz and begun with next time. -keep fuzzes nothing; it takes those
-// inputs into the tree that reach code which no seed reaches, the smallest first.
+// Only the code of this module is instrumented, which the inputs are to cover: everything
+// else comes from the build cache. Inputs that cover new code are kept in .cache/fuzz for the
+// next run. -keep does not fuzz; it copies inputs that cover code which no seed covers into
+// the tree, the smallest first.
 package main
 
 import (
@@ -52,7 +51,7 @@ func main() {
 	}
 }
 
-// errFailed is for what the table has said already.
+// errFailed is for failures that the table has already.
 var errFailed = errors.New("a target has failed: its input is in testdata/fuzz, and runs with every go test from now on")
 
 func run(tags string, packages []string, only string, each time.Duration, keep bool) error {
@@ -75,7 +74,7 @@ func run(tags string, packages []string, only string, each time.Duration, keep b
 	} else {
 		fmt.Fprintln(table, "target\texecutions\tprocessor\tnew inputs\tlast after\tresult")
 	}
-	built := map[string]string{} // the program by directory
+	built := map[string]string{} // program by directory
 	for _, t := range targets {
 		if built[t.dir] == "" {
 			if built[t.dir], err = build(tags, t, keep); err != nil {
@@ -92,7 +91,7 @@ func run(tags string, packages []string, only string, each time.Duration, keep b
 			return fmt.Errorf("%s: %w", t, err)
 		}
 		failed = failed || err != nil
-		fmt.Fprintf(os.Stderr, "%s: %s\n", t, strings.ReplaceAll(line, "\t", " ")) // as it goes
+		fmt.Fprintf(os.Stderr, "%s: %s\n", t, strings.ReplaceAll(line, "\t", " ")) // as soon as it is known
 		fmt.Fprintf(table, "%s\t%s\n", t, line)
 	}
 	if err := table.Flush(); err != nil {
@@ -111,13 +110,13 @@ type target struct {
 
 func (t target) String() string { return strings.TrimPrefix(t.pkg, module+"/") + "." + t.name }
 
-// corpus is where the fuzzer keeps what it found of a package's targets.
+// corpus returns the directory of the inputs that the fuzzer has found for a package's targets.
 func (t target) corpus() string {
 	return filepath.Join(".cache", "fuzz", "corpus", strings.TrimPrefix(t.pkg, module+"/"))
 }
 
-// find lists the targets. It reads the sources: to ask each test binary would mean to
-// link all of them.
+// find lists the targets. It reads the sources, because asking each test binary would require
+// linking all of them.
 func find(tags string, packages []string) ([]target, error) {
 	cmd := command("list", append([]string{"-tags", tags, "-json=ImportPath,Dir,TestGoFiles,XTestGoFiles"}, packages...)...)
 	cmd.Stderr = os.Stderr
@@ -150,7 +149,7 @@ func find(tags string, packages []string) ([]target, error) {
 	}
 }
 
-// command is one of the go command that make found, which may not be on PATH.
+// command returns a command of the go that make has found, which may not be on PATH.
 func command(verb string, args ...string) *exec.Cmd {
 	name := os.Getenv("GO")
 	if name == "" {
@@ -159,8 +158,7 @@ func command(verb string, args ...string) *exec.Cmd {
 	return exec.Command(name, append([]string{verb}, args...)...)
 }
 
-// build makes the program of a target's package: to fuzz with, or to see what an
-// input reaches.
+// build builds the program of a target's package: to fuzz with, or to measure an input's coverage.
 func build(tags string, t target, cover bool) (string, error) {
 	kind, flags := "fuzz", []string{"-gcflags=" + module + "/...=-d=libfuzzer"}
 	if cover {
@@ -179,7 +177,7 @@ func build(tags string, t target, cover bool) (string, error) {
 var (
 	progress = regexp.MustCompile(`elapsed: (\S+), execs: (\d+) .*new interesting: (\d+)`)
 	written  = regexp.MustCompile(`Failing input written to (\S+)`)
-	// The end of the time, met at an awkward moment: https://go.dev/issue/75804.
+	// The end of the time at an inconvenient moment: https://go.dev/issue/75804.
 	timedOut = regexp.MustCompile(`--- FAIL: \S+ \(\S+\)\n\s+context deadline exceeded\n`)
 	skipped  = regexp.MustCompile(`(?s)--- SKIP.*?\n\s*\S+: (.*?)\n`)
 )
@@ -190,7 +188,7 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 	if err != nil {
 		return "", err
 	}
-	// An input that never ends is found by nobody else.
+	// Nothing else notices an input that never ends.
 	ctx, cancel := context.WithTimeout(context.Background(), each+3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "-test.fuzz", "^"+t.name+"$", "-test.run", "^"+t.name+"$", "-test.v", "-test.parallel", "1",
@@ -229,15 +227,14 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", execs, processor, found, last, result), err
 }
 
-// Inputs that are taken into the tree: none is larger than maxInput bytes, all of one
-// target together not than maxKept.
+// Bounds of the inputs that are copied into the tree: of each input, and of all of a target
+// together.
 const (
 	maxInput = 8 << 10
 	maxKept  = 32 << 10
 )
 
-// keep takes the found inputs into testdata that reach what the seeds and those kept
-// before do not.
+// keep copies inputs into testdata that cover code which the seeds and those kept before do not.
 func (t target) keep(program string) (line string, err error) {
 	found, err := os.ReadDir(filepath.Join(t.corpus(), t.name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -273,21 +270,21 @@ func (t target) keep(program string) (line string, err error) {
 		if err := os.WriteFile(path, in.data, 0o644); err != nil {
 			return "", err
 		}
-		// What cannot be run is of a time when the target took other arguments.
+		// An input that cannot be run is from a time when the target had other arguments.
 		if more, err := t.reach(program, in.name, reached); err == nil && more {
 			kept, size = kept+1, size+len(in.data)
 		} else if err := os.Remove(path); err != nil {
 			return "", err
 		}
 	}
-	_ = os.Remove(dir) // if nothing is in it
+	_ = os.Remove(dir) // if it is empty
 	_ = os.Remove(filepath.Dir(dir))
 	_ = os.Remove(filepath.Dir(filepath.Dir(dir)))
 	return fmt.Sprintf("%d\t%d\t%d", len(inputs), kept, size), nil
 }
 
-// reach runs one input, or all seeds, and notes the blocks it reached; it says whether
-// one was new.
+// reach runs one input, or all seeds, and adds the blocks that it covers; it reports whether one
+// was new.
 func (t target) reach(program, name string, reached map[string]bool) (more bool, err error) {
 	profile, err := filepath.Abs(filepath.Join(".cache", "fuzz", "profile"))
 	if err != nil {

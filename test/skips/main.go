@@ -1,12 +1,12 @@
 // Skips runs `go test -json` and prints what go test prints without -v, in the order in
-// which packages end: their closing lines, and all that failing tests say. Then it prints
+// which packages end: their closing lines, and the output of failing tests. Then it prints
 // which tests were skipped and why, and fails if one of them may not be skipped on this
 // machine (internal/testenv, skips.txt).
 //
 //	skips [-part] GO test [FLAG …] PACKAGE …
 //
-// -part is for flags that choose tests, as -run does: then nothing is said of those that
-// did not run.
+// -part is for flags that select tests, such as -run: then tests that did not run are not
+// reported.
 package main
 
 import (
@@ -79,12 +79,12 @@ func run(args []string, whole bool) error {
 type event struct {
 	Action     string
 	Package    string
-	ImportPath string // of what was built
-	Test       string // "" = of the package
+	ImportPath string // of a build's output
+	Test       string // "" = the package's own
 	Output     string
 }
 
-// A report is what has been read so far.
+// A report has the events read so far.
 type report struct {
 	to       io.Writer
 	packages map[string]*pack // by import path, until they have ended
@@ -100,10 +100,10 @@ type pack struct {
 
 func newReport(to io.Writer) *report { return &report{to: to, packages: map[string]*pack{}} }
 
-// closing lines are go test's own, of a package.
+// closing matches go test's own lines about a package.
 var closing = regexp.MustCompile(`^(ok|FAIL|\?|---)\s`)
 
-// frames are the lines in which the testing package tells where a test begins.
+// frames matches the lines in which the testing package reports the beginning of a test.
 var frames = regexp.MustCompile(`^=== [A-Z]+ `)
 
 func (r *report) read(from io.Reader) error {
@@ -161,8 +161,8 @@ func (r *report) line(text string) {
 	}
 }
 
-// end prints of a package that has ended what go test would: without -v, what tests said
-// that passed is of no interest.
+// end prints what go test would print of a package that has ended: without -v, the output of
+// passing tests is left out.
 func (r *report) end(p *pack, how string) {
 	for _, l := range p.lines {
 		switch {
@@ -174,7 +174,7 @@ func (r *report) end(p *pack, how string) {
 	}
 }
 
-// skips prints what was skipped, by reason.
+// skips prints the skipped tests, by reason.
 func (r *report) skips() {
 	why := map[string][]string{}
 	n := 0
@@ -192,10 +192,10 @@ func (r *report) skips() {
 	}
 }
 
-// place is where a test says something, or the command of a script that does.
+// place matches the position of a test's message, or a script's skip command.
 var place = regexp.MustCompile(`^(?:[\w.-]+\.go:\d+: |> (?:\[.*\] )?skip )`)
 
-// reason is what a test said when it was skipped.
+// reason returns the message with which a test was skipped.
 func reason(said string) string {
 	if w := strings.Trim(place.ReplaceAllString(said, ""), "'"); w != "" {
 		return w

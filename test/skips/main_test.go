@@ -10,8 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Of what go test says there is left what it says without -v: closing lines, what failing
-// tests say, what does not compile.
+// The report has what go test prints without -v: closing lines, the output of failing tests, and
+// build errors.
 func TestReport(t *testing.T) {
 	const events = `
 {"ImportPath":"github.com/crisp-cri/crisp/c [x]","Action":"build-output","Output":"c/c.go:3:1: syntax error\n"}
@@ -70,7 +70,7 @@ skipped on this machine: 2 tests
 	}
 }
 
-// A skip that no list allows fails the whole, and so does a package that fails.
+// A skip that no list allows is a failure, like a failing package.
 func TestRun(t *testing.T) {
 	dir := t.TempDir()
 	program := filepath.Join(dir, "go")

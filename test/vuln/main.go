@@ -1,15 +1,14 @@
-// Vuln asks govulncheck which known vulnerabilities crisp's programs have, and
-// fails for each that has no answer.
+// Vuln runs govulncheck for the known vulnerabilities of crisp's programs, and fails for each
+// that has no answer.
 //
 //	vuln [-db URL] [-answers FILE] [-tags TAGS] [PACKAGE …]
 //
-// A vulnerability counts when a package that has it is linked: govulncheck's finer
-// question, whether the function is called, is easily wrong about what is reached
-// through interfaces and by reflection. One that does not apply is answered in
-// answers.txt, a line each: its ID, then the reason. An answer that nothing asks for
-// any more fails too, so that the file tells how things are.
+// A vulnerability counts when a package with it is linked: govulncheck's finer question,
+// whether the function is called, is easily wrong about calls through interfaces and by
+// reflection. One that does not apply is answered in answers.txt, a line each: its ID, then
+// the reason. An answer without a vulnerability fails, too, so that the file stays current.
 //
-// Where the database cannot be reached nothing is checked, which is said.
+// If the database cannot be reached, nothing is checked, and the output says so.
 package main
 
 import (
@@ -87,7 +86,7 @@ func parseAnswers(text string) (map[string]string, error) {
 	return answers, nil
 }
 
-// A message is one of govulncheck's output stream; only what is used here.
+// A message is one of govulncheck's output stream; it has only the fields used here.
 type message struct {
 	Config *struct {
 		DBLastModified string `json:"db_last_modified"`
@@ -107,8 +106,8 @@ type message struct {
 	} `json:"finding"`
 }
 
-// findings reads govulncheck's output: what was found in packages that are linked,
-// each ID with a sentence about it, and of when the database is.
+// findings reads govulncheck's output: the vulnerabilities of linked packages, a sentence about
+// each by its ID, and the date of the database.
 func findings(r io.Reader) (found map[string]string, modified string, err error) {
 	found, summaries := map[string]string{}, map[string]string{}
 	decoder := json.NewDecoder(bufio.NewReader(r))
@@ -135,8 +134,8 @@ func findings(r io.Reader) (found map[string]string, modified string, err error)
 	}
 }
 
-// judge fails for what was found and has no answer, and for what is answered and
-// was not found.
+// judge returns an error for each vulnerability without an answer, and for each answer without a
+// vulnerability.
 func judge(found, answers map[string]string) error {
 	var errs []error
 	for id, what := range found {

@@ -5,8 +5,8 @@ import (
 	"testing"
 )
 
-// What govulncheck -format json prints, shortened: one vulnerability in a package
-// that is linked, and one in a module of which nothing else is.
+// The output of govulncheck -format json, shortened: a vulnerability in a linked package, and one
+// in a module without linked packages.
 const output = `
 {"config":{"protocol_version":"v1.0.0","db_last_modified":"2026-08-21T20:38:00Z"}}
 {"progress":{"message":"Scanning"}}
@@ -15,8 +15,8 @@ const output = `
 {"finding":{"osv":"GO-2026-0002","fixed_version":"v2.0.0","trace":[{"module":"example.org/b","version":"v1.0.0"}]}}
 {"finding":{"osv":"GO-2026-0001","fixed_version":"v1.2.0","trace":[{"module":"example.org/a","version":"v1.1.0","package":"example.org/a/x"}]}}`
 
-// A vulnerability that nobody has answered must fail the build, and so must an
-// answer that outlived its vulnerability.
+// A vulnerability without an answer fails the build, and so does an answer whose vulnerability is
+// gone.
 func TestVulnerabilitiesAreAnswered(t *testing.T) {
 	found, modified, err := findings(strings.NewReader(output))
 	if err != nil {

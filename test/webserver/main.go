@@ -1,13 +1,13 @@
-// Command webserver is what the demo runs in a pod: a web server of one page,
-// with what its companions need, in one file and with nothing else in its image.
+// Command webserver is the program of the demo's pod: a web server with one page, and what
+// the other containers need, in one file, which is all that its image has.
 //
 //	webserver [-port 80] [-parts DIR]     serve a page made of the files of DIR
-//	webserver build DIR                   put the part of an init container there, and end
+//	webserver build DIR                   write the part of an init container there, and exit
 //	webserver clock DIR                   rewrite the part of a sidecar there, every second
-//	webserver whoami                      say which pod this is; something to exec
+//	webserver whoami                      print the pod's names, for an exec
 //
-// What the page says of itself comes from the environment: GREETING and POD_NAME,
-// POD_NAMESPACE, POD_IP, NODE_NAME. NOTICE names a file whose text it shows.
+// The page shows variables of the environment: GREETING and POD_NAME, POD_NAMESPACE, POD_IP,
+// NODE_NAME. NOTICE names a file whose text it shows.
 package main
 
 import (
@@ -43,7 +43,7 @@ const (
 	clockPart = "clock"
 )
 
-// facts are what the manifest tells the container about itself.
+// facts are what the container gets from the manifest.
 type facts struct{ Greeting, Pod, Namespace, Address, Node string }
 
 func gather() facts {
@@ -61,12 +61,12 @@ func gather() facts {
 }
 
 func main() {
-	log.SetFlags(0) // the log of a container has its own times
+	log.SetFlags(0) // the container's log has its own times
 	log.SetOutput(os.Stdout)
 	port := flag.String("port", "80", "TCP port to listen on")
 	parts := flag.String("parts", "/parts", "directory of the parts of the page")
 	flag.Parse()
-	// The first process of a PID namespace has no default for signals.
+	// The first process of a PID namespace ignores signals without a handler.
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	if err := run(ctx, *port, *parts, flag.Args()); err != nil {
@@ -109,10 +109,10 @@ func serve(ctx context.Context, port string, s site) error {
 	return <-ended
 }
 
-// A site is the directory of a page's parts.
+// A site is the directory with a page's parts.
 type site string
 
-// part is the text of a part, or of another file if its name is absolute.
+// part returns the text of a part, or of another file if its name is absolute.
 func (s site) part(name string) (string, error) {
 	if !filepath.IsAbs(name) {
 		name = filepath.Join(string(s), name)
@@ -144,7 +144,7 @@ func (s site) show(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// ready says whether the sidecar has written its part.
+// ready answers whether the sidecar has written its part.
 func (s site) ready(w http.ResponseWriter, _ *http.Request) {
 	if _, err := s.part(clockPart); err != nil {
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
@@ -173,7 +173,7 @@ func clock(ctx context.Context, dir string) error {
 	}
 }
 
-// replace changes a file at one stroke: its readers see the old text or the new.
+// replace changes a file in one step: readers see the old text or the new one.
 func replace(path, text string) error {
 	next := path + ".next"
 	if err := os.WriteFile(next, []byte(text), 0o644); err != nil {
