@@ -22,7 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
-// sample is the directory of a checkpoint.
+// sample returns a directory with the files of a checkpoint.
 func sample(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -51,12 +51,12 @@ func file(t *testing.T, path ...string) string {
 	return string(data)
 }
 
-// What is packed is unpacked again, plain or compressed, except for files that a
-// restore does not need.
+// A packed checkpoint is unpacked again, plain or compressed, except for files that a restore does
+// not need.
 func TestArchiveRoundTrip(t *testing.T) {
 	from := sample(t)
 	archive := filepath.Join(t.TempDir(), "c.tar")
-	for range 2 { // the second replaces the first
+	for range 2 { // the second call replaces the archive
 		if err := Pack(t.Context(), from, archive); err != nil {
 			t.Fatal(err)
 		}
@@ -112,7 +112,7 @@ func checkSample(t *testing.T, what, dir string) {
 		t.Errorf("%s: config is %+v (err %v)", what, c, err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, DumpLog)); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s: the log was taken too (err %v)", what, err)
+		t.Errorf("%s: the log is in the archive, too (err %v)", what, err)
 	}
 	if err := Read(dir, CrispDump, &c); !errors.Is(err, fault.NotFound) {
 		t.Errorf("%s: error is %v, want one of kind %v", what, err, fault.NotFound)
@@ -123,7 +123,7 @@ type nopCloser struct{ io.Writer }
 
 func (nopCloser) Close() error { return nil }
 
-// tarOf packs entries; content is as long as the header says.
+// tarOf returns a tar of the entries; the content is as long as the header says.
 func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	t.Helper()
 	var b bytes.Buffer
@@ -143,8 +143,8 @@ func tarOf(t *testing.T, headers ...tar.Header) *bytes.Buffer {
 	return &b
 }
 
-// An archive from anybody writes nothing outside of its directory, only files of a
-// checkpoint, and no more than there is room for.
+// Unpacking an archive of unknown origin writes nothing outside of the directory, only files of a
+// checkpoint, and no more than the given size.
 func TestUnpackHostile(t *testing.T) {
 	reg := func(name string, size int64) tar.Header {
 		return tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size}
@@ -198,7 +198,7 @@ func TestUnpackHostile(t *testing.T) {
 		t.Errorf("error is %v, want that of the context", err)
 	}
 	if left, _ := io.Copy(io.Discard, cut.Reader); left == 0 {
-		t.Error("all of it was read")
+		t.Error("the whole archive was read")
 	}
 }
 
@@ -216,7 +216,7 @@ func (c *cutting) Read(p []byte) (int, error) {
 	return c.Reader.Read(p[:min(len(p), 64<<10)])
 }
 
-// bomb is a small archive of a large file.
+// bomb returns a small archive of a large file.
 func bomb(t *testing.T) io.Reader {
 	t.Helper()
 	var b bytes.Buffer
@@ -256,7 +256,7 @@ func TestCopyHostile(t *testing.T) {
 	}
 }
 
-// An archive that could not be written leaves nothing, not even a part.
+// A failed Pack leaves no file, not even a part of one.
 func TestPackFails(t *testing.T) {
 	from, to := sample(t), t.TempDir()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -265,15 +265,15 @@ func TestPackFails(t *testing.T) {
 		t.Errorf("error is %v, want that of the context", err)
 	}
 	if err := Pack(t.Context(), from, filepath.Join(to, "none", "c.tar")); err == nil {
-		t.Error("it was packed into a directory that is not there")
+		t.Error("the archive was written into a missing directory")
 	}
 	if entries, err := os.ReadDir(to); err != nil || len(entries) > 0 {
 		t.Errorf("there is %v (err %v)", entries, err)
 	}
 }
 
-// Where the file system has no files without a name, an archive is written all the
-// same; it replaces an existing one, and if it fails nothing is left.
+// On a file system without O_TMPFILE, an archive is written all the same; it replaces an existing
+// one, and a failed Pack leaves no file.
 func TestPackWithoutTmpfile(t *testing.T) {
 	before := openTmpfile
 	openTmpfile = func(string) (int, error) { return -1, unix.EOPNOTSUPP }
@@ -292,7 +292,7 @@ func TestPackWithoutTmpfile(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := Pack(t.Context(), filepath.Join(dir, "missing"), file); err == nil {
-		t.Error("a directory that is not there was packed")
+		t.Error("a missing directory was packed")
 	}
 	if left, err := os.ReadDir(to); err != nil || len(left) != 0 {
 		t.Errorf("%v is left (err %v)", left, err)
@@ -337,8 +337,8 @@ func TestFilesRoundTrip(t *testing.T) {
 	}
 }
 
-// Other containers of the pod write to /dev/shm meanwhile. A link or a pipe in place of
-// a file must not bring a file of the host into the archive, or stop everything.
+// Other containers of the pod may write to /dev/shm meanwhile. If one replaces a file with a link
+// or a fifo, no file of the host gets into the archive, and Pack does not block.
 func TestFileReplacedWhileItIsPacked(t *testing.T) {
 	secret := filepath.Join(t.TempDir(), "secret")
 	if err := os.WriteFile(secret, []byte("of the host"), 0o600); err != nil {
@@ -455,9 +455,9 @@ func TestPlainDiff(t *testing.T) {
 	if want := []string{"etc/", "etc/new", "var/data/", "var/data/a"}; !slices.Equal(names, want) {
 		t.Errorf("got %q, want %q", names, want)
 	}
-	// It is now an archive that others write: it stays as it is.
+	// The diff is plain now, like those of other runtimes: another call leaves it unchanged.
 	if removed, err := PlainDiff(t.Context(), dir, 0); err != nil || len(removed) > 0 {
-		t.Errorf("a plain one: %q, %v", removed, err)
+		t.Errorf("a second PlainDiff: %q, %v", removed, err)
 	}
 	if removed, err := PlainDiff(t.Context(), t.TempDir(), 0); err != nil || len(removed) > 0 {
 		t.Errorf("none: %q, %v", removed, err)

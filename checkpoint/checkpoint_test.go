@@ -31,8 +31,8 @@ func openTest(t *testing.T, dir, bootID string) (*Manager, *bytes.Buffer) {
 	return m, &log
 }
 
-// What is saved is there for the next daemon, with its owner's files beside it, and
-// gone after Remove.
+// A saved record and its owner's files beside it are there for the next daemon, and are gone after
+// Remove.
 func TestRecordOutlivesManager(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
@@ -60,7 +60,7 @@ func TestRecordOutlivesManager(t *testing.T) {
 		t.Error(diff)
 	}
 
-	for range 2 { // CRI asks for idempotence all over
+	for range 2 { // CRI's removals must be idempotent
 		if err := m.Remove("containers", "a"); err != nil {
 			t.Fatal(err)
 		}
@@ -76,8 +76,8 @@ func TestRecordOutlivesManager(t *testing.T) {
 	}
 }
 
-// Whatever a disk does to a record, the others can be used, the bad one is moved
-// aside and reported, and its ID can be used again.
+// A corrupt record does not affect others; it is moved aside and reported, and its ID can be used
+// again.
 func TestCorruptRecordIsSetAside(t *testing.T) {
 	good, err := encode(thing{Name: "good"})
 	if err != nil {
@@ -132,9 +132,8 @@ func TestCorruptRecordIsSetAside(t *testing.T) {
 	}
 }
 
-// A record that a newer release wrote is not damaged: the daemon does not start, and
-// leaves everything for that release, including the mark of how the machine went
-// down.
+// A record of a newer release is not corrupt: the daemon does not start, and leaves everything for
+// that release, including the mark of how the machine went down.
 func TestNewerRecordStopsTheDaemon(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
@@ -181,14 +180,13 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 			t.Fatal(err)
 		}
 		if m, err = open(dir, "boot", slog.New(slog.DiscardHandler)); err != nil || m.Load(kind, "x", &got) != nil || got.Name != kind {
-			t.Errorf("the release that wrote it finds %+v (err %v)", got, err)
+			t.Errorf("the newer release finds %+v (err %v)", got, err)
 		}
 	}
 }
 
-// A field that this release does not know, in a record of a version that it does, is
-// ignored: a release adds one without raising the version only if losing it does no
-// harm.
+// An unknown field in a record of a known version is ignored: a release may add one without raising
+// the version only if its loss does no harm.
 func TestUnknownFieldIsPassedOver(t *testing.T) {
 	m, _ := openTest(t, t.TempDir(), "boot")
 	if err := m.Save("containers", "x", map[string]any{"Name": "x", "Colour": "red"}); err != nil {
@@ -200,7 +198,7 @@ func TestUnknownFieldIsPassedOver(t *testing.T) {
 	}
 }
 
-// A payload that is whole but not what its owner expects is corrupt as well.
+// An intact payload of another type than its owner expects is corrupt, too.
 func TestLoadIntoAnotherType(t *testing.T) {
 	m, _ := openTest(t, t.TempDir(), "boot")
 	if err := m.Save("containers", "x", "a string"); err != nil {
@@ -215,8 +213,7 @@ func TestLoadIntoAnotherType(t *testing.T) {
 	}
 }
 
-// A crash in the middle of Save leaves a temporary file; it must neither count
-// nor stay.
+// A crash during Save leaves a temporary file, which must not count, and must be removed.
 func TestCrashLeftovers(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
@@ -303,7 +300,7 @@ func TestBoot(t *testing.T) {
 			if want := tt.want == Reboot || tt.want == Unclean; m.Boot().Rebooted() != want {
 				t.Errorf("rebooted is %v", m.Boot().Rebooted())
 			}
-			// The clean mark is gone: the daemon that opened the directory runs now.
+			// The clean mark is gone while a daemon runs.
 			if m, _ := openTest(t, dir, "later"); m.Boot() != Unclean {
 				t.Errorf("after a crash of the second daemon: got %v, want %v", m.Boot(), Unclean)
 			}
@@ -311,7 +308,7 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// Decoding must take any bytes, and must only accept what encode made.
+// decode handles any bytes, and accepts only what encode has made.
 func FuzzDecode(f *testing.F) {
 	good, err := encode(thing{Name: "good"})
 	if err != nil {
@@ -329,7 +326,7 @@ func FuzzDecode(f *testing.F) {
 		if !json.Valid(data) || !json.Valid(payload) {
 			t.Fatalf("accepted %q", data)
 		}
-		// An accepted record must be refused once any byte of the payload differs.
+		// A record with any byte of the payload changed must be refused.
 		at := bytes.Index(data, payload)
 		spoilt := bytes.Clone(data)
 		spoilt[at+len(payload)/2] ^= 1
@@ -339,8 +336,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A draft is a record until the machine is restarted, or Save has replaced it; one that a power
-// cut has left in part is none, and no corrupt one either.
+// A draft is a record until the machine is rebooted or Save has replaced it; one of which a power
+// cut has left a part is neither a record nor corrupt.
 func TestDraft(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
@@ -380,8 +377,8 @@ func TestDraft(t *testing.T) {
 	}
 }
 
-// After a power cut the beginning of a record, or zeros, is one whose first Save did not return;
-// what is damaged otherwise is corrupt then too.
+// After a power cut, the beginning of a record, or zeros, are left of a record whose first Save has
+// not returned; other damage makes a record corrupt, as always.
 func TestPartOfRecord(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot 1")

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// boot.json, and the envelope that all records have.
+// The format of boot.json, and of the envelope of all records.
 func TestFormats(t *testing.T) {
 	formats.Check[bootFile](t, "boot", nil)
 	data, err := encode(map[string]string{"a": "b"})

@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An archiveEntry is an entry of a tar that seeds are made of.
+// An archiveEntry is an entry of a tar for seeds.
 type archiveEntry struct {
 	name string
 	kind byte
@@ -56,8 +56,8 @@ func archiveOf(f *testing.F, compress bool, entries ...archiveEntry) []byte {
 	return small.Bytes()
 }
 
-// beside runs unpack in a directory of its own, with a secret file beside it. That
-// must be unchanged, and nothing else may be there.
+// beside runs unpack in a directory of its own, and fails if the secret file beside it has changed,
+// or there is anything else.
 func beside(t *testing.T, unpack func(dir string)) {
 	t.Helper()
 	top := t.TempDir()
@@ -74,7 +74,7 @@ func beside(t *testing.T, unpack func(dir string)) {
 	}
 }
 
-// blamed fails if an error blames us instead of the stream.
+// blamed fails the test if an error does not blame the stream.
 func blamed(t *testing.T, err error) {
 	t.Helper()
 	if err != nil && !errors.Is(err, fault.Invalid) {
@@ -82,9 +82,8 @@ func blamed(t *testing.T, err error) {
 	}
 }
 
-// FuzzUnpackArchive restores from any bytes: only the files of a checkpoint are
-// written, in their places, and no more than there is room for; RootFSDiff can be
-// read, or the archive is blamed.
+// FuzzUnpackArchive unpacks any bytes: only the files of a checkpoint are written, in their places,
+// and no more than the given size; RootFSDiff can be read, or the error blames the archive.
 func FuzzUnpackArchive(f *testing.F) {
 	good := []archiveEntry{
 		{Images, tar.TypeDir, ""}, {Images + "/inventory.img", tar.TypeReg, "criu"}, {ConfigDump, tar.TypeReg, `{"id": "1", "createdTime": "2026-01-01T00:00:00Z"}`},
@@ -107,7 +106,7 @@ func FuzzUnpackArchive(f *testing.F) {
 			}
 			size, err := allOf(dir)
 			if err != nil || size > room {
-				t.Errorf("%d bytes came out, more than the %d there is room for (%v)", size, room, err)
+				t.Errorf("%d bytes were written, more than the limit of %d (%v)", size, room, err)
 			}
 			var c Container
 			var deleted []string
@@ -120,14 +119,14 @@ func FuzzUnpackArchive(f *testing.F) {
 			blamed(t, err)
 			for _, name := range removed {
 				if filepath.Clean(name) != strings.TrimSuffix(name, "/") && name != "/" || !filepath.IsAbs(name) {
-					t.Errorf("it takes %q away", name)
+					t.Errorf("the archive removes %q", name)
 				}
 			}
 		})
 	})
 }
 
-// allOf is how much the files that Unpack may make hold; another one is an error.
+// allOf returns the size of the files that Unpack may make; any other file is an error.
 func allOf(dir string) (size int64, err error) {
 	err = filepath.Walk(dir, func(path string, info os.FileInfo, err error) error {
 		if err != nil || info.IsDir() && (path == dir || path == filepath.Join(dir, Images)) {
@@ -146,7 +145,7 @@ func allOf(dir string) (size int64, err error) {
 	return size, err
 }
 
-// FuzzUnpackFiles fills a directory, a pod's /dev/shm, from any bytes.
+// FuzzUnpackFiles unpacks any bytes into a directory, as into a pod's /dev/shm.
 func FuzzUnpackFiles(f *testing.F) {
 	f.Add(archiveOf(f, false, archiveEntry{"d", tar.TypeDir, ""}, archiveEntry{"d/f", tar.TypeReg, "x"}, archiveEntry{"d/f", tar.TypeReg, "y"}))
 	f.Add(archiveOf(f, false, archiveEntry{"../secret", tar.TypeReg, "x"}))
@@ -155,7 +154,7 @@ func FuzzUnpackFiles(f *testing.F) {
 	f.Add(archiveOf(f, false, archiveEntry{strings.Repeat("x", 300), tar.TypeReg, "x"}))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		if len(data) > 1<<16 {
-			t.Skip("says no more")
+			t.Skip("covers nothing new")
 		}
 		beside(t, func(dir string) { blamed(t, UnpackFiles(t.Context(), bytes.NewReader(data), dir)) })
 	})

@@ -27,8 +27,8 @@ var (
 
 type note struct{ Text string }
 
-// What a returned Save has saved is there after a power cut, and the store opens whatever
-// is left; a record that is being saved or removed has its old or its new state.
+// A record whose Save has returned is there after a power cut, and the store opens with whatever is
+// left; a record that is being saved or removed has its old or its new state.
 func TestPowerCutRecords(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	powercut.Case{
@@ -63,7 +63,7 @@ func TestPowerCutRecords(t *testing.T) {
 			if err != nil || said.Len() > 0 {
 				return fmt.Errorf("open: %v, %s", err, said.String())
 			}
-			// After all records were safe, it is being marked clean, or was.
+			// Once all records are safe, the mark for a clean end is being written, or was.
 			if marked := m.Boot() == Reboot; marked && len(safe) < 5 || !marked && len(safe) == 6 {
 				return fmt.Errorf("the boot is %v", m.Boot())
 			}
@@ -90,8 +90,7 @@ func TestPowerCutRecords(t *testing.T) {
 					}
 					removed = removed || s == id+" removed"
 				}
-				// "two" follows "one", and may be there earlier; a Remove may be half
-				// done.
+				// "two" may already be there while "one" is safe; a Remove may be half done.
 				switch {
 				case err == nil && (n.Text == "two" || n.Text == "one" && last != "two"):
 				case errors.Is(err, fault.NotFound) && (last == "" || id == "a" && last == "two"):
@@ -108,8 +107,7 @@ func TestPowerCutRecords(t *testing.T) {
 	}.Test(t)
 }
 
-// An archive that a returned Pack has written is there and complete; before that it is the
-// one that was there.
+// An archive whose Pack has returned is there and complete; before that, the previous one is.
 func TestPowerCutPack(t *testing.T) {
 	from := t.TempDir()
 	if err := os.WriteFile(filepath.Join(from, "memory"), []byte(strings.Repeat("page", 2000)), 0o600); err != nil {
@@ -152,7 +150,7 @@ func TestPowerCutPack(t *testing.T) {
 	}.Test(t)
 }
 
-// A Save that cannot tell whether its record is the first one does what a first one needs.
+// If Save cannot tell whether this is a record's first one, it syncs what a first one needs.
 func TestSaveWithoutStat(t *testing.T) {
 	dir := t.TempDir()
 	m, err := open(dir, "boot 1", slog.New(slog.DiscardHandler))
@@ -166,7 +164,7 @@ func TestSaveWithoutStat(t *testing.T) {
 		t.Fatalf("failed has %s", f.What)
 	}
 	if err != nil {
-		return // it may also say so
+		return // an error is right, too
 	}
 	synced := map[string]bool{}
 	for _, op := range tracer.Stop() {
@@ -175,12 +173,12 @@ func TestSaveWithoutStat(t *testing.T) {
 		}
 	}
 	if !synced["pods"] || !synced["."] {
-		t.Errorf("the record is said to be safe, and synced is only %v", synced)
+		t.Errorf("Save returned no error, and has synced only %v", synced)
 	}
 }
 
-// A record that cannot be read for lack of a descriptor or of memory is not corrupt: were
-// it moved aside, its containers would be taken for leaked ones and killed.
+// A record that cannot be read for lack of descriptors or memory is not corrupt: if it were moved
+// aside, its containers would be taken for leaked ones and killed.
 func TestGoodRecordIsNotMovedAside(t *testing.T) {
 	dir := t.TempDir()
 	m, err := open(dir, "boot 1", slog.New(slog.DiscardHandler))
