@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A pod of the default network has an address of each family, reaches its neighbours
-// with its own address and the world with the host's, and leaves nothing.
+// A pod of the default network has an address of each family, reaches other pods with its own
+// address and other hosts with the host's, and leaves nothing.
 func TestAttachDualStack(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)
@@ -45,7 +45,7 @@ func TestAttachDualStack(t *testing.T) {
 		t.Errorf("second attach: %v", err)
 	}
 	if err := n.Destroy(); !errors.Is(err, fault.WrongState) {
-		t.Errorf("destroyed under two pods: %v", err)
+		t.Errorf("destroyed with two pods attached: %v", err)
 	}
 	for _, p := range []Pod{a, b, a, pod(t, "never")} {
 		detach(t, n, p)
@@ -56,10 +56,10 @@ func TestAttachDualStack(t *testing.T) {
 	destroy(t, n)
 	destroy(t, n)
 
-	// Whatever was destroyed comes back with the next pod.
+	// The next pod restores what Destroy has removed.
 	attach(t, n, a)
 	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
-	// So do rules that a firewall has flushed.
+	// It also restores rules that a firewall has flushed.
 	nft(t, "delete table inet crisp")
 	attach(t, n, b)
 	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
@@ -68,9 +68,9 @@ func TestAttachDualStack(t *testing.T) {
 	destroy(t, n)
 }
 
-// A host port answers on every address of the host, on its loopback, to other
-// pods and to the pod itself, and is closed with the pod; whether or not bridged
-// packets pass the IP hooks, as they do on some hosts (br_netfilter).
+// A host port answers on every address of the host, on its loopback, to other pods and to the pod
+// itself, and is closed with the pod; also on hosts where bridged packets pass the IP hooks
+// (br_netfilter).
 func TestHostPort(t *testing.T) {
 	for _, filter := range []string{"1", "0"} {
 		t.Run("br_netfilter "+filter, func(t *testing.T) {
@@ -93,7 +93,7 @@ func testHostPort(t *testing.T) {
 	p.Ports = []Port{
 		{Protocol: "tcp", ContainerPort: 80, HostPort: 12000},
 		{Protocol: "tcp", ContainerPort: 80, HostPort: 12001, HostIP: "198.51.100.1"},
-		{Protocol: "tcp", ContainerPort: 80}, // CRI: host port 0 is none
+		{Protocol: "tcp", ContainerPort: 80}, // CRI: host port 0 means none
 	}
 	attach(t, n, p)
 	attach(t, n, other)
@@ -125,8 +125,8 @@ func testHostPort(t *testing.T) {
 	destroy(t, n)
 }
 
-// The first pod of a node can be reached from outside over IPv6 at once, however long
-// duplicate address detection takes for new devices of the host.
+// The first pod of a node can be reached over IPv6 from outside at once, however long duplicate
+// address detection takes on new devices of the host.
 func TestFirstPodIsReachedOverIPv6(t *testing.T) {
 	needsRoot(t)
 	const transmits = "/proc/sys/net/ipv6/conf/default/dad_transmits" // a second each
@@ -149,7 +149,7 @@ func TestFirstPodIsReachedOverIPv6(t *testing.T) {
 	destroy(t, n)
 }
 
-// Both directions of a limited pod go through a token bucket of its rate.
+// Both directions of a pod with limits have a token bucket of the given rate.
 func TestBandwidth(t *testing.T) {
 	n := open(t, options(t, ""))
 	p := pod(t, "slow")

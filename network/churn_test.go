@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Ten workers bring pods up and down at once, in a subnet with few addresses to spare
-// and with fewer host ports than they want: no two pods have the same address or port
-// at the same time, and nothing is left.
+// Ten workers attach and detach pods concurrently, in a subnet with few spare addresses and with
+// fewer host ports than they request: no two pods have the same address or port at the same time,
+// and nothing is left.
 func TestChurn(t *testing.T) {
 	o := options(t, "")
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/28")}
@@ -28,7 +28,7 @@ func TestChurn(t *testing.T) {
 		wg.Go(func() {
 			path, unpin := namespace(t)
 			for round := range 10 {
-				if round%3 == 0 { // a new namespace, or the old one for another pod
+				if round%3 == 0 { // alternate between a new namespace and reusing the old one for another pod
 					unpin()
 					path, unpin = namespace(t)
 				}
@@ -58,7 +58,7 @@ func TestChurn(t *testing.T) {
 						t.Errorf("%s and %s have %v", p.ID, other, key)
 					}
 				}
-				if err := n.Check(t.Context(), p); err != nil { // while the others come and go
+				if err := n.Check(t.Context(), p); err != nil { // while others are attached and detached
 					t.Errorf("check %s: %v", p.ID, err)
 				}
 				for _, key := range mine {
@@ -70,13 +70,13 @@ func TestChurn(t *testing.T) {
 	}
 	wg.Wait()
 	if refused.Load() == 0 {
-		t.Error("nobody has been refused a host port: the workers were never there at once")
+		t.Error("no host port was refused: the workers did not overlap")
 	}
 	destroy(t, n)
 }
 
-// Two pods cannot have one host port; the second gets it when the first is gone. Its
-// failure before that leaves nothing.
+// Two pods cannot have one host port; the second gets it after the first was detached. Its failure
+// before that leaves nothing.
 func TestHostPortIsTaken(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -98,8 +98,8 @@ func TestHostPortIsTaken(t *testing.T) {
 	destroy(t, n)
 }
 
-// A firewall that flushes everything removes the host ports too; the next ADD restores
-// those of all pods.
+// A firewall that flushes the ruleset removes the host ports, too; the next ADD restores those of
+// all pods.
 func TestHostPortsSurviveAFlush(t *testing.T) {
 	n := open(t, options(t, ""))
 	a, b := pod(t, "a"), pod(t, "b")
@@ -108,7 +108,7 @@ func TestHostPortsSurviveAFlush(t *testing.T) {
 	serve(t, a.NetNS, 80)
 	nft(t, "flush ruleset")
 	if err := n.Check(t.Context(), a); err == nil {
-		t.Error("check is content without a table")
+		t.Error("check reports no error without a table")
 	}
 	attach(t, n, b)
 	wantAsk(t, "", "127.0.0.1:12000", "")
@@ -118,8 +118,8 @@ func TestHostPortsSurviveAFlush(t *testing.T) {
 	destroy(t, n)
 }
 
-// If the daemon dies after the plugin's work and before libcni's, the next one finds
-// and undoes all of it.
+// If the daemon dies after the plugin has finished but before libcni has saved the result, the next
+// daemon finds and undoes all of it.
 func TestCrashAfterAdd(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -135,8 +135,7 @@ func TestCrashAfterAdd(t *testing.T) {
 	destroy(t, n2)
 }
 
-// A full subnet is an error that leaves nothing, and its last free address is found
-// wherever it is.
+// A full subnet is an error that leaves nothing, and its last free address is found wherever it is.
 func TestSmallSubnet(t *testing.T) {
 	o := options(t, "")
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/29")}

@@ -88,8 +88,8 @@ func waitConf(t *testing.T, n *Network, what string, want func(*conf) bool) {
 	t.Fatalf("not seen: %s", what)
 }
 
-// NetworkReady follows the directory while it appears, changes, goes and comes back,
-// parents included.
+// NetworkReady follows the configuration directory while it and its parents are created, changed,
+// removed and created again.
 func TestDirectoryIsFollowed(t *testing.T) {
 	n, o := fresh(t, false)
 	if err := n.Status(); !errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), o.ConfDir) {
@@ -188,7 +188,7 @@ func TestStatusVerb(t *testing.T) {
 	}
 }
 
-// When the agent behind a plugin restarts, the node stays ready unless that lasts.
+// When the agent behind a plugin restarts, the node stays ready unless that takes long.
 func TestPluginsAgentRestarts(t *testing.T) {
 	n, o := fresh(t, false)
 	script(t, o.BinDirs[0], "moody", `
@@ -214,7 +214,7 @@ func TestPluginsAgentRestarts(t *testing.T) {
 	script(t, o.BinDirs[0], "well", "")
 	n.askPlugins(t.Context())
 	if err := n.Status(); err != nil {
-		t.Errorf("status when it is back: %v", err)
+		t.Errorf("status when the agent is back: %v", err)
 	}
 }
 
@@ -247,11 +247,11 @@ func TestFileInUseIsWrittenInPlace(t *testing.T) {
 	}
 	n.load()
 	if c := n.current.Load(); c.list != nil {
-		t.Errorf("a file that is gone is still used: %+v", c.list)
+		t.Errorf("a removed file is still used: %+v", c.list)
 	}
 }
 
-// Plugins in files of their own are part of what is kept for DEL.
+// Plugins in separate files are part of the configuration that is kept for DEL.
 func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	dir := t.TempDir()
 	path := writeConf(t, dir, "10-a.conflist", `{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"first"}]}`)
@@ -269,8 +269,8 @@ func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	}
 }
 
-// The default network is used if and only if there is no other configuration, and
-// keeps its subnets.
+// The default network is used if and only if there is no other configuration, and keeps its
+// subnets.
 func TestDefaultNetworkIsChosen(t *testing.T) {
 	n, o := fresh(t, true)
 	c, err := n.usable()
@@ -291,7 +291,7 @@ func TestDefaultNetworkIsChosen(t *testing.T) {
 	if c = n.load(); c.ours == nil || !equalSubnets(c.ours.Subnets, first.Subnets) {
 		t.Errorf("default network is %+v, was %+v", c.ours, first)
 	}
-	// The file was edited, and subnets are given, in order of precedence.
+	// The file was edited, and configured subnets take precedence over it.
 	writeConf(t, o.DefaultDir, defaultFile, "{")
 	if c = n.load(); c.ours == nil || c.err != nil {
 		t.Errorf("default network is not restored: %v", c.err)
@@ -303,8 +303,8 @@ func TestDefaultNetworkIsChosen(t *testing.T) {
 	}
 }
 
-// From the moment that another network is awaited, pods do not get the default one, without
-// any change to the directory; pods that are attached to it can be detached.
+// As soon as another network is awaited, pods do not get the default one, without any change to the
+// directory; pods attached to it can still be detached.
 func TestAnotherNetworkIsAwaited(t *testing.T) {
 	o := options(t, "")
 	why := ""
@@ -323,7 +323,7 @@ func TestAnotherNetworkIsAwaited(t *testing.T) {
 	detach(t, n, early)
 	why = ""
 	if err := n.Status(); err != nil {
-		t.Errorf("status when it is not awaited any more: %v", err)
+		t.Errorf("status when no other network is awaited any more: %v", err)
 	}
 	attach(t, n, late)
 	detach(t, n, late)

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// When IPv6 is turned off on a node that had it, pods get IPv4 and earlier pods can be
-// detached; with IPv6 on again pods are in the earlier subnet.
+// When IPv6 is disabled on a node that had it, pods get IPv4 and earlier pods can be detached; when
+// it is enabled again, pods get addresses of the earlier subnet.
 func TestIPv6IsSwitchedOffLater(t *testing.T) {
 	n := open(t, options(t, ""))
 	before := pod(t, "before")
@@ -39,7 +39,7 @@ func TestIPv6IsSwitchedOffLater(t *testing.T) {
 		t.Errorf("without IPv6 the pod got %v", got)
 	}
 	detach(t, n, before)
-	// Only new devices have it again; the bridge is an old one.
+	// Only new devices have IPv6 again, and the bridge is not new.
 	if err := os.WriteFile("/proc/sys/net/ipv6/conf/default/disable_ipv6", []byte("0"), 0); err != nil {
 		t.Fatal(err)
 	}
@@ -54,8 +54,8 @@ func TestIPv6IsSwitchedOffLater(t *testing.T) {
 	destroy(t, n)
 }
 
-// An IPv6 subnet for the pods of a host without IPv6 is a configuration error, instead
-// of a failure of each pod.
+// An IPv6 subnet for the pods of a host without IPv6 is an error of the configuration, not of each
+// pod.
 func TestIPv6SubnetWithoutIPv6(t *testing.T) {
 	n, _ := fresh(t, true)
 	n.hasIPv6 = func() bool { return false }
@@ -66,9 +66,8 @@ func TestIPv6SubnetWithoutIPv6(t *testing.T) {
 	}
 }
 
-// Pods have the MTU of the uplink: also after the last pod has gone, when the kernel
-// resets the bridge to 1500, after the uplink's has changed, and if there was no uplink
-// when the bridge was made.
+// Pods have the uplink's MTU: also after the last pod was detached, when the kernel resets the
+// bridge to 1500, after the uplink's has changed, and if the bridge was made without an uplink.
 func TestPodsHaveTheUplinksMTU(t *testing.T) {
 	n := open(t, options(t, ""))
 	early := pod(t, "early")
@@ -107,15 +106,15 @@ func TestPodsHaveTheUplinksMTU(t *testing.T) {
 			t.Errorf("pod %d has MTU %d (err %v), the uplink %d", i, got, err, mtu)
 		}
 		detach(t, n, p)
-		if err := n.reaper.finish(); err != nil { // the bridge is without ports
+		if err := n.reaper.finish(); err != nil { // the bridge has no ports
 			t.Fatal(err)
 		}
 	}
 	destroy(t, n)
 }
 
-// When somebody flushes the host's ruleset, running pods get their host ports back
-// before another pod comes.
+// After a flush of the host's ruleset, running pods get their host ports back without waiting for
+// another pod.
 func TestFlushedRulesComeBack(t *testing.T) {
 	n := open(t, options(t, ""))
 	p := pod(t, "p")
@@ -129,5 +128,5 @@ func TestFlushedRulesComeBack(t *testing.T) {
 	}
 	detach(t, n, p)
 	destroy(t, n)
-	n.heal(t.Context()) // nothing is there to be healed, and noLeaks sees that
+	n.heal(t.Context()) // there is nothing to heal, as noLeaks checks
 }

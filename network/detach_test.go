@@ -16,8 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A namespace that is gone, as after a crash of the node's runtime, keeps no
-// address and no port.
+// A pod whose namespace is gone, as after a crash, keeps no address and no port.
 func TestDetachWithoutNamespace(t *testing.T) {
 	n := open(t, options(t, ""))
 	path, unpin := namespace(t)
@@ -56,8 +55,8 @@ func TestDetachAfterReboot(t *testing.T) {
 	}
 }
 
-// libcni does not report that the result of ADD is still there, and nobody else
-// would ever remove it.
+// The result of ADD must be removed; libcni does not report that it is still there, and nothing
+// else would remove it.
 func TestResultThatCannotBeRemoved(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -80,8 +79,8 @@ func TestResultThatCannotBeRemoved(t *testing.T) {
 	destroy(t, n)
 }
 
-// GC releases what neither the caller nor the kernel knows any more, even if a
-// power cut has lost the attachment itself.
+// GC releases what neither the caller nor the kernel has any more, even if a power cut has lost the
+// attachment itself.
 func TestGC(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -89,7 +88,7 @@ func TestGC(t *testing.T) {
 	for _, p := range []Pod{keep, drop, cut} {
 		attach(t, n, p)
 	}
-	// The record is gone, the address is not. Its device goes with the namespace.
+	// The record is gone, the address is still allocated. Its device is removed with the namespace.
 	for _, f := range []string{n.attachmentPath("cut"), filepath.Join(o.CacheDir, "results", "crisp-cut-eth0")} {
 		if err := os.Remove(f); err != nil {
 			t.Fatal(err)
@@ -105,15 +104,15 @@ func TestGC(t *testing.T) {
 		t.Errorf("addresses held are %v, want 2", got)
 	}
 	if err := n.Check(t.Context(), keep); err != nil {
-		t.Errorf("GC has harmed what it was to keep: %v", err)
+		t.Errorf("GC has damaged a kept attachment: %v", err)
 	}
 	detach(t, n, keep)
 	destroy(t, n)
 	unpinAll(t, cut)
 }
 
-// A plugin that hangs is killed when the caller's context ends, with its children,
-// and DEL still runs; the retry succeeds.
+// A hanging plugin is killed with its children when the caller's context ends, and DEL still runs;
+// the retry succeeds.
 func TestHangingPlugin(t *testing.T) {
 	o := options(t, "")
 	bin := t.TempDir()
@@ -210,7 +209,7 @@ esac`)
 	}
 }
 
-// A record that a power cut has emptied must not keep the pod for ever.
+// A record that a power cut has emptied must not keep the pod from being detached.
 func TestDetachWithDamagedRecord(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
@@ -223,8 +222,8 @@ func TestDetachWithDamagedRecord(t *testing.T) {
 	destroy(t, n)
 }
 
-// The attachment of a newer release is not damaged: an older release returns an
-// error instead of detaching it by a guess.
+// A newer release's attachment is not corrupt: an older release returns an error instead of
+// guessing how to detach it.
 func TestNewerAttachmentIsRefused(t *testing.T) {
 	n, o := fresh(t, false)
 	path := n.attachmentPath("p")
@@ -242,8 +241,8 @@ func TestNewerAttachmentIsRefused(t *testing.T) {
 	}
 }
 
-// The ADD of a daemon that has died runs on; DEL waits for it instead of
-// deleting what is about to be made.
+// The ADD of a dead daemon runs on; DEL waits for it, so that it does not miss what ADD is still
+// making.
 func TestDetachWaitsForOrphanedAdd(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)

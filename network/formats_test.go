@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// A pod is detached by its attachment, whichever release wrote that.
+// The format of an attachment, by which every later release must detach the pod.
 func TestFormats(t *testing.T) {
 	formats.Check[attachment](t, "attachment", nil)
 }

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A pod must be detachable when the disk is full, or its files would stay there for
-// ever: DEL needs no new file, even for an attachment of a release without locks.
+// A pod can be detached when the disk is full, or its files would never be removed: DEL needs no
+// new file, even for an attachment of a release without locks.
 func TestDetachOnFullDisk(t *testing.T) {
 	for what, old := range map[string]bool{"this release": false, "an earlier release": true} {
 		t.Run(what, func(t *testing.T) {

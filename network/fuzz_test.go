@@ -12,8 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// FuzzResult reads anything that plugins may print: a pod gets addresses from it, or an
-// error.
+// FuzzResult reads any output of a plugin: the result is addresses for the pod, or an error.
 func FuzzResult(f *testing.F) {
 	for _, text := range []string{
 		`{"cniVersion":"1.0.0","interfaces":[{"name":"br"},{"name":"eth0","sandbox":"/n"}],"ips":[{"address":"10.0.0.2/24","gateway":"10.0.0.1","interface":1},{"address":"10.0.0.9/24","interface":0}],"routes":[{"dst":"0.0.0.0/0"}],"dns":{}}`,
@@ -68,7 +67,7 @@ func FuzzConf(f *testing.F) {
 				continue
 			}
 			if list.Name == "" || len(list.Plugins) == 0 {
-				t.Errorf("a network %q of %d plugins", list.Name, len(list.Plugins))
+				t.Errorf("accepted a network %q of %d plugins", list.Name, len(list.Plugins))
 			}
 			again, err := (&attachment{Config: list.Bytes}).list()
 			if err != nil || again.Name != list.Name || len(again.Plugins) != len(list.Plugins) {
@@ -79,8 +78,8 @@ func FuzzConf(f *testing.F) {
 	})
 }
 
-// FuzzAttachment starts crispd with anything in the file of an attachment. If that is of
-// a later version, nothing is changed.
+// FuzzAttachment starts crispd with any content in the file of an attachment. A file of a later
+// version is not changed.
 func FuzzAttachment(f *testing.F) {
 	for _, text := range []string{
 		`{"version":1,"id":"a","config":{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"some"}]},"netns":"/n","ifName":"eth0","args":[["K8S_POD_NAME","x"]],"capabilities":{"portMappings":[{"hostPort":1}]}}`,
@@ -94,7 +93,7 @@ func FuzzAttachment(f *testing.F) {
 		a, err := n.loadAttachment("a")
 		if err == nil {
 			if _, err := a.list(); err == nil && a.runtime().ContainerID != "a" {
-				t.Errorf("the attachment is of %q", a.runtime().ContainerID)
+				t.Errorf("the attachment is for %q", a.runtime().ContainerID)
 			}
 		}
 		if newer := n.refuseNewer(); (newer != nil) != errors.Is(err, fault.WrongState) {

@@ -7,10 +7,9 @@ import (
 	"testing"
 )
 
-// Another runtime of the node has pods in the network of the configuration
-// directory, and its plugins support GC (CNI 1.1). Starting crisp beside it takes
-// nothing from these pods; only after a pod of ours has used the network do we clean
-// it up.
+// Another runtime of the node has pods in the network of the configuration directory, whose plugins
+// support GC (CNI 1.1). A start of crispd does not affect these pods; only after a pod of ours has
+// used the network does crispd call GC for it.
 func TestFirstStartSparesTheOtherRuntimesPods(t *testing.T) {
 	o := options(t, "")
 	bin := t.TempDir()
@@ -37,7 +36,7 @@ exit 0`)
 	}
 	p := pod(t, "p")
 	attach(t, n, p)
-	// Attached by a release that did not record that.
+	// The state after an attachment by a release that did not record that.
 	if err := os.Remove(filepath.Join(o.CacheDir, usedDir, "shared")); err != nil {
 		t.Fatal(err)
 	}
@@ -57,9 +56,9 @@ exit 0`)
 	}
 }
 
-// A lock that its last holder has removed, just before GC looked at it, may be
-// replaced by another one of that name, which somebody holds: GC must not remove
-// that, or two would work on one pod at once.
+// A lock that its holder removes just before GC opens it may be replaced by a new one of the same
+// name with another holder: GC must not remove that one, or two calls would work on one pod at
+// once.
 func TestLocksThatFollowAreNotDropped(t *testing.T) {
 	n := open(t, options(t, ""))
 	old, err := n.openLock("p")

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Changes in a pod's namespace stay there, whichever threads make them: twenty
-// goroutines use ten namespaces and the host at once.
+// Changes in a pod's namespace stay there, whatever thread makes them: twenty goroutines use ten
+// namespaces and the host's concurrently.
 func TestEnterKeepsThreadsApart(t *testing.T) {
 	needsRoot(t)
 	mark := func(name string) func() error {

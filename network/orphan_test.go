@@ -13,9 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// orphan leaves an ADD for the pod as a killed daemon leaves it: only a process holds
-// the lock, which runs command and writes a line when it has begun. It returns that
-// line, too.
+// orphan leaves an ADD for the pod as a killed daemon would: the lock is held only by a process
+// that runs command and prints a line when it has started. It returns the process and that line.
 func orphan(t *testing.T, n *Network, p Pod, attr *syscall.SysProcAttr, command string) (*exec.Cmd, string) {
 	t.Helper()
 	conf, err := n.usable()
@@ -52,14 +51,14 @@ func orphan(t *testing.T, n *Network, p Pod, attr *syscall.SysProcAttr, command 
 	return cmd, strings.TrimSpace(line)
 }
 
-// The ADD of a killed crispd hangs for ever, with a child that has closed everything it
-// inherited: both are killed, and the pod can be stopped.
+// The ADD of a killed crispd hangs, with a child that has closed the inherited descriptors: both
+// are killed, and the pod can be stopped.
 func TestPodOfAHungPluginCanBeStopped(t *testing.T) {
 	n := open(t, options(t, ""))
 	n.orphanLife = 50 * time.Millisecond
 	p := pod(t, "p")
 	hung, child := orphan(t, n, p, &syscall.SysProcAttr{Setpgid: true}, `trap "" TERM; sleep 1000 3>&- & echo $!; wait; sleep 1000`)
-	stranger := exec.Command("sleep", "1000") // of our own process group
+	stranger := exec.Command("sleep", "1000") // in our own process group
 	if err := stranger.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -81,9 +80,9 @@ func TestPodOfAHungPluginCanBeStopped(t *testing.T) {
 	destroy(t, n)
 }
 
-// A plugin has left a daemon that serves other pods too, in a session of its own; it has
-// inherited the lock, and crispd was killed before it could unlock. The daemon is not
-// killed, and the pod can be stopped.
+// A plugin has left a daemon that also serves other pods, in a session of its own; it has inherited
+// the lock, and crispd was killed before it could unlock. The daemon is not killed, and the pod can
+// be stopped.
 func TestPodOfAPluginsDaemonCanBeStopped(t *testing.T) {
 	n := open(t, options(t, ""))
 	n.orphanLife = 50 * time.Millisecond
@@ -98,7 +97,7 @@ func TestPodOfAPluginsDaemonCanBeStopped(t *testing.T) {
 	destroy(t, n)
 }
 
-// A plugin that this crispd runs is not an orphan, however long it takes.
+// A plugin that this crispd runs is no orphan, however long it takes.
 func TestSlowPluginIsNotKilled(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)

@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Other vendors' plugins look for these keys and forms.
+// Plugins of other vendors require these keys and formats.
 func TestCapabilities(t *testing.T) {
 	p := Pod{
 		ID: "id", Name: "web", Namespace: "default", UID: "uid",
@@ -43,7 +43,7 @@ func TestCapabilities(t *testing.T) {
 		t.Error(diff)
 	}
 	if got := capabilities(Pod{ID: "id"}, nil); len(got) != 0 {
-		t.Errorf("a pod that asks for nothing gets %v", got)
+		t.Errorf("a pod without requests has the capabilities %v", got)
 	}
 	var args []string
 	for _, kv := range cniArgs(p) {
@@ -89,8 +89,8 @@ func TestResult(t *testing.T) {
 	}
 }
 
-// A result with a null in place of an address or an interface is the plugin's fault, in
-// every version of CNI, and the ADD is undone.
+// A result with null in place of an address or an interface is the plugin's fault, in every version
+// of CNI, and ADD is undone.
 func TestResultWithANull(t *testing.T) {
 	needsRoot(t) // the library enters the network namespace
 	for _, result := range []string{
@@ -112,12 +112,12 @@ esac`)
 			t.Errorf("%s: %v", result, err)
 		}
 		if _, err := os.Stat(deleted); err != nil {
-			t.Errorf("%s: what ADD made is still there: %v", result, err)
+			t.Errorf("%s: the objects of ADD are still there: %v", result, err)
 		}
 	}
 }
 
-// Whatever a failing plugin leaves, the error names the plugin and is not empty.
+// The error of a failing plugin names the plugin and is not empty, whatever its output.
 func TestPluginError(t *testing.T) {
 	failed := errors.New("exit status 1")
 	for _, c := range []struct {
@@ -137,7 +137,7 @@ func TestPluginError(t *testing.T) {
 	}
 }
 
-// Instances never share a name, a bridge or a subnet, and names fit the kernel.
+// Instances never share a name, a bridge or a subnet, and names are short enough for the kernel.
 func TestInstancesAreApart(t *testing.T) {
 	seen := make(map[string]string)
 	var subnets []netip.Prefix

@@ -26,8 +26,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// The tests with the kernel run in namespaces of their own: the host is that network
-// namespace.
+// Tests that use the kernel run in namespaces of their own, whose network namespace stands for the
+// host.
 func TestMain(m *testing.M) {
 	// Go checks once whether there is IPv6; it must not do so in a pod.
 	if l, err := net.Listen("tcp", ":0"); err == nil {
@@ -43,8 +43,7 @@ func needsRoot(t testing.TB) {
 	}
 }
 
-// options returns the options of a new instance. When the test ends, nothing of it may
-// be left.
+// options returns the options of a new instance, of which nothing may be left when the test ends.
 func options(t testing.TB, instance string) Options {
 	t.Helper()
 	needsRoot(t)
@@ -76,7 +75,7 @@ func open(t testing.TB, o Options) *Network {
 
 func noLeaks(t testing.TB, o Options, links []string, tables string) {
 	t.Helper()
-	// Destroying a namespace destroys its devices, in the background.
+	// The devices of a removed namespace are removed in the background.
 	for range 500 {
 		if slices.Equal(linkNames(t), links) {
 			break
@@ -142,8 +141,8 @@ func ruleset(t testing.TB) string {
 	return string(out)
 }
 
-// namespace makes a network namespace pinned at the path it returns, and an undo
-// that may be called early.
+// namespace makes a network namespace pinned at the returned path, and returns an undo that may be
+// called early.
 func namespace(t testing.TB) (path string, unpin func()) {
 	t.Helper()
 	path = filepath.Join(t.TempDir(), "net")
@@ -200,8 +199,8 @@ func destroy(t testing.TB, n *Network) {
 	}
 }
 
-// serve answers each connection to port in the namespace with the address it
-// came from, until the test ends.
+// serve answers each connection to port in the namespace with the client's address, until the test
+// ends.
 func serve(t *testing.T, path string, port int) {
 	t.Helper()
 	serveOn(t, path, fmt.Sprintf(":%d", port))
@@ -230,8 +229,7 @@ func serveOn(t *testing.T, path, addr string) {
 	}()
 }
 
-// ask connects to addr from the namespace and returns the address that the server
-// saw.
+// ask connects to addr from the namespace and returns the client address that the server has seen.
 func ask(t *testing.T, from, addr string) (netip.Addr, error) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
@@ -253,8 +251,7 @@ func ask(t *testing.T, from, addr string) (netip.Addr, error) {
 	return seen.Addr().Unmap(), err
 }
 
-// wantAsk fails the test unless addr answers and saw the asker as want ("" for
-// whatever).
+// wantAsk fails the test unless addr answers and has seen the client address want ("" for any).
 func wantAsk(t *testing.T, from, addr, want string) {
 	t.Helper()
 	got, err := ask(t, from, addr)
@@ -265,8 +262,8 @@ func wantAsk(t *testing.T, from, addr, want string) {
 	}
 }
 
-// outside makes a namespace that is a neighbour of the host: 198.51.100.2 and
-// 2001:db8::2; the host is .1 and ::1.
+// outside makes a namespace that stands for a neighbour of the host: 198.51.100.2 and 2001:db8::2;
+// the host is .1 and ::1.
 func outside(t *testing.T) string {
 	t.Helper()
 	path, _ := namespace(t)

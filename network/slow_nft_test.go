@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// slowNFT puts a program before nft in PATH. Its first run runs the shell commands first, in
-// which nft is the real one, and then hangs; later runs are nft's. The context that it
-// returns ends soon after the first run has got that far.
+// slowNFT puts a program in front of nft in PATH. Its first run executes the shell commands first,
+// in which nft is the real one, and then hangs; later runs are nft's. The returned context ends
+// soon after the first run hangs.
 func slowNFT(t *testing.T, first string) context.Context {
 	t.Helper()
 	nft, err := exec.LookPath("nft")
@@ -42,25 +42,24 @@ exec sleep 1000`)
 	return ctx
 }
 
-// nft waits for others who load large rulesets, and DEL is abandoned meanwhile. The
-// next DEL finishes it: the pod's address will go to another pod, and the host port
-// must not lead there.
+// nft waits for another program's large ruleset, and DEL is abandoned meanwhile. The next DEL
+// finishes it: the pod's address will be reused, and the host port must not lead to the new pod.
 func TestHostPortOfADetachedPodLeadsNowhere(t *testing.T) {
 	n := open(t, options(t, ""))
 	p := pod(t, "p")
 	p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12345}}
 	attach(t, n, p)
 	if err := n.Detach(slowNFT(t, ""), p); err == nil {
-		t.Fatal("detach did what nft has not done")
+		t.Fatal("detach returned no error though nft has hung")
 	}
 	detach(t, n, p)
 	if rules := ruleset(t); strings.Contains(rules, "12345") {
-		t.Errorf("the host port still leads somewhere:\n%s", rules)
+		t.Errorf("the host port still has a rule:\n%s", rules)
 	}
 	destroy(t, n)
 }
 
-// ADD is abandoned when nft has changed the kernel but not returned: none of the pod's
+// ADD is abandoned after nft has changed the kernel but before it has returned: none of the pod's
 // host ports is left.
 func TestHostPortOfAFailedAddLeadsNowhere(t *testing.T) {
 	n := open(t, options(t, ""))
@@ -72,7 +71,7 @@ func TestHostPortOfAFailedAddLeadsNowhere(t *testing.T) {
 		t.Fatalf("attach: %v", err)
 	}
 	if rules := ruleset(t); strings.Contains(rules, "12345") {
-		t.Errorf("the host port leads somewhere:\n%s", rules)
+		t.Errorf("the host port has a rule:\n%s", rules)
 	}
 	attach(t, n, p)
 	detach(t, n, p)

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// standardPlugins returns the directory that make fills with the standard
-// plugins and crisp-bridge, or makes one for this run.
+// standardPlugins returns the directory in which make builds the standard plugins and crisp-bridge,
+// or builds them for this run.
 func standardPlugins(t testing.TB) string {
 	t.Helper()
 	dir, err := filepath.Abs("../bin/cni")
@@ -42,7 +42,7 @@ func standardPlugins(t testing.TB) string {
 	return dir
 }
 
-// standardConf is what an administrator would write.
+// standardConf returns a configuration as an administrator would write it.
 func standardConf(dataDir string, masquerade bool) string {
 	return fmt.Sprintf(`{"cniVersion":"1.1.0","name":"standard","plugins":[
 		{"type":"bridge","bridge":"br-test","isDefaultGateway":true,"hairpinMode":true,"ipMasq":%t,"ipMasqBackend":"nftables",
@@ -65,7 +65,7 @@ func TestStandardPlugins(t *testing.T) {
 	o.BinDirs = []string{standardPlugins(t)}
 	writeConf(t, o.ConfDir, "10-standard.conflist", standardConf(o.DataDir, true))
 	n := open(t, o)
-	// Meanwhile the plugins are asked for their STATUS.
+	// STATUS of the plugins is called meanwhile.
 	for deadline := time.Now().Add(time.Minute); n.Status() != nil; time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(deadline) {
 			t.Fatalf("not ready: %v", n.Status())
@@ -88,7 +88,7 @@ func TestStandardPlugins(t *testing.T) {
 	}
 	unpin()
 	detach(t, n, b)
-	if err := n.GC(t.Context(), nil); err != nil { // takes a
+	if err := n.GC(t.Context(), nil); err != nil { // removes a
 		t.Error(err)
 	}
 	if _, err := ask(t, "", "127.0.0.1:12000"); err == nil {
@@ -96,8 +96,7 @@ func TestStandardPlugins(t *testing.T) {
 	}
 }
 
-// As a program, the default network's plugin does the same, for another runtime
-// or a DEL by hand.
+// As a program, the default network's plugin works the same, for another runtime or a DEL by hand.
 func TestBridgeAsProgram(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)

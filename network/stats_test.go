@@ -44,12 +44,12 @@ eth0.100: 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16
 		t.Error(diff)
 	}
 	if got := parseDev(nil); got != nil {
-		t.Errorf("nothing has %v", got)
+		t.Errorf("an empty file has %v", got)
 	}
 }
 
-// Counters that stay open follow what happens in their namespace, are netlink's, and are all
-// there even if the kernel needs several pages for them.
+// Open counters follow the changes in their namespace, equal netlink's, and are complete even if
+// the kernel needs several pages for them.
 func TestCounters(t *testing.T) {
 	needsRoot(t)
 	path, _ := namespace(t)
@@ -113,7 +113,7 @@ func send(name string) error {
 	return unix.Sendto(fd, make([]byte, 1000), 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index})
 }
 
-// A namespace that nothing else holds goes with its counters, and not before.
+// A namespace that only its open counters hold ends when they are closed, and not before.
 func TestCountersHoldNamespace(t *testing.T) {
 	needsRoot(t)
 	path, unpin := namespace(t)

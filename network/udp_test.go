@@ -8,14 +8,14 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// A client that was sending to a UDP host port before there was a pod gets an
-// answer once there is one: conntrack must not keep the old flow.
+// A client that has sent to a UDP host port before there was a pod gets an answer once there is
+// one: conntrack must not keep the old flow.
 func TestUDPHostPortWithEarlyClient(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)
 	n := open(t, options(t, ""))
 	other := pod(t, "other")
-	attach(t, n, other) // from here on the host tracks connections
+	attach(t, n, other) // the host tracks connections from now on
 
 	var client net.Conn
 	err := netns.Enter(world, func() (err error) {

@@ -56,8 +56,8 @@ func TestParseRefuses(t *testing.T) {
 	}
 }
 
-// Ports with a host address concern the family of that address; whatever could
-// become part of an nft command is checked.
+// A mapping with a host address is for the family of that address; everything that could become
+// part of an nft command is checked.
 func TestElements(t *testing.T) {
 	addrs := addresses("10.1.0.2", "fd00::2")
 	got, err := elements([]PortMapping{
@@ -117,7 +117,7 @@ func TestAllocateInTurn(t *testing.T) {
 	if err := n.release(t.Context(), "a", nil); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []string{"d", "e", "f"} { // IPv4 goes round
+	for _, id := range []string{"d", "e", "f"} { // IPv4 starts over
 		got = append(got, take(id))
 	}
 	want := []string{"10.1.0.2 fd00::2", "10.1.0.3 fd00::3", "10.1.0.4 fd00::4", "10.1.0.5 fd00::5", "10.1.0.6 fd00::6", "10.1.0.2 fd00::7"}
@@ -136,7 +136,7 @@ func TestAllocateInTurn(t *testing.T) {
 	}
 }
 
-// Releasing by an outdated result takes nothing from others.
+// A release with an outdated result does not take addresses of others.
 func TestReleaseKeepsOthers(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/24")}
 	a, err := n.allocate(t.Context(), "a", "eth0")
@@ -151,7 +151,7 @@ func TestReleaseKeepsOthers(t *testing.T) {
 			t.Errorf("%v belongs to %q (err %v)", a[0], owner, err)
 		}
 	}
-	// Leftovers of some version of host-local or of a power cut do no harm.
+	// Leftovers of other versions of host-local or of a power cut do no harm.
 	for name, content := range map[string]string{"10.1.0.3": "", "10.1.0.4": "old-id", "last_reserved_ip.0": "nonsense"} {
 		if err := os.WriteFile(filepath.Join(n.dir(), name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -164,7 +164,7 @@ func TestReleaseKeepsOthers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := n.owner(netip.MustParseAddr("10.1.0.4")); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("the address of an old version is kept: %v", err)
+		t.Errorf("the address in the old format is still allocated: %v", err)
 	}
 }
 
@@ -188,8 +188,8 @@ func TestDamagedPorts(t *testing.T) {
 	}
 }
 
-// The rules of two networks differ in their marker, so that a change of either
-// rewrites the table.
+// The rules of different networks have different markers, so that a change of either rewrites the
+// table.
 func TestMarker(t *testing.T) {
 	a := Net{Name: "net", Bridge: "br0", Subnets: prefixes("10.1.0.0/24")}
 	b := a

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// The host ports that lead to a pod, from which they are removed.
+// The format of a pod's host ports, which are removed by that file.
 func TestFormats(t *testing.T) {
 	formats.Check(t, "ports", func(data []byte, own *[]element) (err error) {
 		n := &Net{Name: "net", DataDir: t.TempDir()}

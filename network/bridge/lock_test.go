@@ -7,8 +7,8 @@ import (
 	"time"
 )
 
-// While one caller's nft hangs, the others can give up: ADD, DEL and GC, for which
-// crispd's startup waits.
+// While one call's nft hangs, other calls can give up waiting for the lock: ADD, DEL and GC, for
+// which crispd's start waits.
 func TestLocksCanBeGivenUp(t *testing.T) {
 	n := &Net{Name: "net", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/24")}
 	for _, name := range []string{addressesLock, tableLock} {

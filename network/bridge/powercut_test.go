@@ -30,9 +30,8 @@ func (n *Net) allocated() (map[netip.Addr]string, error) {
 	return all, err
 }
 
-// lookAfter returns what is wrong with the addresses of a node that starts with the
-// content of its directory, and that knows the sandboxes keep: an address has one owner,
-// who can release it, and none is lost.
+// lookAfter returns what is wrong with the addresses after a node has started with this directory
+// and the sandboxes keep: an address has one owner, which can release it, and none is lost.
 func (n *Net) lookAfter(ctx context.Context, keep []string) error {
 	if err := n.Sweep(ctx, keep); err != nil {
 		return err
@@ -80,8 +79,8 @@ func (n *Net) lookAfter(ctx context.Context, keep []string) error {
 	return nil
 }
 
-// Addresses are not synced, as a power cut ends their pods too. But whatever is left of
-// them, none is handed out twice, and none is lost.
+// Addresses are not synced, because a power cut also ends their pods. With any remains of the
+// files, no address is allocated twice, and none is lost.
 func TestPowerCutAddresses(t *testing.T) {
 	netAt := func(dir string) *Net {
 		return &Net{Name: "net", Bridge: "crisp-no-such", DataDir: filepath.Join(dir, "data"), Subnets: prefixes("10.1.0.0/29")}
@@ -91,7 +90,7 @@ func TestPowerCutAddresses(t *testing.T) {
 		Run: func(dir string, safe func(string)) {
 			n := netAt(dir)
 			for _, id := range []string{"pod-a", "pod-b", "pod-c"} {
-				safe(id) // its record, which is elsewhere
+				safe(id) // its record, which is in another directory
 				if _, err := n.allocate(t.Context(), id, "eth0"); err != nil {
 					t.Error(err)
 				}
@@ -110,8 +109,8 @@ func TestPowerCutAddresses(t *testing.T) {
 	}.Test(t)
 }
 
-// A daemon that is killed while it allocates an address does not harm the next pod: the
-// leftover file must not change the next one's owner.
+// A daemon that is killed while it allocates an address does not affect the next pod: the leftover
+// file must not change the owner of that one's address.
 func TestKilledWhileAllocating(t *testing.T) {
 	n := &Net{Name: "net", Bridge: "crisp-no-such", DataDir: t.TempDir(), Subnets: prefixes("10.1.0.0/29")}
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
