@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// fake is a host whose kernel has two profiles, with a parser that records its calls and loads
-// the profile own.
+// fake returns the Profiles of a host whose kernel has two profiles, with a parser that records its
+// calls and loads the profile own.
 func fake(t *testing.T, status string) *Profiles {
 	dir := t.TempDir()
 	write := func(name, text string, mode os.FileMode) string {
@@ -59,7 +59,8 @@ func TestCheck(t *testing.T) {
 	}
 }
 
-// Somebody may unload the profile that crispd has loaded; a container must not go without it.
+// If the profile that crispd has loaded is unloaded, it is loaded again: containers must not run
+// without it.
 func TestDefaultIsLoadedAgain(t *testing.T) {
 	p := fake(t, "0")
 	if err := p.Check(t.Context(), "own"); err != nil {
@@ -69,7 +70,7 @@ func TestDefaultIsLoadedAgain(t *testing.T) {
 		t.Errorf("the parser was called with %q, which does not replace", got)
 	}
 	if got := p.file(t, "src"); !strings.Contains(got, "profile own flags") || strings.Contains(got, "NAME") {
-		t.Errorf("the parser was given\n%s", got)
+		t.Errorf("the parser's input was\n%s", got)
 	}
 	if err := os.Remove(filepath.Join(p.dir, "args")); err != nil {
 		t.Fatal(err)
@@ -90,7 +91,7 @@ func TestDefaultIsLoadedAgain(t *testing.T) {
 
 func TestParserFails(t *testing.T) {
 	if err := fake(t, "1").Load(t.Context()); err == nil || !strings.Contains(err.Error(), "said something") {
-		t.Errorf("error %v, want one with what the parser said", err)
+		t.Errorf("error %v, want one with the parser's output", err)
 	}
 	p := fake(t, "0")
 	p.parser = ""
@@ -104,7 +105,7 @@ func TestParserFails(t *testing.T) {
 	}
 }
 
-// The kernel must accept the profile, and list it.
+// The kernel accepts the profile, and lists it.
 func TestLoad(t *testing.T) {
 	if os.Geteuid() != 0 || !kernel.Probe().AppArmor || Parser() == "" {
 		t.Skip("needs root, AppArmor and apparmor_parser")
@@ -127,8 +128,8 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-// What Kubernetes masks of /sys, because it reveals secrets of the machine, is denied by the
-// profile too: a pod with procMount Unmasked has it unmasked.
+// The profile denies the paths in /sys that Kubernetes masks because they reveal secrets of the
+// machine: a pod with procMount Unmasked has no masks.
 func TestProfileDeniesWhatIsMasked(t *testing.T) {
 	denied := regexp.MustCompile(`(?m)^  deny (/sys/\S+)/\{,\*\*\} rwlkx,$`).FindAllStringSubmatch(text, -1)
 	for _, masked := range []string{"/sys/firmware", "/sys/devices/virtual/powercap"} {

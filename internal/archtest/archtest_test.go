@@ -93,8 +93,8 @@ func belowAny(path string, prefixes []string) bool {
 	return slices.ContainsFunc(prefixes, func(p string) bool { return below(path, p) })
 }
 
-// only says where in the tree an import may occur, and why nowhere else. It applies to
-// tests too, except for directories of tests.
+// only lists where in the tree an import may occur, and why. It applies to tests, too, except in
+// directories of tests.
 var only = []struct {
 	imported string
 	in       []string // files or directories
@@ -142,7 +142,7 @@ func TestImportsOnlyWhereTheyBelong(t *testing.T) {
 					continue
 				}
 				if f.test && below(f.dir, "oci") && strings.HasPrefix(rule.imported, module+"/checkpoint") {
-					continue // oci's tests keep their records as crispd does
+					continue // oci's tests use the same records as crispd
 				}
 				if (f.test || f.dir == "image/imagetest") && below(f.dir, "image") && strings.HasPrefix(rule.imported, module+"/checkpoint") {
 					continue
@@ -162,8 +162,8 @@ func TestImportsOnlyWhereTheyBelong(t *testing.T) {
 	}
 }
 
-// In a program that linked internal/filetrace, a variable in its environment could make
-// it trace another process; one that linked internal/golden would have its flag.
+// A program that linked internal/filetrace could be made to trace another process by an environment
+// variable; one that linked internal/golden would have its flag.
 func TestToolsOfTestsAreInTestsOnly(t *testing.T) {
 	tools := []string{module + "/internal/filetrace", module + "/internal/powercut", module + "/internal/formats", module + "/internal/golden"}
 	for _, f := range tree(t) {
@@ -175,8 +175,8 @@ func TestToolsOfTestsAreInTestsOnly(t *testing.T) {
 	}
 }
 
-// TestExecutorIsSmall checks everything linked into crisp-executor: it is executed for
-// each container, so everything in it costs time at each start.
+// TestExecutorIsSmall checks the packages linked into crisp-executor, which is executed for each
+// container: each of them costs time at each start.
 func TestExecutorIsSmall(t *testing.T) {
 	cmd := exec.Command("go", "list", "-deps", "-tags", "seccomp", module+"/cmd/crisp-executor")
 	var stderr bytes.Buffer
@@ -212,7 +212,8 @@ func TestEveryPackageHasItsComment(t *testing.T) {
 	}
 }
 
-// Log messages are constants: what varies is an attribute, or nobody can search.
+// Log messages are constants, and varying parts are attributes: otherwise a message cannot be
+// searched for.
 func TestLogMessagesAreConstant(t *testing.T) {
 	levels := []string{"Debug", "Info", "Warn", "Error", "DebugContext", "InfoContext", "WarnContext", "ErrorContext"}
 	for _, f := range tree(t) {
@@ -240,11 +241,10 @@ func TestLogMessagesAreConstant(t *testing.T) {
 	}
 }
 
-// replacements are those of go.mod; each needs a reason, as what is built here should be
-// what others build.
+// replacements are those of go.mod; each needs a reason, because others should build the same code.
 var replacements = map[string]string{
-	// A layer of ours below libcontainer, which has no other place for one, and the
-	// unchanged binding below that.
+	// A package of ours between libcontainer and the binding, which libcontainer offers no other
+	// way to insert, and the unchanged binding below it.
 	"github.com/seccomp/libseccomp-golang":          "./oci/libseccomp",
 	"github.com/seccomp/libseccomp-golang/upstream": "github.com/seccomp/libseccomp-golang",
 }
@@ -290,8 +290,8 @@ func TestDependenciesHaveReasons(t *testing.T) {
 	}
 }
 
-// SECURITY.md names the libcontainer that is linked: whoever reads of a vulnerability in
-// runc looks there whether crisp has it.
+// SECURITY.md names the version of the linked libcontainer: readers of a vulnerability in runc look
+// there.
 func TestSecurityPolicyNamesLibcontainer(t *testing.T) {
 	const runc = "github.com/opencontainers/runc"
 	version, err := exec.Command("go", "list", "-m", "-f", "{{.Version}}", runc).Output()

@@ -8,12 +8,11 @@ import (
 	"unicode/utf8"
 )
 
-// columns is how long a line of prose may be: what a diff shows beside another, and what
-// one reads without losing the line.
+// columns is the maximum length of a line of prose: two versions fit side by side, and lines are
+// easy to read.
 const columns = 120
 
-// Lines of the documents can be read and compared. Tables and code may be wider, and
-// docs/tour.md, which is generated.
+// The lines of documents are short. Tables, code and the generated docs/tour.md may be wider.
 func TestDocumentsHaveShortLines(t *testing.T) {
 	files, err := filepath.Glob("../../docs/*.md")
 	if err != nil {

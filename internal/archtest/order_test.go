@@ -12,18 +12,18 @@ import (
 // those of lower layers only. A new package gets the lowest layer that its imports allow.
 var layers = map[string][][]string{
 	"agent": {
-		// What is known of one thing, and of no other package.
+		// Packages about one thing, which know no other package.
 		{"cgroup", "event", "httpget", "idrange", "imagegc", "keyring", "listen", "logrotate", "manifest", "node", "page/terminal", "podsync", "pullwatch", "readiness", "volume"},
-		// What goes by the plan of a pod, or by a manifest.
+		// Packages that use a pod's plan, or a manifest.
 		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "stopped", "watchcache", "why", "worker", "workload"},
-		// What is wanted, and what is made of it.
+		// The desired state, and its translation.
 		{"admit", "desired", "podspec", "startup", "store"},
 		// The runtime.
 		{"criruntime", "ephemeral", "table"},
-		// Who asks and shows, and who looks after the node.
+		// The API and its clients, and the maintenance of the node.
 		{"api", "criconn", "housekeeping", "nodepods"},
 		{"admission", "api/kubectl", "containermanager", "page"},
-		// What puts them together.
+		// The assembly.
 		{"."},
 	},
 	"image": {
@@ -80,7 +80,7 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-// functions are the fields of the agent that hold a function, each with why it is no
+// functions are the agent's fields that hold a function, each with the reason why it is no
 // interface.
 var functions = map[string]string{
 	"agent.Options.Connect":          "the caller's choice of a runtime",
@@ -93,8 +93,8 @@ var functions = map[string]string{
 	"watchcache.Item.Make":           "an object that is made when it is asked for",
 }
 
-// The parts of the agent get what they need as small interfaces when they are made: of a
-// field that holds a function one cannot tell who sets it, nor when.
+// Parts of the agent get their dependencies as small interfaces when they are made: for a field
+// that holds a function, it is unclear who sets it, and when.
 func TestFunctionFields(t *testing.T) {
 	found := map[string]bool{}
 	for _, f := range tree(t) {
@@ -131,12 +131,12 @@ func TestFunctionFields(t *testing.T) {
 	}
 }
 
-// pure are the packages that only translate: what they say depends on what they are given,
-// not on the machine.
+// pure are the packages that only translate: their results depend on their arguments, not on the
+// machine.
 var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "agent/why", "agent/page/terminal", "internal/pulls"}
 
-// A pure package imports nothing that reaches a file, a process or the network, and uses of
-// what could do both only what does not.
+// A pure package imports nothing that accesses files, processes or the network, and of packages
+// that offer both, it uses only the rest.
 func TestPurePackages(t *testing.T) {
 	never := []string{"os", "io/ioutil", "io/fs", "syscall", "net", "net/http", module + "/internal/atomicfile", module + "/internal/kernel"}
 	for _, f := range tree(t) {

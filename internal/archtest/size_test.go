@@ -5,9 +5,9 @@ import (
 	"testing"
 )
 
-// What is longer is several things: a function beyond longestFunc lines is hard to keep in
-// one's head, a type with more than mostMethods has several jobs. CRI's RuntimeService
-// alone has 37.
+// Longer code does several things: a function beyond longestFunc lines is hard to understand as a
+// whole, and a type with more than mostMethods has several tasks. CRI's RuntimeService alone has
+// 37.
 const (
 	longestFunc = 80
 	mostMethods = 40

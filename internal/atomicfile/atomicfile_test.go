@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// A write that cannot be finished leaves the old content and no temporary file.
+// A failed write leaves the old content and no temporary file.
 func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "record")

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// What a returned Write has written is there after a power cut, complete, or what has
-// replaced it since.
+// After a power cut, the content of a Write that has returned is complete, or replaced by a later
+// one.
 func TestPowerCut(t *testing.T) {
 	powercut.Case{
 		Name: "write",
@@ -47,7 +47,7 @@ func TestPowerCut(t *testing.T) {
 	}.Test(t)
 }
 
-// WriteVolatile only promises that no reader sees a part.
+// WriteVolatile only promises that readers never see a part of the content.
 func TestPowerCutVolatile(t *testing.T) {
 	powercut.Case{
 		Name: "write_volatile",
@@ -60,8 +60,8 @@ func TestPowerCutVolatile(t *testing.T) {
 	}.Test(t)
 }
 
-// What is written into directories that MakeDirs made is there, however many of them are
-// new, and even if somebody else has made them and did not sync them.
+// Files in directories made by MakeDirs are there after a power cut, however many of the
+// directories are new, and even if another program has made some without syncing them.
 func TestPowerCutMakeDirs(t *testing.T) {
 	powercut.Case{
 		Name: "make_dirs",

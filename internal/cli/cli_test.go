@@ -36,7 +36,7 @@ func program(args ...string) (string, error) {
 	return out.String(), err
 }
 
-// The help of all commands and of one shows what there is.
+// The help of the program and of a command lists commands and flags.
 func TestHelp(t *testing.T) {
 	for _, test := range []struct {
 		line string
@@ -65,8 +65,7 @@ func TestHelp(t *testing.T) {
 	}
 }
 
-// A usage error is returned as the caller's error for these, and is not printed
-// here.
+// A usage error is returned for the caller to print.
 func TestMistakes(t *testing.T) {
 	for line, want := range map[string]string{
 		"put":            `there is no command "put": see prog help`,
@@ -84,7 +83,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// The scripts ask the program itself for completions.
+// The shell scripts get completions from the program itself.
 func TestCompletes(t *testing.T) {
 	for line, want := range map[string][]string{
 		"get ":      {"pods", "nodes"},
@@ -105,7 +104,7 @@ func TestCompletes(t *testing.T) {
 	}
 }
 
-// The shells themselves check that they can read the scripts.
+// The shells can parse the scripts.
 func TestScriptsParse(t *testing.T) {
 	for _, shell := range cli.Shells {
 		script, err := program("completion", shell)
@@ -113,7 +112,7 @@ func TestScriptsParse(t *testing.T) {
 			t.Fatalf("%v\n%s", err, script)
 		}
 		if _, err := exec.LookPath(shell); err != nil {
-			t.Logf("%s is not here: its script was not parsed", shell)
+			t.Logf("%s is not installed: its script was not parsed", shell)
 			continue
 		}
 		file := filepath.Join(t.TempDir(), "script")

@@ -52,7 +52,7 @@ func TestParseRejects(t *testing.T) {
 	}
 }
 
-// join returns from a log what the container wrote to stream.
+// join returns the content of stream in a log.
 func join(t *testing.T, log []byte, stream string) []byte {
 	t.Helper()
 	var out []byte
@@ -72,7 +72,7 @@ func join(t *testing.T, log []byte, stream string) []byte {
 	return out
 }
 
-// Whatever a container writes, in whatever pieces, can be read back.
+// Any output, written in any pieces, can be read back.
 func FuzzRoundTrip(f *testing.F) {
 	f.Add([]byte("one\ntwo"), 3, 4)
 	f.Add([]byte("\n\n\xff\r\n"), 1, 1)
@@ -99,7 +99,7 @@ func FuzzRoundTrip(f *testing.F) {
 	})
 }
 
-// Parse reads a file that anybody may have edited.
+// Parse reads files that may have been edited.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte("2026-01-02T12:00:00Z stdout F x"))
 	f.Add([]byte("2026-01-02T12:00:00.000000009Z stdout F x"))
@@ -112,7 +112,7 @@ func FuzzParse(f *testing.F) {
 		if err == nil && r.Stream != crilog.Stdout && r.Stream != crilog.Stderr {
 			t.Errorf("%q gave stream %q", line, r.Stream)
 		}
-		// What was read before makes no difference.
+		// The result does not depend on lines parsed before.
 		var p crilog.Parser
 		for _, before := range [][]byte{line, []byte("2026-01-02T12:00:00Z stdout F x")} {
 			p.Parse(before)
@@ -124,7 +124,7 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
-// Rotation must lose nothing, split no record, and leave the old file alone
+// A rotation loses nothing, splits no record, and does not change the old file afterwards
 // (kubernetes#107943).
 func TestReopenWhileWriting(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "0.log")
@@ -191,8 +191,8 @@ func TestReopenWhileWriting(t *testing.T) {
 	}
 }
 
-// A full disk costs output, which is counted, but neither blocks nor leaves half
-// a record in front of later ones.
+// A full disk costs output, which is counted, but does not block, and leaves no partial record
+// before later ones.
 func TestFullDisk(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: mounts a small tmpfs")
@@ -243,15 +243,14 @@ func TestFullDisk(t *testing.T) {
 	}
 }
 
-// The next writer ends the record in which a writer was killed, instead of
-// continuing it.
+// The next writer ends a record in which a writer was killed, instead of continuing it.
 func TestOpenMendsATornRecord(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	whole := crilog.Append(nil, noon, crilog.Stdout, []byte("one\ntwo\n"), crilog.MaxLine)
 	if err := os.WriteFile(path, whole[:len(whole)-2], 0o640); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 { // the second finds nothing to mend
+	for range 2 { // nothing is left to mend for the second one
 		w, err := crilog.Open(path, 0, nil)
 		if err != nil {
 			t.Fatal(err)
@@ -270,7 +269,7 @@ func TestOpenMendsATornRecord(t *testing.T) {
 	}
 }
 
-// A log that is closed, because its container has ended, is not created again.
+// A log that was closed, because its container has ended, is not created again.
 func TestReopenAfterClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	w, err := crilog.Open(path, 0, nil)
@@ -284,7 +283,7 @@ func TestReopenAfterClose(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := w.Reopen(); err == nil {
-		t.Error("a closed log was opened again")
+		t.Error("Reopen of a closed log succeeded")
 	}
 	if _, err := os.Stat(path); err == nil {
 		t.Error("a log was made for a container that has ended")

@@ -33,7 +33,7 @@ func lines(ops []Op) []string {
 	return all
 }
 
-// All conclusions of other packages' tests depend on this record.
+// Other packages' power cut tests depend on this record.
 func TestRecord(t *testing.T) {
 	dir := t.TempDir()
 	ok := func(err error) {
@@ -124,8 +124,8 @@ fsync .`), "\n")
 	}
 }
 
-// What many threads do at once is recorded in the order in which it happened: a
-// name is made before it is removed.
+// Concurrent calls of many threads are recorded in their order: a name is made before it is
+// removed.
 func TestRecordOfManyThreads(t *testing.T) {
 	dir := t.TempDir()
 	tr := Start(t, dir)
@@ -167,7 +167,7 @@ func TestRecordOfManyThreads(t *testing.T) {
 	}
 }
 
-// The n-th call fails, whichever that is, and later ones do not.
+// Exactly the n-th call fails.
 func TestArm(t *testing.T) {
 	dir := t.TempDir()
 	tr := Start(t, dir)
@@ -199,7 +199,7 @@ func TestArm(t *testing.T) {
 	}
 }
 
-// Writes to a file through a mapping would be missing in the record.
+// Writes through a mapping would be missing from the record, so the mapping is reported.
 func TestMappingIsReported(t *testing.T) {
 	dir := t.TempDir()
 	f, err := os.Create(filepath.Join(dir, "mapped"))

@@ -16,8 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/filetrace"
 )
 
-// The traced process looks at a file ten times for each line that it reads, and prints
-// the result.
+// The traced process calls stat ten times for each line that it reads, and prints the result.
 func init() {
 	if os.Getenv("CRISP_INJECTED") == "" {
 		return
@@ -26,7 +25,7 @@ func init() {
 		var errs []string
 		for i := range 10 {
 			if err := unix.Access("/", unix.F_OK); err != nil {
-				panic(err) // not a call that fails
+				panic(err) // must not happen: it is no call that is made to fail
 			}
 			if _, err := os.Stat("/"); err != nil {
 				errs = append(errs, fmt.Sprintf("%d: %v", i, err))
@@ -68,25 +67,25 @@ func TestInject(t *testing.T) {
 		return strings.TrimSpace(line)
 	}
 	ask()
-	answer() // it waits for the next line from now on, which is no call to come
+	answer() // so that its read of the next line has begun, which then is not counted
 	time.Sleep(100 * time.Millisecond)
 	i := filetrace.Attach(t, cmd.Process.Pid)
 
 	i.Arm(0, unix.EIO)
 	ask()
 	if got := answer(); got != "" {
-		t.Errorf("nothing was to fail: %s", got)
+		t.Errorf("no call was to fail: %s", got)
 	}
 	if f, ok := i.Disarm(); !ok || f.Happened || f.Count < 10 {
-		t.Errorf("of calls that were only counted it tells %+v, %v", f, ok)
+		t.Errorf("calls were only counted, and Disarm returns %+v, %v", f, ok)
 	}
 	i.Arm(7, unix.EMFILE)
 	ask()
-	if got := answer(); !regexp.MustCompile(`^\d: stat /: too many open files$`).MatchString(got) { // it may have to read twice before
-		t.Errorf("of the seventh call came %q", got)
+	if got := answer(); !regexp.MustCompile(`^\d: stat /: too many open files$`).MatchString(got) { // its read may take two calls
+		t.Errorf("the answer with the seventh call failing is %q", got)
 	}
 	if f, ok := i.Disarm(); !ok || !f.Happened || !strings.Contains(f.What, "EMFILE") {
-		t.Errorf("of the call that failed it tells %+v, %v", f, ok)
+		t.Errorf("for the failed call Disarm returns %+v, %v", f, ok)
 	}
 	i.Arm(3, filetrace.Hang)
 	ask()
@@ -97,13 +96,13 @@ func TestInject(t *testing.T) {
 	}()
 	select {
 	case line := <-got:
-		t.Errorf("a call was to hang, and there is an answer: %q", line)
+		t.Errorf("a call should hang, and there is an answer: %q", line)
 	case <-time.After(200 * time.Millisecond):
 		if f, ok := i.Disarm(); !ok || !f.Happened || !strings.Contains(f.What, "hangs") {
-			t.Errorf("of the call that hung it tells %+v, %v", f, ok)
+			t.Errorf("for the hanging call Disarm returns %+v, %v", f, ok)
 		}
 		if line := <-got; line != "\n" {
-			t.Errorf("when it went on the answer was %q", line)
+			t.Errorf("after the hang the answer is %q", line)
 		}
 	}
 	i.Release()
@@ -127,9 +126,9 @@ func TestInjectIntoWhatEnds(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := cmd.Wait(); err == nil {
-		t.Error("it ended by itself")
+		t.Error("the process ended by itself")
 	}
 	if f, ok := i.Disarm(); ok {
-		t.Errorf("of a process that has ended it tells %+v", f)
+		t.Errorf("for an ended process Disarm returns %+v", f)
 	}
 }

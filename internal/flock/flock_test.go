@@ -15,10 +15,10 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Take(path); !errors.Is(err, ErrHeld) {
-		t.Errorf("the second gets %v", err)
+		t.Errorf("the second holder gets %v", err)
 	}
 	if err := Try(first); err != nil {
-		t.Errorf("who has it gets %v", err)
+		t.Errorf("the first holder gets %v", err)
 	}
 	second, err := os.Open(path)
 	if err != nil {
@@ -28,15 +28,15 @@ func TestLock(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := Lock(ctx, second); !errors.Is(err, context.Canceled) {
-		t.Errorf("who gives up gets %v", err)
+		t.Errorf("a caller that gives up gets %v", err)
 	}
 	locked := make(chan error, 1)
 	go func() { locked <- Lock(t.Context(), second) }()
 	first.Close()
 	if err := <-locked; err != nil {
-		t.Errorf("who waits gets %v", err)
+		t.Errorf("a caller that waits gets %v", err)
 	}
 	if _, err := Take(path); !errors.Is(err, ErrHeld) {
-		t.Errorf("the third gets %v", err)
+		t.Errorf("the third holder gets %v", err)
 	}
 }

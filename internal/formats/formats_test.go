@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// Data that a release no longer reads is found, and data that only a later release writes
-// is not reported.
+// Data that a release no longer reads is reported, and data that only a later release writes is
+// not.
 func TestLosses(t *testing.T) {
 	const old = `{"Name": "a", "Ports": [1, 2], "Of": {"Uid": 7, "Gid": 0}}`
 	type same struct {
@@ -17,7 +17,7 @@ func TestLosses(t *testing.T) {
 		New   bool
 	}
 	if lost := losses([]byte(old), func(data []byte, v *same) error { return json.Unmarshal(data, v) }); len(lost) > 0 {
-		t.Errorf("nothing is lost, and it says %q", lost)
+		t.Errorf("nothing is lost, and %q is reported", lost)
 	}
 	type renamed struct {
 		Title string
@@ -27,7 +27,7 @@ func TestLosses(t *testing.T) {
 	lost := strings.Join(losses([]byte(old), func(data []byte, v *renamed) error { return json.Unmarshal(data, v) }), "; ")
 	for _, want := range []string{"Name was a", "Ports[1] was 2", "Of.Uid was 7"} {
 		if !strings.Contains(lost, want) {
-			t.Errorf("it is not said that %s: %s", want, lost)
+			t.Errorf("not reported: %s: %s", want, lost)
 		}
 	}
 	strict := func(data []byte, v *same) error {
@@ -36,6 +36,6 @@ func TestLosses(t *testing.T) {
 		return d.Decode(v)
 	}
 	if lost := losses([]byte(old), strict); len(lost) == 0 {
-		t.Error("a reader that refuses what is new to it passes")
+		t.Error("a reader that refuses unknown fields passes")
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// A record is a testing.TB that only records whether it failed.
+// A record is a testing.TB that only records a failure.
 type record struct {
 	testing.TB
 	failed bool
@@ -16,7 +16,7 @@ func (r *record) Helper()               {}
 func (r *record) Errorf(string, ...any) { r.failed = true }
 func (r *record) Fatalf(string, ...any) { r.failed = true; panic(r) }
 
-// A golden file that is missing or differs must fail, and only -update may write it.
+// A golden file that is missing or differs is a failure, and only -update writes it.
 func TestCheck(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "golden")
 	failed := func(got string) bool {
@@ -37,7 +37,7 @@ func TestCheck(t *testing.T) {
 	}
 	*update = false
 	if failed("a") || !failed("b") {
-		t.Error("only another content is a failure")
+		t.Error("the golden file's own content fails, or another one does not")
 	}
 	if data, _ := os.ReadFile(path); string(data) != "a" {
 		t.Errorf("without -update the file was written: %q", data)

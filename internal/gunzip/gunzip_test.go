@@ -14,7 +14,7 @@ import (
 	"github.com/klauspost/compress/gzip"
 )
 
-// pack compresses each text as a member of its own.
+// pack compresses each text as a separate member.
 func pack(t testing.TB, level int, texts ...string) []byte {
 	t.Helper()
 	var buf bytes.Buffer
@@ -34,7 +34,7 @@ func pack(t testing.TB, level int, texts ...string) []byte {
 	return buf.Bytes()
 }
 
-// noise is text that compresses a little, in which matches are near and far.
+// noise returns text that compresses a little, with near and far matches.
 func noise(n int) string {
 	r := rand.New(rand.NewPCG(1, 2))
 	var b strings.Builder
@@ -49,7 +49,7 @@ func noise(n int) string {
 	return b.String()[:n]
 }
 
-// both calls f with the library that is used, and with the one that is always there.
+// both calls f with ISA-L, if it is there, and with klauspost/compress, which always is.
 func both(t *testing.T, f func(t *testing.T, open func(io.Reader) (io.ReadCloser, error))) {
 	t.Run("go", func(t *testing.T) {
 		f(t, func(r io.Reader) (io.ReadCloser, error) { return gzip.NewReader(r) })
@@ -62,7 +62,7 @@ func both(t *testing.T, f func(t *testing.T, open func(io.Reader) (io.ReadCloser
 	})
 }
 
-// Whatever the pieces that the network sends and that the caller asks for, all members come out.
+// All members are read, whatever the sizes of the reads and of the pieces that arrive.
 func TestRead(t *testing.T) {
 	long := noise(300_000)
 	both(t, func(t *testing.T, open func(io.Reader) (io.ReadCloser, error)) {
@@ -87,17 +87,17 @@ func TestRead(t *testing.T) {
 	})
 }
 
-// A stream that is cut anywhere, or goes on with something else, is an error and no end.
+// A stream that is cut anywhere, or followed by something else, is an error.
 func TestDamaged(t *testing.T) {
 	data := pack(t, 6, "first", noise(500))
 	both(t, func(t *testing.T, open func(io.Reader) (io.ReadCloser, error)) {
 		first := len(pack(t, 6, "first"))
 		for i := 1; i < len(data); i++ {
 			if i == first {
-				continue // it ends with a member
+				continue // the stream ends with a member
 			}
 			if inName(i) || inName(i-first) {
-				continue // of a header that ends there, klauspost/compress says that it is the end
+				continue // klauspost/compress takes a header that ends there for the end of the stream
 			}
 			if err := readAll(open, data[:i]); !errors.Is(err, io.ErrUnexpectedEOF) {
 				t.Errorf("cut at %d of %d: %v, want an unexpected end", i, len(data), err)
@@ -108,11 +108,11 @@ func TestDamaged(t *testing.T) {
 				t.Errorf("with %q behind it: %v", tail, err)
 			}
 		}
-		for i := range 8 { // checksum and length
+		for i := range 8 { // the checksum and the length
 			bad := bytes.Clone(data)
 			bad[len(bad)-1-i] ^= 1
 			if err := readAll(open, bad); err == nil {
-				t.Errorf("byte %d from the end was not missed", i)
+				t.Errorf("byte %d from the end was changed without an error", i)
 			}
 		}
 		failing := errors.New("the network is away")
@@ -127,8 +127,7 @@ func TestDamaged(t *testing.T) {
 	})
 }
 
-// inName reports whether the byte n of a member of pack is in what its header has beside the
-// fixed part.
+// inName reports whether byte n of a member made by pack is in the variable part of its header.
 func inName(n int) bool { return n >= 10 && n <= 10+2+len("extra")+len("name\x00comment\x00") }
 
 func readAll(open func(io.Reader) (io.ReadCloser, error), data []byte) error {
@@ -141,8 +140,8 @@ func readAll(open func(io.Reader) (io.ReadCloser, error), data []byte) error {
 	return err
 }
 
-// FuzzReader inflates any stream with both libraries: what klauspost/compress accepts, ISA-L does,
-// and gives the same. It also accepts Huffman codes that are not complete.
+// FuzzReader decompresses any stream with both libraries: ISA-L accepts everything that
+// klauspost/compress does, with the same result. It also accepts incomplete Huffman codes.
 func FuzzReader(f *testing.F) {
 	if !Accelerated() {
 		f.Skip("ISA-L is not there: the build has no tag isal, or libisal2 is not installed")
@@ -153,7 +152,7 @@ func FuzzReader(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, data []byte, piece uint8) {
 		if len(data) < 2 || data[0] != 0x1f || data[1] != 0x8b {
-			return // it is not taken for gzip at all
+			return // not recognized as gzip
 		}
 		const limit = 8 << 20
 		var want bytes.Buffer
@@ -169,7 +168,7 @@ func FuzzReader(f *testing.F) {
 		var got bytes.Buffer
 		_, err = io.CopyBuffer(struct{ io.Writer }{&got}, struct{ io.Reader }{io.LimitReader(fast, limit)}, make([]byte, int(piece)*16+1))
 		if wantErr != nil || errors.Is(err, io.ErrUnexpectedEOF) {
-			return // klauspost/compress takes a header that is cut for the end
+			return // klauspost/compress takes a cut header for the end
 		}
 		if err != nil {
 			t.Fatalf("ISA-L says %v, klauspost nothing", err)

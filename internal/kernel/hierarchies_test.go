@@ -8,8 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Staged mounts, containers and bind mounts of cgroups add more mounts of a hierarchy, and of
-// parts of it.
+// Staged mounts, containers and bind mounts of cgroups add mounts of a hierarchy, or of parts of
+// it: the first mount of the whole hierarchy counts.
 func TestHierarchies(t *testing.T) {
 	for name, tc := range map[string]struct {
 		mounts string
@@ -56,7 +56,7 @@ func TestHierarchies(t *testing.T) {
 	}
 }
 
-// Our cgroup is in one of the host's hierarchies.
+// Each of the host's hierarchies has our own cgroup.
 func TestOwnCgroup(t *testing.T) {
 	all, err := Hierarchies()
 	if err != nil {
@@ -64,7 +64,7 @@ func TestOwnCgroup(t *testing.T) {
 	}
 	for _, h := range all {
 		if _, err := os.Stat(h.Own()); h.Whole && err != nil {
-			t.Errorf("of %v: %v", h.Controllers, err)
+			t.Errorf("own cgroup in the hierarchy of %v: %v", h.Controllers, err)
 		}
 	}
 }

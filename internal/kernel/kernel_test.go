@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The release of a distribution's kernel has more than numbers in it.
+// The release of a distribution's kernel has more than a version.
 func TestVersion(t *testing.T) {
 	for release, want := range map[string][2]int{
 		"6.18.44-fc-v445": {6, 18}, "5.15.0-1051-azure": {5, 15}, "6.1": {6, 1}, "7.0-rc3": {7, 0}, "nonsense": {0, 0},
@@ -18,11 +18,11 @@ func TestVersion(t *testing.T) {
 	}
 	f := Features{Major: 5, Minor: 12}
 	if !f.AtLeast(5, 12) || !f.AtLeast(4, 99) || f.AtLeast(5, 13) || f.AtLeast(6, 0) {
-		t.Error("5.12 is at least 5.12 and 4.99, and neither 5.13 nor 6.0")
+		t.Error("AtLeast is wrong: 5.12 is at least 5.12 and 4.99, and neither 5.13 nor 6.0")
 	}
 }
 
-// A capability outside the bounding set is lost on exec: it cannot be given.
+// A capability outside of the bounding set is lost on execve, so it cannot be given to containers.
 func TestCapabilities(t *testing.T) {
 	got := capabilities("Name:\tx\nCapInh:\t0000000000000000\nCapPrm:\t000001ffffffffff\nCapEff:\t000001ffffffffff\nCapBnd:\t000001fffeffffff\n")
 	f := Features{Capabilities: got}
@@ -47,7 +47,7 @@ func TestControllersV1(t *testing.T) {
 	}
 }
 
-// On any host that runs this test the basics must be found.
+// On any host the probes find at least the basics.
 func TestProbe(t *testing.T) {
 	f := Probe()
 	if f.Major < 4 || f.Release == "" {

@@ -20,7 +20,7 @@ func TestAttributesOfTheContextReachTheLine(t *testing.T) {
 
 	ctx := logctx.With(t.Context(), "rpc", "StopContainer")
 	one := logctx.With(ctx, "container", "1")
-	two := logctx.With(ctx, "container", "2") // must not write over one's attributes
+	two := logctx.With(ctx, "container", "2") // must not overwrite one's attributes
 	log.InfoContext(one, "stopped")
 	log.InfoContext(two, "stopped", "took", 3)
 

@@ -26,16 +26,16 @@ import (
 
 var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
-// A container writes a log as a runtime does, and rotates it as a kubelet does.
+// A container writes a log like a runtime, and rotates it like a kubelet.
 type container struct {
 	t       *testing.T
 	path    string
 	now     time.Time // of the next record
 	file    *os.File
-	late    *os.File // the file before, which is still written to
-	half    bool     // renamed, and not made anew yet
+	late    *os.File // the previous file, which is still written to
+	half    bool     // renamed, and not created anew yet
 	stamps  []string
-	packed  int // how many of those are compressed
+	packed  int // number of compressed ones
 	lines   int
 	want    bytes.Buffer
 	stopped atomic.Bool
@@ -63,7 +63,7 @@ func (c *container) to(f *os.File, stream, text string) {
 	c.want.WriteString(text)
 }
 
-// line writes a line, in as many records as there are parts.
+// line writes a line with a record for each part.
 func (c *container) line(parts ...string) {
 	if len(parts) == 0 {
 		c.lines++
@@ -121,7 +121,7 @@ func (c *container) stop() {
 
 func (c *container) running(context.Context) (bool, error) { return !c.stopped.Load(), nil }
 
-// copyAll reads a log as it is.
+// copyAll returns the current content of a log.
 func copyAll(t *testing.T, path string, o Options) string {
 	t.Helper()
 	l, err := Open(path)
@@ -158,7 +158,7 @@ func TestRotatedFiles(t *testing.T) {
 	for range 4 {
 		c.line()
 		c.line("in ", "pieces")
-		c.to(c.file, crilog.Stdout, "over a rotation: ") // and the next file has the rest
+		c.to(c.file, crilog.Stdout, "over a rotation: ") // its rest is in the next file
 		c.rotate()
 		c.line("the rest")
 	}
@@ -175,7 +175,7 @@ func TestRotatedFiles(t *testing.T) {
 		}
 		differ(t, copyAll(t, c.path, Options{Tail: &n}), want)
 	}
-	// A damaged file does not affect the others.
+	// A damaged file affects no other.
 	first := c.path + "." + c.stamps[0] + ".gz"
 	whole, err := os.ReadFile(first)
 	c.check(err)
@@ -186,7 +186,7 @@ func TestRotatedFiles(t *testing.T) {
 		t.Errorf("without the first file: %d damaged, %q", damaged, got)
 	}
 	c.check(os.WriteFile(first, whole, 0o600))
-	// The newest rotated file is as old as its last record, by the file's time.
+	// The age of the newest rotated file is that of its last record, by the file's time.
 	at := c.now.Add(-time.Minute)
 	for _, stamp := range c.stamps[c.packed:] {
 		c.check(os.Chtimes(c.path+"."+stamp, at, at))
@@ -195,11 +195,11 @@ func TestRotatedFiles(t *testing.T) {
 	differ(t, copyAll(t, c.path, Options{Since: c.now}), want[strings.LastIndex(want, "the rest"):])
 }
 
-// The log exists even while there is no file of its name.
+// A log can be opened while its file is renamed and not created anew.
 func TestOpenInTheMiddleOfARotation(t *testing.T) {
 	c := newContainer(t)
 	if _, err := Open(c.path + "x"); !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("opened what is not there: %v", err)
+		t.Errorf("a missing log was opened: %v", err)
 	}
 	c.line()
 	c.rotate()
@@ -222,13 +222,12 @@ func TestOpenInTheMiddleOfARotation(t *testing.T) {
 	differ(t, out.String(), c.want.String())
 }
 
-// Rotations, halves of rotations, two at once, a compression, and output of every
-// kind happen between any two steps of the reader. It loses nothing, reads nothing
-// twice, and keeps the order.
+// Rotations, half rotations, two at once, a compression, and output of every kind happen between
+// any two steps of the reader. It loses nothing, reads nothing twice, and keeps the order.
 func TestFollowHostile(t *testing.T) {
 	for seed := range uint64(60) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			if seed < 2 { // by inotify, in real time
+			if seed < 2 { // with inotify, in real time
 				followHostile(t, seed, newWatch)
 			} else {
 				synctest.Test(t, func(t *testing.T) { followHostile(t, seed, noWatch) })
@@ -287,8 +286,8 @@ func followHostile(t *testing.T, seed uint64, watches func(string) (*watch, erro
 	differ(t, out.String(), c.want.String())
 }
 
-// A runtime may write the rest of what it has read to the old file while it already
-// writes to the new one, as containerd does.
+// A runtime may write the rest of a read to the old file while it already writes to the new one, as
+// containerd does.
 func TestFollowLateWriter(t *testing.T) {
 	for seed := range uint64(40) {
 		synctest.Test(t, func(t *testing.T) {
@@ -327,8 +326,7 @@ func TestFollowLateWriter(t *testing.T) {
 	}
 }
 
-// Nothing is lost either without inotify, or where it cannot be known who has a file
-// open.
+// Nothing is lost without inotify, or where it is unknown who has a file open.
 func TestFollowWithoutHelp(t *testing.T) {
 	for name, blind := range map[string]func(*Log){
 		"inotify": func(l *Log) { l.watches = noWatch },
@@ -336,7 +334,7 @@ func TestFollowWithoutHelp(t *testing.T) {
 			l.watches = noWatch
 			l.writer = func(*os.File) (has, known bool) { return false, false }
 		},
-		"end": func(l *Log) { // somebody has each file open for ever
+		"end": func(l *Log) { // each file stays open forever
 			l.watches = noWatch
 			l.writer = func(*os.File) (has, known bool) { return true, true }
 		},
@@ -371,8 +369,7 @@ func TestFollowWithoutHelp(t *testing.T) {
 	}
 }
 
-// Somebody else may have the old file open for writing without writing: the reader
-// goes on all the same.
+// Another program may keep the old file open for writing without writing: the reader continues.
 func TestFollowStaleHandle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newContainer(t)
@@ -403,7 +400,7 @@ func TestFollowStaleHandle(t *testing.T) {
 	})
 }
 
-// A rotation that the runtime does not follow is undone.
+// A rotation is undone because the runtime does not reopen the log.
 func TestFollowRotationTakenBack(t *testing.T) {
 	c := newContainer(t)
 	steps := 0
@@ -428,8 +425,8 @@ func TestFollowRotationTakenBack(t *testing.T) {
 	differ(t, out.String(), c.want.String())
 }
 
-// A reader that is too slow misses the files that are removed, and nothing else; one
-// that reads the log of a removed container to the end stops there.
+// A reader that is too slow misses only the removed files; a reader of a removed container's log
+// stops at its end.
 func TestFollowRemoved(t *testing.T) {
 	c := newContainer(t)
 	c.line()
@@ -461,7 +458,7 @@ func TestFollowRemoved(t *testing.T) {
 	differ(t, out.String(), strings.ReplaceAll(c.want.String(), "lost\n", ""))
 }
 
-// A writer and a rotator that do not wait for anything, in real time.
+// A writer and a rotator run without synchronization, in real time.
 func TestFollowWriter(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	w, err := crilog.Open(path, 0, nil)
@@ -510,8 +507,8 @@ func TestFollowWriter(t *testing.T) {
 	differ(t, string(data), string(want))
 }
 
-// Where a pod may write to the log directory, anything may be in place of a log: a
-// pipe there does not block the reader.
+// Where a pod can write to the log directory, a log may be replaced by anything: a fifo there does
+// not block the reader.
 func TestPipeIsNoLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	pipe := func(path string) {

@@ -53,7 +53,7 @@ func TestOptions(t *testing.T) {
 		{"all", Options{}, "one\nthree\nprompt> ", "two\nbetween\n"},
 		{"tail 0", Options{Tail: n(0)}, "", ""},
 		{"tail 1", Options{Tail: n(1)}, "prompt> ", ""},
-		{"tail 2", Options{Tail: n(2)}, "ee\nprompt> ", ""}, // the line of another stream cuts it
+		{"tail 2", Options{Tail: n(2)}, "ee\nprompt> ", ""}, // another stream interrupts the line
 		{"tail 4", Options{Tail: n(4)}, "three\nprompt> ", "two\nbetween\n"},
 		{"tail 9", Options{Tail: n(9)}, "one\nthree\nprompt> ", "two\nbetween\n"},
 		{"since", Options{Since: at("2026-11-22T12:00:02Z")}, "prompt> ", "between\n"},
@@ -79,7 +79,7 @@ func TestOptions(t *testing.T) {
 	differ(t, out.String(), "three\nprompt> ")
 }
 
-// Records that cannot be read are reported and left out, those around them are not.
+// Unreadable records are reported and left out; the others are not affected.
 func TestDamaged(t *testing.T) {
 	long := strings.Repeat("z", 3*block)
 	path := logOf(t, "first\n2026-11-22T12:00:00Z stdout F one\n\n2026-11-22T12:00:00Z stdin F x\n"+long+
@@ -94,7 +94,7 @@ func TestDamaged(t *testing.T) {
 	two := int64(2)
 	out.Reset()
 	copyAll(t, path, Options{Stdout: &out, Tail: &two})
-	differ(t, out.String(), "one\ntwo\ntor") // what is not ended does not count
+	differ(t, out.String(), "one\ntwo\ntor") // an unfinished record does not count
 }
 
 // Records may be longer than one read, and lines longer than a record.
@@ -117,12 +117,12 @@ func TestLong(t *testing.T) {
 	}
 }
 
-// For a single file the output is that of the kubelet's reader.
+// For a single file the output equals that of the kubelet's reader.
 func TestAsTheKubelet(t *testing.T) {
 	r := rand.New(rand.NewPCG(1, 2))
 	for range 300 {
-		// It counts records as lines and has no timestamp of a line that another stream
-		// has begun: these are where we differ.
+		// The differences: the kubelet counts records as lines, and has no timestamp for a line
+		// that follows another stream's partial one.
 		pieces := r.IntN(2) == 0
 		var log []byte
 		at := noon
@@ -167,8 +167,8 @@ func TestAsTheKubelet(t *testing.T) {
 	}
 }
 
-// A file may be truncated under the reader, and a record that a full disk has cut short
-// is removed again.
+// A file may be truncated during reading, and a record that a full disk has cut short may be
+// removed again.
 func TestFollowTruncated(t *testing.T) {
 	c := newContainer(t)
 	var out bytes.Buffer
@@ -207,8 +207,8 @@ func TestFollowTruncated(t *testing.T) {
 	differ(t, out.String(), c.want.String())
 }
 
-// Following ends with the reader, with the limit, and with an error of the callback
-// that knows the container.
+// Following ends with the reader, with the limit, and with an error of the callback that looks the
+// container up.
 func TestFollowEnds(t *testing.T) {
 	follow := func(o Options) error {
 		t.Helper()
@@ -227,10 +227,10 @@ func TestFollowEnds(t *testing.T) {
 	}
 	broken := errors.New("broken")
 	if err := follow(Options{Stdout: fails{broken}, Running: running}); !errors.Is(err, broken) {
-		t.Errorf("the reader has gone: %v", err)
+		t.Errorf("a reader that has gone: %v", err)
 	}
 	if err := follow(Options{Stdout: &out, Running: func(context.Context) (bool, error) { return false, broken }}); !errors.Is(err, broken) {
-		t.Errorf("the container is not known: %v", err)
+		t.Errorf("an unknown container: %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	l, err := Open(logOf(t, few))
@@ -251,7 +251,7 @@ type fails struct{ err error }
 
 func (f fails) Write([]byte) (int, error) { return 0, f.err }
 
-// Whatever the file contains, the last lines are the end of all lines.
+// The last lines of any file are the end of all its lines.
 func FuzzTail(f *testing.F) {
 	f.Add([]byte(few), int64(2))
 	f.Add([]byte(few), int64(1))
@@ -269,7 +269,7 @@ func FuzzTail(f *testing.F) {
 		if len(lines[len(lines)-1]) == 0 {
 			lines = lines[:len(lines)-1]
 		}
-		// The last lines may be empty parts, and a file of them alone is nothing, too.
+		// The last lines may be empty parts; a file with only these is empty, too.
 		end := bytes.Join(lines[max(0, len(lines)-int(min(n, int64(len(lines))))):], nil)
 		if last == "" && copyAll(t, logOf(t, string(end)), Options{}) != "" {
 			t.Errorf("the last %d lines of %q are nothing", n, all)

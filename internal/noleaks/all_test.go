@@ -7,7 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Links that vanish while they are listed do not fail an unrelated test.
+// Links that vanish while they are listed do not fail the test: the list is read again.
 func TestListThatChangesIsAskedForAgain(t *testing.T) {
 	asked := 0
 	got, err := whole(func() ([]string, error) {
@@ -20,6 +20,6 @@ func TestListThatChangesIsAskedForAgain(t *testing.T) {
 		t.Errorf("got %v, %v after %d times", got, err, asked)
 	}
 	if _, err := whole(func() ([]string, error) { return nil, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) {
-		t.Errorf("a list that changes for ever: %v", err)
+		t.Errorf("a list that always changes: %v", err)
 	}
 }

@@ -20,15 +20,15 @@ func drain(s *Subscription[int]) []int {
 func TestEverySubscriberGetsEverythingInOrder(t *testing.T) {
 	var h Hub[int]
 	if h.HasSubscribers() {
-		t.Error("heard by nobody")
+		t.Error("a hub without subscribers has some")
 	}
-	h.Publish(-1) // to nobody
+	h.Publish(-1) // without a subscriber
 	a, b := h.Subscribe(10), h.Subscribe(10)
 	for i := range 10 {
 		h.Publish(i)
 	}
 	if !h.HasSubscribers() {
-		t.Error("not heard by two")
+		t.Error("a hub with two subscribers has none")
 	}
 	a.Close()
 	b.Close()
@@ -45,7 +45,7 @@ func TestEverySubscriberGetsEverythingInOrder(t *testing.T) {
 	}
 }
 
-// A reader that hangs must neither stop the others nor get a stream with a gap.
+// A hanging reader must neither stop the others nor get a stream with a gap.
 func TestSlowSubscriberIsDropped(t *testing.T) {
 	var h Hub[int]
 	slow, quick := h.Subscribe(2), h.Subscribe(10)
@@ -54,7 +54,7 @@ func TestSlowSubscriberIsDropped(t *testing.T) {
 	}
 	quick.Close()
 	if got := drain(slow); !slices.Equal(got, []int{0, 1}) {
-		t.Errorf("slow subscriber got %v, want what fitted: [0 1]", got)
+		t.Errorf("slow subscriber got %v, want what its buffer holds: [0 1]", got)
 	}
 	if !errors.Is(slow.Err(), fault.Unavailable) {
 		t.Errorf("slow subscriber got %v, want fault.Unavailable", slow.Err())
@@ -65,7 +65,7 @@ func TestSlowSubscriberIsDropped(t *testing.T) {
 	if h.Dropped() != 1 {
 		t.Errorf("dropped %d, want 1", h.Dropped())
 	}
-	slow.Close() // after the fact: no error, no panic
+	slow.Close() // a late Close: no error, no panic
 }
 
 func TestConcurrentUse(t *testing.T) {

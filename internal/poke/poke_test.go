@@ -5,14 +5,14 @@ import "testing"
 func TestWake(t *testing.T) {
 	c := make(chan struct{}, 1)
 	for range 3 {
-		Wake(c) // blocks if it waits for room
+		Wake(c) // would block if it waited for room
 	}
 	<-c
 	select {
 	case <-c:
-		t.Error("three pokes that nobody has taken are more than one")
+		t.Error("three pokes without a reader are more than one")
 	default:
 	}
 	Wake(c)
-	<-c // blocks if a poke after that is lost
+	<-c // would block if a later poke were lost
 }

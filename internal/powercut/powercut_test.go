@@ -13,7 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/filetrace"
 )
 
-// careful replaces a file correctly; steps can be left out by name.
+// careful replaces a file correctly, without the steps named in leaveOut.
 func careful(dir, content string, leaveOut ...string) error {
 	skip := func(step string) bool { return slices.Contains(leaveOut, step) }
 	tmp, path := filepath.Join(dir, ".new"), filepath.Join(dir, "file")
@@ -74,7 +74,7 @@ func judge(t *testing.T, c Case) []string {
 	return faults
 }
 
-// wholeFile accepts a file that has, completely, what was safe last or is being written.
+// wholeFile accepts a file with the complete content that was safe last or is being written.
 func wholeFile(dir string, safe []string) error {
 	data, err := os.ReadFile(filepath.Join(dir, "file"))
 	if errors.Is(err, fs.ErrNotExist) && len(safe) == 0 {
@@ -92,7 +92,7 @@ func wholeFile(dir string, safe []string) error {
 	return fmt.Errorf("file has %q", data)
 }
 
-// The classic case: each step of replacing a file is needed, and the model knows why.
+// Each step of replacing a file is needed, and the model finds out why.
 func TestReplaceOfAFile(t *testing.T) {
 	for _, tt := range []struct {
 		leaveOut []string
@@ -121,7 +121,7 @@ func TestReplaceOfAFile(t *testing.T) {
 	}
 }
 
-// A sync without effect is reported, unless there is a reason for it.
+// A sync without effect is reported, unless a reason is given.
 func TestSyncInVain(t *testing.T) {
 	c := Case{
 		Run: func(dir string, safe func(string)) {
@@ -153,7 +153,7 @@ func TestSyncInVain(t *testing.T) {
 	}
 }
 
-// A file in a new directory needs the directory's name, too.
+// A file in a new directory also needs the directory's entry to be synced.
 func TestNewDirectory(t *testing.T) {
 	for _, sync := range []bool{true, false} {
 		faults := judge(t, Case{
@@ -180,8 +180,8 @@ func TestNewDirectory(t *testing.T) {
 	}
 }
 
-// There is no order between directories: a moved file is in one place, not in both and
-// not in none; but a file made later in another directory may be there earlier.
+// Changes in different directories have no order: a moved file is in exactly one of them, but a
+// file made later in another directory may be there earlier.
 func TestOrderOfDirectories(t *testing.T) {
 	seen := map[string]bool{}
 	faults := judge(t, Case{

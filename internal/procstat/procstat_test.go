@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container chooses the names of its processes.
+// A container chooses the names of its processes, so they may contain anything.
 func TestParse(t *testing.T) {
 	const rest = " 42 42 0 -1 4194564 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 "
 	got, err := Parse([]byte("42 (a) R (b) S 1" + rest + "256\n"))
@@ -36,7 +36,7 @@ func TestRead(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Wait()
-	// It stays a zombie until it is reaped.
+	// It is a zombie until it is reaped.
 	if err := unix.Waitid(unix.P_PID, cmd.Process.Pid, nil, unix.WEXITED|unix.WNOWAIT, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -44,10 +44,10 @@ func TestRead(t *testing.T) {
 	if err != nil || !child.Ended() || child.Parent != os.Getpid() || child.StartTime < self.StartTime {
 		t.Errorf("got %+v of a zombie, %v", child, err)
 	}
-	if os.Geteuid() == 0 && child.Exit.ExitStatus() != 3 { // else only its tracer may know
+	if os.Geteuid() == 0 && child.Exit.ExitStatus() != 3 { // otherwise only a tracer may read it
 		t.Errorf("the zombie's exit status is %d, want 3", child.Exit.ExitStatus())
 	}
 	if s, err := Read(1 << 30); err == nil {
-		t.Errorf("got %+v of nobody", s)
+		t.Errorf("got %+v for a missing process", s)
 	}
 }

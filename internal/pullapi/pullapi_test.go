@@ -20,7 +20,7 @@ type fixed []pulls.Pull
 func (f fixed) Pulls() []pulls.Pull    { return f }
 func (fixed) Closing() <-chan struct{} { return nil }
 
-// dial connects to a server of these pulls; of nil, to one that lacks the service.
+// dial connects to a server with these pulls; with nil, to one that lacks the service.
 func dial(t *testing.T, list fixed) *grpc.ClientConn {
 	t.Helper()
 	l := bufconn.Listen(1 << 16)
@@ -39,7 +39,7 @@ func dial(t *testing.T, list fixed) *grpc.ClientConn {
 	return conn
 }
 
-// What crispd knows of a pull arrives unchanged, of the image or the pod that was asked for.
+// crispd's state of a pull arrives unchanged, filtered by the requested image or pod.
 func TestWatch(t *testing.T) {
 	begun := time.Date(2026, 1, 2, 3, 4, 5, 6, time.UTC)
 	web := pulls.Pull{
@@ -72,7 +72,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// The stream goes on until its client has heard enough, or leaves.
+// The stream continues until its client ends it or leaves.
 func TestStream(t *testing.T) {
 	conn := dial(t, fixed{{Image: "a"}})
 	enough := errors.New("enough")
@@ -88,11 +88,11 @@ func TestStream(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	if err := pullapi.Watch(ctx, conn, pullapi.Request{Interval: time.Hour}, func([]pulls.Pull) error { cancel(); return nil }); err == nil {
-		t.Error("a client that left is not told so")
+		t.Error("Watch returned no error though its client had left")
 	}
 }
 
-// Other runtimes do not have the service.
+// Other runtimes lack the service.
 func TestUnimplemented(t *testing.T) {
 	err := pullapi.Watch(t.Context(), dial(t, nil), pullapi.Request{}, func([]pulls.Pull) error { return nil })
 	if err == nil {

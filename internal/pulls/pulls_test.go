@@ -15,7 +15,7 @@ func pull(bytes, total int64, rate float64) pulls.Pull {
 	return pulls.Pull{Image: "docker.io/library/web:1", Begun: begun, Bytes: bytes, Total: total, Rate: rate, AllKnown: true, Layers: []pulls.Layer{{}}}
 }
 
-// What people read while they wait.
+// The progress that users see.
 func TestString(t *testing.T) {
 	unknown := pull(5e6, 0, 1e6)
 	unknown.AllKnown = false
@@ -27,7 +27,7 @@ func TestString(t *testing.T) {
 		{pull(430e6, 1000e6, 12e6), "43 %, 12 MB/s, 48 s left"},
 		{pull(439_999_999, 1000e6, 1.25e6), "43 %, 1.2 MB/s, 7 m left"},
 		{pull(0, 1000e6, 0), "0 %, 0 B/s"},
-		{pull(1, 9e15, 1), "0 %, 1 B/s"}, // for ever is nothing that one wants to read
+		{pull(1, 9e15, 1), "0 %, 1 B/s"}, // a remaining time without end is left out
 		{pull(999, 1000, 10), "99 %, 10 B/s, 1 s left"},
 		{pull(1000, 1000, 10), "100 %, unpacking"},
 		{pull(0, 0, 0), "100 %, unpacking"},
@@ -55,7 +55,7 @@ func TestBar(t *testing.T) {
 	}
 }
 
-// A pod waits for the pull that names it, and not for one that has ended.
+// A pod waits for the first pull that names it and has not ended.
 func TestOf(t *testing.T) {
 	over, later, first := pull(0, 1, 0), pull(0, 1, 0), pull(0, 1, 0)
 	over.Ended, later.Begun, later.Image = begun, begun.Add(time.Second), "later"
@@ -80,7 +80,7 @@ func TestSame(t *testing.T) {
 	}
 }
 
-// The list that "crispd debug pulls" shows, and the bars of "crisp pull".
+// The list of "crispd debug pulls", and the bars of "crisp pull".
 func TestWrite(t *testing.T) {
 	p := pull(50, 200, 10)
 	p.From, p.Mirror, p.Stage, p.Waiters, p.For = "mirror.test", true, "layers", 2, []string{"default/web"}
@@ -113,7 +113,7 @@ x                        -            1s   0/0     failed  -  0
 	}
 }
 
-// fields are the words of a table.
+// fields returns the words of each line.
 func fields(text string) [][]string {
 	var lines [][]string
 	for line := range strings.Lines(text) {

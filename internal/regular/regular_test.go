@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Anything but a regular file is refused at once; symlinks are followed where that
-// is permitted.
+// Only regular files can be opened, and nothing blocks; symlinks are followed where that is
+// permitted.
 func TestOpen(t *testing.T) {
 	dir := t.TempDir()
 	in := func(name string) string { return filepath.Join(dir, name) }
@@ -28,7 +28,7 @@ func TestOpen(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Close()
-	names := map[string][3]error{ // by Open, OpenNoLink, OpenBeneath
+	names := map[string][3]error{ // results of Open, OpenNoLink, OpenBeneath
 		"file":     {},
 		"dir":      {regular.ErrOther, regular.ErrOther, regular.ErrOther},
 		"fifo":     {regular.ErrOther, regular.ErrOther, regular.ErrOther},
@@ -40,7 +40,7 @@ func TestOpen(t *testing.T) {
 		"dangling": {fs.ErrNotExist, regular.ErrOther, fs.ErrNotExist},
 		"none":     {fs.ErrNotExist, fs.ErrNotExist, fs.ErrNotExist},
 	}
-	if unix.Mknod(in("below/null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))) == nil { // root may
+	if unix.Mknod(in("below/null"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 3))) == nil { // as root
 		names["null"] = [3]error{regular.ErrOther, regular.ErrOther, regular.ErrOther}
 	}
 	for name, want := range names {

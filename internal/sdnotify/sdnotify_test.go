@@ -34,11 +34,10 @@ func TestNotify(t *testing.T) {
 		}
 	}
 	t.Setenv("NOTIFY_SOCKET", filepath.Join(t.TempDir(), "nobody"))
-	sdnotify.Notify("READY=1") // must neither fail nor wait
+	sdnotify.Notify("READY=1") // must neither fail nor block
 }
 
-// The manager gets keep-alives of a daemon that responds, and none of one that
-// does not.
+// The manager gets keep-alives from a daemon that responds, and none from one that does not.
 func TestWatchdog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
@@ -47,7 +46,7 @@ func TestWatchdog(t *testing.T) {
 	}
 	defer c.Close()
 	t.Setenv("NOTIFY_SOCKET", path)
-	asked := make(chan error) // each answer is given by the test
+	asked := make(chan error) // the test sends each answer
 	alive := func(ctx context.Context) error {
 		select {
 		case err := <-asked:

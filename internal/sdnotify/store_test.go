@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// A manager gets a descriptor with its name, and the request not to close it with its
-// other end; then the request to forget it.
+// The manager gets a descriptor with its name, and the request not to close it when its other end
+// is closed; then the request to forget it.
 func TestStore(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "notify")
 	t.Setenv("NOTIFY_SOCKET", path)
@@ -41,35 +41,35 @@ func TestStore(t *testing.T) {
 	}
 	messages, err := unix.ParseSocketControlMessage(oob[:o])
 	if err != nil || len(messages) != 1 {
-		t.Fatalf("with it come %v, %v", messages, err)
+		t.Fatalf("the control messages are %v, %v", messages, err)
 	}
 	fds, err := unix.ParseUnixRights(&messages[0])
 	if err != nil || len(fds) != 1 {
-		t.Fatalf("with it come the descriptors %v, %v", fds, err)
+		t.Fatalf("the descriptors are %v, %v", fds, err)
 	}
 	kept := os.NewFile(uintptr(fds[0]), "kept")
 	io.WriteString(kept, "still open")
 	kept.Close()
 	if got, err := io.ReadAll(r); err != nil || string(got) != "still open" {
-		t.Errorf("what was kept writes %q, %v", got, err)
+		t.Errorf("the stored descriptor writes %q, %v", got, err)
 	}
 	if err := s.Forget("c1.o"); err != nil {
 		t.Fatal(err)
 	}
 	if n, _, _, _, err = m.ReadMsgUnix(data, oob); err != nil || string(data[:n]) != "FDSTOREREMOVE=1\nFDNAME=c1.o" {
-		t.Errorf("then it gets %q, %v", data[:n], err)
+		t.Errorf("then the manager gets %q, %v", data[:n], err)
 	}
 	m.Close()
 	if err := s.Keep("c1.o", r); err == nil {
-		t.Error("nobody listens, and that is no error")
+		t.Error("Keep without a listener returned no error")
 	}
 }
 
-// keptEnv makes the test's program the daemon of TestKept.
+// keptEnv makes the test binary the daemon of TestKept.
 const keptEnv = "SDNOTIFY_TEST_KEPT"
 
-// A daemon takes over the descriptors that are meant for it, by name, and leaves the
-// variables to no child. It closes those without a name.
+// A daemon takes over its descriptors by name, and does not pass the variables to children. It
+// closes descriptors without a name.
 func TestKept(t *testing.T) {
 	if os.Getenv(keptEnv) != "" {
 		kept, err := sdnotify.Kept()
@@ -104,9 +104,9 @@ func TestKept(t *testing.T) {
 		{"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=c1.o:c2.p", "<c1.o=first c2.p=second>"},
 		{"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=c1.o:c1.o", "<c1.o=first>"},
 		{"LISTEN_PID=$$ LISTEN_FDS=2 LISTEN_FDNAMES=c1.o", "<error>"},
-		{"LISTEN_PID=$$ LISTEN_FDS=x LISTEN_FDNAMES=c1.o", "<error left open>"}, // of how many, nobody knows
+		{"LISTEN_PID=$$ LISTEN_FDS=x LISTEN_FDNAMES=c1.o", "<error left open>"}, // their number is unknown
 		{"LISTEN_PID=$$ LISTEN_FDS=0 LISTEN_FDNAMES=", "<>"},
-		{"LISTEN_PID=1 LISTEN_FDS=2 LISTEN_FDNAMES=c1.o:c2.p", "<>"}, // somebody else's
+		{"LISTEN_PID=1 LISTEN_FDS=2 LISTEN_FDNAMES=c1.o:c2.p", "<>"}, // of another process
 		{"LISTEN_FDNAMES=", "<>"},
 	} {
 		cmd := exec.Command("/bin/sh", "-c", tt.env+` exec "$0" -test.run='^TestKept$'`, os.Args[0])

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A call's stages follow each other, its parts lie within; a call that waits for the
-// work of another one has that one's stages, from the moment when it began to wait.
+// The stages of a call follow one another, and its parts lie within them; a call that waits for
+// another one's work has that one's stages from then on.
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var heard []string
@@ -35,13 +35,13 @@ func TestShares(t *testing.T) {
 			t.Error(d)
 		}
 		if got := stage.Open(mine.Spans()); got != "cni" {
-			t.Errorf("it goes on in %q, want cni", got)
+			t.Errorf("the current stage is %q, want cni", got)
 		}
 		if got := stage.OpenPart(mine.Spans()); got != "cni.portmap" {
-			t.Errorf("it goes on in the part %q, want cni.portmap", got)
+			t.Errorf("the current part is %q, want cni.portmap", got)
 		}
 		end()
-		end() // no more than once
+		end() // a second end has no effect
 		log.Stop()
 		time.Sleep(time.Second)
 		want = []stage.Share{{Name: "cni", Took: 2 * time.Second}, {Name: "cni.portmap", Took: 2 * time.Second}}
@@ -59,8 +59,7 @@ func TestShares(t *testing.T) {
 	})
 }
 
-// Without a log nothing is recorded, and nothing breaks; and a call's record is
-// bounded.
+// Without a log nothing is recorded, and nothing fails; the record of a call is bounded.
 func TestNoLogAndTooMuch(t *testing.T) {
 	ctx, log := stage.Fork(context.Background())
 	stage.Next(ctx, "cni")

@@ -9,7 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Tests of other packages begin and end meanwhile, each with a copy of all mounts.
+// Tests of other packages run meanwhile, each with a copy of all mounts.
 func TestDiskGoesBesideOtherNamespaces(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")

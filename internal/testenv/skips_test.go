@@ -7,7 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// The lists can be parsed, and every probe has an answer on any machine.
+// The lists can be parsed, and every probe has a result on any machine.
 func TestListed(t *testing.T) {
 	all, err := entries(listed)
 	if err != nil {
@@ -19,7 +19,7 @@ func TestListed(t *testing.T) {
 	for need := range probes {
 		t.Logf("%s: %s", need, Lacks(need))
 		if a, b := Lacks(need), Lacks("!"+need); (a == "") == (b == "") {
-			t.Errorf("need %s: %q and its contrary: %q", need, a, b)
+			t.Errorf("need %s: %q, and its negation: %q", need, a, b)
 		}
 	}
 }
@@ -72,7 +72,7 @@ func TestBadList(t *testing.T) {
 	}
 }
 
-// Tests that -short leaves out may be skipped with it, and only then.
+// Tests that -short skips may be skipped with it, and only then.
 func TestJudgeShort(t *testing.T) {
 	skipped := []Verdict{{Dir: "cmd/crisp", Test: "TestJob", Action: "skip", Said: "left out"}}
 	for short, want := range map[bool]int{true: 0, false: 1} {

@@ -19,7 +19,7 @@ func TestMain(m *testing.M) { Main(m, Options{}) }
 // plant makes TestThatLeaves leave one thing of each kind.
 const plant = "CRISP_TEST_PLANT"
 
-// Whatever a test leaves makes it fail, and is named.
+// Everything that a test leaves makes it fail, and is named.
 func TestLeaksAreFound(t *testing.T) {
 	if !Isolated() {
 		t.Skip("needs root, and no systemd: there are no namespaces to look at")
@@ -28,7 +28,7 @@ func TestLeaksAreFound(t *testing.T) {
 	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, stage+"=") }), plant+"=1")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
-		t.Errorf("a test that leaves things passed:\n%s", out)
+		t.Errorf("a test with leaks passed:\n%s", out)
 	}
 	for _, want := range []string{
 		"--- FAIL: TestThatLeaves", "link planted", "address 192.0.2.1/32 of lo", "nft table ip planted", "cgroup /sys/fs/cgroup",
@@ -40,7 +40,7 @@ func TestLeaksAreFound(t *testing.T) {
 	}
 }
 
-// TestThatLeaves passes, unless it was asked to leave something.
+// TestThatLeaves passes, unless plant makes it leave something.
 func TestThatLeaves(t *testing.T) {
 	if os.Getenv(plant) == "" {
 		return
@@ -98,7 +98,7 @@ func TestNamespaces(t *testing.T) {
 	}
 }
 
-// -run and -skip work as they do without namespaces.
+// -run and -skip work as without namespaces.
 func TestJobs(t *testing.T) {
 	for _, tt := range []struct {
 		parts []string

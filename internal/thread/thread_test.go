@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// init puts this goroutine, on which TestMain runs, on the main thread.
+// init locks the goroutine of TestMain to the main thread.
 func init() { runtime.LockOSThread() }
 
 func TestMain(m *testing.M) {
@@ -29,8 +29,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Nobody else ever sees what f does to its thread: that is not the main thread, and
-// it is gone, or never used again.
+// No other goroutine sees what f does to its thread: it is not the main thread, and it has ended,
+// or is never used again.
 func TestRun(t *testing.T) {
 	failed := errors.New("failed")
 	var mu sync.Mutex
@@ -45,7 +45,7 @@ func TestRun(t *testing.T) {
 				mu.Lock()
 				defer mu.Unlock()
 				spoilt[unix.Gettid()] = true
-				// The thread's own from here on, as namespaces would be.
+				// The working directory is the thread's own from here on, as namespaces would be.
 				if err := unix.Unshare(unix.CLONE_FS); err != nil {
 					t.Error(err)
 				}
@@ -62,7 +62,7 @@ func TestRun(t *testing.T) {
 	all.Wait()
 	for end := time.Now().Add(30 * time.Second); leftThreads(t) > 0; time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d threads are left, for anybody's work", leftThreads(t))
+			t.Fatalf("%d threads are left, for other goroutines", leftThreads(t))
 		}
 	}
 	if len(spoilt) == 0 {

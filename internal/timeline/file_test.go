@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// What one Book has saved another one knows: stages with their parts as they were, waits that go on,
-// and that what was being done has ended.
+// A Book restores what another one has saved: stages with their parts, waits that go on, and
+// actions under way, which have ended.
 func TestRestore(t *testing.T) {
 	var before, after Book
 	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
@@ -44,7 +44,7 @@ func TestRestore(t *testing.T) {
 	for i := range want {
 		if want[i].Name == "pull" {
 			if got[i].End.IsZero() || got[i].Err != cutShort {
-				t.Errorf("what was being done is %+v", got[i])
+				t.Errorf("the action under way is %+v", got[i])
 			}
 			got[i].End, got[i].Err = time.Time{}, ""
 		}
@@ -55,7 +55,7 @@ func TestRestore(t *testing.T) {
 	after.Wait(pod, nil)
 	for _, s := range after.Of("u") {
 		if s.End.IsZero() {
-			t.Errorf("a wait that is over goes on: %+v", s)
+			t.Errorf("an ended wait goes on: %+v", s)
 		}
 	}
 	after.Restore(saved.Pod, saved.Stages)
@@ -64,7 +64,8 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// A file is bounded, whatever the stages say; a damaged one is an error and not a start.
+// The file is bounded, whatever the stages contain; a damaged one is an error, and is not read in
+// part.
 func TestSavedIsBounded(t *testing.T) {
 	var list []SavedStage
 	for range maxFirst + maxLast {

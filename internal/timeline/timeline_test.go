@@ -15,7 +15,7 @@ import (
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// at returns a stage from one second to another; of less than 0, one that goes on.
+// at returns a stage from one second to another; if to is negative, it goes on.
 func at(name, container string, from, to int, parts ...timeline.Stage) timeline.Stage {
 	s := timeline.Stage{Name: name, Container: container, Begin: t0.Add(time.Duration(from) * time.Second), Parts: parts}
 	if to >= 0 {
@@ -28,8 +28,8 @@ func second(n int) time.Time { return t0.Add(time.Duration(n) * time.Second) }
 
 var web = timeline.Pod{UID: "u", Namespace: "default", Name: "web"}
 
-// A Book shows what goes on as it is now, and the spans of a call as the parts of its stage;
-// an action of the agent's stands for its spans.
+// A Book shows current stages up to now, and the spans of a call as the parts of its stage; the
+// spans of an action (BeginFlat) are stages themselves.
 func TestBook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b timeline.Book
@@ -42,14 +42,14 @@ func TestBook(t *testing.T) {
 		time.Sleep(time.Second)
 		list := b.Of("u")
 		if len(list) != 1 || list[0].Deepest().Name != "cni.slow" || list[0].Took(time.Now()) != 2*time.Second {
-			t.Errorf("while it goes on: %+v", list)
+			t.Errorf("while the call runs: %+v", list)
 		}
 		if going := b.Going(); len(going) != 1 || going[web][0].Name != "sandbox" {
-			t.Errorf("what goes on: %v", going)
+			t.Errorf("current stages: %v", going)
 		}
 		end()
 		run.End("", "no address")
-		run.End("", "") // the first counts
+		run.End("", "") // only the first End counts
 		time.Sleep(time.Second)
 		ctx, log = stage.With(context.Background(), nil)
 		start := b.BeginFlat(web, timeline.Stage{Container: "app"}, log)
@@ -68,19 +68,18 @@ func TestBook(t *testing.T) {
 			t.Error(d)
 		}
 		if len(b.Going()) != 0 {
-			t.Errorf("still going: %v", b.Going())
+			t.Errorf("stages still going on: %v", b.Going())
 		}
 		b.Forget("u")
 		if b.Of("u") != nil || len(b.Pods()) != 0 {
-			t.Error("a pod is not forgotten")
+			t.Error("a removed pod is still in the book")
 		}
 		var none *timeline.Open
 		none.End("", "")
 	})
 }
 
-// What a pod waits for is told again and again; each wait is one stage, from the first time to
-// the last.
+// A pod's waits are reported repeatedly; each wait is one stage, from its first report to its last.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var b timeline.Book
@@ -110,8 +109,8 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// Probes fill no book, and neither do pods that start again and again; a pod's first stages
-// stay, since those are its start.
+// Neither probes nor repeated restarts fill a book; a pod's first stages, which are its start, are
+// kept.
 func TestBookIsBounded(t *testing.T) {
 	var b timeline.Book
 	for i := range 1000 {
@@ -153,7 +152,7 @@ func TestBookIsBounded(t *testing.T) {
 	}
 }
 
-// The runtime's half explains the agent's; what only the runtime has stands beside.
+// The runtime's stages become parts of the agent's; those without one of the agent's stand alone.
 func TestJoin(t *testing.T) {
 	agent := []timeline.Stage{at("volumes", "", 0, 1), at("sandbox", "", 1, 5), at("pull", "app", 5, 9), at("start", "app", 9, 10)}
 	runtime := []timeline.Stage{
@@ -170,7 +169,7 @@ func TestJoin(t *testing.T) {
 		t.Error(d)
 	}
 	if d := cmp.Diff(runtime[:2], timeline.Join(nil, runtime[:2], second(20))); d != "" {
-		t.Errorf("of a kubelet's pod, with no agent: %s", d)
+		t.Errorf("for a kubelet's pod, without an agent: %s", d)
 	}
 }
 
@@ -191,7 +190,7 @@ func TestCover(t *testing.T) {
 		}
 	}
 	if timeline.Cover(nil, t0, t0) != 1 {
-		t.Error("no time is not covered")
+		t.Error("an empty time is not covered")
 	}
 }
 
@@ -203,7 +202,7 @@ func TestSum(t *testing.T) {
 	}
 }
 
-// The part that is to blame is the innermost that took half of the time.
+// Longest returns the innermost part that took at least half of the time.
 func TestLongest(t *testing.T) {
 	s := at("sandbox", "", 0, 10, at("namespaces", "", 0, 1), at("cni", "", 1, 10, at("cni.bridge", "", 1, 2), at("cni.slow", "", 2, 10)))
 	if got := s.Longest(second(10)).Name; got != "cni.slow" {

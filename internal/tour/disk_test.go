@@ -13,8 +13,8 @@ import (
 	"testing"
 )
 
-// places are the directories called root or state of a package, by the package and that
-// field or variable, in lower case. Others are crispd's own.
+// places are the directories behind the names root and state, by package and name in lower case.
+// Without an entry, they are crispd's.
 var places = map[string]string{
 	"root": "/var/lib/crisp", "state": "/run/crisp",
 	"image root": "/var/lib/crisp/images", "image state": "/run/crisp/image",
@@ -27,7 +27,7 @@ type file struct {
 	in   []*function
 }
 
-// files are the paths that the tree makes of a place and a name, and the kinds of records.
+// files returns the paths that the tree makes of a place and a name, and the kinds of records.
 func (g *graph) files() []file {
 	found := map[string][]*function{}
 	for _, f := range g.funcs {
@@ -50,8 +50,8 @@ func (g *graph) files() []file {
 	return list
 }
 
-// path returns what filepath.Join(o.Root, "a", "b") makes, or where Records.Save("a", …)
-// writes.
+// path returns the path that filepath.Join(o.Root, "a", "b") makes, or that Records.Save("a", …)
+// writes to.
 func (f *function) path(call *ast.CallExpr) string {
 	sel, ok := call.Fun.(*ast.SelectorExpr)
 	if !ok || len(call.Args) < 2 {
@@ -115,7 +115,7 @@ func table(files []file) string {
 	return b.String()
 }
 
-// docs/hacking.md mentions everything that a daemon names below its directories.
+// docs/hacking.md mentions every path that a daemon uses below its directories.
 func TestDiskIsDocumented(t *testing.T) {
 	doc, err := os.ReadFile(root + "/docs/hacking.md")
 	if err != nil {
@@ -132,7 +132,7 @@ func TestDiskIsDocumented(t *testing.T) {
 	for _, f := range files {
 		for name := range strings.SplitSeq(f.path, "/") {
 			if !bytes.Contains(section, []byte(name)) {
-				t.Errorf("docs/hacking.md does not tell of %s, which %s names", f.path, names(f.in))
+				t.Errorf("docs/hacking.md does not mention %s, which %s names", f.path, names(f.in))
 				break
 			}
 		}

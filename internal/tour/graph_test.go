@@ -31,12 +31,12 @@ type function struct {
 	obj      *types.Func
 	decl     *ast.FuncDecl
 	pkg      *pkg
-	name     string                // as outlines have it: "oci.Container.Stop"
+	name     string                // as in outlines: "oci.Container.Stop"
 	file     string                // relative to the root
 	calls    []*types.Func         // and mentions, in order, each once
 	speaks   map[types.Object]bool // the messages of oci/wire that it mentions
-	forwards bool                  // it does nothing but to call another with what it was given
-	next     []*function           // once graph.next was asked
+	forwards bool                  // it only calls another function with its own arguments
+	next     []*function           // the result of graph.next, once called
 }
 
 // A pkg is one package of the tree, type-checked.
@@ -54,15 +54,15 @@ type graph struct {
 	funcs   []*function // in the order of files
 	byObj   map[*types.Func]*function
 	byName  map[string]*function
-	answers map[types.Object][]*types.Func // what a message of oci/wire is answered with
-	types   map[string][]*types.Named      // of the tree, by the names of their methods, embedded ones too
-	holds   map[*types.Var][]*types.Func   // functions that a package's variable is made with
+	answers map[types.Object][]*types.Func // functions that answer a message of oci/wire
+	types   map[string][]*types.Named      // of the tree, by the names of their methods, including embedded ones
+	holds   map[*types.Var][]*types.Func   // functions in a package variable's initial value
 	cri     *types.Package
 
-	libraries map[string]*types.Package // those that packages of the tree import
+	libraries map[string]*types.Package // imported by packages of the tree
 }
 
-// load type-checks what the programs consist of, once for all tests.
+// load type-checks the packages of the programs, once for all tests.
 var load = sync.OnceValues(func() (*graph, error) {
 	cmd := exec.Command("go", "list", "-deps", "-export", "-json=ImportPath,Export,Dir,GoFiles,CgoFiles",
 		"-tags", "seccomp,containers_image_openpgp,nri_no_wasm", "./cmd/...")
@@ -83,7 +83,7 @@ var load = sync.OnceValues(func() (*graph, error) {
 		}
 		return foreign.Import(path)
 	})}
-	for dec := json.NewDecoder(bytes.NewReader(out)); ; { // a package comes after those that it imports
+	for dec := json.NewDecoder(bytes.NewReader(out)); ; { // a package follows those that it imports
 		var listed struct {
 			ImportPath, Export, Dir string
 			GoFiles, CgoFiles       []string
@@ -197,8 +197,8 @@ func receiver(f *types.Func) *types.Named {
 	return named
 }
 
-// look adds what f calls or mentions, and which messages it sends to the executor or
-// answers.
+// look adds the functions that f calls or mentions, and the messages that it sends to the executor
+// or answers.
 func (f *function) look(g *graph) {
 	f.forwards = forwards(f.decl)
 	ast.Inspect(f.decl.Body, func(n ast.Node) bool {
@@ -219,8 +219,8 @@ func (f *function) look(g *graph) {
 	f.calls = f.mentioned(g, f.decl.Body)
 }
 
-// mentioned returns the functions that some code calls or mentions, through the
-// package's variables too, in order, each once.
+// mentioned returns the functions that code calls or mentions, including through package variables,
+// in order, each once.
 func (f *function) mentioned(g *graph, code ast.Node) (list []*types.Func) {
 	ast.Inspect(code, func(n ast.Node) bool {
 		id, ok := n.(*ast.Ident)
@@ -252,7 +252,7 @@ func isMessage(o types.Object) bool {
 		(strings.HasPrefix(c.Name(), "Method") || strings.HasPrefix(c.Name(), "Event"))
 }
 
-// forwards reports whether a function is one call, with its own arguments only.
+// forwards reports whether a function is a single call with its own arguments only.
 func forwards(decl *ast.FuncDecl) bool {
 	if len(decl.Body.List) != 1 {
 		return false
@@ -277,9 +277,9 @@ func forwards(decl *ast.FuncDecl) bool {
 	})
 }
 
-// next returns the functions that f leads to: those it calls, the implementations of
-// interfaces that it calls, those that answer what it asks the executor or the runtime.
-// Functions that only forward are skipped.
+// next returns the functions that f leads to: those it calls, the implementations of interfaces
+// that it calls, and the handlers of its messages to the executor and the runtime. Functions that
+// only forward are skipped.
 func (g *graph) next(f *function) []*function {
 	if f.next != nil {
 		return f.next
@@ -307,7 +307,7 @@ func (g *graph) next(f *function) []*function {
 	return f.next
 }
 
-// meant returns the functions of the tree that a call of f may end in.
+// meant returns the functions of the tree that a call of f may reach.
 func (g *graph) meant(f *types.Func) []*types.Func {
 	recv := receiver(f)
 	if recv == nil || !types.IsInterface(recv) {
@@ -322,7 +322,7 @@ func (g *graph) meant(f *types.Func) []*types.Func {
 			list = append(list, handler.obj) // over the socket
 		}
 	case !strings.HasPrefix(f.Pkg().Path(), module):
-		return nil // such as io.Writer: that would be everybody
+		return nil // such as io.Writer, which almost everything implements
 	}
 	iface := recv.Underlying().(*types.Interface)
 	for _, t := range g.types[f.Name()] {
@@ -333,8 +333,8 @@ func (g *graph) meant(f *types.Func) []*types.Func {
 	return list
 }
 
-// leads reports whether a leads to b, with one function in between at most, or both
-// speak of the same message.
+// leads reports whether a leads to b, with at most one function in between, or both mention the
+// same message.
 func (g *graph) leads(a, b *function) bool {
 	for _, f := range append(slices.Clone(g.next(a)), a) {
 		if slices.Contains(g.next(f), b) {
@@ -349,8 +349,8 @@ func (g *graph) leads(a, b *function) bool {
 	return false
 }
 
-// calledBy reports whether a library may call f: its type implements an interface of the
-// library's package that has such a method.
+// calledBy reports whether a library may call f: its type implements an interface of that library
+// with such a method.
 func (g *graph) calledBy(f *function, library string) bool {
 	recv := receiver(f.obj)
 	lib := g.libraries[library]
@@ -364,8 +364,7 @@ func (g *graph) calledBy(f *function, library string) bool {
 	})
 }
 
-// tells reports whether f is of interest to other packages: exported, and more than a
-// getter.
+// tells reports whether f matters to other packages: it is exported, and more than a getter.
 func (f *function) tells() bool {
 	if recv := receiver(f.obj); !f.obj.Exported() || recv != nil && !recv.Obj().Exported() {
 		return false
@@ -377,7 +376,7 @@ func (f *function) tells() bool {
 	})
 }
 
-// link returns f as the documents show it.
+// link returns f as a link for the documents.
 func (f *function) link() string {
 	name := f.name[strings.LastIndex(f.name, "/")+1:]
 	return fmt.Sprintf("[%s](../%s)", "`"+name+"`", f.file)

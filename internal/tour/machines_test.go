@@ -60,7 +60,7 @@ func draw(b *strings.Builder, p *pkg, file, state string, table *ast.CompositeLi
 	b.WriteString("```\n\n")
 }
 
-// drawings returns the drawings in the comments of packages and types, in their order.
+// drawings returns the drawings in the comments of packages and types, in order.
 func (g *graph) drawings() string {
 	var b strings.Builder
 	for _, p := range g.pkgs {
@@ -77,7 +77,7 @@ func (g *graph) drawings() string {
 	return b.String()
 }
 
-// show writes the indented lines of a comment, if there are lines of boxes among them.
+// show writes the indented lines of a comment, if some of them have box-drawing characters.
 func show(b *strings.Builder, file string, comment *ast.CommentGroup) {
 	var drawing []string
 	end := func() {

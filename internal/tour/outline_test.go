@@ -18,11 +18,11 @@ type outline struct {
 type step struct {
 	at     string // testdata/outlines.txt:LINE
 	name   string // "oci.Container.Stop"
-	via    string // of a function that a library calls: its import path; or the kernel
+	via    string // of a function that a library calls: the library's import path; or kernel
 	phrase string
 }
 
-// kernel is what wakes a function that waits for an event.
+// kernel stands for the event that wakes a waiting function.
 const kernel = "kernel"
 
 // maxSteps is the maximum number of functions of an outline.
@@ -61,8 +61,7 @@ func outlines(t *testing.T) (all []outline) {
 	return all
 }
 
-// An outline is true: each function exists, does something, and is reached from one of
-// those above it.
+// An outline is true: each function exists, does something, and is reached from one above it.
 func TestOutlines(t *testing.T) {
 	g := tree(t)
 	for _, o := range outlines(t) {
@@ -77,7 +76,7 @@ func TestOutlines(t *testing.T) {
 				t.Errorf("%s: there is no %s; these have its name: %s", s.at, s.name, names(g.namesakes(s.name)))
 				continue
 			case f.forwards:
-				t.Errorf("%s: %s only forwards: tell of the function that it calls", s.at, s.name)
+				t.Errorf("%s: %s only forwards: name the function that it calls", s.at, s.name)
 			case i == 0 && g.handler(o.title) != nil && f != g.handler(o.title):
 				t.Errorf("%s: %s begins in %s", s.at, o.title, g.handler(o.title).name)
 			case s.via == kernel:
@@ -92,7 +91,7 @@ func TestOutlines(t *testing.T) {
 	}
 }
 
-// handler returns the function that answers an RPC, nil if none.
+// handler returns the function that handles an RPC, nil if there is none.
 func (g *graph) handler(rpc string) *function {
 	if !slices.Contains(g.rpcs(), rpc) {
 		return nil
@@ -124,8 +123,7 @@ func (g *graph) callers(f *function) (list []*function) {
 	return list
 }
 
-// path returns the shortest path from one of some functions to another, nil if there is
-// none.
+// path returns the shortest path from one of some functions to another, nil if there is none.
 func (g *graph) path(from []*function, to *function) (way []*function) {
 	before := map[*function]*function{}
 	for queue := slices.Clone(from); len(queue) > 0; queue = queue[1:] {

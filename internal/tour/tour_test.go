@@ -70,7 +70,7 @@ func (g *graph) rpcs() (list []string) {
 	return list
 }
 
-// firsts is how many functions of other packages are listed.
+// firsts is the number of functions of other packages that are listed.
 const firsts = 4
 
 // first returns the functions of other packages that the handler f calls, or that
@@ -93,7 +93,7 @@ func (g *graph) first(f *function) string {
 	return strings.Join(list, ", ")
 }
 
-// link returns a file as the documents show it.
+// link returns a link to a file for the documents.
 func link(file string) string {
 	return fmt.Sprintf("[%s](../%s)", file, file)
 }

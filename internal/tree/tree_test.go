@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
-// A container can nest directories as deep as its disk has inodes. A walk that took
-// a descriptor or a stack frame for each would end the daemon.
+// A container can nest directories as deep as its disk has inodes. A walk that took a descriptor or
+// a stack frame for each would crash the daemon.
 func TestDeepTreeIsWalkedAndRemoved(t *testing.T) {
 	for _, sorted := range []bool{false, true} {
 		t.Run(fmt.Sprintf("sorted=%v", sorted), func(t *testing.T) {
@@ -60,22 +60,21 @@ func TestDeepTreeIsWalkedAndRemoved(t *testing.T) {
 	}
 }
 
-// The walk returns to directories that it had closed, and continues reading where it
-// stopped.
+// The walk returns to directories that it has closed, and continues to read them where it stopped.
 func TestWalkSeesAllOfWideAndDeepTree(t *testing.T) {
 	for _, sorted := range []bool{false, true} {
 		dir := treetest.Dir(t)
 		want := []string{""}
 		at := ""
-		for depth := range 100 { // deeper than directories are kept open
-			for i := range 300 { // more than getdents gives at a time
+		for depth := range 100 { // deeper than the number of directories that are kept open
+			for i := range 300 { // more than one getdents call returns
 				name := fmt.Sprintf("%s%03d-%03d-%s", at, depth, i, strings.Repeat("x", 20))
 				want = append(want, name)
 				if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
-			at += "150d/" // in the midst of them, for some
+			at += "150d/" // in the middle of the names, in some order
 			want = append(want, strings.TrimSuffix(at, "/"))
 			if err := os.Mkdir(filepath.Join(dir, at), 0o700); err != nil {
 				t.Fatal(err)
@@ -127,8 +126,8 @@ func TestSortedWalkIsInOrder(t *testing.T) {
 	}
 }
 
-// Whatever a container puts in place of a directory, or moves elsewhere, while we
-// are in it must not lead us out of the tree.
+// A container may replace or move a directory while it is being walked: the walk must not leave the
+// tree.
 func TestDirectoryMovedAwayMeanwhile(t *testing.T) {
 	dir, in, out := shuffled(t)
 	deep := filepath.Join(in, strings.Repeat("d/", 99)+"d")
@@ -136,7 +135,7 @@ func TestDirectoryMovedAwayMeanwhile(t *testing.T) {
 	files, after := 0, false
 	err := tree.Walk(t.Context(), in, tree.Options{Sorted: true}, func(f *tree.File) error {
 		names = append(names, f.Name)
-		if files++; files == 250 { // deeper, and too deep for that directory to be open
+		if files++; files == 250 { // deeper, so that the moved directory is closed
 			return errors.Join(os.Rename(deep, filepath.Join(out, "moved")), os.Symlink(out, deep))
 		}
 		after = after || f.Path() == "z"
@@ -146,16 +145,16 @@ func TestDirectoryMovedAwayMeanwhile(t *testing.T) {
 		t.Error(err)
 	}
 	if slices.Contains(names, "precious") {
-		t.Error("the walk went elsewhere")
+		t.Error("the walk has left the tree")
 	}
 	if !after {
-		t.Error("the walk did not come back to what is in the top")
+		t.Error("the walk did not return to the files at the top")
 	}
 	if err := tree.Remove(t.Context(), in); err != nil {
 		t.Error(err)
 	}
 	if _, err := os.Stat(filepath.Join(out, "precious")); err != nil {
-		t.Errorf("what is not in the tree was removed: %v", err)
+		t.Errorf("a file outside of the tree was removed: %v", err)
 	}
 	left, err := os.ReadDir(dir)
 	if err != nil || len(left) != 1 {
@@ -182,16 +181,16 @@ func TestRemoveWhileDirectoriesAreMoved(t *testing.T) {
 	}()
 	err := tree.Remove(t.Context(), in)
 	cancel()
-	t.Logf("%d moves, err %v", <-moved, err) // whether it gets through depends on them
+	t.Logf("%d moves, err %v", <-moved, err) // depends on the moves
 	if _, err := os.Stat(filepath.Join(out, "precious")); err != nil {
-		t.Errorf("what is not in the tree was removed: %v", err)
+		t.Errorf("a file outside of the tree was removed: %v", err)
 	}
-	if err := tree.Remove(t.Context(), in); err != nil { // nobody moves anything any more
+	if err := tree.Remove(t.Context(), in); err != nil { // nothing is moved any more
 		t.Error(err)
 	}
 }
 
-// shuffled makes the directories in, with a deep tree and a file z, and out.
+// shuffled makes the directory in, with a deep tree and a file z, and the directory out.
 func shuffled(t *testing.T) (dir, in, out string) {
 	dir = treetest.Dir(t)
 	in, out = filepath.Join(dir, "in"), filepath.Join(dir, "out")
@@ -205,7 +204,7 @@ func shuffled(t *testing.T) (dir, in, out string) {
 	return dir, in, out
 }
 
-// An error in a log should be readable without scrolling.
+// Errors are short enough to read in a log.
 func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 	dir := treetest.Dir(t)
 	treetest.Deep(t, dir, strings.Repeat("d", 200), 1000)
@@ -230,7 +229,7 @@ func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 		t.Skip("needs root: a directory is made immutable")
 	}
 	t.Run("immutable", func(t *testing.T) {
-		disk := t.TempDir() // a tmpfs may have no such flags
+		disk := t.TempDir() // a tmpfs may not support these flags
 		treetest.Deep(t, disk, strings.Repeat("d", 200), 100)
 		fd, err := unix.Open(disk, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 		for range 100 {
@@ -264,7 +263,7 @@ func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 	})
 }
 
-// File systems mounted below belong to somebody else.
+// File systems mounted below a tree are not the tree's, and are not emptied.
 func TestRemoveEntersNoMount(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it mounts")
@@ -274,7 +273,7 @@ func TestRemoveEntersNoMount(t *testing.T) {
 	if err := errors.Join(os.MkdirAll(at, 0o700), os.MkdirAll(filepath.Join(dir, "top", "c"), 0o700), os.WriteFile(filepath.Join(data, "precious"), nil, 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	// A bind mount of the same file system: the device says nothing.
+	// A bind mount of the same file system, which has the same device number.
 	if err := unix.Mount(data, at, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -302,7 +301,7 @@ func TestRemoveEntersNoMount(t *testing.T) {
 	if _, err := os.Stat(filepath.Join(dir, "top", "c")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("the rest was not removed: %v", err)
 	}
-	// The mount itself may be what is asked for: it is emptied and stays.
+	// If the argument itself is a mount, it is emptied and stays.
 	if err := tree.Remove(t.Context(), at); !errors.Is(err, unix.EBUSY) {
 		t.Errorf("err %v, want EBUSY", err)
 	}

@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// Undoing does not stop at errors, goes backwards, and hides neither error.
+// An error does not stop the undoing, which goes backwards, and no error is hidden.
 func TestRunIf(t *testing.T) {
 	func() (err error) {
 		var steps undo.Stack
@@ -39,7 +39,7 @@ func TestRunIf(t *testing.T) {
 	}
 }
 
-// A bug in a later step leaves nothing of the earlier ones behind, and is not hidden.
+// A panic in a later step undoes the earlier ones, and is not hidden.
 func TestPanicUndoes(t *testing.T) {
 	var order []string
 	defer func() {
@@ -59,7 +59,7 @@ func TestPanicUndoes(t *testing.T) {
 	}()
 }
 
-// The client that gave up must not take the roll-back with it.
+// Undoing goes on after its client has given up.
 func TestContextOutlivesItsParent(t *testing.T) {
 	parent, cancel := context.WithCancel(t.Context())
 	cancel()
