@@ -3,12 +3,12 @@
 #
 #   critest.sh BINDIR [critest's flags…]
 #
-# skip.txt beside this file lists the specs that are left out, each line with its
-# reason. CONTAINERS_REGISTRIES_CONF is passed on to crispd: it may name mirrors
-# for registry.k8s.io, gcr.io and k8s.gcr.io where those cannot be reached.
-# specs.txt lists the specs that must pass; the program specs, in BINDIR or named by
-# SPECS, tells which did not. CRISPD_CONFIG may name a configuration file of crispd; without, it has none.
-# Runs of critest share ports 12000 to 12003 of the host.
+# skip.txt beside this file lists the specs that are left out, each line with its reason.
+# CONTAINERS_REGISTRIES_CONF is passed on to crispd: it may name mirrors for registry.k8s.io,
+# gcr.io and k8s.gcr.io where those cannot be reached. specs.txt lists the specs that must pass;
+# the program specs, in BINDIR or named by SPECS, reports those that did not. CRISPD_CONFIG may
+# name a configuration file for crispd; by default it has none. Runs of critest share the ports
+# 12000 to 12003 of the host.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -40,7 +40,7 @@ finish() {
 	exit "$code"
 }
 trap finish EXIT
-# Its socket is there before it answers, which a slow machine takes its time for.
+# The socket exists before crispd answers, which may take a while on a slow machine.
 until "$bin/crisp" --runtime-endpoint "unix://$dir/s" version >/dev/null 2>&1; do
 	kill -0 "$crispd" || exit 1
 	sleep 0.05
