@@ -232,8 +232,8 @@ func (s *stuckNode) calls() []namedCall {
 	}
 }
 
-// podOf runs a pod in the node's network, with a container if program is not "" or ofContainer is
-// given. The functions may change the configurations.
+// podOf runs a pod in the node's network, with one container of the program; for "", ofContainer
+// sets the arguments. ofPod and ofContainer may change the configurations, and may be nil.
 func (s *stuckNode) podOf(ctx context.Context, name string, ofPod func(*cri.PodSandboxConfig), ofContainer func(*cri.ContainerConfig), program string) (*pod, *container, error) {
 	p := &pod{config: s.sandboxConfig(name)}
 	if ofPod != nil {
