@@ -6,7 +6,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// The format of image records.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "image", nil)
 }

@@ -141,7 +141,6 @@ type writer struct {
 	began    string // start time of its process, from the kernel
 }
 
-// start starts a container of testbin.
 func (s *siege) start(name string, tty, stdin bool, command ...string) *writer {
 	s.t.Helper()
 	created, err := s.runtime().CreateContainer(s.ctx(), &cri.CreateContainerRequest{

@@ -168,7 +168,6 @@ func startBrowser(t *testing.T, a *agentProcess) *browser {
 	return b
 }
 
-// event handles the browser's events.
 func (b *browser) event(e any) {
 	switch e := e.(type) {
 	case *cdplog.EventEntryAdded:
@@ -255,13 +254,11 @@ func (b *browser) click(selector string) {
 	b.run(chromedp.Click(chromedp.CSS(selector)))
 }
 
-// types types text into an element.
 func (b *browser) types(selector, text string) {
 	b.t.Helper()
 	b.run(chromedp.SendKeys(chromedp.CSS(selector), text))
 }
 
-// until waits until an expression is true.
 func (b *browser) until(expression string) {
 	b.t.Helper()
 	for deadline := time.Now().Add(pagePatience); !b.is(expression); time.Sleep(50 * time.Millisecond) {

@@ -137,7 +137,6 @@ func (r *fakeRegistry) asked() int {
 	return n
 }
 
-// useRegistry makes r the node's registry.
 func (n *node) useRegistry(r *fakeRegistry) error {
 	n.registry = r
 	conf := fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n\n[[registry]]\nlocation = \"mirrored.test\"\n[[registry.mirror]]\nlocation = %q\ninsecure = true\n", r.host(), r.host())

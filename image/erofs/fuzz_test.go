@@ -75,7 +75,6 @@ func (r *recipe) node(kind uint32) (*Node, *readInode) {
 	return n, &readInode{Mode: n.Mode, UID: n.UID, GID: n.GID, Sec: n.Sec, Nsec: n.Nsec, Attrs: n.Attrs}
 }
 
-// add adds one name to the tree.
 func (r *recipe) add(t *testing.T) {
 	parent := r.dirs[r.next(len(r.dirs))]
 	base := r.text(1 + r.next(unix.NAME_MAX))

@@ -208,7 +208,6 @@ func (r *reader) inode(nid uint64) (*readInode, error) {
 	return n, nil
 }
 
-// readEntries reads a directory.
 func (n *readInode) readEntries() error {
 	for block := range slices.Chunk([]byte(n.Data), 4096) {
 		first := binary.LittleEndian.Uint16(block[8:])

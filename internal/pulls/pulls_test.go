@@ -113,7 +113,6 @@ x                        -            1s   0/0     failed  -  0
 	}
 }
 
-// fields returns the words of each line.
 func fields(text string) [][]string {
 	var lines [][]string
 	for line := range strings.Lines(text) {

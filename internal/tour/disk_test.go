@@ -101,7 +101,6 @@ func (f *function) place(e ast.Expr) string {
 	return cmp.Or(places[top+" "+name], places[name])
 }
 
-// table returns the table of all files.
 func table(files []file) string {
 	var b strings.Builder
 	b.WriteString("| path | named in |\n|---|---|\n")

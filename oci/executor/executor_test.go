@@ -516,7 +516,6 @@ func (e *execed) wait() int32 {
 	return reply.Code
 }
 
-// line reads one line.
 func line(t testing.TB, f *os.File) string {
 	t.Helper()
 	f.SetReadDeadline(time.Now().Add(2 * time.Minute))

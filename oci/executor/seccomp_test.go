@@ -377,7 +377,6 @@ func testProfiles(t *testing.T) map[string]*specs.LinuxSeccomp {
 	}
 }
 
-// filtered gives a container the profile p.
 func filtered(p *specs.LinuxSeccomp) option {
 	return func(_ *wire.RunRequest, spec *specs.Spec) { spec.Linux.Seccomp = p }
 }

@@ -248,7 +248,6 @@ type Illegal struct {
 
 func (e *Illegal) Error() string { return e.Why.Error() }
 
-// Unwrap returns why.
 func (e *Illegal) Unwrap() error { return e.Why }
 
 // Rules are the properties of nodes whose histories are checked.
@@ -291,7 +290,6 @@ type follows interface {
 	event(e Event, taken bool) error
 }
 
-// run goes through the history.
 func run(h History, taken map[int]bool, f follows) error {
 	ends := make(map[int]int) // of calls, by number
 	for i := range h {

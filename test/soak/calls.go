@@ -136,7 +136,6 @@ func (c *calls) complain(text string) {
 	}
 }
 
-// wrongAnswer records a wrong answer.
 func (c *calls) wrongAnswer(format string, args ...any) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -125,7 +125,6 @@ func run(ctx context.Context, o options) (err error) {
 	return soak(ctx, n, o)
 }
 
-// soak runs all of it.
 func soak(ctx context.Context, n *node, o options) error {
 	warm := o.life / 10
 	kills := (o.life - warm) / 2

@@ -203,7 +203,6 @@ var verdict = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \((.*)\)$`)
 // complaint is the number of lines that are shown of a failing test; the log has all.
 const complaint = 20
 
-// do runs the compiled tests.
 func (t tests) do(g *guest) error {
 	run := t.run
 	if g.run != "" {

@@ -81,7 +81,6 @@ func collect(disk, dir string) error {
 	return judge(all)
 }
 
-// judge prints a line for each step.
 func judge(all []result) error {
 	var failed []string
 	for _, r := range all {

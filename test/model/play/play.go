@@ -165,7 +165,6 @@ func (p *player) round(ctx context.Context, r Round) error {
 
 func oneOf[T comparable](v T, of ...T) bool { return slices.Contains(of, v) }
 
-// client makes its steps.
 func (p *player) client(ctx context.Context, steps []Step) {
 	for _, s := range steps {
 		time.Sleep(s.Delay)
