@@ -89,15 +89,15 @@ func (k *kernel) Unpin(p Pins) error {
 			errs = append(errs, fmt.Errorf("remove mount point: %w", err))
 		}
 	}
-	return errors.Join(append(errs, unstage(filepath.Join(p.Dir, stageDir)))...)
+	return errors.Join(append(errs, removePrepared(filepath.Join(p.Dir, preparedDir)))...)
 }
 
-// stageDir is where the executor makes mounts ahead, a directory for each container
-// that is being started (wire.RunRequest.Stage).
-const stageDir = "staged"
+// preparedDir is where the executor makes mounts ahead, a directory for each container
+// that is being started (wire.RunRequest.PrepareDir).
+const preparedDir = "staged"
 
-// unstage removes the leftovers of an executor that was killed meanwhile.
-func unstage(dir string) error {
+// removePrepared removes the leftovers of an executor that was killed meanwhile.
+func removePrepared(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "*", "*"))
 	if err != nil {
 		return err

@@ -210,7 +210,7 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 		Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
 		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine,
 		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Fast: c.rt.o.FastInit,
-		Stage: filepath.Join(c.sandbox.RunDir(), stageDir, c.id),
+		PrepareDir: filepath.Join(c.sandbox.RunDir(), preparedDir, c.id),
 	}, nil
 }
 

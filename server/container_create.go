@@ -145,14 +145,14 @@ func (d *containerDraft) create(ctx context.Context) (err error) {
 	if d.restored != nil {
 		steps = restoreSteps
 	}
-	stage, cancel := ctx, func() {}
+	stepCtx, cancel := ctx, func() {}
 	defer func() { cancel() }()
 	for _, step := range steps {
 		if step.stage != "" {
 			cancel()
-			stage, cancel = d.cr.enter(ctx, step.stage)
+			stepCtx, cancel = d.cr.enter(ctx, step.stage)
 		}
-		if err := step.do(d, stage); err != nil {
+		if err := step.do(d, stepCtx); err != nil {
 			return err
 		}
 	}

@@ -153,9 +153,9 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		}
 	}
 
-	stage, cancel := c.enter(ctx, "namespaces")
+	stepCtx, cancel := c.enter(ctx, "namespaces")
 	defer cancel()
-	sb, err := s.runtime.CreateSandbox(stage, config)
+	sb, err := s.runtime.CreateSandbox(stepCtx, config)
 	if err != nil {
 		return fmt.Errorf("make sandbox: %w", err)
 	}
@@ -172,9 +172,9 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		return fmt.Errorf("label files of sandbox: %w", err)
 	}
 	if !config.HostNetwork {
-		stage, cancel := c.enter(ctx, "cni")
+		stepCtx, cancel := c.enter(ctx, "cni")
 		defer cancel()
-		result, err := s.networkOf(rec.handler).Attach(stage, networkPod(sb, rec))
+		result, err := s.networkOf(rec.handler).Attach(stepCtx, networkPod(sb, rec))
 		if errors.Is(err, fault.Exists) {
 			// Another pod may have the host port, say. With AlreadyExists the
 			// caller would take this sandbox for made.
@@ -189,11 +189,11 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	if err != nil {
 		return err
 	}
-	stage, cancel = c.enter(ctx, "plugins")
+	stepCtx, cancel = c.enter(ctx, "plugins")
 	defer cancel()
 	turn := s.plugins.Turn()
 	defer turn.End()
-	if err := s.notifyRun(stage, turn, pluginPod(sb, rec), &steps); err != nil {
+	if err := s.notifyRun(stepCtx, turn, pluginPod(sb, rec), &steps); err != nil {
 		return err
 	}
 	if err := sb.Ready(extra); err != nil {

@@ -143,7 +143,7 @@ func Deadline(pod *v1.Pod, s *v1.PodStatus) (time.Time, bool) {
 }
 
 // sandboxReady reports whether the pod has the one sandbox that it needs. If not, it plans
-// the next stage towards it: stop everything, remove the init containers, which must run
+// the next step towards it: stop everything, remove the init containers, which must run
 // again, and run a new sandbox. A pod whose containers are all done gets none.
 func (p *planner) sandboxReady() bool {
 	why := SandboxChanged(p.want, p.have)

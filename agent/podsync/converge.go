@@ -9,7 +9,7 @@ import (
 )
 
 // converge plans for the containers of a pod whose sandbox is good. Containers are stopped
-// first, in a stage of its own.
+// first, in a step of its own.
 func (p *planner) converge() {
 	sandbox := p.have.Sandboxes[0].ID
 	p.ephemeral(sandbox)

@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// end plans the next stage of ending the pod uid and reports whether anything of it is
-// left. The stages are: stop the containers, stop the sandboxes, remove the containers, the
+// end plans the next step of ending the pod uid and reports whether anything of it is
+// left. The steps are: stop the containers, stop the sandboxes, remove the containers, the
 // files, the sandboxes. The sandbox is last because a restarted agent finds the rest by it.
 func (p *planner) end(uid, why string) bool {
 	if p.stopAll(uid, why) {

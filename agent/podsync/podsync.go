@@ -3,7 +3,7 @@
 // does I/O or keeps state.
 //
 // A worker (agent/worker) loops: observe, Compute, act, observe again. So a plan has only
-// actions that can be done now, in one stage; what depends on their outcome is left to the
+// actions that can be done now, in one step; what depends on their outcome is left to the
 // next Compute. An agent that was killed between two actions needs no recovery: the next
 // one observes and goes on.
 //

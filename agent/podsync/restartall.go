@@ -39,7 +39,7 @@ func MayRestartAll(spec *v1.PodSpec) bool {
 	return false
 }
 
-// restartAll plans the next stage of beginning again in the same sandbox and reports whether
+// restartAll plans the next step of beginning again in the same sandbox and reports whether
 // there is one: kill what runs, without a grace period as in the kubelet; remove the dead
 // containers but those that caused it; remove these. Ephemeral containers are left alone.
 func (p *planner) restartAll() bool {
@@ -63,9 +63,9 @@ func (p *planner) restartAll() bool {
 			dead = append(dead, remove)
 		}
 	}
-	for _, stage := range [][]Action{live, dead, causes} {
-		if len(stage) > 0 {
-			for _, a := range stage {
+	for _, actions := range [][]Action{live, dead, causes} {
+		if len(actions) > 0 {
+			for _, a := range actions {
 				p.add(a)
 			}
 			return true

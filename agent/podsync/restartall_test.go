@@ -13,7 +13,7 @@ func all(p *v1.Pod) {
 }
 
 // A pod begins again in its sandbox: what runs is killed, then all containers are removed,
-// the one that caused it last. However far an earlier agent came, the next stage follows.
+// the one that caused it last. However far an earlier agent came, the next step follows.
 func TestRestartAllContainers(t *testing.T) {
 	const never, always = v1.RestartPolicyNever, v1.RestartPolicyAlways
 	for _, test := range []struct {

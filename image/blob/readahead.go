@@ -6,7 +6,7 @@ import (
 )
 
 // Sizes of a ReadAhead: a few large chunks keep both sides busy without keeping
-// much of the layer in memory (2 MiB for each of the two stages of a layer). ChunkSize
+// much of the layer in memory (2 MiB before and 2 MiB after decompression). ChunkSize
 // is in bytes.
 const (
 	ChunkSize   = 256 << 10

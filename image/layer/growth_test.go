@@ -9,7 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A layer counts while it is being unpacked, and when it is staged: it takes space, though
+// A layer counts while it is being unpacked, and when it is unpacked: it takes space, though
 // no image has it yet. The sum is close to the measured usage.
 func TestWhatIsUnpackedIsInUse(t *testing.T) {
 	_, ls := openEmpty(t)
@@ -48,14 +48,14 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 			t.Errorf("while it is unpacked, used is %+v, then %+v is wanted", grown, want)
 		}
 	}
-	staged := used()
-	if staged.Bytes < 1<<20+block || staged.Inodes != 3 { // counting its directory
-		t.Errorf("while it is staged, used is %+v", staged)
+	unpacked := used()
+	if unpacked.Bytes < 1<<20+block || unpacked.Inodes != 3 { // counting its directory
+		t.Errorf("before it is committed, used is %+v", unpacked)
 	}
 	if err := ls.CommitAll(t.Context(), []*Layer{l}); err != nil {
 		t.Fatal(err)
 	}
-	if got := used(); got != staged {
-		t.Errorf("when it is committed, used is %+v, before %+v", got, staged)
+	if got := used(); got != unpacked {
+		t.Errorf("when it is committed, used is %+v, before %+v", got, unpacked)
 	}
 }

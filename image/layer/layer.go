@@ -53,9 +53,9 @@ type record struct {
 
 // A Layer is one unpacked layer, or one that is being unpacked.
 //
-//	acquire ──▶ unpacking ──▶ staged ──▶ committed ──▶ going
-//	                │  cancel    │                       ▲
-//	                ▼            └───────────────────────┘
+//	acquire ──▶ unpacking ──▶ unpacked ──▶ committed ──▶ going
+//	                │  cancel     │                        ▲
+//	                ▼             └────────────────────────┘
 //	              going
 //
 // It is going when the last holder has let go; then its directory is deleted, and a caller who
@@ -69,8 +69,8 @@ type Layer struct {
 
 	growth    growth    // until it is ready
 	losses    int64     // of the disk before the first byte was written
-	staged    string    // its directory in staging, until it is committed
-	commit    sync.Once // renames staged to where layers are
+	tempDir   string    // its directory in staging, until it is committed
+	commit    sync.Once // renames tempDir to where layers are
 	failed    error     // of commit
 	committed atomic.Bool
 
@@ -178,7 +178,7 @@ func (ls *Store) hold(ctx context.Context, id digest.Digest, from source, unpack
 
 // unpack makes l ready.
 func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpackFunc) {
-	l.err = ls.stage(ctx, l, from, unpack)
+	l.err = ls.unpackToTemp(ctx, l, from, unpack)
 	ls.learn(l, from)
 	ls.mu.Lock()
 	going := l.gone // every caller has left
@@ -199,8 +199,8 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpac
 	}
 }
 
-// stage unpacks l into its own directory in staging.
-func (ls *Store) stage(ctx context.Context, l *Layer, from source, unpack unpackFunc) (err error) {
+// unpackToTemp unpacks l into its own directory in staging.
+func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, unpack unpackFunc) (err error) {
 	l.losses = ls.disk.losses.Load()
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
 	if err != nil {
@@ -219,7 +219,7 @@ func (ls *Store) stage(ctx context.Context, l *Layer, from source, unpack unpack
 	if err != nil {
 		return err
 	}
-	l.staged = dir
+	l.tempDir = dir
 	return os.WriteFile(filepath.Join(dir, l.record.name()), data, 0o600)
 }
 
@@ -229,11 +229,11 @@ func (ls *Store) settle(l *Layer) error {
 		if l.committed.Load() {
 			return // it was found on disk
 		}
-		l.failed = os.Rename(l.staged, ls.path(l.DiffID))
+		l.failed = os.Rename(l.tempDir, ls.path(l.DiffID))
 		if errors.Is(l.failed, unix.ENOTEMPTY) || errors.Is(l.failed, unix.EEXIST) {
 			// The rest of one that could not be deleted completely.
 			if _, l.failed = ls.Discard(ls.path(l.DiffID), usageIn(ls.path(l.DiffID))); l.failed == nil {
-				l.failed = os.Rename(l.staged, ls.path(l.DiffID))
+				l.failed = os.Rename(l.tempDir, ls.path(l.DiffID))
 			}
 		}
 		l.committed.Store(l.failed == nil)
@@ -272,7 +272,7 @@ func (ls *Store) drop(l *Layer) error {
 	if l.committed.Load() {
 		whole, err = ls.Discard(ls.path(l.DiffID), l.record.usage())
 	} else {
-		err = tree.Remove(context.Background(), l.staged)
+		err = tree.Remove(context.Background(), l.tempDir)
 	}
 	ls.mu.Lock()
 	if l.stuck = err != nil && whole; !l.stuck {

@@ -8,7 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// Staged mounts, containers and bind mounts of cgroups add mounts of a hierarchy, or of parts of
+// Prepared mounts, containers and bind mounts of cgroups add mounts of a hierarchy, or of parts of
 // it: the first mount of the whole hierarchy counts.
 func TestHierarchies(t *testing.T) {
 	for name, tc := range map[string]struct {

@@ -17,10 +17,10 @@ type script struct {
 }
 
 var (
-	temporary = regexp.MustCompile(`\.\d+\.tmp\b`)
-	staged    = regexp.MustCompile(`\b(layer-)\d+|\b(gone-)[A-Z2-7]{26}`)
-	longID    = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
-	uuid      = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
+	temporary  = regexp.MustCompile(`\.\d+\.tmp\b`)
+	unfinished = regexp.MustCompile(`\b(layer-)\d+|\b(gone-)[A-Z2-7]{26}`)
+	longID     = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
+	uuid       = regexp.MustCompile(`\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b`)
 )
 
 // transcript formats the operations, with names in place of what is random.
@@ -31,7 +31,7 @@ func (c Case) transcript(ops []filetrace.Op) script {
 			path = c.Rename(path)
 		}
 		path = temporary.ReplaceAllString(path, ".*.tmp")
-		path = staged.ReplaceAllString(path, "$1$2*")
+		path = unfinished.ReplaceAllString(path, "$1$2*")
 		number := func(id string) string {
 			if ids[id] == "" {
 				ids[id] = fmt.Sprintf("<%d>", len(ids)+1)

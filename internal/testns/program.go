@@ -13,12 +13,12 @@ import (
 // needs them as a test does. It returns the exit code: that of work, or 1 if work has
 // left something. Where systemd runs, and without root, work runs on the machine itself.
 func Program(work func() int) int {
-	switch os.Getenv(stage) {
-	case stageRun:
+	switch os.Getenv(role) {
+	case roleRun:
 		return work()
-	case stageJoin:
+	case roleJoin:
 		join()
-	case stageInit:
+	case roleInit:
 		return initMain()
 	}
 	if onMachine() {

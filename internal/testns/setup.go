@@ -35,7 +35,7 @@ func join() {
 		if err := unix.Unshare(unix.CLONE_NEWCGROUP); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		os.Setenv(stage, stageInit)
+		os.Setenv(role, roleInit)
 		return unix.Exec("/proc/self/exe", os.Args, os.Environ())
 	}()
 	fmt.Fprintln(os.Stderr, "enter the test's cgroups:", err)
@@ -53,7 +53,7 @@ func initMain() int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	os.Setenv(stage, stageRun)
+	os.Setenv(role, roleRun)
 	pid, err := syscall.ForkExec("/proc/self/exe", os.Args, &syscall.ProcAttr{Env: os.Environ(), Files: []uintptr{0, 1, 2}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -57,28 +57,28 @@ type Options struct {
 	First []string
 }
 
-// stage is the environment variable that tells a process of a test its role.
-const stage = "CRISP_TEST_NAMESPACE_STAGE"
+// role is the environment variable that tells a process of a test its role.
+const role = "CRISP_TEST_NAMESPACE_ROLE"
 
 const (
-	stageJoin = "join" // PID 1, in the machine's cgroups
-	stageInit = "init" // PID 1, in the test's cgroup namespace
-	stageRun  = "run"  // runs the test
+	roleJoin = "join" // PID 1, in the machine's cgroups
+	roleInit = "init" // PID 1, in the test's cgroup namespace
+	roleRun  = "run"  // runs the test
 )
 
 // Isolated reports whether this process runs in namespaces of its test: then everything that
 // is new in them belongs to the test.
-func Isolated() bool { return os.Getenv(stage) == stageRun }
+func Isolated() bool { return os.Getenv(role) == roleRun }
 
 // Main runs the tests and exits.
 func Main(m *testing.M, o Options) {
 	flag.Parse()
-	switch os.Getenv(stage) {
-	case stageRun:
+	switch os.Getenv(role) {
+	case roleRun:
 		os.Exit(m.Run())
-	case stageJoin:
+	case roleJoin:
 		join()
-	case stageInit:
+	case roleInit:
 		os.Exit(initMain())
 	}
 	var done func()
@@ -217,7 +217,7 @@ func list(o Options) ([]*job, error) {
 		return nil, fmt.Errorf("-run: %w", err)
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.list=.*")
-	cmd.Env = append(os.Environ(), stage+"="+stageRun)
+	cmd.Env = append(os.Environ(), role+"="+roleRun)
 	out, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("list the tests: %w\n%s", err, out)
@@ -321,7 +321,7 @@ func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, e
 		return nil, nil, err
 	}
 	cmd = exec.Command("/proc/self/exe", args...)
-	cmd.Env = append(os.Environ(), stage+"="+stageJoin, "TMPDIR="+tmp, cgroupsEnv+"="+groups.String())
+	cmd.Env = append(os.Environ(), role+"="+roleJoin, "TMPDIR="+tmp, cgroupsEnv+"="+groups.String())
 	cmd.Stdout, cmd.Stderr = output, output
 	cmd.SysProcAttr = &syscall.SysProcAttr{
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,

@@ -25,7 +25,7 @@ func TestLeaksAreFound(t *testing.T) {
 		t.Skip("needs root, and no systemd: there are no namespaces to look at")
 	}
 	cmd := exec.Command("/proc/self/exe", "-test.run=^TestThatLeaves$")
-	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, stage+"=") }), plant+"=1")
+	cmd.Env = append(slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, role+"=") }), plant+"=1")
 	out, err := cmd.CombinedOutput()
 	if err == nil {
 		t.Errorf("a test with leaks passed:\n%s", out)

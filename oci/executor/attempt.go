@@ -179,7 +179,7 @@ func endChildren(list string, spared []int) {
 }
 
 // reapChildren kills and reaps the processes in a list of children that nobody waits for:
-// libcontainer does not wait for stages that it has not heard of. It leaves one that takes
+// libcontainer does not wait for bootstrap processes that it has not heard of. It leaves one that takes
 // longer to the reaper.
 func reapChildren(list string, spared []int) {
 	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {

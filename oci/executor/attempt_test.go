@@ -134,11 +134,11 @@ func commands(pid int) string {
 	return all.String()
 }
 
-// stages returns the number of libcontainer's stages, the processes that become those of
+// countBootstraps returns the number of libcontainer's stages, the processes that become those of
 // containers, and how many of them are stopped.
-func (n *node) stages() (all, stopped int) {
+func (n *node) countBootstraps() (all, stopped int) {
 	for _, pid := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
-		if !isStage(pid) {
+		if !isBootstrapProcess(pid) {
 			continue
 		}
 		all++
@@ -149,7 +149,7 @@ func (n *node) stages() (all, stopped int) {
 	return all, stopped
 }
 
-func isStage(pid string) bool {
+func isBootstrapProcess(pid string) bool {
 	line, _ := os.ReadFile("/proc/" + pid + "/cmdline")
 	return strings.HasPrefix(string(line), "crisp-executor\x00init\x00")
 }
@@ -181,7 +181,7 @@ func TestExecWhereEverythingIsStopped(t *testing.T) {
 		if n.execStopped(b, goes) {
 			held++
 		}
-		eventually(t, func() bool { left, _ := n.stages(); return left == 0 }, "an exec is left (try %d, its client goes: %v)", try, goes)
+		eventually(t, func() bool { left, _ := n.countBootstraps(); return left == 0 }, "an exec is left (try %d, its client goes: %v)", try, goes)
 	}
 	eventually(t, func() bool { return len(b.execGroups()) == 1 }, "execs are left that had started")
 	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: bad.ExecID}, nil)
@@ -212,7 +212,7 @@ func (n *node) execStopped(b *box, goes bool) bool {
 		}
 		over <- err
 	}()
-	eventually(n.t, func() bool { _, stopped := n.stages(); return stopped > 0 || len(over) > 0 }, "an exec neither starts nor is it stopped")
+	eventually(n.t, func() bool { _, stopped := n.countBootstraps(); return stopped > 0 || len(over) > 0 }, "an exec neither starts nor is it stopped")
 	if goes {
 		client.Close()
 	} else {
@@ -254,7 +254,7 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 		c := n.request([]string{"sleep", "for-ever"}, beside)
 		ctx, cancel := context.WithCancel(t.Context())
 		result := n.begin(ctx, c)
-		eventually(t, func() bool { _, stopped := n.stages(); return stopped > 0 || len(result) > 0 }, "a container neither starts nor is it stopped")
+		eventually(t, func() bool { _, stopped := n.countBootstraps(); return stopped > 0 || len(result) > 0 }, "a container neither starts nor is it stopped")
 		cancel()
 		switch err := <-result; {
 		case err == nil:
@@ -265,7 +265,7 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 		default:
 			t.Fatal(err)
 		}
-		eventually(t, func() bool { left, _ := n.stages(); return left == 0 }, "a container is left (try %d)", try)
+		eventually(t, func() bool { left, _ := n.countBootstraps(); return left == 0 }, "a container is left (try %d)", try)
 		eventually(t, func() bool {
 			_, err := n.client.Call(t.Context(), wire.MethodDelete, wire.Ref{ID: c.id}, nil)
 			return err == nil

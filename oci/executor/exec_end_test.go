@@ -28,7 +28,7 @@ func TestExecBesideTheEnd(t *testing.T) {
 				wire.CloseAll(files)
 				over <- err
 			}()
-			eventually(t, func() bool { all, _ := n.stages(); return all > 0 || len(over) > 0 }, "an exec neither starts nor has it started")
+			eventually(t, func() bool { all, _ := n.countBootstraps(); return all > 0 || len(over) > 0 }, "an exec neither starts nor has it started")
 			unix.Kill(b.reply.Pid, unix.SIGKILL)
 			if err := <-over; err != nil {
 				held++

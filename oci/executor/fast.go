@@ -36,36 +36,36 @@ type fast struct {
 
 // fastPlan plans a container for fastinit. The error is fastinit.ErrUnsupported if that is
 // libcontainer's to start.
-func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *staged, error) {
+func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *preparedMounts, error) {
 	all := b.all
 	// CRIU wants mounts as libcontainer makes them.
 	if all.fast == nil || !p.fast || p.TTY || p.Silent || len(p.process.ExtraFiles) > 0 || !all.criu.absent.Load() {
-		return nil, &staged{}, fastinit.ErrUnsupported
+		return nil, &preparedMounts{}, fastinit.ErrUnsupported
 	}
 	q, err := all.fastProcess(p.config, p.process)
 	if err != nil {
-		return nil, &staged{}, err
+		return nil, &preparedMounts{}, err
 	}
 	s := fastinit.Setting{ID: b.id, CgroupV2: cgroups.IsCgroup2UnifiedMode()}
-	trees := &staged{}
+	trees := &preparedMounts{}
 	i := slices.IndexFunc(p.config.Mounts, isCgroupV1)
-	if i >= 0 && p.req.Stage != "" && all.covers(group) && !p.req.SystemdCgroup {
-		trees.dir = p.req.Stage
-		if err := all.stageCgroups(trees, p.config.Mounts[i], group); err != nil {
-			return nil, &staged{}, errors.Join(err, trees.detach())
+	if i >= 0 && p.req.PrepareDir != "" && all.covers(group) && !p.req.SystemdCgroup {
+		trees.dir = p.req.PrepareDir
+		if err := all.prepareCgroups(trees, p.config.Mounts[i], group); err != nil {
+			return nil, &preparedMounts{}, errors.Join(err, trees.detach())
 		}
 		s.Cgroups = filepath.Join(trees.dir, "cgroup")
 	}
 	plan, err := fastinit.Container(p.config, q, s)
 	if err != nil {
-		return nil, &staged{}, errors.Join(err, trees.detach())
+		return nil, &preparedMounts{}, errors.Join(err, trees.detach())
 	}
 	return plan, trees, nil
 }
 
 // tryFast starts the container's init with fastinit. The error is fastinit.ErrUnsupported if
 // that is libcontainer's to do; nothing is left of it then.
-func (b *builtin) tryFast(ctx context.Context, p *plan, w *wires, group map[string]string) (pid int, trees *staged, err error) {
+func (b *builtin) tryFast(ctx context.Context, p *plan, w *wires, group map[string]string) (pid int, trees *preparedMounts, err error) {
 	plan, trees, err := b.fastPlan(p, group)
 	if err == nil {
 		err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
@@ -74,7 +74,7 @@ func (b *builtin) tryFast(ctx context.Context, p *plan, w *wires, group map[stri
 		})
 	}
 	if err != nil && (errors.Is(err, fastinit.ErrUnsupported) || b.all.retries(ctx, b.id, err)) {
-		return 0, &staged{}, errors.Join(fastinit.ErrUnsupported, trees.detach())
+		return 0, &preparedMounts{}, errors.Join(fastinit.ErrUnsupported, trees.detach())
 	}
 	return pid, trees, err
 }

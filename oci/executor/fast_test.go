@@ -158,7 +158,7 @@ func TestFastInitIsTheSame(t *testing.T) {
 				b := n.request([]string{"print", "up", "sleep", "for-ever"}, option, func(r *wire.RunRequest, s *specs.Spec) {
 					r.Fast = fast
 					if !cgroups.IsCgroup2UnifiedMode() {
-						r.Stage = filepath.Join(n.dir, "staged", r.ID)
+						r.PrepareDir = filepath.Join(n.dir, "staged", r.ID)
 					}
 				})
 				// The root is a mount of its own, as crispd's are; libcontainer changes the

@@ -27,7 +27,7 @@ func TestCrashWhileAStartIsStopped(t *testing.T) {
 		bad := b.exec(wire.ExecRequest{Process: process("print", "up", "stop-others")})
 		line(t, bad.files["stdout"])
 		var all []*box
-		stages, over := n.stopped(func() <-chan error {
+		bootstraps, over := n.stopped(func() <-chan error {
 			all = append(all, n.request([]string{"exit", "3"}, beside))
 			return n.begin(t.Context(), all[len(all)-1])
 		})
@@ -41,7 +41,7 @@ func TestCrashWhileAStartIsStopped(t *testing.T) {
 			held.delete()
 		}
 		held.startAgain()
-		for _, s := range stages {
+		for _, s := range bootstraps {
 			eventually(t, s.gone, "process %d of a start is left", s.pid)
 		}
 	}
@@ -58,9 +58,10 @@ func (b *box) startAgain() {
 	b.delete()
 }
 
-// holdHook returns the executor's descendants that are neither libcontainer's stages nor
-// CRIU's, once there are two: the hook and its child.
-func (n *node) holdHook() (all []stage) {
+// hookProcesses returns the executor's descendants that are neither bootstrap processes nor
+// CRIU's,
+// once there are two: the hook and its child.
+func (n *node) hookProcesses() (all []bootstrap) {
 	n.t.Helper()
 	eventually(n.t, func() bool {
 		all = nil
@@ -71,7 +72,7 @@ func (n *node) holdHook() (all []stage) {
 			}
 			if fd, err := unix.PidfdOpen(pid, 0); err == nil {
 				n.t.Cleanup(func() { unix.Close(fd) })
-				all = append(all, stage{pid: pid, pidfd: fd})
+				all = append(all, bootstrap{pid: pid, pidfd: fd})
 			}
 		}
 		return len(all) >= 2
@@ -118,7 +119,7 @@ func TestCrashWhileAHookHangs(t *testing.T) {
 					}
 				})
 				over := n.begin(t.Context(), b)
-				hook, stages := n.holdHook(), n.hold()
+				hook, bootstraps := n.hookProcesses(), n.findBootstraps()
 				n.crash(func() { <-over })
 				if removed || hooks == nil {
 					b.delete()
@@ -128,7 +129,7 @@ func TestCrashWhileAHookHangs(t *testing.T) {
 					b.req = again.req
 					b.startAgain()
 				}
-				for _, s := range append(hook, stages...) {
+				for _, s := range append(hook, bootstraps...) {
 					eventually(t, s.gone, "process %d of a start is left", s.pid)
 				}
 			}

@@ -158,7 +158,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if errors.Is(err, fastinit.ErrUnsupported) {
 		pid, trees, err = b.startGo(ctx, p, lc, wires, group)
 	}
-	steps.Add("staged mounts", trees.detach)
+	steps.Add("prepared mounts", trees.detach)
 	wires.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
 		steps = undo.Stack{} // the attempt still holds all of it
@@ -184,8 +184,8 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 }
 
 // startGo starts the container's init with libcontainer.
-func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Container, wires *wires, group map[string]string) (pid int, trees *staged, err error) {
-	trees = b.all.staged(lc, p.config, p.req)
+func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Container, wires *wires, group map[string]string) (pid int, trees *preparedMounts, err error) {
+	trees = b.all.prepareMounts(lc, p.config, p.req)
 	if err := trees.null(p.process, wires); err != nil {
 		return 0, trees, err
 	}
@@ -431,7 +431,7 @@ func destroy(id string, lc *libcontainer.Container) error {
 	})
 }
 
-// shortError removes the stages of libcontainer's start from its errors: users see them, and
+// shortError removes the steps of libcontainer's start from its errors: users see them, and
 // can act on the last part only.
 func shortError(err error) error {
 	if err == nil {

@@ -33,7 +33,7 @@ func TestNoMemoryForExecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.limit("memory.swap.max", "0")
-	b.limit("memory.max", strconv.Itoa(b.number("memory.current")+3<<20)) // enough for the first stages of a few execs
+	b.limit("memory.max", strconv.Itoa(b.number("memory.current")+3<<20)) // enough for the bootstrap processes of a few execs
 
 	const together = 12
 	execs := int64(60)

@@ -14,13 +14,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// Strays. libcontainer makes a process in stages, which begin in the executor's own cgroup;
-// on cgroup v1, those of an exec join the container's last of all. When the executor is
-// killed, their pipes are closed, and they exit. But one that a container has stopped, as it
-// can do to an exec that it sees, waits for ever, and so does the stage before it, which
-// waits for that one: they are in no container's cgroup.
+// Strays. libcontainer starts a process by bootstrap processes (nsexec), which begin in the
+// executor's own cgroup; on cgroup v1, those of an exec join the container's last of all. When
+// the executor is killed, their pipes are closed, and they exit. But one that a container has
+// stopped, as it can do to an exec that it sees, waits for ever, and so does its parent, which
+// waits for it: they are in no container's cgroup.
 
-// endStrays kills the stages of earlier executors, of libcontainer's state directory root.
+// endStrays kills the bootstrap processes of earlier executors, of libcontainer's state directory root.
 // We have none yet.
 func endStrays(root string, log *slog.Logger) {
 	list := func() ([]int, error) { return strays(root), nil }
@@ -30,8 +30,8 @@ func endStrays(root string, log *slog.Logger) {
 	}
 }
 
-// strays returns the processes of our own cgroup that are stages which no executor waits
-// for; none if the cgroup cannot be read.
+// strays returns the processes of our own cgroup that are bootstrap processes which no
+// executor waits for; none if the cgroup cannot be read.
 func strays(root string) []int {
 	return slices.DeleteFunc(neighbours(), func(pid int) bool { return !isStray(pid, root) })
 }
@@ -59,14 +59,15 @@ func strayCgroup() string {
 	return own[""]
 }
 
-// isStray reports whether a process of our own cgroup is a stage that no executor waits for.
+// isStray reports whether a process of our own cgroup is a bootstrap process that no
+// executor waits for.
 func isStray(pid int, root string) bool {
-	if !runsOurProgram(pid, root) || !isStage(pid) {
+	if !runsOurProgram(pid, root) || !isBootstrap(pid) {
 		return false
 	}
 	stat, err := procstat.Read(pid)
 	// An instance without a cgroup of its own, such as a test's, may share ours.
-	return err == nil && stat.Parent > 0 && (!runsOurProgram(stat.Parent, root) || isStage(stat.Parent))
+	return err == nil && stat.Parent > 0 && (!runsOurProgram(stat.Parent, root) || isBootstrap(stat.Parent))
 }
 
 // runsOurProgram reports whether a process runs from what Seal made, or from libcontainer's
@@ -77,8 +78,8 @@ func runsOurProgram(pid int, root string) bool {
 	return err == nil && (name == "/memfd:"+sealedName || name == "/"+sealedName || strings.HasPrefix(name, root+"/"))
 }
 
-// isStage reports whether a process of our program was begun by libcontainer.
-func isStage(pid int) bool {
+// isBootstrap reports whether a process of our program is a bootstrap process.
+func isBootstrap(pid int) bool {
 	line, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
 	args := strings.Split(string(line), "\x00")
 	return err == nil && len(args) > 1 && filepath.Base(args[0]) == filepath.Base(os.Args[0]) && args[1] == "init"

@@ -11,15 +11,15 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A stage is one of the processes of libcontainer that become those of containers.
-type stage struct {
+// A bootstrap is a process by of libcontainer that become one of containers.
+type bootstrap struct {
 	pid     int
 	pidfd   int
 	stopped bool
 }
 
 // gone reports whether the stage has ended and been reaped.
-func (s stage) gone() bool { return unix.PidfdSendSignal(s.pidfd, 0, nil, 0) == unix.ESRCH }
+func (s bootstrap) gone() bool { return unix.PidfdSendSignal(s.pidfd, 0, nil, 0) == unix.ESRCH }
 
 // cgroup returns the process's cgroup in the hierarchy that tells containers apart; "" if
 // the process has ended.
@@ -31,8 +31,8 @@ func cgroup(pid int) string {
 	return own[""]
 }
 
-// hold opens a pidfd of each stage that exists now.
-func (n *node) hold() (all []stage) {
+// findBootstraps opens a pidfd of each stage that exists now.
+func (n *node) findBootstraps() (all []bootstrap) {
 	n.t.Helper()
 	for _, name := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
 		pid, _ := strconv.Atoi(name)
@@ -40,25 +40,25 @@ func (n *node) hold() (all []stage) {
 		if err != nil {
 			continue
 		}
-		if !isStage(name) {
+		if !isBootstrapProcess(name) {
 			unix.Close(fd)
 			continue
 		}
 		n.t.Cleanup(func() { unix.Close(fd) })
-		all = append(all, stage{pid, fd, isStopped(name)})
+		all = append(all, bootstrap{pid, fd, isStopped(name)})
 	}
 	return all
 }
 
 // stopped calls begin until the start that it begins is stopped half made by a container,
-// and returns the stages of that start.
-func (n *node) stopped(begin func() <-chan error) (_ []stage, over <-chan error) {
+// and returns the bootstrap processes of that start.
+func (n *node) stopped(begin func() <-chan error) (_ []bootstrap, over <-chan error) {
 	n.t.Helper()
 	for range 1000 {
 		over := begin()
-		eventually(n.t, func() bool { _, stopped := n.stages(); return stopped > 0 || len(over) > 0 }, "it is neither made nor stopped")
-		if stages := n.hold(); len(over) == 0 && len(stages) > 0 {
-			return stages, over
+		eventually(n.t, func() bool { _, stopped := n.countBootstraps(); return stopped > 0 || len(over) > 0 }, "it is neither made nor stopped")
+		if bootstraps := n.findBootstraps(); len(over) == 0 && len(bootstraps) > 0 {
+			return bootstraps, over
 		}
 		if err := <-over; err != nil {
 			n.t.Fatal(err)
@@ -99,34 +99,34 @@ func TestCrashWhileAnExecIsStopped(t *testing.T) {
 		if try == 100 {
 			t.Fatalf("of %d execs that were stopped, %d were outside of the container's cgroup", try, outside)
 		}
-		stages, over := n.stopped(b.beginExec)
+		bootstraps, over := n.stopped(b.beginExec)
 		own := cgroup(n.cmd.Process.Pid)
 		n.crash(func() {
 			<-over
-			for _, s := range stages {
+			for _, s := range bootstraps {
 				if cgroup(s.pid) == own {
 					outside++
 				}
 			}
 		})
 		b.adopt()
-		for _, s := range stages {
+		for _, s := range bootstraps {
 			eventually(t, s.gone, "process %d of an exec is left", s.pid)
 		}
 	}
 }
 
 // An executor that shares its cgroup with another one ends none of the other's stages.
-func TestStagesOfAnotherExecutor(t *testing.T) {
+func TestBootstrapsOfAnotherExecutor(t *testing.T) {
 	n := start(t)
 	b := n.stopsOthers()
-	stages, over := n.stopped(b.beginExec)
+	bootstraps, over := n.stopped(b.beginExec)
 	other := start(t)
 	if c := other.run([]string{"exit", "3"}); c.wait().Code != 3 {
 		t.Error("the other executor does not work")
 	}
 	held := 0
-	for _, s := range stages { // those that are not stopped may end by themselves
+	for _, s := range bootstraps { // those that are not stopped may end by themselves
 		if !s.stopped {
 			continue
 		}
@@ -136,7 +136,7 @@ func TestStagesOfAnotherExecutor(t *testing.T) {
 		}
 	}
 	if held == 0 {
-		t.Error("none of the stages was stopped")
+		t.Error("none of the bootstrap processes was stopped")
 	}
 	b.signal(unix.SIGKILL, true)
 	// The exec fails, or was started just before it was stopped.

@@ -78,9 +78,9 @@ type RunRequest struct {
 	// SystemdCgroup lets systemd make the cgroups: linux.cgroupsPath is then
 	// "slice:prefix:name".
 	SystemdCgroup bool
-	// Stage is a directory in which the executor may mount what the container will
+	// PrepareDir is a directory in which the executor may mount what the container will
 	// bind-mount; it need not exist. Its mount has private propagation. "" = none.
-	Stage string `json:",omitempty"`
+	PrepareDir string `json:"Stage,omitempty"`
 	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
 	Engine string `json:",omitempty"`
 	// Fast lets the fast init start it, if that can; else libcontainer's does.

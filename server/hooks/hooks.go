@@ -87,7 +87,7 @@ func Inject(s *specs.Spec, dirs []string, c Container) error {
 			s.Hooks = new(specs.Hooks)
 		}
 		for _, name := range h.Stages {
-			at := stage(s.Hooks, name)
+			at := hooksAt(s.Hooks, name)
 			*at = append(*at, h.Hook)
 		}
 	}
@@ -169,15 +169,15 @@ func (h *hook) check() error {
 		return err
 	}
 	for _, name := range h.Stages {
-		if stage(new(specs.Hooks), name) == nil {
+		if hooksAt(new(specs.Hooks), name) == nil {
 			return fault.Internal.Errorf("stage %q is not known", name)
 		}
 	}
 	return nil
 }
 
-// stage returns the list of a stage's hooks, nil if there is no such stage.
-func stage(h *specs.Hooks, name string) *[]specs.Hook {
+// hooksAt returns the list of a stage's hooks, nil if there is no such stage.
+func hooksAt(h *specs.Hooks, name string) *[]specs.Hook {
 	switch name {
 	case "prestart":
 		return &h.Prestart

@@ -14,7 +14,7 @@ func (p *pod) act(s podState, q *pending, under []*pending, yield func(podState)
 	case Update:
 		p.update(s, q, under, yield)
 	case Stop:
-		if k := p.find(&s, q); k < 0 || s.ctrs[k].stage != running {
+		if k := p.find(&s, q); k < 0 || s.ctrs[k].phase != running {
 			yield(s)
 		}
 	case Exec, Reopen:
@@ -30,27 +30,27 @@ func (p *pod) act(s podState, q *pending, under []*pending, yield func(podState)
 
 func (p *pod) runPod(s podState, q *pending, yield func(podState)) {
 	v := uint8(q.call.Variant)
-	there := s.box.stage != none
+	there := s.box.phase != none
 	switch {
 	case q.unsettled():
 		if !there {
-			s.box = boxState{stage: ready, variant: v, fresh: true}
+			s.box = boxState{phase: ready, variant: v, fresh: true}
 			yield(s)
 		}
 	case q.is(OK):
 		id := p.id(q.answer.ID)
 		if !there && !s.isGone(id) {
-			s.box = boxState{id: id, stage: ready, variant: v, fresh: true}
+			s.box = boxState{id: id, phase: ready, variant: v, fresh: true}
 			yield(s)
 			return
 		}
 		// It repeats an earlier request, or joins one that is under way.
-		if there && s.box.stage == ready && (s.box.variant == v || s.box.fresh) && (s.box.id == id || s.box.id == 0 && !s.isGone(id)) {
+		if there && s.box.phase == ready && (s.box.variant == v || s.box.fresh) && (s.box.id == id || s.box.id == 0 && !s.isGone(id)) {
 			s.box.id = id
 			yield(s)
 		}
 	case q.is(Exists):
-		if there && (s.box.variant != v || s.box.stage != ready) {
+		if there && (s.box.variant != v || s.box.phase != ready) {
 			yield(s)
 		}
 	}
@@ -60,9 +60,9 @@ func (p *pod) create(s podState, q *pending, yield func(podState)) {
 	k, v := slices.Index(p.ctrs, q.call.Container), uint8(q.call.Variant)
 	c, img := s.ctrs[k], uint8(slices.Index(p.images.names, q.call.Image)+1)
 	same := c.variant == v && c.image == img
-	there := c.stage != none
-	mayBegin := p.isBox(&s, q.call.Sandbox) && s.box.stage == ready
-	fresh := ctrState{stage: created, variant: v, image: img, fresh: true, value: uint16(Values[0])}
+	there := c.phase != none
+	mayBegin := p.isBox(&s, q.call.Sandbox) && s.box.phase == ready
+	fresh := ctrState{phase: created, variant: v, image: img, fresh: true, value: uint16(Values[0])}
 	found := p.images.during(q.n, q.call.Image)
 	switch {
 	case q.unsettled():
@@ -78,12 +78,12 @@ func (p *pod) create(s podState, q *pending, yield func(podState)) {
 			yield(s)
 			return
 		}
-		if there && (c.stage == created || c.stage == running) && (same || c.fresh) && (c.id == id || c.id == 0 && !s.isGone(id)) {
+		if there && (c.phase == created || c.phase == running) && (same || c.fresh) && (c.id == id || c.id == 0 && !s.isGone(id)) {
 			s.ctrs[k].id = id
 			yield(s)
 		}
 	case q.is(Exists):
-		if there && (!same || c.stage == exited || c.removing) {
+		if there && (!same || c.phase == exited || c.removing) {
 			yield(s)
 		}
 	case q.is(NotFound):
@@ -91,7 +91,7 @@ func (p *pod) create(s podState, q *pending, yield func(podState)) {
 			yield(s)
 		}
 	case q.is(BadState):
-		if p.isBox(&s, q.call.Sandbox) && s.box.stage != ready {
+		if p.isBox(&s, q.call.Sandbox) && s.box.phase != ready {
 			yield(s)
 		}
 	}
@@ -99,7 +99,7 @@ func (p *pod) create(s podState, q *pending, yield func(podState)) {
 
 func (p *pod) start(s podState, q *pending, under []*pending, yield func(podState)) {
 	k := p.find(&s, q)
-	mayBegin := k >= 0 && s.ctrs[k].stage == created && !s.ctrs[k].removing && s.box.stage == ready
+	mayBegin := k >= 0 && s.ctrs[k].phase == created && !s.ctrs[k].removing && s.box.phase == ready
 	switch {
 	case q.is(NotFound):
 		if k < 0 {
@@ -112,8 +112,8 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 		}
 		yield(s)
 		// The start had begun when the pod was stopped: the container counts as started.
-		if s.ctrs[k].stage == created && s.box.stage != ready {
-			s.ctrs[k].stage, s.ctrs[k].code = exited, NeverRan
+		if s.ctrs[k].phase == created && s.box.phase != ready {
+			s.ctrs[k].phase, s.ctrs[k].code = exited, NeverRan
 			yield(s)
 		}
 	case q.is(OK) || q.unsettled():
@@ -121,7 +121,7 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 			return
 		}
 		to := s
-		to.ctrs[k].stage, to.ctrs[k].ran = running, true
+		to.ctrs[k].phase, to.ctrs[k].ran = running, true
 		yield(to)
 		if q.is(OK) {
 			return
@@ -129,7 +129,7 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 		// The program could not be executed, or it is unknown whether it was.
 		for _, code := range []int{NeverRan, LostCode} {
 			to = s
-			to.ctrs[k].stage, to.ctrs[k].code = exited, uint8(code)
+			to.ctrs[k].phase, to.ctrs[k].code = exited, uint8(code)
 			yield(to)
 		}
 	}
@@ -137,7 +137,7 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 
 func (p *pod) update(s podState, q *pending, under []*pending, yield func(podState)) {
 	k := p.find(&s, q)
-	may := k >= 0 && (s.ctrs[k].stage == created || s.ctrs[k].stage == running)
+	may := k >= 0 && (s.ctrs[k].phase == created || s.ctrs[k].phase == running)
 	switch {
 	case q.is(NotFound):
 		if k < 0 {
@@ -171,7 +171,7 @@ func beingStopped(c Call, under []*pending) bool {
 // needsRunning is for calls that change nothing and need a running container.
 func (p *pod) needsRunning(s podState, q *pending, yield func(podState)) {
 	k := p.find(&s, q)
-	runs := k >= 0 && s.ctrs[k].stage == running
+	runs := k >= 0 && s.ctrs[k].phase == running
 	switch {
 	case q.is(OK) && runs, q.is(NotFound) && k < 0, q.is(BadState) && k >= 0 && !runs:
 		yield(s)
@@ -182,7 +182,7 @@ func (p *pod) seesBox(s podState, q *pending, yield func(podState)) {
 	there := p.isBox(&s, q.call.ID)
 	switch {
 	case q.is(OK):
-		if there && s.box.stage.shows(q.answer.State) {
+		if there && s.box.phase.shows(q.answer.State) {
 			s.box.fresh = false
 			yield(s)
 		}
@@ -201,7 +201,7 @@ func (p *pod) seesContainer(s podState, q *pending, yield func(podState)) {
 			return
 		}
 		c, a := &s.ctrs[k], q.answer
-		if c.shows(a.State) && int(c.value) == a.Value && (a.State != Exited || c.stage != exited || int(c.code) == a.Exit) {
+		if c.shows(a.State) && int(c.value) == a.Value && (a.State != Exited || c.phase != exited || int(c.code) == a.Exit) {
 			c.fresh = false
 			yield(s)
 		}

@@ -134,34 +134,34 @@ func (r Rules) allowed(h History, begin int, taken map[int]bool) []Code {
 
 // where implements object.
 func (p *pod) where(s podState, c Call) string {
-	box := stageNames[s.box.stage]
+	box := phaseNames[s.box.phase]
 	switch {
-	case s.box.stage == none:
+	case s.box.phase == none:
 	case c.Verb == RunPod && s.box.variant != uint8(c.Variant):
 		box += ", of another request"
 	case c.Verb != RunPod && c.Verb != Create && c.ID != "" && c.Container == "" && !p.isBox(&s, c.ID):
-		box = stageNames[none]
+		box = phaseNames[none]
 	}
 	k := slices.Index(p.ctrs, c.Container)
 	if k < 0 {
 		return box
 	}
 	ctr := &s.ctrs[k]
-	at := stageNames[ctr.stage]
+	at := phaseNames[ctr.phase]
 	if ctr.removing {
 		at += ", being removed"
 	}
 	if c.Verb != Create {
 		if c.ID != "" && (ctr.id == 0 || ctr.id != p.known(c.ID)) {
-			return stageNames[none]
+			return phaseNames[none]
 		}
 		return at
 	}
-	if ctr.stage != none && ctr.variant != uint8(c.Variant) {
+	if ctr.phase != none && ctr.variant != uint8(c.Variant) {
 		at += ", of another request"
 	}
-	if s.box.stage != none && !p.isBox(&s, c.Sandbox) {
-		box = stageNames[none]
+	if s.box.phase != none && !p.isBox(&s, c.Sandbox) {
+		box = phaseNames[none]
 	}
 	return box + " pod, " + at
 }
@@ -202,7 +202,7 @@ func (p *pod) force(s podState, q *pending, yield func(podState)) {
 		p.putCtr(&s, k, p.id(a.ID), created)
 	case Start:
 		if k = p.find(&s, q); k >= 0 {
-			s.ctrs[k].stage, s.ctrs[k].ran = running, true
+			s.ctrs[k].phase, s.ctrs[k].ran = running, true
 		}
 	case Update:
 		if k = p.find(&s, q); k >= 0 {
@@ -211,20 +211,20 @@ func (p *pod) force(s podState, q *pending, yield func(podState)) {
 	case Status:
 		p.seen(s, q, p.known(c.ID), k, a.State, func(to podState) {
 			ctr := &to.ctrs[k]
-			if ctr.value = uint16(a.Value); ctr.stage == exited {
+			if ctr.value = uint16(a.Value); ctr.phase == exited {
 				ctr.code = uint8(a.Exit)
 			}
 			yield(to)
 		})
 		return
 	case Stop:
-		if k = p.find(&s, q); k >= 0 && s.ctrs[k].stage == running {
+		if k = p.find(&s, q); k >= 0 && s.ctrs[k].phase == running {
 			p.ended(s, k, yield)
 			return
 		}
 	case StopPod:
 		if p.isBox(&s, c.ID) {
-			s.box.stage = notReady
+			s.box.phase = notReady
 			p.endedFrom(s, 0, yield)
 			return
 		}
@@ -242,24 +242,24 @@ func (p *pod) force(s podState, q *pending, yield func(podState)) {
 }
 
 // putBox sets the sandbox to id.
-func (p *pod) putBox(s *podState, id uint8, st stage) {
-	if s.box.id != id || s.box.stage == none {
+func (p *pod) putBox(s *podState, id uint8, st phase) {
+	if s.box.id != id || s.box.phase == none {
 		s.bury(s.box.id)
 		s.unbury(id)
 		s.box = boxState{id: id, variant: uint8(p.made[id].Variant)}
 	}
-	s.box.stage, s.box.fresh = st, false
+	s.box.phase, s.box.fresh = st, false
 }
 
 // putCtr sets the container to id.
-func (p *pod) putCtr(s *podState, k int, id uint8, st stage) {
-	if s.ctrs[k].id != id || s.ctrs[k].stage == none {
+func (p *pod) putCtr(s *podState, k int, id uint8, st phase) {
+	if s.ctrs[k].id != id || s.ctrs[k].phase == none {
 		made := p.made[id]
 		s.bury(s.ctrs[k].id)
 		s.unbury(id)
 		s.ctrs[k] = ctrState{id: id, variant: uint8(made.Variant), image: uint8(slices.Index(p.images.names, made.Image) + 1), value: uint16(Values[0])}
 	}
-	s.ctrs[k].stage, s.ctrs[k].fresh = st, false
+	s.ctrs[k].phase, s.ctrs[k].fresh = st, false
 }
 
 func (s *podState) unbury(id uint8) { s.gone[id/64] &^= 1 << (id % 64) }
@@ -269,15 +269,15 @@ func (s *podState) unbury(id uint8) { s.gone[id/64] &^= 1 << (id % 64) }
 func (p *pod) seen(s podState, q *pending, id uint8, k int, state State, yield func(podState)) {
 	switch {
 	case k < 0 && state == "":
-		if s.box.stage != none {
+		if s.box.phase != none {
 			s.removeBox()
 		}
 	case k < 0:
-		if s.box.id != id || !s.box.stage.shows(state) {
-			p.putBox(&s, id, map[State]stage{Ready: ready, NotReady: notReady}[state])
+		if s.box.id != id || !s.box.phase.shows(state) {
+			p.putBox(&s, id, map[State]phase{Ready: ready, NotReady: notReady}[state])
 		}
 	case state == "":
-		if s.ctrs[k].stage != none {
+		if s.ctrs[k].phase != none {
 			s.removeCtr(k)
 		}
 	case s.ctrs[k].id == id && s.ctrs[k].shows(state):
@@ -286,7 +286,7 @@ func (p *pod) seen(s podState, q *pending, id uint8, k int, state State, yield f
 		p.ended(s, k, yield)
 		return
 	default:
-		p.putCtr(&s, k, id, map[State]stage{Created: created, Running: running}[state])
+		p.putCtr(&s, k, id, map[State]phase{Created: created, Running: running}[state])
 	}
 	yield(s)
 }
@@ -295,7 +295,7 @@ func (p *pod) seen(s podState, q *pending, id uint8, k int, state State, yield f
 func (p *pod) ended(s podState, k int, yield func(podState)) {
 	prog := Programs[s.ctrs[k].variant]
 	for _, code := range []int{prog.Code, prog.Term, Killed, LostCode, NeverRan} {
-		s.ctrs[k].stage, s.ctrs[k].code, s.ctrs[k].lost = exited, uint8(code), false
+		s.ctrs[k].phase, s.ctrs[k].code, s.ctrs[k].lost = exited, uint8(code), false
 		yield(s)
 	}
 }
@@ -305,7 +305,7 @@ func (p *pod) endedFrom(s podState, k int, yield func(podState)) {
 	switch {
 	case k == len(s.ctrs):
 		yield(s)
-	case s.ctrs[k].stage == running:
+	case s.ctrs[k].phase == running:
 		p.ended(s, k, func(to podState) { p.endedFrom(to, k+1, yield) })
 	default:
 		p.endedFrom(s, k+1, yield)

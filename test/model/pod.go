@@ -9,11 +9,11 @@ import (
 // maxContainers is the maximum number of container names in a pod of a history.
 const maxContainers = 6
 
-// A stage is where a sandbox or a container is in its life.
-type stage uint8
+// A phase is where a sandbox or a container is in its life.
+type phase uint8
 
 const (
-	none stage = iota
+	none phase = iota
 	created
 	running
 	exited
@@ -25,7 +25,7 @@ const (
 	gone // of IDs
 )
 
-var stageNames = []string{none: "none", created: "created", running: "running", exited: "exited", ready: "ready", stopping: "stopping", notReady: "not ready", gone: "gone"}
+var phaseNames = []string{none: "none", created: "created", running: "running", exited: "exited", ready: "ready", stopping: "stopping", notReady: "not ready", gone: "gone"}
 
 // A podState is a pod with its containers.
 //
@@ -43,7 +43,7 @@ type podState struct {
 
 type boxState struct {
 	id       uint8 // 0 = not known yet
-	stage    stage
+	phase    phase
 	variant  uint8
 	fresh    bool
 	removing bool
@@ -51,7 +51,7 @@ type boxState struct {
 
 type ctrState struct {
 	id       uint8
-	stage    stage
+	phase    phase
 	variant  uint8
 	image    uint8 // index in images.names + 1
 	fresh    bool
@@ -135,17 +135,17 @@ func oneOf(v Verb, of ...Verb) bool { return slices.Contains(of, v) }
 func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
 	for k := range p.ctrs {
 		c := s.ctrs[k]
-		if prog := Programs[c.variant]; c.stage == running && prog.Ends {
+		if prog := Programs[c.variant]; c.phase == running && prog.Ends {
 			p.exit(s, k, prog.Code, yield)
 		}
-		if c.stage != none && c.fresh && !p.awaited(s, c.id, under) {
+		if c.phase != none && c.fresh && !p.awaited(s, c.id, under) {
 			to := s
 			to.removeCtr(k)
 			yield(to)
 		}
 	}
 	p.goesOn(s, yield)
-	if s.box.stage == none || !s.box.fresh || p.awaited(s, s.box.id, under) {
+	if s.box.phase == none || !s.box.fresh || p.awaited(s, s.box.id, under) {
 		return
 	}
 	// No client knows of it, so it is empty.
@@ -154,7 +154,7 @@ func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
 	yield(to)
 	// The call that made it has failed or died, and a client must remove it.
 	to = s
-	to.box.stage = notReady
+	to.box.phase = notReady
 	yield(to)
 }
 
@@ -163,10 +163,10 @@ func (p *pod) byThemselves(s podState, under []*pending, yield func(podState)) {
 func (p *pod) goesOn(s podState, yield func(podState)) {
 	empty := true
 	for k := range p.ctrs {
-		if s.ctrs[k].stage != none {
+		if s.ctrs[k].phase != none {
 			empty = false
 		}
-		if s.ctrs[k].removing && s.ctrs[k].stage != running {
+		if s.ctrs[k].removing && s.ctrs[k].phase != running {
 			to := s
 			to.removeCtr(k)
 			yield(to)
@@ -192,7 +192,7 @@ func (p *pod) awaited(s podState, id uint8, under []*pending) bool {
 func (p *pod) exit(s podState, k, code int, yield func(podState)) {
 	end := func(code int) {
 		to := s
-		to.ctrs[k].stage, to.ctrs[k].code, to.ctrs[k].lost = exited, uint8(code), false
+		to.ctrs[k].phase, to.ctrs[k].code, to.ctrs[k].lost = exited, uint8(code), false
 		yield(to)
 	}
 	end(code)
@@ -205,7 +205,7 @@ func (p *pod) exit(s podState, k, code int, yield func(podState)) {
 func (p *pod) find(s *podState, q *pending) int {
 	id := p.known(q.call.ID)
 	k := slices.Index(p.ctrs, q.call.Container)
-	if id == 0 || k < 0 || s.ctrs[k].stage == none || s.ctrs[k].id != id {
+	if id == 0 || k < 0 || s.ctrs[k].phase == none || s.ctrs[k].id != id {
 		return -1
 	}
 	return k
@@ -213,7 +213,7 @@ func (p *pod) find(s *podState, q *pending) int {
 
 func (p *pod) isBox(s *podState, id string) bool {
 	n := p.known(id)
-	return n != 0 && s.box.stage != none && s.box.id == n
+	return n != 0 && s.box.phase != none && s.box.id == n
 }
 
 // teardown yields the steps of the calls that stop and remove objects. They may happen at any time
@@ -227,12 +227,12 @@ func (p *pod) teardown(s podState, q *pending, yield func(podState)) {
 		}
 		c := s.ctrs[k]
 		switch {
-		case c.stage == running && q.call.Verb == Stop && q.call.Grace > 0:
+		case c.phase == running && q.call.Verb == Stop && q.call.Grace > 0:
 			p.exit(s, k, Programs[c.variant].Term, yield)
 			if p.rules.LateHandlers || q.early {
 				p.exit(s, k, Killed, yield)
 			}
-		case c.stage == running:
+		case c.phase == running:
 			p.exit(s, k, Killed, yield)
 		case q.call.Verb == Remove:
 			p.removal(s, k, yield)
@@ -243,17 +243,17 @@ func (p *pod) teardown(s podState, q *pending, yield func(podState)) {
 		}
 		to := s
 		switch {
-		case s.box.stage == ready:
-			to.box.stage = stopping
+		case s.box.phase == ready:
+			to.box.phase = stopping
 			yield(to)
 			return
-		case s.box.stage == stopping:
-			to.box.stage = notReady
+		case s.box.phase == stopping:
+			to.box.phase = notReady
 			yield(to)
 		}
 		empty := true
 		for k := range p.ctrs {
-			switch st := s.ctrs[k].stage; {
+			switch st := s.ctrs[k].phase; {
 			case st == none:
 				continue
 			case st == running:
@@ -263,7 +263,7 @@ func (p *pod) teardown(s podState, q *pending, yield func(podState)) {
 			}
 			empty = false
 		}
-		if q.call.Verb != RemovePod || s.box.stage != notReady {
+		if q.call.Verb != RemovePod || s.box.phase != notReady {
 			return
 		}
 		if to = s; !to.box.removing {
@@ -290,7 +290,7 @@ func (p *pod) removal(s podState, k int, yield func(podState)) {
 }
 
 // shows reports whether a sandbox in this stage can be shown in this state.
-func (st stage) shows(state State) bool {
+func (st phase) shows(state State) bool {
 	switch state {
 	case Ready:
 		return st == ready || st == stopping
@@ -305,11 +305,11 @@ func (st stage) shows(state State) bool {
 func (c *ctrState) shows(state State) bool {
 	switch state {
 	case Created:
-		return c.stage == created
+		return c.phase == created
 	case Running:
-		return c.stage == running
+		return c.phase == running
 	case Exited:
-		return c.stage == exited || c.removing
+		return c.phase == exited || c.removing
 	}
 	return false
 }
@@ -318,7 +318,7 @@ func (c *ctrState) shows(state State) bool {
 func (p *pod) end(s podState, q *pending) (podState, bool) {
 	if q.is(Trouble) && !q.troubled { // of Exec: its container was killed during its start
 		k := p.find(&s, q)
-		return s, k < 0 || s.ctrs[k].stage != running
+		return s, k < 0 || s.ctrs[k].phase != running
 	}
 	if q.unsettled() {
 		return s, true
@@ -329,8 +329,8 @@ func (p *pod) end(s podState, q *pending) (podState, bool) {
 		if !p.isBox(&s, q.call.ID) {
 			return s, q.is(OK)
 		}
-		quiet := !slices.ContainsFunc(s.ctrs[:], func(c ctrState) bool { return c.stage == running })
-		return s, q.is(OK) && s.box.stage == notReady && quiet
+		quiet := !slices.ContainsFunc(s.ctrs[:], func(c ctrState) bool { return c.phase == running })
+		return s, q.is(OK) && s.box.phase == notReady && quiet
 	case RemovePod:
 		return s, q.is(OK) && !p.isBox(&s, q.call.ID)
 	case Remove:
@@ -347,7 +347,7 @@ func (p *pod) end(s podState, q *pending) (podState, bool) {
 		// It was killed, so its container must have been, or nearly.
 		if q.is(OK) && q.answer.Exit != 0 {
 			k := p.find(&s, q)
-			return s, done && q.answer.Exit == Killed && (k < 0 || s.ctrs[k].stage != running)
+			return s, done && q.answer.Exit == Killed && (k < 0 || s.ctrs[k].phase != running)
 		}
 	}
 	return s, done
@@ -358,11 +358,11 @@ func (p *pod) event(s podState, kind Kind) (podState, bool) {
 	for k := range s.ctrs {
 		c := &s.ctrs[k]
 		switch {
-		case kind == ExecutorGone && (c.stage == created || c.stage == running):
+		case kind == ExecutorGone && (c.phase == created || c.phase == running):
 			c.lost = true
-		case kind == Quiet && c.stage == running && Programs[c.variant].Ends:
+		case kind == Quiet && c.phase == running && Programs[c.variant].Ends:
 			return s, false
-		case kind == Quiet && c.stage == created:
+		case kind == Quiet && c.phase == created:
 			c.lost = false
 		}
 	}
@@ -385,19 +385,19 @@ func (p *pod) text(s podState) string {
 			}
 		}
 	}
-	fmt.Fprintf(&b, "%s %s", p.name, stageNames[s.box.stage])
-	if s.box.stage != none {
+	fmt.Fprintf(&b, "%s %s", p.name, phaseNames[s.box.phase])
+	if s.box.phase != none {
 		fmt.Fprintf(&b, " (%s, variant %d", name(s.box.id), s.box.variant)
 		flags(map[string]bool{"fresh": s.box.fresh, "removing": s.box.removing})
 		b.WriteString(")")
 	}
 	for k, ctr := range p.ctrs {
 		c := s.ctrs[k]
-		if c.stage == none {
+		if c.phase == none {
 			continue
 		}
-		fmt.Fprintf(&b, "; %s %s", ctr, stageNames[c.stage])
-		if c.stage == exited {
+		fmt.Fprintf(&b, "; %s %s", ctr, phaseNames[c.phase])
+		if c.phase == exited {
 			fmt.Fprintf(&b, " with %d", c.code)
 		}
 		fmt.Fprintf(&b, " (%s, %s, value %d", name(c.id), Programs[c.variant].Name, c.value)

@@ -131,7 +131,7 @@ func (ps *pods) event(e Event, taken bool) error {
 		}
 		return nil
 	}
-	now := make(map[string][]stage)
+	now := make(map[string][]phase)
 	for _, name := range ps.names {
 		f := ps.byName[name]
 		if err := f.event(e.Kind, taken); err != nil {
@@ -192,12 +192,12 @@ func (p *pod) sees(s podState, q *pending, yield func(podState)) {
 		return
 	}
 	filter, items := q.call, q.answer.Items
-	id, st, fresh := &s.box.id, s.box.stage, &s.box.fresh
-	shows := s.box.stage.shows
+	id, st, fresh := &s.box.id, s.box.phase, &s.box.fresh
+	shows := s.box.phase.shows
 	inSandbox := true
 	if q.call.Verb == SeesContainer {
 		k := slices.Index(p.ctrs, q.call.Container)
-		id, st, fresh = &s.ctrs[k].id, s.ctrs[k].stage, &s.ctrs[k].fresh
+		id, st, fresh = &s.ctrs[k].id, s.ctrs[k].phase, &s.ctrs[k].fresh
 		shows = s.ctrs[k].shows
 		inSandbox = filter.Sandbox == "" || p.isBox(&s, filter.Sandbox)
 	}

@@ -134,7 +134,7 @@ func soak(ctx context.Context, n *node, o options) error {
 		fmt.Println("soak: no checkpoints, because there is no criu here")
 	}
 	m := newMix(n, o)
-	for i, s := range []stage{{"warm-up", warm, false}, {"kills", kills, o.kills}, {"steady", o.life - warm - kills, false}} {
+	for i, s := range []phase{{"warm-up", warm, false}, {"kills", kills, o.kills}, {"steady", o.life - warm - kills, false}} {
 		fmt.Printf("soak: %s, %v\n", s.name, s.life.Round(time.Second))
 		if err := m.play(ctx, s); err != nil {
 			return err

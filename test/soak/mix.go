@@ -35,8 +35,8 @@ type mix struct {
 	abandoned []*cri.PodSandboxConfig // guarded by mu
 }
 
-// A stage is a part of a soak.
-type stage struct {
+// A phase is a part of a soak.
+type phase struct {
 	name  string
 	life  time.Duration
 	kills bool
@@ -71,7 +71,7 @@ func checkpoints() bool {
 }
 
 // play makes the clients act for the duration of the stage.
-func (m *mix) play(ctx context.Context, s stage) error {
+func (m *mix) play(ctx context.Context, s phase) error {
 	over, cancel := context.WithTimeout(ctx, s.life)
 	defer cancel()
 	base := &cri.ImageSpec{Image: m.n.registry.ref("base")}

@@ -33,7 +33,7 @@ var images = []string{"spare"}
 type generator struct {
 	*rand.Rand
 	o     Options
-	stage map[string]int // of pods and pod/containers: stage of their lives
+	phase map[string]int // of pods and pod/containers: stage of their lives
 }
 
 // Generate returns the script of a seed.
@@ -87,12 +87,12 @@ func (g *generator) call() model.Call {
 	c := model.Call{Pod: pod}
 	sensible := g.IntN(100) < 75
 	switch {
-	case sensible && g.stage[pod] == 0:
+	case sensible && g.phase[pod] == 0:
 		c.Verb = model.RunPod
 	case g.IntN(100) < 25:
 		c.Verb = pick(g, model.RunPod, model.StopPod, model.StopPod, model.RemovePod, model.PodStatus, model.ListPods)
 	case sensible:
-		c.Verb = sensibly(g, g.stage[full])
+		c.Verb = sensibly(g, g.phase[full])
 	default:
 		c.Verb = pick(g, model.Create, model.Start, model.Stop, model.Remove, model.Exec, model.Update, model.Reopen, model.Status, model.List)
 	}
@@ -107,35 +107,35 @@ func (g *generator) call() model.Call {
 	}
 	switch c.Verb {
 	case model.RunPod:
-		g.stage[pod] = 1
+		g.phase[pod] = 1
 		if g.IntN(10) == 0 {
 			c.Variant = 1
 		}
 	case model.StopPod, model.RemovePod:
-		g.stage[pod] = 0
+		g.phase[pod] = 0
 	case model.Create:
-		g.stage[full] = 1
+		g.phase[full] = 1
 		c.Variant = g.IntN(len(model.Programs))
 		if g.IntN(6) == 0 && len(g.o.Images) > 0 {
 			c.Image = pick(g, g.o.Images...)
 		}
 	case model.Start:
-		g.stage[full] = 2
+		g.phase[full] = 2
 	case model.Stop:
-		g.stage[full] = 3
+		g.phase[full] = 3
 		if g.IntN(2) == 0 && g.o.Grace > 0 {
 			c.Grace = 1 + g.IntN(g.o.Grace)
 		}
 	case model.Remove:
-		g.stage[full] = 0
+		g.phase[full] = 0
 	case model.Update:
 		c.Value = model.Values[1+g.IntN(len(model.Values)-1)]
 	}
 	return c
 }
 
-func sensibly(g *generator, stage int) model.Verb {
-	switch stage {
+func sensibly(g *generator, phase int) model.Verb {
+	switch phase {
 	case 0:
 		return model.Create
 	case 1:

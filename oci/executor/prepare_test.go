@@ -21,8 +21,8 @@ import (
 )
 
 // A container cannot tell who made its /dev and its /sys/fs/cgroup.
-func TestStagedMountsAreTheSame(t *testing.T) {
-	testenv.Need(t, "!criu") // nothing is staged where CRIU works
+func TestPreparedMountsAreTheSame(t *testing.T) {
+	testenv.Need(t, "!criu") // nothing is prepared where CRIU works
 	n := start(t)
 	shm := t.TempDir()
 	full := func(_ *wire.RunRequest, s *specs.Spec) {
@@ -34,38 +34,38 @@ func TestStagedMountsAreTheSame(t *testing.T) {
 			specs.Mount{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", "ro"}},
 		)
 	}
-	stage := filepath.Join(n.dir, "staged", "x")
+	prepared := filepath.Join(n.dir, "staged", "x")
 	want := treesOf(t, n.run([]string{"sleep", "for-ever"}, full, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = false }).reply.Pid)
 	var b *box
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(100 * time.Millisecond) {
-		b = n.run([]string{"sleep", "for-ever"}, full, func(r *wire.RunRequest, _ *specs.Spec) { r.Stage, r.Fast = stage, false })
+		b = n.run([]string{"sleep", "for-ever"}, full, func(r *wire.RunRequest, _ *specs.Spec) { r.PrepareDir, r.Fast = prepared, false })
 		state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if strings.Contains(string(state), stage) {
-			if v1 := !cgroups.IsCgroup2UnifiedMode(); v1 != strings.Contains(string(state), stage+"/cgroup") {
-				t.Errorf("cgroup v1 is %v, and the cgroups are staged or not: %s", v1, state)
+		if strings.Contains(string(state), prepared) {
+			if v1 := !cgroups.IsCgroup2UnifiedMode(); v1 != strings.Contains(string(state), prepared+"/cgroup") {
+				t.Errorf("cgroup v1 is %v, and the cgroups are prepared or not: %s", v1, state)
 			}
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatal("nothing is staged")
+			t.Fatal("nothing is prepared")
 		}
 	}
 	got := treesOf(t, b.reply.Pid)
 	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("staged mounts differ (-not staged +staged):\n%s", diff)
+		t.Errorf("prepared mounts differ (-libcontainer's +prepared):\n%s", diff)
 	}
 	if len(want) < 20 {
 		t.Errorf("only %d entries: %v", len(want), want)
 	}
 	for deadline := time.Now().Add(2 * time.Minute); ; time.Sleep(10 * time.Millisecond) {
-		if _, err := os.Stat(stage); err != nil {
+		if _, err := os.Stat(prepared); err != nil {
 			break
 		}
 		if time.Now().After(deadline) {
-			t.Fatalf("%s is still there", stage)
+			t.Fatalf("%s is still there", prepared)
 		}
 	}
 }

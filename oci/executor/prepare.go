@@ -21,7 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Staging. libcontainer's child makes a container's /dev, and on cgroup v1 its
+// Prepared mounts. libcontainer's child makes a container's /dev, and on cgroup v1 its
 // /sys/fs/cgroup, entry by entry in a root that it must not trust: each of some
 // thirty mounts, nodes and links takes about forty system calls, together a third of
 // a start. The executor makes the same two trees beforehand, where nobody else can
@@ -29,14 +29,14 @@ import (
 // them recursively. Our mounts are detached as soon as the container has its own.
 //
 // CRIU needs a container's mounts, and the /dev/null that is its stdin, as
-// libcontainer makes them: where a working CRIU is installed, nothing is staged.
+// libcontainer makes them: where a working CRIU is installed, nothing is prepared.
 //
-// What cannot be staged is left to libcontainer: a user namespace (which must own
+// What cannot be prepared is left to libcontainer: a user namespace (which must own
 // its devpts), a read-only /dev, a mount label, devices outside of /dev.
 
-// staged records which trees were staged for a container.
-type staged struct {
-	dir   string // wire.RunRequest.Stage
+// preparedMounts are the trees that were made for a container beforehand.
+type preparedMounts struct {
+	dir   string // wire.RunRequest.PrepareDir
 	names []string
 }
 
@@ -46,35 +46,35 @@ func v1Hierarchies() ([]kernel.Hierarchy, error) {
 	return slices.DeleteFunc(all, kernel.Hierarchy.V2), err
 }
 
-// staged stages the mounts of a container that it can; libcontainer makes those that
+// prepareMounts makes those of a container's mounts that it can; libcontainer makes those that
 // fail.
-func (b *builtins) staged(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *staged {
+func (b *builtins) prepareMounts(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *preparedMounts {
 	if !b.criu.absent.Load() {
-		return &staged{}
+		return &preparedMounts{}
 	}
 	var paths map[string]string
 	if len(b.hierarchies) > 0 && !req.SystemdCgroup { // systemd makes its cgroups itself
 		paths, _ = cgroupPaths(lc)
 	}
-	s, err := b.stage(req.Stage, config, paths)
+	s, err := b.prepare(req.PrepareDir, config, paths)
 	if err != nil {
 		b.log.Warn("mounts are left to libcontainer", "container", req.ID, "err", err)
-		return &staged{}
+		return &preparedMounts{}
 	}
 	return s
 }
 
-// stage makes what it can of config's mounts in dir, and changes config to
+// prepare makes what it can of config's mounts in dir, and changes config to
 // bind-mount it.
-func (b *builtins) stage(dir string, config *configs.Config, paths map[string]string) (_ *staged, err error) {
-	dev, ok := stageable(config)
+func (b *builtins) prepare(dir string, config *configs.Config, paths map[string]string) (_ *preparedMounts, err error) {
+	dev, ok := canPrepare(config)
 	if dir == "" || !ok {
-		return &staged{}, nil
+		return &preparedMounts{}, nil
 	}
-	s := &staged{dir: dir}
+	s := &preparedMounts{dir: dir}
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	steps.Add("staged mounts", s.detach)
+	steps.Add("prepared mounts", s.detach)
 
 	list := slices.Clone(config.Mounts)
 	if err := s.mount("dev", list[dev]); err != nil {
@@ -98,7 +98,7 @@ func (b *builtins) stage(dir string, config *configs.Config, paths map[string]st
 		list = slices.Delete(list, i, i+1)
 	}
 	if i := slices.IndexFunc(list, isCgroupV1); i >= 0 && !config.Namespaces.Contains(configs.NEWCGROUP) && b.covers(paths) {
-		if err := b.stageCgroups(s, list[i], paths); err != nil {
+		if err := b.prepareCgroups(s, list[i], paths); err != nil {
 			return nil, err
 		}
 		list[i] = bindOf(filepath.Join(dir, "cgroup"), list[i])
@@ -107,8 +107,8 @@ func (b *builtins) stage(dir string, config *configs.Config, paths map[string]st
 	return s, nil
 }
 
-// stageable returns the index of /dev in config's mounts, if it can be staged.
-func stageable(config *configs.Config) (int, bool) {
+// canPrepare returns the index of /dev in config's mounts, if it can be prepared.
+func canPrepare(config *configs.Config) (int, bool) {
 	if config.Namespaces.Contains(configs.NEWUSER) || config.MountLabel != "" {
 		return 0, false
 	}
@@ -167,7 +167,7 @@ func isCgroupV1(m *configs.Mount) bool {
 	return m.Device == "cgroup" && !cgroups.IsCgroup2UnifiedMode()
 }
 
-// bindOf returns the bind mount of a staged tree, with its flags and everything
+// bindOf returns the bind mount of a prepared tree, with its flags and everything
 // mounted in it.
 func bindOf(source string, m *configs.Mount) *configs.Mount {
 	return &configs.Mount{
@@ -177,7 +177,7 @@ func bindOf(source string, m *configs.Mount) *configs.Mount {
 }
 
 // mount mounts a tmpfs in s.
-func (s *staged) mount(name string, m *configs.Mount) error {
+func (s *preparedMounts) mount(name string, m *configs.Mount) error {
 	path := filepath.Join(s.dir, name)
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
@@ -258,9 +258,9 @@ func dirIn(h kernel.Hierarchy, paths map[string]string) string {
 	return ""
 }
 
-// stageCgroups binds the container's cgroup of each hierarchy. libcontainer makes
+// prepareCgroups binds the container's cgroup of each hierarchy. libcontainer makes
 // the cgroups later and accepts that they exist.
-func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]string) error {
+func (b *builtins) prepareCgroups(s *preparedMounts, m *configs.Mount, paths map[string]string) error {
 	if err := s.mount("cgroup", &configs.Mount{Flags: m.Flags &^ unix.MS_RDONLY, Data: "mode=755"}); err != nil {
 		return err
 	}
@@ -300,7 +300,7 @@ func (b *builtins) stageCgroups(s *staged, m *configs.Mount, paths map[string]st
 // null replaces the /dev/null that is a process's stdin by the one of its own /dev.
 // Otherwise it would be the host's, which libcontainer replaces only in a /dev that
 // it has made itself.
-func (s *staged) null(p *libcontainer.Process, w *wires) error {
+func (s *preparedMounts) null(p *libcontainer.Process, w *wires) error {
 	if w.ours[0] != nil || w.console != nil || !slices.Contains(s.names, "dev") {
 		return nil
 	}
@@ -317,7 +317,7 @@ func (s *staged) null(p *libcontainer.Process, w *wires) error {
 }
 
 // detach removes the executor's own mounts of the trees; a container keeps its own.
-func (s *staged) detach() error {
+func (s *preparedMounts) detach() error {
 	if s.dir == "" {
 		return nil
 	}
