@@ -46,7 +46,7 @@ func (r record) same(s record) bool {
 type entry struct {
 	Image
 	record record
-	held   []*layer.Layer
+	layers []*layer.Layer
 }
 
 // A catalog is all images at one moment. It never changes either, so that it is
@@ -85,9 +85,9 @@ func (e *entry) hex() string { return strings.TrimPrefix(e.ID, "sha256:") }
 
 func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
 
-// newEntry makes an entry of the record r, which is on disk. held are its layers.
-func (s *Store) newEntry(id string, r record, held []*layer.Layer) (*entry, error) {
-	e := &entry{record: r, held: held}
+// newEntry makes an entry of the record r, which is on disk. layers are its own.
+func (s *Store) newEntry(id string, r record, layers []*layer.Layer) (*entry, error) {
+	e := &entry{record: r, layers: layers}
 	e.ID = "sha256:" + id
 	e.Tags, e.Digests, e.CreatedAt = r.Tags, r.Digests, r.Created
 	e.Annotations = r.Annotations
@@ -97,7 +97,7 @@ func (s *Store) newEntry(id string, r record, held []*layer.Layer) (*entry, erro
 		}
 	}
 	e.Size = uint64(len(r.Config))
-	for _, l := range held {
+	for _, l := range layers {
 		e.Size += l.Size()
 	}
 	e.Pinned = s.pinned.match(append(e.names(), e.ID))
@@ -142,10 +142,10 @@ func (s *Store) List() []Image {
 }
 
 // put makes the image n known, by its tags and digests too, of which there may be none. An
-// older image that has one of the tags loses it. The layers are committed, and held for put,
+// older image that has one of the tags loses it. The layers are committed, and retained for put,
 // which takes them over or releases them.
-func (s *Store) put(n record, held []*layer.Layer) (_ Image, err error) {
-	spare := held
+func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
+	spare := layers
 	defer func() {
 		if rerr := s.layers.ReleaseAll(spare); err == nil && rerr != nil {
 			s.log.Warn("unneeded layer was not removed", "err", rerr)
@@ -162,13 +162,13 @@ func (s *Store) put(n record, held []*layer.Layer) (_ Image, err error) {
 	switch {
 	case !ok:
 		r.Created = r.Updated
-		for _, l := range held {
+		for _, l := range layers {
 			r.Layers = append(r.Layers, l.DiffID)
 		}
 	case old.Artifact != n.Artifact:
 		return Image{}, fault.Invalid.Errorf("image %s was an artifact and an image", id)
 	default:
-		r, held = old.record, old.held
+		r, layers = old.record, old.layers
 		r.Updated = time.Now()
 		r.Encrypted = r.Encrypted && n.Encrypted
 		r.Proofs = mergeProofs(r.Proofs, n.Proofs)
@@ -178,7 +178,7 @@ func (s *Store) put(n record, held []*layer.Layer) (_ Image, err error) {
 	if ok && old.record.same(r) {
 		return old.Image, nil
 	}
-	e, err := s.newEntry(id, r, held)
+	e, err := s.newEntry(id, r, layers)
 	if err != nil {
 		return Image{}, err
 	}
@@ -226,7 +226,7 @@ func (s *Store) untag(c *catalog, e *entry, tags []string) error {
 		}
 		r := old.record
 		r.Tags = slices.DeleteFunc(slices.Clone(r.Tags), func(t string) bool { return slices.Contains(tags, t) })
-		changed, err := s.newEntry(id, r, old.held)
+		changed, err := s.newEntry(id, r, old.layers)
 		if err != nil {
 			return err
 		}

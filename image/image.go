@@ -11,7 +11,7 @@
 // which Open removes. The record is what makes an image exist: Open drops one
 // whose layers are not there, and a pull heals it.
 //
-// A layer lives as long as somebody holds it: an image, a root file system (its
+// A layer lives as long as somebody retains it: an image, a root file system (its
 // lease is on disk, so that it outlives the daemon), or a pull under way.
 package image
 

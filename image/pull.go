@@ -147,22 +147,22 @@ func (s *Store) unpackImage(ctx context.Context, p *progress.Pull, from blob.Ori
 	stage.Next(ctx, "layers")
 	p.Stage("layers")
 	p.Expect(blobs, ids, s.layers)
-	held, err := s.layers.AcquireAll(ctx, p.Origin(from), blobs, ids, s.now().MaxParallel)
+	layers, err := s.layers.AcquireAll(ctx, p.Origin(from), blobs, ids, s.now().MaxParallel)
 	stage.Next(ctx, "sync")
 	p.Stage("sync")
 	if err == nil {
-		err = s.layers.CommitAll(ctx, held)
+		err = s.layers.CommitAll(ctx, layers)
 	}
 	if err == nil {
-		r.Dirs, err = s.layers.Inherit(held)
+		r.Dirs, err = s.layers.Inherit(layers)
 	}
 	switch {
 	case err == nil:
-		return s.put(r, held)
+		return s.put(r, layers)
 	case from.Repository() != "" && registry.Interrupted(err):
-		return Image{}, errors.Join(err, s.layers.Keep(held))
+		return Image{}, errors.Join(err, s.layers.Keep(layers))
 	}
-	err = errors.Join(err, s.layers.ReleaseAll(held))
+	err = errors.Join(err, s.layers.ReleaseAll(layers))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) {
 		// The layers kept take up space, or may not be whole either.
 		err = errors.Join(err, s.layers.DropKept())

@@ -39,17 +39,17 @@ func (s *Store) Save(ctx context.Context, ref string, begin func(id string) (io.
 	if e.Artifact {
 		return fault.Invalid.Errorf("it is an artifact, which has files and no layers")
 	}
-	held, err := s.layers.HoldAll(e.record.Layers)
+	layers, err := s.layers.RetainAll(e.record.Layers)
 	if err != nil {
 		return err
 	}
 	defer func() {
-		if rerr := s.layers.ReleaseAll(held); rerr != nil {
+		if rerr := s.layers.ReleaseAll(layers); rerr != nil {
 			s.log.Warn("unneeded layer was not removed", "err", rerr)
 		}
 	}()
 	sv := &saving{layers: s.layers, entry: e, streams: make(map[digest.Digest]v1.Descriptor)}
-	if err := sv.measure(ctx, held); err != nil {
+	if err := sv.measure(ctx, layers); err != nil {
 		return err
 	}
 	files, id, err := sv.documents(s.tagNamed(e, ref))
@@ -60,7 +60,7 @@ func (s *Store) Save(ctx context.Context, ref string, begin func(id string) (io.
 	if err != nil {
 		return err
 	}
-	return sv.write(ctx, w, files, held)
+	return sv.write(ctx, w, files, layers)
 }
 
 // tagNamed returns the tag of e that ref means; "" if ref is an ID or a digest.
@@ -86,8 +86,8 @@ type saving struct {
 }
 
 // measure finds the digest and the length of each layer's stream.
-func (sv *saving) measure(ctx context.Context, held []*layer.Layer) error {
-	for _, l := range held {
+func (sv *saving) measure(ctx context.Context, layers []*layer.Layer) error {
+	for _, l := range layers {
 		d, known := sv.streams[l.DiffID]
 		if !known {
 			sum := digest.SHA256.Digester()
@@ -184,7 +184,7 @@ func (sv *saving) config() ([]byte, error) {
 }
 
 // write writes the archive.
-func (sv *saving) write(ctx context.Context, to io.Writer, files []document, held []*layer.Layer) error {
+func (sv *saving) write(ctx context.Context, to io.Writer, files []document, layers []*layer.Layer) error {
 	w := tar.NewWriter(to)
 	for _, f := range files {
 		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: f.name, Mode: 0o644, Size: int64(len(f.data))}); err != nil {
@@ -195,7 +195,7 @@ func (sv *saving) write(ctx context.Context, to io.Writer, files []document, hel
 		}
 	}
 	written := make(map[digest.Digest]bool)
-	for i, l := range held {
+	for i, l := range layers {
 		d := sv.order[i]
 		if written[d.Digest] {
 			continue

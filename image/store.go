@@ -87,7 +87,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if s.rootfs, err = rootfs.Open(rootfs.Options{Root: o.Root, State: o.State, Layers: s.layers, Image: s.rootImage, Life: life, Log: o.Log}); err != nil {
 		return nil, err
 	}
-	s.layers.DropUnheld()
+	s.layers.DropUnused()
 	s.rootfs.MeasureAll()
 	return s, nil
 }
@@ -160,9 +160,9 @@ func (s *Store) findImages() error {
 	entries := make(map[string]*entry)
 	for id, r := range records {
 		r.Tags = slices.DeleteFunc(r.Tags, func(tag string) bool { return latest[tag] != id })
-		held, err := s.layers.HoldAll(r.Layers)
+		layers, err := s.layers.RetainAll(r.Layers)
 		if err == nil {
-			entries[id], err = s.newEntry(id, r, held)
+			entries[id], err = s.newEntry(id, r, layers)
 		}
 		if err != nil {
 			s.log.Warn("incomplete image was dropped", "image", id, "err", err)
@@ -212,7 +212,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if e, err = s.forget(e.hex()); err != nil || e == nil {
 		return err
 	}
-	if err := s.layers.ReleaseAll(e.held); err != nil {
+	if err := s.layers.ReleaseAll(e.layers); err != nil {
 		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
 	}
 	s.rootfs.EndIdle()

@@ -29,7 +29,7 @@ func (s *Store) Tag(ref, tag string) (Image, error) {
 	}
 	r := e.record
 	r.Tags, r.Updated = merge(r.Tags, []string{name.String()}), time.Now()
-	next, err := s.newEntry(e.hex(), r, e.held)
+	next, err := s.newEntry(e.hex(), r, e.layers)
 	if err != nil {
 		return Image{}, err
 	}

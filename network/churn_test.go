@@ -21,7 +21,7 @@ func TestChurn(t *testing.T) {
 	o := options(t, "")
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("192.168.77.0/28")}
 	n := open(t, o)
-	var held sync.Map // address or port → pod
+	var used sync.Map // address or port → pod
 	var refused atomic.Int32
 	var wg sync.WaitGroup
 	for worker := range 10 {
@@ -54,7 +54,7 @@ func TestChurn(t *testing.T) {
 					mine = append(mine, port.HostPort)
 				}
 				for _, key := range mine {
-					if other, taken := held.LoadOrStore(key, p.ID); taken {
+					if other, taken := used.LoadOrStore(key, p.ID); taken {
 						t.Errorf("%s and %s have %v", p.ID, other, key)
 					}
 				}
@@ -62,7 +62,7 @@ func TestChurn(t *testing.T) {
 					t.Errorf("check %s: %v", p.ID, err)
 				}
 				for _, key := range mine {
-					held.CompareAndDelete(key, p.ID)
+					used.CompareAndDelete(key, p.ID)
 				}
 				detach(t, n, p)
 			}
@@ -87,8 +87,8 @@ func TestHostPortIsTaken(t *testing.T) {
 	if _, err := n.Attach(t.Context(), b); !errors.Is(err, fault.Exists) {
 		t.Fatalf("attach: %v, want Exists", err)
 	}
-	if got := addressesHeld(o); len(got) != len(attached.IPs) {
-		t.Errorf("addresses held are %v, want those of one pod", got)
+	if got := addressesInUse(o); len(got) != len(attached.IPs) {
+		t.Errorf("addresses in use are %v, want those of one pod", got)
 	}
 	detach(t, n, a)
 	attach(t, n, b)

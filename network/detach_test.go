@@ -50,7 +50,7 @@ func TestDetachAfterReboot(t *testing.T) {
 	writeConf(t, o.ConfDir, "10-other.conflist", `{"cniVersion":"1.0.0","name":"other","plugins":[{"type":"absent"}]}`)
 	n2 := open(t, o)
 	detach(t, n2, Pod{ID: "old"})
-	if got := addressesHeld(o); len(got) != 0 {
+	if got := addressesInUse(o); len(got) != 0 {
 		t.Errorf("addresses %v are not released", got)
 	}
 }
@@ -94,14 +94,14 @@ func TestGC(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if got := addressesHeld(o); len(got) != 6 {
-		t.Errorf("addresses held are %v, want 6", got)
+	if got := addressesInUse(o); len(got) != 6 {
+		t.Errorf("addresses in use are %v, want 6", got)
 	}
 	if err := n.GC(t.Context(), []string{"keep"}); err != nil {
 		t.Fatal(err)
 	}
-	if got := addressesHeld(o); len(got) != 2 {
-		t.Errorf("addresses held are %v, want 2", got)
+	if got := addressesInUse(o); len(got) != 2 {
+		t.Errorf("addresses in use are %v, want 2", got)
 	}
 	if err := n.Check(t.Context(), keep); err != nil {
 		t.Errorf("GC has damaged a kept attachment: %v", err)

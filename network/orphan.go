@@ -95,7 +95,7 @@ func (h holder) again(f *os.File) (holder, bool) {
 	if err != nil {
 		return holder{}, false
 	}
-	return holds(h.pid, path)
+	return holderOf(h.pid, path)
 }
 
 // holders lists the other processes that have f open. Links in /proc/<pid>/fd are read
@@ -115,15 +115,15 @@ func holders(f *os.File) ([]holder, error) {
 		if err != nil || pid == os.Getpid() {
 			continue
 		}
-		if h, ok := holds(pid, path); ok {
+		if h, ok := holderOf(pid, path); ok {
 			all = append(all, h)
 		}
 	}
 	return all, nil
 }
 
-// holds returns the process pid, if it has path open.
-func holds(pid int, path string) (holder, bool) {
+// holderOf returns the process pid, if it has path open.
+func holderOf(pid int, path string) (holder, bool) {
 	dir := fmt.Sprintf("/proc/%d", pid)
 	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
 	if err != nil {

@@ -93,7 +93,7 @@ func noLeaks(t testing.TB, o Options, links []string, tables string) {
 			t.Errorf("%s has %v", dir, entries)
 		}
 	}
-	if got := addressesHeld(o); len(got) > 0 {
+	if got := addressesInUse(o); len(got) > 0 {
 		t.Errorf("addresses %v are not released", got)
 	}
 	var own unix.Stat_t
@@ -107,15 +107,15 @@ func noLeaks(t testing.TB, o Options, links []string, tables string) {
 	}
 }
 
-func addressesHeld(o Options) []string {
-	var held []string
+func addressesInUse(o Options) []string {
+	var used []string
 	files, _ := filepath.Glob(filepath.Join(o.DataDir, "*", "*"))
 	for _, f := range files {
 		if _, err := netip.ParseAddr(filepath.Base(f)); err == nil {
-			held = append(held, filepath.Base(f))
+			used = append(used, filepath.Base(f))
 		}
 	}
-	return held
+	return used
 }
 
 func linkNames(t testing.TB) []string {

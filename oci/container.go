@@ -52,11 +52,11 @@ type Container struct {
 	mu     sync.Mutex
 	record atomic.Pointer[containerRecord]
 	status atomic.Pointer[containerStatus]
-	held   []held    // the executor's ends, for its successor; guarded by mu
+	fds    []keptFD  // the executor's ends, for its successor; guarded by mu
 	killAt time.Time // the earliest deadline of all Stops, zero = there was none; guarded by mu
 
 	storing sync.Mutex // held while Options.Store is asked
-	stored  []string   // names under which it has what is held; guarded by storing
+	stored  []string   // names under which it has fds; guarded by storing
 }
 
 // containerRecord is the durable part of a container.
@@ -195,20 +195,20 @@ func (c *Container) emit(kind EventKind) {
 	c.rt.emit(Event{Kind: kind, Sandbox: c.sandbox, Container: c, At: time.Now()})
 }
 
-// keep holds the descriptors that came with the answer to "run" or "hold". Without them the
-// container loses its stdio if the executor dies, and nothing before.
+// keep keeps the descriptors that came with the answer to MethodRun or MethodDescriptors.
+// Without them the container loses its stdio if the executor dies, and nothing before.
 func (c *Container) keep(files []*os.File) {
-	kept, err := hold(files)
+	kept, err := keepFDs(files)
 	if err != nil {
 		c.rt.log.Warn("stdio could not be kept", "container", c.id, "err", err)
 	}
 	c.mu.Lock()
 	over := c.status.Load().State >= Exited
 	if over {
-		drop(kept)
+		closeFDs(kept)
 	} else {
-		drop(c.held)
-		c.held = kept
+		closeFDs(c.fds)
+		c.fds = kept
 	}
 	c.mu.Unlock()
 	if !over && c.rt.o.Store != nil {
@@ -216,9 +216,9 @@ func (c *Container) keep(files []*os.File) {
 	}
 }
 
-// fetch holds the descriptors that the executor has, for a daemon that came later.
+// fetch gets and keeps the descriptors that the executor has, for a daemon that came later.
 func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
-	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: c.id}, nil)
+	files, err := conn.Call(ctx, wire.MethodDescriptors, wire.Ref{ID: c.id}, nil)
 	if err != nil {
 		c.rt.log.Warn("stdio could not be fetched", "container", c.id, "err", err)
 		return
@@ -226,10 +226,10 @@ func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	c.keep(files)
 }
 
-// holdAll fetches the descriptors of all running containers from an executor, before anything
+// fetchAll fetches the descriptors of all running containers from an executor, before anything
 // is known of it. One that cannot be fetched is lost only if that executor dies before
 // reconcile.
-func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
+func (r *Runtime) fetchAll(ctx context.Context, conn ExecutorConn) {
 	var infos []wire.Info
 	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {
 		r.log.Warn("stdio could not be fetched", "err", err)
@@ -249,18 +249,18 @@ func (r *Runtime) holdAll(ctx context.Context, conn ExecutorConn) {
 	}
 }
 
-// release closes the held descriptors, and those that its counters are read from.
+// release closes the kept descriptors, and those that its counters are read from.
 func (c *Container) release() {
 	c.counters.close()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	drop(c.held)
-	c.held = nil
+	closeFDs(c.fds)
+	c.fds = nil
 }
 
-// lend returns duplicates of the held descriptors, to be sent and closed.
+// lend returns duplicates of the kept descriptors, to be sent and closed.
 func (c *Container) lend() ([]*os.File, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return lend(c.held)
+	return dupFDs(c.fds)
 }

@@ -14,7 +14,7 @@ import (
 // for a disk) serves before its service manager gives up; they are removed once they can be.
 func TestOpenDoesNotWaitForWhatCannotBeRemoved(t *testing.T) {
 	inBubble(t, func(b *bed) {
-		release := b.m.Executor.Hold(wire.MethodDelete)
+		release := b.m.Executor.Block(wire.MethodDelete)
 		for range 20 {
 			c := b.start("exit", "0")
 			<-c.Done()

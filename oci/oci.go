@@ -4,7 +4,7 @@
 // The daemon is never the parent of a container. The executor is: one small
 // process that owns the stdio, the log file and the exit record of every
 // container and outlives the daemon (package oci/executor, spoken to through
-// oci/wire). Open starts it if it is not there. The daemon holds a duplicate of
+// oci/wire). Open starts it if it is not there. The daemon keeps a duplicate of
 // each container's pidfd and stdio; if the executor dies, the next one gets them
 // and the containers run on.
 //

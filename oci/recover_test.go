@@ -183,7 +183,7 @@ func TestRecoverStartInFlight(t *testing.T) {
 // An executor that dies during a start loses it; its successor starts the container again.
 func TestStartOutlivesExecutor(t *testing.T) {
 	inBubble(t, func(b *bed) {
-		release := b.m.Hold(wire.MethodRun)
+		release := b.m.Block(wire.MethodRun)
 		defer release()
 		c := b.create("exit", "3")
 		started := make(chan error, 1)

@@ -58,7 +58,7 @@ type Sandbox struct {
 	record     atomic.Pointer[sandboxRecord]
 	status     atomic.Pointer[sandboxStatus]
 	containers map[string]*Container // adopted and not yet removed; guarded by mu
-	held       []held                // the init's pidfd, for the executor's successor; guarded by mu
+	fds        []keptFD              // the init's pidfd, for the executor's successor; guarded by mu
 }
 
 // sandboxRecord is the durable part of a sandbox.
@@ -274,25 +274,25 @@ func (sb *Sandbox) emit(kind EventKind) {
 	sb.rt.emit(Event{Kind: kind, Sandbox: sb, At: time.Now()})
 }
 
-// keep holds the init's pidfd.
+// keep keeps the init's pidfd.
 func (sb *Sandbox) keep(files []*os.File) {
-	kept, err := hold(files)
+	kept, err := keepFDs(files)
 	if err != nil {
 		sb.rt.log.Warn("pidfd could not be kept", "sandbox", sb.id, "err", err)
 	}
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
-	drop(sb.held)
-	sb.held = kept
+	closeFDs(sb.fds)
+	sb.fds = kept
 }
 
-// release closes what is held.
+// release closes fds.
 func (sb *Sandbox) release() { sb.keep(nil) }
 
 func (sb *Sandbox) lend() ([]*os.File, error) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
-	return lend(sb.held)
+	return dupFDs(sb.fds)
 }
 
 // pins returns what is pinned for the sandbox.

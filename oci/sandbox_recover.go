@@ -79,9 +79,9 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.
 	return err
 }
 
-// fetch holds what the executor has of the sandbox's init.
+// fetch gets and keeps what the executor has of the sandbox's init.
 func (sb *Sandbox) fetch(ctx context.Context, conn ExecutorConn) error {
-	files, err := conn.Call(ctx, wire.MethodHold, wire.Ref{ID: sb.id}, nil)
+	files, err := conn.Call(ctx, wire.MethodDescriptors, wire.Ref{ID: sb.id}, nil)
 	if err != nil {
 		return fmt.Errorf("fetch pidfd of sandbox %s: %w", sb.id, err)
 	}

@@ -41,7 +41,7 @@ type spawner struct {
 }
 
 func (r *Runtime) newSpawner() *spawner {
-	return &spawner{path: r.o.Executor, state: r.o.State, cgroup: executorCgroup(r.o.State), log: r.log, before: r.holdAll}
+	return &spawner{path: r.o.Executor, state: r.o.State, cgroup: executorCgroup(r.o.State), log: r.log, before: r.fetchAll}
 }
 
 func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {

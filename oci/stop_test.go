@@ -210,7 +210,7 @@ func TestStoppedAgainAndAgain(t *testing.T) {
 func TestStopDuringStart(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.create("sleep", "for-ever")
-		release := b.m.Hold(wire.MethodRun)
+		release := b.m.Block(wire.MethodRun)
 		started, stopped := make(chan error, 1), make(chan error, 1)
 		go func() { started <- c.Start(b.Context()) }()
 		synctest.Wait()
@@ -243,7 +243,7 @@ func TestStopDuringFailingStart(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.create("exit", "0")
 		b.m.Fail(wire.MethodRun, fault.Invalid.Errorf("no such thing"))
-		release := b.m.Hold(wire.MethodRun)
+		release := b.m.Block(wire.MethodRun)
 		started := make(chan error, 1)
 		go func() { started <- c.Start(b.Context()) }()
 		synctest.Wait()

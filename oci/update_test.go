@@ -21,7 +21,7 @@ func TestUpdateGivenUpByItsCaller(t *testing.T) {
 			inBubble(t, func(b *bed) {
 				c := b.start("sleep", "1h")
 				b.m.Executor.Fail(wire.MethodUpdate, refusal)
-				release := b.m.Executor.Hold(wire.MethodUpdate)
+				release := b.m.Executor.Block(wire.MethodUpdate)
 				ctx, cancel := context.WithCancel(b.Context())
 				ended := make(chan error, 2)
 				limit, shares := int64(64<<20), uint64(99)

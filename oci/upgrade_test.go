@@ -31,7 +31,7 @@ func (x *brittle) Call(_ context.Context, _ *wire.Conn, call *wire.Call) (any, [
 		return wire.HelloReply{Version: "old", Protocol: wire.Protocol + 1}, nil, nil
 	case wire.MethodList:
 		return []wire.Info{{ID: "c1"}, {ID: "over", Exit: &wire.Exit{}}, {ID: "unknown"}}, nil, nil
-	case wire.MethodHold:
+	case wire.MethodDescriptors:
 		r, w, err := os.Pipe()
 		if err != nil {
 			return nil, nil, err
@@ -72,12 +72,12 @@ func TestUpgradeThatFailsLosesNoStdio(t *testing.T) {
 	files, err := c.lend()
 	defer wire.CloseAll(files)
 	if err != nil || len(files) != 1 {
-		t.Errorf("crispd holds %v, %v", files, err)
+		t.Errorf("crispd keeps %v, %v", files, err)
 	}
 	c.release()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	if want := []string{wire.MethodHello, wire.MethodList, wire.MethodHold, wire.MethodUpgrade}; !slices.Equal(x.calls, want) {
+	if want := []string{wire.MethodHello, wire.MethodList, wire.MethodDescriptors, wire.MethodUpgrade}; !slices.Equal(x.calls, want) {
 		t.Errorf("calls to the executor are %v, want %v", x.calls, want)
 	}
 }

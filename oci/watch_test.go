@@ -14,7 +14,7 @@ import (
 func TestExecutorStandsStill(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "1h", "exit", "7")
-		slow := b.m.Executor.Hold(wire.MethodPing)
+		slow := b.m.Executor.Block(wire.MethodPing)
 		time.Sleep(12 * time.Second)
 		if b.r.Trouble() != nil {
 			b.Error("a pause is reported as trouble")
@@ -26,7 +26,7 @@ func TestExecutorStandsStill(t *testing.T) {
 			b.Errorf("after a pause the executor was replaced %d times, %v", n, b.r.Trouble())
 		}
 
-		still := b.m.Executor.Hold(wire.MethodPing)
+		still := b.m.Executor.Block(wire.MethodPing)
 		time.Sleep(40 * time.Second)
 		if b.r.Trouble() == nil {
 			b.Error("an executor that does not answer is not reported")
@@ -55,7 +55,7 @@ func TestExecutorStandsStill(t *testing.T) {
 func TestSuccessorHasAsLong(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.start("sleep", "1h")
-		still := b.m.Executor.Hold(wire.MethodPing)
+		still := b.m.Executor.Block(wire.MethodPing)
 		begun := time.Now()
 		replaced := func(times uint64) time.Duration {
 			for b.r.ExecutorRestarts() < times {

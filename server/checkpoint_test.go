@@ -140,7 +140,7 @@ func TestCheckpointContainerFails(t *testing.T) {
 		_, err := n.CheckpointContainer(t.Context(), bad)
 		wantCode(t, what, err, "InvalidArgument")
 	}
-	release := n.machine.Hold(wire.MethodCheckpoint)
+	release := n.machine.Block(wire.MethodCheckpoint)
 	slow := proto.Clone(req).(*cri.CheckpointContainerRequest)
 	slow.Timeout = 1
 	_, err := n.CheckpointContainer(t.Context(), slow)
@@ -305,7 +305,7 @@ func TestCheckpointPodTooLate(t *testing.T) {
 		}
 		return names[0]
 	}
-	release := n.machine.Hold(wire.MethodCheckpoint)
+	release := n.machine.Block(wire.MethodCheckpoint)
 	answer := make(chan error, 1)
 	go func() {
 		_, err := n.server.CheckpointPod(short, req) // itself: a client would not wait for the answer
@@ -394,7 +394,7 @@ func TestLostWritesFailThePodsCheckpoint(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	req := &cri.CheckpointPodRequest{PodSandboxId: sandbox, OutputPath: output, ContainerIds: []string{one}}
-	release := n.machine.Hold(wire.MethodCheckpoint)
+	release := n.machine.Block(wire.MethodCheckpoint)
 	answer := make(chan error, 1)
 	go func() {
 		_, err := n.server.CheckpointPod(ctx, req)
@@ -496,7 +496,7 @@ func TestRestorePodRefused(t *testing.T) {
 	}
 }
 
-// The same when time is up: the pod's network is held, so that there is a sandbox.
+// The same when time is up: the pod's network is blocked, so that there is a sandbox.
 func TestRestorePodTooLate(t *testing.T) {
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
@@ -511,7 +511,7 @@ func TestRestorePodTooLate(t *testing.T) {
 	config.Metadata.Uid = "another"
 	req := &cri.RestorePodRequest{CheckpointPath: output, Config: config, ContainerConfigs: []*cri.ContainerConfig{forever("one")}}
 	before := slices.Sorted(slices.Values(n.left()))
-	waiting, release := n.net.hold()
+	waiting, release := n.net.block()
 	defer release()
 	short, giveUp := context.WithCancel(ctx)
 	answer := make(chan error, 1)

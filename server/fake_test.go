@@ -28,14 +28,14 @@ import (
 type fakeImages struct {
 	dir string
 
-	mu     sync.Mutex
-	list   []image.Image
-	mounts map[string]bool
-	gate   chan struct{}    // if not nil, a mount waits until it is closed
-	held   chan struct{}    // gets one for each mount that waits
-	fail   map[string]error // by method
-	pulled []registry.Caller
-	coming []pulls.Pull // Pulls and RecentPulls
+	mu      sync.Mutex
+	list    []image.Image
+	mounts  map[string]bool
+	gate    chan struct{}    // if not nil, a mount waits until it is closed
+	blocked chan struct{}    // gets one for each mount that waits
+	fail    map[string]error // by method
+	pulled  []registry.Caller
+	coming  []pulls.Pull // Pulls and RecentPulls
 }
 
 func newFakeImages(t testing.TB) *fakeImages {
@@ -151,13 +151,13 @@ func (f *fakeImages) Remove(_ context.Context, ref string) error {
 	return nil
 }
 
-// hold makes mounts wait until release is called; waiting reports each.
-func (f *fakeImages) hold() (waiting <-chan struct{}, release func()) {
+// block makes mounts wait until release is called; waiting reports each.
+func (f *fakeImages) block() (waiting <-chan struct{}, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	gate := make(chan struct{})
-	f.gate, f.held = gate, make(chan struct{}, 16)
-	return f.held, sync.OnceFunc(func() {
+	f.gate, f.blocked = gate, make(chan struct{}, 16)
+	return f.blocked, sync.OnceFunc(func() {
 		f.mu.Lock()
 		f.gate = nil
 		f.mu.Unlock()
@@ -172,10 +172,10 @@ func (f *fakeImages) Mount(_ context.Context, key, _ string, o rootfs.MountOptio
 		method = "MountReadOnly"
 	}
 	f.mu.Lock()
-	gate, held := f.gate, f.held
+	gate, blocked := f.gate, f.blocked
 	f.mu.Unlock()
 	if gate != nil {
-		held <- struct{}{}
+		blocked <- struct{}{}
 		<-gate
 	}
 	if err := f.failure(method); err != nil {
@@ -262,9 +262,9 @@ type fakeNetwork struct {
 	kept    []string
 }
 
-// hold makes Attach wait until release is called; waiting gets a value when one
+// block makes Attach wait until release is called; waiting gets a value when one
 // does.
-func (f *fakeNetwork) hold() (waiting <-chan struct{}, release func()) {
+func (f *fakeNetwork) block() (waiting <-chan struct{}, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	gate, w := make(chan struct{}), make(chan struct{}, 16)

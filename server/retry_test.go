@@ -17,7 +17,7 @@ import (
 // again, and from then on gets the error that the name is reserved.
 func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	n := newNode(t)
-	waiting, release := n.net.hold()
+	waiting, release := n.net.block()
 	defer release()
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
@@ -59,7 +59,7 @@ func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 // kubelet would take it for an old attempt and never ask for it.
 func TestUncollectedSandboxIsHidden(t *testing.T) {
 	n := newNode(t)
-	waiting, release := n.net.hold()
+	waiting, release := n.net.block()
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
@@ -128,7 +128,7 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 				return &cri.CreateContainerRequest{PodSandboxId: sandbox, Config: c}
 			}
 			first, second := request("1a2b", "A", "B"), request("3c4d", "B", "A")
-			waiting, release := n.store.hold()
+			waiting, release := n.store.block()
 			defer release()
 			impatient, cancel := context.WithCancel(t.Context())
 			gone := make(chan error, 1)

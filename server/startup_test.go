@@ -47,7 +47,7 @@ func TestStartup(t *testing.T) {
 	n := newNode(t)
 	config := pod("a")
 	config.LogDirectory = t.TempDir()
-	waiting, release := n.net.hold()
+	waiting, release := n.net.block()
 	made := make(chan string, 1)
 	go func() {
 		resp, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})

@@ -36,7 +36,7 @@ func TestNotReadyWithoutAnExecutor(t *testing.T) {
 		if c := ready(); !c.Status || c.Reason != "" || c.Message != "" {
 			t.Errorf("with an executor that answers: %v", c)
 		}
-		release := m.Executor.Hold(wire.MethodPing)
+		release := m.Executor.Block(wire.MethodPing)
 		time.Sleep(40 * time.Second)
 		synctest.Wait()
 		if c := ready(); c.Status || c.Reason != "ExecutorNotReady" || c.Message == "" {

@@ -66,7 +66,7 @@ func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 	return &cri.AttachResponse{Url: s.base + path}, nil
 }
 
-// check holds a request to what CRI says of ExecRequest: "One of `stdin`,
+// check checks a request by what CRI says of ExecRequest: "One of `stdin`,
 // `stdout`, and `stderr` MUST be true. If `tty` is true, `stderr` MUST be false."
 func check(o remotecommand.Options) error {
 	if o.TTY && o.Stderr {

@@ -79,9 +79,9 @@ func (u *unified) limitsOfAContainer() {
 	if size != "" {
 		files["hugetlb."+size+".max"] = fmt.Sprint(4 * mib)
 	}
-	u.holds("after the start", u.boxDir, files)
+	u.check("after the start", u.boxDir, files)
 	u.systemctl("daemon-reload")
-	u.holds("after daemon-reload", u.boxDir, files)
+	u.check("after daemon-reload", u.boxDir, files)
 	u.shows("after the start", 12345, 64*mib, 96*mib)
 
 	// The container sees its own cgroup as the root.
@@ -129,9 +129,9 @@ func (u *unified) updates() {
 	if _, err := u.runtime().UpdateContainerResources(u.ctx(), &cri.UpdateContainerResourcesRequest{ContainerId: u.box, Linux: change}); err != nil {
 		t.Fatal(err)
 	}
-	u.holds("after the update", u.boxDir, files)
+	u.check("after the update", u.boxDir, files)
 	u.systemctl("daemon-reload")
-	u.holds("after the update and daemon-reload", u.boxDir, files)
+	u.check("after the update and daemon-reload", u.boxDir, files)
 	u.shows("after the update", 25500, 80*mib, 120*mib)
 
 	// Each update has a value that the kernel refuses, and others that it would accept,
@@ -149,9 +149,9 @@ func (u *unified) updates() {
 		}
 		t.Logf("%s: %v", name, err)
 		files["memory.min"], files["cpuset.mems.effective"] = "0", "0" // they cannot become empty again
-		u.holds(name, u.boxDir, files)
+		u.check(name, u.boxDir, files)
 		u.systemctl("daemon-reload")
-		u.holds(name+", after daemon-reload", u.boxDir, files)
+		u.check(name+", after daemon-reload", u.boxDir, files)
 		u.shows(name, 25500, 80*mib, 120*mib)
 	}
 
@@ -163,7 +163,7 @@ func (u *unified) updates() {
 	if err != nil {
 		t.Error(err)
 	}
-	u.holds("after an update of the pod", u.pod, map[string]string{"memory.max": fmt.Sprint(512 * mib), "memory.high": "max"})
+	u.check("after an update of the pod", u.pod, map[string]string{"memory.max": fmt.Sprint(512 * mib), "memory.high": "max"})
 	status, err := u.runtime().PodSandboxStatus(u.ctx(), &cri.PodSandboxStatusRequest{PodSandboxId: u.sandbox, Verbose: true})
 	if err != nil || !strings.Contains(fmt.Sprint(status.Info), "314572800") {
 		t.Errorf("the verbose status lacks the pod's resources: %v, %v", status.GetInfo(), err)
@@ -191,7 +191,7 @@ func (u *unified) restarts() {
 	if now, err := u.executorPid(); err != nil || now != before || u.pid(u.box) != u.boxPid {
 		t.Errorf("executor %d, container %d; they were %d and %d (err %v)", now, u.pid(u.box), before, u.boxPid, err)
 	}
-	u.holds("after restarts", u.boxDir, map[string]string{"memory.max": fmt.Sprint(80 * mib), "cpu.max": u.percent(25500)})
+	u.check("after restarts", u.boxDir, map[string]string{"memory.max": fmt.Sprint(80 * mib), "cpu.max": u.percent(25500)})
 	resp, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: u.box, Cmd: []string{"/testbin", "print", "alive"}})
 	if err != nil || string(resp.Stdout) != "alive\n" {
 		t.Errorf("exec after restarts: %v, %v", resp, err)
@@ -294,9 +294,9 @@ func (u *unified) ownCgroup() {
 	if err != nil {
 		t.Fatal(err)
 	}
-	u.holds("without limits", dirs[""], map[string]string{"memory.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
+	u.check("without limits", dirs[""], map[string]string{"memory.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
 	u.systemctl("daemon-reload")
-	u.holds("without limits, after daemon-reload", dirs[""], map[string]string{"memory.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
+	u.check("without limits, after daemon-reload", dirs[""], map[string]string{"memory.max": "max", "pids.max": "max", "cpu.max": "max 100000"})
 	for _, sb := range []string{id, u.sandbox} {
 		if _, err := u.runtime().StopPodSandbox(u.ctx(), &cri.StopPodSandboxRequest{PodSandboxId: sb}); err != nil {
 			t.Error(err)

@@ -125,11 +125,11 @@ func TestSlowPluginIsNamed(t *testing.T) {
 	n, config := startNode(t)
 	dir := t.TempDir()
 	n.restart(t, config, slowPlugin(t, dir))
-	hold := filepath.Join(dir, "hold")
+	blocker := filepath.Join(dir, "hold")
 	// begin runs a pod and returns when the list shows the call in its stage.
 	begin := func(ctx context.Context, name string) (done chan error) {
 		t.Helper()
-		if err := os.WriteFile(hold, nil, 0o644); err != nil {
+		if err := os.WriteFile(blocker, nil, 0o644); err != nil {
 			t.Fatal(err)
 		}
 		done = make(chan error, 1)
@@ -147,7 +147,7 @@ func TestSlowPluginIsNamed(t *testing.T) {
 	}
 	release := func() {
 		t.Helper()
-		if err := os.Remove(hold); err != nil {
+		if err := os.Remove(blocker); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -70,15 +70,15 @@ func TestPowerCuts(t *testing.T) {
 	}
 	slices.Sort(at)
 	t.Logf("%d facts, %d writes and flushes between the first mark and the last, %d cuts", len(c.facts), last-first, cuts)
-	held := 0
+	confirmed := 0
 	for _, entry := range at {
 		mark := log.replay(t, entry)
-		held += c.after(config, disk, entry, mark)
+		confirmed += c.after(config, disk, entry, mark)
 		if t.Failed() {
 			t.Fatalf("of %d cuts this was the one at write %d, after mark %d", cuts, entry, mark)
 		}
 	}
-	t.Logf("%d cuts, %d facts looked at, none lost", cuts, held)
+	t.Logf("%d cuts, %d facts looked at, none lost", cuts, confirmed)
 }
 
 // A churn is the work before the power fails.
@@ -266,7 +266,7 @@ func (c *churn) client(image, pod string, round int) error {
 
 // after starts crispd on what the power cut has left, and checks it. It returns the number
 // of facts that held.
-func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (held int) {
+func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (confirmed int) {
 	t, n := c.t, c.n
 	t.Helper()
 	defer disk.mountCopy(t)()
@@ -323,7 +323,7 @@ func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (held in
 		if gone && what != "image" {
 			continue // removals are not synced: what has come back is removed again below
 		}
-		held++
+		confirmed++
 		switch {
 		case f.kind == "exited":
 			s, err := n.runtime().ContainerStatus(ctx, &cri.ContainerStatusRequest{ContainerId: f.id})
@@ -343,7 +343,7 @@ func (c *churn) after(config string, disk *loggedDisk, entry, mark int) (held in
 	if containers, err = n.runtime().ListContainers(ctx, &cri.ListContainersRequest{}); err != nil || len(containers.Containers) > 0 {
 		t.Errorf("containers of removed pods are left: %v, %v", containers, err)
 	}
-	return held
+	return confirmed
 }
 
 // whole checks each file of a listed image.

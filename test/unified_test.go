@@ -139,8 +139,8 @@ func (u *unified) pid(id string) int {
 	return pid
 }
 
-// holds checks the values in files of a cgroup.
-func (u *unified) holds(when, dir string, want map[string]string) {
+// check checks the values in files of a cgroup.
+func (u *unified) check(when, dir string, want map[string]string) {
 	u.t.Helper()
 	for file, want := range want {
 		data, err := os.ReadFile(filepath.Join(dir, file))

@@ -50,13 +50,13 @@ func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims 
 		}
 	}
 	left := others
-	v, holders := ports(pod, left)
+	v, users := ports(pod, left)
 	if v != nil {
-		if slices.ContainsFunc(holders, func(o *v1.Pod) bool { return !yields(o, pod) }) {
+		if slices.ContainsFunc(users, func(o *v1.Pod) bool { return !yields(o, pod) }) {
 			return v, nil
 		}
-		victims = append(victims, holders...)
-		left = without(left, holders)
+		victims = append(victims, users...)
+		left = without(left, users)
 	}
 	for _, name := range append([]v1.ResourceName{v1.ResourcePods, v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage}, hugePages(n.Pods.Requests(pod))...) {
 		v, missing := lacks(name, pod, left, n)
@@ -109,18 +109,18 @@ func system(pod *v1.Pod, n *Node) *podsync.Verdict {
 // ports finds the pods that have a host port that the pod wants.
 func ports(pod *v1.Pod, others []*v1.Pod) (*podsync.Verdict, []*v1.Pod) {
 	wants := hostPorts(pod)
-	var holders []*v1.Pod
+	var users []*v1.Pod
 	for _, o := range others {
 		if slices.ContainsFunc(hostPorts(o), func(p v1.ContainerPort) bool {
 			return slices.ContainsFunc(wants, func(w v1.ContainerPort) bool { return collide(p, w) })
 		}) {
-			holders = append(holders, o)
+			users = append(users, o)
 		}
 	}
-	if len(holders) == 0 {
+	if len(users) == 0 {
 		return nil, nil
 	}
-	return reject("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports (pod %s has one of them)", podsync.KeyOf(holders[0])), holders
+	return reject("NodePorts", "Predicate NodePorts failed: node(s) didn't have free ports for the requested pod ports (pod %s has one of them)", podsync.KeyOf(users[0])), users
 }
 
 func hostPorts(pod *v1.Pod) []v1.ContainerPort {
@@ -260,10 +260,10 @@ func Pooled(capacity v1.ResourceList) v1.ResourceList {
 	return v1.ResourceList{v1.ResourceMemory: *memory}
 }
 
-// Allocatable is what pods may have of a node's resources: all but what is withheld.
-func Allocatable(capacity v1.ResourceList, withheld ...v1.ResourceList) v1.ResourceList {
+// Allocatable is what pods may have of a node's resources: all but what is reserved.
+func Allocatable(capacity v1.ResourceList, reserved ...v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
-	for _, list := range withheld {
+	for _, list := range reserved {
 		for name, by := range list {
 			q, ok := out[name]
 			if !ok {

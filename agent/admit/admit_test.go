@@ -157,15 +157,15 @@ func TestAllocatable(t *testing.T) {
 	}
 	for _, test := range []struct {
 		capacity v1.ResourceList
-		withheld []v1.ResourceList
+		reserved []v1.ResourceList
 		want     v1.ResourceList
 	}{
 		{list("cpu", "2", "memory", "1Gi"), []v1.ResourceList{list("cpu", "250m"), list("memory", "100Mi", "pods", "1")}, list("cpu", "1750m", "memory", "924Mi")},
 		{list("memory", "1Gi", "hugepages-2Mi", "24Mi"), []v1.ResourceList{list("memory", "500Mi"), Pooled(list("hugepages-2Mi", "20Mi", "hugepages-32Mi", "4Mi"))}, list("memory", "500Mi", "hugepages-2Mi", "24Mi")},
 		{list("cpu", "2"), []v1.ResourceList{list("cpu", "3")}, list("cpu", "0")},
 	} {
-		if got := Allocatable(test.capacity, test.withheld...); !equality.Semantic.DeepEqual(got, test.want) {
-			t.Errorf("%v without %v is %v, want %v", test.capacity, test.withheld, got, test.want)
+		if got := Allocatable(test.capacity, test.reserved...); !equality.Semantic.DeepEqual(got, test.want) {
+			t.Errorf("%v without %v is %v, want %v", test.capacity, test.reserved, got, test.want)
 		}
 	}
 }

@@ -28,12 +28,12 @@ func selects(t v1.NodeSelectorTerm, n *Node) bool {
 		return false
 	}
 	for _, e := range t.MatchExpressions {
-		if !holds(e, n.Labels) {
+		if !labelsMatch(e, n.Labels) {
 			return false
 		}
 	}
 	for _, e := range t.MatchFields {
-		if e.Key != "metadata.name" || !holds(e, map[string]string{e.Key: n.Name}) {
+		if e.Key != "metadata.name" || !labelsMatch(e, map[string]string{e.Key: n.Name}) {
 			return false
 		}
 	}
@@ -45,8 +45,8 @@ var operators = map[v1.NodeSelectorOperator]selection.Operator{
 	v1.NodeSelectorOpDoesNotExist: selection.DoesNotExist, v1.NodeSelectorOpGt: selection.GreaterThan, v1.NodeSelectorOpLt: selection.LessThan,
 }
 
-// holds reports whether labels satisfy an expression; an invalid one is never satisfied.
-func holds(e v1.NodeSelectorRequirement, of map[string]string) bool {
+// labelsMatch reports whether labels satisfy an expression; an invalid one is never satisfied.
+func labelsMatch(e v1.NodeSelectorRequirement, of map[string]string) bool {
 	r, err := labels.NewRequirement(e.Key, operators[e.Operator], e.Values)
 	return err == nil && r.Matches(labels.Set(of))
 }

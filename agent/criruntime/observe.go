@@ -66,7 +66,7 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	d.remember(key, now)
 	Sort(&have)
 	if pod != nil {
-		have.Holds = !d.Clean(pod.UID)
+		have.HasResources = !d.Clean(pod.UID)
 		have.Actual = d.files.Actual(string(pod.UID))
 		have.Logs = d.files.Attempts(pod, have)
 	}

@@ -60,14 +60,14 @@ func (p *Pods) Allocated() []*v1.Pod {
 			continue
 		}
 		if was := p.files.Pod(pod.UID); was != nil {
-			pods[i] = holding(pod, was)
+			pods[i] = withResourcesOf(pod, was)
 		}
 	}
 	return pods
 }
 
-// holding returns the pod with the resources of was, which has the same containers.
-func holding(pod, was *v1.Pod) *v1.Pod {
+// withResourcesOf returns the pod with the resources of was, which has the same containers.
+func withResourcesOf(pod, was *v1.Pod) *v1.Pod {
 	kept := pod.DeepCopy()
 	for i := range kept.Spec.Containers {
 		kept.Spec.Containers[i].Resources = was.Spec.Containers[i].Resources
@@ -80,7 +80,7 @@ func holding(pod, was *v1.Pod) *v1.Pod {
 }
 
 // Active are the pods that have not ended. One that has failed is active as long as a
-// container of it still has its grace: it holds its ports and its memory.
+// container of it still has its grace: it occupies its ports and its memory.
 func (p *Pods) Active(pods []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return p.Finished(pod) && !runs(p.status.Last(pod)) })
 }
@@ -113,7 +113,7 @@ func (p *Pods) Allocate(pod *v1.Pod, fits func(*v1.Pod) *podsync.Pending) *v1.Po
 	if why == nil {
 		return pod
 	}
-	return holding(pod, was)
+	return withResourcesOf(pod, was)
 }
 
 // Pending says why the resize of a pod is pending; nil if there is none.

@@ -36,12 +36,12 @@ func shown(r rune) rune {
 
 // A cleaner makes visible what is written to it. A character may come in two pieces.
 type cleaner struct {
-	to   io.Writer
-	held []byte // the beginning of a character
+	to      io.Writer
+	partial []byte // the beginning of a character
 }
 
 func (c *cleaner) Write(p []byte) (int, error) {
-	text := append(c.held, p...)
+	text := append(c.partial, p...)
 	end := len(text)
 	for i := max(0, end-utf8.UTFMax+1); i < end; i++ {
 		if utf8.RuneStart(text[i]) && !utf8.FullRune(text[i:]) {
@@ -50,6 +50,6 @@ func (c *cleaner) Write(p []byte) (int, error) {
 		}
 	}
 	_, err := c.to.Write(visible(text[:end]))
-	c.held = append([]byte(nil), text[end:]...)
+	c.partial = append([]byte(nil), text[end:]...)
 	return len(p), err
 }

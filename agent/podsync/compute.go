@@ -117,7 +117,7 @@ func (p *planner) settle() {
 	if p.stopAll(uid, why) || p.stopSandboxes(func(Sandbox) bool { return true }, why) {
 		return
 	}
-	if p.have.Holds && Terminal(p.have.Status) {
+	if p.have.HasResources && Terminal(p.have.Status) {
 		p.add(Action{Verb: Release, UID: uid, Why: why})
 	}
 }

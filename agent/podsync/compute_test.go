@@ -256,7 +256,7 @@ func TestFinished(t *testing.T) {
 		{"S0@u+ a1/S0=1~3 a0/S0=1 b0/S0=run", v1.PodRunning, true, "rm:a0/S0 again:7"},
 	} {
 		h := have(t, test.have)
-		h.Holds, h.Scarce, h.Status = true, test.rare, &v1.PodStatus{Phase: test.phase}
+		h.HasResources, h.Scarce, h.Status = true, test.rare, &v1.PodStatus{Phase: test.phase}
 		policy := v1.RestartPolicyNever
 		if test.phase == v1.PodRunning && test.rare {
 			policy = v1.RestartPolicyAlways

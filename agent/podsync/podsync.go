@@ -52,8 +52,8 @@ type Have struct {
 	// Ending are those of Files that are being ended because they were not wanted. Such
 	// a pod, if it is wanted again, first ends completely and then begins anew.
 	Ending []string
-	// Holds says that the wanted pod may have volumes, a cgroup and user IDs.
-	Holds bool
+	// HasResources says that the wanted pod may have volumes, a cgroup and user IDs.
+	HasResources bool
 	// Scarce says that disk space is short: dead containers are removed earlier.
 	Scarce bool
 	// Accepted are the pods of those UIDs as they were accepted, by which a pod that is not

@@ -35,7 +35,7 @@ func TestStop(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h := have(t, test.have)
-			h.Stop, h.Holds = test.stop, true
+			h.Stop, h.HasResources = test.stop, true
 			for i := range h.Containers {
 				if c := &h.Containers[i]; c.Attempt > 0 && c.State == podsync.Exited {
 					c.StartedAt, c.FinishedAt = now, now

@@ -13,7 +13,7 @@ import (
 )
 
 // AcquireAll acquires the layers that the blobs unpack to; ids are the digests of their content
-// if it is a tar. It returns the layers that it holds, in order; if there is an error, perhaps
+// if it is a tar. It returns the layers that it retains, in order; if there is an error, perhaps
 // not all. The largest is begun first, because it takes the longest. At most parallel are under
 // way at once.
 func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, parallel int) ([]*Layer, error) {
@@ -25,7 +25,7 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	held := make([]*Layer, len(blobs))
+	layers := make([]*Layer, len(blobs))
 	slots := make(chan struct{}, parallel)
 	var all sync.WaitGroup
 	for _, i := range order {
@@ -37,7 +37,7 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 			defer func() { <-slots }()
 			id := blobs[i].Identity(ids[i])
 			l, mine, err := ls.acquire(ctx, id, source{blobs[i].Digest, from.Repository()}, ls.unpacker(from, blobs[i], ids[i]))
-			held[i] = l
+			layers[i] = l
 			if err == nil && !mine {
 				err = entitle(ctx, ls, l, from, blobs[i], ids[i])
 			}
@@ -47,15 +47,15 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 		})
 	}
 	all.Wait()
-	held = slices.DeleteFunc(held, func(l *Layer) bool { return l == nil })
-	return held, context.Cause(ctx)
+	layers = slices.DeleteFunc(layers, func(l *Layer) bool { return l == nil })
+	return layers, context.Cause(ctx)
 }
 
-// CommitAll syncs held layers to the disk and gives them their names. It also fails if the disk
+// CommitAll syncs retained layers to the disk and gives them their names. It also fails if the disk
 // has lost anything that was written since the first of them was begun.
-func (ls *Store) CommitAll(ctx context.Context, held []*Layer) error {
+func (ls *Store) CommitAll(ctx context.Context, layers []*Layer) error {
 	var fresh []*Layer
-	for _, l := range held {
+	for _, l := range layers {
 		if !l.committed.Load() {
 			fresh = append(fresh, l)
 		}
@@ -67,7 +67,7 @@ func (ls *Store) CommitAll(ctx context.Context, held []*Layer) error {
 	if err := ls.disk.sync(ctx, first.losses); err != nil {
 		return err
 	}
-	for _, l := range held {
+	for _, l := range layers {
 		if err := ls.settle(l); err != nil {
 			return fmt.Errorf("commit layer %s: %w", l.DiffID, err)
 		}

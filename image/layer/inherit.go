@@ -19,21 +19,21 @@ type DirAttr struct {
 }
 
 // Inherit finds the directories that would lose their mode or owner in a mount of these
-// layers, which are held, from the lowest.
+// layers, which are retained, from the lowest.
 //
 // Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to make the
 // directory, and overlayfs then shows that one, plain and owned by root, instead of the one in
 // the layer below. Such directories are put on top of the layers in each mount, as directories
 // and nothing else. The layers themselves cannot be corrected: another image may have them over
 // another base.
-func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
-	first := slices.IndexFunc(held, func(l *Layer) bool { return len(l.record.Shape.Implied) > 0 })
-	if first < 0 || len(held) < 2 {
+func (ls *Store) Inherit(layers []*Layer) ([]DirAttr, error) {
+	first := slices.IndexFunc(layers, func(l *Layer) bool { return len(l.record.Shape.Implied) > 0 })
+	if first < 0 || len(layers) < 2 {
 		return nil, nil
 	}
 	var st stack
 	defer st.close()
-	for _, l := range held {
+	for _, l := range layers {
 		fd, err := ls.open(l)
 		if err != nil {
 			return nil, err
@@ -41,7 +41,7 @@ func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
 		st.push(fd, l.record.Shape)
 	}
 	wanted := make(map[string]bool)
-	for i, l := range held {
+	for i, l := range layers {
 		missing := make(map[string]bool) // below layer i, with all that is in it
 		for _, p := range l.record.Shape.Implied {
 			if missing[path.Dir(p)] {
@@ -64,7 +64,7 @@ func (ls *Store) Inherit(held []*Layer) ([]DirAttr, error) {
 	var dirs []DirAttr
 	gone := make(map[string]bool)
 	for _, p := range slices.Sorted(maps.Keys(wanted)) { // parents come first
-		attr, ok, err := st.look(len(held)-1, p)
+		attr, ok, err := st.look(len(layers)-1, p)
 		if err != nil {
 			return nil, err
 		}
@@ -147,11 +147,11 @@ func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 // Visible returns the layers of which something can be visible, from the highest. A layer that
 // occurs twice is left out where it is lower: the higher one covers all of it, and overlayfs
 // refuses one directory twice.
-func Visible(held []*Layer) []*Layer {
+func Visible(layers []*Layer) []*Layer {
 	var visible []*Layer
 	seen := make(map[digest.Digest]bool)
-	for i := len(held) - 1; i >= 0; i-- {
-		if l := held[i]; !seen[l.DiffID] {
+	for i := len(layers) - 1; i >= 0; i-- {
+		if l := layers[i]; !seen[l.DiffID] {
 			seen[l.DiffID] = true
 			visible = append(visible, l)
 			// overlayfs does not look for the mark on a root directory.

@@ -10,7 +10,7 @@ import (
 // after at most five minutes.
 const keepFor = 10 * time.Minute
 
-// A keeper holds layers that were ready when the pull that wanted them failed. They are
+// A keeper retains layers that were ready when the pull that wanted them failed. They are
 // in staging, and in no image.
 type keeper struct {
 	layers *Store
@@ -20,14 +20,14 @@ type keeper struct {
 	m  map[*Layer]*time.Timer // guarded by mu
 }
 
-// keep takes over layers that are held.
-func (k *keeper) keep(held []*Layer) error {
+// keep takes over layers that are retained.
+func (k *keeper) keep(layers []*Layer) error {
 	var spare []*Layer
 	k.mu.Lock()
 	if k.m == nil {
 		k.m = make(map[*Layer]*time.Timer)
 	}
-	for _, l := range held {
+	for _, l := range layers {
 		if timer, ok := k.m[l]; ok {
 			timer.Reset(keepFor)
 			spare = append(spare, l)
@@ -55,8 +55,8 @@ func (k *keeper) drop(l *Layer) error {
 	return k.layers.release(l)
 }
 
-// Keep takes over layers that are held, for the next try of a pull that failed.
-func (ls *Store) Keep(held []*Layer) error { return ls.kept.keep(held) }
+// Keep takes over layers that are retained, for the next try of a pull that failed.
+func (ls *Store) Keep(layers []*Layer) error { return ls.kept.keep(layers) }
 
 // DropKept lets go of the layers that are kept for a next try, because their space is needed.
 func (ls *Store) DropKept() error { return ls.kept.dropAll() }

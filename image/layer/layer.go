@@ -16,7 +16,7 @@
 //	<root>/staging/                     unfinished work; emptied by Open
 //
 // The layers of an image are unpacked in staging, one syncfs(2) brings all of them to the disk,
-// and they are renamed into layers. A layer lives as long as it has a holder: an image, a root
+// and they are renamed into layers. A layer lives as long as somebody retains it: an image, a root
 // file system, or a pull under way.
 //
 // Every path in a layer is untrusted. See unpacker.
@@ -58,7 +58,7 @@ type record struct {
 //	                ▼             └────────────────────────┘
 //	              going
 //
-// It is going when the last holder has let go; then its directory is deleted, and a caller who
+// It is going when the last reference is released; then its directory is deleted, and a caller who
 // wants the layer waits for that and begins anew. If it cannot be deleted it is committed
 // again, and stuck.
 type Layer struct {
@@ -75,7 +75,7 @@ type Layer struct {
 	committed atomic.Bool
 
 	sources []source           // guarded by Store.mu
-	holders int                // guarded by Store.mu
+	refs    int                // guarded by Store.mu
 	cancel  context.CancelFunc // ends the unpacking
 	gone    chan struct{}      // guarded by Store.mu; not nil while going, closed at the end
 	stuck   bool               // guarded by Store.mu; it should have been deleted
@@ -108,14 +108,14 @@ func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id
 // g what it writes. What it returns of the record is what it knows of the files.
 type unpackFunc func(ctx context.Context, dir string, g *growth) (record, error)
 
-// acquire returns the layer id and holds it; mine reports whether it was unpacked for this
+// acquire returns the layer id, retained; mine reports whether it was unpacked for this
 // call, from the blob that from names. If the layer is not there, unpack is called, unless
 // another caller is unpacking the same layer: then acquire waits for that. unpack's context
 // ends when no caller waits any more; acquire does not return before its own unpack has, even
 // if ctx is done and others still wait.
 func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
-		l, mine, err := ls.hold(ctx, id, from, unpack)
+		l, mine, err := ls.retain(ctx, id, from, unpack)
 		if err != nil {
 			return nil, false, err
 		}
@@ -143,9 +143,9 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unp
 	}
 }
 
-// hold returns the layer id, or begins to unpack it; mine reports whether it does. It waits
+// retain counts a reference to the layer id, or begins to unpack it; mine reports whether it does. It waits
 // for a layer that is going.
-func (ls *Store) hold(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
+func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()
 		l = ls.m[id]
@@ -171,7 +171,7 @@ func (ls *Store) hold(ctx context.Context, id digest.Digest, from source, unpack
 			ls.unpack(own, l, from, unpack)
 		})
 	}
-	l.holders++
+	l.refs++
 	l.stuck = false
 	return l, mine, nil
 }
@@ -223,7 +223,7 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, unpack
 	return os.WriteFile(filepath.Join(dir, l.record.name()), data, 0o600)
 }
 
-// settle gives a layer that is held, ready and synced its name in the store.
+// settle gives a layer that is retained, ready and synced its name in the store.
 func (ls *Store) settle(l *Layer) error {
 	l.commit.Do(func() {
 		if l.committed.Load() {
@@ -244,8 +244,8 @@ func (ls *Store) settle(l *Layer) error {
 // release lets go of l. The last to do so has it deleted.
 func (ls *Store) release(l *Layer) error {
 	ls.mu.Lock()
-	l.holders--
-	if l.holders > 0 || ls.m[l.DiffID] != l {
+	l.refs--
+	if l.refs > 0 || ls.m[l.DiffID] != l {
 		ls.mu.Unlock()
 		return nil
 	}
@@ -287,12 +287,12 @@ func (ls *Store) drop(l *Layer) error {
 	return nil
 }
 
-// Retry deletes the layers without holders that could not be deleted before.
+// Retry deletes the layers without references that could not be deleted before.
 func (ls *Store) Retry() error {
 	ls.mu.Lock()
 	var again []*Layer
 	for _, l := range ls.m {
-		if l.stuck && l.holders == 0 && l.gone == nil {
+		if l.stuck && l.refs == 0 && l.gone == nil {
 			l.gone = make(chan struct{})
 			again = append(again, l)
 		}
@@ -336,25 +336,25 @@ func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 	return false, tree.Remove(context.Background(), path)
 }
 
-// HoldAll holds layers that are on disk: all of them or none.
-func (ls *Store) HoldAll(ids []digest.Digest) ([]*Layer, error) {
+// RetainAll retains layers that are on disk: all of them or none.
+func (ls *Store) RetainAll(ids []digest.Digest) ([]*Layer, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	var held []*Layer
+	var layers []*Layer
 	for _, id := range ids {
 		l := ls.m[id]
 		if l == nil || l.gone != nil || !l.isReady() {
-			for _, l := range held {
-				l.holders--
-				l.stuck = l.holders == 0 // it was stuck before
+			for _, l := range layers {
+				l.refs--
+				l.stuck = l.refs == 0 // it was stuck before
 			}
 			return nil, fault.NotFound.Errorf("layer %s is not there", id)
 		}
-		l.holders++
+		l.refs++
 		l.stuck = false
-		held = append(held, l)
+		layers = append(layers, l)
 	}
-	return held, nil
+	return layers, nil
 }
 
 func (l *Layer) isReady() bool {
@@ -366,10 +366,10 @@ func (l *Layer) isReady() bool {
 	}
 }
 
-// ReleaseAll lets go of each layer. Those that then have no holder are removed.
-func (ls *Store) ReleaseAll(held []*Layer) error {
+// ReleaseAll lets go of each layer. Those that then have no reference are removed.
+func (ls *Store) ReleaseAll(layers []*Layer) error {
 	var errs []error
-	for _, l := range held {
+	for _, l := range layers {
 		errs = append(errs, ls.release(l))
 	}
 	return errors.Join(errs...)

@@ -27,8 +27,8 @@ func (r RootAttr) Give(dir string) error {
 // RootOf returns the attributes that the root directory of these layers, from the lowest,
 // should have: those of the highest layer that has an entry for it. The root of an overlay has
 // the attributes of its highest directory.
-func RootOf(held []*Layer) RootAttr {
-	for _, l := range slices.Backward(held) {
+func RootOf(layers []*Layer) RootAttr {
+	for _, l := range slices.Backward(layers) {
 		if r := l.record.Shape.Root; r != nil {
 			return *r
 		}
@@ -37,9 +37,9 @@ func RootOf(held []*Layer) RootAttr {
 }
 
 // TopRoot returns the attributes of the root directory of the highest of these layers.
-func TopRoot(held []*Layer) RootAttr {
-	if len(held) == 0 {
+func TopRoot(layers []*Layer) RootAttr {
+	if len(layers) == 0 {
 		return plainRoot
 	}
-	return RootOf(held[len(held)-1:])
+	return RootOf(layers[len(layers)-1:])
 }

@@ -25,7 +25,7 @@ type Options struct {
 }
 
 // Open finds the layers on disk. It removes unfinished work and damaged layers. None of the
-// layers is held: see DropUnheld.
+// layers is retained: see DropUnused.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	life, end := context.WithCancel(o.Life)
 	ls := &Store{
@@ -142,10 +142,10 @@ func readLayer(dir string) (*Layer, error) {
 	return l, nil
 }
 
-// DropUnheld removes the layers that neither an image nor a root file system uses.
-func (ls *Store) DropUnheld() {
+// DropUnused removes the layers that neither an image nor a root file system uses.
+func (ls *Store) DropUnused() {
 	for _, l := range ls.m {
-		l.stuck = l.holders == 0
+		l.stuck = l.refs == 0
 	}
 	if err := ls.Retry(); err != nil {
 		ls.log.Error("unused layers were not removed", "err", err)

@@ -41,8 +41,8 @@ func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []s
 		upper:  filepath.Join(ls.path(key), "fs"),
 		merged: ls.mountPoint(key),
 	}
-	for _, held := range layer.Visible(l.held) {
-		dir, err := ls.lower(held)
+	for _, lower := range layer.Visible(l.layers) {
+		dir, err := ls.lower(lower)
 		if err != nil {
 			return nil, err
 		}

@@ -80,9 +80,9 @@ func labelOf(path string) (string, error) {
 }
 
 // dropLayers unmounts those of the layers of which there is no lease any more.
-func (ls *Store) dropLayers(held []*layer.Layer) error {
+func (ls *Store) dropLayers(layers []*layer.Layer) error {
 	var errs []error
-	for _, l := range held {
+	for _, l := range layers {
 		if _, isImage := ls.layers.Files(l); isImage {
 			errs = append(errs, ls.dropLayer(l.DiffID))
 		}
@@ -174,10 +174,10 @@ func (ls *Store) EndIdle() {
 
 // endRemoved lets go of those of the layers that are idle and in no image any more: nothing will
 // read them, and their space is free only then.
-func (ls *Store) endRemoved(held []*layer.Layer) {
+func (ls *Store) endRemoved(layers []*layer.Layer) {
 	ls.mounting.Lock()
 	defer ls.mounting.Unlock()
-	for _, l := range held {
+	for _, l := range layers {
 		if _, ok := ls.idle[l.DiffID]; ok && !ls.layers.Has(l.DiffID) {
 			ls.endIdle(l.DiffID)
 		}
@@ -199,8 +199,8 @@ func (ls *Store) isLeased(id digest.Digest) bool {
 		if l.leaving {
 			continue
 		}
-		for _, held := range l.held {
-			if held.DiffID == id {
+		for _, lower := range l.layers {
+			if lower.DiffID == id {
 				return true
 			}
 		}
@@ -223,8 +223,8 @@ func (ls *Store) sweepLayers() {
 }
 
 // anyImage reports whether one of the layers is an EROFS file system.
-func anyImage(layers *layer.Store, held []*layer.Layer) bool {
-	return slices.ContainsFunc(held, func(l *layer.Layer) bool {
+func anyImage(layers *layer.Store, list []*layer.Layer) bool {
+	return slices.ContainsFunc(list, func(l *layer.Layer) bool {
 		_, isImage := layers.Files(l)
 		return isImage
 	})

@@ -31,10 +31,10 @@ type leaseRecord struct {
 }
 
 // A lease is one root file system, mounted or not. It is busy while a goroutine
-// mounts or unmounts it; only that goroutine changes record and held.
+// mounts or unmounts it; only that goroutine changes record and layers.
 type lease struct {
 	record leaseRecord    // guarded by Store.mu
-	held   []*layer.Layer // guarded by Store.mu
+	layers []*layer.Layer // guarded by Store.mu
 
 	busy    bool // guarded by Store.mu
 	leaving bool // its layers are being unmounted; guarded by Store.mu
@@ -78,10 +78,10 @@ func (ls *Store) begin(key string) (l *lease, fresh bool, err error) {
 }
 
 // set sets the content of l, which the caller has begun.
-func (ls *Store) set(l *lease, r leaseRecord, held []*layer.Layer) {
+func (ls *Store) set(l *lease, r leaseRecord, layers []*layer.Layer) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	l.record, l.held = r, held
+	l.record, l.layers = r, layers
 }
 
 // end unlocks key; gone removes it.

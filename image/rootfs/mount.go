@@ -43,7 +43,7 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 			return "", err
 		}
 	}
-	if l.record.ReadOnly != o.ReadOnly || len(l.held) != len(l.record.Layers) {
+	if l.record.ReadOnly != o.ReadOnly || len(l.layers) != len(l.record.Layers) {
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
 	if ls.isVoid(l.record) {
@@ -117,23 +117,23 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	if img.Artifact && !o.ReadOnly {
 		return fault.Invalid.Errorf("image %s is an artifact: its files can be a volume, but not a root file system", img.ID)
 	}
-	held, err := ls.layers.HoldAll(img.Layers)
+	layers, err := ls.layers.RetainAll(img.Layers)
 	if err != nil {
 		return err
 	}
 	steps.Add("layers", func() error {
 		ls.set(l, leaseRecord{}, nil)
-		return errors.Join(ls.dropLayers(held), ls.layers.ReleaseAll(held))
+		return errors.Join(ls.dropLayers(layers), ls.layers.ReleaseAll(layers))
 	})
-	root := layer.RootOf(held)
+	root := layer.RootOf(layers)
 	r := leaseRecord{Image: img.ID, Layers: img.Layers, Inherits: len(img.Dirs) > 0, ReadOnly: o.ReadOnly}
-	if o.ReadOnly && root != layer.TopRoot(held) {
+	if o.ReadOnly && root != layer.TopRoot(layers) {
 		r.Inherits = true
 	}
 	if !o.ReadOnly {
 		r.Boot = ls.boot
 	}
-	ls.set(l, r, held)
+	ls.set(l, r, layers)
 	dir := ls.path(key)
 	steps.Add("lease", func() error { return os.RemoveAll(dir) })
 	if err := ls.save(key, r); err != nil {
@@ -182,12 +182,12 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 	if err := ls.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
-	o := overlay{empty: ls.empty, label: options.Label, numbers: anyImage(ls.layers, l.held)}
+	o := overlay{empty: ls.empty, label: options.Label, numbers: anyImage(ls.layers, l.layers)}
 	if l.record.Inherits {
 		o.lower = append(o.lower, filepath.Join(ls.path(key), "dirs"))
 	}
-	for _, held := range layer.Visible(l.held) {
-		dir, err := ls.lower(held)
+	for _, lower := range layer.Visible(l.layers) {
+		dir, err := ls.lower(lower)
 		if err != nil {
 			return err
 		}
@@ -227,7 +227,7 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	}
 	// Before the lease is gone: what fails here is tried again with it.
 	ls.leave(l, true)
-	if err := ls.dropLayers(l.held); err != nil {
+	if err := ls.dropLayers(l.layers); err != nil {
 		ls.leave(l, false)
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
@@ -236,10 +236,10 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 		return fmt.Errorf("remove root file system %s: %w", key, err)
 	}
 	gone = true
-	held := l.held
+	layers := l.layers
 	ls.set(l, l.record, nil)
-	err = ls.layers.ReleaseAll(held)
-	ls.endRemoved(held)
+	err = ls.layers.ReleaseAll(layers)
+	ls.endRemoved(layers)
 	if err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}

@@ -77,7 +77,7 @@ type Options struct {
 	Log    *slog.Logger
 }
 
-// Open finds the root file systems on disk, mounted or not, and holds their layers.
+// Open finds the root file systems on disk, mounted or not, and retains their layers.
 func Open(o Options) (*Store, error) {
 	ls := &Store{
 		dir: filepath.Join(o.Root, "rw"), state: o.State, empty: filepath.Join(o.Root, "empty"), staging: filepath.Join(o.Root, "staging"),
@@ -125,7 +125,7 @@ func (ls *Store) findLeases() error {
 			err = json.Unmarshal(data, &l.record)
 		}
 		if err == nil {
-			l.held, err = ls.layers.HoldAll(l.record.Layers)
+			l.layers, err = ls.layers.RetainAll(l.record.Layers)
 		}
 		if err != nil {
 			ls.log.Warn("root file system has lost its layers", "rootfs", d.Name(), "err", err)

@@ -74,7 +74,7 @@ func (ls *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted
 	if err := ls.write(key, r); err != nil {
 		return nil, err
 	}
-	ls.set(l, r, l.held)
+	ls.set(l, r, l.layers)
 	if err := os.Mkdir(ls.volumes(key), 0o700); err != nil {
 		return nil, err
 	}

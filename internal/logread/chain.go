@@ -128,15 +128,15 @@ func (l *Log) isNow(f *os.File, stamp string) bool {
 	return bytes.Equal(ours[:n], theirs[:m])
 }
 
-// next opens the file after the held one. there is false if the held file is the current one,
+// next opens the file after the open one. there is false if the open file is the current one,
 // or the new one does not exist yet.
 func (f *follower) next() (next file, there bool, err error) {
 	l := f.Log
 	for {
-		if l.named(l.held.File) {
-			if l.held.stamp != "" { // the rotation was undone because the runtime did not reopen
-				delete(l.done, l.held.stamp)
-				l.held.stamp = ""
+		if l.named(l.reading.File) {
+			if l.reading.stamp != "" { // the rotation was undone because the runtime did not reopen
+				delete(l.done, l.reading.stamp)
+				l.reading.stamp = ""
 			}
 			return file{}, false, nil
 		}
@@ -145,12 +145,12 @@ func (f *follower) next() (next file, there bool, err error) {
 		if err != nil {
 			return file{}, false, err
 		}
-		// All files that appeared since the held file had the log's name are younger,
-		// whatever the clock says; one of them is the held file itself.
+		// All files that appeared since the open file had the log's name are younger,
+		// whatever the clock says; one of them is the open file itself.
 		fresh := slices.DeleteFunc(slices.Clone(names), func(s string) bool { return l.done[s] })
-		if l.held.stamp == "" {
-			if i := slices.IndexFunc(fresh, func(s string) bool { return l.isNow(l.held.File, s) }); i >= 0 {
-				l.held.stamp = fresh[i]
+		if l.reading.stamp == "" {
+			if i := slices.IndexFunc(fresh, func(s string) bool { return l.isNow(l.reading.File, s) }); i >= 0 {
+				l.reading.stamp = fresh[i]
 				l.done[fresh[i]] = true
 				fresh = slices.Delete(fresh, i, i+1)
 			}
@@ -171,7 +171,7 @@ func (f *follower) next() (next file, there bool, err error) {
 		again, err := l.rotated()
 		if err == nil && !slices.ContainsFunc(again, func(s string) bool { return !slices.Contains(names, s) }) {
 			switch {
-			case !gone && isSame(next.File, l.held.File): // the rotation was just undone
+			case !gone && isSame(next.File, l.reading.File): // the rotation was just undone
 				next.Close()
 				continue
 			case !gone:

@@ -15,7 +15,7 @@ const (
 	// period.
 	soon = 5 * time.Millisecond
 
-	// How long a file is held that may still be written to: settle after the next one
+	// How long a file stays open that may still be written to: settle after the next one
 	// appeared, if a writer cannot be detected; patience, if a writer has it open but does
 	// not write; linger after the container has ended.
 	settle   = time.Second
@@ -31,13 +31,13 @@ type follower struct {
 	w *watch
 
 	ended time.Time // when the container was found to have ended; zero if it has not
-	grown time.Time // when the held file last grew
+	grown time.Time // when the open file last grew
 	seen  time.Time // when the next file was first seen; zero if there is none
 	asked time.Time // when Running was last called
 	pause time.Duration
 }
 
-// follow reads on in the held file and then the later ones, until the container has ended.
+// follow reads on in the open file and then the later ones, until the container has ended.
 func (l *Log) follow(ctx context.Context, p *printer, s *scan) error {
 	w, err := l.watches(filepath.Dir(l.path))
 	if err != nil {
@@ -45,7 +45,7 @@ func (l *Log) follow(ctx context.Context, p *printer, s *scan) error {
 	}
 	defer w.end()
 	f := &follower{Log: l, p: p, s: s, w: w, pause: soon}
-	f.watchHeld()
+	f.watchFile()
 	for {
 		over, err := f.step(ctx)
 		if over || err != nil {
@@ -54,13 +54,13 @@ func (l *Log) follow(ctx context.Context, p *printer, s *scan) error {
 	}
 }
 
-func (f *follower) watchHeld() {
-	if f.w.hold(f.held.File) != nil {
+func (f *follower) watchFile() {
+	if f.w.follow(f.reading.File) != nil {
 		f.w.end()
 	}
 }
 
-// step reads what is there. Then it moves on to the next file if the held one is complete, and
+// step reads what is there. Then it moves on to the next file if the open one is complete, and
 // else waits. It reports whether the end of the log is reached.
 func (f *follower) step(ctx context.Context) (over bool, err error) {
 	f.between()
@@ -82,7 +82,7 @@ func (f *follower) step(ctx context.Context) (over bool, err error) {
 			err = f.s.finish(f.p)
 		}
 		if there && err == nil {
-			f.hold(next)
+			f.advance(next)
 			return false, nil
 		}
 		if there {
@@ -100,7 +100,7 @@ func (f *follower) step(ctx context.Context) (over bool, err error) {
 	return false, ctx.Err()
 }
 
-// read writes everything that the held file has.
+// read writes everything that the open file has.
 func (f *follower) read(ctx context.Context) error {
 	grew, err := f.s.read(ctx, f.p, -1)
 	if grew {
@@ -112,12 +112,12 @@ func (f *follower) read(ctx context.Context) error {
 	return f.p.flush()
 }
 
-// complete reports whether nobody will write to the held file any more.
+// complete reports whether nobody will write to the open file any more.
 func (f *follower) complete(there bool, next file) bool {
-	if f.held.packed {
+	if f.reading.packed {
 		return true
 	}
-	has, known := f.writer(f.held.File)
+	has, known := f.writer(f.reading.File)
 	switch {
 	case known && !has:
 		return true
@@ -134,16 +134,16 @@ func (f *follower) complete(there bool, next file) bool {
 	return err == nil && info.Size() > 0 && time.Since(f.seen) > patience && time.Since(f.grown) > patience
 }
 
-// hold moves on to the next file.
-func (f *follower) hold(next file) {
-	f.held.Close()
-	f.held = next
+// advance moves on to the next file.
+func (f *follower) advance(next file) {
+	f.reading.Close()
+	f.reading = next
 	if next.stamp != "" {
 		f.done[next.stamp] = true
 	}
 	f.s = &scan{f: next.File, buf: f.s.buf}
 	f.seen, f.grown, f.pause = time.Time{}, time.Time{}, soon
-	f.watchHeld()
+	f.watchFile()
 }
 
 // ask asks whether the container has ended, unless it was asked just now.

@@ -8,14 +8,14 @@
 //	0.log.20261122-070000    becomes 0.log.20261122-070000.gz at the next rotation
 //	0.log.20261122-070000.gz is removed when there are too many
 //
-// The reader holds the file that it reads open, whatever happens to its name:
+// The reader keeps the file that it reads open, whatever happens to its name:
 //
 //	          ┌──── more is there ────┐
 //	          ▼                       │
-//	held ─▶ read to its end ──────────┘
+//	open ─▶ read to its end ──────────┘
 //	          │ there is a next file, and nobody writes to this one any more:
 //	          │ read to its end once more, then
-//	          ├──────▶ hold the next: the oldest rotated one that was not read, else 0.log
+//	          ├──────▶ open the next: the oldest rotated one that was not read, else 0.log
 //	          │ there is none, and the container has ended:
 //	          └──────▶ the end
 //
@@ -65,10 +65,10 @@ type Options struct {
 
 // A Log is a log that is being read.
 type Log struct {
-	path  string
-	held  file            // the file to read after the older ones
-	older []string        // stamps of the rotated files before it, oldest first
-	done  map[string]bool // stamps of these and of held, if it has one
+	path    string
+	reading file            // the open one, read after the older ones
+	older   []string        // stamps of the rotated files before it, oldest first
+	done    map[string]bool // stamps of these and of reading, if it has one
 
 	between func()                                 // called by tests wherever a rotation can interfere
 	writer  func(f *os.File) (has, known bool)     // lease.HasWriter; tests replace it
@@ -99,7 +99,7 @@ func open(path string, between func()) (*Log, error) {
 		l.between()
 		switch {
 		case err == nil && l.named(f):
-			l.held, l.older = file{File: f}, names
+			l.reading, l.older = file{File: f}, names
 		case err == nil:
 			f.Close()
 			continue
@@ -107,13 +107,13 @@ func open(path string, between func()) (*Log, error) {
 			return nil, err
 		default: // renamed, and the new file does not exist yet
 			last := len(names) - 1
-			if l.held, err = l.open(names[last]); errors.Is(err, fs.ErrNotExist) {
+			if l.reading, err = l.open(names[last]); errors.Is(err, fs.ErrNotExist) {
 				continue
 			} else if err != nil {
 				return nil, err
 			}
-			if err := l.held.unpack(); err != nil {
-				l.held.Close()
+			if err := l.reading.unpack(); err != nil {
+				l.reading.Close()
 				return nil, err
 			}
 			l.older = names[:last]
@@ -125,7 +125,7 @@ func open(path string, between func()) (*Log, error) {
 }
 
 // Close closes the log's files.
-func (l *Log) Close() error { return l.held.Close() }
+func (l *Log) Close() error { return l.reading.Close() }
 
 // Copy writes what o asks for. It can be called once. If ctx ends first, the error is ctx's.
 func (l *Log) Copy(ctx context.Context, o Options) error {
@@ -158,11 +158,11 @@ func (l *Log) copy(ctx context.Context, p *printer) error {
 			return err
 		}
 	}
-	info, err := l.held.Stat()
+	info, err := l.reading.Stat()
 	if err != nil {
 		return err
 	}
-	s := &scan{f: l.held.File}
+	s := &scan{f: l.reading.File}
 	if p.Tail == nil {
 		for i := range older {
 			if err := copyOlder(ctx, p, &older[i]); err != nil {
@@ -235,10 +235,10 @@ func copyOlder(ctx context.Context, p *printer, f *file) error {
 }
 
 // copyTail writes those of the last lines that are in rotated files, and returns the offset of
-// the first one in the held file, of which it looks at size bytes.
+// the first one in the open file, of which it looks at size bytes.
 func (l *Log) copyTail(ctx context.Context, p *printer, older []file, size int64) (int64, error) {
 	t := &tail{lines: *p.Tail, wanted: p.wanted()}
-	at, found, err := t.find(l.held.File, size)
+	at, found, err := t.find(l.reading.File, size)
 	if err != nil {
 		return 0, err
 	}

@@ -17,8 +17,8 @@ import (
 type watch struct {
 	fd    int
 	f     *os.File // of fd, in Go's poller; nil without inotify
-	file  int      // watch descriptor of the held file
-	close bool     // a writer has closed the held file
+	file  int      // watch descriptor of the open file
+	close bool     // a writer has closed the open file
 	buf   [4096]byte
 }
 
@@ -37,8 +37,8 @@ func newWatch(dir string) (*watch, error) {
 	return w, nil
 }
 
-// hold watches f instead of the file before.
-func (w *watch) hold(f *os.File) error {
+// follow watches f instead of the file before.
+func (w *watch) follow(f *os.File) error {
 	if w.f == nil {
 		return nil
 	}

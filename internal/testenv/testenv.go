@@ -88,13 +88,13 @@ var probes = map[string]func() error{
 	"cgroup2-anywhere": anyOf("/sys/fs/cgroup/cgroup.controllers", "/sys/fs/cgroup/unified/cgroup.controllers"),
 	"hybrid":           stat("/sys/fs/cgroup/unified/cgroup.controllers"),
 	"hugetlb-mounted":  anyOf("/sys/fs/cgroup/hugetlb/cgroup.procs"),
-	"hugetlb":          func() error { return holds("/proc/cgroups", "hugetlb") },
+	"hugetlb":          func() error { return hasWord("/proc/cgroups", "hugetlb") },
 
 	"apparmor": func() error {
-		return errors.Join(holds("/sys/module/apparmor/parameters/enabled", "Y"), onPath("apparmor_parser", "/usr/sbin"))
+		return errors.Join(hasWord("/sys/module/apparmor/parameters/enabled", "Y"), onPath("apparmor_parser", "/usr/sbin"))
 	},
 	"selinux":   selinux,
-	"enforcing": func() error { return holds("/sys/fs/selinux/enforce", "1") },
+	"enforcing": func() error { return hasWord("/sys/fs/selinux/enforce", "1") },
 
 	"criu":         sync.OnceValue(criu),
 	"idmap":        sync.OnceValue(idmap),
@@ -161,8 +161,8 @@ func anyOf(patterns ...string) func() error {
 	}
 }
 
-// holds requires a word in a file.
-func holds(path, word string) error {
+// hasWord requires a word in a file.
+func hasWord(path, word string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
 		return err

@@ -49,15 +49,15 @@ type pkg struct {
 
 // A graph is the call graph of the tree.
 type graph struct {
-	fset    *token.FileSet
-	pkgs    []*pkg
-	funcs   []*function // in the order of files
-	byObj   map[*types.Func]*function
-	byName  map[string]*function
-	answers map[types.Object][]*types.Func // functions that answer a message of oci/wire
-	types   map[string][]*types.Named      // of the tree, by the names of their methods, including embedded ones
-	holds   map[*types.Var][]*types.Func   // functions in a package variable's initial value
-	cri     *types.Package
+	fset         *token.FileSet
+	pkgs         []*pkg
+	funcs        []*function // in the order of files
+	byObj        map[*types.Func]*function
+	byName       map[string]*function
+	answers      map[types.Object][]*types.Func // functions that answer a message of oci/wire
+	types        map[string][]*types.Named      // of the tree, by the names of their methods, including embedded ones
+	initializers map[*types.Var][]*types.Func   // functions in a package variable's initial value
+	cri          *types.Package
 
 	libraries map[string]*types.Package // imported by packages of the tree
 }
@@ -74,7 +74,7 @@ var load = sync.OnceValues(func() (*graph, error) {
 		return nil, fmt.Errorf("go list: %w\n%s", err, stderr.String())
 	}
 	g := &graph{fset: token.NewFileSet(), byObj: map[*types.Func]*function{}, byName: map[string]*function{},
-		answers: map[types.Object][]*types.Func{}, types: map[string][]*types.Named{}, holds: map[*types.Var][]*types.Func{}, libraries: map[string]*types.Package{}}
+		answers: map[types.Object][]*types.Func{}, types: map[string][]*types.Named{}, initializers: map[*types.Var][]*types.Func{}, libraries: map[string]*types.Package{}}
 	exports, ours := map[string]string{}, map[string]*types.Package{}
 	foreign := importer.ForCompiler(g.fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
 	conf := types.Config{FakeImportC: true, Importer: importing(func(path string) (*types.Package, error) {
@@ -161,7 +161,7 @@ func (g *graph) declare(p *pkg) {
 	}
 	for _, init := range p.info.InitOrder {
 		for _, v := range init.Lhs {
-			g.holds[v] = (&function{pkg: p}).mentioned(g, init.Rhs)
+			g.initializers[v] = (&function{pkg: p}).mentioned(g, init.Rhs)
 		}
 	}
 	for _, file := range p.files {
@@ -232,7 +232,7 @@ func (f *function) mentioned(g *graph, code ast.Node) (list []*types.Func) {
 		case *types.Func:
 			found = []*types.Func{used.Origin()}
 		case *types.Var:
-			found = g.holds[used]
+			found = g.initializers[used]
 		}
 		for _, obj := range found {
 			if !slices.Contains(list, obj) {

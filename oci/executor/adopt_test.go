@@ -32,7 +32,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 	bad := os.NewFile(uintptr(fd), wire.FDStderr)
 	defer bad.Close()
 	var send []*os.File
-	for _, f := range b.held {
+	for _, f := range b.fds {
 		if f.Name() != wire.FDStderr {
 			send = append(send, f)
 		}

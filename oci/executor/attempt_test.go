@@ -173,13 +173,13 @@ func TestExecWhereEverythingIsStopped(t *testing.T) {
 	b := n.run([]string{"sleep", "for-ever"})
 	bad := b.exec(wire.ExecRequest{Process: process("print", "up", "stop-others")})
 	line(t, bad.files["stdout"])
-	for try, held := 0, 0; held < 10; try++ {
+	for try, stopped := 0, 0; stopped < 10; try++ {
 		if try == 1000 {
-			t.Fatalf("of %d execs, %d were stopped while they were being started", try, held)
+			t.Fatalf("of %d execs, %d were stopped while they were being started", try, stopped)
 		}
 		goes := try%2 == 1
 		if n.execStopped(b, goes) {
-			held++
+			stopped++
 		}
 		eventually(t, func() bool { left, _ := n.countBootstraps(); return left == 0 }, "an exec is left (try %d, its client goes: %v)", try, goes)
 	}
@@ -247,9 +247,9 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 	beside := func(_ *wire.RunRequest, s *specs.Spec) {
 		s.Linux.Namespaces[0].Path = fmt.Sprintf("/proc/%d/ns/pid", b.reply.Pid)
 	}
-	for try, held := 0, 0; held < 5; try++ {
+	for try, stopped := 0, 0; stopped < 5; try++ {
 		if try == 1000 {
-			t.Fatalf("of %d containers, %d were stopped while they were being started", try, held)
+			t.Fatalf("of %d containers, %d were stopped while they were being started", try, stopped)
 		}
 		c := n.request([]string{"sleep", "for-ever"}, beside)
 		ctx, cancel := context.WithCancel(t.Context())
@@ -261,7 +261,7 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 			c.signal(unix.SIGKILL, true)
 			c.wait()
 		case errors.Is(err, context.Canceled):
-			held++
+			stopped++
 		default:
 			t.Fatal(err)
 		}

@@ -33,7 +33,7 @@ func benchmarkRun(b *testing.B, options ...option) {
 		c := n.request([]string{"sleep", "for-ever"}, options...)
 		b.StartTimer()
 		begin := time.Now()
-		c.held = n.call(wire.MethodRun, c.req, &c.reply)
+		c.fds = n.call(wire.MethodRun, c.req, &c.reply)
 		took = append(took, time.Since(begin))
 		b.StopTimer()
 		c.signal(unix.SIGKILL, false)

@@ -17,9 +17,9 @@ import (
 func TestExecBesideTheEnd(t *testing.T) {
 	n := start(t)
 	for name, with := range map[string]option{"pid namespace": func(*wire.RunRequest, *specs.Spec) {}, "host's": withHostPID} {
-		for try, held := 0, 0; held < 3; try++ {
+		for try, tried := 0, 0; tried < 3; try++ {
 			if try == 100 {
-				t.Fatalf("%s: of %d execs, %d were being started when their container ended", name, try, held)
+				t.Fatalf("%s: of %d execs, %d were being started when their container ended", name, try, tried)
 			}
 			b := n.run([]string{"sleep", "for-ever"}, with)
 			over := make(chan error, 1)
@@ -31,7 +31,7 @@ func TestExecBesideTheEnd(t *testing.T) {
 			eventually(t, func() bool { all, _ := n.countBootstraps(); return all > 0 || len(over) > 0 }, "an exec neither starts nor has it started")
 			unix.Kill(b.reply.Pid, unix.SIGKILL)
 			if err := <-over; err != nil {
-				held++
+				tried++
 				if !errors.Is(err, fault.WrongState) {
 					t.Errorf("%s: exec beside the end of its container: %v", name, err)
 				}

@@ -32,7 +32,7 @@
 //
 // # Crash and upgrade
 //
-// When the executor dies, its containers run on: crispd holds duplicates of their
+// When the executor dies, its containers run on: crispd keeps duplicates of their
 // pipes and pidfds and gives them to a new executor (adopt.go). That one finds output
 // that was read from a container but not logged yet in a file (inhand.go). On an
 // upgrade the executor executes the new program in its own place (upgrade.go); gate.go
@@ -220,7 +220,7 @@ type container struct {
 	updating sync.Mutex // one update at a time
 	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
 	freezing sync.Mutex // held to freeze and to thaw it; taken after dumping
-	frozen   *hold      // that keeps it frozen; guarded by table.mu
+	frozen   *freezeOp  // that keeps it frozen; guarded by table.mu
 
 	gone chan struct{} // closed when phase becomes ended
 

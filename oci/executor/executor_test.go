@@ -341,7 +341,7 @@ type box struct {
 	root  string
 	req   wire.RunRequest
 	reply wire.RunReply
-	held  []*os.File
+	fds   []*os.File
 	kills int64 // that an executor has reported
 }
 
@@ -398,17 +398,17 @@ func (n *node) request(args []string, options ...option) *box {
 func (n *node) run(args []string, options ...option) *box {
 	n.t.Helper()
 	b := n.request(args, options...)
-	b.held = n.call(wire.MethodRun, b.req, &b.reply)
+	b.fds = n.call(wire.MethodRun, b.req, &b.reply)
 	n.t.Cleanup(b.drop)
 	return b
 }
 
-// drop closes the container's descriptors that crispd would hold.
+// drop closes the container's descriptors that crispd would keep.
 func (b *box) drop() {
-	for _, f := range b.held {
+	for _, f := range b.fds {
 		f.Close()
 	}
-	b.held = nil
+	b.fds = nil
 }
 
 // waitExit waits for a container's exit event.

@@ -165,7 +165,7 @@ func TestFastInitIsTheSame(t *testing.T) {
 				// mount that it is on.
 				must(unix.Mount(b.root, b.root, "", unix.MS_BIND, ""))
 				t.Cleanup(func() { unix.Unmount(b.root, unix.MNT_DETACH) })
-				b.held = n.call(wire.MethodRun, b.req, &b.reply)
+				b.fds = n.call(wire.MethodRun, b.req, &b.reply)
 				t.Cleanup(b.drop)
 				if state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json")); err != nil {
 					t.Fatal(err)
@@ -347,7 +347,7 @@ func TestFastInitFailures(t *testing.T) {
 				files, err := n.client.Call(t.Context(), wire.MethodRun, b.req, &b.reply)
 				said[fast] = anyBox.ReplaceAllString(fmt.Sprint(err), "cN")
 				if err == nil { // libcontainer can start it
-					b.held = files
+					b.fds = files
 					b.signal(unix.SIGKILL, false)
 					b.wait()
 					b.drop()
@@ -362,7 +362,7 @@ func TestFastInitFailures(t *testing.T) {
 			}
 			again := n.request([]string{"exit", "3"}, func(r *wire.RunRequest, _ *specs.Spec) { r.ID, r.Fast = b.id, true })
 			again.id = b.id
-			again.held = n.call(wire.MethodRun, again.req, &again.reply)
+			again.fds = n.call(wire.MethodRun, again.req, &again.reply)
 			t.Cleanup(again.drop)
 			if code := again.wait().Code; code != 3 {
 				t.Errorf("after it, the exit code is %d, want 3", code)
@@ -416,7 +416,7 @@ func TestFastInitHome(t *testing.T) {
 			s.Process.User.UID = c.uid
 			s.Process.Env = []string{"PATH=/", "HOME=", "X=y"}
 		})
-		b.held = n.call(wire.MethodRun, b.req, &b.reply)
+		b.fds = n.call(wire.MethodRun, b.req, &b.reply)
 		t.Cleanup(b.drop)
 		env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", b.reply.Pid))
 		if err != nil || string(env) != "PATH=/\x00X=y\x00HOME="+c.want+"\x00" {
@@ -444,7 +444,7 @@ func TestFastInitLeaves(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			b := n.request([]string{"sleep", "for-ever"}, option, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = true })
-			b.held = n.call(wire.MethodRun, b.req, &b.reply)
+			b.fds = n.call(wire.MethodRun, b.req, &b.reply)
 			t.Cleanup(b.drop)
 			state, err := os.ReadFile(filepath.Join(n.dir, "executor", b.id, "state.json"))
 			if err != nil || bytes.Contains(state, []byte("crisp.init=fast")) {

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A hold is one freeze, of one or more containers.
-type hold struct {
+// A freezeOp is one freeze, of one or more containers.
+type freezeOp struct {
 	over chan struct{} // closed when it has been thawed
 }
 
@@ -24,17 +24,17 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 	if err := x.criu.ready(ctx); err != nil {
 		return err
 	}
-	h, err := x.table.freezeAll(ctx, req.IDs)
+	op, err := x.table.freezeAll(ctx, req.IDs)
 	if err != nil {
 		return err
 	}
 	go func() {
 		select {
 		case <-from.Done():
-			if err := x.table.thawHeld(req.IDs, h); err != nil {
+			if err := x.table.thawOp(req.IDs, op); err != nil {
 				x.log.Error("containers could not be thawed", "err", err)
 			}
-		case <-h.over:
+		case <-op.over:
 		}
 	}()
 	return nil
@@ -42,7 +42,7 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 
 // freezeAll freezes the containers, all or none. If ctx ends first, or they are thawed
 // meanwhile, it fails, and none stays frozen.
-func (t *table) freezeAll(ctx context.Context, ids []string) (*hold, error) {
+func (t *table) freezeAll(ctx context.Context, ids []string) (*freezeOp, error) {
 	var all []*container
 	for _, id := range ids {
 		c, err := t.runs(id)
@@ -51,20 +51,20 @@ func (t *table) freezeAll(ctx context.Context, ids []string) (*hold, error) {
 		}
 		all = append(all, c)
 	}
-	h := &hold{over: make(chan struct{})}
-	if err := t.take(h, all); err != nil {
+	op := &freezeOp{over: make(chan struct{})}
+	if err := t.take(op, all); err != nil {
 		return nil, err
 	}
 	for _, c := range all {
-		if err := t.freezeWhole(ctx, h, c); err != nil {
-			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), t.thawHeld(ids, h))
+		if err := t.freezeWhole(ctx, op, c); err != nil {
+			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), t.thawOp(ids, op))
 		}
 	}
-	return h, nil
+	return op, nil
 }
 
-// take records that h freezes the containers: all of them, or none.
-func (t *table) take(h *hold, all []*container) error {
+// take records that op freezes the containers: all of them, or none.
+func (t *table) take(op *freezeOp, all []*container) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range all {
@@ -73,16 +73,16 @@ func (t *table) take(h *hold, all []*container) error {
 		}
 	}
 	for _, c := range all {
-		c.frozen = h
+		c.frozen = op
 	}
 	return nil
 }
 
 // isFrozen reports whether somebody keeps c frozen.
-func (t *table) isFrozen(c *container) bool { return t.holder(c) != nil }
+func (t *table) isFrozen(c *container) bool { return t.freezeOf(c) != nil }
 
-// holder returns the hold that keeps c frozen, or nil.
-func (t *table) holder(c *container) *hold {
+// freezeOf returns the freeze that keeps c frozen, or nil.
+func (t *table) freezeOf(c *container) *freezeOp {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return c.frozen
@@ -102,19 +102,19 @@ func (x *Executor) thaw(req wire.ThawRequest) error {
 	return errors.Join(errs...)
 }
 
-// thawHeld thaws those of the containers that h holds, unless another hold has taken them
-// over.
-func (t *table) thawHeld(ids []string, h *hold) error {
+// thawOp thaws those of the containers that op keeps frozen, and leaves those that another
+// freeze has taken over.
+func (t *table) thawOp(ids []string, op *freezeOp) error {
 	var errs []error
 	for _, id := range ids {
-		errs = append(errs, t.thawOne(id, h, false))
+		errs = append(errs, t.thawOne(id, op, false))
 	}
 	return errors.Join(errs...)
 }
 
-// thawOne thaws a container, unless only is not nil and does not hold it. criu is set if a
+// thawOne thaws a container, unless only is not nil and another freeze keeps it frozen. criu is set if a
 // CRIU at work was killed.
-func (t *table) thawOne(id string, only *hold, criu bool) error {
+func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 	c := t.get(id)
 	if c == nil || c.proc == nil {
 		return nil // gone; or starting, and never frozen
@@ -123,8 +123,8 @@ func (t *table) thawOne(id string, only *hold, criu bool) error {
 	defer c.dumping.Unlock()
 	c.freezing.Lock()
 	defer c.freezing.Unlock()
-	h := t.holder(c)
-	if only != nil && h != only {
+	op := t.freezeOf(c)
+	if only != nil && op != only {
 		return nil
 	}
 	var errs []error
@@ -136,11 +136,11 @@ func (t *table) thawOne(id string, only *hold, criu bool) error {
 	}
 	t.mu.Lock()
 	c.frozen = nil
-	if h != nil {
+	if op != nil {
 		select {
-		case <-h.over:
+		case <-op.over:
 		default:
-			close(h.over)
+			close(op.over)
 		}
 	}
 	t.mu.Unlock()
@@ -151,13 +151,13 @@ func (t *table) thawOne(id string, only *hold, criu bool) error {
 // sleep does not freeze, and must not keep the others from running.
 const freezePatience = 10 * time.Second
 
-// freezeWhole freezes c's cgroup for h and returns when all its processes have stopped. It
-// does nothing once h is over.
-func (t *table) freezeWhole(ctx context.Context, h *hold, c *container) error {
+// freezeWhole freezes c's cgroup for op and returns when all its processes have stopped. It
+// does nothing once op is over.
+func (t *table) freezeWhole(ctx context.Context, op *freezeOp, c *container) error {
 	try := func() (frozen bool, err error) {
 		c.freezing.Lock()
 		defer c.freezing.Unlock()
-		if t.holder(c) != h {
+		if t.freezeOf(c) != op {
 			return false, fault.WrongState.Errorf("it was thawed meanwhile")
 		}
 		freeze(c.ref.Cgroups, true)

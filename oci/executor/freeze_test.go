@@ -86,12 +86,12 @@ func TestFreezeGivenUp(t *testing.T) {
 			if err != nil {
 				t.Fatalf("the next freeze: %v", err)
 			}
-			if err := x.table.thawHeld([]string{"a", "b"}, &hold{}); err != nil || !x.table.isFrozen(x.table.containers["a"]) {
+			if err := x.table.thawOp([]string{"a", "b"}, &freezeOp{}); err != nil || !x.table.isFrozen(x.table.containers["a"]) {
 				t.Errorf("what another freeze had frozen is thawed: %v", err)
 			}
 			a.stopped("0")
 			b.stopped("0")
-			if err := x.table.thawHeld([]string{"a", "b"}, h); err != nil || a.asked() != "0" || x.table.isFrozen(x.table.containers["a"]) {
+			if err := x.table.thawOp([]string{"a", "b"}, h); err != nil || a.asked() != "0" || x.table.isFrozen(x.table.containers["a"]) {
 				t.Errorf("the container is not thawed: %v", err)
 			}
 		})

@@ -33,14 +33,14 @@ func TestCrashWhileAStartIsStopped(t *testing.T) {
 		})
 		n.crash(func() { <-over })
 		b.adopt() // also ends the exec that stops the others
-		held := all[len(all)-1]
+		last := all[len(all)-1]
 		for _, early := range all[:len(all)-1] {
 			early.delete()
 		}
 		if try%2 == 0 {
-			held.delete()
+			last.delete()
 		}
-		held.startAgain()
+		last.startAgain()
 		for _, s := range bootstraps {
 			eventually(t, s.gone, "process %d of a start is left", s.pid)
 		}
@@ -50,7 +50,7 @@ func TestCrashWhileAStartIsStopped(t *testing.T) {
 // startAgain repeats the request of a container that exits with 3.
 func (b *box) startAgain() {
 	b.t.Helper()
-	b.held = b.call(wire.MethodRun, b.req, &b.reply)
+	b.fds = b.call(wire.MethodRun, b.req, &b.reply)
 	defer b.drop()
 	if e := b.wait(); e.Code != 3 {
 		b.t.Errorf("exit of the next start is %+v", e)

@@ -62,8 +62,8 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		return plain(call, func(req wire.Ref) error { return x.delete(req.ID) })
 	case wire.MethodAttach:
 		return onlyFiles(call, func(req wire.AttachRequest) ([]*os.File, error) { return x.attach(from, req) })
-	case wire.MethodHold:
-		return onlyFiles(call, x.hold)
+	case wire.MethodDescriptors:
+		return onlyFiles(call, x.descriptors)
 	case wire.MethodResize:
 		return plain(call, x.resize)
 	case wire.MethodReopenLog:
@@ -120,13 +120,13 @@ func plain[Req any](call *wire.Call, f func(Req) error) (any, []*os.File, error)
 	return nil, nil, f(req)
 }
 
-// hold serves MethodHold.
-func (x *Executor) hold(ref wire.Ref) ([]*os.File, error) {
+// descriptors serves MethodDescriptors.
+func (x *Executor) descriptors(ref wire.Ref) ([]*os.File, error) {
 	c, err := x.table.runs(ref.ID)
 	if err != nil {
 		return nil, err
 	}
-	return c.held()
+	return c.descriptors()
 }
 
 // shutdown serves MethodShutdown. The answer is on its way before the process exits.

@@ -132,7 +132,7 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	hs := &hands{log: log, file: f, memory: memory, pattern: pattern}
 	for i := maxHands - 1; i >= 0; i-- {
 		h := hs.at(i)
-		if h.settle(); len(h.held()) > 0 {
+		if h.settle(); len(h.unlogged()) > 0 {
 			hs.left, hs.there[i] = append(hs.left, h), true
 			continue
 		}
@@ -248,7 +248,7 @@ func ofSpan(word uint64) (from, to int) { return int(word >> 32), int(uint32(wor
 
 func (h *hand) bounds() (from, to int) { return ofSpan(h.region.Load()) }
 
-func (h *hand) held() []byte {
+func (h *hand) unlogged() []byte {
 	from, to := h.bounds()
 	return h.data[from:to]
 }
@@ -350,7 +350,7 @@ func (h *hand) Written() {
 
 // keep moves what is left to make room behind it.
 func (h *hand) keep() {
-	left := h.held()
+	left := h.unlogged()
 	copy(h.data[handed-len(left):handed], left) // it is at the end, so the two do not overlap
 	h.region.Store(span(handed-len(left), handed))
 }
@@ -358,7 +358,7 @@ func (h *hand) keep() {
 // complete writes to a container's log what a killed executor had in hand of it.
 func (hs *hands) complete(s settings) {
 	for _, h := range hs.leftOf(s.ID) {
-		text := h.held()
+		text := h.unlogged()
 		h.upto = len(text)
 		if h.tty {
 			text, _ = cooked(text, false)

@@ -94,7 +94,7 @@ func TestInHand(t *testing.T) {
 			if got := logged(t, path); got != before+last.want {
 				t.Errorf("the log has %q, want %q", got, before+last.want)
 			}
-			if left := handsOf(t, state).left; len(left) != 1 || left[0].container() != "c2" || left[0].stream() != crilog.Stderr || string(left[0].held()) != "two" {
+			if left := handsOf(t, state).left; len(left) != 1 || left[0].container() != "c2" || left[0].stream() != crilog.Stderr || string(left[0].unlogged()) != "two" {
 				t.Errorf("output of c2 is left: %+v", left)
 			}
 			hs.forget("c2")
@@ -166,8 +166,8 @@ func TestManyHands(t *testing.T) {
 			t.Errorf("hand %d has a place in the file: %v", i, lasting)
 		}
 		copy(h.ask(chunk), bytes.Repeat([]byte{'x'}, chunk))
-		if h.got(chunk); !h.full() || len(h.held()) != chunk {
-			t.Fatalf("hand %d holds %d bytes", i, len(h.held()))
+		if h.got(chunk); !h.full() || len(h.unlogged()) != chunk {
+			t.Fatalf("hand %d holds %d bytes", i, len(h.unlogged()))
 		}
 		all = append(all, h)
 	}
@@ -231,7 +231,7 @@ func TestHandsOfAnotherVersion(t *testing.T) {
 	}
 	h := hs.take("c1", &output{stream: crilog.Stdout})
 	copy(h.ask(3), "abc")
-	if h.got(3); string(h.held()) != "abc" {
-		t.Errorf("it holds %q", h.held())
+	if h.got(3); string(h.unlogged()) != "abc" {
+		t.Errorf("it holds %q", h.unlogged())
 	}
 }

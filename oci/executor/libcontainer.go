@@ -162,7 +162,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	wires.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
 		steps = undo.Stack{} // the attempt still holds all of it
-		return nil, &heldError{stuck, func() error {
+		return nil, &stuckStartError{stuck, func() error {
 			wires.closeOurs()
 			trees.detach()
 			return destroy(b.id, lc)

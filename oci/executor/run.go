@@ -72,9 +72,9 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 		steps.Add("log", log.Close)
 	}
 	init, err := c.runtime.start(ctx, p)
-	if held := new(heldError); errors.As(err, &held) {
+	if stuck := new(stuckStartError); errors.As(err, &stuck) {
 		steps = undo.Stack{}
-		go x.awaitHeld(c, held)
+		go x.awaitStuck(c, stuck)
 		return nil, nil, err
 	}
 	if err != nil {
@@ -110,7 +110,7 @@ func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
-	files, err := c.held()
+	files, err := c.descriptors()
 	if err != nil {
 		return nil, nil, err
 	}
@@ -129,8 +129,8 @@ func (c *container) learn() (err error) {
 	return err
 }
 
-// held returns the descriptors of MethodRun and MethodHold.
-func (c *container) held() ([]*os.File, error) {
+// descriptors returns the descriptors of MethodRun and MethodDescriptors.
+func (c *container) descriptors() ([]*os.File, error) {
 	files, err := c.io.duplicates()
 	if err != nil {
 		return nil, err
@@ -159,15 +159,15 @@ func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*pla
 	return &plan{settings: s, process: process, spec: spec, config: config, req: req}, err
 }
 
-// awaitHeld keeps the place of a container whose start cannot be ended until it has ended
+// awaitStuck keeps the place of a container whose start cannot be ended until it has ended
 // after all.
-func (x *Executor) awaitHeld(c *container, held *heldError) {
+func (x *Executor) awaitStuck(c *container, stuck *stuckStartError) {
 	x.table.strand(c)
-	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", held)
-	<-held.over
+	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
+	<-stuck.over
 	x.gate.begin()
 	defer x.gate.end()
-	if err := held.release(); err != nil {
+	if err := stuck.release(); err != nil {
 		x.log.Warn("container was not removed", "container", c.ID, "err", err)
 	}
 	x.table.release(c)

@@ -15,7 +15,7 @@ import (
 // the end of a process the executor is in charge, whichever has started it.
 type ociRuntime interface {
 	// start starts the container's init, or leaves nothing of it, except after a
-	// heldError.
+	// stuckStartError.
 	start(ctx context.Context, p *plan) (*started, error)
 	// exec starts a process beside the init, or leaves nothing of it but e's cgroup.
 	exec(ctx context.Context, e *execution, p *plan) (*started, error)
@@ -55,9 +55,9 @@ type started struct {
 	end    func() error // for when it cannot be taken into service
 }
 
-// A heldError is a start that cannot be ended. Nothing of it can be removed before it has
+// A stuckStartError is a start that cannot be ended. Nothing of it can be removed before it has
 // ended after all; then release does that.
-type heldError struct {
+type stuckStartError struct {
 	*stuckError
 	release func() error
 }

@@ -141,7 +141,7 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 			break
 		}
 		total += n
-		p := h.held()
+		p := h.unlogged()
 		io.tee(o, p[len(p)-n:])
 		upto := len(p)
 		if h.full() {
@@ -155,14 +155,14 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 			break
 		}
 	}
-	io.write(o, h, len(h.held()))
+	io.write(o, h, len(h.unlogged()))
 	return total, end
 }
 
 // write appends the first n bytes of h to the log. A terminal turns \n into \r\n; the log has
 // the \n.
 func (io *stdio) write(o *output, h *hand, n int) {
-	p := h.held()[:n]
+	p := h.unlogged()[:n]
 	if h.upto = n; n == 0 {
 		return
 	}

@@ -200,12 +200,12 @@ func TestSlowAttachedClient(t *testing.T) {
 func TestTerminal(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"print", "ready", "echo-stdin"}, withTTY)
-	if len(b.held) != 2 || b.held[1].Name() != wire.FDPTY {
-		t.Fatalf("held %v", b.held)
+	if len(b.fds) != 2 || b.fds[1].Name() != wire.FDPTY {
+		t.Fatalf("descriptors %v", b.fds)
 	}
 	a := b.attach(true)
 	n.call(wire.MethodResize, wire.ResizeRequest{ID: b.id, Width: 91, Height: 17}, nil)
-	ws, err := unix.IoctlGetWinsize(int(b.held[1].Fd()), unix.TIOCGWINSZ)
+	ws, err := unix.IoctlGetWinsize(int(b.fds[1].Fd()), unix.TIOCGWINSZ)
 	if err != nil || ws.Col != 91 || ws.Row != 17 {
 		t.Errorf("size is %+v, %v", ws, err)
 	}

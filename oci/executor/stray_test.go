@@ -125,17 +125,17 @@ func TestBootstrapsOfAnotherExecutor(t *testing.T) {
 	if c := other.run([]string{"exit", "3"}); c.wait().Code != 3 {
 		t.Error("the other executor does not work")
 	}
-	held := 0
+	stopped := 0
 	for _, s := range bootstraps { // those that are not stopped may end by themselves
 		if !s.stopped {
 			continue
 		}
-		held++
+		stopped++
 		if s.gone() || !alive(s.pid) {
 			t.Errorf("process %d was ended", s.pid)
 		}
 	}
-	if held == 0 {
+	if stopped == 0 {
 		t.Error("none of the bootstrap processes was stopped")
 	}
 	b.signal(unix.SIGKILL, true)

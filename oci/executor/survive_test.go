@@ -34,7 +34,7 @@ func (b *box) adopt() {
 	b.call(wire.MethodAdopt, wire.AdoptRequest{
 		ID: b.id, RunReply: b.reply, Stdin: b.req.Stdin, StdinOnce: b.req.StdinOnce, TTY: b.req.TTY,
 		LogPath: b.log, LogMaxLine: b.req.LogMaxLine, ExitPath: b.exit, OOMKills: b.kills,
-	}, nil, b.held...)
+	}, nil, b.fds...)
 }
 
 // numbered checks that the log has the lines 0, 1, 2 … without a gap, and returns their
@@ -163,7 +163,7 @@ func TestDeleteAfterCrash(t *testing.T) {
 	again := n.run([]string{"sleep", "for-ever"})
 	b.drop()
 	n.crash(func() {})
-	again.held = n.call(wire.MethodRun, again.req, &again.reply) // replaces the leftovers
+	again.fds = n.call(wire.MethodRun, again.req, &again.reply) // replaces the leftovers
 	if e := again.exec(wire.ExecRequest{Process: process("exit", "0")}).wait(); e != 0 {
 		t.Errorf("exit code %d", e)
 	}
@@ -179,7 +179,7 @@ func TestRunAgainAfterCrash(t *testing.T) {
 	old := b.reply.Pid
 	b.drop()
 	n.crash(func() {})
-	b.held = n.call(wire.MethodRun, b.req, &b.reply)
+	b.fds = n.call(wire.MethodRun, b.req, &b.reply)
 	if alive(old) {
 		t.Error("the first init lives on")
 	}

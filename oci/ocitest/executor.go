@@ -24,7 +24,7 @@ type Executor struct {
 	execs  map[string]*execution // guarded by mu
 	conns  map[*conn]bool        // true = subscribed; guarded by mu
 	fail   map[string]error      // guarded by mu
-	gates  map[string]chan struct{}
+	blocks map[string]chan struct{}
 	slow   time.Duration            // duration of run; guarded by mu
 	coming map[string]chan struct{} // containers being started, closed when one is killed before that; guarded by mu
 	groups map[string]string        // guarded by mu
@@ -37,7 +37,7 @@ func newExecutor(fuse *Fuse) *Executor {
 	return &Executor{
 		fuse: fuse, forked: make(map[string]*container), known: make(map[string]*container),
 		execs: make(map[string]*execution), conns: make(map[*conn]bool),
-		fail: make(map[string]error), gates: make(map[string]chan struct{}), coming: make(map[string]chan struct{}), frozen: make(map[string]bool),
+		fail: make(map[string]error), blocks: make(map[string]chan struct{}), coming: make(map[string]chan struct{}), frozen: make(map[string]bool),
 	}
 }
 
@@ -56,18 +56,18 @@ func (x *Executor) Cgroups(dirs map[string]string) {
 	x.groups = dirs
 }
 
-// Hold makes calls of method wait, before they do anything, until release is
+// Block makes calls of method wait, before they do anything, until release is
 // called.
-func (x *Executor) Hold(method string) (release func()) {
+func (x *Executor) Block(method string) (release func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	gate := make(chan struct{})
-	x.gates[method] = gate
+	block := make(chan struct{})
+	x.blocks[method] = block
 	return sync.OnceFunc(func() {
 		x.mu.Lock()
-		delete(x.gates, method)
+		delete(x.blocks, method)
 		x.mu.Unlock()
-		close(gate)
+		close(block)
 	})
 }
 
@@ -251,11 +251,11 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	if method != wire.MethodPing { // pings come at any time
 		c.x.calls = append(c.x.calls, method, target.ID)
 	}
-	failure, gate := c.x.fail[method], c.x.gates[method]
+	failure, block := c.x.fail[method], c.x.blocks[method]
 	c.x.mu.Unlock()
-	if gate != nil {
+	if block != nil {
 		select {
-		case <-gate:
+		case <-block:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-c.gone:

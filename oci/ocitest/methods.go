@@ -50,7 +50,7 @@ func (x *Executor) serve(ctx context.Context, c *conn, method string, body []byt
 		return with(body, x.podInit)
 	case wire.MethodAdopt:
 		return with(body, func(req wire.AdoptRequest) (any, []*os.File, error) { return nil, nil, x.adopt(req, files) })
-	case wire.MethodHold:
+	case wire.MethodDescriptors:
 		return with(body, func(ref wire.Ref) (any, []*os.File, error) {
 			_, err := x.find(ref.ID)
 			if err != nil {

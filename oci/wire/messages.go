@@ -7,30 +7,30 @@ import (
 
 // The methods of the executor. Each request's type has the description.
 const (
-	MethodHello      = "hello"      // nil → HelloReply
-	MethodPing       = "ping"       // nil → nil, from an executor that can work: one that is busy with an upgrade, or stands still, does not answer
-	MethodWarm       = "warm"       // nil → nil: a run follows within about 100 ms; this makes it faster
-	MethodRun        = "run"        // RunRequest → RunReply + descriptors
-	MethodPodInit    = "podinit"    // PodInitRequest → RunReply + pidfd
-	MethodExec       = "exec"       // ExecRequest → ExecReply + descriptors
-	MethodExecWait   = "exec.wait"  // ExecRef → ExecWaitReply
-	MethodExecKill   = "exec.kill"  // ExecRef → nil
-	MethodSignal     = "signal"     // SignalRequest → nil
-	MethodDelete     = "delete"     // Ref → nil
-	MethodAttach     = "attach"     // AttachRequest → nil + descriptors
-	MethodResize     = "resize"     // ResizeRequest → nil
-	MethodReopenLog  = "reopenlog"  // Ref → nil
-	MethodUpdate     = "update"     // UpdateRequest → nil
-	MethodList       = "list"       // nil → []Info
-	MethodHold       = "hold"       // Ref → nil + the descriptors of MethodRun, for a later crispd
-	MethodFreeze     = "freeze"     // FreezeRequest → nil; undone when the connection ends
-	MethodThaw       = "thaw"       // ThawRequest → nil
-	MethodCheckpoint = "checkpoint" // CheckpointRequest → nil
-	MethodRestore    = "restore"    // RestoreRequest → RunReply + descriptors, as MethodRun
-	MethodSubscribe  = "subscribe"  // nil → nil; from here on the connection gets Events
-	MethodAdopt      = "adopt"      // AdoptRequest + descriptors → nil
-	MethodUpgrade    = "upgrade"    // UpgradeRequest → nil, then the connection ends
-	MethodShutdown   = "shutdown"   // nil → nil, then the executor exits; fault.WrongState while it has containers
+	MethodHello       = "hello"      // nil → HelloReply
+	MethodPing        = "ping"       // nil → nil, from an executor that can work: one that is busy with an upgrade, or stands still, does not answer
+	MethodWarm        = "warm"       // nil → nil: a run follows within about 100 ms; this makes it faster
+	MethodRun         = "run"        // RunRequest → RunReply + descriptors
+	MethodPodInit     = "podinit"    // PodInitRequest → RunReply + pidfd
+	MethodExec        = "exec"       // ExecRequest → ExecReply + descriptors
+	MethodExecWait    = "exec.wait"  // ExecRef → ExecWaitReply
+	MethodExecKill    = "exec.kill"  // ExecRef → nil
+	MethodSignal      = "signal"     // SignalRequest → nil
+	MethodDelete      = "delete"     // Ref → nil
+	MethodAttach      = "attach"     // AttachRequest → nil + descriptors
+	MethodResize      = "resize"     // ResizeRequest → nil
+	MethodReopenLog   = "reopenlog"  // Ref → nil
+	MethodUpdate      = "update"     // UpdateRequest → nil
+	MethodList        = "list"       // nil → []Info
+	MethodDescriptors = "hold"       // Ref → nil + the descriptors of MethodRun, for a later crispd
+	MethodFreeze      = "freeze"     // FreezeRequest → nil; undone when the connection ends
+	MethodThaw        = "thaw"       // ThawRequest → nil
+	MethodCheckpoint  = "checkpoint" // CheckpointRequest → nil
+	MethodRestore     = "restore"    // RestoreRequest → RunReply + descriptors, as MethodRun
+	MethodSubscribe   = "subscribe"  // nil → nil; from here on the connection gets Events
+	MethodAdopt       = "adopt"      // AdoptRequest + descriptors → nil
+	MethodUpgrade     = "upgrade"    // UpgradeRequest → nil, then the connection ends
+	MethodShutdown    = "shutdown"   // nil → nil, then the executor exits; fault.WrongState while it has containers
 )
 
 // Names of descriptors. Those of stdio are the executor's ends: the read ends of

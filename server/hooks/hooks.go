@@ -198,8 +198,8 @@ func hooksAt(h *specs.Hooks, name string) *[]specs.Hook {
 // match reports whether all given conditions hold. Every pattern is compiled,
 // so that a broken one is found whatever the container.
 func (w when) match(c Container) (bool, error) {
-	given, holds := 0, true
-	condition := func(ok bool) { given, holds = given+1, holds && ok }
+	given, matches := 0, true
+	condition := func(ok bool) { given, matches = given+1, matches && ok }
 	if w.Always != nil {
 		condition(*w.Always)
 	}
@@ -232,5 +232,5 @@ func (w when) match(c Container) (bool, error) {
 		}
 		condition(found)
 	}
-	return given > 0 && holds, nil
+	return given > 0 && matches, nil
 }

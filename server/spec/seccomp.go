@@ -143,6 +143,6 @@ func (f ruleFilter) applies(caps []string, arch string, include bool) bool {
 	if include {
 		return !slices.ContainsFunc(f.Caps, isMissing) && (len(f.Arches) == 0 || slices.Contains(f.Arches, arch))
 	}
-	isHeld := func(c string) bool { return slices.Contains(caps, c) }
-	return slices.ContainsFunc(f.Caps, isHeld) || slices.Contains(f.Arches, arch)
+	hasCap := func(c string) bool { return slices.Contains(caps, c) }
+	return slices.ContainsFunc(f.Caps, hasCap) || slices.Contains(f.Arches, arch)
 }

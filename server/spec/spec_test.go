@@ -136,14 +136,14 @@ func TestDefaultSeccompSockets(t *testing.T) {
 			if !slices.Contains(s.Names, "socket") || s.Action != specs.ActAllow {
 				continue
 			}
-			holds := true
+			matches := true
 			for _, a := range s.Args {
 				if a.Index != 0 || a.Op != specs.OpMaskedEqual {
 					t.Fatalf("a condition that this test cannot judge: %+v", a)
 				}
-				holds = holds && family&a.Value == a.ValueTwo
+				matches = matches && family&a.Value == a.ValueTwo
 			}
-			if holds {
+			if matches {
 				return true
 			}
 		}

@@ -59,9 +59,9 @@ type Terminal struct {
 	}
 	hidden, appKeys, bracketed bool // modes: no cursor, cursor keys of applications, pastes in brackets
 
-	state  state
-	params []byte
-	held   []byte // the beginning of a character
+	state   state
+	params  []byte
+	partial []byte // the beginning of a character
 
 	shownX, shownY int // where the last Frame had the cursor
 	shownHidden    bool
@@ -92,13 +92,13 @@ func (t *Terminal) reset() {
 
 // Write implements io.Writer. It never fails.
 func (t *Terminal) Write(p []byte) (int, error) {
-	in := append(t.held, p...)
+	in := append(t.partial, p...)
 	for len(in) > 0 && utf8.FullRune(in) {
 		r, n := utf8.DecodeRune(in)
 		t.take(r)
 		in = in[n:]
 	}
-	t.held = append([]byte(nil), in...)
+	t.partial = append([]byte(nil), in...)
 	return len(p), nil
 }
 

@@ -43,7 +43,7 @@ func (r *Runtime) takeStored(stored map[string]int) {
 	for _, name := range slices.Sorted(maps.Keys(stored)) {
 		if c, what := r.storedFor(name); c != nil {
 			c.mu.Lock()
-			c.held = append(c.held, held{what, stored[name]})
+			c.fds = append(c.fds, keptFD{what, stored[name]})
 			c.mu.Unlock()
 			c.storing.Lock()
 			c.stored = append(c.stored, name)
@@ -79,7 +79,7 @@ func (r *Runtime) forgetStored(name string) {
 	}
 }
 
-// store has the store keep the descriptors that c holds, unless it does already. They stay the
+// store has the store keep the descriptors that c keeps, unless it does already. They stay the
 // same for as long as the container runs, whichever executor it has. store runs beside the
 // start, which need not wait for a service manager.
 func (c *Container) store() {

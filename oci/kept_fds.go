@@ -10,17 +10,17 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A held is a descriptor that we keep for the executor's successor and never
+// A keptFD is a descriptor that we keep for the executor's successor and never
 // use. It is a bare number because an os.File would be watched by the poller:
 // each line a container writes would wake us.
-type held struct {
+type keptFD struct {
 	name string
 	fd   int
 }
 
-// hold turns files into held descriptors. It closes files in any case.
-func hold(files []*os.File) ([]held, error) {
-	var kept []held
+// keepFDs turns files into kept descriptors. It closes files in any case.
+func keepFDs(files []*os.File) ([]keptFD, error) {
+	var kept []keptFD
 	var errs []error
 	for _, f := range files {
 		raw, err := f.SyscallConn()
@@ -28,7 +28,7 @@ func hold(files []*os.File) ([]held, error) {
 			cerr := raw.Control(func(fd uintptr) {
 				var n int
 				if n, err = unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3); err == nil {
-					kept = append(kept, held{f.Name(), n})
+					kept = append(kept, keptFD{f.Name(), n})
 				}
 			})
 			err = errors.Join(err, cerr)
@@ -39,7 +39,7 @@ func hold(files []*os.File) ([]held, error) {
 	return kept, errors.Join(errs...)
 }
 
-func lend(kept []held) ([]*os.File, error) {
+func dupFDs(kept []keptFD) ([]*os.File, error) {
 	var files []*os.File
 	for _, h := range kept {
 		fd, err := unix.FcntlInt(uintptr(h.fd), unix.F_DUPFD_CLOEXEC, 3)
@@ -52,7 +52,7 @@ func lend(kept []held) ([]*os.File, error) {
 	return files, nil
 }
 
-func drop(kept []held) {
+func closeFDs(kept []keptFD) {
 	for _, h := range kept {
 		unix.Close(h.fd)
 	}
