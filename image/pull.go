@@ -74,7 +74,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image
 func (s *Store) pullOne(ctx context.Context, p *progress.Pull, name reference.Named, as registry.Caller) (_ Image, err error) {
 	defer func() { err = registry.Failure(ctx, name.String(), err) }()
 	stage.Next(ctx, "registry")
-	p.Stage("registry")
+	p.SetStage("registry")
 	r, err := s.registries.Dial(ctx, name, as)
 	if err != nil {
 		return Image{}, err
@@ -145,11 +145,11 @@ func (s *Store) seen(c registry.Choice, digests []string) *entry {
 // known. r is the rest of its record.
 func (s *Store) unpackImage(ctx context.Context, p *progress.Pull, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
-	p.Stage("layers")
+	p.SetStage("layers")
 	p.Expect(blobs, ids, s.layers)
 	layers, err := s.layers.AcquireAll(ctx, p.Origin(from), blobs, ids, s.now().MaxParallel)
 	stage.Next(ctx, "sync")
-	p.Stage("sync")
+	p.SetStage("sync")
 	if err == nil {
 		err = s.layers.CommitAll(ctx, layers)
 	}

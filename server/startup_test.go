@@ -19,11 +19,11 @@ import (
 // stages are those of a verbose status.
 func stages(t *testing.T, info map[string]string) []timeline.Stage {
 	t.Helper()
-	var told struct{ Startup []timeline.Stage }
-	if err := json.Unmarshal([]byte(info["info"]), &told); err != nil {
+	var decoded struct{ Startup []timeline.Stage }
+	if err := json.Unmarshal([]byte(info["info"]), &decoded); err != nil {
 		t.Fatalf("%v in %q", err, info)
 	}
-	return told.Startup
+	return decoded.Startup
 }
 
 func labels(list []timeline.Stage) string {

@@ -85,7 +85,7 @@ func (n *node) stays(line string) bool {
 			return !deep || top == "podinit" || top == "executor" && (below == "bundles" || strings.HasPrefix(below, "engines") && strings.Count(below, "/") < 2)
 		}
 		if strings.HasPrefix(rest, n.root+"/cni/") {
-			return !leaseOrResult.MatchString(rest)
+			return !addressOrResult.MatchString(rest)
 		}
 		return !strings.HasPrefix(rest, n.root+"/sandboxes/") && !strings.HasPrefix(rest, n.root+"/containers/") && !strings.HasPrefix(rest, "/run/")
 	case "mount":
@@ -105,8 +105,8 @@ func (n *node) stays(line string) bool {
 }
 
 var (
-	// leaseOrResult matches a pod's address, or a network plugin's result for a pod.
-	leaseOrResult = regexp.MustCompile(`/ipam/[^/]+/[0-9a-f]*[.:][0-9a-f.:]+$|/results/.`)
+	// addressOrResult matches a pod's address, or a network plugin's result for a pod.
+	addressOrResult = regexp.MustCompile(`/ipam/[^/]+/[0-9a-f]*[.:][0-9a-f.:]+$|/results/.`)
 	// bridgeName matches the name of crisp's own bridge and table.
 	bridgeName = regexp.MustCompile(`\bcrisp-[0-9a-f]{6,}\b`)
 )

@@ -11,9 +11,9 @@ import (
 
 // A PullWatcher knows how far pulls are.
 type PullWatcher interface {
-	// Follow calls tell now and then, for as long as ctx, with how far the pull of image for
+	// Follow calls report now and then, for as long as ctx, with how far the pull of image for
 	// a pod, namespace/name, is. It returns earlier if that cannot be known.
-	Follow(ctx context.Context, image, pod string, tell func(pulls.Pull))
+	Follow(ctx context.Context, image, pod string, report func(pulls.Pull))
 }
 
 // blind is a PullWatcher that knows nothing.
@@ -28,10 +28,10 @@ func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		told := 0
+		done := 0
 		p.progress.Follow(ctx, image, podsync.KeyOf(pod).String(), func(far pulls.Pull) {
-			if q := quarters(far); q > told {
-				told = q
+			if q := quarters(far); q > done {
+				done = q
 				p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q: %s of %s have come (%s)", c.Image, pulls.Size(far.Bytes), pulls.Size(far.Total), far))
 			}
 		})
@@ -42,8 +42,8 @@ func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image
 	}
 }
 
-// quarters is how many quarters of an image have come; all of them are told otherwise, when
-// the pull has ended.
+// quarters is how many quarters of an image have come; all of them have an event of their
+// own, when the pull has ended.
 func quarters(p pulls.Pull) int {
 	f, ok := p.Fraction()
 	if !ok || f == 1 {

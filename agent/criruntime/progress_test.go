@@ -10,12 +10,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// told is a PullWatcher that tells how many percent have come, one after the other.
-type told []int64
+// percents is a PullWatcher that reports how many percent have come, one after the other.
+type percents []int64
 
-func (list told) Follow(ctx context.Context, image, pod string, tell func(pulls.Pull)) {
+func (list percents) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
 	for _, n := range list {
-		tell(pulls.Pull{Image: image, Bytes: n * 1e6, Total: 100e6, AllKnown: true})
+		report(pulls.Pull{Image: image, Bytes: n * 1e6, Total: 100e6, AllKnown: true})
 	}
 }
 
@@ -23,23 +23,23 @@ func (list told) Follow(ctx context.Context, image, pod string, tell func(pulls.
 func TestQuarters(t *testing.T) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
 	for _, test := range []struct {
-		told told
-		want []string
+		percents percents
+		want     []string
 	}{
-		{told{0, 10, 20, 25, 30, 50, 60, 75, 80, 99, 100}, []string{
+		{percents{0, 10, 20, 25, 30, 50, 60, 75, 80, 99, 100}, []string{
 			`Pulling: Pulling image "app": 25 MB of 100 MB have come (25 %, 0 B/s)`,
 			`Pulling: Pulling image "app": 50 MB of 100 MB have come (50 %, 0 B/s)`,
 			`Pulling: Pulling image "app": 75 MB of 100 MB have come (75 %, 0 B/s)`,
 		}},
-		{told{10, 80, 81}, []string{`Pulling: Pulling image "app": 80 MB of 100 MB have come (80 %, 0 B/s)`}},
-		{told{100}, nil},
+		{percents{10, 80, 81}, []string{`Pulling: Pulling image "app": 80 MB of 100 MB have come (80 %, 0 B/s)`}},
+		{percents{100}, nil},
 		{nil, nil},
 	} {
 		r := &recorder{}
-		p := &puller{progress: test.told, events: podEvents{r}}
+		p := &puller{progress: test.percents, events: podEvents{r}}
 		p.follow(t.Context(), pod, &v1.Container{Name: "app", Image: "app"}, "app:latest")()
 		if d := cmp.Diff(test.want, r.events); d != "" {
-			t.Errorf("%v: %s", test.told, d)
+			t.Errorf("%v: %s", test.percents, d)
 		}
 	}
 }

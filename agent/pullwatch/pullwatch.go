@@ -55,29 +55,29 @@ func (w *Watcher) Close() {
 func (w *Watcher) List(ctx context.Context) (list []pulls.Pull) {
 	ctx, cancel := context.WithTimeout(ctx, listPatience)
 	defer cancel()
-	w.watch(ctx, pullapi.Request{Once: true}, func(told []pulls.Pull) error {
-		list = told
+	w.watch(ctx, pullapi.Request{Once: true}, func(now []pulls.Pull) error {
+		list = now
 		return nil
 	})
 	return list
 }
 
-// Follow calls tell about once a second with how far the pull of image is, for as long as
+// Follow calls report about once a second with how far the pull of image is, for as long as
 // ctx: the one that pod waits for, namespace/name.
-func (w *Watcher) Follow(ctx context.Context, image, pod string, tell func(pulls.Pull)) {
+func (w *Watcher) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
 	w.watch(ctx, pullapi.Request{Image: image, Pod: pod}, func(list []pulls.Pull) error {
 		if len(list) > 0 {
-			tell(list[0])
+			report(list[0])
 		}
 		return nil
 	})
 }
 
-func (w *Watcher) watch(ctx context.Context, r pullapi.Request, tell func([]pulls.Pull) error) {
+func (w *Watcher) watch(ctx context.Context, r pullapi.Request, report func([]pulls.Pull) error) {
 	if w.conn == nil || time.Now().Unix() < w.until.Load() {
 		return
 	}
-	err := pullapi.Watch(ctx, w.conn, r, tell)
+	err := pullapi.Watch(ctx, w.conn, r, report)
 	if status.Code(err) == codes.Unimplemented {
 		w.until.Store(time.Now().Add(askAgain).Unix())
 	}

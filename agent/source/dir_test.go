@@ -15,7 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
-	"github.com/crisp-cri/crisp/internal/lease"
+	"github.com/crisp-cri/crisp/internal/filelease"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -220,7 +220,7 @@ func TestHalfWrittenFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if _, known := lease.HasWriter(reader(t, path)); !known {
+	if _, known := filelease.HasWriter(reader(t, path)); !known {
 		t.Skip("the file system of temporary files has no leases (fcntl(2), F_SETLEASE)")
 	}
 	if _, err := f.WriteString("half"); err != nil {

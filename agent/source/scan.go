@@ -10,7 +10,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/lease"
+	"github.com/crisp-cri/crisp/internal/filelease"
 	"github.com/crisp-cri/crisp/internal/regular"
 	"golang.org/x/sys/unix"
 )
@@ -119,7 +119,7 @@ func read(path string) ([]byte, error) {
 	if info.Size() > maxSize {
 		return nil, fmt.Errorf("%s: %d bytes, more than a manifest may have (%d)", path, info.Size(), maxSize)
 	}
-	if has, _ := lease.HasWriter(f); has && time.Since(info.ModTime()).Abs() < writing {
+	if has, _ := filelease.HasWriter(f); has && time.Since(info.ModTime()).Abs() < writing {
 		return nil, fmt.Errorf("%s: %w", path, errWriting)
 	}
 	return regular.ReadAll(f, maxSize)

@@ -38,12 +38,12 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 				return nil, fmt.Errorf("%s: %s.engine: %w", c.Origin(key+".engine"), key, err)
 			}
 			h.Engine, h.Annotations = hc.Engine, hc.Annotations
-			told, err := oci.AskFeatures(ctx, hc.Engine)
+			features, err := oci.AskFeatures(ctx, hc.Engine)
 			if err != nil {
 				log.Warn("OCI runtime did not tell its features", "handler", name, "err", err)
 			}
-			h.SpecHost.RecursiveRO = host.RecursiveRO && told.RecursiveRO
-			if !told.IDMap {
+			h.SpecHost.RecursiveRO = host.RecursiveRO && features.RecursiveRO
+			if !features.IDMap {
 				h.NoUserNS = errNoIDMap
 			}
 		}

@@ -93,7 +93,7 @@ func TestDirectoryAndFileInTurns(t *testing.T) {
 	if err := u.setTimes(); err != nil {
 		t.Fatal(err)
 	}
-	if err := u.tell(); err != nil || len(u.shape.Implied) != 1 { // "other"
+	if err := u.recordShape(); err != nil || len(u.shape.Implied) != 1 { // "other"
 		t.Errorf("implied are %v, %v", u.shape.Implied, err)
 	}
 }

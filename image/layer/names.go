@@ -308,9 +308,9 @@ func (t *names) whiteout(at *dir, hidden string) error {
 	return t.keep(2*nodeCost + len(hidden))
 }
 
-// tell returns the paths of the directories that were made for want of an entry, and of those that
-// hide what is below, sorted.
-func (t *names) tell() (implied, opaque []string) {
+// marked returns the paths of the directories that were made for want of an entry, and of those
+// that hide what is below, sorted.
+func (t *names) marked() (implied, opaque []string) {
 	var visit func(d *dir, name string)
 	visit = func(d *dir, name string) {
 		if d.implied {

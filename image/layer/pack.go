@@ -59,7 +59,7 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 			return shape{}, erofs.Summary{}, fmt.Errorf("entry %q: %w", hdr.Name, err)
 		}
 	}
-	p.shape.Implied, p.shape.Opaque = p.names.tell()
+	p.shape.Implied, p.shape.Opaque = p.names.marked()
 	if err := checkShape(p.shape); err != nil {
 		return shape{}, erofs.Summary{}, err
 	}

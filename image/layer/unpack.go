@@ -90,7 +90,7 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	if err := u.setTimes(); err != nil {
 		return shape{}, err
 	}
-	if err := u.tell(); err != nil {
+	if err := u.recordShape(); err != nil {
 		return shape{}, err
 	}
 	// What follows the end mark belongs to the layer's digests.
@@ -100,8 +100,8 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	return u.shape, nil
 }
 
-// tell puts into shape what the directories mean for other layers.
-func (u *unpacker) tell() error {
+// recordShape puts into shape what the directories mean for other layers.
+func (u *unpacker) recordShape() error {
 	slices.Sort(u.dirs.opaque)
 	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), slices.Compact(u.dirs.opaque)
 	var size int

@@ -148,8 +148,8 @@ func (p *Pull) count(pod string, n int) {
 	}
 }
 
-// Stage says what the pull does now.
-func (p *Pull) Stage(name string) {
+// SetStage says what the pull does now.
+func (p *Pull) SetStage(name string) {
 	if p == nil {
 		return
 	}
@@ -204,16 +204,16 @@ func (p *Pull) snapshot(now time.Time) pulls.Pull {
 	}
 	p.mu.Unlock()
 	for _, l := range layers {
-		told := pulls.Layer{Digest: l.digest.String(), Size: l.size, Bytes: l.bytes, State: l.state}
+		shown := pulls.Layer{Digest: l.digest.String(), Size: l.size, Bytes: l.bytes, State: l.state}
 		if l.state != pulls.Here {
 			if l.state != pulls.Downloading && has.Has(l.id) {
-				told.State, told.Bytes = pulls.Done, max(l.size, l.bytes)
+				shown.State, shown.Bytes = pulls.Done, max(l.size, l.bytes)
 			}
-			s.Bytes += told.Bytes
+			s.Bytes += shown.Bytes
 			s.Total += max(l.size, 0)
 			s.AllKnown = s.AllKnown && l.size >= 0
 		}
-		s.Layers = append(s.Layers, told)
+		s.Layers = append(s.Layers, shown)
 	}
 	return s
 }

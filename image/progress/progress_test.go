@@ -80,7 +80,7 @@ func TestPull(t *testing.T) {
 		other.Begin()
 		p.Join("default/web")
 		p.Join("")
-		p.Stage("layers")
+		p.SetStage("layers")
 		if s := tr.List()[0].String(); s != "asking the registry" {
 			t.Errorf("at first: %q", s)
 		}
@@ -144,7 +144,7 @@ func TestBounds(t *testing.T) {
 	var nobody *progress.Pull
 	nobody.Join("a/b")
 	nobody.Leave("a/b")
-	nobody.Stage("layers")
+	nobody.SetStage("layers")
 	nobody.From("x", true)
 	nobody.Expect(blobs, ids, store{})
 	if from := (&slow{}); nobody.Origin(from) != blob.Origin(from) {

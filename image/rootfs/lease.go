@@ -30,7 +30,7 @@ type leaseRecord struct {
 	Boot     string   `json:",omitempty"` // of a writable one, the boot of the machine in which it was made; "" = by an older release
 }
 
-// A lease is one root file system, mounted or not. It is busy while a goroutine
+// A lease keeps the layers of one root file system, mounted or not. It is busy while a goroutine
 // mounts or unmounts it; only that goroutine changes record and layers.
 type lease struct {
 	record leaseRecord    // guarded by Store.mu

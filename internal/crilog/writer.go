@@ -151,7 +151,7 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 		return
 	}
 	if w.lost > 0 {
-		w.tell(nil, w.lost)
+		w.reportLoss(nil, w.lost)
 		w.lost = 0
 	}
 }
@@ -230,12 +230,12 @@ func (w *Writer) drop(data []byte, n int, size int64, err error) {
 		}
 	}
 	if w.lost == 0 {
-		w.tell(err, 0)
+		w.reportLoss(err, 0)
 	}
 	w.lost += size * int64(len(data)-whole) / int64(len(data)) // in proportion: exact enough for a count
 }
 
-func (w *Writer) tell(err error, lost int64) {
+func (w *Writer) reportLoss(err error, lost int64) {
 	if w.report != nil {
 		w.report(err, lost)
 	}
@@ -274,7 +274,7 @@ func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.lost > 0 {
-		w.tell(nil, w.lost)
+		w.reportLoss(nil, w.lost)
 		w.lost = 0
 	}
 	w.closed = true

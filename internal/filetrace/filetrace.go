@@ -182,16 +182,16 @@ func (tr *Tracer) receive() message {
 }
 
 // Mark adds text to the record.
-func (tr *Tracer) Mark(text string) { tell("mark " + text) }
+func (tr *Tracer) Mark(text string) { mark("mark " + text) }
 
 // Arm makes the n-th call from now on fail with errno, without effect, counting calls that take
 // a file below the directory; n = 0: only count them. It fails once.
-func (tr *Tracer) Arm(n int, errno syscall.Errno) { tell(fmt.Sprintf("arm %d %d", n, errno)) }
+func (tr *Tracer) Arm(n int, errno syscall.Errno) { mark(fmt.Sprintf("arm %d %d", n, errno)) }
 
 // Disarm returns the result of Arm.
 func (tr *Tracer) Disarm() Failure {
 	tr.t.Helper()
-	tell("disarm")
+	mark("disarm")
 	for {
 		m := tr.receive()
 		if m.Err != "" {
@@ -203,7 +203,7 @@ func (tr *Tracer) Disarm() Failure {
 	}
 }
 
-func tell(text string) {
+func mark(text string) {
 	// EBADF, of course.
 	_, _ = unix.Write(markFD, []byte(text))
 }
@@ -211,7 +211,7 @@ func tell(text string) {
 // Stop ends the recording and returns it.
 func (tr *Tracer) Stop() []Op {
 	tr.t.Helper()
-	tell("stop")
+	mark("stop")
 	for {
 		m := tr.receive()
 		switch {

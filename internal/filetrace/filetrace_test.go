@@ -216,7 +216,7 @@ func TestMappingIsReported(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unix.Munmap(b)
-	tell("stop")
+	mark("stop")
 	if m := tr.receive(); !strings.Contains(m.Err, "mapped") {
 		t.Errorf("got %+v", m)
 	}

@@ -39,7 +39,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/lease"
+	"github.com/crisp-cri/crisp/internal/filelease"
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
@@ -71,7 +71,7 @@ type Log struct {
 	done    map[string]bool // stamps of these and of reading, if it has one
 
 	between func()                                 // called by tests wherever a rotation can interfere
-	writer  func(f *os.File) (has, known bool)     // lease.HasWriter; tests replace it
+	writer  func(f *os.File) (has, known bool)     // filelease.HasWriter; tests replace it
 	watches func(dir string) (w *watch, err error) // newWatch; tests replace it
 }
 
@@ -85,7 +85,7 @@ func open(path string, between func()) (*Log, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}
-	l := &Log{path: path, between: between, writer: lease.HasWriter, watches: newWatch}
+	l := &Log{path: path, between: between, writer: filelease.HasWriter, watches: newWatch}
 	for range 100 { // only a concurrent rotation is a reason to try again
 		f, err := regular.Open(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -64,8 +64,8 @@ var desc = grpc.ServiceDesc{
 // Register registers l as the service on g.
 func Register(g grpc.ServiceRegistrar, l Lister) { g.RegisterService(&desc, l) }
 
-// Watch calls tell with each answer, until the stream or ctx ends or tell returns an error.
-func Watch(ctx context.Context, cc grpc.ClientConnInterface, r Request, tell func([]pulls.Pull) error) error {
+// Watch calls report with each answer, until the stream or ctx ends or report returns an error.
+func Watch(ctx context.Context, cc grpc.ClientConnInterface, r Request, report func([]pulls.Pull) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, err := cc.NewStream(ctx, &desc.Streams[0], method)
@@ -91,7 +91,7 @@ func Watch(ctx context.Context, cc grpc.ClientConnInterface, r Request, tell fun
 		}
 		list, err := decode(&answer)
 		if err == nil {
-			err = tell(list)
+			err = report(list)
 		}
 		if err != nil {
 			return err
@@ -162,9 +162,9 @@ func decode(answer *structpb.Struct) ([]pulls.Pull, error) {
 	if err != nil {
 		return nil, err
 	}
-	var told struct{ Pulls []pulls.Pull }
-	if err := json.Unmarshal(text, &told); err != nil {
+	var decoded struct{ Pulls []pulls.Pull }
+	if err := json.Unmarshal(text, &decoded); err != nil {
 		return nil, fmt.Errorf("progress of pulls: %w", err)
 	}
-	return told.Pulls, nil
+	return decoded.Pulls, nil
 }

@@ -364,8 +364,8 @@ func (g *graph) calledBy(f *function, library string) bool {
 	})
 }
 
-// tells reports whether f matters to other packages: it is exported, and more than a getter.
-func (f *function) tells() bool {
+// matters reports whether f matters to other packages: it is exported, and more than a getter.
+func (f *function) matters() bool {
 	if recv := receiver(f.obj); !f.obj.Exported() || recv != nil && !recv.Obj().Exported() {
 		return false
 	}

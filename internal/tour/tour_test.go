@@ -82,7 +82,7 @@ func (g *graph) first(f *function) string {
 		for _, to := range g.next(f) {
 			switch {
 			case len(list) == firsts || strings.HasPrefix(to.pkg.dir, "internal/"):
-			case to.pkg != f.pkg && to.tells() && !slices.Contains(list, to.link()):
+			case to.pkg != f.pkg && to.matters() && !slices.Contains(list, to.link()):
 				list = append(list, to.link())
 			case to.pkg == f.pkg && depth > 0:
 				walk(to, depth-1)

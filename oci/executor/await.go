@@ -22,7 +22,7 @@ const execPatience = 2 * time.Second
 
 // awaitExec returns once the process has executed its program. If that fails, the
 // process has written why to its stderr, and has exited.
-func awaitExec(pid int, w *wires) error {
+func awaitExec(pid int, ends *stdioEnds) error {
 	pause := 100 * time.Microsecond
 	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(5*pause/4, 2*time.Millisecond) {
 		stat, err := procstat.Read(pid)
@@ -30,7 +30,7 @@ func awaitExec(pid int, w *wires) error {
 			return nil // has executed it; or has gone, for its waiter to see
 		}
 		if stat.Ended() {
-			return fault.Internal.Errorf("%s", w.complaint())
+			return fault.Internal.Errorf("%s", ends.complaint())
 		}
 		time.Sleep(pause)
 	}
@@ -38,10 +38,10 @@ func awaitExec(pid int, w *wires) error {
 }
 
 // complaint reads what libcontainer's child wrote before it gave up.
-func (w *wires) complaint() string {
-	f := w.ours[2]
+func (ends *stdioEnds) complaint() string {
+	f := ends.ours[2]
 	if f == nil {
-		f = w.pty
+		f = ends.pty
 	}
 	text := "container ended before its program was executed"
 	if f == nil {

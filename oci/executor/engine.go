@@ -125,7 +125,7 @@ func (e *engine) put(name string, v any) (path string, err error) {
 
 // call runs the engine until it exits. Its stdio is w's, if not nil, and inherited by a process
 // that it starts; extra become descriptors 3 and on.
-func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...string) error {
+func (e *engine) call(ctx context.Context, ends *stdioEnds, extra []*os.File, args ...string) error {
 	defer e.all.reaper.expectChild()()
 	ctx, cancel := context.WithTimeout(ctx, engineTime)
 	defer cancel()
@@ -139,8 +139,8 @@ func (e *engine) call(ctx context.Context, w *wires, extra []*os.File, args ...s
 	cmd.Dir = e.dir
 	cmd.Env = append(os.Environ(), owner(e.all.root, e.id))
 	cmd.ExtraFiles = extra
-	if w != nil && w.theirs[1] != nil {
-		cmd.Stdin, cmd.Stdout, cmd.Stderr = w.theirs[0], w.theirs[1], w.theirs[2]
+	if ends != nil && ends.theirs[1] != nil {
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.theirs[0], ends.theirs[1], ends.theirs[2]
 	}
 	what := e.Path + " " + args[0] + " of container " + e.id
 	err := attempt(ctx, what, nil, cmd.Run)

@@ -40,25 +40,25 @@ func (e *engine) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if _, err := e.put("config.json", spec); err != nil {
 		return nil, err
 	}
-	wires, pid, err := e.create(ctx, p.process, p.settings)
+	ends, pid, err := e.create(ctx, p.process, p.settings)
 	if err != nil {
 		return nil, err
 	}
-	steps.Add("stdio", wires.closeOurs)
+	steps.Add("stdio", ends.closeOurs)
 	forget := func() error { e.all.reaper.forget(pid); return nil }
 	steps.Add("process", forget)
 	if err := e.call(ctx, nil, nil, "start", e.id); err != nil {
 		return nil, err
 	}
-	return &started{pid: pid, wires: wires, served: done, end: func() error { done(); return forget() }}, nil
+	return &started{pid: pid, stdio: ends, served: done, end: func() error { done(); return forget() }}, nil
 }
 
 // create has the engine create the container's init, which waits for "start".
-func (e *engine) create(ctx context.Context, process *libcontainer.Process, s settings) (_ *wires, pid int, err error) {
+func (e *engine) create(ctx context.Context, process *libcontainer.Process, s settings) (_ *stdioEnds, pid int, err error) {
 	pidFile := filepath.Join(e.dir, "pid")
 	args := []string{"create", "--bundle", e.dir, "--pid-file", pidFile}
 	args = append(args, preserve(len(process.ExtraFiles))...)
-	w, err := e.callWired(ctx, process, s, args)
+	ends, err := e.callWithStdio(ctx, process, s, args)
 	if err != nil {
 		return nil, 0, err
 	}
@@ -66,21 +66,21 @@ func (e *engine) create(ctx context.Context, process *libcontainer.Process, s se
 		err = e.settle(pid)
 	}
 	if err != nil {
-		w.closeOurs()
+		ends.closeOurs()
 		return nil, 0, err
 	}
-	return w, pid, nil
+	return ends, pid, nil
 }
 
 // exec implements ociRuntime.
 func (e *engine) exec(ctx context.Context, _ *execution, p *plan) (_ *started, err error) {
 	done := e.all.reaper.expectChild()
-	wires, pid, err := e.execProcess(ctx, p.process, p.spec.Process, p.settings)
+	ends, pid, err := e.execProcess(ctx, p.process, p.spec.Process, p.settings)
 	if err != nil {
 		done()
 		return nil, err
 	}
-	return &started{pid: pid, wires: wires, served: done, end: func() error {
+	return &started{pid: pid, stdio: ends, served: done, end: func() error {
 		defer done()
 		defer e.all.reaper.forget(pid)
 		return unix.Kill(pid, unix.SIGKILL) // our child, and not reaped
@@ -88,7 +88,7 @@ func (e *engine) exec(ctx context.Context, _ *execution, p *plan) (_ *started, e
 }
 
 // execProcess has the engine start another process in the container.
-func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings) (_ *wires, pid int, err error) {
+func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings) (_ *stdioEnds, pid int, err error) {
 	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, s.TTY
 	if spec.OOMScoreAdj != nil { // it may have been changed since the start
 		with := *e
@@ -105,43 +105,43 @@ func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process,
 	defer os.Remove(pidFile)
 	args := []string{"exec", "--detach", "--process", file, "--pid-file", pidFile}
 	args = append(append(args, groupFlag(process.SubCgroupPaths)...), preserve(len(process.ExtraFiles))...)
-	w, err := e.callWired(ctx, process, s, args)
+	ends, err := e.callWithStdio(ctx, process, s, args)
 	if err != nil {
 		return nil, 0, err
 	}
 	if pid, err = e.pidOf(pidFile); err != nil {
-		w.closeOurs()
+		ends.closeOurs()
 		return nil, 0, err
 	}
-	if size := spec.ConsoleSize; size != nil && w.pty != nil {
-		err = withFD(w.pty, func(fd int) error {
+	if size := spec.ConsoleSize; size != nil && ends.pty != nil {
+		err = withFD(ends.pty, func(fd int) error {
 			return unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Col: uint16(size.Width), Row: uint16(size.Height)})
 		})
 	}
-	return w, pid, err
+	return ends, pid, err
 }
 
-// callWired calls the engine for a process with a stdio of its own.
-func (e *engine) callWired(ctx context.Context, process *libcontainer.Process, s settings, args []string) (_ *wires, err error) {
+// callWithStdio calls the engine for a process with a stdio of its own.
+func (e *engine) callWithStdio(ctx context.Context, process *libcontainer.Process, s settings, args []string) (_ *stdioEnds, err error) {
 	if s.TTY {
 		return e.callConsole(ctx, process, args)
 	}
-	w, err := connect(process, s)
+	ends, err := connect(process, s)
 	if err != nil {
 		return nil, err
 	}
-	err = e.call(ctx, w, process.ExtraFiles, append(args, e.id)...)
-	w.closeTheirs()
+	err = e.call(ctx, ends, process.ExtraFiles, append(args, e.id)...)
+	ends.closeTheirs()
 	if err != nil {
-		w.closeOurs()
+		ends.closeOurs()
 		return nil, err
 	}
-	return w, nil
+	return ends, nil
 }
 
 // callConsole calls the engine for a process with a terminal, which the engine sends
 // to the given socket.
-func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*wires, error) {
+func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*stdioEnds, error) {
 	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
 	socket := filepath.Join(e.all.state, "tty."+e.all.serial())
 	l, err := listen(socket) // a dead executor may have left a socket of that number
@@ -161,9 +161,9 @@ func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process,
 		return nil, fault.Internal.Errorf("%s sent no terminal: %w", e.Path, err)
 	}
 	defer conn.Close()
-	w := &wires{}
-	if w.console, err = conn.File(); err != nil {
+	ends := &stdioEnds{}
+	if ends.console, err = conn.File(); err != nil {
 		return nil, err
 	}
-	return w, w.receive()
+	return ends, ends.receive()
 }

@@ -12,8 +12,8 @@ type subscribers struct {
 	all map[*wire.Conn]struct{} // guarded by mu
 }
 
-// tell sends an event to all subscribers.
-func (s *subscribers) tell(e wire.Event) {
+// publish sends an event to all subscribers.
+func (s *subscribers) publish(e wire.Event) {
 	s.mu.Lock()
 	to := make([]*wire.Conn, 0, len(s.all))
 	for c := range s.all {

@@ -31,11 +31,11 @@ type execution struct {
 func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) {
 	ctx, cancel := context.WithTimeout(ctx, execBound)
 	defer cancel()
-	e, wires, err := x.newExec(ctx, from, req)
+	e, ends, err := x.newExec(ctx, from, req)
 	if err != nil {
 		return nil, nil, err
 	}
-	files := wires.passed()
+	files := ends.passed()
 	if ctx.Err() != nil { // nobody will ask for its exit code
 		wire.CloseAll(files)
 		go x.execs.abandon(e)
@@ -45,19 +45,19 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 }
 
 // newExec starts an exec and adds it to the table, or leaves nothing of it.
-func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*execution, *wires, error) {
+func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*execution, *stdioEnds, error) {
 	x.gate.begin()
 	defer x.gate.end() // not before it is in the table, or a failure is rolled back
-	e, wires, err := x.beginExec(ctx, from, req)
+	e, ends, err := x.beginExec(ctx, from, req)
 	if err != nil {
 		return nil, nil, err
 	}
 	x.execs.register(e)
-	return e, wires, nil
+	return e, ends, nil
 }
 
 // beginExec starts an exec.
-func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *wires, err error) {
+func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *stdioEnds, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -98,18 +98,18 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 		}
 		return nil, nil, err
 	}
-	steps.Add("stdio", begun.wires.closeOurs)
+	steps.Add("stdio", begun.stdio.closeOurs)
 	steps.Add("process", begun.end)
 	if e.proc, err = newChild(begun.pid); err != nil {
 		return nil, nil, err
 	}
 	begun.served()
-	return e, begun.wires, nil
+	return e, begun.stdio, nil
 }
 
 // passed returns the ends that the caller gets.
-func (w *wires) passed() (files []*os.File) {
-	for _, f := range append(w.ours[:], w.pty) {
+func (ends *stdioEnds) passed() (files []*os.File) {
+	for _, f := range append(ends.ours[:], ends.pty) {
 		if f != nil {
 			files = append(files, f)
 		}

@@ -21,7 +21,7 @@
 //
 // table.mu guards the containers and their phases, execs.mu the execs; neither is ever
 // held over a system call that can block. libcontainer's own mutex is held through a
-// whole exec, so each exec borrows a libcontainer.Container of its own (lease.go). So
+// whole exec, so each exec borrows a libcontainer.Container of its own (handle_pool.go). So
 // a process in uninterruptible sleep blocks only the callers that want it to end.
 //
 // # OCI runtimes

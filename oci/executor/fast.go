@@ -65,11 +65,11 @@ func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *p
 
 // tryFast starts the container's init with fastinit. The error is fastinit.ErrUnsupported if
 // that is libcontainer's to do; nothing is left of it then.
-func (b *builtin) tryFast(ctx context.Context, p *plan, w *wires, group map[string]string) (pid int, trees *preparedMounts, err error) {
+func (b *builtin) tryFast(ctx context.Context, p *plan, ends *stdioEnds, group map[string]string) (pid int, trees *preparedMounts, err error) {
 	plan, trees, err := b.fastPlan(p, group)
 	if err == nil {
 		err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
-			pid, err = b.startFast(p, plan, w, group)
+			pid, err = b.startFast(p, plan, ends, group)
 			return err
 		})
 	}
@@ -107,14 +107,14 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 }
 
 // startFast starts a container's init with fastinit, as attempt's function.
-func (b *builtin) startFast(p *plan, plan *fastinit.Plan, w *wires, group map[string]string) (pid int, err error) {
+func (b *builtin) startFast(p *plan, plan *fastinit.Plan, ends *stdioEnds, group map[string]string) (pid int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	m, err := manager.NewWithPaths(p.config.Cgroups, maps.Clone(group)) // it changes them
 	if err != nil {
 		return 0, err
 	}
-	child, err := b.all.startChild(plan, fastinit.Options{Stdio: w.theirs}, &steps)
+	child, err := b.all.startChild(plan, fastinit.Options{Stdio: ends.theirs}, &steps)
 	if err != nil {
 		return 0, err
 	}
@@ -298,7 +298,7 @@ func (b *builtin) removeFast() error {
 }
 
 // execFast starts an exec with fastinit; ok is false if that is libcontainer's to start.
-func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, w *wires) (pid int, ok bool, err error) {
+func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, ends *stdioEnds) (pid int, ok bool, err error) {
 	if b.all.fast == nil || !p.fast || p.TTY {
 		return 0, false, nil
 	}
@@ -321,7 +321,7 @@ func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, w *wires)
 		return 0, true, err
 	}
 	err = attempt(ctx, "exec in container "+b.id, e.group, func() (err error) {
-		pid, err = b.startExecFast(e, p, plan, config, w)
+		pid, err = b.startExecFast(e, p, plan, config, ends)
 		return err
 	})
 	if b.all.retries(ctx, b.id, err) {
@@ -349,13 +349,13 @@ func (b *builtin) configuration() (*configs.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("container %s: %w", b.id, err)
 	}
-	defer b.lease.put(lc)
+	defer b.handles.put(lc)
 	config := lc.Config()
 	return &config, nil
 }
 
 // startExecFast is execFast's attempt.
-func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, w *wires) (_ int, err error) {
+func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, ends *stdioEnds) (_ int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	// A duplicate: the container may end meanwhile, and its descriptor become another's.
@@ -364,7 +364,7 @@ func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, conf
 		return 0, fmt.Errorf("container %s: %w", b.id, err)
 	}
 	defer init.Close()
-	child, err := b.all.startChild(plan, fastinit.Options{Stdio: w.theirs, Init: init}, &steps)
+	child, err := b.all.startChild(plan, fastinit.Options{Stdio: ends.theirs, Init: init}, &steps)
 	if err != nil {
 		return 0, err
 	}

@@ -72,7 +72,7 @@ func (b *builtins) compiled(p configs.Seccomp) *configs.Seccomp {
 func givesProgram(rule *configs.Syscall) bool { return libseccomp.IsRule(rule.Name) }
 
 // load makes a view of a container from libcontainer's state. As it may be kept while
-// the container runs (lease), its profile is shared with other containers too.
+// the container runs (handlePool), its profile is shared with other containers too.
 func (b *builtins) load(id string) (*libcontainer.Container, error) {
 	lc, err := libcontainer.Load(b.root, id)
 	if err != nil {

@@ -45,11 +45,11 @@ type builtins struct {
 
 // A builtin is libcontainer for one container.
 type builtin struct {
-	all   *builtins
-	id    string
-	lease lease
-	fast  *fast               // nil unless fastinit started it, under this executor
-	score atomic.Pointer[int] // oom_score_adj of execs if an update has set it, under this executor
+	all     *builtins
+	id      string
+	handles handlePool
+	fast    *fast               // nil unless fastinit started it, under this executor
+	score   atomic.Pointer[int] // oom_score_adj of execs if an update has set it, under this executor
 }
 
 func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) {
@@ -123,7 +123,7 @@ func (b *builtins) create(id string, config *configs.Config, sweep func(id strin
 		return nil, errors.Join(err, os.RemoveAll(filepath.Join(b.root, id)))
 	}
 	c := b.of(id)
-	c.lease.put(lc)
+	c.handles.put(lc)
 	return c, nil
 }
 
@@ -137,7 +137,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	}
 	defer func() {
 		if b.fast == nil { // else it does not know the init
-			b.lease.put(lc)
+			b.handles.put(lc)
 		}
 	}()
 	process := p.process
@@ -146,24 +146,24 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	if err != nil {
 		return nil, err
 	}
-	wires, err := connect(process, p.settings)
+	ends, err := connect(process, p.settings)
 	if err != nil {
 		return nil, err
 	}
-	steps.Add("stdio", wires.closeOurs)
+	steps.Add("stdio", ends.closeOurs)
 	if err := giveStdio(process, p.config); err != nil {
 		return nil, err
 	}
-	pid, trees, err := b.tryFast(ctx, p, wires, group)
+	pid, trees, err := b.tryFast(ctx, p, ends, group)
 	if errors.Is(err, fastinit.ErrUnsupported) {
-		pid, trees, err = b.startGo(ctx, p, lc, wires, group)
+		pid, trees, err = b.startGo(ctx, p, lc, ends, group)
 	}
 	steps.Add("prepared mounts", trees.detach)
-	wires.closeTheirs()
+	ends.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
 		steps = undo.Stack{} // the attempt still holds all of it
 		return nil, &stuckStartError{stuck, func() error {
-			wires.closeOurs()
+			ends.closeOurs()
 			trees.detach()
 			return destroy(b.id, lc)
 		}}
@@ -173,20 +173,20 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	}
 	end := func() error { return b.all.end(process, pid) }
 	steps.Add("process", end)
-	if err := wires.receive(); err != nil {
+	if err := ends.receive(); err != nil {
 		return nil, err
 	}
 	return &started{
-		pid: pid, wires: wires,
+		pid: pid, stdio: ends,
 		served: func() { go trees.detach() }, // 2 ms; if an upgrade comes first, the mounts go with the sandbox
 		end:    func() error { return errors.Join(end(), trees.detach()) },
 	}, nil
 }
 
 // startGo starts the container's init with libcontainer.
-func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Container, wires *wires, group map[string]string) (pid int, trees *preparedMounts, err error) {
+func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Container, ends *stdioEnds, group map[string]string) (pid int, trees *preparedMounts, err error) {
 	trees = b.all.prepareMounts(lc, p.config, p.req)
-	if err := trees.null(p.process, wires); err != nil {
+	if err := trees.null(p.process, ends); err != nil {
 		return 0, trees, err
 	}
 	err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
@@ -229,12 +229,12 @@ func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Pro
 func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	wires, err := connect(p.process, p.settings)
+	ends, err := connect(p.process, p.settings)
 	if err != nil {
 		return nil, err
 	}
-	steps.Add("stdio", wires.closeOurs)
-	pid, quick, err := b.execFast(ctx, e, p, wires)
+	steps.Add("stdio", ends.closeOurs)
+	pid, quick, err := b.execFast(ctx, e, p, ends)
 	if !quick && err == nil {
 		pid, err = b.startExec(ctx, e, p.process)
 	}
@@ -242,20 +242,20 @@ func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, 
 		steps = undo.Stack{}
 		go func() {
 			<-stuck.over
-			wires.closeOurs()
+			ends.closeOurs()
 		}()
 		return nil, err
 	}
-	wires.closeTheirs()
+	ends.closeTheirs()
 	if err != nil {
 		return nil, err
 	}
 	end := func() error { return b.all.end(p.process, pid) }
 	steps.Add("process", end)
-	if err := wires.receive(); err != nil {
+	if err := ends.receive(); err != nil {
 		return nil, err
 	}
-	return &started{pid: pid, wires: wires, served: func() {}, end: end}, nil
+	return &started{pid: pid, stdio: ends, served: func() {}, end: end}, nil
 }
 
 // startExec has libcontainer start the process of an exec.
@@ -266,12 +266,12 @@ func (b *builtin) startExec(ctx context.Context, e *execution, process *libconta
 	}
 	config := lc.Config()
 	if err := giveStdio(process, &config); err != nil {
-		b.lease.put(lc)
+		b.handles.put(lc)
 		return 0, err
 	}
 	err = attempt(ctx, "exec in container "+b.id, e.group, func() error {
 		err := lc.Start(process)
-		b.lease.put(lc)
+		b.handles.put(lc)
 		if err != nil {
 			return shortError(err)
 		}
@@ -295,7 +295,7 @@ func (b *builtin) facts() (ownPID bool, cgroups map[string]string, err error) {
 	if err != nil {
 		return false, nil, err
 	}
-	defer b.lease.put(lc)
+	defer b.handles.put(lc)
 	config := lc.Config()
 	cgroups, err = cgroupPaths(lc)
 	return config.Namespaces.IsPrivate(configs.NEWPID), cgroups, err
@@ -309,7 +309,7 @@ func (b *builtin) update(r *specs.LinuxResources, score *int) error {
 	}
 	// Set puts SkipDevices into the view, which then cannot start processes; the state that
 	// it saves does not have it.
-	defer b.lease.drop()
+	defer b.handles.drop()
 	config := overlaid(lc.Config(), r)
 	if score != nil {
 		config.OomScoreAdj = score
@@ -365,7 +365,7 @@ func (b *builtin) remove() error {
 		return nil
 	}
 	if err := destroy(b.id, lc); err != nil {
-		b.lease.put(lc)
+		b.handles.put(lc)
 		return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
 	}
 	return nil

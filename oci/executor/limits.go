@@ -53,7 +53,7 @@ func (l *limits) clamp(p *specs.Process) {
 		if !ok || unix.Getrlimit(n, &own) != nil || r.Hard <= own.Max {
 			continue
 		}
-		l.tell(r.Type, r.Hard, own.Max)
+		l.warnOnce(r.Type, r.Hard, own.Max)
 		r.Hard = own.Max
 		r.Soft = min(r.Soft, own.Max)
 	}
@@ -64,11 +64,11 @@ func (l *limits) atLeast(adj int) int {
 	if !l.bound || adj >= l.score {
 		return adj
 	}
-	l.tell("oom_score_adj", adj, l.score)
+	l.warnOnce("oom_score_adj", adj, l.score)
 	return l.score
 }
 
-func (l *limits) tell(what string, want, got any) {
+func (l *limits) warnOnce(what string, want, got any) {
 	l.once.Do(func() {
 		l.log.Warn("containers get lower limits than they ask for: no CAP_SYS_RESOURCE", "limit", what, "want", want, "got", got)
 	})

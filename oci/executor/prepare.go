@@ -300,8 +300,8 @@ func (b *builtins) prepareCgroups(s *preparedMounts, m *configs.Mount, paths map
 // null replaces the /dev/null that is a process's stdin by the one of its own /dev.
 // Otherwise it would be the host's, which libcontainer replaces only in a /dev that
 // it has made itself.
-func (s *preparedMounts) null(p *libcontainer.Process, w *wires) error {
-	if w.ours[0] != nil || w.console != nil || !slices.Contains(s.names, "dev") {
+func (s *preparedMounts) null(p *libcontainer.Process, ends *stdioEnds) error {
+	if ends.ours[0] != nil || ends.console != nil || !slices.Contains(s.names, "dev") {
 		return nil
 	}
 	f, err := os.Open(filepath.Join(s.dir, "dev", "null"))
@@ -311,8 +311,8 @@ func (s *preparedMounts) null(p *libcontainer.Process, w *wires) error {
 	if err != nil {
 		return err
 	}
-	w.theirs[0].Close()
-	w.theirs[0], p.Stdin = f, f
+	ends.theirs[0].Close()
+	ends.theirs[0], p.Stdin = f, f
 	return nil
 }
 

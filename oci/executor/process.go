@@ -90,45 +90,45 @@ var rlimits = map[string]int{
 	"RLIMIT_STACK":      unix.RLIMIT_STACK,
 }
 
-// wires is the stdio of a process that is about to be started: both ends of its
-// pipes, or the socket on which its terminal will be sent.
-type wires struct {
+// stdioEnds are the descriptors of the stdio of a process that is about to be started: both
+// ends of its pipes, or the socket on which its terminal will be sent.
+type stdioEnds struct {
 	theirs, ours [3]*os.File
 	console      *os.File // our end; the other is in theirs[0]
 	pty          *os.File
 }
 
 // connect gives a process its stdio.
-func connect(p *libcontainer.Process, s settings) (*wires, error) {
-	w := &wires{}
+func connect(p *libcontainer.Process, s settings) (*stdioEnds, error) {
+	ends := &stdioEnds{}
 	if s.Silent {
-		return w, nil // os/exec turns nil into /dev/null
+		return ends, nil // os/exec turns nil into /dev/null
 	}
 	if s.TTY {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
 			return nil, os.NewSyscallError("socketpair", err)
 		}
-		w.console, w.theirs[0] = os.NewFile(uintptr(fds[0]), "console"), os.NewFile(uintptr(fds[1]), "console")
-		p.ConsoleSocket = w.theirs[0]
-		return w, nil
+		ends.console, ends.theirs[0] = os.NewFile(uintptr(fds[0]), "console"), os.NewFile(uintptr(fds[1]), "console")
+		p.ConsoleSocket = ends.theirs[0]
+		return ends, nil
 	}
 	var err error
-	if w.theirs, w.ours, err = pipes(s.Stdin); err != nil {
+	if ends.theirs, ends.ours, err = pipes(s.Stdin); err != nil {
 		return nil, err
 	}
-	p.Stdin, p.Stdout, p.Stderr = w.theirs[0], w.theirs[1], w.theirs[2]
-	return w, nil
+	p.Stdin, p.Stdout, p.Stderr = ends.theirs[0], ends.theirs[1], ends.theirs[2]
+	return ends, nil
 }
 
 // receive takes the terminal that the started process has sent.
-func (w *wires) receive() error {
-	if w.console == nil {
+func (ends *stdioEnds) receive() error {
+	if ends.console == nil {
 		return nil
 	}
-	defer w.console.Close()
+	defer ends.console.Close()
 	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(int(w.console.Fd()), name, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	_, n, _, _, err := unix.Recvmsg(int(ends.console.Fd()), name, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return fmt.Errorf("receive terminal: %w", err)
 	}
@@ -140,17 +140,17 @@ func (w *wires) receive() error {
 	if err != nil || len(fds) != 1 {
 		return fmt.Errorf("receive terminal: %d descriptors: %w", len(fds), err)
 	}
-	w.pty, err = polled(fds[0], wire.FDPTY)
+	ends.pty, err = polled(fds[0], wire.FDPTY)
 	return err
 }
 
 // closeTheirs closes the ends that the process has copies of.
-func (w *wires) closeTheirs() { wire.CloseAll(w.theirs[:]) }
+func (ends *stdioEnds) closeTheirs() { wire.CloseAll(ends.theirs[:]) }
 
-func (w *wires) closeOurs() error {
-	wire.CloseAll(w.theirs[:])
-	wire.CloseAll(w.ours[:])
-	wire.CloseAll([]*os.File{w.console, w.pty})
+func (ends *stdioEnds) closeOurs() error {
+	wire.CloseAll(ends.theirs[:])
+	wire.CloseAll(ends.ours[:])
+	wire.CloseAll([]*os.File{ends.console, ends.pty})
 	return nil
 }
 

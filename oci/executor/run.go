@@ -80,9 +80,9 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("stdio", init.wires.closeOurs)
+	steps.Add("stdio", init.stdio.closeOurs)
 	steps.Add("process", init.end)
-	if err := awaitExec(init.pid, init.wires); err != nil {
+	if err := awaitExec(init.pid, init.stdio); err != nil {
 		return nil, nil, err
 	}
 	c.ref.StartedAt = time.Now()
@@ -96,7 +96,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if ctx.Err() != nil {
 		return nil, nil, givenUp(ctx, "start of container "+s.ID)
 	}
-	reply, files, err := x.serve(c, log, init.wires)
+	reply, files, err := x.serve(c, log, init.stdio)
 	if err == nil {
 		init.served()
 	}
@@ -104,8 +104,8 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 }
 
 // serve takes a started container into service, as the last step that can fail.
-func (x *Executor) serve(c *container, log *crilog.Writer, wires *wires) (*wire.RunReply, []*os.File, error) {
-	c.io = newStdio(c.settings, log, wires.ours[0], wires.ours[1], wires.ours[2], wires.pty)
+func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdioEnds) (*wire.RunReply, []*os.File, error) {
+	c.io = newStdio(c.settings, log, ends.ours[0], ends.ours[1], ends.ours[2], ends.pty)
 	var err error
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)

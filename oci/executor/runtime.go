@@ -50,7 +50,7 @@ type plan struct {
 // A started is a process that was started. One of its functions must be called, once.
 type started struct {
 	pid    int
-	wires  *wires
+	stdio  *stdioEnds
 	served func()       // for when it is known by its pidfd
 	end    func() error // for when it cannot be taken into service
 }

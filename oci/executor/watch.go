@@ -81,7 +81,7 @@ func (x *Executor) finish(c *container) {
 	x.table.end(c, e)
 	close(c.gone)
 	x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
-	x.subscribers.tell(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
+	x.subscribers.publish(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
 }
 
 func record(path string, e *wire.Exit) error {
@@ -95,5 +95,5 @@ func record(path string, e *wire.Exit) error {
 // oomHappened is called when a container has lost a process; kills is the total.
 func (x *Executor) oomHappened(id string, kills int64) {
 	x.log.Info("container lost a process to the OOM killer", "container", id)
-	x.subscribers.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: kills})
+	x.subscribers.publish(wire.Event{Kind: wire.EventOOM, ID: id, Kills: kills})
 }

@@ -117,7 +117,7 @@ func (x *Executor) KillForMemory(id string) {
 	c := x.forked[id]
 	c.kills++
 	if x.known[id] == c {
-		x.tell(wire.Event{Kind: wire.EventOOM, ID: id, Kills: c.kills})
+		x.publish(wire.Event{Kind: wire.EventOOM, ID: id, Kills: c.kills})
 	}
 }
 
@@ -187,8 +187,8 @@ func (x *Executor) Dial(context.Context) (oci.ExecutorConn, error) {
 	return c, nil
 }
 
-// tell sends an event to all subscribers. The caller holds mu.
-func (x *Executor) tell(e wire.Event) {
+// publish sends an event to all subscribers. The caller holds mu.
+func (x *Executor) publish(e wire.Event) {
 	for c, subscribed := range x.conns {
 		if subscribed {
 			c.events <- e

@@ -182,7 +182,7 @@ func (x *Executor) reap(c *container) {
 	switch {
 	case e.OOMKilled:
 		e.Reason = wire.ReasonOOMKilled
-		x.tell(wire.Event{Kind: wire.EventOOM, ID: e.ID})
+		x.publish(wire.Event{Kind: wire.EventOOM, ID: e.ID})
 	case c.lost:
 		e.Code, e.Reason, e.Message = 255, wire.ReasonUnknown, "exit code lost"
 	case e.Code == 0:
@@ -194,7 +194,7 @@ func (x *Executor) reap(c *container) {
 	}
 	c.exit = &e
 	c.closeAttached()
-	x.tell(wire.Event{Kind: wire.EventExit, ID: e.ID, Exit: &e})
+	x.publish(wire.Event{Kind: wire.EventExit, ID: e.ID, Exit: &e})
 }
 
 // adopt takes over what a dead executor has forked. Without a pidfd the exit code
@@ -208,7 +208,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, files []*os.File) error {
 	}
 	x.known[req.ID] = c
 	if c.kills > req.OOMKills {
-		x.tell(wire.Event{Kind: wire.EventOOM, ID: req.ID, Kills: c.kills})
+		x.publish(wire.Event{Kind: wire.EventOOM, ID: req.ID, Kills: c.kills})
 	}
 	if c.init.ended() {
 		if !slices.ContainsFunc(files, func(f *os.File) bool { return f.Name() == wire.FDPid }) {

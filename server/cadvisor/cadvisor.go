@@ -90,7 +90,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	changed map[string]bool // IDs of sandboxes to look at; guarded by mu
-	told    map[string]int  // sandbox → PID for which its stand-in was made; guarded by mu
+	pids    map[string]int  // sandbox → PID for which its stand-in was made; guarded by mu
 }
 
 // New returns a Server; Close ends it.
@@ -98,7 +98,7 @@ func New(source Source, log *slog.Logger) *Server {
 	s := &Server{
 		source: source, log: log,
 		wake: make(chan struct{}, 1), ended: make(chan struct{}), done: make(chan struct{}),
-		changed: make(map[string]bool), told: make(map[string]int),
+		changed: make(map[string]bool), pids: make(map[string]int),
 	}
 	go s.run()
 	return s
@@ -173,15 +173,15 @@ func (s *Server) run() {
 // settle makes the sandbox's stand-in tell of a process that is alive.
 func (s *Server) settle(id string) error {
 	inmates := s.source.Inmates(id)
-	told := s.pid(id)
+	pid := s.pid(id)
 	switch {
-	case told != 0 && slices.Contains(inmates, told):
+	case pid != 0 && slices.Contains(inmates, pid):
 		return nil
 	case len(inmates) > 0:
-		s.tell(id, inmates[0]) // first: cAdvisor asks at once
+		s.setPID(id, inmates[0]) // first: cAdvisor asks at once
 		return s.source.StandIn(id, true)
-	case told != 0:
-		s.tell(id, 0)
+	case pid != 0:
+		s.setPID(id, 0)
 		return s.source.StandIn(id, false)
 	}
 	return nil
@@ -191,13 +191,13 @@ func (s *Server) settle(id string) error {
 func (s *Server) pid(id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.told[id]
+	return s.pids[id]
 }
 
-func (s *Server) tell(id string, pid int) {
+func (s *Server) setPID(id string, pid int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.told[id] = pid; pid == 0 {
-		delete(s.told, id)
+	if s.pids[id] = pid; pid == 0 {
+		delete(s.pids, id)
 	}
 }

@@ -151,11 +151,11 @@ func (p *Plugins) Close() {
 // sure that there is no Turn, so this is the only request under way. Its time is
 // that of a registration, because a plugin may have a whole node's containers to
 // look at.
-func (p *Plugins) synchronize(ctx context.Context, tell adaptation.SyncCB) error {
+func (p *Plugins) synchronize(ctx context.Context, notify adaptation.SyncCB) error {
 	adaptation.SetPluginRequestTimeout(registrationTime)
 	defer adaptation.SetPluginRequestTimeout(requestTime)
 	pods, containers := p.runtime.Snapshot()
-	updates, err := tell(ctx, podsOf(pods), containersOf(containers))
+	updates, err := notify(ctx, podsOf(pods), containersOf(containers))
 	if err != nil {
 		return err
 	}

@@ -183,7 +183,7 @@ func (n *node) trouble() error {
 			continue
 		}
 		for line := range strings.Lines(string(text)) {
-			if trouble.MatchString(line) && !told.MatchString(line) && len(lines) < 20 {
+			if trouble.MatchString(line) && !reported.MatchString(line) && len(lines) < 20 {
 				lines = append(lines, name+": "+strings.TrimSpace(line))
 			}
 		}

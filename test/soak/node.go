@@ -55,8 +55,8 @@ type down struct {
 const again = 2 * time.Second
 
 var (
-	trouble = regexp.MustCompile(`panicked|panic:|DATA RACE|fatal error|"level":"ERROR"`)
-	told    = regexp.MustCompile(`"msg":"rpc failed"`) // its caller got the error
+	trouble  = regexp.MustCompile(`panicked|panic:|DATA RACE|fatal error|"level":"ERROR"`)
+	reported = regexp.MustCompile(`"msg":"rpc failed"`) // its caller got the error
 )
 
 func newNode(o options) (*node, error) {

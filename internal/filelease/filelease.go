@@ -1,5 +1,5 @@
-// Package lease asks the kernel who has a file open.
-package lease
+// Package filelease asks the kernel who has a file open.
+package filelease
 
 import (
 	"os"
