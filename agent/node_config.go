@@ -51,8 +51,8 @@ func describeNode(n *node.State, root string, o *NodeConfig) {
 		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(bytes.Capacity, resource.BinarySI)
 	}
 	n.SetAllocatable(capacity, admit.Allocatable(capacity, o.reserved(), evict.Reserved(o.Rules.Evict, capacity), admit.Pooled(capacity)))
-	n.Edit(func(node *v1.Node) {
-		node.Labels = maps.Clone(node.Labels)
-		maps.Copy(node.Labels, o.NodeLabels)
+	n.Edit(func(obj *v1.Node) {
+		obj.Labels = maps.Clone(obj.Labels)
+		maps.Copy(obj.Labels, o.NodeLabels)
 	})
 }

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// live are the keys that a reload changes, with what their change affects. Any other
+// reloadable are the keys that a reload changes, with what their change affects. Any other
 // change takes a restart of crispd, which containers do not notice. A name that ends
 // with a dot stands for all keys below it.
-var live = map[string]string{
+var reloadable = map[string]string{
 	"apparmor_profile":                       "containers made from then on",
 	"cdi.spec_dirs":                          "containers made from then on",
 	"default_capabilities":                   "containers made from then on",
@@ -31,10 +31,10 @@ var live = map[string]string{
 
 // Takes returns what a change of key affects without a restart; "" if it takes one.
 func Takes(key string) string {
-	if effect, ok := live[key]; ok {
+	if effect, ok := reloadable[key]; ok {
 		return effect
 	}
-	for prefix, effect := range live {
+	for prefix, effect := range reloadable {
 		if strings.HasSuffix(prefix, ".") && strings.HasPrefix(key, prefix) && !strings.HasSuffix(key, ownNetwork) && key != layersKey {
 			return effect
 		}

@@ -72,11 +72,11 @@ func expanded(parent string) string {
 	if !isSlice(parent) {
 		return parent
 	}
-	path, err := systemd.ExpandSlice(parent)
+	slicePath, err := systemd.ExpandSlice(parent)
 	if err != nil {
 		return ""
 	}
-	return path
+	return slicePath
 }
 
 // executorCgroup names the executor's own cgroup. It differs between instances.
@@ -319,7 +319,7 @@ func (k *kernel) removeCgroupBase() error {
 	for _, dir := range dirs {
 		_ = unix.Rmdir(dir)
 	}
-	if slices, serr := cgroupDirs(sliceBase); k.systemd || anyExists(slices) {
+	if sliceDirs, serr := cgroupDirs(sliceBase); k.systemd || anyExists(sliceDirs) {
 		err = errors.Join(err, serr, removeSliceBase())
 	}
 	return err

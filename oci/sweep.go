@@ -25,19 +25,19 @@ func (r *Runtime) sweep(ctx context.Context) {
 			r.swept("container", info.ID, r.expunge(ctx, info.ID))
 		}
 	}
-	for _, id := range strangers(filepath.Join(r.o.State, containerKind), r.containers.has) {
+	for _, id := range unknownDirs(filepath.Join(r.o.State, containerKind), r.containers.has) {
 		r.swept("container", id, r.sweepContainer(ctx, id))
 	}
-	for _, id := range strangers(filepath.Join(r.o.State, sandboxKind), r.sandboxes.has) {
+	for _, id := range unknownDirs(filepath.Join(r.o.State, sandboxKind), r.sandboxes.has) {
 		r.swept("sandbox", id, r.sweepSandbox(ctx, id))
 	}
 	for _, id := range r.strayNetNS() {
 		r.swept("sandbox", id, r.sweepSandbox(ctx, id))
 	}
-	for _, id := range strangers(filepath.Join(r.o.Root, containerKind), r.containers.has) {
+	for _, id := range unknownDirs(filepath.Join(r.o.Root, containerKind), r.containers.has) {
 		r.swept("container", id, r.o.Records.Remove(containerKind, id))
 	}
-	for _, id := range strangers(filepath.Join(r.o.Root, sandboxKind), r.sandboxes.has) {
+	for _, id := range unknownDirs(filepath.Join(r.o.Root, sandboxKind), r.sandboxes.has) {
 		r.swept("sandbox", id, errors.Join(r.sweepSandbox(ctx, id), r.o.Records.Remove(sandboxKind, id)))
 	}
 }
@@ -87,8 +87,8 @@ func (s *store[T]) has(id string) bool {
 	return ok
 }
 
-// strangers lists the directories in dir that known does not know.
-func strangers(dir string, known func(string) bool) []string {
+// unknownDirs lists the directories in dir that known does not know.
+func unknownDirs(dir string, known func(string) bool) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return nil // nothing there to sweep

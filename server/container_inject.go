@@ -23,13 +23,13 @@ func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox 
 	if err != nil {
 		return err
 	}
-	if err := cdi.Inject(built, s.live.Load().CDISpecDirs, names); err != nil {
+	if err := cdi.Inject(built, s.current.Load().CDISpecDirs, names); err != nil {
 		return err
 	}
 	annotations := map[string]string{}
 	maps.Copy(annotations, sandbox.GetAnnotations())
 	maps.Copy(annotations, config.Annotations)
-	return hooks.Inject(built, s.live.Load().HooksDirs, hooks.Container{
+	return hooks.Inject(built, s.current.Load().HooksDirs, hooks.Container{
 		Annotations: annotations,
 		Command:     built.Process.Args[0],
 		BindMounts:  slices.ContainsFunc(config.Mounts, func(m *cri.Mount) bool { return m.HostPath != "" }),

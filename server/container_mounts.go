@@ -78,7 +78,7 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 		}
 		return real, nil
 	}
-	if slices.Contains(s.live.Load().RejectMountSources, filepath.Clean(m.HostPath)) {
+	if slices.Contains(s.current.Load().RejectMountSources, filepath.Clean(m.HostPath)) {
 		return "", fault.Invalid.Errorf("mount at %s: source %s is not there", m.ContainerPath, m.HostPath)
 	}
 	if err := makeDir(m.HostPath); err != nil {

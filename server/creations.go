@@ -202,7 +202,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 	stage.Follow(caller, c.stages)
 	ctx, c.cancel = context.WithCancel(ctx)
 	stop := context.AfterFunc(cs.ctx, c.cancel)
-	begun := cs.work.run(func() {
+	begun := cs.work.start(func() {
 		defer c.cancel()
 		defer stop()
 		cs.run(ctx, c, build)

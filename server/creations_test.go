@@ -319,7 +319,7 @@ func TestNothingBeginsAfterClose(t *testing.T) {
 		b := newBench(t)
 		ts := tasks{ctx: context.Background(), work: &b.work}
 		inner := errors.New("not run")
-		b.work.run(func() {
+		b.work.start(func() {
 			time.Sleep(time.Minute)
 			inner = ts.do(context.Background(), "what a removal begins", func(context.Context) error { return nil })
 		})
@@ -362,7 +362,7 @@ func TestTasks(t *testing.T) {
 		}
 		// Updates must not share: each has another thing to do.
 		for range 3 {
-			work.run(func() {
+			work.start(func() {
 				if err := ts.alone(t.Context(), "update", run); err != nil {
 					t.Error(err)
 				}

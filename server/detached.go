@@ -12,10 +12,10 @@ type detached struct {
 	idle    chan struct{} // closed when nothing runs; nil = no waiter; guarded by mu
 }
 
-// run runs f and returns true, unless close has returned or is about to: f would then
+// start runs f and returns true, unless close has returned or is about to: f would then
 // use what is closed next. A running function may begin more of them until the last one
 // has ended.
-func (d *detached) run(f func()) bool {
+func (d *detached) start(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.closing && d.running == 0 {

@@ -47,12 +47,12 @@ func allHandlers(o Options) map[string]Handler {
 
 // handlerNames returns the names of all handlers, sorted: the kubelet publishes them
 // in this order, and every change is an update of its node object.
-func (s *Server) handlerNames() []string { return slices.Sorted(maps.Keys(s.live.Load().Handlers)) }
+func (s *Server) handlerNames() []string { return slices.Sorted(maps.Keys(s.current.Load().Handlers)) }
 
 // handler finds a handler. CRI: "If the runtime handler is unknown, this request
 // should be rejected."
 func (s *Server) handler(name string) (Handler, error) {
-	if h, ok := s.live.Load().Handlers[name]; ok {
+	if h, ok := s.current.Load().Handlers[name]; ok {
 		return h, nil
 	}
 	return Handler{}, fault.Invalid.Errorf("runtime handler %q is not known, only %s", name, strings.Join(s.handlerNames()[1:], ", "))
@@ -68,7 +68,7 @@ func (s *Server) handlerOf(sb *oci.Sandbox) (Handler, error) {
 // recorded at the attach, so any network can do it for a handler that no longer
 // exists.
 func (s *Server) networkOf(handler string) Network {
-	if h, ok := s.live.Load().Handlers[handler]; ok {
+	if h, ok := s.current.Load().Handlers[handler]; ok {
 		return h.Network
 	}
 	return s.network
@@ -77,7 +77,7 @@ func (s *Server) networkOf(handler string) Network {
 // networks returns all networks, that of the default handler first.
 func (s *Server) networks() []Network {
 	list := []Network{s.network}
-	for _, h := range s.live.Load().Handlers {
+	for _, h := range s.current.Load().Handlers {
 		if !slices.Contains(list, h.Network) {
 			list = append(list, h.Network)
 		}

@@ -62,9 +62,9 @@ func (n *interfaces) get(sb *oci.Sandbox) (c *network.Counters, kept bool, err e
 	return c, true, nil
 }
 
-// close closes the counters of a sandbox that is not ready any more: a network namespace
+// closeOne closes the counters of a sandbox that is not ready any more: a network namespace
 // lives as long as they are open.
-func (n *interfaces) close(id string) {
+func (n *interfaces) closeOne(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if c, ok := n.open[id]; ok {

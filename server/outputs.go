@@ -35,20 +35,20 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 	o.from = append(o.from, from)
 	o.copying.Go(func() {
 		buf := make([]byte, 32<<10)
-		owed := 0 // bytes of the command's own that are still unread; known once it has ended
+		unread := 0 // bytes of the command's own that are still unread; known once it has ended
 		for ended := false; ; {
 			until := o.until.Load()
 			if until != nil && !ended {
-				ended, owed = true, pending(from)
+				ended, unread = true, pending(from)
 			}
 			switch {
-			case owed > 0: // they are there, however long the client took for those before
+			case unread > 0: // they are there, however long the client took for those before
 				from.SetReadDeadline(time.Time{})
 			case ended:
 				from.SetReadDeadline(*until)
 			}
 			n, err := o.read(from, buf)
-			owed -= n
+			unread -= n
 			if n > 0 { // to some clients an empty write is a message
 				if _, werr := to.Write(buf[:n]); werr != nil {
 					to = io.Discard // the client has gone

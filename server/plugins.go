@@ -243,13 +243,13 @@ type exits struct {
 	shut     bool                     // the server is closing; guarded by mu
 }
 
-// run runs f and has work wait for it, unless the server is closing: events and
+// startUnlessClosed runs f and has work wait for it, unless the server is closing: events and
 // plugins' calls may come until the very end.
-func (x *exits) run(work *detached, f func()) {
+func (x *exits) startUnlessClosed(work *detached, f func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if !x.shut {
-		work.run(f)
+		work.start(f)
 	}
 }
 
@@ -319,7 +319,7 @@ func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
 	}
-	s.exits.run(&s.work, func() { s.notifyExit(logctx.With(s.ctx, "container", c.ID()), c) })
+	s.exits.startUnlessClosed(&s.work, func() { s.notifyExit(logctx.With(s.ctx, "container", c.ID()), c) })
 }
 
 // removeAndNotify removes a container and notifies plugins that it is gone.

@@ -32,7 +32,7 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 	o := *s.o.NRI
 	o.Version, o.Log, o.SwapLimit = s.o.Version, s.log, s.o.SpecHost.SwapLimit
 	o.InjectCDI = func(built *specs.Spec, names []string) error {
-		return cdi.Inject(built, s.live.Load().CDISpecDirs, names)
+		return cdi.Inject(built, s.current.Load().CDISpecDirs, names)
 	}
 	return nri.New(o, pluginRuntime{s})
 }
@@ -116,7 +116,7 @@ func (s pluginRuntime) Evict(ctx context.Context, id, reason string) error {
 	if !ok {
 		sig = unix.SIGTERM
 	}
-	s.exits.run(&s.work, func() {
+	s.exits.startUnlessClosed(&s.work, func() {
 		if err := c.Stop(ctx, sig, evictGrace); err != nil {
 			s.log.WarnContext(ctx, "container not evicted", "err", err)
 		}

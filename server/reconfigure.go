@@ -10,7 +10,7 @@ func (s *Server) Reconfigure(o Options) {
 	next.CDISpecDirs, next.HooksDirs, next.RejectMountSources = o.CDISpecDirs, o.HooksDirs, o.RejectMountSources
 	next.RestoreFromImages = o.RestoreFromImages
 	next.Handlers = allHandlers(next)
-	s.live.Store(&next)
+	s.current.Store(&next)
 	if s.streaming != nil {
 		s.streaming.SetIdleTimeout(o.Streaming.IdleTimeout)
 	}

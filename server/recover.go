@@ -56,7 +56,7 @@ func (s *Server) Start(ctx context.Context) error {
 		}
 	}
 	for _, sb := range half {
-		s.work.run(func() { s.finishStop(sb) })
+		s.work.start(func() { s.finishStop(sb) })
 	}
 	return s.startPlugins()
 }

@@ -88,7 +88,7 @@ func (s *Server) originOf(config *cri.ContainerConfig) (*origin, error) {
 	if !slices.ContainsFunc(checkpointAnnotations, func(key string) bool { return img.Annotations[key] != "" }) {
 		return nil, nil
 	}
-	if !s.live.Load().RestoreFromImages {
+	if !s.current.Load().RestoreFromImages {
 		return nil, fault.WrongState.Errorf("container %s: image %s is the checkpoint of a container, and restore_from_images is off in crispd's configuration",
 			config.Metadata.Name, name)
 	}

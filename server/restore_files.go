@@ -17,7 +17,7 @@ import (
 )
 
 func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
-	limit, err := room(r.dir)
+	most, err := room(r.dir)
 	if err != nil {
 		return err
 	}
@@ -31,9 +31,9 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 			return err
 		}
 		defer f.Close()
-		return checkpoint.Unpack(ctx, f, r.dir, limit)
+		return checkpoint.Unpack(ctx, f, r.dir, most)
 	case r.from.dir != "":
-		return checkpoint.Copy(ctx, r.from.dir, r.dir, limit)
+		return checkpoint.Copy(ctx, r.from.dir, r.dir, most)
 	}
 	img, err := s.images.Get(r.from.image)
 	if err != nil {
@@ -48,16 +48,16 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 		return fmt.Errorf("mount checkpoint image: %w", err)
 	}
 	defer func() { err = errors.Join(err, s.unmount(ctx, key)()) }()
-	return checkpoint.Copy(ctx, dir, r.dir, limit)
+	return checkpoint.Copy(ctx, dir, r.dir, most)
 }
 
 // change applies the original's changes to the new root file system.
 func (s *Server) change(ctx context.Context, id string, r *restoration) error {
-	limit, err := room(r.dir)
+	most, err := room(r.dir)
 	if err != nil {
 		return err
 	}
-	removed, err := checkpoint.PlainDiff(ctx, r.dir, limit)
+	removed, err := checkpoint.PlainDiff(ctx, r.dir, most)
 	if err != nil {
 		return err
 	}

@@ -76,7 +76,7 @@ func (r *restoration) fit(built *specs.Spec) error {
 		)
 	}
 	for _, c := range checks {
-		if err := c.run(); err != nil {
+		if err := c.compare(); err != nil {
 			return err
 		}
 	}
@@ -90,7 +90,7 @@ type check struct {
 	is, was any
 }
 
-func (c check) run() error {
+func (c check) compare() error {
 	is, err := json.Marshal(c.is)
 	if err != nil {
 		return err

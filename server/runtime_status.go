@@ -32,7 +32,7 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		},
 	}
 	for _, name := range s.handlerNames() {
-		h := s.live.Load().Handlers[name]
+		h := s.current.Load().Handlers[name]
 		resp.RuntimeHandlers = append(resp.RuntimeHandlers, &cri.RuntimeHandler{
 			Name: name,
 			Features: &cri.RuntimeHandlerFeatures{
@@ -49,7 +49,7 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		networks := map[string]string{}
 		for _, name := range s.handlerNames() {
 			networks[name] = "ready"
-			if err := s.live.Load().Handlers[name].Network.Status(); err != nil {
+			if err := s.current.Load().Handlers[name].Network.Status(); err != nil {
 				networks[name] = err.Error()
 			}
 		}

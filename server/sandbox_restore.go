@@ -71,7 +71,7 @@ func (s *Server) matchPod(req *cri.RestorePodRequest) (map[string]string, error)
 		return nil, err
 	}
 	is := check{"namespaces of the pod", podNamespaces(req.Config), podNamespaces(was)}
-	if err := is.run(); err != nil {
+	if err := is.compare(); err != nil {
 		return nil, err
 	}
 	dirs := make(map[string]string)

@@ -41,7 +41,7 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	if err := sb.BeginStop(); err != nil && !errors.Is(err, fault.WrongState) {
 		return err // WrongState: it is being removed, which stops it too
 	}
-	s.interfaces.close(sb.ID())
+	s.interfaces.closeOne(sb.ID())
 	stage.Next(ctx, "kill")
 	// The kubelet has stopped the containers, with grace; another client that
 	// has not, wanted no grace.

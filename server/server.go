@@ -154,7 +154,7 @@ type Server struct {
 	plugins   *nri.Plugins     // nil = none
 	cadvisor  *cadvisor.Server // nil = cAdvisor is not answered
 	log       *slog.Logger
-	live      atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
+	current   atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
 
 	imageRoot  func() string // directory of images and writable layers; FsInfo, which tells it, adds up all of them
 	index      index

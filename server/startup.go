@@ -20,8 +20,8 @@ import (
 
 // startups is what is known of where pods' time went, see also saveStartup.
 type startups struct {
-	book    timeline.Book
-	outputs sync.Map // ID of a container → the time.Time of its first output; zero = not to be known any more
+	recorder timeline.Recorder
+	outputs  sync.Map // ID of a container → the time.Time of its first output; zero = not to be known any more
 }
 
 // A step is a call as a stage of its pod.
@@ -88,7 +88,7 @@ func (s *Server) ofContainer(name, id string) *step {
 // enter begins the stage of a call, unless it is one that is repeated very often.
 func (s *Server) enter(c call) {
 	if c.step.pod.UID != "" && c.step.stage.Name != "exec" {
-		c.step.open = s.startups.book.Begin(c.step.pod, c.step.stage, c.Stages())
+		c.step.open = s.startups.recorder.Begin(c.step.pod, c.step.stage, c.Stages())
 	}
 }
 
@@ -107,7 +107,7 @@ func (s *Server) leave(c call, resp any, err error) {
 		if r, ok := resp.(*cri.ExecSyncResponse); ok && err == nil && r.GetExitCode() != 0 {
 			st.Err = fmt.Sprintf("exit code %d", r.ExitCode)
 		}
-		s.startups.book.Repeat(c.step.pod, st)
+		s.startups.recorder.Repeat(c.step.pod, st)
 	case "pull":
 		c.step.open.End(s.pullDetail(st), text)
 	default:
@@ -155,7 +155,7 @@ func (s *Server) logRotated(c *oci.Container) {
 
 // startupOf returns the stages of a sandbox's pod: those of one container, if it is not nil.
 func (s *Server) startupOf(sb *oci.Sandbox, only *oci.Container) []timeline.Stage {
-	list := s.startups.book.Of(s.index.sandbox(sb).config.GetMetadata().GetUid())
+	list := s.startups.recorder.Of(s.index.sandbox(sb).config.GetMetadata().GetUid())
 	of := make(map[string]*oci.Container)
 	for _, c := range sb.Containers() {
 		m := s.index.container(c).config.GetMetadata()
@@ -208,13 +208,13 @@ func (s *Server) forgetStartup(sb *oci.Sandbox) {
 			return
 		}
 	}
-	s.startups.book.Forget(uid)
+	s.startups.recorder.Forget(uid)
 }
 
 // starting are the pods that a call is at work for, each with the stage that it is in.
 func (s *Server) starting() []map[string]any {
 	list := []map[string]any{}
-	for pod, stages := range s.startups.book.Going() {
+	for pod, stages := range s.startups.recorder.Going() {
 		list = append(list, map[string]any{"pod": pod.String(), "uid": pod.UID, "stages": stages})
 	}
 	return list

@@ -24,7 +24,7 @@ func (s *Server) saveStartup(c call, resp any) {
 	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be going
 		return
 	}
-	list, _ := s.startups.book.Save(c.step.pod.UID)
+	list, _ := s.startups.recorder.Save(c.step.pod.UID)
 	if err := timeline.WriteFile(filepath.Join(sb.RunDir(), startupFile), timeline.Saved{Pod: c.step.pod, Stages: list}); err != nil {
 		s.log.Debug("start of a pod not kept", "sandbox", id, "err", err)
 	}
@@ -35,7 +35,7 @@ func (s *Server) restoreStartups() {
 	for _, sb := range s.runtime.Sandboxes() {
 		saved, err := timeline.ReadFile(filepath.Join(sb.RunDir(), startupFile))
 		if m := s.index.sandbox(sb).config.GetMetadata(); err == nil && saved.Pod.UID == m.GetUid() {
-			s.startups.book.Restore(saved.Pod, saved.Stages)
+			s.startups.recorder.Restore(saved.Pod, saved.Stages)
 		}
 	}
 }

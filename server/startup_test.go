@@ -124,7 +124,7 @@ func TestStartup(t *testing.T) {
 		t.Errorf("stages (-before +after the restart):\n%s", diff)
 	}
 	n.stopAndRemove(t, sb)
-	if pods := n.server.startups.book.Pods(); len(pods) != 0 {
+	if pods := n.server.startups.recorder.Pods(); len(pods) != 0 {
 		t.Errorf("removed pods are remembered: %v", pods)
 	}
 }

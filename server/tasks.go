@@ -81,7 +81,7 @@ func (ts *tasks) join(ctx context.Context, key string, work func(context.Context
 	stage.Follow(caller, t.stages)
 	ctx, cancel := context.WithTimeout(ctx, taskLife)
 	stop := context.AfterFunc(ts.ctx, cancel)
-	begun := ts.work.run(func() {
+	begun := ts.work.start(func() {
 		defer cancel()
 		defer stop()
 		t.err = protect(func() error { return work(ctx) })

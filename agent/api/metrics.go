@@ -168,11 +168,11 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 
 // cadvisorMetrics are those that the runtime makes itself.
 func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
-	runtime, _, err := s.Runtime()
+	client, _, err := s.Runtime()
 	if err != nil {
 		return err
 	}
-	descriptors, err := runtime.ListMetricDescriptors(r.Context())
+	descriptors, err := client.ListMetricDescriptors(r.Context())
 	if err != nil {
 		return err
 	}
@@ -180,7 +180,7 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 	for _, d := range descriptors {
 		known[d.Name] = d
 	}
-	pods, err := runtime.ListPodSandboxMetrics(r.Context())
+	pods, err := client.ListPodSandboxMetrics(r.Context())
 	if err != nil {
 		return err
 	}

@@ -21,8 +21,8 @@ func (d *Driver) Logs(ctx context.Context) (map[string]string, error) {
 	d.mu.Lock()
 	known := map[string]string{}
 	for _, s := range d.seen {
-		for id, status := range s.containers {
-			known[id] = status.GetLogPath()
+		for id, st := range s.containers {
+			known[id] = st.GetLogPath()
 		}
 	}
 	d.mu.Unlock()

@@ -70,11 +70,11 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err := d.files.SetActual(string(pod.UID), c.Name, c.Resources); err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
-	return d.run(ctx, interrupt, pod, c, a, config, sandbox)
+	return d.createAndStart(ctx, interrupt, pod, c, a, config, sandbox)
 }
 
-// run creates and starts the container and runs its hook.
-func (d *Driver) run(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, a podsync.Action, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
+// createAndStart creates and starts the container and runs its hook.
+func (d *Driver) createAndStart(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, a podsync.Action, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
 	stage.Next(ctx, "create")
 	id, err := d.runtime.CreateContainer(ctx, a.SandboxID, config, sandbox)
 	if err = Fault(err); err != nil {

@@ -81,12 +81,12 @@ func (m *Manager) Ready() bool {
 func (m *Manager) Local() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.reportedLocked(func(source string) bool { return source != manifest.SourceHTTP })
+	return m.reportedLocked(func(name string) bool { return name != manifest.SourceHTTP })
 }
 
 func (m *Manager) readyLocked() bool { return m.reportedLocked(func(string) bool { return true }) }
 
-func (m *Manager) reportedLocked(of func(source string) bool) bool {
+func (m *Manager) reportedLocked(of func(name string) bool) bool {
 	return !slices.ContainsFunc(m.sources, func(s string) bool { _, reported := m.files[s]; return !reported && of(s) })
 }
 

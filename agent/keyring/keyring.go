@@ -58,16 +58,16 @@ type auth struct {
 }
 
 // Load reads docker's config.json. A missing file is an empty ring.
-func Load(path string) (*Ring, error) {
+func Load(name string) (*Ring, error) {
 	r := &Ring{}
-	data, err := os.ReadFile(path)
+	data, err := os.ReadFile(name)
 	if os.IsNotExist(err) {
 		return r, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return r, r.addJSON(path, data)
+	return r, r.addJSON(name, data)
 }
 
 // With returns a ring that has the credentials of pull secrets before those of r.

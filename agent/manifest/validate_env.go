@@ -157,8 +157,8 @@ func (v *validator) resourceFieldRef(spec *v1.PodSpec, c *v1.Container, ref *v1.
 
 // SplitSubscript splits a field path with a quoted subscript: "metadata.labels['app']"
 // into "metadata.labels" and "app".
-func SplitSubscript(fieldPath string) (path, key string, ok bool) {
-	path, rest, ok := strings.Cut(fieldPath, "['")
+func SplitSubscript(fieldPath string) (field, key string, ok bool) {
+	field, rest, ok := strings.Cut(fieldPath, "['")
 	key, closed := strings.CutSuffix(rest, "']")
-	return path, key, ok && closed
+	return field, key, ok && closed
 }

@@ -55,7 +55,7 @@ func (m *sampler) of(uid string) []sample {
 	m.looked = time.Now()
 	if !m.running && m.ctx.Err() == nil {
 		m.running = true
-		go m.run()
+		go m.loop()
 	}
 	s := m.pods[uid]
 	if s == nil {
@@ -68,7 +68,7 @@ func (m *sampler) of(uid string) []sample {
 	return append([]sample(nil), s.samples...)
 }
 
-func (m *sampler) run() {
+func (m *sampler) loop() {
 	tick := time.NewTicker(sampleEvery)
 	defer tick.Stop()
 	for {

@@ -56,15 +56,15 @@ func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings
 func (in *Input) hostname() (host, domain string) {
 	pod := in.Pod
 	if pod.Spec.HostnameOverride != nil {
-		return short(*pod.Spec.HostnameOverride), ""
+		return truncateHostname(*pod.Spec.HostnameOverride), ""
 	}
 	if pod.Spec.Subdomain != "" {
 		domain = fmt.Sprintf("%s.%s.svc.%s", pod.Spec.Subdomain, pod.Namespace, in.Node.ClusterDomain)
 	}
-	return short(cmp.Or(pod.Spec.Hostname, pod.Name)), domain
+	return truncateHostname(cmp.Or(pod.Spec.Hostname, pod.Name)), domain
 }
 
-func short(name string) string {
+func truncateHostname(name string) string {
 	if len(name) <= 63 {
 		return name
 	}

@@ -9,10 +9,10 @@ import (
 // Save keeps what is known of a pod in the file at path, for the next agent, if it has changed.
 func (k *Keeper) Save(pod *v1.Pod, path string) error {
 	r, ok := k.of(pod)
-	if changes := k.book.Changes(string(pod.UID)); !ok || r.saved == changes && r.savedReady == !r.ready.IsZero() {
+	if changes := k.recorder.Changes(string(pod.UID)); !ok || r.saved == changes && r.savedReady == !r.ready.IsZero() {
 		return nil
 	}
-	stages, changes := k.book.Save(string(pod.UID))
+	stages, changes := k.recorder.Save(string(pod.UID))
 	k.mu.Lock()
 	if p := k.pods[pod.UID]; p != nil { // whether or not it can be written: it is tried again with the next change
 		p.saved, p.savedReady = changes, !r.ready.IsZero()
@@ -29,6 +29,6 @@ func (k *Keeper) Restore(uid types.UID, path string) {
 		return
 	}
 	if k.add(uid, &record{pod: s.Pod, seen: s.Seen, ready: s.Ready, attempt: s.Attempt, acted: true, observed: maxObserved}) {
-		k.book.Restore(s.Pod, s.Stages)
+		k.recorder.Restore(s.Pod, s.Stages)
 	}
 }

@@ -39,7 +39,7 @@ type Report struct {
 type Keeper struct {
 	Traces *podtrace.Sender // nil: nothing is traced
 
-	book timeline.Book
+	recorder timeline.Recorder
 
 	mu    sync.Mutex
 	pods  map[types.UID]*record // guarded by mu
@@ -61,7 +61,7 @@ type record struct {
 func (k *Keeper) Seen(pod *v1.Pod) {
 	id := timeline.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
 	if k.add(pod.UID, &record{pod: id, seen: time.Now()}) {
-		k.book.Wait(id, []timeline.Stage{{Name: why.Queue}})
+		k.recorder.Wait(id, []timeline.Stage{{Name: why.Queue}})
 	}
 }
 
@@ -91,7 +91,7 @@ func (k *Keeper) Keep(there map[types.UID]bool) {
 	k.mu.Unlock()
 	for _, uid := range gone {
 		k.send(uid)
-		k.book.Forget(string(uid))
+		k.recorder.Forget(string(uid))
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -122,11 +122,11 @@ func (k *Keeper) Observe(pod *v1.Pod) (done func()) {
 	if !ok || !r.ready.IsZero() {
 		return func() {}
 	}
-	k.book.EndWait(r.pod.UID, why.Queue, "")
+	k.recorder.EndWait(r.pod.UID, why.Queue, "")
 	begin := time.Now()
 	return func() {
 		if k.countObserved(pod.UID) <= maxObserved || time.Since(begin) > slowObserve {
-			k.book.Begin(r.pod, timeline.Stage{Name: why.Observe, Begin: begin}, nil).End("", "")
+			k.recorder.Begin(r.pod, timeline.Stage{Name: why.Observe, Begin: begin}, nil).End("", "")
 		}
 	}
 }
@@ -156,9 +156,9 @@ func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 		return ctx, interrupt, func(error) {}
 	}
 	k.began(pod.UID, a)
-	k.book.EndWait(r.pod.UID, why.BackOff, a.Name) // what it was held back for
+	k.recorder.EndWait(r.pod.UID, why.BackOff, a.Name) // what it was held back for
 	ctx, log := stage.With(ctx, nil)
-	open := k.book.BeginFlat(r.pod, timeline.Stage{Name: a.Verb.String(), Container: a.Name, Attempt: a.Attempt}, log)
+	open := k.recorder.BeginFlat(r.pod, timeline.Stage{Name: a.Verb.String(), Container: a.Name, Attempt: a.Attempt}, log)
 	return ctx, stage.Join(interrupt, ctx), func(err error) {
 		log.Stop()
 		text := ""
@@ -193,7 +193,7 @@ func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsyn
 	for _, w := range why.Waits(pod, s, failures) {
 		waits = append(waits, timeline.Stage{Name: w.Name, Container: w.Container, Attempt: w.Attempt, Detail: w.Detail})
 	}
-	k.book.Wait(r.pod, waits)
+	k.recorder.Wait(r.pod, waits)
 	if _, ready := why.Ready(s); ready && r.ready.IsZero() {
 		k.mu.Lock()
 		if p := k.pods[pod.UID]; p != nil && p.ready.IsZero() {
@@ -215,7 +215,7 @@ func (k *Keeper) Of(uid types.UID) (r Report, ok bool) {
 	if rec == nil {
 		return Report{}, false
 	}
-	r.Stages = k.book.Of(string(uid))
+	r.Stages = k.recorder.Of(string(uid))
 	return r, true
 }
 

@@ -40,7 +40,7 @@ func (k *Keeper) send(uid types.UID) {
 	if r.ready.IsZero() {
 		top.SetStatus(codes.Error, "it was never ready")
 	}
-	for _, s := range k.book.Of(r.pod.UID) {
+	for _, s := range k.recorder.Of(r.pod.UID) {
 		if s.Begin.After(end) {
 			continue
 		}

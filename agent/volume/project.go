@@ -61,9 +61,9 @@ func mode(m *int32, def fs.FileMode) fs.FileMode {
 // elsewhere.
 func permissions(m int32) fs.FileMode {
 	out := fs.FileMode(m & 0o777)
-	for bit, mode := range map[int32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
+	for bit, special := range map[int32]fs.FileMode{0o4000: fs.ModeSetuid, 0o2000: fs.ModeSetgid, 0o1000: fs.ModeSticky} {
 		if m&bit != 0 {
-			out |= mode
+			out |= special
 		}
 	}
 	return out

@@ -84,12 +84,12 @@ func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, 
 	if err != nil {
 		return nil, criruntime.Found{}, err
 	}
-	f, err := c.pod(runtime, namespace, name)
+	f, err := c.findPod(runtime, namespace, name)
 	return runtime, f, err
 }
 
-// pod finds the pod that an argument names.
-func (c *cli) pod(runtime internalapi.RuntimeService, namespace, arg string) (criruntime.Found, error) {
+// findPod finds the pod that an argument names.
+func (c *cli) findPod(runtime internalapi.RuntimeService, namespace, arg string) (criruntime.Found, error) {
 	all, err := c.pods(runtime)
 	if err != nil {
 		return criruntime.Found{}, err
@@ -143,14 +143,14 @@ func (c *cli) running(namespace, name, container string) (internalapi.RuntimeSer
 	if err != nil {
 		return nil, "", err
 	}
-	status, err := c.container(f, container)
+	st, err := c.container(f, container)
 	if err != nil {
 		return nil, "", err
 	}
-	if status.State.Running == nil {
-		return nil, "", fault.WrongState.Errorf("container %s of pod %s is not running: %s", status.Name, f.Pod.Name, stateWord(status))
+	if st.State.Running == nil {
+		return nil, "", fault.WrongState.Errorf("container %s of pod %s is not running: %s", st.Name, f.Pod.Name, stateWord(st))
 	}
-	return runtime, runtimeID(status.ContainerID), nil
+	return runtime, runtimeID(st.ContainerID), nil
 }
 
 func stateWord(s v1.ContainerStatus) string {

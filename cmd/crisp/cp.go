@@ -24,9 +24,9 @@ import (
 func cpCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	cmd := &cobra.Command{Use: "cp POD:PATH FILE | FILE POD:PATH", Short: "copy files from or to a container"}
-	fs := cmd.Flags()
-	namespaceFlag(fs, &namespace)
-	containerFlag(fs, &container)
+	flags := cmd.Flags()
+	namespaceFlag(flags, &namespace)
+	containerFlag(flags, &container)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) != 2 {
 			return usageError("cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH")

@@ -27,14 +27,14 @@ func execCommand(c *cli) *cobra.Command {
 	streamFlags(fs, &interactive, &tty, "give the command our standard input", "give the command a terminal")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		// The command's own flags are not ours.
-		rest, command := behindDash(cmd, args)
-		if len(rest) > 1 && command == nil {
-			rest, command = rest[:1], rest[1:]
+		before, command := behindDash(cmd, args)
+		if len(before) > 1 && command == nil {
+			before, command = before[:1], before[1:]
 		}
-		if len(rest) != 1 || len(command) == 0 {
+		if len(before) != 1 || len(command) == 0 {
 			return usageError("exec takes the name of a pod and a command")
 		}
-		if err := c.exec(namespace, rest[0], container, command, interactive, tty); err != nil {
+		if err := c.exec(namespace, before[0], container, command, interactive, tty); err != nil {
 			return execError(err)
 		}
 		return nil

@@ -199,9 +199,9 @@ func noPod(name, namespace string) error {
 
 // anyPods lists the pods of the runtime, or of the agent if the runtime does not answer.
 func (c *cli) anyPods() ([]criruntime.Found, error) {
-	runtime, _, err := c.connect()
+	client, _, err := c.connect()
 	if err == nil {
-		return c.pods(runtime)
+		return c.pods(client)
 	}
 	pods, ok := c.podsOfAgent()
 	if !ok {
@@ -293,11 +293,11 @@ func sandbox(f criruntime.Found) string {
 	if len(f.Have.Sandboxes) == 0 {
 		return "<none>"
 	}
-	return short(f.Have.Sandboxes[0].ID)
+	return shortID(f.Have.Sandboxes[0].ID)
 }
 
-// short is as much of an ID as tells it from others.
-func short(id string) string {
+// shortID is as much of an ID as tells it from others.
+func shortID(id string) string {
 	id = strings.TrimPrefix(id, "sha256:")
 	return id[:min(len(id), 13)]
 }

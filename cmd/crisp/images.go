@@ -39,7 +39,7 @@ func (c *cli) listImages(output string) error {
 	var rows []string
 	for _, image := range list {
 		for _, name := range imageNames(image) {
-			rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, short(image.Id), size(image.Size)))
+			rows = append(rows, fmt.Sprintf("%s\t%s\t%s", name, shortID(image.Id), size(image.Size)))
 		}
 	}
 	slices.Sort(rows)

@@ -59,8 +59,8 @@ func (a authFile) write(path string, auths map[string]map[string]any) error {
 	return atomicfile.Write(path, append(data, '\n'), 0o600)
 }
 
-func authFileFlag(fs *pflag.FlagSet, path *string) {
-	fs.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "`file` of the credentials")
+func authFileFlag(flags *pflag.FlagSet, path *string) {
+	flags.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "`file` of the credentials")
 }
 
 // loginCommand keeps credentials where crispd looks for them, after the registry has
@@ -69,11 +69,11 @@ func loginCommand(c *cli) *cobra.Command {
 	var path, user, password string
 	var fromStdin bool
 	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Short: "keep credentials of a registry, for pulls of this node"}
-	fs := cmd.Flags()
-	authFileFlag(fs, &path)
-	fs.StringVarP(&user, "username", "u", "", "`name` of the user")
-	fs.StringVarP(&password, "password", "p", "", "`password`, which all users of this machine can see for a moment")
-	fs.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
+	flags := cmd.Flags()
+	authFileFlag(flags, &path)
+	flags.StringVarP(&user, "username", "u", "", "`name` of the user")
+	flags.StringVarP(&password, "password", "p", "", "`password`, which all users of this machine can see for a moment")
+	flags.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) != 1 {
 			return usageError("login takes one registry")
@@ -122,9 +122,9 @@ func logoutCommand(c *cli) *cobra.Command {
 	var path string
 	var every bool
 	cmd := &cobra.Command{Use: "logout REGISTRY | --all", Short: "forget credentials of a registry"}
-	fs := cmd.Flags()
-	authFileFlag(fs, &path)
-	fs.BoolVarP(&every, "all", "a", false, "of all registries")
+	flags := cmd.Flags()
+	authFileFlag(flags, &path)
+	flags.BoolVarP(&every, "all", "a", false, "of all registries")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if every == (len(rest) == 1) || len(rest) > 1 {
 			return usageError("logout takes one registry, or --all")

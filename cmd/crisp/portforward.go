@@ -20,11 +20,11 @@ func portForwardCommand(c *cli) *cobra.Command {
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&address, "address", "localhost", "`addresses` to listen at, with a comma between them")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) < 2 {
+	cmd.RunE = func(_ *cobra.Command, args []string) error {
+		if len(args) < 2 {
 			return usageError("port-forward takes the name of a pod and ports: web 8080:80")
 		}
-		runtime, f, err := c.connectToPod(namespace, rest[0])
+		runtime, f, err := c.connectToPod(namespace, args[0])
 		if err != nil {
 			return err
 		}
@@ -35,7 +35,7 @@ func portForwardCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return criruntime.Fault(err)
 		}
-		return c.forward(resp.Url, strings.Split(address, ","), rest[1:])
+		return c.forward(resp.Url, strings.Split(address, ","), args[1:])
 	}
 	return cmd
 }

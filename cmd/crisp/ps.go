@@ -29,7 +29,7 @@ func psCommand(c *cli) *cobra.Command {
 		}
 		for _, f := range pods {
 			for _, st := range statusesOf(f.Pod) {
-				id := short(runtimeID(st.ContainerID))
+				id := shortID(runtimeID(st.ContainerID))
 				switch {
 				case st.State.Running == nil && !exited:
 				case !quiet:

@@ -30,7 +30,7 @@ func runCommand(c *cli) *cobra.Command {
 		case r.detach && (r.remove || r.interactive || r.tty):
 			return usageError("-d leaves nobody to attach to the container or to remove the pod: a Job with ttlSecondsAfterFinished removes its own")
 		}
-		pod, claims, err := r.pod(before[0], append(before[1:], behind...))
+		pod, claims, err := r.buildPod(before[0], append(before[1:], behind...))
 		if err != nil {
 			return err
 		}

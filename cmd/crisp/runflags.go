@@ -86,8 +86,8 @@ func (r *request) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&r.timeout, "timeout", 5*time.Minute, "how long the container may take to start")
 }
 
-// pod is the pod of the flags, and the claims that its volumes name.
-func (r *request) pod(image string, args []string) (*v1.Pod, []string, error) {
+// buildPod is the pod of the flags, and the claims that its volumes name.
+func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, error) {
 	b := podBuilder{r: r, box: v1.Container{
 		Name: "main", Image: image, Args: args, Stdin: r.interactive, StdinOnce: r.interactive, TTY: r.tty, WorkingDir: r.workdir,
 	}}

@@ -178,8 +178,8 @@ func (c *cli) is(t target, namespace, condition string) (bool, error) {
 	for _, item := range conditions {
 		m, _ := item.(map[string]any)
 		if name, _ := m["type"].(string); strings.EqualFold(name, kind) {
-			status, _ := m["status"].(string)
-			return strings.EqualFold(status, want), nil
+			st, _ := m["status"].(string)
+			return strings.EqualFold(st, want), nil
 		}
 	}
 	return false, nil

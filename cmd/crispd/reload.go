@@ -21,7 +21,7 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	next, changes, err := old.Reload(src)
 	var o server.Options
 	if err == nil {
-		o, err = d.liveOptions(ctx, next, log)
+		o, err = d.reloadedOptions(ctx, next, log)
 	}
 	if err != nil {
 		log.Error("configuration not reloaded", "err", err)
@@ -67,9 +67,9 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	log.Info("configuration reloaded", "changes", len(changes))
 }
 
-// liveOptions returns the server's options that depend on c and may change while it
+// reloadedOptions returns the server's options that depend on c and may change while it
 // runs.
-func (d *daemon) liveOptions(ctx context.Context, c *config.Config, log *slog.Logger) (server.Options, error) {
+func (d *daemon) reloadedOptions(ctx context.Context, c *config.Config, log *slog.Logger) (server.Options, error) {
 	host := kernel.Probe()
 	specHost, err := hostFacts(c, host)
 	if err != nil {

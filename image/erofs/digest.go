@@ -16,7 +16,7 @@ import (
 func Digest(f io.ReaderAt) (string, error) {
 	first := make([]byte, BlockSize)
 	if _, err := f.ReadAt(first, 0); err != nil {
-		return "", short("superblock", err)
+		return "", truncatedError("superblock", err)
 	}
 	super := first[superAt:]
 	if order.Uint32(super) != magic {
@@ -30,12 +30,12 @@ func Digest(f io.ReaderAt) (string, error) {
 		err = io.ErrUnexpectedEOF
 	}
 	if err != nil {
-		return "", short("metadata", err)
+		return "", truncatedError("metadata", err)
 	}
 	return hex.EncodeToString(sum.Sum(nil)), nil
 }
 
-func short(what string, err error) error {
+func truncatedError(what string, err error) error {
 	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fault.Invalid.Errorf("EROFS %s: %w", what, err)
 	}

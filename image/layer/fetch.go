@@ -30,7 +30,7 @@ func (c counted) Read(p []byte) (int, error) {
 
 // unpackBlob fetches a layer and has it unpacked while it arrives. It is verified to the end,
 // both compressed and uncompressed. Download, decompression and unpacking run at the same time.
-func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest, unpack func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
+func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest, consume func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
 	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)
 	body, err := from.Open(ctx, b)
@@ -67,7 +67,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 	defer files.Close()
 	defer cancel()
 
-	sh, err := unpack(ctx, files)
+	sh, err := consume(ctx, files)
 	if errors.Is(err, fault.Invalid) {
 		// Perhaps the layer is fine, and the data that arrived is not the layer.
 		files.Close()

@@ -70,7 +70,7 @@ func (ls *Store) open(l *Layer) (fd int, err error) {
 }
 
 // unpacker returns how the layer that b unpacks to is made.
-func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) unpackFunc {
+func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) fillFunc {
 	return func(ctx context.Context, dir string, g *growth) (r record, err error) {
 		switch {
 		case b.File != "":
@@ -99,7 +99,7 @@ func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) unpac
 }
 
 // asTree has the files of a layer made in a directory, and measures them.
-func asTree(ctx context.Context, dir string, unpack func(files string) (shape, error)) (r record, err error) {
+func asTree(ctx context.Context, dir string, fill func(files string) (shape, error)) (r record, err error) {
 	files := filepath.Join(dir, treeName)
 	if err := os.Mkdir(files, 0o755); err != nil {
 		return record{}, err
@@ -107,7 +107,7 @@ func asTree(ctx context.Context, dir string, unpack func(files string) (shape, e
 	if err := os.Chmod(files, 0o755); err != nil { // whatever the umask
 		return record{}, err
 	}
-	if r.Shape, err = unpack(files); err != nil {
+	if r.Shape, err = fill(files); err != nil {
 		return record{}, err
 	}
 	r.Sum, err = measure(ctx, files)

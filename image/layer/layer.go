@@ -104,18 +104,18 @@ type Store struct {
 // path is the directory of a committed layer.
 func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
 
-// An unpackFunc makes the files of a layer in its own directory, which has nothing yet, and counts in
+// A fillFunc makes the files of a layer in its own directory, which has nothing yet, and counts in
 // g what it writes. What it returns of the record is what it knows of the files.
-type unpackFunc func(ctx context.Context, dir string, g *growth) (record, error)
+type fillFunc func(ctx context.Context, dir string, g *growth) (record, error)
 
 // acquire returns the layer id, retained; mine reports whether it was unpacked for this
-// call, from the blob that from names. If the layer is not there, unpack is called, unless
-// another caller is unpacking the same layer: then acquire waits for that. unpack's context
-// ends when no caller waits any more; acquire does not return before its own unpack has, even
+// call, from the blob that from names. If the layer is not there, fill is called, unless
+// another caller is unpacking the same layer: then acquire waits for that. fill's context
+// ends when no caller waits any more; acquire does not return before its own fill has, even
 // if ctx is done and others still wait.
-func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
+func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, fill fillFunc) (l *Layer, mine bool, err error) {
 	for {
-		l, mine, err := ls.retain(ctx, id, from, unpack)
+		l, mine, err := ls.retain(ctx, id, from, fill)
 		if err != nil {
 			return nil, false, err
 		}
@@ -126,7 +126,7 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unp
 				return nil, false, err
 			}
 			if mine {
-				<-l.ready // unpack uses what belongs to the caller
+				<-l.ready // fill uses what belongs to the caller
 			}
 			return nil, false, ctx.Err()
 		}
@@ -143,9 +143,9 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, unp
 	}
 }
 
-// retain counts a reference to the layer id, or begins to unpack it; mine reports whether it does. It waits
-// for a layer that is going.
-func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, unpack unpackFunc) (l *Layer, mine bool, err error) {
+// retain counts a reference to the layer id, and begins to unpack it if it is not there; mine
+// reports whether it does. It waits for a layer that is going.
+func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, fill fillFunc) (l *Layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()
 		l = ls.m[id]
@@ -168,7 +168,7 @@ func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, unpa
 		mine = true
 		ls.running.Go(func() {
 			defer cancel()
-			ls.unpack(own, l, from, unpack)
+			ls.unpack(own, l, from, fill)
 		})
 	}
 	l.refs++
@@ -177,8 +177,8 @@ func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, unpa
 }
 
 // unpack makes l ready.
-func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpackFunc) {
-	l.err = ls.unpackToTemp(ctx, l, from, unpack)
+func (ls *Store) unpack(ctx context.Context, l *Layer, from source, fill fillFunc) {
+	l.err = ls.unpackToTemp(ctx, l, from, fill)
 	ls.learn(l, from)
 	ls.mu.Lock()
 	going := l.gone // every caller has left
@@ -200,7 +200,7 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, from source, unpack unpac
 }
 
 // unpackToTemp unpacks l into its own directory in staging.
-func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, unpack unpackFunc) (err error) {
+func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, fill fillFunc) (err error) {
 	l.losses = ls.disk.losses.Load()
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
 	if err != nil {
@@ -211,7 +211,7 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, unpack
 			err = errors.Join(err, tree.Remove(context.WithoutCancel(ctx), dir))
 		}
 	}()
-	if l.record, err = unpack(ctx, dir, &l.growth); err != nil {
+	if l.record, err = fill(ctx, dir, &l.growth); err != nil {
 		return err
 	}
 	l.record.DiffID, l.record.From = l.DiffID, from

@@ -71,7 +71,7 @@ func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 
 // knows reports whether the blob of src is known to unpack to l, and whether its
 // repository is known to have it.
-func (ls *Store) knows(l *Layer, src source) (blob, given bool) {
+func (ls *Store) knows(l *Layer, src source) (known, given bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	return slices.ContainsFunc(l.sources, func(s source) bool { return s.Blob == src.Blob }), slices.Contains(l.sources, src)

@@ -107,7 +107,7 @@ func (o *overlay) mountNew(target string) error {
 	var open openPaths
 	defer open.close()
 	for _, dir := range o.lower {
-		path, err := open.short(dir, len(dir) >= maxOption)
+		path, err := open.shorten(dir, len(dir) >= maxOption)
 		if err != nil {
 			return err
 		}
@@ -120,11 +120,11 @@ func (o *overlay) mountNew(target string) error {
 		options = append(options, [2]string{"xino", "on"})
 	}
 	if o.upper != "" {
-		upper, err := open.short(o.upper, len(o.upper) >= maxOption)
+		upper, err := open.shorten(o.upper, len(o.upper) >= maxOption)
 		if err != nil {
 			return err
 		}
-		work, err := open.short(o.work, len(o.work) >= maxOption)
+		work, err := open.shorten(o.work, len(o.work) >= maxOption)
 		if err != nil {
 			return err
 		}
@@ -183,7 +183,7 @@ func (o *overlay) mountOld(target string) error {
 	// A colon or comma in a path would need escapes, and long paths do not fit.
 	var lower []string
 	for _, dir := range o.lower {
-		path, err := open.short(dir, true)
+		path, err := open.shorten(dir, true)
 		if err != nil {
 			return err
 		}
@@ -201,11 +201,11 @@ func (o *overlay) mountOld(target string) error {
 	if o.upper == "" {
 		flags = unix.MS_RDONLY
 	} else {
-		upper, err := open.short(o.upper, true)
+		upper, err := open.shorten(o.upper, true)
 		if err != nil {
 			return err
 		}
-		work, err := open.short(o.work, true)
+		work, err := open.shorten(o.work, true)
 		if err != nil {
 			return err
 		}
@@ -220,8 +220,8 @@ func (o *overlay) mountOld(target string) error {
 // openPaths are directories that are open to have short names.
 type openPaths []int
 
-// short returns path itself or, if it must be short, the path of a descriptor of it.
-func (p *openPaths) short(path string, must bool) (string, error) {
+// shorten returns path itself or, if it must be short, the path of a descriptor of it.
+func (p *openPaths) shorten(path string, must bool) (string, error) {
 	if !must {
 		return path, nil
 	}

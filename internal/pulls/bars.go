@@ -30,7 +30,7 @@ func (p Pull) Bars(width int) []string {
 		case l.Size > 0:
 			f = float64(l.Bytes) / float64(l.Size)
 		}
-		lines = append(lines, fmt.Sprintf("%s %s %s", short(l.Digest), Bar(f, width), l.text()))
+		lines = append(lines, fmt.Sprintf("%s %s %s", shortDigest(l.Digest), Bar(f, width), l.text()))
 	}
 	text := p.Image + ": " + p.String()
 	if from := p.Source(); from != "" {
@@ -46,8 +46,8 @@ func (l Layer) text() string {
 	return l.State
 }
 
-// short is as much of a digest as people compare.
-func short(digest string) string {
+// shortDigest is as much of a digest as people compare.
+func shortDigest(digest string) string {
 	_, hex, ok := strings.Cut(digest, ":")
 	if !ok {
 		hex = digest
@@ -78,7 +78,7 @@ func Write(w io.Writer, list []Pull, now time.Time) error {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%d/%d\t%s\t%s\t%s\n", p.Image, dash(stage), took.Round(time.Millisecond), p.Bytes, p.Total, progress, dash(from), waiters)
 		if p.Ended.IsZero() {
 			for _, l := range p.Layers {
-				fmt.Fprintf(t, "  %s\t%s\t\t%d/%d\t\t\t\n", short(l.Digest), l.State, l.Bytes, l.Size)
+				fmt.Fprintf(t, "  %s\t%s\t\t%d/%d\t\t\t\n", shortDigest(l.Digest), l.State, l.Bytes, l.Size)
 			}
 		}
 	}

@@ -29,10 +29,10 @@ type SavedStage struct {
 
 // Save returns the stages of the pod with this UID, and a number that grows with each change of them;
 // 0 if there are none.
-func (b *Book) Save(uid string) ([]SavedStage, uint64) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := b.pods[uid]
+func (r *Recorder) Save(uid string) ([]SavedStage, uint64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pods[uid]
 	if p == nil {
 		return nil, 0
 	}
@@ -46,10 +46,10 @@ func (b *Book) Save(uid string) ([]SavedStage, uint64) {
 }
 
 // Changes returns the number that Save would.
-func (b *Book) Changes(uid string) uint64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if p := b.pods[uid]; p != nil {
+func (r *Recorder) Changes(uid string) uint64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if p := r.pods[uid]; p != nil {
 		return p.changes
 	}
 	return 0
@@ -57,10 +57,10 @@ func (b *Book) Changes(uid string) uint64 {
 
 // Restore takes in what an earlier process has saved of a pod, unless there are stages of it already.
 // Waits go on until Wait says otherwise; what else was going on has ended.
-func (b *Book) Restore(pod Pod, list []SavedStage) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.pods[pod.UID] != nil {
+func (r *Recorder) Restore(pod Pod, list []SavedStage) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.pods[pod.UID] != nil {
 		return
 	}
 	now := time.Now()
@@ -69,7 +69,7 @@ func (b *Book) Restore(pod Pod, list []SavedStage) {
 			s.Stage.close(now)
 			s.Err = cutShort
 		}
-		b.addLocked(pod, &Open{b: b, stage: s.Stage, wait: s.Wait})
+		r.addLocked(pod, &Open{recorder: r, stage: s.Stage, wait: s.Wait})
 	}
 }
 

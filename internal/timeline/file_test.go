@@ -11,10 +11,10 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// A Book restores what another one has saved: stages with their parts, waits that go on, and
+// A Recorder restores what another one has saved: stages with their parts, waits that go on, and
 // actions under way, which have ended.
 func TestRestore(t *testing.T) {
-	var before, after Book
+	var before, after Recorder
 	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
 	ctx, log := stage.With(t.Context(), nil)
 	open := before.BeginFlat(pod, Stage{Name: "start", Container: "app", Attempt: 1}, log)

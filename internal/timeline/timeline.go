@@ -1,5 +1,5 @@
 // Package timeline keeps where a pod's time went while it started: a list of stages, each
-// with its parts. Both crispd and the agent keep their half in a Book, and tell it in this
+// with its parts. Both crispd and the agent keep their half in a Recorder, and report it in this
 // form (JSON); who has both joins them (Join), measures (Cover) and draws (Draw).
 //
 //	agent    volumes ┤├ sandbox ────────────┤├ pull ──────────────┤├ create ┤├ start ┤├ readiness probe ─┤

@@ -32,7 +32,7 @@ var web = timeline.Pod{UID: "u", Namespace: "default", Name: "web"}
 // spans of an action (BeginFlat) are stages themselves.
 func TestBook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var b timeline.Book
+		var b timeline.Recorder
 		ctx, log := stage.With(context.Background(), nil)
 		run := b.Begin(web, timeline.Stage{Name: "sandbox"}, log)
 		stage.Next(ctx, "namespaces")
@@ -82,7 +82,7 @@ func TestBook(t *testing.T) {
 // A pod's waits are reported repeatedly; each wait is one stage, from its first report to its last.
 func TestWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		var b timeline.Book
+		var b timeline.Recorder
 		probe, backOff := timeline.Stage{Name: "readiness probe", Container: "app"}, timeline.Stage{Name: "back-off", Container: "app", Detail: "once"}
 		again := backOff
 		again.Detail = "twice"
@@ -112,7 +112,7 @@ func TestWait(t *testing.T) {
 // Neither probes nor repeated restarts fill a book; a pod's first stages, which are its start, are
 // kept.
 func TestBookIsBounded(t *testing.T) {
-	var b timeline.Book
+	var b timeline.Recorder
 	for i := range 1000 {
 		b.Begin(web, at(fmt.Sprint("start ", i), "app", i, i+1), nil)
 	}

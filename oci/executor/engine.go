@@ -229,7 +229,7 @@ func (e *engine) sweep() error {
 }
 
 // facts implements ociRuntime.
-func (e *engine) facts() (ownPID bool, cgroups map[string]string, err error) {
+func (e *engine) facts() (ownPID bool, groups map[string]string, err error) {
 	return e.OwnPID, e.Cgroups, nil
 }
 

@@ -187,7 +187,7 @@ func listen(path string) (*net.UnixListener, error) {
 // goroutine, locked to the main thread since before anything was forked, so that the
 // children of that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
-	go x.reaper.run(x.table.quit)
+	go x.reaper.loop(x.table.quit)
 	go x.criu.look()
 	wire.Serve(x.listener, x, x.log)
 }

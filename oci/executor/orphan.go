@@ -104,8 +104,8 @@ func (r *reaper) expectChild() (done func()) {
 	return func() { r.creating.Add(-1) }
 }
 
-// run reaps until quit is closed.
-func (r *reaper) run(quit <-chan struct{}) {
+// loop reaps until quit is closed.
+func (r *reaper) loop(quit <-chan struct{}) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGCHLD)
 	defer signal.Stop(signals)

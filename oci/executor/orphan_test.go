@@ -39,7 +39,7 @@ func TestZombieOfAnotherThreadIsLeftAlone(t *testing.T) {
 	}
 	quit := make(chan struct{})
 	reaped := make(chan struct{})
-	go func() { newReaper(new(gate)).run(quit); close(reaped) }()
+	go func() { newReaper(new(gate)).loop(quit); close(reaped) }()
 	eventually(t, func() bool { return unix.Kill(orphan, 0) == unix.ESRCH })
 	close(quit)
 	<-reaped

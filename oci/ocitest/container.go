@@ -55,7 +55,7 @@ func (c *container) fork(args []string) *process {
 	c.mu.Lock()
 	c.procs = append(c.procs, p)
 	c.mu.Unlock()
-	go p.run(args)
+	go p.runScript(args)
 	return p
 }
 

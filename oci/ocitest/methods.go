@@ -300,7 +300,7 @@ func (x *Executor) exec(from *conn, req wire.ExecRequest) (any, []*os.File, erro
 	c.procs = append(c.procs, proc)
 	c.mu.Unlock()
 	go func() {
-		proc.run(p.Args)
+		proc.runScript(p.Args)
 		s.close()
 	}()
 	return wire.ExecReply{ExecID: id, Pid: 1<<30 + x.serial}, s.theirs, nil

@@ -53,8 +53,8 @@ func (p *process) ended() bool {
 	}
 }
 
-// run runs the script and exits.
-func (p *process) run(args []string) {
+// runScript runs the script and exits.
+func (p *process) runScript(args []string) {
 	defer close(p.done)
 	script := []string{"sleep", "for-ever"}
 	if strings.HasSuffix(args[0], "testbin") {

@@ -44,7 +44,7 @@ type Labels struct {
 type Policy struct {
 	process, file selinux.Context // of containers, level and all; nil = the policy has none
 	readOnly      string          // see ReadOnly
-	canonical     func(label string) (string, error)
+	canonical     func(full string) (string, error)
 
 	mu     sync.Mutex
 	levels map[string]string // pod → its level
@@ -91,8 +91,8 @@ func New(process, file string, canonical func(string) (string, error)) *Policy {
 }
 
 // bare returns a label without its categories.
-func bare(label string) selinux.Context {
-	c, err := selinux.NewContext(label)
+func bare(full string) selinux.Context {
+	c, err := selinux.NewContext(full)
 	if err != nil {
 		return nil
 	}

@@ -74,7 +74,7 @@ func newRegistry(testbin string) (*registryServer, error) {
 }
 
 func (r *registryServer) host() string           { return strings.TrimPrefix(r.server.URL, "http://") }
-func (r *registryServer) ref(name string) string { return r.host() + "/" + name + ":latest" }
+func (r *registryServer) ref(repo string) string { return r.host() + "/" + repo + ":latest" }
 func (r *registryServer) close()                 { r.server.CloseClientConnections(); r.server.Close() }
 
 func (r *registryServer) push(image string, layers ...v1.Layer) error {

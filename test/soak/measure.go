@@ -199,8 +199,8 @@ func (n *node) look() (*measurement, error) {
 		return nil, err
 	}
 	if found := heapAlloc.FindSubmatch(heap); found != nil {
-		bytes, _ := strconv.ParseFloat(string(found[1]), 64)
-		m.numbers["crispd heap"] = bytes / (1 << 20)
+		size, _ := strconv.ParseFloat(string(found[1]), 64)
+		m.numbers["crispd heap"] = size / (1 << 20)
 	}
 	goroutines, err := n.debug("/debug/pprof/goroutine?debug=1")
 	if err != nil {

@@ -64,7 +64,7 @@ func stuck(ctx context.Context, n *node, o options) error {
 			if ratio(m2, m1) > 2 {
 				verdict = "MORE THAN TWICE"
 			}
-			fmt.Fprintf(w, "%s\t%s\t%v\t%v\t%.1f\t%v\t%v\t%.1f\t%s\n", t.name, call, short(m1), short(m2), ratio(m2, m1), short(p1), short(p2), ratio(p2, p1), verdict)
+			fmt.Fprintf(w, "%s\t%s\t%v\t%v\t%.1f\t%v\t%v\t%.1f\t%s\n", t.name, call, rounded(m1), rounded(m2), ratio(m2, m1), rounded(p1), rounded(p2), ratio(p2, p1), verdict)
 		}
 		if ctx.Err() != nil {
 			break
@@ -75,7 +75,7 @@ func stuck(ctx context.Context, n *node, o options) error {
 	return errors.Join(append(errs, ctx.Err())...)
 }
 
-func short(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
+func rounded(d time.Duration) time.Duration { return d.Round(10 * time.Microsecond) }
 
 func ratio(a, b time.Duration) float64 {
 	if b == 0 {

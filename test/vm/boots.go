@@ -55,11 +55,11 @@ func exactly(dir string, names ...string) tests {
 	if !sub {
 		return tests{dir: dir, run: "^(" + strings.Join(names, "|") + ")$", must: names}
 	}
-	run := make([]string, len(names))
+	subtests := make([]string, len(names))
 	for i, name := range names {
-		run[i] = strings.TrimPrefix(name, parent+"/")
+		subtests[i] = strings.TrimPrefix(name, parent+"/")
 	}
-	return tests{dir: dir, run: "^" + parent + "$/^(" + strings.Join(run, "|") + ")$", must: names}
+	return tests{dir: dir, run: "^" + parent + "$/^(" + strings.Join(subtests, "|") + ")$", must: names}
 }
 
 // powerCuts cuts crispd off from its disk many times.

@@ -146,27 +146,27 @@ func contained(cmd *exec.Cmd) {
 
 // mirror returns debootstrap's source of packages: $DEBIAN_MIRROR, or this machine's own, if it has
 // the same release, or debootstrap's default.
-func mirror(suite string) []string {
+func mirror(release string) []string {
 	if m := os.Getenv("DEBIAN_MIRROR"); m != "" {
 		return []string{m}
 	}
 	out, _ := exec.Command("apt-get", "indextargets", "--format", "$(CODENAME) $(COMPONENT) $(REPO_URI)", "Created-By: Packages").Output()
 	for line := range strings.Lines(string(out)) {
-		if m, ok := strings.CutPrefix(strings.TrimSpace(line), suite+" main http"); ok {
+		if m, ok := strings.CutPrefix(strings.TrimSpace(line), release+" main http"); ok {
 			return []string{"http" + m}
 		}
 	}
 	return nil
 }
 
-func debootstrap(ctx context.Context, suite, root, log string) error {
+func debootstrap(ctx context.Context, release, root, log string) error {
 	f, err := os.Create(log)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(installed, ","), suite, root)
-	cmd.Args = append(cmd.Args, mirror(suite)...)
+	cmd := exec.CommandContext(ctx, "debootstrap", "--variant=minbase", "--include="+strings.Join(installed, ","), release, root)
+	cmd.Args = append(cmd.Args, mirror(release)...)
 	cmd.Stdout, cmd.Stderr = f, f
 	cmd.Env = append(os.Environ(), "DEBIAN_FRONTEND=noninteractive", "LC_ALL=C.UTF-8")
 	contained(cmd)

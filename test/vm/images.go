@@ -37,7 +37,7 @@ func fetchImages(ctx context.Context, list, critest, dir string) error {
 			refs = append(refs, line)
 		}
 	}
-	mirrors, err := mirrors(os.Getenv("CONTAINERS_REGISTRIES_CONF"))
+	conf, err := mirrors(os.Getenv("CONTAINERS_REGISTRIES_CONF"))
 	if err != nil {
 		return err
 	}
@@ -47,7 +47,7 @@ func fetchImages(ctx context.Context, list, critest, dir string) error {
 		}
 		host, rest, _ := strings.Cut(ref, "/")
 		var errs []error
-		for _, from := range append(mirrors[host], host) {
+		for _, from := range append(conf[host], host) {
 			err := fetchImage(ctx, from+"/"+rest, dir)
 			if errs = append(errs, err); err == nil {
 				errs = nil
@@ -109,8 +109,8 @@ func fetchImage(ctx context.Context, text, dir string) error {
 	if err != nil {
 		return err
 	}
-	for name, manifest := range map[string][]byte{ref.Identifier(): d.Manifest, d.Digest.String(): d.Manifest, digest.String(): inner} {
-		if err := write(filepath.Join(repository, name), manifest); err != nil {
+	for tag, manifest := range map[string][]byte{ref.Identifier(): d.Manifest, d.Digest.String(): d.Manifest, digest.String(): inner} {
+		if err := write(filepath.Join(repository, tag), manifest); err != nil {
 			return err
 		}
 	}

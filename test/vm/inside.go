@@ -204,16 +204,16 @@ var verdict = regexp.MustCompile(`^ *--- (PASS|FAIL|SKIP): (\S+) \((.*)\)$`)
 const complaint = 20
 
 func (t tests) do(g *guest) error {
-	run := t.run
+	pattern := t.run
 	if g.run != "" {
-		run = g.run
+		pattern = g.run
 	}
 	limit := time.Minute
 	if d, ok := g.ctx.Deadline(); ok {
 		limit = time.Until(d) - 10*time.Second // so that a test that hangs prints its stacks
 	}
 	// Short: some hundred cases instead of thousands, which need no node.
-	args := []string{"-test.v", "-test.short", "-test.timeout", limit.String(), "-test.run", run}
+	args := []string{"-test.v", "-test.short", "-test.timeout", limit.String(), "-test.run", pattern}
 	if t.skip != "" {
 		args = append(args, "-test.skip", t.skip)
 	}
@@ -253,7 +253,7 @@ func (t tests) do(g *guest) error {
 	if g.run != "" {
 		t.must = nil
 	}
-	return t.missing(verdicts, run == "" && t.skip == "")
+	return t.missing(verdicts, pattern == "" && t.skip == "")
 }
 
 // missing returns the required tests that did not run. whole: all tests of the package were

@@ -81,9 +81,9 @@ func collect(disk, dir string) error {
 	return judge(all)
 }
 
-func judge(all []result) error {
+func judge(results []result) error {
 	var failed []string
-	for _, r := range all {
+	for _, r := range results {
 		verdict := "ok  "
 		if r.Err != "" {
 			verdict = "FAIL"
@@ -95,7 +95,7 @@ func judge(all []result) error {
 		}
 	}
 	if len(failed) > 0 {
-		return fmt.Errorf("%d of %d steps failed:\n  %s", len(failed), len(all), strings.Join(failed, "\n  "))
+		return fmt.Errorf("%d of %d steps failed:\n  %s", len(failed), len(results), strings.Join(failed, "\n  "))
 	}
 	return nil
 }

@@ -54,8 +54,8 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	if config.Readonlyfs {
 		p.add(stepRootReadonly, "make the root directory read-only")
 	}
-	for _, path := range config.ReadonlyPaths {
-		p.add(stepReadonly, "make "+path+" read-only", path)
+	for _, name := range config.ReadonlyPaths {
+		p.add(stepReadonly, "make "+name+" read-only", name)
 	}
 	masked := make(map[string]bool)
 	for _, name := range config.MaskPaths {

@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// Bounds of a Book. Of a pod's stages the first are kept, which are its start, and the last,
+// Bounds of a Recorder. Of a pod's stages the first are kept, which are its start, and the last,
 // which are what it does now.
 const (
 	maxPods  = 512
@@ -18,51 +18,53 @@ const (
 	maxText  = 1024 // bytes of a detail or an error
 )
 
-// A Book keeps the stages of pods: of the last ones that had any. The zero value is ready.
-type Book struct {
+// A Recorder keeps the stages of pods: of the last ones that had any. The zero value is ready.
+type Recorder struct {
 	mu    sync.Mutex
-	pods  map[string]*page // by UID; guarded by mu
-	order []string         // UIDs, the one that was written to last at the end; guarded by mu
+	pods  map[string]*record // by UID; guarded by mu
+	order []string           // UIDs, the one that was written to last at the end; guarded by mu
 }
 
-// page is what a Book has of one pod.
-type page struct {
+// record is what a Recorder has of one pod.
+type record struct {
 	pod     Pod
 	list    []*Open
 	changes uint64 // stages that began or ended
 }
 
-// An Open is a stage in a Book, which may go on.
+// An Open is a stage in a Recorder, which may go on.
 type Open struct {
-	b     *Book
-	page  *page
-	stage Stage      // guarded by b.mu
-	log   *stage.Log // whose spans are its parts while it goes on; nil = none; guarded by b.mu
-	flat  bool       // the spans stand for it
-	wait  bool       // begun by Wait
+	recorder *Recorder
+	record   *record
+	stage    Stage      // guarded by recorder.mu
+	log      *stage.Log // whose spans are its parts while it goes on; nil = none; guarded by recorder.mu
+	flat     bool       // the spans stand for it
+	wait     bool       // begun by Wait
 }
 
 // Begin begins a stage, whose parts are the spans of log. log may be nil.
-func (b *Book) Begin(pod Pod, s Stage, log *stage.Log) *Open { return b.begin(pod, s, log, false) }
+func (r *Recorder) Begin(pod Pod, s Stage, log *stage.Log) *Open { return r.begin(pod, s, log, false) }
 
 // BeginFlat begins an action: its spans are stages of the pod themselves, of s's container.
-func (b *Book) BeginFlat(pod Pod, s Stage, log *stage.Log) *Open { return b.begin(pod, s, log, true) }
+func (r *Recorder) BeginFlat(pod Pod, s Stage, log *stage.Log) *Open {
+	return r.begin(pod, s, log, true)
+}
 
-func (b *Book) begin(pod Pod, s Stage, log *stage.Log, flat bool) *Open {
-	o := &Open{b: b, stage: s, log: log, flat: flat}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.addLocked(pod, o)
+func (r *Recorder) begin(pod Pod, s Stage, log *stage.Log, flat bool) *Open {
+	o := &Open{recorder: r, stage: s, log: log, flat: flat}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.addLocked(pod, o)
 	return o
 }
 
-func (b *Book) addLocked(pod Pod, o *Open) {
+func (r *Recorder) addLocked(pod Pod, o *Open) {
 	o.stage.clip()
 	if o.stage.Begin.IsZero() {
 		o.stage.Begin = time.Now()
 	}
-	p := b.pageLocked(pod)
-	o.page = p
+	p := r.recordLocked(pod)
+	o.record = p
 	p.changes++
 	p.list = append(p.list, o)
 	if len(p.list) > maxFirst+maxLast {
@@ -72,13 +74,13 @@ func (b *Book) addLocked(pod Pod, o *Open) {
 
 // Wait says what the pod waits for from now on, beside what is being done for it: a stage
 // begins for each that was not in the list before, and those end that are not any more.
-func (b *Book) Wait(pod Pod, list []Stage) {
+func (r *Recorder) Wait(pod Pod, list []Stage) {
 	now := time.Now()
-	b.mu.Lock()
-	defer b.mu.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	same := func(a, b Stage) bool { return a.Name == b.Name && a.Container == b.Container && a.Attempt == b.Attempt }
 	going := make([]bool, len(list))
-	if p := b.pods[pod.UID]; p != nil {
+	if p := r.pods[pod.UID]; p != nil {
 		for _, o := range p.list {
 			if !o.wait || !o.stage.End.IsZero() {
 				continue
@@ -96,16 +98,16 @@ func (b *Book) Wait(pod Pod, list []Stage) {
 	for i, s := range list {
 		if !going[i] {
 			s.Begin = now
-			b.addLocked(pod, &Open{b: b, stage: s, wait: true})
+			r.addLocked(pod, &Open{recorder: r, stage: s, wait: true})
 		}
 	}
 }
 
 // EndWait ends a wait of the pod's, if it goes on.
-func (b *Book) EndWait(uid, name, container string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	p := b.pods[uid]
+func (r *Recorder) EndWait(uid, name, container string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pods[uid]
 	if p == nil {
 		return
 	}
@@ -117,44 +119,44 @@ func (b *Book) EndWait(uid, name, container string) {
 	}
 }
 
-// pageLocked returns the page of a pod, made or moved to the end of the order.
-func (b *Book) pageLocked(pod Pod) *page {
-	p := b.pods[pod.UID]
+// recordLocked returns the page of a pod, made or moved to the end of the order.
+func (r *Recorder) recordLocked(pod Pod) *record {
+	p := r.pods[pod.UID]
 	if p == nil {
-		if b.pods == nil {
-			b.pods = make(map[string]*page)
+		if r.pods == nil {
+			r.pods = make(map[string]*record)
 		}
-		p = &page{pod: pod}
-		b.pods[pod.UID] = p
-	} else if i := slices.Index(b.order, pod.UID); i >= 0 {
-		b.order = slices.Delete(b.order, i, i+1)
+		p = &record{pod: pod}
+		r.pods[pod.UID] = p
+	} else if i := slices.Index(r.order, pod.UID); i >= 0 {
+		r.order = slices.Delete(r.order, i, i+1)
 	}
-	b.order = append(b.order, pod.UID)
-	if len(b.order) > maxPods {
-		delete(b.pods, b.order[0])
-		b.order = b.order[1:]
+	r.order = append(r.order, pod.UID)
+	if len(r.order) > maxPods {
+		delete(r.pods, r.order[0])
+		r.order = r.order[1:]
 	}
 	return p
 }
 
 // Repeat adds a stage that has ended: if the last of its name and container has too, that one
 // is extended to cover both. A container is probed very often.
-func (b *Book) Repeat(pod Pod, s Stage) {
-	b.mu.Lock()
-	if p := b.pods[pod.UID]; p != nil {
+func (r *Recorder) Repeat(pod Pod, s Stage) {
+	r.mu.Lock()
+	if p := r.pods[pod.UID]; p != nil {
 		for _, o := range slices.Backward(p.list) {
 			if last := &o.stage; last.Name == s.Name && last.Container == s.Container && last.Attempt == s.Attempt && !last.End.IsZero() {
 				p.changes++
 				last.Times = max(last.Times, 1) + 1
 				last.End, last.Detail, last.Err = s.End, s.Detail, s.Err
 				last.clip()
-				b.mu.Unlock()
+				r.mu.Unlock()
 				return
 			}
 		}
 	}
-	b.mu.Unlock()
-	b.Begin(pod, s, nil)
+	r.mu.Unlock()
+	r.Begin(pod, s, nil)
 }
 
 // End ends the stage. It may be called more than once; the first call counts, and all do
@@ -168,8 +170,8 @@ func (o *Open) End(detail, err string) {
 		return
 	}
 	done := parts(log.Spans())
-	o.b.mu.Lock()
-	defer o.b.mu.Unlock()
+	o.recorder.mu.Lock()
+	defer o.recorder.mu.Unlock()
 	for i := range done { // what did not end by itself has ended now
 		done[i].close(o.stage.End)
 	}
@@ -178,13 +180,13 @@ func (o *Open) End(detail, err string) {
 
 // end ends the stage and returns the log that its parts are to be taken from; nil = none.
 func (o *Open) end(detail, err string) *stage.Log {
-	o.b.mu.Lock()
-	defer o.b.mu.Unlock()
+	o.recorder.mu.Lock()
+	defer o.recorder.mu.Unlock()
 	if !o.stage.End.IsZero() {
 		return nil
 	}
 	o.stage.End = time.Now()
-	o.page.changes++
+	o.record.changes++
 	if detail != "" {
 		o.stage.Detail = detail
 	}
@@ -212,20 +214,20 @@ func (s *Stage) close(at time.Time) {
 }
 
 // Of returns the stages of the pod with this UID, in the order of their beginning.
-func (b *Book) Of(uid string) []Stage {
-	b.mu.Lock()
+func (r *Recorder) Of(uid string) []Stage {
+	r.mu.Lock()
 	var list []Open
-	if p := b.pods[uid]; p != nil {
+	if p := r.pods[uid]; p != nil {
 		list = p.copyLocked()
 	}
-	b.mu.Unlock()
+	r.mu.Unlock()
 	return stagesOf(list)
 }
 
 // copyLocked returns what the page has now.
-func (p *page) copyLocked() []Open {
-	list := make([]Open, len(p.list))
-	for i, o := range p.list {
+func (rec *record) copyLocked() []Open {
+	list := make([]Open, len(rec.list))
+	for i, o := range rec.list {
 		list[i] = *o
 	}
 	return list
@@ -263,27 +265,27 @@ func (o Open) stages() []Stage {
 }
 
 // Pods returns the pods of which there are stages.
-func (b *Book) Pods() []Pod {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	list := make([]Pod, 0, len(b.order))
-	for _, uid := range b.order {
-		list = append(list, b.pods[uid].pod)
+func (r *Recorder) Pods() []Pod {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	list := make([]Pod, 0, len(r.order))
+	for _, uid := range r.order {
+		list = append(list, r.pods[uid].pod)
 	}
 	return list
 }
 
 // Going returns the pods that have a stage going on, each with these stages alone.
-func (b *Book) Going() map[Pod][]Stage {
-	b.mu.Lock()
+func (r *Recorder) Going() map[Pod][]Stage {
+	r.mu.Lock()
 	open := make(map[Pod][]Open)
-	for _, p := range b.pods {
+	for _, p := range r.pods {
 		list := slices.DeleteFunc(p.copyLocked(), func(o Open) bool { return !o.stage.End.IsZero() })
 		if len(list) > 0 {
 			open[p.pod] = list
 		}
 	}
-	b.mu.Unlock()
+	r.mu.Unlock()
 	going := make(map[Pod][]Stage, len(open))
 	for pod, list := range open {
 		going[pod] = stagesOf(list)
@@ -292,9 +294,9 @@ func (b *Book) Going() map[Pod][]Stage {
 }
 
 // Forget drops what there is of a pod.
-func (b *Book) Forget(uid string) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	delete(b.pods, uid)
-	b.order = slices.DeleteFunc(b.order, func(other string) bool { return other == uid })
+func (r *Recorder) Forget(uid string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.pods, uid)
+	r.order = slices.DeleteFunc(r.order, func(other string) bool { return other == uid })
 }
