@@ -24,8 +24,8 @@ func saved(t testing.TB, s *image.Store, ref string) ([]byte, string) {
 	t.Helper()
 	var buf bytes.Buffer
 	var id string
-	err := s.Save(t.Context(), ref, func(told string) (io.Writer, error) {
-		id = told
+	err := s.Save(t.Context(), ref, func(name string) (io.Writer, error) {
+		id = name
 		return &buf, nil
 	})
 	if err != nil {

@@ -58,13 +58,13 @@ func TestPodOfAHungPluginCanBeStopped(t *testing.T) {
 	n.orphanLife = 50 * time.Millisecond
 	p := pod(t, "p")
 	hung, child := orphan(t, n, p, &syscall.SysProcAttr{Setpgid: true}, `trap "" TERM; sleep 1000 3>&- & echo $!; wait; sleep 1000`)
-	stranger := exec.Command("sleep", "1000") // in our own process group
-	if err := stranger.Start(); err != nil {
+	other := exec.Command("sleep", "1000") // in our own process group
+	if err := other.Start(); err != nil {
 		t.Fatal(err)
 	}
 	defer func() {
-		stranger.Process.Kill()
-		stranger.Wait()
+		other.Process.Kill()
+		other.Wait()
 	}()
 	detach(t, n, p)
 	err := hung.Wait()
@@ -72,7 +72,7 @@ func TestPodOfAHungPluginCanBeStopped(t *testing.T) {
 		t.Errorf("the plugin ended with %v (%v)", hung.ProcessState, err)
 	}
 	waitDead(t, child)
-	if err := stranger.Process.Signal(syscall.Signal(0)); err != nil {
+	if err := other.Process.Signal(syscall.Signal(0)); err != nil {
 		t.Errorf("another process was killed: %v", err)
 	}
 	attach(t, n, p)

@@ -130,8 +130,8 @@ func (n *node) logErrorCmd(_ *testscript.TestScript, args []string) error {
 // trouble fails every test: a panic that was survived, a report of the race detector, an
 // error that a daemon has only logged. The error of a failed RPC went to its caller.
 var (
-	trouble = regexp.MustCompile(`panicked|panic:|DATA RACE|fatal error|"level":"ERROR"|level=ERROR`)
-	told    = regexp.MustCompile(`"msg":"rpc failed"`)
+	trouble  = regexp.MustCompile(`panicked|panic:|DATA RACE|fatal error|"level":"ERROR"|level=ERROR`)
+	answered = regexp.MustCompile(`"msg":"rpc failed"`)
 )
 
 // checkLogs fails t for each line of trouble that was not announced, and if t has failed,
@@ -168,7 +168,7 @@ func (n *node) trouble() (lines []string) {
 				report = !bytes.HasPrefix(line, []byte("=========="))
 				continue
 			}
-			if trouble.Match(line) && !told.Match(line) && !slices.ContainsFunc(n.expected, announced) {
+			if trouble.Match(line) && !answered.Match(line) && !slices.ContainsFunc(n.expected, announced) {
 				lines = append(lines, fmt.Sprintf("%s: %s", filepath.Base(path), bytes.TrimSpace(line)))
 				report = bytes.Contains(line, []byte("DATA RACE")) // its stacks follow
 			}

@@ -239,11 +239,11 @@ func about(s play.Script, d model.Difference) play.Script {
 // script.
 func (p *peer) report() {
 	if p.stuck != nil {
-		told := p.t.Errorf
+		say := p.t.Errorf
 		if p.explain(model.Difference{Call: model.Call{Verb: model.RemovePod}, Answer: model.Answer{Code: model.Trouble, Text: p.stuck.Error()}}) != nil {
-			told = p.t.Logf
+			say = p.t.Logf
 		}
-		told("no more was played: %v", p.stuck)
+		say("no more was played: %v", p.stuck)
 	}
 	for _, k := range slices.SortedFunc(maps.Values(p.kinds), func(a, b *kindOfDifference) int { return b.count - a.count }) {
 		if k.known != nil {

@@ -63,10 +63,10 @@ func TestExecutorThatStandsStillIsReplaced(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer syscall.Kill(executor, syscall.SIGCONT) // in case it is not killed
-	var told *cri.RuntimeCondition
-	until("the node stays ready with an executor that stands still", func() bool { told = ready(); return !told.Status })
-	if told.Reason != "ExecutorNotReady" || told.Message == "" {
-		t.Errorf("the node is not ready with reason %q: %q", told.Reason, told.Message)
+	var condition *cri.RuntimeCondition
+	until("the node stays ready with an executor that stands still", func() bool { condition = ready(); return !condition.Status })
+	if condition.Reason != "ExecutorNotReady" || condition.Message == "" {
+		t.Errorf("the node is not ready with reason %q: %q", condition.Reason, condition.Message)
 	}
 	until("the executor is not replaced", func() bool {
 		now, err := n.executorPid()

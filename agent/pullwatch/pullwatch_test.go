@@ -48,16 +48,16 @@ func TestFollow(t *testing.T) {
 	for _, endpoint := range []string{socket, "unix://" + socket} {
 		w := pullwatch.New(endpoint)
 		ctx, cancel := context.WithCancel(t.Context())
-		told := 0
+		reported := 0
 		w.Follow(ctx, "reg.test/web:1", "default/web", func(p pulls.Pull) {
-			if told++; p.Bytes != 3 {
-				t.Errorf("told of %v", p)
+			if reported++; p.Bytes != 3 {
+				t.Errorf("reported %v", p)
 			}
 			cancel()
 		})
 		w.Close()
-		if told == 0 {
-			t.Errorf("%s: told nothing", endpoint)
+		if reported == 0 {
+			t.Errorf("%s: reported nothing", endpoint)
 		}
 	}
 }
@@ -69,7 +69,7 @@ func TestWithout(t *testing.T) {
 	for _, endpoint := range []string{socket, "/does/not/exist", "\x00:", ""} {
 		w := pullwatch.New(endpoint)
 		for range 3 {
-			w.Follow(t.Context(), "web", "default/web", func(p pulls.Pull) { t.Errorf("%s: told of %v", endpoint, p) })
+			w.Follow(t.Context(), "web", "default/web", func(p pulls.Pull) { t.Errorf("%s: reported %v", endpoint, p) })
 		}
 		w.Close()
 	}

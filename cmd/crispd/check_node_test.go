@@ -87,7 +87,7 @@ func TestCheckMetrics(t *testing.T) {
 			"etc/gates.yaml": "featureGates:\n  PodAndContainerStatsFromCRI: true\n", "var/lib/kubelet/config.yaml": "featureGates: {A: true}\n",
 			"proc/sys/net/ipv4/ip_forward": "1", "proc/sys/net/bridge/bridge-nf-call-iptables": "1", "proc/sys/net/netfilter/nf_conntrack_max": "1",
 		})
-		if told := len(list) == 1 && strings.Contains(list[0], "process 7") && strings.Contains(list[0], socket); told == ok || len(list) > 1 {
+		if reported := len(list) == 1 && strings.Contains(list[0], "process 7") && strings.Contains(list[0], socket); reported == ok || len(list) > 1 {
 			t.Errorf("%s: lacks %q", args, list)
 		}
 	}

@@ -34,7 +34,7 @@ type function struct {
 	name     string                // as in outlines: "oci.Container.Stop"
 	file     string                // relative to the root
 	calls    []*types.Func         // and mentions, in order, each once
-	speaks   map[types.Object]bool // the messages of oci/wire that it mentions
+	messages map[types.Object]bool // the messages of oci/wire that it mentions
 	forwards bool                  // it only calls another function with its own arguments
 	next     []*function           // the result of graph.next, once called
 }
@@ -172,7 +172,7 @@ func (g *graph) declare(p *pkg) {
 			}
 			obj := p.info.Defs[decl.Name].(*types.Func)
 			path := g.fset.Position(decl.Pos()).Filename
-			f := &function{obj: obj, decl: decl, pkg: p, file: p.dir + "/" + filepath.Base(path), speaks: map[types.Object]bool{}}
+			f := &function{obj: obj, decl: decl, pkg: p, file: p.dir + "/" + filepath.Base(path), messages: map[types.Object]bool{}}
 			f.name = p.dir + "." + decl.Name.Name
 			if recv := receiver(obj); recv != nil {
 				f.name = p.dir + "." + recv.Obj().Name() + "." + decl.Name.Name
@@ -211,7 +211,7 @@ func (f *function) look(g *graph) {
 			}
 		case *ast.Ident:
 			if used := f.pkg.info.Uses[n]; isMessage(used) {
-				f.speaks[used] = true
+				f.messages[used] = true
 			}
 		}
 		return true
@@ -290,7 +290,7 @@ func (g *graph) next(f *function) []*function {
 		for _, c := range todo[0].calls {
 			called = append(called, g.meant(c)...)
 		}
-		for word := range todo[0].speaks {
+		for word := range todo[0].messages {
 			called = append(called, g.answers[word]...)
 		}
 		for _, obj := range called {
@@ -341,8 +341,8 @@ func (g *graph) leads(a, b *function) bool {
 			return true
 		}
 	}
-	for word := range a.speaks {
-		if b.speaks[word] {
+	for word := range a.messages {
+		if b.messages[word] {
 			return true
 		}
 	}

@@ -69,10 +69,10 @@ func TestTableFindsMore(t *testing.T) {
 	delete(n.after.things, "link veth1")
 	n.after.things["link veth2"] = 1 // the same number, another link
 	_, problems := n.table()
-	told := strings.Join(problems, "\n")
+	all := strings.Join(problems, "\n")
 	for _, want := range []string{"crispd has open /a (2, was 1)", "goroutines leaked (1, was 0)", "root: 1.5 MiB, was 0.0 MiB", "link veth2 (1, was 0)"} {
-		if !strings.Contains(told, want) {
-			t.Errorf("not reported: %s\n%s", want, told)
+		if !strings.Contains(all, want) {
+			t.Errorf("not reported: %s\n%s", want, all)
 		}
 	}
 }
