@@ -40,6 +40,7 @@ func TestExecutorKills(t *testing.T) {
 	kills, containers, seed := fromEnv("KILLS", 4), fromEnv("CONTAINERS", 10), fromEnv("SEED", 1)
 	n, _ := startNode(t)
 	n.expects("executor could not be reached") // when it is killed before it has answered
+	n.expects("executor is in trouble")        // when each of four pings comes between a kill and the next executor
 	t.Logf("%d kills under %d containers, seed %d", kills, containers, seed)
 	s := newSiege(t, n, containers, seed, nil)
 	lines := s.besieged(seed, func() {
