@@ -98,8 +98,8 @@ type Options struct {
 	Node           NodeConfig         // what of the node pods may have
 	Log            *slog.Logger
 
-	Tracing Tracing          // where the spans of pods' starts are sent
-	traces  *podtrace.Sender // nil: nowhere
+	Tracing Tracing          // the collector of spans of pods' starts
+	traces  *podtrace.Sender // nil = none
 
 	MaxBackoff time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
 

@@ -34,7 +34,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	return have, nil
 }
 
-// Act does one action, and keeps what it took its time for.
+// Act does one action and records how long its stages took.
 func (b backend) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
 	ctx, interrupt, done := b.a.startup.Act(ctx, interrupt, pod, a)
 	err := b.Driver.Act(ctx, interrupt, pod, a)
@@ -64,7 +64,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.startup.Status(pod, now, have.Failures)
-		if err := b.a.startup.Save(pod, b.a.files.StartupPath(pod)); err != nil { // it is only for who asks
+		if err := b.a.startup.Save(pod, b.a.files.StartupPath(pod)); err != nil { // for diagnostics only
 			b.a.o.Log.Debug("start of a pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.publishStatus(pod, now)

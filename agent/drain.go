@@ -8,7 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Stop stops a pod, which stays. What its worker is about is interrupted.
+// Stop stops a pod without deleting it, and interrupts its worker. grace
+// is in seconds; nil is the pod's own grace period.
 func (w *workers) Stop(pod *v1.Pod, grace *int64) error {
 	if err := w.stopped.Stop(podsync.KeyOf(pod), grace, time.Now()); err != nil {
 		return err
@@ -17,7 +18,7 @@ func (w *workers) Stop(pod *v1.Pod, grace *int64) error {
 	return nil
 }
 
-// Start has a pod run again that was stopped.
+// Start runs a stopped pod again. It returns whether the pod was stopped.
 func (w *workers) Start(pod *v1.Pod) (bool, error) {
 	was, err := w.stopped.Start(podsync.KeyOf(pod), time.Now())
 	w.wake(podsync.KeyOf(pod))
@@ -30,8 +31,8 @@ func (w *workers) halt(pod *v1.Pod, sooner bool) {
 	}
 }
 
-// Drain stops all pods, those of the lowest priority first (see agent.drain), and keeps
-// the ones that come from beginning.
+// Drain stops all pods, those of the lowest priority first (see agent.drain), and keeps new
+// pods from starting.
 func (w *workers) Drain() error {
 	if err := w.stopped.Drain(time.Now()); err != nil {
 		return err
@@ -52,7 +53,7 @@ func (w *workers) Uncordon() error {
 	return nil
 }
 
-// showDrain shows a drain as the node's: it is not to be given pods.
+// showDrain makes the node unschedulable during a drain.
 func (w *workers) showDrain() {
 	_, on := w.stopped.Draining()
 	w.node.Edit(func(n *v1.Node) { n.Spec.Unschedulable = on })
@@ -88,7 +89,7 @@ func (a *agent) drain() {
 	}
 }
 
-// halted reports whether a pod with this status runs nothing and will not.
+// halted reports whether a pod with this status runs nothing, and will not start anything.
 func halted(s *v1.PodStatus) bool {
 	return s != nil && (podsync.Terminal(s) || s.Reason == podsync.StoppedReason)
 }

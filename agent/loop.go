@@ -180,7 +180,7 @@ func (a *agent) lookAgain() {
 	a.showAddresses()
 }
 
-// keepStartups forgets the start of pods of which nothing is left.
+// keepStartups forgets the startup stages of pods of which nothing is left.
 func (a *agent) keepStartups(wanted map[types.UID]bool) {
 	there := maps.Clone(wanted)
 	for _, pod := range a.files.Accepted() {

@@ -2,11 +2,12 @@ package agent
 
 import "github.com/crisp-cri/crisp/internal/podtrace"
 
-// Tracing sends where pods' time went until they were ready to an OpenTelemetry collector, as crispd
-// sends its calls: the spans of a pod are one trace if both have the same rate.
+// Tracing configures the OpenTelemetry collector that gets the stages of pods' starts as spans.
+// crispd sends its calls likewise: a pod's spans from both are one trace if both sample at the
+// same rate.
 type Tracing struct {
 	Endpoint          string // host:port, a URL of http or https, or unix:///path; "" = nothing is traced
-	SamplesPerMillion int    // how many pods of a million are traced
+	SamplesPerMillion int    // of a million pods, how many are traced
 }
 
 func (o *Options) openTraces() (err error) {

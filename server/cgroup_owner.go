@@ -14,23 +14,23 @@ import (
 
 var _ cadvisor.Source = cgroupOwners{}
 
-// cgroupOwners is the Server as cadvisor.Source: it keeps the methods for cAdvisor apart from
-// those of CRI.
+// cgroupOwners implements cadvisor.Source for a Server, so that the methods for cAdvisor are not
+// among those of CRI.
 type cgroupOwners struct{ *Server }
 
-// RegisterCAdvisor makes s tell cAdvisor on g, which must have been made with Aside, whose a
-// cgroup is.
+// RegisterCAdvisor registers on g the service that tells cAdvisor which container or sandbox a
+// cgroup belongs to. g must have been made with AuxServerOptions.
 func RegisterCAdvisor(g grpc.ServiceRegistrar, s *Server) { cadvisor.Register(g, s.cadvisor) }
 
 // Version implements cadvisor.Source.
 func (o cgroupOwners) Version() string { return o.o.Version }
 
-// sandboxImage is the image of a sandbox, of which there is none: dashboards leave out what has
-// no image, as the cgroups above those of containers.
+// sandboxImage stands for the image of a sandbox, which has none: dashboards drop series without
+// an image, such as those of the cgroups above containers.
 const sandboxImage = "crisp/sandbox"
 
-// Object implements cadvisor.Source. It also knows what no client of CRI has heard of yet: the
-// cgroup is there first.
+// Object implements cadvisor.Source. It also finds objects that no list shows yet, because their
+// cgroup exists earlier.
 func (o cgroupOwners) Object(id string) (cadvisor.Object, error) {
 	if c, err := o.runtime.Container(id); err == nil && c.ID() == id {
 		return o.container(c), nil
@@ -96,8 +96,8 @@ func (o cgroupOwners) Inmates(sandbox string) []int {
 	return pids
 }
 
-// nodePid returns the PID of a process in the host's network, which is ours: init's, which never
-// ends, if it is in there.
+// nodePid returns the PID of a process in the host's network namespace: that of the machine's
+// init, which never ends, if init is in ours; else our own.
 func nodePid() int {
 	init, err := os.Readlink("/proc/1/ns/net")
 	if own, oerr := os.Readlink("/proc/self/ns/net"); err == nil && oerr == nil && init == own {

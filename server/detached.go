@@ -2,9 +2,9 @@ package server
 
 import "sync"
 
-// A detached is the set of functions that run without a caller waiting for them. Close
-// waits for all of them while calls still come in, which a sync.WaitGroup does not
-// allow: nothing may be added to an idle one while somebody waits.
+// A detached runs functions for which no caller waits. Server.Close waits for all of them
+// while calls still arrive, which a sync.WaitGroup does not allow: nothing may be added to an
+// idle one while somebody waits.
 type detached struct {
 	mu      sync.Mutex
 	running int           // guarded by mu
@@ -12,9 +12,9 @@ type detached struct {
 	idle    chan struct{} // closed when nothing runs; nil = no waiter; guarded by mu
 }
 
-// start runs f and returns true, unless close has returned or is about to: f would then
-// use what is closed next. A running function may begin more of them until the last one
-// has ended.
+// start runs f in a goroutine and returns true. It returns false once close has returned or is
+// about to, as f would use what is closed next. A running function may start others until the
+// last one has ended.
 func (d *detached) start(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -54,7 +54,7 @@ func (d *detached) wait() {
 	<-idle
 }
 
-// close is wait, and no function can begin after it.
+// close waits, and no function can start after it.
 func (d *detached) close() {
 	d.mu.Lock()
 	d.closing = true

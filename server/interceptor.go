@@ -39,7 +39,7 @@ func Interceptors(s *Server) []grpc.ServerOption {
 }
 
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
-	ctx, c := s.begin(ctx, info.FullMethod, subject(req), s.stepOf(req))
+	ctx, c := s.begin(ctx, info.FullMethod, subject(req), s.podStageOf(req))
 	s.enter(c)
 	defer func() {
 		if p := recover(); p != nil {
@@ -54,16 +54,16 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return handle(ctx, req)
 }
 
-// Aside returns the options of a gRPC server beside CRI's. Its calls get their status codes and
-// their safety net too, and are in no metric and no trace, as they are none of CRI's.
-func Aside(s *Server) []grpc.ServerOption {
-	return []grpc.ServerOption{grpc.UnaryInterceptor(s.aside), grpc.MaxRecvMsgSize(maxAside)}
+// AuxServerOptions returns the options of a gRPC server that does not serve CRI. Its errors get
+// status codes and its panics are caught, as CRI's are, but its calls are in no metric or trace.
+func AuxServerOptions(s *Server) []grpc.ServerOption {
+	return []grpc.ServerOption{grpc.UnaryInterceptor(s.interceptAux), grpc.MaxRecvMsgSize(maxAuxRequest)}
 }
 
-// maxAside is more than any request there has, in bytes.
-const maxAside = 64 << 10
+// maxAuxRequest bounds a request to such a server, in bytes; all that exist are smaller.
+const maxAuxRequest = 64 << 10
 
-func (s *Server) aside(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
+func (s *Server) interceptAux(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	ctx = logctx.With(ctx, "rpc", info.FullMethod)
 	defer func() {
 		if p := recover(); p != nil {
@@ -83,7 +83,7 @@ func (s *Server) aside(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 }
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
-	ctx, c := s.begin(stream.Context(), info.FullMethod, nil, new(step))
+	ctx, c := s.begin(stream.Context(), info.FullMethod, nil, new(podStage))
 	defer func() {
 		if p := recover(); p != nil {
 			err = s.panicked(ctx, p)
@@ -110,12 +110,12 @@ func (s *Server) panicked(ctx context.Context, p any) error {
 // A call is an RPC under way, and the object it is about.
 type call struct {
 	*telemetry.Call
-	subject []any
-	step    *step // of its pod's start
+	subject  []any
+	podStage *podStage // of its pod's start
 }
 
 // begin gives the request its log attributes and begins to record its stages.
-func (s *Server) begin(ctx context.Context, method string, subject []any, st *step) (context.Context, call) {
+func (s *Server) begin(ctx context.Context, method string, subject []any, st *podStage) (context.Context, call) {
 	ctx, c := s.o.Telemetry.Begin(ctx, path.Base(method), st.trace)
 	attrs := append([]any{"rpc", c.RPC}, subject...)
 	if id := c.TraceID(); id != "" {

@@ -8,19 +8,19 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// interfacesMax bounds how many pods' network counters are kept open; those of others are
-// opened each time.
+// interfacesMax bounds how many pods' network counters stay open; those of further pods are
+// opened for each read.
 const interfacesMax = 4096
 
-// interfaces are the network counters of pods, open from the first time that somebody asks
-// for them until the pod is stopped. The zero value is ready and has none.
+// interfaces caches the network counters of pods: each is opened at its first read and closed
+// when the pod is stopped. The zero value is ready.
 type interfaces struct {
 	mu   sync.Mutex
 	open map[string]*network.Counters // guarded by mu; by ID of the sandbox
 }
 
-// read returns the counters of the interfaces of a sandbox that has a network of its own and is
-// ready, else fault.WrongState.
+// read returns the counters of a sandbox's interfaces. The sandbox must have a network namespace
+// of its own; fault.WrongState if it is not ready.
 func (n *interfaces) read(sb *oci.Sandbox) ([]network.InterfaceStats, error) {
 	c, kept, err := n.get(sb)
 	if err != nil {
@@ -33,7 +33,7 @@ func (n *interfaces) read(sb *oci.Sandbox) ([]network.InterfaceStats, error) {
 	return list, err
 }
 
-// get returns the counters of sb, and whether they are kept; else the caller closes them.
+// get returns the counters of sb. The caller closes them unless kept.
 func (n *interfaces) get(sb *oci.Sandbox) (c *network.Counters, kept bool, err error) {
 	n.mu.Lock()
 	c, kept = n.open[sb.ID()]
@@ -47,7 +47,8 @@ func (n *interfaces) get(sb *oci.Sandbox) (c *network.Counters, kept bool, err e
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// Whoever stops the sandbox closes what is kept once it is not ready any more.
+	// StopPodSandbox closes kept counters after it has made the sandbox not ready: do not keep
+	// any after that.
 	if sb.State() != oci.SandboxReady {
 		c.Close()
 		return nil, false, fault.WrongState.Errorf("sandbox %s is %s: its network has no counters", sb.ID(), sb.State())
@@ -62,8 +63,8 @@ func (n *interfaces) get(sb *oci.Sandbox) (c *network.Counters, kept bool, err e
 	return c, true, nil
 }
 
-// closeOne closes the counters of a sandbox that is not ready any more: a network namespace
-// lives as long as they are open.
+// closeOne closes the counters of a sandbox that is no longer ready; open counters would keep its
+// network namespace.
 func (n *interfaces) closeOne(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Load imports the images of an archive. It is for loaderapi.Loader.
+// Load implements loaderapi.Loader: it imports the images of an archive.
 func (i imageService) Load(ctx context.Context, archive io.Reader) ([]string, error) {
 	list, err := i.images.Load(ctx, archive)
 	if err != nil {
@@ -26,7 +26,7 @@ func (i imageService) Load(ctx context.Context, archive io.Reader) ([]string, er
 	return names, nil
 }
 
-// Save writes an image as an archive. It is for loaderapi.Loader.
+// Save implements loaderapi.Loader: it writes an image as an archive.
 func (i imageService) Save(ctx context.Context, image string, begin func(id string) (io.Writer, error)) error {
 	if image == "" {
 		return fault.Invalid.Errorf("want the name of an image")
@@ -34,7 +34,7 @@ func (i imageService) Save(ctx context.Context, image string, begin func(id stri
 	return i.images.Save(ctx, image, begin)
 }
 
-// Tag gives an image one more tag. It is for loaderapi.Loader.
+// Tag implements loaderapi.Loader: it adds a tag to an image.
 func (i imageService) Tag(_ context.Context, image, tag string) (string, error) {
 	if image == "" || tag == "" {
 		return "", fault.Invalid.Errorf("want the name of an image and the tag that it is to have")

@@ -243,8 +243,8 @@ type exits struct {
 	shut     bool                     // the server is closing; guarded by mu
 }
 
-// startUnlessClosed runs f and has work wait for it, unless the server is closing: events and
-// plugins' calls may come until the very end.
+// startUnlessClosed starts f as part of work, unless the server is closing: events and calls of
+// plugins may arrive until the very end.
 func (x *exits) startUnlessClosed(work *detached, f func()) {
 	x.mu.Lock()
 	defer x.mu.Unlock()

@@ -2,7 +2,7 @@ package server
 
 import "github.com/crisp-cri/crisp/internal/pulls"
 
-// Pulls returns the pulls under way. It is for pullapi.Lister.
+// Pulls implements pullapi.Lister: it returns the pulls under way.
 func (i imageService) Pulls() []pulls.Pull { return i.images.Pulls() }
 
 // Closing ends the streams of pullapi when the server closes.

@@ -152,11 +152,11 @@ type Server struct {
 	events    *Events
 	streaming *streaming.Server
 	plugins   *nri.Plugins     // nil = none
-	cadvisor  *cadvisor.Server // nil = cAdvisor is not answered
+	cadvisor  *cadvisor.Server // nil = cAdvisor is not served
 	log       *slog.Logger
 	current   atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
 
-	imageRoot  func() string // directory of images and writable layers; FsInfo, which tells it, adds up all of them
+	imageRoot  func() string // directory of images and writable layers; cached, because FsInfo also sums their usage
 	index      index
 	sandboxes  *creations // RunPodSandbox in flight
 	containers *creations // CreateContainer in flight

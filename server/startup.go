@@ -18,24 +18,24 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// startups is what is known of where pods' time went, see also saveStartup.
+// startups records how long the stages of pods' starts took; saveStartup keeps that on disk.
 type startups struct {
 	recorder timeline.Recorder
-	outputs  sync.Map // ID of a container → the time.Time of its first output; zero = not to be known any more
+	outputs  sync.Map // ID of a container → the time.Time of its first output; zero = the log no longer has it
 }
 
-// A step is a call as a stage of its pod.
-type step struct {
+// A podStage is a call seen as a stage of its pod's start.
+type podStage struct {
 	pod     timeline.Pod
 	stage   timeline.Stage
 	sandbox string // its ID, if the request names it
 	trace   telemetry.Pod
-	open    *timeline.Open // nil: it is entered when it has ended, if at all
+	open    *timeline.Open // nil until enter; an exec is recorded only when it has ended
 }
 
-// stepOf returns what a request is in the start of which pod; the pod's UID is "" if it is
-// of no pod.
-func (s *Server) stepOf(req any) *step {
+// podStageOf returns the stage of a pod's start that a request is; the pod's UID is "" if the
+// request is for no pod.
+func (s *Server) podStageOf(req any) *podStage {
 	switch r := req.(type) {
 	case *cri.RunPodSandboxRequest:
 		return ofPod(r.GetConfig().GetMetadata(), timeline.Stage{Name: "sandbox"})
@@ -44,7 +44,7 @@ func (s *Server) stepOf(req any) *step {
 	case *cri.CreateContainerRequest:
 		sb, err := s.runtime.Sandbox(r.GetPodSandboxId())
 		if err != nil {
-			return new(step)
+			return new(podStage)
 		}
 		m := r.GetConfig().GetMetadata()
 		st := ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: "create", Container: m.GetName(), Attempt: m.GetAttempt()})
@@ -55,29 +55,29 @@ func (s *Server) stepOf(req any) *step {
 	case *cri.ExecSyncRequest:
 		return s.ofContainer("exec", r.GetContainerId())
 	}
-	return new(step)
+	return new(podStage)
 }
 
-func ofPod(m *cri.PodSandboxMetadata, st timeline.Stage) *step {
-	// A request that names something too long is refused: nothing is kept of it.
+func ofPod(m *cri.PodSandboxMetadata, st timeline.Stage) *podStage {
+	// A name that is too long fails the request later: do not record it.
 	if m.GetUid() == "" || len(m.Uid) > maxName || len(m.Namespace) > maxName || len(m.Name) > maxName || len(st.Container) > maxName {
-		return new(step)
+		return new(podStage)
 	}
 	st.Begin = time.Now()
 	pod := timeline.Pod{UID: m.Uid, Namespace: m.Namespace, Name: m.Name}
-	return &step{pod: pod, stage: st, trace: telemetry.Pod{
+	return &podStage{pod: pod, stage: st, trace: telemetry.Pod{
 		Key: podtrace.Key(m.Uid, m.Attempt), Name: pod.String(), First: st.Name == "sandbox",
 	}}
 }
 
-func (s *Server) ofContainer(name, id string) *step {
+func (s *Server) ofContainer(name, id string) *podStage {
 	c, err := s.runtime.Container(id)
 	if err != nil {
-		return new(step)
+		return new(podStage)
 	}
 	sb, err := s.runtime.Sandbox(c.SandboxID())
 	if err != nil {
-		return new(step)
+		return new(podStage)
 	}
 	m := s.index.container(c).config.GetMetadata()
 	st := ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: name, Container: m.GetName(), Attempt: m.GetAttempt()})
@@ -85,17 +85,17 @@ func (s *Server) ofContainer(name, id string) *step {
 	return st
 }
 
-// enter begins the stage of a call, unless it is one that is repeated very often.
+// enter begins the stage of a call. Execs are too frequent: leave counts them.
 func (s *Server) enter(c call) {
-	if c.step.pod.UID != "" && c.step.stage.Name != "exec" {
-		c.step.open = s.startups.recorder.Begin(c.step.pod, c.step.stage, c.Stages())
+	if c.podStage.pod.UID != "" && c.podStage.stage.Name != "exec" {
+		c.podStage.open = s.startups.recorder.Begin(c.podStage.pod, c.podStage.stage, c.Stages())
 	}
 }
 
 // leave ends the stage of a call.
 func (s *Server) leave(c call, resp any, err error) {
-	st, text := c.step.stage, ""
-	if c.step.pod.UID == "" {
+	st, text := c.podStage.stage, ""
+	if c.podStage.pod.UID == "" {
 		return
 	}
 	if err != nil {
@@ -107,16 +107,16 @@ func (s *Server) leave(c call, resp any, err error) {
 		if r, ok := resp.(*cri.ExecSyncResponse); ok && err == nil && r.GetExitCode() != 0 {
 			st.Err = fmt.Sprintf("exit code %d", r.ExitCode)
 		}
-		s.startups.recorder.Repeat(c.step.pod, st)
+		s.startups.recorder.Repeat(c.podStage.pod, st)
 	case "pull":
-		c.step.open.End(s.pullDetail(st), text)
+		c.podStage.open.End(s.pullDetail(st), text)
 	default:
-		c.step.open.End("", text)
+		c.podStage.open.End("", text)
 		s.saveStartup(c, resp)
 	}
 }
 
-// pullDetail tells of a pull that has ended what its stages do not.
+// pullDetail describes a pull that has ended: its image, its size and where it came from.
 func (s *Server) pullDetail(st timeline.Stage) string {
 	for _, p := range s.images.RecentPulls() {
 		if p.Same(st.Detail) && !p.Ended.Before(st.Begin) {
@@ -126,8 +126,7 @@ func (s *Server) pullDetail(st timeline.Stage) string {
 	return st.Detail
 }
 
-// firstOutput returns when a container first wrote something, as its log has it; zero if that
-// is not known.
+// firstOutput returns the time of the first record in a container's log; zero if there is none.
 func (s *Server) firstOutput(c *oci.Container) time.Time {
 	if at, ok := s.startups.outputs.Load(c.ID()); ok {
 		return at.(time.Time)
@@ -137,7 +136,7 @@ func (s *Server) firstOutput(c *oci.Container) time.Time {
 		return time.Time{}
 	}
 	defer f.Close()
-	head := make([]byte, 64) // a time has 35 bytes at most
+	head := make([]byte, 64) // RFC 3339 with nanoseconds has 35 bytes at most
 	n, _ := io.ReadFull(f, head)
 	stamp, _, ok := bytes.Cut(head[:n], []byte(" "))
 	at, err := time.Parse(time.RFC3339Nano, string(stamp))
@@ -148,7 +147,7 @@ func (s *Server) firstOutput(c *oci.Container) time.Time {
 	return at
 }
 
-// logRotated says that a container's log does not begin with its first output any more.
+// logRotated notes that a container's log no longer begins with its first output.
 func (s *Server) logRotated(c *oci.Container) {
 	s.startups.outputs.LoadOrStore(c.ID(), time.Time{})
 }
@@ -194,13 +193,13 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// waitsFor returns the pulls under way that a sandbox's pod waits for.
+// waitsFor returns the pulls under way for a sandbox's pod.
 func (s *Server) waitsFor(sb *oci.Sandbox) []pulls.Pull {
 	pod := podName(s.index.sandbox(sb).config.GetMetadata())
 	return slices.DeleteFunc(s.images.Pulls(), func(p pulls.Pull) bool { return !slices.Contains(p.For, pod) })
 }
 
-// forgetStartup drops what is known of a removed sandbox, if the pod has no other.
+// forgetStartup drops the stages of a removed sandbox's pod, unless the pod has another sandbox.
 func (s *Server) forgetStartup(sb *oci.Sandbox) {
 	uid := s.index.sandbox(sb).config.GetMetadata().GetUid()
 	for _, other := range s.runtime.Sandboxes() {
@@ -211,7 +210,7 @@ func (s *Server) forgetStartup(sb *oci.Sandbox) {
 	s.startups.recorder.Forget(uid)
 }
 
-// starting are the pods that a call is at work for, each with the stage that it is in.
+// starting returns the pods for which a call is under way, each with its current stages.
 func (s *Server) starting() []map[string]any {
 	list := []map[string]any{}
 	for pod, stages := range s.startups.recorder.Going() {

@@ -9,28 +9,28 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// startupFile is what is known of where a pod's time went, in the directory of its sandbox that a reboot
-// voids: that is in memory as a rule, and after a reboot no pod runs any more.
+// startupFile has the stages of a pod's start. It is in the sandbox's state directory, which a
+// reboot empties: no pod outlives that.
 const startupFile = "startup.json"
 
-// saveStartup keeps the stages of a sandbox's pod for the next crispd, after a call that was one of them.
-// It is only for who asks: an error is of no consequence.
+// saveStartup saves the stages of a pod's start for the next crispd, after the call c. They are
+// diagnostics only, so an error is logged at debug level.
 func (s *Server) saveStartup(c call, resp any) {
-	id := c.step.sandbox
+	id := c.podStage.sandbox
 	if r, ok := resp.(*cri.RunPodSandboxResponse); ok {
 		id = r.GetPodSandboxId()
 	}
 	sb, err := s.runtime.Sandbox(id)
-	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be going
+	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be on its way out
 		return
 	}
-	list, _ := s.startups.recorder.Save(c.step.pod.UID)
-	if err := timeline.WriteFile(filepath.Join(sb.RunDir(), startupFile), timeline.Saved{Pod: c.step.pod, Stages: list}); err != nil {
+	list, _ := s.startups.recorder.Save(c.podStage.pod.UID)
+	if err := timeline.WriteFile(filepath.Join(sb.RunDir(), startupFile), timeline.Saved{Pod: c.podStage.pod, Stages: list}); err != nil {
 		s.log.Debug("start of a pod not kept", "sandbox", id, "err", err)
 	}
 }
 
-// restoreStartups takes in what an earlier crispd has saved.
+// restoreStartups loads what an earlier crispd saved.
 func (s *Server) restoreStartups() {
 	for _, sb := range s.runtime.Sandboxes() {
 		saved, err := timeline.ReadFile(filepath.Join(sb.RunDir(), startupFile))

@@ -19,7 +19,7 @@ func serveCAdvisor(c *config.Config, s *server.Server, log *slog.Logger) (stop f
 	if err != nil {
 		return nil, err
 	}
-	g := grpc.NewServer(server.Aside(s)...)
+	g := grpc.NewServer(server.AuxServerOptions(s)...)
 	server.RegisterCAdvisor(g, s)
 	go func() {
 		if err := g.Serve(l); err != nil {

@@ -28,7 +28,7 @@ func second(n int) time.Time { return t0.Add(time.Duration(n) * time.Second) }
 
 var web = timeline.Pod{UID: "u", Namespace: "default", Name: "web"}
 
-// A Book shows current stages up to now, and the spans of a call as the parts of its stage; the
+// A Recorder shows current stages up to now, and the spans of a call as the parts of its stage; the
 // spans of an action (BeginFlat) are stages themselves.
 func TestBook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
