@@ -30,9 +30,10 @@ func (n *node) startContainerd() {
 		n.t.Skipf("containerd needs runc: %v", err)
 	}
 	n.mountAllCgroups()
+	n.systemd = present("/run/systemd/system") && present("/sys/fs/cgroup/cgroup.controllers") // as crispd chooses
 	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() }) // exists only if a pod has run
 	socket := filepath.Join(n.dir, "containerd.sock")
-	n.write("containerd.toml", fmt.Sprintf(containerdConfig, n.dir, socket, pauseImage, n.plugins()))
+	n.write("containerd.toml", fmt.Sprintf(containerdConfig, n.dir, socket, pauseImage, n.plugins(), n.systemd))
 	check(n.t, os.Mkdir(filepath.Join(n.dir, "cni"), 0o755))
 	n.write("cni/10-crisp.conflist", fmt.Sprintf(containerdNetwork, containerdBridge, filepath.Join(n.dir, "ipam")))
 	n.start("containerd", "/usr/bin/env", "PATH="+bin+":"+os.Getenv("PATH"), "containerd", "--config", filepath.Join(n.dir, "containerd.toml"))
@@ -64,6 +65,10 @@ state = "%[1]s/run"
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "%[4]s"
     conf_dir = "%[1]s/cni"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+      SystemdCgroup = %[5]t
 `
 
 const containerdNetwork = `{"cniVersion": "1.0.0", "name": "crisp-ctdk", "plugins": [
@@ -78,6 +83,10 @@ func (n *node) plugins() string {
 	check(n.t, os.Mkdir(dir, 0o755))
 	for _, plugin := range []string{"bridge", "host-local"} {
 		check(n.t, os.Symlink(program(filepath.Join("cni", plugin)), filepath.Join(dir, plugin)))
+	}
+	if built := program("loopback"); present(built) {
+		check(n.t, os.Symlink(built, filepath.Join(dir, "loopback")))
+		return dir
 	}
 	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", dir+"/", "github.com/containernetworking/plugins/plugins/main/loopback")
 	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")

@@ -58,6 +58,7 @@ volumePluginDir: %[1]s/volume-plugins
 resolvConf: %[1]s/resolv.conf
 clusterDomain: cluster.local
 cgroupRoot: %[2]s
+cgroupDriver: %[6]s
 failCgroupV1: false
 failSwapOn: false
 registerNode: false
@@ -76,7 +77,7 @@ enforceNodeAllocatable: [pods]
 imageGCHighThresholdPercent: 100
 evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
 logging: {verbosity: 2}
-`, n.dir, podsCgroup, ports[0], ports[1], ports[2]))
+`, n.dir, podsCgroup, ports[0], ports[1], ports[2], map[bool]string{true: "systemd", false: "cgroupfs"}[n.systemd]))
 	n.start("kubelet", kubeletProgram(), append([]string{"--config", filepath.Join(n.dir, "kubelet.yaml"), "--root-dir", filepath.Join(n.dir, "root"),
 		"--cert-dir", filepath.Join(n.dir, "pki"), "--hostname-override", nodeName}, n.flags...)...)
 }

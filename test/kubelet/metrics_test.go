@@ -108,7 +108,7 @@ func (n *node) shown() (lines []string) {
 			same = 0
 		}
 		lines = now
-		return same >= 6 && time.Since(began) > slowness*90*time.Second
+		return same >= 6 && time.Since(began) > 90*time.Second+slowness*15*time.Second
 	})
 	n.endMetricsPods(all...)
 	return lines

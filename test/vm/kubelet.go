@@ -13,9 +13,13 @@ const (
 	builtKubelet = ".cache/kubelet"
 )
 
-// takeKubelet adds what the step "kubelet" needs, if that is chosen.
+// takeKubelet adds what comparisons need, if one is chosen.
 func (o options) takeKubelet(ctx context.Context, dir string) error {
-	if wanted, err := o.wants("kubelet"); err != nil || !wanted {
+	wanted, err := o.wants(func(s step) bool {
+		_, is := s.do.(comparison)
+		return is
+	})
+	if err != nil || !wanted {
 		return err
 	}
 	if _, err := os.Stat(builtKubelet); err != nil {
@@ -27,14 +31,15 @@ func (o options) takeKubelet(ctx context.Context, dir string) error {
 	return goCommand(ctx, os.Environ(), "-C", kubeletTests, "test", "-c", "-ldflags", "-s -w", "-o", filepath.Join(dir, "src", kubeletTests, "package.test"), ".")
 }
 
-// comparison compares the agent with the kubelet: with systemd and cgroup v2, cgroups differ from
+// A comparison compares that module: with systemd and cgroup v2, cgroups differ from
 // those on a machine that runs make test-kubelet.
-type comparison struct{}
+type comparison struct{ tests }
 
-func (comparison) do(g *guest) error {
+func (c comparison) do(g *guest) error {
 	if _, err := os.Stat(filepath.Join(g.payload, "bin", "kubelet")); err != nil {
 		g.result.Skipped = append(g.result.Skipped, "kubelet: it was not built: make test-kubelet")
 		return nil
 	}
-	return all(kubeletTests, "").do(g)
+	c.env = append(c.env, "VIEWS="+g.logs) // what TestMetrics has seen comes out with the logs
+	return c.tests.do(g)
 }

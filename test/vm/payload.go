@@ -86,11 +86,11 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 	return &payload{dir}, o.fetchCritest(ctx, dir)
 }
 
-// takeContainerd adds what the test of the agent on containerd needs, if that is chosen: the node
+// takeContainerd adds what the tests beside containerd need, if that is chosen: the node
 // has no Go, and installing the package would start containerd.
 func (o options) takeContainerd(ctx context.Context, dir string) error {
 	const unpacked = ".cache/containerd/usr/bin" // by make
-	wanted, err := o.wants("all-test")
+	wanted, err := o.wants(func(s step) bool { return s.name == "all-test" || s.name == "metrics" })
 	if err != nil || !wanted {
 		return err
 	}
@@ -110,11 +110,17 @@ func (o options) takeContainerd(ctx context.Context, dir string) error {
 		"-o", filepath.Join(dir, "bin", "loopback"), "github.com/containernetworking/plugins/plugins/main/loopback")
 }
 
-// wants reports whether a step of this name is chosen, in any boot.
-func (o options) wants(name string) (bool, error) {
+// wants reports whether such a step is chosen, in any boot.
+func (o options) wants(such func(step) bool) (bool, error) {
 	for _, b := range boots {
-		if steps, err := o.chosen(b); err != nil || slices.Contains(steps, name) {
-			return err == nil, err
+		names, err := o.chosen(b)
+		if err != nil {
+			return false, err
+		}
+		for _, s := range b.steps {
+			if slices.Contains(names, s.name) && such(s) {
+				return true, nil
+			}
 		}
 	}
 	return false, nil
@@ -126,7 +132,7 @@ func (o options) fetchCritest(ctx context.Context, dir string) error {
 	if err != nil {
 		return nil // the step reports it
 	}
-	if wanted, err := o.wants("critest"); err != nil || !wanted {
+	if wanted, err := o.wants(func(s step) bool { return s.name == "critest" }); err != nil || !wanted {
 		return err
 	}
 	fmt.Println("payload: fetching critest's images")
