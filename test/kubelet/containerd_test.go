@@ -31,7 +31,7 @@ func (n *node) startContainerd() {
 	}
 	n.mountAllCgroups()
 	n.systemd = present("/run/systemd/system") && present("/sys/fs/cgroup/cgroup.controllers") // as crispd chooses
-	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() }) // exists only if a pod has run
+	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() })   // exists only if a pod has run
 	socket := filepath.Join(n.dir, "containerd.sock")
 	n.write("containerd.toml", fmt.Sprintf(containerdConfig, n.dir, socket, pauseImage, n.plugins(), n.systemd))
 	check(n.t, os.Mkdir(filepath.Join(n.dir, "cni"), 0o755))
