@@ -80,6 +80,9 @@ func TestNamedTestsAreThere(t *testing.T) {
 	for _, b := range boots {
 		for _, s := range b.steps {
 			run, ok := s.do.(tests)
+			if c, is := s.do.(comparison); is {
+				run, ok = c.tests, true
+			}
 			if !ok {
 				continue
 			}

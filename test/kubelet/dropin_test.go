@@ -1,0 +1,257 @@
+package kubelet
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+)
+
+// installedDropIn is what the package brings for the kubelet of kubeadm.
+const installedDropIn = "/usr/share/crisp/kubelet.service.d/20-crisp.conf"
+
+// cadvisorFlag is what each way of docs/install.md is to add to the kubelet's arguments.
+const cadvisorFlag = "--containerd=/run/crisp/cadvisor.sock"
+
+// kubeadmUnit is the kubelet as Kubernetes' packages kubelet and kubeadm have it for systemd. No
+// file is other than theirs but kubeadm-flags.env, which kubeadm writes: with no kubeconfig
+// the kubelet is a standalone one.
+var kubeadmUnit = map[string]string{
+	"/usr/lib/systemd/system/kubelet.service": `[Unit]
+Description=kubelet: The Kubernetes Node Agent
+Documentation=https://kubernetes.io/docs/
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+ExecStart=/usr/bin/kubelet
+Restart=always
+StartLimitInterval=0
+RestartSec=10
+
+[Install]
+WantedBy=multi-user.target
+`,
+	"/usr/lib/systemd/system/kubelet.service.d/10-kubeadm.conf": `[Service]
+Environment="KUBELET_KUBECONFIG_ARGS=--bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf"
+Environment="KUBELET_CONFIG_ARGS=--config=/var/lib/kubelet/config.yaml"
+EnvironmentFile=-/var/lib/kubelet/kubeadm-flags.env
+EnvironmentFile=-/etc/default/kubelet
+ExecStart=
+ExecStart=/usr/bin/kubelet $KUBELET_KUBECONFIG_ARGS $KUBELET_CONFIG_ARGS $KUBELET_KUBEADM_ARGS $KUBELET_EXTRA_ARGS
+`,
+	"/etc/default/kubelet":               "KUBELET_EXTRA_ARGS=\n",
+	"/var/lib/kubelet/kubeadm-flags.env": "KUBELET_KUBECONFIG_ARGS=\"\"\nKUBELET_KUBEADM_ARGS=\"--hostname-override=" + nodeName + "\"\n",
+	"/var/lib/kubelet/config.yaml": `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+containerRuntimeEndpoint: unix:///run/crisp/crisp.sock
+cgroupDriver: systemd
+staticPodPath: /etc/kubernetes/manifests
+resolvConf: /etc/kubernetes/resolv.conf
+failSwapOn: false
+registerNode: false
+address: 127.0.0.1
+readOnlyPort: 10255
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+evictionHard: {memory.available: "0%", nodefs.available: "0%", nodefs.inodesFree: "0%", imagefs.available: "0%", imagefs.inodesFree: "0%"}
+`,
+	"/etc/kubernetes/resolv.conf": "nameserver 192.0.2.53\n",
+	"/etc/kubernetes/manifests/flagged.yaml": `apiVersion: v1
+kind: Pod
+metadata: {name: flagged}
+spec:
+  terminationGracePeriodSeconds: 1
+  containers: [{name: app, image: "` + testImage + `", imagePullPolicy: Never, args: [catch, sleep, for-ever]}]
+`,
+}
+
+// The package's drop-in, put where it says itself, and KUBELET_EXTRA_ARGS, give the kubelet that
+// systemd runs the flag by which its metrics name containers. Without, they name none, and
+// crispd check says so.
+func TestKubeletDropIn(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: it runs containers")
+	}
+	if !present("/run/systemd/system") {
+		t.Skip("needs systemd, which runs the kubelet")
+	}
+	deb := os.Getenv("CRISP_DEB")
+	if deb == "" {
+		t.Skip("needs a machine of its own with crisp's package installed: make test-vm")
+	}
+	if !present(kubeletProgram()) {
+		t.Skip("the kubelet is not built: make test-kubelet")
+	}
+	run(t, "dpkg", "-i", deb)
+	if entries, err := os.ReadDir("/etc/systemd/system/kubelet.service.d"); err == nil {
+		t.Fatalf("this machine has a kubelet of its own: %v", entries)
+	}
+	k := startService(t)
+
+	k.settles(false)
+	k.says("lacking", "names no pod")
+
+	for _, command := range inComment(t, installedDropIn) {
+		run(t, "sh", "-c", command)
+	}
+	k.settles(true)
+	k.says("ok", "")
+
+	check(t, os.RemoveAll("/etc/systemd/system/kubelet.service.d"))
+	check(t, os.WriteFile("/etc/default/kubelet", []byte("KUBELET_EXTRA_ARGS="+cadvisorFlag+"\n"), 0o644))
+	run(t, "sh", "-c", "systemctl daemon-reload && systemctl restart kubelet")
+	k.settles(true)
+}
+
+// inComment returns the commands that a file has in its comment, indented.
+func inComment(t *testing.T, path string) (commands []string) {
+	t.Helper()
+	data, err := os.ReadFile(path)
+	check(t, err)
+	for _, m := range regexp.MustCompile(`(?m)^#   (\S.*)$`).FindAllStringSubmatch(string(data), -1) {
+		commands = append(commands, m[1])
+	}
+	if len(commands) == 0 || !strings.Contains(strings.Join(commands, "\n"), path) {
+		t.Fatalf("%s does not say where to put it: %q", path, commands)
+	}
+	return commands
+}
+
+// A service is kubelet.service, with one pod.
+type service struct{ *node }
+
+// startService installs it on the runtime of the package. The test's end removes all of it.
+func startService(t *testing.T) *service {
+	t.Helper()
+	before := machine(t)
+	t.Cleanup(func() {
+		for path := range kubeadmUnit {
+			_ = os.Remove(path)
+		}
+		_ = os.Remove("/usr/bin/kubelet")
+		for _, dir := range []string{"/usr/lib/systemd/system/kubelet.service.d", "/etc/systemd/system/kubelet.service.d", "/etc/kubernetes"} {
+			_ = os.RemoveAll(dir)
+		}
+		run(t, "systemctl", "daemon-reload")
+		before.restore(t)
+	})
+	for path, text := range kubeadmUnit {
+		check(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		check(t, os.WriteFile(path, []byte(text), 0o644))
+	}
+	check(t, os.Symlink(kubeletProgram(), "/usr/bin/kubelet"))
+	archive := filepath.Join(t.TempDir(), "testbin.tar")
+	testbin, err := os.ReadFile(program("testbin"))
+	check(t, err)
+	check(t, os.WriteFile(archive, imageOf(t, testbin, []string{"/testbin"}, testImage), 0o644))
+	run(t, "crisp", "image", "load", "--runtime-endpoint", "unix:///run/crisp/crisp.sock", "-i", archive)
+	s := &service{&node{t: t, driver: "kubelet.service"}}
+	s.conn, err = grpc.NewClient("unix:///run/crisp/crisp.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	check(t, err)
+	t.Cleanup(s.end)
+	run(t, "sh", "-c", "systemctl daemon-reload && systemctl start kubelet")
+	return s
+}
+
+// end stops the kubelet when its pod has gone.
+func (s *service) end() {
+	if s.t.Failed() {
+		out, _ := exec.Command("journalctl", "-u", "kubelet", "-n", "30", "--no-pager").Output()
+		s.t.Logf("%s", out)
+	}
+	check(s.t, os.Remove("/etc/kubernetes/manifests/flagged.yaml"))
+	// The kubelet collects garbage once a minute.
+	s.until("its sandbox is removed", func() bool {
+		left, err := s.sandboxes("", false)
+		return err == nil && len(left) == 0
+	})
+	run(s.t, "systemctl", "stop", "kubelet", "kubepods.slice")
+	check(s.t, s.conn.Close())
+}
+
+// settles waits until the kubelet shows the pod's container, and fails unless it has the flag, or
+// has not, and its metrics name the container, or name none.
+func (s *service) settles(named bool) {
+	s.t.Helper()
+	args := s.arguments()
+	if has := slices.Contains(args, cadvisorFlag); has != named {
+		s.t.Fatalf("kubelet.service runs %q: has the flag: %v, want %v", args, has, named)
+	}
+	if !slices.Contains(args, "--config=/var/lib/kubelet/config.yaml") {
+		s.t.Fatalf("kubelet.service runs %q, and has lost its configuration", args)
+	}
+	shown := regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="(\w*)",id="[^"]*crisp-([0-9a-f]{64})\.scope",.*,pod="(.*)"\} `)
+	var seen []string
+	s.until("the kubelet shows the container", func() bool {
+		text, err := s.get("/metrics/cadvisor")
+		seen = shown.FindStringSubmatch(text)
+		return err == nil && seen != nil
+	})
+	want := []string{"", ""}
+	if named {
+		want = []string{"app", "flagged-" + nodeName}
+	}
+	if got := []string{seen[1], seen[3]}; !slices.Equal(got, want) {
+		s.t.Errorf("the kubelet shows container and pod %q, want %q: %s", got, want, seen[0])
+	}
+}
+
+// arguments are those of the process that systemd has started.
+func (s *service) arguments() []string {
+	s.t.Helper()
+	pid := strings.TrimSpace(run(s.t, "systemctl", "show", "kubelet.service", "-p", "MainPID", "--value"))
+	data, err := os.ReadFile(filepath.Join("/proc", pid, "cmdline"))
+	check(s.t, err)
+	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
+}
+
+// says holds what crispd check says of the kubelet's metrics.
+func (s *service) says(mark, follows string) {
+	s.t.Helper()
+	text := run(s.t, "crispd", "check")
+	line := regexp.MustCompile(`(?m)^.*metrics of pods by the kubelet.*(?:\n\s{4,}.*)*`).FindString(text)
+	if !strings.Contains(line, mark) || !strings.Contains(line, follows) {
+		s.t.Errorf("crispd check says %q, want %s and %q:\n%s", line, mark, follows, text)
+	}
+}
+
+func (s *service) get(path string) (string, error) {
+	client := http.Client{Timeout: slowness * 10 * time.Second}
+	resp, err := client.Get("http://127.0.0.1:10255" + path)
+	if err != nil {
+		return "", err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return "", fmt.Errorf("%s: %s", path, resp.Status)
+	}
+	data, err := io.ReadAll(resp.Body)
+	return string(data), err
+}
+
+func (s *service) until(what string, yes func() bool) {
+	s.t.Helper()
+	s.node.until(what, 2*time.Minute, yes)
+}
+
+// run runs a command, and returns what it prints.
+func run(t *testing.T, name string, args ...string) string {
+	t.Helper()
+	out, err := exec.Command(name, args...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s %s: %v\n%s", name, strings.Join(args, " "), err, bytes.TrimSpace(out))
+	}
+	return string(out)
+}
