@@ -52,6 +52,7 @@ type node struct {
 	dir     string
 	proxy   *proxy
 	conn    *grpc.ClientConn // to crispd, past the proxy
+	ports   []int            // of the driver: read-only, main, health
 	pods    string           // URL of the driver's list of pods
 	systemd bool             // makes the cgroups
 	flags   []string         // of the kubelet, in addition to those of every one
@@ -122,7 +123,8 @@ func (n *node) connect(socket string) {
 // drive starts the driver.
 func (n *node) drive() {
 	n.t.Helper()
-	ports, dir := freePorts(n.t, 3), n.dir
+	n.ports = freePorts(n.t, 3)
+	ports, dir := n.ports, n.dir
 	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
 	n.makeCgroups(podsCgroup)
 	switch n.driver {

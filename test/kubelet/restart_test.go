@@ -49,8 +49,9 @@ func (n *node) counted(pod string, since time.Time) {
 	n.t.Helper()
 	form := regexp.MustCompile(`(?m)^container_network_receive_bytes_total\{.*interface="eth0".*pod="` + pod + `-` + nodeName + `".*\} \S+ (\d+)$`)
 	n.until("the network of "+pod+" is counted", 3*time.Minute, func() bool {
-		m := form.FindSubmatch(n.fetch("/metrics/cadvisor"))
-		if m == nil {
+		text, err := n.fetch("/metrics/cadvisor")
+		m := form.FindSubmatch(text)
+		if err != nil || m == nil {
 			return false
 		}
 		ms, err := strconv.ParseInt(string(m[1]), 10, 64)
