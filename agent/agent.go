@@ -59,6 +59,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/agent/pullwatch"
@@ -213,8 +214,9 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	})
 	lists := pleg.New(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
-	w := &workers{events: events, wanted: wanted, node: shown.node, stopped: stopped.Open(filepath.Join(o.Root, "stopped.json"), o.Log)}
-	w.showDrain()
+	stops := stopped.Open(filepath.Join(o.Root, "stopped.json"), o.Log)
+	w := podworkers.New(podworkers.Options{Events: events, Wanted: wanted, Node: shown.node, Stopped: stops, Statuses: statuses, Log: o.Log})
+	w.ShowDrain()
 	keeper := housekeeping.New(housekeeping.Options{
 		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
@@ -228,7 +230,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	}
 	return &agent{
 		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
+		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, stopped: stops, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
 			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Stopper: w, Ephemeral: debug, Startup: started,

@@ -24,7 +24,7 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 
 // retryResizes looks again at resizes that may have become possible.
 func (a *agent) retryResizes(wanted map[types.UID]bool) {
-	deferred, pool := a.pods.Deferred(wanted), a.workers.pool.Load()
+	deferred, pool := a.pods.Deferred(wanted), a.workers.Pool()
 	if pool == nil {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -25,11 +26,11 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		return have, err
 	}
 	have.Probes = b.a.results.Of(pod, have)
-	have.Scarce = b.a.workers.scarce.Load()
+	have.Scarce = b.a.workers.Scarce()
 	have.Pending = b.a.pods.Pending(pod.UID)
-	have.Stop = b.a.workers.stopped.Of(pod)
+	have.Stop = b.a.stopped.Of(pod)
 	if have.Stop != nil && !have.Stop.On() && !have.Interrupts(string(pod.UID)) {
-		b.a.workers.stopped.Forget(key) // its containers run again
+		b.a.stopped.Forget(key) // its containers run again
 	}
 	return have, nil
 }
@@ -59,7 +60,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	now := b.a.status.Report(pod, have)
 	if now != nil {
-		recordBackOffEvents(b.a.events, pod, old, now)
+		status.RecordBackOffEvents(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
 			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
@@ -96,7 +97,7 @@ func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 			a.api.Poke()
 		}
 	}
-	a.workers.wake(key)
+	a.workers.Wake(key)
 }
 
 // probe starts and stops the pod's probes to fit its status. While the pod ends only

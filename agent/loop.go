@@ -19,11 +19,13 @@ import (
 	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/pullwatch"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/stopped"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/agent/worker"
 	"github.com/crisp-cri/crisp/agent/workload"
@@ -50,7 +52,8 @@ type agent struct {
 	admission  *admission.Admitter // which pods may run here
 	containers *containermanager.Manager
 	keeper     *housekeeping.Keeper
-	workers    *workers
+	workers    *podworkers.Workers
+	stopped    *stopped.Store
 	heartbeat  *heartbeat
 	startup    *startup.Keeper
 	pulls      *pullwatch.Watcher
@@ -75,8 +78,8 @@ const (
 // and wakes its worker itself.
 func (a *agent) loop(ctx context.Context) error {
 	updates, changes := make(chan source.Update), make(chan pleg.Change)
-	answered, tried := make(chan answer, 1), make(chan struct{}, 1)
-	go func() { answered <- connect(ctx, a.o, tried) }()
+	answered, tried := make(chan criconn.Answer, 1), make(chan struct{}, 1)
+	go func() { answered <- a.runtime.Await(ctx, a.o.Connect, tried) }()
 	begin := sync.OnceFunc(func() {
 		a.o.Log.InfoContext(ctx, "agent started", "node", a.o.NodeName, "manifests", a.o.Manifests)
 		a.startSources(ctx, updates)
@@ -94,7 +97,7 @@ func (a *agent) loop(ctx context.Context) error {
 		case <-tried:
 			begin()
 		case r := <-answered:
-			err := r.err
+			err := r.Err
 			if err == nil {
 				begin()
 				pool, err = a.connected(ctx, r, changes)
@@ -126,8 +129,8 @@ func (a *agent) loop(ctx context.Context) error {
 }
 
 // connected begins to run pods: the runtime has answered.
-func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Change) (*worker.Pool, error) {
-	version, err := a.runtime.Connect(ctx, r.runtime, r.images)
+func (a *agent) connected(ctx context.Context, r criconn.Answer, changes chan<- pleg.Change) (*worker.Pool, error) {
+	version, err := a.runtime.Connect(ctx, r.Runtime, r.Images)
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}
@@ -138,7 +141,7 @@ func (a *agent) connected(ctx context.Context, r answer, changes chan<- pleg.Cha
 	}
 	a.keeper.Begin(ctx)
 	pool := worker.NewPool(ctx, backend{a.driver, a}, a.o.Log)
-	a.workers.pool.Store(pool)
+	a.workers.Begin(pool)
 	a.apply(ctx, pool, a.deferred)
 	if a.wanted.Ready() {
 		a.ready(pool)
@@ -173,9 +176,9 @@ func (a *agent) lookAgain() {
 	a.retryResizes(wanted)
 	a.retryRejected()
 	a.expire()
-	a.drain()
+	a.workers.GoOn()
 	if a.wanted.Ready() {
-		a.workers.stopped.Keep(a.wanted.Pods())
+		a.stopped.Keep(a.wanted.Pods())
 	}
 	a.showAddresses()
 }
@@ -244,7 +247,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		}
 	}
 	if pool == nil {
-		a.deferred = deferChanges(a.deferred, changes)
+		a.deferred = desired.Defer(a.deferred, changes)
 		a.api.Poke()
 		return
 	}
@@ -258,7 +261,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		if c.Pod == nil {
 			a.status.Forget(c.Key)
 			if a.wanted.Ready() {
-				a.workers.stopped.Forget(c.Key)
+				a.stopped.Forget(c.Key)
 			}
 		} else if a.files.Ending(c.Pod.UID) {
 			a.status.Drop(c.Pod.UID) // its status is now that of the pod that ends
@@ -320,7 +323,7 @@ func (a *agent) dropStatus(pod *v1.Pod) bool {
 // retryRejected admits the rejected pods that fit now: others have gone or changed, or
 // the pressure is over. The others are not reported again.
 func (a *agent) retryRejected() {
-	pool := a.workers.pool.Load()
+	pool := a.workers.Pool()
 	if pool == nil {
 		return
 	}
@@ -345,7 +348,7 @@ func (a *agent) showAddresses() {
 	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
 	a.shownIPs = now
 	a.conditions.node.SetAddresses(now)
-	if pool := a.workers.pool.Load(); pool != nil {
+	if pool := a.workers.Pool(); pool != nil {
 		pool.WakeAll()
 	}
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/startup"
@@ -79,7 +80,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				}
 				runtime.away = away
 				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Log: log})
-				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: nodepods.New(nil, files, nil), workers: &workers{stopped: stopped.Open(root+"/stopped.json", log)}, driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile}), startup: &startup.Keeper{}}
+				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: nodepods.New(nil, files, nil), workers: podworkers.New(podworkers.Options{}), stopped: stopped.Open(root+"/stopped.json", log), driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile}), startup: &startup.Keeper{}}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()

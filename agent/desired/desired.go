@@ -49,6 +49,24 @@ type Change struct {
 	Pod *v1.Pod
 }
 
+// Defer adds changes to those that wait for the runtime. A pod that is changed
+// while its addition waits is still to be added, and one that is removed needs nothing.
+func Defer(deferred, changes []Change) []Change {
+	for _, c := range changes {
+		i := slices.IndexFunc(deferred, func(h Change) bool { return h.Key == c.Key })
+		switch {
+		case c.Op == Remove && i >= 0:
+			deferred = slices.Delete(deferred, i, i+1)
+		case c.Op == Remove:
+		case i >= 0:
+			deferred[i].Pod = c.Pod
+		default:
+			deferred = append(deferred, Change{Op: Add, Key: c.Key, Pod: c.Pod})
+		}
+	}
+	return deferred
+}
+
 // diff returns the changes from the old set of pods to the new one, ordered by key.
 func diff(old, now map[podsync.Key]*v1.Pod) []Change {
 	var changes []Change

@@ -18,8 +18,8 @@ var layers = map[string][][]string{
 		{"evict", "pleg", "podfiles", "probe", "pullrecords", "source", "status", "stopped", "watchcache", "why", "worker", "workload"},
 		// The desired state, and its translation.
 		{"admit", "desired", "podspec", "startup", "store"},
-		// The runtime.
-		{"criruntime", "ephemeral", "table"},
+		// The runtime, and the workers that act on it.
+		{"criruntime", "ephemeral", "podworkers", "table"},
 		// The API and its clients, and the maintenance of the node.
 		{"api", "criconn", "housekeeping", "nodepods"},
 		{"admission", "api/kubectl", "containermanager", "page"},

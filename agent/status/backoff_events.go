@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"fmt"
@@ -8,9 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// recordBackOffEvents records an event for each container that waits for its back-off
+// RecordBackOffEvents records an event for each container that waits for its back-off
 // now and did not before.
-func recordBackOffEvents(events event.Recorder, pod *v1.Pod, old, now *v1.PodStatus) {
+func RecordBackOffEvents(events event.Recorder, pod *v1.Pod, old, now *v1.PodStatus) {
 	if old == nil {
 		old = &v1.PodStatus{}
 	}

@@ -1,4 +1,4 @@
-package agent
+package podworkers
 
 import (
 	"time"
@@ -10,8 +10,8 @@ import (
 
 // Stop stops a pod without deleting it, and interrupts its worker. grace
 // is in seconds; nil is the pod's own grace period.
-func (w *workers) Stop(pod *v1.Pod, grace *int64) error {
-	if err := w.stopped.Stop(podsync.KeyOf(pod), grace, time.Now()); err != nil {
+func (w *Workers) Stop(pod *v1.Pod, grace *int64) error {
+	if err := w.o.Stopped.Stop(podsync.KeyOf(pod), grace, time.Now()); err != nil {
 		return err
 	}
 	w.halt(pod, grace != nil)
@@ -19,72 +19,72 @@ func (w *workers) Stop(pod *v1.Pod, grace *int64) error {
 }
 
 // Start runs a stopped pod again. It returns whether the pod was stopped.
-func (w *workers) Start(pod *v1.Pod) (bool, error) {
-	was, err := w.stopped.Start(podsync.KeyOf(pod), time.Now())
-	w.wake(podsync.KeyOf(pod))
+func (w *Workers) Start(pod *v1.Pod) (bool, error) {
+	was, err := w.o.Stopped.Start(podsync.KeyOf(pod), time.Now())
+	w.Wake(podsync.KeyOf(pod))
 	return was, err
 }
 
-func (w *workers) halt(pod *v1.Pod, sooner bool) {
+func (w *Workers) halt(pod *v1.Pod, sooner bool) {
 	if pool := w.pool.Load(); pool != nil {
 		pool.Halt(podsync.KeyOf(pod), pod.UID, sooner)
 	}
 }
 
-// Drain stops all pods, those of the lowest priority first (see agent.drain), and keeps new
+// Drain stops all pods, those of the lowest priority first (see GoOn), and keeps new
 // pods from starting.
-func (w *workers) Drain() error {
-	if err := w.stopped.Drain(time.Now()); err != nil {
+func (w *Workers) Drain() error {
+	if err := w.o.Stopped.Drain(time.Now()); err != nil {
 		return err
 	}
-	w.showDrain()
+	w.ShowDrain()
 	return nil
 }
 
 // Uncordon ends a drain.
-func (w *workers) Uncordon() error {
-	if err := w.stopped.Uncordon(w.wanted.Pods(), time.Now()); err != nil {
+func (w *Workers) Uncordon() error {
+	if err := w.o.Stopped.Uncordon(w.o.Wanted.Pods(), time.Now()); err != nil {
 		return err
 	}
-	w.showDrain()
+	w.ShowDrain()
 	if pool := w.pool.Load(); pool != nil {
 		pool.WakeAll()
 	}
 	return nil
 }
 
-// showDrain makes the node unschedulable during a drain.
-func (w *workers) showDrain() {
-	_, on := w.stopped.Draining()
-	w.node.Edit(func(n *v1.Node) { n.Spec.Unschedulable = on })
+// ShowDrain makes the node unschedulable during a drain.
+func (w *Workers) ShowDrain() {
+	_, on := w.o.Stopped.Draining()
+	w.o.Node.Edit(func(n *v1.Node) { n.Spec.Unschedulable = on })
 }
 
-// drain goes on with a drain: when all pods up to a priority have stopped, those of the
+// GoOn goes on with a drain: when all pods up to a priority have stopped, those of the
 // next one are stopped. Only the loop calls it.
-func (a *agent) drain() {
-	upTo, on := a.workers.stopped.Draining()
+func (w *Workers) GoOn() {
+	upTo, on := w.o.Stopped.Draining()
 	if !on || upTo != nil && *upTo == stopped.Last {
 		return
 	}
-	pods := a.wanted.Pods()
+	pods := w.o.Wanted.Pods()
 	next := int32(stopped.Last)
 	for _, pod := range pods {
 		priority := podsync.Priority(pod)
 		switch {
 		case upTo == nil || priority > *upTo:
 			next = min(next, priority)
-		case !halted(a.status.Get(pod.UID)):
+		case !halted(w.o.Statuses.Get(pod.UID)):
 			return
 		}
 	}
-	if err := a.workers.stopped.Raise(next); err != nil {
-		a.o.Log.Error("pods not drained", "priority", next, "err", err)
+	if err := w.o.Stopped.Raise(next); err != nil {
+		w.o.Log.Error("pods not drained", "priority", next, "err", err)
 		return
 	}
-	a.o.Log.Info("pods are being drained", "up_to_priority", next)
+	w.o.Log.Info("pods are being drained", "up_to_priority", next)
 	for _, pod := range pods {
 		if podsync.Priority(pod) <= next {
-			a.workers.halt(pod, false)
+			w.halt(pod, false)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package agent
+package status
 
 import (
 	"strings"
@@ -30,7 +30,7 @@ func TestRecordBackOffEvents(t *testing.T) {
 		waiting("", "ErrImagePull"), waiting("", "ImagePullBackOff"), waiting("", "ImagePullBackOff"), waiting("", "ErrImagePull"), waiting("", "ImagePullBackOff"),
 		waiting("1", ""), waiting("1", "CrashLoopBackOff"), waiting("1", "CrashLoopBackOff"), waiting("2", "CrashLoopBackOff"),
 	} {
-		recordBackOffEvents(&got, pod, last, now)
+		RecordBackOffEvents(&got, pod, last, now)
 		last = now
 	}
 	pull, crash := `spec.containers{app} Normal BackOff Back-off pulling image "i:1"`, "spec.containers{app} Warning BackOff Back-off restarting failed container app in pod web_default(u)"
