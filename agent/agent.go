@@ -52,6 +52,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/ephemeral"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/keyring"
@@ -96,7 +97,7 @@ type Options struct {
 	PluginDir      string             // of its programs
 	LogLinks       string             // directory of links to the containers' logs; "" for none
 	StopPods       bool               // stop the pods when the agent ends; else they run on
-	Node           NodeConfig         // what of the node pods may have
+	Node           host.Config        // what of the node pods may have
 	Log            *slog.Logger
 
 	Tracing Tracing          // the collector of spans of pods' starts
@@ -192,17 +193,17 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	wanted.Resume(files.Accepted(), files.LoadStatus)
 	debug := ephemeral.Open(filepath.Join(o.Root, "ephemeral"), files.Accepted(), wanted, o.Log)
 	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
-	shown := conditions{node: node.New(o.NodeName, o.Serve.Version, ips.Get()), wanted: wanted, endpoint: o.Endpoint}
-	describeNode(shown.node, o.Root, &o.Node)
-	h := host{addresses: ips, node: shown.node, readiness: readiness.New(runtime.Runtime(), shown, o.Log), runtime: runtime}
+	shown := host.Conditions{Node: node.New(o.NodeName, o.Serve.Version, ips.Get()), Wanted: wanted, Endpoint: o.Endpoint}
+	o.Node.Describe(shown.Node, o.Root)
+	h := host.Host{Addresses: ips, Node: shown.Node, Readiness: readiness.New(runtime.Runtime(), shown, o.Log), Runtime: runtime}
 	results := &probe.Results{}
 	statuses := status.NewStore(h, files, results, o.Log)
 	pods := nodepods.New(wanted, files, statuses)
 
 	// What acts.
 	containers := containermanager.New(containermanager.Options{
-		NoPodCgroups: o.Node.NoPodCgroups, CgroupRoot: o.Node.CgroupRoot, PodPIDs: o.Node.PodPIDs, NoCPUQuota: o.NoCPUQuota, Reserved: o.Node.reserved(),
-		Node: shown.node, Readiness: h.readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),
+		NoPodCgroups: o.Node.NoPodCgroups, CgroupRoot: o.Node.CgroupRoot, PodPIDs: o.Node.PodPIDs, NoCPUQuota: o.NoCPUQuota, Reserved: o.Node.Reserved(),
+		Node: shown.Node, Readiness: h.Readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),
 	})
 	watcher := pullwatch.New(o.Endpoint)
 	context.AfterFunc(ctx, watcher.Close)
@@ -215,12 +216,12 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	lists := pleg.New(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
 	stops := stopped.Open(filepath.Join(o.Root, "stopped.json"), o.Log)
-	w := podworkers.New(podworkers.Options{Events: events, Wanted: wanted, Node: shown.node, Stopped: stops, Statuses: statuses, Log: o.Log})
+	w := podworkers.New(podworkers.Options{Events: events, Wanted: wanted, Node: shown.Node, Stopped: stops, Statuses: statuses, Log: o.Log})
 	w.ShowDrain()
 	keeper := housekeeping.New(housekeeping.Options{
 		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
-		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: shown.node, Events: events, Log: o.Log,
+		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: shown.Node, Events: events, Log: o.Log,
 	})
 	alive, started := &heartbeat{}, &startup.Keeper{Traces: o.traces}
 	for _, pod := range files.Accepted() {
@@ -232,13 +233,13 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, stopped: stops, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
 		api: api.New(api.Options{
-			Wanted: wanted, Store: d.objects, Events: events, Node: shown.node,
+			Wanted: wanted, Store: d.objects, Events: events, Node: shown.Node,
 			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Stopper: w, Ephemeral: debug, Startup: started,
 			Loop: alive, Lists: lists, Config: configz{o, containers}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: admission.New(admission.Options{
 			NodeName: o.NodeName, UnsafeSysctls: o.Node.UnsafeSysctls, NoPrivileged: o.Node.NoPrivileged,
-			Node: shown.node, Readiness: h.readiness, Pods: pods, Classes: wanted, Pressure: keeper, Workers: w, Events: events,
+			Node: shown.Node, Readiness: h.Readiness, Pods: pods, Classes: wanted, Pressure: keeper, Workers: w, Events: events,
 		}),
 	}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/pleg"
@@ -37,8 +38,8 @@ type agent struct {
 	o          Options
 	files      *podfiles.Store
 	pods       *nodepods.Pods
-	host       host
-	conditions conditions
+	host       host.Host
+	conditions host.Conditions
 	events     event.Recorder
 	runtime    *criconn.Connection
 	driver     *criruntime.Driver
@@ -146,7 +147,7 @@ func (a *agent) connected(ctx context.Context, r criconn.Answer, changes chan<- 
 	if a.wanted.Ready() {
 		a.ready(pool)
 	}
-	go a.host.readiness.Run(ctx, a.pleg)
+	go a.host.Readiness.Run(ctx, a.pleg)
 	go a.pleg.Run(ctx, changes)
 	return pool, nil
 }
@@ -341,13 +342,13 @@ func (a *agent) retryRejected() {
 // showAddresses shows the node's addresses, and has pods that show them looked at
 // when they have changed. Only the loop calls it.
 func (a *agent) showAddresses() {
-	now := a.host.addresses.Get()
+	now := a.host.Addresses.Get()
 	if slices.Equal(now, a.shownIPs) {
 		return
 	}
 	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
 	a.shownIPs = now
-	a.conditions.node.SetAddresses(now)
+	a.conditions.Node.SetAddresses(now)
 	if pool := a.workers.Pool(); pool != nil {
 		pool.WakeAll()
 	}

@@ -16,6 +16,8 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	critest "k8s.io/cri-api/pkg/apis/testing"
+
+	"github.com/crisp-cri/crisp/agent/host"
 )
 
 // A loop that is stuck is reported; one that waits for something to happen is not.
@@ -76,7 +78,7 @@ func TestStalledLoopIsReported(t *testing.T) {
 	ended := make(chan error)
 	go func() {
 		ended <- Run(ctx, Options{
-			Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: NodeConfig{NoPodCgroups: true}, Log: slog.New(b),
+			Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: host.Config{NoPodCgroups: true}, Log: slog.New(b),
 			Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 				return runtime, images, nil
 			},

@@ -51,7 +51,7 @@ func (a *agent) notifyWatchers(ctx context.Context, events *event.Store) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-a.conditions.node.Changed():
+		case <-a.conditions.Node.Changed():
 			a.api.Poke()
 		case _, ok := <-sub.C():
 			if !ok { // a burst was too much: watchers see it with the next

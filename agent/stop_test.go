@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/nodepods"
 	"github.com/crisp-cri/crisp/agent/podfiles"
@@ -106,7 +107,7 @@ func TestStopsWhileItConnects(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			err := Run(ctx, Options{
-				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: NodeConfig{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
+				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: host.Config{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
 				Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 					return hungUp{cancel: cancel, err: code}, nil, nil
 				},

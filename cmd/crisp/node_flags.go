@@ -5,8 +5,8 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/evict"
+	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/imagegc"
 	"github.com/crisp-cri/crisp/agent/logrotate"
 	"github.com/spf13/pflag"
@@ -16,7 +16,7 @@ import (
 
 // nodeFlags are those of how the agent looks after the node, by the kubelet's
 // names. The returned function takes in what was given.
-func nodeFlags(fs *pflag.FlagSet, o *agent.NodeConfig) func() error {
+func nodeFlags(fs *pflag.FlagSet, o *host.Config) func() error {
 	var labels, sysctls, system, kube, logSize, hard, soft, graces, reclaim string
 	var allowPrivileged, perQOS bool
 	fs.StringVar(&o.CgroupRoot, "cgroup-root", "", "`cgroup` that kubepods is made in (default: the kernel's root)")

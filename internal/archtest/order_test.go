@@ -22,7 +22,7 @@ var layers = map[string][][]string{
 		{"criruntime", "ephemeral", "podworkers", "table"},
 		// The API and its clients, and the maintenance of the node.
 		{"api", "criconn", "housekeeping", "nodepods"},
-		{"admission", "api/kubectl", "containermanager", "page"},
+		{"admission", "api/kubectl", "containermanager", "host", "page"},
 		// The assembly.
 		{"."},
 	},

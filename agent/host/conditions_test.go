@@ -1,4 +1,4 @@
-package agent
+package host
 
 import (
 	"testing"
@@ -11,10 +11,10 @@ import (
 
 // The node shows the version of the runtime that answered last, also while none answers.
 func TestVersionOfTheNode(t *testing.T) {
-	shown := conditions{node: node.New("n1", "", nil), wanted: desired.New([]string{manifest.SourceFile})}
+	shown := Conditions{Node: node.New("n1", "", nil), Wanted: desired.New([]string{manifest.SourceFile})}
 	for _, c := range []struct{ version, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {
 		shown.RuntimeChanged(readiness.State{Version: c.version})
-		if got := shown.node.Node().Status.NodeInfo.ContainerRuntimeVersion; got != c.want {
+		if got := shown.Node.Node().Status.NodeInfo.ContainerRuntimeVersion; got != c.want {
 			t.Errorf("the runtime is %q, the node shows %q", c.version, got)
 		}
 	}

@@ -1,4 +1,4 @@
-package agent
+package host
 
 import (
 	"maps"
@@ -11,9 +11,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// NodeConfig says what of the node pods may have, and how the node is looked after. The zero
+// Config says what of the node pods may have, and how the node is looked after. The zero
 // value has no thresholds and no bounds.
-type NodeConfig struct {
+type Config struct {
 	NoPodCgroups bool   // leave the cgroups of pods to the runtime
 	CgroupRoot   string // cgroup above kubepods; "" is the kernel's root
 	PodPIDs      int64  // processes of a pod; 0 is no limit
@@ -27,8 +27,8 @@ type NodeConfig struct {
 	Rules housekeeping.Rules // of the housekeeping
 }
 
-// reserved is what of the node's resources is not for pods, for whatever reason.
-func (o *NodeConfig) reserved() v1.ResourceList {
+// Reserved is what of the node's resources is not for pods, for whatever reason.
+func (o *Config) Reserved() v1.ResourceList {
 	total := o.SystemReserved.DeepCopy()
 	if total == nil {
 		total = v1.ResourceList{}
@@ -41,8 +41,9 @@ func (o *NodeConfig) reserved() v1.ResourceList {
 	return total
 }
 
-// describeNode says what the node has, and what of it pods may have.
-func describeNode(n *node.State, root string, o *NodeConfig) {
+// Describe shows what the node has, and what of it pods may have. The disk below root is
+// theirs.
+func (o *Config) Describe(n *node.State, root string) {
 	capacity := n.Node().Status.Capacity.DeepCopy()
 	if o.MaxPods > 0 {
 		capacity[v1.ResourcePods] = *resource.NewQuantity(o.MaxPods, resource.DecimalSI)
@@ -50,7 +51,7 @@ func describeNode(n *node.State, root string, o *NodeConfig) {
 	if bytes, _, err := housekeeping.Space(root); err == nil {
 		capacity[v1.ResourceEphemeralStorage] = *resource.NewQuantity(bytes.Capacity, resource.BinarySI)
 	}
-	n.SetAllocatable(capacity, admit.Allocatable(capacity, o.reserved(), evict.Reserved(o.Rules.Evict, capacity), admit.Pooled(capacity)))
+	n.SetAllocatable(capacity, admit.Allocatable(capacity, o.Reserved(), evict.Reserved(o.Rules.Evict, capacity), admit.Pooled(capacity)))
 	n.Edit(func(obj *v1.Node) {
 		obj.Labels = maps.Clone(obj.Labels)
 		maps.Copy(obj.Labels, o.NodeLabels)

@@ -1,6 +1,7 @@
-package agent
+package host
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/desired"
@@ -10,15 +11,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// conditions show the runtime's state in the node's conditions, and to the service manager.
-type conditions struct {
-	node     *node.State
-	wanted   *desired.Manager
-	endpoint string // of the runtime
+// Conditions show the runtime's state in the node's conditions, and to the service manager.
+type Conditions struct {
+	Node     *node.State
+	Wanted   *desired.Manager
+	Endpoint string // of the runtime
 }
 
 // RuntimeChanged is as readiness.Watcher says.
-func (c conditions) RuntimeChanged(s readiness.State) {
+func (c Conditions) RuntimeChanged(s readiness.State) {
 	status := func(ok bool) v1.ConditionStatus {
 		if ok {
 			return v1.ConditionTrue
@@ -29,10 +30,10 @@ func (c conditions) RuntimeChanged(s readiness.State) {
 	if !s.Ready(false) {
 		reason, message = "KubeletNotReady", strings.TrimPrefix(s.Reason+": "+s.Message, ": ")
 	}
-	sdnotify.Notify("STATUS=" + c.line(s))
-	c.node.SetCondition(v1.NodeReady, status(s.Ready(false)), reason, message)
-	c.node.SetCondition(v1.NodeNetworkUnavailable, status(!s.NetworkReady), s.Reason, s.Message)
-	c.node.Edit(func(n *v1.Node) {
+	sdnotify.Notify("STATUS=" + c.Line(s))
+	c.Node.SetCondition(v1.NodeReady, status(s.Ready(false)), reason, message)
+	c.Node.SetCondition(v1.NodeNetworkUnavailable, status(!s.NetworkReady), s.Reason, s.Message)
+	c.Node.Edit(func(n *v1.Node) {
 		n.Status.RuntimeHandlers = nil
 		for _, h := range s.Handlers {
 			handler := v1.NodeRuntimeHandler{Name: h.Name, Features: &v1.NodeRuntimeHandlerFeatures{}}
@@ -45,4 +46,16 @@ func (c conditions) RuntimeChanged(s readiness.State) {
 			n.Status.NodeInfo.ContainerRuntimeVersion = s.Version
 		}
 	})
+}
+
+// Line is what the service manager shows.
+func (c Conditions) Line(s readiness.State) string {
+	switch pods := len(c.Wanted.Pods()); {
+	case !s.Answers:
+		return fmt.Sprintf("%d pods; the runtime at %s does not answer", pods, c.Endpoint)
+	case !s.Ready(false):
+		return fmt.Sprintf("%d pods; %s: %s", pods, s.Reason, s.Message)
+	default:
+		return fmt.Sprintf("%d pods", pods)
+	}
 }
