@@ -46,7 +46,7 @@ func watch(stream cri.RuntimeService_GetContainerEventsClient, deaths int) (map[
 func TestEventsOfTenThousand(t *testing.T) {
 	pods, rounds := 50, 200
 	if testing.Short() {
-		rounds = 40
+		rounds = 8
 	}
 	inMemory(t)
 	n := newNode(t)
@@ -61,6 +61,7 @@ func TestEventsOfTenThousand(t *testing.T) {
 		t.Fatal(err)
 	}
 	for !n.server.events.hub.HasSubscribers() { // the subscription has no answer to wait for
+		time.Sleep(time.Millisecond)
 	}
 	var lives map[string]life
 	var watched sync.WaitGroup
@@ -185,7 +186,7 @@ func checkLife(t *testing.T, id string, l life, code int32) {
 func TestStreamFiveThousand(t *testing.T) {
 	many := 5000
 	if testing.Short() {
-		many = 2000
+		many = 3 * batchItems
 	}
 	inMemory(t)
 	n := newNode(t)

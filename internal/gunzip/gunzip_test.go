@@ -64,9 +64,12 @@ func both(t *testing.T, f func(t *testing.T, open func(io.Reader) (io.ReadCloser
 
 // All members are read, whatever the sizes of the reads and of the pieces that arrive.
 func TestRead(t *testing.T) {
-	long := noise(300_000)
+	long, levels := noise(300_000), []int{0, 1, 6, 9}
+	if testing.Short() {
+		levels = []int{0, 6}
+	}
 	both(t, func(t *testing.T, open func(io.Reader) (io.ReadCloser, error)) {
-		for _, level := range []int{0, 1, 6, 9} {
+		for _, level := range levels {
 			for _, texts := range [][]string{{""}, {"short"}, {long}, {"one", "", "two", long, "end"}} {
 				data := pack(t, level, texts...)
 				for name, r := range map[string]io.Reader{

@@ -225,7 +225,11 @@ func TestOpenInTheMiddleOfARotation(t *testing.T) {
 // Rotations, half rotations, two at once, a compression, and output of every kind happen between
 // any two steps of the reader. It loses nothing, reads nothing twice, and keeps the order.
 func TestFollowHostile(t *testing.T) {
-	for seed := range uint64(60) {
+	seeds := uint64(60)
+	if testing.Short() {
+		seeds = 12
+	}
+	for seed := range seeds {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			if seed < 2 { // with inotify, in real time
 				followHostile(t, seed, newWatch)
