@@ -50,10 +50,12 @@ func (l *leaving) Version(context.Context, string) (*cri.VersionResponse, error)
 }
 
 func (l *leaving) ListPodSandbox(ctx context.Context, _ *cri.PodSandboxFilter) ([]*cri.PodSandbox, error) {
-	select {
-	case <-time.After(l.slow):
-	case <-ctx.Done():
-		l.cut = true
+	if l.slow > 0 {
+		select {
+		case <-time.After(l.slow):
+		case <-ctx.Done():
+			l.cut = true
+		}
 	}
 	return nil, l.err()
 }
