@@ -353,14 +353,14 @@ func (s *scraped) leave(t *testing.T) {
 	if _, err := images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: s.image()}); err != nil {
 		t.Fatal(err)
 	}
-	hold := func(gate chan struct{}) {
+	block := func(gate chan struct{}) {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.gate = gate
 	}
 	gate := make(chan struct{})
-	hold(gate)
-	defer func() { hold(nil); close(gate) }()
+	block(gate)
+	defer func() { block(nil); close(gate) }()
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	done := make(chan error, 1)
