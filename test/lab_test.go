@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -252,17 +251,6 @@ func (l *lab) clear() {
 		left, err := os.ReadDir(filepath.Join(l.n.dir, "agent", "pods"))
 		return err == nil && len(left) == 0
 	}, "all pods are gone")
-}
-
-// crisp runs the command line with text on its standard input.
-func (l *lab) crisp(t *testing.T, text string, args ...string) {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), filepath.Join(l.n.binaries.dir, "crisp"), args...)
-	cmd.Env = append(os.Environ(), "CRISP_AGENT_ROOT="+filepath.Join(l.n.dir, "agent"), "CRISP_RUNTIME_ENDPOINT=unix://"+l.n.socket)
-	cmd.Stdin = strings.NewReader(text)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("crisp %q: %v\n%s", args, err, out)
-	}
 }
 
 // patch patches a pod, or a subresource of it, through the agent's API.

@@ -78,10 +78,6 @@ func (m *Machine) CrashExecutor(testing.TB) { m.Executor.Crash() }
 // Spec implements Node.
 func (m *Machine) Spec(args ...string) *specs.Spec { return Spec(args...) }
 
-// Options returns the options for a new Machine, for tests that need nothing
-// else of it.
-func Options(t testing.TB) oci.Options { return NewMachine(t).Options(t) }
-
 // Open opens a Runtime. It is closed when the test ends, if not before.
 func Open(t testing.TB, o oci.Options) *oci.Runtime {
 	t.Helper()

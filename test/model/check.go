@@ -227,19 +227,6 @@ func (f *follower[S]) texts() string {
 	return strings.Join(lines, "\n")
 }
 
-// certain returns the value of the given measure if all states agree on it.
-func certain[S comparable, V comparable](f *follower[S], of func(S) V) (v V, ok bool) {
-	first := true
-	for s := range f.states {
-		if got := of(s); first {
-			v, first = got, false
-		} else if got != v {
-			return v, false
-		}
-	}
-	return v, !first
-}
-
 // An Illegal is the first event of a history that no runtime can show.
 type Illegal struct {
 	At  int // index of the event
