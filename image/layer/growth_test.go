@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"context"
 	"io"
+	"os"
 	"testing"
 
 	"github.com/opencontainers/go-digest"
@@ -24,7 +25,7 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 			tw := tar.NewWriter(w)
 			for _, size := range []int64{1 << 20, 10} {
 				name := "file" + string(rune('0'+len(grown)))
-				if err := tw.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size, Mode: 0o644}); err != nil {
+				if err := tw.WriteHeader(&tar.Header{Name: name, Typeflag: tar.TypeReg, Size: size, Mode: 0o644, Uid: os.Getuid(), Gid: os.Getgid()}); err != nil {
 					t.Error(err)
 				}
 				if _, err := tw.Write(make([]byte, size)); err != nil {
