@@ -215,7 +215,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err := s.layers.ReleaseAll(e.layers); err != nil {
 		return fmt.Errorf("remove layers of image %s: %w", e.ID, err)
 	}
-	s.rootfs.EndIdle()
+	s.rootfs.EndRemoved()
 	s.layers.WaitRemoved(ctx, begin)
 	return nil
 }

@@ -162,24 +162,14 @@ func (ls *Store) endIdle(id digest.Digest) {
 	delete(ls.idle, id)
 }
 
-// EndIdle lets go of all layers of which there is no lease: their space on the disk is free only
-// then.
-func (ls *Store) EndIdle() {
+// EndRemoved lets go of the idle layers that have been removed: nothing will read them, and their
+// space on the disk is free only then.
+func (ls *Store) EndRemoved() {
 	ls.mounting.Lock()
 	defer ls.mounting.Unlock()
 	for id := range ls.idle {
-		ls.endIdle(id)
-	}
-}
-
-// endRemoved lets go of those of the layers that are idle and in no image any more: nothing will
-// read them, and their space is free only then.
-func (ls *Store) endRemoved(layers []*layer.Layer) {
-	ls.mounting.Lock()
-	defer ls.mounting.Unlock()
-	for _, l := range layers {
-		if _, ok := ls.idle[l.DiffID]; ok && !ls.layers.Has(l.DiffID) {
-			ls.endIdle(l.DiffID)
+		if !ls.layers.Has(id) {
+			ls.endIdle(id)
 		}
 	}
 }

@@ -239,7 +239,7 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	layers := l.layers
 	ls.set(l, l.record, nil)
 	err = ls.layers.ReleaseAll(layers)
-	ls.endRemoved(layers)
+	ls.EndRemoved()
 	if err != nil {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}

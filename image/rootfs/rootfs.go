@@ -105,7 +105,11 @@ func (ls *Store) MeasureAll() { ls.background.Go(ls.refreshAll) }
 func (ls *Store) Close() {
 	ls.stop()
 	ls.background.Wait()
-	ls.EndIdle()
+	ls.mounting.Lock()
+	defer ls.mounting.Unlock()
+	for id := range ls.idle {
+		ls.endIdle(id)
+	}
 }
 
 // findLeases reads the leases on disk. One that cannot be read, or whose layers are
