@@ -36,10 +36,7 @@ func (a *agent) stopPods(ctx context.Context) {
 	})
 	by := map[int32][]*v1.Pod{}
 	for _, pod := range a.wanted.Pods() {
-		priority := int32(0)
-		if pod.Spec.Priority != nil {
-			priority = *pod.Spec.Priority
-		}
+		priority := podsync.Priority(pod)
 		by[priority] = append(by[priority], pod)
 	}
 	for _, priority := range slices.Sorted(maps.Keys(by)) {
