@@ -119,7 +119,7 @@ func (r *Recorder) EndWait(uid, name, container string) {
 	}
 }
 
-// recordLocked returns the page of a pod, made or moved to the end of the order.
+// recordLocked returns the record of a pod, made or moved to the end of the order.
 func (r *Recorder) recordLocked(pod Pod) *record {
 	p := r.pods[pod.UID]
 	if p == nil {
@@ -224,7 +224,7 @@ func (r *Recorder) Of(uid string) []Stage {
 	return stagesOf(list)
 }
 
-// copyLocked returns what the page has now.
+// copyLocked returns what the record has now.
 func (rec *record) copyLocked() []Open {
 	list := make([]Open, len(rec.list))
 	for i, o := range rec.list {

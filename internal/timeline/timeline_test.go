@@ -72,7 +72,7 @@ func TestBook(t *testing.T) {
 		}
 		b.Forget("u")
 		if b.Of("u") != nil || len(b.Pods()) != 0 {
-			t.Error("a removed pod is still in the book")
+			t.Error("a removed pod still has a record")
 		}
 		var none *timeline.Open
 		none.End("", "")
@@ -109,7 +109,7 @@ func TestWait(t *testing.T) {
 	})
 }
 
-// Neither probes nor repeated restarts fill a book; a pod's first stages, which are its start, are
+// Neither probes nor repeated restarts fill a record; a pod's first stages, which are its start, are
 // kept.
 func TestBookIsBounded(t *testing.T) {
 	var b timeline.Recorder
