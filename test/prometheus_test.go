@@ -1,6 +1,7 @@
 package test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -145,31 +146,33 @@ func (s *scraped) start(t *testing.T) {
 		}
 		config += fmt.Sprintf("- {job_name: %s, metrics_path: %s, static_configs: [{targets: [%q]}]}\n", job, u.Path, u.Host)
 	}
-	file, logFile := filepath.Join(dir, "prometheus.yml"), filepath.Join(dir, "log")
+	file := filepath.Join(dir, "prometheus.yml")
 	if err := os.WriteFile(file, []byte(config), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	log, err := os.Create(logFile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer log.Close()
-	cmd := exec.Command(filepath.Join(s.programs, "prometheus"), "--config.file="+file, "--storage.tsdb.path="+filepath.Join(dir, "data"), "--web.listen-address="+address)
-	cmd.Stdout, cmd.Stderr = log, log
+	startPrometheus(t, s.programs, file, filepath.Join(dir, "data"), address)
+	s.prometheus = "http://" + address
+	s.l.until(func() bool {
+		resp, err := http.Get(s.prometheus + "/-/ready")
+		return err == nil && resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
+	}, "Prometheus is ready")
+}
+
+// startPrometheus starts the Prometheus of the directory programs, which ends with the test.
+func startPrometheus(t *testing.T, programs, config, data, address string) {
+	t.Helper()
+	var log bytes.Buffer
+	cmd := exec.Command(filepath.Join(programs, "prometheus"), "--config.file="+config, "--storage.tsdb.path="+data, "--web.listen-address="+address)
+	cmd.Stdout, cmd.Stderr = &log, &log
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
 		err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
 		if err != nil || t.Failed() {
-			t.Logf("prometheus: %v\n%s", err, read(t, logFile))
+			t.Logf("prometheus: %v\n%s", err, log.String())
 		}
 	})
-	s.prometheus = "http://" + address
-	s.l.until(func() bool {
-		resp, err := http.Get(s.prometheus + "/-/ready")
-		return err == nil && resp.Body.Close() == nil && resp.StatusCode == http.StatusOK
-	}, "Prometheus is ready")
 }
 
 // ask puts a request to Prometheus' API; into gets what it answers as data.

@@ -2,7 +2,6 @@ package test
 
 import (
 	"archive/tar"
-	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -267,7 +266,7 @@ func (q *quickstart) machine(s quickStep) bool {
 		}
 		q.startAgent()
 	case s.command == "systemctl restart prometheus":
-		q.startPrometheus()
+		startPrometheus(q.T, q.prometheus, filepath.Join(q.etc, "prometheus/prometheus.yml"), filepath.Join(q.work, "metrics"), "127.0.0.1:9090")
 	default:
 		q.Errorf("quickstart.md:%d: the test has nothing for %s", s.line, s.command)
 	}
@@ -294,21 +293,4 @@ func (q *quickstart) startAgent() {
 	if len(dropIns) == 0 {
 		q.Cleanup(func() { q.agent.end(syscall.SIGTERM) })
 	}
-}
-
-func (q *quickstart) startPrometheus() {
-	q.Helper()
-	var log bytes.Buffer
-	cmd := exec.Command(filepath.Join(q.prometheus, "prometheus"), "--config.file="+filepath.Join(q.etc, "prometheus/prometheus.yml"),
-		"--storage.tsdb.path="+filepath.Join(q.work, "metrics"), "--web.listen-address=127.0.0.1:9090")
-	cmd.Stdout, cmd.Stderr = &log, &log
-	if err := cmd.Start(); err != nil {
-		q.Fatal(err)
-	}
-	q.Cleanup(func() {
-		err := errors.Join(cmd.Process.Signal(syscall.SIGTERM), cmd.Wait())
-		if err != nil || q.Failed() {
-			q.Logf("prometheus: %v\n%s", err, log.String())
-		}
-	})
 }
