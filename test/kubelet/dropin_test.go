@@ -2,9 +2,6 @@ package kubelet
 
 import (
 	"bytes"
-	"fmt"
-	"io"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -155,12 +152,9 @@ func startService(t *testing.T) *service {
 		check(t, os.WriteFile(path, []byte(text), 0o644))
 	}
 	check(t, os.Symlink(kubeletProgram(), "/usr/bin/kubelet"))
-	archive := filepath.Join(t.TempDir(), "testbin.tar")
-	testbin, err := os.ReadFile(program("testbin"))
-	check(t, err)
-	check(t, os.WriteFile(archive, imageOf(t, testbin, []string{"/testbin"}, testImage), 0o644))
-	run(t, "crisp", "image", "load", "--runtime-endpoint", "unix:///run/crisp/crisp.sock", "-i", archive)
-	s := &service{&node{t: t, driver: "kubelet.service"}}
+	s := &service{&node{t: t, driver: "kubelet.service", pods: "http://127.0.0.1:10255/pods"}}
+	s.loadInto("crisp", "/run/crisp/crisp.sock", testImage)
+	var err error
 	s.conn, err = grpc.NewClient("unix:///run/crisp/crisp.sock", grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(t, err)
 	t.Cleanup(s.end)
@@ -201,9 +195,9 @@ func (s *service) settles(named bool) {
 	}
 	var seen []string
 	s.until("the kubelet shows the container", func() bool {
-		text, err := s.get("/metrics/cadvisor")
+		text, err := s.fetch("/metrics/cadvisor")
 		if id := s.container(); err == nil && id != "" {
-			seen = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="(.*?)",id="[^"]*crisp-` + id + `\.scope",.*,pod="(.*?)"\} `).FindStringSubmatch(text)
+			seen = regexp.MustCompile(`(?m)^container_memory_working_set_bytes\{container="(.*?)",id="[^"]*crisp-` + id + `\.scope",.*,pod="(.*?)"\} `).FindStringSubmatch(string(text))
 		}
 		return seen != nil
 	})
@@ -243,20 +237,6 @@ func (s *service) says(mark, follows string) {
 	if !strings.HasPrefix(strings.TrimSpace(line), mark) || !strings.Contains(line, follows) {
 		s.t.Errorf("crispd check says %q, want %s and %q:\n%s", line, mark, follows, text)
 	}
-}
-
-func (s *service) get(path string) (string, error) {
-	client := http.Client{Timeout: slowness * 10 * time.Second}
-	resp, err := client.Get("http://127.0.0.1:10255" + path)
-	if err != nil {
-		return "", err
-	}
-	defer resp.Body.Close()
-	if resp.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("%s: %s", path, resp.Status)
-	}
-	data, err := io.ReadAll(resp.Body)
-	return string(data), err
 }
 
 func (s *service) until(what string, yes func() bool) {

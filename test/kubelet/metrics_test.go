@@ -209,8 +209,10 @@ func (n *node) see() ([]string, error) {
 	return slices.Sorted(maps.Keys(lines)), nil
 }
 
+// fetch returns what the driver serves at path.
 func (n *node) fetch(path string) ([]byte, error) {
-	resp, err := http.Get(strings.TrimSuffix(n.pods, "/pods") + path)
+	client := http.Client{Timeout: slowness * 10 * time.Second}
+	resp, err := client.Get(strings.TrimSuffix(n.pods, "/pods") + path)
 	if err != nil {
 		return nil, err
 	}

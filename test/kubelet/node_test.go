@@ -291,12 +291,15 @@ func (n *node) load() {
 	for _, pod := range ownImages {
 		tags = append(tags, ownImage(pod))
 	}
-	archive := filepath.Join(n.dir, "testbin.tar")
+	n.loadInto(program("crisp"), filepath.Join(n.dir, "crispd.sock"), tags...)
+}
+
+// loadInto loads the test image under these names into the runtime at socket, by the program crisp.
+func (n *node) loadInto(crisp, socket string, tags ...string) {
+	n.t.Helper()
+	archive := filepath.Join(n.t.TempDir(), "testbin.tar")
 	check(n.t, os.WriteFile(archive, imageOf(n.t, n.testbin(), []string{"/testbin"}, tags...), 0o644))
-	out, err := exec.Command(program("crisp"), "image", "load", "--runtime-endpoint", "unix://"+filepath.Join(n.dir, "crispd.sock"), "-i", archive).CombinedOutput()
-	if err != nil {
-		n.t.Fatalf("crisp image load: %v\n%s", err, out)
-	}
+	run(n.t, crisp, "image", "load", "--runtime-endpoint", "unix://"+socket, "-i", archive)
 }
 
 // testbin returns the program testbin, which is built unless it is beside the others.
