@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -281,7 +282,20 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 func TestExecGivenUpWhileItStarts(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
-	b.exec(wire.ExecRequest{Process: process("exit", "0")}).wait()
+	// Go keeps the threads of starts that once overlapped, as those below do on a busy machine.
+	var overlapping sync.WaitGroup
+	for range 20 {
+		overlapping.Go(func() {
+			files, err := n.client.Call(t.Context(), wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0")}, nil)
+			if err != nil {
+				t.Errorf("exec: %v", err)
+			}
+			for _, f := range files {
+				f.Close()
+			}
+		})
+	}
+	overlapping.Wait()
 	before := threads(n.cmd.Process.Pid)
 	for i := range 200 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
