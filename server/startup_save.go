@@ -24,8 +24,7 @@ func (s *Server) saveStartup(c call, resp any) {
 	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be on its way out
 		return
 	}
-	list, _ := s.startups.recorder.Save(c.podStage.pod.UID)
-	if err := timeline.WriteFile(filepath.Join(sb.RunDir(), startupFile), timeline.Saved{Pod: c.podStage.pod, Stages: list}); err != nil {
+	if err := s.startups.recorder.Keep(c.podStage.pod.UID, filepath.Join(sb.RunDir(), startupFile)); err != nil {
 		s.log.Debug("start of a pod not kept", "sandbox", id, "err", err)
 	}
 }

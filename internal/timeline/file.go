@@ -1,8 +1,12 @@
 package timeline
 
 import (
+	"bytes"
+	"cmp"
 	"encoding/json"
+	"errors"
 	"os"
+	"slices"
 	"time"
 )
 
@@ -24,25 +28,32 @@ type Saved struct {
 // A SavedStage is a Stage, and whether a Wait began it.
 type SavedStage struct {
 	Stage
-	Wait bool `json:"wait,omitempty"`
+	Wait   bool   `json:"wait,omitempty"`
+	Number uint64 `json:"n,omitempty"` // of the pod's stages, in a file of Keep
 }
 
 // Save returns the stages of the pod with this UID, and a number that grows with each change of them;
 // 0 if there are none.
 func (r *Recorder) Save(uid string) ([]SavedStage, uint64) {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	p := r.pods[uid]
 	if p == nil {
+		r.mu.Unlock()
 		return nil, 0
 	}
-	var list []SavedStage
-	for _, o := range p.copyLocked() {
+	list, changes := p.copyLocked(), p.changes
+	r.mu.Unlock()
+	return saved(list), changes
+}
+
+func saved(list []Open) []SavedStage {
+	var all []SavedStage
+	for _, o := range list {
 		for _, s := range o.stages() {
-			list = append(list, SavedStage{s, o.wait})
+			all = append(all, SavedStage{Stage: s, Wait: o.wait, Number: o.number})
 		}
 	}
-	return list, p.changes
+	return all
 }
 
 // Changes returns the number that Save would.
@@ -64,7 +75,7 @@ func (r *Recorder) Restore(pod Pod, list []SavedStage) {
 		return
 	}
 	now := time.Now()
-	for _, s := range list[:min(len(list), maxFirst+maxLast)] {
+	for _, s := range list {
 		if !s.Wait && s.End.IsZero() {
 			s.Stage.close(now)
 			s.Err = cutShort
@@ -104,11 +115,88 @@ func WriteFile(path string, s Saved) error {
 	return err
 }
 
-// ReadFile reads what WriteFile wrote.
+// kept is what a file of Keep has of a record; guarded by Recorder.mu.
+type kept struct {
+	path    string // "" = no file is known to be right
+	changes uint64 // up to these
+	more    int    // bytes that came after the file was written whole
+	busy    bool   // it is being written
+}
+
+// Keep brings the file at path up to date with what r has of a pod. It appends the stages that have
+// changed since the last Keep; only where that was of another path, or where that would be more than
+// maxFile, is the file written whole. A second Keep meanwhile leaves its stages to the first.
+func (r *Recorder) Keep(uid, path string) (err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p := r.pods[uid]
+	if p == nil || p.kept.busy {
+		return nil
+	}
+	for err == nil && (p.kept.path != path || p.kept.changes != p.changes) {
+		next := kept{path: path, changes: p.changes, more: p.kept.more, busy: true}
+		whole := p.kept.path != path || p.kept.more > maxFile
+		if whole {
+			p.kept.changes, next.more = 0, 0
+		}
+		since := p.kept.changes
+		list := slices.DeleteFunc(p.copyLocked(), func(o Open) bool {
+			return o.changed <= since && o.log == nil // of one that goes on the parts change, too
+		})
+		p.kept.busy = true
+		r.mu.Unlock()
+		if whole {
+			err = WriteFile(path, Saved{Pod: p.pod, Stages: saved(list)})
+		} else {
+			var n int
+			n, err = appendStages(path, saved(list))
+			next.more += n
+		}
+		r.mu.Lock()
+		if p.kept = next; err != nil {
+			p.kept.path = ""
+		}
+	}
+	p.kept.busy = false
+	return err
+}
+
+// more is what follows the Saved in a file of Keep, any number of times.
+type more struct {
+	Stages []SavedStage `json:"stages"`
+}
+
+// appendStages appends a line to the file at path and returns its length.
+func appendStages(path string, list []SavedStage) (int, error) {
+	data, err := json.Marshal(more{list})
+	if err != nil {
+		return 0, err
+	}
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+	if err != nil {
+		return 0, err
+	}
+	n, err := f.Write(append(data, '\n'))
+	return n, errors.Join(err, f.Close())
+}
+
+// ReadFile reads what WriteFile or Keep wrote: of the same stage the last that was written. A line whose
+// end is missing, of a disk that was full, counts as the end.
 func ReadFile(path string) (s Saved, err error) {
 	data, err := os.ReadFile(path)
-	if err == nil {
-		err = json.Unmarshal(data, &s)
+	if err != nil {
+		return s, err
 	}
-	return s, err
+	d := json.NewDecoder(bytes.NewReader(data))
+	if err = d.Decode(&s); err != nil {
+		return s, err
+	}
+	for m := (more{}); d.Decode(&m) == nil; m = (more{}) {
+		again := func(old SavedStage) bool {
+			return slices.ContainsFunc(m.Stages, func(st SavedStage) bool { return st.Number == old.Number })
+		}
+		s.Stages = append(slices.DeleteFunc(s.Stages, again), m.Stages...)
+	}
+	slices.SortStableFunc(s.Stages, func(a, b SavedStage) int { return cmp.Compare(a.Number, b.Number) })
+	return s, nil
 }

@@ -64,6 +64,134 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// Whatever happens between two Keeps, the file has what the Recorder has: stages that began, ended and
+// were repeated, those of an earlier process, and of very many the first and the last. Keep appends; a
+// file that has become too long, or that is not the one of before, is written anew.
+func TestKeep(t *testing.T) {
+	var r Recorder
+	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
+	path := filepath.Join(t.TempDir(), "startup.json")
+	check := func(after string) {
+		t.Helper()
+		if err := r.Keep("u", path); err != nil {
+			t.Fatalf("%s: %v", after, err)
+		}
+		file, err := ReadFile(path)
+		if err != nil || file.Pod != pod {
+			t.Fatalf("%s: of %v; %v", after, file.Pod, err)
+		}
+		var next Recorder
+		next.Restore(pod, file.Stages)
+		want, got := r.Of("u"), next.Of("u")
+		for i := range want {
+			if want[i].End.IsZero() && i < len(got) && got[i].Err == cutShort {
+				got[i] = want[i]
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-recorder +file):\n%s", after, diff)
+		}
+	}
+	ctx, log := stage.With(t.Context(), nil)
+	pull := r.Begin(pod, Stage{Name: "pull"}, log)
+	check("a stage began")
+	first, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stage.Next(ctx, "layers")
+	r.Begin(pod, Stage{Name: "create", Container: "app"}, nil).End("", "no such image")
+	check("another has ended")
+	log.Stop()
+	pull.End("12 MB", "")
+	check("the first has ended")
+	for range 3 {
+		r.Repeat(pod, Stage{Name: "exec", Container: "app", End: time.Now()})
+		check("a probe")
+	}
+	ctx, log = stage.With(t.Context(), nil)
+	flat := r.BeginFlat(pod, Stage{Container: "app"}, log)
+	stage.Next(ctx, "volumes")
+	stage.Next(ctx, "start")
+	check("an action under way")
+	log.Stop()
+	flat.End("", "")
+	check("an action")
+	if same, err := os.Stat(path); err != nil || !os.SameFile(first, same) {
+		t.Errorf("the file was written anew; %v", err)
+	}
+
+	r.Forget("u")
+	for i := range 4 * (maxFirst + maxLast) {
+		r.Begin(pod, Stage{Name: "start", Attempt: uint32(i), Detail: strings.Repeat("x", 200)}, nil).End("", "")
+		if i%5 == 0 {
+			check("a restart")
+		}
+		if st, err := os.Stat(path); err == nil && st.Size() > 2*maxFile+4096 {
+			t.Fatalf("the file has %d bytes", st.Size())
+		}
+	}
+	r.Forget("u")
+	r.Begin(pod, Stage{Name: "sandbox"}, nil).End("", "")
+	check("a pod that was forgotten")
+	path = filepath.Join(t.TempDir(), "startup.json")
+	check("another sandbox")
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	r.Begin(pod, Stage{Name: "start"}, nil)
+	if err := r.Keep("u", path); err == nil {
+		t.Error("stages were appended to no file")
+	}
+	check("an error")
+	if err := r.Keep("nobody", path); err != nil {
+		t.Error(err)
+	}
+}
+
+// What a full disk has cut off is not there; what came before is.
+func TestKeptInPart(t *testing.T) {
+	var r Recorder
+	path := filepath.Join(t.TempDir(), "startup.json")
+	for _, name := range []string{"sandbox", "create"} {
+		r.Begin(Pod{UID: "u"}, Stage{Name: name}, nil).End("", "")
+		if err := r.Keep("u", path); err != nil {
+			t.Fatal(err)
+		}
+	}
+	st, err := os.Stat(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, st.Size()-5); err != nil {
+		t.Fatal(err)
+	}
+	if s, err := ReadFile(path); err != nil || len(s.Stages) != 1 || s.Stages[0].Name != "sandbox" {
+		t.Errorf("read %+v; %v", s, err)
+	}
+}
+
+// Some 20 containers are created and started, and what is known of the pod is kept after each call.
+func BenchmarkKeep(b *testing.B) {
+	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
+	path := filepath.Join(b.TempDir(), "startup.json")
+	for b.Loop() {
+		var r Recorder
+		for i := range 40 {
+			ctx, log := stage.With(b.Context(), nil)
+			open := r.Begin(pod, Stage{Name: "create", Container: "app", Attempt: uint32(i)}, log)
+			for _, part := range []string{"rootfs", "spec", "record", "plugins"} {
+				stage.Next(ctx, part)
+			}
+			log.Stop()
+			open.End("", "")
+			if err := r.Keep("u", path); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
 // The file is bounded, whatever the stages contain; a damaged one is an error, and is not read in
 // part.
 func TestSavedIsBounded(t *testing.T) {

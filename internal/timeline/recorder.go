@@ -29,7 +29,9 @@ type Recorder struct {
 type record struct {
 	pod     Pod
 	list    []*Open
-	changes uint64 // stages that began or ended
+	changes uint64 // stages that began, ended or came to be known better
+	added   uint64 // stages, those included that are no longer in list
+	kept    kept
 }
 
 // An Open is a stage in a Recorder, which may go on.
@@ -40,6 +42,14 @@ type Open struct {
 	log      *stage.Log // whose spans are its parts while it goes on; nil = none; guarded by recorder.mu
 	flat     bool       // the spans stand for it
 	wait     bool       // begun by Wait
+	number   uint64     // of the record's stages, from 1
+	changed  uint64     // the record's changes when it changed last; guarded by recorder.mu
+}
+
+// changedLocked counts a change of the stage.
+func (o *Open) changedLocked() {
+	o.record.changes++
+	o.changed = o.record.changes
 }
 
 // Begin begins a stage, whose parts are the spans of log. log may be nil.
@@ -64,8 +74,9 @@ func (r *Recorder) addLocked(pod Pod, o *Open) {
 		o.stage.Begin = time.Now()
 	}
 	p := r.recordLocked(pod)
-	o.record = p
-	p.changes++
+	p.added++
+	o.record, o.number = p, p.added
+	o.changedLocked()
 	p.list = append(p.list, o)
 	if len(p.list) > maxFirst+maxLast {
 		p.list = slices.Delete(p.list, maxFirst, maxFirst+1)
@@ -88,7 +99,7 @@ func (r *Recorder) Wait(pod Pod, list []Stage) {
 			i := slices.IndexFunc(list, func(s Stage) bool { return same(s, o.stage) })
 			if i < 0 {
 				o.stage.End = now
-				p.changes++
+				o.changedLocked()
 				continue
 			}
 			going[i], o.stage.Detail = true, list[i].Detail
@@ -114,7 +125,7 @@ func (r *Recorder) EndWait(uid, name, container string) {
 	for _, o := range p.list {
 		if o.wait && o.stage.End.IsZero() && o.stage.Name == name && o.stage.Container == container {
 			o.stage.End = time.Now()
-			p.changes++
+			o.changedLocked()
 		}
 	}
 }
@@ -146,7 +157,7 @@ func (r *Recorder) Repeat(pod Pod, s Stage) {
 	if p := r.pods[pod.UID]; p != nil {
 		for _, o := range slices.Backward(p.list) {
 			if last := &o.stage; last.Name == s.Name && last.Container == s.Container && last.Attempt == s.Attempt && !last.End.IsZero() {
-				p.changes++
+				o.changedLocked()
 				last.Times = max(last.Times, 1) + 1
 				last.End, last.Detail, last.Err = s.End, s.Detail, s.Err
 				last.clip()
@@ -176,6 +187,7 @@ func (o *Open) End(detail, err string) {
 		done[i].close(o.stage.End)
 	}
 	o.stage.Parts, o.log = done, nil
+	o.changedLocked()
 }
 
 // end ends the stage and returns the log that its parts are to be taken from; nil = none.
@@ -186,7 +198,7 @@ func (o *Open) end(detail, err string) *stage.Log {
 		return nil
 	}
 	o.stage.End = time.Now()
-	o.record.changes++
+	o.changedLocked()
 	if detail != "" {
 		o.stage.Detail = detail
 	}
