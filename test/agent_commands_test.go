@@ -47,7 +47,7 @@ func TestAgentCommands(t *testing.T) {
 
 	var mounts, volumes string
 	for i, dir := range []string{"/usr", "/lib", "/lib64"} {
-		if exists(dir) {
+		if testenv.Exists(dir) {
 			mounts += fmt.Sprintf("    - {name: h%d, mountPath: %s, readOnly: true}\n", i, dir)
 			volumes += fmt.Sprintf("  - {name: h%d, hostPath: {path: %s}}\n", i, dir)
 		}

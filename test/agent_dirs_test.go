@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // The directory of a pod has the kubelet's layout. It is removed with the pod, but kept,
@@ -77,13 +79,13 @@ func TestAgentPodDirectories(t *testing.T) {
 		l.restart()
 		l.until(func() bool { return refused() > before }, "the next agent does not remove it either")
 		for _, path := range []string{filepath.Join(inside, "mine"), filepath.Join(dir, "pod.json")} {
-			if !exists(path) {
+			if !testenv.Exists(path) {
 				t.Errorf("%s is gone", path)
 			}
 		}
 		if err := unix.Unmount(inside, 0); err != nil {
 			t.Fatal(err)
 		}
-		l.until(func() bool { return !exists(dir) }, "the directory is gone")
+		l.until(func() bool { return !testenv.Exists(dir) }, "the directory is gone")
 	})
 }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // docs/agent.md has a row for each requirement of the agent that needs no API server, and
@@ -80,7 +82,7 @@ func namedTests(t *testing.T, text string) int {
 			there := part == "" || strings.Contains(all.String(), strconv.Quote(part))
 			switch test {
 			case "TestScript":
-				there = exists(filepath.Join("script", part+".txtar"))
+				there = testenv.Exists(filepath.Join("script", part+".txtar"))
 			case "TestCommandLine": // its parts are commands, which are not strings of a Go file
 				there = true
 			}

@@ -22,6 +22,8 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // A scriptAgent is the running agent of a script.
@@ -247,7 +249,7 @@ func (n *node) say(ctx context.Context, ts *testscript.TestScript, args []string
 		return stdout, "", err
 	}
 	program := args[0]
-	if own := filepath.Join(n.binaries.dir, program); exists(own) {
+	if own := filepath.Join(n.binaries.dir, program); testenv.Exists(own) {
 		program = own
 	}
 	var out, errs strings.Builder

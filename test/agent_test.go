@@ -10,6 +10,8 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // Pods are added and removed while the agent and crispd are killed again and again.
@@ -56,7 +58,7 @@ func TestAgentKills(t *testing.T) {
 	kills()
 	a.until(func() bool { return len(n.running(t)) == 2*pods }, "all containers run")
 	// Count the processes themselves, whatever the runtime reports.
-	if got := len(processes(func(args []string) bool { return slices.Contains(args, n.dir+"/mark") })); got != pods {
+	if got := len(testenv.Processes(func(args []string) bool { return slices.Contains(args, n.dir+"/mark") })); got != pods {
 		t.Errorf("%d processes bear the mark, want one for each of %d pods", got, pods)
 	}
 	ids := n.running(t)

@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // A node with cgroup v2, with either driver, used as by the kubelet: the kernel has the
@@ -178,7 +179,7 @@ func (u *unified) restarts() {
 	}
 	if own, err := cgroupsOf(before); err != nil {
 		t.Error(err)
-	} else if dir := own[""]; exists("/run/systemd/system") && (filepath.Dir(dir) != "/sys/fs/cgroup/system.slice" || !strings.HasPrefix(filepath.Base(dir), "crisp-executor-") || !strings.HasSuffix(dir, ".scope")) {
+	} else if dir := own[""]; testenv.Exists("/run/systemd/system") && (filepath.Dir(dir) != "/sys/fs/cgroup/system.slice" || !strings.HasPrefix(filepath.Base(dir), "crisp-executor-") || !strings.HasSuffix(dir, ".scope")) {
 		t.Errorf("the executor is in %s", dir)
 	}
 	if err := u.stopDaemon(syscall.SIGTERM); err != nil {
@@ -208,7 +209,7 @@ func (u *unified) stats() {
 	if s.Memory.GetUsageBytes().GetValue() < 8*mib || s.Memory.GetWorkingSetBytes().GetValue() == 0 || s.Cpu.GetUsageCoreNanoSeconds().GetValue() == 0 {
 		t.Errorf("stats are %v", s)
 	}
-	if exists("/proc/pressure/memory") && (s.Cpu.GetPsi() == nil || s.Memory.GetPsi() == nil || s.Io.GetPsi() == nil) {
+	if testenv.Exists("/proc/pressure/memory") && (s.Cpu.GetPsi() == nil || s.Memory.GetPsi() == nil || s.Io.GetPsi() == nil) {
 		t.Errorf("stats have no pressure: %v", s)
 	}
 	if s.Swap.GetSwapAvailableBytes().GetValue() != 40*mib {
@@ -306,7 +307,7 @@ func (u *unified) ownCgroup() {
 		}
 	}
 	for _, dir := range []string{dirs[""], filepath.Dir(dirs[""]), u.boxDir} {
-		if exists(dir) {
+		if testenv.Exists(dir) {
 			t.Errorf("%s is left", dir)
 		}
 	}

@@ -18,6 +18,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // checkpointCmd is:
@@ -202,7 +204,7 @@ func (n *node) freezer(ctx context.Context, id string) (string, error) {
 		switch {
 		case field[1] == "freezer":
 			return filepath.Join("/sys/fs/cgroup/freezer", field[2], "freezer.state"), nil
-		case field[1] == "" && exists("/sys/fs/cgroup/cgroup.controllers"):
+		case field[1] == "" && testenv.Exists("/sys/fs/cgroup/cgroup.controllers"):
 			return filepath.Join("/sys/fs/cgroup", field[2], "cgroup.events"), nil
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
@@ -254,7 +255,7 @@ func containerdBin(t *testing.T) string {
 		t.Fatal(err)
 	}
 	for _, dir := range []string{unpacked, "/usr/bin"} {
-		if exists(filepath.Join(dir, "containerd")) && exists(filepath.Join(dir, "ctr")) {
+		if testenv.Exists(filepath.Join(dir, "containerd")) && testenv.Exists(filepath.Join(dir, "ctr")) {
 			return dir
 		}
 	}
@@ -316,7 +317,7 @@ func pluginsOf(t *testing.T, n *node) string {
 	}
 	// Without Go, it is built already.
 	for _, loopback := range []string{"/usr/lib/cni/loopback", filepath.Join(n.binaries.dir, "loopback")} {
-		if !exists(loopback) {
+		if !testenv.Exists(loopback) {
 			continue
 		}
 		if err := os.Symlink(loopback, filepath.Join(dir, "loopback")); err != nil && !os.IsExist(err) {

@@ -17,6 +17,8 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // hostile are the values that each text field of each request is set to, one at a time.
@@ -58,7 +60,7 @@ func TestHostileRequests(t *testing.T) {
 	}
 
 	for _, dir := range []string{h.logs, "."} { // crispd's working directory is the test's
-		if path := filepath.Join(dir, hostile["up"]); exists(path) || exists(filepath.Dir(path)) {
+		if path := filepath.Join(dir, hostile["up"]); testenv.Exists(path) || testenv.Exists(filepath.Dir(path)) {
 			t.Errorf("it made %s", path)
 			_ = os.RemoveAll(filepath.Dir(path))
 		}

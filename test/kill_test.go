@@ -11,6 +11,8 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // crispd is killed ten times: a container that writes a numbered line every millisecond
@@ -64,7 +66,7 @@ func TestTenKills(t *testing.T) {
 		if err := n.stopDaemon(syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		for record := filepath.Join(n.root, "containers", n.ids[quitter], "exit.json"); !exists(record); time.Sleep(10 * time.Millisecond) {
+		for record := filepath.Join(n.root, "containers", n.ids[quitter], "exit.json"); !testenv.Exists(record); time.Sleep(10 * time.Millisecond) {
 			if ctx.Err() != nil {
 				t.Fatalf("%s did not end", quitter)
 			}

@@ -1,12 +1,8 @@
 package test
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"io"
-	"net"
-	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -256,22 +252,8 @@ func (l *lab) clear() {
 // patch patches a pod, or a subresource of it, through the agent's API.
 func (l *lab) patch(t *testing.T, path, patch string) {
 	t.Helper()
-	client := &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", filepath.Join(l.n.dir, "agent", "agent.sock"))
-	}}}
-	defer client.CloseIdleConnections()
-	req, err := http.NewRequestWithContext(t.Context(), http.MethodPatch, "http://agent/api/v1/namespaces/default/pods/"+path, strings.NewReader(patch))
-	if err != nil {
-		t.Fatal(err)
-	}
-	req.Header.Set("Content-Type", "application/strategic-merge-patch+json")
-	resp, err := client.Do(req)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer resp.Body.Close()
-	if body, err := io.ReadAll(resp.Body); err != nil || resp.StatusCode != http.StatusOK {
-		t.Fatalf("patch %s: %s\n%s", path, resp.Status, body)
+	if err := l.n.patchPod(path, patch); err != nil {
+		t.Fatalf("patch %s: %v", path, err)
 	}
 }
 

@@ -12,19 +12,19 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/internal/testdisk"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 type nodeKey struct{}
@@ -216,7 +216,11 @@ func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
 	inodes := "0" // unlimited
 	switch {
 	case len(args) == 1 && args[0] == "fill":
-		return fillDisk(disk)
+		junk := filepath.Join(disk, "junk")
+		if err := os.MkdirAll(junk, 0o700); err != nil && !errors.Is(err, syscall.ENOSPC) {
+			return err
+		}
+		return testdisk.Fill(junk)
 	case len(args) == 1 && args[0] == "free":
 		return os.RemoveAll(filepath.Join(disk, "junk"))
 	case len(args) == 2:
@@ -236,35 +240,6 @@ func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
 	return nil
 }
 
-// fillDisk uses up all blocks and inodes of the file system at disk.
-func fillDisk(disk string) error {
-	junk := filepath.Join(disk, "junk")
-	if err := os.MkdirAll(junk, 0o700); err != nil && !errors.Is(err, syscall.ENOSPC) {
-		return err
-	}
-	// A write that does not fit leaves its beginning, so less than a page is free at the
-	// end.
-	data := make([]byte, 1<<20)
-	for i := 0; ; i++ {
-		err := os.WriteFile(filepath.Join(junk, fmt.Sprintf("%d-%d", time.Now().UnixNano(), i)), data, 0o600)
-		var st syscall.Statfs_t
-		if err := syscall.Statfs(disk, &st); err != nil {
-			return err
-		}
-		switch {
-		case st.Bavail == 0 && st.Ffree == 0:
-			return nil
-		case st.Bavail == 0:
-			data = nil
-		case errors.Is(err, syscall.ENOSPC):
-			return fmt.Errorf("%d blocks are left without an inode", st.Bavail)
-		}
-		if err != nil && !errors.Is(err, syscall.ENOSPC) {
-			return err
-		}
-	}
-}
-
 // executorCmd is: executor kill | term
 func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) != 1 || args[0] != "kill" && args[0] != "term" {
@@ -280,22 +255,7 @@ func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {
 	return syscall.Kill(pid, syscall.SIGKILL)
 }
 
-// executorPid finds the instance's executor by its state directory.
-func (n *node) executorPid() (int, error) {
-	pids := processes(func(args []string) bool {
-		return len(args) > 0 && filepath.Base(args[0]) == "crisp-executor" && strings.Contains(strings.Join(args, "\x00"), n.state) && !slices.Contains(args, "init")
-	})
-	// A child that it has just forked has the same arguments for a moment, and may outlive
-	// it.
-	pids = slices.DeleteFunc(pids, func(pid int) bool {
-		session, err := unix.Getsid(pid)
-		return err != nil || session != pid
-	})
-	if len(pids) == 0 {
-		return 0, errors.New("no executor runs")
-	}
-	return pids[0], nil
-}
+func (n *node) executorPid() (int, error) { return testenv.ExecutorPid(n.state) }
 
 func (n *node) start(config string, flags []string) error {
 	if n.cmd != nil {

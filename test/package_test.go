@@ -16,6 +16,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // installedNode returns the instance of the installed Debian package: `make test-vm`
@@ -335,7 +337,7 @@ func TestPackageRemoval(t *testing.T) {
 		t.Error("the container is left")
 	}
 	for _, path := range []string{"/var/lib/crisp", "/run/crisp", "/etc/crisp", "/usr/bin/crispd", "/usr/libexec/crisp"} {
-		if exists(path) {
+		if testenv.Exists(path) {
 			t.Errorf("%s is left", path)
 		}
 	}

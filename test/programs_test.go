@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
@@ -46,13 +47,13 @@ func build() (b binaries, err error) {
 	}
 	b.archive = filepath.Join(scratch, "testbin.tar")
 	// Without Go, testbin is in CRISP_BIN.
-	if b.testbin = filepath.Join(b.dir, "testbin"); !exists(b.testbin) {
+	if b.testbin = filepath.Join(b.dir, "testbin"); !testenv.Exists(b.testbin) {
 		b.testbin = filepath.Join(scratch, "testbin")
 	}
-	if exists(b.archive) {
+	if testenv.Exists(b.archive) {
 		return b, nil // built once for all tests
 	}
-	if !exists(b.testbin) {
+	if !testenv.Exists(b.testbin) {
 		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
@@ -60,11 +61,6 @@ func build() (b binaries, err error) {
 		}
 	}
 	return b, writeArchive(b.archive, b.testbin)
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // scratch is the directory of files that all tests share.

@@ -17,6 +17,8 @@ import (
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // The commands of docs/quickstart.md work in their order: a reader can type them. A block's
@@ -122,7 +124,7 @@ func unpackedOr(t *testing.T, pkg, dir, program string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if exists(unpacked) {
+	if testenv.Exists(unpacked) {
 		return unpacked
 	}
 	path, err := exec.LookPath(program)

@@ -14,13 +14,15 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // crispd as a service of systemd: processes that it has started are not in its service, and
 // live on, with their logs and exit codes, when the service is stopped, restarted or
 // killed.
 func TestServiceRestarts(t *testing.T) {
-	if !exists("/run/systemd/system") {
+	if !testenv.Exists("/run/systemd/system") {
 		t.Skip("systemd does not run this host")
 	}
 	n, config := startNode(t)

@@ -15,6 +15,8 @@ import (
 	_ "github.com/opencontainers/cgroups/devices"
 	"github.com/opencontainers/cgroups/manager"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // A unified is a node with a pod in a cgroup that the test has made as the kubelet does.
@@ -153,7 +155,7 @@ func (u *unified) check(when, dir string, want map[string]string) {
 // systemctl runs systemctl, if systemd runs here.
 func (u *unified) systemctl(args ...string) string {
 	u.t.Helper()
-	if !exists("/run/systemd/system") {
+	if !testenv.Exists("/run/systemd/system") {
 		return ""
 	}
 	out, err := exec.Command("systemctl", args...).CombinedOutput()

@@ -25,6 +25,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/oci/executor"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -119,7 +120,7 @@ func TestMain(m *testing.M) {
 // find sets programs to those in CRISP_BIN, or else in dir.
 func find(dir string) (err error) {
 	bin := os.Getenv("CRISP_BIN")
-	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !exists(programs.testbin) { // without Go, CRISP_BIN has it
+	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !testenv.Exists(programs.testbin) { // without Go, CRISP_BIN has it
 		programs.testbin = filepath.Join(dir, "testbin")
 	}
 	if bin != "" {
@@ -132,7 +133,7 @@ func find(dir string) (err error) {
 }
 
 func build(dir string) error {
-	if exists(filepath.Join(os.Getenv("CRISP_BIN"), "testbin")) {
+	if testenv.Exists(filepath.Join(os.Getenv("CRISP_BIN"), "testbin")) {
 		return nil
 	}
 	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "testbin"), "github.com/crisp-cri/crisp/internal/testbin")
@@ -148,11 +149,6 @@ func build(dir string) error {
 		return fmt.Errorf("build crisp-podinit: %w\n%s", err, out)
 	}
 	return nil
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }
 
 // A node is an executor with the files of its containers, for one test.

@@ -13,6 +13,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -53,8 +54,8 @@ func TestNoProgramsInMemory(t *testing.T) {
 	if err := n.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return exists(n.socket()) || !alive(n.cmd.Process.Pid) }, "it neither listens nor ends")
-	if !exists(n.socket()) {
+	eventually(t, func() bool { return testenv.Exists(n.socket()) || !alive(n.cmd.Process.Pid) }, "it neither listens nor ends")
+	if !testenv.Exists(n.socket()) {
 		t.Fatalf("the executor ended, %v: %s", n.cmd.Wait(), said.String())
 	}
 	n.connect()

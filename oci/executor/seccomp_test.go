@@ -26,6 +26,7 @@ import (
 	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -542,7 +543,7 @@ func TestFilterNotifies(t *testing.T) {
 	if e.wait() == 0 {
 		t.Error("the call that the listener refused succeeded")
 	}
-	if exists(filepath.Join(b.root, "made")) {
+	if testenv.Exists(filepath.Join(b.root, "made")) {
 		t.Error("the directory that the listener refused was made")
 	}
 	unfiltered(t, n)

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -22,7 +23,7 @@ func withScope(r *wire.RunRequest, s *specs.Spec) {
 // systemd removes a scope with its last process, possibly before the executor has read from
 // it.
 func TestSystemd(t *testing.T) {
-	if !exists("/run/systemd/system") {
+	if !testenv.Exists("/run/systemd/system") {
 		t.Skip("needs systemd")
 	}
 	n := start(t)
@@ -55,7 +56,7 @@ func TestSystemd(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(c.root, "tmp", "go"), nil, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() bool { return !exists(c.reply.Cgroups[""]) }, "systemd does not remove the scope")
+	eventually(t, func() bool { return !testenv.Exists(c.reply.Cgroups[""]) }, "systemd does not remove the scope")
 	n.cmd.Process.Signal(unix.SIGCONT)
 	if e := c.wait(); e.Code != 137 || !e.OOMKilled {
 		t.Errorf("exit is %+v", e)

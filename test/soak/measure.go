@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/testns"
 )
 
@@ -210,7 +211,7 @@ func (n *node) look() (*measurement, error) {
 	for _, k := range m.stacks {
 		m.numbers["crispd goroutines"] += float64(k)
 	}
-	executor, err := n.executorPid()
+	executor, err := testenv.ExecutorPid(n.state)
 	if err != nil {
 		return nil, err
 	}

@@ -10,8 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -19,6 +17,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // patience bounds every call and every wait: what takes longer hangs.
@@ -204,7 +204,7 @@ func (n *node) kill(ctx context.Context, crispd, executor bool) error {
 	}
 	n.mu.Unlock()
 	if executor {
-		if pid, err := n.executorPid(); err == nil { // else it is being started
+		if pid, err := testenv.ExecutorPid(n.state); err == nil { // else it is being started
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && err != syscall.ESRCH {
 				return err
 			}
@@ -241,22 +241,6 @@ func (n *node) cutOff(born time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	return born.Before(n.both)
-}
-
-// executorPid finds the executor by its state directory.
-func (n *node) executorPid() (int, error) {
-	dirs, _ := filepath.Glob("/proc/[0-9]*")
-	for _, dir := range dirs {
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil {
-			continue // ended
-		}
-		args := strings.Split(string(cmdline), "\x00")
-		if filepath.Base(args[0]) == "crisp-executor" && strings.Contains(string(cmdline), n.state) && !slices.Contains(args, "init") {
-			return strconv.Atoi(filepath.Base(dir))
-		}
-	}
-	return 0, errors.New("no executor runs")
 }
 
 // end ends crispd and wipes the instance.

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testdisk"
 )
 
 // several is the number of stuck objects, where one may not be enough.
@@ -293,36 +295,13 @@ func fullDisk(ctx context.Context, s *stuckNode) error {
 		return err
 	}
 	s.ends = append(s.ends, func() error { return os.RemoveAll(junk) })
-	if err := fill(junk); err != nil {
+	if err := testdisk.Fill(junk); err != nil {
 		return err
 	}
 	if err := s.n.kill(ctx, true, false); err != nil {
 		return err
 	}
-	return fill(junk)
-}
-
-// fill uses up all blocks and inodes of a tmpfs.
-func fill(dir string) error {
-	data := make([]byte, 1<<20)
-	for i := 0; ; i++ {
-		err := os.WriteFile(filepath.Join(dir, fmt.Sprintf("%d-%d", time.Now().UnixNano(), i)), data, 0o600)
-		var st syscall.Statfs_t
-		if err := syscall.Statfs(dir, &st); err != nil {
-			return err
-		}
-		switch {
-		case st.Ffree == 0 && st.Bavail > 0:
-			return fmt.Errorf("%d blocks are left without an inode", st.Bavail)
-		case st.Bavail == 0 && st.Ffree == 0:
-			return nil
-		case st.Bavail == 0:
-			data = nil
-		}
-		if err != nil && !errors.Is(err, syscall.ENOSPC) {
-			return err
-		}
-	}
+	return testdisk.Fill(junk)
 }
 
 // crowd runs as many sandboxes as are to be stopped at once.

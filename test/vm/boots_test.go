@@ -51,7 +51,7 @@ func TestEveryKernelPackage(t *testing.T) {
 			return err
 		}
 		if e.IsDir() {
-			if path != top && (strings.HasPrefix(e.Name(), ".") || exists(filepath.Join(path, "go.mod"))) {
+			if path != top && (strings.HasPrefix(e.Name(), ".") || testenv.Exists(filepath.Join(path, "go.mod"))) {
 				return fs.SkipDir
 			}
 			return nil
@@ -99,7 +99,7 @@ func TestNamedTestsAreThere(t *testing.T) {
 			for _, name := range run.must {
 				named++
 				script, is := strings.CutPrefix(name, "TestScript/")
-				if is && !exists(filepath.Join(dir, "script", script+".txtar")) || !is && !strings.Contains(code.String(), "\nfunc "+name+"(t *testing.T) {") {
+				if is && !testenv.Exists(filepath.Join(dir, "script", script+".txtar")) || !is && !strings.Contains(code.String(), "\nfunc "+name+"(t *testing.T) {") {
 					t.Errorf("boot %s, step %s: %s has no %s", b.name, s.name, run.dir, name)
 				}
 			}
@@ -138,9 +138,4 @@ func TestMissing(t *testing.T) {
 			t.Errorf("-run is %s, want %s", step.run, pattern)
 		}
 	}
-}
-
-func exists(path string) bool {
-	_, err := os.Stat(path)
-	return err == nil
 }

@@ -4,6 +4,8 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // Concurrent runs would overwrite each other's results, and those of a killed run are useless.
@@ -20,7 +22,7 @@ func TestLock(t *testing.T) {
 	if _, err := lock(cache); err == nil {
 		t.Error("a second run has the lock, too")
 	}
-	if !exists(old) {
+	if !testenv.Exists(old) {
 		t.Error("the first run's files are gone")
 	}
 	if err := unlock(); err != nil {
@@ -30,7 +32,7 @@ func TestLock(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer unlock()
-	if exists(old) {
+	if testenv.Exists(old) {
 		t.Errorf("%s is left", old)
 	}
 }
