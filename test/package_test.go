@@ -263,7 +263,7 @@ func numbered(t *testing.T, path string) {
 
 // The service is stopped, killed and started: the executor is not in its cgroup, and pods
 // are not affected.
-func TestServiceRestart(t *testing.T) {
+func TestInstalledServiceRestarts(t *testing.T) {
 	n, _, _ := installedNode(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 15*time.Minute)
 	defer cancel()

@@ -21,7 +21,7 @@ import (
 // crispd as a service of systemd: processes that it has started are not in its service, and
 // live on, with their logs and exit codes, when the service is stopped, restarted or
 // killed.
-func TestServiceRestarts(t *testing.T) {
+func TestRunAsAService(t *testing.T) {
 	if !testenv.Exists("/run/systemd/system") {
 		t.Skip("systemd does not run this host")
 	}

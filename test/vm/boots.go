@@ -112,7 +112,7 @@ var fastScripts = func() tests {
 func all(dir, skip string) tests { return tests{dir: dir, skip: skip} }
 
 // ofThePackage are the tests of the installed Debian package.
-var ofThePackage = []string{"TestPackageUpgrade", "TestPackageRemoval", "TestServiceRestart", "TestServiceWatchdogAndReload"}
+var ofThePackage = []string{"TestPackageUpgrade", "TestPackageRemoval", "TestInstalledServiceRestarts", "TestServiceWatchdogAndReload"}
 
 // boots is the table of `make test-vm`. A test is in the quick form when the machine that runs
 // `make test` may be unable to show the same: it may lack systemd, cgroup v2, an LSM or CRIU. Two
@@ -134,7 +134,7 @@ var boots = []boot{
 			{"fastscripts", quick, 15 * time.Minute, fastScripts},
 			{"scripts", quick, 20 * time.Minute, exactly("test",
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/handler_crun", "TestScript/pod_runs")},
-			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestServiceRestarts")},
+			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestRunAsAService")},
 			{"powercuts", full, 60 * time.Minute, powerCuts},
 			{"oomgroup", full, 30 * time.Minute, oomGroup},
 			{"all-executor", full, 30 * time.Minute, all("oci/executor", "")},
