@@ -322,12 +322,9 @@ func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	}
 	defer wire.CloseAll(files)
 	if err == nil {
-		cfg := c.record.Load().Config
 		_, err = conn.Call(ctx, wire.MethodAdopt, wire.AdoptRequest{
-			ID:       c.id,
+			Settings: c.settings(),
 			RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, StartedAt: st.StartedAt, Cgroups: st.Cgroups},
-			Stdin:    cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
-			LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine, ExitPath: c.exitPath(),
 			OOMKills: st.OOMKills,
 		}, nil, files...)
 	}

@@ -66,7 +66,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.
 	defer wire.CloseAll(files)
 	if err == nil {
 		_, err = conn.Call(ctx, wire.MethodAdopt, wire.AdoptRequest{
-			ID: sb.id, RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, Cgroups: st.Cgroups},
+			Settings: wire.Settings{ID: sb.id}, RunReply: wire.RunReply{Pid: st.Pid, StartTime: st.StartTime, Cgroups: st.Cgroups},
 		}, nil, files...)
 	}
 	if err == nil {

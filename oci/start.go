@@ -206,12 +206,18 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 		return wire.RunRequest{}, fmt.Errorf("encode spec of container %s: %w", c.id, err)
 	}
 	return wire.RunRequest{
-		ID: c.id, Spec: data, Env: cfg.Env,
-		Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
-		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine,
-		ExitPath: c.exitPath(), SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Fast: c.rt.o.FastInit,
+		Settings: c.settings(), Spec: data, Env: cfg.Env,
+		SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Fast: c.rt.o.FastInit,
 		PrepareDir: filepath.Join(c.sandbox.RunDir(), preparedDir, c.id),
 	}, nil
+}
+
+func (c *Container) settings() wire.Settings {
+	cfg := c.record.Load().Config
+	return wire.Settings{
+		ID: c.id, Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
+		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine, ExitPath: c.exitPath(),
+	}
 }
 
 // joinTarget returns the spec with the PID namespace of PIDTarget in it. The

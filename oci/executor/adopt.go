@@ -19,10 +19,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
-	s := settings{
-		ID: req.ID, Stdin: req.Stdin, StdinOnce: req.StdinOnce, TTY: req.TTY,
-		LogPath: req.LogPath, LogMaxLine: req.LogMaxLine, ExitPath: req.ExitPath,
-	}
+	s := settings{Settings: req.Settings}
 	c, err := x.table.reserve(s, nil, nil)
 	if err != nil {
 		return err

@@ -37,7 +37,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 			send = append(send, f)
 		}
 	}
-	req := wire.AdoptRequest{ID: b.id, RunReply: b.reply, LogPath: b.log, ExitPath: b.exit}
+	req := wire.AdoptRequest{Settings: wire.Settings{ID: b.id, LogPath: b.log, ExitPath: b.exit}, RunReply: b.reply}
 	before := 0
 	for try := range 20 {
 		_, err := n.client.Call(t.Context(), wire.MethodAdopt, req, nil, append(send, bad)...)

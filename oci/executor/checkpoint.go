@@ -2,13 +2,11 @@ package executor
 
 import (
 	"context"
-	"encoding/json"
 	"maps"
 	"os"
 	"path/filepath"
 
 	"github.com/opencontainers/runc/libcontainer"
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -50,21 +48,17 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 
 // restore serves wire.RestoreRequest.
 func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
-	var spec specs.Spec
-	if err := json.Unmarshal(req.Spec, &spec); err != nil {
-		return nil, nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
+	spec, err := specOf(req.RunRequest)
+	if err != nil {
+		return nil, nil, err
 	}
-	switch {
-	case spec.Process == nil || spec.Root == nil || spec.Linux == nil:
-		return nil, nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
-	case req.Engine != "":
+	if req.Engine != "" {
 		return nil, nil, fault.Invalid.Errorf("container %s is for %s: only libcontainer can restore", req.ID, req.Engine)
 	}
 	if err := x.criu.ready(ctx); err != nil {
 		return nil, nil, err
 	}
-	spec.Process.Terminal = req.TTY
-	reply, files, err := x.create(ctx, from, settingsOf(req.RunRequest), &spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
+	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
 		defer endingCRIU(ctx, req.Dir)()
 		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)

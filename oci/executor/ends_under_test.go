@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // A call that fails because the container's process has just ended is answered with that,
@@ -24,7 +25,7 @@ func TestEndsUnder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &container{settings: settings{ID: "c"}, phase: running, proc: proc}
+	c := &container{settings: settings{Settings: wire.Settings{ID: "c"}}, phase: running, proc: proc}
 	x := &Executor{table: newTable()}
 	x.table.containers["c"] = c
 	if err := x.table.endsUnder(c); err != nil {

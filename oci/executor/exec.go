@@ -90,7 +90,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 		process.SubCgroupPaths = e.makeGroup()
 	}
 	steps.Add("cgroup of exec", e.endGroup)
-	p := &plan{settings: settings{TTY: req.TTY, Stdin: req.Stdin}, process: process, spec: &specs.Spec{Process: &spec}, fast: req.Fast}
+	p := &plan{settings: settings{Settings: wire.Settings{TTY: req.TTY, Stdin: req.Stdin}}, process: process, spec: &specs.Spec{Process: &spec}, fast: req.Fast}
 	begun, err := c.runtime.exec(ctx, e, p)
 	if err != nil {
 		if ended := x.table.endsUnder(c); ended != nil {

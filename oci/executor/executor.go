@@ -230,14 +230,10 @@ type container struct {
 	stuck  bool                    // its start cannot be ended; guarded by table.mu
 }
 
-// settings are the parts of a RunRequest that matter after the start.
+// settings are what matters of a container after its start.
 type settings struct {
-	ID                    string
-	Stdin, StdinOnce, TTY bool
-	LogPath               string
-	LogMaxLine            int
-	ExitPath              string
-	Silent                bool // all three are /dev/null: a pod's init
+	wire.Settings
+	Silent bool // all of its stdio is /dev/null: a pod's init
 }
 
 // setRunning moves a container to running and starts to watch it.
@@ -260,14 +256,6 @@ func (c *container) reply() wire.RunReply {
 	r := c.ref
 	r.Cgroups = maps.Clone(r.Cgroups)
 	return r
-}
-
-// settingsOf returns the settings of a new container.
-func settingsOf(req wire.RunRequest) settings {
-	return settings{
-		ID: req.ID, Stdin: req.Stdin, StdinOnce: req.StdinOnce, TTY: req.TTY,
-		LogPath: req.LogPath, LogMaxLine: req.LogMaxLine, ExitPath: req.ExitPath,
-	}
 }
 
 // exitOf returns the Exit of a container from what is known of its end.

@@ -378,7 +378,7 @@ func (n *node) request(args []string, options ...option) *box {
 			},
 		},
 	}
-	b.req = wire.RunRequest{ID: b.id, LogPath: b.log, ExitPath: b.exit, Fast: fastInit}
+	b.req = wire.RunRequest{Settings: wire.Settings{ID: b.id, LogPath: b.log, ExitPath: b.exit}, Fast: fastInit}
 	for _, o := range options {
 		o(&b.req, spec)
 	}

@@ -56,7 +56,7 @@ func TestFreezeGivenUp(t *testing.T) {
 			b.stopped("1")
 			x := &Executor{table: newTable()}
 			for id, g := range map[string]fakeCgroup{"a": a, "b": b} {
-				x.table.containers[id] = &container{phase: running, proc: &child{}, settings: settings{ID: id},
+				x.table.containers[id] = &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: id}},
 					ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
 			}
 			ctx, cancel := context.WithCancel(t.Context())

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // An executor may be killed between any two instructions. Whatever its last one was, its
@@ -89,8 +90,8 @@ func TestInHand(t *testing.T) {
 			// The successor may be killed as well before it adopts, and so may the next.
 			handsOf(t, state)
 			hs := handsOf(t, state)
-			hs.complete(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
-			hs.complete(settings{ID: "c1", LogPath: path, LogMaxLine: 100})
+			hs.complete(settings{Settings: wire.Settings{ID: "c1", LogPath: path, LogMaxLine: 100}})
+			hs.complete(settings{Settings: wire.Settings{ID: "c1", LogPath: path, LogMaxLine: 100}})
 			if got := logged(t, path); got != before+last.want {
 				t.Errorf("the log has %q, want %q", got, before+last.want)
 			}
@@ -150,7 +151,7 @@ func TestInHandOfARotatedLog(t *testing.T) {
 	copy(h.ask(4), "one\n")
 	h.got(4)
 	h.Writing(1, 0)
-	handsOf(t, state).complete(settings{ID: "c1", LogPath: path})
+	handsOf(t, state).complete(settings{Settings: wire.Settings{ID: "c1", LogPath: path}})
 	if got := logged(t, path); got != "one\n" {
 		t.Errorf("the log has %q", got)
 	}

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // A panic in the reader of one container's output affects that stream alone: it goes on, or
@@ -21,7 +22,7 @@ func TestPanicEndsOneStream(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer in.Close()
-	s := newStdio(settings{ID: "c1"}, nil, nil, out, nil, nil)
+	s := newStdio(settings{Settings: wire.Settings{ID: "c1"}}, nil, nil, out, nil, nil)
 	// An attachment without the map of what is still to be sent to its client.
 	broken := &attachment{outs: map[string]*os.File{crilog.Stdout: out}}
 	s.attached = []*attachment{broken}

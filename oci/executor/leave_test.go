@@ -36,14 +36,14 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 	for name, end := range map[string]func(*Executor) error{"close": (*Executor).Close, "idle": (*Executor).CloseIdle} {
 		t.Run(name, func(t *testing.T) {
 			x := newExecutor(t)
-			c, err := x.table.reserve(settings{ID: "first"}, nil, nil)
+			c, err := x.table.reserve(settings{Settings: wire.Settings{ID: "first"}}, nil, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			if err := end(x); !errors.Is(err, fault.WrongState) {
 				t.Fatalf("left with a container that is starting: %v", err)
 			}
-			if _, err := x.table.reserve(settings{ID: "second"}, nil, nil); err != nil {
+			if _, err := x.table.reserve(settings{Settings: wire.Settings{ID: "second"}}, nil, nil); err != nil {
 				t.Fatalf("the executor stays, and refuses a container: %v", err)
 			}
 			x.table.release(c)
@@ -51,7 +51,7 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 			if err := end(x); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := x.table.reserve(settings{ID: "third"}, nil, nil); !errors.Is(err, fault.Unavailable) {
+			if _, err := x.table.reserve(settings{Settings: wire.Settings{ID: "third"}}, nil, nil); !errors.Is(err, fault.Unavailable) {
 				t.Errorf("got %v", err)
 			}
 			if err := x.become(os.Stdin, nil); !errors.Is(err, fault.Unavailable) {
@@ -98,7 +98,7 @@ func TestLeavingTellsExecCodes(t *testing.T) {
 // container's output would be read from then on, and no exit be recorded.
 func TestUpgradeRefusesAStartOnItsWay(t *testing.T) {
 	x := newExecutor(t)
-	c, err := x.table.reserve(settings{ID: "a"}, nil, nil)
+	c, err := x.table.reserve(settings{Settings: wire.Settings{ID: "a"}}, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,7 +153,7 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer cmd.Process.Kill() // reaped already, unless the test has failed
-	e := x.execs.open(&container{settings: settings{ID: "a"}}, owner)
+	e := x.execs.open(&container{settings: settings{Settings: wire.Settings{ID: "a"}}}, owner)
 	if e.proc, err = newChild(cmd.Process.Pid); err != nil {
 		t.Fatal(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // During an upgrade the next program already has the number of the log's descriptor: if the
@@ -21,7 +22,7 @@ func TestReopenLogWaitsForTheUpgrade(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer log.Close()
-		s := settings{ID: "a"}
+		s := settings{Settings: wire.Settings{ID: "a"}}
 		x := &Executor{table: newTable()}
 		x.table.add(&container{settings: s, phase: running, io: newStdio(s, log, nil, nil, nil, nil)})
 		if !x.gate.close(time.Minute, time.Minute) {
@@ -49,7 +50,7 @@ func TestReopenLogWaitsForTheUpgrade(t *testing.T) {
 func TestLastReturnOfATerminal(t *testing.T) {
 	x := newExecutor(t)
 	path := filepath.Join(t.TempDir(), "0.log")
-	s := settings{ID: "a", TTY: true}
+	s := settings{Settings: wire.Settings{ID: "a", TTY: true}}
 	log, err := crilog.Open(path, 0, func(error, int64) {})
 	if err != nil {
 		t.Fatal(err)

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // shutting begins an upgrade, as far as the gate is concerned, and returns when the gate is
@@ -49,7 +50,7 @@ func TestExitDoesNotWaitForWhoTypes(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	c := &container{settings: settings{ID: "c1"}, phase: running, ownPID: true, gone: make(chan struct{}), exit: exitOf("c1", 0, false, time.Now())}
+	c := &container{settings: settings{Settings: wire.Settings{ID: "c1"}}, phase: running, ownPID: true, gone: make(chan struct{}), exit: exitOf("c1", 0, false, time.Now())}
 	var err error
 	if c.proc, err = newChild(cmd.Process.Pid); err != nil {
 		t.Fatal(err)

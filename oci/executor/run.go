@@ -22,16 +22,24 @@ import (
 // run serves wire.RunRequest.
 func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
 	x.warmer.warm()
-	var spec specs.Spec
-	if err := json.Unmarshal(req.Spec, &spec); err != nil {
-		return nil, nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
+	spec, err := specOf(req)
+	if err != nil {
+		return nil, nil, err
+	}
+	return x.create(ctx, from, settings{Settings: req.Settings}, spec, req, nil)
+}
+
+// specOf returns the spec of a new container.
+func specOf(req wire.RunRequest) (*specs.Spec, error) {
+	spec := new(specs.Spec)
+	if err := json.Unmarshal(req.Spec, spec); err != nil {
+		return nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
 	}
 	if spec.Process == nil || spec.Root == nil || spec.Linux == nil {
-		return nil, nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
+		return nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
 	}
-	s := settingsOf(req)
 	spec.Process.Terminal = req.TTY
-	return x.create(ctx, from, s, &spec, req, nil)
+	return spec, nil
 }
 
 // A startFunc starts the first process of a new container, whose cgroups are to be at group.

@@ -32,8 +32,7 @@ func (n *node) crash(meanwhile func()) {
 func (b *box) adopt() {
 	b.t.Helper()
 	b.call(wire.MethodAdopt, wire.AdoptRequest{
-		ID: b.id, RunReply: b.reply, Stdin: b.req.Stdin, StdinOnce: b.req.StdinOnce, TTY: b.req.TTY,
-		LogPath: b.log, LogMaxLine: b.req.LogMaxLine, ExitPath: b.exit, OOMKills: b.kills,
+		Settings: b.req.Settings, RunReply: b.reply, OOMKills: b.kills,
 	}, nil, b.fds...)
 }
 
@@ -73,7 +72,7 @@ func TestAdopt(t *testing.T) {
 	// The exec of the dead executor is ended: nobody would wait for it or end it at its
 	// timeout.
 	eventually(t, func() bool { return !alive(left.Pid) && len(busy.execGroups()) == 0 }, "an exec of the executor that died is left")
-	n.fails(fault.Exists, wire.MethodAdopt, wire.AdoptRequest{ID: busy.id, RunReply: busy.reply})
+	n.fails(fault.Exists, wire.MethodAdopt, wire.AdoptRequest{Settings: wire.Settings{ID: busy.id}, RunReply: busy.reply})
 	eventually(t, func() bool { return busy.numbered() > before+20 }, "the log does not go on")
 	for b, want := range map[*box]int32{quits: 9, gone: 137} {
 		e := b.wait()

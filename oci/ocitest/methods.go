@@ -141,7 +141,7 @@ func (x *Executor) run(req wire.RunRequest) (any, []*os.File, error) {
 }
 
 func (x *Executor) podInit(req wire.PodInitRequest) (any, []*os.File, error) {
-	c := newContainer(wire.RunRequest{ID: req.ID, ExitPath: req.ExitPath}, &specs.Spec{})
+	c := newContainer(wire.RunRequest{Settings: wire.Settings{ID: req.ID, ExitPath: req.ExitPath}}, &specs.Spec{})
 	return x.start(c, []string{"crisp-podinit"})
 }
 

@@ -63,18 +63,10 @@ type Ref struct{ ID string }
 // StdinOnce is set: whoever held it would keep the container from ever seeing end of
 // file.
 type RunRequest struct {
-	ID   string
+	Settings
 	Spec json.RawMessage // specs.Spec; its rootfs is mounted, its linux.cgroupsPath set
 	// Env, if not nil, replaces spec.process.env. Values need not be UTF-8.
 	Env [][]byte
-
-	Stdin     bool // the container gets a pipe; else /dev/null
-	StdinOnce bool // it is closed with the first attached stdin
-	TTY       bool
-
-	LogPath    string // absolute; "" = output is discarded
-	LogMaxLine int    // per log record, in bytes; 0 = 16384
-	ExitPath   string // where the Exit is written, and synced, before it is an event
 	// SystemdCgroup lets systemd make the cgroups: linux.cgroupsPath is then
 	// "slice:prefix:name".
 	SystemdCgroup bool
@@ -85,6 +77,19 @@ type RunRequest struct {
 	Engine string `json:",omitempty"`
 	// Fast lets the fast init start it, if that can; else libcontainer's does.
 	Fast bool `json:",omitempty"`
+}
+
+// Settings are what an executor has to know of a container for as long as it runs.
+type Settings struct {
+	ID string
+
+	Stdin     bool // the container gets a pipe; else /dev/null
+	StdinOnce bool // it is closed with the first attached stdin
+	TTY       bool
+
+	LogPath    string // absolute; "" = output is discarded
+	LogMaxLine int    // per log record, in bytes; 0 = 16384
+	ExitPath   string // where the Exit is written, and synced, before it is an event
 }
 
 // RunReply describes a container's first process.
@@ -237,13 +242,9 @@ type UpdateRequest struct {
 // meanwhile, its exit follows as an event at once. Its exit code is available since
 // Linux 6.15 (PIDFD_GET_INFO); on older kernels it is 255, Unknown.
 type AdoptRequest struct {
-	ID string
+	Settings
 	RunReply
-	Stdin, StdinOnce, TTY bool
-	LogPath               string
-	LogMaxLine            int
-	ExitPath              string
-	OOMKills              int64 `json:",omitempty"` // how many EventOOM has reported
+	OOMKills int64 `json:",omitempty"` // how many EventOOM has reported
 }
 
 // UpgradeRequest has the executor execute the program at Path in its place: same
