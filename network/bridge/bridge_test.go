@@ -177,8 +177,8 @@ func TestDamagedPorts(t *testing.T) {
 	if err := os.WriteFile(n.portsPath("a"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if commands, err := n.allElements(); err != nil || len(commands) != 0 {
-		t.Errorf("commands are %q (err %v)", commands, err)
+	if list, err := n.allElements(); err != nil || len(list) != 0 {
+		t.Errorf("elements are %v (err %v)", list, err)
 	}
 	if err := n.taken("b", []element{{Map: "any4", Key: "tcp . 80"}}); err != nil {
 		t.Error(err)

@@ -116,7 +116,7 @@ func (n *Net) writeTable(ctx context.Context) error {
 		return err
 	}
 	return nft(ctx, fmt.Sprintf("table inet %s {}\ndelete table inet %[1]s\ntable inet %[1]s {\n  chain %[2]s {}\n%[3]s}\n%[4]s",
-		n.Name, n.marker(), n.rules(), strings.Join(ports, "")))
+		n.Name, n.marker(), n.rules(), n.commands("add", ports)))
 }
 
 // nftLife bounds one run of nft, for callers without a deadline too: it waits while

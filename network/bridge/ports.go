@@ -40,13 +40,17 @@ type element struct {
 func (n *Net) portsDir() string           { return filepath.Join(n.dir(), "ports") }
 func (n *Net) portsPath(id string) string { return filepath.Join(n.portsDir(), id) }
 
-// command returns the nft command that applies verb (add, create, delete) to e.
-func (n *Net) command(verb string, e element) string {
-	entry := e.Key
-	if verb != "delete" {
-		entry += " : " + e.Value
+// commands returns the nft commands that apply verb (add, create, delete) to list.
+func (n *Net) commands(verb string, list []element) string {
+	var text strings.Builder
+	for _, e := range list {
+		entry := e.Key
+		if verb != "delete" {
+			entry += " : " + e.Value
+		}
+		fmt.Fprintf(&text, "%s element inet %s %s { %s }\n", verb, n.Name, e.Map, entry)
 	}
-	return fmt.Sprintf("%s element inet %s %s { %s }\n", verb, n.Name, e.Map, entry)
+	return text.String()
 }
 
 // elements returns the entries that forward ports to a pod with addrs. A port with one
@@ -114,11 +118,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err := atomicfile.WriteJSON(n.portsPath(id), own); err != nil {
 		return err
 	}
-	var commands strings.Builder
-	for _, e := range own {
-		commands.WriteString(n.command("create", e))
-	}
-	if err := nft(ctx, commands.String()); err != nil {
+	if err := nft(ctx, n.commands("create", own)); err != nil {
 		// The table has gone since ensureTable, or has elements that no file records.
 		if again := n.writeTable(ctx); again != nil {
 			ctx, cancel := undo.Context(ctx)
@@ -181,12 +181,8 @@ func (n *Net) takeBack(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	var commands strings.Builder
-	for _, e := range own {
-		commands.WriteString(n.command("delete", e))
-	}
 	// An empty file is left by an attempt that failed.
-	if len(own) == 0 || nft(ctx, commands.String()) != nil {
+	if len(own) == 0 || nft(ctx, n.commands("delete", own)) != nil { // or the table is not as the file says
 		if err := n.rewriteWithout(ctx, id); err != nil {
 			return err
 		}
@@ -197,12 +193,14 @@ func (n *Net) takeBack(ctx context.Context, id string) error {
 	return nil
 }
 
-// rewriteWithout rewrites the table without the pod's elements, because the table is
-// not as the pod's file says. Without a table, as after a reboot, there is nothing to
-// remove. The file is truncated first, not removed, which needs no space on the disk.
-func (n *Net) rewriteWithout(ctx context.Context, id string) error {
-	if err := os.Truncate(n.portsPath(id), 0); err != nil {
-		return err
+// rewriteWithout rewrites the table without the elements of these pods. Without a table, as after a
+// reboot, there is nothing to remove. Their files are truncated first, not removed, which needs no
+// space on the disk.
+func (n *Net) rewriteWithout(ctx context.Context, ids ...string) error {
+	for _, id := range ids {
+		if err := os.Truncate(n.portsPath(id), 0); err != nil {
+			return err
+		}
 	}
 	if !chainExists(n.Name, "postrouting") {
 		return nil
@@ -246,23 +244,21 @@ func (n *Net) portOwners() ([]string, error) {
 	return ids, nil
 }
 
-// allElements returns the commands for the host ports of all pods.
-func (n *Net) allElements() ([]string, error) {
+// allElements returns the host ports of all pods.
+func (n *Net) allElements() ([]element, error) {
 	ids, err := n.portOwners()
 	if err != nil {
 		return nil, err
 	}
-	var commands []string
+	var all []element
 	for _, id := range ids {
 		own, err := n.loadPorts(id)
 		if err != nil {
 			return nil, err
 		}
-		for _, e := range own {
-			commands = append(commands, n.command("add", e))
-		}
+		all = append(all, own...)
 	}
-	return commands, nil
+	return all, nil
 }
 
 // sweepPorts removes the host ports of pods that are gone.
@@ -276,20 +272,12 @@ func (n *Net) sweepPorts(ctx context.Context, gone func(id string) bool) error {
 	if err != nil {
 		return err
 	}
-	var swept []string
-	for _, id := range ids {
-		if !gone(id) {
-			continue
-		}
-		if err := os.Truncate(n.portsPath(id), 0); err != nil {
-			return err
-		}
-		swept = append(swept, id)
+	swept := slices.DeleteFunc(ids, func(id string) bool { return !gone(id) })
+	if len(swept) == 0 {
+		return nil
 	}
-	if len(swept) > 0 && chainExists(n.Name, "postrouting") {
-		if err := n.writeTable(ctx); err != nil {
-			return err
-		}
+	if err := n.rewriteWithout(ctx, swept...); err != nil {
+		return err
 	}
 	for _, id := range swept {
 		if err := os.Remove(n.portsPath(id)); err != nil {
