@@ -9,10 +9,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/flock"
+	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // Network namespaces are pinned apart from the others: CNI plugins do part of their
@@ -139,18 +139,12 @@ func mountOf(dir string) (mounted, shared bool, err error) {
 	if err != nil {
 		return false, false, err
 	}
-	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(real))
+	on, err := hostkernel.MountOn(real)
 	if err != nil {
 		return false, false, fmt.Errorf("look at %s: %w", dir, err)
 	}
-	var nearest *mountinfo.Info
-	for _, m := range mounts { // of those on one point, the last is on top
-		if nearest == nil || len(m.Mountpoint) >= len(nearest.Mountpoint) {
-			nearest = m
-		}
-	}
-	if nearest == nil {
+	if on == nil {
 		return false, false, fmt.Errorf("look at %s: no mount", dir)
 	}
-	return nearest.Mountpoint == real, strings.Contains(nearest.Optional, "shared:"), nil
+	return on.Mountpoint == real, strings.Contains(on.Optional, "shared:"), nil
 }

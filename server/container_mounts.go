@@ -11,11 +11,11 @@ import (
 	"strings"
 
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
-	"github.com/moby/sys/mountinfo"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -119,16 +119,9 @@ func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cr
 // propagationOf returns how the mount that contains path propagates
 // (proc_pid_mountinfo(5), the optional fields).
 func propagationOf(path string) (shared, slave bool, err error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
+	on, err := kernel.MountOn(path)
 	if err != nil {
-		return false, false, fmt.Errorf("read mounts: %w", err)
-	}
-	var on *mountinfo.Info
-	for _, m := range mounts {
-		// Of two mounts at the same place the later one is on top.
-		if on == nil || len(m.Mountpoint) >= len(on.Mountpoint) {
-			on = m
-		}
+		return false, false, err
 	}
 	if on == nil {
 		return false, false, fault.Internal.Errorf("%s is on no mount", path)

@@ -9,9 +9,10 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/crisp-cri/crisp/image/layer"
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/image/layer"
+	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
 // maxOption is the longest value that fsconfig(2) takes, including its null byte.
@@ -300,16 +301,6 @@ func unmountAll(path string) error {
 
 // isShared reports whether the mount that dir is on is shared.
 func isShared(dir string) (bool, error) {
-	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(dir))
-	if err != nil {
-		return false, fmt.Errorf("read mounts: %w", err)
-	}
-	on := -1
-	for i, m := range mounts {
-		// The longest, and of those the last, covers the others.
-		if on < 0 || len(m.Mountpoint) >= len(mounts[on].Mountpoint) {
-			on = i
-		}
-	}
-	return on >= 0 && strings.Contains(mounts[on].Optional, "shared:"), nil
+	on, err := kernel.MountOn(dir)
+	return on != nil && strings.Contains(on.Optional, "shared:"), err
 }

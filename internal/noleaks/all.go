@@ -6,13 +6,14 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
+
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // TakeAll lists all present objects, for a test that is alone in its namespaces
@@ -41,14 +42,7 @@ func (s Snapshot) Since(before Snapshot) []string {
 	return lines
 }
 
-func allCgroups(s Snapshot) error {
-	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			s["cgroup "+path] = true
-		}
-		return nil // or gone meanwhile
-	})
-}
+func allCgroups(s Snapshot) error { return cgroupsNamed(s, "") }
 
 // dumpTries bounds how often to ask the kernel for a list that keeps changing.
 const dumpTries = 100
@@ -93,16 +87,12 @@ func addresses(s Snapshot) error {
 
 // ruleset lists each table, chain, set, rule and element of nftables, with its place.
 func ruleset(s Snapshot) error {
-	nft, err := exec.LookPath("nft")
+	text, err := nft("--stateless", "list", "ruleset")
 	if err != nil {
-		return nil // and so no table of ours
-	}
-	out, err := exec.Command(nft, "--stateless", "list", "ruleset").Output()
-	if err != nil {
-		return fmt.Errorf("nft list ruleset: %w", err)
+		return err
 	}
 	var place []string
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(text) {
 		line = strings.TrimSpace(line)
 		switch {
 		case line == "":
@@ -128,23 +118,17 @@ func allProcesses(s Snapshot) error {
 		if err != nil || pid == 1 || pid == os.Getpid() {
 			continue
 		}
-		stat, err := os.ReadFile(filepath.Join("/proc", e.Name(), "stat"))
+		stat, err := procstat.Read(pid)
 		if err != nil {
 			continue // gone
 		}
-		// PID (NAME) STATE …, and NAME may have parentheses (proc_pid_stat(5)).
-		text := string(stat)
-		open, closed := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
-		if open < 0 || closed < open || len(text) < closed+3 {
-			continue
-		}
-		if state := text[closed+2]; state == 'Z' || state == 'X' {
-			s[fmt.Sprintf("zombie %d %s", pid, text[open+1:closed])] = true
+		if stat.Ended() {
+			s[fmt.Sprintf("zombie %d %s", pid, stat.Name)] = true
 			continue
 		}
 		cmdline, _ := os.ReadFile(filepath.Join("/proc", e.Name(), "cmdline"))
 		words := strings.TrimSpace(strings.ReplaceAll(string(cmdline), "\x00", " "))
-		s[fmt.Sprintf("process %d (%s) %s", pid, text[open+1:closed], words)] = true
+		s[fmt.Sprintf("process %d (%s) %s", pid, stat.Name, words)] = true
 	}
 	return nil
 }

@@ -7,7 +7,6 @@
 package noleaks
 
 import (
-	"bufio"
 	"fmt"
 	"io/fs"
 	"os"
@@ -17,6 +16,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // A Snapshot is a set of lines, each the name of one object in the kernel.
@@ -69,30 +70,25 @@ func (s Snapshot) Check(t testing.TB, mine func(line string) bool, programs ...s
 
 // mounts lists the mount points (proc_pid_mountinfo(5), field 5).
 func mounts(s Snapshot) error {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	defer f.Close()
+	all, err := mountinfo.GetMounts(nil)
 	seen := map[string]int{}
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		fields := strings.Fields(lines.Text())
-		if len(fields) < 5 {
-			continue
-		}
-		seen[fields[4]]++ // mounts may be stacked on one point
-		s[fmt.Sprintf("mount %s #%d", fields[4], seen[fields[4]])] = true
+	for _, m := range all {
+		seen[m.Mountpoint]++ // mounts may be stacked on one point
+		s[fmt.Sprintf("mount %s #%d", m.Mountpoint, seen[m.Mountpoint])] = true
 	}
-	return nil
+	return err
 }
 
 // cgroups lists the directories below /sys/fs/cgroup whose path names crisp.
-func cgroups(s Snapshot) error {
+func cgroups(s Snapshot) error { return cgroupsNamed(s, "crisp") }
+
+// cgroupsNamed lists those whose path has part in it.
+func cgroupsNamed(s Snapshot, part string) error {
 	return filepath.WalkDir("/sys/fs/cgroup", func(path string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return nil // gone meanwhile
 		}
-		if d.IsDir() && strings.Contains(path, "crisp") {
+		if d.IsDir() && strings.Contains(path, part) {
 			s["cgroup "+path] = true
 		}
 		return nil
@@ -111,20 +107,25 @@ func links(s Snapshot) error {
 	return nil
 }
 
-// tables lists the nftables tables; without the nft program there are none of ours.
+// tables lists the nftables tables.
 func tables(s Snapshot) error {
-	nft, err := exec.LookPath("nft")
-	if err != nil {
-		return nil
-	}
-	out, err := exec.Command(nft, "list", "tables").Output()
-	if err != nil {
-		return fmt.Errorf("nft list tables: %w", err)
-	}
-	for line := range strings.Lines(string(out)) {
+	text, err := nft("list", "tables")
+	for line := range strings.Lines(text) {
 		s["nft "+strings.TrimSpace(line)] = true
 	}
-	return nil
+	return err
+}
+
+// nft returns what nft(8) prints, "" without the program: then there are no tables of ours.
+func nft(args ...string) (string, error) {
+	if _, err := exec.LookPath("nft"); err != nil {
+		return "", nil
+	}
+	out, err := exec.Command("nft", args...).Output()
+	if err != nil {
+		return "", fmt.Errorf("nft %s: %w", strings.Join(args, " "), err)
+	}
+	return string(out), nil
 }
 
 func processes(s Snapshot, programs []string) {

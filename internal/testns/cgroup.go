@@ -1,7 +1,6 @@
 package testns
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -10,6 +9,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/moby/sys/mountinfo"
 )
 
 // cgroupsEnv has the cgroups of a test, one of each hierarchy: PATH:PATH…
@@ -24,29 +25,19 @@ type hierarchy struct {
 
 // hierarchies lists the mounts of cgroups.
 func hierarchies() ([]hierarchy, error) {
-	f, err := os.Open("/proc/self/mountinfo")
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
+	mounts, err := mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
+		return !strings.HasPrefix(m.FSType, "cgroup"), false
+	})
 	var all []hierarchy
-	for lines := bufio.NewScanner(f); lines.Scan(); {
-		before, after, _ := strings.Cut(lines.Text(), " - ")
-		left, right := strings.Fields(before), strings.Fields(after)
-		if len(left) < 5 || len(right) < 3 || !strings.HasPrefix(right[0], "cgroup") {
-			continue
-		}
-		var options []string
-		for o := range strings.SplitSeq(right[2], ",") {
-			if o != "rw" && o != "ro" && o != "seclabel" {
-				options = append(options, o)
-			}
-		}
+	for _, m := range mounts {
+		options := slices.DeleteFunc(strings.Split(m.VFSOptions, ","), func(o string) bool {
+			return o == "rw" || o == "ro" || o == "seclabel"
+		})
 		// One that is mounted over is listed too.
-		all = slices.DeleteFunc(all, func(h hierarchy) bool { return h.dir == left[4] })
-		all = append(all, hierarchy{left[4], right[0], strings.Join(options, ",")})
+		all = slices.DeleteFunc(all, func(h hierarchy) bool { return h.dir == m.Mountpoint })
+		all = append(all, hierarchy{m.Mountpoint, m.FSType, strings.Join(options, ",")})
 	}
-	return all, nil
+	return all, err
 }
 
 // own returns the cgroups of this process by controllers, name=… or "".
