@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // To open a cgroup file takes the kernel eight times as long as to read it, so the files
@@ -128,20 +130,13 @@ func (k *keptFiles) rest(since time.Time) {
 
 // restKept closes the files that nobody reads any more, until ctx ends.
 func (r *Runtime) restKept(ctx context.Context) {
-	tick := time.NewTicker(keptIdle)
-	defer tick.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case now := <-tick.C:
-			since := now.Add(-keptIdle)
-			for _, c := range r.containers.list() {
-				c.counters.rest(since)
-			}
-			for _, sb := range r.sandboxes.list() {
-				sb.counters.rest(since)
-			}
+	periodic.Run(ctx, keptIdle, func(context.Context) {
+		since := time.Now().Add(-keptIdle)
+		for _, c := range r.containers.list() {
+			c.counters.rest(since)
 		}
-	}
+		for _, sb := range r.sandboxes.list() {
+			sb.counters.rest(since)
+		}
+	})
 }

@@ -4,6 +4,8 @@ package backoff
 import (
 	"context"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // A Backoff is a series of pauses between tries, each twice as long as the one before it.
@@ -21,12 +23,8 @@ func (b *Backoff) Next() time.Duration {
 
 // Wait passes the next pause. If ctx ends first, that is the error.
 func (b *Backoff) Wait(ctx context.Context) error {
-	timer := time.NewTimer(b.Next())
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if !periodic.Pause(ctx, b.Next()) {
 		return ctx.Err()
 	}
+	return nil
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // A watch wakes the reader when there may be something to read. It uses inotify(7) directly.
@@ -65,12 +67,7 @@ func (w *watch) end() {
 // wait returns when something has happened, after d, or when ctx ends.
 func (w *watch) wait(ctx context.Context, d time.Duration) {
 	if w.f == nil {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		select {
-		case <-ctx.Done():
-		case <-t.C:
-		}
+		periodic.Pause(ctx, d)
 		return
 	}
 	// After an error the caller polls.
