@@ -171,7 +171,7 @@ func (s *Server) startupOf(sb *oci.Sandbox, only *oci.Container) []timeline.Stag
 			continue
 		}
 		if at := s.firstOutput(c); !at.IsZero() {
-			stages = append(stages, timeline.Stage{Name: timeline.FirstOutput, Container: st.Container, Attempt: st.Attempt, Begin: st.End, End: later(st.End, at)})
+			stages = append(stages, timeline.Stage{Name: timeline.FirstOutput, Container: st.Container, Attempt: st.Attempt, Begin: st.End, End: timeline.Later(st.End, at)})
 		}
 	}
 	return stages
@@ -184,13 +184,6 @@ func (s *Server) startupOfContainer(c *oci.Container) []timeline.Stage {
 		return nil // it is being removed
 	}
 	return s.startupOf(sb, c)
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // waitsFor returns the pulls under way for a sandbox's pod.

@@ -100,7 +100,7 @@ func longest(list []Stage) []Stage {
 	}
 	now := time.Time{}
 	for _, s := range list {
-		now = latest(now, latest(s.Begin, s.End))
+		now = Later(now, Later(s.Begin, s.End))
 	}
 	took := make([]time.Duration, len(list))
 	for i, s := range list {
@@ -116,7 +116,8 @@ func longest(list []Stage) []Stage {
 	return kept
 }
 
-func latest(a, b time.Time) time.Time {
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}
@@ -157,7 +158,7 @@ func Join(agent, runtime []Stage, now time.Time) []Stage {
 const FirstOutput = "first output"
 
 func overlap(a, b Stage, now time.Time) time.Duration {
-	begin, end := latest(a.Begin, b.Begin), a.until(now)
+	begin, end := Later(a.Begin, b.Begin), a.until(now)
 	if other := b.until(now); other.Before(end) {
 		end = other
 	}
@@ -174,7 +175,7 @@ func Cover(list []Stage, from, to time.Time) float64 {
 	var covered time.Duration
 	at := from
 	for _, s := range sorted {
-		begin, end := latest(s.Begin, at), s.until(to)
+		begin, end := Later(s.Begin, at), s.until(to)
 		if end.After(to) {
 			end = to
 		}
