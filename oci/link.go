@@ -164,17 +164,17 @@ func (l *link) get(ctx context.Context) (ExecutorConn, error) {
 
 // call is ExecutorConn.Call on the connection in force. After
 // fault.Unavailable the caller may try again at once: this connection is out of force.
-func (l *link) call(ctx context.Context, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+func (l *link) call(ctx context.Context, method string, req, reply any) ([]*os.File, error) {
 	conn, err := l.get(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return l.callOn(ctx, conn, method, req, reply, send...)
+	return l.callOn(ctx, conn, method, req, reply)
 }
 
-func (l *link) callOn(ctx context.Context, conn ExecutorConn, method string, req, reply any, send ...*os.File) ([]*os.File, error) {
+func (l *link) callOn(ctx context.Context, conn ExecutorConn, method string, req, reply any) ([]*os.File, error) {
 	end := stage.Enter(ctx, "executor."+method)
-	files, err := conn.Call(ctx, method, req, reply, send...)
+	files, err := conn.Call(ctx, method, req, reply)
 	end()
 	if errors.Is(err, fault.Unavailable) {
 		l.gone(ctx, conn)

@@ -41,11 +41,10 @@ func (c Case) transcript(ops []filetrace.Op) script {
 		path = longID.ReplaceAllStringFunc(path, number)
 		return uuid.ReplaceAllStringFunc(path, number)
 	}
-	dirs := map[uint64]bool{}
 	s := script{lines: make([]string, len(ops))}
 	order := c.order(ops)
 	for _, i := range order {
-		s.lines[i] = line(ops[i], name, dirs)
+		s.lines[i] = line(ops[i], name)
 	}
 	var text strings.Builder
 	last := ""
@@ -102,7 +101,7 @@ func RecordLanes(dir string, kinds ...string) func(op filetrace.Op) string {
 	}
 }
 
-func line(op filetrace.Op, name func(string) string, dirs map[uint64]bool) string {
+func line(op filetrace.Op, name func(string) string) string {
 	switch op.Kind {
 	case filetrace.Marked:
 		return "-- " + name(op.Text)
