@@ -55,9 +55,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 		x.log.Warn("container was adopted without its stdio: its output is lost, and it may end when it writes", "container", c.ID)
 	}
 	c.io = newStdio(s, log, ends[0], ends[1], ends[2], ends[3])
-	if c.oom, err = newOOMCounter(c.ref); err != nil {
-		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
-	} else if c.oom != nil {
+	if x.countOOM(c); c.oom != nil {
 		c.oom.reported.Store(req.OOMKills)
 	}
 	if err := x.execs.endForeign(c); err != nil {

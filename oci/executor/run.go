@@ -114,10 +114,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 // serve takes a started container into service, as the last step that can fail.
 func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdioEnds) (*wire.RunReply, []*os.File, error) {
 	c.io = newStdio(c.settings, log, ends.ours[0], ends.ours[1], ends.ours[2], ends.pty)
-	var err error
-	if c.oom, err = newOOMCounter(c.ref); err != nil {
-		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
-	}
+	x.countOOM(c)
 	files, err := c.descriptors()
 	if err != nil {
 		return nil, nil, err
@@ -125,6 +122,14 @@ func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdioEnds) (*wi
 	x.setRunning(c)
 	reply := c.reply()
 	return &reply, files, nil
+}
+
+// countOOM begins to count c's kills for want of memory.
+func (x *Executor) countOOM(c *container) {
+	var err error
+	if c.oom, err = newOOMCounter(c.ref); err != nil {
+		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
+	}
 }
 
 // learn determines what clients are told of a new process and its container.

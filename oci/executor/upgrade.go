@@ -366,10 +366,7 @@ func (x *Executor) resume(s savedContainer) {
 		}
 		c.io.attach(a, &x.gate, x.log)
 	}
-	var err error
-	if c.oom, err = newOOMCounter(c.ref); err != nil {
-		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
-	} else if c.oom != nil {
+	if x.countOOM(c); c.oom != nil {
 		c.oom.reported.Store(c.oom.count()) // before the upgrade
 	}
 	x.setRunning(c)
