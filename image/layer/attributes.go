@@ -3,13 +3,15 @@ package layer
 import (
 	"archive/tar"
 	"fmt"
+	"math"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // mode returns the permissions of hdr with the special bits, for mknod and chmod.
@@ -29,6 +31,25 @@ func umask() uint32 {
 		return 0o777 // chmod everything
 	}
 	return uint32(mask)
+}
+
+// checkOwner refuses an owner that no file can have.
+func checkOwner(hdr *tar.Header) error {
+	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
+		return fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
+	}
+	return nil
+}
+
+// device returns the type and the number of a device, as in st_mode and st_rdev.
+func device(hdr *tar.Header) (kind uint32, dev uint64, err error) {
+	if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
+		return 0, 0, fault.Invalid.Errorf("device %d:%d is out of range", hdr.Devmajor, hdr.Devminor)
+	}
+	if kind = unix.S_IFCHR; hdr.Typeflag == tar.TypeBlock {
+		kind = unix.S_IFBLK
+	}
+	return kind, unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor)), nil
 }
 
 // xattrs returns the extended attributes of hdr that are to be set.

@@ -5,16 +5,16 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"golang.org/x/sys/unix"
 )
 
 // A packer turns a tar stream into one EROFS file with the tree that an unpacker would make as a
@@ -142,8 +142,8 @@ func (p *packer) entry(ctx context.Context, hdr *tar.Header, content io.Reader) 
 
 // nodeOf returns the file that hdr describes, without its type and content.
 func nodeOf(hdr *tar.Header) (*erofs.Node, error) {
-	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
-		return nil, fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
+	if err := checkOwner(hdr); err != nil {
+		return nil, err
 	}
 	attrs, err := xattrs(hdr)
 	if err != nil {
@@ -171,13 +171,11 @@ func setKind(n *erofs.Node, hdr *tar.Header) error {
 	case tar.TypeFifo:
 		n.Mode |= unix.S_IFIFO
 	case tar.TypeChar, tar.TypeBlock:
-		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
-			return fault.Invalid.Errorf("device %d:%d is out of range", hdr.Devmajor, hdr.Devminor)
+		kind, dev, err := device(hdr)
+		if err != nil {
+			return err
 		}
-		n.Device = unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor))
-		if n.Mode |= unix.S_IFCHR; hdr.Typeflag == tar.TypeBlock {
-			n.Mode ^= unix.S_IFCHR ^ unix.S_IFBLK
-		}
+		n.Mode, n.Device = n.Mode|kind, dev
 	default:
 		return fault.Invalid.Errorf("type %q of entry is not known", hdr.Typeflag)
 	}

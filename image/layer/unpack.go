@@ -6,17 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
-	"golang.org/x/sys/unix"
 )
 
 // shape is what a layer says about more than its own files.
@@ -104,14 +104,10 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 func (u *unpacker) recordShape() error {
 	slices.Sort(u.dirs.opaque)
 	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), slices.Compact(u.dirs.opaque)
-	var size int
-	for _, name := range slices.Concat(u.shape.Implied, u.shape.Opaque) {
-		size += len(name)
+	if u.plain {
+		return nil // it has no record
 	}
-	if !u.plain && size > maxShape { // a plain archive has no record
-		return fault.Invalid.Errorf("paths of directories without an entry, or with a whiteout of all, have %d bytes, more than %d", size, maxShape)
-	}
-	return nil
+	return checkShape(u.shape)
 }
 
 // newUnpacker returns an unpacker that owns root, a descriptor of the directory dir.
@@ -148,8 +144,8 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 	if err != nil {
 		return err
 	}
-	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
-		return fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
+	if err := checkOwner(hdr); err != nil {
+		return err
 	}
 	attrs, err := xattrs(hdr)
 	if err != nil {
@@ -188,15 +184,7 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 	case tar.TypeFifo:
 		err = u.make(dir, name, base, func() error { return unix.Mknodat(dir, base, unix.S_IFIFO|mode(hdr), 0) })
 	case tar.TypeChar, tar.TypeBlock:
-		kind := uint32(unix.S_IFCHR)
-		if hdr.Typeflag == tar.TypeBlock {
-			kind = unix.S_IFBLK
-		}
-		if hdr.Devmajor < 0 || hdr.Devmajor >= 1<<12 || hdr.Devminor < 0 || hdr.Devminor >= 1<<20 {
-			return fault.Invalid.Errorf("device %d:%d is out of range", hdr.Devmajor, hdr.Devminor)
-		}
-		dev := unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor))
-		err = u.make(dir, name, base, func() error { return unix.Mknodat(dir, base, kind|mode(hdr), int(dev)) })
+		err = u.device(dir, name, base, hdr)
 	default:
 		return fault.Invalid.Errorf("type %q of entry is not known", hdr.Typeflag)
 	}
@@ -204,6 +192,14 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 		return err
 	}
 	return u.attributes(dir, base, hdr, attrs)
+}
+
+func (u *unpacker) device(dir int, name, base string, hdr *tar.Header) error {
+	kind, dev, err := device(hdr)
+	if err != nil {
+		return err
+	}
+	return u.make(dir, name, base, func() error { return unix.Mknodat(dir, base, kind|mode(hdr), int(dev)) })
 }
 
 // make calls create, and once more after removing what was in its way.
