@@ -42,36 +42,44 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 		})
 	}
 	if req.Verbose {
-		driver := "cgroupfs"
-		if s.o.SystemdCgroup {
-			driver = "systemd"
-		}
-		networks := map[string]string{}
-		for _, name := range s.handlerNames() {
-			networks[name] = "ready"
-			if err := s.current.Load().Handlers[name].Network.Status(); err != nil {
-				networks[name] = err.Error()
-			}
-		}
-		config, err := json.Marshal(map[string]any{
-			"rootDir":        s.o.Root,
-			"stateDir":       s.o.State,
-			"cgroupDriver":   driver,
-			"version":        s.o.Version,
-			"golang":         runtime.Version(),
-			"eventsDropped":  s.events.hub.Dropped(),
-			"runtimeHandler": s.handlerNames(),
-			"network":        networks,
-		})
+		info, err := s.statusInfo()
 		if err != nil {
 			return nil, fault.Internal.Errorf("encode info: %w", err)
 		}
-		resp.Info = map[string]string{"config": string(config)}
-		activity, err := json.Marshal(map[string]any{"pulls": s.images.Pulls(), "starting": s.starting()})
-		if err != nil {
-			return nil, fault.Internal.Errorf("encode info: %w", err)
-		}
-		resp.Info["activity"] = string(activity)
+		resp.Info = info
 	}
 	return resp, nil
+}
+
+// statusInfo returns what only the verbose answer has: how crispd is configured, and what it waits for.
+func (s *Server) statusInfo() (map[string]string, error) {
+	driver := "cgroupfs"
+	if s.o.SystemdCgroup {
+		driver = "systemd"
+	}
+	networks := map[string]string{}
+	for _, name := range s.handlerNames() {
+		networks[name] = "ready"
+		if err := s.current.Load().Handlers[name].Network.Status(); err != nil {
+			networks[name] = err.Error()
+		}
+	}
+	config, err := json.Marshal(map[string]any{
+		"rootDir":        s.o.Root,
+		"stateDir":       s.o.State,
+		"cgroupDriver":   driver,
+		"version":        s.o.Version,
+		"golang":         runtime.Version(),
+		"eventsDropped":  s.events.hub.Dropped(),
+		"runtimeHandler": s.handlerNames(),
+		"network":        networks,
+	})
+	if err != nil {
+		return nil, err
+	}
+	activity, err := json.Marshal(map[string]any{"pulls": s.images.Pulls(), "starting": s.starting()})
+	if err != nil {
+		return nil, err
+	}
+	return map[string]string{"config": string(config), "activity": string(activity)}, nil
 }

@@ -165,25 +165,13 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		defer cancel()
 		return c.discard(ctx)
 	})
-	if err := writeFiles(sb.Dir(), req.Config, config.Hostname); err != nil {
-		return fmt.Errorf("write files of sandbox: %w", err)
-	}
-	if err := labelFiles(ctx, sb, rec.labels); err != nil {
-		return fmt.Errorf("label files of sandbox: %w", err)
+	if err := makeFiles(ctx, sb, rec, config.Hostname); err != nil {
+		return err
 	}
 	if !config.HostNetwork {
-		stepCtx, cancel := c.enter(ctx, "cni")
-		defer cancel()
-		result, err := s.networkOf(rec.handler).Attach(stepCtx, networkPod(sb, rec))
-		if errors.Is(err, fault.Exists) {
-			// Another pod may have the host port, say. With AlreadyExists the
-			// caller would take this sandbox for made.
-			return fault.Unavailable.Errorf("attach network: %v", err)
+		if rec, err = s.attachNetwork(ctx, c, sb, rec); err != nil {
+			return err
 		}
-		if err != nil {
-			return fmt.Errorf("attach network: %w", err)
-		}
-		rec = &sandboxRecord{config: rec.config, handler: rec.handler, labels: rec.labels, ips: addresses(result.IPs)}
 	}
 	extra, err := rec.encode()
 	if err != nil {
@@ -201,6 +189,33 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	}
 	s.index.sandboxes.Store(sb.ID(), rec)
 	return nil
+}
+
+// makeFiles writes the files of a sandbox that its containers see, with the pod's labels.
+func makeFiles(ctx context.Context, sb *oci.Sandbox, rec *sandboxRecord, hostname string) error {
+	if err := writeFiles(sb.Dir(), rec.config, hostname); err != nil {
+		return fmt.Errorf("write files of sandbox: %w", err)
+	}
+	if err := labelFiles(ctx, sb, rec.labels); err != nil {
+		return fmt.Errorf("label files of sandbox: %w", err)
+	}
+	return nil
+}
+
+// attachNetwork attaches the sandbox of a creation to its network and returns rec with its addresses.
+func (s *Server) attachNetwork(ctx context.Context, c *creation, sb *oci.Sandbox, rec *sandboxRecord) (*sandboxRecord, error) {
+	ctx, cancel := c.enter(ctx, "cni")
+	defer cancel()
+	result, err := s.networkOf(rec.handler).Attach(ctx, networkPod(sb, rec))
+	if errors.Is(err, fault.Exists) {
+		// Another pod may have the host port, say. With AlreadyExists the
+		// caller would take this sandbox for made.
+		return nil, fault.Unavailable.Errorf("attach network: %v", err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach network: %w", err)
+	}
+	return &sandboxRecord{config: rec.config, handler: rec.handler, labels: rec.labels, ips: addresses(result.IPs)}, nil
 }
 
 // sandboxConfig translates the request into oci's terms.

@@ -128,6 +128,21 @@ func (l *Log) isNow(f *os.File, stamp string) bool {
 	return bytes.Equal(ours[:n], theirs[:m])
 }
 
+// younger returns the names that lie after the open file, and notes which is the open file's own. All
+// files that appeared since the open file had the log's name are younger, whatever the clock says; one of
+// them is the open file itself.
+func (l *Log) younger(names []string) []string {
+	fresh := slices.DeleteFunc(slices.Clone(names), func(s string) bool { return l.done[s] })
+	if l.reading.stamp == "" {
+		if i := slices.IndexFunc(fresh, func(s string) bool { return l.isNow(l.reading.File, s) }); i >= 0 {
+			l.reading.stamp = fresh[i]
+			l.done[fresh[i]] = true
+			fresh = slices.Delete(fresh, i, i+1)
+		}
+	}
+	return fresh
+}
+
 // next opens the file after the open one. there is false if the open file is the current one,
 // or the new one does not exist yet.
 func (f *follower) next() (next file, there bool, err error) {
@@ -145,16 +160,7 @@ func (f *follower) next() (next file, there bool, err error) {
 		if err != nil {
 			return file{}, false, err
 		}
-		// All files that appeared since the open file had the log's name are younger,
-		// whatever the clock says; one of them is the open file itself.
-		fresh := slices.DeleteFunc(slices.Clone(names), func(s string) bool { return l.done[s] })
-		if l.reading.stamp == "" {
-			if i := slices.IndexFunc(fresh, func(s string) bool { return l.isNow(l.reading.File, s) }); i >= 0 {
-				l.reading.stamp = fresh[i]
-				l.done[fresh[i]] = true
-				fresh = slices.Delete(fresh, i, i+1)
-			}
-		}
+		fresh := l.younger(names)
 		l.between()
 		if len(fresh) > 0 {
 			next, err = l.open(fresh[0])

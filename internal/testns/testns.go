@@ -141,13 +141,10 @@ func plan(o Options) int {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	// Tests mostly wait for something else than the processor.
-	width := 2 * runtime.NumCPU()
-	if s := os.Getenv("CRISP_TEST_PARALLEL"); s != "" {
-		if width, err = strconv.Atoi(s); err != nil || width < 1 {
-			fmt.Fprintf(os.Stderr, "CRISP_TEST_PARALLEL: %q is no number of tests\n", s)
-			return 1
-		}
+	width, err := parallel()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
 	deadline := time.Time{}
 	if d, err := time.ParseDuration(flag.Lookup("test.timeout").Value.String()); err == nil && d > 0 {
@@ -155,13 +152,29 @@ func plan(o Options) int {
 	}
 	verbose := testing.Verbose()
 
+	failed := doAll(jobs, width, deadline, verbose)
+	if verbose {
+		slowest(jobs)
+	}
+	if failed {
+		fmt.Println("FAIL")
+		return 1
+	}
+	if len(jobs) == 0 {
+		fmt.Fprintln(os.Stderr, "testing: warning: no tests to run")
+	}
+	fmt.Println("PASS")
+	return 0
+}
+
+// doAll does the jobs, width at once, and prints their reports. A signal ends it.
+func doAll(jobs []*job, width int, deadline time.Time, verbose bool) (failed bool) {
 	var (
-		mu     sync.Mutex // of what is printed, and of failed
-		failed bool
-		wg     sync.WaitGroup
-		next   = make(chan *job)
-		ended  = make(chan os.Signal, 1)
-		stop   = make(chan struct{})
+		mu    sync.Mutex // of what is printed, and of failed
+		wg    sync.WaitGroup
+		next  = make(chan *job)
+		ended = make(chan os.Signal, 1)
+		stop  = make(chan struct{})
 	)
 	signal.Notify(ended, syscall.SIGINT, syscall.SIGTERM, syscall.SIGQUIT)
 	go func() {
@@ -190,18 +203,20 @@ feed:
 	}
 	close(next)
 	wg.Wait()
-	if verbose {
-		slowest(jobs)
+	return failed
+}
+
+// parallel returns how many tests are to run at once.
+func parallel() (int, error) {
+	s := os.Getenv("CRISP_TEST_PARALLEL")
+	if s == "" {
+		return 2 * runtime.NumCPU(), nil // they mostly wait for something else than the processor
 	}
-	if failed {
-		fmt.Println("FAIL")
-		return 1
+	n, err := strconv.Atoi(s)
+	if err != nil || n < 1 {
+		return 0, fmt.Errorf("CRISP_TEST_PARALLEL: %q is no number of tests", s)
 	}
-	if len(jobs) == 0 {
-		fmt.Fprintln(os.Stderr, "testing: warning: no tests to run")
-	}
-	fmt.Println("PASS")
-	return 0
+	return n, nil
 }
 
 // list returns a job for each test that -run and -skip select.
