@@ -41,19 +41,18 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		x.warmer.warm()
 		return nil, nil, nil
 	case wire.MethodRun:
-		return withFiles(call, func(req wire.RunRequest) (*wire.RunReply, []*os.File, error) { return x.run(ctx, from, req) })
+		return with(call, func(req wire.RunRequest) (any, []*os.File, error) { return x.run(ctx, from, req) })
 	case wire.MethodRestore:
-		return withFiles(call, func(req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
-			return x.restore(ctx, from, req)
-		})
+		return with(call, func(req wire.RestoreRequest) (any, []*os.File, error) { return x.restore(ctx, from, req) })
 	case wire.MethodPodInit:
-		return withFiles(call, func(req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
-			return x.podInit(ctx, from, req)
-		})
+		return with(call, func(req wire.PodInitRequest) (any, []*os.File, error) { return x.podInit(ctx, from, req) })
 	case wire.MethodExec:
-		return withFiles(call, func(req wire.ExecRequest) (*wire.ExecReply, []*os.File, error) { return x.exec(ctx, from, req) })
+		return with(call, func(req wire.ExecRequest) (any, []*os.File, error) { return x.exec(ctx, from, req) })
 	case wire.MethodExecWait:
-		return withReply(call, func(req wire.ExecRef) (*wire.ExecWaitReply, error) { return x.execs.wait(ctx, from, call, req.ExecID) })
+		return with(call, func(req wire.ExecRef) (any, []*os.File, error) {
+			reply, err := x.execs.wait(ctx, from, call, req.ExecID)
+			return reply, nil, err
+		})
 	case wire.MethodExecKill:
 		return plain(call, func(req wire.ExecRef) error { return x.execs.kill(req.ExecID) })
 	case wire.MethodSignal:
@@ -86,7 +85,8 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	return nil, nil, fault.Invalid.Errorf("unknown method %q", call.Method)
 }
 
-func withFiles[Req, Reply any](call *wire.Call, f func(Req) (*Reply, []*os.File, error)) (any, []*os.File, error) {
+// with decodes the request of f.
+func with[Req any](call *wire.Call, f func(Req) (any, []*os.File, error)) (any, []*os.File, error) {
 	var req Req
 	if err := call.Decode(&req); err != nil {
 		return nil, nil, err
@@ -94,30 +94,15 @@ func withFiles[Req, Reply any](call *wire.Call, f func(Req) (*Reply, []*os.File,
 	return f(req)
 }
 
-func withReply[Req, Reply any](call *wire.Call, f func(Req) (*Reply, error)) (any, []*os.File, error) {
-	var req Req
-	if err := call.Decode(&req); err != nil {
-		return nil, nil, err
-	}
-	reply, err := f(req)
-	return reply, nil, err
-}
-
 func onlyFiles[Req any](call *wire.Call, f func(Req) ([]*os.File, error)) (any, []*os.File, error) {
-	var req Req
-	if err := call.Decode(&req); err != nil {
-		return nil, nil, err
-	}
-	files, err := f(req)
-	return nil, files, err
+	return with(call, func(req Req) (any, []*os.File, error) {
+		files, err := f(req)
+		return nil, files, err
+	})
 }
 
 func plain[Req any](call *wire.Call, f func(Req) error) (any, []*os.File, error) {
-	var req Req
-	if err := call.Decode(&req); err != nil {
-		return nil, nil, err
-	}
-	return nil, nil, f(req)
+	return with(call, func(req Req) (any, []*os.File, error) { return nil, nil, f(req) })
 }
 
 // descriptors serves MethodDescriptors.
