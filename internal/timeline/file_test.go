@@ -3,12 +3,15 @@ package timeline
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/crisp-cri/crisp/internal/stage"
 )
 
 // A Recorder restores what another one has saved: stages with their parts, waits that go on, and
@@ -146,6 +149,27 @@ func TestKeep(t *testing.T) {
 	check("an error")
 	if err := r.Keep("nobody", path); err != nil {
 		t.Error(err)
+	}
+}
+
+// Calls for one pod may end side by side: once all have returned, the file has the stages of all.
+func TestKeepSideBySide(t *testing.T) {
+	var r Recorder
+	path := filepath.Join(t.TempDir(), "startup.json")
+	var wg sync.WaitGroup
+	for i := range 8 {
+		wg.Go(func() {
+			for range 5 {
+				r.Begin(Pod{UID: "u"}, Stage{Name: "create", Attempt: uint32(i)}, nil).End("", "")
+				if err := r.Keep("u", path); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if s, err := ReadFile(path); err != nil || len(s.Stages) != 40 || slices.ContainsFunc(s.Stages, func(st SavedStage) bool { return st.End.IsZero() }) {
+		t.Errorf("%d stages; %v: %+v", len(s.Stages), err, s.Stages)
 	}
 }
 
