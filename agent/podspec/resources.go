@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	helper "k8s.io/component-helpers/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -61,7 +62,7 @@ func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity)
 // PodResources returns the resources of all containers together and the pod's overhead, for
 // runtimes that size a sandbox by them.
 func (in *Input) PodResources() (resources, overhead *cri.LinuxContainerResources) {
-	requests, limits := sums(in.Pod)
+	requests, limits := Requests(in.Pod, nil), Limits(in.Pod, nil)
 	var request *resource.Quantity
 	if q, ok := requests[v1.ResourceCPU]; ok {
 		request = &q
@@ -75,52 +76,36 @@ func (in *Input) PodResources() (resources, overhead *cri.LinuxContainerResource
 	return resources, overhead
 }
 
-// sums returns the requests and limits of a pod without its overhead: what its containers
-// and sidecars need together, or what an init container and the sidecars started before it
-// need, whichever is more. The resources of the pod as a whole override both.
-func sums(pod *v1.Pod) (requests, limits v1.ResourceList) {
-	requests = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
-	limits = sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Limits })
-	if all := pod.Spec.Resources; all != nil {
-		for name, q := range all.Requests {
-			if ofPods(name) {
-				requests[name] = q
-			}
+// Requests returns the requests of a pod with its overhead: what its containers and sidecars
+// need together, or what an init container and the sidecars started before it need, whichever
+// is more. The resources of the pod as a whole override both.
+func Requests(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
+	return helper.PodRequests(with(pod, overhead), helper.PodResourcesOptions{})
+}
+
+// Limits returns the limits of a pod, likewise. The overhead is added to the limits that it
+// has.
+func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
+	return helper.PodLimits(with(pod, overhead), helper.PodResourcesOptions{})
+}
+
+// with returns the pod with this overhead, and with requests of the huge pages that it limits
+// as a whole: they cannot be overcommitted.
+func with(pod *v1.Pod, overhead v1.ResourceList) *v1.Pod {
+	pod = &v1.Pod{Spec: pod.Spec}
+	pod.Spec.Overhead = overhead
+	if all := pod.Spec.Resources.DeepCopy(); all != nil {
+		pod.Spec.Resources = all
+		if all.Requests == nil {
+			all.Requests = v1.ResourceList{}
 		}
 		for name, q := range all.Limits {
-			if ofPods(name) {
-				limits[name] = q
-			}
-			if manifest.IsHugePages(name) { // huge pages cannot be overcommitted
-				requests[name] = q
+			if manifest.IsHugePages(name) {
+				all.Requests[name] = q
 			}
 		}
 	}
-	return requests, limits
-}
-
-// ofPods reports whether a pod may request a resource as a whole.
-func ofPods(name v1.ResourceName) bool {
-	return name == v1.ResourceCPU || name == v1.ResourceMemory || manifest.IsHugePages(name)
-}
-
-// Requests returns the requests of a pod with its overhead.
-func Requests(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
-	requests, _ := sums(pod)
-	grow(requests, overhead)
-	return requests
-}
-
-// Limits returns the limits of a pod. The overhead is added to the limits that it has.
-func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
-	_, limits := sums(pod)
-	for name, more := range overhead {
-		if has, ok := limits[name]; ok && !has.IsZero() {
-			has.Add(more)
-			limits[name] = has
-		}
-	}
-	return limits
+	return pod
 }
 
 // Limited reports whether the pod as a whole or each of its containers has a limit of the
@@ -137,43 +122,6 @@ func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 		}
 	}
 	return true
-}
-
-func sum(pod *v1.Pod, of func(*v1.Container) v1.ResourceList) v1.ResourceList {
-	total, sidecars, most := v1.ResourceList{}, v1.ResourceList{}, v1.ResourceList{}
-	for i := range pod.Spec.Containers {
-		grow(total, of(&pod.Spec.Containers[i]))
-	}
-	for i := range pod.Spec.InitContainers {
-		c := &pod.Spec.InitContainers[i]
-		now := v1.ResourceList{}
-		if podsync.IsSidecar(c) {
-			grow(total, of(c))
-			grow(sidecars, of(c))
-		} else {
-			grow(now, of(c))
-		}
-		grow(now, sidecars)
-		raise(most, now)
-	}
-	raise(total, most)
-	return total
-}
-
-func grow(into, by v1.ResourceList) {
-	for name, q := range by {
-		n := into[name]
-		n.Add(q)
-		into[name] = n
-	}
-}
-
-func raise(into, to v1.ResourceList) {
-	for name, q := range to {
-		if n := into[name]; q.Cmp(n) > 0 {
-			into[name] = q.DeepCopy()
-		}
-	}
 }
 
 // hugePageLimits returns a limit for each size that the kernel knows, 0 for sizes that the
@@ -232,7 +180,7 @@ func unreserved(pod *v1.Pod) int64 {
 	if pod.Spec.Resources == nil || pod.Spec.Resources.Requests.Memory().IsZero() {
 		return 0
 	}
-	total := sum(pod, func(c *v1.Container) v1.ResourceList { return c.Resources.Requests })
+	total := helper.AggregateContainerRequests(pod, helper.PodResourcesOptions{})
 	left := pod.Spec.Resources.Requests.Memory().Value() - total.Memory().Value()
 	return max(left, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
