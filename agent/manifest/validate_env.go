@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/kubectl/pkg/util/fieldpath"
 )
 
 // fieldRefs are the fields of a pod that the downward API may show in a variable.
@@ -113,7 +114,7 @@ func (v *validator) fieldRef(ref *v1.ObjectFieldSelector, field string, want []s
 	if ref.APIVersion != "" && ref.APIVersion != "v1" {
 		v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
 	}
-	if m, key, ok := SplitSubscript(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
+	if m, key, ok := fieldpath.SplitMaybeSubscriptedPath(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
 		v.valid(field+".fieldPath", key, validation.IsQualifiedName(strings.ToLower(key)))
 		return
 	}
@@ -153,12 +154,4 @@ func (v *validator) resourceFieldRef(spec *v1.PodSpec, c *v1.Container, ref *v1.
 	if !slices.ContainsFunc(spec.Containers, named) && !slices.ContainsFunc(spec.InitContainers, named) {
 		v.report(field+".containerName", "the pod has no container %q", ref.ContainerName)
 	}
-}
-
-// SplitSubscript splits a field path with a quoted subscript: "metadata.labels['app']"
-// into "metadata.labels" and "app".
-func SplitSubscript(fieldPath string) (field, key string, ok bool) {
-	field, rest, ok := strings.Cut(fieldPath, "['")
-	key, closed := strings.CutSuffix(rest, "']")
-	return field, key, ok && closed
 }

@@ -188,7 +188,7 @@ func unreserved(pod *v1.Pod) int64 {
 // MostMemory returns how much memory a pod can use, in bytes: its limit, or what all pods
 // can have; 0 if unknown.
 func (in *Input) MostMemory() int64 {
-	most := in.Node.allocatable(v1.ResourceMemory)
+	most := in.Node.Allocatable[v1.ResourceMemory]
 	if limit := Limits(in.Pod, in.Overhead)[v1.ResourceMemory]; Limited(in.Pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {
 		most = limit
 	}

@@ -10,12 +10,13 @@ package status
 
 import (
 	"cmp"
-	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	helper "k8s.io/component-helpers/resource"
+	"k8s.io/kubectl/pkg/util/qos"
 )
 
 // A Node is what a status says about the node.
@@ -151,48 +152,11 @@ func (g *generator) id(c podsync.Container) string {
 
 // QOS returns the pod's quality of service: Guaranteed if every container has limits of CPU
 // and memory and requests exactly these, BestEffort if no container has a request or limit
-// of either, and else Burstable.
+// of either, and else Burstable. The resources of the pod as a whole override its containers'.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
-	if r := pod.Spec.Resources; r != nil && len(r.Limits)+len(r.Requests) > 0 {
-		return qos([]*v1.ResourceRequirements{r})
+	if !helper.IsPodLevelResourcesSet(pod) {
+		pod = &v1.Pod{Spec: pod.Spec}
+		pod.Spec.Resources = nil // an empty one is none
 	}
-	var all []*v1.ResourceRequirements
-	for c := range podsync.Containers(&pod.Spec) {
-		all = append(all, &c.Resources)
-	}
-	return qos(all)
-}
-
-func qos(all []*v1.ResourceRequirements) v1.PodQOSClass {
-	names := []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory}
-	requests, limits := v1.ResourceList{}, v1.ResourceList{}
-	guaranteed := true
-	sum := func(into, list v1.ResourceList) {
-		for _, name := range names {
-			if q := list[name]; q.Sign() > 0 {
-				total := into[name]
-				total.Add(q)
-				into[name] = total
-			}
-		}
-	}
-	for _, r := range all {
-		sum(requests, r.Requests)
-		sum(limits, r.Limits)
-		guaranteed = guaranteed && !slices.ContainsFunc(names, func(name v1.ResourceName) bool {
-			q := r.Limits[name]
-			return q.Sign() <= 0
-		})
-	}
-	if len(requests)+len(limits) == 0 {
-		return v1.PodQOSBestEffort
-	}
-	for _, name := range names {
-		request, limit := requests[name], limits[name]
-		guaranteed = guaranteed && request.Cmp(limit) == 0
-	}
-	if guaranteed && len(requests) == len(limits) {
-		return v1.PodQOSGuaranteed
-	}
-	return v1.PodQOSBurstable
+	return qos.ComputePodQOS(pod)
 }
