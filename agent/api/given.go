@@ -10,7 +10,7 @@ import (
 // getGiven answers with an object as it was given, without defaults and status: what a
 // client changes and puts. Its version is the one that is shown.
 func (s *Server) getGiven(w http.ResponseWriter, r *http.Request, k Kind) error {
-	text, o, err := s.given(r, k)
+	text, o, err := s.Given(r, k)
 	if err != nil {
 		return err
 	}
@@ -22,8 +22,9 @@ func (s *Server) getGiven(w http.ResponseWriter, r *http.Request, k Kind) error 
 	return nil
 }
 
-// given is the object of a request that is the API's own, and its text.
-func (s *Server) given(r *http.Request, k Kind) (json.RawMessage, manifest.Object, error) {
+// Given returns the object of a request, which must be the API's own, and the text that it was
+// given as.
+func (s *Server) Given(r *http.Request, k Kind) (json.RawMessage, manifest.Object, error) {
 	o, err := s.Find(r, k)
 	if err == nil {
 		err = Changeable(o)
@@ -37,7 +38,7 @@ func (s *Server) given(r *http.Request, k Kind) (json.RawMessage, manifest.Objec
 
 // getRevisions answers with the templates that a workload has had.
 func (s *Server) getRevisions(w http.ResponseWriter, r *http.Request, k Kind) error {
-	if _, _, err := s.given(r, k); err != nil {
+	if _, _, err := s.Given(r, k); err != nil {
 		return err
 	}
 	list, err := s.o.Store.Revisions(Key(r, k))

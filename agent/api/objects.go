@@ -199,6 +199,18 @@ func Body(r *http.Request) ([]byte, error) {
 	return data, err
 }
 
+// Decode reads the JSON that a request carries.
+func Decode(r *http.Request, into any) error {
+	data, err := Body(r)
+	if err != nil {
+		return err
+	}
+	if err := json.Unmarshal(data, into); err != nil {
+		return fault.Invalid.Errorf("%v", err)
+	}
+	return nil
+}
+
 func (s *Server) putBody(w http.ResponseWriter, r *http.Request, k Kind, o store.PutOptions) error {
 	data, err := Body(r)
 	if err != nil {

@@ -106,24 +106,11 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	q := streams(r.URL.Query())
+	a := streams(r, id)
 	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{
-		ContainerId: id, Cmd: q["command"], Tty: BoolParam(q, "tty"), Stdin: BoolParam(q, "stdin"), Stdout: BoolParam(q, "stdout"), Stderr: BoolParam(q, "stderr") && !BoolParam(q, "tty"),
+		ContainerId: id, Cmd: r.URL.Query()["command"], Tty: a.Tty, Stdin: a.Stdin, Stdout: a.Stdout, Stderr: a.Stderr,
 	})
-	if err != nil {
-		return err
-	}
-	return s.pass(w, r, resp.Url)
-}
-
-// streams translates the kubelet's names of the streams to Kubernetes'.
-func streams(q url.Values) url.Values {
-	for short, long := range map[string]string{"input": "stdin", "output": "stdout", "error": "stderr"} {
-		if q.Has(short) {
-			q.Set(long, q.Get(short))
-		}
-	}
-	return q
+	return s.pass(w, r, resp.GetUrl(), err)
 }
 
 func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
@@ -131,14 +118,23 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	q := streams(r.URL.Query())
-	resp, err := runtime.Attach(r.Context(), &cri.AttachRequest{
-		ContainerId: id, Tty: BoolParam(q, "tty"), Stdin: BoolParam(q, "stdin"), Stdout: BoolParam(q, "stdout"), Stderr: BoolParam(q, "stderr") && !BoolParam(q, "tty"),
-	})
-	if err != nil {
-		return err
+	resp, err := runtime.Attach(r.Context(), streams(r, id))
+	return s.pass(w, r, resp.GetUrl(), err)
+}
+
+// streams are those of a container that a request is for, by Kubernetes' names for them or the
+// kubelet's. A terminal has no standard error.
+func streams(r *http.Request, id string) *cri.AttachRequest {
+	q := r.URL.Query()
+	of := func(name, kubelet string) bool {
+		if q.Has(kubelet) {
+			name = kubelet
+		}
+		return BoolParam(q, name)
 	}
-	return s.pass(w, r, resp.Url)
+	a := &cri.AttachRequest{ContainerId: id, Tty: BoolParam(q, "tty"), Stdin: of("stdin", "input"), Stdout: of("stdout", "output")}
+	a.Stderr = !a.Tty && of("stderr", "error")
+	return a
 }
 
 func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
@@ -163,10 +159,7 @@ func (s *Server) portForward(w http.ResponseWriter, r *http.Request) error {
 		ports = append(ports, int32(port))
 	}
 	resp, err := runtime.PortForward(r.Context(), &cri.PortForwardRequest{PodSandboxId: id, Port: ports})
-	if err != nil {
-		return err
-	}
-	return s.pass(w, r, resp.Url)
+	return s.pass(w, r, resp.GetUrl(), err)
 }
 
 // sandbox returns the ID of the pod's sandbox, which must be ready.
@@ -183,8 +176,12 @@ func sandbox(r *http.Request, runtime internalapi.RuntimeService, pod *v1.Pod) (
 	return list[0].Id, nil
 }
 
-// pass passes a request on to the runtime's streaming server.
-func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string) error {
+// pass passes a request on to the runtime's streaming server. err is that of asking where it
+// is.
+func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string, err error) error {
+	if err != nil {
+		return err
+	}
 	u, err := url.Parse(to)
 	if err != nil {
 		return err
@@ -228,10 +225,7 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	if c.State.Running == nil {
-		return fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
-	}
-	runtime, _, err := s.Runtime()
+	runtime, id, err := s.running(r)
 	if err != nil {
 		return err
 	}
@@ -240,7 +234,7 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	path := fmt.Sprintf("%s/checkpoint-%s_%s-%s-%s.tar", dir, pod.Name, pod.Namespace, c.Name, time.Now().UTC().Format("2006-01-02T15-04-05Z"))
-	if err := runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: runtimeID(c.ContainerID), Location: path}); err != nil {
+	if err := runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: id, Location: path}); err != nil {
 		return err
 	}
 	Write(w, http.StatusOK, map[string][]string{"items": {path}})
@@ -250,22 +244,14 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 // resize changes the resources of a pod's containers while they run. The request
 // has the pod; only resources are taken from it.
 func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
-	o, err := s.Find(r, podKind)
-	if err == nil {
-		err = Changeable(o)
-	}
+	given, _, err := s.Given(r, podKind)
 	if err != nil {
 		return err
 	}
-	asked, err := requestedPod(r)
-	if err != nil {
+	var asked, pod v1.Pod
+	if err := Decode(r, &asked); err != nil {
 		return err
 	}
-	given, err := s.o.Store.Given(Key(r, podKind))
-	if err != nil {
-		return err
-	}
-	var pod v1.Pod
 	if err := json.Unmarshal(given, &pod); err != nil {
 		return err
 	}
@@ -285,19 +271,6 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	return s.Put(w, r, podKind, text, store.PutOptions{Update: true})
 }
 
-// requestedPod returns the pod in the body of a request.
-func requestedPod(r *http.Request) (*v1.Pod, error) {
-	data, err := Body(r)
-	if err != nil {
-		return nil, err
-	}
-	pod := &v1.Pod{}
-	if err := json.Unmarshal(data, pod); err != nil {
-		return nil, fault.Invalid.Errorf("%v", err)
-	}
-	return pod, nil
-}
-
 // ephemeral adds ephemeral containers to a pod, of whatever source.
 func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	o, err := s.Find(r, podKind)
@@ -305,8 +278,8 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 		return err
 	}
 	pod := o.(*v1.Pod).DeepCopy()
-	asked, err := requestedPod(r)
-	if err != nil {
+	var asked v1.Pod
+	if err := Decode(r, &asked); err != nil {
 		return err
 	}
 	if err := s.o.Ephemeral.Set(pod, asked.Spec.EphemeralContainers); err != nil {

@@ -1,7 +1,6 @@
 package kubectl
 
 import (
-	"encoding/json"
 	"net/http"
 
 	"github.com/crisp-cri/crisp/agent/api"
@@ -15,13 +14,9 @@ import (
 // may do everything.
 func (h *Handler) routeAccess() {
 	h.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
-		data, err := api.Body(r)
-		if err != nil {
-			return err
-		}
 		var review authorizationv1.SelfSubjectAccessReview
-		if err := json.Unmarshal(data, &review); err != nil {
-			return fault.Invalid.Errorf("%v", err)
+		if err := api.Decode(r, &review); err != nil {
+			return err
 		}
 		review.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: true}
 		api.Write(w, http.StatusCreated, review)

@@ -69,14 +69,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, k api.Kind) erro
 	if types.PatchType(kind) == types.ApplyYAMLPatchType {
 		return h.apply(w, r, k, patch)
 	}
-	found, err := h.server.Find(r, k)
-	if err == nil {
-		err = api.Changeable(found)
-	}
-	if err != nil {
-		return err
-	}
-	given, err := h.store.Given(api.Key(r, k))
+	given, found, err := h.server.Given(r, k)
 	if err != nil {
 		return err
 	}

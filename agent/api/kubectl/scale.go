@@ -47,10 +47,11 @@ func (h *Handler) getScale(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
-	d, scale, err := h.scale(r)
-	if err == nil {
-		err = api.Changeable(d)
+	given, _, err := h.server.Given(r, deploymentKind)
+	if err != nil {
+		return err
 	}
+	d, scale, err := h.scale(r)
 	if err != nil {
 		return err
 	}
@@ -73,10 +74,6 @@ func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
 	}
 	if v := asked.ResourceVersion; v != "" && v != scale.ResourceVersion {
 		return fault.WrongState.Errorf("deployment %s/%s has been changed: read it again", d.Namespace, d.Name)
-	}
-	given, err := h.store.Given(api.Key(r, deploymentKind))
-	if err != nil {
-		return err
 	}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"replicas": asked.Spec.Replicas}})
 	if err != nil {

@@ -66,13 +66,13 @@ func table(r *http.Request, k api.Kind, objects []manifest.Object, version strin
 		for _, c := range list {
 			row.Cells = append(row.Cells, c.Cell(o, now))
 		}
-		row.Object = included(r.URL.Query().Get("includeObject"), k, o)
+		row.Object = included(r.URL.Query().Get("includeObject"), o)
 		t.Rows = append(t.Rows, row)
 	}
 	return t
 }
 
-func included(what string, k api.Kind, o manifest.Object) runtime.RawExtension {
+func included(what string, o manifest.Object) runtime.RawExtension {
 	var v any = o
 	switch metav1.IncludeObjectPolicy(what) {
 	case metav1.IncludeNone:
