@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/nodepods"
@@ -82,7 +83,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 					t.Fatal(err)
 				}
 				runtime.away = away
-				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Log: log})
+				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Events: event.Discard, Log: log})
 				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: nodepods.New(nil, files, nil), workers: podworkers.New(podworkers.Options{}), stopped: stopped.Open(root+"/stopped.json", log), driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile}), startup: &startup.Keeper{}}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})

@@ -41,10 +41,10 @@ type Limits struct {
 
 // The bounds of the kernel and the kubelet.
 const (
-	MinShares     = 2 // the least that the kernel takes
-	maxShares     = 262_144
-	minQuota      = 1_000   // µs; the least that the kernel takes (sched-bwc.rst)
-	DefaultPeriod = 100_000 // µs
+	MinShares = 2 // the least that the kernel takes
+	maxShares = 262_144
+	minQuota  = 1_000   // µs; the least that the kernel takes (sched-bwc.rst)
+	Period    = 100_000 // µs in which a CPU quota holds
 )
 
 // classes are the QoS classes, in the order in which Open makes their cgroups.
@@ -53,12 +53,12 @@ var classes = []v1.PodQOSClass{v1.PodQOSGuaranteed, v1.PodQOSBurstable, v1.PodQO
 // Shares returns the CPU shares for a number of milli-CPUs.
 func Shares(milli int64) uint64 { return uint64(min(max(milli*1024/1000, MinShares), maxShares)) }
 
-// Quota returns the CPU quota per period for a number of milli-CPUs; 0 is no limit.
-func Quota(milli, period int64) int64 {
+// Quota returns the CPU quota for a number of milli-CPUs, in µs per Period; 0 is no limit.
+func Quota(milli int64) int64 {
 	if milli == 0 {
 		return 0
 	}
-	return max(milli*period/1000, minQuota)
+	return max(milli*Period/1000, minQuota)
 }
 
 // A Tree is the cgroups of pods below a root. It is safe for concurrent use.

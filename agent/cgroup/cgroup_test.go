@@ -39,7 +39,7 @@ func TestShares(t *testing.T) {
 		}
 	}
 	for milli, want := range map[int64]int64{0: 0, 1: 1000, 500: 50_000, 2000: 200_000} {
-		if got := Quota(milli, DefaultPeriod); got != want {
+		if got := Quota(milli); got != want {
 			t.Errorf("%dm: %d, want %d", milli, got, want)
 		}
 	}
@@ -78,7 +78,7 @@ func testTree(t *testing.T, root string, systemd bool) {
 			}
 		}
 	})
-	limits := Limits{Shares: 512, Quota: 50_000, Period: DefaultPeriod, Memory: 64 << 20, Pids: 100}
+	limits := Limits{Shares: 512, Quota: 50_000, Period: Period, Memory: 64 << 20, Pids: 100}
 	for range 2 {
 		if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {
 			t.Fatal(err)

@@ -121,8 +121,7 @@ func (m *Manager) limit(pod *v1.Pod) error {
 		l.Shares = cgroup.Shares(requests.Cpu().MilliValue())
 		if class == v1.PodQOSGuaranteed || podspec.Limited(pod, v1.ResourceCPU) {
 			if !m.o.NoCPUQuota {
-				l.Period = cgroup.DefaultPeriod
-				l.Quota = cgroup.Quota(limits.Cpu().MilliValue(), cgroup.DefaultPeriod)
+				l.Period, l.Quota = cgroup.Period, cgroup.Quota(limits.Cpu().MilliValue())
 			}
 		}
 		if class == v1.PodQOSGuaranteed || podspec.Limited(pod, v1.ResourceMemory) {

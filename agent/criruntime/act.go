@@ -64,7 +64,7 @@ func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) 
 	if err != nil {
 		warn("FailedCreatePodSandBox", "Failed to create pod sandbox: %v", err)
 	}
-	return reasoned("FailedCreatePodSandBox", err)
+	return Reasoned("FailedCreatePodSandBox", err)
 }
 
 func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action, warn func(reason, format string, args ...any)) error {
@@ -92,12 +92,12 @@ func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Actio
 func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
 	stage.Next(ctx, "volumes")
 	if err := d.makeFiles(ctx, pod); err != nil {
-		return reasoned("FailedMount", fmt.Errorf("pod %s: %w", podsync.KeyOf(pod), err))
+		return Reasoned("FailedMount", fmt.Errorf("pod %s: %w", podsync.KeyOf(pod), err))
 	}
 	stage.Next(ctx, "configuration")
 	err := d.o.ContainerManager.Prepare(ctx, pod)
 	if reasonOf(err) == "" {
-		err = reasoned("FailedMount", err)
+		err = Reasoned("FailedMount", err)
 	}
 	return err
 }
@@ -112,9 +112,9 @@ func (d *Driver) ready(ctx context.Context, hostNetwork bool) error {
 		switch {
 		case c.Status:
 		case c.Type == cri.RuntimeReady:
-			return reasoned("RuntimeNotReady", fmt.Errorf("runtime is not ready: %s: %s", c.Reason, c.Message))
+			return Reasoned("RuntimeNotReady", fmt.Errorf("runtime is not ready: %s: %s", c.Reason, c.Message))
 		case c.Type == cri.NetworkReady && !hostNetwork:
-			return reasoned("NetworkNotReady", fmt.Errorf("network is not ready: %s: %s", c.Reason, c.Message))
+			return Reasoned("NetworkNotReady", fmt.Errorf("network is not ready: %s: %s", c.Reason, c.Message))
 		}
 	}
 	return nil

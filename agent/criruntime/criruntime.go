@@ -46,19 +46,18 @@ type Options struct {
 	ClusterDomain  string   // what the names of pods with a subdomain end in
 	SeccompDefault bool     // RuntimeDefault for containers that name no profile
 	NoCPUQuota     bool     // do not enforce CPU limits
-	CPUPeriod      int64    // µs in which a CPU quota holds; 0 is 100000
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
 
 	Plugins *keyring.Plugins    // know more credentials; may be nil
 	Pulled  *pullrecords.Ledger // which pods may use which image; nil: all pods all images
 
-	Progress PullWatcher // may be nil: how far a pull is, is not known
+	Progress PullWatcher
 
-	Host             Host             // may be nil: nothing is known of it
-	ContainerManager ContainerManager // may be nil: none but the node's own IDs
-	Objects          Objects          // may be nil: there are none
-	Events           event.Recorder   // nil: they are not recorded
+	Host             Host
+	ContainerManager ContainerManager
+	Objects          Objects
+	Events           event.Recorder
 	Log              *slog.Logger
 }
 
@@ -82,21 +81,6 @@ type Driver struct {
 
 // New returns a Driver.
 func New(o Options) *Driver {
-	if o.Events == nil {
-		o.Events = event.Discard
-	}
-	if o.Objects == nil {
-		o.Objects = none{}
-	}
-	if o.Host == nil {
-		o.Host = unknown{}
-	}
-	if o.Progress == nil {
-		o.Progress = blind{}
-	}
-	if o.ContainerManager == nil {
-		o.ContainerManager = noContainerManager{}
-	}
 	d := &Driver{
 		o:        o,
 		runtime:  o.Runtime,

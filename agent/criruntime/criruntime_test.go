@@ -26,10 +26,10 @@ func driver(t *testing.T) *Driver {
 	if err := os.WriteFile(resolv, []byte("search a.example b.example\nnameserver 192.0.2.53\noptions ndots:2 rotate\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	d := New(Options{
+	d := New(withParts(Options{
 		Root: root, Files: files(t, root), NodeName: "n1", Host: host{ips: []string{"192.0.2.1"}},
 		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-	})
+	}))
 	d.kernel = podspec.Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}
 	return d
 }

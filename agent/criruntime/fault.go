@@ -23,10 +23,8 @@ func (e *Error) Reason() string { return e.reason }
 func (e *Error) Error() string  { return e.err.Error() }
 func (e *Error) Unwrap() error  { return e.err }
 
-// Reasoned gives an error the reason under which it is shown.
-func Reasoned(reason string, err error) error { return reasoned(reason, err) }
-
-func reasoned(reason string, err error) error {
+// Reasoned gives an error the reason under which it is shown; nil stays nil.
+func Reasoned(reason string, err error) error {
 	if err == nil {
 		return nil
 	}

@@ -2,9 +2,7 @@ package criruntime
 
 import (
 	"context"
-	"fmt"
 
-	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -32,27 +30,4 @@ type ContainerManager interface {
 	// Release takes all of it back when nothing of the pod runs any more. It may be
 	// repeated.
 	Release(uid string) error
-}
-
-// unknown is a host of which nothing is known.
-type unknown struct{}
-
-func (unknown) IPs() []string                               { return nil }
-func (unknown) Allocatable() v1.ResourceList                { return nil }
-func (unknown) Handlers() []string                          { return nil }
-func (unknown) Features(string) *cri.RuntimeHandlerFeatures { return nil }
-
-// noContainerManager leaves the cgroups of pods to the runtime, and gives no user namespaces.
-type noContainerManager struct{}
-
-func (noContainerManager) CgroupParent(*v1.Pod) string            { return "" }
-func (noContainerManager) Prepare(context.Context, *v1.Pod) error { return nil }
-func (noContainerManager) Resize(*v1.Pod) error                   { return nil }
-func (noContainerManager) Release(string) error                   { return nil }
-
-func (noContainerManager) UserNamespace(pod *v1.Pod, _ string) (*cri.UserNamespace, error) {
-	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
-		return nil, fmt.Errorf("pod %s: hostUsers is false and this agent gives no user namespaces", podsync.KeyOf(pod))
-	}
-	return &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}, nil
 }

@@ -40,7 +40,7 @@ type puller struct {
 func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (string, *cri.Image, error) {
 	handler, err := handlerOf(pod, p.objects, p.host)
 	if err != nil {
-		return "", nil, reasoned("ErrImagePull", err)
+		return "", nil, Reasoned("ErrImagePull", err)
 	}
 	spec := &cri.ImageSpec{Image: tagged(c.Image), Annotations: pod.Annotations, RuntimeHandler: handler}
 	image, err := p.image(ctx, spec)
@@ -51,11 +51,11 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 	case c.ImagePullPolicy == v1.PullNever && image == nil:
 		text := fmt.Sprintf("Container image %q is not present with pull policy of Never", c.Image)
 		p.events.record(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
-		return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
+		return "", nil, Reasoned("ErrImageNeverPull", errors.New(text))
 	case c.ImagePullPolicy != v1.PullAlways && image != nil:
 		may, err := p.mayUse(pod, spec.Image, image)
 		if err != nil {
-			return "", nil, reasoned("ErrImagePull", err)
+			return "", nil, Reasoned("ErrImagePull", err)
 		}
 		if may {
 			p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulled", fmt.Sprintf("Container image %q already present on machine", c.Image))
@@ -64,7 +64,7 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 		if c.ImagePullPolicy == v1.PullNever {
 			text := fmt.Sprintf("Container image %q is present with pull policy of Never, but the pod does not have the credentials that it was pulled with", c.Image)
 			p.events.record(pod, c.Name, "", v1.EventTypeWarning, "ErrImageNeverPull", text)
-			return "", nil, reasoned("ErrImageNeverPull", errors.New(text))
+			return "", nil, Reasoned("ErrImageNeverPull", errors.New(text))
 		}
 	}
 	ref, by, err := p.pull(stage.Join(interrupt, ctx), pod, c, spec, sandbox)
@@ -73,7 +73,7 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 		return "", nil, err
 	}
 	if image, err = p.image(ctx, &cri.ImageSpec{Image: ref, RuntimeHandler: handler}); err == nil && image == nil {
-		err = reasoned("ImageInspectError", fmt.Errorf("image %s vanished after it was pulled", c.Image))
+		err = Reasoned("ImageInspectError", fmt.Errorf("image %s vanished after it was pulled", c.Image))
 	}
 	if err == nil && p.pulled != nil {
 		if err := p.pulled.Done(spec.Image, image.Id, by); err != nil { // others will have to pull it again
@@ -105,9 +105,9 @@ func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error
 func (p *puller) image(ctx context.Context, spec *cri.ImageSpec) (*cri.Image, error) {
 	resp, err := p.images.ImageStatus(ctx, spec, false)
 	if err = Fault(err); errors.Is(err, fault.Invalid) {
-		return nil, reasoned("InvalidImageName", err)
+		return nil, Reasoned("InvalidImageName", err)
 	} else if err != nil {
-		return nil, reasoned("ImageInspectError", err)
+		return nil, Reasoned("ImageInspectError", err)
 	}
 	return resp.GetImage(), nil
 }
@@ -127,7 +127,7 @@ func tagged(image string) string {
 func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *cri.ImageSpec, sandbox *cri.PodSandboxConfig) (ref string, by *keyring.Source, err error) {
 	credentials, err := p.credentials(ctx, pod, spec.Image)
 	if err != nil {
-		return "", nil, reasoned("ErrImagePull", err)
+		return "", nil, Reasoned("ErrImagePull", err)
 	}
 	asked := time.Now()
 	stage.Next(ctx, "wait for a turn to pull")
@@ -138,7 +138,7 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 	defer done()
 	if p.pulled != nil {
 		if err := p.pulled.Begin(spec.Image); err != nil {
-			return "", nil, reasoned("ErrImagePull", err)
+			return "", nil, Reasoned("ErrImagePull", err)
 		}
 		defer func() {
 			if err == nil {
@@ -170,10 +170,10 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 			if known == crierrors.ErrSignatureValidationFailed {
 				what = "the signature validation failed"
 			}
-			return "", nil, reasoned(known.Error(), fmt.Errorf("image pull failed for %s because %s%s", c.Image, what, rest))
+			return "", nil, Reasoned(known.Error(), fmt.Errorf("image pull failed for %s because %s%s", c.Image, what, rest))
 		}
 	}
-	return "", nil, reasoned("ErrImagePull", err)
+	return "", nil, Reasoned("ErrImagePull", err)
 }
 
 func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials []keyring.Credential, sandbox *cri.PodSandboxConfig) (string, *keyring.Source, error) {

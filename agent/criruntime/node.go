@@ -62,7 +62,6 @@ func (d *Driver) node() podspec.Node {
 		ClusterDomain:  d.o.ClusterDomain,
 		SeccompDefault: d.o.SeccompDefault,
 		NoCPUQuota:     d.o.NoCPUQuota,
-		CPUPeriod:      d.o.CPUPeriod,
 		Kernel:         d.kernel,
 		IPs:            d.o.Host.IPs(),
 		Allocatable:    d.o.Host.Allocatable(),

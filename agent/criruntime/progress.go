@@ -16,11 +16,6 @@ type PullWatcher interface {
 	Follow(ctx context.Context, image, pod string, report func(pulls.Pull))
 }
 
-// blind is a PullWatcher that knows nothing.
-type blind struct{}
-
-func (blind) Follow(context.Context, string, string, func(pulls.Pull)) {}
-
 // follow records an event of the container when a quarter, half and three quarters of its
 // image have come, until stop is called.
 func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image string) (stop func()) {

@@ -2,8 +2,8 @@ package criruntime
 
 import (
 	"context"
-	"sync"
-	"time"
+
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // Pulls limits how images are pulled. The zero value is 3 at a time, 5 a second,
@@ -17,12 +17,7 @@ type Pulls struct {
 // A queue lets pulls begin, the first that came first.
 type queue struct {
 	slots chan struct{} // nil: without limit
-	rate  float64
-	burst float64
-
-	mu     sync.Mutex
-	tokens float64   // guarded by mu
-	since  time.Time // when tokens was right; guarded by mu
+	rate  flowcontrol.RateLimiter
 }
 
 func newQueue(p Pulls) *queue {
@@ -32,8 +27,7 @@ func newQueue(p Pulls) *queue {
 	if p.PerSec == 0 {
 		p.PerSec, p.Burst = 5, 10
 	}
-	q := &queue{rate: p.PerSec, burst: float64(max(p.Burst, 1)), since: time.Now()}
-	q.tokens = q.burst
+	q := &queue{rate: flowcontrol.NewTokenBucketRateLimiter(float32(p.PerSec), max(p.Burst, 1))}
 	if p.Parallel > 0 {
 		q.slots = make(chan struct{}, p.Parallel)
 	}
@@ -51,25 +45,9 @@ func (q *queue) wait(ctx context.Context) (done func(), err error) {
 			return nil, ctx.Err()
 		}
 	}
-	select {
-	case <-time.After(q.take()):
-		return done, nil
-	case <-ctx.Done():
+	if err := q.rate.Wait(ctx); err != nil {
 		done()
-		return nil, ctx.Err()
+		return nil, err
 	}
-}
-
-// take takes a token and returns how long it is until that is there.
-func (q *queue) take() time.Duration {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	now := time.Now()
-	q.tokens = min(q.burst, q.tokens+now.Sub(q.since).Seconds()*q.rate)
-	q.since = now
-	q.tokens--
-	if q.tokens >= 0 {
-		return 0
-	}
-	return time.Duration(-q.tokens / q.rate * float64(time.Second))
+	return done, nil
 }

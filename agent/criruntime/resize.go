@@ -87,7 +87,7 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 		return nil
 	}
 	if err != nil {
-		return reasoned("ResizeError", err)
+		return Reasoned("ResizeError", err)
 	}
 	return d.files.SetActual(string(pod.UID), c.Name, part.Resources)
 }

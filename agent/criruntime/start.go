@@ -24,7 +24,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	}
 	fail := func(reason string, err error) error {
 		d.events.record(pod, c.Name, "", v1.EventTypeWarning, "Failed", "Error: "+err.Error())
-		return reasoned(reason, err)
+		return Reasoned(reason, err)
 	}
 	if err := d.prepare(ctx, pod); err != nil {
 		return fail(reasonOf(err), err)
@@ -79,13 +79,13 @@ func (d *Driver) createAndStart(ctx, interrupt context.Context, pod *v1.Pod, c *
 	id, err := d.runtime.CreateContainer(ctx, a.SandboxID, config, sandbox)
 	if err = Fault(err); err != nil {
 		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
-		return reasoned("CreateContainerError", err)
+		return Reasoned("CreateContainerError", err)
 	}
 	d.events.record(pod, c.Name, id, v1.EventTypeNormal, "Created", "Container created")
 	stage.Next(ctx, "start")
 	if err := Fault(d.runtime.StartContainer(ctx, id)); err != nil {
 		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "Failed", "Error: "+err.Error())
-		return reasoned("RunContainerError", err)
+		return Reasoned("RunContainerError", err)
 	}
 	d.events.record(pod, c.Name, id, v1.EventTypeNormal, "Started", "Container started")
 	if err := d.files.LinkLog(pod, c.Name, id, filepath.Join(sandbox.LogDirectory, config.LogPath)); err != nil {
@@ -111,5 +111,5 @@ func (d *Driver) createAndStart(ctx, interrupt context.Context, pod *v1.Pod, c *
 	if err := d.Stop(interrupt, now, pod, kill); err != nil {
 		d.o.Log.WarnContext(ctx, "container whose hook failed runs on", "container", c.Name, "err", err)
 	}
-	return reasoned("PostStartHookError", fmt.Errorf("hook after the start of container %s failed", c.Name))
+	return Reasoned("PostStartHookError", fmt.Errorf("hook after the start of container %s failed", c.Name))
 }

@@ -25,7 +25,6 @@ type Node struct {
 	ClusterDomain  string   // suffix of the names of pods with a subdomain
 	SeccompDefault bool     // containers without a profile get RuntimeDefault
 	NoCPUQuota     bool     // CPU limits are not enforced
-	CPUPeriod      int64    // µs; period of CPU quotas, 0 is 100000
 	Kernel         Kernel
 	IPs            []string        // primary first; empty while unknown
 	Allocatable    v1.ResourceList // what all pods together can have; nil if unknown

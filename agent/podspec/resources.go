@@ -50,8 +50,7 @@ func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity)
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
 	out.CpuShares = int64(cgroup.Shares(cmp.Or(request, &cpu).MilliValue()))
 	if !n.NoCPUQuota {
-		out.CpuPeriod = cmp.Or(n.CPUPeriod, cgroup.DefaultPeriod)
-		out.CpuQuota = cgroup.Quota(cpu.MilliValue(), out.CpuPeriod)
+		out.CpuPeriod, out.CpuQuota = cgroup.Period, cgroup.Quota(cpu.MilliValue())
 	}
 	if n.Kernel.Unified { // the OOM killer ends all processes of a container
 		out.Unified = map[string]string{"memory.oom.group": "1"}
