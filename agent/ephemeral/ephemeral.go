@@ -3,7 +3,6 @@
 package ephemeral
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -52,12 +51,8 @@ func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Log
 			}
 			continue
 		}
-		data, err := os.ReadFile(path)
 		var list []v1.EphemeralContainer
-		if err == nil {
-			err = json.Unmarshal(data, &list)
-		}
-		if err != nil {
+		if err := atomicfile.ReadJSON(path, &list); err != nil {
 			warn(path, err)
 			continue
 		}
@@ -72,14 +67,10 @@ func (s *Store) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)
 	}
-	data, err := json.Marshal(list)
-	if err != nil {
-		return err
-	}
 	if err := os.MkdirAll(s.dir, 0o700); err != nil {
 		return err
 	}
-	if err := atomicfile.Write(filepath.Join(s.dir, string(pod.UID)+".json"), data, 0o600); err != nil {
+	if err := atomicfile.SaveJSON(filepath.Join(s.dir, string(pod.UID)+".json"), list); err != nil {
 		return err
 	}
 	s.wanted.SetEphemeral(pod.UID, list)

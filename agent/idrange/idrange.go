@@ -7,14 +7,12 @@
 package idrange
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -75,12 +73,8 @@ func Open(pods string, log *slog.Logger) (*Pool, error) {
 
 // read reads the record of a pod.
 func (p *Pool) read(uid string) (uint32, error) {
-	data, err := os.ReadFile(p.file(uid))
-	if err != nil {
-		return 0, err
-	}
 	var r record
-	if err := json.Unmarshal(data, &r); err != nil {
+	if err := atomicfile.ReadJSON(p.file(uid), &r); err != nil {
 		return 0, err
 	}
 	if len(r.UIDMappings) != 1 {
@@ -165,11 +159,7 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 			continue
 		}
 		m := []mapping{{HostID: n * Length, Length: Length}}
-		data, err := json.Marshal(record{m, slices.Clone(m)})
-		if err != nil {
-			return 0, err
-		}
-		if err := atomicfile.Write(p.file(uid), data, 0o600); err != nil {
+		if err := atomicfile.SaveJSON(p.file(uid), record{m, m}); err != nil {
 			return 0, err
 		}
 		p.taken[uid] = n

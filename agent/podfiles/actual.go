@@ -19,7 +19,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 		return known
 	}
 	known := map[string]v1.ResourceRequirements{}
-	if err := readJSON(filepath.Join(s.Dir(uid), actualFile), &known); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := atomicfile.ReadJSON(filepath.Join(s.Dir(uid), actualFile), &known); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.o.Log.Warn("resources of a pod not known", "uid", uid, "err", err)
 	}
 	s.actual[uid] = known

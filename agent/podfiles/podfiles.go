@@ -17,7 +17,6 @@
 package podfiles
 
 import (
-	"encoding/json"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -66,15 +65,6 @@ const (
 	actualFile  = "actual.json"
 	endingFile  = "ending" // its time is when the pod's end began
 )
-
-// readJSON decodes a file of JSON.
-func readJSON(path string, into any) error {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(data, into)
-}
 
 // MakeLogDir makes the directory of a pod's logs.
 func (s *Store) MakeLogDir(pod *v1.Pod) error { return os.MkdirAll(s.LogDir(pod), 0o755) }

@@ -2,7 +2,6 @@ package podfiles
 
 import (
 	"cmp"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -60,7 +59,7 @@ func (s *Store) removeEmpty(uid string) error {
 
 func (s *Store) readPod(uid string) (*v1.Pod, error) {
 	pod := &v1.Pod{}
-	if err := readJSON(filepath.Join(s.Dir(uid), podFile), pod); err != nil {
+	if err := atomicfile.ReadJSON(filepath.Join(s.Dir(uid), podFile), pod); err != nil {
 		return nil, fmt.Errorf("%s: %w", podFile, err)
 	}
 	if string(pod.UID) != uid || pod.Name == "" || pod.Namespace == "" {
@@ -105,11 +104,7 @@ func (s *Store) Accept(pod *v1.Pod) error {
 	if err := makeDirs(dir, 0o750); err != nil {
 		return err
 	}
-	data, err := json.Marshal(pod)
-	if err != nil {
-		return err
-	}
-	if err := atomicfile.Write(filepath.Join(dir, podFile), data, 0o600); err != nil {
+	if err := atomicfile.SaveJSON(filepath.Join(dir, podFile), pod); err != nil {
 		return err
 	}
 	s.mu.Lock()

@@ -46,7 +46,7 @@ func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 		return nil
 	}
 	var status v1.PodStatus
-	switch err := readJSON(s.statusPath(pod), &status); {
+	switch err := atomicfile.ReadJSON(s.statusPath(pod), &status); {
 	case err == nil:
 		return &status
 	case !errors.Is(err, fs.ErrNotExist):

@@ -27,7 +27,7 @@ func RecordEndpoint(root, endpoint string) error {
 // its files cannot be read.
 func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 	var record agentRecord
-	if readJSON(filepath.Join(root, agentFile), &record) != nil || record.Endpoint != endpoint {
+	if atomicfile.ReadJSON(filepath.Join(root, agentFile), &record) != nil || record.Endpoint != endpoint {
 		return nil
 	}
 	entries, err := os.ReadDir(filepath.Join(root, "pods"))
@@ -42,7 +42,7 @@ func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 		dir := filepath.Join(root, "pods", e.Name())
 		info, err := os.Stat(filepath.Join(dir, podFile))
 		pod := &v1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
-		if err != nil || readJSON(filepath.Join(dir, podFile), pod) != nil {
+		if err != nil || atomicfile.ReadJSON(filepath.Join(dir, podFile), pod) != nil {
 			continue
 		}
 		pod.CreationTimestamp = metav1.Time{Time: info.ModTime()}

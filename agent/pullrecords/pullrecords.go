@@ -21,7 +21,6 @@ package pullrecords
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -159,23 +158,15 @@ func (l *Ledger) noteLocked(image, id string, by *keyring.Source) error {
 		}
 	}
 	r.Access[name], r.Updated = a, time.Now().UTC()
-	data, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(l.path("pulled", id), data, 0o600)
+	return atomicfile.SaveJSON(l.path("pulled", id), r)
 }
 
 func (l *Ledger) readLocked(id string) (*Record, error) {
-	data, err := os.ReadFile(l.path("pulled", id))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
 	r := &Record{}
-	if err := json.Unmarshal(data, r); err != nil {
+	switch err := atomicfile.ReadJSON(l.path("pulled", id), r); {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil, nil
+	case err != nil:
 		return nil, fmt.Errorf("record of image %s: %w", id, err)
 	}
 	if r.Access == nil {
@@ -257,9 +248,8 @@ func (l *Ledger) Prune(has func(id string) bool, since time.Time) error {
 	entries, err := os.ReadDir(dir)
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		data, readErr := os.ReadFile(path)
 		var r Record
-		if readErr != nil || json.Unmarshal(data, &r) != nil || !r.Updated.Before(since) || has(r.ID) {
+		if atomicfile.ReadJSON(path, &r) != nil || !r.Updated.Before(since) || has(r.ID) {
 			continue
 		}
 		err = errors.Join(err, os.Remove(path))

@@ -9,7 +9,6 @@
 package stopped
 
 import (
-	"encoding/json"
 	"errors"
 	"io/fs"
 	"log/slog"
@@ -50,14 +49,7 @@ type Store struct {
 // PATH.damaged: then no pod is stopped.
 func Open(path string, log *slog.Logger) *Store {
 	s := &Store{path: path, log: log}
-	data, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return s
-	}
-	if err == nil {
-		err = json.Unmarshal(data, &s.f)
-	}
-	if err != nil {
+	if err := atomicfile.ReadJSON(path, &s.f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.f = file{}
 		log.Error("stopped pods not known: they start", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
 	}

@@ -1,7 +1,6 @@
 package store
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -34,14 +33,8 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 			return err
 		}
 		r := &record{file: path, description: s.keyOf(path)}
-		data, err := os.ReadFile(path)
-		if err == nil {
-			err = json.Unmarshal(data, r)
-		}
-		if err == nil {
+		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // half a file cannot be: it was renamed into place
 			s.decode(r)
-		} else { // half a file cannot be: it was renamed into place
-			r.err = err
 		}
 		if r.err != nil {
 			log.Error("kept object rejected", "object", r.description, "err", r.err)
@@ -104,14 +97,10 @@ func (s *Store) path(o manifest.Object) string {
 }
 
 func (s *Store) saveLocked(r *record) error {
-	data, err := json.Marshal(r)
-	if err != nil {
-		return err
-	}
 	if err := s.makeDirsLocked(filepath.Dir(r.file)); err != nil {
 		return err
 	}
-	if err := atomicfile.Write(r.file, data, 0o600); err != nil {
+	if err := atomicfile.SaveJSON(r.file, r); err != nil {
 		return fmt.Errorf("keep %s: %w", r.description, err)
 	}
 	s.records[r.description] = r

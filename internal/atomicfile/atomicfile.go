@@ -54,12 +54,26 @@ func WriteVolatile(path string, data []byte, perm os.FileMode) error {
 }
 
 // WriteJSON is WriteVolatile of v as JSON, with mode 0600.
-func WriteJSON(path string, v any) error {
+func WriteJSON(path string, v any) error { return writeJSON(path, v, WriteVolatile) }
+
+// SaveJSON is Write of v as JSON, with mode 0600.
+func SaveJSON(path string, v any) error { return writeJSON(path, v, Write) }
+
+func writeJSON(path string, v any, write func(string, []byte, os.FileMode) error) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", filepath.Base(path), err)
 	}
-	return WriteVolatile(path, data, 0o600)
+	return write(path, data, 0o600)
+}
+
+// ReadJSON decodes the file at path. The error is fs.ErrNotExist if there is none.
+func ReadJSON(path string, into any) error {
+	data, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(data, into)
 }
 
 func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) {
