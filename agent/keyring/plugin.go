@@ -2,6 +2,7 @@ package keyring
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -14,7 +15,8 @@ import (
 	"sync"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	config "k8s.io/kubelet/config/v1"
+	credentialprovider "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -24,38 +26,15 @@ import (
 // CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
 type Plugins struct {
 	dir       string
-	providers []provider
+	providers []config.CredentialProvider
 	log       *slog.Logger
 
 	mu    sync.Mutex
 	cache map[string]cached // by provider, type and key; guarded by mu
 }
 
-// A provider is an entry of a CredentialProviderConfig.
-type provider struct {
-	Name                 string           `json:"name"` // of the program
-	MatchImages          []string         `json:"matchImages"`
-	DefaultCacheDuration *metav1.Duration `json:"defaultCacheDuration"`
-	APIVersion           string           `json:"apiVersion"`
-	Args                 []string         `json:"args"`
-	Env                  []struct {
-		Name  string `json:"name"`
-		Value string `json:"value"`
-	} `json:"env"`
-	TokenAttributes any `json:"tokenAttributes"`
-}
-
-// A response is a CredentialProviderResponse.
-type response struct {
-	Kind          string           `json:"kind"`
-	APIVersion    string           `json:"apiVersion"`
-	CacheKeyType  string           `json:"cacheKeyType"`
-	CacheDuration *metav1.Duration `json:"cacheDuration"`
-	Auth          map[string]auth  `json:"auth"` // by registry or path, as in config.json
-}
-
 type cached struct {
-	auth  map[string]auth
+	auth  map[string]credentialprovider.AuthConfig
 	until time.Time
 }
 
@@ -67,39 +46,35 @@ const (
 
 // LoadPlugins reads a CredentialProviderConfig of any version of kubelet.config.k8s.io. The
 // programs are in dir.
-func LoadPlugins(config, dir string, log *slog.Logger) (*Plugins, error) {
-	data, err := os.ReadFile(config)
+func LoadPlugins(path, dir string, log *slog.Logger) (*Plugins, error) {
+	data, err := os.ReadFile(path)
 	if err != nil {
 		return nil, err
 	}
-	var c struct {
-		Kind       string     `json:"kind"`
-		APIVersion string     `json:"apiVersion"`
-		Providers  []provider `json:"providers"`
-	}
+	var c config.CredentialProviderConfig
 	if err := yaml.UnmarshalStrict(data, &c); err != nil {
-		return nil, fmt.Errorf("%s: %w", config, err)
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if c.Kind != "CredentialProviderConfig" || !strings.HasPrefix(c.APIVersion, "kubelet.config.k8s.io/") {
-		return nil, fmt.Errorf("%s: it is a %s of %s, want a CredentialProviderConfig of kubelet.config.k8s.io/v1", config, c.Kind, c.APIVersion)
+		return nil, fmt.Errorf("%s: it is a %s of %s, want a CredentialProviderConfig of kubelet.config.k8s.io/v1", path, c.Kind, c.APIVersion)
 	}
 	seen := map[string]bool{}
 	for _, p := range c.Providers {
 		switch {
 		case p.Name == "" || p.Name != filepath.Base(p.Name) || p.Name == "." || p.Name == "..":
-			return nil, fmt.Errorf("%s: %q is no name of a program", config, p.Name)
+			return nil, fmt.Errorf("%s: %q is no name of a program", path, p.Name)
 		case seen[p.Name]:
-			return nil, fmt.Errorf("%s: %s is there twice", config, p.Name)
+			return nil, fmt.Errorf("%s: %s is there twice", path, p.Name)
 		case len(p.MatchImages) == 0 || p.DefaultCacheDuration == nil || p.DefaultCacheDuration.Duration < 0:
-			return nil, fmt.Errorf("%s: %s: want matchImages, and a defaultCacheDuration", config, p.Name)
+			return nil, fmt.Errorf("%s: %s: want matchImages, and a defaultCacheDuration", path, p.Name)
 		case !strings.HasPrefix(p.APIVersion, providerGroup):
-			return nil, fmt.Errorf("%s: %s: apiVersion is %q, want %sv1", config, p.Name, p.APIVersion, providerGroup)
+			return nil, fmt.Errorf("%s: %s: apiVersion is %q, want %sv1", path, p.Name, p.APIVersion, providerGroup)
 		case p.TokenAttributes != nil:
-			return nil, fmt.Errorf("%s: %s: tokenAttributes: tokens of service accounts need an API server", config, p.Name)
+			return nil, fmt.Errorf("%s: %s: tokenAttributes: tokens of service accounts need an API server", path, p.Name)
 		}
 		seen[p.Name] = true
 		if _, err := exec.LookPath(filepath.Join(dir, p.Name)); err != nil {
-			return nil, fmt.Errorf("%s: %s: %w", config, p.Name, err)
+			return nil, fmt.Errorf("%s: %s: %w", path, p.Name, err)
 		}
 	}
 	return &Plugins{dir: dir, providers: c.Providers, log: log, cache: map[string]cached{}}, nil
@@ -118,20 +93,25 @@ func (p *Plugins) Lookup(ctx context.Context, image string) []Credential {
 			continue
 		}
 		found, err := p.ask(ctx, &p.providers[i], image)
-		if err == nil {
-			err = ring.add("credential provider "+p.providers[i].Name, found)
+		for place, a := range found {
+			ring.entries = append(ring.entries, entry{normal(place), Credential{Username: a.Username, Password: a.Password}})
 		}
 		if err != nil {
 			p.log.WarnContext(ctx, "credential provider failed", "kind", p.providers[i].Name, "err", err)
 		}
 	}
+	ring.sort()
 	return ring.Lookup(image)
 }
 
 // ask returns a plugin's answer, from the cache if there is one.
-func (p *Plugins) ask(ctx context.Context, of *provider, image string) (map[string]auth, error) {
+func (p *Plugins) ask(ctx context.Context, of *config.CredentialProvider, image string) (map[string]credentialprovider.AuthConfig, error) {
 	host, _, _ := strings.Cut(Repository(image), "/")
-	keys := map[string]string{"Image": of.Name + " Image " + image, "Registry": of.Name + " Registry " + host, "Global": of.Name + " Global"}
+	keys := map[credentialprovider.PluginCacheKeyType]string{
+		credentialprovider.ImagePluginCacheKeyType:    of.Name + " Image " + image,
+		credentialprovider.RegistryPluginCacheKeyType: of.Name + " Registry " + host,
+		credentialprovider.GlobalPluginCacheKeyType:   of.Name + " Global",
+	}
 	p.mu.Lock()
 	for _, key := range keys {
 		if c, ok := p.cache[key]; ok && time.Now().Before(c.until) {
@@ -148,11 +128,7 @@ func (p *Plugins) ask(ctx context.Context, of *provider, image string) (map[stri
 	if !ok {
 		return nil, fmt.Errorf("cacheKeyType is %q, want Image, Registry or Global", r.CacheKeyType)
 	}
-	keep := of.DefaultCacheDuration.Duration
-	if r.CacheDuration != nil {
-		keep = r.CacheDuration.Duration
-	}
-	if keep > 0 {
+	if keep := cmp.Or(r.CacheDuration, of.DefaultCacheDuration).Duration; keep > 0 {
 		p.mu.Lock()
 		p.cache[key] = cached{r.Auth, time.Now().Add(keep)}
 		p.mu.Unlock()
@@ -160,7 +136,7 @@ func (p *Plugins) ask(ctx context.Context, of *provider, image string) (map[stri
 	return r.Auth, nil
 }
 
-func (p *Plugins) run(ctx context.Context, of *provider, image string) (*response, error) {
+func (p *Plugins) run(ctx context.Context, of *config.CredentialProvider, image string) (*credentialprovider.CredentialProviderResponse, error) {
 	request, err := json.Marshal(map[string]string{"kind": "CredentialProviderRequest", "apiVersion": of.APIVersion, "image": image})
 	if err != nil {
 		return nil, err
@@ -178,7 +154,7 @@ func (p *Plugins) run(ctx context.Context, of *provider, image string) (*respons
 	if err := cmd.Run(); err != nil {
 		return nil, fmt.Errorf("%w: %s", err, strings.TrimSpace(errs.String()))
 	}
-	var r response
+	var r credentialprovider.CredentialProviderResponse
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
 		return nil, fmt.Errorf("its answer is no JSON") // the text may hold a secret
 	}
