@@ -128,9 +128,6 @@ func (c *checker) walkStruct(n *yaml.Node, typ reflect.Type, path, rule string) 
 		seen[key.Value] = true
 		switch rule := supportOf(c.kind, sub); {
 		case rule.support != rejected:
-			if rule.support == warned && !empty(resolve(value), field) {
-				c.warn(key, at, "%s", rule.text)
-			}
 			c.walk(value, field, at, sub) // even an ignored value must have the right type
 		case !empty(resolve(value), field):
 			c.report(key, at, "%s", rule.text)

@@ -1,7 +1,6 @@
 package manifest
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 
@@ -15,10 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func completePod(v *validator, pod *v1.Pod, o Options) {
-	setDefaults(pod, o)
-	v.pod(pod, o)
-}
+func completePod(_ *validator, pod *v1.Pod, o Options) { setDefaults(pod, o) }
 
 // template completes the pod template of a workload. Its revision is the hash of what the
 // manifest says: an agent with other defaults must not replace the pods.
@@ -31,13 +27,12 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options,
 	hash := contentHash(encode(t), o.NodeName)
 	pod := &v1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}
 	setDefaults(pod, o)
-	v.pod(pod, o)
 	t.Spec = pod.Spec
 	if t.Annotations == nil {
 		t.Annotations = map[string]string{}
 	}
 	t.Annotations[AnnotationHash] = hash
-	oneOf(v, "spec.restartPolicy", t.Spec.RestartPolicy, restart...)
+	v.oneOf("spec.restartPolicy", string(t.Spec.RestartPolicy), texts(restart))
 	v.under = ""
 }
 
@@ -59,10 +54,7 @@ func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {
 
 func completeDeployment(v *validator, d *appsv1.Deployment, o Options) {
 	setPointer(&d.Spec.Replicas, 1)
-	v.atLeast("spec.replicas", d.Spec.Replicas, 0)
-	v.atLeast("spec.minReadySeconds", &d.Spec.MinReadySeconds, 0)
 	setDefault(&d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType)
-	oneOf(v, "spec.strategy.type", d.Spec.Strategy.Type, appsv1.RollingUpdateDeploymentStrategyType, appsv1.RecreateDeploymentStrategyType)
 	v.rollingUpdate(&d.Spec.Strategy)
 	v.template(&d.Spec.Template, d.Namespace, o, v1.RestartPolicyAlways)
 	v.selects(d.Spec.Selector, &d.Spec.Template)
@@ -110,12 +102,6 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 	if *s.CompletionMode == batchv1.IndexedCompletion && s.Completions == nil {
 		v.report("spec.completions", "is missing: completionMode Indexed needs it")
 	}
-	oneOf(v, "spec.completionMode", *s.CompletionMode, batchv1.NonIndexedCompletion, batchv1.IndexedCompletion)
-	v.atLeast("spec.parallelism", s.Parallelism, 0)
-	v.atLeast("spec.completions", s.Completions, 0)
-	v.atLeast("spec.backoffLimit", s.BackoffLimit, 0)
-	v.atLeast("spec.ttlSecondsAfterFinished", s.TTLSecondsAfterFinished, 0)
-	v.notNegative("spec.activeDeadlineSeconds", s.ActiveDeadlineSeconds)
 	if s.TTLSecondsAfterFinished != nil && o.Source != SourceAPI {
 		v.report("spec.ttlSecondsAfterFinished", "only for a job that was applied: that of a file stays as long as its file")
 	}
@@ -184,30 +170,8 @@ func completeSecret(v *validator, s *v1.Secret, _ Options) {
 	}
 }
 
-func completeClaim(v *validator, c *v1.PersistentVolumeClaim, _ Options) {
-	if len(c.Spec.AccessModes) == 0 {
-		v.report("spec.accessModes", "is missing")
-	}
-	for i, mode := range c.Spec.AccessModes {
-		oneOf(v, fmt.Sprintf("spec.accessModes[%d]", i), mode, v1.ReadWriteOnce, v1.ReadOnlyMany, v1.ReadWriteMany, v1.ReadWriteOncePod)
-	}
-	if m := c.Spec.VolumeMode; m != nil && *m != v1.PersistentVolumeFilesystem {
-		v.report("spec.volumeMode", "%q: want %s", *m, v1.PersistentVolumeFilesystem)
-	}
-}
-
 func completeRuntimeClass(v *validator, r *nodev1.RuntimeClass, _ Options) {
-	v.required("handler", r.Handler, validation.IsDNS1123Label)
-	if r.Overhead == nil {
-		return
-	}
-	for name, q := range r.Overhead.PodFixed {
-		field := fmt.Sprintf("overhead.podFixed[%s]", name)
-		if q.Sign() < 0 {
-			v.report(field, "%s is negative", q.String())
-		}
-		if name != v1.ResourceCPU && name != v1.ResourceMemory && !IsHugePages(name) {
-			v.report(field, "this node has no such resource")
-		}
+	if r.Overhead != nil {
+		v.amounts("overhead.podFixed", r.Overhead.PodFixed)
 	}
 }

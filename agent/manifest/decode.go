@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"regexp"
 	"slices"
 	"strconv"
@@ -130,9 +131,10 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		o.SetNamespace("default")
 	}
 	hash := contentHash(data, r.o.NodeName)
-	v := &validator{tree: at}
+	v := &validator{tree: at, node: r.o.NodeName}
 	v.metadata(o, true)
 	kind.complete(v, o, r.o)
+	v.values("", "", reflect.ValueOf(o))
 	if len(v.errs) > 0 {
 		slices.SortStableFunc(v.errs, func(a, b Error) int { return a.Line - b.Line })
 		r.fail(v.errs...)

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"reflect"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
@@ -55,7 +56,7 @@ func defaultVolume(v *v1.Volume) {
 	case v.Image != nil:
 		setDefault(&v.Image.PullPolicy, pullPolicy(v.Image.Reference))
 	}
-	if len(volumeSources(v)) == 0 {
+	if len(set(reflect.ValueOf(v.VolumeSource))) == 0 {
 		v.EmptyDir = &v1.EmptyDirVolumeSource{}
 	}
 }

@@ -11,7 +11,7 @@ import (
 // Ephemeral completes and checks the ephemeral containers that a pod is to have. Existing
 // ones cannot be changed or removed.
 func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContainer, error) {
-	v := &validator{tree: &tree{node: &yaml.Node{Kind: yaml.MappingNode}}}
+	v := &validator{tree: &tree{node: &yaml.Node{Kind: yaml.MappingNode}}, spec: &pod.Spec}
 	names := map[string]string{}
 	for i := range pod.Spec.InitContainers {
 		names[pod.Spec.InitContainers[i].Name] = fmt.Sprintf("spec.initContainers[%d]", i)
@@ -43,7 +43,8 @@ func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContain
 			v.report(field+".targetContainerName", "the pod has no container %q", target)
 		}
 		defaultContainer(&pod.Spec, &c)
-		v.container(&pod.Spec, &c, field, names, map[string]string{})
+		v.named(field, &c, names)
+		v.values(field, "", reflect.ValueOf(&c))
 		e.EphemeralContainerCommon = v1.EphemeralContainerCommon(c)
 		list = append(list, *e)
 	}

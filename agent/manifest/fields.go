@@ -11,13 +11,12 @@ const (
 	rejected support = iota // an error that names it
 	honoured                // crisp acts upon it
 	ignored                 // accepted without effect: it means nothing on a single node
-	warned                  // accepted without effect, with a warning
 )
 
 // fields says, for each kind, what becomes of a field. A field without a line is rejected
 // as not supported. A line covers the fields below it too, unless a longer line says
 // otherwise; "[]" stands for any index or key. The text after the word is the reason of a
-// rejection or a warning, and a remark elsewhere.
+// rejection, and a remark elsewhere.
 //
 // The lines of Pod apply to pod templates too, those of containers[] to initContainers[]
 // and ephemeralContainers[] unless these have a line of their own, and those of "every
@@ -275,7 +274,7 @@ type fieldTable struct {
 	inner map[string]bool
 }
 
-var supportWords = map[string]support{"rejected": rejected, "honoured": honoured, "ignored": ignored, "warned": warned}
+var supportWords = map[string]support{"rejected": rejected, "honoured": honoured, "ignored": ignored}
 
 func parseTable(text string) map[string]*fieldTable {
 	tables := map[string]*fieldTable{}
@@ -292,7 +291,7 @@ func parseTable(text string) map[string]*fieldTable {
 			continue
 		}
 		s, ok := supportWords[words[1]]
-		if !ok || (s == warned || s == rejected) && len(words) < 3 {
+		if !ok || s == rejected && len(words) < 3 {
 			panic("manifest: bad line in the table of fields: " + line)
 		}
 		current.add(words[0], fieldRule{s, strings.Join(words[2:], " ")})

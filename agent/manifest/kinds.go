@@ -18,7 +18,7 @@ type kind struct {
 	group      schema.GroupVersion
 	namespaced bool
 	typ        reflect.Type
-	// complete fills in defaults and validates.
+	// complete fills in defaults, and checks what the table of checks cannot.
 	complete func(*validator, Object, Options)
 }
 
@@ -34,7 +34,7 @@ var kinds = []*kind{
 	kindFor("Pod", v1.SchemeGroupVersion, true, completePod),
 	kindFor("ConfigMap", v1.SchemeGroupVersion, true, completeConfigMap),
 	kindFor("Secret", v1.SchemeGroupVersion, true, completeSecret),
-	kindFor("PersistentVolumeClaim", v1.SchemeGroupVersion, true, completeClaim),
+	kindFor("PersistentVolumeClaim", v1.SchemeGroupVersion, true, func(*validator, *v1.PersistentVolumeClaim, Options) {}),
 	kindFor("RuntimeClass", nodev1.SchemeGroupVersion, false, completeRuntimeClass),
 	kindFor("Deployment", appsv1.SchemeGroupVersion, true, completeDeployment),
 	kindFor("DaemonSet", appsv1.SchemeGroupVersion, true, completeDaemonSet),

@@ -169,3 +169,40 @@ func walkType(typ reflect.Type, path string, known map[string]bool, depth int) {
 		}
 	}
 }
+
+// A check is for a field that some kind has: one of a misspelt name would check nothing.
+func TestEveryCheck(t *testing.T) {
+	left, seen := manifest.Checks(), map[reflect.Type]bool{}
+	var walk func(typ reflect.Type, place, within string)
+	walk = func(typ reflect.Type, place, within string) {
+		for typ.Kind() == reflect.Pointer {
+			typ = typ.Elem()
+		}
+		delete(left, place)
+		if typ.Kind() == reflect.Slice {
+			walk(typ.Elem(), place+"[]", "")
+		}
+		if typ.Kind() != reflect.Struct || within == "" && seen[typ] {
+			return
+		}
+		seen[typ] = true
+		delete(left, typ.Name())
+		if within == "" {
+			within = typ.Name()
+		}
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			if name, _, _ := strings.Cut(f.Tag.Get("json"), ","); name != "" {
+				walk(f.Type, within+"."+name, "")
+			} else if f.Anonymous {
+				walk(f.Type, "", within)
+			}
+		}
+	}
+	for _, typ := range manifest.Types() {
+		walk(typ, "", "")
+	}
+	for place := range left {
+		t.Errorf("no kind has %s", place)
+	}
+}

@@ -13,7 +13,7 @@ func Reference() string {
 	for _, k := range kinds {
 		heads = append(heads, k.name)
 	}
-	words := map[support]string{honoured: "honoured", ignored: "ignored", warned: "accepted with a warning, no effect", rejected: "**rejected**"}
+	words := map[support]string{honoured: "honoured", ignored: "ignored", rejected: "**rejected**"}
 	for _, head := range heads {
 		fmt.Fprintf(&b, "| **%s** | |\n", head)
 		for _, path := range fields[head].order {

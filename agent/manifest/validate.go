@@ -2,39 +2,27 @@ package manifest
 
 import (
 	"fmt"
-	"net/netip"
+	"maps"
 	"path"
+	"reflect"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/kubectl/pkg/util/fieldpath"
 	"k8s.io/utils/ptr"
 )
-
-// pod checks what protects the node and its other pods, and rejects values that crisp
-// does not support in fields that it does. An API server would check more.
-func (v *validator) pod(pod *v1.Pod, o Options) {
-	v.podSpec(&pod.Spec, o)
-	v.volumes(&pod.Spec)
-	names := map[string]string{}
-	ports := map[string]string{}
-	for i := range pod.Spec.InitContainers {
-		v.container(&pod.Spec, &pod.Spec.InitContainers[i], fmt.Sprintf("spec.initContainers[%d]", i), names, map[string]string{})
-	}
-	if len(pod.Spec.Containers) == 0 {
-		v.report("spec.containers", "a pod needs at least one container")
-	}
-	for i := range pod.Spec.Containers {
-		v.container(&pod.Spec, &pod.Spec.Containers[i], fmt.Sprintf("spec.containers[%d]", i), names, ports)
-	}
-}
 
 // A validator collects what is wrong with one object.
 type validator struct {
 	*tree
 	under string // path of the object in the document: "spec.template." for a template
+	node  string // the name of this node; "" is any
+	spec  *v1.PodSpec
+	in    *v1.Container // of which values are checked now, as of the pod
 	errs  Errors
 }
 
@@ -59,40 +47,11 @@ func (v *validator) required(field, value string, check func(string) []string) {
 	v.valid(field, value, check(value))
 }
 
-// atLeast reports a number below the least; nil passes.
-func (v *validator) atLeast(field string, n *int32, least int32) {
-	if n != nil && *n < least {
-		v.report(field, "%d is less than %d", *n, least)
-	}
-}
-
-// notNegative reports a negative number; nil passes.
-func (v *validator) notNegative(field string, n *int64) {
-	if n != nil && *n < 0 {
-		v.report(field, "%d is negative", *n)
-	}
-}
-
-// address reports what is not an IP address.
-func (v *validator) address(field, value string) {
-	if _, err := netip.ParseAddr(value); err != nil {
-		v.report(field, "%q is not an IP address", value)
-	}
-}
-
-// hasDotDot reports whether a path has an element "..".
-func hasDotDot(p string) bool { return slices.Contains(strings.Split(p, "/"), "..") }
-
 // oneOf reports a value that is none of those wanted; "" passes.
-func oneOf[T ~string](v *validator, field string, value T, want ...T) {
-	if value == "" || slices.Contains(want, value) {
-		return
+func (v *validator) oneOf(field, value string, want []string) {
+	if value != "" && !slices.Contains(want, value) {
+		v.report(field, "%q: want %s", value, strings.Join(want, ", "))
 	}
-	texts := make([]string, len(want))
-	for i, w := range want {
-		texts[i] = string(w)
-	}
-	v.report(field, "%q: want %s", value, strings.Join(texts, ", "))
 }
 
 // metadata checks the metadata of an object. named is false for a pod template, whose
@@ -124,100 +83,210 @@ func (v *validator) metadata(m metav1.Object, named bool) {
 // reserved reports whether only the agent may set a label or annotation.
 func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
-func (v *validator) podSpec(spec *v1.PodSpec, o Options) {
-	oneOf(v, "spec.restartPolicy", spec.RestartPolicy, v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
-	oneOf(v, "spec.dnsPolicy", spec.DNSPolicy, v1.DNSDefault, v1.DNSNone, v1.DNSClusterFirst, v1.DNSClusterFirstWithHostNet)
+// podSpec checks what is not about one field alone.
+func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	if spec.DNSPolicy == v1.DNSNone && (spec.DNSConfig == nil || len(spec.DNSConfig.Nameservers) == 0) {
-		v.report("spec.dnsConfig", "dnsPolicy None needs at least one name server")
+		v.report(field+".dnsConfig", "dnsPolicy None needs at least one name server")
 	}
-	if spec.DNSConfig != nil {
-		v.dns(spec.DNSConfig)
-	}
-	v.notNegative("spec.terminationGracePeriodSeconds", spec.TerminationGracePeriodSeconds)
-	v.life(spec)
-	if o.NodeName != "" && spec.NodeName != o.NodeName {
-		v.report("spec.nodeName", "%q is another node: this one is %q", spec.NodeName, o.NodeName)
-	}
-	if spec.OS != nil && spec.OS.Name != v1.Linux {
-		v.report("spec.os.name", "%q: crisp runs linux", spec.OS.Name)
+	if v.node != "" && spec.NodeName != v.node {
+		v.report(field+".nodeName", "%q is another node: this one is %q", spec.NodeName, v.node)
 	}
 	if !ptr.Deref(spec.HostUsers, true) && (spec.HostNetwork || spec.HostPID || spec.HostIPC) {
-		v.report("spec.hostUsers", "false excludes hostNetwork, hostPID and hostIPC")
-	}
-	v.priority(spec)
-	for _, account := range [][2]string{{"serviceAccountName", spec.ServiceAccountName}, {"serviceAccount", spec.DeprecatedServiceAccount}} {
-		if account[1] != "" && account[1] != "default" {
-			v.report("spec."+account[0], "%q: there are no service accounts without an API server", account[1])
-		}
+		v.report(field+".hostUsers", "false excludes hostNetwork, hostPID and hostIPC")
 	}
 	if ptr.Deref(spec.ShareProcessNamespace, false) && spec.HostPID {
-		v.report("spec.shareProcessNamespace", "excludes hostPID")
+		v.report(field+".shareProcessNamespace", "excludes hostPID")
 	}
-	for i, alias := range spec.HostAliases {
-		field := fmt.Sprintf("spec.hostAliases[%d]", i)
-		v.address(field+".ip", alias.IP)
-		for j, name := range alias.Hostnames {
-			v.valid(fmt.Sprintf("%s.hostnames[%d]", field, j), name, validation.IsDNS1123Subdomain(name))
-		}
+	if spec.HostnameOverride != nil && spec.HostNetwork {
+		v.report(field+".hostnameOverride", "a pod on the host's network has the host's name")
 	}
-	sc := spec.SecurityContext
-	v.user("spec.securityContext", sc.RunAsUser, sc.RunAsGroup, sc.SeccompProfile)
-	for i, s := range sc.Sysctls {
-		if s.Name == "" || strings.Contains(s.Name, "..") {
-			v.report(fmt.Sprintf("spec.securityContext.sysctls[%d].name", i), "%q is not a sysctl", s.Name)
+	v.priority(field, spec)
+	names, ports := map[string]string{}, map[string]string{}
+	for i := range spec.InitContainers {
+		at := fmt.Sprintf("%s.initContainers[%d]", field, i)
+		v.named(at, &spec.InitContainers[i], names)
+		v.initial(at, &spec.InitContainers[i])
+		v.hostPorts(at, &spec.InitContainers[i], map[string]string{})
+	}
+	for i := range spec.Containers {
+		at := fmt.Sprintf("%s.containers[%d]", field, i)
+		v.named(at, &spec.Containers[i], names)
+		v.hostPorts(at, &spec.Containers[i], ports)
+	}
+	volumes := map[string]bool{}
+	for i, vol := range spec.Volumes {
+		if volumes[vol.Name] {
+			v.report(fmt.Sprintf("%s.volumes[%d].name", field, i), "volume %s is defined twice", vol.Name)
 		}
+		volumes[vol.Name] = true
 	}
 }
 
 // priority checks that the priority of a pod is given, and that it agrees with its class.
-func (v *validator) priority(spec *v1.PodSpec) {
+func (v *validator) priority(field string, spec *v1.PodSpec) {
 	want, known := priorities[spec.PriorityClassName]
 	switch {
 	case spec.PriorityClassName != "" && spec.Priority == nil:
-		v.report("spec.priorityClassName", "%q: there are no PriorityClass objects: set spec.priority too", spec.PriorityClassName)
+		v.report(field+".priorityClassName", "%q: there are no PriorityClass objects: set spec.priority too", spec.PriorityClassName)
 	case known && *spec.Priority != want:
-		v.report("spec.priority", "%d is not that of %s, %d", *spec.Priority, spec.PriorityClassName, want)
+		v.report(field+".priority", "%d is not that of %s, %d", *spec.Priority, spec.PriorityClassName, want)
 	case !known && spec.Priority != nil && *spec.Priority > 1_000_000_000:
-		v.report("spec.priority", "%d: more than 1000000000 is for the classes of the system", *spec.Priority)
+		v.report(field+".priority", "%d: more than 1000000000 is for the classes of the system", *spec.Priority)
 	}
 }
 
-func (v *validator) dns(c *v1.PodDNSConfig) {
-	if len(c.Nameservers) > 3 { // resolv.conf(5): MAXNS
-		v.report("spec.dnsConfig.nameservers", "at most 3 are used by resolvers")
+// named reports a container with the name of another. names are those before it, each with
+// its field.
+func (v *validator) named(field string, c *v1.Container, names map[string]string) {
+	if other, taken := names[c.Name]; taken && c.Name != "" {
+		v.report(field+".name", "%q is the name of %s too", c.Name, other)
 	}
-	for i, s := range c.Nameservers {
-		v.address(fmt.Sprintf("spec.dnsConfig.nameservers[%d]", i), s)
-	}
-	if len(c.Searches) > 32 {
-		v.report("spec.dnsConfig.searches", "at most 32 are allowed")
-	}
-	for i, s := range c.Searches {
-		if s != "." {
-			v.valid(fmt.Sprintf("spec.dnsConfig.searches[%d]", i), s, validation.IsDNS1123Subdomain(strings.TrimSuffix(s, ".")))
-		}
-	}
-	for i, o := range c.Options {
-		if o.Name == "" {
-			v.report(fmt.Sprintf("spec.dnsConfig.options[%d].name", i), "is missing")
-		}
-	}
+	names[c.Name] = field
 }
 
-func (v *validator) user(field string, uid, gid *int64, p *v1.SeccompProfile) {
-	for _, id := range []struct {
-		name  string
-		value *int64
-	}{{"runAsUser", uid}, {"runAsGroup", gid}} {
-		if id.value != nil && (*id.value < 0 || *id.value > 1<<31-1) {
-			v.report(field+"."+id.name, "%d is not between 0 and 2147483647", *id.value)
-		}
-	}
-	if p == nil {
+// initial reports what only containers that go on may have.
+func (v *validator) initial(field string, c *v1.Container) {
+	if ptr.Deref(c.RestartPolicy, "") == v1.ContainerRestartPolicyAlways {
 		return
 	}
-	field += ".seccompProfile"
-	oneOf(v, field+".type", p.Type, v1.SeccompProfileTypeRuntimeDefault, v1.SeccompProfileTypeUnconfined, v1.SeccompProfileTypeLocalhost)
+	for _, name := range set(reflect.ValueOf(*c)) {
+		switch name {
+		case "startupProbe", "livenessProbe", "readinessProbe", "lifecycle":
+			v.report(field+"."+name, "is for containers that go on, not for an init container without restartPolicy Always")
+		}
+	}
+}
+
+// hostPorts reports host ports that are taken already, each with the field that took it.
+func (v *validator) hostPorts(field string, c *v1.Container, taken map[string]string) {
+	for i, p := range c.Ports {
+		if p.HostPort <= 0 {
+			continue
+		}
+		at, key := fmt.Sprintf("%s.ports[%d]", field, i), fmt.Sprintf("%s %s:%d", p.Protocol, p.HostIP, p.HostPort)
+		if other, ok := taken[key]; ok {
+			v.report(at+".hostPort", "%d is taken by %s", p.HostPort, other)
+		}
+		taken[key] = at
+	}
+}
+
+// container checks what is about several fields of a container.
+func (v *validator) container(field string, c *v1.Container) {
+	if c.StdinOnce && !c.Stdin {
+		v.report(field+".stdinOnce", "needs stdin")
+	}
+	if c.RestartPolicy == nil && len(c.RestartPolicyRules) > 0 {
+		v.report(field+".restartPolicyRules", "needs a restartPolicy")
+	}
+	names, paths, resized := map[string]bool{}, map[string]bool{}, map[v1.ResourceName]bool{}
+	for i, p := range c.Ports {
+		at := fmt.Sprintf("%s.ports[%d]", field, i)
+		if names[p.Name] && p.Name != "" {
+			v.report(at+".name", "%q is the name of two ports", p.Name)
+		}
+		names[p.Name] = true
+		if v.spec.HostNetwork && p.HostPort != p.ContainerPort {
+			v.report(at+".hostPort", "%d differs from containerPort %d, which hostNetwork does not allow", p.HostPort, p.ContainerPort)
+		}
+	}
+	for i, m := range c.VolumeMounts {
+		if clean := path.Clean(m.MountPath); m.MountPath != "" && paths[clean] {
+			v.report(fmt.Sprintf("%s.volumeMounts[%d].mountPath", field, i), "%q is mounted twice", m.MountPath)
+		} else {
+			paths[clean] = true
+		}
+	}
+	for i, p := range c.ResizePolicy {
+		if resized[p.ResourceName] {
+			v.report(fmt.Sprintf("%s.resizePolicy[%d].resourceName", field, i), "%s stands twice", p.ResourceName)
+		}
+		resized[p.ResourceName] = true
+	}
+}
+
+func (v *validator) restartRule(field string, r *v1.ContainerRestartRule) {
+	if r.ExitCodes == nil {
+		v.report(field+".exitCodes", "is missing")
+	}
+}
+
+// restartingProbe checks a probe whose failure ends a container.
+func (v *validator) restartingProbe(field string, p *v1.Probe) {
+	if p.SuccessThreshold > 1 {
+		v.report(field+".successThreshold", "must be 1")
+	}
+}
+
+func (v *validator) readinessProbe(field string, p *v1.Probe) {
+	if p.TerminationGracePeriodSeconds != nil {
+		v.report(field+".terminationGracePeriodSeconds", "a readiness probe ends nothing")
+	}
+}
+
+// port checks a port number, or the name of one of the container's ports.
+func port(v *validator, field string, x reflect.Value) {
+	p := x.Interface().(intstr.IntOrString)
+	switch {
+	case p.Type == intstr.Int:
+		between(1, 65535)(v, field, reflect.ValueOf(p.IntVal))
+	case !slices.ContainsFunc(v.in.Ports, func(named v1.ContainerPort) bool { return named.Name == p.StrVal }):
+		v.report(field, "the container has no port of the name %q", p.StrVal)
+	}
+}
+
+// stopSignal checks the stop signal of a container. As in Kubernetes the pod must then
+// name its operating system.
+func stopSignal(v *validator, field string, x reflect.Value) {
+	if v.spec.OS == nil || v.spec.OS.Name != v1.Linux {
+		v.report(field, "needs spec.os.name linux")
+	}
+	if s := x.String(); !strings.HasPrefix(s, "SIG") || path.Base(s) != s {
+		v.report(field, "%q is no signal such as SIGTERM", s)
+	}
+}
+
+// IsHugePages reports whether a resource is huge pages of any size.
+func IsHugePages(name v1.ResourceName) bool {
+	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
+}
+
+func (v *validator) resources(field string, r *v1.ResourceRequirements) {
+	v.amounts(field+".limits", r.Limits, v1.ResourceEphemeralStorage)
+	v.amounts(field+".requests", r.Requests, v1.ResourceEphemeralStorage)
+	for name, request := range r.Requests {
+		if limit, ok := r.Limits[name]; ok && request.Cmp(limit) > 0 {
+			v.report(fmt.Sprintf("%s.requests[%s]", field, name), "%s is more than the limit %s", request.String(), limit.String())
+		}
+	}
+}
+
+// amounts checks a list of CPU, memory, huge pages, and others that are named.
+func (v *validator) amounts(field string, list v1.ResourceList, others ...v1.ResourceName) {
+	for _, name := range slices.Sorted(maps.Keys(list)) {
+		at, q := fmt.Sprintf("%s[%s]", field, name), list[name]
+		if q.Sign() < 0 {
+			v.report(at, "%s is negative", q.String())
+		}
+		if name != v1.ResourceCPU && name != v1.ResourceMemory && !IsHugePages(name) && !slices.Contains(others, name) {
+			v.report(at, "this node has no such resource")
+		}
+	}
+}
+
+func (v *validator) security(field string, s *v1.SecurityContext) {
+	if ptr.Deref(s.AllowPrivilegeEscalation, true) {
+		return
+	}
+	if ptr.Deref(s.Privileged, false) {
+		v.report(field+".allowPrivilegeEscalation", "cannot be false for a privileged container")
+	}
+	if s.Capabilities != nil && (slices.Contains(s.Capabilities.Add, "SYS_ADMIN") || slices.Contains(s.Capabilities.Add, "CAP_SYS_ADMIN")) {
+		v.report(field+".allowPrivilegeEscalation", "cannot be false with the capability SYS_ADMIN")
+	}
+}
+
+func (v *validator) seccomp(field string, p *v1.SeccompProfile) {
 	local := ptr.Deref(p.LocalhostProfile, "") != ""
 	switch {
 	case p.Type == "":
@@ -226,5 +295,163 @@ func (v *validator) user(field string, uid, gid *int64, p *v1.SeccompProfile) {
 		v.report(field+".localhostProfile", "goes with the type Localhost, and only with it")
 	case local && (path.IsAbs(*p.LocalhostProfile) || hasDotDot(*p.LocalhostProfile)):
 		v.report(field+".localhostProfile", "%q must stay below the agent's seccomp directory", *p.LocalhostProfile)
+	}
+}
+
+// volumeOf returns the pod's volume of this name, or nil.
+func (v *validator) volumeOf(name string) *v1.Volume {
+	if i := slices.IndexFunc(v.spec.Volumes, func(vol v1.Volume) bool { return vol.Name == name }); i >= 0 {
+		return &v.spec.Volumes[i]
+	}
+	return nil
+}
+
+func (v *validator) volumeMount(field string, m *v1.VolumeMount) {
+	if v.volumeOf(m.Name) == nil {
+		v.report(field+".name", "the pod has no volume %q", m.Name)
+	}
+	if m.MountPath == "" {
+		v.report(field+".mountPath", "is missing")
+	}
+	if m.SubPath != "" && m.SubPathExpr != "" {
+		v.report(field+".subPathExpr", "excludes subPath")
+	}
+	propagation := ptr.Deref(m.MountPropagation, v1.MountPropagationNone)
+	if propagation == v1.MountPropagationBidirectional && !(v.in.SecurityContext != nil && ptr.Deref(v.in.SecurityContext.Privileged, false)) {
+		v.report(field+".mountPropagation", "Bidirectional needs a privileged container")
+	}
+	recursive := ptr.Deref(m.RecursiveReadOnly, v1.RecursiveReadOnlyDisabled)
+	if recursive == v1.RecursiveReadOnlyDisabled {
+		return
+	}
+	if !m.ReadOnly {
+		v.report(field+".recursiveReadOnly", "%s needs readOnly", recursive)
+	}
+	if propagation != v1.MountPropagationNone {
+		v.report(field+".recursiveReadOnly", "%s excludes mountPropagation", recursive)
+	}
+}
+
+func (v *validator) envVar(field string, e *v1.EnvVar) {
+	if e.ValueFrom != nil && e.Value != "" {
+		v.report(field, "has both value and valueFrom")
+	}
+}
+
+// fileKey checks a reference to a key in a file of an emptyDir.
+func (v *validator) fileKey(field string, ref *v1.FileKeySelector) {
+	switch vol := v.volumeOf(ref.VolumeName); {
+	case vol == nil:
+		v.report(field+".volumeName", "there is no volume %s", ref.VolumeName)
+	case vol.EmptyDir == nil:
+		v.report(field+".volumeName", "volume %s is no emptyDir", ref.VolumeName)
+	}
+	switch {
+	case ref.Path == "":
+		v.report(field+".path", "is missing")
+	case path.IsAbs(ref.Path) || hasDotDot(ref.Path):
+		v.report(field+".path", "leads out of the volume")
+	}
+	if len(ref.Key) > 128 {
+		v.report(field+".key", "has more than 128 characters")
+	} else {
+		v.required(field+".key", ref.Key, validation.IsRelaxedEnvVarName)
+	}
+}
+
+// fieldRef checks a reference of the downward API to a field of the pod. want are the
+// fields allowed without a subscript.
+func fieldRef(want ...string) check {
+	return on(func(v *validator, field string, ref *v1.ObjectFieldSelector) {
+		if ref.APIVersion != "" && ref.APIVersion != "v1" {
+			v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
+		}
+		if m, key, ok := fieldpath.SplitMaybeSubscriptedPath(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
+			v.valid(field+".fieldPath", key, validation.IsQualifiedName(strings.ToLower(key)))
+			return
+		}
+		v.oneOf(field+".fieldPath", ref.FieldPath, want)
+		if ref.FieldPath == "" {
+			v.report(field+".fieldPath", "is missing")
+		}
+	})
+}
+
+// resourceFields are the resources that the downward API shows, besides huge pages,
+// whose names end in the page size.
+var resourceFields = []string{
+	"limits.cpu", "limits.memory", "limits.ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
+}
+
+// resourceField checks a reference of the downward API to a resource.
+func (v *validator) resourceField(field string, ref *v1.ResourceFieldSelector) {
+	list, name, _ := strings.Cut(ref.Resource, ".")
+	if !(list == "limits" || list == "requests") || !IsHugePages(v1.ResourceName(name)) {
+		v.oneOf(field+".resource", ref.Resource, resourceFields)
+	}
+	if ref.Resource == "" {
+		v.report(field+".resource", "is missing")
+	}
+	if ref.Divisor.Sign() < 0 {
+		v.report(field+".divisor", "%s is negative", ref.Divisor.String())
+	}
+	named := func(c v1.Container) bool { return c.Name == ref.ContainerName }
+	if ref.ContainerName != "" && !slices.ContainsFunc(v.spec.Containers, named) && !slices.ContainsFunc(v.spec.InitContainers, named) {
+		v.report(field+".containerName", "the pod has no container %q", ref.ContainerName)
+	}
+}
+
+func (v *validator) volume(field string, vol *v1.Volume) {
+	if sources := set(reflect.ValueOf(vol.VolumeSource)); len(sources) > 1 {
+		v.report(field, "has %d sources: %s", len(sources), strings.Join(sources, ", "))
+	}
+}
+
+func (v *validator) emptyDir(field string, e *v1.EmptyDirVolumeSource) {
+	if !strings.HasPrefix(string(e.Medium), string(v1.StorageMediumHugePages)) {
+		v.oneOf(field+".medium", string(e.Medium), texts([]v1.StorageMedium{v1.StorageMediumDefault, v1.StorageMediumMemory, v1.StorageMediumHugePages}))
+	}
+	if e.SizeLimit != nil && e.SizeLimit.Sign() <= 0 {
+		v.report(field+".sizeLimit", "%s is not more than 0", e.SizeLimit)
+	}
+}
+
+func (v *validator) downwardFile(field string, item *v1.DownwardAPIVolumeFile) {
+	switch {
+	case item.FieldRef != nil && item.ResourceFieldRef != nil:
+		v.report(field, "has both fieldRef and resourceFieldRef")
+	case item.FieldRef == nil && item.ResourceFieldRef == nil:
+		v.report(field, "has neither fieldRef nor resourceFieldRef")
+	case item.ResourceFieldRef != nil && item.ResourceFieldRef.ContainerName == "":
+		v.report(field+".resourceFieldRef.containerName", "is missing")
+	}
+}
+
+// projected reports a path that two sources of a volume show.
+func (v *validator) projected(field string, p *v1.ProjectedVolumeSource) {
+	paths := map[string]bool{}
+	once := func(field, kind string, i int, path string) {
+		if paths[path] {
+			v.report(fmt.Sprintf("%s.%s.items[%d].path", field, kind, i), "%q is the path of two sources", path)
+		}
+		paths[path] = true
+	}
+	for i, s := range p.Sources {
+		field := fmt.Sprintf("%s.sources[%d]", field, i)
+		if s.ConfigMap != nil {
+			for j, item := range s.ConfigMap.Items {
+				once(field, "configMap", j, item.Path)
+			}
+		}
+		if s.Secret != nil {
+			for j, item := range s.Secret.Items {
+				once(field, "secret", j, item.Path)
+			}
+		}
+		if s.DownwardAPI != nil {
+			for j, item := range s.DownwardAPI.Items {
+				once(field, "downwardAPI", j, item.Path)
+			}
+		}
 	}
 }
