@@ -51,31 +51,17 @@ func Columns(kind string) []Column {
 	return slices.Concat([]Column{name}, list, []Column{source})
 }
 
+// types has an empty object of each kind that has columns.
+var types = map[string]manifest.Object{
+	"Pod": &v1.Pod{}, "ConfigMap": &v1.ConfigMap{}, "Secret": &v1.Secret{}, "PersistentVolumeClaim": &v1.PersistentVolumeClaim{},
+	"Namespace": &v1.Namespace{}, "Node": &v1.Node{}, "Event": &v1.Event{}, "RuntimeClass": &nodev1.RuntimeClass{},
+	"Deployment": &appsv1.Deployment{}, "DaemonSet": &appsv1.DaemonSet{}, "Job": &batchv1.Job{},
+}
+
 // New returns an empty object of a kind that has columns, nil if it has none.
 func New(kind string) manifest.Object {
-	switch kind {
-	case "Pod":
-		return &v1.Pod{}
-	case "ConfigMap":
-		return &v1.ConfigMap{}
-	case "Secret":
-		return &v1.Secret{}
-	case "PersistentVolumeClaim":
-		return &v1.PersistentVolumeClaim{}
-	case "Namespace":
-		return &v1.Namespace{}
-	case "Node":
-		return &v1.Node{}
-	case "RuntimeClass":
-		return &nodev1.RuntimeClass{}
-	case "Deployment":
-		return &appsv1.Deployment{}
-	case "DaemonSet":
-		return &appsv1.DaemonSet{}
-	case "Job":
-		return &batchv1.Job{}
-	case "Event":
-		return &v1.Event{}
+	if o := types[kind]; o != nil {
+		return o.DeepCopyObject().(manifest.Object)
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/store"
+	columns "github.com/crisp-cri/crisp/agent/table"
 	"github.com/crisp-cri/crisp/internal/fault"
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"k8s.io/apimachinery/pkg/types"
@@ -79,7 +80,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, k api.Kind) erro
 	if err != nil {
 		return err
 	}
-	patched, err := applyPatch(objectOf(k), kind, versioned, patch)
+	patched, err := applyPatch(columns.New(k.Name), kind, versioned, patch)
 	if err != nil {
 		return err
 	}
@@ -115,7 +116,7 @@ func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text
 		return err
 	}
 	manager := r.URL.Query().Get("fieldManager")
-	merged, last, err := threeWay(objectOf(k), given, lasts[manager], next)
+	merged, last, err := threeWay(columns.New(k.Name), given, lasts[manager], next)
 	if err != nil {
 		return err
 	}

@@ -6,14 +6,10 @@ import (
 	"mime"
 	"net/http"
 
-	"github.com/crisp-cri/crisp/agent/api"
+	columns "github.com/crisp-cri/crisp/agent/table"
 	"github.com/crisp-cri/crisp/internal/fault"
-	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
-	batchv1 "k8s.io/api/batch/v1"
-	v1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 )
@@ -22,24 +18,22 @@ import (
 // run send whatever the server is.
 var protobufMagic = []byte("k8s\x00")
 
-// messages are the objects that may come so, each empty.
-var messages = map[string]func() interface{ Unmarshal([]byte) error }{
-	"Pod":                     func() interface{ Unmarshal([]byte) error } { return &v1.Pod{} },
-	"ConfigMap":               func() interface{ Unmarshal([]byte) error } { return &v1.ConfigMap{} },
-	"Secret":                  func() interface{ Unmarshal([]byte) error } { return &v1.Secret{} },
-	"PersistentVolumeClaim":   func() interface{ Unmarshal([]byte) error } { return &v1.PersistentVolumeClaim{} },
-	"Namespace":               func() interface{ Unmarshal([]byte) error } { return &v1.Namespace{} },
-	"RuntimeClass":            func() interface{ Unmarshal([]byte) error } { return &nodev1.RuntimeClass{} },
-	"Deployment":              func() interface{ Unmarshal([]byte) error } { return &appsv1.Deployment{} },
-	"DaemonSet":               func() interface{ Unmarshal([]byte) error } { return &appsv1.DaemonSet{} },
-	"Job":                     func() interface{ Unmarshal([]byte) error } { return &batchv1.Job{} },
-	"Scale":                   func() interface{ Unmarshal([]byte) error } { return &autoscalingv1.Scale{} },
-	"DeleteOptions":           func() interface{ Unmarshal([]byte) error } { return &metav1.DeleteOptions{} },
-	"SelfSubjectAccessReview": func() interface{ Unmarshal([]byte) error } { return &authorizationv1.SelfSubjectAccessReview{} },
-}
+// A message can be read from protobuf, as all objects of Kubernetes can.
+type message interface{ Unmarshal([]byte) error }
 
-// objectOf returns an empty object of a kind that is writable.
-func objectOf(k api.Kind) any { return messages[k.Name]() }
+// messageOf returns an empty message of a kind that may come so; nil of any other.
+func messageOf(kind string) message {
+	switch kind {
+	case "Scale":
+		return &autoscalingv1.Scale{}
+	case "DeleteOptions":
+		return &metav1.DeleteOptions{}
+	case "SelfSubjectAccessReview":
+		return &authorizationv1.SelfSubjectAccessReview{}
+	}
+	o, _ := columns.New(kind).(message)
+	return o
+}
 
 // isProtobuf reports whether a request carries such an object.
 func isProtobuf(r *http.Request) bool {
@@ -57,11 +51,10 @@ func fromProtobuf(data []byte) ([]byte, error) {
 	if err := wrapped.Unmarshal(rest); err != nil {
 		return nil, fault.Invalid.Errorf("the request is no protobuf of Kubernetes: %v", err)
 	}
-	message := messages[wrapped.Kind]
-	if message == nil {
+	o := messageOf(wrapped.Kind)
+	if o == nil {
 		return nil, fault.Invalid.Errorf("%s is not taken as protobuf: send JSON", wrapped.Kind)
 	}
-	o := message()
 	if err := o.Unmarshal(wrapped.Raw); err != nil {
 		return nil, fault.Invalid.Errorf("%s: %v", wrapped.Kind, err)
 	}

@@ -5,7 +5,7 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/api"
-	v1 "k8s.io/api/core/v1"
+	columns "github.com/crisp-cri/crisp/agent/table"
 )
 
 // schemas are the OpenAPI schemas of Go types, by name. They are made of what the types
@@ -19,13 +19,7 @@ func schemasOf(gv string) schemas {
 		if k.Group != gv {
 			continue
 		}
-		t := reflect.TypeFor[v1.Event]()
-		switch message := messages[k.Name]; {
-		case message != nil:
-			t = reflect.TypeOf(message()).Elem()
-		case k.Name == "Node":
-			t = reflect.TypeFor[v1.Node]()
-		}
+		t := reflect.TypeOf(columns.New(k.Name)).Elem()
 		s.define(t)
 		s[schemaName(t)]["x-kubernetes-group-version-kind"] = []any{gvk(k)}
 	}
