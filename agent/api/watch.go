@@ -1,7 +1,6 @@
 package api
 
 import (
-	"context"
 	"encoding/json"
 	"net/http"
 	"strconv"
@@ -10,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -77,19 +77,9 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return nil
 		case <-poked:
 		}
-		if Wait(ctx, burst) != nil { // what comes at once is looked at once
+		if !periodic.Pause(ctx, burst) { // what comes at once is looked at once
 			return nil
 		}
-	}
-}
-
-// Wait waits for that long, or until the client has left.
-func Wait(ctx context.Context, d time.Duration) error {
-	select {
-	case <-ctx.Done():
-		return ctx.Err()
-	case <-time.After(d):
-		return nil
 	}
 }
 

@@ -8,6 +8,7 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
@@ -37,10 +38,7 @@ func (c *Connection) Await(ctx context.Context, dial func(context.Context) (inte
 			complaint = text
 		}
 		poke.Wake(tried)
-		select {
-		case <-ctx.Done():
-		case <-time.After(retry):
-		}
+		periodic.Pause(ctx, retry)
 	}
 	return Answer{Err: ctx.Err()}
 }

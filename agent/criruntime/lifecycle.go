@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/httpget"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -23,12 +24,8 @@ func (d *Driver) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id stri
 	case h.HTTPGet != nil:
 		return d.httpHook(ctx, pod, c, h.HTTPGet)
 	case h.Sleep != nil:
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(time.Duration(h.Sleep.Seconds) * time.Second):
-			return nil
-		}
+		periodic.Pause(ctx, time.Duration(h.Sleep.Seconds)*time.Second)
+		return ctx.Err()
 	}
 	return errors.New("handler names no action that there is")
 }
@@ -51,7 +48,7 @@ func (d *Driver) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, a *
 	if err != nil {
 		return err
 	}
-	client := httpget.Client(0)
+	client := httpget.Client()
 	resp, err := client.Do(req.WithContext(ctx))
 	if err != nil && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
 		again := req.Clone(ctx)

@@ -22,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // A Signal is something that a node can run short of.
@@ -186,17 +187,9 @@ func (m *Manager) Look(ctx context.Context) error {
 
 // await returns when all of these pods have released what they held, or after cleaning.
 func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
-	deadline, tick := time.After(cleaning), time.NewTicker(cleaningPeriod)
-	defer tick.Stop()
-	for slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.o.Pods.Clean(p) }) {
-		select {
-		case <-tick.C:
-		case <-deadline:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
+	wait.PollUntilContextTimeout(ctx, cleaningPeriod, cleaning, true, func(context.Context) (bool, error) {
+		return !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.o.Pods.Clean(p) }), nil
+	})
 }
 
 // onNode reports whether a signal measures the file system of logs and volumes.

@@ -8,6 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // Reclaim is as evict.Node says.
@@ -41,16 +42,9 @@ func (k *Keeper) removeDead(ctx context.Context) {
 		return
 	}
 	defer done()
-	deadline := time.After(removing)
-	for k.anyLeft(ctx, finished) {
-		select {
-		case <-time.After(removingPeriod):
-		case <-deadline:
-			return
-		case <-ctx.Done():
-			return
-		}
-	}
+	wait.PollUntilContextTimeout(ctx, removingPeriod, removing, true, func(context.Context) (bool, error) {
+		return !k.anyLeft(ctx, finished), nil
+	})
 }
 
 // anyLeft reports whether one of these pods, by UID, has a container or anything else

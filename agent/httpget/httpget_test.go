@@ -6,7 +6,6 @@ import (
 	"net/url"
 	"strings"
 	"testing"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -92,7 +91,7 @@ func TestClient(t *testing.T) {
 		}
 	}))
 	defer s.Close()
-	client := Client(time.Minute)
+	client := Client()
 	for path, want := range map[string]int{"/end": http.StatusOK, "/here": http.StatusOK, "/away": http.StatusFound} {
 		resp, err := client.Get(s.URL + path)
 		if err != nil {

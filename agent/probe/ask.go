@@ -65,7 +65,7 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 // get takes any status from 200 to 399 for good. The text of a bad answer leaves out the
 // body, which may be secret.
 func get(req *http.Request) (Answer, error) {
-	resp, err := httpget.Client(0).Do(req)
+	resp, err := httpget.Client().Do(req)
 	if err != nil {
 		return Answer{Text: err.Error()}, nil
 	}

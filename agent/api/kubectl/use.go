@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -85,8 +86,8 @@ func (h *Handler) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	if err := api.Wait(ctx, between); err != nil {
-		return nil, err
+	if !periodic.Pause(ctx, between) {
+		return nil, ctx.Err()
 	}
 	second, err := criruntime.PodStats(ctx, runtime)
 	if err != nil {
@@ -134,8 +135,8 @@ func nanocores(was, now *cri.CpuUsage) uint64 {
 
 func (h *Handler) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
 	first := h.server.NodeStats()
-	if err := api.Wait(ctx, between); err != nil {
-		return metrics.NodeMetrics{}, err
+	if !periodic.Pause(ctx, between) {
+		return metrics.NodeMetrics{}, ctx.Err()
 	}
 	second := h.server.NodeStats()
 	n := metrics.NodeMetrics{TypeMeta: usageType("NodeMetrics"), Timestamp: metav1.Now(), Window: metav1.Duration{Duration: between}}
