@@ -18,7 +18,6 @@ package criruntime
 import (
 	"log/slog"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -109,12 +108,5 @@ func (e podEvents) record(pod *v1.Pod, container, id, kind, reason, message stri
 	if id != "" {
 		message = strings.ReplaceAll(message, id, container)
 	}
-	list := "containers"
-	switch {
-	case slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == container }):
-		list = "initContainers"
-	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == container }):
-		list = "ephemeralContainers"
-	}
-	e.Event(event.Container(pod, list, container), kind, reason, message)
+	e.Event(event.Container(pod, container), kind, reason, message)
 }

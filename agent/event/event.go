@@ -12,6 +12,8 @@
 package event
 
 import (
+	"slices"
+
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -34,9 +36,15 @@ func Pod(pod *v1.Pod) v1.ObjectReference {
 	return v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
-// Container returns a reference to a container of a pod. list is the field that has it:
-// "containers", "initContainers" or "ephemeralContainers".
-func Container(pod *v1.Pod, list, name string) v1.ObjectReference {
+// Container returns a reference to a container of a pod, of whatever kind.
+func Container(pod *v1.Pod, name string) v1.ObjectReference {
+	list := "containers"
+	switch {
+	case slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == name }):
+		list = "initContainers"
+	case slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == name }):
+		list = "ephemeralContainers"
+	}
 	ref := Pod(pod)
 	ref.FieldPath = "spec." + list + "{" + name + "}"
 	return ref

@@ -22,7 +22,7 @@ func TestFormats(t *testing.T) {
 	e := v1.Event{
 		TypeMeta:       metav1.TypeMeta{APIVersion: "v1", Kind: "Event"},
 		ObjectMeta:     metav1.ObjectMeta{Name: "web.1", Namespace: "default", CreationTimestamp: at},
-		InvolvedObject: event.Container(pod(), "containers", "app"),
+		InvolvedObject: event.Container(pod(), "app"),
 		Type:           v1.EventTypeWarning, Reason: "BackOff", Message: "m", Source: v1.EventSource{Component: "crisp", Host: "n1"},
 		FirstTimestamp: at, LastTimestamp: at, Count: 2,
 	}

@@ -47,7 +47,7 @@ func TestStore(t *testing.T) {
 	s.Event(on, v1.EventTypeNormal, "A", "a")
 	s.Event(on, v1.EventTypeWarning, "B", "b")
 	s.Event(on, v1.EventTypeNormal, "A", "a")
-	s.Event(event.Container(pod(), "containers", "app"), v1.EventTypeNormal, "A", "a")
+	s.Event(event.Container(pod(), "app"), v1.EventTypeNormal, "A", "a")
 	if got, want := list(s), "B=1 A=2 A=1 "; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -173,11 +173,7 @@ func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) 
 
 // warn records an event of the container.
 func (p *prober) warn(reason, message string) {
-	list := "containers"
-	if slices.ContainsFunc(p.pod.Spec.InitContainers, func(c v1.Container) bool { return c.Name == p.c.Name }) {
-		list = "initContainers"
-	}
-	p.m.o.Events.Event(event.Container(p.pod, list, p.c.Name), v1.EventTypeWarning, reason, message)
+	p.m.o.Events.Event(event.Container(p.pod, p.c.Name), v1.EventTypeWarning, reason, message)
 }
 
 // record counts an answer and publishes a result when enough answers in a row agree.
