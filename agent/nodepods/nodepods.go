@@ -23,15 +23,17 @@ import (
 
 // Pods are the pods of this node.
 type Pods struct {
-	wanted  *desired.Manager
-	files   *podfiles.Store
-	status  *status.Store
-	resizes resizes
+	wanted *desired.Manager
+	files  *podfiles.Store
+	status *status.Store
+
+	mu      sync.Mutex
+	resizes map[types.UID]podsync.Pending // those that a pod asks for and cannot have, now or ever; guarded by mu
 }
 
 // New returns the pods that wanted, files and statuses know.
 func New(wanted *desired.Manager, files *podfiles.Store, statuses *status.Store) *Pods {
-	return &Pods{wanted: wanted, files: files, status: statuses}
+	return &Pods{wanted: wanted, files: files, status: statuses, resizes: map[types.UID]podsync.Pending{}}
 }
 
 // Ready reports whether all sources have reported.
@@ -54,7 +56,7 @@ func (p *Pods) Limits(pod *v1.Pod) v1.ResourceList {
 // asks for takes no room.
 func (p *Pods) Allocated() []*v1.Pod {
 	pods := p.wanted.Pods()
-	pending := p.resizes.all()
+	pending := p.pending()
 	for i, pod := range pods {
 		if _, ok := pending[pod.UID]; !ok {
 			continue
@@ -104,68 +106,48 @@ func (p *Pods) HasStatus(pod *v1.Pod) bool { return p.status.Last(pod) != nil }
 // has if it asks for others than it was accepted with and fits says why they do not fit.
 func (p *Pods) Allocate(pod *v1.Pod, fits func(*v1.Pod) *podsync.Pending) *v1.Pod {
 	was := p.files.Pod(pod.UID)
-	if was == nil || sameResources(pod, was) {
-		p.resizes.set(pod.UID, nil)
-		return pod
+	var why *podsync.Pending
+	if was != nil && !sameResources(pod, was) {
+		why = fits(pod)
 	}
-	why := fits(pod)
-	p.resizes.set(pod.UID, why)
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	if why == nil {
+		delete(p.resizes, pod.UID)
 		return pod
 	}
+	p.resizes[pod.UID] = *why
 	return withResourcesOf(pod, was)
 }
 
 // Pending says why the resize of a pod is pending; nil if there is none.
-func (p *Pods) Pending(uid types.UID) *podsync.Pending { return p.resizes.pending(uid) }
-
-// Deferred returns the pods whose resize may become possible. Those that are not wanted any
-// more are forgotten.
-func (p *Pods) Deferred(wanted map[types.UID]bool) []types.UID {
-	var list []types.UID
-	for uid, why := range p.resizes.all() {
-		if !wanted[uid] {
-			p.resizes.set(uid, nil)
-		} else if why.Reason == v1.PodReasonDeferred {
-			list = append(list, uid)
-		}
-	}
-	return list
-}
-
-// resizes are those that a pod asks for and cannot have, now or ever.
-type resizes struct {
-	mu  sync.Mutex
-	why map[types.UID]podsync.Pending // guarded by mu
-}
-
-func (r *resizes) pending(uid types.UID) *podsync.Pending {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p, ok := r.why[uid]; ok {
-		return &p
+func (p *Pods) Pending(uid types.UID) *podsync.Pending {
+	if why, ok := p.pending()[uid]; ok {
+		return &why
 	}
 	return nil
 }
 
-func (r *resizes) set(uid types.UID, p *podsync.Pending) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if p == nil {
-		delete(r.why, uid)
-		return
-	}
-	if r.why == nil {
-		r.why = map[types.UID]podsync.Pending{}
-	}
-	r.why[uid] = *p
+// pending returns all resizes that are pending, as a copy.
+func (p *Pods) pending() map[types.UID]podsync.Pending {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.resizes)
 }
 
-// all returns a copy, to be looked at without the lock.
-func (r *resizes) all() map[types.UID]podsync.Pending {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return maps.Clone(r.why)
+// Deferred returns the pods whose resize may become possible. Those that are not wanted any
+// more are forgotten.
+func (p *Pods) Deferred(wanted map[types.UID]bool) []types.UID {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	maps.DeleteFunc(p.resizes, func(uid types.UID, _ podsync.Pending) bool { return !wanted[uid] })
+	var list []types.UID
+	for uid, why := range p.resizes {
+		if why.Reason == v1.PodReasonDeferred {
+			list = append(list, uid)
+		}
+	}
+	return list
 }
 
 // sameResources reports whether both pods, which have the same containers, ask

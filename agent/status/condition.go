@@ -78,13 +78,7 @@ func condition(kind v1.PodConditionType, met bool, reason, message string) v1.Po
 
 // own returns what the runtime has of this pod, without others of its name.
 func (g *generator) own() podsync.Have {
-	var own podsync.Have
-	for _, sb := range g.have.Sandboxes {
-		if g.mine(sb.UID) {
-			own.Sandboxes = append(own.Sandboxes, sb)
-		}
-	}
-	return own
+	return podsync.Have{Sandboxes: slices.DeleteFunc(slices.Clone(g.have.Sandboxes), func(sb podsync.Sandbox) bool { return !g.mine(sb.UID) })}
 }
 
 // disruption returns the condition that the pod was ended for the sake of others, or nil.
