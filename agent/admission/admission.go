@@ -7,12 +7,13 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/admit"
+	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/readiness"
 	v1 "k8s.io/api/core/v1"
-	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -26,9 +27,9 @@ type Options struct {
 	Node      *node.State
 	Readiness *readiness.Monitor // of the runtime, which says what it can do
 	Pods      Pods
-	Classes   Classes
+	Classes   *desired.Manager // has the RuntimeClasses
 	Pressure  Pressure
-	Workers   Workers
+	Workers   *podworkers.Workers
 	Events    event.Recorder
 }
 
@@ -39,19 +40,9 @@ type Pods interface {
 	Requests(*v1.Pod) v1.ResourceList // with its overhead
 }
 
-// Classes are the RuntimeClasses.
-type Classes interface {
-	RuntimeClass(name string) (*nodev1.RuntimeClass, error)
-}
-
 // Pressure is what the node has too little of.
 type Pressure interface {
 	Pressure() []v1.NodeConditionType
-}
-
-// Workers end pods for good.
-type Workers interface {
-	End(*v1.Pod, podsync.Verdict)
 }
 
 // An Admitter admits pods. It is not safe for concurrent use.

@@ -26,8 +26,10 @@ import (
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -47,12 +49,11 @@ type Options struct {
 	Metrics, ProbeMetrics Metrics
 	Statuses              Statuses
 	Files                 Files
-	Volumes               Volumes
-	Workers               Workers
-	Stopper               Stopper
+	Volumes               *volume.Maker
+	Workers               *podworkers.Workers
 	Ephemeral             Ephemeral
-	Startup               Startup
-	Loop, Lists           Health // the agent's loop, and the lists of what the runtime runs
+	Startup               *startup.Keeper // where the time went until pods were ready
+	Loop, Lists           Health          // the agent's loop, and the lists of what the runtime runs
 	Config                Config
 	Checkpoints           string // directory of checkpoint archives
 	Log                   *slog.Logger
@@ -77,27 +78,9 @@ type Files interface {
 	EndingSince(types.UID) time.Time // when a pod's end was recorded; zero: it was not
 }
 
-// Volumes are directories.
-type Volumes interface {
-	Measured(*v1.Pod) map[string]string // those that are measured, by name
-}
-
-// Workers act on pods.
-type Workers interface {
-	// Restart stops containers of a pod, which start again by its restart policy. It
-	// reports false if the pod is not wanted any more.
-	Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool
-}
-
 // Ephemeral keeps the ephemeral containers of pods.
 type Ephemeral interface {
 	Set(pod *v1.Pod, containers []v1.EphemeralContainer) error // those of the pod
-}
-
-// Startup knows where the time went until pods were ready.
-type Startup interface {
-	Of(types.UID) (startup.Report, bool)
-	All() []startup.Report
 }
 
 // Health says what is wrong with something; nil if nothing is.

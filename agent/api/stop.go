@@ -11,22 +11,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A Stopper stops pods, which stay, and starts them again.
-type Stopper interface {
-	// Stop stops the pod. grace is how many seconds its containers have to end, nil
-	// for its own grace period.
-	Stop(pod *v1.Pod, grace *int64) error
-	Start(*v1.Pod) (bool, error) // false: it was not stopped
-	// Drain stops all pods, those of the lowest priority first, and whichever come.
-	Drain() error
-	Uncordon() error // ends that
-}
-
 func (s *Server) routeStops() {
 	s.mux.Handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/stop", s.ObjectHandler(podKind, s.stop))
 	s.mux.Handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/start", s.ObjectHandler(podKind, s.start))
-	s.handle("POST /crisp/v1/drain", func(w http.ResponseWriter, _ *http.Request) error { return done(w, s.o.Stopper.Drain()) })
-	s.handle("POST /crisp/v1/uncordon", func(w http.ResponseWriter, _ *http.Request) error { return done(w, s.o.Stopper.Uncordon()) })
+	s.handle("POST /crisp/v1/drain", func(w http.ResponseWriter, _ *http.Request) error { return done(w, s.o.Workers.Drain()) })
+	s.handle("POST /crisp/v1/uncordon", func(w http.ResponseWriter, _ *http.Request) error { return done(w, s.o.Workers.Uncordon()) })
 }
 
 func done(w http.ResponseWriter, err error) error {
@@ -63,7 +52,7 @@ func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return done(w, s.o.Stopper.Stop(pod, grace))
+	return done(w, s.o.Workers.Stop(pod, grace))
 }
 
 func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
@@ -71,7 +60,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	was, err := s.o.Stopper.Start(pod)
+	was, err := s.o.Workers.Start(pod)
 	if err == nil && !was && pod.Status.Reason == podsync.StoppedReason {
 		err = fault.WrongState.Errorf("pod %s/%s is stopped with all others: uncordon the node", pod.Namespace, pod.Name)
 	}

@@ -28,26 +28,21 @@ func handlerOf(pod *v1.Pod, objects Objects, host Host) (string, error) {
 	return class.Handler, nil
 }
 
-// Classes are RuntimeClasses by name.
-type Classes interface {
-	RuntimeClass(name string) (*nodev1.RuntimeClass, error)
-}
-
 // classOf is the RuntimeClass that a pod names; nil if it names none.
-func classOf(pod *v1.Pod, classes Classes) (*nodev1.RuntimeClass, error) {
+func classOf(pod *v1.Pod, objects Objects) (*nodev1.RuntimeClass, error) {
 	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
 		return nil, nil
 	}
-	return classes.RuntimeClass(*pod.Spec.RuntimeClassName)
+	return objects.RuntimeClass(*pod.Spec.RuntimeClassName)
 }
 
 // Overhead is what the pod needs besides what its containers do: its own, or its
 // RuntimeClass's.
-func Overhead(pod *v1.Pod, classes Classes) v1.ResourceList {
+func Overhead(pod *v1.Pod, objects Objects) v1.ResourceList {
 	if pod.Spec.Overhead != nil {
 		return pod.Spec.Overhead
 	}
-	if class, err := classOf(pod, classes); err == nil && class != nil && class.Overhead != nil {
+	if class, err := classOf(pod, objects); err == nil && class != nil && class.Overhead != nil {
 		return class.Overhead.PodFixed
 	}
 	return nil

@@ -10,16 +10,18 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/imagegc"
 	"github.com/crisp-cri/crisp/agent/logrotate"
-	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
@@ -34,12 +36,12 @@ type Options struct {
 	Runtime internalapi.RuntimeService
 	Images  internalapi.ImageManagerService
 	Pulled  *pullrecords.Ledger
-	Driver  Driver
+	Driver  *criruntime.Driver
 	Pods    Pods
-	Files   Files
-	Workers Workers
+	Files   *podfiles.Store
+	Workers *podworkers.Workers
 	Cgroups Cgroups
-	Node    Node
+	Node    *node.State
 	Events  event.Recorder
 	Log     *slog.Logger
 }
@@ -67,35 +69,9 @@ type Pods interface {
 	Requests(pod *v1.Pod) v1.ResourceList // with its overhead
 }
 
-// Files are those of pods.
-type Files interface {
-	Accepted() []*v1.Pod // the pods that have any
-	LogDir(pod *v1.Pod) string
-}
-
-// A Driver knows what pods hold in the runtime.
-type Driver interface {
-	logrotate.Runtime
-	Clean(uid types.UID) bool // nothing that only the pod needs is left
-	Volumes() *volume.Maker
-}
-
-// Workers act on pods.
-type Workers interface {
-	End(*v1.Pod, podsync.Verdict) // for good
-	// Tidy has dead containers removed until done is called; false: there are no workers
-	// yet.
-	Tidy() (done func(), ok bool)
-}
-
 // Cgroups are those of pods.
 type Cgroups interface {
 	Sweep(known map[string]bool) error // removes those of pods with other UIDs
-}
-
-// A Node shows its conditions.
-type Node interface {
-	SetCondition(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string)
 }
 
 // A Keeper looks after one node.

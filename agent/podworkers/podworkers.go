@@ -59,7 +59,7 @@ func (w *Workers) Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool 
 	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 
-// Tidy is as housekeeping.Workers says.
+// Tidy has dead containers removed until done is called; ok is false before the loop begins.
 func (w *Workers) Tidy() (done func(), ok bool) {
 	pool := w.pool.Load()
 	if pool == nil {
