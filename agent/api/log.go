@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logread"
 )
@@ -36,7 +37,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	resp, err := runtime.ContainerStatus(r.Context(), runtimeID(id), false)
+	resp, err := runtime.ContainerStatus(r.Context(), podsync.RuntimeID(id), false)
 	if err != nil {
 		return err
 	}
@@ -54,7 +55,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 		o.Stdout, o.Stderr = flusher{w}, flusher{w}
 	}
 	if BoolParam(q, "follow") && !BoolParam(q, "previous") {
-		o.Running = criruntime.Running(runtime, runtimeID(id))
+		o.Running = criruntime.Running(runtime, podsync.RuntimeID(id))
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err := l.Copy(r.Context(), o); err != nil && r.Context().Err() == nil {

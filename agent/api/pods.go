@@ -8,11 +8,11 @@ import (
 	"net/http/httputil"
 	"net/url"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -70,13 +70,11 @@ func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
 	if name == "" {
 		name = pod.Spec.Containers[0].Name
 	}
-	st := pod.Status
-	all := slices.Concat(st.ContainerStatuses, st.InitContainerStatuses, st.EphemeralContainerStatuses)
-	i := slices.IndexFunc(all, func(c v1.ContainerStatus) bool { return c.Name == name })
-	if i < 0 {
+	c := podsync.StatusOf(name, pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses)
+	if c == nil {
 		return pod, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has no container %s yet", pod.Namespace, pod.Name, name)
 	}
-	return pod, all[i], nil
+	return pod, *c, nil
 }
 
 // running returns the runtime and its ID of the container that a request is for,
@@ -90,15 +88,7 @@ func (s *Server) running(r *http.Request) (internalapi.RuntimeService, string, e
 		return nil, "", fault.WrongState.Errorf("container %s of pod %s/%s does not run", c.Name, pod.Namespace, pod.Name)
 	}
 	runtime, _, err := s.Runtime()
-	return runtime, runtimeID(c.ContainerID), err
-}
-
-// runtimeID takes the runtime's name off a container ID.
-func runtimeID(id string) string {
-	if _, rest, ok := strings.Cut(id, "://"); ok {
-		return rest
-	}
-	return id
+	return runtime, podsync.RuntimeID(c.ContainerID), err
 }
 
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {

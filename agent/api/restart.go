@@ -32,7 +32,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	names, ids := []string{}, []string{}
 	for _, status := range pod.Status.ContainerStatuses {
 		if (container == "" || status.Name == container) && status.State.Running != nil {
-			names, ids = append(names, status.Name), append(ids, runtimeID(status.ContainerID))
+			names, ids = append(names, status.Name), append(ids, podsync.RuntimeID(status.ContainerID))
 		}
 	}
 	if len(ids) == 0 {

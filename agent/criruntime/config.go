@@ -64,12 +64,12 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, e
 	configMap := func(name string) {
 		o, err := d.o.Objects.ConfigMap(pod.Namespace, name)
 		refs.ConfigMaps[name] = o
-		problems = append(problems, unlessNotFound(err))
+		problems = append(problems, gone(err))
 	}
 	secret := func(name string) {
 		o, err := d.o.Objects.Secret(pod.Namespace, name)
 		refs.Secrets[name] = o
-		problems = append(problems, unlessNotFound(err))
+		problems = append(problems, gone(err))
 	}
 	for _, from := range c.EnvFrom {
 		if from.ConfigMapRef != nil {
@@ -93,14 +93,6 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, e
 		}
 	}
 	return refs, errors.Join(problems...)
-}
-
-// unlessNotFound drops the error that an object does not exist.
-func unlessNotFound(err error) error {
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
-	return err
 }
 
 // envFile reads a file of an emptyDir. It is the containers' own: it may be a link that

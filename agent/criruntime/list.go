@@ -147,10 +147,9 @@ func (f *Found) explain() {
 	}
 	reasons := func(have, kept []v1.ContainerStatus) {
 		for i := range have {
-			k := slices.IndexFunc(kept, func(c v1.ContainerStatus) bool { return c.Name == have[i].Name })
-			if k >= 0 && kept[k].State.Waiting != nil && have[i].State.Running == nil && kept[k].ContainerID == have[i].ContainerID {
-				have[i].State = kept[k].State
-				have[i].LastTerminationState = kept[k].LastTerminationState
+			k := podsync.StatusOf(have[i].Name, kept)
+			if k != nil && k.State.Waiting != nil && have[i].State.Running == nil && k.ContainerID == have[i].ContainerID {
+				have[i].State, have[i].LastTerminationState = k.State, k.LastTerminationState
 			}
 		}
 	}

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/why"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -118,8 +119,7 @@ func containers(pod *v1.Pod, now time.Time) []containerRow {
 	var list []containerRow
 	add := func(kind, name, image string, resources v1.ResourceRequirements, statuses []v1.ContainerStatus) {
 		row := containerRow{Kind: kind, Name: name, Image: image, Resources: resourceWords(resources), State: "not there yet", Class: "wait"}
-		if i := slices.IndexFunc(statuses, func(c v1.ContainerStatus) bool { return c.Name == name }); i >= 0 {
-			c := &statuses[i]
+		if c := podsync.StatusOf(name, statuses); c != nil {
 			row.State, row.Class = stateWords(c.State, now)
 			row.Last, _ = stateWords(c.LastTerminationState, now)
 			row.Ready, row.Restarts, row.Runs, row.HasRun = c.Ready, c.RestartCount, c.State.Running != nil, c.ContainerID != ""

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/url"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -16,6 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/agent/page/terminal"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -72,17 +72,15 @@ func (s *Server) startExec(r *http.Request, t target, command []string) (remotec
 	if err := s.ask(r.Context(), podPath("/api/v1", r), &pod); err != nil {
 		return nil, err
 	}
-	all := slices.Concat(pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses)
-	i := slices.IndexFunc(all, func(c v1.ContainerStatus) bool { return c.Name == t.Container && c.State.Running != nil })
-	if i < 0 {
+	c := podsync.StatusOf(t.Container, pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses)
+	if c == nil || c.State.Running == nil {
 		return nil, fault.NotFound.Errorf("container %s of pod %s/%s does not run", t.Container, t.Namespace, t.Name)
 	}
 	runtime, _, err := s.o.Runtime.Runtime()
 	if err != nil {
 		return nil, err
 	}
-	_, id, _ := strings.Cut(all[i].ContainerID, "://")
-	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{ContainerId: id, Cmd: command, Tty: true, Stdin: true, Stdout: true})
+	resp, err := runtime.Exec(r.Context(), &cri.ExecRequest{ContainerId: podsync.RuntimeID(c.ContainerID), Cmd: command, Tty: true, Stdin: true, Stdout: true})
 	if err != nil {
 		return nil, err
 	}

@@ -1,7 +1,6 @@
 package podspec
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -9,7 +8,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/utils/ptr"
 )
 
 // Environment returns the environment of a container: the variables of envFrom, then those
@@ -51,9 +49,9 @@ func (in *Input) Environment(c *v1.Container, refs References) ([]*cri.KeyValue,
 func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
 	switch {
 	case from.ConfigMapRef != nil:
-		c, err := r.configMap(namespace, from.ConfigMapRef.Name)
+		c, err := referred(r.ConfigMaps, "configmap", namespace, from.ConfigMapRef.Name)
 		if err != nil {
-			return nil, unless(from.ConfigMapRef.Optional, err)
+			return nil, fault.Optional(from.ConfigMapRef.Optional, err)
 		}
 		data := map[string][]byte{}
 		for key, value := range c.Data {
@@ -61,35 +59,21 @@ func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string
 		}
 		return data, nil
 	case from.SecretRef != nil:
-		s, err := r.secret(namespace, from.SecretRef.Name)
+		s, err := referred(r.Secrets, "secret", namespace, from.SecretRef.Name)
 		if err != nil {
-			return nil, unless(from.SecretRef.Optional, err)
+			return nil, fault.Optional(from.SecretRef.Optional, err)
 		}
 		return s.Data, nil
 	}
 	return nil, nil
 }
 
-func (r References) configMap(namespace, name string) (*v1.ConfigMap, error) {
-	if c := r.ConfigMaps[name]; c != nil {
-		return c, nil
+// referred returns one of the objects that a container refers to.
+func referred[T any](objects map[string]*T, kind, namespace, name string) (*T, error) {
+	if o := objects[name]; o != nil {
+		return o, nil
 	}
-	return nil, fault.NotFound.Errorf("there is no configmap %s/%s", namespace, name)
-}
-
-func (r References) secret(namespace, name string) (*v1.Secret, error) {
-	if s := r.Secrets[name]; s != nil {
-		return s, nil
-	}
-	return nil, fault.NotFound.Errorf("there is no secret %s/%s", namespace, name)
-}
-
-// unless drops the error that an optional object does not exist.
-func unless(optional *bool, err error) error {
-	if ptr.Deref(optional, false) && errors.Is(err, fault.NotFound) {
-		return nil
-	}
-	return err
+	return nil, fault.NotFound.Errorf("there is no %s %s/%s", kind, namespace, name)
 }
 
 // valueFrom returns the value that from refers to. there is false for an optional one that
@@ -108,7 +92,7 @@ func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs Referenc
 	case from.ConfigMapKeyRef != nil:
 		r := from.ConfigMapKeyRef
 		ref, optional = fmt.Sprintf("key %s in config map %s/%s", r.Key, pod.Namespace, r.Name), r.Optional
-		object, lookupErr := refs.configMap(pod.Namespace, r.Name)
+		object, lookupErr := referred(refs.ConfigMaps, "configmap", pod.Namespace, r.Name)
 		if err = lookupErr; err == nil {
 			text, ok := object.Data[r.Key]
 			value, there = []byte(text), ok
@@ -121,7 +105,7 @@ func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs Referenc
 	case from.SecretKeyRef != nil:
 		r := from.SecretKeyRef
 		ref, optional = fmt.Sprintf("key %s in secret %s/%s", r.Key, pod.Namespace, r.Name), r.Optional
-		object, lookupErr := refs.secret(pod.Namespace, r.Name)
+		object, lookupErr := referred(refs.Secrets, "secret", pod.Namespace, r.Name)
 		if err = lookupErr; err == nil {
 			value, there = object.Data[r.Key]
 		}
@@ -129,5 +113,5 @@ func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs Referenc
 	if err == nil && !there {
 		err = fault.NotFound.Errorf("there is no %s", ref)
 	}
-	return value, there, unless(optional, err)
+	return value, there, fault.Optional(optional, err)
 }

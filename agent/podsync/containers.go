@@ -2,6 +2,7 @@ package podsync
 
 import (
 	"iter"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -46,6 +47,27 @@ func Lasting(spec *v1.PodSpec) iter.Seq[*v1.Container] {
 			}
 		}
 	}
+}
+
+// StatusOf returns the status of the container of this name in the first list that has it, or
+// nil.
+func StatusOf(name string, lists ...[]v1.ContainerStatus) *v1.ContainerStatus {
+	for _, list := range lists {
+		for i := range list {
+			if list[i].Name == name {
+				return &list[i]
+			}
+		}
+	}
+	return nil
+}
+
+// RuntimeID returns the runtime's ID in the container ID of a status, "crisp://1234".
+func RuntimeID(id string) string {
+	if _, rest, ok := strings.Cut(id, "://"); ok {
+		return rest
+	}
+	return id
 }
 
 // EphemeralContainer returns an ephemeral container as a container.

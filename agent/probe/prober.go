@@ -4,8 +4,6 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
-	"slices"
-	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/event"
@@ -66,16 +64,8 @@ func (p *prober) run(ctx context.Context) {
 		}
 	}
 	if p.id != "" {
-		p.m.o.Results.clear(p.at.kind, bare(p.id))
+		p.m.o.Results.clear(p.at.kind, podsync.RuntimeID(p.id))
 	}
-}
-
-// bare returns the runtime's ID in a container ID of a status, "crisp://1234".
-func bare(id string) string {
-	if _, rest, ok := strings.Cut(id, "://"); ok {
-		return rest
-	}
-	return id
 }
 
 // once asks once if the container is to be asked now. It reports whether to go on.
@@ -87,7 +77,7 @@ func (p *prober) once(ctx context.Context) bool {
 	if status.Phase == v1.PodFailed || status.Phase == v1.PodSucceeded {
 		return false
 	}
-	c := find(status, p.at.container)
+	c := podsync.StatusOf(p.at.container, status.ContainerStatuses, status.InitContainerStatuses)
 	if c == nil || c.ContainerID == "" {
 		return true
 	}
@@ -110,14 +100,6 @@ func (p *prober) once(ctx context.Context) bool {
 	return true
 }
 
-func find(status *v1.PodStatus, name string) *v1.ContainerStatus {
-	all := slices.Concat(status.ContainerStatuses, status.InitContainerStatuses)
-	if i := slices.IndexFunc(all, func(c v1.ContainerStatus) bool { return c.Name == name }); i >= 0 {
-		return &all[i]
-	}
-	return nil
-}
-
 // follow starts over if c is another container than before.
 func (p *prober) follow(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
@@ -125,7 +107,7 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 	}
 	first := p.id == ""
 	if !first {
-		p.m.o.Results.clear(p.at.kind, bare(p.id))
+		p.m.o.Results.clear(p.at.kind, podsync.RuntimeID(p.id))
 	}
 	p.id, p.count, p.onHold = c.ContainerID, 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
@@ -142,7 +124,7 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 
 // set publishes a result.
 func (p *prober) set(r podsync.Result) {
-	if p.m.o.Results.set(p.at.kind, bare(p.id), r) {
+	if p.m.o.Results.set(p.at.kind, podsync.RuntimeID(p.id), r) {
 		p.watcher.Probed(podsync.KeyOf(p.pod), p.at.kind)
 	}
 }
@@ -152,7 +134,7 @@ func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) 
 	var a Answer
 	var err error
 	for range tries {
-		if a, err = p.m.o.Ask.Ask(ctx, p.pod, status, p.c, bare(p.id), p.spec); err == nil || ctx.Err() != nil {
+		if a, err = p.m.o.Ask.Ask(ctx, p.pod, status, p.c, podsync.RuntimeID(p.id), p.spec); err == nil || ctx.Err() != nil {
 			break
 		}
 	}

@@ -20,10 +20,7 @@ const (
 func (g *generator) containers(specs []v1.Container, old []v1.ContainerStatus, k kind) []v1.ContainerStatus {
 	var list []v1.ContainerStatus
 	for i := range specs {
-		var last *v1.ContainerStatus
-		if j := slices.IndexFunc(old, func(s v1.ContainerStatus) bool { return s.Name == specs[i].Name }); j >= 0 {
-			last = &old[j]
-		}
+		last := podsync.StatusOf(specs[i].Name, old)
 		s := g.container(&specs[i], last, k)
 		if k != ephemeralKind {
 			g.probed(&s, &specs[i], last, k)

@@ -69,19 +69,17 @@ func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) 
 	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll || g.have.Stop.Interrupted(end.StartedAt.Time, end.FinishedAt.Time)
 }
 
+// phase computes the phase from the statuses, of which there is one for each container of the
+// spec.
 func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 	if g.restarting && g.pod.DeletionTimestamp == nil { // the containers' ends do not count
 		return cmp.Or(g.old.Phase, v1.PodRunning)
-	}
-	status := func(name string) *v1.ContainerStatus {
-		i := slices.IndexFunc(all, func(s v1.ContainerStatus) bool { return s.Name == name })
-		return &all[i] // there is one for each container of the spec
 	}
 	pending := false
 	var t tally
 	for i := range g.pod.Spec.InitContainers {
 		c := &g.pod.Spec.InitContainers[i]
-		s := status(c.Name)
+		s := podsync.StatusOf(c.Name, all)
 		end := ended(s)
 		switch {
 		case podsync.IsSidecar(c):
@@ -94,7 +92,7 @@ func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 	}
 	for i := range g.pod.Spec.Containers {
 		c := &g.pod.Spec.Containers[i]
-		s := status(c.Name)
+		s := podsync.StatusOf(c.Name, all)
 		switch end := ended(s); {
 		case s.State.Running != nil:
 			t.running++

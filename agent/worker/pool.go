@@ -79,50 +79,47 @@ func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 // Fail ends the pod for good: its phase becomes Failed and stays so. It reports
 // false if that pod is not wanted under key.
 func (p *Pool) Fail(key podsync.Key, uid types.UID, v podsync.Verdict) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	w, ok := p.workers[key]
-	if !ok || w.want == nil || w.want.UID != uid {
-		return false
-	}
-	w.failLocked(v)
-	return true
+	return p.on(key, uid, func(w *worker) { w.failLocked(v) })
 }
 
 // Restart stops containers of the pod, each with its hook and within grace, or the
 // pod's own grace period without; they start again as their restart policies say. It
 // reports false if that pod is not wanted under key.
 func (p *Pool) Restart(key podsync.Key, uid types.UID, ids []string, grace *time.Duration) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	w, ok := p.workers[key]
-	if !ok || w.want == nil || w.want.UID != uid {
-		return false
-	}
-	if w.restart == nil {
-		w.restart = map[string]*time.Duration{}
-	}
-	for _, id := range ids {
-		w.restart[id] = grace
-	}
-	w.poke()
-	return true
+	return p.on(key, uid, func(w *worker) {
+		if w.restart == nil {
+			w.restart = map[string]*time.Duration{}
+		}
+		for _, id := range ids {
+			w.restart[id] = grace
+		}
+		w.poke()
+	})
 }
 
 // Halt makes the worker of key look at its pod, which is to be stopped: what it is about
 // is interrupted, and if its containers are to end sooner than they were to, so are stops.
 func (p *Pool) Halt(key podsync.Key, uid types.UID, sooner bool) {
+	p.on(key, uid, func(w *worker) {
+		w.interrupt()
+		if sooner {
+			w.shorten()
+		}
+		w.poke()
+	})
+}
+
+// on calls do, with the lock, for the worker of key. It reports false if that pod is not wanted
+// there.
+func (p *Pool) on(key podsync.Key, uid types.UID, do func(*worker)) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	w, ok := p.workers[key]
-	if !ok || w.want == nil || w.want.UID != uid {
-		return
+	if !ok || uidOf(w.want) != uid {
+		return false
 	}
-	w.interrupt()
-	if sooner {
-		w.shorten()
-	}
-	w.poke()
+	do(w)
+	return true
 }
 
 // Again makes the worker of key try at once what failed for want of something on

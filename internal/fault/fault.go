@@ -66,6 +66,15 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
+// Optional drops err if it is of kind NotFound and what was not found is optional, as a field of
+// Kubernetes says: nil means that it is not.
+func Optional(optional *bool, err error) error {
+	if optional != nil && *optional && errors.Is(err, NotFound) {
+		return nil
+	}
+	return err
+}
+
 type kinded struct {
 	kind Kind
 	err  error
