@@ -77,7 +77,7 @@ type summed struct {
 	requests v1.ResourceList
 }
 
-// Requests is as admit.Pods says. They are summed once: each pod that comes is held
+// Requests implements admit.Pods. They are summed once: each pod that comes is held
 // against all others. They are read-only; shared.
 func (a *Admitter) Requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
@@ -99,7 +99,7 @@ func (a *Admitter) node() *admit.Node {
 	}
 }
 
-// Handler is as admit.Pods says.
+// Handler implements admit.Pods.
 func (a *Admitter) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 	handler := ""
 	if pod.Spec.RuntimeClassName != nil {

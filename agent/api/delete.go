@@ -70,8 +70,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	return nil
 }
 
-// deleteRejected deletes an object that cannot be shown: this agent does not take what
-// it is.
+// deleteRejected deletes an object that cannot be shown, because this agent rejects its text.
 func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, p *metav1.Preconditions, dry bool) error {
 	var uid types.UID
 	if p != nil && p.UID != nil {

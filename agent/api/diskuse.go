@@ -13,7 +13,7 @@ import (
 // a scrape is no reason to look at each file.
 const measuredEvery = time.Minute
 
-// diskUse keeps what lies in directories.
+// diskUse remembers how much directories hold.
 type diskUse struct {
 	mu   sync.Mutex
 	dirs map[string]*measured // by path; guarded by mu
@@ -27,8 +27,8 @@ type measured struct {
 	asked time.Time // guarded by diskUse.mu
 }
 
-// of is what a directory has in it, not older than measuredEvery, and what its file
-// system has left now; nil if it is not ours to see.
+// of returns how much a directory holds, measured no longer ago than measuredEvery, and how much
+// its file system has left now; nil if the directory cannot be seen.
 func (u *diskUse) of(dir string) *stats.FsStats {
 	fs := statfs(dir)
 	if fs == nil {

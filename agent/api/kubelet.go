@@ -86,7 +86,7 @@ func (s *Server) routeHealth(mux *http.ServeMux) {
 	}
 }
 
-// podList is the kubelet's /pods: the pods of this node with their statuses.
+// podList answers the kubelet's /pods with the pods of this node and their statuses.
 func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 	list := v1.PodList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PodList"}, Items: []v1.Pod{}}
 	pods, _ := s.cache.List("Pod")
@@ -97,7 +97,7 @@ func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// runningPods are the pods that have a running container, as the runtime alone
+// runningPods answers with the pods that have a running container, as far as the runtime
 // knows them.
 func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
 	runtime, _, err := s.Runtime()

@@ -66,9 +66,9 @@ func keyOf(k Kind, namespace, name string) string {
 	return strings.ToLower(k.Name) + " " + name
 }
 
-// ObjectHandler is Handler for requests about objects of a kind. They wait until the agent
-// has read the manifests of this machine: one that has just begun is not to say that there
-// is nothing. An agent that cannot read them answers all the same.
+// ObjectHandler is Handler for requests about objects of a kind. They wait until the agent has
+// read the manifests of this machine, lest an agent that has just started says that there is
+// nothing. They do not wait for longer than settleTime: the manifests may be unreadable.
 func (s *Server) ObjectHandler(k Kind, f Handler) http.Handler {
 	return s.Handler(func(w http.ResponseWriter, r *http.Request) error {
 		if k.Writable {
@@ -276,8 +276,8 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 	return nil
 }
 
-// named returns the object of a request with the name that it asks to be made and the namespace
-// that it leaves to the path, and the head of it.
+// named returns the object in the body of a request, and its head. It makes up the name that
+// metadata.generateName asks for, and takes the namespace from the path if the object has none.
 func named(r *http.Request, k Kind, data []byte) (text []byte, head metav1.PartialObjectMetadata, err error) {
 	objects, err := manifest.Split("", data)
 	if err != nil || len(objects) != 1 {

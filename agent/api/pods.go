@@ -23,8 +23,8 @@ import (
 
 var podKind = Kinds[0]
 
-// routePods routes what pods have below them, at Kubernetes' paths and at the
-// kubelet's, which differ in where the container stands.
+// routePods routes the subresources of pods, at the paths of Kubernetes and at those of the
+// kubelet, which have the name of the container elsewhere.
 func (s *Server) routePods() {
 	handle := func(pattern string, f Handler) { s.mux.Handle(pattern, s.ObjectHandler(podKind, f)) }
 	const pod = "/api/v1/namespaces/{namespace}/pods/{name}"

@@ -117,8 +117,8 @@ func New(o Options) *Server {
 	return s
 }
 
-// Runtime returns the runtime's services. A request that needs them before it has answered
-// is answered so.
+// Runtime returns the runtime's services, or an error of kind fault.Unavailable before it has
+// answered.
 func (s *Server) Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 	if !s.o.Runtime.Connected() {
 		return nil, nil, fault.Unavailable.Errorf("the runtime has not answered yet")

@@ -225,7 +225,7 @@ func fsStats(f *cri.FilesystemUsage) *stats.FsStats {
 	return s
 }
 
-// statfs asks a file system how much it has; nil if it is not ours to see.
+// statfs asks a file system how much it has; nil if the path cannot be seen.
 func statfs(path string) *stats.FsStats {
 	var st unix.Statfs_t
 	if path == "" || unix.Statfs(path, &st) != nil {

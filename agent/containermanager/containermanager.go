@@ -74,7 +74,7 @@ func (m *Manager) Open(ctx context.Context) (err error) {
 	return err
 }
 
-// CgroupParent is as criruntime.ContainerManager says.
+// CgroupParent implements criruntime.ContainerManager.
 func (m *Manager) CgroupParent(pod *v1.Pod) string {
 	if m.cgroups == nil {
 		return ""
@@ -82,7 +82,7 @@ func (m *Manager) CgroupParent(pod *v1.Pod) string {
 	return m.cgroups.Parent(string(pod.UID), status.QOS(pod))
 }
 
-// Resize is as criruntime.ContainerManager says.
+// Resize implements criruntime.ContainerManager.
 func (m *Manager) Resize(pod *v1.Pod) error {
 	if m.cgroups == nil {
 		return nil
@@ -90,7 +90,7 @@ func (m *Manager) Resize(pod *v1.Pod) error {
 	return m.limit(pod)
 }
 
-// Sweep is as housekeeping.Cgroups says.
+// Sweep implements housekeeping.Cgroups.
 func (m *Manager) Sweep(known map[string]bool) error {
 	if m.cgroups == nil {
 		return nil
@@ -98,7 +98,7 @@ func (m *Manager) Sweep(known map[string]bool) error {
 	return errors.Join(m.shareCPU(), m.cgroups.Sweep(func(uid string) bool { return known[uid] }))
 }
 
-// Prepare is as criruntime.ContainerManager says.
+// Prepare implements criruntime.ContainerManager.
 func (m *Manager) Prepare(_ context.Context, pod *v1.Pod) error {
 	if err := checkAppArmor(pod); err != nil {
 		return err
@@ -149,7 +149,7 @@ func (m *Manager) shareCPU() error {
 	return m.cgroups.SetBurstableShares(milli)
 }
 
-// Release is as criruntime.ContainerManager says.
+// Release implements criruntime.ContainerManager.
 func (m *Manager) Release(uid string) error {
 	if m.cgroups != nil {
 		if err := m.cgroups.Remove(uid); err != nil {
@@ -159,7 +159,7 @@ func (m *Manager) Release(uid string) error {
 	return m.o.IDs.Free(uid)
 }
 
-// UserNamespace is as criruntime.ContainerManager says.
+// UserNamespace implements criruntime.ContainerManager.
 func (m *Manager) UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace, error) {
 	if pod.Spec.HostUsers == nil || *pod.Spec.HostUsers {
 		return &cri.UserNamespace{Mode: cri.NamespaceMode_NODE}, nil

@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podspec"
 )
 
-// hosts is what the pod has in its /etc/hosts.
+// hosts returns the content of the pod's /etc/hosts; "" while the pod has no address.
 func hosts(in *podspec.Input) (string, error) {
 	if !in.Pod.Spec.HostNetwork {
 		return in.Hosts(nil), nil

@@ -48,8 +48,8 @@ func (d *Driver) Reopen(ctx context.Context, id string) error {
 	return Fault(d.runtime.ReopenContainerLog(ctx, id))
 }
 
-// Running is logread.o.Running of a container. One that the runtime does not
-// know has ended; while the runtime is away, what ran goes on.
+// Running returns a logread.Options.Running for a container. A container that the runtime does
+// not know has ended; while the runtime is away, a container that ran still does.
 func Running(runtime internalapi.RuntimeService, id string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		resp, err := runtime.ContainerStatus(ctx, id, false)

@@ -115,7 +115,7 @@ func (d *Driver) containerStatus(ctx context.Context, c *cri.Container, last *cr
 	return status, nil
 }
 
-// forget has the statuses under key asked for again.
+// forget drops the statuses under key, so that they are asked for again.
 func (d *Driver) forget(key podsync.Key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()

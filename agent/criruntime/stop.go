@@ -37,8 +37,8 @@ func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a 
 	return gone(d.runtime.StopContainer(ctx, a.ID, max(left, leastGrace)))
 }
 
-// because is what the event says. A pod's containers that end together need no
-// reason but the pod's.
+// because returns the message of the event. Containers that end together with their pod need
+// no reason of their own.
 func because(a podsync.Action, name string) string {
 	if a.Restart {
 		return a.Why
@@ -94,7 +94,7 @@ func await(ctx context.Context, turn <-chan struct{}, left int64) int64 {
 	return int64(time.Since(begin) / time.Second)
 }
 
-// gone takes for done what was to be ended and does not exist.
+// gone drops the error that an object does not exist.
 func gone(err error) error {
 	if err = Fault(err); errors.Is(err, fault.NotFound) {
 		return nil

@@ -18,7 +18,7 @@ type Conditions struct {
 	Endpoint string // of the runtime
 }
 
-// RuntimeChanged is as readiness.Watcher says.
+// RuntimeChanged implements readiness.Watcher.
 func (c Conditions) RuntimeChanged(s readiness.State) {
 	status := func(ok bool) v1.ConditionStatus {
 		if ok {

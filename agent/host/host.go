@@ -21,7 +21,7 @@ type Host struct {
 // IPs are the addresses of the node, as status.Host says.
 func (h Host) IPs() []string { return h.Addresses.Get() }
 
-// RuntimeName is as status.Host says.
+// RuntimeName implements status.Host.
 func (h Host) RuntimeName() string { return h.Runtime.RuntimeName() }
 
 // Allocatable is what of the node pods may have.

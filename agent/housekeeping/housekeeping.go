@@ -126,12 +126,12 @@ func (k *Keeper) warnOfSwap(may bool) {
 	}
 }
 
-// ImagesFull is as imagegc.Node says.
+// ImagesFull implements imagegc.Node.
 func (k *Keeper) ImagesFull(text string) {
 	k.warn("FreeDiskSpaceFailed", text)
 }
 
-// SetPressure is as evict.Node says.
+// SetPressure implements evict.Node.
 func (k *Keeper) SetPressure(kind v1.NodeConditionType, is bool, reason, message string) {
 	s := v1.ConditionFalse
 	if is {

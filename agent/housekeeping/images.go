@@ -23,7 +23,7 @@ func (k *Keeper) imagesDir(ctx context.Context) (string, error) {
 	return "", errors.New("the runtime does not tell where its images are")
 }
 
-// ImageSpace is as imagegc.Node says.
+// ImageSpace implements imagegc.Node.
 func (k *Keeper) ImageSpace(ctx context.Context) (capacity, available int64, err error) {
 	dir, err := k.imagesDir(ctx)
 	if err != nil {
@@ -33,7 +33,7 @@ func (k *Keeper) ImageSpace(ctx context.Context) (capacity, available int64, err
 	return bytes.Capacity, bytes.Available, err
 }
 
-// ImagesInUse is as imagegc.Node says: those of all containers, dead ones too, and those that pods
+// ImagesInUse implements imagegc.Node: those of all containers, dead ones too, and those that pods
 // mount.
 func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := k.o.Runtime.ListContainers(ctx, nil)

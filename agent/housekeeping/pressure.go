@@ -18,7 +18,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Measure is as evict.Node says.
+// Measure implements evict.Node.
 func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
 	now := map[evict.Signal]evict.Observation{}
 	if m, ok := node.ReadMemory(); ok {
@@ -55,7 +55,7 @@ func Space(path string) (bytes, inodes evict.Observation, err error) {
 		evict.Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}, nil
 }
 
-// ImagesApart is as evict.Node says.
+// ImagesApart implements evict.Node.
 func (k *Keeper) ImagesApart() bool {
 	dir, err := k.imagesDir(context.Background())
 	if err != nil {
@@ -101,7 +101,7 @@ func pidsNow() (o evict.Observation, ok bool) {
 	return o, true
 }
 
-// Usage is as evict.Pods says.
+// Usage implements evict.Pods.
 func (k *Keeper) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	var pods []evict.Pod
 	for _, pod := range k.o.Pods.Active(k.o.Pods.Allocated()) {

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Reclaim is as evict.Node says.
+// Reclaim implements evict.Node.
 func (k *Keeper) Reclaim(ctx context.Context) {
 	k.removeDead(ctx)
 	freed, err := k.collect.FreeAll(ctx)
@@ -67,8 +67,8 @@ func (k *Keeper) anyLeft(ctx context.Context, pods map[types.UID]bool) bool {
 	return false
 }
 
-// Evict is as evict.Pods says.
+// Evict implements evict.Pods.
 func (k *Keeper) Evict(pod *v1.Pod, v podsync.Verdict) { k.o.Workers.End(pod, v) }
 
-// Clean is as evict.Pods says.
+// Clean implements evict.Pods.
 func (k *Keeper) Clean(pod *v1.Pod) bool { return k.o.Driver.Clean(pod.UID) }

@@ -17,7 +17,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// routePatch routes patches of objects, and of the parts of pods that are taken whole.
+// routePatch routes patches of objects, and of the subresources of pods.
 func (h *Handler) routePatch() {
 	for _, k := range api.Kinds {
 		if !k.Writable {
@@ -37,7 +37,7 @@ func (h *Handler) routePatch() {
 	}
 }
 
-// patchPart puts a part of a pod as the patch has it.
+// patchPart patches a subresource of a pod: the server takes of the patched pod what it is about.
 func (h *Handler) patchPart(w http.ResponseWriter, r *http.Request, k api.Kind) error {
 	found, err := h.server.Find(r, k)
 	if err != nil {
@@ -130,8 +130,8 @@ func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text
 }
 
 // threeWay merges what is applied into what was given of an object, less what the
-// same manager has applied last. like is an empty object of its kind. What has to be
-// last in the next call is returned too.
+// same manager has applied last. like is an empty object of its kind. applied is to be last in
+// the next call.
 func threeWay(like any, given, last, next []byte) (merged, applied []byte, err error) {
 	var from map[string]any
 	if err := json.Unmarshal(next, &from); err != nil {

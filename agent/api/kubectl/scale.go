@@ -94,7 +94,7 @@ func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// headersOnly is for an answer that nobody gets.
+// headersOnly discards the body of an answer.
 type headersOnly struct{ header http.Header }
 
 func (h *headersOnly) Header() http.Header         { return h.header }
