@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/netip"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -21,7 +20,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
-	"golang.org/x/sys/unix"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
@@ -175,7 +173,7 @@ func newLog(w io.Writer, level string) (*slog.Logger, error) {
 		return nil, usageError("--log-level %s: want debug, info, warn or error", level)
 	}
 	o := &slog.HandlerOptions{Level: l, ReplaceAttr: readable}
-	if f, ok := w.(*os.File); ok && isTerminal(f) {
+	if terminal(w) != nil {
 		return slog.New(logctx.Handler(slog.NewTextHandler(w, o))), nil
 	}
 	return slog.New(logctx.Handler(slog.NewJSONHandler(w, o))), nil
@@ -187,9 +185,4 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 		return slog.String(a.Key, a.Value.Duration().Round(time.Microsecond).String())
 	}
 	return a
-}
-
-func isTerminal(f *os.File) bool {
-	_, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS)
-	return err == nil
 }

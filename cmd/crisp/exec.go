@@ -5,12 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
@@ -90,16 +90,16 @@ func (c *cli) stream(address string, o remotecommand.StreamOptions, tty bool) er
 	if !tty {
 		return executor.StreamWithContext(c.ctx, o)
 	}
-	in, ok := c.stdin.(*os.File)
-	if !ok || !isTerminal(in) {
+	in := terminal(c.stdin)
+	if in == nil {
 		fmt.Fprintln(c.stderr, "crisp: standard input is not a terminal")
 		return executor.StreamWithContext(c.ctx, o)
 	}
-	restore, err := rawMode(in)
+	old, err := term.MakeRaw(int(in.Fd()))
 	if err != nil {
 		return err
 	}
-	defer restore()
+	defer term.Restore(int(in.Fd()), old)
 	ctx, cancel := context.WithCancel(c.ctx)
 	defer cancel()
 	o.TerminalSizeQueue = watchSize(ctx, in)

@@ -37,7 +37,7 @@ func (c *cli) saveImage(name, output string) error {
 		return err
 	}
 	if output == "-" {
-		if f, ok := c.stdout.(*os.File); ok && isTerminal(f) {
+		if terminal(c.stdout) != nil {
 			return usageError("an archive is nothing for a terminal")
 		}
 		err = write(c.stdout)

@@ -21,6 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+	"golang.org/x/term"
 )
 
 // defaultAuthFile is crispd's auth_file, which has the credentials of the node.
@@ -79,13 +80,8 @@ func loginCommand(c *cli) *cobra.Command {
 			return usageError("login takes one registry")
 		}
 		in := bufio.NewReader(c.stdin)
-		ask := func(what string) string {
-			fmt.Fprint(c.stderr, what)
-			line, _ := in.ReadString('\n') // the end is an empty answer
-			return strings.TrimRight(line, "\r\n")
-		}
 		if user == "" && !fromStdin {
-			user = ask("Username: ")
+			user = c.askLine(in, "Username: ")
 		}
 		if fromStdin {
 			data, err := io.ReadAll(io.LimitReader(in, 1<<16))
@@ -93,8 +89,13 @@ func loginCommand(c *cli) *cobra.Command {
 				return err
 			}
 			password = strings.TrimRight(string(data), "\r\n")
+		} else if f := terminal(c.stdin); password == "" && f != nil {
+			fmt.Fprint(c.stderr, "Password: ")
+			secret, _ := term.ReadPassword(int(f.Fd())) // none is refused below
+			fmt.Fprintln(c.stderr)
+			password = string(secret)
 		} else if password == "" {
-			password = c.askSecret(in)
+			password = c.askLine(in, "Password: ")
 		}
 		if user == "" || password == "" {
 			return usageError("login needs a user's name and a password")
@@ -145,23 +146,17 @@ func logoutCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
+// askLine asks the user; the end of the input is an empty answer.
+func (c *cli) askLine(in *bufio.Reader, question string) string {
+	fmt.Fprint(c.stderr, question)
+	line, _ := in.ReadString('\n')
+	return strings.TrimRight(line, "\r\n")
+}
+
 // registryOf takes from an address what credentials are kept by.
 func registryOf(text string) string {
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "https://"), "http://")
 	return strings.TrimSuffix(text, "/")
-}
-
-// askSecret asks for the password, which is not shown as it is typed.
-func (c *cli) askSecret(in *bufio.Reader) string {
-	fmt.Fprint(c.stderr, "Password: ")
-	if f, ok := c.stdin.(*os.File); ok && isTerminal(f) {
-		if restore, err := withoutEcho(f); err == nil {
-			defer fmt.Fprintln(c.stderr)
-			defer restore()
-		}
-	}
-	line, _ := in.ReadString('\n')
-	return strings.TrimRight(line, "\r\n")
 }
 
 // checkLogin asks the registry whether it takes the credentials, as its API has it: by

@@ -10,7 +10,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/pullapi"
 	"github.com/crisp-cri/crisp/internal/pulls"
-	"golang.org/x/sys/unix"
+	"golang.org/x/term"
 )
 
 // How often a pull is shown: bars move, lines are kept.
@@ -25,8 +25,8 @@ const pullBar = 40
 // showPull shows how far the pull of an image is, until ctx ends. A runtime that does not
 // tell is no error: there is less to see.
 func (c *cli) showPull(ctx context.Context, image, progress string) {
-	f, _ := c.stderr.(*os.File)
-	bars := progress == "auto" && f != nil && isTerminal(f)
+	f := terminal(c.stderr)
+	bars := progress == "auto" && f != nil
 	if progress == "none" || progress == "auto" && !bars {
 		return
 	}
@@ -56,8 +56,8 @@ func (c *cli) showPull(ctx context.Context, image, progress string) {
 // width is how many columns a terminal has.
 func width(f *os.File) int {
 	if f != nil {
-		if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-			return int(size.Col)
+		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
+			return columns
 		}
 	}
 	return 80

@@ -63,7 +63,7 @@ func (c *cli) stats(args []string, o statsOptions) error {
 			}
 			return err
 		}
-		if !o.once && c.toTerminal() {
+		if !o.once && terminal(c.stdout) != nil {
 			fmt.Fprint(c.stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
 		}
 		t := newTable(c.stdout)

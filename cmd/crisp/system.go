@@ -177,8 +177,11 @@ func (c *cli) pruneAll(force, volumes bool) error {
 	if volumes {
 		what = "pods that have ended, images that no container uses, and claims that no pod names, with what is in them"
 	}
-	if !force && !c.confirm("This removes "+what+". Go on? [y/N] ") {
-		return &exitError{exitFailure, "nothing was removed"}
+	if !force {
+		answer := c.askLine(bufio.NewReader(c.stdin), "This removes "+what+". Go on? [y/N] ")
+		if answer = strings.ToLower(strings.TrimSpace(answer)); answer != "y" && answer != "yes" {
+			return &exitError{exitFailure, "nothing was removed"}
+		}
 	}
 	var pods v1.PodList
 	if err := c.fetch("/pods", nil, &pods); err != nil {
@@ -211,11 +214,4 @@ func (c *cli) pruneAll(force, volumes bool) error {
 		}
 	}
 	return c.pruneImages()
-}
-
-// confirm asks the user.
-func (c *cli) confirm(question string) bool {
-	fmt.Fprint(c.stderr, question)
-	answer, _ := bufio.NewReader(c.stdin).ReadString('\n') // no answer is none
-	return strings.EqualFold(strings.TrimSpace(answer), "y") || strings.EqualFold(strings.TrimSpace(answer), "yes")
 }
