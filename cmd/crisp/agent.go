@@ -32,15 +32,12 @@ type agentFlags struct {
 func agentCommand(c *cli) *cobra.Command {
 	var o agent.Options
 	var f agentFlags
-	cmd := &cobra.Command{Use: "agent --manifests DIR [flags]", Short: "run the pods of a directory of manifests"}
+	cmd := &cobra.Command{Use: "agent --manifests DIR [flags]", Args: takesNone(""), Short: "run the pods of a directory of manifests"}
 	fs := cmd.Flags()
 	f.add(fs, &o)
 	takeNode := nodeFlags(fs, &o.Node)
 	c.kubeletFlags(fs)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("agent takes no argument %q", rest[0])
-		}
 		if f.config != "" {
 			if err := c.readKubeletConfig(fs, f.config); err != nil {
 				return err

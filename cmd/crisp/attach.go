@@ -10,15 +10,12 @@ import (
 func attachCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	var interactive, tty bool
-	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Short: "attach to a running container", ValidArgsFunction: c.completePod}
+	cmd := &cobra.Command{Use: "attach [-i] [-t] [-c CONTAINER] POD", Args: takes(1, 1, "attach takes the name of one pod"), Short: "attach to a running container", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
 	streamFlags(fs, &interactive, &tty, "give the container our standard input", "the container has a terminal")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 {
-			return usageError("attach takes the name of one pod")
-		}
 		if err := c.attach(namespace, rest[0], container, interactive, tty); err != nil {
 			return execError(err)
 		}

@@ -12,14 +12,11 @@ import (
 // checkpointCommand has the runtime write a checkpoint archive of a container.
 func checkpointCommand(c *cli) *cobra.Command {
 	var namespace, container string
-	cmd := &cobra.Command{Use: "checkpoint POD [-c CONTAINER]", Short: "write a checkpoint archive of a container", ValidArgsFunction: c.completePod}
+	cmd := &cobra.Command{Use: "checkpoint POD [-c CONTAINER]", Args: takes(1, 1, "checkpoint takes the name of one pod"), Short: "write a checkpoint archive of a container", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 {
-			return usageError("checkpoint takes the name of one pod")
-		}
 		_, f, err := c.connectToPod(namespace, rest[0])
 		if err != nil {
 			return err

@@ -2,8 +2,6 @@ package main
 
 import "github.com/spf13/cobra"
 
-import ()
-
 // configCommand shows how the agent is configured, in the kubelet's words.
 func configCommand(c *cli) *cobra.Command {
 	output := "yaml"

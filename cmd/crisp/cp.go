@@ -23,14 +23,11 @@ import (
 // cpCommand copies files by tar(1), which the container must have, as kubectl does.
 func cpCommand(c *cli) *cobra.Command {
 	var namespace, container string
-	cmd := &cobra.Command{Use: "cp POD:PATH FILE | FILE POD:PATH", Short: "copy files from or to a container"}
+	cmd := &cobra.Command{Use: "cp POD:PATH FILE | FILE POD:PATH", Args: takes(2, 2, "cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH"), Short: "copy files from or to a container"}
 	flags := cmd.Flags()
 	namespaceFlag(flags, &namespace)
 	containerFlag(flags, &container)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 2 {
-			return usageError("cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH")
-		}
 		from, fromPath, remoteFrom := strings.Cut(rest[0], ":")
 		to, toPath, remoteTo := strings.Cut(rest[1], ":")
 		switch {

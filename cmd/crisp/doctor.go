@@ -11,11 +11,8 @@ import (
 
 // doctorCommand checks what pods need of this node.
 func doctorCommand(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "doctor", Short: "check what pods need of this node"}
+	cmd := &cobra.Command{Use: "doctor", Args: takesNone(""), Short: "check what pods need of this node"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("doctor takes no argument %q", rest[0])
-		}
 		bad := 0
 		check := func(what string, err error, hint string) {
 			word := "ok"

@@ -14,12 +14,9 @@ import (
 // drainCommand has the agent stop all pods before somebody works on the machine.
 func drainCommand(c *cli) *cobra.Command {
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "drain", Short: "stop all pods, those of the lowest priority first, and keep new ones from starting, until uncordon"}
+	cmd := &cobra.Command{Use: "drain", Args: takesNone(": it is about this node"), Short: "stop all pods, those of the lowest priority first, and keep new ones from starting, until uncordon"}
 	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("drain takes no argument %q: it is about this node", rest[0])
-		}
 		if err := c.post("/crisp/v1/drain"); err != nil {
 			return err
 		}
@@ -49,14 +46,10 @@ func drainCommand(c *cli) *cobra.Command {
 
 // uncordonCommand ends a drain.
 func uncordonCommand(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "uncordon", Short: "end a drain: all pods run again but those that were stopped by themselves"}
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("uncordon takes no argument %q: it is about this node", rest[0])
-		}
-		return c.post("/crisp/v1/uncordon")
+	return &cobra.Command{
+		Use: "uncordon", Args: takesNone(": it is about this node"), Short: "end a drain: all pods run again but those that were stopped by themselves",
+		RunE: func(*cobra.Command, []string) error { return c.post("/crisp/v1/uncordon") },
 	}
-	return cmd
 }
 
 // post has the agent do something.

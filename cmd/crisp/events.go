@@ -34,7 +34,7 @@ func (c *cli) events(namespace string, on target) ([]v1.Event, error) {
 func eventsCommand(c *cli) *cobra.Command {
 	o := getOptions{}
 	var of string
-	cmd := &cobra.Command{Use: "events [--for pod/NAME] [-w]", Short: "show events"}
+	cmd := &cobra.Command{Use: "events [--for pod/NAME] [-w]", Args: takesNone(""), Short: "show events"}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &o.namespace)
 	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
@@ -42,9 +42,6 @@ func eventsCommand(c *cli) *cobra.Command {
 	outputFlag(fs, &o.output, "json", "yaml", "name")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what happens")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("events takes no argument but flags")
-		}
 		var on target
 		if of != "" {
 			list, err := targets([]string{of}, true)

@@ -34,7 +34,7 @@ func getCommand(c *cli) *cobra.Command {
 	o := getOptions{}
 	cmd := &cobra.Command{
 		Use:   "get TYPE[,TYPE...]|all [NAME...] | TYPE/NAME... [-n NAMESPACE | -A] [-l SELECTOR] [-o wide|json|yaml|name|jsonpath=…] [-w]",
-		Short: "list pods and other objects", ValidArgsFunction: c.completeObjects,
+		Short: "list pods and other objects", Args: takes(1, many, "get what? pods"), ValidArgsFunction: c.completeObjects,
 	}
 	fs := cmd.Flags()
 	o.flags(fs)
@@ -45,9 +45,6 @@ func getCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&o.labels, "show-labels", false, "show the labels as the last column")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what changes")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) == 0 {
-			return usageError("get what? pods")
-		}
 		what, err := targets(rest, false)
 		if err != nil {
 			return err

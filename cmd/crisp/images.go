@@ -12,13 +12,10 @@ import (
 
 func imagesCommand(c *cli) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "images [-o json]", Short: "list images"}
+	cmd := &cobra.Command{Use: "images [-o json]", Args: takesNone(""), Short: "list images"}
 	fs := cmd.Flags()
 	outputFlag(fs, &output, "json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("images takes no argument but -o json")
-		}
 		return c.listImages(output)
 	}
 	return cmd

@@ -69,16 +69,13 @@ func authFileFlag(flags *pflag.FlagSet, path *string) {
 func loginCommand(c *cli) *cobra.Command {
 	var path, user, password string
 	var fromStdin bool
-	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Short: "keep credentials of a registry, for pulls of this node"}
+	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Args: takes(1, 1, "login takes one registry"), Short: "keep credentials of a registry, for pulls of this node"}
 	flags := cmd.Flags()
 	authFileFlag(flags, &path)
 	flags.StringVarP(&user, "username", "u", "", "`name` of the user")
 	flags.StringVarP(&password, "password", "p", "", "`password`, which all users of this machine can see for a moment")
 	flags.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 {
-			return usageError("login takes one registry")
-		}
 		in := bufio.NewReader(c.stdin)
 		if user == "" && !fromStdin {
 			user = c.askLine(in, "Username: ")

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"os"
 	"os/signal"
 	"slices"
@@ -126,4 +127,27 @@ func behindDash(cmd *cobra.Command, args []string) (before, behind []string) {
 		return args[:n], append([]string{}, args[n:]...)
 	}
 	return args, nil
+}
+
+// many is no limit of arguments.
+const many = math.MaxInt
+
+// takes refuses less arguments than least and more than most; wrong says what the command takes.
+func takes(least, most int, wrong string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) < least || len(args) > most {
+			return usageError("%s", wrong)
+		}
+		return nil
+	}
+}
+
+// takesNone refuses arguments; hint is what to say of them, "" for nothing.
+func takesNone(hint string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) > 0 {
+			return usageError("%s takes no argument %q%s", strings.TrimPrefix(cmd.CommandPath(), "crisp "), args[0], hint)
+		}
+		return nil
+	}
 }

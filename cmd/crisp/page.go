@@ -12,11 +12,8 @@ import (
 // pageCommand prints a URL that opens the agent's page in a browser, once. The agent makes it
 // for whoever may use its socket.
 func pageCommand(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "page", Short: "print an address that opens the agent's page in a browser, once"}
+	cmd := &cobra.Command{Use: "page", Args: takesNone(""), Short: "print an address that opens the agent's page in a browser, once"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("page takes no argument %q", rest[0])
-		}
 		resp, err := c.ask(http.MethodPost, "/crisp/v1/page", nil, nil, nil)
 		if errors.Is(err, fault.NotFound) {
 			return fault.NotFound.Errorf("the agent has no page: it has one with --page and --listen 127.0.0.1:PORT")

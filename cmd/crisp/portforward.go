@@ -16,14 +16,11 @@ import (
 
 func portForwardCommand(c *cli) *cobra.Command {
 	var namespace, address string
-	cmd := &cobra.Command{Use: "port-forward POD [LOCAL:]PORT...", Short: "forward local ports to a pod", ValidArgsFunction: c.completePod}
+	cmd := &cobra.Command{Use: "port-forward POD [LOCAL:]PORT...", Args: takes(2, many, "port-forward takes the name of a pod and ports: web 8080:80"), Short: "forward local ports to a pod", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&address, "address", "localhost", "`addresses` to listen at, with a comma between them")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		if len(args) < 2 {
-			return usageError("port-forward takes the name of a pod and ports: web 8080:80")
-		}
 		runtime, f, err := c.connectToPod(namespace, args[0])
 		if err != nil {
 			return err

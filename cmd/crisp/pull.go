@@ -12,12 +12,9 @@ import (
 
 func pullCommand(c *cli) *cobra.Command {
 	var progress string
-	cmd := &cobra.Command{Use: "pull IMAGE [--progress plain]", Short: "pull an image"}
+	cmd := &cobra.Command{Use: "pull IMAGE [--progress plain]", Args: takes(1, 1, "pull takes one image"), Short: "pull an image"}
 	progressFlag(cmd, &progress)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) != 1 {
-			return usageError("pull takes one image")
-		}
 		return c.pull(rest[0], progress)
 	}
 	return cmd

@@ -14,13 +14,10 @@ import (
 // sourcesCommand shows each manifest, what it defines, how that is, and what is wrong.
 func sourcesCommand(c *cli) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "sources", Short: "show each manifest: what it defines, and what is wrong with it"}
+	cmd := &cobra.Command{Use: "sources", Args: takesNone(""), Short: "show each manifest: what it defines, and what is wrong with it"}
 	fs := cmd.Flags()
 	outputFlag(fs, &output, "json", "yaml")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("sources takes no argument but -o json or yaml")
-		}
 		var sources []desired.SourceState
 		if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
 			return err

@@ -83,13 +83,10 @@ func (c *cli) report() *statusReport {
 
 func statusCommand(c *cli) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "status [-o json]", Short: "show the agent, its runtime, the node and the sources"}
+	cmd := &cobra.Command{Use: "status [-o json]", Args: takesNone(""), Short: "show the agent, its runtime, the node and the sources"}
 	fs := cmd.Flags()
 	outputFlag(fs, &output, "json", "yaml")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("status takes no argument but -o json or yaml")
-		}
 		r := c.report()
 		if output != "" {
 			data, err := json.Marshal(r)

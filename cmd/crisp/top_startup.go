@@ -19,13 +19,10 @@ const mostStages = 3
 func topStartupCommand(c *cli) *cobra.Command {
 	var namespace string
 	var all bool
-	cmd := &cobra.Command{Use: "startup [-A]", Short: "show which pods took longest to be ready, and for what", DisableFlagsInUseLine: true}
+	cmd := &cobra.Command{Use: "startup [-A]", Args: takesNone(""), Short: "show which pods took longest to be ready, and for what", DisableFlagsInUseLine: true}
 	namespaceFlag(cmd.Flags(), &namespace)
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("top startup takes no argument %q", rest[0])
-		}
 		var list struct{ Items []startup.Report }
 		if err := c.fetch("/crisp/v1/startup", nil, &list); err != nil {
 			return err

@@ -26,13 +26,10 @@ func crispVersion() string {
 // the failure.
 func versionCommand(c *cli) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "version", Short: "print the versions of crisp and of the runtime"}
+	cmd := &cobra.Command{Use: "version", Args: takesNone(""), Short: "print the versions of crisp and of the runtime"}
 	fs := cmd.Flags()
 	outputFlag(fs, &output, "json")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if len(rest) > 0 {
-			return usageError("version takes no argument but -o json")
-		}
 		versions := map[string]string{"crisp": crispVersion()}
 		service, _, err := c.connect()
 		if err == nil {
