@@ -30,14 +30,11 @@ func (c *cli) dialAgent() *http.Client {
 }
 
 // ask sends a request to the agent. The answer's body is the caller's to close.
-func (c *cli) ask(method, path string, query url.Values, body []byte, header http.Header) (*http.Response, error) {
+func (c *cli) ask(method, path string, query url.Values, body []byte) (*http.Response, error) {
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(c.ctx, method, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
-	}
-	for key, values := range header {
-		req.Header[key] = values
 	}
 	resp, err := c.dialAgent().Do(req)
 	if err != nil {
@@ -82,14 +79,30 @@ func refusal(resp *http.Response) error {
 	return errors.New(status.Message)
 }
 
-// fetch decodes the answer to a GET.
-func (c *cli) fetch(path string, query url.Values, to any) error {
-	resp, err := c.ask(http.MethodGet, path, query, nil, nil)
+// send asks the agent with a body of JSON, unless that is nil, and decodes the answer, unless to is nil.
+func (c *cli) send(method, path string, query url.Values, body, to any) (http.Header, error) {
+	var text []byte
+	if body != nil {
+		var err error
+		if text, err = json.Marshal(body); err != nil {
+			return nil, err
+		}
+	}
+	resp, err := c.ask(method, path, query, text)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer resp.Body.Close()
-	return json.NewDecoder(resp.Body).Decode(to)
+	if to == nil {
+		return resp.Header, nil
+	}
+	return resp.Header, json.NewDecoder(resp.Body).Decode(to)
+}
+
+// fetch decodes the answer to a GET.
+func (c *cli) fetch(path string, query url.Values, to any) error {
+	_, err := c.send(http.MethodGet, path, query, nil, to)
+	return err
 }
 
 // agentRuns reports whether an agent of our runtime answers.

@@ -120,12 +120,17 @@ func validateFlag(fs *pflag.FlagSet, mode *string) {
 
 // A given is one object of the input.
 type given struct {
-	kind            api.Kind
-	namespace, name string
-	text            json.RawMessage
+	chosen
+	text json.RawMessage
 }
 
-func (g given) String() string { return g.kind.Singular + "/" + g.name }
+func chosenOf(objects []given) []chosen {
+	var list []chosen
+	for _, g := range objects {
+		list = append(list, g.chosen)
+	}
+	return list
+}
 
 // read checks the documents and returns their objects, in the order in which they
 // need each other: what pods refer to comes before them.
@@ -158,7 +163,7 @@ func (c *cli) read(docs []document, namespace, mode string) ([]given, error) {
 			if !known || !kind.Writable {
 				continue // a namespace
 			}
-			g := given{kind, head.Namespace, head.Name, text}
+			g := given{chosen{target{kind, head.Name}, head.Namespace}, text}
 			if kind.Namespaced && g.namespace == "" {
 				g.namespace = namespace
 			}
@@ -243,7 +248,7 @@ func applyCommand(c *cli) *cobra.Command {
 		if !wait || dryRun != "" {
 			return nil
 		}
-		return c.waitReady(objects, timeout)
+		return c.waitReady(chosenOf(objects), timeout)
 	}
 	return cmd
 }
@@ -278,13 +283,7 @@ func annotate(g *given, key, value string) error {
 	if err := json.Unmarshal(g.text, &o); err != nil {
 		return err
 	}
-	m, _ := o["metadata"].(map[string]any) // the object was checked
-	a, ok := m["annotations"].(map[string]any)
-	if !ok {
-		a = map[string]any{}
-		m["annotations"] = a
-	}
-	a[key] = value
+	within(o, "metadata", "annotations")[key] = value
 	var err error
 	g.text, err = json.Marshal(o)
 	return err
@@ -295,14 +294,10 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 	if dryRun {
 		query.Set("dryRun", "All")
 	}
-	resp, err := c.ask(http.MethodPut, pathOf(g.kind, g.namespace, g.name), query, g.text, nil)
+	var data json.RawMessage
+	header, err := c.send(http.MethodPut, g.path(), query, g.text, &data)
 	if err != nil {
 		return fmt.Errorf("%s: %w", g, err)
-	}
-	defer resp.Body.Close()
-	data, err := io.ReadAll(resp.Body)
-	if err != nil {
-		return err
 	}
 	var head metav1.PartialObjectMetadata
 	if err := json.Unmarshal(data, &head); err != nil {
@@ -310,7 +305,7 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 	}
 	switch output {
 	case "json":
-		c.stdout.Write(data)
+		fmt.Fprintf(c.stdout, "%s\n", data)
 	case "yaml":
 		text, err := yaml.JSONToYAML(data)
 		if err != nil {
@@ -320,7 +315,7 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 	case "name":
 		fmt.Fprintln(c.stdout, g)
 	default:
-		line := fmt.Sprintf("%s %s", g, resp.Header.Get(api.OutcomeHeader))
+		line := fmt.Sprintf("%s %s", g, header.Get(api.OutcomeHeader))
 		if g.kind.Name == "Pod" {
 			line += " " + string(head.UID)
 		}
@@ -349,7 +344,7 @@ func (c *cli) prune(kept []given, origin string) error {
 			if o.GetAnnotations()[pruneAnnotation] != origin || len(o.GetAnnotations()["io.crisp.workload"]) > 0 || slices.ContainsFunc(kept, is) {
 				continue
 			}
-			if err := c.remove(target{k, o.GetName()}, o.GetNamespace(), -1, false); err != nil && exitCode(err) != exitNotFound {
+			if err := c.delete(chosen{target{k, o.GetName()}, o.GetNamespace()}, deletion{grace: -1}); err != nil && exitCode(err) != exitNotFound {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s/%s pruned\n", k.Singular, o.GetName())

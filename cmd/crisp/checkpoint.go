@@ -1,9 +1,7 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 
 	"github.com/spf13/cobra"
@@ -25,13 +23,8 @@ func checkpointCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		resp, err := c.ask(http.MethodPost, "/checkpoint/"+f.Pod.Namespace+"/"+f.Pod.Name+"/"+status.Name, nil, nil, nil)
-		if err != nil {
-			return err
-		}
-		defer resp.Body.Close()
 		var answer struct{ Items []string }
-		if err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&answer); err != nil {
+		if _, err := c.send(http.MethodPost, "/checkpoint/"+f.Pod.Namespace+"/"+f.Pod.Name+"/"+status.Name, nil, nil, &answer); err != nil {
 			return err
 		}
 		for _, path := range answer.Items {

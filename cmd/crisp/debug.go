@@ -2,7 +2,6 @@ package main
 
 import (
 	"crypto/rand"
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"strings"
@@ -53,25 +52,16 @@ func debugCommand(c *cli) *cobra.Command {
 				ImagePullPolicy: v1.PullPolicy(pull),
 			},
 		})
-		text, err := json.Marshal(&pod)
-		if err != nil {
+		if _, err := c.send(http.MethodPut, path+"/ephemeralcontainers", nil, &pod, nil); err != nil {
 			return err
 		}
-		resp, err := c.ask(http.MethodPut, path+"/ephemeralcontainers", nil, text, nil)
-		if err != nil {
-			return err
-		}
-		resp.Body.Close()
-		err = c.until(5*time.Minute, "container "+name+" has not started", func() (bool, error) {
-			var now v1.Pod
-			err := c.fetch(path, nil, &now)
-			state := containerState(&now, name)
+		if _, err = c.untilPod(namespace, pod.Name, 5*time.Minute, "container "+name+" has not started", func(now *v1.Pod) (bool, error) {
+			state := containerState(now, name)
 			if w := state.Waiting; w != nil && w.Message != "" {
 				return false, fault.WrongState.Errorf("container %s: %s: %s", name, w.Reason, w.Message)
 			}
-			return state.Running != nil || state.Terminated != nil, err
-		})
-		if err != nil {
+			return state.Running != nil || state.Terminated != nil, nil
+		}); err != nil {
 			return err
 		}
 		if !interactive && !tty {

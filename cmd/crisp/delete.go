@@ -16,19 +16,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// remove asks the agent to delete an object; its grace period is less than 0 if it is its own.
-func (c *cli) remove(t target, namespace string, grace int64, force bool) error {
-	query := graceQuery(grace)
-	if force {
-		query.Set("force", "true")
-	}
-	resp, err := c.ask(http.MethodDelete, pathOf(t.kind, namespace, t.name), query, nil, nil)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
-}
-
 func deleteCommand(c *cli) *cobra.Command {
 	var files list
 	var s scope
@@ -52,7 +39,7 @@ func deleteCommand(c *cli) *cobra.Command {
 		}
 		d.ignore = d.ignore || len(files) > 0 || every || s.selector != ""
 		for _, t := range what {
-			if err := c.deleteOne(t.target, t.namespace, d); err != nil {
+			if err := c.deleteOne(t, d); err != nil {
 				return err
 			}
 		}
@@ -72,9 +59,8 @@ func (c *cli) toDelete(files list, args []string, s scope, every bool) (what []c
 		if err != nil {
 			return nil, err
 		}
-		for _, g := range slices.Backward(objects) { // pods before what they refer to
-			what = append(what, chosen{target{g.kind, g.name}, g.namespace})
-		}
+		what = chosenOf(objects)
+		slices.Reverse(what) // pods before what they refer to
 		if len(args) == 0 {
 			return what, nil
 		}
@@ -85,38 +71,45 @@ func (c *cli) toDelete(files list, args []string, s scope, every bool) (what []c
 
 // A deletion is how to delete.
 type deletion struct {
-	grace                    int64
+	grace                    int64 // seconds; less than 0 is the object's own
 	force, manifests, ignore bool
 	wait                     bool
 	timeout                  time.Duration
 }
 
-func (c *cli) deleteOne(t target, namespace string, d deletion) error {
+// deleteOne deletes an object, or the manifest that it comes from, and says so.
+func (c *cli) deleteOne(t chosen, d deletion) error {
 	if d.manifests {
-		if done, err := c.removeManifest(t, namespace); done || err != nil {
+		if done, err := c.removeManifest(t); done || err != nil {
 			return err
 		}
 	}
-	err := c.remove(t, namespace, d.grace, d.force)
+	err := c.delete(t, d)
 	if errors.Is(err, fault.NotFound) && d.ignore {
 		return nil
 	}
-	if err != nil {
+	if err == nil {
+		_, err = fmt.Fprintln(c.stdout, t, "deleted")
+	}
+	return err
+}
+
+// delete has the agent delete an object, and may wait until a pod is gone.
+func (c *cli) delete(t chosen, d deletion) error {
+	query := graceQuery(d.grace)
+	if d.force {
+		query.Set("force", "true")
+	}
+	if _, err := c.send(http.MethodDelete, t.path(), query, nil, nil); err != nil || !d.wait || t.kind.Name != "Pod" {
 		return err
 	}
-	if d.wait && t.kind.Name == "Pod" {
-		if err := c.until(d.timeout, t.String()+" is still there", func() (bool, error) { return c.is(t, namespace, "delete") }); err != nil {
-			return err
-		}
-	}
-	fmt.Fprintln(c.stdout, t, "deleted")
-	return nil
+	return c.until(d.timeout, t.String()+" is still there", func() (bool, error) { return c.is(t, "delete") })
 }
 
 // removeManifest removes the file that a pod comes from, if it comes from one.
-func (c *cli) removeManifest(t target, namespace string) (done bool, err error) {
+func (c *cli) removeManifest(t chosen) (done bool, err error) {
 	var pod v1.Pod
-	if err := c.fetch(pathOf(t.kind, namespace, t.name), nil, &pod); err != nil {
+	if err := c.fetch(t.path(), nil, &pod); err != nil {
 		return false, err
 	}
 	if pod.Annotations[manifest.AnnotationSource] != manifest.SourceFile {

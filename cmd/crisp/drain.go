@@ -17,7 +17,7 @@ func drainCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "drain", Args: takesNone(": it is about this node"), Short: "stop all pods, those of the lowest priority first, and keep new ones from starting, until uncordon"}
 	cmd.Flags().DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if err := c.post("/crisp/v1/drain"); err != nil {
+		if _, err := c.send(http.MethodPost, "/crisp/v1/drain", nil, nil, nil); err != nil {
 			return err
 		}
 		reported := map[string]bool{}
@@ -48,15 +48,9 @@ func drainCommand(c *cli) *cobra.Command {
 func uncordonCommand(c *cli) *cobra.Command {
 	return &cobra.Command{
 		Use: "uncordon", Args: takesNone(": it is about this node"), Short: "end a drain: all pods run again but those that were stopped by themselves",
-		RunE: func(*cobra.Command, []string) error { return c.post("/crisp/v1/uncordon") },
+		RunE: func(*cobra.Command, []string) error {
+			_, err := c.send(http.MethodPost, "/crisp/v1/uncordon", nil, nil, nil)
+			return err
+		},
 	}
-}
-
-// post has the agent do something.
-func (c *cli) post(path string) error {
-	resp, err := c.ask(http.MethodPost, path, nil, nil, nil)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
 }

@@ -25,13 +25,13 @@ func editCommand(c *cli) *cobra.Command {
 		if len(what) != 1 || what[0].name == "" {
 			return usageError("edit takes one object: TYPE/NAME")
 		}
-		return c.edit(what[0], namespace)
+		return c.edit(chosen{what[0], namespace})
 	}
 	return cmd
 }
 
-func (c *cli) edit(t target, namespace string) error {
-	o, err := c.given(t, namespace)
+func (c *cli) edit(t chosen) error {
+	o, err := c.given(t)
 	if err != nil {
 		return err
 	}
@@ -65,7 +65,7 @@ func (c *cli) edit(t target, namespace string) error {
 		return &exitError{exitInvalid, fmt.Sprintf("%v; what you have written is in %s", err, f.Name())}
 	}
 	within(changed, "metadata")["resourceVersion"] = version
-	outcome, err := c.replace(t, namespace, changed)
+	outcome, err := c.replace(t, changed)
 	if err != nil {
 		fmt.Fprintf(c.stderr, "crisp: what you have written is in %s\n", f.Name())
 		return err

@@ -14,7 +14,7 @@ import (
 func pageCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "page", Args: takesNone(""), Short: "print an address that opens the agent's page in a browser, once"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		resp, err := c.ask(http.MethodPost, "/crisp/v1/page", nil, nil, nil)
+		resp, err := c.ask(http.MethodPost, "/crisp/v1/page", nil, nil)
 		if errors.Is(err, fault.NotFound) {
 			return fault.NotFound.Errorf("the agent has no page: it has one with --page and --listen 127.0.0.1:PORT")
 		}

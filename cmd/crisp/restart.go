@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -51,9 +50,8 @@ type restartOptions struct {
 }
 
 func (c *cli) restart(namespace, name string, o restartOptions) error {
-	path := pathOf(podKind, namespace, name)
 	var before v1.Pod
-	if err := c.fetch(path, nil, &before); err != nil {
+	if err := c.fetch(pathOf(podKind, namespace, name), nil, &before); err != nil {
 		return err
 	}
 	query := graceQuery(o.grace)
@@ -66,13 +64,10 @@ func (c *cli) restart(namespace, name string, o restartOptions) error {
 	}
 	for _, box := range asked.Items {
 		was := runningID(&before, box)
-		err := c.until(o.timeout, name+"/"+box+" has not stopped", func() (bool, error) {
-			var now v1.Pod
-			err := c.fetch(path, nil, &now)
-			id := runningID(&now, box)
-			return id == "" || id != was, err
-		})
-		if err != nil {
+		if _, err := c.untilPod(namespace, name, o.timeout, name+"/"+box+" has not stopped", func(now *v1.Pod) (bool, error) {
+			id := runningID(now, box)
+			return id == "" || id != was, nil
+		}); err != nil {
 			return err
 		}
 		fmt.Fprintf(c.stdout, "%s/%s stopped\n", name, box)
@@ -89,14 +84,10 @@ func graceQuery(grace int64) url.Values {
 }
 
 // actOn has the agent do something with a pod that only crisp's own API has, and decodes
-// what it answers.
+// what it answers, unless to is nil.
 func (c *cli) actOn(namespace, name, act string, query url.Values, to any) error {
-	resp, err := c.ask(http.MethodPost, "/crisp/v1/namespaces/"+namespace+"/pods/"+name+"/"+act, query, nil, nil)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	return json.NewDecoder(resp.Body).Decode(to)
+	_, err := c.send(http.MethodPost, "/crisp/v1/namespaces/"+namespace+"/pods/"+name+"/"+act, query, nil, to)
+	return err
 }
 
 // runningID is the ID of a container of a pod, "" unless it runs.

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -76,7 +75,7 @@ func (c *cli) rollout(act string, t chosen, o rolloutOptions) error {
 	case "pause", "resume":
 		return c.rolloutPause(t, act == "pause")
 	}
-	if _, err := c.change(t.target, t.namespace, func(w map[string]any) error {
+	if _, err := c.change(t, func(w map[string]any) error {
 		if isPaused(w) {
 			return pausedError(t, "restarted")
 		}
@@ -92,33 +91,29 @@ func (c *cli) rollout(act string, t chosen, o rolloutOptions) error {
 // rolloutStatus tells how far an update is, each time that it has come further.
 func (c *cli) rolloutStatus(t chosen, o rolloutOptions) error {
 	last := ""
-	err := c.until(o.timeout, t.String()+" is not rolled out", func() (bool, error) {
-		word, err := c.progress(t)
+	return c.untilSays(o.timeout, t.String()+" is not rolled out", func() (bool, string, error) {
+		word, err := c.progress(t, false)
 		if err != nil {
-			return false, err
+			return false, "", err
 		}
 		if word == "" {
 			_, err := fmt.Fprintln(c.stdout, t, "successfully rolled out")
-			return true, err
+			return true, "", err
 		}
 		if word != last {
 			last = word
 			fmt.Fprintf(c.stdout, "%s: %s\n", t, word)
 		}
-		return !o.watch, nil
+		return !o.watch, word, nil
 	})
-	if e, ok := errors.AsType[*exitError](err); ok && e.code == exitTimeout {
-		e.text += ": " + last
-	}
-	return err
 }
 
-// progress says what of an update is still to come; "" if nothing is.
-func (c *cli) progress(t chosen) (string, error) {
-	path := pathOf(t.kind, t.namespace, t.name)
+// progress says what of an update is still to come; "" if nothing is. A Deployment that is paused is done
+// with its update if that is so for pauses, whatever its pods are of: no other is to come.
+func (c *cli) progress(t chosen, pauses bool) (string, error) {
 	if t.kind.Name == "DaemonSet" {
 		var d appsv1.DaemonSet
-		if err := c.fetch(path, nil, &d); err != nil {
+		if err := c.fetch(t.path(), nil, &d); err != nil {
 			return "", err
 		}
 		if d.Status.UpdatedNumberScheduled < 1 || d.Status.NumberAvailable < 1 {
@@ -127,11 +122,14 @@ func (c *cli) progress(t chosen) (string, error) {
 		return "", nil
 	}
 	var d appsv1.Deployment
-	if err := c.fetch(path, nil, &d); err != nil {
+	if err := c.fetch(t.path(), nil, &d); err != nil {
 		return "", err
 	}
+	if d.Spec.Paused && pauses {
+		d.Status.UpdatedReplicas = d.Status.Replicas
+	}
 	word := updateOf(&d)
-	if d.Spec.Paused && word != "" {
+	if d.Spec.Paused && !pauses && word != "" {
 		word = "it is paused: " + word
 	}
 	return word, nil
@@ -155,7 +153,7 @@ func updateOf(d *appsv1.Deployment) string {
 
 func (c *cli) revisions(t chosen) ([]store.Revision, error) {
 	var answer struct{ Items []store.Revision }
-	err := c.fetch("/crisp/v1"+pathOf(t.kind, t.namespace, t.name)+"/revisions", nil, &answer)
+	err := c.fetch("/crisp/v1"+t.path()+"/revisions", nil, &answer)
 	return answer.Items, err
 }
 
@@ -213,7 +211,7 @@ func (c *cli) rolloutUndo(t chosen, number int64) error {
 	if err := json.Unmarshal(r.Template, &template); err != nil {
 		return err
 	}
-	_, err = c.change(t.target, t.namespace, func(o map[string]any) error {
+	_, err = c.change(t, func(o map[string]any) error {
 		if isPaused(o) {
 			return pausedError(t, "rolled back")
 		}
@@ -236,7 +234,7 @@ func (c *cli) rolloutPause(t chosen, pause bool) error {
 		return usageError("%s: only Deployments are paused", t)
 	}
 	word := map[bool]string{true: "paused", false: "resumed"}[pause]
-	if _, err := c.change(t.target, t.namespace, func(o map[string]any) error {
+	if _, err := c.change(t, func(o map[string]any) error {
 		switch is := isPaused(o); {
 		case is && pause:
 			return fault.WrongState.Errorf("%s is already paused", t)

@@ -2,7 +2,7 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -13,6 +13,7 @@ import (
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 )
 
 // runCommand makes a pod of one container from flags, as docker run does.
@@ -34,31 +35,25 @@ func runCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		text, err := json.Marshal(pod)
-		if err != nil {
-			return err
-		}
 		if r.dryRun != "" {
-			return c.printPod(text, cmp.Or(r.output, "yaml"))
+			return c.printPod(pod, cmp.Or(r.output, "yaml"))
 		}
 		if err := c.makeClaims(r.namespace, claims); err != nil {
 			return err
 		}
-		resp, err := c.ask(http.MethodPost, pathOf(podKind, r.namespace, ""), nil, text, nil)
-		if err != nil {
+		if _, err := c.send(http.MethodPost, pathOf(podKind, r.namespace, ""), nil, pod, nil); err != nil {
 			return err
 		}
-		resp.Body.Close()
 		if !r.interactive && !r.tty && !r.remove {
 			if r.output == "yaml" || r.output == "json" {
-				return c.printPod(text, r.output)
+				return c.printPod(pod, r.output)
 			}
 			fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
 			return nil
 		}
 		err = c.accompany(pod, r)
 		if r.remove {
-			if removeErr := c.runOut(target{podKind, pod.Name}, pod.Namespace); err == nil {
+			if removeErr := c.runOut(chosen{target{podKind, pod.Name}, pod.Namespace}); err == nil {
 				err = removeErr
 			}
 		}
@@ -70,26 +65,17 @@ func runCommand(c *cli) *cobra.Command {
 // makeClaims makes the claims that are not there yet.
 func (c *cli) makeClaims(namespace string, names []string) error {
 	for _, name := range names {
-		claim := v1.PersistentVolumeClaim{
-			TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}, ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
-			Spec: v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}},
+		var claim v1.PersistentVolumeClaim
+		err := c.fetch(pathOf(claimKind, namespace, name), nil, &claim)
+		if errors.Is(err, fault.NotFound) {
+			_, err = c.send(http.MethodPost, pathOf(claimKind, namespace, ""), nil, v1.PersistentVolumeClaim{
+				TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "PersistentVolumeClaim"}, ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
+				Spec: v1.PersistentVolumeClaimSpec{AccessModes: []v1.PersistentVolumeAccessMode{v1.ReadWriteMany}},
+			}, nil)
 		}
-		text, err := json.Marshal(claim)
-		if err != nil {
-			return err
-		}
-		err = c.fetch(pathOf(claimKind, namespace, name), nil, &claim)
-		if !errors.Is(err, fault.NotFound) {
-			if err != nil {
-				return err
-			}
-			continue
-		}
-		resp, err := c.ask(http.MethodPost, pathOf(claimKind, namespace, ""), nil, text, nil)
 		if err != nil {
 			return fmt.Errorf("claim %s: %w", name, err)
 		}
-		resp.Body.Close()
 	}
 	return nil
 }
@@ -100,32 +86,25 @@ const interruptedGrace = 10
 
 // runOut deletes a pod that has done its work or is interrupted, and waits until it
 // is gone. It does so after an interrupt too, so not within c.ctx.
-func (c *cli) runOut(t target, namespace string) error {
+func (c *cli) runOut(t chosen) error {
 	grace := int64(1)
 	if c.ctx.Err() != nil {
 		grace = interruptedGrace
 	}
-	ctx, cancel := undo.Context(c.ctx)
-	defer cancel()
 	end := *c
-	end.ctx = ctx
-	return end.removePod(t, namespace, grace)
-}
-
-func (c *cli) removePod(t target, namespace string, grace int64) error {
-	err := c.remove(t, namespace, grace, false)
+	var cancel context.CancelFunc
+	end.ctx, cancel = undo.Context(c.ctx)
+	defer cancel()
+	err := end.delete(t, deletion{grace: grace, wait: true, timeout: time.Minute})
 	if errors.Is(err, fault.NotFound) {
 		return nil
 	}
-	if err != nil {
-		return err
-	}
-	return c.until(time.Minute, t.String()+" is still there", func() (bool, error) { return c.is(t, namespace, "delete") })
+	return err
 }
 
-func (c *cli) printPod(text []byte, form string) error {
-	var o map[string]any
-	if err := json.Unmarshal(text, &o); err != nil {
+func (c *cli) printPod(pod *v1.Pod, form string) error {
+	o, err := runtime.DefaultUnstructuredConverter.ToUnstructured(pod)
+	if err != nil {
 		return err
 	}
 	delete(o, "status")
@@ -135,14 +114,8 @@ func (c *cli) printPod(text []byte, form string) error {
 // accompany shows what the pod's container does, to its end; the container's exit
 // code becomes ours.
 func (c *cli) accompany(pod *v1.Pod, r request) error {
-	var now v1.Pod
-	look := func() error { return c.fetch(pathOf(podKind, pod.Namespace, pod.Name), nil, &now) }
-	err := c.until(r.timeout, "pod "+pod.Name+" has not started", func() (bool, error) {
-		now = v1.Pod{}
-		if err := look(); err != nil {
-			return false, err
-		}
-		state := containerState(&now, "main")
+	now, err := c.untilPod(pod.Namespace, pod.Name, r.timeout, "pod "+pod.Name+" has not started", func(now *v1.Pod) (bool, error) {
+		state := containerState(now, "main")
 		if now.Status.Phase == v1.PodFailed && state.Terminated == nil {
 			return false, fmt.Errorf("pod %s failed: %s %s", pod.Name, now.Status.Reason, now.Status.Message)
 		}
@@ -151,22 +124,20 @@ func (c *cli) accompany(pod *v1.Pod, r request) error {
 	if err != nil {
 		return err
 	}
-	if containerState(&now, "main").Running != nil && (r.interactive || r.tty) {
+	if containerState(now, "main").Running != nil && (r.interactive || r.tty) {
 		if err := c.attach(pod.Namespace, pod.Name, "main", r.interactive, r.tty); err != nil && exitCode(err) == exitExecFailed {
 			return err
 		}
 	} else if err := c.logs(pod.Namespace, pod.Name, "", logFlags{follow: true, tail: -1}); err != nil {
 		return err
 	}
-	err = c.until(time.Minute, "pod "+pod.Name+" has not ended", func() (bool, error) {
-		now = v1.Pod{}
-		err := look()
-		return containerState(&now, "main").Terminated != nil || !r.remove, err
+	now, err = c.untilPod(pod.Namespace, pod.Name, time.Minute, "pod "+pod.Name+" has not ended", func(now *v1.Pod) (bool, error) {
+		return containerState(now, "main").Terminated != nil || !r.remove, nil
 	})
 	if err != nil {
 		return err
 	}
-	if t := containerState(&now, "main").Terminated; t != nil && t.ExitCode != 0 {
+	if t := containerState(now, "main").Terminated; t != nil && t.ExitCode != 0 {
 		return &exitError{code: int(t.ExitCode)}
 	}
 	return nil

@@ -45,25 +45,20 @@ func scaleCommand(c *cli) *cobra.Command {
 		if !wait {
 			return nil
 		}
-		for _, t := range what {
-			if err := c.waitReady([]given{{kind: t.kind, namespace: t.namespace, name: t.name}}, timeout); err != nil {
-				return err
-			}
-		}
-		return nil
+		return c.waitReady(what, timeout)
 	}
 	return cmd
 }
 
 func (c *cli) scale(t chosen, replicas, current int) error {
 	var d appsv1.Deployment
-	if err := c.fetch(pathOf(t.kind, t.namespace, t.name), nil, &d); err != nil {
+	if err := c.fetch(t.path(), nil, &d); err != nil {
 		return err
 	}
 	if now := int(ptr.Deref(d.Spec.Replicas, 1)); current >= 0 && now != current {
 		return fault.WrongState.Errorf("%s is to have %d pods, not %d", t, now, current)
 	}
-	_, err := c.change(t.target, t.namespace, func(o map[string]any) error {
+	_, err := c.change(t, func(o map[string]any) error {
 		within(o, "spec")["replicas"] = replicas
 		return nil
 	})

@@ -105,6 +105,8 @@ type chosen struct {
 	namespace string
 }
 
+func (t chosen) path() string { return pathOf(t.kind, t.namespace, t.name) }
+
 // choose returns the objects that the arguments name, and with a selector or every
 // those of its kinds that fit: pods, if no kind is named. what is for the usage.
 func (c *cli) choose(args []string, s scope, every bool, what string) ([]chosen, error) {

@@ -21,7 +21,7 @@ func setCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		outcome, err := c.change(what[0], namespace, func(o map[string]any) error {
+		outcome, err := c.change(chosen{what[0], namespace}, func(o map[string]any) error {
 			spec := within(o, "spec")
 			if what[0].kind.Name != "Pod" {
 				spec = within(spec, "template", "spec")

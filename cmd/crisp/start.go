@@ -1,8 +1,8 @@
 package main
 
 import (
-	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -30,7 +30,7 @@ func startCommand(c *cli) *cobra.Command {
 			if every && f.Pod.Status.Reason != podsync.StoppedReason {
 				continue
 			}
-			if err := c.actOn(f.Pod.Namespace, f.Pod.Name, "start", nil, &struct{}{}); err != nil {
+			if err := c.actOn(f.Pod.Namespace, f.Pod.Name, "start", nil, nil); err != nil {
 				return err
 			}
 			if err := c.untilRuns(f.Pod, timeout); err != nil {
@@ -45,21 +45,12 @@ func startCommand(c *cli) *cobra.Command {
 
 // untilRuns waits until a container of a pod runs, or the pod has ended.
 func (c *cli) untilRuns(pod *v1.Pod, timeout time.Duration) error {
-	var now v1.Pod
-	err := c.until(timeout, "pod "+pod.Name+" does not run", func() (bool, error) {
-		now = v1.Pod{}
+	return c.untilSays(timeout, "pod "+pod.Name+" does not run", func() (bool, string, error) {
+		var now v1.Pod
 		if err := c.fetch(pathOf(podKind, pod.Namespace, pod.Name), nil, &now); err != nil {
-			return false, err
+			return false, "", err
 		}
-		for _, s := range now.Status.ContainerStatuses {
-			if s.State.Running != nil {
-				return true, nil
-			}
-		}
-		return podsync.Terminal(&now.Status), nil
+		runs := slices.ContainsFunc(now.Status.ContainerStatuses, func(s v1.ContainerStatus) bool { return s.State.Running != nil })
+		return runs || podsync.Terminal(&now.Status), status.Word(&now), nil
 	})
-	if e, ok := errors.AsType[*exitError](err); ok && e.code == exitTimeout {
-		e.text += ": " + status.Word(&now)
-	}
-	return err
 }

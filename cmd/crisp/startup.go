@@ -9,7 +9,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/startup"
-	"github.com/crisp-cri/crisp/agent/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
@@ -52,11 +51,10 @@ func (c *cli) describeStartup(f criruntime.Found) error {
 	}
 	now := time.Now()
 	until := r.Until(now)
-	_, ready := why.Ready(&f.Pod.Status)
 	switch {
 	case !r.Ready.IsZero():
 		fmt.Fprintf(c.stdout, "Start-up: %s, %.0f %% of which are accounted for\n", timeline.Brief(until.Sub(r.Seen)), 100*r.Covered(now))
-	case ready:
+	case ready(f.Pod):
 		until = r.Seen
 		for _, s := range r.Stages {
 			if s.End.After(until) {

@@ -2,10 +2,8 @@ package main
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"maps"
-	"net/http"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -50,11 +48,9 @@ func (c *cli) report() *statusReport {
 		if len(n.Items) > 0 {
 			r.Node = &n.Items[0].Status
 		}
-		if resp, err := c.ask(http.MethodGet, "/readyz", nil, nil, nil); err != nil {
+		r.Agent.Health = "ok"
+		if err := c.fetch("/readyz", nil, nil); err != nil {
 			r.Agent.Health = err.Error()
-		} else {
-			resp.Body.Close()
-			r.Agent.Health = "ok"
 		}
 		if err := c.fetch("/crisp/v1/sources", nil, &r.Sources); err != nil {
 			r.Agent.Health = err.Error()
@@ -89,12 +85,8 @@ func statusCommand(c *cli) *cobra.Command {
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		r := c.report()
 		if output != "" {
-			data, err := json.Marshal(r)
+			v, err := plainValue(r)
 			if err != nil {
-				return err
-			}
-			var v any
-			if err := json.Unmarshal(data, &v); err != nil {
 				return err
 			}
 			return c.printValue(v, output)

@@ -30,12 +30,14 @@ func stopCommand(c *cli) *cobra.Command {
 			return err
 		}
 		for _, f := range pods {
-			if err := c.actOn(f.Pod.Namespace, f.Pod.Name, "stop", graceQuery(grace), &struct{}{}); err != nil {
+			if err := c.actOn(f.Pod.Namespace, f.Pod.Name, "stop", graceQuery(grace), nil); err != nil {
 				return err
 			}
 		}
 		for _, f := range pods {
-			if err := c.untilStopped(f.Pod, timeout); err != nil {
+			if _, err := c.untilPod(f.Pod.Namespace, f.Pod.Name, timeout, "pod "+f.Pod.Name+" has not stopped", func(now *v1.Pod) (bool, error) {
+				return now.Status.Reason == podsync.StoppedReason || podsync.Terminal(&now.Status), nil
+			}); err != nil {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "pod/%s stopped\n", f.Pod.Name)
@@ -52,13 +54,4 @@ func (c *cli) toActOn(args []string, s scope, every bool, act string) ([]crirunt
 		return nil, usageError("%s takes the names of pods", act)
 	}
 	return c.selected(args, s)
-}
-
-// untilStopped waits until a pod is stopped or has ended.
-func (c *cli) untilStopped(pod *v1.Pod, timeout time.Duration) error {
-	return c.until(timeout, "pod "+pod.Name+" has not stopped", func() (bool, error) {
-		var now v1.Pod
-		err := c.fetch(pathOf(podKind, pod.Namespace, pod.Name), nil, &now)
-		return now.Status.Reason == podsync.StoppedReason || podsync.Terminal(&now.Status), err
-	})
 }

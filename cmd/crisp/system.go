@@ -191,7 +191,7 @@ func (c *cli) pruneAll(force, volumes bool) error {
 		p := &pods.Items[i]
 		a := p.Annotations
 		if podsync.Terminal(&p.Status) && a[manifest.AnnotationSource] == manifest.SourceAPI && a[workload.AnnotationWorkload] == "" {
-			if err := c.deleteOne(target{podKind, p.Name}, p.Namespace, deletion{grace: -1, ignore: true, wait: true, timeout: time.Minute}); err != nil {
+			if err := c.deleteOne(chosen{target{podKind, p.Name}, p.Namespace}, deletion{grace: -1, ignore: true, wait: true, timeout: time.Minute}); err != nil {
 				return err
 			}
 		}
@@ -205,7 +205,7 @@ func (c *cli) pruneAll(force, volumes bool) error {
 			if cl.needed {
 				continue
 			}
-			if err := c.deleteOne(cl.target, cl.namespace, deletion{grace: -1, ignore: true}); err != nil {
+			if err := c.deleteOne(cl.chosen, deletion{grace: -1, ignore: true}); err != nil {
 				return err
 			}
 			if err := os.RemoveAll(filepath.Join(c.agentRoot, "pvc", cl.namespace, cl.name)); err != nil {

@@ -7,8 +7,10 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/util/jsonpath"
@@ -19,13 +21,22 @@ const waitStep = 100 * time.Millisecond
 
 // until waits for yes; what is printed if it does not come in time.
 func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)) error {
-	for deadline := time.Now().Add(timeout); ; {
+	return c.untilSays(timeout, what, func() (bool, string, error) {
 		ok, err := yes()
+		return ok, "", err
+	})
+}
+
+// untilSays is until; yes says in a word where things are, which is printed too.
+func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool, word string, err error)) error {
+	for deadline := time.Now().Add(timeout); ; {
+		ok, word, err := yes()
 		if ok || err != nil {
 			return err
 		}
 		if timeout >= 0 && time.Now().After(deadline) {
-			return &exitError{exitTimeout, what + ": not so after " + timeout.String()}
+			text := what + ": not so after " + timeout.String() + ": " + word
+			return &exitError{exitTimeout, strings.TrimSuffix(text, ": ")}
 		}
 		select {
 		case <-c.ctx.Done():
@@ -35,33 +46,32 @@ func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)
 	}
 }
 
-func ready(pod *v1.Pod) bool {
-	for _, cond := range pod.Status.Conditions {
-		if cond.Type == v1.PodReady {
-			return cond.Status == v1.ConditionTrue
+// untilPod waits until a pod is as yes wants it, and returns it as it is then.
+func (c *cli) untilPod(namespace, name string, timeout time.Duration, what string, yes func(*v1.Pod) (bool, error)) (pod *v1.Pod, err error) {
+	err = c.until(timeout, what, func() (bool, error) {
+		pod = &v1.Pod{}
+		if err := c.fetch(pathOf(podKind, namespace, name), nil, pod); err != nil {
+			return false, err
 		}
-	}
-	return false
+		return yes(pod)
+	})
+	return pod, err
+}
+
+func ready(pod *v1.Pod) bool {
+	_, ok := why.Ready(&pod.Status)
+	return ok
 }
 
 // waitReady waits until the pods of the objects are ready, or have done what they
 // were to do.
-func (c *cli) waitReady(objects []given, timeout time.Duration) error {
+func (c *cli) waitReady(objects []chosen, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
-	for _, g := range objects {
-		if rank(g.kind) == 0 {
+	for _, t := range objects {
+		if rank(t.kind) == 0 {
 			continue
 		}
-		why := ""
-		err := c.until(time.Until(deadline), g.String()+" is not ready", func() (bool, error) {
-			ok, word, err := c.settled(g)
-			why = word
-			return ok, err
-		})
-		if e, timeout := errors.AsType[*exitError](err); timeout && e.code == exitTimeout && why != "" {
-			e.text += ": " + why
-		}
-		if err != nil {
+		if err := c.untilSays(max(time.Until(deadline), 0), t.String()+" is not ready", func() (bool, string, error) { return c.settled(t) }); err != nil {
 			return err
 		}
 	}
@@ -70,46 +80,33 @@ func (c *cli) waitReady(objects []given, timeout time.Duration) error {
 
 // settled reports whether a pod or a workload is where it is to be; if not, word
 // says where it is.
-func (c *cli) settled(g given) (ok bool, word string, err error) {
-	var o unstructured.Unstructured
-	if err := c.fetch(pathOf(g.kind, g.namespace, g.name), nil, &o); err != nil {
-		return false, "", err
-	}
-	number := func(path ...string) int64 {
-		n, _, _ := unstructured.NestedInt64(o.Object, path...)
-		return n
-	}
-	switch g.kind.Name {
-	case "Deployment":
-		updated := number("status", "updatedReplicas")
-		if paused, _, _ := unstructured.NestedBool(o.Object, "spec", "paused"); paused {
-			updated = number("status", "replicas") // whatever its pods are of, no other is to come
-		}
-		return updated >= number("spec", "replicas") && number("status", "replicas") == updated && number("status", "availableReplicas") >= updated, "", nil
-	case "DaemonSet":
-		return number("status", "numberAvailable") >= 1 && number("status", "updatedNumberScheduled") >= 1, "", nil
+func (c *cli) settled(t chosen) (ok bool, word string, err error) {
+	switch t.kind.Name {
+	case "Deployment", "DaemonSet":
+		word, err := c.progress(t, true)
+		return word == "" && err == nil, word, err
 	case "Job":
-		conditions, _, _ := unstructured.NestedSlice(o.Object, "status", "conditions")
-		if len(conditions) == 0 {
-			return false, "", nil
+		var j batchv1.Job
+		if err := c.fetch(t.path(), nil, &j); err != nil || len(j.Status.Conditions) == 0 {
+			return false, "", err
 		}
-		last, _ := conditions[0].(map[string]any)
-		if last["type"] != "Complete" {
-			return false, "", fmt.Errorf("%s failed: %v", g, last["reason"])
+		if last := j.Status.Conditions[0]; last.Type != batchv1.JobComplete {
+			return false, "", fmt.Errorf("%s failed: %v", t, last.Reason)
 		}
 		return true, "", nil
 	}
 	var pod v1.Pod
-	if err := c.fetch(pathOf(g.kind, g.namespace, g.name), nil, &pod); err != nil {
+	if err := c.fetch(t.path(), nil, &pod); err != nil {
 		return false, "", err
 	}
+	word = status.Word(&pod)
 	switch pod.Status.Phase {
 	case v1.PodFailed:
-		return false, "", fmt.Errorf("%s failed: %s", g, status.Word(&pod))
+		return false, "", fmt.Errorf("%s failed: %s", t, word)
 	case v1.PodSucceeded:
 		return true, "", nil
 	}
-	return ready(&pod), status.Word(&pod), nil
+	return ready(&pod), word, nil
 }
 
 func waitCommand(c *cli) *cobra.Command {
@@ -137,7 +134,7 @@ func waitCommand(c *cli) *cobra.Command {
 			if timeout >= 0 {
 				left = max(timeout-time.Since(begin), 0)
 			}
-			if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t.target, t.namespace, condition) }); err != nil {
+			if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t, condition) }); err != nil {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s: %s\n", t, condition)
@@ -148,9 +145,9 @@ func waitCommand(c *cli) *cobra.Command {
 }
 
 // is reports whether the condition holds for the object.
-func (c *cli) is(t target, namespace, condition string) (bool, error) {
+func (c *cli) is(t chosen, condition string) (bool, error) {
 	var o unstructured.Unstructured
-	err := c.fetch(pathOf(t.kind, namespace, t.name), nil, &o)
+	err := c.fetch(t.path(), nil, &o)
 	if condition == "delete" {
 		if errors.Is(err, fault.NotFound) {
 			return true, nil

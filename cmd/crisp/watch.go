@@ -44,7 +44,7 @@ func (c *cli) watch(what []target, o getOptions) error {
 
 // follow shows the objects of a watch.
 func (c *cli) follow(path string, query url.Values, show func(unstructured.Unstructured) error) error {
-	resp, err := c.ask(http.MethodGet, path, query, nil, nil)
+	resp, err := c.ask(http.MethodGet, path, query, nil)
 	if err != nil {
 		return err
 	}
