@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"io"
 	"os"
 	"slices"
 
@@ -70,7 +69,12 @@ func (c *cli) loadImages(input string) error {
 		defer f.Close()
 		archive = f
 	}
-	names, err := c.load(archive)
+	conn, err := c.dialRuntime()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	names, err := loaderapi.Load(c.ctx, conn, archive)
 	if err != nil {
 		return fmt.Errorf("load %s: %w", input, criruntime.Fault(err))
 	}
@@ -78,15 +82,6 @@ func (c *cli) loadImages(input string) error {
 		fmt.Fprintln(c.stdout, name)
 	}
 	return nil
-}
-
-func (c *cli) load(archive io.Reader) ([]string, error) {
-	conn, err := c.dialRuntime()
-	if err != nil {
-		return nil, err
-	}
-	defer conn.Close()
-	return loaderapi.Load(c.ctx, conn, archive)
 }
 
 func (c *cli) tagImage(image, tag string) error {
@@ -103,6 +98,19 @@ func (c *cli) tagImage(image, tag string) error {
 	return err
 }
 
+// image asks the runtime for an image by any of its names.
+func (c *cli) image(name string, verbose bool) (*cri.ImageStatusResponse, error) {
+	_, service, err := c.connect()
+	if err != nil {
+		return nil, err
+	}
+	resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, verbose)
+	if err == nil && resp.GetImage() == nil {
+		return nil, fault.NotFound.Errorf("there is no image %s", name)
+	}
+	return resp, criruntime.Fault(err)
+}
+
 // removeImages removes images by any of their names.
 func (c *cli) removeImages(names []string) error {
 	_, service, err := c.connect()
@@ -110,12 +118,8 @@ func (c *cli) removeImages(names []string) error {
 		return err
 	}
 	for _, name := range names {
-		resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, false)
-		if err != nil {
-			return criruntime.Fault(err)
-		}
-		if resp.GetImage() == nil { // CRI's RemoveImage would say nothing
-			return fault.NotFound.Errorf("there is no image %s", name)
+		if _, err := c.image(name, false); err != nil { // CRI's RemoveImage would say nothing
+			return err
 		}
 		if err := service.RemoveImage(c.ctx, &cri.ImageSpec{Image: name}); err != nil {
 			return fmt.Errorf("remove image %s: %w", name, criruntime.Fault(err))
@@ -127,13 +131,13 @@ func (c *cli) removeImages(names []string) error {
 
 // unusedImages are those that no container uses and nobody has pinned.
 func (c *cli) unusedImages() ([]*cri.Image, error) {
-	runtime, images, err := c.connect()
+	runtime, _, err := c.connect()
 	if err != nil {
 		return nil, err
 	}
-	list, err := images.ListImages(c.ctx, nil)
+	list, err := c.images()
 	if err != nil {
-		return nil, criruntime.Fault(err)
+		return nil, err
 	}
 	containers, err := runtime.ListContainers(c.ctx, nil)
 	if err != nil {

@@ -31,9 +31,14 @@ func (c *cli) saveImage(name, output string) error {
 	if err != nil {
 		return criruntime.Fault(err)
 	}
+	conn, err := c.dialRuntime()
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
 	var id string
 	write := func(w io.Writer) (err error) {
-		id, err = c.save(name, w)
+		id, err = loaderapi.Save(c.ctx, conn, name, w)
 		return err
 	}
 	if output == "-" {
@@ -51,15 +56,6 @@ func (c *cli) saveImage(name, output string) error {
 		fmt.Fprintf(c.stderr, "crisp: in the archive %s has the ID %s, and not %s: layers were packed anew\n", name, id, old)
 	}
 	return nil
-}
-
-func (c *cli) save(name string, w io.Writer) (id string, err error) {
-	conn, err := c.dialRuntime()
-	if err != nil {
-		return "", err
-	}
-	defer conn.Close()
-	return loaderapi.Save(c.ctx, conn, name, w)
 }
 
 // replaceFile has a new file written beside the one at path, whose place it takes if that succeeds, and

@@ -21,14 +21,20 @@ func imagesCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-func (c *cli) listImages(output string) error {
+// images are those of the runtime.
+func (c *cli) images() ([]*cri.Image, error) {
 	_, service, err := c.connect()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	list, err := service.ListImages(c.ctx, nil)
+	return list, criruntime.Fault(err)
+}
+
+func (c *cli) listImages(output string) error {
+	list, err := c.images()
 	if err != nil {
-		return criruntime.Fault(err)
+		return err
 	}
 	if output == "json" {
 		return c.printValue(map[string]any{"images": list}, output)

@@ -11,7 +11,6 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // inspectOptions are the flags of inspect.
@@ -136,16 +135,9 @@ func (c *cli) lookContainer(id string, _ inspectOptions) (any, error) {
 }
 
 func (c *cli) lookImage(name string, _ inspectOptions) (any, error) {
-	_, service, err := c.connect()
+	resp, err := c.image(name, true)
 	if err != nil {
 		return nil, err
-	}
-	resp, err := service.ImageStatus(c.ctx, &cri.ImageSpec{Image: name}, true)
-	if err != nil {
-		return nil, criruntime.Fault(err)
-	}
-	if resp.GetImage() == nil {
-		return nil, fault.NotFound.Errorf("there is no image %s", name)
 	}
 	return withInfo(resp.GetImage(), resp.GetInfo())
 }

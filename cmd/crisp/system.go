@@ -48,13 +48,13 @@ type use struct {
 // diskUse shows what images, containers, logs and volumes take. The last two are known to
 // the agent only.
 func (c *cli) diskUse() error {
-	runtime, service, err := c.connect()
+	runtime, _, err := c.connect()
 	if err != nil {
 		return err
 	}
-	all, err := service.ListImages(c.ctx, nil)
+	all, err := c.images()
 	if err != nil {
-		return criruntime.Fault(err)
+		return err
 	}
 	unused, err := c.unusedImages()
 	if err != nil {
