@@ -3,7 +3,6 @@ package main
 import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
-	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -16,10 +15,7 @@ func attachCommand(c *cli) *cobra.Command {
 	containerFlag(fs, &container)
 	streamFlags(fs, &interactive, &tty, "give the container our standard input", "the container has a terminal")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		if err := c.attach(namespace, rest[0], container, interactive, tty); err != nil {
-			return execError(err)
-		}
-		return nil
+		return execError(c.attach(namespace, rest[0], container, interactive, tty))
 	}
 	return cmd
 }
@@ -36,15 +32,5 @@ func (c *cli) attach(namespace, name, container string, interactive, tty bool) e
 	if err != nil {
 		return criruntime.Fault(err)
 	}
-	return c.stream(resp.Url, c.streams(interactive, tty), tty)
-}
-
-// containerState finds a container's state by its name.
-func containerState(pod *v1.Pod, name string) v1.ContainerState {
-	for _, s := range statusesOf(pod) {
-		if s.Name == name {
-			return s.State
-		}
-	}
-	return v1.ContainerState{}
+	return c.stream(resp.Url, c.streams(interactive, tty))
 }

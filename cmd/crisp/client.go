@@ -136,6 +136,22 @@ func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, er
 	return all[i], nil
 }
 
+// statusesOf returns the statuses of all containers of a pod, in the order of their start.
+func statusesOf(pod *v1.Pod) []v1.ContainerStatus {
+	st := pod.Status
+	return slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses)
+}
+
+// statusOf returns the status of a container of a pod, an empty one if there is none of the name.
+func statusOf(pod *v1.Pod, name string) v1.ContainerStatus {
+	for _, s := range statusesOf(pod) {
+		if s.Name == name {
+			return s
+		}
+	}
+	return v1.ContainerStatus{}
+}
+
 // running finds a container that runs, by the names of pod and container, and
 // returns its ID on the runtime that it connects to.
 func (c *cli) running(namespace, name, container string) (internalapi.RuntimeService, string, error) {

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/spf13/cobra"
-	v1 "k8s.io/api/core/v1"
 )
 
 // hurried is c for who presses Tab, and waits for a second at most.
@@ -63,15 +61,11 @@ func (c *cli) completePod(cmd *cobra.Command, args []string, typed string) ([]co
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	return c.completeSlashed(cmd, typed)
+	return c.completePods(cmd, nil, typed)
 }
 
 // completePods completes every argument so.
 func (c *cli) completePods(cmd *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	return c.completeSlashed(cmd, typed)
-}
-
-func (c *cli) completeSlashed(cmd *cobra.Command, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	word, _, slash := strings.Cut(typed, "/")
 	if k, known := api.KindOf(word); slash && known {
 		return starting(typed, c.namesOf(cmd, k, word+"/"))
@@ -85,10 +79,10 @@ func (c *cli) completeObjects(cmd *cobra.Command, args []string, typed string) (
 		if k, known := api.KindOf(args[0]); known {
 			return starting(typed, c.namesOf(cmd, k, ""))
 		}
-		return c.completeSlashed(cmd, typed)
+		return c.completePods(cmd, nil, typed)
 	}
 	if strings.Contains(typed, "/") {
-		return c.completeSlashed(cmd, typed)
+		return c.completePods(cmd, nil, typed)
 	}
 	var kinds []string
 	for _, k := range api.Kinds {
@@ -111,11 +105,7 @@ func (c *cli) completeNamed(cmd *cobra.Command, args []string, typed string) ([]
 func (c *cli) completeImages(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	h, cancel := c.hurried()
 	defer cancel()
-	_, service, err := h.connect()
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	list, err := service.ListImages(h.ctx, nil)
+	list, err := h.images()
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}
@@ -157,10 +147,4 @@ func (c *cli) completeContainer(cmd *cobra.Command, args []string, typed string)
 		return nil, cobra.ShellCompDirectiveError
 	}
 	return starting(typed, containerNames(statusesOf(f.Pod)))
-}
-
-// statusesOf returns the statuses of all containers of a pod, in the order of their start.
-func statusesOf(pod *v1.Pod) []v1.ContainerStatus {
-	st := pod.Status
-	return slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses)
 }

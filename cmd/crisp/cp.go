@@ -13,11 +13,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/spf13/cobra"
 	"golang.org/x/sys/unix"
 	"k8s.io/client-go/tools/remotecommand"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // cpCommand copies files by tar(1), which the container must have, as kubectl does.
@@ -41,24 +39,11 @@ func cpCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// tar runs tar in a container.
-func (c *cli) tar(namespace, name, container string, cmd []string, in io.Reader, out io.Writer) error {
-	runtime, id, err := c.running(namespace, name, container)
-	if err != nil {
-		return err
-	}
-	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{ContainerId: id, Cmd: cmd, Stdin: in != nil, Stdout: out != nil, Stderr: true})
-	if err != nil {
-		return criruntime.Fault(err)
-	}
-	return c.stream(resp.Url, remotecommand.StreamOptions{Stdin: in, Stdout: out, Stderr: c.stderr}, false)
-}
-
 func (c *cli) copyOut(namespace, name, container, from, to string) error {
 	r, w := io.Pipe()
 	ended := make(chan error, 1)
 	go func() {
-		err := c.tar(namespace, name, container, []string{"tar", "cf", "-", "-C", path.Dir(from), path.Base(from)}, nil, w)
+		err := c.exec(namespace, name, container, []string{"tar", "cf", "-", "-C", path.Dir(from), path.Base(from)}, remotecommand.StreamOptions{Stdout: w, Stderr: c.stderr})
 		w.CloseWithError(err) // the end, if nil
 		ended <- err
 	}()
@@ -186,7 +171,7 @@ func (c *cli) copyIn(namespace, name, container, from, to string) error {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(pack(w, from, base, c.leftOut)) }()
 	defer r.Close()
-	return c.tar(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, r, nil)
+	return c.exec(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, remotecommand.StreamOptions{Stdin: r, Stderr: c.stderr})
 }
 
 // pack writes an archive of what is at the path from, under the name base.

@@ -56,7 +56,7 @@ func debugCommand(c *cli) *cobra.Command {
 			return err
 		}
 		if _, err = c.untilPod(namespace, pod.Name, 5*time.Minute, "container "+name+" has not started", func(now *v1.Pod) (bool, error) {
-			state := containerState(now, name)
+			state := statusOf(now, name).State
 			if w := state.Waiting; w != nil && w.Message != "" {
 				return false, fault.WrongState.Errorf("container %s: %s: %s", name, w.Reason, w.Message)
 			}
@@ -68,10 +68,7 @@ func debugCommand(c *cli) *cobra.Command {
 			fmt.Fprintf(c.stdout, "%s/%s started\n", pod.Name, name)
 			return nil
 		}
-		if err := c.attach(namespace, pod.Name, name, interactive, tty); err != nil {
-			return execError(err)
-		}
-		return nil
+		return execError(c.attach(namespace, pod.Name, name, interactive, tty))
 	}
 	return cmd
 }

@@ -34,26 +34,24 @@ func execCommand(c *cli) *cobra.Command {
 		if len(before) != 1 || len(command) == 0 {
 			return usageError("exec takes the name of a pod and a command")
 		}
-		if err := c.exec(namespace, before[0], container, command, interactive, tty); err != nil {
-			return execError(err)
-		}
-		return nil
+		return execError(c.exec(namespace, before[0], container, command, c.streams(interactive, tty)))
 	}
 	return cmd
 }
 
-func (c *cli) exec(namespace, name, container string, cmd []string, interactive, tty bool) error {
+// exec runs a command in a container, with those streams that there are.
+func (c *cli) exec(namespace, name, container string, cmd []string, o remotecommand.StreamOptions) error {
 	runtime, id, err := c.running(namespace, name, container)
 	if err != nil {
 		return err
 	}
 	resp, err := runtime.Exec(c.ctx, &cri.ExecRequest{
-		ContainerId: id, Cmd: cmd, Tty: tty, Stdin: interactive, Stdout: true, Stderr: !tty,
+		ContainerId: id, Cmd: cmd, Tty: o.Tty, Stdin: o.Stdin != nil, Stdout: o.Stdout != nil, Stderr: o.Stderr != nil,
 	})
 	if err != nil {
 		return criruntime.Fault(err)
 	}
-	return c.stream(resp.Url, c.streams(interactive, tty), tty)
+	return c.stream(resp.Url, o)
 }
 
 // streamFlags are -i and -t, of a command or a container.
@@ -77,7 +75,7 @@ func (c *cli) streams(interactive, tty bool) remotecommand.StreamOptions {
 }
 
 // stream connects streams with the command's, and the terminal if it has one.
-func (c *cli) stream(address string, o remotecommand.StreamOptions, tty bool) error {
+func (c *cli) stream(address string, o remotecommand.StreamOptions) error {
 	u, err := url.Parse(address)
 	if err != nil {
 		return err
@@ -87,7 +85,7 @@ func (c *cli) stream(address string, o remotecommand.StreamOptions, tty bool) er
 	if err != nil {
 		return err
 	}
-	if !tty {
+	if !o.Tty {
 		return executor.StreamWithContext(c.ctx, o)
 	}
 	in := terminal(c.stdin)
@@ -110,6 +108,9 @@ func (c *cli) stream(address string, o remotecommand.StreamOptions, tty bool) er
 // is passed on in silence. That a program is missing or not executable reaches
 // us as a sentence only: CRI has no field for it.
 func execError(err error) error {
+	if err == nil {
+		return nil
+	}
 	if code, ok := errors.AsType[utilexec.ExitError](err); ok && code.Exited() {
 		return &exitError{code: code.ExitStatus()}
 	}

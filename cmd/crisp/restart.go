@@ -92,10 +92,8 @@ func (c *cli) actOn(namespace, name, act string, query url.Values, to any) error
 
 // runningID is the ID of a container of a pod, "" unless it runs.
 func runningID(pod *v1.Pod, name string) string {
-	for _, s := range pod.Status.ContainerStatuses {
-		if s.Name == name && s.State.Running != nil {
-			return s.ContainerID
-		}
+	if s := statusOf(pod, name); s.State.Running != nil {
+		return s.ContainerID
 	}
 	return ""
 }

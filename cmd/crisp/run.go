@@ -115,7 +115,7 @@ func (c *cli) printPod(pod *v1.Pod, form string) error {
 // code becomes ours.
 func (c *cli) accompany(pod *v1.Pod, r request) error {
 	now, err := c.untilPod(pod.Namespace, pod.Name, r.timeout, "pod "+pod.Name+" has not started", func(now *v1.Pod) (bool, error) {
-		state := containerState(now, "main")
+		state := statusOf(now, "main").State
 		if now.Status.Phase == v1.PodFailed && state.Terminated == nil {
 			return false, fmt.Errorf("pod %s failed: %s %s", pod.Name, now.Status.Reason, now.Status.Message)
 		}
@@ -124,7 +124,7 @@ func (c *cli) accompany(pod *v1.Pod, r request) error {
 	if err != nil {
 		return err
 	}
-	if containerState(now, "main").Running != nil && (r.interactive || r.tty) {
+	if statusOf(now, "main").State.Running != nil && (r.interactive || r.tty) {
 		if err := c.attach(pod.Namespace, pod.Name, "main", r.interactive, r.tty); err != nil && exitCode(err) == exitExecFailed {
 			return err
 		}
@@ -132,12 +132,12 @@ func (c *cli) accompany(pod *v1.Pod, r request) error {
 		return err
 	}
 	now, err = c.untilPod(pod.Namespace, pod.Name, time.Minute, "pod "+pod.Name+" has not ended", func(now *v1.Pod) (bool, error) {
-		return containerState(now, "main").Terminated != nil || !r.remove, nil
+		return statusOf(now, "main").State.Terminated != nil || !r.remove, nil
 	})
 	if err != nil {
 		return err
 	}
-	if t := containerState(now, "main").Terminated; t != nil && t.ExitCode != 0 {
+	if t := statusOf(now, "main").State.Terminated; t != nil && t.ExitCode != 0 {
 		return &exitError{code: int(t.ExitCode)}
 	}
 	return nil
