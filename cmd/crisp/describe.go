@@ -94,27 +94,23 @@ func (c *cli) describePod(namespace, name string) error {
 	}
 	pod := f.Pod
 	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
-	line := func(key, format string, args ...any) {
-		if text := fmt.Sprintf(format, args...); text != "" {
-			fmt.Fprintf(t, "%s:\t%s\n", key, text)
-		}
-	}
-	line("Name", "%s", pod.Name)
-	line("Namespace", "%s", pod.Namespace)
-	line("UID", "%s", pod.UID)
-	line("Source", "%s", strings.TrimSpace(pod.Annotations[manifest.AnnotationSource]+" "+pod.Annotations[manifest.AnnotationFile]))
-	line("Node", "%s", pod.Spec.NodeName)
-	line("Created", "%s", when(pod.CreationTimestamp.Time))
-	line("Labels", "%s", pairs(pod.Labels))
-	line("Status", "%s", status.Word(pod))
-	line("Pulling", "%s", c.pullOf(pod))
-	line("Reason", "%s", pod.Status.Reason)
-	line("Message", "%s", pod.Status.Message)
-	line("IP", "%s", pod.Status.PodIP)
-	line("QoS", "%s", pod.Status.QOSClass)
-	line("Sandbox", "%s", sandbox(f))
+	line := fields(t, "")
+	line("Name", pod.Name)
+	line("Namespace", pod.Namespace)
+	line("UID", pod.UID)
+	line("Source", strings.TrimSpace(pod.Annotations[manifest.AnnotationSource]+" "+pod.Annotations[manifest.AnnotationFile]))
+	line("Node", pod.Spec.NodeName)
+	line("Created", when(pod.CreationTimestamp.Time))
+	line("Labels", pairs(pod.Labels))
+	line("Status", status.Word(pod))
+	line("Pulling", c.pullOf(pod))
+	line("Reason", pod.Status.Reason)
+	line("Message", pod.Status.Message)
+	line("IP", pod.Status.PodIP)
+	line("QoS", pod.Status.QOSClass)
+	line("Sandbox", sandbox(f))
 	if pod.DeletionTimestamp != nil {
-		line("Ends", "%s", when(pod.DeletionTimestamp.Time))
+		line("Ends", when(pod.DeletionTimestamp.Time))
 	}
 	st := pod.Status
 	for _, list := range []struct {
@@ -151,6 +147,15 @@ func (c *cli) describePod(namespace, name string) error {
 	return c.describeEvents(pod.Namespace, target{podKind, pod.Name})
 }
 
+// fields returns what writes a line for a field, unless that is empty.
+func fields(w io.Writer, indent string) func(key string, value any) {
+	return func(key string, value any) {
+		if text := fmt.Sprint(value); text != "" {
+			fmt.Fprintf(w, "%s%s:\t%s\n", indent, key, text)
+		}
+	}
+}
+
 func ephemeralOf(pod *v1.Pod) []v1.Container {
 	var list []v1.Container
 	for _, e := range pod.Spec.EphemeralContainers {
@@ -161,20 +166,16 @@ func ephemeralOf(pod *v1.Pod) []v1.Container {
 
 func describeContainer(w io.Writer, spec v1.Container, states []v1.ContainerStatus) {
 	fmt.Fprintf(w, "  %s:\n", spec.Name)
-	line := func(key, format string, args ...any) {
-		if text := fmt.Sprintf(format, args...); text != "" {
-			fmt.Fprintf(w, "    %s:\t%s\n", key, text)
-		}
-	}
-	line("Image", "%s", spec.Image)
-	line("Command", "%s", strings.Join(spec.Command, " "))
-	line("Args", "%s", strings.Join(spec.Args, " "))
+	line := fields(w, "    ")
+	line("Image", spec.Image)
+	line("Command", strings.Join(spec.Command, " "))
+	line("Args", strings.Join(spec.Args, " "))
 	for _, p := range spec.Ports {
 		text := fmt.Sprintf("%d/%s", p.ContainerPort, p.Protocol)
 		if p.HostPort > 0 {
 			text += fmt.Sprintf(" (host port %d)", p.HostPort)
 		}
-		line("Port", "%s", text)
+		line("Port", text)
 	}
 	var resources []string
 	for _, list := range []struct {
@@ -186,25 +187,25 @@ func describeContainer(w io.Writer, spec v1.Container, states []v1.ContainerStat
 			resources = append(resources, fmt.Sprintf("%s %s %s", name, list.word, q.String()))
 		}
 	}
-	line("Resources", "%s", strings.Join(resources, ", "))
+	line("Resources", strings.Join(resources, ", "))
 	i := slices.IndexFunc(states, func(s v1.ContainerStatus) bool { return s.Name == spec.Name })
 	if i >= 0 {
 		s := states[i]
-		line("ID", "%s", s.ContainerID)
-		line("Image ID", "%s", s.ImageID)
-		line("State", "%s", stateText(s.State))
+		line("ID", s.ContainerID)
+		line("Image ID", s.ImageID)
+		line("State", stateText(s.State))
 		if s.LastTerminationState.Terminated != nil {
-			line("Last state", "%s", stateText(s.LastTerminationState))
+			line("Last state", stateText(s.LastTerminationState))
 		}
-		line("Ready", "%v", s.Ready)
-		line("Restarts", "%d", s.RestartCount)
+		line("Ready", s.Ready)
+		line("Restarts", s.RestartCount)
 	}
 	for _, m := range spec.VolumeMounts {
 		text := m.MountPath + " from " + m.Name
 		if m.ReadOnly {
 			text += " (read-only)"
 		}
-		line("Mount", "%s", text)
+		line("Mount", text)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,10 +15,10 @@ func doctorCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Args: takesNone(""), Short: "check what pods need of this node"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		bad := 0
-		check := func(what string, err error, hint string) {
+		check := func(what, wrong, hint string) {
 			word := "ok"
-			if err != nil {
-				word = err.Error()
+			if wrong != "" {
+				word = wrong
 				bad++
 				if hint != "" {
 					word += "\n            " + hint
@@ -26,40 +27,33 @@ func doctorCommand(c *cli) *cobra.Command {
 			fmt.Fprintf(c.stdout, "%-10s  %s\n", what, word)
 		}
 		r := c.report()
-		fail := func(text string) error {
-			if text == "" {
-				return nil
-			}
-			return fmt.Errorf("%s", text)
-		}
-		check("runtime", fail(r.Runtime.Error), "start crispd, or give --runtime-endpoint")
+		check("runtime", r.Runtime.Error, "start crispd, or give --runtime-endpoint")
 		for _, cond := range r.Runtime.Conditions {
-			text := ""
+			wrong := ""
 			if !cond.Status {
-				text = strings.TrimSpace(cond.Reason + " " + cond.Message)
+				wrong = strings.TrimSpace(cond.Reason + " " + cond.Message)
 			}
-			check(cond.Type, fail(text), "")
+			check(cond.Type, wrong, "")
 		}
 		health := r.Agent.Health
 		if health == "ok" {
 			health = ""
 		}
-		check("agent", fail(health), "start crisp agent, or set CRISP_AGENT_ROOT")
+		check("agent", health, "start crisp agent, or set CRISP_AGENT_ROOT")
 		_, err := os.Stat("/sys/fs/cgroup")
-		check("cgroups", err, "mount the cgroup file system")
+		check("cgroups", textOfError(err), "mount the cgroup file system")
 		_, err = exec.LookPath("nft")
-		check("nft", err, "install nftables: host ports need it")
-		for _, path := range []string{"/proc/sys/net/ipv4/ip_forward"} {
-			data, err := os.ReadFile(path)
-			if err == nil && strings.TrimSpace(string(data)) != "1" {
-				err = fmt.Errorf("%s is not 1", path)
-			}
-			check("forwarding", err, "pods reach nothing beyond the node without")
+		check("nft", textOfError(err), "install nftables: host ports need it")
+		const forwarding = "/proc/sys/net/ipv4/ip_forward"
+		data, err := os.ReadFile(forwarding)
+		if err == nil && strings.TrimSpace(string(data)) != "1" {
+			err = errors.New(forwarding + " is not 1")
 		}
+		check("forwarding", textOfError(err), "pods reach nothing beyond the node without")
 		for _, s := range r.Sources {
 			for _, f := range s.Files {
 				if f.Error != "" {
-					check("manifest", fail(f.Error), "")
+					check("manifest", f.Error, "")
 				}
 			}
 		}
@@ -69,4 +63,11 @@ func doctorCommand(c *cli) *cobra.Command {
 		return nil
 	}
 	return cmd
+}
+
+func textOfError(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }

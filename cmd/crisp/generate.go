@@ -34,14 +34,15 @@ func generateCommand(c *cli) *cobra.Command {
 				return err
 			}
 		}
+		words := program + " --agent-root " + c.agentRoot + " --runtime-endpoint " + c.endpoint
 		switch {
 		case file != "":
 			if file, err = filepath.Abs(file); err != nil {
 				return err
 			}
-			return c.unitOfFile(program, file)
+			return c.unitOfFile(words, file)
 		case len(rest) == 2:
-			return c.unitOfPod(program, rest[1], namespace)
+			return c.unitOfPod(words, rest[1], namespace)
 		}
 		return c.unitOfAgent(program, manifests)
 	}
@@ -56,7 +57,7 @@ func standsInUnit(path string) error {
 }
 
 // unitOfPod prints a unit that starts and stops a pod which the agent has.
-func (c *cli) unitOfPod(program, arg, namespace string) error {
+func (c *cli) unitOfPod(words, arg, namespace string) error {
 	named, err := targets([]string{arg}, true)
 	if err != nil {
 		return err
@@ -69,7 +70,6 @@ func (c *cli) unitOfPod(program, arg, namespace string) error {
 	if err := c.fetch(pathOf(podKind, namespace, t.name), nil, &pod); err != nil {
 		return err
 	}
-	words := program + " --agent-root " + c.agentRoot + " --runtime-endpoint " + c.endpoint
 	return c.printUnit("pod "+namespace+"/"+t.name, "", fmt.Sprintf(`ExecStart=%[1]s start -n %[2]s %[3]s
 ExecStop=%[1]s stop -n %[2]s %[3]s
 TimeoutStopSec=%[4]d`, words, namespace, t.name, graceSeconds(&pod)+stopMargin))
@@ -83,7 +83,7 @@ func graceSeconds(pod *v1.Pod) int64 {
 }
 
 // unitOfFile prints a unit that applies a manifest and deletes what it defines.
-func (c *cli) unitOfFile(program, file string) error {
+func (c *cli) unitOfFile(words, file string) error {
 	if err := standsInUnit(file); err != nil {
 		return err
 	}
@@ -94,7 +94,6 @@ func (c *cli) unitOfFile(program, file string) error {
 	if _, err := c.read(docs, "default", "strict"); err != nil {
 		return err
 	}
-	words := program + " --agent-root " + c.agentRoot + " --runtime-endpoint " + c.endpoint
 	return c.printUnit("pods of "+file, "ConditionPathExists="+file+"\n", fmt.Sprintf(`ExecStart=%[1]s apply --wait -f %[2]s
 ExecReload=%[1]s apply --wait -f %[2]s
 ExecStop=%[1]s delete -f %[2]s`, words, file))

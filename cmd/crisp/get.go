@@ -10,7 +10,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
@@ -185,13 +184,9 @@ func podsOf(pods []criruntime.Found, t target, o getOptions) (list []criruntime.
 		list = append(list, f)
 	}
 	if t.name != "" && len(list) == 0 {
-		return nil, noPod(t.name, o.namespace)
+		return nil, t.missing(o.namespace)
 	}
 	return list, nil
-}
-
-func noPod(name, namespace string) error {
-	return fault.NotFound.Errorf("there is no pod %s in namespace %s", name, namespace)
 }
 
 // anyPods lists the pods of the runtime, or of the agent if the runtime does not answer.

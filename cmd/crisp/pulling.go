@@ -47,11 +47,16 @@ func (c *cli) pullOf(pod *v1.Pod) string {
 		return ""
 	}
 	name := podsync.KeyOf(pod).String()
-	p, ok := pulls.Of(c.pulls(pullapi.Request{Pod: name}), name)
+	p, ok := c.pullFor(name)
 	if !ok {
 		return ""
 	}
 	return strings.TrimSpace(p.Image + ": " + p.String() + " " + p.Source())
+}
+
+// pullFor is the pull that a pod waits for, by namespace/name.
+func (c *cli) pullFor(pod string) (pulls.Pull, bool) {
+	return pulls.Of(c.pulls(pullapi.Request{Pod: pod}), pod)
 }
 
 // askTime is how long a command waits for what it can do without.

@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
@@ -254,8 +255,7 @@ func (c *cli) rolloutPause(t chosen, pause bool) error {
 }
 
 func isPaused(o map[string]any) bool {
-	spec, _ := o["spec"].(map[string]any)
-	paused, _ := spec["paused"].(bool)
+	paused, _, _ := unstructured.NestedBool(o, "spec", "paused")
 	return paused
 }
 

@@ -2,11 +2,12 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/spf13/cobra"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -91,13 +92,8 @@ func (c *cli) stats(args []string, o statsOptions) error {
 // named reports whether a pod is one of the arguments, if there are any.
 func named(args []string, of *cri.PodSandboxAttributes) bool {
 	list, _ := targets(args, true) // they were read before
-	for _, t := range list {
-		owner := of.GetAnnotations()[workload.AnnotationWorkload]
-		if t.kind.Name == "Pod" && t.name == of.GetMetadata().GetName() || owner == t.kind.Singular+" "+of.GetMetadata().GetNamespace()+"/"+t.name {
-			return true
-		}
-	}
-	return len(args) == 0
+	pod := &metav1.ObjectMeta{Namespace: of.GetMetadata().GetNamespace(), Name: of.GetMetadata().GetName(), Annotations: of.GetAnnotations()}
+	return len(args) == 0 || slices.ContainsFunc(list, func(t target) bool { return t.covers(pod) })
 }
 
 // statsCells are the rows of a pod, or of its containers.

@@ -49,26 +49,23 @@ func topCommand(c *cli) *cobra.Command {
 		}
 		// The runtime may not know a rate yet: then two looks make one.
 		second := first
-		if needsRate(first) {
+		if slices.ContainsFunc(first, func(s *cri.PodSandboxStats) bool { return s.GetLinux().GetCpu().GetUsageNanoCores() == nil }) {
 			time.Sleep(500 * time.Millisecond)
 			if second, err = criruntime.PodStats(c.ctx, runtime); err != nil {
 				return err
 			}
 		}
 		second = slices.DeleteFunc(slices.Clone(second), func(s *cri.PodSandboxStats) bool { return !selector.Matches(labels.Set(s.GetAttributes().GetLabels())) })
-		var loads []load
-		for _, l := range loadsOf(first, second, containers) {
-			if sc.has(l.namespace) && (len(rest) < 2 || l.pod == rest[1]) {
-				loads = append(loads, l)
-			}
-		}
 		t := newTable(c.stdout)
 		heads := []string{"POD"}
 		if containers {
 			heads = append(heads, "NAME")
 		}
 		row(t, sc.all, "NAMESPACE", append(heads, "CPU(cores)", "MEMORY(bytes)"))
-		for _, l := range loads {
+		for _, l := range loadsOf(first, second, containers) {
+			if !sc.has(l.namespace) || len(rest) == 2 && l.pod != rest[1] {
+				continue
+			}
 			cells := []string{l.pod}
 			if containers {
 				cells = append(cells, l.container)
@@ -78,15 +75,6 @@ func topCommand(c *cli) *cobra.Command {
 		return t.Flush()
 	}
 	return cmd
-}
-
-func needsRate(list []*cri.PodSandboxStats) bool {
-	for _, s := range list {
-		if s.GetLinux().GetCpu().GetUsageNanoCores() == nil {
-			return true
-		}
-	}
-	return false
 }
 
 func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {

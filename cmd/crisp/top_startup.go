@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"slices"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/startup"
@@ -32,7 +31,7 @@ func topStartupCommand(c *cli) *cobra.Command {
 		slices.SortStableFunc(reports, func(a, b startup.Report) int {
 			return cmp.Compare(b.Until(now).Sub(b.Seen), a.Until(now).Sub(a.Seen))
 		})
-		t := tabwriter.NewWriter(c.stdout, 0, 0, 3, ' ', 0)
+		t := newTable(c.stdout)
 		row(t, all, "NAMESPACE", []string{"POD", "START-UP", "READY", "MOSTLY"})
 		for _, r := range reports {
 			row(t, all, r.Pod.Namespace, []string{r.Pod.Name, timeline.Brief(r.Until(now).Sub(r.Seen)), yes(!r.Ready.IsZero()), mostly(r, now)})

@@ -7,8 +7,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/why"
-	"github.com/crisp-cri/crisp/internal/pullapi"
-	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )
@@ -40,8 +38,7 @@ func whyCommand(c *cli) *cobra.Command {
 // facts are what is known of a pod beside its stages.
 func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
 	facts := why.Facts{Pod: f.Pod}
-	under := c.pulls(pullapi.Request{Pod: namespace + "/" + f.Pod.Name})
-	if p, ok := pulls.Of(under, namespace+"/"+f.Pod.Name); ok {
+	if p, ok := c.pullFor(namespace + "/" + f.Pod.Name); ok {
 		facts.Pull = &p
 	}
 	var err error

@@ -5,18 +5,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
-
-// owned reports whether a pod is one of the workload.
-func owned(pod *v1.Pod, k api.Kind, namespace, name string) bool {
-	return pod.Annotations[workload.AnnotationWorkload] == k.Singular+" "+namespace+"/"+name
-}
 
 // selected returns the pods that arguments such as "web", "pod/web" and "deploy/web"
 // name, all without any, as far as they fit the selector.
@@ -56,16 +51,16 @@ func (c *cli) selected(args []string, s scope) ([]criruntime.Found, error) {
 
 // covers reports whether a pod is the one of a target, or one of the workload that it
 // names.
-func (t target) covers(pod *v1.Pod) bool {
+func (t target) covers(pod metav1.Object) bool {
 	if t.kind.Name == "Pod" {
-		return t.name == pod.Name
+		return t.name == pod.GetName()
 	}
-	return owned(pod, t.kind, pod.Namespace, t.name)
+	return pod.GetAnnotations()[workload.AnnotationWorkload] == t.kind.Singular+" "+pod.GetNamespace()+"/"+t.name
 }
 
 func (t target) missing(namespace string) error {
 	if t.kind.Name == "Pod" {
-		return noPod(t.name, namespace)
+		return fault.NotFound.Errorf("there is no pod %s in namespace %s", t.name, namespace)
 	}
 	return fault.NotFound.Errorf("there is no pod of %s in namespace %s", t, namespace)
 }
