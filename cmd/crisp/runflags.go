@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -280,14 +281,24 @@ func (b *podBuilder) mount(source v1.VolumeSource, target string, readOnly bool)
 	b.box.VolumeMounts = append(b.box.VolumeMounts, v1.VolumeMount{Name: name, MountPath: target, ReadOnly: readOnly})
 }
 
-// named is the source of a volume: a path of the host, or a claim.
-func (b *podBuilder) named(source string) (v1.VolumeSource, error) {
-	if !strings.Contains(source, "/") {
+// bind mounts a path of the host, a claim, or an empty directory if source is "".
+func (b *podBuilder) bind(source, target string, readOnly bool) error {
+	var from v1.VolumeSource
+	switch {
+	case source == "":
+		from.EmptyDir = &v1.EmptyDirVolumeSource{}
+	case strings.Contains(source, "/"):
+		full, err := filepath.Abs(source)
+		if err != nil {
+			return err
+		}
+		from.HostPath = &v1.HostPathVolumeSource{Path: full}
+	default:
 		b.claims = append(b.claims, source)
-		return v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: source}}, nil
+		from.PersistentVolumeClaim = &v1.PersistentVolumeClaimVolumeSource{ClaimName: source}
 	}
-	full, err := filepath.Abs(source)
-	return v1.VolumeSource{HostPath: &v1.HostPathVolumeSource{Path: full}}, err
+	b.mount(from, target, readOnly)
+	return nil
 }
 
 // volume reads "/h:/c", "./h:/c:ro", "data:/c" and "/c".
@@ -310,15 +321,9 @@ func (b *podBuilder) volume(text string) error {
 		return usageError("-v %s: want HOST:CONTAINER[:ro]", text)
 	}
 	if len(words) == 1 {
-		b.mount(v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}, target, false)
-		return nil
+		return b.bind("", target, false)
 	}
-	source, err := b.named(words[0])
-	if err != nil {
-		return err
-	}
-	b.mount(source, target, readOnly)
-	return nil
+	return b.bind(words[0], target, readOnly)
 }
 
 // memory mounts a file system of memory; size "" is as large as it may be.
@@ -363,28 +368,18 @@ func (b *podBuilder) mountOf(text string) error {
 		return usageError("--mount %s: target: want an absolute path", text)
 	case kind == "tmpfs":
 		return b.memory("--mount "+text, target, size)
-	case kind == "volume" && source == "":
-		b.mount(v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}, target, readOnly)
-		return nil
+	case kind == "volume" && source == "": // an empty directory
 	case kind != "bind" && kind != "volume" || source == "" || (kind == "bind") != strings.Contains(source, "/"):
 		return usageError("--mount %s: want type=bind with a path, type=volume with a name, or type=tmpfs", text)
 	}
-	from, err := b.named(source)
-	if err != nil {
-		return err
-	}
-	b.mount(from, target, readOnly)
-	return nil
+	return b.bind(source, target, readOnly)
 }
 
 // sizeOf reads docker's sizes, in which m is 1024², and Kubernetes' with Mi and Gi. A
 // Kubernetes quantity of m would be thousandths.
 func sizeOf(text string) (resource.Quantity, error) {
-	number := strings.TrimRight(strings.ToLower(text), "bkmgt")
-	if unit := strings.TrimSuffix(strings.ToLower(text)[len(number):], "b"); len(unit) <= 1 && number != "" {
-		if n, err := strconv.ParseFloat(number, 64); err == nil && n >= 0 {
-			return *resource.NewQuantity(int64(n*float64(int64(1)<<(10*(1+strings.Index("kmgt", unit))*min(len(unit), 1)))), resource.BinarySI), nil
-		}
+	if n, err := units.RAMInBytes(text); err == nil {
+		return *resource.NewQuantity(n, resource.BinarySI), nil
 	}
 	q, err := resource.ParseQuantity(text)
 	if err != nil || q.Sign() < 0 {
@@ -415,7 +410,7 @@ func (b *podBuilder) resources() error {
 	return nil
 }
 
-// security is the container's security context.
+// securityContext is the container's security context.
 func (b *podBuilder) securityContext() *v1.SecurityContext {
 	if b.box.SecurityContext == nil {
 		b.box.SecurityContext = &v1.SecurityContext{}
@@ -462,28 +457,20 @@ func (b *podBuilder) identity() error {
 }
 
 func (b *podBuilder) rights() error {
-	yes, no := true, false
 	if b.r.privileged {
-		b.securityContext().Privileged = &yes
+		b.securityContext().Privileged = new(true)
 	}
 	if b.r.readOnly {
-		b.securityContext().ReadOnlyRootFilesystem = &yes
+		b.securityContext().ReadOnlyRootFilesystem = new(true)
 	}
 	if len(b.r.capAdd)+len(b.r.capDrop) > 0 {
-		caps := &v1.Capabilities{}
-		for _, c := range b.r.capAdd {
-			caps.Add = append(caps.Add, v1.Capability(strings.TrimPrefix(strings.ToUpper(c), "CAP_")))
-		}
-		for _, c := range b.r.capDrop {
-			caps.Drop = append(caps.Drop, v1.Capability(strings.TrimPrefix(strings.ToUpper(c), "CAP_")))
-		}
-		b.securityContext().Capabilities = caps
+		b.securityContext().Capabilities = &v1.Capabilities{Add: capabilities(b.r.capAdd), Drop: capabilities(b.r.capDrop)}
 	}
 	for _, text := range b.r.security {
 		key, value, _ := strings.Cut(strings.Replace(text, ":", "=", 1), "=")
 		switch {
 		case key == "no-new-privileges" && value != "false":
-			b.securityContext().AllowPrivilegeEscalation = &no
+			b.securityContext().AllowPrivilegeEscalation = new(false)
 		case key == "seccomp" && value == "unconfined":
 			b.securityContext().SeccompProfile = &v1.SeccompProfile{Type: v1.SeccompProfileTypeUnconfined}
 		case key == "apparmor" && value == "unconfined":
@@ -495,6 +482,13 @@ func (b *podBuilder) rights() error {
 		}
 	}
 	return nil
+}
+
+func capabilities(names list) (caps []v1.Capability) {
+	for _, name := range names {
+		caps = append(caps, v1.Capability(strings.TrimPrefix(strings.ToUpper(name), "CAP_")))
+	}
+	return caps
 }
 
 // host gives the pod namespaces of the node.
