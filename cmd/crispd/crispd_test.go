@@ -201,7 +201,7 @@ func TestScrapeAwaits(t *testing.T) {
 // Two daemons with one directory would undo each other's work.
 func TestOneCrispdPerDirectory(t *testing.T) {
 	root, state := filepath.Join(t.TempDir(), "root"), filepath.Join(t.TempDir(), "state")
-	first, err := makeDirs(root, state)
+	unlock, err := makeDirs(root, state)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -209,17 +209,12 @@ func TestOneCrispdPerDirectory(t *testing.T) {
 	if _, err := makeDirs(other, state); err == nil || !strings.Contains(err.Error(), "another crispd uses "+state) {
 		t.Errorf("got %v", err)
 	}
-	for _, l := range first {
-		l.Close()
-	}
+	unlock()
 	// The refused one must have unlocked its own directory.
-	again, err := makeDirs(other, state)
-	if err != nil {
+	if unlock, err = makeDirs(other, state); err != nil {
 		t.Fatalf("after the first one's end: %v", err)
 	}
-	for _, l := range again {
-		l.Close()
-	}
+	unlock()
 }
 
 // Flags reach the configuration, and crispd config shows that.

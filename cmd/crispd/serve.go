@@ -52,15 +52,11 @@ func serve(c *config.Config, src config.Source) error {
 	// crispd.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
-	locks, err := makeDirs(c.Root, c.State)
+	unlock, err := makeDirs(c.Root, c.State)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		for _, l := range locks {
-			l.Close()
-		}
-	}()
+	defer unlock()
 	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
 	defer stopDump()
 	socket, err := listen(c.Socket)

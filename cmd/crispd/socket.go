@@ -74,22 +74,27 @@ func lock(dir string) (*os.File, error) {
 	return f, err
 }
 
-// makeDirs makes root and state and locks both. Others may pass through them (0711):
+// makeDirs makes root and state and locks both until unlock is called. Others may pass through them (0711):
 // the users of a user namespace must reach its root file system. The content has
 // modes of its own.
-func makeDirs(dirs ...string) (locks []*os.File, err error) {
+func makeDirs(dirs ...string) (unlock func(), err error) {
+	var locks []*os.File
+	unlock = func() {
+		for _, l := range locks {
+			l.Close()
+		}
+	}
 	for _, dir := range dirs {
 		if err := os.MkdirAll(dir, 0o711); err != nil {
+			unlock()
 			return nil, err
 		}
 		f, err := lock(dir)
 		if err != nil {
-			for _, l := range locks {
-				l.Close()
-			}
+			unlock()
 			return nil, err
 		}
 		locks = append(locks, f)
 	}
-	return locks, nil
+	return unlock, nil
 }

@@ -38,15 +38,11 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		return nil
 	}
 	log := newLog(config.Log{Level: "warn", Format: c.Log.Format})
-	locks, err := takeDirs(c.Root, c.State)
+	unlock, err := takeDirs(c.Root, c.State)
 	if err != nil {
 		return err
 	}
-	defer func() {
-		for _, l := range locks {
-			l.Close()
-		}
-	}()
+	defer unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), wipeTimeout)
 	defer cancel()
 	w := wiping{c: c, out: out}
@@ -95,14 +91,14 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 
 // takeDirs is makeDirs right after the previous crispd: one that was killed releases
 // its directories a moment later.
-func takeDirs(dirs ...string) (locks []*os.File, err error) {
+func takeDirs(dirs ...string) (unlock func(), err error) {
 	for range 30 {
-		if locks, err = makeDirs(dirs...); err == nil {
+		if unlock, err = makeDirs(dirs...); err == nil {
 			break
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return locks, err
+	return unlock, err
 }
 
 // A wiping is a wipe under way; it collects the errors.
