@@ -25,7 +25,7 @@ import (
 
 // agentFlags are the values of flags that agent.Options has in another form.
 type agentFlags struct {
-	headers                                                    list
+	headers                                                    []string
 	nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
 }
 
@@ -93,7 +93,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", podsync.DefaultMaxBackoff, "how long a container that exits again and again waits at most")
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; else they run on")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of one more manifest")
-	fs.Var(&f.headers, "manifest-url-header", "`NAME:VALUE` of a header of the requests for it")
+	fs.StringArrayVar(&f.headers, "manifest-url-header", nil, "`NAME:VALUE` of a header of the requests for it")
 	fs.StringVar(&o.Serve.Listen, "listen", "", "loopback `address` to serve the API at for kubectl, which ROOT/kubeconfig is for; by TLS and by plain HTTP, with the token in ROOT/token")
 	fs.BoolVar(&o.Serve.Page, "page", false, "a page for browsers at that address; \"crisp page\" prints a way in")
 	fs.StringVar(&o.Serve.ReadOnly, "read-only-address", "", "loopback `address` of what a kubelet serves on its read-only port (10255)")

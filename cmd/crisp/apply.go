@@ -101,15 +101,8 @@ func filesOf(path string) ([]string, error) {
 	return files, nil
 }
 
-// list collects the values of a flag that may be given several times.
-type list []string
-
-func (l *list) String() string     { return strings.Join(*l, ",") }
-func (l *list) Set(s string) error { *l = append(*l, s); return nil }
-func (l *list) Type() string       { return "list" }
-
-func fileFlag(fs *pflag.FlagSet, files *list) {
-	fs.VarP(files, "filename", "f", "`file`, directory or URL of manifests; - is standard input")
+func fileFlag(fs *pflag.FlagSet, files *[]string) {
+	fs.StringArrayVarP(files, "filename", "f", nil, "`file`, directory or URL of manifests; - is standard input")
 }
 
 var validations = map[string]manifest.Unknown{"strict": manifest.Strict, "warn": manifest.Warn, "ignore": manifest.Ignore}
@@ -190,7 +183,7 @@ func rank(k api.Kind) int {
 const pruneAnnotation = "crisp/applied-from"
 
 func applyCommand(c *cli) *cobra.Command {
-	var files list
+	var files []string
 	var namespace, mode, output, dryRun, set string
 	var wait, prune bool
 	var timeout time.Duration
@@ -256,11 +249,11 @@ func applyCommand(c *cli) *cobra.Command {
 // originOf says where manifests are from, so that two who prune never take each
 // other's objects for their own: a path counts from the root, and standard input is
 // nowhere unless it has a name.
-func originOf(files list, set string) (string, error) {
+func originOf(files []string, set string) (string, error) {
 	if set != "" {
 		return "applyset " + set, nil
 	}
-	var places list
+	var places []string
 	for _, name := range files {
 		switch {
 		case name == "-":
@@ -275,7 +268,7 @@ func originOf(files list, set string) (string, error) {
 			places = append(places, path)
 		}
 	}
-	return places.String(), nil
+	return strings.Join(places, ","), nil
 }
 
 func annotate(g *given, key, value string) error {

@@ -101,6 +101,16 @@ func (c *cli) completeNamed(cmd *cobra.Command, args []string, typed string) ([]
 	return words, directive
 }
 
+// completeActs completes the first argument to an act, and those behind it by then.
+func completeActs(acts []string, then cobra.CompletionFunc) cobra.CompletionFunc {
+	return func(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
+		if len(args) == 0 {
+			return starting(typed, acts)
+		}
+		return then(cmd, args[1:], typed)
+	}
+}
+
 // completeImages completes arguments to the names of images.
 func (c *cli) completeImages(_ *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	h, cancel := c.hurried()

@@ -17,7 +17,7 @@ import (
 )
 
 func deleteCommand(c *cli) *cobra.Command {
-	var files list
+	var files []string
 	var s scope
 	d := deletion{}
 	var every bool
@@ -49,7 +49,7 @@ func deleteCommand(c *cli) *cobra.Command {
 }
 
 // toDelete returns what manifests define, and what the arguments name.
-func (c *cli) toDelete(files list, args []string, s scope, every bool) (what []chosen, err error) {
+func (c *cli) toDelete(files []string, args []string, s scope, every bool) (what []chosen, err error) {
 	if len(files) > 0 {
 		docs, err := c.inputs(files)
 		if err != nil {

@@ -21,7 +21,7 @@ var imageActs = []string{"ls", "rm", "inspect", "tag", "load", "save", "prune"}
 func imageCommand(c *cli) *cobra.Command {
 	var input, output string
 	cmd := &cobra.Command{Use: "image ls | pull IMAGE | rm IMAGE... | inspect IMAGE... | tag IMAGE NAME | load -i FILE | save IMAGE -o FILE | prune",
-		Short: "manage images", Long: saveHelp, ValidArgsFunction: c.completeImageActs}
+		Short: "manage images", Long: saveHelp, ValidArgsFunction: completeActs(imageActs, c.completeImages)}
 	cmd.AddCommand(pullCommand(c))
 	fs := cmd.Flags()
 	fs.StringVarP(&input, "input", "i", "", "`file` to load, an OCI or docker archive, plain or gzipped; - is standard input")
@@ -50,13 +50,6 @@ func imageCommand(c *cli) *cobra.Command {
 		return usageError("image takes ls, pull IMAGE, rm IMAGE, inspect IMAGE, tag IMAGE NAME, load, which needs -i FILE, save IMAGE, which needs -o FILE, or prune")
 	}
 	return cmd
-}
-
-func (c *cli) completeImageActs(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return starting(typed, imageActs)
-	}
-	return c.completeImages(cmd, args[1:], typed)
 }
 
 func (c *cli) loadImages(input string) error {

@@ -1,6 +1,7 @@
 // Command crisp runs pods on this node without a cluster ("crisp agent") and is
-// the command line for looking at them. All but agent ask the runtime alone, by
-// CRI, so they work whether or not an agent runs.
+// the command line for them. What shows pods, containers and images asks the runtime, by
+// CRI, so it works whether or not an agent runs; what changes pods, and what shows other
+// objects, asks the agent.
 //
 // Each command is a file. This one finds it, and gives every failure its exit
 // code (exit.go).
@@ -132,7 +133,7 @@ func behindDash(cmd *cobra.Command, args []string) (before, behind []string) {
 // many is no limit of arguments.
 const many = math.MaxInt
 
-// takes refuses less arguments than least and more than most; wrong says what the command takes.
+// takes refuses fewer arguments than least and more than most; wrong says what the command takes.
 func takes(least, most int, wrong string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {

@@ -30,7 +30,7 @@ type rolloutOptions struct {
 // rolloutCommand follows the updates of workloads, makes one and takes one back.
 func rolloutCommand(c *cli) *cobra.Command {
 	var o rolloutOptions
-	cmd := &cobra.Command{Use: "rollout status|restart|undo|history|pause|resume deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow an update of a workload, replace its pods, go back to an earlier template, or have changes wait", ValidArgsFunction: c.completeRollout}
+	cmd := &cobra.Command{Use: "rollout status|restart|undo|history|pause|resume deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow an update of a workload, replace its pods, go back to an earlier template, or have changes wait", ValidArgsFunction: completeActs(rolloutActs, c.completeObjects)}
 	fs := cmd.Flags()
 	o.oneFlags(fs)
 	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of status: how long to wait")
@@ -56,13 +56,6 @@ func rolloutCommand(c *cli) *cobra.Command {
 		return nil
 	}
 	return cmd
-}
-
-func (c *cli) completeRollout(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
-	if len(args) == 0 {
-		return starting(typed, rolloutActs)
-	}
-	return c.completeObjects(cmd, args[1:], typed)
 }
 
 func (c *cli) rollout(act string, t chosen, o rolloutOptions) error {

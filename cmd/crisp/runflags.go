@@ -26,9 +26,9 @@ type request struct {
 	user, workdir, hostname, network, pid, ipc            string
 	memory, cpus, shm, stopSignal, health                 string
 	entrypoint                                            string
-	ports, volumes, tmpfs, mounts, env, envFiles, labels  list
-	annotations, dns, dnsSearch, hosts, sysctls, groups   list
-	capAdd, capDrop, security                             list
+	ports, volumes, tmpfs, mounts, env, envFiles, labels  []string
+	annotations, dns, dnsSearch, hosts, sysctls, groups   []string
+	capAdd, capDrop, security                             []string
 	interactive, tty, remove, detach, hostNetwork         bool
 	privileged, readOnly                                  bool
 	stopTimeout                                           int64
@@ -43,20 +43,20 @@ func (r *request) flags(fs *pflag.FlagSet) {
 	fs.BoolVarP(&r.detach, "detach", "d", false, "do not wait for the container, which is what happens without -i, -t and --rm")
 	streamFlags(fs, &r.interactive, &r.tty, "give the container our standard input", "give the container a terminal")
 	fs.BoolVar(&r.remove, "rm", false, "wait for its end and delete the pod")
-	fs.VarP(&r.ports, "publish", "p", "publish a `port`: [IP:]HOST:CONTAINER[/udp]")
-	fs.VarP(&r.volumes, "volume", "v", "mount a host `path`, a claim that is made if it is not there, or an empty directory: HOST:CONTAINER[:ro], NAME:CONTAINER, CONTAINER")
-	fs.Var(&r.mounts, "mount", "the same as words: type=bind|volume|tmpfs,source=…,target=…[,readonly]")
-	fs.Var(&r.tmpfs, "tmpfs", "mount an empty `directory` of memory: CONTAINER[:size=64m]")
-	fs.VarP(&r.env, "env", "e", "set an environment `variable`: NAME=VALUE, or NAME as it is here")
-	fs.Var(&r.envFiles, "env-file", "read variables from a `file` of lines NAME=VALUE")
-	fs.VarP(&r.labels, "labels", "l", "set a `label`: KEY=VALUE")
-	fs.Var(&r.labels, "label", "the same, by docker's name: `KEY=VALUE`")
-	fs.Var(&r.annotations, "annotation", "set an annotation: `KEY=VALUE`")
+	fs.StringArrayVarP(&r.ports, "publish", "p", nil, "publish a `port`: [IP:]HOST:CONTAINER[/udp]")
+	fs.StringArrayVarP(&r.volumes, "volume", "v", nil, "mount a host `path`, a claim that is made if it is not there, or an empty directory: HOST:CONTAINER[:ro], NAME:CONTAINER, CONTAINER")
+	fs.StringArrayVar(&r.mounts, "mount", nil, "the same as `words`: type=bind|volume|tmpfs,source=…,target=…[,readonly]")
+	fs.StringArrayVar(&r.tmpfs, "tmpfs", nil, "mount an empty `directory` of memory: CONTAINER[:size=64m]")
+	fs.StringArrayVarP(&r.env, "env", "e", nil, "set an environment `variable`: NAME=VALUE, or NAME as it is here")
+	fs.StringArrayVar(&r.envFiles, "env-file", nil, "read variables from a `file` of lines NAME=VALUE")
+	fs.StringArrayVarP(&r.labels, "labels", "l", nil, "set a `label`: KEY=VALUE")
+	fs.StringArrayVar(&r.labels, "label", nil, "the same, by docker's name: `KEY=VALUE`")
+	fs.StringArrayVar(&r.annotations, "annotation", nil, "set an annotation: `KEY=VALUE`")
 	fs.StringVar(&r.restart, "restart", "", "`policy`: Always, OnFailure or Never, or docker's: no, always, on-failure, unless-stopped (default: Never with -i or --rm, else Always)")
 	fs.StringVarP(&r.memory, "memory", "m", "", "the most `memory` it may have: 512m, 2g, 512Mi")
 	fs.StringVar(&r.cpus, "cpus", "", "the most `CPUs` it may have: 1.5")
 	fs.StringVarP(&r.user, "user", "u", "", "`UID[:GID]` that it runs as")
-	fs.Var(&r.groups, "group-add", "a further `GID`")
+	fs.StringArrayVar(&r.groups, "group-add", nil, "a further `GID`")
 	fs.StringVarP(&r.workdir, "workdir", "w", "", "working `directory`")
 	fs.StringVar(&r.entrypoint, "entrypoint", "", "`program` to run instead of the image's")
 	fs.StringVar(&r.hostname, "hostname", "", "`name` that it sees as the host's")
@@ -65,15 +65,15 @@ func (r *request) flags(fs *pflag.FlagSet) {
 	fs.BoolVar(&r.hostNetwork, "host-network", false, "use the node's network")
 	fs.StringVar(&r.pid, "pid", "", "host, for the node's `processes`")
 	fs.StringVar(&r.ipc, "ipc", "", "host, for the node's `IPC`")
-	fs.Var(&r.dns, "dns", "`address` of a name server")
-	fs.Var(&r.dnsSearch, "dns-search", "`domain` to search")
-	fs.Var(&r.hosts, "add-host", "a line of its hosts file: `NAME:IP`")
-	fs.Var(&r.sysctls, "sysctl", "set a kernel parameter: `NAME=VALUE`")
+	fs.StringArrayVar(&r.dns, "dns", nil, "`address` of a name server")
+	fs.StringArrayVar(&r.dnsSearch, "dns-search", nil, "`domain` to search")
+	fs.StringArrayVar(&r.hosts, "add-host", nil, "a line of its hosts file: `NAME:IP`")
+	fs.StringArrayVar(&r.sysctls, "sysctl", nil, "set a kernel parameter: `NAME=VALUE`")
 	fs.StringVar(&r.shm, "shm-size", "", "`size` of /dev/shm: 64m")
 	fs.BoolVar(&r.privileged, "privileged", false, "run it with all rights")
-	fs.Var(&r.capAdd, "cap-add", "a `capability` more")
-	fs.Var(&r.capDrop, "cap-drop", "a `capability` less, or ALL")
-	fs.Var(&r.security, "security-opt", "`no-new-privileges`, seccomp=unconfined or apparmor=unconfined|PROFILE")
+	fs.StringArrayVar(&r.capAdd, "cap-add", nil, "a `capability` more")
+	fs.StringArrayVar(&r.capDrop, "cap-drop", nil, "a `capability` less, or ALL")
+	fs.StringArrayVar(&r.security, "security-opt", nil, "`no-new-privileges`, seccomp=unconfined or apparmor=unconfined|PROFILE")
 	fs.BoolVar(&r.readOnly, "read-only", false, "give it a root file system that it cannot write to")
 	fs.StringVar(&r.stopSignal, "stop-signal", "", "`signal` that asks it to end, such as SIGINT")
 	fs.Int64Var(&r.stopTimeout, "stop-timeout", -1, "`seconds` that it has to end")
@@ -156,7 +156,7 @@ func (b *podBuilder) policies() error {
 }
 
 // eachPair reads the KEY=VALUEs of a flag.
-func eachPair(flag string, texts list, take func(key, value string)) error {
+func eachPair(flag string, texts []string, take func(key, value string)) error {
 	for _, text := range texts {
 		key, value, ok := strings.Cut(text, "=")
 		if !ok || key == "" {
@@ -180,7 +180,7 @@ func (b *podBuilder) metadata() error {
 }
 
 func (b *podBuilder) environment() error {
-	var all list
+	var all []string
 	for _, name := range b.r.envFiles {
 		data, err := os.ReadFile(name)
 		if err != nil {
@@ -484,7 +484,7 @@ func (b *podBuilder) rights() error {
 	return nil
 }
 
-func capabilities(names list) (caps []v1.Capability) {
+func capabilities(names []string) (caps []v1.Capability) {
 	for _, name := range names {
 		caps = append(caps, v1.Capability(strings.TrimPrefix(strings.ToUpper(name), "CAP_")))
 	}

@@ -33,9 +33,9 @@ func row(w io.Writer, all bool, namespace string, cells []string) {
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
-// A view is how objects of one kind are shown in a table: the agent's own for kubectl,
-// and what get adds: of pods
-// the address is always shown, since nothing else on one node resolves their names.
+// A view is how get shows objects of one kind: by the columns that the agent has for kubectl, of which
+// a pod's address is always shown, since nothing else on one node resolves pods' names, and with
+// columns of crisp's own.
 type view struct {
 	kind    api.Kind
 	columns []table.Column

@@ -9,7 +9,7 @@ import (
 )
 
 func validateCommand(c *cli) *cobra.Command {
-	var files list
+	var files []string
 	var mode string
 	cmd := &cobra.Command{Use: "validate -f FILE", Short: "check manifests without running them"}
 	fs := cmd.Flags()
