@@ -23,7 +23,7 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-// agentFlags are the values of flags that agent.Options has in another form.
+// agentFlags are the values of those flags that agent.Options has in another form.
 type agentFlags struct {
 	headers                                                    []string
 	nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
@@ -111,7 +111,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	})
 }
 
-// take sets the options that the values stand for.
+// take checks the values and sets the options that they stand for.
 func (f *agentFlags) take(o *agent.Options) error {
 	if o.PullPolicy = pullrecords.Policy(f.pullPolicy); !slices.Contains(pullrecords.Policies, o.PullPolicy) {
 		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", f.pullPolicy, pullrecords.Policies)

@@ -115,8 +115,8 @@ func (c *cli) agentRuns() bool {
 	return c.fetch("/configz", nil, &config) == nil && config.Kubelet.Endpoint == c.endpoint
 }
 
-// pathOf is where objects of a kind are; of all namespaces if namespace is "",
-// and all of them if name is.
+// pathOf is the API's path of an object. Without a name it is that of all objects of the kind
+// in the namespace, without a namespace of those in all namespaces.
 func pathOf(k api.Kind, namespace, name string) string {
 	path := k.Path()
 	if k.Namespaced && namespace != "" {

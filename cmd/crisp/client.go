@@ -98,7 +98,7 @@ func (c *cli) findPod(runtime internalapi.RuntimeService, namespace, arg string)
 }
 
 // pick finds the pod that an argument names: "web", "pod/web", or of "deploy/web" the
-// best of its pods, and a word on stderr if there are more.
+// best of its pods, which is told on stderr if there are more.
 func (c *cli) pick(all []criruntime.Found, namespace, arg string) (criruntime.Found, error) {
 	named, err := targets([]string{arg}, true)
 	if err != nil {
@@ -116,7 +116,7 @@ func (c *cli) pick(all []criruntime.Found, namespace, arg string) (criruntime.Fo
 }
 
 // container finds the status of the container called name. Without a name it is
-// the first, and a word on stderr if there are more.
+// the first, which is told on stderr if there are more.
 func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, error) {
 	containers := f.Pod.Status.ContainerStatuses
 	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses) // regular ones first

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// hurried is c for who presses Tab, and waits for a second at most.
+// hurried is c for completions: whoever has pressed Tab waits for a second at most.
 func (c *cli) hurried() (*cli, context.CancelFunc) {
 	h := *c
 	var cancel context.CancelFunc

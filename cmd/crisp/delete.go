@@ -128,7 +128,7 @@ func (c *cli) removeManifest(t chosen) (done bool, err error) {
 	return true, nil
 }
 
-// besides returns what else than one object a manifest defines.
+// besides returns the objects that a manifest defines besides the one of that key.
 func (c *cli) besides(path, key string) ([]string, error) {
 	var sources []desired.SourceState
 	if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {

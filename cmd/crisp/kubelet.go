@@ -79,8 +79,8 @@ var kubeletKeys = map[string]string{
 	"maxParallelImagePulls": "max-parallel-image-pulls", "registryPullQPS": "registry-qps", "registryBurst": "registry-burst",
 }
 
-// always are keys of a KubeletConfiguration that the agent has one value of, which
-// it says of itself too.
+// always are the keys of a KubeletConfiguration that have one value in the agent, which
+// /configz tells too.
 var always = map[string]any{
 	"enableServer": true, "enableDebuggingHandlers": true, "failSwapOn": false, "failCgroupV1": false, "cpuCFSQuotaPeriod": "100ms",
 	"fileCheckFrequency": "20s", "httpCheckFrequency": "20s", "runtimeRequestTimeout": "2m0s", "serializeImagePulls": false,

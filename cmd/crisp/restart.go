@@ -83,8 +83,8 @@ func graceQuery(grace int64) url.Values {
 	return query
 }
 
-// actOn has the agent do something with a pod that only crisp's own API has, and decodes
-// what it answers, unless to is nil.
+// actOn has the agent do to a pod what no API of Kubernetes has (stop, start, restart), and
+// decodes the answer, unless to is nil.
 func (c *cli) actOn(namespace, name, act string, query url.Values, to any) error {
 	_, err := c.send(http.MethodPost, "/crisp/v1/namespaces/"+namespace+"/pods/"+name+"/"+act, query, nil, to)
 	return err

@@ -102,8 +102,8 @@ func (c *cli) rolloutStatus(t chosen, o rolloutOptions) error {
 	})
 }
 
-// progress says what of an update is still to come; "" if nothing is. A Deployment that is paused is done
-// with its update if that is so for pauses, whatever its pods are of: no other is to come.
+// progress says what of an update is still to come; "" if nothing is. With pauses, nothing is of a
+// Deployment that is paused and has its pods, whichever template they are of.
 func (c *cli) progress(t chosen, pauses bool) (string, error) {
 	if t.kind.Name == "DaemonSet" {
 		var d appsv1.DaemonSet

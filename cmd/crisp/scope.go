@@ -99,7 +99,7 @@ func targets(args []string, bare bool) (list []target, err error) {
 
 var podKind, _ = api.KindOf("pod")
 
-// A chosen object is one that the agent has.
+// A chosen object is one of the agent's that a command is about.
 type chosen struct {
 	target
 	namespace string
@@ -108,7 +108,7 @@ type chosen struct {
 func (t chosen) path() string { return pathOf(t.kind, t.namespace, t.name) }
 
 // choose returns the objects that the arguments name, and with a selector or every
-// those of its kinds that fit: pods, if no kind is named. what is for the usage.
+// those of its kinds that fit: pods, if no kind is named. what is the text of the usage error.
 func (c *cli) choose(args []string, s scope, every bool, what string) ([]chosen, error) {
 	wide := s.selector != "" || every
 	named, err := targets(args, !wide)

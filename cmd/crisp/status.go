@@ -128,7 +128,7 @@ func statusCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// resources tells of each that there is any of.
+// resources lists CPUs, memory and pods, and whatever else there is any of.
 func resources(list v1.ResourceList) string {
 	words := []string{fmt.Sprintf("%s CPUs, %s memory, %s pods", list.Cpu(), list.Memory(), list.Pods())}
 	for _, name := range slices.Sorted(maps.Keys(list)) {

@@ -45,8 +45,8 @@ type use struct {
 	bytes, reclaimed uint64
 }
 
-// diskUse shows what images, containers, logs and volumes take. The last two are known to
-// the agent only.
+// diskUse shows what images, containers, logs and volumes take. Only the agent knows logs and
+// volumes; without it they are left out.
 func (c *cli) diskUse() error {
 	runtime, _, err := c.connect()
 	if err != nil {
@@ -135,7 +135,7 @@ func (c *cli) podDisk() (logs, dirs, claims use, err error) {
 	return
 }
 
-// A claim may be needed by a pod.
+// A claim is a PersistentVolumeClaim, which may be needed.
 type claim struct {
 	chosen
 	needed bool

@@ -19,7 +19,7 @@ type load struct {
 	memory                    uint64 // bytes
 }
 
-// topCommand shows what pods use, as the runtime has it: it needs no agent.
+// topCommand shows what pods use, as the runtime has it, without an agent; node and startup need one.
 func topCommand(c *cli) *cobra.Command {
 	var sc scope
 	var containers bool

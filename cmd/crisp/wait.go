@@ -19,7 +19,8 @@ import (
 // waitStep is how often a wait looks.
 const waitStep = 100 * time.Millisecond
 
-// until waits for yes; what is printed if it does not come in time.
+// until waits until yes returns true. If the timeout is over first, the error begins with what; one
+// below 0 is never over.
 func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)) error {
 	return c.untilSays(timeout, what, func() (bool, string, error) {
 		ok, err := yes()
@@ -27,7 +28,7 @@ func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)
 	})
 }
 
-// untilSays is until; yes says in a word where things are, which is printed too.
+// untilSays is until with an error that ends with the last word of yes, on where things are.
 func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool, word string, err error)) error {
 	for deadline := time.Now().Add(timeout); ; {
 		ok, word, err := yes()
@@ -46,7 +47,7 @@ func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool,
 	}
 }
 
-// untilPod waits until a pod is as yes wants it, and returns it as it is then.
+// untilPod is until for a pod; it returns the pod as yes has seen it last.
 func (c *cli) untilPod(namespace, name string, timeout time.Duration, what string, yes func(*v1.Pod) (bool, error)) (pod *v1.Pod, err error) {
 	err = c.until(timeout, what, func() (bool, error) {
 		pod = &v1.Pod{}
