@@ -47,6 +47,14 @@ func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool,
 	}
 }
 
+// left is what is left of a timeout that began at begin; one below 0 stays so.
+func left(timeout time.Duration, begin time.Time) time.Duration {
+	if timeout < 0 {
+		return timeout
+	}
+	return max(timeout-time.Since(begin), 0)
+}
+
 // untilPod is until for a pod; it returns the pod as yes has seen it last.
 func (c *cli) untilPod(namespace, name string, timeout time.Duration, what string, yes func(*v1.Pod) (bool, error)) (pod *v1.Pod, err error) {
 	err = c.until(timeout, what, func() (bool, error) {
@@ -67,12 +75,12 @@ func ready(pod *v1.Pod) bool {
 // waitReady waits until the pods of the objects are ready, or have done what they
 // were to do.
 func (c *cli) waitReady(objects []chosen, timeout time.Duration) error {
-	deadline := time.Now().Add(timeout)
+	begin := time.Now()
 	for _, t := range objects {
 		if rank(t.kind) == 0 {
 			continue
 		}
-		if err := c.untilSays(max(time.Until(deadline), 0), t.String()+" is not ready", func() (bool, string, error) { return c.settled(t) }); err != nil {
+		if err := c.untilSays(left(timeout, begin), t.String()+" is not ready", func() (bool, string, error) { return c.settled(t) }); err != nil {
 			return err
 		}
 	}
@@ -131,11 +139,7 @@ func waitCommand(c *cli) *cobra.Command {
 		}
 		begin := time.Now()
 		for _, t := range what {
-			left := timeout
-			if timeout >= 0 {
-				left = max(timeout-time.Since(begin), 0)
-			}
-			if err := c.until(left, fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t, condition) }); err != nil {
+			if err := c.until(left(timeout, begin), fmt.Sprintf("%s: %s", t, condition), func() (bool, error) { return c.is(t, condition) }); err != nil {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s: %s\n", t, condition)
