@@ -26,7 +26,7 @@ func writeConf(t testing.TB, dir, name, text string) string {
 	return path
 }
 
-func script(t *testing.T, dir, name, text string) {
+func script(t testing.TB, dir, name, text string) {
 	t.Helper()
 	if err := os.WriteFile(filepath.Join(dir, name), []byte("#!/bin/sh"+text+"\n"), 0o755); err != nil {
 		t.Fatal(err)
@@ -54,7 +54,7 @@ func unpinAll(t *testing.T, pods ...Pod) {
 
 // fresh opens a Network with directories of its own, for tests that need no root. Its
 // plugin directory has one plugin, called "some".
-func fresh(t *testing.T, defaultNetwork bool) (*Network, Options) {
+func fresh(t testing.TB, defaultNetwork bool) (*Network, Options) {
 	t.Helper()
 	root := t.TempDir()
 	o := Options{

@@ -87,8 +87,8 @@ func FuzzAttachment(f *testing.F) {
 	} {
 		f.Add([]byte(text))
 	}
+	n, o := fresh(f, false)
 	f.Fuzz(func(t *testing.T, text []byte) {
-		n, o := fresh(t, false)
 		path := writeConf(t, filepath.Join(o.CacheDir, attachedDir), "a.json", string(text))
 		a, err := n.loadAttachment("a")
 		if err == nil {
