@@ -47,7 +47,7 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 		return nil
 	}
 	if err != nil {
-		return os.NewSyscallError("mknod", err)
+		return u.madeErr(err)
 	}
 	u.dirs.white[parent+hidden] = true
 	return u.dirs.keep(parent + hidden)
