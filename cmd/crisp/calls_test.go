@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"os"
 	"path"
 	"slices"
 	"strings"
@@ -20,7 +19,6 @@ import (
 // be away, and the tests may have a say in each call.
 type calls struct {
 	*node
-	server *grpc.Server
 
 	mu   sync.Mutex
 	list []string          // guarded by mu
@@ -31,29 +29,14 @@ type calls struct {
 // is called.
 func newCalls(t *testing.T) *calls {
 	c := &calls{node: newNode(t)}
-	c.runtime.Stop()
-	t.Cleanup(c.away)
+	c.away()
 	return c
 }
 
 // begin has the runtime answer.
 func (c *calls) begin() {
 	c.t.Helper()
-	path := strings.TrimPrefix(c.socket, "unix://")
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		c.t.Fatal(err)
-	}
-	c.server = grpc.NewServer(grpc.UnaryInterceptor(c.note))
-	cri.RegisterRuntimeServiceServer(c.server, c.runtime)
-	cri.RegisterImageServiceServer(c.server, c.runtime)
-	go c.server.Serve(listen(c.t, path))
-}
-
-// away has it answer no more. Its containers run on.
-func (c *calls) away() {
-	if c.server != nil {
-		c.server.Stop()
-	}
+	c.serve(c.note)
 }
 
 func (c *calls) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {

@@ -5,7 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"github.com/spf13/cobra"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -14,13 +14,16 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/spf13/cobra"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	grpcstatus "google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	utilexec "k8s.io/client-go/util/exec"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-client/pkg/fake"
-
-	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // A node is a runtime in memory behind a real socket, and a directory for the
@@ -31,6 +34,7 @@ type node struct {
 	dir     string
 	socket  string
 	runtime *fake.RemoteRuntime
+	server  *grpc.Server
 	flags   []string // of the agent, besides those that it needs
 }
 
@@ -40,20 +44,54 @@ func newNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	n := &node{t: t, dir: dir, socket: "unix://" + filepath.Join(dir, "s"), runtime: fake.NewFakeRemoteRuntime()}
-	n.runtime.ImageService.SetFakeImageSize(1) // cri-client insists on a size
-	if err := n.runtime.Start(n.socket); err != nil {
-		t.Fatal(err)
-	}
+	n := &node{t: t, dir: dir, socket: "unix://" + filepath.Join(dir, "s"), runtime: newRuntime()}
+	n.serve()
 	if err := os.Mkdir(filepath.Join(dir, "manifests"), 0o755); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("CRISP_AGENT_ROOT", filepath.Join(dir, "agent"))
 	t.Cleanup(func() {
-		n.runtime.Stop()
+		n.away()
 		os.RemoveAll(dir)
 	})
 	return n
+}
+
+func newRuntime() *fake.RemoteRuntime {
+	r := fake.NewFakeRemoteRuntime()
+	r.ImageService.SetFakeImageSize(1) // cri-client insists on a size
+	r.RuntimeService.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
+		{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true},
+	}}
+	return r
+}
+
+// serve has the fake runtime answer at the node's socket; each call passes through what
+// is given.
+func (n *node) serve(through ...grpc.UnaryServerInterceptor) {
+	n.t.Helper()
+	path := strings.TrimPrefix(n.socket, "unix://")
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		n.t.Fatal(err)
+	}
+	n.server = grpc.NewServer(grpc.ChainUnaryInterceptor(append(through, withCode)...))
+	cri.RegisterRuntimeServiceServer(n.server, n.runtime)
+	cri.RegisterImageServiceServer(n.server, n.runtime)
+	l := listen(n.t, path)
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // by then it may be the next server's
+	go n.server.Serve(l)
+}
+
+// away has it answer no more. Its containers run on.
+func (n *node) away() { n.server.Stop() }
+
+// withCode gives errors of the fake the code that runtimes give them: its own have none.
+func withCode(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+	resp, err := handle(ctx, req)
+	if err != nil && grpcstatus.Code(err) == codes.Unknown && strings.HasSuffix(err.Error(), "not found") {
+		err = grpcstatus.Error(codes.NotFound, err.Error())
+	}
+	return resp, err
 }
 
 // inRealTime skips, with -short, a test in which a whole agent waits for seconds: for its

@@ -8,18 +8,13 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"k8s.io/cri-client/pkg/fake"
 )
 
 // startRuntime starts a runtime that knows nothing, where one was stopped.
 func (n *node) startRuntime() {
 	n.t.Helper()
-	n.runtime = fake.NewFakeRemoteRuntime()
-	n.runtime.ImageService.SetFakeImageSize(1)
-	if err := n.runtime.Start(n.socket); err != nil {
-		n.t.Fatal(err)
-	}
+	n.runtime = newRuntime()
+	n.serve()
 }
 
 // An agent that is started before its runtime says so to who asks, takes objects,
@@ -27,7 +22,7 @@ func (n *node) startRuntime() {
 func TestBeforeTheRuntime(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
-	n.runtime.Stop()
+	n.away()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -71,7 +66,7 @@ func TestBeforeTheRuntime(t *testing.T) {
 	answers("/healthz", 200, "ok")
 	n.until("get pods", `(?s)^NAME[^\n]*\nmore +2/2 +Running .*\nweb +2/2 +Running [^\n]*\n$`)
 
-	n.runtime.Stop()
+	n.away()
 	answers("/healthz", 500, "runtime: ")
 	answers("/livez", 200, "ok")
 	n.startRuntime()

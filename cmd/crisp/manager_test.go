@@ -12,7 +12,7 @@ import (
 // it lives, what it does, and that it ends.
 func TestServiceManager(t *testing.T) {
 	n := newNode(t)
-	n.runtime.Stop()
+	n.away()
 	path := filepath.Join(n.dir, "notify")
 	c, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: path, Net: "unixgram"})
 	if err != nil {
