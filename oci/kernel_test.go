@@ -29,10 +29,10 @@ import (
 
 // A kernelNode is this machine, with an executor of the test's own.
 type kernelNode struct {
-	bin, testbin string
-	dir          string
-	root, state  string
-	rootfs       string
+	bin         string
+	dir         string
+	root, state string
+	rootfs      string
 
 	mu  sync.Mutex
 	ids []string // of everything made on it; guarded by mu

@@ -105,12 +105,12 @@ func (s *Server) applyUpdate(ctx context.Context, u nri.Update) error {
 }
 
 // Evict begins to stop a container. The kubelet sees it end.
-func (s pluginRuntime) Evict(ctx context.Context, id, reason string) error {
+func (s pluginRuntime) Evict(_ context.Context, id, reason string) error {
 	c, err := s.runtime.Container(id)
 	if err != nil {
 		return err
 	}
-	ctx = logctx.With(s.ctx, "container", c.ID())
+	ctx := logctx.With(s.ctx, "container", c.ID())
 	s.log.InfoContext(ctx, "container evicted by a plugin", "kind", reason)
 	sig, ok := linuxSignal(s.index.container(c).signal)
 	if !ok {

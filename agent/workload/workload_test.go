@@ -22,7 +22,6 @@ type world struct {
 	object manifest.Object
 	pods   []workload.Pod
 	now    time.Time
-	again  time.Time
 	plan   workload.Plan
 }
 

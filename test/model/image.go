@@ -11,7 +11,6 @@ type imageState struct {
 // An image follows one image. Its ID is determined by its content: it never changes.
 type image struct {
 	name string
-	id   string
 }
 
 func (m *image) clear(s imageState, q *pending) imageState {

@@ -19,21 +19,18 @@ func TestSchemas(t *testing.T) {
 		t.Helper()
 		at := all[name]
 		for _, field := range fields {
-			for inner := at; ; {
-				if items, ok := inner["items"].(map[string]any); ok {
-					inner = items
-				}
-				if of, ok := inner["allOf"].([]any); ok {
-					inner = all[strings.TrimPrefix(of[0].(map[string]string)["$ref"], "#/components/schemas/")]
-				}
-				properties, _ := inner["properties"].(map[string]any)
-				next, ok := properties[field].(map[string]any)
-				if !ok {
-					t.Fatalf("%s has no %s: %v", name, field, slices.Sorted(maps.Keys(properties)))
-				}
-				at = next
-				break
+			if items, ok := at["items"].(map[string]any); ok {
+				at = items
 			}
+			if of, ok := at["allOf"].([]any); ok {
+				at = all[strings.TrimPrefix(of[0].(map[string]string)["$ref"], "#/components/schemas/")]
+			}
+			properties, _ := at["properties"].(map[string]any)
+			next, ok := properties[field].(map[string]any)
+			if !ok {
+				t.Fatalf("%s has no %s: %v", name, field, slices.Sorted(maps.Keys(properties)))
+			}
+			at = next
 		}
 		return at
 	}
