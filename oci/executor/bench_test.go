@@ -48,13 +48,20 @@ func benchmarkRun(b *testing.B, options ...option) {
 }
 
 // BenchmarkExec times an exec of a program that does nothing, and the wait for it.
-func BenchmarkExec(b *testing.B) { benchmarkExec(b) }
+func BenchmarkExec(b *testing.B) { benchmarkExec(b, 0) }
+
+// BenchmarkExecBeside is BenchmarkExec beside 500 more containers that run: the executor has
+// some descriptors for each.
+func BenchmarkExecBeside(b *testing.B) { benchmarkExec(b, 500) }
 
 // BenchmarkExecFiltered is BenchmarkExec with the default seccomp profile.
-func BenchmarkExecFiltered(b *testing.B) { benchmarkExec(b, filtered(defaultProfile(b))) }
+func BenchmarkExecFiltered(b *testing.B) { benchmarkExec(b, 0, filtered(defaultProfile(b))) }
 
-func benchmarkExec(b *testing.B, options ...option) {
+func benchmarkExec(b *testing.B, beside int, options ...option) {
 	n := start(b)
+	for range beside {
+		n.run([]string{"sleep", "for-ever"})
+	}
 	c := n.run([]string{"sleep", "for-ever"}, options...)
 	src := filepath.Join(b.TempDir(), "true.c")
 	if err := os.WriteFile(src, []byte("int main(void) { return 0; }"), 0o600); err != nil {

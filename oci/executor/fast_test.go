@@ -246,7 +246,7 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 		l := strings.Fields(left)
 		add("mount %s of %s %v: %s", l[4], l[3], anyNumber.ReplaceAllString(fmt.Sprint(l[5:]), "$1:N"), right)
 	}
-	keep := regexp.MustCompile(`^(Umask|Uid|Gid|Groups|SigIgn|Cap|NoNewPrivs|Seccomp|Speculation|Cpus_allowed|Mems_allowed)`)
+	keep := regexp.MustCompile(`^(Umask|Uid|Gid|Groups|SigBlk|SigIgn|Cap|NoNewPrivs|Seccomp|Speculation|Cpus_allowed|Mems_allowed)`)
 	for line := range strings.Lines(file("status")) {
 		if keep.MatchString(line) {
 			add("status %s", strings.Join(strings.Fields(line), " "))

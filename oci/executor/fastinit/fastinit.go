@@ -25,6 +25,12 @@
 // (template.go), copies that, and brings along the trees that it cloned. So the time of a
 // start does not depend on how many pods there are.
 //
+// # Descriptors
+//
+// The executor has some descriptors for each container, and a fork of Go's copies all of them.
+// spawn.c forks so that only those of the child are copied, which makes an exec independent of
+// the number of pods, too.
+//
 // # Safety
 //
 // Until pivot_root(2) nothing of the container is looked at. After it, a path of the

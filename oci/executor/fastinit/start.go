@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"runtime"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -52,15 +50,11 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	if o.Init != nil {
 		extra = o.Init
 	}
-	attr := &syscall.ProcAttr{Dir: "/", Env: []string{}, Sys: &syscall.SysProcAttr{}}
-	for _, f := range []*os.File{o.Stdio[0], o.Stdio[1], o.Stdio[2], theirs, plan, extra} {
-		attr.Files = append(attr.Files, fdOf(f))
-	}
+	var flags uintptr
 	if p.newPID {
-		attr.Sys.Cloneflags = unix.CLONE_NEWPID
+		flags = unix.CLONE_NEWPID
 	}
-	pid, err := syscall.ForkExec(s.program, []string{"crisp-executor", Arg1, Arg2}, attr)
-	runtime.KeepAlive(o)
+	pid, err := spawn([...]*os.File{o.Stdio[0], o.Stdio[1], o.Stdio[2], theirs, plan, extra}, flags)
 	if err != nil {
 		return nil, fmt.Errorf("start init: %w", err)
 	}

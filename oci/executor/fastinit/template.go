@@ -12,13 +12,15 @@ import (
 
 // A Starter starts children.
 type Starter struct {
-	program  string   // what children execute
 	template *os.File // the mount namespace that children copy
 }
 
 // New makes a starter, whose children execute this program. The error says what the kernel
 // cannot do: the attributes of mounts that it sets need Linux 5.14.
 func New() (*Starter, error) {
+	if err := reserve(); err != nil {
+		return nil, err
+	}
 	type result struct {
 		f   *os.File
 		err error
@@ -33,7 +35,7 @@ func New() (*Starter, error) {
 	if r.err != nil {
 		return nil, r.err
 	}
-	return &Starter{program: "/proc/self/exe", template: r.f}, nil
+	return &Starter{template: r.f}, nil
 }
 
 // newTemplate moves the calling thread into a mount namespace of one empty, read-only file
