@@ -20,16 +20,48 @@
 #define SYS_close_range 436
 #endif
 #define UNSHARE (1U << 1) // CLOSE_RANGE_UNSHARE, close_range(2)
+#define WORD 64           // descriptors by which the kernel keeps its bitmaps
 
 static int slots[SPAWN_FILES];    // are copies of nothing between two calls
 static int nothing = -1;          // -1: nothing is reserved
-static unsigned end;              // of the slots
+static unsigned end;              // of the slots, a multiple of WORD
+static int shares;                // whether a child may share the table until it makes its own
 static struct rlimit files_limit; // before the runtime of Go raised it
 
 // Runs before the runtime of Go does.
 static void __attribute__((constructor)) remember_limit(void)
 {
 	(void)getrlimit(RLIMIT_NOFILE, &files_limit);
+}
+
+// cut makes a table of the descriptors below WORD, and exits with whether the next one is free.
+static int cut(void *arg)
+{
+	(void)arg;
+	_exit(syscall(SYS_close_range, WORD, ~0U, UNSHARE) < 0 || fcntl(slots[0], F_DUPFD, WORD) != WORD);
+}
+
+// can_share tries the kernel for a fault (CVE-2024-45025, mended in Linux 6.11 and in stable
+// kernels): in a table that CLOSE_RANGE_UNSHARE has cut, words of descriptors that were all
+// open before stay taken, for the container's programs too.
+static int can_share(void)
+{
+	char stack[16 << 10] __attribute__((aligned(16)));
+	int fds[2 * WORD], n = 0, status = -1;
+	if (end > WORD)
+		return 0;
+	while (n < 2 * WORD && (fds[n] = fcntl(nothing, F_DUPFD_CLOEXEC, WORD)) >= 0)
+		if (fds[n++] >= 2 * WORD)
+			break;
+	if (n > 0 && fds[n - 1] >= 2 * WORD - 1) {
+		pid_t pid = clone(cut, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES, NULL);
+		if (pid > 0)
+			while (waitpid(pid, &status, __WALL) < 0 && errno == EINTR)
+				;
+	}
+	while (n-- > 0)
+		close(fds[n]);
+	return status == 0;
 }
 
 int spawn_reserve(void)
@@ -50,8 +82,9 @@ int spawn_reserve(void)
 			return err;
 		}
 		if (end <= (unsigned)slots[i])
-			end = (unsigned)slots[i] + 1;
+			end = ((unsigned)slots[i] / WORD + 1) * WORD;
 	}
+	shares = can_share();
 	return 0;
 }
 
@@ -68,7 +101,7 @@ static int begin(void *arg)
 	static char *const none[] = {NULL};
 	struct child *c = arg;
 	struct rlimit limit;
-	if (syscall(SYS_close_range, end, ~0U, UNSHARE) < 0)
+	if (shares && syscall(SYS_close_range, end, ~0U, UNSHARE) < 0)
 		goto failed; // and nothing below may be done to a table that is shared
 	for (int sig = 1; sig < NSIG; sig++) { // or a handler of Go's could run here
 		struct sigaction act;
@@ -108,7 +141,7 @@ pid_t spawn(const int files[SPAWN_FILES], int flags)
 	if (!c.err) {
 		sigfillset(&all);
 		(void)sigprocmask(SIG_BLOCK, &all, &c.mask);
-		pid = clone(begin, stack + sizeof stack, CLONE_VM | CLONE_VFORK | CLONE_FILES | SIGCHLD | flags, &c);
+		pid = clone(begin, stack + sizeof stack, CLONE_VM | CLONE_VFORK | SIGCHLD | (shares ? CLONE_FILES : 0) | flags, &c);
 		if (pid < 0)
 			c.err = errno;
 		else if (c.err)
