@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
@@ -302,9 +303,7 @@ func TestPackWithoutTmpfile(t *testing.T) {
 // Files of /dev/shm are restored with their owners and modes; existing ones stay, and
 // none leaves the directory.
 func TestFilesRoundTrip(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it gives files away")
-	}
+	testenv.NeedRoot(t, "it gives files away")
 	from, to := t.TempDir(), t.TempDir()
 	err := errors.Join(
 		os.Mkdir(filepath.Join(from, "d"), 0o750), os.WriteFile(filepath.Join(from, "d", "x"), []byte("x"), 0o640),

@@ -22,6 +22,7 @@ import (
 	vns "github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/network/netns"
 )
@@ -38,9 +39,7 @@ func TestMain(m *testing.M) {
 
 func needsRoot(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it makes networks")
 }
 
 // options returns the options of a new instance, of which nothing may be left when the test ends.

@@ -11,6 +11,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // counterFiles are some files of a v2 cgroup, by name.
@@ -146,9 +148,7 @@ func TestKeptFilesCloseUnderReaders(t *testing.T) {
 // A cgroup that was removed has no counters, even if its files are open; one that was made
 // again in its place has its own.
 func TestKeptFilesOfRemovedCgroup(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes cgroups")
-	}
+	testenv.NeedRoot(t, "it makes cgroups")
 	name := ownCgroup(NewID(), false)
 	k := &kernel{}
 	defer k.removeCgroupBase()
@@ -215,9 +215,7 @@ func TestParseNumber(t *testing.T) {
 // BenchmarkUsage reads the counters of a real cgroup, as for CRI's statistics, with its
 // files kept open and without.
 func BenchmarkUsage(b *testing.B) {
-	if os.Getuid() != 0 {
-		b.Skip("needs root: makes cgroups")
-	}
+	testenv.NeedRoot(b, "it makes cgroups")
 	name := ownCgroup(NewID(), false)
 	k := &kernel{}
 	if err := k.Cgroup(name, true); err != nil {

@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/checkpoint"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/oci/ocitest"
@@ -53,7 +54,7 @@ func TestMain(m *testing.M) {
 			if scratch, err = os.MkdirTemp("", "crisp-oci-"); err != nil {
 				return nil, nil, err
 			}
-			if os.Geteuid() == 0 {
+			if testenv.Root() {
 				if _, err = programs(); err != nil {
 					return nil, nil, err
 				}
@@ -100,9 +101,7 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 
 func newKernelNode(t testing.TB) *kernelNode {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	bin, err := programs()
 	if err != nil {
 		t.Fatal(err)
@@ -299,8 +298,6 @@ func (n *kernelNode) CrashExecutor(t testing.TB) {
 
 // The real executor passes the suite.
 func TestSuiteOnKernel(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	ocitest.Suite(t, func(t *testing.T) ocitest.Node { return newKernelNode(t) })
 }

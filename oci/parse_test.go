@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/procstat"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 func TestSysctlPath(t *testing.T) {
@@ -271,9 +272,7 @@ func TestRemoveCgroupsSparesOthers(t *testing.T) {
 // A cgroup made with the cgroupfs driver is removed, with those below it, after the change
 // to systemd's.
 func TestRemoveCgroupOfOtherDriver(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: makes cgroups")
-	}
+	testenv.NeedRoot(t, "it makes cgroups")
 	name := ownCgroup(NewID(), false)
 	if err := (&kernel{}).Cgroup(name, true); err != nil {
 		t.Fatal(err)

@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/thread"
 	"github.com/crisp-cri/crisp/internal/userns"
 )
@@ -55,9 +56,7 @@ func checkOwned(t *testing.T, dir string) {
 // A sandbox's namespaces belong to its user namespace and have its hostname and sysctls,
 // also if they had to be made a second time.
 func TestPinUserNamespace(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it makes namespaces")
 	base := t.TempDir()
 	k := newKernel(base, "", false, slog.New(slog.NewTextHandler(t.Output(), nil)))
 	dir := filepath.Join(base, "sb")

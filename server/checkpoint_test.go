@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/testdisk"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -374,9 +375,7 @@ func TestCheckpointPodFailsAnywhere(t *testing.T) {
 // A page that could not be written back is lost, and the kernel reports that once. If an
 // unrelated sync received the report while the dump was written, the checkpoint fails.
 func TestLostWritesFailThePodsCheckpoint(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
 	one := n.begin(t, sandbox, forever("one"))

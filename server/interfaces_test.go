@@ -8,14 +8,14 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // The counters of a pod's network are opened once, and closed when it is stopped, or crispd
 // ends: they hold the pod's network namespace.
 func TestInterfaceCountersEndWithTheirPod(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	n := newNode(t)
 	id := n.run(t, pod("a"))
 	sb, err := n.runtime.Sandbox(id)

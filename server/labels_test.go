@@ -2,7 +2,6 @@ package server
 
 import (
 	"context"
-	"os"
 	"strings"
 	"testing"
 
@@ -10,15 +9,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // withSELinux restarts n's crispd on a host that has SELinux on.
 func (n *node) withSELinux(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: files get labels")
-	}
+	testenv.NeedRoot(t, "files get labels")
 	n.stop()
 	n.selinux = selinux.New("u:system_r:container_t:s0", "u:object_r:container_file_t:s0", func(label string) (string, error) {
 		if strings.Contains(label, "unknown_t") {

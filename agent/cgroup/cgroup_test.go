@@ -11,6 +11,8 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/systemd"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 func TestNames(t *testing.T) {
@@ -47,9 +49,7 @@ func TestShares(t *testing.T) {
 
 // A pod's cgroup gets its limits on this kernel, can be changed, and is removed.
 func TestTree(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it makes cgroups")
-	}
+	testenv.NeedRoot(t, "it makes cgroups")
 	if os.Getenv(withHugetlb) != "" {
 		mountHugetlb(t)
 	}

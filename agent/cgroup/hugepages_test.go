@@ -15,6 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 func TestHugePages(t *testing.T) {
@@ -86,7 +88,7 @@ const withHugetlb = "CRISP_TEST_HUGETLB"
 // hierarchy beside those of v1.
 func TestTreeHugetlb(t *testing.T) {
 	switch {
-	case os.Getuid() != 0:
+	case !testenv.Root():
 		t.Skip("needs root: it makes cgroups")
 	case cgroups.IsCgroup2UnifiedMode():
 		t.Skip("TestTree does the same on cgroup v2")

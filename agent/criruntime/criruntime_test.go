@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )
@@ -216,9 +217,7 @@ func TestUnknownFilesStay(t *testing.T) {
 // A volume in memory is mounted once and goes with its pod; other programs' mounts in a pod's
 // directory are not removed.
 func TestMemoryVolume(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	d := driver(t)
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: m, emptyDir: {medium: Memory, sizeLimit: 1Mi}}]\n")
 	uid := string(pod.UID)

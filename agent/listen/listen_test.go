@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/thread"
 	"golang.org/x/sys/unix"
 )
@@ -34,9 +35,7 @@ func TestReadOnlyPortIsNotForPages(t *testing.T) {
 // A member of the group can connect to the agent; other users can reach neither the socket nor
 // the files beside it.
 func TestGroupReachesTheSocket(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it becomes another user")
-	}
+	testenv.NeedRoot(t, "it becomes another user")
 	const group, user = 61234, 61234
 	top, err := os.MkdirTemp("", "crisp-") // t.TempDir is closed to others
 	if err != nil {

@@ -7,15 +7,14 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )
 
 // A directory whose file system was unmounted can be read and is empty: that ends no pods.
 func TestUnmountedDirectory(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounts a file system: needs root")
-	}
+	testenv.NeedRoot(t, "it mounts a file system")
 	dir := t.TempDir()
 	mount := func() {
 		t.Helper()

@@ -10,14 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // A claim is given to a pod's group while another pod may write to it. No link that the other
 // pod makes there gives the node's own files to the group.
 func TestFSGroupStaysInVolume(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it changes groups")
-	}
+	testenv.NeedRoot(t, "it changes groups")
 	top := t.TempDir()
 	volume, outside := filepath.Join(top, "volume"), filepath.Join(top, "outside")
 	for _, dir := range []string{volume, filepath.Join(volume, "dir"), outside} {

@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -71,9 +72,7 @@ func (o *objects) set(name, key, value string) {
 
 func maker(t *testing.T) (*Maker, *objects) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	o := &objects{
 		maps:    map[string]map[string]string{"c": {"a": "1", "b": "2"}},
 		secrets: map[string]map[string][]byte{"s": {"key": []byte("hidden")}},

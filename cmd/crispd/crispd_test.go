@@ -23,6 +23,7 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
@@ -425,9 +426,7 @@ func TestLogrusBridge(t *testing.T) {
 // wipe must not delete the content of mounts below our directories: it may be
 // somebody's data.
 func TestWipeSparesMounts(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	root := t.TempDir()
 	mounted := filepath.Join(root, "data")
 	if err := os.Mkdir(mounted, 0o700); err != nil {
@@ -464,9 +463,7 @@ func TestWipeSparesMounts(t *testing.T) {
 // A disk of its own for /var/lib/crisp is common: wipe empties it and keeps the
 // mount.
 func TestWipeOfAMountedRoot(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	root := t.TempDir()
 	if err := unix.Mount("tmpfs", root, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
@@ -19,9 +20,7 @@ import (
 // pinned among those of others, and only those.
 func TestWipeUnpinsOwnNamespaces(t *testing.T) {
 	const inside = "CRISPD_TEST_WIPE"
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	if os.Getenv(inside) == "" {
 		cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$")
 		cmd.Env = append(os.Environ(), inside+"=1")

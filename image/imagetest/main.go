@@ -1,6 +1,7 @@
 package imagetest
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/erofs"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // Layers is the form of the layers of stores that tests open, see image.Options. CRISP_LAYERS in the
@@ -45,6 +47,9 @@ func Main(m *testing.M) {
 }
 
 func probe() error {
+	if !testenv.Root() {
+		return errors.New("it needs root")
+	}
 	dir, err := os.MkdirTemp("", "probe-*")
 	if err != nil {
 		return err

@@ -17,15 +17,14 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"golang.org/x/sys/unix"
 )
 
 // NeedRoot skips a test that is not run as root.
 func NeedRoot(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: layers have owners and are mounted")
-	}
+	testenv.NeedRoot(t, "layers have owners and are mounted")
 }
 
 // A place is a directory with a store, which a test can reopen.

@@ -12,15 +12,14 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 )
 
 func needRoot(t testing.TB) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: device nodes, owners and trusted attributes are made")
-	}
+	testenv.NeedRoot(t, "device nodes, owners and trusted attributes are made")
 }
 
 // TestUnpack has the entries of a layer on the left, and on the right the tree for

@@ -14,9 +14,7 @@ import (
 // Both ways to mount must have the same result: kernels before 6.5 have only the old one,
 // whose options share one page, so that many layers need short names.
 func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	ways := map[string]func(*overlay, string) error{"old": (*overlay).mountOld}
 	if appendsLayers() {
 		ways["new"] = (*overlay).mountNew
@@ -68,9 +66,7 @@ func TestOverlayMountsOnOldAndNewKernels(t *testing.T) {
 // Linux 6.5 and early 6.6 have the new mount API without lowerdir+: judged by the version
 // alone, no container could be made there.
 func TestOverlayOptionIsTried(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it opens a file system")
-	}
+	testenv.NeedRoot(t, "it opens a file system")
 	var uts unix.Utsname
 	if err := unix.Uname(&uts); err != nil {
 		t.Fatal(err)
@@ -91,9 +87,7 @@ func TestOverlayOptionIsTried(t *testing.T) {
 
 // ID-mapped layers are mounted in a mount namespace of their own, with both ways.
 func TestMappedOverlayOnOldAndNewKernels(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	testenv.Need(t, "idmap")
 	ids := userns.Range{Host: 200000, Length: 1000}
 	ns, err := userns.Open(userns.Map{UID: ids, GID: ids})

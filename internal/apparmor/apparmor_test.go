@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // fake returns the Profiles of a host whose kernel has two profiles, with a parser that records its
@@ -107,7 +108,7 @@ func TestParserFails(t *testing.T) {
 
 // The kernel accepts the profile, and lists it.
 func TestLoad(t *testing.T) {
-	if os.Geteuid() != 0 || !kernel.Probe().AppArmor || Parser() == "" {
+	if !testenv.Root() || !kernel.Probe().AppArmor || Parser() == "" {
 		t.Skip("needs root, AppArmor and apparmor_parser")
 	}
 	p := New("crisp-test-load")

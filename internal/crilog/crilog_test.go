@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 var noon = time.Date(2026, 1, 2, 12, 0, 0, 5000, time.UTC)
@@ -194,9 +195,7 @@ func TestReopenWhileWriting(t *testing.T) {
 // A full disk costs output, which is counted, but does not block, and leaves no partial record
 // before later ones.
 func TestFullDisk(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: mounts a small tmpfs")
-	}
+	testenv.NeedRoot(t, "it mounts a small tmpfs")
 	dir := t.TempDir()
 	if err := unix.Mount("crisp-test", dir, "tmpfs", 0, "size=8192"); err != nil {
 		t.Skipf("needs mount: %v", err)

@@ -1,19 +1,18 @@
 package testdisk
 
 import (
-	"os"
 	"os/exec"
 	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // Tests of other packages run meanwhile, each with a copy of all mounts.
 func TestDiskGoesBesideOtherNamespaces(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	other := exec.Command("cat")
 	other.SysProcAttr = &syscall.SysProcAttr{Unshareflags: unix.CLONE_NEWNS}
 	end, err := other.StdinPipe()

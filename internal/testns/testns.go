@@ -41,6 +41,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // Options say how a package's tests are run.
@@ -123,7 +124,7 @@ func alone() bool {
 
 // onMachine reports whether tests get no namespaces of their own.
 func onMachine() bool {
-	return os.Geteuid() != 0 || kernel.Probe().Systemd || os.Getenv("CRISP_TEST_NAMESPACES") == "off"
+	return !testenv.Root() || kernel.Probe().Systemd || os.Getenv("CRISP_TEST_NAMESPACES") == "off"
 }
 
 // A job is one process with its tests.

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
@@ -228,9 +229,7 @@ func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 	if err := tree.Remove(ctx, dir); !errors.Is(err, context.Canceled) {
 		t.Errorf("err %v, want that of the context", err)
 	}
-	if os.Getuid() != 0 {
-		t.Skip("needs root: a directory is made immutable")
-	}
+	testenv.NeedRoot(t, "a directory is made immutable")
 	t.Run("immutable", func(t *testing.T) {
 		disk := t.TempDir() // a tmpfs may not support these flags
 		treetest.Deep(t, disk, strings.Repeat("d", 200), 100)
@@ -268,9 +267,7 @@ func TestErrorsOfDeepTreesAreShort(t *testing.T) {
 
 // File systems mounted below a tree are not the tree's, and are not emptied.
 func TestRemoveEntersNoMount(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	dir, data := t.TempDir(), t.TempDir()
 	at := filepath.Join(dir, "top", "a", "b")
 	if err := errors.Join(os.MkdirAll(at, 0o700), os.MkdirAll(filepath.Join(dir, "top", "c"), 0o700), os.WriteFile(filepath.Join(data, "precious"), nil, 0o600)); err != nil {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 func TestTranslate(t *testing.T) {
@@ -20,9 +22,7 @@ func TestTranslate(t *testing.T) {
 }
 
 func TestMake(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it makes user namespaces")
 	m := Map{UID: Range{200000, 65536}, GID: Range{300000, 65536}}
 	var child string
 	err := Make(m, unix.CLONE_NEWNET|unix.CLONE_NEWIPC, func(ns string) error {
@@ -50,9 +50,7 @@ func TestMake(t *testing.T) {
 }
 
 func TestOpen(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root")
-	}
+	testenv.NeedRoot(t, "it makes user namespaces")
 	f, err := Open(Map{UID: Range{200000, 1}, GID: Range{300000, 1}})
 	if err != nil {
 		t.Fatal(err)

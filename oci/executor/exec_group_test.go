@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -17,7 +18,7 @@ func TestExecBesideThreadedCgroup(t *testing.T) {
 			base = root
 		}
 	}
-	if base == "" || os.Getuid() != 0 {
+	if base == "" || !testenv.Root() {
 		t.Skip("needs root and a cgroup v2 hierarchy at /sys/fs/cgroup or /sys/fs/cgroup/unified")
 	}
 	dir, err := os.MkdirTemp(base, "crisp-test-threaded-")

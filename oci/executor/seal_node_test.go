@@ -39,9 +39,7 @@ func forbidPrograms(args []string) {
 // Where vm.memfd_noexec is 2, as on hardened hosts, no memfd can be executed: the executor
 // then runs from a copy that its containers cannot change.
 func TestNoProgramsInMemory(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: runs containers")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	if _, err := os.Stat("/proc/sys/vm/memfd_noexec"); err != nil {
 		t.Skip("needs vm.memfd_noexec, of Linux 6.3")
 	}

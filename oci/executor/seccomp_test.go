@@ -469,9 +469,7 @@ func unfiltered(t *testing.T, n *node) {
 
 // A compiled filter that is malformed is not loaded: libseccomp compiles the profile then.
 func TestProgramThatIsNone(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: reads a filter from the kernel")
-	}
+	testenv.NeedRoot(t, "it reads a filter from the kernel")
 	profile, err := specconv.SetupSeccomp(&specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{
 		{Names: []string{"mount"}, Action: specs.ActErrno}}})
 	if err != nil {

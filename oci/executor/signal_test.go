@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // sleeping starts a process that ends with the test.
@@ -97,9 +99,7 @@ func fakeIPTables(t *testing.T, script string) {
 
 // Rules that cannot be removed in one address family do not keep those of the other.
 func TestUnlockGoesOnAfterWhatFails(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: enters a network namespace")
-	}
+	testenv.NeedRoot(t, "it enters a network namespace")
 	init, err := newChild(sleeping(t).Process.Pid)
 	if err != nil {
 		t.Fatal(err)
@@ -117,9 +117,7 @@ func TestUnlockGoesOnAfterWhatFails(t *testing.T) {
 // An iptables that waits for its lock forever does not block the undo: the containers of a
 // pod whose checkpoint failed run on.
 func TestUnlockIsBounded(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: enters a network namespace")
-	}
+	testenv.NeedRoot(t, "it enters a network namespace")
 	init, err := newChild(sleeping(t).Process.Pid)
 	if err != nil {
 		t.Fatal(err)
@@ -133,9 +131,7 @@ func TestUnlockIsBounded(t *testing.T) {
 
 // The network of an init that has ended is not opened: its PID may be another's by then.
 func TestUnlockAfterTheEnd(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: enters a network namespace")
-	}
+	testenv.NeedRoot(t, "it enters a network namespace")
 	cmd := sleeping(t)
 	ended, err := newChild(cmd.Process.Pid)
 	if err != nil {

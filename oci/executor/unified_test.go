@@ -7,15 +7,15 @@ import (
 	"testing"
 
 	"github.com/opencontainers/cgroups"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // On a hybrid host, the most important tests run again in a mount namespace that has only
 // the v2 hierarchy. It has no controllers there, so limits cannot be tested.
 func TestOnUnifiedHierarchy(t *testing.T) {
 	const unified = "/sys/fs/cgroup/unified"
-	if os.Getuid() != 0 {
-		t.Skip("needs root: mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	if !cgroups.IsCgroup2HybridMode() {
 		t.Skip("the other tests run on the hierarchy that this host has")
 	}

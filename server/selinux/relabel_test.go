@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
@@ -25,9 +26,7 @@ const (
 
 // volume makes a volume with a symlink to outside.
 func volume(t *testing.T) (dir, outside string) {
-	if os.Geteuid() != 0 {
-		t.Skip("needs root: labels are in security.selinux")
-	}
+	testenv.NeedRoot(t, "labels are in security.selinux")
 	dir, outside = t.TempDir(), filepath.Join(t.TempDir(), "outside")
 	err := errors.Join(
 		os.MkdirAll(filepath.Join(dir, "a", "b"), 0o755), os.WriteFile(filepath.Join(dir, "a", "b", "f"), nil, 0o644),
