@@ -124,8 +124,8 @@ type kept struct {
 }
 
 // Keep brings the file at path up to date with what r has of a pod. It appends the stages that have
-// changed since the last Keep; only where that was of another path, or where that would be more than
-// maxFile, is the file written whole. A second Keep meanwhile leaves its stages to the first.
+// changed since the last Keep. It writes the file whole where that was of another path or failed, or
+// where more than maxFile has been appended. A second Keep meanwhile leaves its stages to the first.
 func (r *Recorder) Keep(uid, path string) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
