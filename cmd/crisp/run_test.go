@@ -1,6 +1,7 @@
 package main
 
 import (
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,6 +70,19 @@ func TestRunFlags(t *testing.T) {
 		if got := text(got.Spec); got != text(spec) {
 			t.Errorf("%s:\n%swant\n%s", line, got, text(spec))
 		}
+	}
+}
+
+// Both names of the flag of labels, in one line.
+func TestRunLabels(t *testing.T) {
+	n := newNode(t)
+	out, errs, code := n.crisp("run --dry-run client --name t -l a=1 --label b=2 --labels c=3 --label d=4 x")
+	var got v1.Pod
+	if code != 0 || yaml.Unmarshal([]byte(out), &got) != nil {
+		t.Fatalf("code %d, %s", code, errs)
+	}
+	if want := map[string]string{"run": "t", "a": "1", "b": "2", "c": "3", "d": "4"}; !maps.Equal(got.Labels, want) {
+		t.Errorf("labels %v, want %v", got.Labels, want)
 	}
 }
 

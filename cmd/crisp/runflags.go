@@ -27,7 +27,8 @@ type request struct {
 	memory, cpus, shm, stopSignal, health                 string
 	entrypoint                                            string
 	ports, volumes, tmpfs, mounts, env, envFiles, labels  []string
-	annotations, dns, dnsSearch, hosts, sysctls, groups   []string
+	moreLabels, annotations, dns, dnsSearch, hosts        []string // labels of --label, since a flag's first value empties its slice
+	sysctls, groups                                       []string
 	capAdd, capDrop, security                             []string
 	interactive, tty, remove, detach, hostNetwork         bool
 	privileged, readOnly                                  bool
@@ -50,7 +51,7 @@ func (r *request) flags(fs *pflag.FlagSet) {
 	fs.StringArrayVarP(&r.env, "env", "e", nil, "set an environment `variable`: NAME=VALUE, or NAME as it is here")
 	fs.StringArrayVar(&r.envFiles, "env-file", nil, "read variables from a `file` of lines NAME=VALUE")
 	fs.StringArrayVarP(&r.labels, "labels", "l", nil, "set a `label`: KEY=VALUE")
-	fs.StringArrayVar(&r.labels, "label", nil, "the same, by docker's name: `KEY=VALUE`")
+	fs.StringArrayVar(&r.moreLabels, "label", nil, "the same, by docker's name: `KEY=VALUE`")
 	fs.StringArrayVar(&r.annotations, "annotation", nil, "set an annotation: `KEY=VALUE`")
 	fs.StringVar(&r.restart, "restart", "", "`policy`: Always, OnFailure or Never, or docker's: no, always, on-failure, unless-stopped (default: Never with -i or --rm, else Always)")
 	fs.StringVarP(&r.memory, "memory", "m", "", "the most `memory` it may have: 512m, 2g, 512Mi")
@@ -168,7 +169,7 @@ func eachPair(flag string, texts []string, take func(key, value string)) error {
 }
 
 func (b *podBuilder) metadata() error {
-	if err := eachPair("-l", b.r.labels, func(key, value string) { b.pod.Labels[key] = value }); err != nil {
+	if err := eachPair("-l", slices.Concat(b.r.labels, b.r.moreLabels), func(key, value string) { b.pod.Labels[key] = value }); err != nil {
 		return err
 	}
 	return eachPair("--annotation", b.r.annotations, func(key, value string) {
