@@ -234,12 +234,12 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 // resize changes the resources of a pod's containers while they run. The request
 // has the pod; only resources are taken from it.
 func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
-	given, _, err := s.Given(r, podKind)
-	if err != nil {
-		return err
-	}
 	var asked, pod v1.Pod
 	if err := Decode(r, &asked); err != nil {
+		return err
+	}
+	given, _, err := s.Given(r, podKind) // after the body, which may take its time
+	if err != nil {
 		return err
 	}
 	if err := json.Unmarshal(given, &pod); err != nil {

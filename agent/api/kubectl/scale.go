@@ -47,15 +47,11 @@ func (h *Handler) getScale(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
-	given, _, err := h.server.Given(r, deploymentKind)
+	text, err := api.Body(r) // before all else, since it may take its time
 	if err != nil {
 		return err
 	}
 	d, scale, err := h.scale(r)
-	if err != nil {
-		return err
-	}
-	text, err := api.Body(r)
 	if err != nil {
 		return err
 	}
@@ -74,6 +70,10 @@ func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
 	}
 	if v := asked.ResourceVersion; v != "" && v != scale.ResourceVersion {
 		return fault.WrongState.Errorf("deployment %s/%s has been changed: read it again", d.Namespace, d.Name)
+	}
+	given, _, err := h.server.Given(r, deploymentKind)
+	if err != nil {
+		return err
 	}
 	patch, err := json.Marshal(map[string]any{"spec": map[string]any{"replicas": asked.Spec.Replicas}})
 	if err != nil {
