@@ -363,6 +363,24 @@ func TestPullsPerSecond(t *testing.T) {
 	})
 }
 
+// A rate of less than 0, or of as good as 0, is no limit.
+func TestPullsWithoutRate(t *testing.T) {
+	for _, rate := range []float64{-1, 1e-60} {
+		synctest.Test(t, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+			defer cancel()
+			q := newQueue(Pulls{PerSec: rate, Burst: 2})
+			for i := range 20 {
+				done, err := q.wait(ctx)
+				if err != nil {
+					t.Fatalf("%g a second: pull %d: %v", rate, i, err)
+				}
+				done()
+			}
+		})
+	}
+}
+
 // Credentials are tried from the most specific on until one is accepted; a missing secret is
 // reported.
 func TestPullSecrets(t *testing.T) {

@@ -9,8 +9,8 @@ import (
 // Pulls limits how images are pulled. The zero value is 3 at a time, 5 a second,
 // and 10 at once after a pause.
 type Pulls struct {
-	Parallel int // at a time; less than 0 is without limit
-	PerSec   float64
+	Parallel int     // at a time; less than 0 is without limit
+	PerSec   float64 // less than 0, or no more than 0 as a float32, is without limit
 	Burst    int
 }
 
@@ -27,7 +27,10 @@ func newQueue(p Pulls) *queue {
 	if p.PerSec == 0 {
 		p.PerSec, p.Burst = 5, 10
 	}
-	q := &queue{rate: flowcontrol.NewTokenBucketRateLimiter(float32(p.PerSec), max(p.Burst, 1))}
+	q := &queue{rate: flowcontrol.NewFakeAlwaysRateLimiter()}
+	if perSec := float32(p.PerSec); perSec > 0 { // at another rate a bucket never fills
+		q.rate = flowcontrol.NewTokenBucketRateLimiter(perSec, max(p.Burst, 1))
+	}
 	if p.Parallel > 0 {
 		q.slots = make(chan struct{}, p.Parallel)
 	}
