@@ -166,6 +166,23 @@ func TestErrors(t *testing.T) {
 	}
 }
 
+// A reference to a label must be a label's name, one to an annotation may have capitals before
+// the slash.
+func TestReferencesToKeys(t *testing.T) {
+	for ref, want := range map[string]string{
+		"metadata.labels['example.org/X']":      "",
+		"metadata.annotations['Example.org/x']": "",
+		"metadata.labels['Example.org/x']":      `pod.yaml:9: spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: "Example.org/x": prefix part `,
+		"metadata.annotations['a b']":           `pod.yaml:9: spec.containers[0].env[0].valueFrom.fieldRef.fieldPath: "a b": name part `,
+	} {
+		env := "    env: [{name: A, valueFrom: {fieldRef: {fieldPath: \"" + ref + "\"}}}]\n    ports"
+		_, _, err := manifest.Read("pod.yaml", []byte(strings.Replace(web, "    ports", env, 1)), node)
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("%s: %v, want %s", ref, err, want)
+		}
+	}
+}
+
 // All errors are reported at once, in the order of the lines.
 func TestSeveralErrors(t *testing.T) {
 	_, _, err := manifest.Read("pod.yaml", []byte(strings.Replace(web, "    ports", "    foo: 1\n    bar: 2\n    ports", 1)), node)

@@ -367,7 +367,10 @@ func fieldRef(want ...string) check {
 			v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
 		}
 		if m, key, ok := fieldpath.SplitMaybeSubscriptedPath(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
-			v.valid(field+".fieldPath", key, validation.IsQualifiedName(strings.ToLower(key)))
+			if m == "metadata.annotations" { // as where the field is read
+				key = strings.ToLower(key)
+			}
+			v.valid(field+".fieldPath", key, validation.IsQualifiedName(key))
 			return
 		}
 		v.oneOf(field+".fieldPath", ref.FieldPath, want)
