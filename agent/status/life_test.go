@@ -275,5 +275,9 @@ func TestQOS(t *testing.T) {
 		if got := status.QOS(p); got != test.want {
 			t.Errorf("limits %v, requests %v: %s, want %s", test.limits, test.requests, got, test.want)
 		}
+		p.Spec.Resources = &v1.ResourceRequirements{Limits: v1.ResourceList{}} // an empty one is none
+		if got := status.QOS(p); got != test.want {
+			t.Errorf("limits %v, requests %v, and empty ones of the pod: %s, want %s", test.limits, test.requests, got, test.want)
+		}
 	}
 }

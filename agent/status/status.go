@@ -15,7 +15,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	helper "k8s.io/component-helpers/resource"
 	"k8s.io/kubectl/pkg/util/qos"
 )
 
@@ -154,9 +153,5 @@ func (g *generator) id(c podsync.Container) string {
 // and memory and requests exactly these, BestEffort if no container has a request or limit
 // of either, and else Burstable. The resources of the pod as a whole override its containers'.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
-	if !helper.IsPodLevelResourcesSet(pod) {
-		pod = &v1.Pod{Spec: pod.Spec}
-		pod.Spec.Resources = nil // an empty one is none
-	}
 	return qos.ComputePodQOS(pod)
 }
