@@ -164,14 +164,38 @@ func (n *node) until(line, pattern string) {
 	n.t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
 	for {
-		out, errs, _ := n.crisp(line)
-		if regexp.MustCompile(pattern).MatchString(out) {
+		out, errs, code := n.crisp(line)
+		if answers(pattern, out, code) {
 			return
 		}
 		if time.Now().After(deadline) {
 			n.t.Fatalf("crisp %s\n%s%swant %s", line, out, errs, pattern)
 		}
 		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// answers reports whether the output of a command that ended with a code matches. No output of
+// one that failed is no answer.
+func answers(pattern, out string, code int) bool {
+	return (code == 0 || out != "") && regexp.MustCompile(pattern).MatchString(out)
+}
+
+// A command that fails writes nothing either.
+func TestNothingOfAFailureIsNoAnswer(t *testing.T) {
+	for _, test := range []struct {
+		pattern, out string
+		code         int
+		want         bool
+	}{
+		{`^$`, "", 0, true},
+		{`^$`, "", 6, false},
+		{`^$`, "pod/web\n", 0, false},
+		{`web`, "pod/web\n", 3, true},
+	} {
+		if got := answers(test.pattern, test.out, test.code); got != test.want {
+			t.Errorf("%s, output %q, code %d: %v", test.pattern, test.out, test.code, got)
+		}
 	}
 }
 
