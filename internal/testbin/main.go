@@ -42,6 +42,7 @@
 //	fork VERB...     run the rest as a child process and wait for it
 //	spawn VERB...    run the rest as a child process and do not wait
 //	orphans N        leave N processes behind that have lost their parent, and end soon
+//	open N           open N files and keep them; the highest descriptor as a line
 //	bomb             start processes without end, and again when there can be no more
 //	stop-others      stop every process that it sees, again and again
 //
@@ -129,6 +130,15 @@ var verbs = map[string]func(s *script){
 		for _, e := range entries {
 			fmt.Println(e.Name())
 		}
+	},
+	"open": func(s *script) {
+		highest := 0
+		for range number(s.next()) {
+			fd, err := syscall.Open("/", syscall.O_RDONLY, 0)
+			check(err)
+			highest = max(highest, fd)
+		}
+		fmt.Println(highest)
 	},
 	"bomb": func(s *script) {
 		for {

@@ -1,0 +1,34 @@
+package executor_test
+
+import (
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// However many descriptors the executor has, a program has those from 0 on: of 70 files the
+// kernel gives the lowest numbers that are free. On kernels with CVE-2024-45025 a table may
+// remember which words of 64 were full when it was cut.
+func TestDescriptorsStartLow(t *testing.T) {
+	n := start(t)
+	for range 60 {
+		n.run([]string{"sleep", "for-ever"})
+	}
+	own, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
+	if err != nil || len(own) < 4*64 {
+		t.Fatalf("the executor has %d descriptors, too few for the test (%v)", len(own), err)
+	}
+	b := n.run([]string{"open", "70", "sleep", "for-ever"})
+	b.says("\n")
+	e := b.exec(wire.ExecRequest{Process: process("open", "70")})
+	for what, got := range map[string]string{"container": b.output("stdout"), "exec": line(t, e.files["stdout"])} {
+		if highest, err := strconv.Atoi(strings.TrimSpace(got)); err != nil || highest >= 128 {
+			t.Errorf("the highest of 70 files of the %s is %q", what, got)
+		}
+	}
+	e.wait()
+}
