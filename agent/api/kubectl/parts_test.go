@@ -1,16 +1,11 @@
 package kubectl
 
 import (
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/api"
-	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/store"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -18,28 +13,11 @@ import (
 // kubectl debug and patch --subresource resize send patches of a whole pod, of which the agent
 // takes one part: all else stays as it is.
 func TestPatchOfParts(t *testing.T) {
-	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
-	if err != nil {
-		t.Fatal(err)
-	}
-	const pod = `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"i"},{"name":"b","image":"i"}]}}`
-	if _, _, _, err := objects.Put([]byte(pod), store.PutOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	wanted := desired.New([]string{manifest.SourceAPI})
-	wanted.Update(objects.Update())
 	var debugged added
-	s := api.New(api.Options{
-		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
-		Statuses: known{}, Files: known{}, Ephemeral: &debugged,
-	})
-	h := New(s, objects, "")
+	a := newAPI(t, &debugged)
+	a.put(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"i"},{"name":"b","image":"i"}]}}`)
 	patch := func(part, text string) *httptest.ResponseRecorder {
-		r := httptest.NewRequest(http.MethodPatch, "/api/v1/namespaces/default/pods/web/"+part, strings.NewReader(text))
-		r.Header.Set("Content-Type", string(types.StrategicMergePatchType))
-		w := httptest.NewRecorder()
-		h.ServeHTTP(w, r)
-		return w
+		return a.ask(http.MethodPatch, "/api/v1/namespaces/default/pods/web/"+part, strategicPatch, text, func() {})
 	}
 	if w := patch("ephemeralcontainers", `{"spec":{"ephemeralContainers":[{"name":"look","image":"d"}]}}`); w.Code != http.StatusOK || len(debugged) != 1 || debugged[0].Name != "look" {
 		t.Errorf("%v are added: %d: %s", debugged, w.Code, w.Body)

@@ -39,11 +39,11 @@ func (h *Handler) routePatch() {
 
 // patchPart patches a subresource of a pod: the server takes of the patched pod what it is about.
 func (h *Handler) patchPart(w http.ResponseWriter, r *http.Request, k api.Kind) error {
-	found, err := h.server.Find(r, k)
+	patch, err := api.Body(r) // before all else, since it may take its time
 	if err != nil {
 		return err
 	}
-	patch, err := api.Body(r)
+	found, err := h.server.Find(r, k)
 	if err != nil {
 		return err
 	}
