@@ -27,6 +27,10 @@ TEST_DEBS := chromium fonts-dejavu-core
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
+# A test that syncs files waits for the disk, and not if they are in memory: they are where
+# there is a gigabyte of it. What the go command builds stays on the disk.
+IN_MEMORY = GOTMPDIR=$${GOTMPDIR:-$${TMPDIR:-/tmp}} TMPDIR=$${TMPDIR:-$$(test "0$$(df --output=avail /dev/shm 2>/dev/null | tail -1 | tr -d ' ')" -gt 1000000 && echo /dev/shm || echo /tmp)}
+
 export CGO_ENABLED = 1
 export GO
 
@@ -64,12 +68,10 @@ test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every
 	CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
 
 # What neither root nor a kernel's facilities are needed for, for root too. Much of it waits:
-# more tests run at a time than there are processors, those that wait longest begin first,
-# while the others are linked, and what they sync is in memory where that is large enough.
+# more tests run at a time than there are processors, and those that wait longest begin
+# first, while the others are linked.
 unit: ## run the tests that need no root (ARGS="./server/... -run Exec")
-	@shm=$$(df --output=avail /dev/shm 2>/dev/null | tail -1); \
-	export CRISP_TEST_ROOT=no TMPDIR=$${TMPDIR:-$$(test "0$$shm" -gt 1000000 && echo /dev/shm || echo /tmp)}; \
-	$(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
+	@CRISP_TEST_ROOT=no $(IN_MEMORY) $(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
 
 race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
@@ -103,7 +105,7 @@ test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and ba
 	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m -v ./test -run 'TestUpgradeFrom$$'
 
 fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run ^image/", -keep)
-	$(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
+	$(IN_MEMORY) $(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
 
 soak: all ## run everything at once for TIME=10m, with random kills, and look what is left of it (root; SEED=…; ARGS="-stuck .": beside stuck things)
 	@mkdir -p .cache/soak

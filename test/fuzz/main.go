@@ -7,9 +7,7 @@
 //
 // Only the code of this module is instrumented, which the inputs are to cover: everything
 // else comes from the build cache. Inputs that cover new code are kept in .cache/fuzz for the
-// next run. What the targets write is in memory, unless TMPDIR says otherwise.
-//
-// -keep does not fuzz; it copies inputs that cover code which no seed covers into
+// next run. -keep does not fuzz; it copies inputs that cover code which no seed covers into
 // the tree, the smallest first.
 package main
 
@@ -33,8 +31,6 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 const module = "github.com/crisp-cri/crisp"
@@ -197,7 +193,7 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "-test.fuzz", "^"+t.name+"$", "-test.run", "^"+t.name+"$", "-test.v", "-test.parallel", "1",
 		"-test.fuzztime", each.String(), "-test.fuzzminimizetime", "300x", "-test.fuzzcachedir", corpus)
-	cmd.Dir, cmd.Env = t.dir, append(os.Environ(), memory()...)
+	cmd.Dir = t.dir
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	failure := cmd.Run()
@@ -229,17 +225,6 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 		err = errFailed
 	}
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", execs, processor, found, last, result), err
-}
-
-// memory returns the setting of the environment by which tests write to memory where they may:
-// a target that syncs files runs some 20 times more inputs in its time.
-func memory() []string {
-	const shm = "/dev/shm" // shm_overview(7)
-	var fs unix.Statfs_t
-	if os.Getenv("TMPDIR") != "" || unix.Statfs(shm, &fs) != nil || fs.Type != unix.TMPFS_MAGIC || unix.Access(shm, unix.W_OK) != nil {
-		return nil
-	}
-	return []string{"TMPDIR=" + shm}
 }
 
 // Bounds of the inputs that are copied into the tree: of each input, and of all of a target
