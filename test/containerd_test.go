@@ -136,9 +136,7 @@ var containerdPrograms = append([]string{"containerd", "containerd-shim-runc-v2"
 // node stands for it: agents find its socket where they would find crispd's.
 func startContainerd(t *testing.T) *node {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it runs containers")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	if _, err := os.Stat("/etc/hosts"); err != nil {
 		t.Skipf("containerd starts no pod without it: %v", err)
 	}

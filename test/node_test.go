@@ -66,9 +66,7 @@ type node struct {
 // and nothing of it may be left. prepare runs before its daemon starts.
 func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *node, config string) {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it runs containers")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	before, err := noleaks.Take(programs...)
 	if err != nil {
 		t.Fatal(err)

@@ -20,6 +20,8 @@ import (
 	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // What crispd and the agent serve is to promtool's liking, and the dashboard and the alerts of
@@ -56,9 +58,7 @@ type scraped struct {
 
 func startScraped(t *testing.T) *scraped {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it runs containers")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	s := &scraped{programs: filepath.Dir(unpackedOr(t, "prometheus", "usr/bin", "promtool")), crispd: freePort(t), agent: freePort(t)}
 	n, _ := startNode(t, func(n *node, config string) error {
 		text := withInit(fmt.Sprintf("[metrics]\naddress = %q\n", s.crispd))

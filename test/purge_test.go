@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"strings"
 	"testing"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // purges runs postrm in a mount namespace of its own, with empty file systems at /etc, /run
@@ -58,9 +60,7 @@ done
 // A purge removes nothing through a mount, which may lead to somebody's data. Crisp's own
 // directory may be a mount point, and its file system is emptied.
 func TestPurgeKeepsMounts(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	postrm, err := os.ReadFile("../packaging/debian/postrm")
 	if err != nil {
 		t.Fatal(err)
@@ -145,9 +145,7 @@ purge
 // A purge removes what a package removal has left, though the programs are gone and nothing
 // of crisp runs any more: the executor may have died, and does not survive a reboot.
 func TestPurgeAfterAReboot(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it mounts")
-	}
+	testenv.NeedRoot(t, "it mounts")
 	cmd := exec.Command("unshare", "--mount", "--net", "--propagation", "private", "sh", "-eu", "-c", removals)
 	cmd.Env = append(os.Environ(), "PROGRAMS="+buildOnce(t).dir)
 	for name, file := range map[string]string{"PRERM": "prerm", "POSTRM": "postrm"} {

@@ -97,9 +97,7 @@ type quickstart struct {
 }
 
 func newQuickstart(t *testing.T) *quickstart {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: it runs containers")
-	}
+	testenv.NeedRoot(t, "it runs containers")
 	q := &quickstart{T: t, work: t.TempDir()}
 	q.busybox = unpackedOr(t, "busybox-static", "bin", "busybox")
 	if f, err := elf.Open(q.busybox); err != nil {

@@ -32,9 +32,7 @@ var withDirectories = []string{"artifact_volume", "full_disk", "hostile_layer", 
 // runScripts runs the named scripts, or all, with layers of the given form, "" being the
 // default.
 func runScripts(t *testing.T, layers string, names ...string) {
-	if os.Getuid() != 0 {
-		t.Skip("needs root: the scripts run containers")
-	}
+	testenv.NeedRoot(t, "the scripts run containers")
 	build := buildOnce(t)
 	dir := "script"
 	var files []string

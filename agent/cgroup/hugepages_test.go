@@ -87,9 +87,8 @@ const withHugetlb = "CRISP_TEST_HUGETLB"
 // A v1 kernel may have the controller although it is not mounted, or have it in the unified
 // hierarchy beside those of v1.
 func TestTreeHugetlb(t *testing.T) {
+	testenv.NeedRoot(t, "it makes cgroups")
 	switch {
-	case !testenv.Root():
-		t.Skip("needs root: it makes cgroups")
 	case cgroups.IsCgroup2UnifiedMode():
 		t.Skip("TestTree does the same on cgroup v2")
 	case hugetlb(t):

@@ -27,7 +27,7 @@ type request struct {
 	memory, cpus, shm, stopSignal, health                 string
 	entrypoint                                            string
 	ports, volumes, tmpfs, mounts, env, envFiles, labels  []string
-	moreLabels, annotations, dns, dnsSearch, hosts        []string // labels of --label, since a flag's first value empties its slice
+	moreLabels, annotations, dns, dnsSearch, hosts        []string // moreLabels are of --label: two flags with one slice would empty it for each other
 	sysctls, groups                                       []string
 	capAdd, capDrop, security                             []string
 	interactive, tty, remove, detach, hostNetwork         bool
