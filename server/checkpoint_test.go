@@ -110,6 +110,7 @@ func TestCheckpointContainer(t *testing.T) {
 // A checkpoint that fails, at whatever step, leaves the container running and no archive, not
 // even a part of one.
 func TestCheckpointContainerFails(t *testing.T) {
+	t.Parallel() // it waits for a time limit of a second
 	n := newNode(t)
 	id := n.begin(t, n.run(t, pod("web")), forever("app"))
 	location := filepath.Join(t.TempDir(), "c.tar")

@@ -17,6 +17,7 @@ import (
 )
 
 func TestExecSync(t *testing.T) {
+	t.Parallel() // it waits for a time limit of a second
 	n := newNode(t)
 	id := n.begin(t, n.run(t, pod("a")), forever("x"))
 	exec := func(ctx context.Context, timeout int64, script ...string) (*cri.ExecSyncResponse, error) {

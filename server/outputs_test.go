@@ -91,6 +91,7 @@ func TestOutputOfAnEndedCommand(t *testing.T) {
 // The output of a command that closes its terminal and opens it again is still read;
 // once it has ended nobody waits for more.
 func TestOutputOfATerminalOpenedAgain(t *testing.T) {
+	t.Parallel() // it waits for the time that an output has to end
 	pty, name := newPTY(t)
 	to := &slowWriter{}
 	var o outputs

@@ -346,6 +346,7 @@ func TestPluginJoinsWhileUndone(t *testing.T) {
 
 // A plugin that does not answer is dropped, and the operation it was asked about goes on.
 func TestPluginHangs(t *testing.T) {
+	t.Parallel() // it waits for a plugin to time out
 	n := pluginNode(t)
 	wait, _, open := gate()
 	defer open()

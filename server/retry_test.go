@@ -383,6 +383,7 @@ func TestNothingNewInAStoppedSandbox(t *testing.T) {
 
 // The kubelet's stop may time out; the kill goes on nevertheless.
 func TestStopGoesOnWithoutItsCaller(t *testing.T) {
+	t.Parallel() // it waits for a grace period of a second
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
 	config := container("stubborn", "ignore-term", "sleep", "for-ever")
