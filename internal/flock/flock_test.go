@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 )
 
 func TestLock(t *testing.T) {
+	t.Parallel() // it waits for a lock that stays held
 	path := filepath.Join(t.TempDir(), "lock")
 	first, err := Take(path)
 	if err != nil {
@@ -38,5 +40,30 @@ func TestLock(t *testing.T) {
 	}
 	if _, err := Take(path); !errors.Is(err, ErrHeld) {
 		t.Errorf("the third holder gets %v", err)
+	}
+}
+
+// The lock of a killed daemon is held for another moment by a child that it had forked, until
+// that executes its program.
+func TestTakeWaitsForChildrenOfADeadHolder(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "lock")
+	dead, err := Take(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	child := exec.Command("sleep", "0.2")
+	child.ExtraFiles = []*os.File{dead} // which it does not close
+	if err := child.Start(); err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	next, err := Take(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.Close()
+	if err := child.Wait(); err != nil {
+		t.Error(err)
 	}
 }

@@ -93,9 +93,6 @@ type Executor struct {
 	criu        *criu
 }
 
-// lockTime is how long a new executor waits for the lock of its directory.
-const lockTime = time.Second
-
 // New makes the executor of a state directory and listens. The error is fault.Exists
 // if the directory has one.
 func New(o Options) (*Executor, error) {
@@ -112,7 +109,7 @@ func New(o Options) (*Executor, error) {
 	// A lock that was passed to us is ours already: it belongs to the open file. The
 	// lock of a killed executor is held for another moment by processes that it had
 	// forked.
-	ctx, cancel := context.WithTimeout(context.Background(), lockTime)
+	ctx, cancel := context.WithTimeout(context.Background(), flock.Patience)
 	defer cancel()
 	switch err := flock.Lock(ctx, lock); {
 	case errors.Is(err, context.DeadlineExceeded):
