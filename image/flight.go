@@ -5,28 +5,22 @@ import (
 	"sync"
 
 	"github.com/crisp-cri/crisp/image/progress"
-	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/singleflight"
 )
 
-// A flight is work that several callers wait for. It has its own context, so that it survives
-// the caller that began it, and is cancelled when the last caller has left.
-type flight struct {
-	done    chan struct{} // closed once img and err are set
-	img     Image
-	err     error
-	cancel  context.CancelFunc
-	waiters int // guarded by flights.mu
-
-	stages   *stage.Log // nil if nobody records
-	progress *progress.Pull
-}
-
-// flights are the pulls under way, by what is pulled.
+// flights are the pulls under way, by what is pulled. Several callers may wait for one; it is
+// cancelled when the last of them has left.
 type flights struct {
 	tracker progress.Tracker
-	mu      sync.Mutex
-	m       map[string]*flight // guarded by mu
+	group   singleflight.Group[*flight]
 	running sync.WaitGroup
+}
+
+// A flight is the pull that several callers wait for.
+type flight struct {
+	progress *progress.Pull
+	img      Image
 }
 
 // A journey is what a flight is for.
@@ -36,73 +30,34 @@ type journey struct {
 	pod   string // on whose behalf this caller waits, to be shown; "" = nobody's
 }
 
+// start lets flights begin, until ctx ends.
+func (fs *flights) start(ctx context.Context) {
+	fs.group.Ctx = ctx
+	fs.group.Begin = func(f func()) bool {
+		fs.running.Go(f)
+		return true
+	}
+}
+
 // join runs work, or waits for the same work that is under way.
 func (fs *flights) join(ctx context.Context, to journey, work func(context.Context, *progress.Pull) (Image, error)) (Image, error) {
-	key := to.key
-	fs.mu.Lock()
-	f := fs.m[key]
-	if f == nil {
-		own, log := stage.Fork(context.WithoutCancel(ctx))
-		own, cancel := context.WithCancel(own)
-		f = &flight{done: make(chan struct{}), cancel: cancel, stages: log, progress: fs.tracker.New(to.image)}
-		if fs.m == nil {
-			fs.m = make(map[string]*flight)
-		}
-		fs.m[key] = f
-		fs.running.Go(func() {
-			defer cancel()
-			f.progress.Begin()
-			f.img, f.err = work(own, f.progress)
-			f.stages.Stop()
-			f.progress.End(f.err)
-			fs.forget(key, f)
-			close(f.done)
+	share := func() *flight { return &flight{progress: fs.tracker.New(to.image)} }
+	c, _ := fs.group.Join(ctx, to.key, share, func(ctx context.Context, f *flight) error {
+		f.progress.Begin()
+		err := fault.Protect(func() (err error) {
+			f.img, err = work(ctx, f.progress)
+			return err
 		})
+		f.progress.End(err)
+		return err
+	})
+	c.Shared.progress.Join(to.pod)
+	defer c.Shared.progress.Leave(to.pod)
+	if err := c.Wait(ctx); err != nil {
+		return Image{}, err
 	}
-	f.waiters++
-	fs.mu.Unlock()
-	f.progress.Join(to.pod)
-	defer f.progress.Leave(to.pod)
-	stage.Follow(ctx, f.stages)
-
-	select {
-	case <-f.done:
-		return f.img, f.err
-	case <-ctx.Done():
-		fs.leave(key, f)
-		return Image{}, ctx.Err()
-	}
+	return c.Shared.img, nil
 }
 
-// leave takes a waiter off f. Work without waiters is cancelled, and a later caller does not
-// join it.
-func (fs *flights) leave(key string, f *flight) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	f.waiters--
-	if f.waiters > 0 {
-		return
-	}
-	f.cancel()
-	if fs.m[key] == f {
-		delete(fs.m, key)
-	}
-}
-
-func (fs *flights) forget(key string, f *flight) {
-	fs.mu.Lock()
-	defer fs.mu.Unlock()
-	if fs.m[key] == f {
-		delete(fs.m, key)
-	}
-}
-
-// stop cancels all work and waits for its end.
-func (fs *flights) stop() {
-	fs.mu.Lock()
-	for _, f := range fs.m {
-		f.cancel()
-	}
-	fs.mu.Unlock()
-	fs.running.Wait()
-}
+// wait returns when none is under way.
+func (fs *flights) wait() { fs.running.Wait() }

@@ -52,6 +52,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 	}()
 	s := &Store{o: o, log: o.Log, end: end}
+	s.pulls.start(life)
 	s.registries = registry.New(s.staging(), o.Log, o.Settings.Settings)
 	s.Reconfigure(o.Settings)
 	for _, d := range []struct {
@@ -96,7 +97,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 // after the next Open.
 func (s *Store) Close() error {
 	s.end()
-	s.pulls.stop()
+	s.pulls.wait()
 	s.rootfs.Close()
 	return s.layers.Close()
 }

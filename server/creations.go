@@ -219,7 +219,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 // run does the work of c.
 func (cs *creations) run(ctx context.Context, c *creation, build func(context.Context, *creation) error) {
 	hiddenID := c.id // build replaces c.id if it finds the object
-	c.err = protect(func() error { return build(ctx, c) })
+	c.err = fault.Protect(func() error { return build(ctx, c) })
 	c.stages.Stop()
 
 	if cs.ended(ctx, c, hiddenID) {
@@ -242,17 +242,6 @@ func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bo
 		c.timer = time.AfterFunc(uncollectedLife, func() { cs.expire(ctx, c) })
 	}
 	return false
-}
-
-// protect turns a panic of work, which runs outside the safety net of an RPC,
-// into an error.
-func protect(work func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			err = fault.Internal.Errorf("internal error: %v", p)
-		}
-	}()
-	return work()
 }
 
 // take gives the finished object of c to a caller that is still there.
@@ -301,7 +290,7 @@ func (cs *creations) expire(ctx context.Context, c *creation) {
 func (cs *creations) undo(ctx context.Context, c *creation) {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	if err := protect(func() error { return c.discard(ctx) }); err != nil {
+	if err := fault.Protect(func() error { return c.discard(ctx) }); err != nil {
 		// The object is listed from now on, and the kubelet removes objects it
 		// did not want.
 		cs.log.WarnContext(ctx, "uncollected object not undone", cs.what, c.id, "err", err)

@@ -317,7 +317,8 @@ func TestPanicOfABuildIsAnError(t *testing.T) {
 func TestNothingBeginsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
-		ts := tasks{ctx: context.Background(), work: &b.work}
+		var ts tasks
+		ts.start(context.Background(), &b.work)
 		inner := errors.New("not run")
 		b.work.start(func() {
 			time.Sleep(time.Minute)
@@ -342,7 +343,8 @@ func TestNothingBeginsAfterClose(t *testing.T) {
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var work detached
-		ts := tasks{ctx: context.Background(), work: &work}
+		var ts tasks
+		ts.start(context.Background(), &work)
 		runs := 0
 		run := func(context.Context) error {
 			runs++
@@ -459,15 +461,20 @@ func TestStagesOfWorkAreSeenAtOnce(t *testing.T) {
 			}
 			ctx, log = stage.With(t.Context(), nil)
 		}
-		ts := tasks{ctx: context.Background(), work: &b.work}
-		_, _, err := ts.join(ctx, "a", func(ctx context.Context) error {
-			stage.Next(ctx, "task")
-			time.Sleep(time.Minute)
-			return nil
-		})
+		var ts tasks
+		ts.start(context.Background(), &b.work)
+		go func() {
+			if err := ts.do(ctx, "a", func(ctx context.Context) error {
+				stage.Next(ctx, "task")
+				time.Sleep(time.Minute)
+				return nil
+			}); err != nil {
+				t.Errorf("task: %v", err)
+			}
+		}()
 		synctest.Wait()
-		if spans := log.Spans(); err != nil || len(spans) == 0 || spans[0].Name != "task" {
-			t.Errorf("task: %v; the call's stages are %v", err, spans)
+		if spans := log.Spans(); len(spans) == 0 || spans[0].Name != "task" {
+			t.Errorf("task: the call's stages are %v", spans)
 		}
 		time.Sleep(time.Hour)
 	})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"log/slog"
 	"path"
-	"runtime/debug"
 	"slices"
 	"strings"
 	"time"
@@ -41,17 +40,14 @@ func Interceptors(s *Server) []grpc.ServerOption {
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	ctx, c := s.begin(ctx, info.FullMethod, subject(req), s.podStageOf(req))
 	s.enter(c)
-	defer func() {
-		if p := recover(); p != nil {
-			resp, err = nil, s.panicked(ctx, p)
+	err = fault.Protect(func() (err error) {
+		if err = checkRequest(req); err == nil {
+			resp, err = handle(ctx, req)
 		}
-		s.leave(c, resp, err)
-		err = s.finish(ctx, c, result(resp), err)
-	}()
-	if err := checkRequest(req); err != nil {
-		return nil, err
-	}
-	return handle(ctx, req)
+		return err
+	})
+	s.leave(c, resp, err)
+	return resp, s.finish(ctx, c, result(resp), err)
 }
 
 // AuxServerOptions returns the options of a gRPC server that does not serve CRI. Its errors get
@@ -65,32 +61,26 @@ const maxAuxRequest = 64 << 10
 
 func (s *Server) interceptAux(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	ctx = logctx.With(ctx, "rpc", info.FullMethod)
-	defer func() {
-		if p := recover(); p != nil {
-			resp, err = nil, s.panicked(ctx, p)
-		}
-		if err == nil {
-			return
-		}
-		code, level := codeOf(ctx, err), slog.LevelDebug
-		if code == codes.Unknown {
-			level = slog.LevelError
-		}
-		s.log.Log(ctx, level, "rpc failed", "kind", code.String(), "err", err)
-		err = status.Error(code, err.Error())
-	}()
-	return handle(ctx, req)
+	err = fault.Protect(func() (err error) {
+		resp, err = handle(ctx, req)
+		return err
+	})
+	if err == nil {
+		return resp, nil
+	}
+	s.logPanic(ctx, err)
+	code, level := codeOf(ctx, err), slog.LevelDebug
+	if code == codes.Unknown {
+		level = slog.LevelError
+	}
+	s.log.Log(ctx, level, "rpc failed", "kind", code.String(), "err", err)
+	return nil, status.Error(code, err.Error())
 }
 
-func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) (err error) {
+func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	ctx, c := s.begin(stream.Context(), info.FullMethod, nil, new(podStage))
-	defer func() {
-		if p := recover(); p != nil {
-			err = s.panicked(ctx, p)
-		}
-		err = s.finish(ctx, c, nil, err)
-	}()
-	return handle(srv, contextStream{stream, ctx})
+	err := fault.Protect(func() error { return handle(srv, contextStream{stream, ctx}) })
+	return s.finish(ctx, c, nil, err)
 }
 
 // contextStream is a stream whose handler sees our context.
@@ -101,10 +91,12 @@ type contextStream struct {
 
 func (s contextStream) Context() context.Context { return s.ctx }
 
-// panicked turns a panic into an error of the one request that caused it.
-func (s *Server) panicked(ctx context.Context, p any) error {
-	s.log.ErrorContext(ctx, "rpc panicked", "err", p, "stack", string(debug.Stack()))
-	return fault.Internal.Errorf("internal error: %v", p)
+// logPanic logs the stack if err comes from a panic, of the request itself or of work that
+// it waited for.
+func (s *Server) logPanic(ctx context.Context, err error) {
+	if p, ok := errors.AsType[*fault.Panic](err); ok {
+		s.log.ErrorContext(ctx, "rpc panicked", "err", p.Value, "stack", string(p.Stack))
+	}
 }
 
 // A call is an RPC under way, and the object it is about.
@@ -130,6 +122,7 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 	code := codes.OK
 	if err != nil {
 		code = codeOf(ctx, err)
+		s.logPanic(ctx, err)
 	}
 	took, shares := c.End(telemetry.Outcome{
 		Code: code.String(), Err: err, Attrs: append(slices.Clip(c.subject), result...), Result: pullResult(c.RPC, code, err),

@@ -59,7 +59,7 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	stage.Next(ctx, "rootfs")
 	// The kernel waits for its processors in both, so they go on side by side.
 	forgotten := make(chan error, 1)
-	go func() { forgotten <- protect(func() error { return c.Forget(ctx) }) }()
+	go func() { forgotten <- fault.Protect(func() error { return c.Forget(ctx) }) }()
 	err := s.unmountAll(ctx, append([]string{c.ID()}, rec.volumes...))
 	if err := errors.Join(err, <-forgotten); err != nil {
 		return err

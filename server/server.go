@@ -199,7 +199,7 @@ func New(o Options) (*Server, error) {
 	s.sandboxes = newCreations(s.ctx, &s.work, s.log, "sandbox")
 	s.containers = newCreations(s.ctx, &s.work, s.log, "container")
 	s.sandboxes.delivered, s.containers.delivered = s.sandboxDelivered, s.containerDelivered
-	s.tasks.ctx, s.tasks.work = s.ctx, &s.work
+	s.tasks.start(s.ctx, &s.work)
 	var err error
 	if s.streaming, err = streaming.New(o.Streaming, streamRuntime{s}); err != nil {
 		s.cancel()

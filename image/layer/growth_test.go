@@ -3,10 +3,13 @@ package layer
 import (
 	"archive/tar"
 	"context"
+	"errors"
 	"io"
 	"os"
+	"path/filepath"
 	"testing"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -58,5 +61,33 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 	}
 	if got := used(); got != unpacked {
 		t.Errorf("when it is committed, used is %+v, before %+v", got, unpacked)
+	}
+}
+
+// A layer that makes its unpacker panic is an error of who wants it; nothing is left of it, and
+// the next one is tried.
+func TestPanicOfAnUnpackerIsAnError(t *testing.T) {
+	_, ls := openEmpty(t)
+	id := digest.FromString("a")
+	_, _, err := ls.acquire(t.Context(), id, source{}, func(_ context.Context, dir string, _ *growth) (record, error) {
+		if err := os.WriteFile(filepath.Join(dir, "part"), []byte("x"), 0o600); err != nil {
+			t.Error(err)
+		}
+		panic("bug")
+	})
+	if p, ok := errors.AsType[*fault.Panic](err); !ok || p.Value != "bug" {
+		t.Errorf("got %v", err)
+	}
+	if left, err := os.ReadDir(ls.staging); err != nil || len(left) > 0 {
+		t.Errorf("left in staging: %v (%v)", left, err)
+	}
+	l, mine, err := ls.acquire(t.Context(), id, source{}, func(ctx context.Context, dir string, _ *growth) (record, error) {
+		return asTree(ctx, dir, func(string) (shape, error) { return shape{}, nil })
+	})
+	if err != nil || !mine {
+		t.Fatalf("the next caller gets %v, own run %v", err, mine)
+	}
+	if err := ls.release(l); err != nil {
+		t.Error(err)
 	}
 }

@@ -211,7 +211,11 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, fill f
 			err = errors.Join(err, tree.Remove(context.WithoutCancel(ctx), dir))
 		}
 	}()
-	if l.record, err = fill(ctx, dir, &l.growth); err != nil {
+	err = fault.Protect(func() (err error) {
+		l.record, err = fill(ctx, dir, &l.growth)
+		return err
+	})
+	if err != nil {
 		return err
 	}
 	l.record.DiffID, l.record.From = l.DiffID, from
