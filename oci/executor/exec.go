@@ -24,6 +24,7 @@ type execution struct {
 	group map[string]string // its sub-cgroup by hierarchy; nil if it has none
 	owner *wire.Conn        // guarded by execs.mu; nil after an upgrade until claimed
 	ended chan struct{}     // closed when code is known
+	gone  chan struct{}     // closed when it has left the table
 	code  int32
 }
 

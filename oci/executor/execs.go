@@ -39,7 +39,7 @@ func (t *execs) open(c *container, from *wire.Conn) *execution {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.last++
-	return &execution{id: t.session + "-" + strconv.FormatUint(t.last, 10), c: c, owner: from, ended: make(chan struct{})}
+	return &execution{id: t.session + "-" + strconv.FormatUint(t.last, 10), c: c, owner: from, ended: make(chan struct{}), gone: make(chan struct{})}
 }
 
 // register puts a started exec into the table and watches it.
@@ -75,9 +75,14 @@ func (t *execs) watch(e *execution) {
 
 // guard kills the exec when the connection that owns it ends, and removes it. An upgrade ends
 // all connections, which must not count: guard waits behind the gate then, and goes on only if
-// the upgrade fails.
+// the upgrade fails. crispd has one connection for as long as it runs, and probes many an exec
+// on it: guard ends with the exec.
 func (t *execs) guard(e *execution, owner *wire.Conn) {
-	<-owner.Done()
+	select {
+	case <-e.gone:
+		return
+	case <-owner.Done():
+	}
 	t.abandonIf(e, func() bool { return e.owner == owner })
 }
 
@@ -119,6 +124,7 @@ func (t *execs) forget(e *execution) {
 	if t.all[e.id] == e {
 		delete(t.all, e.id)
 		e.proc.close()
+		close(e.gone)
 	}
 	t.mu.Unlock()
 }

@@ -68,7 +68,7 @@ func TestLeavingTakesNoContainer(t *testing.T) {
 // the exec may be what has ended it.
 func TestLeavingTellsExecCodes(t *testing.T) {
 	x := newExecutor(t)
-	e := &execution{id: "e", c: &container{}, proc: &child{}, code: 7, owner: new(wire.Conn), ended: make(chan struct{})}
+	e := &execution{id: "e", c: &container{}, proc: &child{}, code: 7, owner: new(wire.Conn), ended: make(chan struct{}), gone: make(chan struct{})}
 	close(e.ended)
 	x.execs.all[e.id] = e
 	if err := x.CloseIdle(); !errors.Is(err, fault.WrongState) {
@@ -181,5 +181,36 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 	}
 	for n := 1; n > 0; time.Sleep(time.Millisecond) {
 		n = x.execs.count()
+	}
+}
+
+// crispd has one connection for as long as it runs, and kubelets probe with many an exec: what
+// watches that connection for an exec must end with the exec.
+func TestGuardEndsWithItsExec(t *testing.T) {
+	x := newExecutor(t)
+	owner := new(wire.Conn) // which never ends
+	e := x.execs.open(&container{}, owner)
+	e.proc = &child{}
+	close(e.ended)
+	x.execs.all[e.id] = e
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		x.execs.guard(e, owner)
+	}()
+	var call wire.Call
+	if _, err := x.execs.wait(t.Context(), owner, &call, e.id); err != nil {
+		t.Fatal(err)
+	}
+	select {
+	case <-over:
+		t.Error("the exec is not guarded until its code is reported")
+	default:
+	}
+	call.Then()
+	select {
+	case <-over:
+	case <-time.After(time.Minute):
+		t.Error("the exec is gone, and what guards it is not")
 	}
 }

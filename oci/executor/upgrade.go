@@ -388,7 +388,7 @@ const unclaimed = 30 * time.Second
 
 // resume continues with an exec that was saved.
 func (t *execs) resume(s savedExec, c *container) {
-	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}),
+	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}), gone: make(chan struct{}),
 		proc: &child{pid: s.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: true}}
 	if s.Ended {
 		e.code = s.Code
