@@ -95,9 +95,7 @@ func (l *link) connect(ctx context.Context) error {
 // keep delivers events, and replaces the connection whenever it ends, until close.
 func (l *link) keep(ctx context.Context) {
 	for {
-		l.mu.Lock()
-		conn := l.conn
-		l.mu.Unlock()
+		conn := l.current()
 		for e := range conn.Events() {
 			l.handle(e)
 		}
@@ -233,6 +231,13 @@ func (l *link) restarts() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return max(l.connects, 1) - 1
+}
+
+// current returns the connection in force; nil = there is none.
+func (l *link) current() ExecutorConn {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.conn
 }
 
 // close ends the connection for good; keep returns.

@@ -48,6 +48,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // Records keeps durable records; *checkpoint.Manager is one.
@@ -160,6 +162,15 @@ func makePrivate(dir string) error {
 // ExecutorRestarts is how often, since Open, the executor was lost and another one
 // took its place.
 func (r *Runtime) ExecutorRestarts() uint64 { return r.link.restarts() }
+
+// ExecutorPid returns the PID of the executor in force. The error is fault.Unavailable while
+// there is none.
+func (r *Runtime) ExecutorPid() (int, error) {
+	if p, ok := r.link.current().(processConn); ok {
+		return p.Pid()
+	}
+	return 0, fault.Unavailable.Errorf("there is no executor")
+}
 
 // Close lets go of the executor. Containers and executor run on.
 func (r *Runtime) Close() error {

@@ -23,8 +23,10 @@ const (
 	killAfter   = 12
 )
 
-// A killer is a connection to a process that can be killed.
-type killer interface {
+// A processConn is a connection to an executor that is a process.
+type processConn interface {
+	// Pid returns the process at the other end of the connection.
+	Pid() (int, error)
 	// Kill sends SIGKILL to the process at the other end of the connection.
 	Kill() error
 }
@@ -68,7 +70,7 @@ func (l *link) watch(ctx context.Context) {
 			logged = true
 		}
 		l.trouble.Store(&err)
-		if m, ok := conn.(killer); ok && failed >= killAfter {
+		if m, ok := conn.(processConn); ok && failed >= killAfter {
 			l.log.Error("executor is killed, to be replaced", "err", err, "kill", m.Kill())
 			failed = 0 // should its successor be no better, it has as long
 		}

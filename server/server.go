@@ -213,7 +213,7 @@ func New(o Options) (*Server, error) {
 		s.cadvisor = cadvisor.New(cgroupOwners{s}, s.log)
 	}
 	s.events.attach(s)
-	o.Telemetry.Watch(s.state)
+	o.Telemetry.Watch(s.state, s.runtime.ExecutorPid)
 	return s, nil
 }
 

@@ -224,6 +224,9 @@ func (c *conn) Close() error {
 	return nil
 }
 
+// Pid is that of the test: there is no process.
+func (c *conn) Pid() (int, error) { return os.Getpid(), nil }
+
 // Kill ends the executor, as a wire.Client's does.
 func (c *conn) Kill() error {
 	c.x.Crash()

@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -111,24 +112,37 @@ func (c *Client) Close() error {
 	return c.conn.Close()
 }
 
-// Kill sends SIGKILL to the process that listens at the other end. It is no error if that has
-// ended.
-func (c *Client) Kill() error {
+// Pid returns the PID of the process that listens at the other end. The error is net.ErrClosed
+// if the connection has ended.
+func (c *Client) Pid() (int, error) {
 	raw, err := c.conn.SyscallConn()
 	if err != nil {
-		return err
+		return 0, err
 	}
 	var cred *unix.Ucred
 	var cerr error
 	if err := raw.Control(func(fd uintptr) {
 		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
 	}); err != nil {
-		return nil // the connection has ended, and with it the process
+		return 0, net.ErrClosed
 	}
 	if cerr != nil {
-		return cerr
+		return 0, os.NewSyscallError("getsockopt", cerr)
 	}
-	pidfd, err := unix.PidfdOpen(int(cred.Pid), 0)
+	return int(cred.Pid), nil
+}
+
+// Kill sends SIGKILL to the process that listens at the other end. It is no error if that has
+// ended.
+func (c *Client) Kill() error {
+	pid, err := c.Pid()
+	if errors.Is(err, net.ErrClosed) {
+		return nil // and with the connection the process has ended
+	}
+	if err != nil {
+		return err
+	}
+	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err == unix.ESRCH {
 		return nil
 	}
@@ -143,7 +157,7 @@ func (c *Client) Kill() error {
 	default:
 	}
 	if err := unix.PidfdSendSignal(pidfd, unix.SIGKILL, nil, 0); err != nil && err != unix.ESRCH {
-		return fmt.Errorf("kill executor, process %d: %w", cred.Pid, err)
+		return fmt.Errorf("kill executor, process %d: %w", pid, err)
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package telemetry
 
 import (
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
 
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
@@ -16,10 +17,12 @@ type State struct {
 	Pulls                 []pulls.Pull
 }
 
-// Watch makes each scrape call state; it must be called once.
-func (t *Telemetry) Watch(state func() State) {
+// Watch makes each scrape call state, and look at the process that executor names, of which there
+// is nothing while that returns an error. It must be called once.
+func (t *Telemetry) Watch(state func() State, executor func() (pid int, err error)) {
 	if t != nil {
-		t.registry.MustRegister(states(state))
+		t.registry.MustRegister(states(state),
+			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{PidFn: executor, Namespace: "crisp_executor"}))
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -27,6 +28,8 @@ func newTelemetry(t *testing.T) *telemetry.Telemetry {
 	return tel
 }
 
+func thisProcess() (int, error) { return os.Getpid(), nil }
+
 func scrape(tel *telemetry.Telemetry) string {
 	w := httptest.NewRecorder()
 	tel.Handler().ServeHTTP(w, httptest.NewRequest("GET", "/metrics", nil))
@@ -40,7 +43,7 @@ func TestMetrics(t *testing.T) {
 	tel.Watch(func() telemetry.State {
 		return telemetry.State{Containers: map[string]int{"running": 3}, Sandboxes: map[string]int{"ready": 2}, Streams: 1, ExecutorRestarts: 4, EventsDropped: 5,
 			Pulls: []pulls.Pull{{Image: "a:1", Bytes: 3, Total: 9, Rate: 2, AllKnown: true}, {Image: "a:1", Bytes: 4}, {Image: "b:1"}}}
-	})
+	}, thisProcess)
 	for result, err := range map[string]error{"success": nil, "RegistryUnavailable": errors.New("x"), "NotFound": errors.New("y")} {
 		ctx, call := tel.Begin(t.Context(), "PullImage", telemetry.Pod{})
 		stage.Next(ctx, "layers")
@@ -60,6 +63,7 @@ func TestMetrics(t *testing.T) {
 		`crisp_container_oom_events_total 1`,
 		`crisp_image_pull_bytes{image="a:1"} 3`, `crisp_image_pull_size_bytes{image="a:1"} 9`, `crisp_image_pull_rate_bytes_per_second{image="a:1"} 2`,
 		`crisp_image_pull_bytes{image="b:1"} 0`, `crisp_build_info{version="1.2.3"} 1`, `go_goroutines`,
+		"\ncrisp_executor_process_resident_memory_bytes ", "\ncrisp_executor_process_open_fds ",
 	} {
 		if !strings.Contains(got, want) {
 			t.Errorf("no %s", want)
@@ -91,7 +95,7 @@ func TestNone(t *testing.T) {
 		t.Errorf("%v, %q", shares, call.TraceID())
 	}
 	tel.OOM()
-	tel.Watch(nil)
+	tel.Watch(nil, nil)
 	if err := tel.Close(); err != nil {
 		t.Error(err)
 	}
