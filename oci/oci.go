@@ -50,6 +50,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // Records keeps durable records; *checkpoint.Manager is one.
@@ -170,6 +171,14 @@ func (r *Runtime) ExecutorPid() (int, error) {
 		return p.Pid()
 	}
 	return 0, fault.Unavailable.Errorf("there is no executor")
+}
+
+// ExecutorProfile returns a profile of the executor in force, see wire.ProfileRequest. The error
+// is fault.Unavailable while there is none, and fault.NotFound if it has no profile of that name.
+func (r *Runtime) ExecutorProfile(ctx context.Context, name string, debug int) ([]byte, error) {
+	var reply wire.ProfileReply
+	_, err := r.link.call(ctx, wire.MethodProfile, wire.ProfileRequest{Name: name, Debug: debug}, &reply)
+	return reply.Data, err
 }
 
 // Close lets go of the executor. Containers and executor run on.

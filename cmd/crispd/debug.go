@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -9,14 +10,14 @@ import (
 	"net/http"
 	"net/http/pprof"
 	"path/filepath"
+	"strconv"
 	"strings"
-	"sync/atomic"
 	"time"
 
 	"github.com/crisp-cri/crisp/config"
-	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/pulls"
-	"github.com/crisp-cri/crisp/server/telemetry"
+	"github.com/crisp-cri/crisp/oci"
 )
 
 // debugPath is the socket that serves crispd's internals. Only root can use it:
@@ -29,6 +30,8 @@ var views = []struct{ name, path, about string }{
 	{"pulls", "/pulls", "the images that are being pulled: how far, from where, for whom; and the last ones"},
 	{"goroutines", "/debug/pprof/goroutine?debug=2", "the stacks of all goroutines, as text"},
 	{"heap", "/debug/pprof/heap", "what is in memory, for go tool pprof"},
+	{"executor-goroutines", "/executor/goroutine?debug=2", "the same of the executor"},
+	{"executor-heap", "/executor/heap", "what is in the executor's memory, for go tool pprof"},
 	{"allocs", "/debug/pprof/allocs", "what was allocated since the start, for go tool pprof"},
 	{"profile", "/debug/pprof/profile?seconds=%d", "what uses the CPU, for go tool pprof; it takes --seconds"},
 	{"trace", "/debug/pprof/trace?seconds=%d", "what happens, for go tool trace; it takes --seconds"},
@@ -83,7 +86,7 @@ func fetch(socket, path string, out io.Writer) error {
 }
 
 // serveDebug serves the debug socket until stop is called.
-func serveDebug(state string, tel *telemetry.Telemetry, images *image.Store, current *atomic.Pointer[config.Config], log *slog.Logger) (stop func(), err error) {
+func (d *daemon) serveDebug(state string, log *slog.Logger) (stop func(), err error) {
 	l, err := listenForRoot(debugPath(state))
 	if err != nil {
 		return nil, err
@@ -92,13 +95,28 @@ func serveDebug(state string, tel *telemetry.Telemetry, images *image.Store, cur
 	mux.HandleFunc("/debug/pprof/", pprof.Index)
 	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
 	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
-	mux.Handle("/metrics", tel.Handler())
-	mux.HandleFunc("/calls", tel.ServeCalls)
+	mux.Handle("/metrics", d.telemetry.Handler())
+	mux.HandleFunc("/calls", d.telemetry.ServeCalls)
 	mux.HandleFunc("/pulls", func(w http.ResponseWriter, _ *http.Request) {
-		_ = pulls.Write(w, append(images.Pulls(), images.RecentPulls()...), time.Now()) // the client may have left
+		_ = pulls.Write(w, append(d.images.Pulls(), d.images.RecentPulls()...), time.Now()) // the client may have left
 	})
-	mux.HandleFunc("/config", func(w http.ResponseWriter, _ *http.Request) { _ = current.Load().Write(w) })
+	mux.HandleFunc("/config", func(w http.ResponseWriter, _ *http.Request) { _ = d.config.Load().Write(w) })
+	mux.HandleFunc("/executor/{profile}", func(w http.ResponseWriter, r *http.Request) { serveExecutorProfile(d.runtime, w, r) })
 	return serveHTTP(l, mux, log), nil
+}
+
+// serveExecutorProfile serves a profile of the executor as /debug/pprof does those of crispd.
+func serveExecutorProfile(rt *oci.Runtime, w http.ResponseWriter, r *http.Request) {
+	debug, _ := strconv.Atoi(r.FormValue("debug")) // as net/http/pprof: 0 unless it is a number
+	data, err := rt.ExecutorProfile(r.Context(), r.PathValue("profile"), debug)
+	switch {
+	case errors.Is(err, fault.NotFound):
+		http.Error(w, err.Error(), http.StatusNotFound)
+	case err != nil:
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+	default:
+		_, _ = w.Write(data) // the client may have left
+	}
 }
 
 // serveHTTP serves h on l until stop is called.

@@ -110,7 +110,7 @@ func serve(c *config.Config, src config.Source) error {
 
 // serveAside serves the sockets beside CRI's until stop is called.
 func (d *daemon) serveAside(c *config.Config, log *slog.Logger) (stop func(), err error) {
-	stopDebug, err := serveDebug(c.State, d.telemetry, d.images, &d.config, log)
+	stopDebug, err := d.serveDebug(c.State, log)
 	if err != nil {
 		return nil, err
 	}

@@ -79,6 +79,11 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		return plain(call, func(req wire.AdoptRequest) error { return x.adopt(req, call) })
 	case wire.MethodUpgrade:
 		return plain(call, func(req wire.UpgradeRequest) error { return x.upgrade(req, call) })
+	case wire.MethodProfile:
+		return with(call, func(req wire.ProfileRequest) (any, []*os.File, error) {
+			data, err := profileNow(req)
+			return wire.ProfileReply{Data: data}, nil, err
+		})
 	case wire.MethodShutdown:
 		return nil, nil, x.shutdown(call)
 	}

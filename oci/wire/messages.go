@@ -30,6 +30,7 @@ const (
 	MethodSubscribe   = "subscribe"  // nil → nil; from here on the connection gets Events
 	MethodAdopt       = "adopt"      // AdoptRequest + descriptors → nil
 	MethodUpgrade     = "upgrade"    // UpgradeRequest → nil, then the connection ends
+	MethodProfile     = "profile"    // ProfileRequest → ProfileReply
 	MethodShutdown    = "shutdown"   // nil → nil, then the executor exits; fault.WrongState while it has containers
 )
 
@@ -49,6 +50,15 @@ type HelloReply struct {
 	Protocol int
 	Pid      int
 }
+
+// ProfileRequest asks what the executor is doing, or what its memory has.
+type ProfileRequest struct {
+	Name  string // of a profile that runtime/pprof has: "goroutine", "heap" or "allocs"
+	Debug int    // 0: for go tool pprof; else as text, see pprof.Profile.WriteTo
+}
+
+// ProfileReply has a profile, of the whole frame's size at most.
+type ProfileReply struct{ Data []byte }
 
 // A Ref names a container.
 type Ref struct{ ID string }

@@ -30,7 +30,7 @@ type measurement struct {
 	numbers map[string]float64
 	things  map[string]int // lines of noleaks, with their counts
 	fds     map[string]map[string]int
-	stacks  map[string]int // goroutines by stack
+	stacks  map[string]map[string]int // goroutines of each daemon, by stack
 }
 
 // A row is a line of the table. A number may grow by a factor and a constant.
@@ -44,7 +44,7 @@ var rows = []row{
 	{"crispd RSS", "MiB", 0.4, 16}, {"crispd PSS", "MiB", 0.4, 16}, {"crispd heap", "MiB", 0.2, 3},
 	{"crispd descriptors", "", 0, 0}, {"crispd goroutines", "", 0, 0}, {"crispd threads", "", 0.5, 8},
 	{"executor RSS", "MiB", 0.4, 8}, {"executor PSS", "MiB", 0.4, 8},
-	{"executor descriptors", "", 0, 0}, {"executor threads", "", 0.5, 8},
+	{"executor descriptors", "", 0, 0}, {"executor goroutines", "", 0, 0}, {"executor threads", "", 0.5, 8},
 	{"root", "MiB", 0, 1}, {"state", "MiB", 0, 3}, // executor.log is rotated at 1 MiB, with one old file
 }
 
@@ -87,7 +87,7 @@ func (n *node) measure(ctx context.Context, first bool) error {
 
 // alike reports whether the node is at rest: exact numbers are equal.
 func (m *measurement) alike(now *measurement) bool {
-	for _, name := range []string{"crispd descriptors", "crispd goroutines", "executor descriptors"} {
+	for _, name := range []string{"crispd descriptors", "crispd goroutines", "executor descriptors", "executor goroutines"} {
 		if m.numbers[name] != now.numbers[name] {
 			return false
 		}
@@ -144,10 +144,10 @@ func (n *node) table() (table string, problems []string) {
 				problems = append(problems, daemon+" has open "+line)
 			}
 		}
-	}
-	if n.after.numbers["crispd goroutines"] > n.before.numbers["crispd goroutines"] {
-		for _, line := range more(n.before.stacks, n.after.stacks) {
-			problems = append(problems, "goroutines "+line)
+		if n.after.numbers[daemon+" goroutines"] > n.before.numbers[daemon+" goroutines"] {
+			for _, line := range more(n.before.stacks[daemon], n.after.stacks[daemon]) {
+				problems = append(problems, daemon+"'s goroutines "+line)
+			}
 		}
 	}
 	return b.String(), problems
@@ -207,9 +207,15 @@ func (n *node) look() (*measurement, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.stacks = parseStacks(string(goroutines))
-	for _, k := range m.stacks {
-		m.numbers["crispd goroutines"] += float64(k)
+	m.stacks = map[string]map[string]int{"crispd": parseStacks(string(goroutines))}
+	if goroutines, err = n.debug("/executor/goroutine?debug=1"); err != nil {
+		return nil, err
+	}
+	m.stacks["executor"] = parseStacks(string(goroutines))
+	for daemon, stacks := range m.stacks {
+		for _, k := range stacks {
+			m.numbers[daemon+" goroutines"] += float64(k)
+		}
 	}
 	executor, err := testenv.ExecutorPid(n.state)
 	if err != nil {

@@ -54,7 +54,7 @@ func TestTableFindsMore(t *testing.T) {
 		m := &measurement{numbers: map[string]float64{}, things: map[string]int{}, fds: map[string]map[string]int{"crispd": {"/a": 1}}}
 		m.numbers["crispd descriptors"], m.numbers["crispd goroutines"] = 20, 30
 		m.things["link veth1"] = 1
-		m.stacks = map[string]int{"serve": 30}
+		m.stacks = map[string]map[string]int{"crispd": {"serve": 30}, "executor": {"serve": 30}}
 		return m
 	}
 	n := &node{before: look(), after: look()}
@@ -64,7 +64,7 @@ func TestTableFindsMore(t *testing.T) {
 	n.after.numbers["crispd descriptors"]++
 	n.after.fds["crispd"]["/a"]++
 	n.after.numbers["crispd goroutines"]++
-	n.after.stacks["leaked"] = 1
+	n.after.stacks["crispd"]["leaked"] = 1
 	n.after.numbers["root"] = 1.5 // MiB, of which 1 is allowed
 	delete(n.after.things, "link veth1")
 	n.after.things["link veth2"] = 1 // the same number, another link
