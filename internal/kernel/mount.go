@@ -7,18 +7,39 @@ import (
 )
 
 // MountOn returns the mount that path, which has no symbolic links in it, is on; nil if that is none
-// that we see, as in a chroot. Of mounts on the same point the last one is on top; a mount that is
-// hidden by a later one above its point is taken for one that can be seen.
+// that we see, as in a chroot.
 func MountOn(path string) (*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
 	if err != nil {
 		return nil, fmt.Errorf("read mounts: %w", err)
 	}
-	var on *mountinfo.Info
+	return visible(mounts), nil
+}
+
+// visible returns the mount that a path is on, of all those at or above it. Not the longest mount
+// point decides: a mount at /a, made after one at /a/b, hides that. So it goes from mount to mount
+// as the kernel does, which at each directory looks for what is mounted there on the mount that it
+// has come to. There is one at most: a second mount on the same point is mounted on the first.
+func visible(mounts []*mountinfo.Info) (on *mountinfo.Info) {
+	listed := make(map[int]bool)
 	for _, m := range mounts {
-		if on == nil || len(m.Mountpoint) >= len(on.Mountpoint) {
-			on = m
-		}
+		listed[m.ID] = true
 	}
-	return on, nil
+	for {
+		var next *mountinfo.Info
+		for _, m := range mounts {
+			below := on == nil && (!listed[m.Parent] || m.Parent == m.ID)
+			if on != nil {
+				// What is mounted on our own root is not seen from it (path_resolution(7)).
+				below = m.Parent == on.ID && m.ID != on.ID && m.Mountpoint != "/"
+			}
+			if below && (next == nil || len(m.Mountpoint) < len(next.Mountpoint)) {
+				next = m
+			}
+		}
+		if next == nil {
+			return on
+		}
+		on = next
+	}
 }
