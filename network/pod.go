@@ -14,7 +14,7 @@ type Pod struct {
 	Ports                 []Port
 	IngressBPS, EgressBPS int64 // bits per second, 0 means no limit
 	Annotations           map[string]string
-	CgroupPath            string // of the pod, for plugins with the capability cgroupPath; may be ""
+	CgroupPath            string // of the pod, below where cgroups are mounted, for plugins with the capability cgroupPath; may be ""
 	DNS                   DNS
 }
 

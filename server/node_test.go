@@ -40,6 +40,7 @@ type node struct {
 	handlers map[string]Handler // from the next start on
 	apparmor Confiner
 	selinux  *selinux.Policy
+	systemd  bool         // the cgroup driver
 	log      *slog.Logger // nil = the test's
 }
 
@@ -71,7 +72,7 @@ func (n *node) start(t testing.TB) {
 	t.Helper()
 	events := NewEvents()
 	o := n.machine.Options(t)
-	o.OnEvent, o.Rebooted = events.Publish, n.rebooted
+	o.OnEvent, o.Rebooted, o.SystemdCgroup = events.Publish, n.rebooted, n.systemd
 	if n.log != nil {
 		o.Log = n.log
 	}
@@ -82,7 +83,7 @@ func (n *node) start(t testing.TB) {
 	n.server, err = New(Options{
 		Runtime: n.runtime, Images: n.store, RootFS: n.store, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
 		CDISpecDirs: []string{n.cdiDir()}, HooksDirs: []string{n.hooksDir()}, NRI: n.plugins, Handlers: n.handlers, AppArmor: n.apparmor, SELinux: n.selinux,
-		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State,
+		RejectMountSources: []string{"/must/be/there"}, Root: n.machine.Root, State: n.machine.State, SystemdCgroup: n.systemd,
 	})
 	if err != nil {
 		t.Fatal(err)

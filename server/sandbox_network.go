@@ -24,7 +24,7 @@ func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 		IngressBPS:  ingress,
 		EgressBPS:   egress,
 		Annotations: rec.config.Annotations,
-		CgroupPath:  sb.CgroupParent(),
+		CgroupPath:  sb.CgroupPath(),
 	}
 	for _, pm := range rec.config.PortMappings {
 		if pm.HostPort == 0 {

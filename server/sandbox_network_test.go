@@ -36,3 +36,23 @@ func TestUnreadableBandwidthIsRefused(t *testing.T) {
 		}
 	}
 }
+
+// Plugins with the capability cgroupPath get a path, whichever the cgroup driver, which
+// gives a slice by its last name only (CONVENTIONS.md of CNI).
+func TestPluginsGetThePathOfTheCgroup(t *testing.T) {
+	n := newNode(t)
+	n.stop()
+	n.systemd = true
+	n.start(t)
+	config := pod("web")
+	config.Linux.CgroupParent = "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1.slice"
+	if got := n.net.pod(n.run(t, config)).CgroupPath; got != config.Linux.CgroupParent {
+		t.Errorf("plugins get %q, want %q", got, config.Linux.CgroupParent)
+	}
+	config = pod("own")
+	config.Linux.CgroupParent = ""
+	id := n.run(t, config)
+	if got, want := n.net.pod(id).CgroupPath, "/crisp.slice/crisp-"+id+".slice"; got != want {
+		t.Errorf("plugins get %q, want %q", got, want)
+	}
+}
