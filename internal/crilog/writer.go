@@ -22,7 +22,8 @@ type Writer struct {
 
 	mu     sync.Mutex
 	file   *os.File
-	closed bool      // guarded by mu, as are the others
+	alone  bool // the file began empty in place of another, or nobody knows; guarded by mu, as are the others
+	closed bool
 	last   time.Time // of the latest record
 	lost   int64     // bytes of output dropped since the last one that was written
 }
@@ -52,7 +53,9 @@ func Open(path string, max int, report func(err error, lost int64)) (*Writer, er
 		f.Close()
 		return nil, err
 	}
-	return Resume(f, path, max, report), nil
+	w := Resume(f, path, max, report)
+	w.alone = false
+	return w, nil
 }
 
 // mend ends the last record of a log whose writer was killed while it wrote; otherwise
@@ -86,7 +89,7 @@ func Resume(f *os.File, path string, max int, report func(err error, lost int64)
 	if max <= 0 {
 		max = MaxLine
 	}
-	return &Writer{path: path, max: max, report: report, file: f}
+	return &Writer{path: path, max: max, report: report, file: f, alone: true}
 }
 
 // create opens a log for appending. A pod that may write to the log directory could
@@ -136,6 +139,7 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	if now := time.Now().UTC().Round(0); now.After(w.last) {
 		w.last = now
 	}
+	w.follow(true)
 	buf := buffers.Get().(*[]byte)
 	data := Append((*buf)[:0], w.last, stream, p, w.max)
 	if cap(data) <= keep {
@@ -256,7 +260,12 @@ func (w *Writer) Reopen() error {
 	}
 	old := w.file
 	w.file = f
-	return old.Close()
+	if w.alone && nameless(old) {
+		w.rescue(old)
+	}
+	w.alone = true
+	w.end(old)
+	return nil
 }
 
 // Path returns the path of the log.
@@ -273,6 +282,9 @@ func (w *Writer) File() *os.File {
 func (w *Writer) Close() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	if !w.closed {
+		w.follow(false)
+	}
 	if w.lost > 0 {
 		w.reportLoss(nil, w.lost)
 		w.lost = 0

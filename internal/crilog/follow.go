@@ -1,0 +1,92 @@
+package crilog
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// A log can lose its name while it is written. Somebody removes it, to have its space. Or the
+// kubelet takes a rotation back: it renames the log and calls for a new one, and if that call
+// fails it renames the old log back, over the new one if there is one by then. Whatever the
+// reason of the failure, such as the end of the daemon that was to answer, the Writer may have
+// been told, and then writes to a file that nobody can find.
+
+// maxRescued is how much of such a file is put into the log, in bytes: a rotation is taken back
+// within seconds.
+const maxRescued = 64 << 20
+
+// follow goes on in the file at the log's path if the present one has lost its name. If there is
+// none it is made, but for a log that is about to be closed. The caller holds mu.
+func (w *Writer) follow(makes bool) {
+	if !nameless(w.file) {
+		return
+	}
+	_, err := os.Lstat(w.path)
+	there := err == nil
+	if !there && !makes {
+		return
+	}
+	f, err := create(w.path)
+	if err != nil {
+		return // its directory is gone; it is tried again
+	}
+	old := w.file
+	w.file = f
+	if there && w.alone {
+		w.rescue(old)
+	}
+	w.alone = false
+	w.end(old)
+}
+
+// nameless reports whether f has been removed.
+func nameless(f *os.File) bool {
+	var st unix.Stat_t
+	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
+}
+
+// rescue appends to the log what is in old, its former file. The caller holds mu.
+func (w *Writer) rescue(old *os.File) {
+	n, err := appendFrom(w.file, old)
+	var over int64
+	if info, serr := old.Stat(); serr == nil {
+		over = info.Size() - n
+	}
+	if over <= 0 && err == nil {
+		return
+	}
+	if err == nil {
+		err = errors.New("there is too much of it in a file that was removed")
+	}
+	if w.lost == 0 {
+		w.reportLoss(err, 0)
+	}
+	w.lost += max(over, 0)
+}
+
+// appendFrom appends the first maxRescued bytes of from, which need not be open for reading, to
+// the log to, as whole records.
+func appendFrom(to, from *os.File) (n int64, err error) {
+	if err := mend(to); err != nil {
+		return 0, err
+	}
+	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", from.Fd()))
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	n, err = io.Copy(to, io.LimitReader(r, maxRescued))
+	return n, errors.Join(err, mend(to))
+}
+
+// end closes a file that the log has no more to do with. The new one is in use: if the old one
+// could not be written out (close(2)), that is no reason to call for the new one again.
+func (w *Writer) end(old *os.File) {
+	if err := old.Close(); err != nil {
+		w.reportLoss(err, 0)
+	}
+}
