@@ -134,11 +134,7 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	if len(p) == 0 {
 		return
 	}
-	// The clock may be set back; times in a log may not (CRI's readers stop at the
-	// first record past the time they were asked for).
-	if now := time.Now().UTC().Round(0); now.After(w.last) {
-		w.last = now
-	}
+	w.setTime()
 	w.follow(true)
 	buf := buffers.Get().(*[]byte)
 	data := Append((*buf)[:0], w.last, stream, p, w.max)
@@ -157,6 +153,19 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	if w.lost > 0 {
 		w.reportLoss(nil, w.lost)
 		w.lost = 0
+	}
+}
+
+// wrongClock is by how much a clock that was set back must have been wrong for times in the log
+// to follow it.
+const wrongClock = time.Minute
+
+// setTime sets the time of the next record. A clock that is set back by some seconds does not
+// make times in the log go back, as readers look for a time in them. One that was wrong is
+// followed: all records would have one and the same time until it is there again.
+func (w *Writer) setTime() {
+	if now := time.Now().UTC().Round(0); now.After(w.last) || w.last.Sub(now) > wrongClock {
+		w.last = now
 	}
 }
 

@@ -1,0 +1,41 @@
+package crilog
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// A clock that is set back by a little does not make times in a log go back; one that was
+// wrong, such as that of a machine that has just been told the time, does not leave all lines
+// with one and the same time until it is there again.
+func TestClockSetBack(t *testing.T) {
+	for _, c := range []struct {
+		ahead   time.Duration
+		follows bool
+	}{{time.Second, false}, {2 * time.Hour, true}} {
+		path := filepath.Join(t.TempDir(), "0.log")
+		w, err := Open(path, 0, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wrong := time.Now().Add(c.ahead).UTC().Round(0)
+		w.last = wrong
+		w.Write(Stdout, []byte("line\n"), nil)
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r, err := Parse(data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if r.Time.Before(wrong) != c.follows {
+			t.Errorf("the clock was set back by %v: the line has the time %v, the one before it %v", c.ahead, r.Time, wrong)
+		}
+	}
+}
