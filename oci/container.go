@@ -18,7 +18,7 @@ import (
 
 // ContainerConfig is what a container is made from.
 type ContainerConfig struct {
-	ID, Name, SandboxID   string // ID "" = a new one; Name "" = none
+	ID, Name, SandboxID   string // ID "" = a new one; Name "" = none, else as for a sandbox
 	Spec                  *specs.Spec
 	Env                   [][]byte // if not nil, replaces Spec.Process.Env: may hold values that are not UTF-8
 	PIDTarget             string   // ID of the container whose PID namespace is joined; looked at in Start
@@ -114,7 +114,7 @@ func (c *Container) Config() ContainerConfig { return c.record.Load().Config }
 func (c *Container) SandboxID() string { return c.record.Load().Config.SandboxID }
 
 // CreatedAt returns when the container was created. No two objects of a Runtime
-// have the same time.
+// have the same time, unless the clock was once ahead.
 func (c *Container) CreatedAt() time.Time { return c.created }
 
 // Status returns a snapshot, without waiting.

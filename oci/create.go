@@ -35,7 +35,7 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	}
 	steps.Add("name reservation", func() error { release(); return nil })
 
-	rec := &containerRecord{CreatedAt: r.now(), Config: cfg}
+	rec := &containerRecord{CreatedAt: r.now(r.containers.newest(cfg.Name)), Config: cfg}
 	c := r.newContainer(cfg.ID, sb, rec)
 	if err := os.Mkdir(c.runDir, 0o700); err != nil {
 		return nil, fmt.Errorf("make directory of container %s: %w", c.id, err)

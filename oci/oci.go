@@ -229,14 +229,27 @@ func NewID() string {
 	return hex.EncodeToString(b[:])
 }
 
-// now returns the time, later than whatever it returned before: lists are sorted
-// by creation time, and two objects must not be made at once.
-func (r *Runtime) now() time.Time {
+// wrongClock is by how much the clock must have been ahead for the times of new objects to be
+// before those of old ones.
+const wrongClock = time.Minute
+
+// now returns the time, later than what it returned before, since lists are sorted by creation
+// time and two objects must not be made at once, and later than after. A clock that turns out
+// to have been ahead is followed all the same: until its time comes again, no object would have
+// an age, and kubelets remove dead containers by their age.
+func (r *Runtime) now(after time.Time) time.Time {
 	for {
-		last := r.clock.Load()
-		t := max(time.Now().UnixNano(), last+1)
-		if r.clock.CompareAndSwap(last, t) {
-			return time.Unix(0, t)
+		wall, last := time.Now().UnixNano(), r.clock.Load()
+		t := wall
+		if last >= wall && last-wall <= int64(wrongClock) {
+			t = last + 1
 		}
+		if !r.clock.CompareAndSwap(last, t) {
+			continue
+		}
+		if !after.IsZero() { // else its number is undefined
+			t = max(t, after.UnixNano()+1)
+		}
+		return time.Unix(0, t)
 	}
 }

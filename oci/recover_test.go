@@ -316,6 +316,54 @@ func TestNamesAndTimes(t *testing.T) {
 	})
 }
 
+// A clock that was years ahead when an object was made does not make all later ones of that time:
+// kubelets remove dead containers by their age. Of the attempts at one thing the last one is the
+// newest all the same.
+func TestClockThatWasAhead(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		b.sandbox("web_ns_uid_0")
+		_, err := b.r.Create(b.Context(), oci.ContainerConfig{Name: "c_web_ns_uid_0", SandboxID: b.sb.ID(), Spec: ocitest.Spec("exit", "0")})
+		b.ok(err)
+		ahead := time.Now().AddDate(70, 0, 0)
+		records := b.m.Options(t).Records
+		for _, kind := range []string{"sandboxes", "containers"} {
+			ids, err := records.IDs(kind)
+			b.ok(err)
+			for _, id := range ids {
+				var rec map[string]any
+				b.ok(records.Load(kind, id, &rec))
+				rec["CreatedAt"] = ahead
+				b.ok(records.Save(kind, id, rec))
+			}
+		}
+		b.reopen()
+
+		isNow := func(what string, at time.Time) {
+			if at.Before(time.Now()) || at.After(time.Now().Add(time.Minute)) {
+				b.Errorf("%s was created at %v, and it is %v", what, at, time.Now())
+			}
+		}
+		for range 3 {
+			isNow("a sandbox without a name", b.sandbox("").CreatedAt())
+		}
+		other := b.sandbox("other_ns_uid_0")
+		isNow("a sandbox", other.CreatedAt())
+		next := b.sandbox("web_ns_uid_1")
+		if !next.CreatedAt().After(ahead) {
+			b.Errorf("the second attempt was made at %v, the first one at %v", next.CreatedAt(), ahead)
+		}
+		for name, isNext := range map[string]bool{"c_web_ns_uid_1": true, "d_web_ns_uid_0": false, "c_web_ns_uid_x_0": false} {
+			c, err := b.r.Create(b.Context(), oci.ContainerConfig{Name: name, SandboxID: next.ID(), Spec: ocitest.Spec("exit", "0")})
+			b.ok(err)
+			if !isNext {
+				isNow(name, c.CreatedAt())
+			} else if !c.CreatedAt().After(ahead) {
+				b.Errorf("the second attempt was made at %v, the first one at %v", c.CreatedAt(), ahead)
+			}
+		}
+	})
+}
+
 // IDs may be shortened as long as they are unambiguous.
 func TestPrefix(t *testing.T) {
 	inBubble(t, func(b *bed) {

@@ -16,7 +16,7 @@ import (
 
 // SandboxConfig is what a sandbox is made from. It never changes, but for Extra.
 type SandboxConfig struct {
-	ID, Name    string // ID "" = a new one; Name "" = none
+	ID, Name    string // ID "" = a new one; Name "" = none; attempts at one thing differ in what follows the last "_"
 	Hostname    string // ignored with HostNetwork: the UTS namespace is then the host's too
 	HostNetwork bool
 	HostIPC     bool
@@ -100,7 +100,7 @@ func (sb *Sandbox) name() string { return sb.record.Load().Config.Name }
 func (sb *Sandbox) Config() SandboxConfig { return sb.record.Load().Config }
 
 // CreatedAt returns when the sandbox was created. No two objects of a Runtime
-// have the same time.
+// have the same time, unless the clock was once ahead.
 func (sb *Sandbox) CreatedAt() time.Time { return sb.created }
 
 // Dir returns the sandbox's durable directory, for resolv.conf and the like.

@@ -38,7 +38,7 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 		return nil
 	})
 	r.Warm()
-	rec := &sandboxRecord{CreatedAt: r.now(), Config: cfg}
+	rec := &sandboxRecord{CreatedAt: r.now(r.sandboxes.newest(cfg.Name)), Config: cfg}
 	sb := r.newSandbox(cfg.ID, rec)
 	steps.Add("sandbox", func() error { return sb.rollBack(ctx) })
 	// Nobody is told of the sandbox before Ready, which saves it.

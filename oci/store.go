@@ -128,6 +128,24 @@ func (s *store[T]) byName(name string) (T, bool) {
 	return x, ok
 }
 
+// newest returns the latest creation time of the objects whose names differ from name only in
+// what follows the last "_": by that name they are attempts at the same thing, of which the
+// newest counts. The zero time: there are none.
+func (s *store[T]) newest(name string) (at time.Time) {
+	end := strings.LastIndexByte(name, '_') + 1
+	if end == 0 {
+		return at
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for other, id := range s.names {
+		if x, ok := s.byID[id]; ok && strings.HasPrefix(other, name[:end]) && !strings.Contains(other[end:], "_") && x.CreatedAt().After(at) {
+			at = x.CreatedAt()
+		}
+	}
+	return at
+}
+
 // list returns all objects, oldest first.
 func (s *store[T]) list() []T {
 	s.mu.Lock()
