@@ -83,6 +83,20 @@ func TestElements(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
+	// Two containers of a pod may ask for the same; the API server takes no address for another
+	// than 0.0.0.0.
+	got, err = elements([]PortMapping{
+		{HostPort: 53, ContainerPort: 53, Protocol: "udp"},
+		{HostPort: 53, ContainerPort: 53, Protocol: "UDP", HostIP: "0.0.0.0"},
+		{HostPort: 53, ContainerPort: 53, Protocol: "udp", HostIP: "::"},
+	}, addrs)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want = []element{{"any4", "udp . 53", "10.1.0.2 . 53"}, {"any6", "udp . 53", "fd00::2 . 53"}}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
 	for _, bad := range []PortMapping{
 		{HostPort: 80, ContainerPort: 80, Protocol: "icmp"},
 		{HostPort: 80, ContainerPort: 80},

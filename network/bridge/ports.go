@@ -58,6 +58,7 @@ func (n *Net) commands(verb string, list []element) string {
 // addresses of their family.
 func elements(ports []PortMapping, addrs []netip.Addr) ([]element, error) {
 	var all []element
+	seen := make(map[element]bool)
 	for _, p := range ports {
 		protocol := strings.ToLower(p.Protocol)
 		if !slices.Contains([]string{"tcp", "udp", "sctp"}, protocol) || p.HostPort == 0 || p.ContainerPort == 0 {
@@ -90,7 +91,9 @@ func elements(ports []PortMapping, addrs []netip.Addr) ([]element, error) {
 			if host.IsValid() && !host.IsUnspecified() {
 				e.Map, e.Key = "one"+family, host.String()+" . "+e.Key
 			}
-			all = append(all, e)
+			if !seen[e] { // two containers may have the same port
+				all, seen[e] = append(all, e), true
+			}
 		}
 	}
 	return all, nil
