@@ -36,7 +36,7 @@ func (i imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest
 	if !req.Verbose {
 		return resp, nil
 	}
-	if list := i.pullsOf(append(img.Tags, req.Image.Image)); len(list) > 0 {
+	if list := i.pullsOf(append(slices.Clip(img.Tags), req.Image.Image)); len(list) > 0 {
 		about["pulls"] = list
 	}
 	if len(about) == 0 {

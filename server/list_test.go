@@ -243,6 +243,20 @@ func TestEvents(t *testing.T) {
 	next(sb, deleted)
 }
 
+// A status changes nothing of the image, which all calls share: not even what lies behind the end
+// of its list of tags.
+func TestImageStatusLeavesTheImageAlone(t *testing.T) {
+	n := newNode(t)
+	room := []string{testImage, "behind"}
+	n.store.list[0].Tags = room[:1]
+	if _, err := n.images.ImageStatus(t.Context(), &cri.ImageStatusRequest{Image: &cri.ImageSpec{Image: testID}, Verbose: true}); err != nil {
+		t.Fatal(err)
+	}
+	if room[1] != "behind" {
+		t.Errorf("%q was written into the image", room[1])
+	}
+}
+
 func TestImages(t *testing.T) {
 	n := newNode(t)
 	pulled, err := n.images.PullImage(t.Context(), &cri.PullImageRequest{
