@@ -15,7 +15,8 @@ import (
 // Should DEL fail too, p stays recorded as attached, and Detach tries again.
 //
 // The error is fault.Unavailable if there is no network to attach to, and
-// fault.Exists if p is attached: CNI allows one ADD for each DEL.
+// fault.Exists if p is attached: CNI allows one ADD for each DEL. It is fault.Invalid if the
+// plugins have made no device for one of p.Sysctls.
 func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 	if p.ID == "" || p.NetNS == "" {
 		return Result{}, fault.Invalid.Errorf("attach sandbox %q: it has no ID or no network namespace", p.ID)
@@ -61,6 +62,9 @@ func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 	res, err := resultOf(added)
 	if err != nil {
 		return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)
+	}
+	if err := setSysctls(p); err != nil {
+		return Result{}, err
 	}
 	unlock()
 	return res, nil

@@ -6,11 +6,13 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/network/netns"
 )
 
 // A pod of the default network has an address of each family, reaches other pods with its own
@@ -65,6 +67,32 @@ func TestAttachDualStack(t *testing.T) {
 	wantAsk(t, a.NetNS, "198.51.100.2:80", "198.51.100.1")
 	detach(t, n, a)
 	detach(t, n, b)
+	destroy(t, n)
+}
+
+// Parameters of the pod's device are set once it is there. One that cannot be set undoes the
+// attachment, and the corrected pod is attached.
+func TestSysctlsOfDevices(t *testing.T) {
+	needsRoot(t)
+	n := open(t, options(t, ""))
+	p := pod(t, "web")
+	p.Sysctls = map[string]string{"net/ipv4/conf/eth0/arp_ignore": "1", "net/ipv4/conf/eth1/arp_ignore": "1"}
+	if _, err := n.Attach(t.Context(), p); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "eth1") {
+		t.Errorf("a parameter of a device that is not there: %v", err)
+	}
+	delete(p.Sysctls, "net/ipv4/conf/eth1/arp_ignore")
+	attach(t, n, p)
+	err := netns.Enter(p.NetNS, func() error {
+		got, err := os.ReadFile("/proc/sys/net/ipv4/conf/eth0/arp_ignore")
+		if string(got) != "1\n" {
+			t.Errorf("the parameter is %q", got)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	detach(t, n, p)
 	destroy(t, n)
 }
 

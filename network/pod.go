@@ -16,6 +16,10 @@ type Pod struct {
 	Annotations           map[string]string
 	CgroupPath            string // of the pod, below where cgroups are mounted, for plugins with the capability cgroupPath; may be ""
 	DNS                   DNS
+
+	// Sysctls are parameters of the pod's devices, by their paths below /proc/sys. Attach sets
+	// them when the plugins have made the devices.
+	Sysctls map[string]string
 }
 
 // A Port is one port of the host that is forwarded to the pod. One with

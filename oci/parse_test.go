@@ -28,6 +28,23 @@ func TestSysctlPath(t *testing.T) {
 	}
 }
 
+// Parameters of a device wait for it; those of no device do not, nor does what is no path.
+func TestDeviceSysctls(t *testing.T) {
+	devices, others := DeviceSysctls(map[string]string{
+		"net.ipv4.conf.eth0.arp_ignore": "1", "net/ipv6/neigh/eth0.100/gc_stale_time": "2", "net.mpls.conf.net1.input": "3",
+		"net.ipv4.conf.all.arp_ignore": "4", "net.ipv4.conf.default.arp_ignore": "5", "net.ipv4.neigh.lo.gc_stale_time": "6",
+		"net.ipv4.ip_forward": "7", "kernel.sem": "8", "net/ipv4/conf/../ip_forward": "9", "net/ipv4/conf/eth0/..": "10", "net.ipv4.conf.eth0": "11",
+	})
+	if diff := cmp.Diff(map[string]string{
+		"net/ipv4/conf/eth0/arp_ignore": "1", "net/ipv6/neigh/eth0.100/gc_stale_time": "2", "net/mpls/conf/net1/input": "3",
+	}, devices); diff != "" {
+		t.Error(diff)
+	}
+	if len(others) != 8 || others["net/ipv4/conf/../ip_forward"] != "9" || others["net.ipv4.conf.all.arp_ignore"] != "4" {
+		t.Errorf("the others are %v", others)
+	}
+}
+
 // A sysctl that has no namespace would be set for the whole machine.
 func TestCheckSysctls(t *testing.T) {
 	host := SandboxConfig{HostNetwork: true, HostIPC: true}

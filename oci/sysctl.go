@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"maps"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -12,7 +13,7 @@ func checkSysctls(cfg SandboxConfig) error {
 	for name := range cfg.Sysctls {
 		path := sysctlPath(name)
 		for _, part := range strings.Split(path, "/") {
-			if part == "" || part == "." || part == ".." {
+			if !clean(part) {
 				return fault.Invalid.Errorf("sysctl %q is no parameter", name)
 			}
 		}
@@ -44,6 +45,29 @@ func sysctlNamespace(path string) string {
 	}
 	return ""
 }
+
+// DeviceSysctls divides parameters into those of one network device, which can only be set when
+// that is in its namespace, by their paths below /proc/sys, and the others as they are. The
+// loopback device is there from the beginning.
+func DeviceSysctls(all map[string]string) (devices, others map[string]string) {
+	devices, others = make(map[string]string), maps.Clone(all)
+	for name, value := range all {
+		path := sysctlPath(name)
+		part := strings.Split(path, "/") // net/ipv4/conf/eth0/rp_filter
+		if len(part) != 5 || part[0] != "net" || part[2] != "conf" && part[2] != "neigh" {
+			continue
+		}
+		if d := part[3]; d == "all" || d == "default" || d == "lo" || !clean(d) || !clean(part[1]) || !clean(part[4]) {
+			continue
+		}
+		devices[path] = value
+		delete(others, name)
+	}
+	return devices, others
+}
+
+// clean reports whether part of a path is a name.
+func clean(part string) bool { return part != "" && part != "." && part != ".." }
 
 // sysctlPath turns a name into a path below /proc/sys. sysctl(8): "Use either
 // '.' or '/' as separator"; the first one found is the separator, and the other

@@ -18,6 +18,7 @@ func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 	// RunPodSandbox has refused annotations that cannot be read.
 	ingress, _ := bandwidth(rec.config.Annotations, ingressAnnotation)
 	egress, _ := bandwidth(rec.config.Annotations, egressAnnotation)
+	devices, _ := oci.DeviceSysctls(podSysctls(rec.config.GetLinux()))
 	p := network.Pod{
 		ID: sb.ID(), Name: m.GetName(), Namespace: m.GetNamespace(), UID: m.GetUid(),
 		NetNS:       sb.NetNS(),
@@ -25,6 +26,7 @@ func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 		EgressBPS:   egress,
 		Annotations: rec.config.Annotations,
 		CgroupPath:  sb.CgroupPath(),
+		Sysctls:     devices,
 	}
 	for _, pm := range rec.config.PortMappings {
 		if pm.HostPort == 0 {

@@ -56,3 +56,29 @@ func TestPluginsGetThePathOfTheCgroup(t *testing.T) {
 		t.Errorf("plugins get %q, want %q", got, want)
 	}
 }
+
+// Parameters of the pod's devices, which the plugins make, are set when the pod is attached, and
+// not before. On the node's network they are refused as all that is the node's.
+func TestSysctlsOfDevicesComeWithTheDevices(t *testing.T) {
+	n := newNode(t)
+	config := pod("web")
+	config.Linux.Sysctls = map[string]string{"net.ipv4.conf.eth0.arp_ignore": "1", "kernel.shm_rmid_forced": "1"}
+	id := n.run(t, config)
+	sb, err := n.runtime.Sandbox(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	early := sb.Config().Sysctls
+	if _, ok := early["net.ipv4.conf.eth0.arp_ignore"]; ok || early["kernel.shm_rmid_forced"] != "1" {
+		t.Errorf("set with the namespaces: %v", early)
+	}
+	if got := n.net.pod(id).Sysctls; len(got) != 1 || got["net/ipv4/conf/eth0/arp_ignore"] != "1" {
+		t.Errorf("set with the devices: %v", got)
+	}
+	config = pod("host")
+	config.PortMappings = nil
+	config.Linux.Sysctls = map[string]string{"net.ipv4.conf.eth0.arp_ignore": "1"}
+	config.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+	_, err = n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+	wantCode(t, "a device of the node", err, "InvalidArgument")
+}

@@ -234,6 +234,9 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		FileLabel:   s.o.SELinux.Shared(),
 		MountLabel:  rec.labels.Mount,
 	}
+	if !config.HostNetwork { // else there are no devices of the pod's own, and oci refuses theirs
+		_, config.Sysctls = oci.DeviceSysctls(config.Sysctls)
+	}
 	var err error
 	if config.IDs, err = s.sandboxUserNamespace(ns); err != nil {
 		return config, err
