@@ -3,7 +3,6 @@ package server
 import (
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
@@ -11,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -115,17 +115,20 @@ func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
 	if err != nil || kind != cri.SecurityProfile_Localhost {
 		return nil, err
 	}
-	f, err := os.Open(file)
+	f, err := regular.Open(file) // something else may block, and no stage ends that
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fault.Invalid.Errorf("seccomp profile %s is not there", file)
+	}
+	if errors.Is(err, regular.ErrOther) {
+		return nil, fault.Invalid.Errorf("seccomp profile: %w", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open seccomp profile: %w", err)
 	}
 	defer f.Close()
-	b, err := io.ReadAll(io.LimitReader(f, maxProfile))
+	b, err := regular.ReadAll(f, maxProfile)
 	if err != nil {
-		return nil, fmt.Errorf("read seccomp profile: %w", err)
+		return nil, fault.Invalid.Errorf("read seccomp profile: %w", err)
 	}
 	return b, nil
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/testing/protocmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -274,6 +275,16 @@ func TestContainerRefused(t *testing.T) {
 		"missing seccomp profile": func(c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: filepath.Join(dir, "none.json")}
 		},
+		"seccomp profile that nobody writes": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: fifo(t, dir)}
+		},
+		"seccomp profile without end": func(c *cri.ContainerConfig) {
+			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: long(t, dir)}
+		},
+		"CDI file that nobody writes": func(c *cri.ContainerConfig) {
+			fifo(t, n.cdiDir())
+			c.CDIDevices = []*cri.CDIDevice{{Name: "vendor.example/class=device"}}
+		},
 	} {
 		config := forever("c")
 		if config.Linux == nil {
@@ -295,6 +306,29 @@ func TestContainerRefused(t *testing.T) {
 	if ids := n.listed(t); !slices.Equal(ids, []string{sb}) {
 		t.Errorf("listed: %q", ids)
 	}
+}
+
+// fifo makes a FIFO in dir that nobody writes to, and returns its path.
+func fifo(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "fifo.json")
+	if err := unix.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// long makes a file in dir that is longer than any seccomp profile, and returns its path.
+func long(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "long.json")
+	if err := os.WriteFile(path, []byte(`{"defaultAction":"SCMP_ACT_ALLOW"}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Truncate(path, maxProfile+1); err != nil {
+		t.Fatal(err)
+	}
+	return path
 }
 
 // What CRI does not require may be left out.

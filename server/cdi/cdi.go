@@ -24,6 +24,7 @@ import (
 	"tags.cncf.io/container-device-interface/pkg/parser"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 )
 
 // Names returns the devices that a container asks for, each once: those of CRI's
@@ -56,6 +57,9 @@ func Inject(s *specs.Spec, dirs, names []string) (err error) {
 	if len(names) == 0 {
 		return nil
 	}
+	if err := readable(dirs); err != nil {
+		return fmt.Errorf("CDI device %s: %w", strings.Join(names, ", "), err)
+	}
 	// The library panics at a null in a list, without naming the file.
 	defer func() {
 		if p := recover(); p != nil {
@@ -74,9 +78,8 @@ func Inject(s *specs.Spec, dirs, names []string) (err error) {
 	return nil
 }
 
-// culprits names the files in dirs that make the library panic.
-func culprits(dirs []string) string {
-	var list []string
+// files returns what the library reads in dirs.
+func files(dirs []string) (list []string) {
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
@@ -84,11 +87,28 @@ func culprits(dirs []string) string {
 		}
 		for _, e := range entries {
 			path := filepath.Join(dir, e.Name())
-			if ext := filepath.Ext(path); (ext == ".json" || ext == ".yaml") && panics(path) {
+			if ext := filepath.Ext(path); (ext == ".json" || ext == ".yaml") && !e.IsDir() {
 				list = append(list, path)
 			}
 		}
 	}
+	return list
+}
+
+// readable refuses directories with something that is no file: the library would read a FIFO
+// until somebody writes to it. Agents of vendors, which run in pods, may put anything there.
+func readable(dirs []string) error {
+	for _, path := range files(dirs) {
+		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
+			return fault.Invalid.Errorf("%s: %w", path, regular.ErrOther)
+		}
+	}
+	return nil
+}
+
+// culprits names the files in dirs that make the library panic.
+func culprits(dirs []string) string {
+	list := slices.DeleteFunc(files(dirs), func(path string) bool { return !panics(path) })
 	if len(list) == 0 {
 		return "a file of " + strings.Join(dirs, ", ")
 	}

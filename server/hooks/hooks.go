@@ -38,6 +38,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 )
 
 // version is the only version of the format.
@@ -136,8 +137,16 @@ func list(dirs []string) ([]string, error) {
 	return names, nil
 }
 
+// maxFile limits the size of a file, in bytes; real ones have some hundred.
+const maxFile = 1 << 20
+
 func read(file string) (*hook, error) {
-	data, err := os.ReadFile(file)
+	f, err := regular.Open(file) // something else may block
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := regular.ReadAll(f, maxFile)
 	if err != nil {
 		return nil, err
 	}

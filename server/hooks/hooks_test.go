@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 )
 
 func write(t *testing.T, dir, name, text string) {
@@ -109,9 +110,15 @@ func TestBroken(t *testing.T) {
 		"command":    document("x", `{"always": false, "commands": ["("]}`, `"poststop"`),
 		"annotation": document("x", `{"annotations": {"a": "("}}`, `"poststop"`),
 		"another":    document("x", always, `"poststop"`) + document("y", always, `"poststop"`),
+		"no file":    "",
+		"too long":   document("x", always, `"poststop"`) + strings.Repeat(" ", maxFile),
 	} {
 		dir := t.TempDir()
-		write(t, dir, "broken.json", text)
+		if name != "no file" {
+			write(t, dir, "broken.json", text)
+		} else if err := unix.Mkfifo(filepath.Join(dir, "broken.json"), 0o600); err != nil {
+			t.Fatal(err)
+		}
 		s := new(specs.Spec)
 		err := Inject(s, []string{dir}, Container{})
 		if err == nil || !strings.Contains(err.Error(), "broken.json") {
