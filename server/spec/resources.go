@@ -93,6 +93,7 @@ func set[T int64 | uint64](v T) *T {
 
 // MergeResources returns old with the fields set that are set in change; both
 // may be nil. CRI's UpdateContainerResources leaves zero fields unchanged.
+// The limit of memory and swap together follows that of memory if it allowed no swap.
 func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{}
 	if old != nil {
@@ -104,6 +105,9 @@ func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContaine
 	merge(&out.CpuPeriod, change.CpuPeriod)
 	merge(&out.CpuQuota, change.CpuQuota)
 	merge(&out.CpuShares, change.CpuShares)
+	if swap := out.MemorySwapLimitInBytes; swap != 0 && swap == out.MemoryLimitInBytes { // no swap, as long as nobody asks for some
+		merge(&out.MemorySwapLimitInBytes, change.MemoryLimitInBytes)
+	}
 	merge(&out.MemoryLimitInBytes, change.MemoryLimitInBytes)
 	merge(&out.MemorySwapLimitInBytes, change.MemorySwapLimitInBytes)
 	merge(&out.OomScoreAdj, change.OomScoreAdj)

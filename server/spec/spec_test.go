@@ -33,6 +33,28 @@ func TestMergeResources(t *testing.T) {
 	}
 }
 
+// A limit of memory and swap together that is the limit of memory means no swap. It goes on to
+// mean that when memory alone gets another limit, in either direction.
+func TestMergeResourcesWithoutSwap(t *testing.T) {
+	for _, tt := range []struct{ memory, swap, change, want int64 }{
+		{100, 100, 200, 200}, {100, 100, 50, 50}, {100, 100, -1, -1}, {100, 100, 0, 100},
+		{100, 150, 120, 150}, {100, -1, 200, -1}, {0, 0, 200, 0}, {100, 0, 200, 0},
+	} {
+		old := &cri.LinuxContainerResources{MemoryLimitInBytes: tt.memory, MemorySwapLimitInBytes: tt.swap}
+		got := spec.MergeResources(old, &cri.LinuxContainerResources{MemoryLimitInBytes: tt.change})
+		if got.MemorySwapLimitInBytes != tt.want {
+			t.Errorf("%+v: the limit with swap is %d", tt, got.MemorySwapLimitInBytes)
+		}
+		if _, err := spec.Resources(got, spec.Host{CgroupV2: true, SwapLimit: true}); err != nil {
+			t.Errorf("%+v: %v", tt, err)
+		}
+	}
+	both := &cri.LinuxContainerResources{MemoryLimitInBytes: 200, MemorySwapLimitInBytes: 300}
+	if got := spec.MergeResources(&cri.LinuxContainerResources{MemoryLimitInBytes: 100, MemorySwapLimitInBytes: 100}, both); got.MemorySwapLimitInBytes != 300 {
+		t.Errorf("the limit with swap is %d, not the one that was asked for", got.MemorySwapLimitInBytes)
+	}
+}
+
 // Impossible limits are refused before they reach a cgroup.
 func TestResourcesRefused(t *testing.T) {
 	for _, r := range []*cri.LinuxContainerResources{
