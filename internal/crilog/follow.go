@@ -25,9 +25,9 @@ func (w *Writer) follow(makes bool) {
 	if !nameless(w.file) {
 		return
 	}
-	_, err := os.Lstat(w.path)
+	at, err := os.Lstat(w.path)
 	there := err == nil
-	if !there && !makes {
+	if there && isFile(at, w.file) || !there && !makes {
 		return
 	}
 	f, err := create(w.path)
@@ -43,10 +43,22 @@ func (w *Writer) follow(makes bool) {
 	w.end(old)
 }
 
-// nameless reports whether f has been removed.
+// nameless reports whether f has been removed, or is of a file system that counts no names.
 func nameless(f *os.File) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
+}
+
+// counted reports whether the file system of f, which is or was at path, counts the names of a
+// file. Some of FUSE say of each that it has none.
+func counted(f *os.File, path string) bool {
+	at, err := os.Lstat(path)
+	return !nameless(f) || err == nil && !isFile(at, f)
+}
+
+func isFile(at os.FileInfo, f *os.File) bool {
+	info, err := f.Stat()
+	return err == nil && os.SameFile(at, info)
 }
 
 // rescue appends to the log what is in old, its former file. The caller holds mu.

@@ -89,7 +89,7 @@ func Resume(f *os.File, path string, max int, report func(err error, lost int64)
 	if max <= 0 {
 		max = MaxLine
 	}
-	return &Writer{path: path, max: max, report: report, file: f, alone: true}
+	return &Writer{path: path, max: max, report: report, file: f, alone: counted(f, path)}
 }
 
 // create opens a log for appending. A pod that may write to the log directory could
@@ -272,7 +272,7 @@ func (w *Writer) Reopen() error {
 	if w.alone && nameless(old) {
 		w.rescue(old)
 	}
-	w.alone = true
+	w.alone = counted(f, w.path)
 	w.end(old)
 	return nil
 }
