@@ -43,7 +43,7 @@ type Store struct {
 
 	mu     sync.Mutex
 	events map[same]*v1.Event // guarded by mu
-	order  []same             // by first occurrence; guarded by mu
+	order  []same             // by last occurrence; guarded by mu
 	file   *os.File           // guarded by mu
 	lines  int                // of file; guarded by mu
 	serial uint64             // makes names unique; guarded by mu
@@ -135,12 +135,14 @@ func shorten(message string) string {
 	return strings.ToValidUTF8(message[:half], "") + "…" + strings.ToValidUTF8(message[len(message)-half:], "")
 }
 
-// addLocked adds e, or replaces the same event.
+// addLocked adds e as the most recent event. It replaces the same event.
 func (s *Store) addLocked(e *v1.Event) {
 	key := keyOf(e)
-	if _, known := s.events[key]; !known {
-		s.order = append(s.order, key)
+	if _, known := s.events[key]; known {
+		i := slices.Index(s.order, key)
+		s.order = slices.Delete(s.order, i, i+1)
 	}
+	s.order = append(s.order, key)
 	s.events[key] = e
 	for len(s.order) > s.most {
 		delete(s.events, s.order[0])
@@ -158,9 +160,6 @@ func (s *Store) Event(on v1.ObjectReference, kind, reason, message string) {
 	if last, known := s.events[key]; known {
 		e = *last
 		e.Count++
-		// It moves to the end, as the most recent event.
-		i := slices.Index(s.order, key)
-		s.order = append(slices.Delete(s.order, i, i+1), key)
 	} else {
 		s.serial++
 		e = v1.Event{

@@ -74,6 +74,33 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// An event that has happened again is the most recent one under the next agent and for the
+// command line, too; else it would be the first to be dropped.
+func TestOrderAfterRestart(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir, 2)
+	on := event.Pod(pod())
+	for _, reason := range []string{"A", "B", "A"} {
+		s.Event(on, v1.EventTypeNormal, reason, "")
+	}
+	const want = "B=1 A=2 "
+	if got := list(s); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	read, err := event.Read(dir)
+	if err != nil || len(read) != 2 || read[1].Reason != "A" {
+		t.Errorf("Read: %v, %v; want B and A", read, err)
+	}
+	again := open(t, dir, 2) // s was not closed: its agent was killed
+	if got := list(again); got != want {
+		t.Errorf("after a restart: %q, want %q", got, want)
+	}
+	again.Event(on, v1.EventTypeNormal, "C", "")
+	if got, want := list(again), "A=2 C=1 "; got != want {
+		t.Errorf("after one more: %q, want %q", got, want)
+	}
+}
+
 // Neither the memory nor the file grows without bound.
 func TestStoreIsBounded(t *testing.T) {
 	dir := t.TempDir()
