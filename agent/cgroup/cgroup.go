@@ -131,10 +131,13 @@ func (t *Tree) path(names []string) string {
 func slice(names []string) string {
 	escaped := make([]string, len(names))
 	for i, name := range names {
-		escaped[i] = strings.ReplaceAll(name, "-", "_")
+		escaped[i] = escape(name)
 	}
 	return strings.Join(escaped, "-") + ".slice"
 }
+
+// escape replaces "-", which separates the parts of a slice's name.
+func escape(name string) string { return strings.ReplaceAll(name, "-", "_") }
 
 func (t *Tree) manager(names []string, l Limits) (cgroups.Manager, error) {
 	r := &cgroups.Resources{SkipDevices: true, SkipFreezeOnSet: true, Memory: l.Memory, CpuQuota: l.Quota, CpuPeriod: l.Period}
@@ -244,11 +247,18 @@ func (t *Tree) dirs(names []string) []string {
 // to use a younger one.
 const orphanAge = 10 * time.Minute
 
-// Sweep removes the cgroups of unknown pods in which nothing runs.
-func (t *Tree) Sweep(known func(uid string) bool) error {
+// Sweep removes the cgroups in which nothing runs, but those of known pods, by UID.
+func (t *Tree) Sweep(known map[string]bool) error {
+	named := map[string]bool{}
+	for uid := range known {
+		if t.systemd {
+			uid = escape(uid)
+		}
+		named[uid] = true
+	}
 	var problems []error
 	for _, uid := range t.uids() {
-		if known(uid) || t.inUse(uid) {
+		if named[uid] || t.inUse(uid) {
 			continue
 		}
 		problems = append(problems, t.Remove(uid))
@@ -256,8 +266,8 @@ func (t *Tree) Sweep(known func(uid string) bool) error {
 	return errors.Join(problems...)
 }
 
-// uids returns the UIDs of the pods that have a cgroup. The names of slices have "_" for
-// "-", which the agent's own UIDs do not contain.
+// uids returns the UIDs of the pods that have a cgroup, as they are in the names of cgroups:
+// escaped in those of slices.
 func (t *Tree) uids() []string {
 	var uids []string
 	for _, class := range classes {

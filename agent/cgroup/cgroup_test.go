@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/systemd"
@@ -102,7 +103,7 @@ func testTree(t *testing.T, root string, systemd bool) {
 		t.Errorf("pods %v, want u1", got)
 	}
 	// It is too young to count as left behind.
-	if err := tree.Sweep(func(string) bool { return false }); err != nil || !tree.exists(names) {
+	if err := tree.Sweep(nil); err != nil || !tree.exists(names) {
 		t.Errorf("swept: %v", err)
 	}
 	next, err := Open(root, systemd, Limits{Shares: 1024}) // another agent
@@ -116,6 +117,40 @@ func testTree(t *testing.T, root string, systemd bool) {
 	}
 	if tree.exists(names) {
 		t.Error("the cgroup stays")
+	}
+}
+
+// A sweep leaves the cgroups of known pods, however old and idle they are. The UIDs of pods
+// that came by the API contain "-", which the names of slices cannot.
+func TestSweepKeepsKnown(t *testing.T) {
+	testenv.NeedRoot(t, "it makes cgroups")
+	for driver, tree := range map[string]*Tree{"cgroupfs": {}, "systemd": {systemd: true}} {
+		t.Run(driver, func(t *testing.T) {
+			tree.root = []string{fmt.Sprintf("crisptestsweep%d", os.Getpid())}
+			const uid = "0b8ba9a4-6a0c-4b0e-9d3c-3f6b0d7c5d11"
+			names := tree.pod(uid, v1.PodQOSGuaranteed)
+			dir := tree.dirs(names)[0]
+			t.Cleanup(func() {
+				for path := dir; path != tree.dirs(nil)[0]; path = filepath.Dir(path) {
+					if err := os.Remove(path); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			old := time.Now().Add(-2 * orphanAge)
+			if err := os.Chtimes(dir, old, old); err != nil {
+				t.Fatal(err)
+			}
+			if tree.inUse(uid) {
+				t.Fatal("the cgroup is in use: the test shows nothing")
+			}
+			if err := tree.Sweep(map[string]bool{uid: true}); err != nil || !tree.exists(names) {
+				t.Errorf("error %v, the cgroup exists: %v", err, tree.exists(names))
+			}
+		})
 	}
 }
 

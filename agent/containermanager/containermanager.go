@@ -95,7 +95,7 @@ func (m *Manager) Sweep(known map[string]bool) error {
 	if m.cgroups == nil {
 		return nil
 	}
-	return errors.Join(m.shareCPU(), m.cgroups.Sweep(func(uid string) bool { return known[uid] }))
+	return errors.Join(m.shareCPU(), m.cgroups.Sweep(known))
 }
 
 // Prepare implements criruntime.ContainerManager.
