@@ -89,6 +89,9 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 			s.began = at.Time
 		}
 		end := endOf(p.Status)
+		if end.IsZero() && podsync.Terminal(&p.Status) {
+			end = overSince(p.Status)
+		}
 		if end.After(s.lastEnd) {
 			s.lastEnd = end
 		}

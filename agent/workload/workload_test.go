@@ -380,6 +380,22 @@ func TestJobFails(t *testing.T) {
 	}
 }
 
+// A pod that was rejected, and so has no containers, counts as one that has failed: its
+// successor waits as long.
+func TestJobRejected(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
+	w.step()
+	w.end("sum-0", v1.PodSucceeded)
+	w.end("sum-1", v1.PodFailed)
+	w.pods[1].Status.ContainerStatuses = nil
+	w.expect("rejected: not at once", "sum-0:1 sum-1:1")
+	if want := w.now.Add(10 * time.Second); !w.plan.Again.Equal(want) {
+		t.Errorf("tries again at %v, want %v", w.plan.Again, want)
+	}
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("but then", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
+}
+
 // A suspended Job has no running pods; a resumed one continues where it was.
 func TestJobSuspended(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
