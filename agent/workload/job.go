@@ -10,7 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
 )
 
 // A failed pod of a Job is replaced after 10 s, 20 s, 40 s and so on, at most 6 min, as in
@@ -39,12 +41,9 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	reason, condition := s.finished()
 	switch {
 	case condition != "":
-		for _, p := range s.pods {
-			if !slices.ContainsFunc(s.active, func(a Pod) bool { return a.UID == p.UID }) {
-				plan.Pods = append(plan.Pods, p.Pod)
-			}
-		}
-		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil {
+		var ending bool
+		plan.Pods, ending = s.settle(condition)
+		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil && !ending {
 			if gone := s.lastEnd.Add(time.Duration(*ttl) * time.Second); gone.After(now) {
 				plan.Again = gone
 			} else {
@@ -70,6 +69,33 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	}
 	plan.Status = s.status(reason, condition)
 	return plan
+}
+
+// settle returns the pods of a Job that is over, and reports whether some of them still run.
+// Those of a completed Job are no longer wanted. Those of a failed one have to stay: the Job
+// failed for the time since their start or for their restarts, and it would begin anew
+// without them. They get the shortest deadline that a pod can have, which fails them.
+func (s *jobState) settle(condition batchv1.JobConditionType) (pods []*v1.Pod, ending bool) {
+	for _, p := range s.pods {
+		switch {
+		case !s.isActive(p):
+			pods = append(pods, p.Pod)
+		case condition == batchv1.JobFailed && p.Status.StartTime != nil:
+			pod := p.DeepCopy()
+			pod.Spec.ActiveDeadlineSeconds = ptr.To(int64(1))
+			pods, ending = append(pods, pod), true
+		}
+	}
+	return pods, ending
+}
+
+func (s *jobState) isActive(p Pod) bool {
+	return slices.ContainsFunc(s.active, func(a Pod) bool { return a.UID == p.UID })
+}
+
+// settled reports whether a pod that has failed was ended by settle.
+func (s *jobState) settled(p Pod) bool {
+	return !equality.Semantic.DeepEqual(p.Spec.ActiveDeadlineSeconds, s.Spec.Template.Spec.ActiveDeadlineSeconds)
 }
 
 // revision distinguishes a job from what it was before an edit, and from a deleted one of
@@ -99,21 +125,32 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		case v1.PodSucceeded:
 			s.succeeded = append(s.succeeded, p)
 		case v1.PodFailed:
+			if s.settled(p) {
+				s.failed += restarts(p)
+				break
+			}
 			s.failed++
 			if end.After(s.lastFail) {
 				s.lastFail = end
 			}
 		default:
 			s.active = append(s.active, p)
-			if p.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
-				for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
-					s.failed += int(c.RestartCount)
-				}
-			}
+			s.failed += restarts(p)
 		}
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
 	return s
+}
+
+// restarts returns how often containers of a pod were started again after a failure.
+func restarts(p Pod) int {
+	n := 0
+	if p.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
+		for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
+			n += int(c.RestartCount)
+		}
+	}
+	return n
 }
 
 // endOf returns when the last container of a pod ended.

@@ -374,7 +374,7 @@ func TestJobFails(t *testing.T) {
 	w.end("sum-0", v1.PodSucceeded)
 	w.step()
 	w.now = w.now.Add(5 * time.Second)
-	w.expect("too late: what runs is ended", "sum-0:1")
+	w.expect("too late: what never ran is gone", "sum-0:1")
 	if got := condition(w.plan); got != "Failed DeadlineExceeded" {
 		t.Errorf("condition %q", got)
 	}
@@ -394,6 +394,56 @@ func TestJobRejected(t *testing.T) {
 	}
 	w.now = w.now.Add(10 * time.Second)
 	w.expect("but then", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
+}
+
+// A Job that has failed stays so: what its running pods say of its start and its failures must not
+// go with them, or the Job would begin anew.
+func TestJobStaysFailed(t *testing.T) {
+	run := func(w *world, name string, restarts int32) {
+		for i, p := range w.pods {
+			if p.Name == name {
+				w.pods[i].Status = v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: w.now}, ContainerStatuses: []v1.ContainerStatus{{RestartCount: restarts}}}
+			}
+		}
+	}
+	for _, test := range []struct {
+		name, spec, policy string
+		restarts           int32
+		want               string
+	}{
+		{"deadline", "  activeDeadlineSeconds: 5\n  ttlSecondsAfterFinished: 60", "Never", 0, "Failed DeadlineExceeded"},
+		{"restarts", "  ttlSecondsAfterFinished: 60", "OnFailure", 2, "Failed BackoffLimitExceeded"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			text := strings.Replace(fmt.Sprintf(sum, test.spec), "Never", test.policy, 1)
+			w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, text)}
+			w.expect("at first", "sum-0:1 sum-1:1")
+			run(w, "sum-0", test.restarts) // the runtime has yet to start sum-1
+			w.now = w.now.Add(5 * time.Second)
+			w.expect("failed: one ends, the other never began", "sum-0:1")
+			if d := w.pods[0].Spec.ActiveDeadlineSeconds; d == nil || *d != 1 {
+				t.Errorf("the pod that runs has the deadline %v, want 1 s", d)
+			}
+			if w.plan.Expired || condition(w.plan) != test.want {
+				t.Errorf("condition %q, want %q; expired %v", condition(w.plan), test.want, w.plan.Expired)
+			}
+			w.now = w.now.Add(time.Minute) // its grace period
+			if w.expect("still ending", "sum-0:1"); w.plan.Expired {
+				t.Error("expired, and a pod of it runs")
+			}
+			w.end("sum-0", v1.PodFailed)
+			w.pods[0].Status.Reason, w.pods[0].Status.StartTime = "DeadlineExceeded", &metav1.Time{Time: time.Unix(1e9, 0)}
+			w.pods[0].Status.ContainerStatuses[0].RestartCount = test.restarts
+			w.expect("ended", "sum-0:1")
+			if want := w.now.Add(time.Minute); w.plan.Expired || condition(w.plan) != test.want || !w.plan.Again.Equal(want) {
+				t.Errorf("condition %q, want %q; expired %v; again %v, want %v", condition(w.plan), test.want, w.plan.Expired, w.plan.Again, want)
+			}
+			w.now = w.now.Add(time.Minute)
+			if w.step(); !w.plan.Expired {
+				t.Error("its time after the end is over, and it stays")
+			}
+		})
+	}
 }
 
 // A suspended Job has no running pods; a resumed one continues where it was.
