@@ -50,7 +50,7 @@ type Admitter struct {
 	o Options
 
 	admitted map[types.UID]bool   // pods that may have no status yet
-	summed   map[types.UID]summed // of pods that are not changed in place
+	summed   map[types.UID]summed // valid for the very same *v1.Pod: a change in place makes another
 }
 
 // New returns an Admitter that has admitted no pod.

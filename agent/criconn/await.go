@@ -23,9 +23,9 @@ type Answer struct {
 	Err     error
 }
 
-// Await calls dial until it succeeds, or fails with an error of kind fault.Invalid, and
-// returns that, or an empty answer when ctx has ended. It wakes tried after each attempt
-// that it will repeat.
+// Await calls dial, every retry, until it succeeds or fails with an error of kind
+// fault.Invalid, and returns the result; once ctx has ended, an Answer with its error. It
+// wakes tried after each attempt that it will repeat.
 func (c *Connection) Await(ctx context.Context, dial func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error), tried chan<- struct{}) Answer {
 	complaint := ""
 	for ctx.Err() == nil {

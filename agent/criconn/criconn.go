@@ -1,6 +1,6 @@
-// Package criconn connects to a runtime and counts the calls, by the names of the kubelet's
-// metrics: runtime_operations_total and the like. Each call is a line of the log, too, for
-// debugging.
+// Package criconn connects to a runtime. It counts and times the calls, in metrics with the
+// kubelet's names (kubelet_runtime_operations_total and the like), and logs each at level
+// debug.
 package criconn
 
 import (
@@ -15,8 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Connection is that to a runtime. It may be handed on before the runtime has answered:
-// a call waits for that.
+// A Connection is the connection to a runtime. It may be used before the runtime has
+// answered: until then a call blocks, whatever its context.
 type Connection struct {
 	log *slog.Logger
 

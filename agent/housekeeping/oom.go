@@ -24,8 +24,8 @@ func oomEvent(line string) string {
 	return ""
 }
 
-// watchOOM calls report for each process that the kernel's OOM killer kills, from now on
-// until ctx ends.
+// watchOOM calls report for each process that the kernel kills because the machine has run
+// out of memory, from now on until ctx ends. OOM kills of a memory cgroup are left out.
 func watchOOM(ctx context.Context, log *slog.Logger, report func(string)) {
 	f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {

@@ -44,7 +44,7 @@ type Handlers struct {
 	All    http.Handler // for clients that may change things
 	Shown  http.Handler // for everyone; only its readOnlyPaths are served
 	Health http.Handler // health checks
-	Page   http.Handler // what is below PagePath at the address, by a way in of its own; nil: nothing
+	Page   http.Handler // PagePath at the address, with its own authentication; nil leaves it to All
 }
 
 // PagePath is where Handlers.Page is.

@@ -8,7 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The kernel limits a file name to 255 bytes; the suffix ".log" is one of them.
+// linkName is the maximum length of a link's name without ".log", in bytes: the kernel
+// allows 255.
 const linkName = 251
 
 // logLink is the path at which log shippers look for the log of a container.

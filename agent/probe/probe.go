@@ -17,9 +17,9 @@
 // A container that was running before the agent started gets no initial result: it keeps
 // its status until its probe says otherwise.
 //
-// The rules are the kubelet's, with one exception: a container that became ready within the
-// ten seconds before the agent started stays ready. The kubelet takes its readiness back
-// until the probe has succeeded again.
+// The rules are the kubelet's, with one exception: a ready container that started within the
+// ten seconds before the agent stays ready. The kubelet takes its readiness back until the
+// probe has succeeded again.
 package probe
 
 import (

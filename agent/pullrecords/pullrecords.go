@@ -49,8 +49,8 @@ const (
 // Policies are all of them; the second is the default.
 var Policies = []Policy{NeverVerify, NeverVerifyPreloaded, NeverVerifyAllowlisted, AlwaysVerify}
 
-// mostSecrets is from how many secrets of an image on no more are noted only because
-// they have the content of another one.
+// mostSecrets is the number of secrets of an image from which on MayUse records no further
+// ones, nor new contents of these.
 const mostSecrets = 100
 
 // A Record is what is known of an image.

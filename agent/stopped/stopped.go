@@ -1,11 +1,11 @@
 // Package stopped keeps which pods were stopped on request (crisp stop, crisp drain), so
 // that they stay stopped under the next agent and after a reboot.
 //
-// A pod is stopped by its namespace and name: another pod of that name, as of an edited
-// manifest, stays stopped too, and is known by nobody else. When no pod of that name is
-// wanted any more, its stop is forgotten. That a pod was started again is kept until its
-// containers run again: those that the stop has ended are to run whatever their restart
-// policy is, also if the agent dies meanwhile (podsync.Stop).
+// A stop is kept by namespace and name, so that it also holds for another pod of that name,
+// such as that of an edited manifest. It is forgotten when no pod of the name is wanted any
+// more. The record of a pod that was started again stays until its containers run: those
+// that the stop ended must run again whatever their restart policy, even if the agent dies
+// meanwhile (podsync.Stop).
 package stopped
 
 import (

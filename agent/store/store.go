@@ -44,9 +44,9 @@ type record struct {
 	// Revisions are the templates of a workload, the present one last.
 	Revisions   []Revision      `json:"revisions,omitempty"`
 	file        string          // its path
-	decoded     manifest.Object // nil with err
-	err         error           // why it is rejected
-	description string          // manifest.Key, also if it is rejected
+	decoded     manifest.Object // nil if rejected; for a pod that runs, the pod as it was accepted
+	err         error           // why the object is rejected
+	description string          // manifest.Key, also of a rejected object
 }
 
 // A Store is safe for use by all goroutines. Changes are written to disk under

@@ -85,8 +85,8 @@ func since(at metav1.Time, now time.Time) string {
 	return duration.HumanDuration(now.Sub(at.Time))
 }
 
-// columns are those of each kind, as far as they differ from NAME and AGE, with
-// kubectl's names and in its order.
+// columns are the columns of each kind, with kubectl's names and in its order, without those
+// that Columns adds: the name and the source.
 var columns = map[string][]Column{
 	"Pod": {
 		{"Ready", false, of(func(p *v1.Pod) any {
