@@ -1,6 +1,6 @@
 // Package housekeeping looks after the node that pods run on: it evicts pods before
-// something runs out, collects images, rotates logs, keeps volumes up to date with their
-// objects, reports the kernel's OOM kills as events, and removes leftovers.
+// a resource runs out, collects images, rotates logs, keeps volumes up to date with their
+// objects, reports OOM kills of the whole node as events, and removes leftovers.
 package housekeeping
 
 import (
@@ -51,27 +51,28 @@ type Rules struct {
 	ImageHigh, ImageLow int           // percent; see imagegc
 	ImageMin, ImageMax  time.Duration // ages
 	LogSize             int64         // bytes from which a log is rotated; 0 is never
-	LogFiles            int
-	LogPeriod           time.Duration // how often the sizes of logs are looked at
+	LogFiles            int           // files of a log, with the current one
+	LogPeriod           time.Duration // how often the sizes of logs are checked
 	Evict               []evict.Threshold
-	EvictReclaim        map[evict.Signal]evict.Amount // how much more there must be than the threshold
-	EvictGrace          int64                         // seconds that a pod gets at most at a soft threshold
-	EvictTransition     time.Duration                 // how long pressure lasts when its cause has gone
+	EvictReclaim        map[evict.Signal]evict.Amount // how much more than the threshold must be free before a shortage is over
+	EvictGrace          int64                         // maximum grace period at a soft threshold, in seconds
+	EvictTransition     time.Duration                 // how long a pressure condition stays after its cause has gone
 }
 
-// Pods are those of the node.
+// Pods are the pods of the node (nodepods.Pods).
 type Pods interface {
-	Ready() bool // all sources have reported
+	Ready() bool // whether all sources have reported
 	Wanted() []*v1.Pod
-	Allocated() []*v1.Pod                 // the wanted ones, with the resources that they may have
-	Active(pods []*v1.Pod) []*v1.Pod      // those that have not ended
-	Finished(pod *v1.Pod) bool            // it has failed or succeeded
-	Requests(pod *v1.Pod) v1.ResourceList // with its overhead
+	Allocated() []*v1.Pod                 // the wanted pods, with the resources allocated to them
+	Active(pods []*v1.Pod) []*v1.Pod      // those of pods that have not ended
+	Finished(pod *v1.Pod) bool            // whether the pod has failed or succeeded
+	Requests(pod *v1.Pod) v1.ResourceList // with the pod's overhead
 }
 
-// Cgroups are those of pods.
+// Cgroups are the cgroups of pods (containermanager.Manager).
 type Cgroups interface {
-	Sweep(known map[string]bool) error // removes those of pods with other UIDs
+	// Sweep removes idle cgroups of all pods but the known ones, by UID.
+	Sweep(known map[string]bool) error
 }
 
 // A Keeper looks after one node.
@@ -79,9 +80,9 @@ type Keeper struct {
 	o       Options
 	evict   *evict.Manager
 	collect *imagegc.Collector
-	// volumesDue receives a value when objects that volumes may show have changed.
+	// volumesDue receives a value when objects that volumes may project have changed.
 	volumesDue chan struct{}
-	pruned     time.Time // when images that are gone were looked for. Only sweep uses it.
+	pruned     time.Time // when pull records were last pruned; only sweep uses it
 }
 
 // New returns a Keeper.
@@ -95,10 +96,11 @@ func New(o Options) *Keeper {
 	return k
 }
 
-// Pressure returns the conditions of the node that say what it has too little of.
+// Pressure returns the pressure conditions of the node that are true now.
 func (k *Keeper) Pressure() []v1.NodeConditionType { return k.evict.Pressure() }
 
-// Begin begins to look after the node, until ctx ends. The runtime has answered.
+// Begin starts the housekeeping, which goes on until ctx ends. The runtime must have answered
+// before.
 func (k *Keeper) Begin(ctx context.Context) {
 	k.warnOfSwap(volume.MaySwap())
 	r := &k.o.Rules
@@ -119,7 +121,8 @@ func (k *Keeper) warn(reason, text string) {
 	k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeWarning, reason, text)
 }
 
-// warnOfSwap records an event of the node if Secrets in memory may be swapped to a disk.
+// warnOfSwap records an event of the node if volumes in memory, such as Secrets, may be swapped
+// to a disk.
 func (k *Keeper) warnOfSwap(may bool) {
 	if may {
 		k.warn("PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")

@@ -10,6 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// imagesDir returns the directory that the runtime reports for its images (ImageFsInfo).
 func (k *Keeper) imagesDir(ctx context.Context) (string, error) {
 	resp, err := k.o.Images.ImageFsInfo(ctx)
 	if err != nil {
@@ -33,8 +34,8 @@ func (k *Keeper) ImageSpace(ctx context.Context) (capacity, available int64, err
 	return bytes.Capacity, bytes.Available, err
 }
 
-// ImagesInUse implements imagegc.Node: those of all containers, dead ones too, and those that pods
-// mount.
+// ImagesInUse implements imagegc.Node. The images of dead containers are in use too, and so are
+// those that pods mount as volumes.
 func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := k.o.Runtime.ListContainers(ctx, nil)
 	if err != nil {

@@ -12,11 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemOOM is what the kernel says when the machine, and not a cgroup, has run
-// out of memory. That of a container is known from its exit.
+// systemOOM matches the kernel's message about an OOM kill because the machine, and not a
+// memory cgroup, has run out of memory. A container's own OOM kill is known from its exit.
 var systemOOM = regexp.MustCompile(`oom-kill:constraint=CONSTRAINT_(?:NONE|CPUSET|MEMORY_POLICY).*,task=(.+),pid=(\d+),uid=\d+`)
 
-// oomEvent is what the event says of a line of the kernel; "" for any other line.
+// oomEvent returns the message of the event for a line of the kernel's log, "" if the line is
+// about something else.
 func oomEvent(line string) string {
 	if m := systemOOM.FindStringSubmatch(line); m != nil {
 		return fmt.Sprintf("System OOM encountered, victim process: %s, pid: %s", m[1], m[2])
@@ -41,7 +42,7 @@ func watchOOM(ctx context.Context, log *slog.Logger, report func(string)) {
 	for {
 		n, err := f.Read(line) // one message each time
 		switch {
-		case errors.Is(err, unix.EPIPE): // some were overwritten before they were read
+		case errors.Is(err, unix.EPIPE): // some messages were overwritten before they were read
 		case err != nil:
 			return
 		default:

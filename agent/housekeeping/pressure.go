@@ -29,7 +29,7 @@ func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation
 	}
 	if bytes, inodes, err := Space(k.o.Root); err == nil {
 		now[evict.NodeFS] = bytes
-		if inodes.Capacity > 0 { // some file systems have no fixed number
+		if inodes.Capacity > 0 { // some file systems have no fixed number of inodes
 			now[evict.NodeInodes] = inodes
 		}
 	}
@@ -44,7 +44,8 @@ func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation
 	return now
 }
 
-// Space is that of the file system of a path.
+// Space returns the bytes and inodes of the file system of a path (statfs(2)). The available
+// bytes are those for unprivileged users.
 func Space(path string) (bytes, inodes evict.Observation, err error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
@@ -68,8 +69,8 @@ func (k *Keeper) ImagesApart() bool {
 	return node.Dev != images.Dev
 }
 
-// pidsNow reads how many threads there are, from proc_loadavg(5), and how many
-// there may be.
+// pidsNow reads how many threads there are, from proc_loadavg(5), and how many there may be:
+// the lower of pid_max and threads-max.
 func pidsNow() (o evict.Observation, ok bool) {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -131,7 +132,8 @@ func (k *Keeper) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	return pods, nil
 }
 
-// bounded reports whether a pod has a limit that only looking at it enforces.
+// bounded reports whether a pod has a limit of disk space, which is enforced only by measuring
+// what it uses.
 func bounded(pod *v1.Pod) bool {
 	for _, v := range pod.Spec.Volumes {
 		if v.EmptyDir != nil && v.EmptyDir.SizeLimit != nil {
@@ -146,6 +148,8 @@ func bounded(pod *v1.Pod) bool {
 	return false
 }
 
+// measurePod fills in what a pod uses: s has its memory, processes and writable layers, the disk
+// its logs and emptyDirs.
 func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	p.Use[v1.ResourceMemory] = int64(s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue())
 	p.Use["pids"] = int64(s.GetLinux().GetProcess().GetProcessCount().GetValue())

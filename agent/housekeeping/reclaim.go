@@ -23,13 +23,13 @@ func (k *Keeper) Reclaim(ctx context.Context) {
 }
 
 const (
-	// removing is how long is waited for dead containers to go.
+	// removing is how long removeDead waits for dead containers to be removed.
 	removing       = 10 * time.Second
 	removingPeriod = 100 * time.Millisecond
 )
 
-// removeDead has the workers remove the dead containers of pods that have finished,
-// whose images then have no user, and what was run before in the others.
+// removeDead has the workers remove the dead containers of finished pods, whose images are
+// then unused, and earlier attempts of containers in the other pods.
 func (k *Keeper) removeDead(ctx context.Context) {
 	finished := map[types.UID]bool{}
 	for _, pod := range k.o.Pods.Wanted() {
@@ -47,8 +47,8 @@ func (k *Keeper) removeDead(ctx context.Context) {
 	})
 }
 
-// anyLeft reports whether one of these pods, by UID, has a container or anything else
-// that only a pod needs that runs.
+// anyLeft reports whether one of these pods, by UID, still has a container or anything else
+// that only a running pod needs.
 func (k *Keeper) anyLeft(ctx context.Context, pods map[types.UID]bool) bool {
 	for _, pod := range k.o.Pods.Wanted() {
 		if pods[pod.UID] && !k.o.Driver.Clean(pod.UID) {

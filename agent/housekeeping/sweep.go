@@ -13,13 +13,13 @@ import (
 )
 
 const (
-	// sweeping is how often is cleared away what was left behind.
+	// sweeping is how often leftovers are removed.
 	sweeping = time.Minute
-	// pruning is how often images that are gone are looked for.
+	// pruning is how often the pull records of images that are gone are removed.
 	pruning = 10 * time.Minute
 )
 
-// sweep clears away what pods left behind whose end was not seen.
+// sweep removes what was left behind by pods whose end this agent has not seen.
 func (k *Keeper) sweep(ctx context.Context) {
 	if !k.o.Pods.Ready() {
 		return
@@ -41,8 +41,8 @@ func (k *Keeper) sweep(ctx context.Context) {
 	}
 }
 
-// sweepLogs removes the logs of pods that are not known, if all logs there are
-// this agent's.
+// sweepLogs removes the logs of pods that are not known. It does so only if the directory of
+// logs is below the agent's own, where nobody else's logs are.
 func (k *Keeper) sweepLogs(known map[string]bool) error {
 	if rest, err := filepath.Rel(k.o.Root, k.o.LogDir); err != nil || !filepath.IsLocal(rest) {
 		return nil
@@ -81,7 +81,7 @@ func (k *Keeper) prunePulled(ctx context.Context) error {
 	return k.o.Pulled.Prune(func(id string) bool { return there[id] }, k.pruned)
 }
 
-// sweepLinks removes links to logs of this agent's pods that are gone.
+// sweepLinks removes dangling links into this agent's directory of logs.
 func (k *Keeper) sweepLinks() error {
 	if k.o.LogLinks == "" {
 		return nil

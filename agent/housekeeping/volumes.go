@@ -11,11 +11,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// refresh is how often volumes are brought up to date besides when an object
-// changes.
+// refresh is how often volumes are brought up to date even if no object has changed.
 const refresh = 30 * time.Second
 
-// keepVolumes has volumes show what their objects say.
+// keepVolumes keeps volumes up to date with their objects, until ctx ends.
 func (k *Keeper) keepVolumes(ctx context.Context) {
 	tick := time.NewTicker(refresh)
 	defer tick.Stop()
@@ -39,6 +38,6 @@ func (k *Keeper) keepVolumes(ctx context.Context) {
 	}
 }
 
-// RefreshVolumes has volumes brought up to date soon: objects have changed that they may
-// show.
+// RefreshVolumes has volumes brought up to date soon. It is called when objects that they may
+// project have changed.
 func (k *Keeper) RefreshVolumes() { poke.Wake(k.volumesDue) }

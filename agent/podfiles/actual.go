@@ -10,8 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Actual returns the resources of a pod's containers that were last given to the runtime, by
-// name. The map is shared and read-only.
+// Actual returns the resources that were last given to the runtime for each container of a
+// pod, by name. The map is shared and read-only.
 func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -26,7 +26,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	return known
 }
 
-// SetActual records the resources that are about to be given to the runtime.
+// SetActual records the resources of a container that are about to be given to the runtime.
 func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) error {
 	all := maps.Clone(s.Actual(uid))
 	all[container] = *r.DeepCopy()

@@ -13,9 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// MarkEnding records that the pods of have are being ended, all but the wanted one, which
-// may be nil. The next agent and the command line see that too. It returns the UIDs of all
-// of them whose end has begun.
+// MarkEnding records that the pods with files in have are being ended, except pod, the wanted
+// one, which may be nil. The next agent and the command line see the record too. It returns
+// the UIDs of all pods in have whose end has begun.
 func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	for _, uid := range have.Files {
 		if pod != nil && string(pod.UID) == uid || s.Ending(types.UID(uid)) {
@@ -25,7 +25,7 @@ func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 		if err == nil {
 			err = f.Close()
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its end may just be complete
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its files may just have been removed
 			s.o.Log.Warn("end of a pod not noted", "uid", uid, "err", err)
 		}
 		s.mu.Lock()
@@ -37,7 +37,7 @@ func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	return s.EndingOf(have.Files)
 }
 
-// Ending reports whether a pod is being ended because it was not wanted.
+// Ending reports whether a pod is being ended because it was no longer wanted.
 func (s *Store) Ending(uid types.UID) bool {
 	return !s.EndingSince(uid).IsZero()
 }
@@ -49,7 +49,7 @@ func (s *Store) EndingSince(uid types.UID) time.Time {
 	return s.ending[string(uid)]
 }
 
-// EndingOf returns those of the pods whose end has begun.
+// EndingOf returns the UIDs, among these, of pods whose end has begun.
 func (s *Store) EndingOf(uids []string) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// WriteHosts writes the file that is mounted at /etc/hosts. It writes in place, so that
-// running containers see the change.
+// WriteHosts writes the file that is mounted at a pod's /etc/hosts, in place, so that running
+// containers see the change.
 func (s *Store) WriteHosts(uid, text string) error {
 	path := s.HostsFile(uid)
 	if old, err := os.ReadFile(path); err == nil && string(old) == text {

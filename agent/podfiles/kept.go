@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Kept reads what an agent has left in a pod's directory: the last status, and when the
-// end of the pod began; nil if it has not.
+// Kept reads from a pod's directory its last status, nil if that cannot be read, and when its
+// end began, nil if it has not.
 func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
 		ending = &metav1.Time{Time: info.ModTime()}
@@ -28,12 +28,12 @@ func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	return status, ending
 }
 
-// maxStatus is more bytes than any pod's status has.
+// maxStatus is the maximum size of a status file in bytes, more than any pod's status needs.
 const maxStatus = 4 << 20
 
-// readKept reads a file of the agent. The path comes from an annotation, which any user can
-// set on the pods of a kubelet. So it opens only a regular file that root or this user
-// owns, and reads no more than a status can have.
+// readKept reads a file of the agent. On the pods of a kubelet any user can set the annotation
+// that the path comes from. So readKept opens only a regular file that root or this user owns,
+// and reads no more than maxStatus bytes.
 func readKept(path string) ([]byte, error) {
 	f, err := regular.OpenNoLink(path)
 	if err != nil {

@@ -36,7 +36,7 @@ func (s *Store) LinkLog(pod *v1.Pod, container, id, log string) error {
 	return nil
 }
 
-// UnlinkLog removes the link of a container, whose pod need not be known.
+// UnlinkLog removes the link to the log of a container. Its pod need not be known.
 func (s *Store) UnlinkLog(id string) error {
 	if s.o.LogLinks == "" {
 		return nil

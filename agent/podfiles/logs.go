@@ -15,13 +15,13 @@ func (s *Store) LogDir(pod *v1.Pod) string {
 	return s.logDir(pod.Namespace, pod.Name, string(pod.UID))
 }
 
-// logDir is the kubelet's layout, which log shippers know.
+// logDir has the kubelet's layout, which log shippers know.
 func (s *Store) logDir(namespace, name, uid string) string {
 	return filepath.Join(s.o.LogDir, namespace+"_"+name+"_"+uid)
 }
 
-// Attempts returns how many attempts have left a log, for containers that the runtime does
-// not have: it may have lost them.
+// Attempts returns, by container, the number of attempts according to the logs that they left.
+// It counts only for containers that the runtime does not have, since it may have lost them.
 func (s *Store) Attempts(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 	counts := map[string]uint32{}
 	dir := s.LogDir(pod)

@@ -25,7 +25,7 @@ func (s *Store) NewMessageFile(uid, container string) string {
 	return filepath.Join(s.Dir(uid), "containers", container, fmt.Sprintf("%08x", rand.Uint32()))
 }
 
-// MakeMessageFile makes such a file. Every user of the container can write to it.
+// MakeMessageFile makes a file at such a path that every user of the container can write.
 func MakeMessageFile(path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o750); err != nil {
 		return err
@@ -36,7 +36,7 @@ func MakeMessageFile(path string) error {
 	return os.Chmod(path, 0o666) // despite the umask
 }
 
-// Message returns the end of what a container has written to its file.
+// Message returns the end of a container's termination message file, up to 4096 bytes.
 func Message(path string) (string, error) {
 	f, err := regular.Open(path) // a container may have put anything there
 	if err != nil {
@@ -51,8 +51,8 @@ func Message(path string) (string, error) {
 	return string(data), err
 }
 
-// LogTail returns the end of a container's log, which stands in for a missing message, or
-// why it cannot be read.
+// LogTail returns the end of a container's log, up to 80 lines and 2048 bytes, for use instead
+// of a missing message; or a sentence that says why the log cannot be read.
 func LogTail(ctx context.Context, path string) string {
 	lines := int64(maxLogLines)
 	var text end
@@ -67,7 +67,7 @@ func LogTail(ctx context.Context, path string) string {
 	return string(text)
 }
 
-// end keeps the end of what is written to it.
+// end keeps the last maxLogTail bytes that are written to it.
 type end []byte
 
 func (e *end) Write(p []byte) (int, error) {

@@ -1,17 +1,17 @@
-// Package podfiles keeps the agent's files of pods. It knows no runtime. Below the agent's
-// root there are
+// Package podfiles keeps the agent's files of pods. It does not know the runtime. Below the
+// agent's root there are
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  its last status, also for the command line
-//	pods/<uid>/startup.json where its time went until it was ready (agent/startup)
+//	pods/<uid>/startup.json the timeline of its start (agent/startup)
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources last given to the runtime, by container
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
 //	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
 //
-// and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. All of
-// a pod's files follow from its UID, so they are found without a record.
+// and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. The paths follow
+// from the pod, so no record of them is needed.
 //
 // A pod has one worker, so its files have one writer.
 package podfiles
@@ -41,9 +41,9 @@ type Store struct {
 	o Options
 
 	mu     sync.Mutex
-	pods   map[string]*v1.Pod                            // each pod with files, by UID; guarded by mu
+	pods   map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
-	ending map[string]time.Time                          // since when pods end, by UID; guarded by mu
+	ending map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.
@@ -54,7 +54,7 @@ func Open(o Options) (*Store, error) {
 
 func (s *Store) dir() string { return filepath.Join(s.o.Root, "pods") }
 
-// Dir is the directory of a pod's files.
+// Dir returns the directory of a pod's files.
 func (s *Store) Dir(uid string) string { return filepath.Join(s.dir(), uid) }
 
 // The files of a pod, in its directory.
@@ -63,13 +63,13 @@ const (
 	statusFile  = "status.json"
 	startupFile = "startup.json"
 	actualFile  = "actual.json"
-	endingFile  = "ending" // its time is when the pod's end began
+	endingFile  = "ending" // modified when the pod's end began
 )
 
 // MakeLogDir makes the directory of a pod's logs.
 func (s *Store) MakeLogDir(pod *v1.Pod) error { return os.MkdirAll(s.LogDir(pod), 0o755) }
 
-// Remove removes the files and logs of a pod that does not run any more.
+// Remove removes the files and logs of a pod that no longer runs.
 func (s *Store) Remove(uid types.UID) error {
 	pod := s.Pod(uid)
 	if pod == nil {

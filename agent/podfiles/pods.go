@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// find finds the pods that have files. A directory without a readable pod.json stays as it
-// is: another version may have written it, the disk may have failed, or it is a kubelet's.
-// Only an empty one is removed, which this package can leave behind.
+// find finds the pods that have files. A directory without a readable pod.json is left alone:
+// another version may have written it, the disk may have failed, or it is a kubelet's. Only an
+// empty one is removed: this package leaves such behind when it is interrupted.
 func (s *Store) find() error {
 	if err := atomicfile.MakeDirs(s.dir(), 0o750); err != nil {
 		return err
@@ -43,7 +43,8 @@ func (s *Store) find() error {
 	return nil
 }
 
-// removeEmpty removes the directory of a pod whose making or removing was cut short.
+// removeEmpty removes the directory of a pod whose creation or removal was interrupted. It
+// fails if there is more in it than an unfinished pod.json.
 func (s *Store) removeEmpty(uid string) error {
 	unfinished, err := filepath.Glob(filepath.Join(s.Dir(uid), "."+podFile+".*.tmp"))
 	if err != nil {
@@ -68,14 +69,14 @@ func (s *Store) readPod(uid string) (*v1.Pod, error) {
 	return pod, nil
 }
 
-// Accepted returns the pods that have files, as they were accepted, ordered by UID.
+// Accepted returns the pods that have files, as accepted or last changed, ordered by UID.
 func (s *Store) Accepted() []*v1.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return slices.SortedFunc(maps.Values(s.pods), func(a, b *v1.Pod) int { return cmp.Compare(a.UID, b.UID) })
 }
 
-// Of returns the UIDs of the pods with this key that have files.
+// Of returns the UIDs of the pods with this key that have files, sorted.
 func (s *Store) Of(key podsync.Key) []string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +90,7 @@ func (s *Store) Of(key podsync.Key) []string {
 	return uids
 }
 
-// Accept records a pod in pod.json, unless that has just this pod already.
+// Accept records a pod in pod.json, durably, unless this very pod is recorded already.
 func (s *Store) Accept(pod *v1.Pod) error {
 	uid := string(pod.UID)
 	old := s.Pod(pod.UID)
@@ -131,8 +132,7 @@ func (s *Store) removeDir(uid string) error {
 	return os.RemoveAll(dir)
 }
 
-// Pod returns the pod of this UID as it was accepted or last changed; nil if it has no
-// files.
+// Pod returns the pod of this UID as accepted or last changed, nil if it has no files.
 func (s *Store) Pod(uid types.UID) *v1.Pod {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -28,7 +28,7 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 		available.Status, available.Reason = v1.ConditionTrue, "MinimumReplicasAvailable"
 	}
 	with.Status.Conditions = []appsv1.DeploymentCondition{available}
-	if d.Spec.Paused { // in the words of Kubernetes' controller
+	if d.Spec.Paused { // with the reason and message of Kubernetes' controller
 		with.Status.Conditions = append(with.Status.Conditions, appsv1.DeploymentCondition{
 			Type: appsv1.DeploymentProgressing, Status: v1.ConditionUnknown, Reason: "DeploymentPaused", Message: "Deployment is paused",
 		})
@@ -38,8 +38,8 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 }
 
 // fenceposts returns maxSurge and maxUnavailable as numbers of pods. Both are 25 % by
-// default. A percentage of surge is rounded up, one of unavailable pods down. If both come
-// out as 0 no update would be possible, so one pod may be unavailable then.
+// default. A percentage is rounded up for maxSurge and down for maxUnavailable. If both are 0,
+// which would allow no update, one pod may be unavailable.
 func fenceposts(d *appsv1.Deployment) (surge, unavailable int) {
 	if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return 0, 0

@@ -26,13 +26,13 @@ const (
 type jobState struct {
 	*batchv1.Job
 	now       time.Time
-	pods      []Pod // of this revision
+	pods      []Pod // those of this revision, by name
 	active    []Pod
 	succeeded []Pod
-	failed    int // failures that count against backoffLimit
-	began     time.Time
-	lastEnd   time.Time // of any pod
-	lastFail  time.Time
+	failed    int       // failures that count against backoffLimit
+	began     time.Time // when the first pod started
+	lastEnd   time.Time // when the last pod ended
+	lastFail  time.Time // when the last pod failed
 }
 
 func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
@@ -98,8 +98,8 @@ func (s *jobState) settled(p Pod) bool {
 	return !equality.Semantic.DeepEqual(p.Spec.ActiveDeadlineSeconds, s.Spec.Template.Spec.ActiveDeadlineSeconds)
 }
 
-// revision distinguishes a job from what it was before an edit, and from a deleted one of
-// its name.
+// revision distinguishes a Job from earlier versions of it and from a deleted Job of the same
+// name.
 func revision(j *batchv1.Job) string {
 	return string(j.UID) + "." + j.Annotations[manifest.AnnotationHash]
 }
@@ -108,7 +108,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	s := jobState{Job: j, now: now}
 	for _, p := range pods {
 		if p.Annotations[AnnotationRevision] != revision(j) {
-			continue // of the job before it was edited
+			continue // of an earlier version of the Job
 		}
 		s.pods = append(s.pods, p)
 		if at := p.Status.StartTime; at != nil && (s.began.IsZero() || at.Time.Before(s.began)) {
@@ -153,7 +153,7 @@ func restarts(p Pod) int {
 	return n
 }
 
-// endOf returns when the last container of a pod ended.
+// endOf returns when the last container of a pod ended, the zero time if none has.
 func endOf(s v1.PodStatus) time.Time {
 	var end time.Time
 	for _, c := range s.ContainerStatuses {
@@ -164,7 +164,7 @@ func endOf(s v1.PodStatus) time.Time {
 	return end
 }
 
-// finished returns why a Job is over; "" while it is not.
+// finished returns the reason and the condition of a Job that is over, "" for one that is not.
 func (s *jobState) finished() (reason string, condition batchv1.JobConditionType) {
 	completions := s.Spec.Completions
 	switch {
@@ -180,7 +180,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 	return "", ""
 }
 
-// more returns the pods to start now, and when to plan again if they must wait.
+// more returns the new pods to start now, or, while they must wait, when to plan again.
 func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 	want := int(*s.Spec.Parallelism)
 	switch completions := s.Spec.Completions; {
@@ -214,9 +214,9 @@ func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 	return pods, time.Time{}
 }
 
-// next makes the next pod: pi-0, pi-1 and so on. For an indexed Job it is
-// pi-<index>-<try>, for the first index that is neither done nor in progress; nil if there
-// is none.
+// next makes the next pod of a Job pi: pi-0, pi-1 and so on. For an indexed Job it is
+// pi-<index>-<try> with the first index that has neither a running nor a successful pod; nil
+// if there is no such index.
 func (s *jobState) next(taken map[string]bool) *v1.Pod {
 	if *s.Spec.CompletionMode != batchv1.IndexedCompletion {
 		for n := 0; ; n++ {

@@ -8,10 +8,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// planPaused plans a paused rollout: its pods stay, of whichever template each is, until it is resumed. It is
-// still scaled, and pods that have ended are replaced, as by the ReplicaSets of a paused Deployment in
-// Kubernetes: a new pod is of the template that most pods are of, of the present one only if there is
-// no pod. In the midst of an update up to surge more pods stay than are asked for.
+// planPaused plans a paused rollout. Its pods keep their templates until it is resumed. As with
+// the ReplicaSets of a paused Deployment in Kubernetes, it is still scaled, and pods that have
+// ended are replaced. A new pod has the template of most pods, the present one only if there is
+// no pod. If the rollout was paused during an update, up to surge more pods than replicas stay.
 func (r *rollout) planPaused(ended []*v1.Pod) {
 	most := r.replicas
 	if current := r.count(isCurrent); current > 0 && current < len(r.members) {
@@ -28,8 +28,9 @@ func (r *rollout) planPaused(ended []*v1.Pod) {
 	}
 }
 
-// common returns a pod of the template that most pods are of, an old one if there are as many of each;
-// nil if there is none.
+// common returns a pod with the template of most pods, or of the ended ones if there are no
+// others. In a tie an old template comes before the present one. It returns nil if there is no
+// pod.
 func (r *rollout) common(ended []*v1.Pod) *v1.Pod {
 	pods := ended
 	if len(r.members) > 0 {
@@ -56,7 +57,7 @@ func (r *rollout) common(ended []*v1.Pod) *v1.Pod {
 	return like
 }
 
-// addLike adds a pod of the same template as another, or of the present one if that is nil.
+// addLike adds a pod with the template of another, or the present template if like is nil.
 func (r *rollout) addLike(like *v1.Pod) {
 	r.add(nil)
 	m := &r.members[len(r.members)-1]
@@ -64,7 +65,7 @@ func (r *rollout) addLike(like *v1.Pod) {
 		return
 	}
 	template := &v1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: maps.Clone(like.Labels), Annotations: maps.Clone(like.Annotations)}, Spec: *like.Spec.DeepCopy()}
-	template.Spec.EphemeralContainers = nil // they were that pod's
+	template.Spec.EphemeralContainers = nil // not part of the template
 	m.Pod = makePod(r.owner, template, m.Name, like.Annotations[AnnotationRevision], map[string]string{r.label: like.Labels[r.label]})
 	m.current = false
 }

@@ -14,39 +14,37 @@ import (
 // A rollout replaces the pods of one template by those of the next. It follows the rules
 // of Kubernetes' Deployment controller: there are at most replicas+surge pods, and at
 // least replicas-unavailable of them stay available. Old pods that are not available go
-// first.
+// first. Where the controller takes one step and looks at its outcome, a plan takes all steps
+// that the present state of the pods allows.
 //
-// The controller takes one step and looks at its outcome. A plan takes all steps that the
-// present state of the pods allows.
-//
-// A pod that has ended, because it was evicted or rejected, is replaced after a while
-// under another name: with the same name it would be the same pod.
+// A pod that has ended, because it was evicted or rejected, is replaced after replaceAfter,
+// under another name: with the same name it would have the same UID.
 type rollout struct {
 	owner       manifest.Object
 	template    *v1.PodTemplateSpec
-	label       string // whose value is the revision
+	label       string // key of the label with the revision
 	replicas    int
 	surge       int
 	unavailable int
-	inPlace     bool // all old pods go at once, and new ones get their names
-	paused      bool // see planPaused
-	minReady    time.Duration
+	inPlace     bool          // all old pods go at once, and new ones get their names
+	paused      bool          // see planPaused
+	minReady    time.Duration // how long a pod must be ready to be available
 
 	updated, ready, available int32 // counted by plan
 
 	members []member // the pods that are wanted
-	ended   []int    // indexes of the pods that are replaced, not to be used again
+	ended   []int    // indexes of ended pods that are replaced; new pods must not have them
 }
 
-// replaceAfter is how long a pod that has ended stays: somebody may want to look at it,
-// and its successor may not fit either.
+// replaceAfter is how long an ended pod stays: somebody may want to look at it, and the node
+// may reject its successor too.
 const replaceAfter = 10 * time.Second
 
 // A member is a pod of a rollout.
 type member struct {
 	*v1.Pod
-	index            int // in its name
-	current          bool
+	index            int  // the number in its name
+	current          bool // it has the present template
 	ready, available bool
 }
 
@@ -96,7 +94,7 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 
 // update takes all steps that the present state of the pods allows.
 func (r *rollout) update() {
-	var free []int // indexes to use first
+	var free []int // indexes for new pods to use first
 	if r.inPlace {
 		for _, m := range r.members {
 			if isOld(m) {
@@ -109,8 +107,8 @@ func (r *rollout) update() {
 	}
 }
 
-// member returns a pod as a member. A current pod is made again, since it depends on more
-// than its revision.
+// member returns a pod as a member; ok is false if its name has no index. A current pod is
+// made anew, since its annotations depend on the owner too, not only on the template.
 func (r *rollout) member(p Pod) (member, bool) {
 	index, err := strconv.Atoi(strings.TrimPrefix(p.Name, r.owner.GetName()+"-"))
 	if err != nil || index < 0 {
@@ -122,8 +120,8 @@ func (r *rollout) member(p Pod) (member, bool) {
 	return member{Pod: p.Pod, index: index}, true
 }
 
-// overSince returns when a pod ended. One that was rejected has no containers: the latest
-// time in its status counts.
+// overSince returns when a pod ended: the latest time in its status, since a pod that was
+// rejected has no containers.
 func overSince(s v1.PodStatus) time.Time {
 	over := endOf(s)
 	if s.StartTime != nil && s.StartTime.After(over) {
@@ -178,7 +176,7 @@ func (r *rollout) step(free []int) bool {
 	return gone+r.drop(r.count(isAvailable)-least, isOld) > 0
 }
 
-// drop removes up to n pods of a kind, those that are not available first, and returns
+// drop removes up to n members for which is holds, unavailable ones first, and returns
 // how many.
 func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	for _, up := range []bool{false, true} {
@@ -193,7 +191,7 @@ func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	return gone
 }
 
-// add adds a pod with the first free index.
+// add adds a pod with the first index that is not taken: of free, else from 0 on.
 func (r *rollout) add(free []int) {
 	taken := func(i int) bool {
 		return slices.Contains(r.ended, i) || slices.ContainsFunc(r.members, func(m member) bool { return m.index == i })

@@ -2,14 +2,14 @@
 // node. It is pure: the workload, its pods, their statuses and the time go in, the pods
 // that are wanted now come out.
 //
-// The names of pods end in a number, web-0 to web-2 for a Deployment web of three. That
-// makes them easy to type, and a restarted agent finds them again without a record. A new
-// pod gets the first free number: often it replaces a pod of the same name, and begins
+// The names of pods end in a number: web-0 to web-2 for a Deployment web of three. That
+// makes them easy to type, and a restarted agent recognizes them without a record. A new
+// pod gets the first free number. Often it replaces a pod of the same name, and starts
 // when that one has ended. The extra pods of an update's surge get higher numbers, which
 // they keep.
 //
 // The progress of a Job is in the statuses of its pods, which stay wanted after they have
-// ended. Nothing else is remembered.
+// ended. There is no other record of it.
 package workload
 
 import (
@@ -26,27 +26,27 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationWorkload names the workload of a pod: "deployment default/web".
-// AnnotationRevision is the hash of the template that the pod was made from; of the Job
-// itself for a Job's pod.
+// AnnotationWorkload is the manifest.Key of a pod's workload: "deployment default/web".
+// AnnotationRevision is the hash of the template that the pod was made from; for the pod of
+// a Job, the UID and the hash of the Job.
 const (
 	AnnotationWorkload = "io.crisp.workload"
 	AnnotationRevision = "io.crisp.workload.revision"
 )
 
-// A Pod is a pod of a workload: wanted now, or when the agent before ended.
+// A Pod is a pod of a workload: one that is wanted now, or was when an earlier agent ended.
 type Pod struct {
 	*v1.Pod
-	Status v1.PodStatus // the last known; the phase is "" if there is none
+	Status v1.PodStatus // the last one; its phase is "" if none is known
 }
 
 // A Plan is what a workload wants now.
 type Plan struct {
 	Pods   []*v1.Pod
-	Again  time.Time       // when to plan again even if nothing has changed; zero is never
+	Again  time.Time       // when to plan again even if nothing has changed; zero for never
 	Status manifest.Object // the workload with its status filled in
-	// Expired says that the workload is to be deleted: a finished Job whose TTL is
-	// over. Deleting its pods alone would start it again.
+	// Expired says that the workload is to be deleted: a finished Job whose
+	// ttlSecondsAfterFinished are over. Deleting only its pods would start it again.
 	Expired bool
 }
 
@@ -59,8 +59,8 @@ func Is(o manifest.Object) bool {
 	return false
 }
 
-// Expand plans o, which must be a workload. pods are its pods of any revision, by
-// AnnotationWorkload.
+// Expand plans o, which must be a workload. pods are those with its AnnotationWorkload, of any
+// revision.
 func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
@@ -73,7 +73,8 @@ func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	return Plan{}
 }
 
-// makePod makes a pod from the template of its owner.
+// makePod makes a pod from a template. Its UID is a hash of owner, name and revision, so that
+// a restarted agent makes the same pod.
 func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string, labels map[string]string) *v1.Pod {
 	pod := &v1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -101,7 +102,7 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 	return pod
 }
 
-// availableAt reports whether a pod is ready, and when it counts as available.
+// availableAt reports whether a pod is ready, and if so from when on it counts as available.
 func availableAt(s v1.PodStatus, minReady time.Duration) (at time.Time, ready bool) {
 	for _, c := range s.Conditions {
 		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
@@ -111,7 +112,7 @@ func availableAt(s v1.PodStatus, minReady time.Duration) (at time.Time, ready bo
 	return time.Time{}, false
 }
 
-// earliest returns the earlier of two times; zero stands for never.
+// earliest returns the earlier of two times, of which zero is never.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
