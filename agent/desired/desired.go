@@ -1,12 +1,12 @@
 // Package desired keeps what this node is to run. It merges the reports of the sources
-// into one set of objects, expands workloads to pods, and hands the agent's loop what
-// has changed.
+// into one set of objects, expands workloads to pods, and gives the changes to the agent's
+// loop.
 //
-// An object is identified by kind, namespace and name. If two objects have the same, the
-// one of the first source wins (file, http, api), and within a source the first one; the
-// other is reported as an error of its file.
+// An object is identified by kind, namespace and name. If these are the same for two
+// objects, the one of the first source wins (file, http, api), and within a source the first
+// one; the other is reported as an error of its file.
 //
-// No pod is ended for not being wanted before every source has reported (Ready): a slow
+// A pod that no source wants is not ended before every source has reported (Ready): a slow
 // source may want it.
 package desired
 
@@ -23,17 +23,16 @@ import (
 type Op uint8
 
 const (
-	// Add: it is wanted from now on. Another pod that was wanted under its key ends
+	// Add: a pod is wanted from now on. Another pod that was wanted under its key ends
 	// first.
 	Add Op = iota + 1
-	// Update: it is the same pod with another spec or other labels or annotations.
+	// Update: the same pod has another spec or other labels or annotations.
 	Update
-	// Reconcile: it is the same pod, and nothing that its containers depend on has
-	// changed.
+	// Reconcile: the same pod has changed, but nothing that its containers depend on.
 	Reconcile
-	// Delete: it is to end, within its DeletionGracePeriodSeconds.
+	// Delete: the pod is to end, within its DeletionGracePeriodSeconds.
 	Delete
-	// Remove: it is no longer wanted.
+	// Remove: no pod is wanted under the key any more.
 	Remove
 )
 
@@ -49,8 +48,9 @@ type Change struct {
 	Pod *v1.Pod
 }
 
-// Defer adds changes to those that wait for the runtime. A pod that is changed
-// while its addition waits is still to be added, and one that is removed needs nothing.
+// Defer adds changes to those that wait for the runtime, and returns them. A pod that changes
+// while its addition waits is still to be added; for one that is removed nothing has to be
+// done.
 func Defer(deferred, changes []Change) []Change {
 	for _, c := range changes {
 		i := slices.IndexFunc(deferred, func(h Change) bool { return h.Key == c.Key })

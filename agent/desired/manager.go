@@ -26,7 +26,7 @@ var precedence = []string{manifest.SourceFile, manifest.SourceHTTP, manifest.Sou
 // methods are safe for concurrent use.
 type Manager struct {
 	sources []string
-	due     chan struct{} // has room for one
+	due     chan struct{} // of capacity 1
 
 	mu        sync.Mutex
 	files     map[string][]source.File              // by source; guarded by mu, like all fields below
@@ -34,11 +34,11 @@ type Manager struct {
 	clashes   map[string]string                     // source and path of a file → which object of it lost
 	reported  map[string]string                     // source and path of a file → the last error reported
 	pods      map[podsync.Key]*v1.Pod               // the wanted pods
-	earlier   []*v1.Pod                             // the workloads' pods under an earlier agent; nil once Ready
-	ephemeral map[types.UID][]v1.EphemeralContainer // added to running pods
+	earlier   []*v1.Pod                             // the workloads' pods that an earlier agent accepted; nil once Ready
+	ephemeral map[types.UID][]v1.EphemeralContainer // those added to running pods
 	statuses  map[types.UID]v1.PodStatus            // of the workloads' pods
 	expanded  map[string]workload.Plan              // by manifest.Key
-	alarm     *time.Timer                           // wakes the loop when a plan is due again
+	alarm     *time.Timer                           // wakes the loop when a workload is to be planned again
 }
 
 // New returns a Manager that wants nothing yet. It is Ready when all of sources have
@@ -68,8 +68,8 @@ func (m *Manager) Resume(accepted []*v1.Pod, status func(*v1.Pod) *v1.PodStatus)
 	}
 }
 
-// Ready reports whether all sources have reported. Until then no pod may be ended for not
-// being wanted.
+// Ready reports whether all sources have reported. Until then no pod may be ended because it is
+// not wanted.
 func (m *Manager) Ready() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -77,7 +77,7 @@ func (m *Manager) Ready() bool {
 }
 
 // Local reports whether all sources but http have reported. They do so soon after the
-// start, while a server may be down for long.
+// start, while the server of http may be down for a long time.
 func (m *Manager) Local() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -104,8 +104,8 @@ func (m *Manager) Pods() []*v1.Pod {
 	return slices.SortedFunc(maps.Values(m.pods), func(a, b *v1.Pod) int { return podsync.KeyOf(a).Compare(podsync.KeyOf(b)) })
 }
 
-// Update takes in the report of a source. refers says that an object has changed that pods
-// may refer to; problems are the errors that are new.
+// Update takes in the report of a source. refers tells whether an object has changed that pods
+// may refer to; problems are the errors of files that were not returned before.
 func (m *Manager) Update(u source.Update) (changes []Change, refers bool, problems []error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,8 +117,8 @@ func (m *Manager) Update(u source.Update) (changes []Change, refers bool, proble
 	return changes, refers, m.problemsLocked()
 }
 
-// refer reports whether any object but a pod has changed. Unchanged objects are identical,
-// since sources keep them.
+// refer reports whether any object but a pod has changed. It compares pointers: sources keep
+// the objects that have not changed.
 func refer(old, now map[string]manifest.Object) bool {
 	differ := func(a, b map[string]manifest.Object) bool {
 		for key, o := range a {
@@ -131,7 +131,7 @@ func refer(old, now map[string]manifest.Object) bool {
 	return differ(old, now) || differ(now, old)
 }
 
-// SetEphemeral sets the ephemeral containers of a pod, which no manifest has.
+// SetEphemeral sets the ephemeral containers of a pod. Manifests cannot have any.
 func (m *Manager) SetEphemeral(uid types.UID, containers []v1.EphemeralContainer) {
 	m.mu.Lock()
 	m.ephemeral[uid] = containers
@@ -150,19 +150,20 @@ func (m *Manager) withEphemeralLocked(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// Reconcile plans the workloads again. It is time for that when Due says so.
+// Reconcile plans the workloads again and returns the changes. It is to be called when Due
+// receives a value.
 func (m *Manager) Reconcile() []Change {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.expandLocked(time.Now())
 }
 
-// Due receives when it is time to call Reconcile.
+// Due receives a value when Reconcile is to be called.
 func (m *Manager) Due() <-chan struct{} { return m.due }
 
 func (m *Manager) poke() { poke.Wake(m.due) }
 
-// Observe takes in the status of a pod, which its workload's plan depends on.
+// Observe takes in the status of a pod, on which the plan of its workload depends.
 func (m *Manager) Observe(pod *v1.Pod, status v1.PodStatus) {
 	if pod.Annotations[workload.AnnotationWorkload] == "" {
 		return
@@ -193,7 +194,7 @@ func (m *Manager) mergeLocked() {
 	}
 }
 
-// origin names the place where an object is defined, for messages.
+// origin returns where an object is defined, for messages.
 func origin(o manifest.Object) string {
 	a := o.GetAnnotations()
 	if a[manifest.AnnotationSource] == manifest.SourceAPI {
@@ -213,6 +214,7 @@ func (m *Manager) errorLocked(name string, f source.File) error {
 	return nil
 }
 
+// problemsLocked returns the errors of files that have changed since its last call.
 func (m *Manager) problemsLocked() []error {
 	var problems []error
 	reported := map[string]string{}
@@ -287,7 +289,7 @@ func (m *Manager) ofLocked(key string) []workload.Pod {
 	return list
 }
 
-// forgetLocked drops what is known of pods that are no longer wanted.
+// forgetLocked drops the statuses and ephemeral containers of pods that are no longer wanted.
 func (m *Manager) forgetLocked() {
 	if !m.readyLocked() {
 		return
@@ -300,6 +302,7 @@ func (m *Manager) forgetLocked() {
 	maps.DeleteFunc(m.statuses, func(uid types.UID, _ v1.PodStatus) bool { return !wanted[uid] })
 }
 
+// wakeLocked has the loop woken at a time; never if that is zero.
 func (m *Manager) wakeLocked(at, now time.Time) {
 	if m.alarm != nil {
 		m.alarm.Stop()

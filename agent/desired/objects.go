@@ -68,7 +68,7 @@ func (m *Manager) List(kind string) []manifest.Object {
 	return list
 }
 
-// Object returns the object of List that has this manifest.Key, nil if there is none.
+// Object returns the object with this manifest.Key, as List does; nil if there is none.
 func (m *Manager) Object(key string) manifest.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -83,6 +83,7 @@ func (m *Manager) Object(key string) manifest.Object {
 	return nil
 }
 
+// shownLocked returns an object, with its status if it is a workload.
 func (m *Manager) shownLocked(key string) manifest.Object {
 	if plan, ok := m.expanded[key]; ok && plan.Status != nil {
 		return plan.Status
@@ -90,7 +91,7 @@ func (m *Manager) shownLocked(key string) manifest.Object {
 	return m.objects[key]
 }
 
-// Expired returns the workloads that are to be deleted.
+// Expired returns the workloads that are to be deleted, see workload.Plan.
 func (m *Manager) Expired() []manifest.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -103,7 +104,7 @@ func (m *Manager) Expired() []manifest.Object {
 	return list
 }
 
-// A FileState describes a manifest.
+// A FileState describes a manifest for the API.
 type FileState struct {
 	Source   string   `json:"source"`
 	Path     string   `json:"path"`
@@ -112,7 +113,7 @@ type FileState struct {
 	Warnings []string `json:"warnings,omitempty"`
 }
 
-// A SourceState describes a source.
+// A SourceState describes a source for the API.
 type SourceState struct {
 	Name     string      `json:"name"`
 	Reported bool        `json:"reported"`

@@ -21,17 +21,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// maxBody is how many bytes of an HTTP answer are read.
+// maxBody is how many bytes of an HTTP response's body are read.
 const maxBody = 10 << 10
 
-// A Prober asks containers by a command in the container or a connection to the pod's
-// address.
+// A Prober runs probes: commands in containers, and connections to pods' addresses.
 type Prober struct{ Runtime Runtime }
 
 // A Runtime runs commands in containers.
 type Runtime interface {
-	// ProbeExec runs a command in the container id of c, within timeout. An error
-	// means that it could not be run.
+	// ProbeExec runs a command in the container of c with this ID, for at most timeout. An
+	// error means that the command could not be run.
 	ProbeExec(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (Answer, error)
 }
 
@@ -62,7 +61,7 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 	return Answer{}, errors.New("probe names no action")
 }
 
-// get takes any status from 200 to 399 for good. The text of a bad answer leaves out the
+// get counts any status from 200 to 399 as success. After a failure the text leaves out the
 // body, which may be secret.
 func get(req *http.Request) (Answer, error) {
 	resp, err := httpget.Client().Do(req)
@@ -91,7 +90,7 @@ func dial(ctx context.Context, addr string) (Answer, error) {
 	return Answer{OK: true}, nil
 }
 
-// check asks the health of a gRPC service (grpc.health.v1); "" is the whole server.
+// check asks for the health of a gRPC service (grpc.health.v1); "" is the whole server.
 func check(ctx context.Context, addr, service string, timeout time.Duration) (Answer, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

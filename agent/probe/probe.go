@@ -1,10 +1,9 @@
-// Package probe runs the probes of containers: whether they have started, whether they are
-// alive, whether they are ready.
+// Package probe runs the startup, liveness and readiness probes of containers.
 //
-// Each probe of a container has a goroutine. It asks once a period and counts the answers;
-// when a threshold is reached it publishes another result and calls the Watcher. Others act
-// on results: a pod's worker restarts a container that is not alive, and the status shows
-// whether one is ready.
+// Each probe of a container has a goroutine. It asks once a period and counts the answers.
+// When a threshold is reached it publishes a new result and calls the Watcher. It does not
+// act on results: a pod's worker restarts a container whose liveness probe has failed, and
+// the pod's status shows readiness.
 //
 //	          new container              threshold reached
 //	unknown ───────────────▶ initial ──────────────────────▶ success ⇄ failure
@@ -14,8 +13,8 @@
 // liveness, and after any result of a startup probe, the probe rests until there is a new
 // container.
 //
-// A container that was running before the agent started gets no initial result: it keeps
-// its status until its probe says otherwise.
+// A container that started more than ten seconds before the agent, or that an earlier agent
+// found ready, gets no initial result: it keeps its status until its probe says otherwise.
 //
 // The rules are the kubelet's, with one exception: a ready container that started within the
 // ten seconds before the agent stays ready. The kubelet takes its readiness back until the
@@ -37,7 +36,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// A Kind is what a probe is for.
+// A Kind is the purpose of a probe.
 type Kind uint8
 
 const (
@@ -50,16 +49,16 @@ var kinds = [...]string{"Startup", "Liveness", "Readiness"}
 
 func (k Kind) String() string { return kinds[k] }
 
-// An Asker asks a container once. An error means that it could not be asked; a timeout is
-// a bad answer.
+// An Asker runs a probe once. An error means that the probe could not be run; a timeout is a
+// negative answer.
 type Asker interface {
 	Ask(ctx context.Context, pod *v1.Pod, status *v1.PodStatus, c *v1.Container, id string, p *v1.Probe) (Answer, error)
 }
 
-// An Answer is what a container said.
+// An Answer is the outcome of one run of a probe.
 type Answer struct {
 	OK      bool
-	Warning bool   // a good answer that deserves an event
+	Warning bool   // OK, but with an event
 	Text    string // for the event
 }
 
@@ -74,7 +73,7 @@ type Options struct {
 
 // Statuses has the statuses of pods.
 type Statuses interface {
-	Get(types.UID) *v1.PodStatus // the last one; nil if there is none
+	Get(types.UID) *v1.PodStatus // the last status; nil if there is none
 }
 
 // A Watcher is notified when the result of a probe of a pod has changed. It must not block.
@@ -88,7 +87,7 @@ type Manager struct {
 
 	mu     sync.Mutex
 	probes map[place]*prober        // guarded by mu
-	counts map[place]map[string]int // answers by what they were; guarded by mu
+	counts map[place]map[string]int // number of answers by result; guarded by mu
 	wg     sync.WaitGroup
 }
 
@@ -105,8 +104,7 @@ func New(ctx context.Context, o Options) *Manager {
 }
 
 // Add starts the probes of the pod's containers unless they run already. The watcher is called
-// when a result changes. A pod that was changed in place keeps its probes, since a change
-// cannot touch them.
+// when a result changes. A pod that was changed in place keeps its probes: they cannot change.
 func (m *Manager) Add(pod *v1.Pod, watcher Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -150,8 +148,8 @@ func (m *Manager) Keep(wanted map[types.UID]bool) {
 	}
 }
 
-// AskNow has the readiness probe of a container ask now, because something has changed that
-// the answer may depend on.
+// AskNow has the readiness probe of a container ask at once. It is called when something has
+// changed that the answer may depend on.
 func (m *Manager) AskNow(uid types.UID, container string) {
 	m.mu.Lock()
 	p := m.probes[place{uid, container, Readiness}]
@@ -173,7 +171,7 @@ func (m *Manager) left(p *prober) {
 	}
 }
 
-// count counts an answer: "successful", "failed", or "unknown".
+// count counts an answer by result: "successful", "failed" or "unknown".
 func (m *Manager) count(p *prober, what string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -183,7 +181,7 @@ func (m *Manager) count(p *prober, what string) {
 	m.counts[p.at][what]++
 }
 
-// Write adds the number of answers of each probe, by the kubelet's names.
+// Write adds the kubelet's metric prober_probe_total: the number of answers of each probe.
 func (m *Manager) Write(add func(name, kind, help string, labels map[string]string, value float64)) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

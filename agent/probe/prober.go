@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A prober is a probe of a container. Only its goroutine uses the second block of fields.
+// A prober is one probe of a container. Only its goroutine uses the second block of fields.
 type prober struct {
 	m       *Manager
 	at      place
@@ -22,19 +22,19 @@ type prober struct {
 	spec    *v1.Probe
 	watcher Watcher
 	stop    context.CancelFunc
-	now     chan struct{} // has room for one: ask at once
+	now     chan struct{} // of capacity 1; a value has the probe ask at once
 
 	id     string // of the container, as in the status
-	last   bool   // the last answer was good
-	count  int    // how many answers in a row were like last
-	onHold bool   // does not ask until there is another container
+	last   bool   // whether the last answer was OK
+	count  int    // how many answers in a row were the same as last
+	onHold bool   // not to ask until there is another container
 }
 
-// tries is how often to try when a container cannot be asked.
+// tries is how often a probe that cannot be run is tried.
 const tries = 3
 
-// before is how long before the agent a container must have started to count as found
-// running.
+// before is how long before the agent a container must have started to count as one that ran
+// already.
 const before = 10 * time.Second
 
 var initial = [...]podsync.Result{Startup: podsync.Unknowable, Liveness: podsync.Success, Readiness: podsync.Failing}
@@ -44,8 +44,7 @@ func (p *prober) run(ctx context.Context) {
 	defer p.stop()
 	period := time.Duration(p.spec.PeriodSeconds) * time.Second
 	if time.Since(p.m.since) < period {
-		// The agent has just started, and all probes with it: spread them over the
-		// period.
+		// The agent has just started, and all probes with it: they are spread over the period.
 		if !periodic.Pause(ctx, rand.N(period)) {
 			return
 		}
@@ -68,7 +67,7 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// once asks once if the container is to be asked now. It reports whether to go on.
+// once asks the container once if that is due. It reports whether to continue.
 func (p *prober) once(ctx context.Context) bool {
 	status := p.m.o.Statuses.Get(p.at.uid)
 	if status == nil {
@@ -92,7 +91,7 @@ func (p *prober) once(ctx context.Context) bool {
 		return true
 	}
 	if started := ptr.Deref(c.Started, false); started == (p.at.kind == Startup) {
-		return true // a startup probe is done, or the others still wait for it
+		return true // the startup probe is done, or another probe has to wait for it
 	}
 	if ok, said := p.ask(ctx, status); said {
 		p.record(ok)
@@ -100,7 +99,7 @@ func (p *prober) once(ctx context.Context) bool {
 	return true
 }
 
-// follow starts over if c is another container than before.
+// follow begins anew if c is another container than before.
 func (p *prober) follow(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
 		return
@@ -112,7 +111,7 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 	p.id, p.count, p.onHold = c.ContainerID, 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
 	if p.at.kind == Readiness && first && c.Ready {
-		found = true // only an earlier agent's probe can have said so
+		found = true // only an earlier agent's probe can have made it ready
 	}
 	switch {
 	case !found:
@@ -122,14 +121,14 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 	}
 }
 
-// set publishes a result.
+// set publishes a result, and calls the watcher if it has changed.
 func (p *prober) set(r podsync.Result) {
 	if p.m.o.Results.set(p.at.kind, podsync.RuntimeID(p.id), r) {
 		p.watcher.Probed(podsync.KeyOf(p.pod), p.at.kind)
 	}
 }
 
-// ask asks the container. said is false if there is no answer that counts.
+// ask asks the container. said is false if there is no answer to count.
 func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) {
 	var a Answer
 	var err error

@@ -7,14 +7,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Results are the results of probes. The zero value has none. They are safe for concurrent
-// use.
+// Results are the present results of probes. The zero value has none. They are safe for
+// concurrent use.
 type Results struct {
 	mu sync.Mutex
-	by map[string]podsync.Probes // container ID; guarded by mu
+	by map[string]podsync.Probes // by container ID; guarded by mu
 }
 
-// Of returns the results of the pod's containers, by ID.
+// Of returns the results for the pod's containers in have, by container ID.
 func (r *Results) Of(pod *v1.Pod, have podsync.Have) map[string]podsync.Probes {
 	r.mu.Lock()
 	defer r.mu.Unlock()

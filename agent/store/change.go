@@ -18,6 +18,7 @@ func immutable(o manifest.Object) bool {
 	return false
 }
 
+// content is what must not change in an immutable object.
 func content(o manifest.Object) any {
 	switch o := o.(type) {
 	case *v1.ConfigMap:
@@ -28,8 +29,8 @@ func content(o manifest.Object) any {
 	return nil
 }
 
-// follows reports whether the object can become the next one while it runs. Of a
-// pod that is what Kubernetes lets be changed.
+// follows reports whether next can be an update of old: for a pod, whether they differ only
+// where Kubernetes allows the spec of a running pod to change.
 func follows(old, next manifest.Object) bool {
 	was, ok := old.(*v1.Pod)
 	if !ok {
@@ -38,7 +39,7 @@ func follows(old, next manifest.Object) bool {
 	return reflect.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec))
 }
 
-// fixed is the part of a spec that a pod keeps for life.
+// fixed returns the part of a pod's spec that cannot change.
 func fixed(spec *v1.PodSpec) *v1.PodSpec {
 	spec = spec.DeepCopy()
 	spec.ActiveDeadlineSeconds, spec.TerminationGracePeriodSeconds, spec.Tolerations, spec.EphemeralContainers = nil, nil, nil, nil

@@ -10,10 +10,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Delete deletes an object; of a pod it begins the end. grace, in seconds, is the
-// pod's own if nil; a second Delete can only make it shorter. With force it is 0,
-// and a second time the pod's object goes at once, whatever is left of the pod. Of one
-// that is Rejected it returns nil.
+// Delete deletes an object and returns it, nil if it is Rejected. For a pod it only begins the
+// deletion, which Ended completes. grace is in seconds; nil means the pod's own grace period,
+// and a later Delete can only shorten it. With force it is 0, and a second such Delete removes
+// the pod's object at once, whatever is left of the pod.
+//
+// The error is fault.NotFound if there is no object of this key, and fault.WrongState if its
+// UID is another than uid, unless that is "".
 func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (manifest.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -47,7 +50,7 @@ func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (man
 	return r.decoded, s.saveLocked(&r)
 }
 
-// Ended removes a pod that was being deleted: nothing of it is left.
+// Ended removes the object of a pod that was being deleted, when nothing is left of the pod.
 func (s *Store) Ended(namespace, name string, uid types.UID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -16,13 +16,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Open reads what is in dir. If the object of a pod that was accepted is rejected, the pod
-// as it was accepted is what is wanted.
+// Open reads the objects in dir. If an object is rejected that an earlier agent made an accepted
+// pod of, that pod stays wanted.
 func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		dir: dir, node: node, accepted: accepted, changed: make(chan struct{}, 1),
 		records: map[string]*record{}, made: map[string]bool{},
-		// Versions only grow, whatever was the last one that is gone by now.
+		// Versions only grow. The last one may have been that of an object that is gone.
 		version: uint64(time.Now().UnixMilli()),
 	}
 	if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
@@ -33,7 +33,7 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 			return err
 		}
 		r := &record{file: path, description: s.keyOf(path)}
-		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // half a file cannot be: it was renamed into place
+		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // never half a file: it was renamed into place
 			s.decode(r)
 		}
 		if r.err != nil {
@@ -47,14 +47,15 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 	return s, err
 }
 
-// keyOf is the key of what is kept at path, also if it is rejected.
+// keyOf returns the key of the object in the file at path, by the path alone: the object may be
+// rejected.
 func (s *Store) keyOf(path string) string {
 	rel := strings.TrimPrefix(strings.TrimSuffix(path, ".json"), s.dir+"/")
 	kind, name, _ := strings.Cut(rel, "/")
 	return kind + " " + strings.TrimPrefix(name, "_/")
 }
 
-// decode fills in r.decoded or r.err, or both of a pod that runs.
+// decode fills in r.decoded or r.err, or both for a pod that runs.
 func (s *Store) decode(r *record) {
 	objects, _, err := manifest.Read("", r.Object, s.options(manifest.Ignore))
 	if err != nil || len(objects) != 1 {
@@ -71,7 +72,7 @@ func (s *Store) decode(r *record) {
 	s.stamp(r)
 }
 
-// stamp gives the decoded object what the store knows of it.
+// stamp sets the metadata of the decoded object that the store keeps.
 func (s *Store) stamp(r *record) {
 	o := r.decoded
 	o.SetUID(r.UID)
@@ -87,7 +88,7 @@ func (s *Store) options(u manifest.Unknown) manifest.Options {
 	return manifest.Options{NodeName: s.node, Source: manifest.SourceAPI, Unknown: u}
 }
 
-// path is where an object is kept. Names are checked by then: they hold no "/".
+// path returns the file of an object. Its name was validated before: it has no "/".
 func (s *Store) path(o manifest.Object) string {
 	namespace := o.GetNamespace()
 	if namespace == "" {
@@ -108,13 +109,12 @@ func (s *Store) saveLocked(r *record) error {
 	return nil
 }
 
-// makeDirsLocked makes the directory of a namespace, that of its kind, and has their
-// names on disk.
+// makeDirsLocked makes the directory of a namespace and that of its kind, durably.
 func (s *Store) makeDirsLocked(dir string) error {
 	if _, err := os.Stat(dir); err == nil && s.made[dir] {
 		return nil
 	}
-	// They may be there from a try that failed, or of an agent that was killed.
+	// They may exist, but not durably, after a failure or when an agent was killed.
 	for _, dir := range []string{filepath.Dir(dir), dir} {
 		if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
 			return err

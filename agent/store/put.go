@@ -22,24 +22,28 @@ type Outcome string
 const (
 	Created    Outcome = "created"
 	Configured Outcome = "configured" // the same object, changed
-	Replaced   Outcome = "replaced"   // a pod by another one
+	Replaced   Outcome = "replaced"   // by another object of the same name
 	Unchanged  Outcome = "unchanged"
 )
 
 // PutOptions say how to put.
 type PutOptions struct {
-	Create  bool // it must not exist
-	Update  bool // it must exist
-	DryRun  bool // only say what would be
+	Create  bool // the object must not exist
+	Update  bool // the object must exist
+	DryRun  bool // return the result, but change nothing
 	Unknown manifest.Unknown
-	// Applied, if not nil, is kept beside the object: what each field manager has
-	// applied last. Without it the record keeps what it has.
+	// Applied, if not nil, is recorded with the object: the configuration that each field
+	// manager applied last. If it is nil the record keeps what it has.
 	Applied map[string]json.RawMessage
 }
 
-// Put makes or changes an object. text is its JSON or YAML; what the store adds
-// to objects is ignored in it, but for metadata.resourceVersion and
-// metadata.uid, which must be the current ones if they are given.
+// Put creates or changes an object. text is its JSON or YAML. Fields that the store sets are
+// ignored, except metadata.resourceVersion and metadata.uid: if given they must be the current
+// ones. The object that is returned is shared and read-only.
+//
+// The error is fault.Invalid if text is not one valid object or changes an immutable one,
+// fault.NotFound or fault.Exists by PutOptions, and fault.WrongState if the version or the UID
+// is not the current one.
 func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manifest.Errors, error) {
 	given, uid, version, err := s.clean(text)
 	if err != nil {
@@ -88,7 +92,7 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	return r.decoded, outcome, warnings, s.saveLocked(r)
 }
 
-// with is the same record with what field managers have applied.
+// with returns a copy of the record with other configurations of field managers.
 func (r *record) with(applied map[string]json.RawMessage) *record {
 	next := *r
 	next.Applied = applied
@@ -99,7 +103,7 @@ func sameTexts(a, b map[string]json.RawMessage) bool {
 	return maps.EqualFunc(a, b, func(x, y json.RawMessage) bool { return bytes.Equal(x, y) })
 }
 
-// succeed says what r is to old, and fills in r's record.
+// succeed decides what becomes of old when r is put, and sets r's UID, version and generation.
 func (s *Store) succeed(r, old *record) (Outcome, error) {
 	s.version++
 	r.Version = s.version
@@ -120,8 +124,8 @@ func (s *Store) succeed(r, old *record) (Outcome, error) {
 	return Configured, nil
 }
 
-// clean turns text into JSON and takes out what only the agent may say of an
-// object.
+// clean turns text into JSON without the fields that only the agent sets, and returns the UID
+// and the resource version that it had.
 func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string, err error) {
 	objects, err := manifest.Split("", text)
 	if err != nil {
@@ -138,8 +142,8 @@ func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string,
 	}
 	delete(object, "status")
 	if spec, ok := object["spec"].(map[string]any); ok && object["kind"] == "Pod" {
-		delete(spec, "ephemeralContainers") // they are added in a way of their own
-		if spec["nodeName"] == s.node {     // which may have another name tomorrow
+		delete(spec, "ephemeralContainers") // they have a subresource of their own
+		if spec["nodeName"] == s.node {     // the node may be renamed
 			delete(spec, "nodeName")
 		}
 	}
@@ -168,7 +172,7 @@ func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string,
 	return given, uid, version, err
 }
 
-// plain takes the positions off the errors of a text that has no lines.
+// plain removes the positions from errors of manifest.Read: the text has no file and no lines.
 func plain(err error) error {
 	errs, ok := errors.AsType[manifest.Errors](err)
 	if !ok {

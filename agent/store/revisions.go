@@ -10,20 +10,20 @@ import (
 
 // A Revision is a pod template that a workload has or had, for crisp rollout.
 type Revision struct {
-	Number   int64           `json:"revision"` // 1 for the first; one that comes back gets the next
+	Number   int64           `json:"revision"` // 1 for the first; a template that returns gets a new number
 	Created  metav1.Time     `json:"created"`
 	Cause    string          `json:"cause,omitempty"` // the annotation kubernetes.io/change-cause
 	Template json.RawMessage `json:"template"`        // as it was given
 }
 
-// mostRevisions is how many old revisions are kept, as by Kubernetes, unless
-// spec.revisionHistoryLimit says otherwise; never more than maxRevisions.
+// mostRevisions is how many old revisions are kept unless spec.revisionHistoryLimit says
+// otherwise, as in Kubernetes. There are never more than maxRevisions.
 const (
 	mostRevisions = 10
 	maxRevisions  = 100
 )
 
-// templated is what of a workload concerns its revisions.
+// templated has the fields of a workload that revisions depend on.
 type templated struct {
 	Kind     string
 	Metadata struct{ Annotations map[string]string }
@@ -33,8 +33,8 @@ type templated struct {
 	}
 }
 
-// revise adds the record's template to the revisions of the record before it, unless it
-// is the last of them.
+// revise sets the record's revisions: those of old, which may be nil, and the record's template,
+// unless that is the last of them. Only Deployments and DaemonSets have revisions.
 func (r *record) revise(old *record) {
 	var now templated
 	if json.Unmarshal(r.Object, &now) != nil || now.Kind != "Deployment" && now.Kind != "DaemonSet" {
@@ -44,7 +44,7 @@ func (r *record) revise(old *record) {
 	if old != nil && old.Deleted == nil {
 		before = old.Revisions
 		var last templated
-		if len(before) == 0 && json.Unmarshal(old.Object, &last) == nil { // of a release that kept none
+		if len(before) == 0 && json.Unmarshal(old.Object, &last) == nil { // of a release without revisions
 			before = []Revision{{1, old.Created, last.Metadata.Annotations[changeCause], last.Spec.Template}}
 		}
 	}
@@ -67,7 +67,8 @@ func (r *record) revise(old *record) {
 
 const changeCause = "kubernetes.io/change-cause"
 
-// Revisions returns the revisions of a workload, the present one last.
+// Revisions returns the revisions of a workload, the present one last; none for another kind.
+// The error is fault.NotFound if there is no such object.
 func (s *Store) Revisions(key string) ([]Revision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

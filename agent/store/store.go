@@ -1,17 +1,17 @@
-// Package store keeps the objects that were given to the agent itself, by "crisp
-// apply" or its HTTP API, as an API server keeps them: durable before the answer,
-// each with a UID, a resource version and a generation.
+// Package store keeps the objects that the agent was given by "crisp apply" or its HTTP
+// API, as an API server does: durable before the answer, each with a UID, a resource
+// version and a generation.
 //
 // On disk each object is one file, <dir>/<kind>/<namespace>/<name>.json ("_" for
 // kinds without namespaces), mode 0600 since there are secrets among them. It has
-// the text that was given and what the store adds to it. The text is decoded
-// anew when an agent starts, as that of a file is: with the defaults and the
-// rules of that agent. An object that these reject stays on disk and is reported; a
-// pod that runs stays as it was accepted.
+// the text that was given and the metadata that the store adds. Like a manifest file, the
+// text is decoded anew when an agent starts, with the defaults and the rules of that
+// agent. If these reject an object it stays on disk and is reported; a pod that runs
+// stays as it was accepted.
 //
-// A pod that is deleted stays until Ended says that nothing of it is left; all
-// other objects are removed at once. A pod whose spec is changed beyond what a
-// running pod can follow is replaced by another pod of the same name.
+// A deleted pod stays until Ended says that nothing of it is left; all other objects are
+// removed at once. If a change to a pod's spec is not possible in place, another pod of
+// the same name replaces it.
 package store
 
 import (
@@ -39,7 +39,7 @@ type record struct {
 	Deleted    *metav1.Time    `json:"deleted,omitempty"`
 	Grace      *int64          `json:"grace,omitempty"` // seconds, with Deleted
 	Object     json.RawMessage `json:"object"`          // as it was given
-	// Applied is what each field manager has applied last, whole.
+	// Applied has the whole configuration that each field manager applied last.
 	Applied map[string]json.RawMessage `json:"applied,omitempty"`
 	// Revisions are the templates of a workload, the present one last.
 	Revisions   []Revision      `json:"revisions,omitempty"`
@@ -49,8 +49,8 @@ type record struct {
 	description string          // manifest.Key, also of a rejected object
 }
 
-// A Store is safe for use by all goroutines. Changes are written to disk under
-// its lock: they are few, and each must find the one before it done.
+// A Store is safe for concurrent use. Changes are written to disk under its lock: they are
+// few, and each must see the one before it completed.
 type Store struct {
 	dir      string
 	node     string
@@ -59,21 +59,21 @@ type Store struct {
 
 	mu      sync.Mutex
 	records map[string]*record // by manifest.Key; guarded by mu
-	version uint64             // the last that was given; guarded by mu
+	version uint64             // the last that was assigned; guarded by mu
 	made    map[string]bool    // directories whose names are on disk; guarded by mu
 }
 
-// Accepted are the pods as an earlier agent had them run.
+// Accepted has the pods as earlier agents accepted them (podfiles.Store).
 type Accepted interface {
 	Pod(types.UID) *v1.Pod // nil if there is none
 }
 
-// Changed tells that Update has something new.
+// Changed receives a value when Update would return something new.
 func (s *Store) Changed() <-chan struct{} { return s.changed }
 
 func (s *Store) poke() { poke.Wake(s.changed) }
 
-// Update returns all objects as a source does, each as a file of its own.
+// Update returns all objects in the form of a source's report, each as a file of its own.
 func (s *Store) Update() source.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,7 +89,7 @@ func (s *Store) Update() source.Update {
 	return u
 }
 
-// Get returns the object of this key.
+// Get returns the object of this manifest.Key, shared and read-only, or fault.NotFound.
 func (s *Store) Get(key string) (manifest.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -100,7 +100,8 @@ func (s *Store) Get(key string) (manifest.Object, error) {
 	return r.decoded, nil
 }
 
-// Rejected reports whether there is an object of this key that nobody can show.
+// Rejected reports whether there is an object of this key that was rejected, and so has no
+// decoded form.
 func (s *Store) Rejected(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -108,8 +109,8 @@ func (s *Store) Rejected(key string) bool {
 	return ok && r.decoded == nil
 }
 
-// Applied returns what each field manager has applied last of an object, nil if
-// none has.
+// Applied returns, by field manager, the configuration of an object that each applied last;
+// nil if none has.
 func (s *Store) Applied(key string) map[string]json.RawMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,7 +120,7 @@ func (s *Store) Applied(key string) map[string]json.RawMessage {
 	return nil
 }
 
-// Given returns the text of an object as it was given.
+// Given returns the text of an object as it was given, or fault.NotFound.
 func (s *Store) Given(key string) (json.RawMessage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

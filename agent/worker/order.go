@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 )
 
-// An order lets containers that are stopped side by side wait for each other.
+// An order lets containers that are stopped concurrently wait for each other.
 type order map[string]chan struct{} // ID → closed when its stop has returned
 
 func newOrder(actions []podsync.Action) order {
@@ -21,8 +21,9 @@ func newOrder(actions []podsync.Action) order {
 
 func (o order) ended(id string) { close(o[id]) }
 
-// turn returns a channel that is closed when those have ended that a comes after.
-// One whose stop is held back for a failure is not waited for.
+// turn returns a channel that is closed when the stops that a comes after have returned, or ctx
+// has ended. A container whose stop is not among the actions, since it is held back after a
+// failure, is not waited for.
 func (o order) turn(ctx context.Context, a podsync.Action) <-chan struct{} {
 	turn := make(chan struct{})
 	go func() {

@@ -19,29 +19,27 @@ type Pool struct {
 	log *slog.Logger
 	wg  sync.WaitGroup
 
-	mu      sync.Mutex              // also guards what workers are to do
+	mu      sync.Mutex              // also guards the workers' fields that say so
 	workers map[podsync.Key]*worker // guarded by mu
 }
 
-// NewPool returns a Pool whose workers run until ctx ends. They then leave
-// everything as it is.
+// NewPool returns a Pool whose workers run until ctx ends. They then leave pods as they are.
 func NewPool(ctx context.Context, rt Runtime, log *slog.Logger) *Pool {
 	return &Pool{ctx: ctx, rt: rt, log: log, workers: map[podsync.Key]*worker{}}
 }
 
-// Set says which pod is wanted under key; nil is none, and whatever is there
-// under key is ended. A pod with a deletion timestamp is ended too, within its
-// deletion grace period.
+// Set sets the pod that is wanted under key. If it is nil, whatever exists under key is ended.
+// A pod with a deletion timestamp is ended too, within its deletion grace period.
 func (p *Pool) Set(key podsync.Key, pod *v1.Pod) { p.set(key, pod, nil) }
 
-// Reject says that the pod is wanted under key and that it fails before it
-// begins.
+// Reject sets a pod that is wanted under key and was not admitted: it fails before anything of
+// it starts.
 func (p *Pool) Reject(key podsync.Key, pod *v1.Pod, v podsync.Verdict) {
 	v.Rejected = true
 	p.set(key, pod, &v)
 }
 
-// Admit says that the pod, which was rejected, is wanted under key after all.
+// Admit sets a pod that is wanted under key and was rejected before: it may start after all.
 func (p *Pool) Admit(key podsync.Key, pod *v1.Pod) {
 	p.mu.Lock()
 	if w, ok := p.workers[key]; ok && w.verdict != nil && w.verdict.Rejected {
@@ -76,15 +74,15 @@ func (p *Pool) set(key podsync.Key, pod *v1.Pod, v *podsync.Verdict) {
 	}
 }
 
-// Fail ends the pod for good: its phase becomes Failed and stays so. It reports
+// Fail ends the pod of this UID for good: its phase becomes Failed and stays so. It returns
 // false if that pod is not wanted under key.
 func (p *Pool) Fail(key podsync.Key, uid types.UID, v podsync.Verdict) bool {
 	return p.on(key, uid, func(w *worker) { w.failLocked(v) })
 }
 
-// Restart stops containers of the pod, each with its hook and within grace, or the
-// pod's own grace period without; they start again as their restart policies say. It
-// reports false if that pod is not wanted under key.
+// Restart stops containers of the pod by ID, each after its preStop hook and within grace; nil is
+// the pod's own grace period. They start again as their restart policies say. It returns false
+// if that pod is not wanted under key.
 func (p *Pool) Restart(key podsync.Key, uid types.UID, ids []string, grace *time.Duration) bool {
 	return p.on(key, uid, func(w *worker) {
 		if w.restart == nil {
@@ -97,8 +95,8 @@ func (p *Pool) Restart(key podsync.Key, uid types.UID, ids []string, grace *time
 	})
 }
 
-// Halt makes the worker of key look at its pod, which is to be stopped: what it is about
-// is interrupted, and if its containers are to end sooner than they were to, so are stops.
+// Halt wakes the worker of a pod that is to be stopped. It interrupts the action in progress
+// and, if sooner says that the containers have less time to end than before, stops in progress.
 func (p *Pool) Halt(key podsync.Key, uid types.UID, sooner bool) {
 	p.on(key, uid, func(w *worker) {
 		w.interrupt()
@@ -109,8 +107,8 @@ func (p *Pool) Halt(key podsync.Key, uid types.UID, sooner bool) {
 	})
 }
 
-// on calls do, with the lock, for the worker of key. It reports false if that pod is not wanted
-// there.
+// on calls do with the worker of key, under the lock. It returns false if the pod of this UID is
+// not wanted there.
 func (p *Pool) on(key podsync.Key, uid types.UID, do func(*worker)) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -122,8 +120,8 @@ func (p *Pool) on(key podsync.Key, uid types.UID, do func(*worker)) bool {
 	return true
 }
 
-// Again makes the worker of key try at once what failed for want of something on
-// this node, because that may be there now.
+// Again makes the worker of key retry at once what failed for lack of something on this node
+// that may be there now.
 func (p *Pool) Again(key podsync.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -133,8 +131,7 @@ func (p *Pool) Again(key podsync.Key) {
 	}
 }
 
-// Wake makes the worker of key look at its pod. It reports false if there is
-// none.
+// Wake makes the worker of key look at its pod. It returns false if there is no worker.
 func (p *Pool) Wake(key podsync.Key) bool {
 	p.mu.Lock()
 	w, ok := p.workers[key]
@@ -157,8 +154,7 @@ func (p *Pool) WakeAll() {
 // Wait returns when all workers have ended.
 func (p *Pool) Wait() { p.wg.Wait() }
 
-// leave lets the worker of a pod that is gone end, unless another was set in the
-// meantime.
+// leave lets the worker of a pod that is gone end, unless another pod was set meanwhile.
 func (p *Pool) leave(key podsync.Key, w *worker, r round) bool {
 	p.mu.Lock()
 	if w.want != r.pod {

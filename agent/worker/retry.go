@@ -9,12 +9,12 @@ import (
 
 type failure struct {
 	podsync.Failure
-	count   int
-	lasting bool // nothing on this node can mend it
+	count   int  // failures in a row
+	lasting bool // nothing that changes on this node can help: Again does not retry it
 }
 
-// podFailures returns the failures for Compute and for the pod's status, which shows
-// them as reasons.
+// podFailures returns the failures, by subject, for Compute and for the pod's status, which
+// shows their reasons.
 func (w *worker) podFailures() map[string]podsync.Failure {
 	out := make(map[string]podsync.Failure, len(w.failures))
 	for subject, f := range w.failures {
@@ -23,8 +23,8 @@ func (w *worker) podFailures() map[string]podsync.Failure {
 	return out
 }
 
-// pullBackoffAt is when the status is to be looked at again because a failed pull turns
-// into a back-off: ErrImagePull is shown for a moment, then ImagePullBackOff.
+// pullBackoffAt returns when the status has to be computed again because ErrImagePull, which is
+// shown for podsync.PullErrorShown, becomes ImagePullBackOff; zero is never.
 func (w *worker) pullBackoffAt() time.Time {
 	var at time.Time
 	for _, f := range w.failures {
@@ -37,17 +37,23 @@ func (w *worker) pullBackoffAt() time.Time {
 
 const (
 	firstPull, mostPull = 10 * time.Second, 300 * time.Second
-	retry               = 10 * time.Second // of what the pod's manifest may be wrong about
-	firstRetry          = time.Second      // of what is this node's own business
+	retry               = 10 * time.Second // after failures that the manifest may cause
+	firstRetry          = time.Second      // after other failures
 	mostRetry           = 30 * time.Second
-	transient           = time.Second
+	transient           = time.Second // while the network or the runtime is not ready
 )
 
-// retryDelay is how long an action that has failed f.count times in a row is held
-// back. A pull: 10 s to 300 s. What else goes wrong with a sandbox or with a
-// container's start: 10 s and up to half as much again, so that pods do not try
-// in step. Those are the kubelet's. What is not the pod's fault, but waits for
-// the network or the runtime: a second.
+// retryDelay returns how long an action that has failed f.count times in a row is held back:
+//
+//   - a pull: 10 s, 20 s and so on, at most 300 s, as in the kubelet;
+//   - another failure to run a sandbox or to start a container: 10 s, as in the kubelet, and
+//     up to half as much again, so that pods do not retry in step;
+//   - anything while the network or the runtime is not ready: 1 s;
+//   - a container whose start or postStart hook failed: 1 s, since it has ended and has its own
+//     back-off;
+//   - anything else: 1 s, 2 s and so on, at most 30 s.
+//
+// It marks a failed pull as lasting.
 func retryDelay(verb podsync.Verb, f *failure) time.Duration {
 	switch f.Reason {
 	case "NetworkNotReady", "RuntimeNotReady":

@@ -1,11 +1,10 @@
 // Package worker runs the loop of each pod: observe, compute, act. Every pod has
-// one goroutine, and that goroutine is the only writer of the pod: nobody else
-// creates, stops or removes anything under its Key. So there is nothing to lock
-// and no two actions on one pod can race.
+// one goroutine, the only one that creates, stops or removes anything under its Key. So
+// there is nothing to lock, and no two actions on one pod can race.
 //
-// A pod's goroutine sleeps until it is woken (something changed in the runtime
-// or in the manifests) or until the plan asks for another look (back-off). It
-// ends when the pod is not wanted any more and nothing of it is left.
+// A pod's goroutine sleeps until it is woken, because something has changed in the runtime
+// or in the manifests, or until the time that the plan gives (back-off). It ends when the
+// pod is no longer wanted and nothing of it is left.
 package worker
 
 import (
@@ -24,37 +23,35 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// A Runtime is what a worker needs of the world. criruntime implements it over CRI.
+// A Runtime is what a worker needs of the world. criruntime implements it with CRI.
 type Runtime interface {
-	// Observe returns what exists under key; pod is what is wanted there, or nil.
-	// What is the worker's own it does not fill in.
+	// Observe returns what exists under key; pod is the wanted one, or nil. It leaves out
+	// what the worker itself knows: Failures, Restarted, Restart, Verdict and Status.
 	Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error)
-	// Act does one action for the pod, which is nil if it is not wanted any
-	// more. An error of kind fault.Unavailable means that the runtime is not
-	// there. interrupt ends when the pod is replaced or not wanted any more:
-	// what may take for ever (a pull) ends with it, what must not be torn does
-	// not.
+	// Act does one action for the pod, which is nil if none is wanted any more. An error
+	// of kind fault.Unavailable means that the runtime does not answer. interrupt ends when
+	// the pod is replaced or no longer wanted: operations that may take forever (a pull)
+	// end with it, those that must not be left half done do not.
 	Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error
-	// Stop runs the hook of a container and stops it, within a.Grace. Its turn
-	// to be stopped, after the hook, comes when turn is closed. ctx also ends
-	// when the container is to end sooner than a says: another Stop follows.
+	// Stop runs the preStop hook of a container and stops the container, within a.Grace.
+	// After the hook it waits until turn is closed. ctx also ends when the container is to
+	// end sooner than a says: another Stop follows.
 	Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error
-	// Report takes what the worker knows of the pod and returns the pod's status;
-	// nil if pod is nil. It does not block.
+	// Report computes, publishes and returns the pod's status; nil if pod is nil. It does
+	// not block.
 	Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus
-	// Ended is called when nothing is left of a pod that was being deleted, without
-	// locks.
+	// Ended is called when nothing is left of a pod that was being deleted. No lock is held.
 	Ended(key podsync.Key, uid types.UID)
 }
 
-// Reasoner is an error that knows the CamelCase reason under which a container
+// Reasoner is an error with the CamelCase reason that the status shows for a container that
 // waits because of it.
 type Reasoner interface {
 	error
 	Reason() string
 }
 
-// observeRetry is how long a worker waits for a runtime that does not answer.
+// observeRetry is how long a worker waits before it asks a runtime again that did not answer.
 // Nothing is lost meanwhile: containers need neither the agent nor crispd.
 const observeRetry = time.Second
 
@@ -67,19 +64,19 @@ type worker struct {
 
 	want      *v1.Pod                   // guarded by pool.mu
 	verdict   *podsync.Verdict          // of want; guarded by pool.mu
-	forget    bool                      // failures are to be forgotten; guarded by pool.mu
+	forget    bool                      // failures that are not lasting are to be forgotten; guarded by pool.mu
 	restart   map[string]*time.Duration // see podsync.Have.Restart; guarded by pool.mu
-	interrupt context.CancelFunc        // guarded by pool.mu; ends the round in flight
-	shorten   context.CancelFunc        // guarded by pool.mu; ends the stops in flight
+	interrupt context.CancelFunc        // ends the round in progress; guarded by pool.mu
+	shorten   context.CancelFunc        // ends the stops in progress; guarded by pool.mu
 
-	// The rest is the loop's own.
+	// Only the loop uses the rest.
 	uid       types.UID
-	failures  map[string]failure // what went wrong with the pod uid
-	restarted map[string]bool    // containers of it that were stopped to be started again
+	failures  map[string]failure // of the pod uid, by subject
+	restarted map[string]bool    // containers of it that were stopped to be started again, by ID
 }
 
-// setLocked changes what is wanted and wakes the loop. Work for a pod that is not
-// wanted any more is interrupted, and stops that now have less time are too.
+// setLocked changes the wanted pod and wakes the loop. It interrupts work for a pod that is no
+// longer wanted, and stops that now have less time.
 func (w *worker) setLocked(pod *v1.Pod) {
 	if uidOf(pod) != uidOf(w.want) {
 		w.interrupt()
@@ -106,7 +103,7 @@ func (w *worker) failLocked(v podsync.Verdict) {
 	w.poke()
 }
 
-// grace is how many seconds the containers of a pod have to end.
+// grace returns the grace period of a pod's containers, in seconds.
 func grace(pod *v1.Pod) int64 {
 	switch {
 	case pod.DeletionGracePeriodSeconds != nil:
@@ -126,13 +123,13 @@ func uidOf(pod *v1.Pod) types.UID {
 
 func (w *worker) poke() { poke.Wake(w.wake) }
 
-// A round is what the loop goes by once.
+// A round is the input of one pass of the loop.
 type round struct {
 	pod       *v1.Pod
 	restart   map[string]*time.Duration
 	verdict   *podsync.Verdict
-	interrupt context.Context // ends when pod is not wanted so any more
-	stopping  context.Context // ends when its containers are to end sooner
+	interrupt context.Context // ends when another pod or another fate of this one is wanted
+	stopping  context.Context // ends when its containers have less time to end
 }
 
 func (w *worker) begin(ctx context.Context) round {
@@ -205,8 +202,8 @@ func (w *worker) sleep(ctx context.Context, until time.Time) {
 	}
 }
 
-// act does the actions of one plan. Containers stop side by side, so that a pod
-// takes the longest grace period to end and not their sum; all else goes in turn.
+// act does the actions of one plan. Containers are stopped concurrently, so that a pod takes
+// the longest of their grace periods to end and not the sum; everything else is done in order.
 func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 	var wg sync.WaitGroup
 	type result struct {
@@ -221,7 +218,7 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 				defer stops.ended(a.ID)
 				err := w.rt.Stop(r.stopping, stops.turn(r.stopping, a), r.pod, a)
 				if r.stopping.Err() != nil && ctx.Err() == nil {
-					err = nil // it is planned anew
+					err = nil // another Stop is planned
 				}
 				results <- result{a, err}
 			})
@@ -251,14 +248,14 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 	}
 }
 
-// served forgets that a container was asked to be restarted.
+// served drops the request to restart a container.
 func (w *worker) served(id string) {
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
 	delete(w.restart, id)
 }
 
-// recordResult remembers how an action ended.
+// recordResult records the failure of an action, or drops the earlier one after a success.
 func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, err error) {
 	subject := a.Subject()
 	if err == nil {
@@ -266,7 +263,7 @@ func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, 
 		return
 	}
 	if interrupt.Err() != nil {
-		return // our own doing
+		return // it was interrupted
 	}
 	last := w.failures[subject]
 	f := failure{count: last.count + 1}
@@ -277,7 +274,7 @@ func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, 
 	}
 	delay, level := retryDelay(a.Verb, &f), slog.LevelWarn
 	if errors.Is(err, fault.Unavailable) {
-		// Not the pod's fault; pleg reports it once, not for each pod.
+		// It says nothing about the pod. pleg logs it once, not for each pod.
 		f.count, delay, level = last.count, observeRetry, slog.LevelDebug
 	}
 	f.Until = f.At.Add(delay)
