@@ -8,8 +8,8 @@
 //	└─ besteffort                    └─ kubepods-besteffort.slice
 //	   └─ pod<uid>                      └─ kubepods-besteffort-pod<uid>.slice
 //
-// The runtime makes the containers' cgroups below that of their pod. All cgroups outlive
-// the agent: that of a pod follows from its UID and QoS class.
+// The runtime makes the cgroups of containers below the cgroup of their pod. All cgroups
+// outlive the agent, which finds that of a pod again by its UID and QoS class.
 package cgroup
 
 import (
@@ -32,19 +32,19 @@ import (
 
 // Limits are the limits of a cgroup.
 type Limits struct {
-	Shares uint64 // CPU weight relative to sibling cgroups
+	Shares uint64 // CPU weight relative to sibling cgroups, as cpu.shares of cgroup v1
 	Quota  int64  // µs of CPU time per Period; 0 is no limit
-	Period uint64
-	Memory int64 // bytes; 0 is no limit
-	Pids   int64 // 0 is no limit
+	Period uint64 // µs
+	Memory int64  // bytes; 0 is no limit
+	Pids   int64  // 0 is no limit
 }
 
 // The bounds of the kernel and the kubelet.
 const (
-	MinShares = 2 // the least that the kernel takes
+	MinShares = 2 // the least that the kernel accepts
 	maxShares = 262_144
-	minQuota  = 1_000   // µs; the least that the kernel takes (sched-bwc.rst)
-	Period    = 100_000 // µs in which a CPU quota holds
+	minQuota  = 1_000   // µs; the least that the kernel accepts (sched-bwc.rst)
+	Period    = 100_000 // µs; the period of CPU quotas
 )
 
 // classes are the QoS classes, in the order in which Open makes their cgroups.
@@ -61,18 +61,18 @@ func Quota(milli int64) int64 {
 	return max(milli*Period/1000, minQuota)
 }
 
-// A Tree is the cgroups of pods below a root. It is safe for concurrent use.
+// A Tree has the cgroups of pods below a root. It is safe for concurrent use.
 type Tree struct {
 	root    []string // names of the cgroups above kubepods
 	systemd bool
 
 	mu    sync.Mutex
 	known map[string]Limits // as last set, by cgroup; guarded by mu
-	pages map[string]Pages  // likewise
+	pages map[string]Pages  // as last set, by cgroup; guarded by mu
 }
 
-// Open makes the cgroups of the classes below root; "/" is the root of the hierarchy. All
-// pods together get these limits, and may use any huge pages.
+// Open makes the cgroups of the QoS classes below root; "/" is the root of the hierarchy. All
+// pods together get these limits and unlimited huge pages. With systemd cgroups are slices.
 func Open(root string, systemd bool, limits Limits) (*Tree, error) {
 	t := &Tree{systemd: systemd, known: map[string]Limits{}, pages: map[string]Pages{}}
 	for name := range strings.SplitSeq(strings.Trim(root, "/"), "/") {
@@ -96,7 +96,7 @@ func Open(root string, systemd bool, limits Limits) (*Tree, error) {
 	return t, nil
 }
 
-// class returns the names down to the cgroup of a class.
+// class returns the names on the path to the cgroup of a class.
 func (t *Tree) class(class v1.PodQOSClass) []string {
 	names := append(slices.Clone(t.root), "kubepods")
 	if class != v1.PodQOSGuaranteed {
@@ -109,13 +109,13 @@ func (t *Tree) pod(uid string, class v1.PodQOSClass) []string {
 	return append(t.class(class), "pod"+uid)
 }
 
-// Parent returns the cgroup parent of a pod's containers, as CRI wants it. Like the kubelet
-// it gives a slice with all slices above it, although its name contains them.
+// Parent returns the cgroup parent of a pod's containers for CRI. Like the kubelet it returns
+// a slice's whole path, although the name contains those of the slices above it.
 func (t *Tree) Parent(uid string, class v1.PodQOSClass) string {
 	return t.path(t.pod(uid, class))
 }
 
-// path is where a cgroup is below the root of a hierarchy.
+// path returns the path of a cgroup below the root of a hierarchy.
 func (t *Tree) path(names []string) string {
 	path := "/"
 	for i, name := range names {
@@ -127,7 +127,7 @@ func (t *Tree) path(names []string) string {
 	return path
 }
 
-// slice returns systemd's name of a cgroup, which contains the names of all above it.
+// slice returns systemd's name of a cgroup, which contains the names of all cgroups above it.
 func slice(names []string) string {
 	escaped := make([]string, len(names))
 	for i, name := range names {
@@ -161,7 +161,7 @@ func (t *Tree) manager(names []string, l Limits) (cgroups.Manager, error) {
 	return manager.New(c)
 }
 
-// set makes the cgroup if it does not exist, and sets its limits.
+// set makes the cgroup if it does not exist, and sets its limits unless they are set already.
 func (t *Tree) set(names []string, l Limits) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -201,13 +201,12 @@ func (t *Tree) Make(uid string, class v1.PodQOSClass, l Limits) error {
 	return t.set(t.pod(uid, class), l)
 }
 
-// SetBurstableShares sets the CPU shares of all burstable pods together, in thousandths of
-// a processor.
+// SetBurstableShares sets the CPU shares of all burstable pods together, in milli-CPUs.
 func (t *Tree) SetBurstableShares(milli int64) error {
 	return t.set(t.class(v1.PodQOSBurstable), Limits{Shares: Shares(milli)})
 }
 
-// Remove removes the cgroup of a pod that does not run any more.
+// Remove removes the cgroup of a pod that no longer runs. It is no error if there is none.
 func (t *Tree) Remove(uid string) error {
 	var problems []error
 	for _, class := range classes {
@@ -243,11 +242,11 @@ func (t *Tree) dirs(names []string) []string {
 	return dirs
 }
 
-// orphanAge is how old a cgroup must be to count as left behind: another agent may be about
-// to use a younger one.
+// orphanAge is how old a cgroup's directory must be, by its modification time, to count as left
+// behind: another agent may be about to use a younger one.
 const orphanAge = 10 * time.Minute
 
-// Sweep removes the cgroups in which nothing runs, but those of known pods, by UID.
+// Sweep removes the cgroups in which nothing runs, except those of known pods, by UID.
 func (t *Tree) Sweep(known map[string]bool) error {
 	named := map[string]bool{}
 	for uid := range known {
@@ -290,6 +289,7 @@ func (t *Tree) uids() []string {
 	return uids
 }
 
+// inUse reports whether the cgroup of a pod has processes or is younger than orphanAge.
 func (t *Tree) inUse(uid string) bool {
 	for _, class := range classes {
 		for _, dir := range t.dirs(t.pod(uid, class)) {

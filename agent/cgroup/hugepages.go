@@ -13,11 +13,11 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// unbounded is the kubelet's limit of huge pages, in bytes, for the cgroups above pods.
+// unbounded is the kubelet's limit of huge pages for the cgroups above those of pods, in bytes.
 const unbounded = 1 << 62
 
-// Pages maps page sizes to bytes of huge pages. Sizes are written as in the names of the
-// hugetlb controller's files: "2MB".
+// Pages maps sizes of huge pages to bytes. A size is written as in the names of the hugetlb
+// controller's files: "2MB".
 type Pages map[string]uint64
 
 // PageSize returns the kernel's name for a size of huge pages in bytes.
@@ -29,7 +29,7 @@ func PageSize(bytes int64) string {
 	return fmt.Sprintf("%d%s", bytes, units[0])
 }
 
-// HugePages returns the huge pages in a list of resources.
+// HugePages returns the huge pages in a list of resources, such as "hugepages-2Mi".
 func HugePages(of v1.ResourceList) Pages {
 	pages := Pages{}
 	for name, q := range of {
@@ -68,8 +68,8 @@ func (t *Tree) setPages(names []string, pages Pages) error {
 }
 
 // writePages writes the limit of each size. dir is the cgroup's directory in the hierarchy
-// of the hugetlb controller, "" if v1 has none. The files are written directly because
-// systemd has no such limits.
+// of the hugetlb controller, "" if none is mounted on cgroup v1. The files are written
+// directly because systemd has no such limits.
 func writePages(dir string, unified bool, sizes []string, pages Pages) error {
 	r := &cgroups.Resources{SkipDevices: true, SkipFreezeOnSet: true}
 	for _, size := range sizes {

@@ -12,11 +12,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// retry is how long Await waits before it tries to connect again. The agent may have
-// been started before the runtime.
+// retry is how long Await waits before it calls dial again. The agent may be started before
+// the runtime.
 const retry = time.Second
 
-// An Answer is a runtime that has answered, or why none ever will.
+// An Answer has the services of a runtime that has answered, or why none ever will.
 type Answer struct {
 	Runtime internalapi.RuntimeService
 	Images  internalapi.ImageManagerService

@@ -34,14 +34,14 @@ type operation struct {
 	took          time.Duration
 }
 
-// New returns a Connection that is not made yet. The log's lines, of level debug, have what
-// the callers' contexts carry: the pod that it is about.
+// New returns a Connection that is not connected yet. The line in log for each call has the
+// attributes of the call's context, such as the pod.
 func New(log *slog.Logger) *Connection {
 	return &Connection{log: log, made: make(chan struct{}), ops: map[string]*operation{}}
 }
 
-// Connect makes the connection to a runtime that answers, and returns its version. It is
-// called once.
+// Connect asks a runtime for its version, and returns that. If the runtime answers, the
+// Connection uses it from then on. Connect must not be called again after that.
 func (c *Connection) Connect(ctx context.Context, r internalapi.RuntimeService, i internalapi.ImageManagerService) (version *cri.VersionResponse, err error) {
 	defer c.begin(ctx, "version", &err)()
 	if version, err = r.Version(ctx, ""); err != nil {
@@ -52,10 +52,10 @@ func (c *Connection) Connect(ctx context.Context, r internalapi.RuntimeService, 
 	return version, nil
 }
 
-// Runtime returns services that count what is asked of the runtime.
+// Runtime returns the runtime's RuntimeService, with calls counted.
 func (c *Connection) Runtime() internalapi.RuntimeService { return &runtime{c} }
 
-// Images likewise.
+// Images returns the runtime's ImageManagerService, with calls counted.
 func (c *Connection) Images() internalapi.ImageManagerService { return &images{c} }
 
 // Connected reports whether the runtime has answered.
@@ -68,7 +68,7 @@ func (c *Connection) Connected() bool {
 	}
 }
 
-// RuntimeName is the runtime's name; "" before it has answered.
+// RuntimeName returns the runtime's name by CRI, "" before it has answered.
 func (c *Connection) RuntimeName() string {
 	if !c.Connected() {
 		return ""
@@ -76,8 +76,8 @@ func (c *Connection) RuntimeName() string {
 	return c.name
 }
 
-// begin starts an operation; what it returns ends it, with the error that err
-// points at by then.
+// begin starts an operation. The function that it returns ends the operation, with the error
+// that err then points at.
 func (c *Connection) begin(ctx context.Context, name string, err *error) func() {
 	start := time.Now()
 	return func() {

@@ -12,17 +12,17 @@ import (
 	criclient "k8s.io/cri-client/pkg"
 )
 
-// CallTimeout is the kubelet's --runtime-request-timeout: what RPCs without a
-// rule of their own may take.
+// CallTimeout bounds calls that have no timeout of their own. It is the default of the
+// kubelet's --runtime-request-timeout.
 const CallTimeout = 2 * time.Minute
 
-// Dial connects to the CRI services at endpoint ("unix:///run/crisp/crisp.sock")
-// and has them answer once. Afterwards the connection repairs itself for as long
-// as it is used. An error of kind fault.Invalid says that what is there is no
-// runtime and that waiting for one is of no use.
+// Dial connects to the CRI services at endpoint ("unix:///run/crisp/crisp.sock"), which must
+// answer a first call within patience. Later the connection restores itself when it is lost.
+// An error of kind fault.Invalid means that the server at endpoint is not a runtime, so that
+// waiting is of no use; otherwise the error is fault.Unavailable.
 func Dial(ctx context.Context, endpoint string, patience time.Duration) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-	// The client takes its one timeout for the first answer and for every RPC
-	// after it, so the patience for the first is set from outside.
+	// The client has one timeout for the first answer and for every later RPC, so the
+	// context bounds the first.
 	answered, cancel := context.WithTimeout(ctx, patience)
 	defer cancel()
 	runtime, err := criclient.NewRemoteRuntimeServiceBuilder().
@@ -42,7 +42,8 @@ func Dial(ctx context.Context, endpoint string, patience time.Duration) (interna
 	return runtime, images, nil
 }
 
-// unreachable shortens the client's nested sentences to the innermost.
+// unreachable returns a fault.Unavailable with only the innermost of the client's wrapped
+// errors.
 func unreachable(endpoint string, err error) error {
 	for {
 		inner := errors.Unwrap(err)

@@ -15,12 +15,12 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// answerTime is how long a server may take to show that it speaks HTTP/2. One that
-// does speaks as soon as it is spoken to.
+// answerTime is how long to wait for the first frame of an HTTP/2 server, which sends it as
+// soon as a client connects.
 const answerTime = time.Second
 
-// foreign returns an error if what is at endpoint, which err came from, is known
-// not to be a runtime that speaks CRI v1; nil if it may be one, or may become one.
+// foreign returns a fault.Invalid if the server at endpoint is certainly not a runtime with
+// CRI v1, and nil if it is or may become one. err is the error of a call to it.
 func foreign(endpoint string, err error) error {
 	if answer, ok := errors.AsType[interface {
 		error
@@ -41,9 +41,9 @@ func foreign(endpoint string, err error) error {
 	return nil
 }
 
-// speaksHTTP2 returns an error if the server at a Unix socket answers the first
-// words of HTTP/2 (RFC 9113, 3.4) with anything but a SETTINGS frame. One that
-// does not answer may be a runtime that is about to begin or to end.
+// speaksHTTP2 returns an error if the server at a Unix socket answers the connection preface
+// of HTTP/2 (RFC 9113, 3.4) with anything but a SETTINGS frame. A server that does not answer
+// may be a runtime that is starting or ending.
 func speaksHTTP2(path string) error {
 	conn, err := net.DialTimeout("unix", path, answerTime)
 	if err != nil {
@@ -53,7 +53,7 @@ func speaksHTTP2(path string) error {
 	if err := conn.SetDeadline(time.Now().Add(answerTime)); err != nil {
 		return nil
 	}
-	// One that hangs up at once may have spoken before.
+	// A server that hangs up at once may have answered before.
 	_, _ = io.WriteString(conn, "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"+"\x00\x00\x00\x04\x00\x00\x00\x00\x00")
 	const settings = 4
 	header := make([]byte, 9) // length (3 bytes), type, flags, stream

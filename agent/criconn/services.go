@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// runtime counts the calls of a RuntimeService. Close and the stream of events, which never
-// ends, are no operations.
+// runtime counts the calls of a RuntimeService, but not Close and GetContainerEvents, whose
+// stream never ends.
 type runtime struct{ *Connection }
 
 func (s *runtime) to() internalapi.RuntimeService {

@@ -1,9 +1,9 @@
 // Package evict ends pods before the node runs out of memory, disk or process IDs, by the
-// kubelet's rules. A Manager looks every ten seconds:
+// kubelet's rules. A Manager checks every ten seconds:
 //
 //	available < threshold?  ─▶ set the node's condition (MemoryPressure …)
-//	  for its grace period? ─▶ reclaim what nobody needs (dead containers, images)
-//	  still?                ─▶ evict one pod, wait until what it held is free, look again
+//	  for its grace period? ─▶ reclaim what is unused (dead containers, images)
+//	  still?                ─▶ evict one pod and wait until its resources are free
 //
 // Pods that use more than they request go first; of these, those of the lowest priority;
 // and of these, those that exceed their requests most.
@@ -38,12 +38,11 @@ const (
 	PIDs        Signal = "pid.available"
 )
 
-// order is the order in which signals are looked at.
+// order is the order in which signals are checked.
 var order = []Signal{Memory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
 
-// A meaning is the condition that a signal sets, and the resource of pods by which they
-// are ranked. disk takes the place of resource where images have a file system of their
-// own.
+// A meaning is the condition that a signal sets, and the resource by whose use pods are ranked.
+// If images have a file system of their own, pods are ranked by disk instead of resource.
 type meaning struct {
 	condition      v1.NodeConditionType
 	resource, disk v1.ResourceName
@@ -58,7 +57,7 @@ var meanings = map[Signal]meaning{
 	PIDs:        {v1.NodePIDPressure, "pids", "pids"},
 }
 
-// An Observation is how much there is of what a signal measures.
+// An Observation is what a signal measures: bytes, inodes or threads.
 type Observation struct{ Available, Capacity int64 }
 
 // A Pod is a running pod with what it uses.
@@ -74,10 +73,10 @@ type Pod struct {
 // Options are what a Manager works with.
 type Options struct {
 	Thresholds []Threshold
-	// MinReclaim is how much more than its threshold must be available before a shortage
+	// MinReclaim is how much more than the threshold must be available before a shortage
 	// is over.
 	MinReclaim map[Signal]Amount
-	MaxGrace   int64         // seconds that a pod has at most to end, at a soft threshold
+	MaxGrace   int64         // maximum grace period at a soft threshold, in seconds
 	Transition time.Duration // how long a condition stays after its cause has gone
 	Node       Node
 	Pods       Pods
@@ -93,22 +92,22 @@ type Node interface {
 	ImagesApart() bool
 	// Reclaim removes dead containers and unused images.
 	Reclaim(context.Context)
-	// SetPressure is called with each condition at first, and when it changes.
+	// SetPressure is called once for each condition, and whenever it changes.
 	SetPressure(kind v1.NodeConditionType, is bool, reason, message string)
 }
 
 // Pods are the pods of the node.
 type Pods interface {
-	// Usage returns all running pods, or only those with limits of their own.
+	// Usage returns all running pods, or only those with disk limits of their own.
 	Usage(ctx context.Context, all bool) ([]Pod, error)
 	Evict(*v1.Pod, podsync.Verdict)
-	// Clean reports whether an evicted pod has released what it held.
+	// Clean reports whether an evicted pod has released its resources.
 	Clean(*v1.Pod) bool
 }
 
 const (
-	// cleaning is how long to wait for evicted pods to release what they held before
-	// another one is evicted; cleaningPeriod is how often to look. Both are the kubelet's.
+	// cleaning is how long to wait for evicted pods to release their resources before
+	// another pod is evicted; cleaningPeriod is how often to check. Both are the kubelet's.
 	cleaning, cleaningPeriod = 30 * time.Second, time.Second
 
 	period            = 10 * time.Second
@@ -119,22 +118,22 @@ const (
 type Manager struct {
 	o        Options
 	now      func() time.Time
-	met      map[Threshold]time.Time            // since when each has been met
-	last     map[v1.NodeConditionType]time.Time // when the cause was last observed
-	reported map[v1.NodeConditionType]bool      // as SetPressure was last called
+	met      map[Threshold]time.Time            // since when each threshold has been met
+	last     map[v1.NodeConditionType]time.Time // when the cause of each condition was last observed
+	reported map[v1.NodeConditionType]bool      // what SetPressure was last called with
 
 	mu       sync.Mutex
 	pressure []v1.NodeConditionType // guarded by mu
 }
 
-// New returns a Manager that has not looked yet.
+// New returns a Manager. Before Run there is no pressure.
 func New(o Options) *Manager {
 	return &Manager{
 		o: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reported: map[v1.NodeConditionType]bool{},
 	}
 }
 
-// Run looks at once and then every period, until ctx ends.
+// Run calls Look at once and then every period, until ctx ends.
 func (m *Manager) Run(ctx context.Context) {
 	look := func(ctx context.Context) {
 		if err := m.Look(ctx); err != nil && ctx.Err() == nil {
@@ -152,8 +151,9 @@ func (m *Manager) Pressure() []v1.NodeConditionType {
 	return slices.Clone(m.pressure)
 }
 
-// Look looks once. It evicts each pod that exceeds a limit of its own, or else at most one
-// pod for a shortage of the node.
+// Look checks once. It evicts each pod that exceeds a disk limit of its own, or else at most
+// one pod because of a shortage on the node. Then it waits until they have released their
+// resources, for at most 30 s.
 func (m *Manager) Look(ctx context.Context) error {
 	due := m.due(m.o.Node.Measure(ctx))
 	pods, err := m.o.Pods.Usage(ctx, len(due) > 0)
@@ -185,7 +185,7 @@ func (m *Manager) Look(ctx context.Context) error {
 	return nil
 }
 
-// await returns when all of these pods have released what they held, or after cleaning.
+// await returns when all of these pods have released their resources, or after cleaning.
 func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
 	wait.PollUntilContextTimeout(ctx, cleaningPeriod, cleaning, true, func(context.Context) (bool, error) {
 		return !slices.ContainsFunc(pods, func(p *v1.Pod) bool { return !m.o.Pods.Clean(p) }), nil
@@ -195,8 +195,8 @@ func (m *Manager) await(ctx context.Context, pods []*v1.Pod) {
 // onNode reports whether a signal measures the file system of logs and volumes.
 func onNode(s Signal) bool { return s == NodeFS || s == NodeInodes }
 
-// What pods use of each file system if images have one of their own, which then has the
-// writable layers too, but not logs and volumes.
+// The use of each file system by a pod, as keys of Pod.Use. If images have a file system of
+// their own, it has the writable layers too; logs and volumes are on the node's.
 const (
 	NodeDisk    v1.ResourceName = "nodefs"
 	NodeFiles   v1.ResourceName = "nodefs-inodes"
@@ -210,8 +210,8 @@ type need struct {
 	Observation
 }
 
-// due records which thresholds are met and returns those that must be acted upon, in the
-// order of signals.
+// due records which thresholds are met, and returns those that have been for their grace
+// period, in the order of signals.
 func (m *Manager) due(now map[Signal]Observation) []need {
 	var list []need
 	for _, s := range order {
@@ -248,8 +248,8 @@ var messages = map[v1.NodeConditionType][2][2]string{
 	v1.NodePIDPressure:    {{"KubeletHasSufficientPID", "kubelet has sufficient PID available"}, {"KubeletHasInsufficientPID", "kubelet has insufficient PID available"}},
 }
 
-// reportPressure sets the node's pressure conditions that have changed. One stays until Transition
-// after its cause was last observed.
+// reportPressure calls SetPressure for the conditions that have changed. A condition stays true
+// for Transition after its cause was last observed.
 func (m *Manager) reportPressure() {
 	var pressure []v1.NodeConditionType
 	for _, kind := range []v1.NodeConditionType{v1.NodeMemoryPressure, v1.NodeDiskPressure, v1.NodePIDPressure} {
@@ -272,8 +272,8 @@ func (m *Manager) reportPressure() {
 	m.pressure = pressure
 }
 
-// Rank sorts pods by the order in which they are evicted for a resource. name is the
-// resource of their requests; use is the key of what they use of it.
+// Rank sorts pods in the order in which they are evicted for lack of a resource. name is its
+// name in their requests, use its key in Pod.Use.
 func Rank(pods []Pod, name, use v1.ResourceName) {
 	over := func(p Pod) int64 {
 		q := p.Requests[name]
@@ -294,7 +294,7 @@ func Rank(pods []Pod, name, use v1.ResourceName) {
 	})
 }
 
-// evictFor evicts the first pod in rank and returns it; nil if none may be evicted.
+// evictFor evicts the pod that ranks first, and returns it; nil if none may be evicted.
 func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) *v1.Pod {
 	name := meanings[n.Signal].resource
 	use := name
@@ -331,7 +331,7 @@ func verdict(text string, grace int64) podsync.Verdict {
 	}
 }
 
-// overLimit returns why a pod that uses more disk than its limits must end, or nil.
+// overLimit returns the verdict on a pod that uses more disk than one of its limits, or nil.
 func overLimit(p Pod) *podsync.Verdict {
 	text := ""
 	for _, v := range p.Spec.Volumes {

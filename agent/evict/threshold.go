@@ -13,7 +13,7 @@ import (
 
 // An Amount is a number of bytes, inodes or processes, or a part of the capacity.
 type Amount struct {
-	Amount  int64   // if Percent is 0
+	Amount  int64   // used if Percent is 0
 	Percent float64 // of the capacity
 }
 
@@ -24,7 +24,7 @@ func (a Amount) of(capacity int64) int64 {
 	return a.Amount
 }
 
-// String writes the amount as the flags have it: "100Mi" or "10%".
+// String returns the amount in the form of the flags: "100Mi" or "10%".
 func (a Amount) String() string {
 	if a.Percent > 0 {
 		return strconv.FormatFloat(a.Percent, 'g', -1, 64) + "%"
@@ -36,15 +36,15 @@ func (a Amount) String() string {
 type Threshold struct {
 	Signal Signal
 	Amount
-	Grace time.Duration // how long it may be met; 0 is a hard threshold, at which pods get no time to end
+	Grace time.Duration // how long it may be met; 0 for a hard threshold, at which pods get no grace period
 }
 
-// DefaultHard are the kubelet's thresholds.
+// DefaultHard are the kubelet's default hard thresholds.
 const DefaultHard = "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,imagefs.available<15%,imagefs.inodesFree<5%"
 
 // Parse parses thresholds in the form of the kubelet's flags: hard and soft are
-// "memory.available<100Mi,…"; grace is "memory.available=1m30s,…", with a period for each
-// soft threshold.
+// "memory.available<100Mi,…"; grace is "memory.available=1m30s,…", with a grace period for
+// each soft threshold. Errors quote the faulty part.
 func Parse(hard, soft, grace string) ([]Threshold, error) {
 	list, err := parse(hard)
 	if err != nil {
@@ -73,7 +73,7 @@ func Parse(hard, soft, grace string) ([]Threshold, error) {
 	return list, nil
 }
 
-// Reserved returns what the hard thresholds keep from pods.
+// Reserved returns the memory and disk that the hard thresholds withhold from pods.
 func Reserved(thresholds []Threshold, capacity v1.ResourceList) v1.ResourceList {
 	list := v1.ResourceList{}
 	for _, t := range thresholds {
@@ -102,7 +102,7 @@ func ParseReclaim(text string) (map[Signal]Amount, error) {
 	return amounts, err
 }
 
-// split parses the amounts of signals and returns the order of the signals too.
+// split parses "SIGNAL<sign>AMOUNT,…". It also returns the signals in their order in text.
 func split(text, sign string) (map[Signal]Amount, []Signal, error) {
 	amounts := map[Signal]Amount{}
 	var names []Signal
@@ -138,7 +138,7 @@ func split(text, sign string) (map[Signal]Amount, []Signal, error) {
 	return amounts, names, nil
 }
 
-// Texts writes amounts by signal in the form of a KubeletConfiguration.
+// Texts returns amounts by signal in the form of a KubeletConfiguration.
 func Texts(amounts map[Signal]Amount) map[string]string {
 	texts := map[string]string{}
 	for signal, a := range amounts {

@@ -1,9 +1,10 @@
-// Package listen serves the agent's HTTP API: at a Unix socket for root and a group, and at
-// loopback addresses that have a token and TLS, or show less.
+// Package listen serves the agent's HTTP API: at a Unix socket for root and a group, and at a
+// loopback address with a token, with TLS or without. What everyone may see is served at two
+// more loopback addresses, without a token.
 //
-//	<root>/token        what clients of the address show
+//	<root>/token        the bearer token that clients of the address need
 //	<root>/tls.pem      the certificate of the address, and its key
-//	<root>/kubeconfig   both, for kubectl
+//	<root>/kubeconfig   address, certificate and token, for kubectl
 package listen
 
 import (
@@ -29,25 +30,25 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Options say where is served.
+// Options say where the API is served.
 type Options struct {
 	Root     string // the agent's own directory
 	Socket   string // path of the Unix socket
-	Address  string // loopback address, with the token, by TLS and without; "" for none
-	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
+	Address  string // loopback address of the API with the token, with TLS or without; "" for none
+	ReadOnly string // loopback address of the kubelet's read-only port; "" for none
 	Health   string // loopback address of the health checks; "" for none
 	Log      *slog.Logger
 }
 
 // Handlers answer requests.
 type Handlers struct {
-	All    http.Handler // for clients that may change things
-	Shown  http.Handler // for everyone; only its readOnlyPaths are served
+	All    http.Handler // the whole API, for the socket and Address
+	Shown  http.Handler // for ReadOnly: only its readOnlyPaths are served
 	Health http.Handler // health checks
 	Page   http.Handler // PagePath at the address, with its own authentication; nil leaves it to All
 }
 
-// PagePath is where Handlers.Page is.
+// PagePath is the path below which Handlers.Page is served.
 const PagePath = "/page/"
 
 type server struct {
@@ -55,7 +56,8 @@ type server struct {
 	h Handlers
 }
 
-// Begin begins to serve at all addresses. The returned function ends serving.
+// Begin begins to serve at all addresses, until stop is called. An address that is no loopback
+// address is a fault.Invalid.
 func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) {
 	s := server{o, h}
 	var servers []*http.Server
@@ -116,8 +118,8 @@ func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) 
 	return stop, nil
 }
 
-// socketGroup may use the socket besides root. Its members can start privileged
-// pods: they are root.
+// socketGroup is the group that may use the socket besides root. Its members can start
+// privileged pods: they are as good as root.
 const socketGroup = "crisp"
 
 func groupID(name string) (int, bool) {
@@ -129,8 +131,8 @@ func groupID(name string) (int, bool) {
 	return gid, err == nil
 }
 
-// letGroup lets a group use the socket, which is in root unless it was named: then
-// the group may pass through root, too.
+// letGroup lets a group use the socket. If the socket is in root, its default place, the group
+// may enter root too.
 func letGroup(gid int, root, socket string) error {
 	if filepath.Dir(socket) == root {
 		if err := os.Chown(root, -1, gid); err != nil {
@@ -154,7 +156,7 @@ func listenUnix(path string) (net.Listener, error) {
 	return l, nil
 }
 
-// listenLoopback refuses addresses that other machines reach.
+// listenLoopback refuses addresses that other machines can reach.
 func listenLoopback(address string) (net.Listener, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -166,7 +168,7 @@ func listenLoopback(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// secure makes a listener speak TLS too, and writes a kubeconfig for it.
+// secure makes a listener accept TLS too, and writes a kubeconfig for it.
 func (s server) secure(l net.Listener) (net.Listener, error) {
 	token, err := Token(s.o.Root)
 	if err != nil {
@@ -178,11 +180,12 @@ func (s server) secure(l net.Listener) (net.Listener, error) {
 	if err := kept.renew(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	// Streams of exec and its like are upgrades of HTTP/1.1.
+	// Streams, as of exec, are upgrades of HTTP/1.1.
 	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
 }
 
-// Token is the one in <root>/token, which is made if there is none.
+// Token returns the token in <root>/token, which is made if there is none: 128 random bits in
+// hexadecimal.
 func Token(root string) (string, error) {
 	path := filepath.Join(root, "token")
 	token, err := os.ReadFile(path)
@@ -195,7 +198,7 @@ func Token(root string) (string, error) {
 	return strings.TrimSpace(string(token)), err
 }
 
-// withToken asks for the token, but for the page.
+// withToken returns a handler that requires the token, except for the page.
 func (s server) withToken() (http.Handler, error) {
 	token, err := Token(s.o.Root)
 	if err != nil {
@@ -215,12 +218,12 @@ func (s server) withToken() (http.Handler, error) {
 	}), nil
 }
 
-// readOnlyPaths are what a kubelet serves on its read-only port.
+// readOnlyPaths are those that a kubelet serves on its read-only port.
 var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
 
-// readOnly serves those paths of h if the request's host is an address or localhost. That
-// keeps out DNS rebinding: a page in a browser on this node whose own name was made to
-// resolve to 127.0.0.1 has that name as its host.
+// readOnly serves the readOnlyPaths of h, if the host of a request is a loopback address or
+// localhost. That prevents DNS rebinding: when the name of a page in a browser on this node
+// was made to resolve to 127.0.0.1, its requests have that name as their host.
 func readOnly(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !IsLocal(r.Host) {
@@ -237,7 +240,8 @@ func readOnly(h http.Handler) http.Handler {
 	})
 }
 
-// IsLocal reports whether a Host header means this machine and cannot be anyone's name.
+// IsLocal reports whether a Host header is a loopback address or localhost, with or without a
+// port.
 func IsLocal(hostport string) bool {
 	host, _, err := net.SplitHostPort(hostport)
 	if err != nil {

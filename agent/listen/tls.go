@@ -25,8 +25,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// certificate returns that of <Root>/tls.pem, a self-signed one with its key, which is
-// made if there is none or if it is about to expire.
+// certificate returns the self-signed certificate in <root>/tls.pem, where its key is too. It
+// makes a new one, for ten years, if there is none or if it expires within 30 days.
 func certificate(root string) (cert tls.Certificate, pemText []byte, err error) {
 	path := filepath.Join(root, "tls.pem")
 	text, err := os.ReadFile(path)
@@ -49,18 +49,19 @@ func certificate(root string) (cert tls.Certificate, pemText []byte, err error) 
 	return cert, text, err
 }
 
-// A keptCertificate is the certificate of a listener, renewed while it listens.
+// A keptCertificate is the certificate of a listener, renewed in time while that is open.
 type keptCertificate struct {
 	root    string
-	renewed func(pemText []byte) error // tells clients of it
+	renewed func(pemText []byte) error // called with a new certificate before it is used
 	log     *slog.Logger
 
 	mu    sync.Mutex
 	cert  *tls.Certificate // guarded by mu
-	asked time.Time        // when it was last looked at; guarded by mu
+	asked time.Time        // when it was last checked; guarded by mu
 }
 
-// certificatePeriod is how often is looked whether the certificate is to be renewed.
+// certificatePeriod is how long after the last check a connection has the certificate checked
+// again.
 const certificatePeriod = time.Hour
 
 func (k *keptCertificate) renew() error {
@@ -81,8 +82,8 @@ func (k *keptCertificate) renewLocked() error {
 	return nil
 }
 
-// get is tls.Config.GetCertificate. A certificate that cannot be renewed is better than
-// none.
+// get is tls.Config.GetCertificate. If the certificate cannot be renewed it returns the old
+// one, which is better than none.
 func (k *keptCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -108,7 +109,7 @@ func selfSigned() ([]byte, error) {
 	template := &x509.Certificate{
 		SerialNumber: serial, Subject: pkix.Name{CommonName: "crisp agent"}, NotBefore: begin, NotAfter: begin.AddDate(10, 0, 0),
 		KeyUsage: x509.KeyUsageDigitalSignature | x509.KeyUsageCertSign, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
-		BasicConstraintsValid: true, IsCA: true, // its own
+		BasicConstraintsValid: true, IsCA: true, // it signs itself
 		DNSNames: []string{"localhost"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1), net.IPv6loopback},
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
@@ -122,8 +123,8 @@ func selfSigned() ([]byte, error) {
 	return append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private})...), nil
 }
 
-// writeKubeconfig writes <Root>/kubeconfig, with which kubectl speaks to the agent.
-// kubectl sends a token by TLS only.
+// writeKubeconfig writes <root>/kubeconfig, for kubectl to speak to the agent. It names the
+// https URL, since kubectl sends tokens by TLS only.
 func writeKubeconfig(root, address, token string, pemText []byte) error {
 	block, _ := pem.Decode(pemText)
 	if block == nil {
@@ -146,8 +147,8 @@ current-context: crisp
 	return atomicfile.Write(filepath.Join(root, "kubeconfig"), []byte(text), 0o600)
 }
 
-// An eitherListener speaks TLS with clients that begin with a handshake, and plain HTTP with
-// all others.
+// An eitherListener speaks TLS with clients that begin with a TLS handshake, and plain HTTP
+// with all others.
 type eitherListener struct {
 	net.Listener
 	config *tls.Config
@@ -161,7 +162,7 @@ func (l eitherListener) Accept() (net.Conn, error) {
 	return &eitherConn{Conn: c, config: l.config}, nil
 }
 
-// An eitherConn decides by the first byte that it reads: the server reads first.
+// An eitherConn decides by the first byte of the client, which speaks first in both protocols.
 type eitherConn struct {
 	net.Conn
 	config *tls.Config
@@ -204,7 +205,7 @@ func (c *eitherConn) Write(p []byte) (int, error) {
 	return c.inner.Write(p)
 }
 
-// A peeked connection reads what has been looked at already first.
+// A peeked connection first reads what was peeked at.
 type peeked struct {
 	net.Conn
 	in *bufio.Reader

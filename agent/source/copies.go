@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// Copies is a directory that keeps the last good version of each manifest in a file named
-// by the hash of its path. "" keeps none. The copies may contain secrets.
+// Copies is a directory with the last good version of each manifest, in a file named after
+// the hash of the manifest's path. "" keeps none. The copies may contain secrets.
 type Copies string
 
 func (c Copies) path(of string) string {
@@ -22,7 +22,7 @@ func (c Copies) path(of string) string {
 	return filepath.Join(string(c), hex.EncodeToString(sum[:16]))
 }
 
-// put keeps data, the content of the file at path.
+// put keeps data, the content of the manifest at path.
 func (c Copies) put(path string, data []byte) error {
 	if c == "" {
 		return nil
@@ -36,7 +36,7 @@ func (c Copies) put(path string, data []byte) error {
 	return atomicfile.Write(c.path(path), data, 0o600)
 }
 
-// get returns the copy of the file at path; nil if there is none.
+// get returns the copy of the manifest at path, nil if there is none.
 func (c Copies) get(path string) ([]byte, error) {
 	if c == "" {
 		return nil, nil
@@ -48,7 +48,7 @@ func (c Copies) get(path string) ([]byte, error) {
 	return data, err
 }
 
-// none reports whether there are no copies: no file was ever good, or all were removed.
+// none reports whether there are no copies: no manifest was ever good, or all were removed.
 func (c Copies) none() bool {
 	if c == "" {
 		return true
@@ -57,7 +57,7 @@ func (c Copies) none() bool {
 	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
 }
 
-// keepOnly removes the copies of all files but these.
+// keepOnly removes the copies of all manifests but these.
 func (c Copies) keepOnly(paths map[string]bool) error {
 	if c == "" {
 		return nil
@@ -80,10 +80,10 @@ func (c Copies) keepOnly(paths map[string]bool) error {
 	return nil
 }
 
-// load decodes data, which was read from path; err says why it could not be read. A file
-// that is wrong has the objects of its last good version: those of last, or of the copy.
-// A file that had objects and is now empty is wrong too: a program is about to write it,
-// or a power cut took its content.
+// load decodes data, the content of the manifest at path; err, if not nil, says why it could not
+// be read. A manifest that is wrong gets the objects of its last good version, from last or
+// from the copy. One that had objects and now has none is wrong too: a program may be about to
+// write the file, or a power cut took its content.
 func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
 	f := File{Path: path, Err: err}
 	if err == nil {
@@ -101,7 +101,7 @@ func (c Copies) load(path string, data []byte, err error, last *File, decode Dec
 		f.Objects = objects
 	}
 	if good {
-		// The file is good even without a copy, which matters only once it breaks.
+		// A good file stays good without a copy, which is needed only when it is wrong.
 		if err := c.put(path, data); err != nil {
 			f.Warnings = append(f.Warnings, kept(path, err))
 		}
@@ -109,7 +109,7 @@ func (c Copies) load(path string, data []byte, err error, last *File, decode Dec
 	return f
 }
 
-// before returns the objects of the last good version.
+// before returns the objects of the last good version of a manifest.
 func (c Copies) before(path string, last *File, decode Decode) ([]manifest.Object, error) {
 	if last != nil {
 		return last.Objects, nil

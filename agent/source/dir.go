@@ -18,21 +18,21 @@ import (
 )
 
 const (
-	// rescan is how often the directory is read without an event of inotify, which
-	// sees neither changes on network file systems nor those of a link's target.
+	// rescan is how often the directory is read without an inotify event. inotify sees
+	// neither changes by other machines on network file systems nor those of links' targets.
 	rescan = 20 * time.Second
-	// settle is how long the directory must be quiet after a change. An editor may
-	// save by moving the old file away before it writes the new one, which must not
-	// end the pod.
+	// settle is how long the directory must stay unchanged before it is read. An editor may
+	// save by moving the old file away before it writes the new one, which must not end the
+	// pod.
 	settle = 200 * time.Millisecond
-	// maxSettle bounds settling in a directory that is never quiet.
+	// maxSettle is how long a directory that keeps changing is waited for.
 	maxSettle = 2 * time.Second
-	// maxSize is more bytes than any manifest has.
+	// maxSize is the maximum size of a manifest in bytes.
 	maxSize = 4 << 20
 )
 
-// A Dir is a directory of manifest files: *.yaml, *.yml and *.json, without
-// hidden files and without subdirectories.
+// A Dir is a directory of manifest files: *.yaml, *.yml and *.json. Hidden files and
+// subdirectories are ignored.
 type Dir struct {
 	Path   string
 	Decode Decode
@@ -40,12 +40,12 @@ type Dir struct {
 	Log    *slog.Logger
 
 	last map[string]cached
-	dev  uint64 // file system of the last manifests
+	dev  uint64 // the device of the directory at the last scan
 }
 
-// Run sends an Update as soon as the directory could be read and whenever its content has
-// changed, until ctx ends. A directory that does not exist and never had a manifest counts
-// as empty.
+// Run sends an Update when it has read the directory for the first time and whenever its
+// content has changed, until ctx ends. A directory that does not exist at the start counts as
+// empty, unless there are copies of manifests that it had.
 func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	changed := make(chan struct{}, 1)
 	go d.watch(ctx, changed)
@@ -83,7 +83,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// quiet returns when there was no change for the time settle, or after maxSettle.
+// quiet returns when there has been no change for settle, or after maxSettle.
 func quiet(ctx context.Context, changed <-chan struct{}) {
 	deadline := time.After(maxSettle)
 	for {
@@ -99,8 +99,8 @@ func quiet(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// watch wakes Run through changed when inotify reports something. The rescan finds what
-// inotify misses, and a directory that does not exist yet.
+// watch wakes Run through changed when inotify reports something. Changes that inotify misses,
+// and a directory that does not exist yet, are found by the rescan.
 func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
 		if err := d.watchOnce(ctx, changed); err != nil {
@@ -110,7 +110,7 @@ func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// watchOnce watches until the directory goes away.
+// watchOnce watches the directory until it is removed or renamed, or ctx ends.
 func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -143,8 +143,8 @@ func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 	}
 }
 
-// isManifest reports whether a file of this name is a manifest. What editors and package
-// managers leave is not: .web.yaml.swp, web.yaml~, #web.yaml#, web.yaml.dpkg-old.
+// isManifest reports whether a file of this name is a manifest. Files that editors and package
+// managers leave behind are not: .web.yaml.swp, web.yaml~, #web.yaml#, web.yaml.dpkg-old.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") {
 		return false

@@ -31,9 +31,9 @@ func (d *Dir) unfinished() bool {
 	return false
 }
 
-// unmounted returns an error if the manifests have disappeared and the directory is on
-// another file system than they were: then a file system was unmounted, and nobody has
-// removed a manifest.
+// unmounted returns an error if there were manifests and now there are none, and the directory
+// is on another file system than before: then a file system was unmounted, and no manifest
+// was removed.
 func (d *Dir) unmounted(entries []fs.DirEntry) error {
 	var s unix.Stat_t
 	if err := unix.Stat(d.Path, &s); err != nil {
@@ -48,7 +48,7 @@ func (d *Dir) unmounted(entries []fs.DirEntry) error {
 }
 
 // scan reads the directory and reports whether it differs from the last scan. It decodes
-// only files whose content has changed; a file that is being written stays as it was.
+// only files whose content has changed. A known file that is being written stays as it was.
 func (d *Dir) scan() (files []File, differ bool, err error) {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
@@ -99,13 +99,13 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 }
 
 // writing is how long after its last change a file that is open for writing counts as
-// unfinished. A program that keeps it open for ever is not waited for.
+// unfinished. It may be kept open forever.
 const writing = 10 * time.Second
 
 var errWriting = errors.New("it is being written")
 
 // read returns the content of a manifest. It fails with errWriting while a program is
-// writing to the file, whose content is then incomplete.
+// writing to the file, since the content may be incomplete.
 func read(path string) ([]byte, error) {
 	f, err := regular.Open(path)
 	if err != nil {

@@ -24,20 +24,21 @@ type URL struct {
 	Header http.Header // of each request
 	Decode Decode
 	Copies Copies
-	Every  time.Duration // 0 is 20 s
+	Every  time.Duration // between polls; 0 means 20 s
 	Log    *slog.Logger
 
 	etag, modified string
-	last           *File // as reported last; nil before the first report
+	last           *File // the last one reported; nil before the first report
 }
 
-// requestTimeout bounds a request: a server that accepts and never answers counts as down.
+// requestTimeout bounds a request: a server that accepts a connection and never answers counts
+// as down.
 const requestTimeout = 30 * time.Second
 
-// Run sends an Update whenever the answer has changed, until ctx ends. When the server
-// does not answer, nothing changes; if that is so when the agent starts, the last good
-// answer is reported. Without one nothing is reported, so that no pod is ended for not
-// being in it.
+// Run sends an Update whenever the answer has changed, until ctx ends. When the server does
+// not answer, the objects stay as they are. At the start of the agent they are then those of
+// the copy. Without a copy nothing is reported, so that no pod is ended because its manifest
+// could not be read.
 func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	for ctx.Err() == nil {
 		if f, differs := u.poll(ctx); differs && ctx.Err() == nil {
@@ -51,7 +52,7 @@ func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// poll asks once and returns whether the answer is to be reported.
+// poll asks once and reports whether the answer is to be sent.
 func (u *URL) poll(ctx context.Context) (f File, differs bool) {
 	data, unchanged, err := u.get(ctx)
 	if unchanged {
