@@ -1,6 +1,8 @@
 // Package admit decides whether a pod may run on this node. It is pure: the node, its pods
-// and the new pod go in, a verdict comes out. Reasons and messages are the kubelet's. A
-// rejected pod stays rejected until its manifest changes.
+// and the new pod go in, a verdict comes out. Reasons and messages are the kubelet's.
+//
+// The agent asks again for a rejected pod when something has changed on the node, unless the
+// pod belongs to a workload, which replaces it.
 package admit
 
 import (
