@@ -27,24 +27,24 @@ type Node struct {
 	Name          string
 	Labels        map[string]string
 	Allocatable   v1.ResourceList
-	UnsafeSysctls []string // allowed besides the safe ones; "a.b.*" is every sysctl below a.b
+	UnsafeSysctls []string // allowed besides the safe ones; "a.b.*" allows every sysctl below a.b
 	NoPrivileged  bool
 	Pressure      []v1.NodeConditionType // the pressures that are true now
 	Features      *cri.RuntimeFeatures   // of the runtime; nil if it does not report them
 	Pods          Pods
 }
 
-// Pods are known by their RuntimeClasses, too.
+// Pods has the properties of pods that depend on their RuntimeClasses.
 type Pods interface {
-	// Handler returns what the handler of a pod's RuntimeClass can do; nil if that
-	// is not known.
+	// Handler returns the features of the handler of a pod's RuntimeClass; nil if they
+	// are not known.
 	Handler(*v1.Pod) *cri.RuntimeHandlerFeatures
-	// Requests are those of a pod, with its overhead.
+	// Requests returns the requests of a pod, with its overhead.
 	Requests(*v1.Pod) v1.ResourceList
 }
 
 // Check returns why pod may not run beside the others, or nil. victims are the pods that
-// must end for it; only a critical pod has any.
+// it preempts; only a critical pod has any.
 func Check(pod *v1.Pod, others []*v1.Pod, n *Node) (v *podsync.Verdict, victims []*v1.Pod) {
 	for _, check := range []func(*v1.Pod, *Node) *podsync.Verdict{pressure, system, sysctls, security, affinity} {
 		if v := check(pod, n); v != nil {
@@ -81,7 +81,8 @@ func reject(reason, format string, args ...any) *podsync.Verdict {
 	return &podsync.Verdict{Reason: reason, Message: rejected + fmt.Sprintf(format, args...)}
 }
 
-// pressure rejects the pods that would be evicted first.
+// pressure rejects pods while the node is short of something: all but critical ones, and under
+// memory pressure alone only those of class BestEffort that do not tolerate its taint.
 func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
 	if len(n.Pressure) == 0 || podsync.Priority(pod) >= podsync.SystemCritical {
 		return nil
@@ -98,6 +99,7 @@ func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
 	return &podsync.Verdict{Reason: "Evicted", Message: fmt.Sprintf("The node had condition: %v. ", n.Pressure)}
 }
 
+// system rejects pods of another operating system.
 func system(pod *v1.Pod, n *Node) *podsync.Verdict {
 	if os := pod.Spec.OS; os != nil && os.Name != v1.Linux {
 		return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
@@ -108,7 +110,8 @@ func system(pod *v1.Pod, n *Node) *podsync.Verdict {
 	return nil
 }
 
-// ports finds the pods that have a host port that the pod wants.
+// ports returns the pods that have a host port that the pod wants, and the verdict on it if
+// they stay.
 func ports(pod *v1.Pod, others []*v1.Pod) (*podsync.Verdict, []*v1.Pod) {
 	wants := hostPorts(pod)
 	var users []*v1.Pod
@@ -142,8 +145,8 @@ func collide(a, b v1.ContainerPort) bool {
 	return a.HostPort == b.HostPort && a.Protocol == b.Protocol && (a.HostIP == b.HostIP || every(a.HostIP) || every(b.HostIP))
 }
 
-// requests returns how much a pod requests of a resource: CPU in thousandths, anything else
-// in units.
+// requests returns how much a pod requests of a resource: CPU in milli-CPUs, anything else in
+// units.
 func requests(name v1.ResourceName, pod *v1.Pod, n *Node) int64 {
 	if name == v1.ResourcePods {
 		return 1
@@ -159,12 +162,12 @@ func amount(name v1.ResourceName, list v1.ResourceList) int64 {
 	return q.Value()
 }
 
-// lacks returns a verdict if there is not enough of a resource left, and how much is
+// lacks returns a verdict if too little of a resource is left for a pod, and how much is
 // missing.
 func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsync.Verdict, int64) {
 	capacity, limited := n.Allocatable[name]
 	wants := requests(name, pod, n)
-	if wants == 0 || !limited && !manifest.IsHugePages(name) { // a node has no huge pages of a size that it does not know
+	if wants == 0 || !limited && !manifest.IsHugePages(name) { // a size of huge pages that the node does not list is one of which it has none
 		return nil, 0
 	}
 	used := int64(0)
@@ -178,7 +181,7 @@ func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsy
 	return nil, 0
 }
 
-// Fits returns why a running pod cannot be resized now, or nil.
+// Fits returns why there is no room now for the requests of a resized pod, or nil.
 func Fits(pod *v1.Pod, others []*v1.Pod, n *Node) *podsync.Verdict {
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		if v, _ := lacks(name, pod, others, n); v != nil {
@@ -194,11 +197,11 @@ func yields(o, pod *v1.Pod) bool {
 	return podsync.Priority(pod) >= podsync.SystemCritical && podsync.Priority(o) < podsync.SystemCritical
 }
 
-// classes are in the order in which pods are preempted.
+// classes are the QoS classes in the order in which their pods are preempted.
 var classes = []v1.PodQOSClass{v1.PodQOSBestEffort, v1.PodQOSBurstable, v1.PodQOSGuaranteed}
 
-// choose returns pods that free what is missing of a resource: those of the lowest class
-// and priority, and no more than needed. ok is false if that is impossible.
+// choose returns the pods to preempt to free what is missing of a resource: those of the lowest
+// class and priority, and no more than needed. ok is false if that would not suffice.
 func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, n *Node) (victims []*v1.Pod, ok bool) {
 	var candidates []*v1.Pod
 	for _, o := range others {
@@ -223,7 +226,7 @@ func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, 
 	if missing > 0 {
 		return nil, false
 	}
-	// The last victims may have freed so much that earlier ones can stay.
+	// The last victims may free so much that earlier ones can stay.
 	kept := victims[:0:0]
 	for _, o := range victims {
 		if size := requests(name, o, n); missing+size <= 0 {
@@ -235,7 +238,7 @@ func choose(name v1.ResourceName, missing int64, pod *v1.Pod, others []*v1.Pod, 
 	return kept, true
 }
 
-// Preempted is the verdict on a pod that must make room.
+// Preempted returns the verdict on a pod that is preempted.
 func Preempted() podsync.Verdict {
 	return podsync.Verdict{
 		Reason: "Preempting", Message: "Preempted in order to admit critical pod",
@@ -247,13 +250,13 @@ func without(pods, gone []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(p *v1.Pod) bool { return slices.Contains(gone, p) })
 }
 
-// hugePages returns the names of the huge pages in a list, sorted.
+// hugePages returns the names of the huge page resources in a list, sorted.
 func hugePages(list v1.ResourceList) []v1.ResourceName {
 	names := slices.Sorted(maps.Keys(list))
 	return slices.DeleteFunc(names, func(name v1.ResourceName) bool { return !manifest.IsHugePages(name) })
 }
 
-// Pooled is the memory that pods cannot have because it is in pools of huge pages.
+// Pooled returns the memory in pools of huge pages, which is not available to pods as memory.
 func Pooled(capacity v1.ResourceList) v1.ResourceList {
 	memory := resource.NewQuantity(0, resource.BinarySI)
 	for _, name := range hugePages(capacity) {
@@ -262,7 +265,7 @@ func Pooled(capacity v1.ResourceList) v1.ResourceList {
 	return v1.ResourceList{v1.ResourceMemory: *memory}
 }
 
-// Allocatable is what pods may have of a node's resources: all but what is reserved.
+// Allocatable returns the allocatable resources of a node: its capacity less the reserved ones.
 func Allocatable(capacity v1.ResourceList, reserved ...v1.ResourceList) v1.ResourceList {
 	out := capacity.DeepCopy()
 	for _, list := range reserved {
@@ -280,7 +283,8 @@ func Allocatable(capacity v1.ResourceList, reserved ...v1.ResourceList) v1.Resou
 	return out
 }
 
-// safe are the sysctls that affect only the pod itself (the kubelet's list).
+// safe are the sysctls that every pod may set: they affect only the pod itself. The list is the
+// kubelet's.
 var safe = []string{
 	"kernel.shm_rmid_forced", "net.ipv4.ip_local_port_range", "net.ipv4.tcp_syncookies", "net.ipv4.ping_group_range",
 	"net.ipv4.ip_unprivileged_port_start", "net.ipv4.ip_local_reserved_ports", "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout",

@@ -8,9 +8,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Infeasible says why a node can never give a pod what it requests: it has less for all pods
-// together. The words are the kubelet's of v1.35; since v1.36 the API server, which there is
-// none of here, refuses such a resize before a kubelet sees it.
+// Infeasible returns why a resize can never be granted, or nil: the requests exceed what the
+// node has for all pods together. The message is that of kubelet v1.35. Since v1.36 the API
+// server, which this agent does without, refuses such a resize before a kubelet sees it.
 func Infeasible(requests, allocatable v1.ResourceList) *podsync.Pending {
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		has, known := allocatable[name]

@@ -2,13 +2,13 @@
 // and in a file, so that "crisp events" also shows those of an agent that was killed.
 //
 // An event that happens again is counted, not listed again: two events are the same if they
-// have the same object, type, reason and message. The oldest events are dropped when there
-// are more than a Store holds.
+// have the same object, type, reason and message. When a Store has too many events it drops
+// the least recent ones.
 //
-// Each line of the file is a v1.Event in JSON; it replaces earlier lines of the same event.
+// Each line of the file is a v1.Event in JSON, which replaces earlier lines of the same event.
 // Lines are appended without a sync: they survive SIGKILL, and an event that a power cut
-// takes is not worth a disk write. When the file has twice as many lines as needed it is
-// rewritten.
+// takes is not worth a disk write. The file is rewritten when it has twice as many lines as
+// a Store may hold events.
 package event
 
 import (
@@ -18,8 +18,8 @@ import (
 )
 
 // A Recorder records events. It does not block and is safe for concurrent use. kind is
-// v1.EventTypeNormal or v1.EventTypeWarning. reason is a CamelCase word, the kubelet's
-// where it has one. message is a sentence, of which a Store keeps 1024 bytes.
+// v1.EventTypeNormal or v1.EventTypeWarning. reason is a CamelCase word, that of the kubelet
+// if it has one. message is a sentence, of which a Store keeps at most 1024 bytes.
 type Recorder interface {
 	Event(on v1.ObjectReference, kind, reason, message string)
 }
@@ -36,7 +36,8 @@ func Pod(pod *v1.Pod) v1.ObjectReference {
 	return v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
-// Container returns a reference to a container of a pod, of whatever kind.
+// Container returns a reference to a container of a pod, be it an init, a regular or an
+// ephemeral one.
 func Container(pod *v1.Pod, name string) v1.ObjectReference {
 	list := "containers"
 	switch {

@@ -23,13 +23,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// DefaultMost is how many events a Store holds unless its opener says otherwise.
+// DefaultMost is how many events the agent's Store holds by default.
 const DefaultMost = 2000
 
 const (
-	maxLine = 1 << 20 // more bytes than any event has
-	// maxMessage is how many bytes of a message are kept: as many as the note of an
-	// events.k8s.io/v1 Event may have.
+	maxLine = 1 << 20 // maximum length of a line in bytes, more than any event needs
+	// maxMessage is how many bytes of a message are kept: the maximum of an
+	// events.k8s.io/v1 Event's note.
 	maxMessage = 1024
 )
 
@@ -42,7 +42,7 @@ type Store struct {
 	hub  notify.Hub[v1.Event]
 
 	mu     sync.Mutex
-	events map[same]*v1.Event // guarded by mu
+	events map[same]*v1.Event // each is replaced, never changed; guarded by mu
 	order  []same             // by last occurrence; guarded by mu
 	file   *os.File           // guarded by mu
 	lines  int                // of file; guarded by mu
@@ -57,9 +57,9 @@ type same struct {
 
 func keyOf(e *v1.Event) same { return same{e.InvolvedObject, e.Type, e.Reason, e.Message} }
 
-// Open returns the Store of the file <dir>/events.jsonl. node is the name of this node.
-// Lines that cannot be read, or are longer than any event, are dropped. If the file cannot
-// be written, each event tries again.
+// Open returns the Store of the file <dir>/events.jsonl, which holds at most most events. node
+// is the name of this node. Lines that are longer than maxLine or cannot be decoded are
+// dropped. If the file cannot be written, every event is another attempt.
 func Open(dir, node string, most int, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
@@ -114,7 +114,7 @@ func skipLine(r *bufio.Reader) error {
 	}
 }
 
-// take adds the event of a line.
+// take adds the event in a line.
 func (s *Store) take(line []byte) {
 	e := &v1.Event{}
 	if err := json.Unmarshal(line, e); err != nil {
@@ -195,7 +195,7 @@ func (s *Store) appendLocked(e *v1.Event) error {
 	return err
 }
 
-// compactLocked rewrites the file with the events in memory.
+// compactLocked rewrites the file with the events in memory, one line each.
 func (s *Store) compactLocked() error {
 	var text bytes.Buffer
 	encoder := json.NewEncoder(&text)
@@ -218,8 +218,7 @@ func (s *Store) compactLocked() error {
 	return nil
 }
 
-// List returns all events, the most recent last. They are read-only: what
-// happens again is another v1.Event.
+// List returns all events, the most recent last. They are shared and read-only.
 func (s *Store) List() []*v1.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -230,15 +229,15 @@ func (s *Store) List() []*v1.Event {
 	return list
 }
 
-// Watch returns all events so far and a subscription to later ones; an event of this moment
+// Watch returns all events so far and a subscription to later ones. An event of this moment
 // may be in both. The caller must Close the subscription.
 func (s *Store) Watch() ([]*v1.Event, *notify.Subscription[v1.Event]) {
 	sub := s.hub.Subscribe(256)
 	return s.List(), sub
 }
 
-// Read returns the events of the Store in dir without opening it: for a command
-// line while no agent runs.
+// Read returns the events of the Store in dir without writing anything, for the command line
+// while no agent runs. It returns none if there is no file.
 func Read(dir string) ([]v1.Event, error) {
 	s := &Store{path: filepath.Join(dir, "events.jsonl"), most: DefaultMost, log: slog.New(slog.NewTextHandler(io.Discard, nil)), events: map[same]*v1.Event{}}
 	if err := s.load(); err != nil {
@@ -251,7 +250,7 @@ func Read(dir string) ([]v1.Event, error) {
 	return list, nil
 }
 
-// Close closes the file. Later events are not kept there.
+// Close closes the file. Later events are only in memory.
 func (s *Store) Close() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

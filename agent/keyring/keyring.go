@@ -1,9 +1,10 @@
-// Package keyring finds the credentials for an image, in the node's config.json of docker
-// and in a pod's pull secrets.
+// Package keyring finds the credentials for an image: in the node's docker config.json, in a
+// pod's pull secrets, and by credential provider plugins.
 //
-// A credential is for a registry, or for the repositories below a path of it. Its host may
-// have wildcards ("*.example.com"), each for one part of the name. The most specific
-// credentials come first. Several may fit, since secrets are rotated; each is tried.
+// A credential is for a registry, or for the repositories in it whose path has a given prefix.
+// Its host may have wildcards ("*.example.com"), each for one part of the name. The most
+// specific credentials come first. Several may match, since secrets are rotated; each is
+// tried.
 package keyring
 
 import (
@@ -25,15 +26,15 @@ import (
 // A Credential is a user name and password for a registry.
 type Credential struct {
 	Username, Password string
-	Source             *Source // the pull secret that it is from; nil if it is the node's
+	Source             *Source // the pull secret it comes from; nil if it is the node's
 }
 
-// A Source is the pull secret that a credential is from.
+// A Source is the pull secret that a credential comes from.
 type Source struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
-	Hash      string `json:"credentialHash"` // of the credential
+	Hash      string `json:"credentialHash"` // SHA-256 of user name and password, in hexadecimal
 }
 
 // A Ring is a set of credentials.
@@ -46,7 +47,7 @@ type entry struct {
 	Credential
 }
 
-// file is docker's config.json; the older .dockercfg is the inner map alone.
+// file is docker's config.json. The older .dockercfg is only the inner map.
 type file struct {
 	Auths map[string]auth `json:"auths"`
 }
@@ -57,7 +58,7 @@ type auth struct {
 	Auth     string `json:"auth"` // base64 of username:password
 }
 
-// Load reads docker's config.json. A missing file is an empty ring.
+// Load reads a docker config.json. If the file does not exist the ring is empty.
 func Load(name string) (*Ring, error) {
 	r := &Ring{}
 	data, err := os.ReadFile(name)
@@ -70,7 +71,8 @@ func Load(name string) (*Ring, error) {
 	return r, r.addJSON(name, data)
 }
 
-// With returns a ring that has the credentials of pull secrets before those of r.
+// With returns a ring that also has the credentials of pull secrets. For the same place they
+// come before those of r.
 func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 	all := &Ring{}
 	for _, s := range secrets {
@@ -138,12 +140,13 @@ func (r *Ring) add(name string, auths map[string]auth) error {
 	return nil
 }
 
-// sort is stable, so that credentials of secrets stay before the node's.
+// sort sorts by place, most specific first. It is stable, so that the credentials of secrets stay
+// before the node's.
 func (r *Ring) sort() {
 	slices.SortStableFunc(r.entries, func(a, b entry) int { return strings.Compare(b.place, a.place) })
 }
 
-// normal removes what docker may write around a host and path: the scheme and the version
+// normal returns "host" or "host/path", without what docker may add: the scheme and the version
 // of the protocol.
 func normal(place string) string {
 	place = strings.TrimPrefix(strings.TrimPrefix(place, "https://"), "http://")
@@ -159,10 +162,11 @@ func normal(place string) string {
 	return host + "/" + rest
 }
 
-// defaultHost is what docker calls the registry of images without a host.
+// defaultHost is docker's name for the registry of images without a host.
 const defaultHost = "index.docker.io"
 
-// Lookup returns the credentials for an image, most specific first.
+// Lookup returns the credentials for an image, most specific first. For an image of docker.io
+// those for index.docker.io count if there are no others.
 func (r *Ring) Lookup(image string) []Credential {
 	repository := Repository(image)
 	found := r.of(func(place string) bool { return matches(place, repository) })
@@ -172,7 +176,7 @@ func (r *Ring) Lookup(image string) []Credential {
 	return found
 }
 
-// of returns the credentials for the places that fit.
+// of returns the credentials for the places for which fits holds.
 func (r *Ring) of(fits func(place string) bool) []Credential {
 	var found []Credential
 	for _, e := range r.entries {
@@ -183,6 +187,7 @@ func (r *Ring) of(fits func(place string) bool) []Credential {
 	return found
 }
 
+// matches reports whether a credential's place covers a repository.
 func matches(place, repository string) bool {
 	p, err := url.Parse("https://" + place)
 	if err != nil {
@@ -213,7 +218,8 @@ func split(hostport string) (parts []string, port string) {
 	return strings.Split(host, "."), port
 }
 
-// Repository returns the name of an image with its registry, without tag and digest.
+// Repository returns the full name of an image, with its registry and without tag and digest:
+// "docker.io/library/busybox" for "busybox:1".
 func Repository(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if i := strings.LastIndex(name, ":"); i > strings.LastIndex(name, "/") {

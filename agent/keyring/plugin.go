@@ -21,16 +21,16 @@ import (
 )
 
 // Plugins are the kubelet's credential providers: programs that are asked for the
-// credentials of the images that their configuration names. A program reads a
+// credentials of images that match their configuration. A program reads a
 // CredentialProviderRequest from its standard input and answers with a
-// CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1).
+// CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1) on its standard output.
 type Plugins struct {
 	dir       string
 	providers []config.CredentialProvider
 	log       *slog.Logger
 
 	mu    sync.Mutex
-	cache map[string]cached // by provider, type and key; guarded by mu
+	cache map[string]cached // by provider, cacheKeyType and its key; guarded by mu
 }
 
 type cached struct {
@@ -80,8 +80,8 @@ func LoadPlugins(path, dir string, log *slog.Logger) (*Plugins, error) {
 	return &Plugins{dir: dir, providers: c.Providers, log: log, cache: map[string]cached{}}, nil
 }
 
-// Lookup asks the plugins for the credentials of an image. One that fails is logged and
-// skipped: the pull may succeed without it. A nil p has no plugins.
+// Lookup asks the plugins that match an image for its credentials. It logs and skips a plugin
+// that fails: the pull may succeed without it. A nil p has no plugins.
 func (p *Plugins) Lookup(ctx context.Context, image string) []Credential {
 	if p == nil {
 		return nil
@@ -104,7 +104,7 @@ func (p *Plugins) Lookup(ctx context.Context, image string) []Credential {
 	return ring.Lookup(image)
 }
 
-// ask returns a plugin's answer, from the cache if there is one.
+// ask returns a plugin's answer, from the cache if possible.
 func (p *Plugins) ask(ctx context.Context, of *config.CredentialProvider, image string) (map[string]credentialprovider.AuthConfig, error) {
 	host, _, _ := strings.Cut(Repository(image), "/")
 	keys := map[credentialprovider.PluginCacheKeyType]string{

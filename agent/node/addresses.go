@@ -11,20 +11,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// addressAge is how old what is known of the node's addresses may be.
+// addressAge is how long the node's addresses are cached.
 const addressAge = 10 * time.Second
 
-// Addresses are the node's: those that were given, or those that it has now. They come
-// after the agent at boot, and DHCP may change them. It is safe for use by all goroutines.
+// Addresses are the node's addresses: the configured ones, or those that it has now. At boot
+// the node may get them after the agent has started, and DHCP may change them. Addresses is
+// safe for concurrent use.
 type Addresses struct {
 	look func() []netip.Addr
 
 	mu    sync.Mutex
-	at    time.Time // of the last look; guarded by mu
+	at    time.Time // when they were last determined; guarded by mu
 	known []string  // primary first; replaced, never changed; guarded by mu
 }
 
-// NewAddresses returns the addresses that are given; none: they are found out.
+// NewAddresses returns the given addresses, or, if given is nil, those that the node has when
+// they are asked for.
 func NewAddresses(given []netip.Addr) *Addresses {
 	if given != nil {
 		return &Addresses{look: func() []netip.Addr { return given }}
@@ -32,8 +34,8 @@ func NewAddresses(given []netip.Addr) *Addresses {
 	return &Addresses{look: nodeIPs}
 }
 
-// Get returns the addresses, primary first; none if the node never had one. A node
-// that has lost them keeps its last.
+// Get returns the addresses, primary first; none if the node never had one. If the node has
+// lost its addresses, Get returns the last ones. The slice is shared and read-only.
 func (a *Addresses) Get() []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -47,12 +49,12 @@ func (a *Addresses) Get() []string {
 	return a.known
 }
 
-// nodeIPs returns the addresses that this node would send from, IPv4 first; without a
-// default route, the first of its interfaces.
+// nodeIPs returns the source addresses of the node's default routes, IPv4 first; if there are
+// none, those of interfaceIPs.
 func nodeIPs() []netip.Addr {
 	var ips []netip.Addr
-	// Connecting a UDP socket sends nothing: it only asks for the route. The
-	// addresses are those reserved for documentation (RFC 5737, RFC 3849).
+	// Connecting a UDP socket sends nothing; it only looks up the route. The targets are
+	// reserved for documentation (RFC 5737, RFC 3849).
 	for _, target := range []string{"192.0.2.1:9", "[2001:db8::1]:9"} {
 		conn, err := net.Dial("udp", target)
 		if err != nil {
@@ -72,7 +74,7 @@ func nodeIPs() []netip.Addr {
 }
 
 // interfaceIPs returns the first IPv4 and the first IPv6 address of the interfaces that
-// are up, in the kernel's order, IPv4 first. Bridges are left out: they are the pods'.
+// are up, in the kernel's order, IPv4 first. Bridges are left out, since pods are behind them.
 func interfaceIPs() []netip.Addr {
 	links, err := net.Interfaces()
 	if err != nil {
@@ -85,7 +87,7 @@ func interfaceIPs() []netip.Addr {
 		}
 		list, err := link.Addrs()
 		if err != nil {
-			continue // it is gone
+			continue // the interface is gone
 		}
 		for _, a := range list {
 			prefix, err := netip.ParsePrefix(a.String())
@@ -101,7 +103,7 @@ func interfaceIPs() []netip.Addr {
 	return slices.Concat(four[:min(len(four), 1)], six[:min(len(six), 1)])
 }
 
-// isBridge asks for the interface's driver (ethtool's ETHTOOL_GDRVINFO).
+// isBridge reports whether an interface is a bridge, by its driver (ETHTOOL_GDRVINFO).
 func isBridge(name string) bool {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {

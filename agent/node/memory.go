@@ -11,16 +11,16 @@ import (
 type Memory struct {
 	Total, Usage uint64
 	// WorkingSet is the memory in use without inactive file pages. The kubelet's
-	// statistics and its signal memory.available are based on it. The kernel could
-	// reclaim more of the page cache than that (MemAvailable), but people choose
-	// their thresholds for this value.
+	// statistics and its signal memory.available are based on it. The kernel can
+	// reclaim more of the page cache (MemAvailable), but thresholds are chosen for this
+	// value.
 	WorkingSet uint64
 }
 
-// Available is memory.available.
+// Available returns the kubelet's signal memory.available, in bytes.
 func (m Memory) Available() uint64 { return m.Total - min(m.WorkingSet, m.Total) }
 
-// ReadMemory asks the kernel; ok is false if it has no answer.
+// ReadMemory reads /proc/meminfo and the root cgroup; ok is false if the former has no total.
 func ReadMemory() (m Memory, ok bool) { return readMemory("/proc/meminfo", "/sys/fs/cgroup") }
 
 func readMemory(meminfo, cgroups string) (m Memory, ok bool) {
@@ -43,7 +43,7 @@ func readMemory(meminfo, cgroups string) (m Memory, ok bool) {
 	return m, true
 }
 
-// numbers reads a file of names and numbers; nil if it cannot be read.
+// numbers reads a file with a name and a number in each line; it returns nil if it cannot.
 func numbers(path string) map[string]uint64 {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -1,7 +1,6 @@
-// Package node keeps the Node object of this machine: its capacity, what pods can have of
-// that, and its conditions. The other parts of the agent set what they know; the local API
-// and "crisp status" show it. Nothing is kept on disk, since all of it can be found out
-// again.
+// Package node keeps the Node object of this machine: its capacity, its allocatable resources
+// and its conditions. Other parts of the agent set what they know; the local API and "crisp
+// status" show it. None of it is on disk, since all of it can be determined anew.
 package node
 
 import (
@@ -20,10 +19,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// DefaultPods is the kubelet's maxPods.
+// DefaultPods is the default of the kubelet's maxPods.
 const DefaultPods = 110
 
-// A State is the present Node object. It is safe for concurrent use.
+// A State has the present Node object. It is safe for concurrent use.
 type State struct {
 	changed chan struct{} // of capacity 1
 
@@ -31,7 +30,7 @@ type State struct {
 	node *v1.Node // replaced, never changed; guarded by mu
 }
 
-// New returns the State of a node of this name, with what the kernel says about it.
+// New returns the State of a node of this name, filled in from the kernel and /etc.
 func New(name, agentVersion string, ips []string) *State {
 	n := &v1.Node{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
@@ -79,10 +78,11 @@ func osImage() string {
 	return ""
 }
 
-// Changed receives a value when the node has changed. There is one listener.
+// Changed returns the channel that receives a value when the node has changed. It is meant for
+// one receiver.
 func (s *State) Changed() <-chan struct{} { return s.changed }
 
-// Edit changes the node: edit gets a copy, which replaces it.
+// Edit changes the node: edit changes a copy, which replaces the node.
 func (s *State) Edit(edit func(*v1.Node)) {
 	s.mu.Lock()
 	next := s.node.DeepCopy()
@@ -92,8 +92,8 @@ func (s *State) Edit(edit func(*v1.Node)) {
 	poke.Wake(s.changed)
 }
 
-// SetCondition sets a condition. It keeps the time of the last transition if the status is
-// the same as before.
+// SetCondition sets a condition. The time of its last transition stays if the status is the
+// same as before.
 func (s *State) SetCondition(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string) {
 	s.Edit(func(n *v1.Node) {
 		now := metav1.Now().Rfc3339Copy()
@@ -125,7 +125,7 @@ func addresses(name string, ips []string) []v1.NodeAddress {
 	return append(list, v1.NodeAddress{Type: v1.NodeHostName, Address: name})
 }
 
-// SetAllocatable sets what the node has, and what of it pods may have.
+// SetAllocatable sets the node's capacity and its allocatable resources.
 func (s *State) SetAllocatable(capacity, allocatable v1.ResourceList) {
 	s.Edit(func(n *v1.Node) { n.Status.Capacity, n.Status.Allocatable = capacity, allocatable })
 }

@@ -1,21 +1,21 @@
-// Package pullrecords remembers with whose credentials images were pulled, so that a pod
-// without them cannot use what another one has brought here (the kubelet's
+// Package pullrecords records whose credentials images were pulled with, so that a pod
+// without credentials cannot use an image that another pod has pulled (the kubelet's
 // KubeletEnsureSecretPulledImages).
 //
-// A record is of an image of the runtime, and in it for each name that the image was
-// pulled by: that every pod of this node may use it, since it needed no credentials or
-// the node's, or the pull secrets that were good for it. A pod with one of
-// these secrets, or with one of the same content, may use the image; any other has to pull
+// There is a record for each image of the runtime. For each name that the image was pulled
+// by, it says either that every pod of this node may use the image, since it needed no
+// credentials or the node's, or which pull secrets gave access. A pod with one of these
+// secrets, or with a secret of the same content, may use the image; any other pod has to pull
 // it, and the registry decides.
 //
 // On disk, below the agent's root:
 //
-//	images/pulling/<hash of name>  a pull has begun: written before, removed after it,
-//	                               so an image that came while an agent died is known
-//	                               to be one that was pulled
+//	images/pulling/<hash of name>  a pull has begun: written before the pull and removed
+//	                               after it, so that an image that arrives while the
+//	                               agent is killed counts as pulled
 //	images/pulled/<hash of ID>     a Record
 //
-// Names and hashes of secrets are in them, no secret is.
+// They contain names and hashes of secrets, but no secrets.
 package pullrecords
 
 import (
@@ -35,48 +35,49 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// A Policy says for which images that are here credentials are asked for, by the
-// kubelet's names.
+// A Policy says which images on this node a pod needs credentials for. The names are the
+// kubelet's (imagePullCredentialsVerificationPolicy).
 type Policy string
 
 const (
 	NeverVerify            Policy = "NeverVerify"
-	NeverVerifyPreloaded   Policy = "NeverVerifyPreloadedImages" // those that came by other ways than pulls of pods
+	NeverVerifyPreloaded   Policy = "NeverVerifyPreloadedImages" // preloaded: not pulled for a pod
 	NeverVerifyAllowlisted Policy = "NeverVerifyAllowlistedImages"
 	AlwaysVerify           Policy = "AlwaysVerify"
 )
 
-// Policies are all of them; the second is the default.
+// Policies are all policies; the second is the default.
 var Policies = []Policy{NeverVerify, NeverVerifyPreloaded, NeverVerifyAllowlisted, AlwaysVerify}
 
 // mostSecrets is the number of secrets of an image from which on MayUse records no further
 // ones, nor new contents of these.
 const mostSecrets = 100
 
-// A Record is what is known of an image.
+// A Record says which pods may use an image.
 type Record struct {
 	ID      string            `json:"imageRef"` // the runtime's
 	Updated time.Time         `json:"lastUpdatedTime"`
 	Access  map[string]Access `json:"credentialMapping"` // by name, without tag and digest
 }
 
-// Access is which pods may use an image by a name.
+// Access says which pods may use an image by a name.
 type Access struct {
-	Node    bool             `json:"nodePodsAccessible,omitempty"`
-	Secrets []keyring.Source `json:"kubernetesSecrets,omitempty"`
+	Node    bool             `json:"nodePodsAccessible,omitempty"` // all pods of this node
+	Secrets []keyring.Source `json:"kubernetesSecrets,omitempty"`  // pods with one of these pull secrets
 }
 
-// A Ledger keeps records. It is safe for use by all goroutines.
+// A Ledger keeps records. It is safe for concurrent use.
 type Ledger struct {
 	dir    string
 	policy Policy
-	listed []string // names of the policy NeverVerifyAllowlisted; "…/*" is all below
+	listed []string // images of NeverVerifyAllowlisted; "a/b/*" is every image below a/b
 
 	mu      sync.Mutex
-	pulling map[string]int // pulls under way, by name; guarded by mu, as the files are
+	pulling map[string]int // number of pulls in progress, by name; guarded by mu, as the files are
 }
 
-// Open returns the Ledger in root.
+// Open returns the Ledger in root, the agent's directory. listed are the images of
+// NeverVerifyAllowlisted.
 func Open(root string, policy Policy, listed []string) (*Ledger, error) {
 	l := &Ledger{dir: filepath.Join(root, "images"), policy: policy, listed: listed, pulling: map[string]int{}}
 	for _, dir := range []string{"pulling", "pulled"} {
@@ -92,7 +93,7 @@ func (l *Ledger) path(kind, name string) string {
 	return filepath.Join(l.dir, kind, hex.EncodeToString(sum[:]))
 }
 
-// Begin notes that an image is about to be pulled.
+// Begin records that an image is about to be pulled.
 func (l *Ledger) Begin(image string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -103,7 +104,7 @@ func (l *Ledger) Begin(image string) error {
 	return nil
 }
 
-// Failed notes that a pull has come to nothing.
+// Failed records that a pull has failed.
 func (l *Ledger) Failed(image string) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -121,20 +122,20 @@ func (l *Ledger) endLocked(image string) error {
 	return nil
 }
 
-// Done notes that an image was pulled and what it is to the runtime now; by is the
-// secret that was good for it, nil if it was the node's credentials or none.
+// Done records that an image was pulled and has this ID in the runtime. by is the pull secret
+// that gave access, nil if it was the node's credentials or none were needed.
 func (l *Ledger) Done(image, id string, by *keyring.Source) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if err := l.noteLocked(image, id, by); err != nil {
-		return err // the pull under way stays noted: the image is one that was pulled
+		return err // the file in pulling stays: the image counts as pulled
 	}
 	return l.endLocked(image)
 }
 
 func (l *Ledger) noteLocked(image, id string, by *keyring.Source) error {
 	r, err := l.readLocked(id)
-	if err != nil || r == nil { // one that cannot be read is begun anew
+	if err != nil || r == nil { // a record that cannot be read is replaced
 		r = &Record{ID: id, Access: map[string]Access{}}
 	}
 	name := keyring.Repository(image)
@@ -175,9 +176,9 @@ func (l *Ledger) readLocked(id string) (*Record, error) {
 	return r, nil
 }
 
-// MayUse reports whether a pod that has these secrets for an image may use it, which
-// the runtime has under this ID. If not, the pod may pull it. An error is one of the
-// disk; then nobody may.
+// MayUse reports whether a pod with these pull secrets for an image may use it without a pull.
+// The runtime has the image under this ID. An error means that a record could not be read or
+// written; then the pod may not use the image.
 func (l *Ledger) MayUse(image, id string, secrets []keyring.Source) (bool, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -209,7 +210,7 @@ func (l *Ledger) MayUse(image, id string, secrets []keyring.Source) (bool, error
 			if !sameContent && !sameSecret {
 				continue
 			}
-			// A secret that was changed, or copied, is good from now on by itself.
+			// The present content of the secret gives access from now on, too.
 			if len(a.Secrets) < mostSecrets {
 				err = l.noteLocked(image, id, &has)
 			}
@@ -219,8 +220,8 @@ func (l *Ledger) MayUse(image, id string, secrets []keyring.Source) (bool, error
 	return false, nil
 }
 
-// asks reports whether the policy asks for credentials, of an image that pods have
-// pulled or not.
+// asks reports whether the policy requires credentials for an image. pulled says whether it was
+// pulled for a pod.
 func (l *Ledger) asks(image string, pulled bool) bool {
 	switch l.policy {
 	case NeverVerify:
@@ -239,8 +240,8 @@ func (l *Ledger) asks(image string, pulled bool) bool {
 	return pulled
 }
 
-// Prune forgets the images that the runtime does not have any more, but for those of
-// which something was noted since.
+// Prune removes the records of images that the runtime no longer has, unless they were updated
+// since the given time.
 func (l *Ledger) Prune(has func(id string) bool, since time.Time) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

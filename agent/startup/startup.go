@@ -1,12 +1,12 @@
-// Package startup keeps where pods' time went until they were ready, as far as the agent
-// knows: when each was first seen, what the agent did for it and how long that took, and what
-// it waited for. What the runtime did meanwhile the runtime tells itself; internal/timeline
-// joins the two.
+// Package startup keeps timelines of pods' starts, as far as the agent knows them: when each
+// pod was first seen, what the agent did for it and how long that took, and what it waited
+// for. The runtime has its own timeline of what it did; internal/timeline joins the two.
 //
 //	seen ┤ queue ├┤observe├┤ volumes, sandbox, … (actions) ├┤observe├┤ … ├┤ readiness probe ├ ready
 //
-// It is in memory, and in a file among the pod's others (Save): the next agent knows it too, but for what
-// a power cut has taken. With a collector (Keeper.Traces) it becomes spans of the pod's trace.
+// A timeline is in memory, and in a file among the pod's others (Save), so that the next agent
+// has it too; a power cut may take the last changes. With a collector (Keeper.Traces) it also
+// becomes spans of the pod's trace.
 package startup
 
 import (
@@ -24,40 +24,40 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxPods bounds the pods that are known: those that were seen last.
+// maxPods is how many pods have a timeline: those that were seen last.
 const maxPods = 512
 
-// A Report is what is known of one pod.
+// A Report is the timeline of one pod.
 type Report struct {
 	Pod    timeline.Pod     `json:"pod"`
 	Seen   time.Time        `json:"seen"`
-	Ready  time.Time        `json:"ready,omitzero"` // for the first time
+	Ready  time.Time        `json:"ready,omitzero"` // when it was first ready; zero if never
 	Stages []timeline.Stage `json:"stages"`
 }
 
-// A Keeper knows pods. The zero value is ready.
+// A Keeper keeps the timelines. The zero value is ready for use. It is safe for concurrent use.
 type Keeper struct {
-	Traces *podtrace.Sender // nil: nothing is traced
+	Traces *podtrace.Sender // nil if there is no collector
 
 	recorder timeline.Recorder
 
 	mu    sync.Mutex
 	pods  map[types.UID]*record // guarded by mu
-	order []types.UID           // as they were seen; guarded by mu
+	order []types.UID           // in the order in which pods were seen; guarded by mu
 }
 
 type record struct {
 	pod         timeline.Pod
 	seen, ready time.Time
-	observed    int    // times
-	attempt     uint32 // of its last sandbox
-	acted       bool   // something was done for it
-	sent        bool   // its spans were
-	saved       uint64 // the changes of its stages that are on disk
-	savedReady  bool   // and whether that it is ready is there too
+	observed    int    // how often the pod was observed
+	attempt     uint32 // that of its last sandbox
+	acted       bool   // whether this agent did something for it
+	sent        bool   // whether its spans were sent
+	saved       uint64 // the number of changes of its stages that are on disk
+	savedReady  bool   // whether it is on disk that the pod is ready
 }
 
-// Seen is told of a pod that is wanted now. Only the first time counts.
+// Seen records that a pod is wanted now. Only the first call for a pod counts.
 func (k *Keeper) Seen(pod *v1.Pod) {
 	id := timeline.Pod{UID: string(pod.UID), Namespace: pod.Namespace, Name: pod.Name}
 	if k.add(pod.UID, &record{pod: id, seen: time.Now()}) {
@@ -65,7 +65,8 @@ func (k *Keeper) Seen(pod *v1.Pod) {
 	}
 }
 
-// add adds a record, unless there is one; the oldest goes if there are too many.
+// add adds a record, and drops the oldest if there are too many. It returns false if the pod
+// has one already.
 func (k *Keeper) add(uid types.UID, r *record) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -84,7 +85,7 @@ func (k *Keeper) add(uid types.UID, r *record) bool {
 	return true
 }
 
-// Keep drops all other pods: nothing is left of them.
+// Keep drops all pods but these. It sends the spans of those that it drops.
 func (k *Keeper) Keep(there map[types.UID]bool) {
 	k.mu.Lock()
 	gone := slices.DeleteFunc(slices.Clone(k.order), func(uid types.UID) bool { return there[uid] })
@@ -101,7 +102,7 @@ func (k *Keeper) Keep(there map[types.UID]bool) {
 	}
 }
 
-// of returns the record of a pod as it is now; ok reports whether there is one.
+// of returns a copy of a pod's record; ok reports whether there is one.
 func (k *Keeper) of(pod *v1.Pod) (r record, ok bool) {
 	if pod == nil {
 		return record{}, false
@@ -114,9 +115,8 @@ func (k *Keeper) of(pod *v1.Pod) (r record, ok bool) {
 	return record{}, false
 }
 
-// Observe is told that a worker asks the runtime what there is of its pod, or makes the pod's
-// status of it, and with what it returns that this is done. Once the pod is ready that is of no
-// interest.
+// Observe records that a worker observes its pod: it asks the runtime, or computes the pod's
+// status. done ends that. Once the pod is ready nothing is recorded.
 func (k *Keeper) Observe(pod *v1.Pod) (done func()) {
 	r, ok := k.of(pod)
 	if !ok || !r.ready.IsZero() {
@@ -131,7 +131,8 @@ func (k *Keeper) Observe(pod *v1.Pod) (done func()) {
 	}
 }
 
-// Of a pod that waits for long only the first looks are kept, and those that took long.
+// If a pod waits for a long time, only its first maxObserved observations are kept, and later
+// ones that took longer than slowObserve.
 const (
 	maxObserved = 20
 	slowObserve = 50 * time.Millisecond
@@ -148,15 +149,16 @@ func (k *Keeper) countObserved(uid types.UID) int {
 	return p.observed
 }
 
-// Act is told that a worker begins an action, and returns the contexts for it, whose stages
-// are the pod's; done is called with its error.
+// Act records that a worker begins an action. It returns the contexts for the action, with which
+// stages are recorded for the pod, and a function to be called with the action's error at its
+// end.
 func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) (context.Context, context.Context, func(error)) {
 	r, ok := k.of(pod)
 	if !ok || a.Verb != podsync.RunSandbox && a.Verb != podsync.StartContainer {
 		return ctx, interrupt, func(error) {}
 	}
 	k.began(pod.UID, a)
-	k.recorder.EndWait(r.pod.UID, why.BackOff, a.Name) // what it was held back for
+	k.recorder.EndWait(r.pod.UID, why.BackOff, a.Name) // the action may have been held back
 	ctx, log := stage.With(ctx, nil)
 	open := k.recorder.BeginFlat(r.pod, timeline.Stage{Name: a.Verb.String(), Container: a.Name, Attempt: a.Attempt}, log)
 	return ctx, stage.Join(interrupt, ctx), func(err error) {
@@ -169,7 +171,7 @@ func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 	}
 }
 
-// began notes that something is done for a pod.
+// began records that the agent does something for a pod.
 func (k *Keeper) began(uid types.UID, a podsync.Action) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -183,7 +185,8 @@ func (k *Keeper) began(uid types.UID, a podsync.Action) {
 	}
 }
 
-// Status is told of a pod's status, and of what has failed.
+// Status records what a pod waits for, by its status and by the failures of its actions, and
+// when it is first ready.
 func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) {
 	r, ok := k.of(pod)
 	if !ok {
@@ -204,7 +207,7 @@ func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsyn
 	}
 }
 
-// Of returns what is known of a pod; ok reports whether anything is.
+// Of returns the timeline of a pod; ok reports whether there is one.
 func (k *Keeper) Of(uid types.UID) (r Report, ok bool) {
 	k.mu.Lock()
 	rec := k.pods[uid]
@@ -219,7 +222,7 @@ func (k *Keeper) Of(uid types.UID) (r Report, ok bool) {
 	return r, true
 }
 
-// All returns what is known of all pods, in the order in which they were seen.
+// All returns the timelines of all pods, in the order in which they were seen.
 func (k *Keeper) All() []Report {
 	k.mu.Lock()
 	order := slices.Clone(k.order)
@@ -239,7 +242,7 @@ func (r Report) Covered(now time.Time) float64 {
 	return timeline.Cover(r.Stages, r.Seen, r.Until(now))
 }
 
-// Until is when the pod was ready; now, if it is not.
+// Until returns when the pod was ready, or now if it has not been.
 func (r Report) Until(now time.Time) time.Time {
 	if r.Ready.IsZero() {
 		return now

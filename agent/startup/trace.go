@@ -12,12 +12,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// untilReady is the agent's own span of a pod, from when it was seen until it was ready. It lies below
-// the root of the pod's trace, which crispd sends, beside crispd's calls; its stages lie below it.
+// untilReady is the name of the agent's span of a pod, from when the pod was seen until it was
+// ready. Its parent is the root of the pod's trace, which crispd sends, as it is that of crispd's
+// calls; its children are the stages.
 const untilReady = "until ready"
 
-// send sends the spans of a pod that has become ready, or that is gone without having been. A pod that
-// this agent did nothing for ran already.
+// send sends the spans of a pod that has become ready, or that is gone without having been
+// ready, once. It sends none for a pod that this agent did nothing for: that pod ran already.
 func (k *Keeper) send(uid types.UID) {
 	if k.Traces == nil {
 		return
@@ -55,7 +56,7 @@ func (k *Keeper) send(uid types.UID) {
 	top.End(trace.WithTimestamp(end))
 }
 
-// describe gives a span what a stage says of itself.
+// describe sets a span's attributes and status from a stage.
 func describe(span trace.Span, s timeline.Stage) {
 	if s.Container != "" {
 		span.SetAttributes(attribute.String("container", s.Container), attribute.Int64("attempt", int64(s.Attempt)))

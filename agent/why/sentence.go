@@ -16,15 +16,15 @@ import (
 // Facts are what is known of a pod.
 type Facts struct {
 	Pod    *v1.Pod
-	Seen   time.Time        // when the agent first had it; zero = not known
-	Ready  time.Time        // when it first was ready; zero = not known, or not yet
+	Seen   time.Time        // when the agent first saw it; zero if not known
+	Ready  time.Time        // when it was first ready; zero if it was not or that is not known
 	Stages []timeline.Stage // the agent's and the runtime's, joined
-	Pull   *pulls.Pull      // that it waits for; nil = none
-	Events []v1.Event       // of the pod, the last the youngest
+	Pull   *pulls.Pull      // the pull that it waits for, or nil
+	Events []v1.Event       // those of the pod, oldest first
 }
 
-// Sentence says why the pod is not ready, or if it is, what it took its time for. It ends
-// with no full stop, and has no line feeds.
+// Sentence returns a sentence that says why the pod is not ready, or, if it is, what took most
+// of its time. It has no full stop and no line feed.
 func Sentence(f Facts, now time.Time) string {
 	return strings.Join(strings.Fields(f.sentence(now)), " ")
 }
@@ -58,7 +58,7 @@ func (f Facts) sentence(now time.Time) string {
 	return name + " is not ready, and nothing tells why"
 }
 
-// failure is why a pod has failed.
+// failure says why a pod has failed.
 func (f Facts) failure() string {
 	s := &f.Pod.Status
 	if s.Reason != "" {
@@ -72,8 +72,8 @@ func (f Facts) failure() string {
 	return "no container tells why"
 }
 
-// going is the stage that keeps the pod: of those that go on the agent's or runtime's own work
-// first, and what began last; a back-off explains more than what was done before.
+// going returns the stage in progress that explains best why the pod is not ready: the one of
+// the greatest weight, and of these the one that began last.
 func (f Facts) going() (timeline.Stage, bool) {
 	var found *timeline.Stage
 	for i := range f.Stages {
@@ -91,6 +91,9 @@ func (f Facts) going() (timeline.Stage, bool) {
 	return *found, true
 }
 
+// weight ranks stages by how much they explain: work of the agent or the runtime most, then a
+// back-off or a predecessor, then what containers have to do themselves, and least the
+// worker's waiting and observing.
 func weight(s *timeline.Stage) int {
 	switch s.Name {
 	case Observe, Queue:
@@ -103,7 +106,7 @@ func weight(s *timeline.Stage) int {
 	return 3
 }
 
-// words say what goes on in a stage, of a container or of the pod.
+// words describe each stage while it is in progress; %s is the name of the container.
 var words = map[string]string{
 	Queue:                 "the agent has yet to begin with it",
 	Observe:               "the agent waits for the runtime to tell what runs",
@@ -122,10 +125,10 @@ var words = map[string]string{
 	"runtime's readiness": "the runtime does not answer",
 }
 
-// turn is the stage of a pull that others keep waiting.
+// turn is the stage of a pull that waits for other pulls.
 const turn = "wait for a turn to pull"
 
-// during tells of a stage that goes on.
+// during describes a stage in progress.
 func (f Facts) during(s timeline.Stage, now time.Time) string {
 	detail := cmp.Or(s.Err, s.Detail)
 	if s.Name == BackOff {
@@ -159,7 +162,7 @@ func (f Facts) during(s timeline.Stage, now time.Time) string {
 	return text
 }
 
-// inWords names a part of a stage.
+// inWords returns the name of a part of a stage for people.
 func inWords(part string) string {
 	if plugin, ok := strings.CutPrefix(part, "cni."); ok {
 		return "CNI plugin " + plugin
@@ -167,7 +170,8 @@ func inWords(part string) string {
 	return part
 }
 
-// last is the youngest event of a container, or of the pod and all of them; nil = none.
+// last returns the newest event of this type about a container, or, if container is "", about
+// the pod or any container; nil if there is none.
 func (f Facts) last(container, kind string) *v1.Event {
 	for i := range slices.Backward(f.Events) {
 		e := &f.Events[i]
@@ -178,7 +182,7 @@ func (f Facts) last(container, kind string) *v1.Event {
 	return nil
 }
 
-// wasSlow says what a pod that is ready took its time for.
+// wasSlow says how long a ready pod took to become so, and what took longest.
 func (f Facts) wasSlow(name string) string {
 	if f.Seen.IsZero() || f.Ready.IsZero() {
 		return name + " is ready"

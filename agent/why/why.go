@@ -1,5 +1,5 @@
-// Package why says why a pod is not ready: from its status what it waits for (Waits), and from
-// that and from its stages one sentence (Sentence). It is pure.
+// Package why explains why a pod is not ready: what it waits for, by its status (Waits), and in
+// one sentence, by its status, its stages and its events (Sentence). It is pure.
 package why
 
 import (
@@ -14,23 +14,23 @@ import (
 // The names of waits; they are stages of the pod's timeline.
 const (
 	Queue       = "queue"       // the pod's worker has not begun
-	Observe     = "observe"     // the worker asks the runtime what there is
-	Predecessor = "predecessor" // another pod of the name has not ended
-	BackOff     = "back-off"    // something has failed, and is tried again later
+	Observe     = "observe"     // the worker asks the runtime for the pod's state
+	Predecessor = "predecessor" // another pod of the same name has not ended
+	BackOff     = "back-off"    // something has failed, and is retried later
 	Init        = "init"        // an init container runs
 	Startup     = "startup probe"
 	Readiness   = "readiness probe"
 )
 
-// A Wait is what a pod waits for beside what the agent does for it.
+// A Wait is something that a pod waits for, other than the agent's work for it.
 type Wait struct {
 	Name      string
-	Container string // "" = the pod
+	Container string // "" for the pod
 	Attempt   uint32 // of the container
 	Detail    string // for people
 }
 
-// Waits returns what a pod waits for by its status, and by what has failed lately.
+// Waits returns what a pod waits for, by its status and by the failures of its last actions.
 func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []Wait {
 	if podsync.Terminal(s) || pod.DeletionTimestamp != nil {
 		return nil
@@ -45,7 +45,7 @@ func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []
 		if w, ok := waitOf(c, sidecar); ok {
 			list = append(list, w)
 			if !sidecar {
-				return list // the others come after it
+				return list // the other containers start after it
 			}
 		}
 	}
@@ -59,8 +59,8 @@ func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []
 	return list
 }
 
-// waitOf returns what a container waits for. One that does not last is waited for while it
-// runs.
+// waitOf returns what a container waits for. An init container that does not last is itself
+// waited for while it runs.
 func waitOf(c *v1.ContainerStatus, lasts bool) (Wait, bool) {
 	w := Wait{Container: c.Name, Attempt: uint32(c.RestartCount)}
 	switch {
