@@ -1,5 +1,5 @@
-// Package admission admits pods: it has the pure package admit decide, given the pods that
-// were admitted before, and ends those that are preempted.
+// Package admission admits pods. It lets the pure package admit decide, given the pods that
+// were admitted before, and ends the pods that are preempted.
 package admission
 
 import (
@@ -18,14 +18,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Options are the arguments of New. All but the two rules are required.
+// Options are the arguments of New. All but UnsafeSysctls and NoPrivileged are required.
 type Options struct {
 	NodeName      string
 	UnsafeSysctls []string // that pods may set besides the safe ones
 	NoPrivileged  bool
 
 	Node      *node.State
-	Readiness *readiness.Monitor // of the runtime, which says what it can do
+	Readiness *readiness.Monitor // has the features of the runtime and its handlers
 	Pods      Pods
 	Classes   *desired.Manager // has the RuntimeClasses
 	Pressure  Pressure
@@ -33,16 +33,16 @@ type Options struct {
 	Events    event.Recorder
 }
 
-// Pods are those of the node.
+// Pods are the pods of the node (nodepods.Pods).
 type Pods interface {
 	Active([]*v1.Pod) []*v1.Pod       // those that have not ended
-	HasStatus(*v1.Pod) bool           // it was admitted or rejected, perhaps by an earlier agent
-	Requests(*v1.Pod) v1.ResourceList // with its overhead
+	HasStatus(*v1.Pod) bool           // whether it was admitted or rejected, perhaps by an earlier agent
+	Requests(*v1.Pod) v1.ResourceList // with the pod's overhead
 }
 
-// Pressure is what the node has too little of.
+// Pressure has the node's pressure conditions (housekeeping.Keeper).
 type Pressure interface {
-	Pressure() []v1.NodeConditionType
+	Pressure() []v1.NodeConditionType // those that are true now
 }
 
 // An Admitter admits pods. It is not safe for concurrent use.
@@ -53,12 +53,13 @@ type Admitter struct {
 	summed   map[types.UID]summed // valid for the very same *v1.Pod: a change in place makes another
 }
 
-// New returns an Admitter that has admitted no pod.
+// New returns an Admitter that has admitted no pods.
 func New(o Options) *Admitter {
 	return &Admitter{o: o, admitted: map[types.UID]bool{}, summed: map[types.UID]summed{}}
 }
 
-// beside are the pods that were admitted before this one and have not ended.
+// beside returns the other pods that were admitted and have not ended. It drops its records of
+// pods that have ended.
 func (a *Admitter) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	there := map[types.UID]bool{}
 	list := slices.DeleteFunc(a.o.Pods.Active(others), func(o *v1.Pod) bool {
@@ -71,17 +72,17 @@ func (a *Admitter) beside(pod *v1.Pod, others []*v1.Pod) []*v1.Pod {
 	return list
 }
 
-// A summed pod is one whose requests are known.
+// A summed pod is a pod with its requests.
 type summed struct {
 	pod      *v1.Pod
 	requests v1.ResourceList
 }
 
-// Requests implements admit.Pods. They are summed once: each pod that comes is held
-// against all others. They are read-only; shared.
+// Requests implements admit.Pods. The requests of a pod are summed up only once, since every new
+// pod is compared with all others. The list is shared and read-only.
 func (a *Admitter) Requests(pod *v1.Pod) v1.ResourceList {
 	if pod.Spec.RuntimeClassName != nil {
-		return a.o.Pods.Requests(pod) // the overhead of its class may change
+		return a.o.Pods.Requests(pod) // the overhead of its RuntimeClass may change
 	}
 	s := a.summed[pod.UID]
 	if s.pod != pod {
@@ -105,14 +106,15 @@ func (a *Admitter) Handler(pod *v1.Pod) *cri.RuntimeHandlerFeatures {
 	if pod.Spec.RuntimeClassName != nil {
 		class, err := a.o.Classes.RuntimeClass(*pod.Spec.RuntimeClassName)
 		if err != nil {
-			return nil // it may come yet; the sandbox waits for it
+			return nil // the class may still come; the sandbox waits for it
 		}
 		handler = class.Handler
 	}
 	return a.o.Readiness.HandlerFeatures(handler)
 }
 
-// Admit decides whether a new pod may run; others may have to go for it.
+// Admit decides whether a new pod may run beside the others. It returns why not, with an event;
+// or it returns nil and ends the pods that this one preempts.
 func (a *Admitter) Admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
 	v, victims := admit.Check(pod, a.beside(pod, others), a.node())
 	if v != nil {
@@ -126,13 +128,13 @@ func (a *Admitter) Admit(pod *v1.Pod, others []*v1.Pod) *podsync.Verdict {
 	return nil
 }
 
-// CanAdmit reports whether Admit would let the pod in now.
+// CanAdmit reports whether Admit would admit the pod now. It changes nothing.
 func (a *Admitter) CanAdmit(pod *v1.Pod, others []*v1.Pod) bool {
 	v, _ := admit.Check(pod, a.beside(pod, others), a.node())
 	return v == nil
 }
 
-// CanResize says why the pod cannot have what it requests now; nil if it can.
+// CanResize returns why the pod cannot have what it requests now, nil if it can.
 func (a *Admitter) CanResize(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
 	if v := admit.Fits(pod, a.beside(pod, others), a.node()); v != nil {
 		return &podsync.Pending{Reason: v1.PodReasonDeferred, Message: v.Message}

@@ -12,10 +12,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// profiles are those that the kernel has loaded.
+// profiles lists the profiles that the kernel has loaded, one a line: NAME (MODE).
 const profiles = "/sys/kernel/security/apparmor/profiles"
 
-// checkAppArmor reports a profile that is not loaded, before the runtime does.
+// checkAppArmor returns an error, with the kubelet's message, if a profile that the pod needs is not
+// loaded. The runtime would say so only later.
 func checkAppArmor(pod *v1.Pod) error {
 	want := map[string]bool{}
 	add := func(p *v1.AppArmorProfile) {

@@ -1,5 +1,5 @@
 // Package containermanager gives pods what they need on this node besides files: a cgroup with
-// the values of the kubelet, and IDs of the node for their user namespaces.
+// the kubelet's limits, and IDs of the node for their user namespaces.
 package containermanager
 
 import (
@@ -25,32 +25,31 @@ import (
 // Options are the arguments of New.
 type Options struct {
 	NoPodCgroups bool            // leave the cgroups of pods to the runtime
-	CgroupRoot   string          // cgroup above kubepods; "" is the kernel's root
-	PodPIDs      int64           // processes of a pod; 0 is no limit
-	NoCPUQuota   bool            // CPU limits are not enforced
-	Reserved     v1.ResourceList // of the node, and not for pods
+	CgroupRoot   string          // cgroup above kubepods; "" is the root of the hierarchy
+	PodPIDs      int64           // maximum number of processes of a pod; 0 is no limit
+	NoCPUQuota   bool            // do not enforce CPU limits
+	Reserved     v1.ResourceList // the node's resources that are not for pods
 
 	Node      *node.State
-	Readiness *readiness.Monitor // of the runtime, which says what it can do
+	Readiness *readiness.Monitor // has the features of the runtime's handlers
 	Pods      *nodepods.Pods
 	IDs       *idrange.Pool
 	Runtime   internalapi.RuntimeService
 }
 
-// A Manager is criruntime.ContainerManager and housekeeping.Cgroups.
+// A Manager implements criruntime.ContainerManager and housekeeping.Cgroups.
 type Manager struct {
 	o Options
 
-	// The cgroups above those of pods, by Open; none: pods run where the runtime puts
-	// them.
+	// cgroups is set by Open. Without it pods run where the runtime puts them.
 	cgroups *cgroup.Tree
 	driver  atomic.Pointer[string]
 }
 
-// New returns a Manager that makes no cgroups before Open.
+// New returns a Manager, which makes no cgroups before Open.
 func New(o Options) *Manager { return &Manager{o: o} }
 
-// CgroupDriver is the runtime's, by the kubelet's name; "" until it is known.
+// CgroupDriver returns the runtime's cgroup driver, "systemd" or "cgroupfs"; "" before Open.
 func (m *Manager) CgroupDriver() string {
 	if driver := m.driver.Load(); driver != nil {
 		return *driver
@@ -58,8 +57,8 @@ func (m *Manager) CgroupDriver() string {
 	return ""
 }
 
-// Open makes the cgroups above those of pods, as the runtime's cgroup driver wants them,
-// before the first pod is given anything. Without them pods run all the same.
+// Open makes the cgroups above those of pods, with the runtime's cgroup driver. It is called
+// before the first pod is prepared. If it fails pods run without cgroups of the agent.
 func (m *Manager) Open(ctx context.Context) (err error) {
 	driver := "cgroupfs"
 	if resp, err := m.o.Runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {
@@ -112,7 +111,7 @@ func (m *Manager) Prepare(_ context.Context, pod *v1.Pod) error {
 	return nil
 }
 
-// limit gives the pod's cgroup the values of the kubelet.
+// limit makes the pod's cgroup and sets the kubelet's limits.
 func (m *Manager) limit(pod *v1.Pod) error {
 	requests, limits := m.o.Pods.Requests(pod), m.o.Pods.Limits(pod)
 	l := cgroup.Limits{Shares: cgroup.Shares(0), Pids: m.o.PodPIDs}
@@ -137,7 +136,7 @@ func (m *Manager) limit(pod *v1.Pod) error {
 	return m.cgroups.LimitHugePages(string(pod.UID), class, cgroup.HugePages(requests))
 }
 
-// shareCPU gives the burstable pods together the CPU shares that they request together.
+// shareCPU sets the CPU shares of all burstable pods together to the sum of their requests.
 func (m *Manager) shareCPU() error {
 	milli := int64(0)
 	for _, pod := range m.o.Pods.Active(m.o.Pods.Allocated()) {

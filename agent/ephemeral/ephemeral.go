@@ -1,5 +1,5 @@
-// Package ephemeral keeps the ephemeral containers that running pods were given (kubectl
-// debug), in a file for each pod, so that they outlive the agent. A manifest cannot have any.
+// Package ephemeral keeps the ephemeral containers that were added to running pods (kubectl
+// debug), in a file for each pod, so that they outlive the agent. Manifests cannot have any.
 package ephemeral
 
 import (
@@ -26,9 +26,9 @@ type Store struct {
 	log    *slog.Logger
 }
 
-// Open gives wanted the ephemeral containers that the accepted pods were given earlier; those
-// of other pods are forgotten. What cannot be read stays as it is: such a container runs on
-// and is not shown, and all else goes on.
+// Open passes the ephemeral containers of the accepted pods to wanted, and removes the files of
+// other pods. A file that cannot be read stays, and is only logged: its containers run on, but
+// are not shown.
 func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Logger) *Store {
 	s := &Store{dir: dir, wanted: wanted, log: log}
 	warn := func(path string, err error) {
@@ -61,7 +61,8 @@ func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Log
 	return s
 }
 
-// Set makes these the ephemeral containers of a pod, for as long as it lives.
+// Set sets the ephemeral containers of a pod, for as long as the pod exists. Invalid ones are a
+// fault.Invalid.
 func (s *Store) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 	list, err := manifest.Ephemeral(pod, containers)
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Conditions show the runtime's state in the node's conditions, and to the service manager.
+// Conditions show the runtime's state in the Node object and to the service manager.
 type Conditions struct {
 	Node     *node.State
 	Wanted   *desired.Manager
@@ -48,7 +48,7 @@ func (c Conditions) RuntimeChanged(s readiness.State) {
 	})
 }
 
-// Line is what the service manager shows.
+// Line returns the status text for the service manager.
 func (c Conditions) Line(s readiness.State) string {
 	switch pods := len(c.Wanted.Pods()); {
 	case !s.Answers:

@@ -11,23 +11,23 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Config says what of the node pods may have, and how the node is looked after. The zero
-// value has no thresholds and no bounds.
+// Config has the limits of pods, the resources that are reserved from them, and the rules of
+// the housekeeping. The zero value has no thresholds and no bounds.
 type Config struct {
 	NoPodCgroups bool   // leave the cgroups of pods to the runtime
-	CgroupRoot   string // cgroup above kubepods; "" is the kernel's root
-	PodPIDs      int64  // processes of a pod; 0 is no limit
-	MaxPods      int64
+	CgroupRoot   string // cgroup above kubepods; "" is the root of the hierarchy
+	PodPIDs      int64  // maximum number of processes of a pod; 0 is no limit
+	MaxPods      int64  // maximum number of pods; 0 is node.DefaultPods
 	NodeLabels   map[string]string
-	// What of the node's resources is not for pods.
+	// SystemReserved and KubeReserved are the node's resources that are not for pods.
 	SystemReserved, KubeReserved v1.ResourceList
 	UnsafeSysctls                []string // that pods may set besides the safe ones
-	NoPrivileged                 bool
+	NoPrivileged                 bool     // reject privileged containers
 
 	Rules housekeeping.Rules // of the housekeeping
 }
 
-// Reserved is what of the node's resources is not for pods, for whatever reason.
+// Reserved returns the sum of SystemReserved and KubeReserved.
 func (o *Config) Reserved() v1.ResourceList {
 	total := o.SystemReserved.DeepCopy()
 	if total == nil {
@@ -41,8 +41,8 @@ func (o *Config) Reserved() v1.ResourceList {
 	return total
 }
 
-// Describe shows what the node has, and what of it pods may have. The disk below root is
-// theirs.
+// Describe sets the node's labels, capacity and allocatable resources. The file system of root
+// is the node's ephemeral storage.
 func (o *Config) Describe(n *node.State, root string) {
 	capacity := n.Node().Status.Capacity.DeepCopy()
 	if o.MaxPods > 0 {

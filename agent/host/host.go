@@ -1,5 +1,5 @@
-// Package host is what is known of this node, for those that ask (Host) and for those that are
-// shown it (Conditions), and what of it pods may have (Config).
+// Package host has what the agent knows about this node (Host), the node's configuration
+// (Config), and the runtime's state for the Node object and the service manager (Conditions).
 package host
 
 import (
@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Host is what is known of this node. It is criruntime.Host and status.Host.
+// A Host has what is known about this node. It implements criruntime.Host and status.Host.
 type Host struct {
 	Addresses *node.Addresses
 	Node      *node.State
@@ -18,19 +18,19 @@ type Host struct {
 	Runtime   *criconn.Connection
 }
 
-// IPs are the addresses of the node, as status.Host says.
+// IPs implements status.Host.
 func (h Host) IPs() []string { return h.Addresses.Get() }
 
 // RuntimeName implements status.Host.
 func (h Host) RuntimeName() string { return h.Runtime.RuntimeName() }
 
-// Allocatable is what of the node pods may have.
+// Allocatable returns the node's allocatable resources.
 func (h Host) Allocatable() v1.ResourceList { return h.Node.Node().Status.Allocatable }
 
-// Handlers are the names of those that the runtime has.
+// Handlers returns the names of the runtime's handlers, sorted.
 func (h Host) Handlers() []string { return h.Readiness.Get().HandlerNames() }
 
-// Features are what the runtime says that a handler can do.
+// Features returns the features of a handler that the runtime reports, nil if not known.
 func (h Host) Features(handler string) *cri.RuntimeHandlerFeatures {
 	return h.Readiness.HandlerFeatures(handler)
 }

@@ -1,6 +1,5 @@
-// Package httpget makes the HTTP requests that pods ask for, in probes and in the
-// hooks of their containers' lives. Programs tell them from their users' by the
-// User-Agent, so it is the kubelet's.
+// Package httpget makes the HTTP requests of probes and lifecycle hooks. The User-Agent
+// is the kubelet's, since programs recognize such requests by it.
 package httpget
 
 import (
@@ -17,11 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// version is that of the Kubernetes whose behaviour this is.
+// version is the version of Kubernetes in the User-Agent.
 const version = "1.36"
 
-// Request makes the request of an action on the container c. host is the pod's
-// address, for an action that names none. purpose is "probe" or "lifecycle".
+// Request makes the request of an action of container c. host is the pod's address, used
+// if the action names no host. purpose is "probe" or "lifecycle", for the User-Agent.
 func Request(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.Request, error) {
 	port, err := Port(a.Port, c)
 	if err != nil {
@@ -32,7 +31,7 @@ func Request(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.
 	}
 	u, err := url.Parse(a.Path)
 	if err != nil {
-		u = &url.URL{Path: a.Path} // whatever it is, it is sent
+		u = &url.URL{Path: a.Path} // it is sent all the same
 	}
 	u.Scheme = strings.ToLower(string(a.Scheme))
 	if u.Scheme == "" {
@@ -60,10 +59,11 @@ func Request(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.
 	return req, nil
 }
 
-// UserAgent is what we call ourselves.
+// UserAgent returns the kubelet's User-Agent for a purpose: "kube-probe/1.36".
 func UserAgent(purpose string) string { return "kube-" + purpose + "/" + version }
 
-// Port resolves a port that may be the name of one of the container's.
+// Port returns the number of a port, which may be given by the name of a port of c. It fails
+// if c has no such port or the number is none from 1 to 65535.
 func Port(p intstr.IntOrString, c *v1.Container) (int, error) {
 	n := p.IntValue()
 	if p.Type == intstr.String {
@@ -79,9 +79,9 @@ func Port(p intstr.IntOrString, c *v1.Container) (int, error) {
 	return n, nil
 }
 
-// Client returns a client for one request after the other: no proxy, since pods
-// are near, no verification of certificates, since nobody has signed theirs, no
-// kept connections, and no redirect to another host.
+// Client returns a client that uses no proxy, since pods are near, does not verify
+// certificates, since nobody has signed those of pods, closes connections after use, and
+// follows redirects for at most 10 requests, but none to another host.
 func Client() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -102,8 +102,8 @@ func Client() *http.Client {
 	}
 }
 
-// Dialer returns one whose connections leave nothing behind: probes are many, and
-// each would hold a port of the node for a minute (TIME_WAIT).
+// Dialer returns a Dialer whose connections do not stay in TIME_WAIT, where each of the many
+// probes would occupy a port of the node for a minute (SO_LINGER of a second, socket(7)).
 func Dialer() *net.Dialer {
 	return &net.Dialer{
 		KeepAlive: -1,

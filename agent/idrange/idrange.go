@@ -1,9 +1,9 @@
 // Package idrange assigns user and group IDs to pods with user namespaces: to each pod
 // 65536 IDs of the node that no other pod has. They are recorded in the pod's directory,
 // in pods/<uid>/userns in the kubelet's format, because they must not change while the pod
-// lives, even if the agent restarts. Ranges that sandboxes of the runtime have are never
-// assigned: they may belong to another agent, to a kubelet, or to a pod of this agent whose
-// record cannot be read.
+// exists, even if the agent restarts. Ranges of the runtime's sandboxes are never assigned:
+// they may belong to another agent, to a kubelet, or to a pod of this agent whose record
+// cannot be read.
 package idrange
 
 import (
@@ -24,13 +24,14 @@ import (
 // Length is how many IDs a pod gets: the range of 16-bit IDs.
 const Length = 65536
 
-// owners are the users whose ranges in /etc/subuid and /etc/subgid are for pods.
+// owners are the users whose subordinate IDs (subuid(5), subgid(5)) are for pods. Those of the
+// first one that has any count.
 var owners = []string{"crisp", "kubelet"}
 
-// A Pool is the ranges of IDs. It is safe for concurrent use.
+// A Pool has the ranges of IDs. It is safe for concurrent use.
 type Pool struct {
-	pods        string // directory
-	first, last uint32 // ranges, in units of Length
+	pods        string // directory of the pods' directories
+	first, last uint32 // the ranges to assign, numbered: range n begins with the ID n*Length
 
 	mu    sync.Mutex
 	taken map[string]uint32 // by UID of the pod; guarded by mu
@@ -48,7 +49,9 @@ type record struct {
 	GIDMappings []mapping `json:"gidMappings"`
 }
 
-// Open returns a Pool. It finds the ranges that the pods below the directory have.
+// Open returns a Pool, with the ranges that are recorded in the pods' directories below pods.
+// Without subordinate IDs for pods it assigns all IDs from 65536 on, but the last 65536: the
+// greatest ID is invalid.
 func Open(pods string, log *slog.Logger) (*Pool, error) {
 	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}, lost: map[string]bool{}}
 	if first, last, ok := subordinate("/etc/subuid", "/etc/subgid"); ok {
@@ -71,7 +74,7 @@ func Open(pods string, log *slog.Logger) (*Pool, error) {
 	return p, nil
 }
 
-// read reads the record of a pod.
+// read returns the number of the range in the record of a pod.
 func (p *Pool) read(uid string) (uint32, error) {
 	var r record
 	if err := atomicfile.ReadJSON(p.file(uid), &r); err != nil {
@@ -85,7 +88,8 @@ func (p *Pool) read(uid string) (uint32, error) {
 
 func (p *Pool) file(uid string) string { return filepath.Join(p.pods, uid, "userns") }
 
-// subordinate returns the ranges that both files give to one of the owners.
+// subordinate returns the whole ranges in the subordinate IDs of the first of the owners that
+// has the same ones in both files.
 func subordinate(uids, gids string) (first, last uint32, ok bool) {
 	for _, owner := range owners {
 		from, n := rangeOf(uids, owner)
@@ -100,6 +104,7 @@ func subordinate(uids, gids string) (first, last uint32, ok bool) {
 	return 0, 0, false
 }
 
+// rangeOf returns the first subordinate IDs of an owner; n is 0 if there are none.
 func rangeOf(path, owner string) (from, n uint32) {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -119,9 +124,9 @@ func rangeOf(path, owner string) (from, n uint32) {
 	return 0, 0
 }
 
-// Of returns the IDs of a pod and assigns some if it has none. inUse returns the IDs of the
-// runtime's sandboxes; it may be nil. If the record of a pod cannot be read that is an
-// error: with new IDs the pod could not use the files that it has written.
+// Of returns the IDs of a pod, and assigns some if it has none. inUse returns the IDs of the
+// runtime's sandboxes; it may be nil. If the pod has a record that cannot be read, Of fails:
+// with new IDs the pod could not use the files that it has written.
 func (p *Pool) Of(uid string, inUse func() ([]*cri.IDMapping, error)) (*cri.UserNamespace, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -168,8 +173,8 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 	return 0, fmt.Errorf("all %d ranges of user IDs are taken", p.last-p.first+1)
 }
 
-// regain reads a record again that could not be read before. found is false if somebody has
-// removed it since.
+// regain tries again to read a record that could not be read before. found is false if it has
+// been removed since. The caller holds mu.
 func (p *Pool) regain(uid string, used map[uint32]bool) (n uint32, found bool, err error) {
 	n, err = p.read(uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -187,7 +192,7 @@ func (p *Pool) regain(uid string, used map[uint32]bool) (n uint32, found bool, e
 	return n, true, nil
 }
 
-// mark marks the ranges that mappings reach into as used.
+// mark marks the ranges that mappings overlap as used.
 func mark(used map[uint32]bool, mappings []*cri.IDMapping) {
 	for _, m := range mappings {
 		if m.Length == 0 {
@@ -199,7 +204,7 @@ func mark(used map[uint32]bool, mappings []*cri.IDMapping) {
 	}
 }
 
-// Free takes the IDs of a pod back that does not run any more.
+// Free releases the IDs of a pod that no longer runs. It is no error if the pod has none.
 func (p *Pool) Free(uid string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -209,7 +214,7 @@ func (p *Pool) Free(uid string) error {
 	if err := os.Remove(p.file(uid)); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	// After a power cut, the next owner must not share them with this pod.
+	// Otherwise the record could be back after a power cut, when another pod has the IDs.
 	if err := atomicfile.SyncDir(filepath.Dir(p.file(uid))); err != nil && !os.IsNotExist(err) {
 		return err
 	}

@@ -1,6 +1,6 @@
-// Package imagegc removes unused images when their file system is too full, and images
-// that were not used for long. Pinned images and those in use always stay. The rules are
-// the kubelet's.
+// Package imagegc removes unused images when their file system is too full, and those that
+// have been unused for a long time. Pinned images and images in use always stay. The rules
+// are the kubelet's.
 package imagegc
 
 import (
@@ -17,7 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Images has the images.
+// Images is the part of CRI's image service that a Collector uses.
 type Images interface {
 	ListImages(ctx context.Context, filter *cri.ImageFilter) ([]*cri.Image, error)
 	RemoveImage(ctx context.Context, image *cri.ImageSpec) error
@@ -29,8 +29,8 @@ type Options struct {
 	Node   Node
 	High   int           // percent of disk usage at which removal starts; 100 is never
 	Low    int           // percent of disk usage at which removal stops
-	Min    time.Duration // least age of an image to be removed
-	Max    time.Duration // an image is removed after not being used so long; 0 is never
+	Min    time.Duration // minimum age of an image to be removed for space
+	Max    time.Duration // how long an image may be unused before it is removed; 0 is forever
 	Log    *slog.Logger
 }
 
@@ -41,7 +41,7 @@ type Node interface {
 	ImagesInUse(ctx context.Context) (map[string]bool, error)
 	// ImageSpace returns the space of the images' file system, in bytes.
 	ImageSpace(ctx context.Context) (capacity, available int64, err error)
-	// ImagesFull is called when removing images did not free enough.
+	// ImagesFull is called when removing images did not free enough space.
 	ImagesFull(message string)
 }
 
@@ -63,16 +63,16 @@ type Collector struct {
 }
 
 type times struct {
-	first, used time.Time
-	earlier     bool // it existed at the first look
+	first, used time.Time // when the image was first seen, and last in use
+	earlier     bool      // it existed at the first look
 }
 
-// New returns a Collector that has not looked yet.
+// New returns a Collector that has seen no images yet.
 func New(o Options) *Collector {
 	return &Collector{o: o, now: time.Now}
 }
 
-// Run collects images at once and then every period, until ctx ends.
+// Run calls Collect at once and then every period, until ctx ends.
 func (c *Collector) Run(ctx context.Context) {
 	collect := func(ctx context.Context) {
 		if err := c.Collect(ctx); err != nil && ctx.Err() == nil {
@@ -88,8 +88,8 @@ type candidate struct {
 	times
 }
 
-// detect records which images exist and which are in use now. It returns those that may be
-// removed, least recently used first.
+// detect records which images exist and which are in use now. It returns the unused images that
+// are not pinned, least recently used first.
 func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 	used, err := c.o.Node.ImagesInUse(ctx)
 	if err != nil {
@@ -125,8 +125,9 @@ func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 	return free, nil
 }
 
-// Collect removes images that were not used for long and, if the file system is too full,
-// other unused ones.
+// Collect removes images that have been unused for longer than Max and, if the file system is at
+// least High percent full, other unused images until it is Low percent full. If they do not free
+// enough it calls ImagesFull and fails.
 func (c *Collector) Collect(ctx context.Context) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -160,7 +161,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 	return nil
 }
 
-// FreeAll removes every unused image that is old enough. It returns the bytes freed.
+// FreeAll removes every unused image that is old enough (Min). It returns the bytes freed.
 func (c *Collector) FreeAll(ctx context.Context) (int64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

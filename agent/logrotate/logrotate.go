@@ -1,6 +1,6 @@
 // Package logrotate bounds the size of containers' logs, as the kubelet does. A 0.log that
-// has outgrown the limit becomes 0.log.20261122-010203, the runtime opens a new one, and
-// files that were rotated before are compressed. The newest rotated file is left
+// has reached the limit becomes 0.log.20261122-010203, the runtime opens a new 0.log, and
+// files that were rotated before are compressed. The newest rotated file stays
 // uncompressed because readers that follow the log may not have finished it.
 package logrotate
 
@@ -22,14 +22,14 @@ import (
 )
 
 // A Runtime writes the logs. Logs returns the log paths of the running containers by ID.
-// Reopen has the runtime open the log's path again.
+// Reopen has the runtime open the path of a container's log again.
 type Runtime interface {
 	Logs(ctx context.Context) (map[string]string, error)
 	Reopen(ctx context.Context, id string) error
 }
 
-// A Rotator rotates logs of at least Size bytes. It keeps Files files of each log,
-// including the current one.
+// A Rotator rotates logs of at least Size bytes. It keeps Files files of each log, the current
+// one included, but no fewer than two.
 type Rotator struct {
 	Runtime Runtime
 	Size    int64
@@ -38,29 +38,29 @@ type Rotator struct {
 	Log     *slog.Logger
 }
 
-// DefaultPeriod and MinPeriod are the kubelet's. Rotations must be more than a second
-// apart, because the names of rotated files have no finer time.
+// DefaultPeriod and MinPeriod are the kubelet's. Rotations of a log must be more than a second
+// apart, because the time in the name of a rotated file is in seconds.
 const (
 	DefaultPeriod = 10 * time.Second
 	MinPeriod     = 3 * time.Second
 )
 
-// Run rotates until ctx ends.
+// Run calls All every Period, until ctx ends.
 func (r *Rotator) Run(ctx context.Context) {
 	periodic.Run(ctx, r.Period, r.All)
 }
 
-// All looks at all logs once.
+// All checks all logs once.
 func (r *Rotator) All(ctx context.Context) {
 	logs, err := r.Runtime.Logs(ctx)
 	if err != nil {
-		return // the runtime is down, which others report
+		return // the runtime is down, which is reported elsewhere
 	}
 	for id, path := range logs {
 		info, err := os.Stat(path)
 		if errors.Is(err, fs.ErrNotExist) {
-			// An agent was killed before it called Reopen, or somebody removed the file.
-			// The container writes to a file of another name, or of none.
+			// An agent was killed before it called Reopen, or the file was removed. The
+			// container writes to a file with another name, or with none.
 			if err = r.Runtime.Reopen(ctx, id); err == nil {
 				continue
 			}
@@ -88,7 +88,7 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 	if err != nil {
 		return err
 	}
-	// The current log, and the file that it becomes now, count too.
+	// The new log and the file that the current one becomes count too.
 	for keep := max(r.Files-2, 0); len(old) > keep; old = old[1:] {
 		if err := os.Remove(old[0]); err != nil {
 			return err
@@ -116,7 +116,7 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 	return nil
 }
 
-// clean removes what a crash during compression has left, and returns the rotated files,
+// clean removes what an interrupted compression has left behind, and returns the rotated files,
 // oldest first.
 func clean(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))

@@ -1,8 +1,8 @@
-// Package nodepods knows the pods of this node, and how much of its resources they may have.
+// Package nodepods has the pods of this node, and the resources that are allocated to them.
 //
-// A pod that asks for other resources than it was accepted with (an in-place resize, KEP-1287)
-// is allocated what it asks for if the node has that. Otherwise the resize is pending, and the
-// pod keeps what it has: what a pod only asks for takes no room.
+// If a pod requests other resources than it was accepted with (an in-place resize, KEP-1287),
+// it is allocated these if the node has them. Otherwise the resize is pending and the pod keeps
+// what it has: resources that are only requested do not count as used.
 package nodepods
 
 import (
@@ -28,10 +28,10 @@ type Pods struct {
 	status *status.Store
 
 	mu      sync.Mutex
-	resizes map[types.UID]podsync.Pending // those that a pod asks for and cannot have, now or ever; guarded by mu
+	resizes map[types.UID]podsync.Pending // pending resizes, deferred or infeasible; guarded by mu
 }
 
-// New returns the pods that wanted, files and statuses know.
+// New returns the pods in wanted, with their files and statuses.
 func New(wanted *desired.Manager, files *podfiles.Store, statuses *status.Store) *Pods {
 	return &Pods{wanted: wanted, files: files, status: statuses, resizes: map[types.UID]podsync.Pending{}}
 }
@@ -39,21 +39,21 @@ func New(wanted *desired.Manager, files *podfiles.Store, statuses *status.Store)
 // Ready reports whether all sources have reported.
 func (p *Pods) Ready() bool { return p.wanted.Ready() }
 
-// Wanted are the pods that are to run here.
+// Wanted returns the pods that are to run here, ordered by key.
 func (p *Pods) Wanted() []*v1.Pod { return p.wanted.Pods() }
 
-// Requests are those of a pod with its overhead.
+// Requests returns the requests of a pod, with its overhead.
 func (p *Pods) Requests(pod *v1.Pod) v1.ResourceList {
 	return podspec.Requests(pod, criruntime.Overhead(pod, p.wanted))
 }
 
-// Limits are those of a pod; its overhead adds to those that it has.
+// Limits returns the limits of a pod. Its overhead is added to those that it has.
 func (p *Pods) Limits(pod *v1.Pod) v1.ResourceList {
 	return podspec.Limits(pod, criruntime.Overhead(pod, p.wanted))
 }
 
-// Allocated are the wanted pods with the resources that they may have: what one only
-// asks for takes no room.
+// Allocated returns the wanted pods with the resources that are allocated to them: those of a
+// pending resize are not.
 func (p *Pods) Allocated() []*v1.Pod {
 	pods := p.wanted.Pods()
 	pending := p.pending()
@@ -81,8 +81,8 @@ func withResourcesOf(pod, was *v1.Pod) *v1.Pod {
 	return kept
 }
 
-// Active are the pods that have not ended. One that has failed is active as long as a
-// container of it still has its grace: it occupies its ports and its memory.
+// Active returns the pods, among these, that have not ended. A failed pod is active while one of
+// its containers still runs, in its grace period: it occupies its ports and its memory.
 func (p *Pods) Active(pods []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return p.Finished(pod) && !runs(p.status.Last(pod)) })
 }
@@ -99,11 +99,12 @@ func (p *Pods) Finished(pod *v1.Pod) bool {
 	return podsync.Terminal(p.status.Last(pod))
 }
 
-// HasStatus reports whether the pod has been admitted, or rejected.
+// HasStatus reports whether the pod has a status, and so has been admitted or rejected.
 func (p *Pods) HasStatus(pod *v1.Pod) bool { return p.status.Last(pod) != nil }
 
-// Allocate returns the pod with the resources that it may have: those it asks for, or those it
-// has if it asks for others than it was accepted with and fits says why they do not fit.
+// Allocate returns the pod with the resources that are allocated to it: those it requests, or, if
+// these differ from those it was accepted with and fits says why they cannot be had, the latter.
+// The resize is then pending.
 func (p *Pods) Allocate(pod *v1.Pod, fits func(*v1.Pod) *podsync.Pending) *v1.Pod {
 	was := p.files.Pod(pod.UID)
 	var why *podsync.Pending
@@ -135,8 +136,8 @@ func (p *Pods) pending() map[types.UID]podsync.Pending {
 	return maps.Clone(p.resizes)
 }
 
-// Deferred returns the pods whose resize may become possible. Those that are not wanted any
-// more are forgotten.
+// Deferred returns the pods whose pending resize may become possible. It drops the pending
+// resizes of pods that are no longer wanted.
 func (p *Pods) Deferred(wanted map[types.UID]bool) []types.UID {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -150,8 +151,8 @@ func (p *Pods) Deferred(wanted map[types.UID]bool) []types.UID {
 	return list
 }
 
-// sameResources reports whether both pods, which have the same containers, ask
-// for the same.
+// sameResources reports whether two pods with the same containers have the same requests and
+// limits.
 func sameResources(a, b *v1.Pod) bool {
 	of := func(p *v1.Pod) []v1.ResourceRequirements {
 		var list []v1.ResourceRequirements

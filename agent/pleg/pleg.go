@@ -1,8 +1,8 @@
-// Package pleg notices changes in the runtime. The kubelet has the name from "pod lifecycle
-// event generator".
+// Package pleg detects changes in the runtime. The name is the kubelet's: pod lifecycle event
+// generator.
 //
 // Changes are found by a relist: sandboxes and containers are listed and compared with the
-// lists before. An event of the runtime is only a hint that a relist is worthwhile. So a
+// previous lists. An event of the runtime is only a hint that a relist is worthwhile. So a
 // lost event costs at most one period, and a runtime without events, or one that is being
 // restarted, needs no special case.
 package pleg
@@ -26,19 +26,18 @@ import (
 const (
 	// period is how often to relist without a hint.
 	period = 2 * time.Second
-	// gather is how long to wait after an event for more of them: a pod that starts or
-	// ends causes several.
+	// gather is how long to wait after an event for more: a pod that starts or ends
+	// causes several.
 	gather = 20 * time.Millisecond
 	// reconnect is the first pause before the event stream is opened again. Pauses
-	// double up to reconnectMax while no event arrives.
+	// double, up to reconnectMax, until an event arrives.
 	reconnect    = time.Second
 	reconnectMax = time.Minute
 )
 
-// A Runtime is what is watched.
+// A Runtime is what a Generator watches.
 type Runtime interface {
-	// States returns the states of all sandboxes and containers, for each pod of this
-	// agent.
+	// States returns the states of all sandboxes and containers of each pod of this agent.
 	States(ctx context.Context) (map[podsync.Key]States, error)
 	// Stream sends the runtime's events until the stream or ctx ends.
 	Stream(ctx context.Context, out chan *cri.ContainerEventResponse) error
@@ -52,18 +51,17 @@ type Generator struct {
 	runtime Runtime
 	log     *slog.Logger
 
-	last atomic.Int64 // when a relist last succeeded, or Run began; Unix ns, 0 is never
+	last atomic.Int64 // when a relist last succeeded, or Run began, in Unix nanoseconds; 0 before
 }
 
 // New returns a Generator that has listed nothing yet.
 func New(runtime Runtime, log *slog.Logger) *Generator { return &Generator{runtime: runtime, log: log} }
 
-// silence is how long relists may fail before that is a failure of health, as in the
-// kubelet.
+// silence is how long relists may fail before Health does, as in the kubelet.
 const silence = 3 * time.Minute
 
-// Health returns an error if no relist has succeeded for long, even if the runtime answers
-// other calls. Before Run there is none.
+// Health returns an error if no relist has succeeded for silence, even if the runtime answers
+// other calls. Before Run it returns nil.
 func (g *Generator) Health() error {
 	last := g.last.Load()
 	if since := time.Since(time.Unix(0, last)); last != 0 && since > silence {
@@ -76,7 +74,7 @@ func (g *Generator) Health() error {
 type Change struct {
 	// Keys are the pods that have changed, appeared or disappeared since the last relist.
 	Keys []podsync.Key
-	// Back says that the runtime answers for the first time, or again.
+	// Back is true if the runtime answers for the first time, or again.
 	Back bool
 }
 
@@ -134,7 +132,7 @@ func differ(a, b map[podsync.Key]States) []podsync.Key {
 	return keys
 }
 
-// listen turns events into hints, and opens the stream again when it ends.
+// listen turns events into hints, and opens the stream again whenever it ends.
 func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 	wait := backoff.New(reconnect, reconnectMax)
 	for ctx.Err() == nil {

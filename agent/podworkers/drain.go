@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Stop stops a pod without deleting it, and interrupts its worker. grace
-// is in seconds; nil is the pod's own grace period.
+// Stop stops a pod without deleting it, and interrupts its worker. grace is in seconds; nil is
+// the pod's own grace period.
 func (w *Workers) Stop(pod *v1.Pod, grace *int64) error {
 	if err := w.o.Stopped.Stop(podsync.KeyOf(pod), grace, time.Now()); err != nil {
 		return err
@@ -18,13 +18,14 @@ func (w *Workers) Stop(pod *v1.Pod, grace *int64) error {
 	return nil
 }
 
-// Start runs a stopped pod again. It returns whether the pod was stopped.
+// Start has a stopped pod run again. It reports whether the pod was stopped by Stop.
 func (w *Workers) Start(pod *v1.Pod) (bool, error) {
 	was, err := w.o.Stopped.Start(podsync.KeyOf(pod), time.Now())
 	w.Wake(podsync.KeyOf(pod))
 	return was, err
 }
 
+// halt interrupts the worker of a pod that is to be stopped, see worker.Pool.Halt.
 func (w *Workers) halt(pod *v1.Pod, sooner bool) {
 	if pool := w.pool.Load(); pool != nil {
 		pool.Halt(podsync.KeyOf(pod), pod.UID, sooner)
@@ -41,7 +42,7 @@ func (w *Workers) Drain() error {
 	return nil
 }
 
-// Uncordon ends a drain.
+// Uncordon ends a drain: the pods that it stopped run again.
 func (w *Workers) Uncordon() error {
 	if err := w.o.Stopped.Uncordon(w.o.Wanted.Pods(), time.Now()); err != nil {
 		return err
@@ -53,14 +54,14 @@ func (w *Workers) Uncordon() error {
 	return nil
 }
 
-// ShowDrain makes the node unschedulable during a drain.
+// ShowDrain marks the node unschedulable during a drain, and schedulable otherwise.
 func (w *Workers) ShowDrain() {
 	_, on := w.o.Stopped.Draining()
 	w.o.Node.Edit(func(n *v1.Node) { n.Spec.Unschedulable = on })
 }
 
-// GoOn goes on with a drain: when all pods up to a priority have stopped, those of the
-// next one are stopped. Only the loop calls it.
+// GoOn continues a drain: when all pods up to a priority have stopped, it stops those of the
+// next priority. Only the agent's loop may call it.
 func (w *Workers) GoOn() {
 	upTo, on := w.o.Stopped.Draining()
 	if !on || upTo != nil && *upTo == stopped.Last {
@@ -89,7 +90,7 @@ func (w *Workers) GoOn() {
 	}
 }
 
-// halted reports whether a pod with this status runs nothing, and will not start anything.
+// halted reports whether a pod with this status has stopped for good or on request.
 func halted(s *v1.PodStatus) bool {
 	return s != nil && (podsync.Terminal(s) || s.Reason == podsync.StoppedReason)
 }

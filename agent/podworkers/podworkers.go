@@ -1,5 +1,5 @@
-// Package podworkers has the workers of all pods do what others than the agent's loop ask
-// for: the API (stop, start, restart, drain), and the housekeeping.
+// Package podworkers gives access to the workers of all pods to other parts of the agent than
+// its loop: to the API (stop, start, restart, drain) and to the housekeeping.
 package podworkers
 
 import (
@@ -17,7 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Options are what Workers go by.
+// Options are what Workers work with.
 type Options struct {
 	Events   event.Recorder
 	Wanted   *desired.Manager
@@ -27,20 +27,20 @@ type Options struct {
 	Log      *slog.Logger
 }
 
-// Workers are those of all pods. There are none before the loop begins.
+// Workers are the workers of all pods. There are none before the loop begins.
 type Workers struct {
 	o      Options
 	pool   atomic.Pointer[worker.Pool]
-	scarce atomic.Bool // there is too little disk: dead containers are removed
+	scarce atomic.Bool // disk space is short: dead containers are removed
 }
 
-// New returns the workers of a loop that has yet to begin.
+// New returns the Workers of a loop that has yet to begin.
 func New(o Options) *Workers { return &Workers{o: o} }
 
-// Begin is called with the workers when the loop has them.
+// Begin sets the pool of workers. The loop calls it when it begins.
 func (w *Workers) Begin(pool *worker.Pool) { w.pool.Store(pool) }
 
-// Pool returns the workers; nil before the loop begins.
+// Pool returns the pool of workers, nil before the loop begins.
 func (w *Workers) Pool() *worker.Pool { return w.pool.Load() }
 
 // Scarce reports whether dead containers are to be removed, see Tidy.
@@ -53,13 +53,15 @@ func (w *Workers) Wake(key podsync.Key) {
 	}
 }
 
-// Restart stops containers of a pod, which start again as its restart policy says.
+// Restart stops containers of a pod by ID, which start again as its restart policy says. It
+// returns false if the pod is not wanted or the loop has not begun; see worker.Pool.Restart.
 func (w *Workers) Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool {
 	pool := w.pool.Load()
 	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 
-// Tidy has dead containers removed until done is called; ok is false before the loop begins.
+// Tidy has the workers remove dead containers until done is called. ok is false, and done nil,
+// before the loop begins.
 func (w *Workers) Tidy() (done func(), ok bool) {
 	pool := w.pool.Load()
 	if pool == nil {
@@ -70,7 +72,7 @@ func (w *Workers) Tidy() (done func(), ok bool) {
 	return func() { w.scarce.Store(false) }, true
 }
 
-// End ends a pod for good.
+// End ends a pod for good, with an event: its phase becomes Failed.
 func (w *Workers) End(pod *v1.Pod, v podsync.Verdict) {
 	w.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, v.Reason, v.Message)
 	if pool := w.pool.Load(); pool != nil {

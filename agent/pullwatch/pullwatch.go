@@ -1,7 +1,7 @@
-// Package pullwatch follows how far pulls are, by a stream that crispd has beside CRI
-// (internal/pullapi). It is the one thing that the agent asks a runtime for that CRI does not
-// have, and it does without: another runtime says Unimplemented, and then nobody is told
-// anything.
+// Package pullwatch follows the progress of pulls, by a stream that crispd serves beside CRI
+// (internal/pullapi). It is the only thing beyond CRI that the agent asks a runtime for, and the
+// agent does not depend on it: another runtime answers Unimplemented, and then no progress is
+// reported.
 package pullwatch
 
 import (
@@ -19,20 +19,21 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// askAgain is how long a runtime without the service is not asked again. It may be upgraded.
+// askAgain is how long to wait before a runtime without the service is asked again, since it may
+// have been upgraded.
 const askAgain = time.Minute
 
-// listPatience is how long a runtime is waited for that is only asked once.
+// listPatience bounds List.
 const listPatience = 2 * time.Second
 
 // A Watcher asks one runtime.
 type Watcher struct {
-	conn  *grpc.ClientConn // nil: there is nothing to ask
-	until atomic.Int64     // not to be asked before, in Unix time
+	conn  *grpc.ClientConn // nil if the endpoint is invalid
+	until atomic.Int64     // when the runtime may be asked again, in Unix seconds
 }
 
-// New returns a Watcher of the runtime at endpoint ("unix:///run/crisp/crisp.sock"). It
-// connects when it is first used. Of an endpoint that cannot be one it never tells anything.
+// New returns a Watcher of the runtime at endpoint ("unix:///run/crisp/crisp.sock"), which
+// connects when it is first used. With an invalid endpoint it never reports anything.
 func New(endpoint string) *Watcher {
 	if strings.HasPrefix(endpoint, "/") {
 		endpoint = "unix://" + endpoint
@@ -51,7 +52,8 @@ func (w *Watcher) Close() {
 	}
 }
 
-// List returns the pulls under way; none if the runtime does not tell.
+// List returns the pulls in progress; none if the runtime does not answer within two seconds or
+// does not have the service.
 func (w *Watcher) List(ctx context.Context) (list []pulls.Pull) {
 	ctx, cancel := context.WithTimeout(ctx, listPatience)
 	defer cancel()
@@ -62,8 +64,8 @@ func (w *Watcher) List(ctx context.Context) (list []pulls.Pull) {
 	return list
 }
 
-// Follow calls report about once a second with how far the pull of image is, for as long as
-// ctx: the one that pod waits for, namespace/name.
+// Follow calls report about once a second with the progress of the pull of image that pod,
+// "namespace/name", waits for. It returns when ctx or the stream ends.
 func (w *Watcher) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
 	w.watch(ctx, pullapi.Request{Image: image, Pod: pod}, func(list []pulls.Pull) error {
 		if len(list) > 0 {

@@ -1,5 +1,5 @@
-// Package readiness knows whether the runtime is fit to run pods: it asks for its
-// status every few seconds and notifies a watcher when that has changed.
+// Package readiness monitors whether the runtime is ready to run pods: it asks for the
+// runtime's status every five seconds and notifies a watcher of changes.
 package readiness
 
 import (
@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// period is how often the runtime is asked.
+// period is how often the runtime is asked, and how long it may take to answer.
 const period = 5 * time.Second
 
 // A Runtime is what a Monitor asks.
@@ -22,26 +22,27 @@ type Runtime interface {
 	Version(ctx context.Context, apiVersion string) (*cri.VersionResponse, error)
 }
 
-// A State is what the runtime has said last.
+// A State is the last known state of the runtime.
 type State struct {
-	Answers      bool // it has answered, the last time it was asked
-	RuntimeReady bool
-	NetworkReady bool
-	Lists        bool // its lists can be had
-	// Reason and Message say why one of the four is not so.
+	Answers      bool // it answered when it was last asked
+	RuntimeReady bool // its condition of this name
+	NetworkReady bool // its condition of this name
+	Lists        bool // it lists pods (Lister)
+	// Reason and Message say why one of the four is false.
 	Reason, Message string
 
-	Version  string                // as the node shows it: NAME://VERSION; "" until it is known
-	Handlers []*cri.RuntimeHandler // nil if it does not tell
-	Features *cri.RuntimeFeatures  // likewise
+	Version  string                // NAME://VERSION, as the node shows it; "" until it is known
+	Handlers []*cri.RuntimeHandler // nil if it does not report them
+	Features *cri.RuntimeFeatures  // nil if it does not report them
 }
 
-// Ready reports whether pods may be started that need the network, or not.
+// Ready reports whether pods may be started. Those with the host's network do not need
+// NetworkReady.
 func (s State) Ready(hostNetwork bool) bool {
 	return s.Answers && s.RuntimeReady && s.Lists && (s.NetworkReady || hostNetwork)
 }
 
-// HandlerNames are the names of the handlers; the default one is "".
+// HandlerNames returns the sorted names of the handlers; that of the default one is "".
 func (s State) HandlerNames() []string {
 	var names []string
 	for _, h := range s.Handlers {
@@ -66,15 +67,15 @@ func (s State) same(o State) bool {
 		s.Reason == o.Reason && s.Message == o.Message && slices.Equal(s.HandlerNames(), o.HandlerNames())
 }
 
-// A Lister knows the lists that the runtime gives.
+// A Lister lists the runtime's pods (pleg.Generator).
 type Lister interface {
-	Health() error // what is wrong with them
+	Health() error // why they have not been listed for a long time, or nil
 }
 
-// A Watcher is notified of each new state. It must not block.
+// A Watcher is notified of the first state and of each change. It must not block.
 type Watcher interface{ RuntimeChanged(State) }
 
-// A Monitor asks one runtime.
+// A Monitor monitors one runtime.
 type Monitor struct {
 	runtime Runtime
 	watcher Watcher
@@ -84,25 +85,25 @@ type Monitor struct {
 	last State // guarded by mu
 }
 
-// New returns a Monitor of a runtime that was not asked yet.
+// New returns a Monitor of a runtime, which it asks nothing before Run.
 func New(runtime Runtime, watcher Watcher, log *slog.Logger) *Monitor {
 	return &Monitor{runtime: runtime, watcher: watcher, log: log}
 }
 
-// Get returns the last state; before the first answer nothing is ready.
+// Get returns the last state. Before the first answer it is the zero State.
 func (m *Monitor) Get() State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.last
 }
 
-// HandlerFeatures returns what a handler can do, as the runtime has last said; nil if that is
-// not known.
+// HandlerFeatures returns the features of a handler that the runtime last reported, nil if they
+// are not known.
 func (m *Monitor) HandlerFeatures(handler string) *cri.RuntimeHandlerFeatures {
 	return m.Get().Handler(handler).GetFeatures()
 }
 
-// Run asks the runtime, and lists about its lists, until ctx ends.
+// Run asks the runtime, and lists for its health, every period until ctx ends.
 func (m *Monitor) Run(ctx context.Context, lists Lister) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()
@@ -129,7 +130,7 @@ func (m *Monitor) ask(ctx context.Context, lists Lister, first bool) {
 	}
 	was := m.Get()
 	now.Version = was.Version
-	if now.Answers { // it may have been replaced by a newer one in the meantime
+	if now.Answers { // it may have been upgraded meanwhile
 		if v, err := m.runtime.Version(limited, ""); err == nil {
 			now.Version = v.RuntimeName + "://" + v.RuntimeVersion
 		}

@@ -1,4 +1,4 @@
-// Package stopped keeps which pods were stopped on request (crisp stop, crisp drain), so
+// Package stopped records which pods were stopped on request (crisp stop, crisp drain), so
 // that they stay stopped under the next agent and after a reboot.
 //
 // A stop is kept by namespace and name, so that it also holds for another pod of that name,
@@ -23,7 +23,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A file is what is on disk.
+// A file is the content of the file on disk.
 type file struct {
 	Pods  map[string]podsync.Stop `json:"pods,omitempty"` // by namespace/name
 	Drain *Drain                  `json:"drain,omitempty"`
@@ -32,7 +32,7 @@ type file struct {
 // A Drain stops all pods, those of the lowest priority first.
 type Drain struct {
 	Since time.Time `json:"since"`
-	// UpTo is the priority up to which pods are stopped by now; nil is none.
+	// UpTo is the priority up to which pods have been stopped so far; nil if none have.
 	UpTo *int32 `json:"upTo,omitempty"`
 }
 
@@ -42,11 +42,11 @@ type Store struct {
 	log  *slog.Logger
 
 	mu sync.Mutex
-	f  file // guarded by mu; what is on disk is the same
+	f  file // the same as on disk; guarded by mu
 }
 
-// Open reads the stops of an earlier agent. A file that cannot be read is put aside, as
-// PATH.damaged: then no pod is stopped.
+// Open reads the stops that an earlier agent recorded. A file that cannot be read is renamed
+// to PATH.damaged; then no pod is stopped.
 func Open(path string, log *slog.Logger) *Store {
 	s := &Store{path: path, log: log}
 	if err := atomicfile.ReadJSON(path, &s.f); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -56,7 +56,7 @@ func Open(path string, log *slog.Logger) *Store {
 	return s
 }
 
-// changeLocked keeps a change of f; without that it is none.
+// changeLocked changes f, on disk first. If the write fails f stays as it was.
 func (s *Store) changeLocked(change func(*file)) error {
 	next := file{Pods: maps.Clone(s.f.Pods), Drain: s.f.Drain}
 	if next.Pods == nil {
@@ -70,7 +70,7 @@ func (s *Store) changeLocked(change func(*file)) error {
 	return nil
 }
 
-// Of returns the stop of a pod, nil if there is none: its own, or the drain's.
+// Of returns the stop of a pod, its own or that of a drain; nil if there is none.
 func (s *Store) Of(pod *v1.Pod) *podsync.Stop {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -84,8 +84,8 @@ func (s *Store) Of(pod *v1.Pod) *podsync.Stop {
 	return &own
 }
 
-// Stop stops the pods under a key, with this many seconds for their containers to end; nil
-// is each pod's own grace period.
+// Stop records that the pods under a key are stopped. grace is in seconds; nil is each pod's own
+// grace period. The time of an earlier Stop stays.
 func (s *Store) Stop(key podsync.Key, grace *int64, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -98,8 +98,8 @@ func (s *Store) Stop(key podsync.Key, grace *int64, now time.Time) error {
 	})
 }
 
-// Start has the pods under a key run again. It reports false if they were not stopped by
-// Stop.
+// Start records that the pods under a key are to run again. It returns false if they were not
+// stopped by Stop.
 func (s *Store) Start(key podsync.Key, now time.Time) (bool, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -113,7 +113,7 @@ func (s *Store) Start(key podsync.Key, now time.Time) (bool, error) {
 	})
 }
 
-// Forget drops the stop of the pods under a key.
+// Forget drops the record of the pods under a key, if there is one.
 func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +125,7 @@ func (s *Store) Forget(key podsync.Key) {
 	}
 }
 
-// Keep drops the stops of all pods but these.
+// Keep drops the records of all pods but these.
 func (s *Store) Keep(wanted []*v1.Pod) {
 	keep := map[string]bool{}
 	for _, pod := range wanted {
@@ -143,7 +143,7 @@ func (s *Store) Keep(wanted []*v1.Pod) {
 	}
 }
 
-// Drain begins to stop all pods; Raise goes on with it.
+// Drain begins a drain, which stops no pods before Raise. It does nothing during a drain.
 func (s *Store) Drain(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -153,8 +153,8 @@ func (s *Store) Drain(now time.Time) error {
 	return s.changeLocked(func(f *file) { f.Drain = &Drain{Since: now} })
 }
 
-// Draining reports whether the pods are being stopped or were: up to which priority, nil
-// is none yet.
+// Draining reports whether there is a drain, and up to which priority pods have been stopped;
+// nil if none have.
 func (s *Store) Draining() (upTo *int32, on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,10 +164,10 @@ func (s *Store) Draining() (upTo *int32, on bool) {
 	return s.f.Drain.UpTo, true
 }
 
-// Last is the priority up to which a drain stops pods in the end.
+// Last is the priority of Raise with which a drain is complete.
 const Last = math.MaxInt32
 
-// Raise has a drain stop the pods up to this priority.
+// Raise has the drain stop the pods up to this priority. Without a drain it does nothing.
 func (s *Store) Raise(upTo int32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -177,8 +177,7 @@ func (s *Store) Raise(upTo int32) error {
 	return s.changeLocked(func(f *file) { f.Drain = &Drain{f.Drain.Since, &upTo} })
 }
 
-// Uncordon ends a drain: these pods run again, but for those that were stopped by
-// themselves.
+// Uncordon ends a drain: these pods run again, except those that Stop has stopped.
 func (s *Store) Uncordon(pods []*v1.Pod, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

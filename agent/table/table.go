@@ -1,5 +1,4 @@
-// Package table has the columns that objects are shown in, which crisp get and kubectl get
-// print alike.
+// Package table has the columns of objects that "crisp get" and "kubectl get" print.
 package table
 
 import (
@@ -21,10 +20,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A Column is one of a kind's table.
+// A Column is a column of a kind's table.
 type Column struct {
-	Name string // as kubectl writes it, which prints it in capitals
-	Wide bool   // shown by -o wide only
+	Name string // in kubectl's spelling; it is printed in capitals
+	Wide bool   // shown only with -o wide
 	cell func(o manifest.Object, now time.Time) any
 }
 
@@ -33,7 +32,7 @@ func (c Column) Cell(o manifest.Object, now time.Time) any { return c.cell(o, no
 
 var name = Column{"Name", false, func(o manifest.Object, _ time.Time) any { return o.GetName() }}
 
-// source is where an object of a manifest comes from.
+// source is the column with the file or the source that an object comes from.
 var source = Column{"Source", true, func(o manifest.Object, _ time.Time) any {
 	a := o.GetAnnotations()
 	return cmp.Or(a[manifest.AnnotationFile], a[manifest.AnnotationSource], "<none>")
@@ -66,7 +65,7 @@ func New(kind string) manifest.Object {
 	return nil
 }
 
-// of makes a cell of a kind's own type.
+// of adapts a function of one kind's type to Column.cell. The cell of another object is "".
 func of[T manifest.Object](f func(T) any) func(manifest.Object, time.Time) any {
 	return func(o manifest.Object, _ time.Time) any {
 		if t, ok := o.(T); ok {

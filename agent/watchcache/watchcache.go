@@ -1,18 +1,19 @@
-// Package watchcache numbers the changes of the objects that the agent shows, as the watch
-// cache of an API server does, so that reads, lists, watches and preconditions fit together.
+// Package watchcache numbers the changes of the objects that the agent serves, as the watch
+// cache of an API server does, so that reads, lists, watches and preconditions are consistent.
 // There is one counter for the node; an object's resource version is the number of its last
 // change.
 //
-// Nobody has to report changes. A source replaces what has changed and never modifies it, so
-// the cache compares the parts that an object is made of with those it saw last: pointers. An
-// object is copied when one of its parts is another one, and looked at by its text only then.
+// Sources need not report what has changed. They replace objects and never modify them, so the
+// cache compares the parts that an object is made of, which are pointers, with those it saw
+// last. Only if a part differs does it make the object anew and compare its JSON.
 //
 //	sources ── Item{Key, Parts} ──▶ entries in the order of their last change ──▶ watchers
 //
-// A watcher reads the entries from the end back to the version that it has seen: what it costs
-// is what has changed. Several changes of an object between two looks are one. What is gone stays
-// as a tombstone, the last maxGone of each kind; a watcher from before that gets ErrExpired and
-// has to list again. So has one that comes from an earlier agent: versions begin with the time.
+// A watcher reads the entries from the last one back to the version that it has seen, so the
+// cost depends on the number of changes. Several changes of an object between two reads are
+// one. Of the objects of a kind that are gone, the last maxGone stay as tombstones. A watcher
+// of an older version gets ErrExpired and has to list again, and so does one that has a version
+// of an earlier agent: versions begin with the time.
 package watchcache
 
 import (
@@ -28,40 +29,41 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// maxGone is how many objects of a kind that are gone are remembered for watchers.
+// maxGone is how many tombstones there are of each kind.
 const maxGone = 500
 
-// ErrExpired is Kubernetes' answer to a watch from too long ago.
+// ErrExpired says that the changes since a version are no longer known. The message is
+// Kubernetes' (410 Gone).
 var ErrExpired = errors.New("too old resource version")
 
 // An Item is an object as its source has it.
 type Item struct {
 	Key string // manifest.Key
-	// Parts are what the object is made of, pointers and other comparable values: as long as
-	// they are the same, it is.
+	// Parts are what the object is made of: pointers and other comparable values. While they
+	// are equal to the ones before, the object is unchanged.
 	Parts [3]any
-	// Make makes the object, which is the cache's from then on.
+	// Make makes the object, which the cache then owns.
 	Make func() manifest.Object
 }
 
-// A Source knows the objects. The cache calls it under its lock.
+// A Source has the objects. The cache calls it under its lock.
 type Source interface {
-	Items(kind string) []Item // all of a kind, each key once
+	Items(kind string) []Item // all objects of a kind, each key once
 	Item(kind, key string) (Item, bool)
 }
 
-// A Cache is safe for use by all goroutines. Its objects are shared and read-only.
+// A Cache is safe for concurrent use. Its objects are shared and read-only.
 type Cache struct {
 	source Source
 
-	mu      sync.Mutex // also held while the source is read: an older list must not be compared after a newer one
+	mu      sync.Mutex // held while the source is read, too, lest an older list be compared after a newer one
 	version uint64     // of the last change; guarded by mu
 	epoch   uint64     // the version that the cache began with
 	kinds   map[string]*kind
 
 	pokeMu sync.Mutex
 	pokes  uint64        // guarded by pokeMu
-	poked  chan struct{} // closed by the next poke; nil if nobody waits; guarded by pokeMu
+	poked  chan struct{} // closed by the next Poke; nil if nothing waits; guarded by pokeMu
 }
 
 // A kind has the objects of one kind.
@@ -69,28 +71,28 @@ type kind struct {
 	entries map[string]*list.Element // of *entry, by key; without tombstones
 	changes list.List                // of *entry, by version
 	gone    []*list.Element          // the tombstones in changes, oldest first
-	floor   uint64                   // changes up to here may be forgotten
-	read    uint64                   // pokes when all of the kind was read last, plus one; 0: never
+	floor   uint64                   // changes up to this version may be forgotten
+	read    uint64                   // the number of pokes when the whole kind was last read, plus one; 0 for never
 }
 
 // An entry is one object, or the tombstone of one.
 type entry struct {
 	version uint64 // of the last change
-	created uint64 // version when it came
+	created uint64 // version when the object appeared
 	gone    bool
 	parts   [3]any
 	object  manifest.Object // with version as its resource version
 }
 
-// A Change is what became of an object since a version.
+// A Change is what has become of an object since a version.
 type Change struct {
-	New     bool // it was not there at that version
+	New     bool // it did not exist at that version
 	Deleted bool
-	Object  manifest.Object // as it was last, if it is gone
+	Object  manifest.Object // its last state, if it is deleted
 }
 
-// New returns a Cache whose versions are greater than those of any earlier one: no node makes a
-// change a microsecond.
+// New returns a Cache whose versions are greater than those of any earlier one: they begin with
+// the time in microseconds, and no node has as many changes.
 func New(source Source) *Cache {
 	now := uint64(time.Now().UnixMicro())
 	return &Cache{source: source, version: now, epoch: now, kinds: map[string]*kind{}}
@@ -123,7 +125,7 @@ func (c *Cache) countPokes() uint64 {
 	return c.pokes
 }
 
-// Get returns an object, nil if there is none.
+// Get returns the present object of this key, nil if there is none.
 func (c *Cache) Get(kind, key string) manifest.Object {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -146,7 +148,8 @@ func (c *Cache) List(kind string) ([]manifest.Object, uint64) {
 }
 
 // Since returns the changes of a kind after a version, in order, and the version that they lead
-// to. The source is read if there was a poke since it was.
+// to. Version 0 is the beginning. The error is ErrExpired, for a version that is too old or of
+// another Cache. The source is read if there was a Poke since it was last read.
 func (c *Cache) Since(kind string, version uint64) ([]Change, uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -180,7 +183,7 @@ func (c *Cache) kindLocked(name string) *kind {
 
 // readLocked reads all objects of a kind.
 func (c *Cache) readLocked(k *kind, name string) []manifest.Object {
-	k.read = c.countPokes() + 1 // before: what is poked meanwhile is read again
+	k.read = c.countPokes() + 1 // counted before, so that a Poke meanwhile causes another read
 	items := c.source.Items(name)
 	there := make(map[string]bool, len(items))
 	for _, item := range items {
@@ -198,7 +201,7 @@ func (c *Cache) readLocked(k *kind, name string) []manifest.Object {
 	return objects
 }
 
-// setLocked takes an object in and returns it with its version.
+// setLocked compares an item with its entry, and returns the object with its version.
 func (c *Cache) setLocked(k *kind, item Item) manifest.Object {
 	el := k.entries[item.Key]
 	if el != nil && el.Value.(*entry).parts == item.Parts {
@@ -208,7 +211,7 @@ func (c *Cache) setLocked(k *kind, item Item) manifest.Object {
 	if el != nil {
 		e := el.Value.(*entry)
 		if e.object.GetUID() != object.GetUID() {
-			// Clients know objects by their names: the end of the one comes before the other.
+			// Clients know objects by name: they have to see the deletion of the old one first.
 			c.buryLocked(k, item.Key, el)
 			el = nil
 		} else if object.SetResourceVersion(e.object.GetResourceVersion()); sameText(e.object, object) {
@@ -229,7 +232,7 @@ func (c *Cache) setLocked(k *kind, item Item) manifest.Object {
 	return object
 }
 
-// buryLocked makes an entry a tombstone.
+// buryLocked turns an entry into a tombstone.
 func (c *Cache) buryLocked(k *kind, key string, el *list.Element) {
 	e := el.Value.(*entry)
 	c.version++
