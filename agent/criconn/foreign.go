@@ -62,7 +62,7 @@ func speaksHTTP2(path string) error {
 	case errors.Is(err, io.EOF) || n == 0:
 		return nil
 	case bytes.HasPrefix(header, []byte("HTTP/1")):
-		return errors.New("it is a server of HTTP/1")
+		return errors.New("it is an HTTP/1 server")
 	case n < len(header) || header[3] != settings:
 		return errors.New("it speaks another protocol")
 	}

@@ -90,7 +90,7 @@ func (s *Store) load() error {
 		line, err := lines.ReadSlice('\n')
 		if err == bufio.ErrBufferFull {
 			if err = skipLine(lines); err == nil {
-				s.log.Warn("event dropped that is too long")
+				s.log.Warn("overlong event dropped")
 				continue
 			}
 		} else if len(line) > 0 {

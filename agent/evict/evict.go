@@ -137,7 +137,7 @@ func New(o Options) *Manager {
 func (m *Manager) Run(ctx context.Context) {
 	look := func(ctx context.Context) {
 		if err := m.Look(ctx); err != nil && ctx.Err() == nil {
-			m.o.Log.DebugContext(ctx, "what pods use is not known", "err", err)
+			m.o.Log.DebugContext(ctx, "usage of pods not measured", "err", err)
 		}
 	}
 	look(ctx)

@@ -116,7 +116,7 @@ func split(text, sign string) (map[Signal]Amount, []Signal, error) {
 			return nil, nil, fmt.Errorf("%q: want SIGNAL%sAMOUNT, SIGNAL one of %v", text, sign, order)
 		}
 		if _, twice := amounts[signal]; twice {
-			return nil, nil, fmt.Errorf("%q: %s is there twice", text, signal)
+			return nil, nil, fmt.Errorf("%q: %s is given twice", text, signal)
 		}
 		var a Amount
 		if percent, ok := strings.CutSuffix(value, "%"); ok {

@@ -125,7 +125,7 @@ func (k *Keeper) warn(reason, text string) {
 // to a disk.
 func (k *Keeper) warnOfSwap(may bool) {
 	if may {
-		k.warn("PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs that does not (Linux 6.4 has)")
+		k.warn("PossibleMemoryBackedVolumesOnDisk", "Secrets and other volumes in memory may be written to a disk: the node swaps, and its kernel has no tmpfs without swap (Linux 6.4 has)")
 	}
 }
 

@@ -21,7 +21,7 @@ func (k *Keeper) imagesDir(ctx context.Context) (string, error) {
 			return dir, nil
 		}
 	}
-	return "", errors.New("the runtime does not tell where its images are")
+	return "", errors.New("the runtime does not report where its images are")
 }
 
 // ImageSpace implements imagegc.Node.

@@ -30,14 +30,14 @@ func (k *Keeper) sweep(ctx context.Context) {
 	}
 	dirs, err := os.ReadDir(filepath.Join(k.o.Root, "pods")) // also of pods whose record cannot be read
 	if err != nil {
-		k.o.Log.WarnContext(ctx, "what was left behind is not known", "err", err)
+		k.o.Log.WarnContext(ctx, "leftovers of pods not listed", "err", err)
 		return
 	}
 	for _, dir := range dirs {
 		known[dir.Name()] = true
 	}
 	if err = errors.Join(k.o.Cgroups.Sweep(known), k.sweepLogs(known), k.sweepLinks(), k.prunePulled(ctx)); err != nil {
-		k.o.Log.WarnContext(ctx, "not all that was left behind could be removed", "err", err)
+		k.o.Log.WarnContext(ctx, "leftovers of pods not removed", "err", err)
 	}
 }
 

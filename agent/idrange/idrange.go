@@ -67,7 +67,7 @@ func Open(pods string, log *slog.Logger) (*Pool, error) {
 		case err == nil:
 			p.taken[e.Name()] = n
 		case !errors.Is(err, fs.ErrNotExist):
-			log.Warn("user IDs of a pod not known", "uid", e.Name(), "err", err)
+			log.Warn("user IDs of a pod not read", "uid", e.Name(), "err", err)
 			p.lost[e.Name()] = true
 		}
 	}

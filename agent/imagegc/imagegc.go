@@ -141,7 +141,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 			if f.used.After(last) {
 				last = f.used
 			}
-			return c.now().Sub(last) > c.o.Max && c.remove(ctx, f, "it was not used for long")
+			return c.now().Sub(last) > c.o.Max && c.remove(ctx, f, "it has been unused for too long")
 		})
 	}
 	capacity, available, err := c.o.Node.ImageSpace(ctx)
@@ -156,7 +156,7 @@ func (c *Collector) Collect(ctx context.Context) error {
 		text := fmt.Sprintf("Insufficient free disk space on the node's image filesystem (%d%% of %d bytes used). Failed to free sufficient space by deleting unused images (freed %d bytes).",
 			100-available*100/capacity, capacity, freed)
 		c.o.Node.ImagesFull(text)
-		return fmt.Errorf("%d bytes were to be freed and only %d could be", need, freed)
+		return fmt.Errorf("%d bytes had to be freed, but only %d could be", need, freed)
 	}
 	return nil
 }

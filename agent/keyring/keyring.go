@@ -95,7 +95,7 @@ func (r *Ring) addSecret(s *v1.Secret) error {
 	case s.Type == v1.SecretTypeDockercfg || s.Data[v1.DockerConfigKey] != nil:
 		var auths map[string]auth
 		if err := json.Unmarshal(s.Data[v1.DockerConfigKey], &auths); err != nil {
-			return fmt.Errorf("%s: it is no .dockercfg", name) // the text may hold the secret
+			return fmt.Errorf("%s: it is not a .dockercfg", name) // the text may hold the secret
 		}
 		return r.add(name, auths)
 	}
@@ -116,7 +116,7 @@ func (r *Ring) mark(s *v1.Secret) {
 func (r *Ring) addJSON(name string, data []byte) error {
 	var f file
 	if err := json.Unmarshal(data, &f); err != nil {
-		return fmt.Errorf("%s: it is no docker config.json", name) // the text may hold the secret
+		return fmt.Errorf("%s: it is not a docker config.json", name) // the text may hold the secret
 	}
 	return r.add(name, f.Auths)
 }
@@ -127,7 +127,7 @@ func (r *Ring) add(name string, auths map[string]auth) error {
 		if a.Auth != "" {
 			text, err := base64.StdEncoding.DecodeString(a.Auth)
 			if err != nil {
-				return fmt.Errorf("%s: credentials for %s are no base64", name, place)
+				return fmt.Errorf("%s: credentials for %s are not base64", name, place)
 			}
 			var ok bool
 			if c.Username, c.Password, ok = strings.Cut(string(text), ":"); !ok {

@@ -62,9 +62,9 @@ func LoadPlugins(path, dir string, log *slog.Logger) (*Plugins, error) {
 	for _, p := range c.Providers {
 		switch {
 		case p.Name == "" || p.Name != filepath.Base(p.Name) || p.Name == "." || p.Name == "..":
-			return nil, fmt.Errorf("%s: %q is no name of a program", path, p.Name)
+			return nil, fmt.Errorf("%s: %q is not the name of a program", path, p.Name)
 		case seen[p.Name]:
-			return nil, fmt.Errorf("%s: %s is there twice", path, p.Name)
+			return nil, fmt.Errorf("%s: %s is given twice", path, p.Name)
 		case len(p.MatchImages) == 0 || p.DefaultCacheDuration == nil || p.DefaultCacheDuration.Duration < 0:
 			return nil, fmt.Errorf("%s: %s: want matchImages, and a defaultCacheDuration", path, p.Name)
 		case !strings.HasPrefix(p.APIVersion, providerGroup):
@@ -156,7 +156,7 @@ func (p *Plugins) run(ctx context.Context, of *config.CredentialProvider, image 
 	}
 	var r credentialprovider.CredentialProviderResponse
 	if err := json.Unmarshal(out.Bytes(), &r); err != nil {
-		return nil, fmt.Errorf("its answer is no JSON") // the text may hold a secret
+		return nil, fmt.Errorf("its answer is not JSON") // the text may hold a secret
 	}
 	if r.Kind != "CredentialProviderResponse" || r.APIVersion != of.APIVersion {
 		return nil, fmt.Errorf("it answers with a %s of %s, want a CredentialProviderResponse of %s", r.Kind, r.APIVersion, of.APIVersion)

@@ -128,7 +128,7 @@ func selfSigned() ([]byte, error) {
 func writeKubeconfig(root, address, token string, pemText []byte) error {
 	block, _ := pem.Decode(pemText)
 	if block == nil {
-		return errors.New("certificate of the agent: it is no PEM")
+		return errors.New("certificate of the agent: it is not PEM")
 	}
 	authority := base64.StdEncoding.EncodeToString(pem.EncodeToMemory(block))
 	text := fmt.Sprintf(`apiVersion: v1

@@ -104,7 +104,7 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 	}
 	to := path + "." + time.Now().Format(stamp)
 	if _, err := os.Lstat(to); err == nil {
-		return fmt.Errorf("%s is there already", to)
+		return fmt.Errorf("%s already exists", to)
 	}
 	if err := os.Rename(path, to); err != nil {
 		return err

@@ -20,7 +20,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	}
 	known := map[string]v1.ResourceRequirements{}
 	if err := atomicfile.ReadJSON(filepath.Join(s.Dir(uid), actualFile), &known); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		s.o.Log.Warn("resources of a pod not known", "uid", uid, "err", err)
+		s.o.Log.Warn("resources of a pod not read", "uid", uid, "err", err)
 	}
 	s.actual[uid] = known
 	return known

@@ -26,7 +26,7 @@ func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 			err = f.Close()
 		}
 		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its files may just have been removed
-			s.o.Log.Warn("end of a pod not noted", "uid", uid, "err", err)
+			s.o.Log.Warn("end of a pod not recorded", "uid", uid, "err", err)
 		}
 		s.mu.Lock()
 		if s.pods[uid] != nil {

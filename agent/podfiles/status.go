@@ -50,7 +50,7 @@ func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 	case err == nil:
 		return &status
 	case !errors.Is(err, fs.ErrNotExist):
-		s.o.Log.Warn("status of a pod not known", "pod", podsync.KeyOf(pod).String(), "err", err)
+		s.o.Log.Warn("status of a pod not read", "pod", podsync.KeyOf(pod).String(), "err", err)
 	}
 	return nil
 }

@@ -53,7 +53,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	for ctx.Err() == nil {
 		files, differ, err := d.scan()
 		if first && errors.Is(err, fs.ErrNotExist) && d.Copies.none() {
-			d.Log.WarnContext(ctx, "manifest directory is not there", "dir", d.Path)
+			d.Log.WarnContext(ctx, "manifest directory does not exist", "dir", d.Path)
 			err = nil
 		}
 		again := rescan
@@ -127,7 +127,7 @@ func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 			return nil
 		case err := <-w.Errors:
 			poke.Wake(changed) // an overflow: events were lost
-			d.Log.DebugContext(ctx, "manifest directory watch complained", "err", err)
+			d.Log.DebugContext(ctx, "manifest directory watch reported an error", "err", err)
 		case e, ok := <-w.Events:
 			if !ok {
 				return errors.New("watch ended")

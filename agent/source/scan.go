@@ -91,7 +91,7 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 			paths[path] = true
 		}
 		if err := d.Copies.keepOnly(paths); err != nil {
-			d.Log.Warn("copies of manifests stay", "err", err)
+			d.Log.Warn("copies of manifests not removed", "err", err)
 		}
 	}
 	d.last = now

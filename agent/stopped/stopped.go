@@ -51,7 +51,7 @@ func Open(path string, log *slog.Logger) *Store {
 	s := &Store{path: path, log: log}
 	if err := atomicfile.ReadJSON(path, &s.f); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		s.f = file{}
-		log.Error("stopped pods not known: they start", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
+		log.Error("stopped pods not read: they start", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
 	}
 	return s
 }

@@ -25,7 +25,7 @@ func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (man
 		return nil, fault.NotFound.Errorf("there is no %s", key)
 	}
 	if uid != "" && uid != old.UID {
-		return nil, fault.WrongState.Errorf("%s is another one by now", key)
+		return nil, fault.WrongState.Errorf("%s has another UID by now", key)
 	}
 	pod, isPod := old.decoded.(*v1.Pod)
 	if !isPod || force && old.Grace != nil && *old.Grace == 0 {

@@ -37,7 +37,7 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 			s.decode(r)
 		}
 		if r.err != nil {
-			log.Error("kept object rejected", "object", r.description, "err", r.err)
+			log.Error("stored object rejected", "object", r.description, "err", r.err)
 		}
 		s.version = max(s.version, r.Version)
 		s.records[r.description] = r
@@ -102,7 +102,7 @@ func (s *Store) saveLocked(r *record) error {
 		return err
 	}
 	if err := atomicfile.SaveJSON(r.file, r); err != nil {
-		return fmt.Errorf("keep %s: %w", r.description, err)
+		return fmt.Errorf("save %s: %w", r.description, err)
 	}
 	s.records[r.description] = r
 	s.poke()

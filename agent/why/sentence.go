@@ -33,11 +33,11 @@ func (f Facts) sentence(now time.Time) string {
 	name, s := f.Pod.Namespace+"/"+f.Pod.Name, &f.Pod.Status
 	switch {
 	case f.Pod.DeletionTimestamp != nil:
-		return name + " is being ended"
+		return name + " is terminating"
 	case s.Phase == v1.PodFailed:
 		return fmt.Sprintf("%s has failed: %s", name, f.failure())
 	case s.Phase == v1.PodSucceeded:
-		return name + " has ended with success"
+		return name + " has succeeded"
 	}
 	if _, ok := Ready(s); ok {
 		return f.wasSlow(name)
@@ -55,7 +55,7 @@ func (f Facts) sentence(now time.Time) string {
 	if e := f.last("", v1.EventTypeWarning); e != nil {
 		return fmt.Sprintf("%s is not ready: %s: %s", name, e.Reason, e.Message)
 	}
-	return name + " is not ready, and nothing tells why"
+	return name + " is not ready, and nothing says why"
 }
 
 // failure says why a pod has failed.
@@ -69,7 +69,7 @@ func (f Facts) failure() string {
 			return fmt.Sprintf("container %s has ended with code %d (%s)", c.Name, t.ExitCode, cmp.Or(t.Reason, "no reason"))
 		}
 	}
-	return "no container tells why"
+	return "no container says why"
 }
 
 // going returns the stage in progress that explains best why the pod is not ready: the one of
@@ -108,8 +108,8 @@ func weight(s *timeline.Stage) int {
 
 // words describe each stage while it is in progress; %s is the name of the container.
 var words = map[string]string{
-	Queue:                 "the agent has yet to begin with it",
-	Observe:               "the agent waits for the runtime to tell what runs",
+	Queue:                 "the agent has yet to start on it",
+	Observe:               "the agent waits for the runtime to report what runs",
 	"volumes":             "its volumes are being made",
 	"sandbox":             "its sandbox is being made",
 	"pull":                "the image of container %s is being pulled",
@@ -132,7 +132,7 @@ const turn = "wait for a turn to pull"
 func (f Facts) during(s timeline.Stage, now time.Time) string {
 	detail := cmp.Or(s.Err, s.Detail)
 	if s.Name == BackOff {
-		text := cmp.Or(detail, "something has failed, and is tried again later")
+		text := cmp.Or(detail, "something has failed and will be retried")
 		if s.Container != "" {
 			text = "container " + s.Container + " waits: " + text
 		}

@@ -105,7 +105,7 @@ func TestSentence(t *testing.T) {
 		facts why.Facts
 		want  string
 	}{
-		{"nothing known", why.Facts{Pod: plain}, "default/web is not ready, and nothing tells why"},
+		{"nothing known", why.Facts{Pod: plain}, "default/web is not ready, and nothing says why"},
 		{"pull", why.Facts{Pod: plain, Pull: pull, Stages: []timeline.Stage{at("pull", "app", 0, -1)}},
 			"default/web is not ready: image reg.test/app:1 is being pulled from the mirror mirror.test: 43 %, 1 B/s, 57 s left"},
 		{"pull of which the runtime tells nothing", why.Facts{Pod: plain, Stages: []timeline.Stage{at("pull", "app", 4, -1)}},
@@ -133,8 +133,8 @@ func TestSentence(t *testing.T) {
 			"default/web is ready: it took 10.0 s, most of it for pull app (8.0 s, of which layers took 7.0 s: app:1, 12 MB from reg.test)"},
 		{"failed", why.Facts{Pod: failed}, "default/web has failed: container app has ended with code 3 (Error)"},
 		{"evicted", why.Facts{Pod: evicted}, "default/web has failed: Evicted: The node was low on memory."},
-		{"done", why.Facts{Pod: done}, "default/web has ended with success"},
-		{"deleted", why.Facts{Pod: deleted}, "default/web is being ended"},
+		{"done", why.Facts{Pod: done}, "default/web has succeeded"},
+		{"deleted", why.Facts{Pod: deleted}, "default/web is terminating"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			if d := cmp.Diff(test.want, why.Sentence(test.facts, t0.Add(10*time.Second))); d != "" {

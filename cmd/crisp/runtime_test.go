@@ -29,7 +29,7 @@ func TestNoRuntimeThere(t *testing.T) {
 			s.Listener = listen(t, path)
 			s.Start()
 			t.Cleanup(s.Close)
-		}, "does not speak CRI: it is a server of HTTP/1"},
+		}, "does not speak CRI: it is an HTTP/1 server"},
 		"other words": {func(t *testing.T, path string) {
 			l := listen(t, path)
 			t.Cleanup(func() { l.Close() })
