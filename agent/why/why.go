@@ -49,11 +49,9 @@ func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []
 			}
 		}
 	}
-	for _, statuses := range [][]v1.ContainerStatus{s.ContainerStatuses} {
-		for i := range statuses {
-			if w, ok := waitOf(&statuses[i], true); ok && !slices.Contains(list, w) {
-				list = append(list, w)
-			}
+	for i := range s.ContainerStatuses {
+		if w, ok := waitOf(&s.ContainerStatuses[i], true); ok && !slices.Contains(list, w) {
+			list = append(list, w)
 		}
 	}
 	return list
