@@ -15,6 +15,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	k8stypes "k8s.io/apimachinery/pkg/types"
+	k8sjson "k8s.io/apimachinery/pkg/util/json"
 	k8syaml "sigs.k8s.io/yaml"
 )
 
@@ -122,7 +123,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		return
 	}
 	o := kind.new()
-	if err := json.Unmarshal(data, o); err != nil {
+	if err := k8sjson.Unmarshal(data, o); err != nil { // case-sensitive, as the checker is
 		// The checker names every mistake it knows; this catches the rest.
 		r.fail(Error{Line: line, Text: strings.TrimPrefix(err.Error(), "json: ")})
 		return

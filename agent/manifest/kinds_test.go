@@ -94,6 +94,23 @@ func TestUnknownFields(t *testing.T) {
 	}
 }
 
+// A key in another case is another key, as in an API server: it must not set the field past the
+// table.
+func TestKeyInOtherCase(t *testing.T) {
+	text := strings.Replace(web, "    ports", "    VolumeDevices: [{name: d, devicePath: /dev/d}]\n    Image: other\n    ports", 1)
+	objects, warnings, err := manifest.Read("f", []byte(text), manifest.Options{Unknown: manifest.Warn})
+	if err != nil || len(objects) != 1 || len(warnings) != 2 {
+		t.Fatalf("%d objects, warnings %q, %v", len(objects), warnings.Error(), err)
+	}
+	c := objects[0].(*v1.Pod).Spec.Containers[0]
+	if c.VolumeDevices != nil || c.Image != "example.org/web" {
+		t.Errorf("unknown keys are in effect: image %q, volumeDevices %v", c.Image, c.VolumeDevices)
+	}
+	if _, _, err := manifest.Read("f", []byte(text), manifest.Options{}); err == nil || !strings.Contains(err.Error(), "VolumeDevices: unknown field") {
+		t.Errorf("strict: %v", err)
+	}
+}
+
 // The pods of a template get the defaults of pods, on which their hash does not depend.
 func TestTemplate(t *testing.T) {
 	read := func(text string) *appsv1.Deployment {
