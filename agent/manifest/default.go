@@ -98,9 +98,9 @@ func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
 // pullPolicy is the default pull policy of an image reference: Always if the tag is
 // "latest" or there is neither tag nor digest.
 func pullPolicy(ref string) v1.PullPolicy {
-	name := ref[strings.LastIndex(ref, "/")+1:]
-	_, tag, tagged := strings.Cut(name, ":")
-	if !strings.Contains(ref, "@") && (!tagged || tag == "latest") {
+	name, _, digested := strings.Cut(ref, "@")
+	_, tag, tagged := strings.Cut(name[strings.LastIndex(name, "/")+1:], ":")
+	if tag == "latest" || !tagged && !digested {
 		return v1.PullAlways
 	}
 	return v1.PullIfNotPresent

@@ -70,6 +70,11 @@ func TestPullPolicy(t *testing.T) {
 		"localhost:5000/web":                    v1.PullAlways,
 		"localhost:5000/web:1":                  v1.PullIfNotPresent,
 		"web@sha256:" + strings.Repeat("0", 64): v1.PullIfNotPresent,
+
+		// As in an API server, the tag decides even if there is a digest.
+		"web:latest@sha256:" + strings.Repeat("0", 64):         v1.PullAlways,
+		"web:1@sha256:" + strings.Repeat("0", 64):              v1.PullIfNotPresent,
+		"localhost:5000/web@sha256:" + strings.Repeat("0", 64): v1.PullIfNotPresent,
 	} {
 		pod := read(t, strings.Replace(web, "example.org/web", ref, 1))[0]
 		if got := pod.Spec.Containers[0].ImagePullPolicy; got != want {
