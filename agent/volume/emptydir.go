@@ -3,7 +3,9 @@ package volume
 import (
 	"context"
 	"fmt"
+	"maps"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -78,18 +80,11 @@ func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
 // pod requests; a pod that requests several must name one.
 func mountHugePages(path, page string, pod *v1.Pod) error {
 	if page == "" {
-		sizes := map[string]bool{}
-		for i := range pod.Spec.Containers {
-			for name := range pod.Spec.Containers[i].Resources.Limits {
-				if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
-					sizes[size] = true
-					page = size
-				}
-			}
-		}
+		sizes := pageSizes(&pod.Spec)
 		if len(sizes) != 1 {
 			return fmt.Errorf("medium HugePages needs a pod that asks for one size of huge pages, not for %d", len(sizes))
 		}
+		page = sizes[0]
 	}
 	size, err := resource.ParseQuantity(page)
 	if err != nil {
@@ -100,6 +95,25 @@ func mountHugePages(path, page string, pod *v1.Pod) error {
 		return fmt.Errorf("mount hugetlbfs of pages of %s on %s: %w", page, path, err)
 	}
 	return nil
+}
+
+// pageSizes returns the sizes of the huge pages that a pod requests, for its containers and
+// init containers or as a whole: "2Mi".
+func pageSizes(spec *v1.PodSpec) []string {
+	all := v1.ResourceList{}
+	if spec.Resources != nil {
+		maps.Copy(all, spec.Resources.Limits)
+	}
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		maps.Copy(all, c.Resources.Limits)
+	}
+	var sizes []string
+	for name := range all {
+		if size, ok := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix); ok {
+			sizes = append(sizes, size)
+		}
+	}
+	return sizes
 }
 
 // Usage returns the bytes and inodes that are used below a directory. It counts a file
