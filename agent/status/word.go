@@ -11,10 +11,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/utils/ptr"
 )
 
-// Word returns kubectl's STATUS of a pod: the phase, or the reason of a container that
-// explains why the pod does not run.
+// Word returns the STATUS of a pod as kubectl prints it: the phase, or the reason of a
+// container that explains why the pod does not run. Other than in kubectl, a reason of the
+// pod itself, such as Evicted, comes before those of its containers.
 func Word(pod *v1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "Terminating"
@@ -22,19 +24,11 @@ func Word(pod *v1.Pod) string {
 	if pod.Status.Reason != "" {
 		return pod.Status.Reason
 	}
-	for i, s := range pod.Status.InitContainerStatuses {
-		switch t, w := s.State.Terminated, s.State.Waiting; {
-		case t != nil && t.ExitCode == 0, s.State.Running != nil && s.Ready:
-			continue
-		case t != nil:
-			return "Init:" + cmp.Or(t.Reason, "ExitCode:"+strconv.Itoa(int(t.ExitCode)))
-		case w != nil && w.Reason != "" && w.Reason != "PodInitializing":
-			return "Init:" + w.Reason
-		case pod.Status.Phase == v1.PodPending:
-			return fmt.Sprintf("Init:%d/%d", i, len(pod.Status.InitContainerStatuses))
-		}
+	word := initWord(pod)
+	if word != "" && !isTrue(pod.Status.Conditions, v1.PodInitialized) {
+		return word
 	}
-	word := string(pod.Status.Phase)
+	word = cmp.Or(word, string(pod.Status.Phase))
 	running := false
 	for i := len(pod.Status.ContainerStatuses) - 1; i >= 0; i-- {
 		s := pod.Status.ContainerStatuses[i]
@@ -54,6 +48,24 @@ func Word(pod *v1.Pod) string {
 		}
 	}
 	return word
+}
+
+// initWord returns the STATUS of a pod by the first of its init containers that has not done
+// its part; "" if there is none.
+func initWord(pod *v1.Pod) string {
+	for i, s := range pod.Status.InitContainerStatuses {
+		switch t, w := s.State.Terminated, s.State.Waiting; {
+		case t != nil && t.ExitCode == 0, sidecar(pod, i) && ptr.Deref(s.Started, false):
+			continue
+		case t != nil:
+			return "Init:" + cmp.Or(t.Reason, "ExitCode:"+strconv.Itoa(int(t.ExitCode)))
+		case w != nil && w.Reason != "" && w.Reason != "PodInitializing":
+			return "Init:" + w.Reason
+		case pod.Status.Phase == v1.PodPending:
+			return fmt.Sprintf("Init:%d/%d", i, len(pod.Status.InitContainerStatuses))
+		}
+	}
+	return ""
 }
 
 // Count counts the containers and sidecars of a pod: how many are ready, and how many there

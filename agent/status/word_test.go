@@ -60,3 +60,42 @@ func TestWordOfHalfDone(t *testing.T) {
 		}
 	}
 }
+
+// A sidecar has done its part for the containers after it when it has started, ready or not.
+func TestWordOfUnreadySidecar(t *testing.T) {
+	started := true
+	pod := &v1.Pod{Status: v1.PodStatus{
+		Phase:                 v1.PodPending,
+		InitContainerStatuses: []v1.ContainerStatus{{Started: &started, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}},
+		ContainerStatuses:     []v1.ContainerStatus{{State: v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "ImagePullBackOff"}}}},
+	}}
+	pod.Spec.InitContainers = []v1.Container{{Name: "side", RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}
+	if got, want := Word(pod), "ImagePullBackOff"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	started = false
+	if got, want := Word(pod), "Init:0/1"; got != want {
+		t.Errorf("before it has started: %s, want %s", got, want)
+	}
+}
+
+// A sidecar is ended when the containers have finished, often with an exit code other than 0:
+// that is no failed init container. One that fails while the containers run is shown.
+func TestWordOfEndedSidecar(t *testing.T) {
+	pod := &v1.Pod{Status: v1.PodStatus{
+		Phase:                 v1.PodSucceeded,
+		Conditions:            []v1.PodCondition{{Type: v1.PodInitialized, Status: v1.ConditionTrue}},
+		InitContainerStatuses: []v1.ContainerStatus{{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: 143, Reason: "Error"}}}},
+		ContainerStatuses:     []v1.ContainerStatus{{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{Reason: "Completed"}}}},
+	}}
+	pod.Spec.InitContainers = []v1.Container{{Name: "side", RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}
+	if got, want := Word(pod), "Completed"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+	pod.Status.Phase = v1.PodRunning
+	pod.Status.InitContainerStatuses[0].State = v1.ContainerState{Waiting: &v1.ContainerStateWaiting{Reason: "CrashLoopBackOff"}}
+	pod.Status.ContainerStatuses[0] = v1.ContainerStatus{Ready: true, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}
+	if got, want := Word(pod), "Init:CrashLoopBackOff"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
