@@ -220,8 +220,8 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// fieldByJSON finds the field that encoding/json would set for key, also in embedded
-// structs.
+// fieldByJSON returns the type of the field that the decoder sets for key, also of one in an
+// embedded struct. Unlike encoding/json it tells upper from lower case, as Kubernetes does.
 func fieldByJSON(typ reflect.Type, key string) (reflect.Type, bool) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)

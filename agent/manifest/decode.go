@@ -151,7 +151,8 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	r.objects = append(r.objects, o)
 }
 
-// Key is the name of an object in messages: "pod default/web", "runtimeclass alt".
+// Key names an object, by kind, namespace and name, in messages and as the key of stores:
+// "pod default/web", "runtimeclass alt".
 func Key(o Object) string {
 	name := o.GetName()
 	if ns := o.GetNamespace(); ns != "" {

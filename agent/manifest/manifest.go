@@ -1,9 +1,10 @@
 // Package manifest turns the text of manifests into objects: it decodes them, fills in
 // Kubernetes' defaults and validates. It does no I/O.
 //
-// Nothing in a manifest is dropped silently. A key that the kind does not have is an
-// error, and so is one that crisp does not support (fields.go has the list). Every error
-// says where it is:
+// A key that the kind does not have is an error, unless Options.Unknown accepts such keys.
+// A field that crisp does not support is always an error. fields.go lists what is supported,
+// and the fields that are accepted without effect because they mean nothing on a single node.
+// Every error says where it is:
 //
 //	web.yaml:12: spec.containers[0].volumeDevices: needs block volumes, which crisp does not have
 //

@@ -367,7 +367,7 @@ func fieldRef(want ...string) check {
 			v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
 		}
 		if m, key, ok := fieldpath.SplitMaybeSubscriptedPath(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
-			if m == "metadata.annotations" { // as where the field is read
+			if m == "metadata.annotations" { // names of annotations may have upper case
 				key = strings.ToLower(key)
 			}
 			v.valid(field+".fieldPath", key, validation.IsQualifiedName(key))
