@@ -16,9 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/agent/listen"
 )
 
-// The way in: "crisp page" gets a URL over the agent's socket, which is root's. It is good for
-// one request within keyLife, and gives the browser a cookie for sessionLife, which is signed
-// and not kept: an agent that is started again knows it.
+// How a browser gets a session: "crisp page" asks the agent for a URL, over its socket (root and
+// the group "crisp") or with its token. The URL works once, within keyLife, and sets a cookie for
+// sessionLife. The cookie is signed, and the agent keeps no sessions, so they outlive a restart.
 const (
 	cookieName  = "crisp-page"
 	keyLife     = 5 * time.Minute

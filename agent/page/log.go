@@ -48,7 +48,8 @@ func take(tokens chan struct{}, what string) (release func(), err error) {
 	}
 }
 
-// lines streams the last lines of a log, and what is written to it from then on.
+// lines streams the last tailLines lines of a log and, unless it is that of the previous run,
+// follows it.
 func (s *Server) lines(w http.ResponseWriter, r *http.Request) error {
 	release, err := take(s.logs, "logs")
 	if err != nil {

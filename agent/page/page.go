@@ -50,9 +50,9 @@ type Runtime interface {
 	Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
 
-// Pulls knows the pulls under way.
+// Pulls lists the pulls under way and those that have just ended (Ended is set).
 type Pulls interface {
-	List(ctx context.Context) []pulls.Pull // none if the runtime does not tell
+	List(ctx context.Context) []pulls.Pull // none if the runtime does not report them
 }
 
 // A Server answers browsers.

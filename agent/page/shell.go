@@ -164,7 +164,7 @@ func (s *session) send(v any) error {
 	return websocket.JSON.Send(s.ws, v)
 }
 
-// A message is what the browser sends, one of these.
+// A message is what the browser sends. Any of the fields may be set.
 type message struct {
 	Text, Key, Paste string
 	Size             []int // columns, rows

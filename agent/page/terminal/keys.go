@@ -27,8 +27,8 @@ func (t *Terminal) Key(name string) string {
 	return otherKeys[name]
 }
 
-// Paste is what pasted text sends: no sequence in it, and in brackets if the program wants
-// them.
+// Paste returns what pasted text sends to the program: without ESC, so that it has no escape
+// sequences, with CR for line ends, and bracketed if the program asked for that (mode 2004).
 func (t *Terminal) Paste(text string) string {
 	text = strings.NewReplacer("\x1b", "", "\r\n", "\r", "\n", "\r").Replace(text)
 	if t.bracketed {

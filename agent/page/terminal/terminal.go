@@ -38,7 +38,7 @@ const (
 	text      state = iota
 	escape          // behind ESC
 	control         // in a control sequence, behind ESC [
-	ignored         // in one that is too long
+	ignored         // in one that is too long or malformed
 	char            // before one more character of an ESC sequence
 	str             // in a string that nobody wants: a title, an image
 	strEscape       // in it, behind ESC
