@@ -29,7 +29,7 @@ const (
 	AnnotationMessagePolicy = "io.kubernetes.container.terminationMessagePolicy"
 	annotationPreStop       = "io.kubernetes.container.preStopHandler"
 
-	// LabelSource is the source of the pod: "file".
+	// LabelSource is the source of the pod: "file", "http" or "api".
 	LabelSource = "io.crisp.pod.source"
 	// LabelAgent tells the pods of several agents on one runtime apart, and those of a
 	// kubelet: an agent sees and ends only pods with its own value.

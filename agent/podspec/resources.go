@@ -107,8 +107,8 @@ func with(pod *v1.Pod, overhead v1.ResourceList) *v1.Pod {
 	return pod
 }
 
-// Limited reports whether the pod as a whole or each of its containers has a limit of the
-// resource.
+// Limited reports whether the pod as a whole has a limit of the resource or, without resources
+// of its own for it, each of its containers and init containers.
 func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 	if all := pod.Spec.Resources; all != nil {
 		if q, ok := all.Limits[name]; ok {
@@ -141,9 +141,9 @@ func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 // nodeCritical is the priority of system-node-critical.
 const nodeCritical = 2_000_001_000
 
-// oomScoreAdj computes the kubelet's value: -997 for a guaranteed pod, 1000 for a
-// best-effort one, and in between the less the more of the node's memory the container
-// requests. A sidecar is not killed before the containers that it serves.
+// oomScoreAdj returns the kubelet's value: -997 for a guaranteed pod, 1000 for a best-effort
+// one, and else a value in between that falls as the container requests more of the node's
+// memory. That of a sidecar is at most the largest of the pod's regular containers.
 func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	const guaranteed, bestEffort = -997, 1000
 	if podsync.Priority(pod) >= nodeCritical {
