@@ -15,7 +15,7 @@
 //	                   ├──▶ stopped on request ── stop what runs
 //	                   ├──▶ no sandbox, or a wrong one ── stop all, run a new one
 //	                   ▼
-//	   kill · ephemeral · init and sidecars · resize · containers
+//	   ephemeral · init and sidecars · containers · end or resize
 //
 // The rules are the kubelet's. What must outlive the agent is kept with the objects in the
 // runtime or in the pod's directory, never here: the attempt of a container is its restart
@@ -56,8 +56,8 @@ type Have struct {
 	HasResources bool
 	// Scarce says that disk space is short: dead containers are removed earlier.
 	Scarce bool
-	// Accepted are the pods of those UIDs as they were accepted, by which a pod that is not
-	// wanted any more is ended.
+	// Accepted are the pods of Files as they were accepted, by UID: a pod that is no longer
+	// wanted is ended by the spec here.
 	Accepted map[string]*v1.Pod
 	// Logs counts the attempts of the wanted pod's containers that have left a log, by
 	// name: the restart count of a container that the runtime has forgotten.
@@ -174,8 +174,8 @@ type Container struct {
 type Verb uint8
 
 const (
-	StopContainer   Verb = iota + 1 // ID, Name, Grace, After, Cause
-	RemoveContainer                 // ID
+	StopContainer   Verb = iota + 1 // ID, Name, Grace, After, Restart
+	RemoveContainer                 // ID, Name
 	StopSandbox                     // ID
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
@@ -193,7 +193,7 @@ var verbs = map[Verb]string{
 
 func (v Verb) String() string { return verbs[v] }
 
-// An Action is one thing to do. Its Verb decides which fields are set.
+// An Action is one thing to do. UID and Why are always set, the others as Verb says.
 type Action struct {
 	Verb      Verb
 	ID        string

@@ -56,9 +56,9 @@ func policyOf(spec *v1.PodSpec, c *v1.Container) v1.ContainerRestartPolicy {
 	return ptr.Deref(c.RestartPolicy, v1.ContainerRestartPolicy(spec.RestartPolicy))
 }
 
-// Hash returns a hash of what may change in the spec of a running container and needs a new
-// one: its image. It is the kubelet's hash, so that either can take over the other's
-// containers.
+// Hash returns a hash of a container's name and image, in hex. The image is the one field that
+// may change while the container runs and needs a new one. The value is that of the kubelet,
+// whose annotation (io.kubernetes.container.hash) keeps it.
 func Hash(c *v1.Container) string {
 	h := fnv.New32a()
 	text, err := json.Marshal(map[string]string{"image": c.Image, "name": c.Name})
