@@ -1,6 +1,7 @@
 // Package agent runs pods on one node without a cluster: what the kubelet is to
-// a cluster, it is to a directory of manifests. It speaks to the runtime by CRI
-// and by nothing else, so it runs on crispd as on any other.
+// a cluster, it is to a directory of manifests. It needs nothing of the runtime but
+// CRI, so it runs on crispd as on any other; crispd also reports how far pulls are
+// (pullwatch).
 //
 //	manifests ─▶ source ─▶ manifest ─▶ desired ─┐
 //	             (watch)   (decode)    (merge)  │ which pods are wanted
@@ -23,7 +24,7 @@
 // may be killed at any moment: the next one observes, finds by labels what its
 // predecessor made, and goes on. The runtime may be killed too; the agent waits
 // for it for ever and touches nothing meanwhile. An agent that ends leaves all
-// containers running.
+// containers running, unless Options.StopPods is set.
 //
 // Pods are found by namespace and name. The UID follows from the manifest's
 // content, so an edited manifest is another pod of the same name, and it begins

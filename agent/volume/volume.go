@@ -6,7 +6,7 @@
 //	pods/<uid>/volumes/kubernetes.io~secret/<name>       likewise, in a tmpfs
 //	pods/<uid>/volumes/kubernetes.io~downward-api/<name>
 //	pods/<uid>/volumes/kubernetes.io~projected/<name>
-//	pods/<uid>/plugins/<plugin>/<name>/ready             the volume was given to its fsGroup
+//	pods/<uid>/plugins/<plugin>/<name>/ready             mode and fsGroup of the volume were set
 //	pods/<uid>/volume-subpaths/<name>/<container>/<i>    mounts of subPaths
 //	pvc/<namespace>/<claim>                              outlives pods; never removed here
 //
