@@ -36,7 +36,7 @@ func (c *checker) problem(n *yaml.Node, path, format string, args ...any) Error 
 	return Error{Line: c.line(n), Field: c.prefix + path, Text: fmt.Sprintf(format, args...)}
 }
 
-// stray reports a key that the type does not have, as the options ask.
+// stray reports a key that the type does not have, as c.unknown says.
 func (c *checker) stray(key *yaml.Node, path string) {
 	switch c.unknown {
 	case Strict:
@@ -190,8 +190,8 @@ func describe(n *yaml.Node) string {
 	}[n.ShortTag()] + " " + n.Value)
 }
 
-// empty reports whether a value means the same as leaving its key out. Tools that
-// generate manifests write "status: {}" and "creationTimestamp: null".
+// empty reports whether a value means the same as no key at all. Tools that generate
+// manifests write "status: {}" and "creationTimestamp: null".
 func empty(n *yaml.Node, typ reflect.Type) bool {
 	switch n.Kind {
 	case yaml.MappingNode, yaml.SequenceNode:

@@ -18,13 +18,12 @@ import (
 // A check reports what is wrong with a value.
 type check func(v *validator, field string, x reflect.Value)
 
-// checks has a check for each place: the Go type of a struct and the JSON name of a field in it
-// ("Probe.periodSeconds"), with "[]" for each element of a list; and for each struct, by its Go
-// type. The fields of an inlined struct belong to the type around it. A nil pointer is not
-// checked.
+// checks has the checks of structs, by their Go type ("Probe"), and of their fields, by type and
+// JSON name ("Probe.periodSeconds"), with "[]" for each element of a list. The fields of an
+// inlined struct belong to the type around it. A nil pointer is not checked.
 //
 // The checks protect the node and its other pods, and reject values that crisp does not support
-// in fields that it does. An API server would check more.
+// in fields that it supports. An API server would check more.
 var checks = map[string]check{
 	"PodSpec":                               on((*validator).podSpec),
 	"PodSpec.activeDeadlineSeconds":         between(1, math.MaxInt32),
@@ -138,7 +137,7 @@ var checks = map[string]check{
 	"RuntimeClass.handler":                  required(validation.IsDNS1123Label),
 }
 
-// enums has the values of each string type that has no others but "".
+// enums has the values of string types. "" is valid too.
 var enums = tabulate(
 	enum(v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever),
 	enum(v1.DNSDefault, v1.DNSNone, v1.DNSClusterFirst, v1.DNSClusterFirstWithHostNet),
@@ -186,8 +185,8 @@ func texts[T ~string](values []T) []string {
 	return list
 }
 
-// values checks x and everything in it. field is where x is in the object, place is where the
-// table has it.
+// values checks x and everything in it. field is the path of x in the object, place its key in
+// checks.
 func (v *validator) values(field, place string, x reflect.Value) {
 	for x.Kind() == reflect.Pointer {
 		if x.IsNil() {
@@ -212,7 +211,7 @@ func (v *validator) values(field, place string, x reflect.Value) {
 	}
 }
 
-// fields checks a struct and its fields, which belong to the type named within.
+// fields checks a struct and its fields; within is the type whose name they have in checks.
 func (v *validator) fields(field, within string, x reflect.Value) {
 	switch s := x.Addr().Interface().(type) {
 	case *v1.PodSpec:
@@ -240,7 +239,7 @@ func on[T any](f func(v *validator, field string, value *T)) check {
 	return func(v *validator, field string, x reflect.Value) { f(v, field, x.Addr().Interface().(*T)) }
 }
 
-// optional leaves a zero value alone.
+// optional returns a check that accepts the zero value.
 func optional(is check) check {
 	return func(v *validator, field string, x reflect.Value) {
 		if !x.IsZero() {
@@ -249,7 +248,7 @@ func optional(is check) check {
 	}
 }
 
-// filled reports that a text or a list is empty.
+// filled reports an empty string or list, in the words of text.
 func filled(text string) check {
 	return func(v *validator, field string, x reflect.Value) {
 		if x.Len() == 0 {
@@ -258,7 +257,7 @@ func filled(text string) check {
 	}
 }
 
-// atMost reports a list that is longer.
+// atMost reports a list of more than n elements, in the words of text.
 func atMost(n int, text string) check {
 	return func(v *validator, field string, x reflect.Value) {
 		if x.Len() > n {
@@ -277,7 +276,7 @@ func required(of func(string) []string) check {
 	return func(v *validator, field string, x reflect.Value) { v.required(field, x.String(), of) }
 }
 
-// among reports a value that is none of those wanted; "" passes.
+// among reports a value that is not in want; "" passes.
 func among[T ~string](want ...T) check {
 	return func(v *validator, field string, x reflect.Value) { v.oneOf(field, x.String(), texts(want)) }
 }
@@ -363,7 +362,8 @@ func noDotDot(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// below reports a path that leads out of the directory that it is relative to.
+// below reports a path that is absolute or has an element "..": relative to a directory, it
+// would lead out of that.
 func below(v *validator, field string, x reflect.Value) {
 	if path.IsAbs(x.String()) {
 		v.report(field, "%q: must not begin with /", x)
@@ -371,7 +371,8 @@ func below(v *validator, field string, x reflect.Value) {
 	noDotDot(v, field, x)
 }
 
-// inside does as below does for a file in a volume. The volume's own files begin with "..".
+// inside is below for a file in a volume. The names of the volume's own files ("..data") begin
+// with "..", so no other may.
 func inside(v *validator, field string, x reflect.Value) {
 	switch p := x.String(); {
 	case p == "":

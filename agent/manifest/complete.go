@@ -68,7 +68,8 @@ func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
 	if s.Type == appsv1.RecreateDeploymentStrategyType {
 		v.report(field, "goes with the type RollingUpdate, and only with it")
 	}
-	// portion scales a limit to 100 pods; -1 stands for no limit, or a bad one.
+	// portion returns a limit for 100 pods, so a percentage as it is; -1 if there is none, or it
+	// is invalid.
 	portion := func(name string, limit *intstr.IntOrString) int {
 		if limit == nil {
 			return -1
@@ -111,7 +112,7 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 	v.template(&s.Template, j.Namespace, o, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
 }
 
-// maxObject is how many bytes Kubernetes allows in a ConfigMap or Secret.
+// maxObject is how many bytes of data Kubernetes allows in a ConfigMap or Secret.
 const maxObject = 1 << 20
 
 func (v *validator) dataKeys(field string, keys []string, size int) {
@@ -138,7 +139,7 @@ func completeConfigMap(v *validator, c *v1.ConfigMap, _ Options) {
 	v.dataKeys("binaryData", slices.Sorted(maps.Keys(c.BinaryData)), 0)
 }
 
-// secretKeys are the keys that a Secret of each type must have.
+// secretKeys are the keys that a Secret must have, by its type.
 var secretKeys = map[v1.SecretType][]string{
 	v1.SecretTypeDockercfg:        {v1.DockerConfigKey},
 	v1.SecretTypeDockerConfigJson: {v1.DockerConfigJsonKey},

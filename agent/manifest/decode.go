@@ -31,7 +31,7 @@ type reader struct {
 
 func (r *reader) fail(errs ...Error) { r.errs = append(r.errs, inFile(r.name, errs)...) }
 
-// inFile names the file of errors.
+// inFile sets the file of errors.
 func inFile(name string, errs Errors) Errors {
 	for i := range errs {
 		errs[i].File = name
@@ -50,7 +50,7 @@ func (r *reader) document(doc document) {
 		return
 	}
 	at := &tree{node: root.Content[0], base: doc.line - 1}
-	data, err := k8syaml.YAMLToJSON(doc.text) // the checker finds keys that are set twice
+	data, err := k8syaml.YAMLToJSON(doc.text) // not strict: the checker reports keys that are set twice
 	if err != nil {
 		r.fail(syntaxError(err, doc.line))
 		return
@@ -113,7 +113,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		return
 	}
 	if kind == nil {
-		return // nothing to do for this kind
+		return // a Namespace
 	}
 	c := &checker{tree: at, kind: kind.name, unknown: r.o.Unknown}
 	c.check(kind.typ)
@@ -170,10 +170,11 @@ func annotate(o Object, values map[string]string) {
 	o.SetAnnotations(annotations)
 }
 
-// contentHash is the identity of an object. As in the kubelet, any edit of a pod makes
-// another pod. The hash covers the values and not the text, so comments and layout are
-// free. It leaves out the file's name, so that renaming a file restarts nothing, and the
-// defaults, so that an agent with other defaults does not replace every pod of the node.
+// contentHash returns the identity of an object, 32 hex digits. As in the kubelet, any edit
+// of a pod makes another pod. The hash covers the values and not the text, so comments and
+// layout are free. It leaves out the file's name, so that renaming a file restarts nothing,
+// and the defaults, so that an agent with other defaults does not replace every pod of the
+// node.
 func contentHash(data []byte, node string) string {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {

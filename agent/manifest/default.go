@@ -14,7 +14,7 @@ func setDefaults(pod *v1.Pod, o Options) {
 	setDefault(&spec.DNSPolicy, v1.DNSClusterFirst)
 	setDefault(&spec.NodeName, o.NodeName)
 	setPointer(&spec.TerminationGracePeriodSeconds, int64(v1.DefaultTerminationGracePeriodSeconds))
-	// Never nil, as in an API server's pods: whoever reads it need not check.
+	// Never nil, as in an API server's pods.
 	setPointer(&spec.SecurityContext, v1.PodSecurityContext{})
 	if p, ok := priorities[spec.PriorityClassName]; ok {
 		setPointer(&spec.Priority, p)
@@ -30,7 +30,7 @@ func setDefaults(pod *v1.Pod, o Options) {
 	}
 }
 
-// priorities are the values of the priority classes that Kubernetes always has.
+// priorities are the values of Kubernetes' built-in priority classes.
 var priorities = map[string]int32{"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 
 func defaultVolume(v *v1.Volume) {
@@ -95,8 +95,8 @@ func defaultContainer(spec *v1.PodSpec, c *v1.Container) {
 	defaultResizePolicy(c)
 }
 
-// pullPolicy is the default pull policy of an image reference: Always if the tag is
-// "latest" or there is neither tag nor digest.
+// pullPolicy returns the default pull policy of an image reference: Always if the tag is
+// "latest" or there is neither tag nor digest, else IfNotPresent.
 func pullPolicy(ref string) v1.PullPolicy {
 	name, _, digested := strings.Cut(ref, "@")
 	_, tag, tagged := strings.Cut(name[strings.LastIndex(name, "/")+1:], ":")

@@ -4,16 +4,16 @@ import (
 	"strings"
 )
 
-// support says what becomes of a field.
+// support says how a field is treated.
 type support uint8
 
 const (
-	rejected support = iota // an error that names it
+	rejected support = iota // an error names it
 	honoured                // crisp acts upon it
 	ignored                 // accepted without effect: it means nothing on a single node
 )
 
-// fields says, for each kind, what becomes of a field. A field without a line is rejected
+// fields says, for each kind, how a field is treated. A field without a line is rejected
 // as not supported. A line covers the fields below it too, unless a longer line says
 // otherwise; "[]" stands for any index or key. The text after the word is the reason of a
 // rejection, and a remark elsewhere.
@@ -266,12 +266,11 @@ type fieldRule struct {
 	text    string
 }
 
-// A fieldTable has the rules of one kind. inner are the paths above a rule's: a checker
-// descends through them.
+// A fieldTable has the rules of one kind.
 type fieldTable struct {
-	order []string
-	rules map[string]fieldRule
-	inner map[string]bool
+	order []string             // the paths, as in the table
+	rules map[string]fieldRule // by path
+	inner map[string]bool      // paths above those of rules, which are honoured
 }
 
 var supportWords = map[string]support{"rejected": rejected, "honoured": honoured, "ignored": ignored}

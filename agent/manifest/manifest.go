@@ -38,7 +38,7 @@ type Options struct {
 	Unknown Unknown
 }
 
-// Unknown says what becomes of keys that a kind does not have.
+// Unknown says how Read treats keys that the kind does not have.
 type Unknown uint8
 
 const (
@@ -58,7 +58,7 @@ const (
 const (
 	AnnotationHash   = "kubernetes.io/config.hash"
 	AnnotationSource = "kubernetes.io/config.source"
-	AnnotationFile   = "io.crisp.config.file" // path or URL of the manifest
+	AnnotationFile   = "io.crisp.config.file" // name that Read was given: path or URL of the manifest
 )
 
 // An Error is one thing that is wrong with a manifest.
@@ -83,7 +83,7 @@ func (e Error) Error() string {
 	return b.String()
 }
 
-// Errors are all errors of a file, in the order of its lines.
+// Errors are the errors or the warnings of a file, in the order of its lines.
 type Errors []Error
 
 // Error has one line for each error.
@@ -97,7 +97,7 @@ func (es Errors) Error() string {
 
 // Read decodes the documents of data, the content of the file name. If anything in it is
 // wrong, the error is of type Errors and no object is returned: half a file is not what
-// its author wrote. Warnings do not keep a file from being accepted.
+// its author wrote. Warnings are about keys that Options.Unknown accepts.
 func Read(name string, data []byte, o Options) (objects []Object, warnings Errors, err error) {
 	r := reader{o: o, name: name, seen: map[string]int{}}
 	if r.o.Source == "" {

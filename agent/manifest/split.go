@@ -11,7 +11,7 @@ type document struct {
 }
 
 // split cuts data at the lines that begin a YAML document ("---"). It leaves out documents
-// of nothing but blank lines and comments.
+// that have only blank lines and comments.
 func split(data []byte) []document {
 	var docs []document
 	cur := document{line: 1}

@@ -11,13 +11,13 @@ import (
 type tree struct {
 	node   *yaml.Node
 	base   int    // lines of the file before the document
-	prefix string // before the fields of node in errors: "items[0]." in a List
+	prefix string // of the paths in errors: "items[0]." in a List
 }
 
 func (t *tree) line(n *yaml.Node) int { return t.base + n.Line }
 
-// lineOf returns the line of the field at path ("spec.containers[1].name"). If the
-// document does not have the field, it is the line of the nearest parent.
+// lineOf returns the line of the field at path ("spec.containers[1].name") or, if the
+// document does not have the field, of the nearest parent.
 func (t *tree) lineOf(path string) int {
 	n := t.node
 	line := t.line(n)
@@ -45,7 +45,7 @@ func (t *tree) lineOf(path string) int {
 	return line
 }
 
-// steps splits a path of the form of field.Path: "a.b[2]" or "a.b[key.x]".
+// steps splits a path in the form of apimachinery's field.Path: "a.b[2]" or "a.b[key.x]".
 func steps(path string) []string {
 	var out []string
 	for path != "" {

@@ -22,7 +22,7 @@ type validator struct {
 	under string // path of the object in the document: "spec.template." for a template
 	node  string // the name of this node; "" is any
 	spec  *v1.PodSpec
-	in    *v1.Container // of which values are checked now, as of the pod
+	in    *v1.Container // the container of the field being checked; spec is its pod's
 	errs  Errors
 }
 
@@ -47,7 +47,7 @@ func (v *validator) required(field, value string, check func(string) []string) {
 	v.valid(field, value, check(value))
 }
 
-// oneOf reports a value that is none of those wanted; "" passes.
+// oneOf reports a value that is not in want; "" passes.
 func (v *validator) oneOf(field, value string, want []string) {
 	if value != "" && !slices.Contains(want, value) {
 		v.report(field, "%q: want %s", value, strings.Join(want, ", "))
@@ -83,7 +83,7 @@ func (v *validator) metadata(m metav1.Object, named bool) {
 // reserved reports whether only the agent may set a label or annotation.
 func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
-// podSpec checks what is not about one field alone.
+// podSpec checks fields of a pod that depend on each other or on the node.
 func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	if spec.DNSPolicy == v1.DNSNone && (spec.DNSConfig == nil || len(spec.DNSConfig.Nameservers) == 0) {
 		v.report(field+".dnsConfig", "dnsPolicy None needs at least one name server")
@@ -122,7 +122,8 @@ func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	}
 }
 
-// priority checks that the priority of a pod is given, and that it agrees with its class.
+// priority checks that a pod with a priority class has a priority too, and that it agrees with
+// the class. The value of a class of the user's would be in a PriorityClass object.
 func (v *validator) priority(field string, spec *v1.PodSpec) {
 	want, known := priorities[spec.PriorityClassName]
 	switch {
@@ -135,7 +136,7 @@ func (v *validator) priority(field string, spec *v1.PodSpec) {
 	}
 }
 
-// named reports a container with the name of another. names are those before it, each with
+// named reports a container that has the name of another. names are those before it, each with
 // its field.
 func (v *validator) named(field string, c *v1.Container, names map[string]string) {
 	if other, taken := names[c.Name]; taken && c.Name != "" {
@@ -144,7 +145,7 @@ func (v *validator) named(field string, c *v1.Container, names map[string]string
 	names[c.Name] = field
 }
 
-// initial reports what only containers that go on may have.
+// initial reports probes and hooks of an init container that is not a sidecar.
 func (v *validator) initial(field string, c *v1.Container) {
 	if ptr.Deref(c.RestartPolicy, "") == v1.ContainerRestartPolicyAlways {
 		return
@@ -171,7 +172,7 @@ func (v *validator) hostPorts(field string, c *v1.Container, taken map[string]st
 	}
 }
 
-// container checks what is about several fields of a container.
+// container checks fields of a container that depend on each other.
 func (v *validator) container(field string, c *v1.Container) {
 	if c.StdinOnce && !c.Stdin {
 		v.report(field+".stdinOnce", "needs stdin")
@@ -235,8 +236,8 @@ func port(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// stopSignal checks the stop signal of a container. As in Kubernetes the pod must then
-// name its operating system.
+// stopSignal checks the stop signal of a container. As in Kubernetes, a pod with one must name
+// its operating system.
 func stopSignal(v *validator, field string, x reflect.Value) {
 	if v.spec.OS == nil || v.spec.OS.Name != v1.Linux {
 		v.report(field, "needs spec.os.name linux")
@@ -261,7 +262,8 @@ func (v *validator) resources(field string, r *v1.ResourceRequirements) {
 	}
 }
 
-// amounts checks a list of CPU, memory, huge pages, and others that are named.
+// amounts checks quantities of CPU, memory, huge pages and the resources in others; a node has
+// no further ones.
 func (v *validator) amounts(field string, list v1.ResourceList, others ...v1.ResourceName) {
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		at, q := fmt.Sprintf("%s[%s]", field, name), list[name]
@@ -359,8 +361,8 @@ func (v *validator) fileKey(field string, ref *v1.FileKeySelector) {
 	}
 }
 
-// fieldRef checks a reference of the downward API to a field of the pod. want are the
-// fields allowed without a subscript.
+// fieldRef checks a reference of the downward API to a field of the pod. want are the fields
+// that are allowed without a subscript.
 func fieldRef(want ...string) check {
 	return on(func(v *validator, field string, ref *v1.ObjectFieldSelector) {
 		if ref.APIVersion != "" && ref.APIVersion != "v1" {
@@ -380,8 +382,8 @@ func fieldRef(want ...string) check {
 	})
 }
 
-// resourceFields are the resources that the downward API shows, besides huge pages,
-// whose names end in the page size.
+// resourceFields are the resources that the downward API shows, but for huge pages, whose
+// names end in the page size.
 var resourceFields = []string{
 	"limits.cpu", "limits.memory", "limits.ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
 }
@@ -430,7 +432,7 @@ func (v *validator) downwardFile(field string, item *v1.DownwardAPIVolumeFile) {
 	}
 }
 
-// projected reports a path that two sources of a volume show.
+// projected reports a path that several sources of a volume have.
 func (v *validator) projected(field string, p *v1.ProjectedVolumeSource) {
 	paths := map[string]bool{}
 	once := func(field, kind string, i int, path string) {
