@@ -48,7 +48,7 @@ func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {
 		return
 	}
 	if !selector.Matches(labels.Set(t.Labels)) {
-		v.report("spec.template.metadata.labels", "are not those that spec.selector selects")
+		v.report("spec.template.metadata.labels", "do not match spec.selector")
 	}
 }
 
@@ -66,7 +66,7 @@ func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
 		return
 	}
 	if s.Type == appsv1.RecreateDeploymentStrategyType {
-		v.report(field, "goes with the type RollingUpdate, and only with it")
+		v.report(field, "needs the type RollingUpdate")
 	}
 	// portion returns a limit for 100 pods, so a percentage as it is; -1 if there is none, or it
 	// is invalid.
@@ -104,7 +104,7 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 		v.report("spec.completions", "is missing: completionMode Indexed needs it")
 	}
 	if s.TTLSecondsAfterFinished != nil && o.Source != SourceAPI {
-		v.report("spec.ttlSecondsAfterFinished", "only for a job that was applied: that of a file stays as long as its file")
+		v.report("spec.ttlSecondsAfterFinished", "only for a job that was applied: a job of a file stays as long as the file")
 	}
 	if s.Template.Spec.RestartPolicy == "" {
 		v.report("spec.template.spec.restartPolicy", "is missing: a job's is OnFailure or Never")

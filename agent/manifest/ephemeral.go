@@ -23,7 +23,7 @@ func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContain
 	}
 	have := pod.Spec.EphemeralContainers
 	if len(next) < len(have) {
-		v.report("spec.ephemeralContainers", "they cannot be taken away")
+		v.report("spec.ephemeralContainers", "ephemeral containers cannot be removed")
 	}
 	var list []v1.EphemeralContainer
 	for i := range next {
@@ -31,7 +31,7 @@ func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContain
 		field := fmt.Sprintf("spec.ephemeralContainers[%d]", i)
 		if i < len(have) {
 			if e.Name != have[i].Name || !reflect.DeepEqual(e.Command, have[i].Command) || e.Image != have[i].Image {
-				v.report(field, "it cannot be changed")
+				v.report(field, "an ephemeral container cannot be changed")
 			}
 			names[have[i].Name] = field
 			list = append(list, have[i])
@@ -39,7 +39,7 @@ func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContain
 		}
 		c := v1.Container(e.EphemeralContainerCommon)
 		if len(c.Ports) > 0 || c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil || c.Lifecycle != nil || len(c.Resources.Limits)+len(c.Resources.Requests) > 0 {
-			v.report(field, "an ephemeral container has no ports, probes, lifecycle and resources")
+			v.report(field, "an ephemeral container cannot have ports, probes, lifecycle or resources")
 		}
 		if target := e.TargetContainerName; target != "" && names[target] == "" {
 			v.report(field+".targetContainerName", "the pod has no container %q", target)

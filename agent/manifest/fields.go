@@ -33,9 +33,9 @@ metadata.annotations                              honoured
 metadata.creationTimestamp                        ignored  the agent sets it
 metadata.generation                               ignored  the agent sets it
 metadata.managedFields                            ignored
-metadata.finalizers                               rejected there is nobody to remove them
+metadata.finalizers                               rejected nothing would remove them
 metadata.generateName                             rejected give the object a name
-metadata.ownerReferences                          rejected there is no garbage collector of owners
+metadata.ownerReferences                          rejected there is no garbage collector
 metadata.resourceVersion                          ignored  the agent sets it
 metadata.selfLink                                 ignored
 metadata.uid                                      rejected the agent computes it
@@ -119,7 +119,7 @@ spec.preemptionPolicy                             ignored
 spec.priority                                     honoured
 spec.priorityClassName                            honoured system-node-critical and system-cluster-critical; another needs spec.priority beside it
 spec.resources                                    honoured
-spec.readinessGates                               rejected nobody could set the conditions
+spec.readinessGates                               rejected nothing would set the conditions
 spec.resourceClaims                               rejected needs device claims, which crisp does not have
 spec.restartPolicy                                honoured
 spec.schedulerName                                ignored
@@ -165,24 +165,24 @@ spec.volumes[].secret                             honoured
 spec.volumes[].awsElasticBlockStore               rejected needs a cloud
 spec.volumes[].azureDisk                          rejected needs a cloud
 spec.volumes[].azureFile                          rejected needs a cloud
-spec.volumes[].cephfs                             rejected Kubernetes does not have it any more
+spec.volumes[].cephfs                             rejected no longer in Kubernetes
 spec.volumes[].cinder                             rejected needs a cloud
 spec.volumes[].csi                                rejected needs a CSI driver, which crisp does not load
 spec.volumes[].ephemeral                          rejected needs a provisioner, which crisp does not have
 spec.volumes[].fc                                 rejected needs a block device attached: mount it and use hostPath
-spec.volumes[].flexVolume                         rejected Kubernetes does not have it any more
-spec.volumes[].flocker                            rejected Kubernetes does not have it any more
+spec.volumes[].flexVolume                         rejected no longer in Kubernetes
+spec.volumes[].flocker                            rejected no longer in Kubernetes
 spec.volumes[].gcePersistentDisk                  rejected needs a cloud
 spec.volumes[].gitRepo                            rejected clone in an init container instead
-spec.volumes[].glusterfs                          rejected Kubernetes does not have it any more
+spec.volumes[].glusterfs                          rejected no longer in Kubernetes
 spec.volumes[].nfs                                rejected not supported: mount it and use hostPath
 spec.volumes[].iscsi                              rejected needs a block device attached: mount it and use hostPath
 spec.volumes[].photonPersistentDisk               rejected needs a cloud
 spec.volumes[].portworxVolume                     rejected needs a cloud
-spec.volumes[].quobyte                            rejected Kubernetes does not have it any more
-spec.volumes[].rbd                                rejected Kubernetes does not have it any more
-spec.volumes[].scaleIO                            rejected Kubernetes does not have it any more
-spec.volumes[].storageos                          rejected Kubernetes does not have it any more
+spec.volumes[].quobyte                            rejected no longer in Kubernetes
+spec.volumes[].rbd                                rejected no longer in Kubernetes
+spec.volumes[].scaleIO                            rejected no longer in Kubernetes
+spec.volumes[].storageos                          rejected no longer in Kubernetes
 spec.volumes[].vsphereVolume                      rejected needs a cloud
 
 # ConfigMap

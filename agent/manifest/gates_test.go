@@ -27,8 +27,8 @@ spec:
 `
 	for _, test := range []struct{ from, to, want string }{
 		{"", "", ""},
-		{"volumeName: v", "volumeName: x", "containers[0].env[0].valueFrom.fileKeyRef.volumeName: there is no volume x"},
-		{"volumeName: v", "volumeName: c", "fileKeyRef.volumeName: volume c is no emptyDir"},
+		{"volumeName: v", "volumeName: x", "containers[0].env[0].valueFrom.fileKeyRef.volumeName: the pod has no volume \"x\""},
+		{"volumeName: v", "volumeName: c", "fileKeyRef.volumeName: volume c is not an emptyDir"},
 		{"path: d/env", "path: /env", "fileKeyRef.path: leads out of the volume"},
 		{"path: d/env", "path: d/../../env", "fileKeyRef.path: leads out of the volume"},
 		{"path: d/env, ", "", "fileKeyRef.path: is missing"},

@@ -48,9 +48,9 @@ var notHere = map[string]string{
 	"StatefulSet":           "not supported: use a Deployment; without maxSurge its pods keep their names",
 	"ReplicaSet":            "not supported: use a Deployment",
 	"ReplicationController": "not supported: use a Deployment",
-	"CronJob":               "not supported: let a timer of the system apply a Job",
-	"PersistentVolume":      "not supported: a claim is a directory of this node by itself",
-	"ServiceAccount":        "not supported: there is no API server to have an account with",
+	"CronJob":               "not supported: have a systemd timer apply a Job",
+	"PersistentVolume":      "not supported: every claim is a directory of this node",
+	"ServiceAccount":        "not supported: there are no service accounts without an API server",
 }
 
 // kind returns the document's kind and apiVersion, each "" if it is missing.

@@ -40,7 +40,7 @@ func TestKinds(t *testing.T) {
 		{"in a template", strings.Replace(deployment, "image:", "imagee:", 1), "", "f:9: spec.template.spec.containers[0].imagee: unknown field"},
 		{"rejected in a template", strings.Replace(deployment, "    spec:\n", "    spec:\n      resourceClaims: [{name: c}]\n", 1), "", "f:9: spec.template.spec.resourceClaims: needs device claims, which crisp does not have"},
 		{"invalid in a template", strings.Replace(deployment, "name: a,", "name: A_,", 1), "", `f:9: spec.template.spec.containers[0].name: "A_": a lowercase RFC 1123 label`},
-		{"selector", strings.Replace(deployment, "{labels: {app: d}}", "{labels: {app: e}}", 1), "", "f:7: spec.template.metadata.labels: are not those that spec.selector selects"},
+		{"selector", strings.Replace(deployment, "{labels: {app: d}}", "{labels: {app: e}}", 1), "", "f:7: spec.template.metadata.labels: do not match spec.selector"},
 		{"restart policy of a deployment", strings.Replace(deployment, "    spec:\n", "    spec:\n      restartPolicy: Never\n", 1), "", `f:9: spec.template.spec.restartPolicy: "Never": want Always`},
 		{"restart policy of a job", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {" + container + "}}}\n", "", "spec.template.spec.restartPolicy: is missing: a job's is OnFailure or Never"},
 		{"job of a file with a time to live", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  ttlSecondsAfterFinished: 1\n  template: {spec: {restartPolicy: Never, " + container + "}}\n", "", "f:5: spec.ttlSecondsAfterFinished: only for a job that was applied"},
@@ -56,7 +56,7 @@ func TestKinds(t *testing.T) {
 		{"surge", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 1/2}}\n  selector", 1), "", `f:5: spec.strategy.rollingUpdate.maxSurge: "1/2": want a number or a percentage`},
 		{"no surge and none unavailable", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 0%, maxUnavailable: 0}}\n  selector", 1), "", "f:5: spec.strategy.rollingUpdate: no update is possible"},
 		{"all unavailable and more", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxUnavailable: 101%}}\n  selector", 1), "", `"101%" is more than 100%`},
-		{"surge of Recreate", strings.Replace(deployment, "  selector", "  strategy: {type: Recreate, rollingUpdate: {maxSurge: 1}}\n  selector", 1), "", "goes with the type RollingUpdate, and only with it"},
+		{"surge of Recreate", strings.Replace(deployment, "  selector", "  strategy: {type: Recreate, rollingUpdate: {maxSurge: 1}}\n  selector", 1), "", "rollingUpdate: needs the type RollingUpdate"},
 		{"owner", "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: c\n  ownerReferences: [{kind: X}]\n", "", "f:5: metadata.ownerReferences: there is no garbage collector"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -125,7 +125,7 @@ func TestErrors(t *testing.T) {
 	for _, test := range []struct{ name, text, want string }{
 		{"unknown field", head + ok + "    imagee: j\n", "pod.yaml:8: spec.containers[0].imagee: unknown field"},
 		{"hook without effect", head + ok + "    lifecycle: {postStart: {tcpSocket: {port: 1}}}\n", "pod.yaml:8: spec.containers[0].lifecycle.postStart.tcpSocket: does nothing: use exec, httpGet or sleep"},
-		{"probe of an init container", head + ok + "  initContainers:\n  - {name: b, image: i, livenessProbe: {exec: {command: [a]}}}\n", "pod.yaml:9: spec.initContainers[0].livenessProbe: is for containers that go on, not for an init container without restartPolicy Always"},
+		{"probe of an init container", head + ok + "  initContainers:\n  - {name: b, image: i, livenessProbe: {exec: {command: [a]}}}\n", "pod.yaml:9: spec.initContainers[0].livenessProbe: an init container cannot have it unless its restartPolicy is Always"},
 		{"volume source", head + ok + "  volumes:\n  - name: v\n    nfs: {server: s, path: /}\n", "pod.yaml:10: spec.volumes[0].nfs: not supported: mount it and use hostPath"},
 		{"two volume sources", head + ok + "  volumes:\n  - name: v\n    emptyDir: {}\n    configMap: {name: c}\n", "pod.yaml:9: spec.volumes[0]: has 2 sources: emptyDir, configMap"},
 		{"path out of a volume", head + ok + "    volumeMounts: [{name: v, mountPath: /v, subPath: a/../../b}]\n  volumes: [{name: v}]\n", "pod.yaml:8: spec.containers[0].volumeMounts[0].subPath: \"a/../../b\": must not contain .."},

@@ -130,9 +130,9 @@ func (v *validator) priority(field string, spec *v1.PodSpec) {
 	case spec.PriorityClassName != "" && spec.Priority == nil:
 		v.report(field+".priorityClassName", "%q: there are no PriorityClass objects: set spec.priority too", spec.PriorityClassName)
 	case known && *spec.Priority != want:
-		v.report(field+".priority", "%d is not that of %s, %d", *spec.Priority, spec.PriorityClassName, want)
+		v.report(field+".priority", "%d is not the value of %s, %d", *spec.Priority, spec.PriorityClassName, want)
 	case !known && spec.Priority != nil && *spec.Priority > 1_000_000_000:
-		v.report(field+".priority", "%d: more than 1000000000 is for the classes of the system", *spec.Priority)
+		v.report(field+".priority", "%d: more than 1000000000 is reserved for the system's priority classes", *spec.Priority)
 	}
 }
 
@@ -153,7 +153,7 @@ func (v *validator) initial(field string, c *v1.Container) {
 	for _, name := range set(reflect.ValueOf(*c)) {
 		switch name {
 		case "startupProbe", "livenessProbe", "readinessProbe", "lifecycle":
-			v.report(field+"."+name, "is for containers that go on, not for an init container without restartPolicy Always")
+			v.report(field+"."+name, "an init container cannot have it unless its restartPolicy is Always")
 		}
 	}
 }
@@ -200,7 +200,7 @@ func (v *validator) container(field string, c *v1.Container) {
 	}
 	for i, p := range c.ResizePolicy {
 		if resized[p.ResourceName] {
-			v.report(fmt.Sprintf("%s.resizePolicy[%d].resourceName", field, i), "%s stands twice", p.ResourceName)
+			v.report(fmt.Sprintf("%s.resizePolicy[%d].resourceName", field, i), "%s is listed twice", p.ResourceName)
 		}
 		resized[p.ResourceName] = true
 	}
@@ -221,7 +221,7 @@ func (v *validator) restartingProbe(field string, p *v1.Probe) {
 
 func (v *validator) readinessProbe(field string, p *v1.Probe) {
 	if p.TerminationGracePeriodSeconds != nil {
-		v.report(field+".terminationGracePeriodSeconds", "a readiness probe ends nothing")
+		v.report(field+".terminationGracePeriodSeconds", "not for a readiness probe, which stops no container")
 	}
 }
 
@@ -232,7 +232,7 @@ func port(v *validator, field string, x reflect.Value) {
 	case p.Type == intstr.Int:
 		between(1, 65535)(v, field, reflect.ValueOf(p.IntVal))
 	case !slices.ContainsFunc(v.in.Ports, func(named v1.ContainerPort) bool { return named.Name == p.StrVal }):
-		v.report(field, "the container has no port of the name %q", p.StrVal)
+		v.report(field, "the container has no port named %q", p.StrVal)
 	}
 }
 
@@ -243,7 +243,7 @@ func stopSignal(v *validator, field string, x reflect.Value) {
 		v.report(field, "needs spec.os.name linux")
 	}
 	if s := x.String(); !strings.HasPrefix(s, "SIG") || path.Base(s) != s {
-		v.report(field, "%q is no signal such as SIGTERM", s)
+		v.report(field, "%q is not the name of a signal, such as SIGTERM", s)
 	}
 }
 
@@ -294,7 +294,7 @@ func (v *validator) seccomp(field string, p *v1.SeccompProfile) {
 	case p.Type == "":
 		v.report(field+".type", "is missing")
 	case local != (p.Type == v1.SeccompProfileTypeLocalhost):
-		v.report(field+".localhostProfile", "goes with the type Localhost, and only with it")
+		v.report(field+".localhostProfile", "belongs to the type Localhost: set both or neither")
 	case local && (path.IsAbs(*p.LocalhostProfile) || hasDotDot(*p.LocalhostProfile)):
 		v.report(field+".localhostProfile", "%q must stay below the agent's seccomp directory", *p.LocalhostProfile)
 	}
@@ -344,9 +344,9 @@ func (v *validator) envVar(field string, e *v1.EnvVar) {
 func (v *validator) fileKey(field string, ref *v1.FileKeySelector) {
 	switch vol := v.volumeOf(ref.VolumeName); {
 	case vol == nil:
-		v.report(field+".volumeName", "there is no volume %s", ref.VolumeName)
+		v.report(field+".volumeName", "the pod has no volume %q", ref.VolumeName)
 	case vol.EmptyDir == nil:
-		v.report(field+".volumeName", "volume %s is no emptyDir", ref.VolumeName)
+		v.report(field+".volumeName", "volume %s is not an emptyDir", ref.VolumeName)
 	}
 	switch {
 	case ref.Path == "":
