@@ -12,7 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// ask asks the agent's API, in this process, and decodes what it answers.
+// ask sends a GET of path to the agent's API, within this process, and decodes the JSON of the
+// response into to. An error response becomes an error of the kind of its code.
 func (s *Server) ask(ctx context.Context, path string, to any) error {
 	r, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
 	if err != nil {
@@ -26,10 +27,11 @@ func (s *Server) ask(ctx context.Context, path string, to any) error {
 	return json.Unmarshal(a.body.Bytes(), to)
 }
 
-// refusal is the error of an answer that is one.
+// refusal returns the error of an error response: the message of its metav1.Status, or the text
+// of the code.
 func refusal(code int, body []byte) error {
 	status := metav1.Status{Message: http.StatusText(code)}
-	_ = json.Unmarshal(body, &status) // or the code says it all
+	_ = json.Unmarshal(body, &status) // without a Status, the text of the code stays
 	switch code {
 	case http.StatusNotFound:
 		return fault.NotFound.Errorf("%s", status.Message)
@@ -41,12 +43,12 @@ func refusal(code int, body []byte) error {
 	return fault.Internal.Errorf("%s", status.Message)
 }
 
-// podPath is where the API has a pod.
+// podPath returns the API's path of the pod that a request is for.
 func podPath(prefix string, r *http.Request) string {
 	return prefix + "/namespaces/" + url.PathEscape(r.PathValue("namespace")) + "/pods/" + url.PathEscape(r.PathValue("name"))
 }
 
-// An answer is a ResponseWriter that keeps what is written.
+// An answer is a ResponseWriter that keeps the response in memory.
 type answer struct {
 	header http.Header
 	code   int

@@ -30,14 +30,14 @@ const (
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
-// ServeHTTP implements http.Handler: it refuses what another site may have asked for.
+// ServeHTTP implements http.Handler. It refuses requests that another site may have made:
 //
-//   - Another name that was made to lead here (DNS rebinding) is its Host.
-//   - Other sites' requests have their Origin, if they are more than a look or are a WebSocket,
-//     and browsers say whose they are (Sec-Fetch-Site) if they are for a part of a page. A
-//     server at another port of the same address is another origin, though of the same site.
-//   - The cookie does not come with a request that another site has caused (SameSite).
-//   - No site can show these pages in a frame of its own, or read them.
+//   - Host must be a loopback address or localhost. After DNS rebinding it is another name.
+//   - Origin must be ours. Browsers send it with requests other than GET and HEAD, and with those
+//     for a WebSocket. Sec-Fetch-Site, if it is sent, must be none or same-origin, except for a
+//     navigation: a server at another port of this address is the same site, but not our origin.
+//   - SameSite=Strict keeps browsers from sending the cookie with requests that other sites cause.
+//   - The headers below keep other sites from framing these pages and from reading them.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h := w.Header()
 	h.Set("Content-Security-Policy", policy)
@@ -53,18 +53,18 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !ownOrigin(r):
 		http.Error(w, "another site has asked for this", http.StatusForbidden)
 	case r.Header.Get("Upgrade") != "":
-		s.mux.ServeHTTP(w, r) // a WebSocket sees to its deadlines itself
+		s.mux.ServeHTTP(w, r) // a WebSocket sets its own deadlines
 	default:
 		c := http.NewResponseController(w)
-		c.SetWriteDeadline(time.Now().Add(writePatience)) // of a connection; a test may have none
+		c.SetWriteDeadline(time.Now().Add(writePatience)) // fails only in tests, which have no connection
 		s.mux.ServeHTTP(w, r)
 		c.Flush()
-		c.SetWriteDeadline(time.Time{}) // it may be used again
+		c.SetWriteDeadline(time.Time{}) // the connection may be reused
 	}
 }
 
-// ownOrigin reports whether a request comes from one of our pages, or is a look that comes
-// from none: an address that was typed, or a link.
+// ownOrigin reports whether a request comes from one of our pages, or is a navigation: a typed
+// address, or a link on any site.
 func ownOrigin(r *http.Request) bool {
 	scheme := "http://"
 	if r.TLS != nil {
@@ -85,18 +85,19 @@ func ownOrigin(r *http.Request) bool {
 	return r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" && r.Method == http.MethodGet
 }
 
-// keys are those that open the page once; no more than maxKeys are kept, the youngest.
+// keys are the one-time keys in the URLs that "crisp page" prints. Only the newest maxKeys are
+// kept.
 type keys struct {
 	mu   sync.Mutex
 	list []key // guarded by mu
 }
 
 type key struct {
-	sum   [sha256.Size]byte
+	sum   [sha256.Size]byte // of the key
 	until time.Time
 }
 
-// issue makes a key.
+// issue makes a key: 128 random bits in hex.
 func (k *keys) issue() string {
 	raw := make([]byte, 16)
 	rand.Read(raw)
@@ -110,7 +111,7 @@ func (k *keys) issue() string {
 	return text
 }
 
-// redeem reports whether text is a key, which then is none any more.
+// redeem reports whether text is a valid key, and makes it invalid.
 func (k *keys) redeem(text string) bool {
 	sum, now := sha256.Sum256([]byte(text)), time.Now()
 	k.mu.Lock()
@@ -128,7 +129,7 @@ func (k *keys) redeem(text string) bool {
 	return true
 }
 
-// open makes a session of a key.
+// open begins a session if the URL has a valid key.
 func (s *Server) open(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet || !s.keys.redeem(r.URL.Query().Get("key")) {
 		s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No way in", Body: "This address was used before, or is too old. The command \"crisp page\" prints another."})
@@ -151,7 +152,8 @@ func (s *Server) setCookie(w http.ResponseWriter, r *http.Request, value string,
 	})
 }
 
-// session is the cookie of a session: when it ends, in Unix time, and the signature of that.
+// session returns the value of the cookie of a session: END.HMAC, where END is in Unix seconds
+// and HMAC is hex.
 func (s *Server) session(until time.Time) string {
 	text := strconv.FormatInt(until.Unix(), 10)
 	return text + "." + s.sign(text)

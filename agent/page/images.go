@@ -22,10 +22,10 @@ type imagePage struct {
 // A diskRow is a file system.
 type diskRow struct {
 	Name, Used, Free, Size string
-	Percent                int // that is not free
+	Percent                int // of Size that is not free
 }
 
-// A useRow is what one kind of thing takes.
+// A useRow is the disk space that one kind of data uses.
 type useRow struct {
 	Name, Bytes string
 	Count       int
@@ -36,7 +36,7 @@ type imageRow struct {
 	ID         string
 	Bytes      uint64
 	Size       string
-	Containers int // of it
+	Containers int // that use it
 	Pinned     bool
 }
 
@@ -62,7 +62,7 @@ func (s *Server) images(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// imageRows shows the largest first.
+// imageRows returns a row for each image, the largest first.
 func imageRows(list []*cri.Image, boxes []*cri.Container) []imageRow {
 	used := map[string]int{}
 	for _, b := range boxes {
@@ -100,7 +100,7 @@ func disks(n stats.NodeStats) []diskRow {
 	return rows
 }
 
-// uses sums up what the pods and images of the node take.
+// uses sums up the disk space that images, and the containers and volumes of pods, use.
 func uses(list []*cri.Image, summary *stats.Summary) []useRow {
 	var images, written, logs, volumes struct{ count, bytes uint64 }
 	for _, i := range list {

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	writePatience = 30 * time.Second // of a browser that takes nothing
+	writePatience = 30 * time.Second // with a browser that reads nothing
 	tailLines     = 1000
-	maxRefusal    = 64 << 10
+	maxRefusal    = 64 << 10 // bytes of an error response
 )
 
-// target is the page of a container's log or shell.
+// A target is what the URL of a container's log or shell asks for.
 type target struct {
 	Namespace, Name, Container string
-	Previous                   bool // the run before
+	Previous                   bool // the log of the previous run
 	Timestamps                 bool
 	Command                    string
 }
@@ -38,7 +38,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// take takes a token if there is one; the returned function gives it back.
+// take takes a token, or fails with fault.Unavailable if there is none; release gives it back.
 func take(tokens chan struct{}, what string) (release func(), err error) {
 	select {
 	case tokens <- struct{}{}:
@@ -75,7 +75,8 @@ func (s *Server) lines(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// A logWriter passes on what the API answers, if that is a log, and keeps it if it is not.
+// A logWriter passes a log on, with its control characters made visible, and keeps the body of
+// an error response.
 type logWriter struct {
 	answer
 	to    *http.ResponseController

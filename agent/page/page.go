@@ -1,20 +1,19 @@
-// Package page is the agent in a browser: the pods of this node and what became of them, their
-// logs, a shell, images and disk. It changes nothing but by that shell.
+// Package page shows the agent in a browser: the node's pods with their state and events, their
+// logs, a shell, images and disk space. Only the shell can change anything.
 //
 //	browser ── Host, Origin, session ──▶ Server ── the agent's API, in this process
 //	                                       └────── the runtime: images, use, pulls
 //
-// All HTML is made here, by html/template. The one script fetches a page again and puts its
-// new parts in the place of the old (it parses them, which runs nothing), reads a log, and is
-// the terminal of a shell. Nothing is loaded from elsewhere, and the Content-Security-Policy
-// forbids it.
+// All HTML is made here, by html/template. The one script refreshes the live parts of a page
+// (DOMParser runs no scripts), reads a log, and shows the terminal of a shell. Nothing is loaded
+// from elsewhere; the Content-Security-Policy forbids it.
 //
-// What containers, images and manifests say may be hostile. It is escaped, and characters that
-// steer a terminal or turn the direction of text are shown and not obeyed (visible.go). Other
+// Text of containers, images and manifests may be hostile. It is escaped, and control characters
+// and those that change the direction of text are replaced by visible ones (visible.go). Other
 // sites in the same browser may be hostile too, see guard.go.
 //
-// Nothing waits for a browser: a log is read from its file as fast as the browser takes it, by
-// a goroutine of its own that gives up when nothing is taken for long (writePatience).
+// A slow browser delays nothing but its own request: a log is read from its file as fast as the
+// browser reads it, and the request fails when the browser has read nothing for writePatience.
 package page
 
 import (
@@ -35,17 +34,18 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// Options are what a Server shows.
+// Options configure a Server.
 type Options struct {
 	API     http.Handler // of the agent
 	Runtime Runtime
 	Pulls   Pulls
 	Address string // host:port where the page is served
-	Key     string // signs the cookies of sessions: who has another one has no session
+	Key     string // signs the cookies of sessions; another key ends all sessions
 	Log     *slog.Logger
 }
 
-// A Runtime may not have answered yet, which is an error.
+// A Runtime returns the clients of the CRI services; an error as long as the runtime has not
+// answered.
 type Runtime interface {
 	Runtime() (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
@@ -61,11 +61,11 @@ type Server struct {
 	mux     *http.ServeMux
 	keys    keys
 	samples *sampler
-	logs    chan struct{} // a token for each log that is read
-	shells  chan struct{} // and for each shell
+	logs    chan struct{} // a token for each log that is being read
+	shells  chan struct{} // a token for each shell
 }
 
-// How many logs are read and shells run at a time, for all browsers.
+// How many logs are read and shells run at a time, by all browsers together.
 const (
 	maxLogs   = 32
 	maxShells = 16
@@ -76,7 +76,7 @@ var files embed.FS
 
 var templates = template.Must(template.New("").ParseFS(files, "templates/*.html"))
 
-// New returns a Server. What it does for no request ends with ctx.
+// New returns a Server. Its sampling of what pods use ends with ctx.
 func New(ctx context.Context, o Options) *Server {
 	s := &Server{
 		o: o, mux: http.NewServeMux(), samples: newSampler(ctx, o.Runtime),
@@ -95,7 +95,7 @@ func New(ctx context.Context, o Options) *Server {
 	return s
 }
 
-// handle serves f to who has a session.
+// handle serves f to browsers that have a session.
 func (s *Server) handle(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if !s.hasSession(r) {
@@ -123,15 +123,16 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	s.show(w, r, code, "message", view{Title: http.StatusText(code), Body: err.Error()})
 }
 
-// A view is what a template is given.
+// A view is the data of a template.
 type view struct {
 	Title string
 	Body  any
-	Live  bool // only the parts that change are wanted
+	Live  bool // the request is for the live parts only
 	In    bool // there is a session
 }
 
-// show answers with a page. It is made as a whole first: a failure is no half of one.
+// show answers with a page. The whole page is made first, so that a failure does not leave half
+// of one.
 func (s *Server) show(w http.ResponseWriter, r *http.Request, code int, name string, v view) {
 	v.Live, v.In = r.URL.Query().Has("live"), code != http.StatusUnauthorized
 	var out bytes.Buffer
@@ -145,8 +146,9 @@ func (s *Server) show(w http.ResponseWriter, r *http.Request, code int, name str
 	w.Write(visible(out.Bytes()))
 }
 
-// Opener serves POST /crisp/v1/page, which returns a URL that opens the page once, and all
-// else by next. It is for clients that may do everything.
+// Opener returns a handler of POST /crisp/v1/page, which answers with a URL that opens the page
+// once (text/plain, one line), and passes other requests to next. It must only be served to
+// clients that may do everything.
 func (s *Server) Opener(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/crisp/v1/page" {

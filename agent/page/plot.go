@@ -10,9 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// A plot is a curve of the last minutes, or two, as SVG has it.
+// A plot is one or two curves over the last minutes (plotted), in SVG's coordinates.
 type plot struct {
-	Title, Now, Most string // what it is now, and what the upper edge stands for
+	Title, Now, Most string // Now: the last value; Most: the value of the upper edge
 	Width, Height    int
 	Lines            []line
 }
@@ -27,7 +27,7 @@ const (
 	plotHeight = 60
 )
 
-// plots are those of a pod.
+// plots returns the plots of a pod: CPU, memory and network; nil without samples.
 func plots(samples []sample, now time.Time) []plot {
 	if len(samples) == 0 {
 		return nil
@@ -43,7 +43,8 @@ func plots(samples []sample, now time.Time) []plot {
 	}
 }
 
-// newPlot draws values of samples. least is what the upper edge stands for at least.
+// newPlot draws a curve of samples for each of values. The value of the upper edge is at least
+// least.
 func newPlot(title string, word func(float64) string, last string, least float64, samples []sample, now time.Time, values ...func(sample) float64) plot {
 	top := least
 	for _, value := range values {
@@ -63,7 +64,7 @@ func newPlot(title string, word func(float64) string, last string, least float64
 			points.Reset()
 		}
 		for _, s := range samples {
-			if !before.IsZero() && s.at.Sub(before) > 5*sampleEvery { // nobody looked meanwhile
+			if !before.IsZero() && s.at.Sub(before) > 5*sampleEvery { // no page was open meanwhile
 				end()
 			}
 			before = s.at
@@ -76,7 +77,7 @@ func newPlot(title string, word func(float64) string, last string, least float64
 	return p
 }
 
-// ceiling rounds up to 1, 2 or 5 and zeros.
+// ceiling rounds v, which is more than 0, up to 1, 2 or 5 times a power of ten.
 func ceiling(v float64) float64 {
 	unit := math.Pow(10, math.Floor(math.Log10(v)))
 	for _, f := range []float64{1, 2, 5} {
@@ -98,7 +99,7 @@ func size(v float64) string { return pulls.Size(int64(v)) }
 
 func perSecond(v float64) string { return pulls.Size(int64(v)) + "/s" }
 
-// A span is a line of a waterfall, whose bar lies between 0 and spanWidth.
+// A span is a row of a waterfall. Its bar lies between 0 and spanWidth.
 type span struct {
 	Label, Begin, Took, Note string
 	Depth, X, Width          int
@@ -107,7 +108,7 @@ type span struct {
 
 const spanWidth = 300
 
-// waterfall is what crisp describe draws of a pod's start.
+// waterfall returns the rows that "crisp describe" draws of a pod's start.
 func waterfall(stages []timeline.Stage, from, to time.Time) []span {
 	var list []span
 	for _, row := range timeline.Draw(stages, from, to, spanWidth) {
@@ -122,7 +123,7 @@ func waterfall(stages []timeline.Stage, from, to time.Time) []span {
 	return list
 }
 
-// kindOf gives a stage its colour.
+// kindOf returns the CSS class of a stage.
 func kindOf(word string) string {
 	switch word, _, _ = strings.Cut(word, "."); word {
 	case "sandbox", "cni", "namespaces":
@@ -137,7 +138,7 @@ func kindOf(word string) string {
 	return "run"
 }
 
-// strip is a waterfall in one line: the stages that took a part of it.
+// strip returns a waterfall for one line: the top-level stages that are long enough to be seen.
 func strip(stages []timeline.Stage, from, to time.Time) []span {
 	var list []span
 	for _, s := range waterfall(stages, from, to) {

@@ -29,7 +29,7 @@ type podPage struct {
 	Plots      []plot
 	Containers []containerRow
 	Conditions []v1.PodCondition
-	Covered    string // what is known of the start
+	Covered    string // how much of the start the stages account for, in percent
 	Waterfall  []span
 	Events     []eventRow
 	YAML       string
@@ -52,11 +52,11 @@ type eventRow struct {
 	Count                                  int32
 }
 
-// maxEvents are shown of a pod, the youngest.
+// maxEvents is how many events of a pod are shown, the newest.
 const maxEvents = 100
 
 func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
-	var object map[string]any // as it is, for its YAML
+	var object map[string]any // the pod as the API has it, for its YAML
 	var pod v1.Pod
 	var events v1.EventList
 	path := podPath("/api/v1", r)
@@ -81,7 +81,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 	}
 	var report startup.Report
 	switch err := s.ask(r.Context(), podPath("/crisp/v1", r)+"/startup", &report); fault.KindOf(err) {
-	case fault.NotFound: // it has started before the agent has
+	case fault.NotFound: // its start is not recorded
 	default:
 		if err != nil {
 			return err
@@ -171,7 +171,7 @@ func resourceWords(r v1.ResourceRequirements) string {
 	return strings.Join(words, ", ")
 }
 
-// eventRows shows the youngest first.
+// eventRows returns rows of the newest maxEvents events, the newest first.
 func eventRows(events []v1.Event, now time.Time) []eventRow {
 	slices.SortStableFunc(events, func(a, b v1.Event) int { return b.LastTimestamp.Compare(a.LastTimestamp.Time) })
 	var list []eventRow

@@ -27,10 +27,10 @@ type podList struct {
 	Pulls   []pullRow
 }
 
-// A podRow is a line of it.
+// A podRow is a row of the list.
 type podRow struct {
 	Namespace, Name       string
-	Word, Class           string // its state, and how that looks
+	Word, Class           string // its STATUS, and the CSS class of that
 	Ready, All            int
 	Restarts, Age         string
 	CPU, Memory           string // "" = not known
@@ -44,7 +44,7 @@ type podRow struct {
 // A pullRow is a pull under way.
 type pullRow struct {
 	Image, Text string
-	Known       bool // how much there is
+	Known       bool // the total is known, and so Percent
 	Percent     int
 	Layers      []layerRow
 }
@@ -102,7 +102,7 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// lastEvent is what is told of a pod that is not well: its last warning.
+// lastEvent returns the last warning about a pod that is neither ready nor finished.
 func lastEvent(events []v1.Event, pod *v1.Pod) (text, class string) {
 	if _, ready := why.Ready(&pod.Status); ready || podsync.Terminal(&pod.Status) {
 		return "", ""
@@ -115,7 +115,7 @@ func lastEvent(events []v1.Event, pod *v1.Pod) (text, class string) {
 	return text, class
 }
 
-// row is what the list and the pod's own page begin with.
+// row returns what the list and the pod's own page both show. under are the pulls under way.
 func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
 	row := podRow{Namespace: pod.Namespace, Name: pod.Name, Word: status.Word(pod), Restarts: status.Restarts(pod, now), Age: age(pod.CreationTimestamp.Time, now)}
 	row.Ready, row.All = status.Count(pod)
@@ -131,10 +131,10 @@ func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
 	return row
 }
 
-// troubles are parts of words for states that nobody wants.
+// troubles are parts of the STATUS of a pod with a problem.
 var troubles = []string{"BackOff", "Err", "OOM", "Invalid"}
 
-// look is the class of a pod's state.
+// look returns the CSS class of a pod's state.
 func look(pod *v1.Pod, row podRow) string {
 	switch {
 	case pod.DeletionTimestamp != nil:

@@ -10,26 +10,26 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 )
 
-// What pods use is sampled while somebody looks, and a little longer.
+// What pods use is sampled while a page that shows it is open, and a little longer.
 const (
 	sampleEvery = 2 * time.Second
-	sampleFor   = 20 * time.Second // after the last look
+	sampleFor   = 20 * time.Second // after the last request for such a page
 	plotted     = 5 * time.Minute
 	maxSeries   = 512 // pods; others are not sampled
 	maxSamples  = int(plotted / sampleEvery)
 )
 
-// A sample is what a pod uses at a time.
+// A sample is what a pod used at a time.
 type sample struct {
 	at     time.Time
 	cpu    float64 // cores
 	memory float64 // bytes
-	rx, tx float64 // bytes in a second
+	rx, tx float64 // bytes per second
 }
 
-// A series is a pod's samples, the youngest last.
+// A series is a pod's samples, the newest last.
 type series struct {
-	last    *cri.PodSandboxStats // counters of which the next sample is the difference
+	last    *cri.PodSandboxStats // the counters before the next sample
 	samples []sample
 }
 
@@ -48,7 +48,7 @@ func newSampler(ctx context.Context, r Runtime) *sampler {
 	return &sampler{ctx: ctx, runtime: r, pods: map[string]*series{}}
 }
 
-// of returns a pod's samples of the time that is plotted, and has sampling go on.
+// of returns a pod's samples that are no older than plotted, and keeps the sampling going.
 func (m *sampler) of(uid string) []sample {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,7 +117,8 @@ func (m *sampler) take() {
 	}
 }
 
-// add adds the difference between two looks, unless the runtime has not looked itself since.
+// add appends the sample between the last counters and now, unless the runtime has not read
+// its counters anew.
 func (s *series) add(now *cri.PodSandboxStats) {
 	was := s.last
 	if was == nil || was.GetAttributes().GetId() != now.GetAttributes().GetId() {
@@ -144,7 +145,7 @@ func (s *series) add(now *cri.PodSandboxStats) {
 	}
 }
 
-// rate is how much a counter has grown in a unit of time; 0 if it has begun anew.
+// rate returns how much a counter has grown per unit of passed; 0 if it was reset.
 func rate(now, before *cri.UInt64Value, passed float64) float64 {
 	if passed <= 0 || now.GetValue() < before.GetValue() {
 		return 0

@@ -19,13 +19,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// defaultShell is run if nobody asks for anything else.
+// defaultShell is run if the request names no command.
 const defaultShell = "/bin/sh"
 
 const (
 	maxCommand = 1024     // bytes
-	maxMessage = 64 << 10 // bytes, of the browser
-	maxTyped   = 256      // messages that the command has not read; then what is typed is lost, as by a terminal
+	maxMessage = 64 << 10 // bytes, from the browser
+	maxTyped   = 256      // messages that the command has not read; more are lost, as with a terminal
 	frameEvery = 40 * time.Millisecond
 )
 
@@ -38,9 +38,9 @@ func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// exec runs a command in a container, with a terminal that is here: the browser sends keys and
-// is sent what the screen shows, when it has taken what it was sent before. The command never
-// waits for it.
+// exec runs a command in a container. Its terminal is emulated here: the browser sends keys and
+// gets frames of the screen, none before the connection has taken the one before it. The command
+// never waits for the browser.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return fault.Invalid.Errorf("a shell is a WebSocket")
@@ -91,11 +91,11 @@ func (s *Server) startExec(r *http.Request, t target, command []string) (remotec
 	return remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, "POST", u)
 }
 
-// A session is a browser's terminal.
+// A session is the terminal of one shell.
 type session struct {
 	ws    *websocket.Conn
 	typed chan []byte
-	left  []byte // of what was typed, not read yet
+	left  []byte // of the message that was read last
 	sizes chan remotecommand.TerminalSize
 	done  chan struct{} // closed when the browser has left
 
@@ -110,7 +110,7 @@ func newSession(ws *websocket.Conn) *session {
 	}
 }
 
-// run goes on until the command has ended or the browser has left.
+// run returns when the command has ended or the browser has left.
 func (s *session) run(ctx context.Context, stream remotecommand.Executor) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -170,7 +170,7 @@ type message struct {
 	Size             []int // columns, rows
 }
 
-// receive takes messages until there are no more.
+// receive handles messages until the connection ends.
 func (s *session) receive() {
 	defer close(s.done)
 	for {
@@ -190,7 +190,7 @@ func (s *session) receive() {
 		s.mu.Unlock()
 		if len(m.Size) == 2 {
 			select {
-			case <-s.sizes: // that nobody has read yet
+			case <-s.sizes: // an older size, if it was not read
 			default:
 			}
 			s.sizes <- remotecommand.TerminalSize{Width: uint16(columns), Height: uint16(rows)}
@@ -214,7 +214,7 @@ func (s *session) Next() *remotecommand.TerminalSize {
 	}
 }
 
-// Read implements the command's standard input.
+// Read implements io.Reader for the command's standard input.
 func (s *session) Read(p []byte) (int, error) {
 	if len(s.left) == 0 {
 		select {

@@ -5,9 +5,9 @@ import (
 	"unicode/utf8"
 )
 
-// visible returns text in which nothing steers what shows it: control characters are their
-// pictures ("␛" for ESC), and what turns the direction of text, cannot be seen or is no UTF-8
-// is "�". Tabs and line feeds stay.
+// visible returns text without characters that control how it is shown: control characters
+// become their pictures ("␛" for ESC, U+2400 and on), and those that change the direction of
+// text, invisible ones and invalid UTF-8 become "�" (U+FFFD). Tabs and line feeds stay.
 func visible(text []byte) []byte {
 	out := make([]byte, 0, len(text))
 	for i := 0; i < len(text); {
@@ -26,7 +26,7 @@ func shown(r rune) rune {
 		return 0x2400 + r
 	case r == 0x7f:
 		return 0x2421
-	case r >= 0x80 && r < 0xa0, // C1: 0x9b begins a sequence as ESC [ does
+	case r >= 0x80 && r < 0xa0, // C1: 0x9b begins a control sequence, as ESC [ does
 		r == 0x061c, r == 0x200b, r == 0x200e, r == 0x200f, r >= 0x2028 && r <= 0x202e, r >= 0x2060 && r <= 0x2069, r == 0xfeff,
 		r >= 0xfff9 && r <= 0xfffb, r >= 0xe0000 && r <= 0xe007f:
 		return utf8.RuneError
@@ -34,7 +34,8 @@ func shown(r rune) rune {
 	return r
 }
 
-// A cleaner makes visible what is written to it. A character may come in two pieces.
+// A cleaner passes on what is written to it, made visible. A character may be split between
+// two writes.
 type cleaner struct {
 	to      io.Writer
 	partial []byte // the beginning of a character

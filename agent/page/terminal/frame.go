@@ -4,15 +4,15 @@ import "strings"
 
 // A Frame is what has changed since the last one.
 type Frame struct {
-	Rows    int           `json:"rows"`            // of the screen
-	Past    [][]Run       `json:"past,omitempty"`  // lines that have scrolled away
-	Lines   map[int][]Run `json:"lines,omitempty"` // rows that look otherwise now
-	Other   bool          `json:"other"`           // the alternate screen is shown: no past beside it
-	Cleared bool          `json:"cleared,omitempty"`
+	Rows    int           `json:"rows"`              // of the screen
+	Past    [][]Run       `json:"past,omitempty"`    // lines that have scrolled off the top, oldest first
+	Lines   map[int][]Run `json:"lines,omitempty"`   // rows that have changed, by number from 0
+	Other   bool          `json:"other"`             // the alternate screen is shown, which has no past
+	Cleared bool          `json:"cleared,omitempty"` // the past of earlier frames was erased
 }
 
-// A Run is text of one look: the text, and names of classes with a blank between them:
-// "bold f1 b4", colours from 0 to 15, and "cursor".
+// A Run is text of one style: the text, and CSS classes with a blank between them, such as
+// "bold f1 b4" (fore and background, colours 0 to 15) and "cursor".
 type Run [2]string
 
 // Frame returns what has changed since it was last called.
@@ -56,7 +56,8 @@ func (t *Terminal) Changed() bool {
 	return false
 }
 
-// runs are the line's cells without blanks at its end; the cell of the cursor is a run.
+// runs returns the line's cells, without blanks at its end. The cell in the column cursor, -1
+// for none, is a run of its own.
 func (l line) runs(cursor int) []Run {
 	end := 0
 	for i, c := range l.cells {

@@ -2,16 +2,18 @@ package terminal
 
 import "strings"
 
-// cursorKeys are those that end a sequence by this letter; which one begins it is a mode.
+// cursorKeys have the last letters of the sequences of cursor keys. These begin with ESC [ or,
+// in the mode of applications (DECCKM), with ESC O.
 var cursorKeys = map[string]string{"ArrowUp": "A", "ArrowDown": "B", "ArrowRight": "C", "ArrowLeft": "D", "Home": "H", "End": "F"}
 
-// otherKeys are the keys with names, as browsers call them.
+// otherKeys have the sequences of the other keys with names. The names are those of browsers
+// (KeyboardEvent.key).
 var otherKeys = map[string]string{
 	"Enter": "\r", "Backspace": "\x7f", "Tab": "\t", "Escape": "\x1b", "Delete": "\x1b[3~", "Insert": "\x1b[2~", "PageUp": "\x1b[5~", "PageDown": "\x1b[6~",
 }
 
-// Key is what a key sends to the program: one with a name ("ArrowUp"), or with Ctrl ("^C").
-// Of any other it is "".
+// Key returns what a key with a name ("ArrowUp"), or one pressed with Ctrl ("^C"), sends to the
+// program; "" for any other.
 func (t *Terminal) Key(name string) string {
 	if letter, ok := cursorKeys[name]; ok {
 		if t.appKeys {

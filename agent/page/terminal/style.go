@@ -11,10 +11,10 @@ type style struct {
 	bold, faint, italic, under, inverse bool
 }
 
-// background is what a cell is blanked with.
+// background returns the style of cells that are blanked: the background alone.
 func (s style) background() style { return style{back: s.back} }
 
-// set carries out SGR. Of the 256 colours only the first 16 are here.
+// set carries out SGR with the parameters p. Of the 256 colours it knows only the first 16.
 func (s *style) set(p []int) {
 	for i := 0; i < len(p); i++ {
 		switch v := p[i]; {
@@ -56,8 +56,8 @@ func (s *style) set(p []int) {
 	}
 }
 
-// extended is a colour of 256 ("38;5;N") or of all ("38;2;R;G;B"); it returns how many
-// parameters follow the first.
+// extended sets a colour of the 256 ("38;5;N"), if it is one of the first 16, and ignores one
+// of all ("38;2;R;G;B"). It returns how many parameters follow the first.
 func (s *style) extended(p []int) int {
 	if len(p) < 3 || p[1] != 5 {
 		return 4
@@ -70,7 +70,7 @@ func (s *style) extended(p []int) int {
 	return 2
 }
 
-// class is the style as names of classes: "bold f1 b4", the colours from 0.
+// class returns the style as CSS classes: "bold f1 b4", with colours from 0.
 func (s style) class() string {
 	fore, back := s.fore, s.back
 	if s.inverse {

@@ -1,13 +1,12 @@
-// Package terminal is the screen of a terminal as programs for xterm expect one: it takes what
-// a program writes, and tells what has changed in a form that a browser can show as text.
+// Package terminal emulates the screen of a terminal for programs that expect xterm: it takes
+// what a program writes, and returns what has changed in a form that a browser can show as text.
 //
 //	program ── bytes ──▶ Write ──▶ lines of cells ──▶ Frame ──▶ runs of text with a class
 //
 // It is bounded whatever the program writes: the size of the screen, the lines that have
-// scrolled away and that nobody has fetched yet, the parameters of a sequence. It answers
-// nothing: no report of anything is sent to the program as if somebody had typed it, and there
-// is neither a title nor a clipboard. Sequences that are not here are read to their end, and
-// dropped.
+// scrolled away since the last Frame, the parameters of a sequence. It answers no queries: no
+// report is sent to the program as if it had been typed, and there is neither a title nor a
+// clipboard. Sequences that it does not know are read to their end, and dropped.
 //
 // The sequences are those of ECMA-48 and of xterm's "XTerm Control Sequences".
 package terminal
@@ -39,8 +38,8 @@ const (
 	escape          // behind ESC
 	control         // in a control sequence, behind ESC [
 	ignored         // in one that is too long or malformed
-	char            // before one more character of an ESC sequence
-	str             // in a string that nobody wants: a title, an image
+	char            // before the last character of an ESC sequence
+	str             // in a string (OSC, DCS, SOS, PM, APC), which is dropped: a title, an image
 	strEscape       // in it, behind ESC
 )
 
@@ -49,9 +48,9 @@ type Terminal struct {
 	columns, rows int
 	lines         []line
 	other         []line // the main screen, while the alternate one is shown; else nil
-	past          []line // scrolled away since the last Frame, the youngest last
+	past          []line // scrolled away since the last Frame, the newest last
 	x, y          int    // the cursor; x may be columns: the next character begins a line
-	top, bottom   int    // of what scrolls
+	top, bottom   int    // the first and the last row of the scrolling region
 	style         style
 	saved         struct {
 		x, y  int
@@ -61,14 +60,14 @@ type Terminal struct {
 
 	state   state
 	params  []byte
-	partial []byte // the beginning of a character
+	partial []byte // the first bytes of a character
 
 	shownX, shownY int // where the last Frame had the cursor
 	shownHidden    bool
-	cleared        bool // of what has scrolled away, nothing is to be shown any more
+	cleared        bool // the past was erased (ED 3) since the last Frame
 }
 
-// New returns an empty Terminal.
+// New returns a Terminal with a blank screen of this size, within the bounds of this package.
 func New(columns, rows int) *Terminal {
 	t := &Terminal{columns: columns, rows: rows}
 	t.columns, t.rows = bounded(columns, rows)
@@ -144,7 +143,7 @@ func (t *Terminal) take(r rune) {
 	}
 }
 
-// escaped is what follows ESC.
+// escaped handles the character after ESC.
 func (t *Terminal) escaped(r rune) {
 	t.state = text
 	switch r {
@@ -183,9 +182,9 @@ func (t *Terminal) controlChar(r rune) {
 	}
 }
 
-// put shows a character, unless it cannot be seen or would turn the direction of others.
+// put shows a character, unless it is not printable, as one that changes the direction of text.
 func (t *Terminal) put(r rune) {
-	if unicode.Is(unicode.M, r) { // goes onto the one before
+	if unicode.Is(unicode.M, r) { // a combining mark of the character before
 		c := &t.lines[t.y].cells[max(min(t.x, t.columns)-1, 0)]
 		for i := range c.marks {
 			if c.marks[i] == 0 {
@@ -208,17 +207,17 @@ func (t *Terminal) put(r rune) {
 	t.x++
 }
 
-// numbers are a sequence's parameters, at least one.
+// numbers returns a sequence's parameters, at least one.
 func numbers(params string) []int {
 	var list []int
 	for word := range strings.SplitSeq(params, ";") {
-		n, _ := strconv.Atoi(word) // none is 0
+		n, _ := strconv.Atoi(word) // an empty one is 0
 		list = append(list, min(max(n, 0), maxNumber))
 	}
 	return list
 }
 
-// sequence carries out a control sequence.
+// sequence carries out the control sequence with the parameters t.params.
 func (t *Terminal) sequence(final rune) {
 	params := string(t.params)
 	if rest, ok := strings.CutPrefix(params, "?"); ok {
@@ -270,7 +269,8 @@ func (t *Terminal) sequence(final rune) {
 	}
 }
 
-// edit carries out what erases, inserts and scrolls. n is first, at least 1.
+// edit carries out sequences that erase, insert and scroll. first is the first parameter, n is
+// it but at least 1, and x is the column of the cursor.
 func (t *Terminal) edit(final rune, first, n, x int) {
 	inRegion := t.y >= t.top && t.y <= t.bottom
 	switch final {
@@ -299,7 +299,7 @@ func (t *Terminal) edit(final rune, first, n, x int) {
 	}
 }
 
-// mode switches a mode of DEC's or xterm's.
+// mode sets or resets a private mode of DEC or xterm.
 func (t *Terminal) mode(mode int, on bool) {
 	switch mode {
 	case 1:
