@@ -51,7 +51,7 @@ func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case !listen.IsLocal(r.Host):
 		http.Error(w, "ask for 127.0.0.1 or localhost", http.StatusMisdirectedRequest)
 	case !ownOrigin(r):
-		http.Error(w, "another site has asked for this", http.StatusForbidden)
+		http.Error(w, "another site has made this request", http.StatusForbidden)
 	case r.Header.Get("Upgrade") != "":
 		s.mux.ServeHTTP(w, r) // a WebSocket sets its own deadlines
 	default:
@@ -132,7 +132,7 @@ func (k *keys) redeem(text string) bool {
 // open begins a session if the URL has a valid key.
 func (s *Server) open(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet || !s.keys.redeem(r.URL.Query().Get("key")) {
-		s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No way in", Body: "This address was used before, or is too old. The command \"crisp page\" prints another."})
+		s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No session", Body: "This URL was used before, or is too old. The command \"crisp page\" prints another."})
 		return
 	}
 	until := time.Now().Add(sessionLife)

@@ -120,7 +120,7 @@ func TestWayIn(t *testing.T) {
 		}
 		w := ask(http.MethodGet, at)
 		if w.Code != 303 || w.Header().Get("Location") != "/page/" {
-			t.Fatalf("the way in: %d %v", w.Code, w.Header())
+			t.Fatalf("the first time: %d %v", w.Code, w.Header())
 		}
 		c := w.Result().Cookies()[0]
 		if !c.HttpOnly || c.SameSite != http.SameSiteStrictMode || c.Path != "/page/" || c.Secure {

@@ -44,7 +44,7 @@ func take(tokens chan struct{}, what string) (release func(), err error) {
 	case tokens <- struct{}{}:
 		return func() { <-tokens }, nil
 	default:
-		return nil, fault.Unavailable.Errorf("%d %s at a time are enough", cap(tokens), what)
+		return nil, fault.Unavailable.Errorf("at most %d %s at a time", cap(tokens), what)
 	}
 }
 

@@ -99,7 +99,7 @@ func New(ctx context.Context, o Options) *Server {
 func (s *Server) handle(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if !s.hasSession(r) {
-			s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No session", Body: "This browser has no session, or it is over. The command \"crisp page\", as root on the node, prints a way in."})
+			s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No session", Body: "This browser has no session, or it is over. The command \"crisp page\", as root on the node, prints a URL that begins one."})
 			return
 		}
 		if err := f(w, r); err != nil && !errors.Is(err, context.Canceled) {
@@ -156,7 +156,7 @@ func (s *Server) Opener(next http.Handler) http.Handler {
 			return
 		}
 		if r.Method != http.MethodPost {
-			http.Error(w, "POST makes a way in", http.StatusMethodNotAllowed)
+			http.Error(w, "want POST", http.StatusMethodNotAllowed)
 			return
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")

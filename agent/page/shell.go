@@ -43,7 +43,7 @@ func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
 // never waits for the browser.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
-		return fault.Invalid.Errorf("a shell is a WebSocket")
+		return fault.Invalid.Errorf("want a WebSocket")
 	}
 	t := targetOf(r)
 	command := strings.Fields(t.Command)
