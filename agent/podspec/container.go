@@ -9,7 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Container translates one container of the pod.
+// Container translates a container of the pod. It is an error if its user is, or may be, root
+// despite runAsNonRoot, or if what a mount needs is missing.
 func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
 	spec := c.Spec
 	if err := verifyNonRoot(in.Pod, spec, c.Image); err != nil {
@@ -66,7 +67,7 @@ func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
 	return config, nil
 }
 
-// stopSignal converts the name of a signal; CRI has SIGRTMINPLUS1 for SIGRTMIN+1.
+// stopSignal converts the name of a signal. CRI writes SIGRTMINPLUS1 for SIGRTMIN+1.
 func stopSignal(s v1.Signal) cri.Signal {
 	name := strings.NewReplacer("+", "PLUS", "-", "MINUS").Replace(string(s))
 	return cri.Signal(cri.Signal_value[name])

@@ -17,8 +17,8 @@ import (
 const (
 	maxNameservers = 3
 	maxSearches    = 32
-	maxSearchLine  = 2048
-	maxSearch      = 253 // longer domains make some resolvers abort
+	maxSearchLine  = 2048 // bytes of all domains, with the blanks between them
+	maxSearch      = 253  // bytes of a domain; longer ones make some resolvers abort
 )
 
 // A NodeDNS is the node's resolv.conf. The zero value is none.
@@ -29,13 +29,13 @@ type NodeDNS struct {
 }
 
 // NeedsBehind reports whether a pod needs the upstream servers of a stub resolver: it has a
-// network of its own, where nobody listens on loopback addresses, and the node's
-// resolv.conf names nothing else.
+// network of its own, where nothing listens on loopback addresses, and the node's
+// resolv.conf has no other servers.
 func NeedsBehind(pod *v1.Pod, own *cri.DNSConfig) bool {
 	return !pod.Spec.HostNetwork && len(own.Servers) > 0 && !slices.ContainsFunc(own.Servers, remote)
 }
 
-// dnsConfig makes the pod's resolv.conf. Without cluster DNS, ClusterFirst means Default:
+// dnsConfig returns the pod's resolv.conf. Without cluster DNS, ClusterFirst means Default:
 // the node's resolv.conf. warnings say what was left out.
 func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 	pod := in.Pod
@@ -63,8 +63,8 @@ func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 }
 
 // nodeDNS returns what the pod gets of the node's resolv.conf. A pod with a network of its
-// own gets no loopback servers, but the upstream servers of a stub resolver. dropped says
-// that servers were left out.
+// own gets the upstream servers of a stub resolver instead of loopback servers. dropped says
+// that loopback servers were left out.
 func (in *Input) nodeDNS() (dns *cri.DNSConfig, dropped bool) {
 	if in.DNS.Own == nil || in.Pod.Spec.DNSPolicy == v1.DNSNone {
 		return &cri.DNSConfig{}, false
@@ -88,7 +88,7 @@ func loopback(server string) bool {
 
 func remote(server string) bool { return !loopback(server) }
 
-// limitDNS removes what resolvers cannot use, and returns warnings about it.
+// limitDNS removes what is over the limits of resolvers, and returns warnings about it.
 func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	servers, searches := unique(dns.Servers), unique(dns.Searches)
 	dns.Servers = servers[:min(len(servers), maxNameservers)]
@@ -107,8 +107,8 @@ func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	return warnings
 }
 
-// ParseResolvConf parses resolv.conf(5). The last search or domain line counts; options add
-// up.
+// ParseResolvConf parses resolv.conf(5). The last search or domain line counts, and options of
+// all lines do.
 func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 	dns := &cri.DNSConfig{}
 	lines := bufio.NewScanner(r)
@@ -155,7 +155,7 @@ func setOption(options []string, name, value string) []string {
 	return append(options, text)
 }
 
-// unique returns the list without repetitions.
+// unique returns the list without duplicates.
 func unique(list []string) []string {
 	var out []string
 	for _, s := range list {

@@ -12,7 +12,8 @@ import (
 	downward "k8s.io/kubectl/pkg/util/resource"
 )
 
-// Field returns a field of the pod for the downward API.
+// Field returns a field of the pod for the downward API. It is an error if the node has no
+// address yet and the field is one.
 func (in *Input) Field(fieldPath string) (string, error) {
 	pod, ips := in.Pod, in.IPs
 	if host := strings.HasPrefix(fieldPath, "status.hostIP"); host || pod.Spec.HostNetwork && strings.HasPrefix(fieldPath, "status.podIP") {
@@ -33,8 +34,8 @@ func (in *Input) Field(fieldPath string) (string, error) {
 	return fieldpath.ExtractFieldPathAsString(pod, fieldPath)
 }
 
-// Resource returns a container's request or limit in units of the divisor, rounded up. The
-// limit of a container that has none is what all pods can have.
+// Resource returns a container's request or limit in units of the divisor, rounded up. A
+// container without a limit has the node's allocatable amount as its limit.
 func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" {
 		if c = podsync.ContainerOf(&in.Pod.Spec, ref.ContainerName); c == nil {

@@ -44,8 +44,8 @@ func (in *Input) Environment(c *v1.Container, refs References) ([]*cri.KeyValue,
 	return env, nil
 }
 
-// envFrom returns the data of a Secret or a ConfigMap, of the latter without its binary
-// data. An optional object that does not exist has none.
+// envFrom returns the data of a Secret or of a ConfigMap, without its binary data. An
+// optional object that does not exist has none.
 func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string][]byte, error) {
 	switch {
 	case from.ConfigMapRef != nil:
@@ -68,7 +68,7 @@ func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string
 	return nil, nil
 }
 
-// referred returns one of the objects that a container refers to.
+// referred returns one of the objects that a container refers to, or fault.NotFound.
 func referred[T any](objects map[string]*T, kind, namespace, name string) (*T, error) {
 	if o := objects[name]; o != nil {
 		return o, nil
@@ -76,8 +76,8 @@ func referred[T any](objects map[string]*T, kind, namespace, name string) (*T, e
 	return nil, fault.NotFound.Errorf("there is no %s %s/%s", kind, namespace, name)
 }
 
-// valueFrom returns the value that from refers to. there is false for an optional one that
-// does not exist.
+// valueFrom returns the value that from refers to. there is false for an optional value that
+// does not exist; another one that does not is fault.NotFound.
 func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs References) (value []byte, there bool, err error) {
 	pod := in.Pod
 	var ref string

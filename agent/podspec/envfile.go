@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// MaxEnvFile is how many bytes are read of a file of variables.
+// MaxEnvFile is the most bytes of a file of variables that are read.
 const MaxEnvFile = 1 << 20
 
 // fileValue returns the value of a key in a file that a container has written to an
@@ -35,10 +35,10 @@ func (r References) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, err
 	return value, nil
 }
 
-// readEnvFile finds a key among lines of the form NAME='value' (Kubernetes' EnvFiles, a
-// subset of what a shell reads). Values are literal text in single quotes and may span
-// lines. A # begins a comment at the start of a line or after a value. A blank before the
-// quote makes the value empty.
+// readEnvFile returns the value of a key in lines of the form NAME='value' (Kubernetes'
+// EnvFiles, a subset of what a shell reads); "" if there is none. Values are literal text in
+// single quotes and may span lines. A # begins a comment at the start of a line or after a
+// value. A blank before the quote makes the value empty.
 func readEnvFile(r io.Reader, key string) (string, error) {
 	lines := bufio.NewScanner(r)
 	lines.Buffer(nil, MaxEnvFile)

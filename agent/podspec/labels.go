@@ -31,8 +31,8 @@ const (
 
 	// LabelSource is the source of the pod: "file", "http" or "api".
 	LabelSource = "io.crisp.pod.source"
-	// LabelAgent tells the pods of several agents on one runtime apart, and those of a
-	// kubelet: an agent sees and ends only pods with its own value.
+	// LabelAgent distinguishes the pods of several agents on one runtime, and those of a
+	// kubelet, which have none: an agent sees and ends only pods with its own value.
 	LabelAgent = "io.crisp.agent"
 
 	// What "crisp get" needs to know of a pod while no agent runs.
@@ -41,7 +41,7 @@ const (
 	AnnotationInitContainers = "io.crisp.pod.initContainers" // likewise
 	AnnotationRestartPolicy  = "io.crisp.pod.restartPolicy"
 
-	annotationBackoff = "io.crisp.container.backoff" // before its start; a time.Duration
+	annotationBackoff = "io.crisp.container.backoff" // before its start, as by Duration.String
 )
 
 func (in *Input) sandboxLabels() map[string]string {
@@ -120,8 +120,8 @@ func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string,
 	return annotations, nil
 }
 
-// Restored returns a container and its pod as far as the container's labels and annotations
-// tell: enough to end it as promised when the pod is no longer known.
+// Restored returns a container and its pod, as far as the container's labels and annotations
+// have them: enough to run its preStop hook when the pod is no longer known.
 func Restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 	pod := &v1.Pod{}
 	pod.Name, pod.Namespace, pod.UID = labels[LabelPodName], labels[LabelPodNamespace], types.UID(labels[LabelPodUID])
@@ -136,7 +136,8 @@ func Restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 	return pod, c
 }
 
-// GraceOf reads back the grace period that a container was promised.
+// GraceOf returns the grace period that a container was created with, from its annotations;
+// Kubernetes' 30 s if they have none.
 func GraceOf(annotations map[string]string) time.Duration {
 	for _, name := range []string{annotationDeletion, annotationGrace} {
 		if seconds, err := strconv.ParseInt(annotations[name], 10, 64); err == nil {
@@ -146,7 +147,8 @@ func GraceOf(annotations map[string]string) time.Duration {
 	return v1.DefaultTerminationGracePeriodSeconds * time.Second
 }
 
-// BackoffOf reads back the back-off that preceded the start of a container.
+// BackoffOf returns the back-off that preceded the start of a container, from its annotations;
+// 0 if they have none.
 func BackoffOf(annotations map[string]string) time.Duration {
 	backoff, err := time.ParseDuration(annotations[annotationBackoff])
 	if err != nil {

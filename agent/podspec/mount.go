@@ -18,8 +18,8 @@ var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
 	v1.MountPropagationBidirectional:   cri.MountPropagation_PROPAGATION_BIDIRECTIONAL,
 }
 
-// mounts returns the mounts of volumes in the order of the manifest, then that of
-// /etc/hosts unless a volume is mounted there, then that of the termination message.
+// mounts returns the mounts of volumes in the order of the manifest, then /etc/hosts unless
+// a volume is mounted there, then the file of the termination message.
 func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	var mounts []*cri.Mount
 	hostsMounted := false
@@ -41,7 +41,8 @@ func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	return append(mounts, &cri.Mount{ContainerPath: Absolute(c.Spec.TerminationMessagePath), HostPath: c.MessageFile}), nil
 }
 
-// Absolute returns a path in a container; a relative one begins at its root.
+// Absolute returns a path in a container as an absolute one; a relative path begins at its
+// root.
 func Absolute(path string) string {
 	if !filepath.IsAbs(path) {
 		return "/" + path

@@ -3,10 +3,11 @@
 // disk, asks no runtime and knows no clock. Everything that the translation depends on is
 // in an Input, which the package criruntime gathers.
 //
-// It also reads back the labels and annotations that the runtime keeps, by which an agent
-// finds its pods again and ends them as they were promised (labels.go).
+// It also reads back the labels and annotations that the runtime keeps. By them an agent
+// finds its pods again, and ends them with the hooks and grace periods that they were created
+// with (labels.go).
 //
-// The golden files in testdata show what becomes of each field of a pod.
+// The golden files in testdata show how each field of a pod is translated.
 package podspec
 
 import (
@@ -16,28 +17,27 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Node is what the translation depends on besides the pod: what is known of the node at
-// one moment, as a plain value.
+// A Node is the state of the node that the translation depends on, at one moment.
 type Node struct {
 	Agent          string   // value of LabelAgent
 	SeccompDir     string   // of the profiles of type Localhost, absolute
-	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; without any it means Default
+	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; without any, it means Default
 	ClusterDomain  string   // suffix of the names of pods with a subdomain
 	SeccompDefault bool     // containers without a profile get RuntimeDefault
 	NoCPUQuota     bool     // CPU limits are not enforced
 	Kernel         Kernel
 	IPs            []string        // primary first; empty while unknown
-	Allocatable    v1.ResourceList // what all pods together can have; nil if unknown
+	Allocatable    v1.ResourceList // for all pods together; nil if unknown
 }
 
-// A Kernel is what the translation depends on in the node's kernel.
+// A Kernel has the properties of the node's kernel that the translation depends on.
 type Kernel struct {
 	Memory    int64    // of the node, in bytes; 0 if unknown
 	Unified   bool     // cgroup v2 alone
 	Swap      bool     // swap can be limited
 	SELinux   bool     // SELinux is on
 	HugePages []string // sizes, as in the names of the hugetlb cgroup: "2MB"
-	Throttles []string // directories with counts of thermal throttling
+	Throttles []string // directories with counts of thermal throttling, which are masked
 }
 
 // An Input is a pod and everything that its translation depends on.
@@ -73,7 +73,7 @@ type Container struct {
 	MessageFile string          // path of the file to mount at terminationMessagePath
 }
 
-// A Source is what a container mounts at one place.
+// A Source is what one of a container's volume mounts shows.
 type Source struct {
 	Path     string // on this node; "" for an image
 	Image    string // reference of the image; "" for anything else

@@ -44,8 +44,8 @@ func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
 	return out
 }
 
-// limits makes the part that containers and sandboxes have in common. A nil request means
-// the limit.
+// limits returns the resources that containers and sandboxes have in common. A nil request
+// means the limit.
 func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
 	out.CpuShares = int64(cgroup.Shares(cmp.Or(request, &cpu).MilliValue()))
@@ -75,15 +75,15 @@ func (in *Input) PodResources() (resources, overhead *cri.LinuxContainerResource
 	return resources, overhead
 }
 
-// Requests returns the requests of a pod with its overhead: what its containers and sidecars
-// need together, or what an init container and the sidecars started before it need, whichever
-// is more. The resources of the pod as a whole override both.
+// Requests returns the requests of a pod with its overhead: the sum for its containers and
+// sidecars, or that for an init container and the sidecars before it, whichever is more. The
+// resources of the pod as a whole override both.
 func Requests(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	return helper.PodRequests(with(pod, overhead), helper.PodResourcesOptions{})
 }
 
-// Limits returns the limits of a pod, likewise. The overhead is added to the limits that it
-// has.
+// Limits returns the limits of a pod, likewise. The overhead is added only to limits that the
+// pod has.
 func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	return helper.PodLimits(with(pod, overhead), helper.PodResourcesOptions{})
 }
@@ -123,8 +123,8 @@ func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 	return true
 }
 
-// hugePageLimits returns a limit for each size that the kernel knows, 0 for sizes that the
-// container does not request.
+// hugePageLimits returns a limit in bytes for each size that the kernel knows, 0 for those that
+// the container does not request.
 func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 	asked := cgroup.Pages{}
 	if in.Pod.Spec.Resources != nil {
@@ -184,8 +184,8 @@ func unreserved(pod *v1.Pod) int64 {
 	return max(left, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
 
-// MostMemory returns how much memory a pod can use, in bytes: its limit, or what all pods
-// can have; 0 if unknown.
+// MostMemory returns how much memory a pod can use, in bytes: its limit, or the node's
+// allocatable memory if that is less or there is no limit; 0 if unknown.
 func (in *Input) MostMemory() int64 {
 	most := in.Node.Allocatable[v1.ResourceMemory]
 	if limit := Limits(in.Pod, in.Overhead)[v1.ResourceMemory]; Limited(in.Pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {

@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Sandbox translates the pod's sandbox. Containers are created with the same config, so it
-// must depend only on the pod, the attempt and the node. warnings say what was left out of
-// its DNS configuration.
+// Sandbox translates the pod's sandbox. CreateContainer gets the same config, so it must
+// depend only on the pod, the attempt and the node. warnings say what was left out of its DNS
+// configuration.
 func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings []string, err error) {
 	pod := in.Pod
 	dns, warnings := in.dnsConfig()
@@ -51,8 +51,8 @@ func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings
 	}, warnings, nil
 }
 
-// hostname returns the host name of a pod, cut to 63 bytes as by the kubelet, and the
-// domain of its subdomain.
+// hostname returns the host name of a pod, cut to 63 bytes as by the kubelet, and its domain
+// (SUBDOMAIN.NAMESPACE.svc.CLUSTERDOMAIN); "" without a subdomain.
 func (in *Input) hostname() (host, domain string) {
 	pod := in.Pod
 	if pod.Spec.HostnameOverride != nil {

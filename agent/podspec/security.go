@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// The paths of /proc and /sys that containers cannot see or write unless their procMount
-// is Unmasked: the kubelet's, in its order. In CRI an empty list means none, so they are
+// The paths of /proc and /sys that containers cannot see or write, unless their procMount
+// is Unmasked: the kubelet's, in its order. In CRI an empty list means no paths, so these are
 // always sent; the runtime ignores them for privileged containers.
 var (
 	maskedPaths = []string{
@@ -77,7 +77,7 @@ func contexts(pod *v1.Pod, c *v1.Container) (*v1.SecurityContext, *v1.PodSecurit
 	return cmp.Or(c.SecurityContext, &v1.SecurityContext{}), cmp.Or(pod.Spec.SecurityContext, &v1.PodSecurityContext{})
 }
 
-// imageUser returns the user of an image: an ID, or a name that has its ID only inside the
+// imageUser returns the user of an image: an ID, or a name whose ID is known only inside the
 // image. The default is root.
 func imageUser(image *cri.Image) (*cri.Int64Value, string) {
 	switch {
@@ -121,7 +121,7 @@ func selinux(o *v1.SELinuxOptions) *cri.SELinuxOption {
 	return &cri.SELinuxOption{User: o.User, Role: o.Role, Type: o.Type, Level: o.Level}
 }
 
-// appArmor returns the profile, and its name in the form of CRI's deprecated field.
+// appArmor returns the profile, and its name for CRI's deprecated apparmor_profile.
 func appArmor(p *v1.AppArmorProfile) (*cri.SecurityProfile, string) {
 	switch {
 	case p == nil:
