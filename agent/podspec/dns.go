@@ -57,7 +57,7 @@ func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 	}
 	warnings = limitDNS(dns)
 	if dropped && len(dns.Servers) == 0 {
-		warnings = append(warnings, fmt.Sprintf("the pod has no name server: %s names those of the node's loopback alone; name others with --resolv-conf, --cluster-dns or dnsConfig", in.DNS.Path))
+		warnings = append(warnings, fmt.Sprintf("the pod has no name server: %s has only loopback addresses; set others with --resolv-conf, --cluster-dns or dnsConfig", in.DNS.Path))
 	}
 	return dns, warnings
 }

@@ -19,7 +19,7 @@ const MaxEnvFile = 1 << 20
 // emptyDir. As in the kubelet, a missing key and an empty value are the same.
 func (r References) fileValue(pod *v1.Pod, ref *v1.FileKeySelector) (string, error) {
 	if !slices.ContainsFunc(pod.Spec.Volumes, func(v v1.Volume) bool { return v.Name == ref.VolumeName && v.EmptyDir != nil }) {
-		return "", fmt.Errorf("volume %s is no emptyDir", ref.VolumeName)
+		return "", fmt.Errorf("volume %s is not an emptyDir", ref.VolumeName)
 	}
 	file, ok := r.Files[FileRef{ref.VolumeName, ref.Path}]
 	if !ok {
@@ -52,7 +52,7 @@ func readEnvFile(r io.Reader, key string) (string, error) {
 		case !ok:
 			return "", fmt.Errorf("line %d: want NAME='value'", n)
 		case name == "" || strings.ContainsAny(name, " \t"):
-			return "", fmt.Errorf("line %d: there is no name right before the =", n)
+			return "", fmt.Errorf("line %d: want a name right before the =", n)
 		}
 		if strings.HasPrefix(rest, " ") || strings.HasPrefix(rest, "\t") {
 			if name == key {
@@ -70,7 +70,7 @@ func readEnvFile(r io.Reader, key string) (string, error) {
 			value += inside
 			if closed {
 				if behind = strings.TrimLeft(behind, " \t"); behind != "" && behind[0] != '#' {
-					return "", fmt.Errorf("line %d: there is more behind the value", n)
+					return "", fmt.Errorf("line %d: there is text after the value", n)
 				}
 				break
 			}
