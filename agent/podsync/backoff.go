@@ -2,22 +2,22 @@ package podsync
 
 import "time"
 
-// DefaultMaxBackoff is the longest back-off of a container that ends again and again, unless
-// another one is set; it is the kubelet's.
+// DefaultMaxBackoff is the longest back-off of a container that exits again and again, unless
+// another one is set. It is the kubelet's.
 const DefaultMaxBackoff = 300 * time.Second
 
 const (
 	firstBackoff = 10 * time.Second
 	// stableRun is how long a container must have run for its back-off to start over.
 	stableRun = 2 * DefaultMaxBackoff
-	// resetBackoff is the back-off of a container whose predecessors do not count, because
-	// they did not fail on their own.
+	// resetBackoff is the Backoff of a container whose predecessors do not count, because
+	// they did not fail on their own. Its successor may start at once.
 	resetBackoff = -1
 )
 
-// nextBackoff is how long after the end of c its successor may start: at once the first
-// time, then 10 s, doubled each time up to c.MaxBackoff, as in the kubelet. It
-// depends on c alone, so a restart of the agent neither shortens nor lengthens it.
+// nextBackoff returns how long after the end of c its successor may start: at once the first
+// time, then 10 s, doubled each time up to c.MaxBackoff, as in the kubelet. It depends on c
+// alone, so a restart of the agent neither shortens nor lengthens it.
 func nextBackoff(c Container) time.Duration {
 	longest := c.MaxBackoff
 	if longest == 0 {
@@ -32,8 +32,8 @@ func nextBackoff(c Container) time.Duration {
 	return min(2*c.Backoff, longest)
 }
 
-// after returns when wait has passed since the end of c. If the clock was set back since,
-// that cannot be known, and wait counts as over.
+// after returns when wait has passed since the end of c. If c ended in the future, the clock
+// was set back: how much has passed is unknown, and wait counts as over.
 func after(c Container, wait time.Duration, now time.Time) time.Time {
 	if c.FinishedAt.After(now) {
 		return now
@@ -41,10 +41,10 @@ func after(c Container, wait time.Duration, now time.Time) time.Time {
 	return c.FinishedAt.Add(wait)
 }
 
-// CrashLoop reports whether c, which has exited, waits for its back-off.
+// CrashLoop reports whether c has exited and its successor waits for the back-off.
 func CrashLoop(c Container, now time.Time) bool {
 	return c.State == Exited && after(c, nextBackoff(c), now).After(now)
 }
 
-// CrashBackoff is the back-off that c, which has exited, waits for.
+// CrashBackoff returns the back-off that the successor of c waits for, from the end of c.
 func CrashBackoff(c Container) time.Duration { return nextBackoff(c) }

@@ -8,8 +8,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Compute returns what to do next for the pod want; if want is nil, what to do next to
-// remove what exists.
+// Compute returns what to do next for the pod want or, if want is nil, to remove what exists.
 func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 	if have.Ends(want) {
 		want = nil
@@ -38,7 +37,7 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 	return p.plan
 }
 
-// Ends reports whether the pod, which may be nil, is to end before it begins anew.
+// Ends reports whether the pod, which may be nil, must end completely before it begins anew.
 func (h *Have) Ends(pod *v1.Pod) bool {
 	return pod != nil && slices.Contains(h.Ending, string(pod.UID))
 }
@@ -49,14 +48,14 @@ type planner struct {
 	now  time.Time
 	plan Plan
 
-	kill    bool // the pod cannot go on
-	kills   int  // containers that are stopped one by one
+	kill    bool // the pod is over: it has failed, or nothing of it is to run any more
+	kills   int  // containers that are stopped while the pod goes on
 	keep    int  // regular containers that run and stay
 	starts  int  // containers that are started now or after their back-off
 	resized bool
 }
 
-// add plans an action unless its last failure forbids it for now.
+// add plans an action, unless it must wait because the last one on its subject failed.
 func (p *planner) add(a Action) {
 	if f, ok := p.have.Failures[a.Subject()]; ok && f.Until.After(p.now) {
 		p.again(f.Until)
@@ -106,8 +105,8 @@ func Terminal(s *v1.PodStatus) bool {
 	return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
 }
 
-// settle releases what a finished pod holds. Its containers stay for their logs and exit
-// codes while there is room.
+// settle plans to stop what is left of a pod that is over and to release its resources. Its
+// containers stay for their logs and exit codes while there is disk space.
 func (p *planner) settle() {
 	why := "pod has finished"
 	if v := p.have.Verdict; v != nil {
@@ -134,7 +133,8 @@ func (p *planner) deadline() {
 // back-off.
 const PullErrorShown = 2 * time.Second
 
-// Deadline is when the pod must have ended (spec.activeDeadlineSeconds).
+// Deadline returns when the pod must have ended (spec.activeDeadlineSeconds); false if it has no
+// deadline, or has not started.
 func Deadline(pod *v1.Pod, s *v1.PodStatus) (time.Time, bool) {
 	if pod.Spec.ActiveDeadlineSeconds == nil || s == nil || s.StartTime == nil {
 		return time.Time{}, false
@@ -144,7 +144,7 @@ func Deadline(pod *v1.Pod, s *v1.PodStatus) (time.Time, bool) {
 
 // sandboxReady reports whether the pod has the one sandbox that it needs. If not, it plans
 // the next step towards it: stop everything, remove the init containers, which must run
-// again, and run a new sandbox. A pod whose containers are all done gets none.
+// again, and run a new sandbox. A pod whose containers are all done gets no new sandbox.
 func (p *planner) sandboxReady() bool {
 	why := SandboxChanged(p.want, p.have)
 	if why == "" {
@@ -196,8 +196,8 @@ func (p *planner) needsSandbox(attempt uint32) bool {
 	return !begun
 }
 
-// SandboxChanged returns why the pod needs a new sandbox, in the kubelet's cases; "" if it
-// does not.
+// SandboxChanged returns why the pod needs a new sandbox, by the kubelet's rules; "" if it does
+// not need one.
 func SandboxChanged(pod *v1.Pod, have Have) string {
 	ready := 0
 	for _, sb := range have.Sandboxes {
@@ -227,12 +227,12 @@ func (p *planner) isInit(name string) bool {
 	return slices.ContainsFunc(p.want.Spec.InitContainers, func(c v1.Container) bool { return c.Name == name })
 }
 
-// newest returns the youngest container of the wanted pod with this name.
+// newest returns the newest container of the wanted pod with this name.
 func (p *planner) newest(name string) (Container, bool) {
 	return p.have.Newest(string(p.want.UID), name)
 }
 
-// Newest returns the youngest container of the pod uid with this name.
+// Newest returns the newest container of the pod uid with this name.
 func (h *Have) Newest(uid, name string) (Container, bool) {
 	for _, c := range h.Containers {
 		if c.Name == name && c.UID == uid {
@@ -242,10 +242,10 @@ func (h *Have) Newest(uid, name string) (Container, bool) {
 	return Container{}, false
 }
 
-// collect plans the removal of what is no longer of use. Of each container the newest and
-// the one before it stay, whose log "crisp logs -p" shows; of dead sandboxes without
-// containers only the newest. While disk space is short only the newest container stays,
-// and none of a finished pod.
+// collect plans the removal of what is no longer of use. Of each name the newest container
+// stays, and the one before it, whose log "crisp logs -p" shows; of dead sandboxes without
+// containers only the newest stays. While disk space is short, only the newest container of
+// each name stays, and none of a finished pod.
 func (p *planner) collect() {
 	if p.want == nil || p.want.DeletionTimestamp != nil {
 		return

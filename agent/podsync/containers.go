@@ -8,14 +8,15 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// SystemCritical is the priority from which a pod may drive others away and is never
-// evicted: system-cluster-critical.
+// SystemCritical is the priority from which on a pod may preempt others and is never evicted:
+// that of system-cluster-critical.
 const SystemCritical = 2_000_000_000
 
-// Priority is the priority of a pod, 0 if it names none.
+// Priority returns the priority of a pod, 0 if it has none.
 func Priority(pod *v1.Pod) int32 { return ptr.Deref(pod.Spec.Priority, 0) }
 
-// IsSidecar reports whether an init container is to run as long as the pod does.
+// IsSidecar reports whether an init container is a sidecar, which runs as long as the pod does:
+// its restartPolicy is Always.
 func IsSidecar(c *v1.Container) bool {
 	return c.RestartPolicy != nil && *c.RestartPolicy == v1.ContainerRestartPolicyAlways
 }
@@ -33,7 +34,7 @@ func Containers(spec *v1.PodSpec) iter.Seq[*v1.Container] {
 	}
 }
 
-// Lasting yields the sidecars of a pod, then its containers: what runs while the pod does.
+// Lasting yields the containers that run while the pod does: its sidecars, then its containers.
 func Lasting(spec *v1.PodSpec) iter.Seq[*v1.Container] {
 	return func(yield func(*v1.Container) bool) {
 		for i := range spec.InitContainers {
@@ -49,8 +50,8 @@ func Lasting(spec *v1.PodSpec) iter.Seq[*v1.Container] {
 	}
 }
 
-// StatusOf returns the status of the container of this name in the first list that has it, or
-// nil.
+// StatusOf returns the status of the container of this name, from the first list that has it;
+// nil if none has.
 func StatusOf(name string, lists ...[]v1.ContainerStatus) *v1.ContainerStatus {
 	for _, list := range lists {
 		for i := range list {
@@ -62,7 +63,7 @@ func StatusOf(name string, lists ...[]v1.ContainerStatus) *v1.ContainerStatus {
 	return nil
 }
 
-// RuntimeID returns the runtime's ID in the container ID of a status, "crisp://1234".
+// RuntimeID returns the runtime's ID ("1234") from the container ID of a status ("crisp://1234").
 func RuntimeID(id string) string {
 	if _, rest, ok := strings.Cut(id, "://"); ok {
 		return rest
@@ -70,7 +71,7 @@ func RuntimeID(id string) string {
 	return id
 }
 
-// EphemeralContainer returns an ephemeral container as a container.
+// EphemeralContainer returns an ephemeral container as a container. Both share memory.
 func EphemeralContainer(e *v1.EphemeralContainer) *v1.Container {
 	return (*v1.Container)(&e.EphemeralContainerCommon)
 }

@@ -8,8 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// converge plans for the containers of a pod whose sandbox is good. Containers are stopped
-// first, in a step of its own.
+// converge plans for the containers of a pod whose sandbox is ready. If containers have to be
+// stopped, the plan has only that.
 func (p *planner) converge() {
 	sandbox := p.have.Sandboxes[0].ID
 	p.ephemeral(sandbox)
@@ -45,8 +45,7 @@ func (p *planner) ephemeral(sandbox string) {
 	}
 }
 
-// regular plans for the regular containers. It counts those that keep running and those
-// that are to start.
+// regular plans for the regular containers, and counts those that stay and those that start.
 func (p *planner) regular(sandbox string) {
 	for i := range p.want.Spec.Containers {
 		c := &p.want.Spec.Containers[i]
@@ -113,7 +112,7 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 		p.killOne(found, nil, "container is in an unknown state")
 		return
 	case Created:
-		// An agent died between create and start. The container never ran, so this
+		// An agent ended between create and start. The container never ran, so this
 		// is not a restart: its attempt is used again.
 		p.add(Action{Verb: RemoveContainer, ID: found.ID, UID: found.UID, Name: c.Name, Why: "container was never started"})
 		return
@@ -137,9 +136,9 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 	p.add(a)
 }
 
-// restartAt returns when the successor of found may start, and the back-off that it has
-// served by then. If the agent stopped found, its time running counts too: the back-off
-// runs from the end of the container before it. A changed definition starts over.
+// restartAt returns when the successor of found may start, and the back-off that precedes that
+// start. If the agent stopped found, the time that it ran counts too: the back-off runs from the
+// end of the container before it. After a change of the definition there is no back-off.
 func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.Duration) {
 	wait := nextBackoff(found)
 	if !p.have.Restarted[found.ID] {
@@ -159,8 +158,8 @@ func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.D
 	return after(found, 0, p.now), wait
 }
 
-// resize plans a resize, or a restart if that needs one, for a container whose resources
-// are not those of its spec.
+// resize plans a resize for a container whose resources are not those of its spec, or its
+// restart if its resizePolicy asks for one.
 func (p *planner) resize(c *v1.Container, found Container) {
 	actual, known := p.have.Actual[c.Name]
 	if !known {

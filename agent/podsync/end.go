@@ -59,8 +59,8 @@ func (p *planner) stopAll(uid, why string) bool {
 	return live
 }
 
-// before returns the live containers that must have ended before c, if c is a
-// sidecar: all containers and all sidecars that were started later.
+// before returns the IDs of the live containers that must have ended before c, if c is a
+// sidecar: the regular containers and the sidecars that were started later.
 func (p *planner) before(pod *v1.Pod, c Container) []string {
 	index := func(name string) int {
 		return slices.IndexFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == name })
@@ -83,7 +83,7 @@ func (p *planner) before(pod *v1.Pod, c Container) []string {
 	return ids
 }
 
-// pod returns the pod of this UID; nil if it is unknown.
+// pod returns the pod with this UID; nil if it is unknown.
 func (p *planner) pod(uid string) *v1.Pod {
 	if p.want != nil && string(p.want.UID) == uid {
 		return p.want
@@ -102,8 +102,8 @@ func (p *planner) stopSandboxes(which func(Sandbox) bool, why string) bool {
 	return found
 }
 
-// alive reports whether a container must be stopped before another is started in its place.
-// That includes one of unknown state.
+// alive reports whether a container must be stopped before another is started in its place: it
+// runs, or its state is unknown.
 func alive(c Container) bool { return c.State == Running || c.State == Unknown }
 
 // stop plans to stop c with the grace period of its pod.
@@ -111,9 +111,9 @@ func (p *planner) stop(c Container, why string) Action {
 	return Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Grace: p.grace(c, nil), Why: why}
 }
 
-// grace returns how long c has to end: by the verdict or the stop, or else by the deletion, the probe
-// that has failed, or the pod. If the pod is unknown, it is what c was promised when it was
-// created.
+// grace returns how long c has to end: by the verdict or the stop, or else by the deletion, the
+// probe that has failed (nil if none has), or the pod. If the pod is unknown, it is the grace
+// period that c was created with.
 func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
 	pod := p.pod(c.UID)
 	wanted := p.want != nil && pod == p.want

@@ -55,13 +55,13 @@ func (p *planner) initial(sandbox string) (done bool) {
 type step uint8
 
 const (
-	wait  step = iota // wait: it is at work
-	next              // go on: it has done its part
+	wait  step = iota // wait for it: it runs, or is being stopped
+	next              // go on to the next one: it has done its part
 	again             // start it again
 	fatal             // end the pod: it has failed for good
 )
 
-// initStep looks at an init container of this sandbox.
+// initStep returns the next step for an init container of the pod's sandbox.
 func (p *planner) initStep(c *v1.Container, found Container) step {
 	switch found.State {
 	case Created:
@@ -89,8 +89,8 @@ func (p *planner) initStep(c *v1.Container, found Container) step {
 	return wait
 }
 
-// sidecarStep looks at a running sidecar. The next container waits for its startup probe,
-// but not for its liveness probe.
+// sidecarStep returns the next step for a running sidecar. The next container waits for its
+// startup probe, but not for its liveness probe.
 func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 	probes := p.have.Probes[found.ID]
 	if c.StartupProbe != nil && probes.Startup != Success {
@@ -110,8 +110,8 @@ func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 	return next
 }
 
-// failed reports whether an init container has failed. One that was killed for lack of
-// memory has, whatever its exit code.
+// failed reports whether an init container has failed. One that was killed for lack of memory
+// has failed, whatever its exit code.
 func failed(c Container) bool { return c.Reason == "OOMKilled" || c.ExitCode != 0 }
 
 // regularLives reports whether the sandbox has a regular container. Then the pod is

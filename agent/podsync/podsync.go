@@ -11,7 +11,7 @@
 //	                   │ none
 //	not wanted ◀───────┼──▶ being deleted ── end it
 //	   gone            │
-//	                   ├──▶ Failed or Succeeded ── stop what runs, release what it holds
+//	                   ├──▶ Failed or Succeeded ── stop what runs, release its resources
 //	                   ├──▶ stopped on request ── stop what runs
 //	                   ├──▶ no sandbox, or a wrong one ── stop all, run a new one
 //	                   ▼
@@ -49,8 +49,8 @@ type Have struct {
 	Containers []Container
 	// Files are the UIDs that have files on this node: volumes, hosts file.
 	Files []string
-	// Ending are those of Files that are being ended because they were not wanted. Such
-	// a pod, if it is wanted again, first ends completely and then begins anew.
+	// Ending are those of Files that are being ended because they were not wanted. If such
+	// a pod is wanted again, it first ends completely and then begins anew.
 	Ending []string
 	// HasResources says that the wanted pod may have volumes, a cgroup and user IDs.
 	HasResources bool
@@ -60,14 +60,14 @@ type Have struct {
 	// wanted is ended by the spec here.
 	Accepted map[string]*v1.Pod
 	// Logs counts the attempts of the wanted pod's containers that have left a log, by
-	// name: the restart count of a container that the runtime has forgotten.
+	// name: the restart count of a container that the runtime does not have any more.
 	Logs map[string]uint32
 	// Actual are the resources last given to the runtime, by name of the wanted pod's
 	// container.
 	Actual map[string]v1.ResourceRequirements
 
-	// Failures are the recent failures, by Action.Subject, not to be tried again before
-	// Until. The worker keeps them, not the runtime.
+	// Failures are the recent failures, by Action.Subject. An action on the same subject
+	// waits for Until. The worker keeps them, not the runtime.
 	Failures map[string]Failure
 	// Restarted are the IDs of containers that were stopped in order to be started
 	// again. The worker keeps them too.
@@ -75,14 +75,14 @@ type Have struct {
 	// Restart are the IDs of containers to restart on request, with the grace period of
 	// the request; nil is the pod's own. The worker keeps them too.
 	Restart map[string]*time.Duration
-	// Stop is the last stop of the wanted pod on request; nil if there was none, or if it
-	// does not matter any more.
+	// Stop is the last stop of the wanted pod on request; nil if there was none, or if all
+	// containers that it interrupted run again.
 	Stop *Stop
 	// Verdict ends the wanted pod for good; nil if there is none.
 	Verdict *Verdict
-	// Pending says why the wanted pod does not get the resize that it asks for.
+	// Pending says why a resize of the wanted pod is not done; nil if none is pending.
 	Pending *Pending
-	// Probes are the results of the wanted pod's containers, by ID.
+	// Probes are the results of the probes of the wanted pod's containers, by container ID.
 	Probes map[string]Probes
 	// Status is the last status of the wanted pod; nil before there is one.
 	Status *v1.PodStatus
@@ -105,7 +105,7 @@ type Verdict struct {
 	Rejected  bool             // the pod was not admitted; Pool.Reject sets it
 }
 
-// A Pending says why a resize is not done. The reason is v1.PodReasonDeferred or
+// A Pending says why a resize is not done. Reason is v1.PodReasonDeferred or
 // v1.PodReasonInfeasible.
 type Pending struct{ Reason, Message string }
 
@@ -113,7 +113,7 @@ type Pending struct{ Reason, Message string }
 type Result uint8
 
 const (
-	Unknowable Result = iota // there is none yet
+	Unknowable Result = iota // there is no result yet
 	Success
 	Failing
 )
@@ -170,7 +170,7 @@ type Container struct {
 	User      *v1.ContainerUser
 }
 
-// A Verb says what an Action does.
+// A Verb says what an Action does. Beside each are the fields that it uses.
 type Verb uint8
 
 const (
@@ -179,10 +179,10 @@ const (
 	StopSandbox                     // ID
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
-	Release                         // UID: frees volumes, cgroup and user IDs; logs and records stay
+	Release                         // UID: release volumes, cgroup and user IDs; logs and records stay
 	RunSandbox                      // Attempt
-	StartContainer                  // Name, Attempt, SandboxID, Backoff, Target: image, create and start
-	Resize                          // SandboxID: of all containers
+	StartContainer                  // Name, Attempt, SandboxID, Backoff, Target: pull, create and start
+	Resize                          // SandboxID: resize all containers
 )
 
 var verbs = map[Verb]string{
@@ -201,16 +201,16 @@ type Action struct {
 	Name      string
 	SandboxID string
 	Attempt   uint32
-	Grace     time.Duration // for the preStop hook and the end together
+	Grace     time.Duration // until SIGKILL, the preStop hook included
 	After     []string      // IDs of containers that must have ended before this one is stopped
-	Restart   bool          // it is stopped in order to be started again
+	Restart   bool          // the container is stopped in order to be started again
 	Backoff   time.Duration
 	Target    string // ID of the container whose processes an ephemeral container sees
 	Why       string // for the log and for the pod's events
 }
 
-// Subject is what a failure of the action counts against: only actions on the same subject
-// are held back.
+// Subject returns what the action is about. If it fails, only actions on the same subject are
+// delayed.
 func (a Action) Subject() string {
 	switch a.Verb {
 	case RunSandbox:
@@ -225,23 +225,23 @@ func (a Action) Subject() string {
 	return a.Verb.String() + " " + a.ID
 }
 
-// The Subjects whose failures appear in a pod's status.
+// Subjects whose failures appear in a pod's status, as those of ContainerSubject do.
 const (
 	SandboxSubject = "sandbox"
 	ResizeSubject  = "resize"
 )
 
-// ContainerSubject is the Subject of starting the container of this name.
+// ContainerSubject returns the Subject of starting the container of this name.
 func ContainerSubject(name string) string { return "container " + name }
 
 // A Plan is what to do next.
 type Plan struct {
-	// Actions are done in order. When one fails, the later ones on its Subject are held
-	// back and the others are still done.
+	// Actions are done in order. When one fails, the later ones on its Subject are delayed
+	// and the others are still done.
 	Actions []Action
 	// Again is when to compute again even if nothing has changed; zero is never.
 	Again time.Time
-	// Gone means that the pod is not wanted, or being deleted, and nothing of it
-	// is left.
+	// Gone means that the pod is not wanted, or being deleted, and that nothing of it is
+	// left.
 	Gone bool
 }

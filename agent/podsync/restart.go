@@ -33,7 +33,7 @@ func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
 // Restarts reports whether a container is to run again after it has exited with code. The
 // first matching rule decides, then the container's policy, then the pod's.
 func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
-	if rule(c, code) != nil { // its only actions are to restart this container, or all
+	if rule(c, code) != nil { // the actions of rules are Restart and RestartAllContainers
 		return true
 	}
 	switch policyOf(spec, c) {

@@ -6,9 +6,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// RestartsAll reports whether all containers of a pod, including its init containers, are to
-// begin again, because a restart rule of one that has exited says so. That one is removed
-// last, so that an agent that is killed meanwhile goes on.
+// RestartsAll reports whether all containers of a pod, init containers included, are to start
+// again, because a restart rule of one that has exited says so. That one is removed last, so
+// that the next agent goes on if this one is killed meanwhile.
 func RestartsAll(pod *v1.Pod, have Have) bool {
 	for spec := range Containers(&pod.Spec) {
 		if c, ok := have.Newest(string(pod.UID), spec.Name); ok && causesAll(spec, c) {
@@ -26,7 +26,8 @@ func causesAll(spec *v1.Container, c Container) bool {
 	return r != nil && r.Action == v1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// MayRestartAll reports whether the pod has such a rule.
+// MayRestartAll reports whether a container of the pod has a rule with the action
+// RestartAllContainers.
 func MayRestartAll(spec *v1.PodSpec) bool {
 	asks := func(r v1.ContainerRestartRule) bool {
 		return r.Action == v1.ContainerRestartRuleActionRestartAllContainers
@@ -39,9 +40,10 @@ func MayRestartAll(spec *v1.PodSpec) bool {
 	return false
 }
 
-// restartAll plans the next step of beginning again in the same sandbox and reports whether
-// there is one: kill what runs, without a grace period as in the kubelet; remove the dead
-// containers but those that caused it; remove these. Ephemeral containers are left alone.
+// restartAll plans the next step of a restart of all containers in the same sandbox, and
+// reports whether there is one: kill what runs, without a grace period as in the kubelet;
+// remove the dead containers except those whose rule caused it; remove these. Ephemeral
+// containers are left alone.
 func (p *planner) restartAll() bool {
 	if !RestartsAll(p.want, p.have) {
 		return false

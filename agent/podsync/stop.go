@@ -22,9 +22,9 @@ type Stop struct {
 // On reports whether the pod is to stay stopped.
 func (s *Stop) On() bool { return s != nil && s.Started.IsZero() }
 
-// Interrupted reports whether a container that ran from began to ended has ended because of
-// the stop. It runs again when the pod is started, whatever its restart policy is. A status
-// on disk has times in whole seconds.
+// Interrupted reports whether a container that ran from began to ended was ended by the stop.
+// It runs again when the pod is started, whatever its restart policy is. Times in a status are
+// in whole seconds, so Since is taken as one too.
 func (s *Stop) Interrupted(began, ended time.Time) bool {
 	return s != nil && !ended.Before(s.Since.Truncate(time.Second)) && (s.On() || !began.After(s.Started))
 }
@@ -54,8 +54,8 @@ func (h *Have) Alive(uid string) bool {
 	return slices.ContainsFunc(h.Containers, func(c Container) bool { return c.UID == uid && alive(c) })
 }
 
-// halt stops a pod that is to stay stopped. Its containers stay for their logs and exit
-// codes, its volumes, cgroup and user IDs for when it is started again.
+// halt plans to stop a pod that is to stay stopped. Its containers stay for their logs and exit
+// codes, and its volumes, cgroup and user IDs for when it is started again.
 func (p *planner) halt() {
 	const why = "pod is stopped on request"
 	if !p.stopAll(string(p.want.UID), why) {
