@@ -23,8 +23,8 @@
 // The runtime and the labels of what runs in it are the ground truth. The agent
 // may be killed at any moment: the next one observes, finds by labels what its
 // predecessor made, and goes on. The runtime may be killed too; the agent waits
-// for it for ever and touches nothing meanwhile. An agent that ends leaves all
-// containers running, unless Options.StopPods is set.
+// for it without a limit and changes nothing meanwhile. An agent that ends leaves
+// all containers running, unless Options.StopPods is set.
 //
 // Pods are found by namespace and name. The UID follows from the manifest's
 // content, so an edited manifest is another pod of the same name, and it begins
@@ -76,29 +76,29 @@ import (
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// Options are what an agent is started with.
+// Options configure an agent.
 type Options struct {
 	Manifests      string             // directory of the manifest files
 	URL            string             // of one more manifest; "" is none
 	URLHeader      http.Header        // of the requests for it
 	Root           string             // the agent's own directory
-	Serve          Serve              // where it is spoken to
+	Serve          Serve              // where it serves its API
 	LogDir         string             // of the pods' logs; "" is <Root>/logs
 	NodeName       string             // "" is the host name
-	NodeIPs        []netip.Addr       // nil: found out, again and again
+	NodeIPs        []netip.Addr       // nil: detected, and followed when they change
 	ResolvConf     string             // of the node; "" gives pods the runtime's choice
-	ClusterDNS     []string           // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string             // what the names of pods with a subdomain end in
+	ClusterDNS     []string           // name servers for dnsPolicy ClusterFirst; without any, it means Default
+	ClusterDomain  string             // suffix of the names of pods with a subdomain
 	SeccompDefault bool               // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool               // do not enforce CPU limits
+	NoCPUQuota     bool               // CPU limits are not enforced
 	Pulls          criruntime.Pulls   // limits of pulling images
-	PullPolicy     pullrecords.Policy // for which images that are here credentials are asked for; "" is the kubelet's default
-	PullUnasked    []string           // images that they are not asked for, with the policy NeverVerifyAllowlisted
+	PullPolicy     pullrecords.Policy // for which local images a pod needs credentials; "" is the kubelet's default
+	PullUnasked    []string           // images that need none, by the policy NeverVerifyAllowlisted
 	Plugins        string             // file with a CredentialProviderConfig; "" for none
 	PluginDir      string             // of its programs
 	LogLinks       string             // directory of links to the containers' logs; "" for none
 	StopPods       bool               // stop the pods when the agent ends; else they run on
-	Node           host.Config        // what of the node pods may have
+	Node           host.Config        // what pods may have of the node
 	Log            *slog.Logger
 
 	Tracing Tracing          // the collector of spans of pods' starts
@@ -108,13 +108,13 @@ type Options struct {
 
 	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds, or fails with an error of kind
-	// fault.Invalid: then there is no use in waiting.
+	// fault.Invalid, which no later call would mend.
 	Connect func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
 
-// Run runs the agent until ctx ends, which is no error. An error means that it
-// could not begin. It serves from the start, and runs pods as soon as the runtime
-// has answered for the first time.
+// Run runs the agent until ctx ends, which is no error. An error means that the
+// agent could not start. It serves its API from the start, and runs pods as soon
+// as the runtime has answered for the first time.
 func Run(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
@@ -149,7 +149,7 @@ func Run(ctx context.Context, o Options) error {
 	return a.loop(ctx)
 }
 
-// disk is what there is on disk.
+// disk has the agent's stores on disk.
 type disk struct {
 	files   *podfiles.Store
 	objects *store.Store
@@ -180,8 +180,8 @@ func openDisk(o *Options) (d disk, err error) {
 	return d, err
 }
 
-// newAgent puts an agent together that knows what an earlier one has left on disk. Each
-// part gets those that it needs; the runtime has yet to be connected.
+// newAgent makes an agent of its parts, with what an earlier agent has left on disk. The
+// runtime is not connected yet.
 func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
 	d, err := openDisk(&o)
 	if err != nil {
@@ -275,7 +275,8 @@ func (o *Options) complete() error {
 	return nil
 }
 
-// lockRoot makes sure that one agent works on the directory.
+// lockRoot makes sure that only one agent works on the directory: fault.Exists is the error of
+// a second one.
 func lockRoot(root string) (unlock func(), err error) {
 	if err := os.MkdirAll(root, 0o750); err != nil {
 		return nil, err

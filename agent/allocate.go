@@ -9,7 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// allocate returns the pod with the resources that it may have; nil if there is no pod.
+// allocate returns the pod with its allocated resources, resized if the node has room; nil for
+// a nil pod.
 func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	if pod == nil {
 		return nil
@@ -22,7 +23,7 @@ func (a *agent) allocate(pod *v1.Pod) *v1.Pod {
 	})
 }
 
-// retryResizes looks again at resizes that may have become possible.
+// retryResizes tries the deferred resizes again.
 func (a *agent) retryResizes(wanted map[types.UID]bool) {
 	deferred, pool := a.pods.Deferred(wanted), a.workers.Pool()
 	if pool == nil {

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// backend is the Runtime of the workers: the driver, and what else is known of
-// pods.
+// backend implements worker.Runtime by the driver, and adds what the agent's other parts know
+// of pods.
 type backend struct {
 	*criruntime.Driver
 	a *agent
@@ -51,7 +51,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 			b.a.status.Drop(types.UID(uid))
 		}
 	}
-	if have.Ends(pod) { // nothing that is there is of the pod that is to begin
+	if have.Ends(pod) { // what exists belongs to the pod that ends, not to the one that is to begin
 		have = podsync.Have{Files: have.Files, Ending: have.Ending}
 	}
 	var old *v1.PodStatus
@@ -87,8 +87,9 @@ func (b backend) Ended(key podsync.Key, uid types.UID) {
 	}
 }
 
-// Probed shows what a probe has found, and has the pod's worker look at it as soon as
-// it can: it may be pulling an image, or waiting for a container to end.
+// Probed publishes the pod's status with a new result of a probe, and wakes the pod's worker.
+// It does not wait for the worker, which may be pulling an image, or waiting for a container to
+// end.
 func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 	if pod := a.wanted.Pod(key); pod != nil {
 		if pod, now := a.status.Probed(pod.UID); now != nil {
@@ -100,8 +101,8 @@ func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 	a.workers.Wake(key)
 }
 
-// probe starts and stops the pod's probes to fit its status. While the pod ends only
-// readiness matters: whether a container lives makes no difference any more.
+// probe starts and stops the pod's probes to fit its status. While the pod ends, only its
+// readiness probes go on: a failed liveness probe would change nothing.
 func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
 	running := false
 	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {

@@ -18,14 +18,14 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// configz is what the agent runs with.
+// configz shows the agent's configuration.
 type configz struct {
 	o          Options
 	containers *containermanager.Manager
 }
 
-// Show returns what /configz shows, in the words of a KubeletConfiguration
-// (kubelet.config.k8s.io/v1beta1). What that has no key for is not in it.
+// Show returns the configuration as a KubeletConfiguration (kubelet.config.k8s.io/v1beta1), for
+// /configz. Options that this kind has no key for are left out.
 func (z configz) Show() map[string]any {
 	c := &z.o.Node
 	config := map[string]any{
@@ -71,7 +71,7 @@ func (z configz) Show() map[string]any {
 	for key, address := range map[string]string{"readOnlyPort": z.o.Serve.ReadOnly, "healthzPort": z.o.Serve.Health} {
 		host, port, err := net.SplitHostPort(address)
 		number, numErr := strconv.Atoi(port)
-		if err != nil || numErr != nil { // it is not served
+		if err != nil || numErr != nil { // not served
 			config[key] = 0
 			continue
 		}
@@ -91,7 +91,7 @@ func (z configz) Show() map[string]any {
 	return config
 }
 
-// amounts writes what a KubeletConfiguration has as texts.
+// amounts returns quantities as strings, by resource.
 func amounts(list v1.ResourceList) map[string]string {
 	texts := map[string]string{}
 	for name, q := range list {
@@ -100,7 +100,7 @@ func amounts(list v1.ResourceList) map[string]string {
 	return texts
 }
 
-// orDefault is v, or what is meant by none.
+// orDefault returns v if it is more than 0, and else none.
 func orDefault[T int64 | time.Duration](v, none T) T {
 	if v <= 0 {
 		return none

@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// stalled is how long a turn of the loop may take before something is wrong. It varies in
-// tests only.
+// stalled is how long a turn of the loop may take before Health reports it. Only tests change
+// it.
 var stalled = 2 * time.Minute
 
-// A heartbeat says whether the loop still turns.
+// A heartbeat knows whether the loop still turns.
 type heartbeat struct {
 	last atomic.Int64 // when the loop last began a turn; Unix ns
 }
 
 func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
 
-// Health reports a loop that is stuck.
+// Health returns an error if the loop has not begun, or is stuck.
 func (h *heartbeat) Health() error {
 	last := h.last.Load()
 	if last == 0 {

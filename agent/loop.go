@@ -60,23 +60,23 @@ type agent struct {
 	pulls      *pullwatch.Watcher
 
 	// Only the loop uses these.
-	shownIPs []string         // addresses that the node shows
-	deferred []desired.Change // before the runtime has answered
-	early    []podsync.Key    // in the runtime before the source has reported
+	shownIPs []string         // the addresses in the node's status
+	deferred []desired.Change // changes before the runtime has answered
+	early    []podsync.Key    // pods that the runtime has reported before all sources have
 }
 
 const (
 	// tick is how often the loop turns when nothing happens.
 	tick = time.Second
-	// again is how often the loop looks at what sends no change.
+	// again is how often the loop checks what sends no changes.
 	again = 2 * time.Second
 )
 
 // loop passes what the sources and the runtime report to the workers, until ctx ends. Before
-// the runtime has answered it only keeps what is wanted; sources report and objects are
-// served meanwhile. An error means that no runtime will ever answer there: then nothing has
-// been begun. Nothing in the loop blocks. Probes bypass it: a result changes the pod's status
-// and wakes its worker itself.
+// the runtime has answered it only keeps what is wanted; sources report and objects are served
+// meanwhile. An error means that there will be no runtime, and nothing was run. Nothing in the
+// loop may block for long: a loop that stands still is an ill agent (heartbeat). Probes bypass
+// it: Probed changes the pod's status and wakes its worker.
 func (a *agent) loop(ctx context.Context) error {
 	updates, changes := make(chan source.Update), make(chan pleg.Change)
 	answered, tried := make(chan criconn.Answer, 1), make(chan struct{}, 1)
@@ -129,7 +129,7 @@ func (a *agent) loop(ctx context.Context) error {
 	}
 }
 
-// connected begins to run pods: the runtime has answered.
+// connected begins to run pods, as the runtime has answered.
 func (a *agent) connected(ctx context.Context, r criconn.Answer, changes chan<- pleg.Change) (*worker.Pool, error) {
 	version, err := a.runtime.Connect(ctx, r.Runtime, r.Images)
 	if err != nil {
@@ -152,7 +152,7 @@ func (a *agent) connected(ctx context.Context, r criconn.Answer, changes chan<- 
 	return pool, nil
 }
 
-// end waits for what has begun.
+// end waits for the workers and probes, and stops the pods if Options.StopPods is set.
 func (a *agent) end(ctx context.Context, pool *worker.Pool) {
 	if pool == nil {
 		return
@@ -165,8 +165,8 @@ func (a *agent) end(ctx context.Context, pool *worker.Pool) {
 	a.o.Log.Info("agent ended", "pods_stopped", a.o.StopPods)
 }
 
-// lookAgain ends the probes of pods that are not wanted any more, and looks after
-// what changes by time or by others.
+// lookAgain ends the probes of pods that are no longer wanted, and checks what changes with time
+// or outside the agent.
 func (a *agent) lookAgain() {
 	wanted := map[types.UID]bool{}
 	for _, pod := range a.wanted.Pods() {
@@ -193,8 +193,8 @@ func (a *agent) keepStartups(wanted map[types.UID]bool) {
 	a.startup.Keep(there)
 }
 
-// changed passes a change in the runtime on. A pod without a worker is one that
-// nobody wants, unless the source has not reported yet.
+// changed wakes the worker of a pod that has changed in the runtime. A pod without a worker gets
+// one, which ends it if it is not wanted, as soon as all sources have reported.
 func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 	switch {
 	case pool.Wake(key):
@@ -205,7 +205,7 @@ func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 	}
 }
 
-// update has the workers follow what a source says now.
+// update passes an update of a source to the workers.
 func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
 	first := !a.wanted.Ready()
 	changes, refers, problems := a.wanted.Update(u)
@@ -227,8 +227,8 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 	}
 }
 
-// ready is called when all sources have reported: from now on pods that are not wanted
-// are ended, those that only have files and those that the runtime has reported.
+// ready is called when all sources have reported: from now on pods that are not wanted are
+// ended, be it that they have files or that the runtime has reported them.
 func (a *agent) ready(pool *worker.Pool) {
 	for _, pod := range a.files.Accepted() {
 		a.early = append(a.early, podsync.KeyOf(pod))
@@ -252,7 +252,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		a.api.Poke()
 		return
 	}
-	for _, c := range changes { // new pods are admitted beside what these may have
+	for _, c := range changes { // first, so that new pods are admitted beside what these are allocated
 		if c.Pod != nil && a.files.Pod(c.Pod.UID) != nil {
 			a.allocate(c.Pod)
 		}
@@ -265,7 +265,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 				a.stopped.Forget(c.Key)
 			}
 		} else if a.files.Ending(c.Pod.UID) {
-			a.status.Drop(c.Pod.UID) // its status is now that of the pod that ends
+			a.status.Drop(c.Pod.UID) // the status is that of the pod that ends
 		}
 		if v := a.admit(c); v != nil {
 			pool.Reject(c.Key, c.Pod, *v)
@@ -276,8 +276,8 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 	a.api.Poke()
 }
 
-// recordEndings records the end of the pods that nobody wants any more, before anyone is shown
-// it: a worker, which acts on it, may have its hands full.
+// recordEndings records that pods that are no longer wanted are ending, before the API shows
+// that they are gone. Their workers, which would record it too, may be busy for long.
 func (a *agent) recordEndings() {
 	if !a.wanted.Ready() {
 		return
@@ -290,9 +290,9 @@ func (a *agent) recordEndings() {
 	}
 }
 
-// admit asks whether a new pod may run here. A pod that an earlier agent admitted is not
-// asked about again: it runs. A rejected one is, as there may be room now, unless it belongs
-// to a workload, which has made another in its place.
+// admit returns why a new pod may not run here; nil if it may. A pod that an earlier agent has
+// admitted is not checked again: it runs. A rejected pod is, as there may be room now, unless it
+// belongs to a workload, which has made another in its place.
 func (a *agent) admit(c desired.Change) *podsync.Verdict {
 	if c.Op != desired.Add {
 		return nil
@@ -305,8 +305,8 @@ func (a *agent) admit(c desired.Change) *podsync.Verdict {
 	return a.admission.Admit(c.Pod, a.pods.Allocated())
 }
 
-// mayRetry reports whether a pod was rejected and may be asked about again: it has no
-// state, for it has never begun, and nobody has put another in its place.
+// mayRetry reports whether a pod was rejected and may be admitted later: it has never begun, so
+// it has no state, and no workload has made another in its place.
 func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
 	return status.Rejected(s) && pod.Annotations[workload.AnnotationWorkload] == "" && pod.DeletionTimestamp == nil
 }
@@ -321,8 +321,8 @@ func (a *agent) dropStatus(pod *v1.Pod) bool {
 	return true
 }
 
-// retryRejected admits the rejected pods that fit now: others have gone or changed, or
-// the pressure is over. The others are not reported again.
+// retryRejected admits rejected pods that fit now, because other pods have gone or changed, or
+// the node is no longer under pressure. Those that still do not fit are not reported again.
 func (a *agent) retryRejected() {
 	pool := a.workers.Pool()
 	if pool == nil {
@@ -339,8 +339,8 @@ func (a *agent) retryRejected() {
 	}
 }
 
-// showAddresses shows the node's addresses, and has pods that show them looked at
-// when they have changed. Only the loop calls it.
+// showAddresses sets the addresses in the node's status when they have changed, and wakes all
+// workers, as the statuses of pods have them too.
 func (a *agent) showAddresses() {
 	now := a.host.Addresses.Get()
 	if slices.Equal(now, a.shownIPs) {

@@ -11,10 +11,10 @@ import (
 	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
-// Serve says where the agent is spoken to. Its Unix socket, <Root>/agent.sock
-// unless it is named, is always there, for root and the group "crisp".
+// Serve says where the agent serves its API. It always does on a Unix socket, to root and the
+// group "crisp".
 type Serve struct {
-	Socket   string
+	Socket   string // path of the Unix socket; "" for <Root>/agent.sock
 	Listen   string // loopback address for kubectl, with the token in <Root>/token; <Root>/kubeconfig has both; "" for none
 	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
 	Health   string // loopback address of the health checks; "" for none
@@ -22,7 +22,7 @@ type Serve struct {
 	Version  string // of crisp
 }
 
-// SocketOf is where the agent of this root is spoken to.
+// SocketOf returns the default path of the Unix socket of an agent with this root.
 func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 
 // serve serves the local API. The returned function ends serving.
@@ -54,7 +54,7 @@ func (a *agent) notifyWatchers(ctx context.Context, events *event.Store) {
 		case <-a.conditions.Node.Changed():
 			a.api.Poke()
 		case _, ok := <-sub.C():
-			if !ok { // a burst was too much: watchers see it with the next
+			if !ok { // more events than the subscription takes ended it: subscribe again
 				_, sub = events.Watch()
 			}
 			a.api.Poke()

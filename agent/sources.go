@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// sources are those that must have reported before anything is ended.
+// sources returns the names of the sources. Before all of them have reported, no pod is ended.
 func (o *Options) sources() []string {
 	list := []string{manifest.SourceFile}
 	if o.URL != "" {
@@ -19,7 +19,7 @@ func (o *Options) sources() []string {
 	return append(list, manifest.SourceAPI)
 }
 
-// startSources has all sources send their updates until ctx ends.
+// startSources starts all sources, which send updates until ctx ends.
 func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) {
 	copies := func(name string) source.Copies {
 		return source.Copies(filepath.Join(a.o.Root, "copies", name))
@@ -46,7 +46,7 @@ func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) 
 	}()
 }
 
-// expire deletes the jobs whose time after their end is over.
+// expire deletes the jobs that have ended and whose ttlSecondsAfterFinished have passed.
 func (a *agent) expire() {
 	for _, o := range a.wanted.Expired() {
 		if _, err := a.store.Delete(manifest.Key(o), o.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {
@@ -55,7 +55,7 @@ func (a *agent) expire() {
 	}
 }
 
-// decode reads manifests of one source.
+// decode returns the decoder of the manifests of one source.
 func (a *agent) decode(name string) source.Decode {
 	return func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
 		return manifest.Read(path, data, manifest.Options{NodeName: a.o.NodeName, Source: name})

@@ -14,17 +14,17 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// stopPatience is for how long the runtime may say nothing until it is not waited for any
-// more: then its pods run on.
+// stopPatience is how long stopPods waits for a runtime that does not answer. Then the pods run
+// on.
 const stopPatience = time.Minute
 
-// stopPods stops all pods that are wanted, those of the lowest priority first,
-// and returns when none runs, or when the runtime has not answered for stopPatience.
-// They are not deleted: the next agent starts them again, as their restart policies say.
+// stopPods stops all pods that are wanted, those of the lowest priority first, and returns when
+// none runs, or when the runtime has not answered for stopPatience. It does not delete them: the
+// next agent starts them again, as their restart policies say.
 func (a *agent) stopPods(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// A container may take its time to end; the runtime may not to answer.
+	// A container may take long to end, but the runtime must answer.
 	giveUp := time.AfterFunc(stopPatience, cancel)
 	defer giveUp.Stop()
 	go periodic.Run(ctx, stopPatience/6, func(ctx context.Context) {
@@ -55,7 +55,7 @@ func (a *agent) stopPods(ctx context.Context) {
 	}
 }
 
-// A stopper shows workers only what runs: to them a pod that is stopped is gone.
+// A stopper shows workers only what runs, so that a pod that is stopped is gone for them.
 type stopper struct{ backend }
 
 func (s stopper) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
@@ -68,8 +68,8 @@ func (s stopper) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	return have, err
 }
 
-// Report keeps nothing: that the agent was ended is nothing about the pod.
+// Report reports no status: that the agent ends changes none.
 func (s stopper) Report(*v1.Pod, podsync.Have) *v1.PodStatus { return nil }
 
-// Ended does nothing: the pod is wanted still.
+// Ended does nothing: the pod is still wanted.
 func (s stopper) Ended(podsync.Key, types.UID) {}

@@ -6,8 +6,8 @@ import "github.com/crisp-cri/crisp/internal/podtrace"
 // crispd sends its calls likewise: a pod's spans from both are one trace if both sample at the
 // same rate.
 type Tracing struct {
-	Endpoint          string // host:port, a URL of http or https, or unix:///path; "" = nothing is traced
-	SamplesPerMillion int    // of a million pods, how many are traced
+	Endpoint          string // host:port, an http or https URL, or unix:///path; "" for no tracing
+	SamplesPerMillion int    // how many of a million pods are traced
 }
 
 func (o *Options) openTraces() (err error) {
