@@ -50,7 +50,8 @@ func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 	return list
 }
 
-// allRestarting returns the condition that all containers are restarted in place.
+// allRestarting returns the condition AllContainersRestarting: all containers are restarted in
+// place.
 func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
 	switch {
 	case phase == v1.PodSucceeded:
@@ -63,7 +64,7 @@ func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
 	return condition(v1.AllContainersRestarting, false, "", "")
 }
 
-// isTrue reports whether a condition is in the list, and its status is true.
+// isTrue reports whether the list has a condition of this kind with the status True.
 func isTrue(list []v1.PodCondition, kind v1.PodConditionType) bool {
 	return slices.ContainsFunc(list, func(c v1.PodCondition) bool { return c.Type == kind && c.Status == v1.ConditionTrue })
 }
@@ -81,7 +82,8 @@ func (g *generator) own() podsync.Have {
 	return podsync.Have{Sandboxes: slices.DeleteFunc(slices.Clone(g.have.Sandboxes), func(sb podsync.Sandbox) bool { return !g.mine(sb.UID) })}
 }
 
-// disruption returns the condition that the pod was ended for the sake of others, or nil.
+// disruption returns the condition DisruptionTarget of a pod that was evicted or preempted, or
+// nil.
 func (g *generator) disruption() *v1.PodCondition {
 	if v := g.have.Verdict; v != nil && v.Condition != nil {
 		return v.Condition.DeepCopy()
@@ -146,8 +148,8 @@ func names(what string, list []string) string {
 	return fmt.Sprintf("containers with %s status: [%s]", what, strings.Join(list, " "))
 }
 
-// resizeConditions returns the condition that containers do not have the resources of their
-// spec yet, or cannot get them.
+// resizeConditions returns the condition PodResizePending or PodResizeInProgress if containers do
+// not have the resources of their spec, else nil.
 func (g *generator) resizeConditions() []v1.PodCondition {
 	if p := g.have.Pending; p != nil {
 		return []v1.PodCondition{condition(v1.PodResizePending, true, p.Reason, p.Message)}

@@ -97,7 +97,7 @@ func (g *generator) state(c podsync.Container) v1.ContainerState {
 	return v1.ContainerState{Waiting: &v1.ContainerStateWaiting{}}
 }
 
-// absent returns the status of a container that the runtime does not have, or not any more.
+// absent returns the status of a container that the runtime does not have yet, or any more.
 func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: spec.Name, Image: spec.Image}
 	s.State.Waiting = &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
@@ -108,7 +108,7 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 		s.State.Waiting.Reason = "PodInitializing"
 	}
 	if k == initKind && !podsync.IsSidecar(spec) && g.begun() {
-		// The container is gone, but it must have succeeded.
+		// The container was removed, but it has succeeded: the regular ones have begun.
 		s.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
 			Reason:  "Completed",
 			Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
@@ -121,7 +121,7 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 	default:
 		s.RestartCount, s.LastTerminationState = old.RestartCount, old.LastTerminationState
 		if old.State.Running != nil && s.State.Waiting != nil && s.LastTerminationState.Terminated == nil {
-			// It ran, and how it ended is unknown.
+			// The container ran, and how it ended is unknown.
 			s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
 				Reason:   "ContainerStatusUnknown",
 				Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
@@ -139,8 +139,8 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 // pod's containers begin again.
 const restartingAll = "RestartingAllContainers"
 
-// reset returns the status of such a container. It is about to start again, whatever its
-// policy.
+// reset returns the status of a container that was removed for that reason. It is about to start
+// again, whatever its policy.
 func reset(spec *v1.Container, old *v1.ContainerStatus) v1.ContainerStatus {
 	const message = "The container is removed because RestartAllContainers in place"
 	return v1.ContainerStatus{
@@ -157,7 +157,7 @@ func (g *generator) begun() bool {
 	})
 }
 
-// explain sets why a container that is to run, again or for the first time, is waiting.
+// explain sets why a container is waiting that is to run, again or for the first time.
 func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []podsync.Container, k kind) {
 	if g.ending() || s.State.Running != nil || g.restarting || g.have.Stop.On() {
 		return
@@ -235,7 +235,7 @@ func (g *generator) probed(s *v1.ContainerStatus, spec *v1.Container, old *v1.Co
 		s.Ready = probes.Readiness == podsync.Success
 	case spec.ReadinessProbe == nil:
 		s.Ready = true
-	default: // the probe of an earlier agent may have said so
+	default: // a probe of an earlier agent may have found it ready
 		s.Ready = same && old.Ready
 	}
 }
@@ -256,14 +256,14 @@ func mounts(spec *v1.Container) []v1.VolumeMountStatus {
 	return list
 }
 
-// resources returns the resources of a container: those that the runtime reports, and else
-// those of the spec.
+// resources returns the resources of a container: those that the runtime reports, or else those
+// of the spec.
 func resources(spec *v1.Container, c podsync.Container, actual v1.ResourceRequirements) *v1.ResourceRequirements {
 	r := spec.Resources.DeepCopy()
 	if c.State != podsync.Running {
 		return r
 	}
-	// The kernel rounds small amounts of CPU up to least (in thousandths). They are
+	// The kernel rounds small amounts of CPU up to least, in thousandths. Such amounts are
 	// shown as in the spec.
 	merge := func(into, from v1.ResourceList, name v1.ResourceName, least int64) {
 		q, ok := from[name]

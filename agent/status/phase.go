@@ -10,8 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// setPhase computes the phase from the containers. A final phase stays, with its reason; a
-// verdict and a deadline override the containers.
+// setPhase sets the phase by the containers. A final phase stays, with its reason, and a verdict
+// or a deadline that has passed overrides the containers.
 func (g *generator) setPhase(s *v1.PodStatus) {
 	at, limited := podsync.Deadline(g.pod, s)
 	switch v := g.have.Verdict; {
@@ -35,8 +35,8 @@ func (g *generator) setPhase(s *v1.PodStatus) {
 	}
 }
 
-// stopped sets the phase of a pod that was stopped on request: that of one whose
-// containers are about to run again, since they are as soon as it is started.
+// stopped sets the phase of a pod that was stopped on request: Running if it has containers, as
+// they run again when the pod is started, else Pending.
 func (g *generator) stopped(s *v1.PodStatus) {
 	s.Phase = v1.PodPending
 	if slices.ContainsFunc(g.have.Containers, func(c podsync.Container) bool { return g.mine(c.UID) }) {
@@ -49,11 +49,11 @@ func (g *generator) stopped(s *v1.PodStatus) {
 
 // A tally counts containers by state.
 type tally struct {
-	running, waiting, stopped, succeeded, lasting int // lasting ones have stopped for good
+	running, waiting, stopped, succeeded, lasting int // lasting: stopped for good
 	unstarted                                     int // sidecars that have not started yet
 }
 
-// ended returns how a container ended; nil if it runs or never did.
+// ended returns how a container ended; nil if it runs or never ran.
 func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	switch {
 	case s.State.Terminated != nil:
@@ -64,13 +64,13 @@ func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	return nil
 }
 
-// restarts reports whether a container runs again after such an end.
+// restarts reports whether a container that has ended so is to run again.
 func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) bool {
 	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll || g.have.Stop.Interrupted(end.StartedAt.Time, end.FinishedAt.Time)
 }
 
-// phase computes the phase from the statuses, of which there is one for each container of the
-// spec.
+// phase returns the phase by the statuses of the containers. all has one for each container and
+// init container of the spec.
 func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 	if g.restarting && g.pod.DeletionTimestamp == nil { // the containers' ends do not count
 		return cmp.Or(g.old.Phase, v1.PodRunning)

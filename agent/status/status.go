@@ -1,11 +1,11 @@
 // Package status makes the v1.PodStatus of a pod from what exists, from recent failures of
-// the agent, from the results of probes and from the status before. Of is pure: the same
+// the agent, from the results of probes and from the previous status. Of is pure: the same
 // input always gives the same status, so the command line can make it while no agent runs.
 // The rules are the kubelet's.
 //
-// The status before matters: a pod that has failed stays failed, a container that the
-// runtime has forgotten keeps its restart count, and one that was ready before a restart of
-// the agent is ready until its probe says otherwise.
+// The previous status matters: a pod that has failed stays failed, a container that the
+// runtime does not have any more keeps its restart count, and one that was ready before a
+// restart of the agent is ready until its probe says otherwise.
 package status
 
 import (
@@ -18,7 +18,7 @@ import (
 	"k8s.io/kubectl/pkg/util/qos"
 )
 
-// A Node is what a status says about the node.
+// A Node has what a pod's status shows of the node.
 type Node struct {
 	Runtime string   // the prefix of container IDs, CRI's runtime name
 	HostIPs []string // primary first
@@ -27,14 +27,13 @@ type Node struct {
 // deadlineExceeded is the reason of a pod that has run past its deadline.
 const deadlineExceeded = "DeadlineExceeded"
 
-// Of returns the status of pod at the time now. old is the one before, nil if
-// there is none.
+// Of returns the status of pod at the time now. old is the previous one, nil if there is none.
 func Of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus, node Node, now time.Time) v1.PodStatus {
 	if old == nil {
 		old = &v1.PodStatus{}
 	}
 	g := generator{pod: pod, have: have, old: old, node: node, now: now}
-	// Once the containers that caused it are removed, only the condition tells.
+	// Once the containers that caused it are removed, only the old condition shows it.
 	g.restarting = !g.ending() && (podsync.RestartsAll(pod, have) || isTrue(old.Conditions, v1.AllContainersRestarting))
 	s := v1.PodStatus{ObservedGeneration: pod.Generation, QOSClass: QOS(pod), StartTime: g.startTime()}
 	if !g.rejected() {
@@ -91,7 +90,8 @@ func (g *generator) sandbox() (podsync.Sandbox, bool) {
 	return podsync.Sandbox{}, false
 }
 
-// startTime is when the agent first saw the pod, or when its first sandbox was created.
+// startTime returns when the agent first saw the pod, or when its first sandbox was created if
+// that was earlier, in whole seconds.
 func (g *generator) startTime() *metav1.Time {
 	if g.old.StartTime != nil {
 		return g.old.StartTime
@@ -117,7 +117,7 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	switch {
 	case ok && g.pod.Spec.HostNetwork:
 		ips = g.node.HostIPs
-	case !sb.Ready && g.ending(): // the addresses it had while it ran
+	case !sb.Ready && g.ending(): // the addresses that it had while it ran
 		s.PodIP, s.PodIPs = g.old.PodIP, g.old.PodIPs
 		return
 	}
@@ -129,7 +129,7 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	}
 }
 
-// ending reports whether the pod will not run anything any more.
+// ending reports whether the pod runs no more containers: it is being deleted, or is over.
 func (g *generator) ending() bool {
 	return g.pod.DeletionTimestamp != nil || g.have.Verdict != nil || podsync.Terminal(g.old)
 }

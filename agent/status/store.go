@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Store keeps the last status of each pod and saves what has changed.
+// A Store keeps the last status of each pod, and saves it when it has changed.
 type Store struct {
 	host   Host
 	files  Files
@@ -32,14 +32,14 @@ type Host interface {
 	RuntimeName() string // the prefix of container IDs
 }
 
-// Files outlive the agent.
+// Files keep statuses on disk.
 type Files interface {
 	LoadStatus(*v1.Pod) *v1.PodStatus // the saved status; nil if there is none
 	// SaveStatus is called with each status that differs from the one before.
 	SaveStatus(*v1.Pod, *v1.PodStatus) error
 }
 
-// Probes have results.
+// Probes returns the results of the probes of a pod's containers.
 type Probes interface {
 	Of(*v1.Pod, podsync.Have) map[string]podsync.Probes // by container ID
 }
@@ -53,13 +53,13 @@ type entry struct {
 	key    podsync.Key
 	status *v1.PodStatus // never changed, only replaced
 
-	pod     *v1.Pod      // whose status it is; nil if status was loaded
+	pod     *v1.Pod      // nil if status was loaded
 	have    podsync.Have // from which status was made
 	unsaved bool         // status differs from what was saved
 }
 
-// Report takes in what a worker has observed and returns the pod's status, which is shared
-// and read-only; nil for a nil pod.
+// Report makes and saves the status of a pod from what its worker has observed. The status is
+// shared and read-only; it is nil for a nil pod.
 func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if pod == nil {
 		return nil
@@ -83,7 +83,7 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	s.put(pod.UID, next)
 	if pod.DeletionTimestamp != nil && !slices.Contains(have.Files, string(pod.UID)) {
-		return &now // there is nothing left to keep it with
+		return &now // the pod's directory, where it would be saved, is gone
 	}
 	if err := s.files.SaveStatus(pod, &now); err != nil {
 		s.log.Warn("status not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
@@ -91,9 +91,9 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return &now
 }
 
-// Probed updates the status of a pod from the last report and the present results of
-// probes, since the pod's worker may be busy for long. It returns the pod and its status,
-// or nil if there was no report or nothing has changed. The next Report saves the status.
+// Probed updates the status of a pod from the last report and the present results of probes,
+// since the pod's worker may be busy for long. It returns the pod and its status, or nil if
+// there was no report or nothing has changed. The next Report saves the status.
 func (s *Store) Probed(uid types.UID) (*v1.Pod, *v1.PodStatus) {
 	defer s.lock(uid)()
 	e := s.entry(uid)
@@ -160,7 +160,7 @@ func (s *Store) Last(pod *v1.Pod) *v1.PodStatus {
 	return e.status
 }
 
-// Drop drops what is known of one pod.
+// Drop drops the status of one pod.
 func (s *Store) Drop(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -168,7 +168,7 @@ func (s *Store) Drop(uid types.UID) {
 	delete(s.loaded, uid)
 }
 
-// Forget drops what is known of the pods under key.
+// Forget drops the statuses of all pods of this name.
 func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -68,8 +68,8 @@ func initWord(pod *v1.Pod) string {
 	return ""
 }
 
-// Count counts the containers and sidecars of a pod: how many are ready, and how many there
-// are.
+// Count returns kubectl's READY of a pod: how many of its containers and sidecars are ready, and
+// how many there are.
 func Count(pod *v1.Pod) (ready, all int) {
 	count := func(s v1.ContainerStatus) {
 		all++
@@ -85,17 +85,17 @@ func Count(pod *v1.Pod) (ready, all int) {
 			count(s)
 		}
 	}
-	return ready, max(all, len(pod.Spec.Containers)) // before there are statuses, too
+	return ready, max(all, len(pod.Spec.Containers)) // there may be no statuses yet
 }
 
-// sidecar reports whether the init container i of a pod runs to the pod's end.
+// sidecar reports whether the init container i of a pod is a sidecar.
 func sidecar(pod *v1.Pod, i int) bool {
 	return i < len(pod.Spec.InitContainers) && podsync.IsSidecar(&pod.Spec.InitContainers[i])
 }
 
-// Restarts returns kubectl's RESTARTS of a pod: how often containers were restarted, and
-// how long ago the last of these ended. Until the pod is initialized that counts its init
-// containers, and then its containers and sidecars.
+// Restarts returns kubectl's RESTARTS of a pod, such as "3 (5m ago)": how often containers were
+// restarted, and how long ago the last of them ended. Until the pod is initialized these are its
+// init containers, and then its containers and sidecars.
 func Restarts(pod *v1.Pod, now time.Time) string {
 	count, last := int32(0), metav1.Time{}
 	add := func(s v1.ContainerStatus) {
@@ -121,7 +121,8 @@ func Restarts(pod *v1.Pod, now time.Time) string {
 	return fmt.Sprintf("%d (%s ago)", count, duration.HumanDuration(now.Sub(last.Time)))
 }
 
-// NodeWord returns kubectl's STATUS of a node: whether it is ready, and its pressures.
+// NodeWord returns the STATUS of a node, separated by commas: Ready or NotReady, its other true
+// conditions, and SchedulingDisabled.
 func NodeWord(n *v1.Node) string {
 	words := []string{"NotReady"}
 	for _, c := range n.Status.Conditions {
