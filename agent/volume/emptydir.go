@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// makeEmptyDir makes the directory of a volume and mounts its medium there unless that is
-// mounted already: the content lives as long as the pod, whatever becomes of its sandbox.
-// A reboot empties a tmpfs.
+// makeEmptyDir makes the directory of a volume and mounts its medium there, unless that is
+// mounted already: the content lives as long as the pod, not only as long as its sandbox. A
+// reboot empties a tmpfs.
 func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	path := m.Path(pod, v)
 	if err := os.MkdirAll(path, 0o750); err != nil {
@@ -42,7 +42,7 @@ func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	return open(path, pod)
 }
 
-// open lets every user write to a directory, and gives it to the pod's fsGroup.
+// open gives a directory the mode 0777 and the pod's fsGroup.
 func open(path string, pod *v1.Pod) error {
 	if err := os.Chmod(path, 0o777); err != nil {
 		return err
@@ -50,8 +50,8 @@ func open(path string, pod *v1.Pod) error {
 	return own(path, pod, false)
 }
 
-// mountMemory mounts a tmpfs that is not swapped out, if the kernel supports that. limit
-// is its size in bytes; 0 is the kernel's default.
+// mountMemory mounts a tmpfs, which is not swapped out if the kernel supports that. limit is
+// its size in bytes; 0 is the kernel's default, half of the memory (tmpfs(5)).
 func mountMemory(path string, limit int64) error {
 	options := "mode=0777"
 	if limit > 0 {
@@ -67,8 +67,8 @@ func mountMemory(path string, limit int64) error {
 	return nil
 }
 
-// memoryLimit is the size of a volume in memory: its sizeLimit, but no more than the pod's
-// memory, which is 0 if unknown.
+// memoryLimit returns the size of a volume in memory, in bytes: its sizeLimit, but no more than
+// the pod's memory, which is 0 if unknown; 0 if there is neither.
 func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
 	if e.SizeLimit == nil || e.SizeLimit.IsZero() || memory != 0 && memory < e.SizeLimit.Value() {
 		return memory
@@ -116,8 +116,8 @@ func pageSizes(spec *v1.PodSpec) []string {
 	return sizes
 }
 
-// Usage returns the bytes and inodes that are used below a directory. It counts a file
-// with several links once and does not descend into mounts.
+// Usage returns the bytes on disk and the inodes that a directory and all below it use. It
+// counts a file with several links once, and leaves out mounts.
 func Usage(dir string) (bytes, inodes int64) {
 	seen := map[uint64]bool{} // of files with several links
 	var top uint64

@@ -24,8 +24,8 @@ import (
 //	a -> ..data/a
 //	dir -> ..data/dir
 //
-// A change writes a new directory and renames a new link over ..data: a reader sees
-// either all old files or all new ones.
+// A change makes a new directory and renames a new link over ..data: a reader sees either all
+// old files or all new ones.
 const (
 	dataLink = "..data"
 	dataNew  = "..data_tmp"
@@ -37,8 +37,8 @@ type file struct {
 	mode fs.FileMode
 }
 
-// makeFiles makes a volume that shows objects. It lies in memory unless it shows a
-// ConfigMap: anything else may hold secrets.
+// makeFiles makes a volume that shows objects. It is in memory unless it shows a ConfigMap, as
+// all others may have secrets.
 func (m *Maker) makeFiles(pod *v1.Pod, v *v1.Volume) error {
 	dir := m.Path(pod, v)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -181,8 +181,8 @@ func link(dir string, files map[string]file) error {
 	return nil
 }
 
-// sweep removes links that are no longer wanted and old directories of files, including
-// those that a crash has left.
+// sweep removes links that are no longer wanted and old directories of files, also those that
+// a crash has left.
 func sweep(dir, now string, files map[string]file) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

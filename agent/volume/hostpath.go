@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// hostPathKinds is what each type requires at the path; 0 is a regular file. The types
-// ...OrCreate create it if nothing is there.
+// hostPathKinds is the kind of file that each type requires at the path; 0 is a regular file.
+// The types ...OrCreate create it if nothing is there.
 var hostPathKinds = map[v1.HostPathType]fs.FileMode{
 	v1.HostPathDirectoryOrCreate: fs.ModeDir,
 	v1.HostPathDirectory:         fs.ModeDir,
@@ -24,7 +24,7 @@ var hostPathKinds = map[v1.HostPathType]fs.FileMode{
 func checkHostPath(h *v1.HostPathVolumeSource) error {
 	want, checked := hostPathKinds[*h.Type]
 	if !checked {
-		return nil // no type: nothing is checked
+		return nil // without a type, nothing is checked
 	}
 	info, err := os.Stat(h.Path)
 	if errors.Is(err, fs.ErrNotExist) {

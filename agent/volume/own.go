@@ -20,9 +20,10 @@ const (
 	enterMask = fs.FileMode(0o110) // of directories, in addition
 )
 
-// own gives everything below dir to the pod's fsGroup, if it has one. New files inherit
-// the group through the set-group-ID bits. With fsGroupChangePolicy OnRootMismatch, a
-// directory that is right is not walked. Files that are removed meanwhile are skipped.
+// own gives dir and everything below it to the pod's fsGroup, if it has one, with the group's
+// permissions: to read and, unless readOnly, to write. New files inherit the group through the
+// set-group-ID bits. With fsGroupChangePolicy OnRootMismatch, dir is not walked if it has the
+// group and permissions itself. Files that are removed meanwhile are skipped.
 func own(dir string, pod *v1.Pod, readOnly bool) error {
 	sc := pod.Spec.SecurityContext
 	if sc == nil || sc.FSGroup == nil {
@@ -56,7 +57,7 @@ func own(dir string, pod *v1.Pod, readOnly bool) error {
 // give gives an open file to the group and adds the permissions of mask. A symbolic link
 // has no mode.
 func give(fd, gid int, mask fs.FileMode) error {
-	path := fmt.Sprintf("/proc/self/fd/%d", fd) // works for O_PATH too
+	path := fmt.Sprintf("/proc/self/fd/%d", fd) // fchmod(2) does not work with O_PATH
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
@@ -71,7 +72,7 @@ func give(fd, gid int, mask fs.FileMode) error {
 	case unix.S_IFDIR:
 		mode |= unix.S_ISGID | uint32(enterMask)
 	}
-	// chown(2) may have cleared set-ID bits.
+	// chown(2) may have cleared the set-ID bits, which mode has.
 	if err := unix.Chmod(path, mode); err != nil {
 		return &fs.PathError{Op: "chmod", Path: nameOf(path), Err: err}
 	}

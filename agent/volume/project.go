@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// defaultMode is the mode of files for which the pod gives none.
+// defaultMode is the mode of files whose volume and item have none.
 const defaultMode = 0o644
 
 // files returns the files that the volume shows now, by path.
@@ -29,8 +29,8 @@ func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 	return all, nil
 }
 
-// projections returns the sources of a volume as a projected volume has them, and the mode of
-// its files.
+// projections returns the sources of a volume in the form of a projected volume's, and the mode
+// of its files.
 func projections(v *v1.Volume) (sources []v1.VolumeProjection, mode *int32) {
 	switch c, s, d := v.ConfigMap, v.Secret, v.DownwardAPI; {
 	case c != nil:
@@ -70,7 +70,8 @@ func (m *Maker) project(pod *v1.Pod, source v1.VolumeProjection, mode int32) (ma
 	return nil, errors.New("a projected source of this kind is not supported")
 }
 
-// named returns the files of the named items; of all data if none are named.
+// named returns the files of items or, if there are none, of all data. where names the object in
+// errors.
 func named(data map[string][]byte, items []v1.KeyToPath, mode int32, optional *bool, where string) (map[string]file, error) {
 	files := map[string]file{}
 	if len(items) == 0 {

@@ -12,11 +12,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// SubPath bind-mounts path, which lies below a volume, at a place of its own and returns
-// that place. A container gets that instead of the path itself: after a check of the path
-// the pod could replace it by a link to anything on the node, but what was opened here is
-// what gets mounted. A path that leads out of the volume is an error. A missing path
-// becomes a directory, unless the volume is read-only.
+// SubPath bind-mounts path, which is below a volume, at a place of its own and returns that
+// place. A container gets that instead of the path itself: after a check, the pod could replace
+// the path by a link to anything on the node, but here what was opened is mounted. A path that
+// leads out of the volume is an error. A missing path becomes a directory, unless the volume is
+// read-only.
 //
 // i is the index of the mount in the container. An existing mount stays if it still shows
 // what is at path.
@@ -45,16 +45,15 @@ func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int
 	return target, bind(fd, target)
 }
 
-// openResolved opens a path that goes through absolute links, whose target must be below
-// top too. It opens the target without following links, so that the pod cannot put one in
-// the way meanwhile.
+// openResolved opens a path with absolute links, if its target is below top too. It opens the
+// target without following links, so that a link that the pod makes meanwhile is an error.
 func openResolved(root *os.File, top, path string) (int, error) {
 	top, err := filepath.EvalSymlinks(top)
 	if err != nil {
 		return -1, err
 	}
 	target, err := filepath.EvalSymlinks(filepath.Join(top, path))
-	if err != nil { // hidden: it would reveal what exists outside
+	if err != nil { // not returned: it would reveal what exists outside
 		return -1, unix.EXDEV
 	}
 	rel, err := filepath.Rel(top, target)
@@ -64,7 +63,8 @@ func openResolved(root *os.File, top, path string) (int, error) {
 	return openat2(root, rel, &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS})
 }
 
-// openBelow opens path without leaving root. It follows links that stay inside.
+// openBelow opens path without leaving root, and follows links that stay inside. With create it
+// makes directories that are missing.
 func openBelow(root *os.File, path string, create bool) (int, error) {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
 	fd, err := openat2(root, path, how)
@@ -97,7 +97,8 @@ func openBelow(root *os.File, path string, create bool) (int, error) {
 	return openat2(root, path, how)
 }
 
-// openat2 retries when a concurrent rename has interrupted it.
+// openat2 is openat2(2) below root. It retries on EINTR, and up to 100 times on EAGAIN, which a
+// concurrent rename causes.
 func openat2(root *os.File, path string, how *unix.OpenHow) (int, error) {
 	for tries := 0; ; tries++ {
 		fd, err := unix.Openat2(int(root.Fd()), path, how)
@@ -108,7 +109,7 @@ func openat2(root *os.File, path string, how *unix.OpenHow) (int, error) {
 	}
 }
 
-// bind mounts an open file or directory at target.
+// bind mounts an open file or directory at target, unless it is mounted there already.
 func bind(fd int, target string) error {
 	var want, got unix.Stat_t
 	if err := unix.Fstat(fd, &want); err != nil {

@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// noSwap is the option of a tmpfs whose pages stay in memory (tmpfs(5); Linux 6.4).
+// noSwap is the mount option of a tmpfs that is not swapped out (tmpfs(5); Linux 6.4).
 const noSwap = "noswap"
 
 // MaySwap reports whether volumes in memory, which may hold Secrets, can be written to a
@@ -20,7 +20,7 @@ func MaySwap() bool {
 // swaps reports whether /proc/swaps lists anything below its heading (proc_swaps(5)).
 func swaps(table []byte) bool { return bytes.Count(table, []byte("\n")) > 1 }
 
-// knows reports whether the kernel knows this option of a tmpfs (fsconfig(2)).
+// knows reports whether the kernel has this mount option of tmpfs (fsconfig(2)).
 func knows(option string) bool {
 	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

@@ -36,18 +36,18 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Objects has the objects that volumes show. One that does not exist is fault.NotFound.
+// Objects returns the objects that volumes show, or fault.NotFound.
 type Objects interface {
 	ConfigMap(namespace, name string) (*v1.ConfigMap, error)
 	Secret(namespace, name string) (*v1.Secret, error)
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, error)
 }
 
-// Facts tells what the downward API shows of a pod, and how much memory the pod has.
+// Facts returns what the downward API shows of a pod, and how much memory the pod has.
 type Facts interface {
 	Field(pod *v1.Pod, path string) (string, error)
 	Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error)
-	// Memory is how much the pod can use, in bytes; 0 if unknown.
+	// Memory returns how much memory the pod can use, in bytes; 0 if unknown.
 	Memory(pod *v1.Pod) int64
 }
 
@@ -79,8 +79,8 @@ func (m *Maker) subpaths(uid types.UID) string {
 	return filepath.Join(m.podDir(uid), "volume-subpaths")
 }
 
-// plugin returns the kubelet's name for a kind of volumes that lie in the pod's directory;
-// "" for all others.
+// plugin returns the kubelet's name for the kind of a volume in the pod's directory; "" for a
+// volume elsewhere.
 func plugin(v *v1.Volume) string {
 	switch {
 	case v.EmptyDir != nil:
@@ -97,7 +97,7 @@ func plugin(v *v1.Volume) string {
 	return ""
 }
 
-// Path is where the volume is on this node; "" for an image, which only the runtime can
+// Path returns the path of the volume on this node; "" for an image, which only the runtime can
 // mount.
 func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 	switch {
@@ -111,8 +111,8 @@ func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 	return filepath.Join(m.podDir(pod.UID), "volumes", plugin(v), v.Name)
 }
 
-// Measured returns the directories of the volumes whose usage counts, by name: those that
-// the agent has made.
+// Measured returns the directories of the volumes whose usage is measured, by name: those that
+// the agent makes.
 func (m *Maker) Measured(pod *v1.Pod) map[string]string {
 	return m.dirs(pod, func(v *v1.Volume) bool { return plugin(v) != "" || v.PersistentVolumeClaim != nil })
 }
@@ -134,7 +134,7 @@ func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 }
 
 // Make makes the volumes of the pod that are missing and brings the others up to date with
-// their objects. Each is a part of the stage of ctx.
+// their objects. Each volume is a part of the stage in ctx (internal/stage).
 func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	for i := range pod.Spec.Volumes {
@@ -184,9 +184,9 @@ func (m *Maker) Refresh(pod *v1.Pod) error {
 
 func showsObjects(v *v1.Volume) bool { return plugin(v) != "" && v.EmptyDir == nil }
 
-// Remove removes the volumes of a pod that does not run any more; claims stay. It unmounts
-// what this package has mounted, and fails while anything else is mounted there: what is
-// behind such a mount is not the agent's to remove.
+// Remove removes the volumes of a pod that does not run any more, but for claims. It unmounts
+// what this package has mounted, and fails while anything else is mounted there, because it
+// must not remove the files of another's mount.
 func (m *Maker) Remove(uid types.UID) error {
 	defer m.lock(uid)()
 	dir := m.podDir(uid)
@@ -223,7 +223,7 @@ func (m *Maker) ours(uid types.UID, mount *mountinfo.Info) bool {
 	return err == nil && depth(rest) == 2 && (mount.FSType == "tmpfs" || mount.FSType == "hugetlbfs")
 }
 
-// depth is the number of elements in a relative path; 0 if it leads out.
+// depth returns the number of elements in a relative path; 0 if it leads out.
 func depth(path string) int {
 	if !filepath.IsLocal(path) || path == "." {
 		return 0
@@ -231,7 +231,7 @@ func depth(path string) int {
 	return strings.Count(path, "/") + 1
 }
 
-// first calls once, unless that has succeeded before for this volume of the pod.
+// first calls once, unless an earlier call has succeeded for this volume of the pod.
 func (m *Maker) first(pod *v1.Pod, kind, name string, once func() error) error {
 	dir := filepath.Join(m.podDir(pod.UID), "plugins", kind, name)
 	ready := filepath.Join(dir, "ready")
