@@ -62,11 +62,11 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	if now != nil {
 		status.RecordBackOffEvents(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
-			b.a.o.Log.Warn("pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+			b.a.o.Log.Warn("pod not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.startup.Status(pod, now, have.Failures)
 		if err := b.a.startup.Save(pod, b.a.files.StartupPath(pod)); err != nil { // for diagnostics only
-			b.a.o.Log.Debug("start of a pod not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+			b.a.o.Log.Debug("startup record not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
 		b.a.publishStatus(pod, now)
 	}
@@ -83,7 +83,7 @@ func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 // Ended removes the object of a deleted pod of which nothing is left.
 func (b backend) Ended(key podsync.Key, uid types.UID) {
 	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
-		b.a.o.Log.Error("object of an ended pod stays", "pod", key.String(), "err", err)
+		b.a.o.Log.Error("object of an ended pod not deleted", "pod", key.String(), "err", err)
 	}
 }
 

@@ -314,7 +314,7 @@ func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
 // dropStatus forgets the status of a rejected pod.
 func (a *agent) dropStatus(pod *v1.Pod) bool {
 	if err := a.files.DropStatus(pod); err != nil {
-		a.o.Log.Error("pod stays rejected", "pod", podsync.KeyOf(pod).String(), "err", err)
+		a.o.Log.Error("status of a rejected pod not removed", "pod", podsync.KeyOf(pod).String(), "err", err)
 		return false
 	}
 	a.status.Drop(pod.UID)

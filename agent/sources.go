@@ -50,7 +50,7 @@ func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) 
 func (a *agent) expire() {
 	for _, o := range a.wanted.Expired() {
 		if _, err := a.store.Delete(manifest.Key(o), o.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {
-			a.o.Log.Error("job stays", "object", manifest.Key(o), "err", err)
+			a.o.Log.Error("expired job not deleted", "object", manifest.Key(o), "err", err)
 		}
 	}
 }

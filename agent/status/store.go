@@ -86,7 +86,7 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 		return &now // the pod's directory, where it would be saved, is gone
 	}
 	if err := s.files.SaveStatus(pod, &now); err != nil {
-		s.log.Warn("status not kept", "pod", podsync.KeyOf(pod).String(), "err", err)
+		s.log.Warn("status not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
 	}
 	return &now
 }
