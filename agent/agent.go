@@ -88,7 +88,7 @@ type Options struct {
 	NodeIPs        []netip.Addr       // nil: detected, and followed when they change
 	ResolvConf     string             // of the node; "" gives pods the runtime's choice
 	ClusterDNS     []string           // name servers for dnsPolicy ClusterFirst; without any, it means Default
-	ClusterDomain  string             // suffix of the names of pods with a subdomain
+	ClusterDomain  string             // suffix of the names of pods with a subdomain and, with ClusterDNS, of search domains
 	SeccompDefault bool               // RuntimeDefault for containers that name no profile
 	NoCPUQuota     bool               // CPU limits are not enforced
 	Pulls          criruntime.Pulls   // limits of pulling images

@@ -12,8 +12,8 @@ import (
 )
 
 // A checker compares a document with the Go type of its kind and with the table of
-// fields. It reports unknown keys, keys without effect and values of the wrong type, each
-// with its line.
+// fields. It reports unknown keys, fields that crisp does not support, and values of the wrong
+// type, each with its line.
 type checker struct {
 	*tree
 	kind     string
@@ -221,7 +221,7 @@ func join(path, key string) string {
 }
 
 // fieldByJSON returns the type of the field that the decoder sets for key, also of one in an
-// embedded struct. Unlike encoding/json it tells upper from lower case, as Kubernetes does.
+// embedded struct. It is case-sensitive as Kubernetes is, and encoding/json is not.
 func fieldByJSON(typ reflect.Type, key string) (reflect.Type, bool) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)

@@ -63,7 +63,7 @@ func (r *reader) document(doc document) {
 	r.object(at, data, doc.line)
 }
 
-// list decodes the items of a List, a PodList and the like.
+// list decodes the items of a List, or of the list of a kind of v1, such as a PodList.
 func (r *reader) list(at *tree, data []byte) {
 	var list struct{ Items []json.RawMessage }
 	items := child(at.node, "items")

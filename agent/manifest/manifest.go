@@ -44,7 +44,7 @@ type Unknown uint8
 const (
 	Strict Unknown = iota // they are errors
 	Warn                  // they are warnings
-	Ignore
+	Ignore                // they are dropped
 )
 
 // The sources of objects, by the kubelet's names.

@@ -22,7 +22,7 @@ type Node struct {
 	Agent          string   // value of LabelAgent
 	SeccompDir     string   // of the profiles of type Localhost, absolute
 	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; without any, it means Default
-	ClusterDomain  string   // suffix of the names of pods with a subdomain
+	ClusterDomain  string   // suffix of the names of pods with a subdomain and, with ClusterDNS, of search domains
 	SeccompDefault bool     // containers without a profile get RuntimeDefault
 	NoCPUQuota     bool     // CPU limits are not enforced
 	Kernel         Kernel

@@ -35,12 +35,12 @@ type state uint8
 
 const (
 	text      state = iota
-	escape          // behind ESC
-	control         // in a control sequence, behind ESC [
+	escape          // after ESC
+	control         // in a control sequence, after ESC [
 	ignored         // in one that is too long or malformed
 	char            // before the last character of an ESC sequence
 	str             // in a string (OSC, DCS, SOS, PM, APC), which is dropped: a title, an image
-	strEscape       // in it, behind ESC
+	strEscape       // in a string, after ESC
 )
 
 // A Terminal is a screen. It is not safe for concurrent use.
