@@ -102,7 +102,11 @@ func (t *Terminal) Write(p []byte) (int, error) {
 }
 
 func (t *Terminal) take(r rune) {
-	const esc, bel, st = 0x1b, 0x07, 0x9c
+	const esc, bel, st, can, sub = 0x1b, 0x07, 0x9c, 0x18, 0x1a
+	if r == can || r == sub { // cancels any sequence
+		t.state = text
+		return
+	}
 	switch t.state {
 	case str:
 		switch r {
@@ -112,10 +116,8 @@ func (t *Terminal) take(r rune) {
 			t.state = strEscape
 		}
 		return
-	case strEscape:
-		if t.state = str; r == '\\' {
-			t.state = text
-		}
+	case strEscape: // ESC \ ends the string; any other sequence does so too, and counts
+		t.escaped(r)
 		return
 	case char:
 		t.state = text

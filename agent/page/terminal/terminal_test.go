@@ -41,6 +41,8 @@ func TestScreen(t *testing.T) {
 		"alternate":             {"a\x1b[?1049hbbb\x1b[?1049lc", "ac"},
 		"title":                 {"a\x1b]0;evil\x07b\x1b]52;c;ZXZpbA==\x1b\\c", "abc"},
 		"device control":        {"a\x1bP+q544e\x1b\\b", "ab"},
+		"string cut short":      {"a\x1bPq\x1b[1;3Hb\x1b]0;evil\x1bc\x1b(Bd", "d"},
+		"cancelled":             {"a\x1b]0;evil\x18b\x1b[3\x1ac\x1b\x18d", "abcd"},
 		"reports":               {"a\x1b[6n\x1b[c\x1b[>c\x1b[5nb", "ab"},
 		"charset":               {"\x1b(0a\x1b(Bb", "ab"},
 		"too many parameters":   {"a\x1b[" + strings.Repeat("1;", 100) + "Hb", "ab"},
