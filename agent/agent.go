@@ -108,7 +108,7 @@ type Options struct {
 
 	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds, or fails with an error of kind
-	// fault.Invalid, which no later call would mend.
+	// fault.Invalid, which is final.
 	Connect func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
 

@@ -75,8 +75,8 @@ const (
 // loop passes what the sources and the runtime report to the workers, until ctx ends. Before
 // the runtime has answered it only keeps what is wanted; sources report and objects are served
 // meanwhile. An error means that there will be no runtime, and nothing was run. Nothing in the
-// loop may block for long: a loop that stands still is an ill agent (heartbeat). Probes bypass
-// it: Probed changes the pod's status and wakes its worker.
+// loop may block for long: health checks and the watchdog report a loop that stands still
+// (heartbeat). Probes bypass it: Probed changes the pod's status and wakes its worker.
 func (a *agent) loop(ctx context.Context) error {
 	updates, changes := make(chan source.Update), make(chan pleg.Change)
 	answered, tried := make(chan criconn.Answer, 1), make(chan struct{}, 1)
@@ -227,8 +227,8 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 	}
 }
 
-// ready is called when all sources have reported: from now on pods that are not wanted are
-// ended, be it that they have files or that the runtime has reported them.
+// ready is called when all sources have reported. From then on pods that are not wanted are
+// ended: those that have files, and those that the runtime has reported.
 func (a *agent) ready(pool *worker.Pool) {
 	for _, pod := range a.files.Accepted() {
 		a.early = append(a.early, podsync.KeyOf(pod))

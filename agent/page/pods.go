@@ -30,7 +30,7 @@ type podList struct {
 // A podRow is a row of the list.
 type podRow struct {
 	Namespace, Name       string
-	Word, Class           string // its STATUS, and the CSS class of that
+	Word, Class           string // kubectl's STATUS, and its CSS class
 	Ready, All            int
 	Restarts, Age         string
 	CPU, Memory           string // "" = not known

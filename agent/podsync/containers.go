@@ -8,8 +8,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// SystemCritical is the priority from which on a pod may preempt others and is never evicted:
-// that of system-cluster-critical.
+// SystemCritical is the lowest priority with which a pod may preempt others and is never
+// evicted: that of system-cluster-critical.
 const SystemCritical = 2_000_000_000
 
 // Priority returns the priority of a pod, 0 if it has none.

@@ -12,7 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// defaultMode is the mode of files whose volume and item have none.
+// defaultMode is the mode of files if neither the volume nor the item has one.
 const defaultMode = 0o644
 
 // files returns the files that the volume shows now, by path.

@@ -184,7 +184,7 @@ func (t *Terminal) controlChar(r rune) {
 	}
 }
 
-// put shows a character, unless it is not printable, as one that changes the direction of text.
+// put shows a character if it is printable. Those that change the direction of text are not.
 func (t *Terminal) put(r rune) {
 	if unicode.Is(unicode.M, r) { // a combining mark of the character before
 		c := &t.lines[t.y].cells[max(min(t.x, t.columns)-1, 0)]
