@@ -39,13 +39,13 @@ function live(parts) {
   setTimeout(again, 2000);
 }
 
-// A log: the last lines, and what comes. More than maxLines are forgotten, longer lines cut.
+// A log: its last lines, and then new ones. Only maxLines are kept, and longer lines are cut up.
 function log(box) {
   const maxLines = 5000, maxLine = 8192;
   const search = $('search'), only = $('only');
   let rest = '', fresh = [], due = false, found = 0;
 
-  const mark = div => { // shows a line with what is searched for
+  const mark = div => { // shows a line with the matches of the search
     const text = div.line, want = search.value.toLowerCase(), low = text.toLowerCase();
     const hits = want !== '' && low.length === text.length && low.includes(want);
     div.hidden = only.checked && want !== '' && !hits;
@@ -88,7 +88,7 @@ function log(box) {
     if (end) box.scrollTop = box.scrollHeight;
   };
   const add = text => {
-    // Colours of terminals come as pictures by now, and are left out.
+    // Sequences that set colours come with the picture of ESC (visible.go), and are left out.
     fresh.push(text.replace(/\u241b\[[0-9;:]*m/g, '').replace(/\u240d$/, ''));
     if (fresh.length > 2 * maxLines) fresh.splice(0, maxLines);
     if (!due) due = true, setTimeout(flush, 100);
@@ -118,8 +118,8 @@ function log(box) {
   })();
 }
 
-// A shell. The terminal is the agent's, which sends lines of text with classes; keys go there
-// by their names.
+// A shell. The agent emulates the terminal: it sends lines of text with classes, and gets keys by
+// their names.
 function shell(box) {
   const maxPast = 1000;
   const screen = $('screen'), past = $('past'), keys = $('keys');
@@ -160,7 +160,7 @@ function shell(box) {
   };
   socket.onclose = () => { $('said').textContent = said; };
 
-  // Enter is a line feed in what was typed.
+  // Enter is not among the named keys: it is a line feed in the text that was typed.
   const named = /^(Backspace|Tab|Escape|Delete|Insert|PageUp|PageDown|Home|End|Arrow(Up|Down|Left|Right))$/;
   keys.addEventListener('keydown', e => {
     if (e.isComposing || e.metaKey) return;
