@@ -272,6 +272,9 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 			continue
 		}
 		pool.Set(c.Key, a.allocate(c.Pod))
+		if c.Pod != nil && c.Pod.Annotations[podsync.AnnotationEnded] != "" {
+			pool.Halt(c.Key, c.Pod.UID, false) // it may be pulling an image
+		}
 	}
 	a.api.Poke()
 }

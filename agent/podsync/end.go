@@ -7,6 +7,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
+// AnnotationEnded ends the wanted pod as Failed, for the reason that is its value: the workload
+// of the pod has failed, and keeps it as its record.
+const AnnotationEnded = "io.crisp.workload.ended"
+
 // end plans the next step of ending the pod uid and reports whether anything of it is
 // left. The steps are: stop the containers, stop the sandboxes, remove the containers, the
 // files, the sandboxes. The sandbox is last because a restarted agent finds the rest by it.

@@ -21,6 +21,10 @@ func (g *generator) setPhase(s *v1.PodStatus) {
 	case v != nil:
 		s.Phase, s.Reason, s.Message = v1.PodFailed, v.Reason, v.Message
 		return
+	case g.pod.Annotations[podsync.AnnotationEnded] != "":
+		s.Phase, s.Reason = v1.PodFailed, g.pod.Annotations[podsync.AnnotationEnded]
+		s.Message = "Pod was ended because its workload has failed: " + s.Reason
+		return
 	case limited && !at.After(g.now):
 		s.Phase, s.Reason, s.Message = v1.PodFailed, deadlineExceeded, "Pod was active on the node longer than the specified deadline"
 		return

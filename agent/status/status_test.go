@@ -214,3 +214,13 @@ func TestNodeAddressChanges(t *testing.T) {
 		}
 	}
 }
+
+// A pod whose workload has failed fails with it, whatever its containers do.
+func TestEndedByWorkload(t *testing.T) {
+	p := pod(v1.RestartPolicyOnFailure, false)
+	p.Annotations = map[string]string{podsync.AnnotationEnded: "BackoffLimitExceeded"}
+	s := status.Of(p, in("x", running("a"), running("b")), nil, status.Node{}, now)
+	if s.Phase != v1.PodFailed || s.Reason != "BackoffLimitExceeded" {
+		t.Errorf("phase %s, reason %s", s.Phase, s.Reason)
+	}
+}

@@ -10,9 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 )
 
 // A failed pod of a Job is replaced after 10 s, 20 s, 40 s and so on, at most 6 min, as in
@@ -41,9 +39,8 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	reason, condition := s.finished()
 	switch {
 	case condition != "":
-		var ending bool
-		plan.Pods, ending = s.settle(condition)
-		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil && !ending {
+		plan.Pods = s.kept(reason, condition)
+		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil && len(s.active) == 0 {
 			if gone := s.lastEnd.Add(time.Duration(*ttl) * time.Second); gone.After(now) {
 				plan.Again = gone
 			} else {
@@ -71,44 +68,39 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	return plan
 }
 
-// settle returns the pods of a Job that is over, and reports whether some of them still run.
-// Those of a completed Job are no longer wanted. Those of a failed one have to stay: the Job
-// failed for the time since their start or for their restarts, and it would begin anew
-// without them. They get the shortest deadline that a pod can have, which fails them.
-func (s *jobState) settle(condition batchv1.JobConditionType) (pods []*v1.Pod, ending bool) {
+// kept returns the pods that stay when the Job is over, as its record. Those of a failed Job
+// that are active end and stay too: without them it would not be known that it has failed.
+func (s *jobState) kept(reason string, condition batchv1.JobConditionType) (pods []*v1.Pod) {
 	for _, p := range s.pods {
 		switch {
-		case !s.isActive(p):
+		case !slices.ContainsFunc(s.active, func(a Pod) bool { return a.UID == p.UID }):
 			pods = append(pods, p.Pod)
-		case condition == batchv1.JobFailed && p.Status.StartTime != nil:
+		case condition == batchv1.JobFailed:
 			pod := p.DeepCopy()
-			pod.Spec.ActiveDeadlineSeconds = ptr.To(int64(1))
-			pods, ending = append(pods, pod), true
+			pod.Annotations[podsync.AnnotationEnded] = reason
+			pods = append(pods, pod)
 		}
 	}
-	return pods, ending
+	return pods
 }
 
-func (s *jobState) isActive(p Pod) bool {
-	return slices.ContainsFunc(s.active, func(a Pod) bool { return a.UID == p.UID })
-}
-
-// settled reports whether a pod that has failed was ended by settle.
-func (s *jobState) settled(p Pod) bool {
-	return !equality.Semantic.DeepEqual(p.Spec.ActiveDeadlineSeconds, s.Spec.Template.Spec.ActiveDeadlineSeconds)
-}
-
-// revision distinguishes a Job from earlier versions of it and from a deleted Job of the same
-// name.
+// revision distinguishes a Job from what it was before an edit of its template, and from a
+// deleted Job of the same name. Every edit of a file makes another UID.
 func revision(j *batchv1.Job) string {
+	return string(j.UID) + "." + j.Spec.Template.Annotations[manifest.AnnotationHash] + "." + string(*j.Spec.CompletionMode)
+}
+
+// formerRevision is the revision that earlier agents wrote, which began a Job anew when any of its
+// fields was edited.
+func formerRevision(j *batchv1.Job) string {
 	return string(j.UID) + "." + j.Annotations[manifest.AnnotationHash]
 }
 
 func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	s := jobState{Job: j, now: now}
 	for _, p := range pods {
-		if p.Annotations[AnnotationRevision] != revision(j) {
-			continue // of an earlier version of the Job
+		if r := p.Annotations[AnnotationRevision]; r != revision(j) && r != formerRevision(j) {
+			continue // of the Job before its template was edited
 		}
 		s.pods = append(s.pods, p)
 		if at := p.Status.StartTime; at != nil && (s.began.IsZero() || at.Time.Before(s.began)) {
@@ -116,7 +108,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		}
 		end := endOf(p.Status)
 		if end.IsZero() && podsync.Terminal(&p.Status) {
-			end = overSince(p.Status)
+			end = overSince(p.Status) // it was rejected, or ended before it began
 		}
 		if end.After(s.lastEnd) {
 			s.lastEnd = end
@@ -125,10 +117,6 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		case v1.PodSucceeded:
 			s.succeeded = append(s.succeeded, p)
 		case v1.PodFailed:
-			if s.settled(p) {
-				s.failed += restarts(p)
-				break
-			}
 			s.failed++
 			if end.After(s.lastFail) {
 				s.lastFail = end
@@ -139,6 +127,9 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		}
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
+	if s.lastEnd.IsZero() {
+		s.lastEnd = j.CreationTimestamp.Time // of a Job that asks for no completion
+	}
 	return s
 }
 
@@ -167,6 +158,11 @@ func endOf(s v1.PodStatus) time.Time {
 // finished returns the reason and the condition of a Job that is over, "" for one that is not.
 func (s *jobState) finished() (reason string, condition batchv1.JobConditionType) {
 	completions := s.Spec.Completions
+	for _, p := range s.pods {
+		if reason := p.Annotations[podsync.AnnotationEnded]; reason != "" {
+			return reason, batchv1.JobFailed // that is final
+		}
+	}
 	switch {
 	case completions != nil && len(s.succeeded) >= int(*completions):
 		return "CompletionsReached", batchv1.JobComplete

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
@@ -374,90 +375,114 @@ func TestJobFails(t *testing.T) {
 	w.end("sum-0", v1.PodSucceeded)
 	w.step()
 	w.now = w.now.Add(5 * time.Second)
-	w.expect("too late: what never ran is gone", "sum-0:1")
+	w.expect("too late: what runs is ended, and stays as the record of that", "sum-0:1 sum-1:1 sum-2:1")
 	if got := condition(w.plan); got != "Failed DeadlineExceeded" {
 		t.Errorf("condition %q", got)
 	}
-}
-
-// A pod that was rejected, and so has no containers, counts as one that has failed: its
-// successor waits as long.
-func TestJobRejected(t *testing.T) {
-	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
-	w.step()
-	w.end("sum-0", v1.PodSucceeded)
-	w.end("sum-1", v1.PodFailed)
-	w.pods[1].Status.ContainerStatuses = nil
-	w.expect("rejected: not at once", "sum-0:1 sum-1:1")
-	if want := w.now.Add(10 * time.Second); !w.plan.Again.Equal(want) {
-		t.Errorf("tries again at %v, want %v", w.plan.Again, want)
+	if got := w.ending(); got != "sum-1 sum-2" {
+		t.Errorf("ends %s", got)
 	}
-	w.now = w.now.Add(10 * time.Second)
-	w.expect("but then", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
 }
 
-// A Job that has failed stays so: what its running pods say of its start and its failures must not
-// go with them, or the Job would begin anew.
-func TestJobStaysFailed(t *testing.T) {
-	run := func(w *world, name string, restarts int32) {
-		for i, p := range w.pods {
-			if p.Name == name {
-				w.pods[i].Status = v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: w.now}, ContainerStatuses: []v1.ContainerStatus{{RestartCount: restarts}}}
-			}
+// ending returns the pods that the workload ends.
+func (w *world) ending() string {
+	var names []string
+	for _, p := range w.pods {
+		if p.Annotations[podsync.AnnotationEnded] != "" {
+			names = append(names, p.Name)
 		}
 	}
+	return strings.Join(names, " ")
+}
+
+// A Job whose only pod is ended, for its deadline or for having been restarted too often,
+// has failed for good: it neither begins anew nor is removed before its time.
+func TestJobStaysFailed(t *testing.T) {
 	for _, test := range []struct {
-		name, spec, policy string
-		restarts           int32
-		want               string
+		fields, reason string
+		late           time.Duration
+		restarts       int32
 	}{
-		{"deadline", "  activeDeadlineSeconds: 5\n  ttlSecondsAfterFinished: 60", "Never", 0, "Failed DeadlineExceeded"},
-		{"restarts", "  ttlSecondsAfterFinished: 60", "OnFailure", 2, "Failed BackoffLimitExceeded"},
+		{"  activeDeadlineSeconds: 5", "DeadlineExceeded", 5 * time.Second, 0},
+		{"", "BackoffLimitExceeded", 0, 2},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			text := strings.Replace(fmt.Sprintf(sum, test.spec), "Never", test.policy, 1)
-			w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, text)}
-			w.expect("at first", "sum-0:1 sum-1:1")
-			run(w, "sum-0", test.restarts) // the runtime has yet to start sum-1
-			w.now = w.now.Add(5 * time.Second)
-			w.expect("failed: one ends, the other never began", "sum-0:1")
-			if d := w.pods[0].Spec.ActiveDeadlineSeconds; d == nil || *d != 1 {
-				t.Errorf("the pod that runs has the deadline %v, want 1 s", d)
+		text := strings.NewReplacer("Never", "OnFailure", "completions: 3", "ttlSecondsAfterFinished: 60", "parallelism: 2", "parallelism: 1").Replace(sum)
+		w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(text, test.fields))}
+		w.expect("at first", "sum-0:1")
+		w.pods[0].Status = v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: w.now}, ContainerStatuses: []v1.ContainerStatus{{RestartCount: test.restarts}}}
+		w.now = w.now.Add(test.late)
+		for _, what := range []string{"failed", "still failed"} {
+			w.expect(what, "sum-0:1")
+			if got := condition(w.plan); got != "Failed "+test.reason || w.ending() != "sum-0" || w.plan.Expired {
+				t.Errorf("%s: condition %q, ends %q, expired %v", what, got, w.ending(), w.plan.Expired)
 			}
-			if w.plan.Expired || condition(w.plan) != test.want {
-				t.Errorf("condition %q, want %q; expired %v", condition(w.plan), test.want, w.plan.Expired)
-			}
-			w.now = w.now.Add(time.Minute) // its grace period
-			if w.expect("still ending", "sum-0:1"); w.plan.Expired {
-				t.Error("expired, and a pod of it runs")
-			}
-			w.end("sum-0", v1.PodFailed)
-			w.pods[0].Status.Reason, w.pods[0].Status.StartTime = "DeadlineExceeded", &metav1.Time{Time: time.Unix(1e9, 0)}
-			w.pods[0].Status.ContainerStatuses[0].RestartCount = test.restarts
-			w.expect("ended", "sum-0:1")
-			if want := w.now.Add(time.Minute); w.plan.Expired || condition(w.plan) != test.want || !w.plan.Again.Equal(want) {
-				t.Errorf("condition %q, want %q; expired %v; again %v, want %v", condition(w.plan), test.want, w.plan.Expired, w.plan.Again, want)
-			}
-			w.now = w.now.Add(time.Minute)
-			if w.step(); !w.plan.Expired {
-				t.Error("its time after the end is over, and it stays")
-			}
-		})
+		}
+		w.end("sum-0", v1.PodFailed)
+		w.now = w.now.Add(59 * time.Second)
+		w.expect("the pod has ended", "sum-0:1")
+		if got := condition(w.plan); got != "Failed "+test.reason || w.plan.Expired {
+			t.Errorf("condition %q, expired %v", got, w.plan.Expired)
+		}
+		w.now = w.now.Add(time.Second)
+		if w.step(); !w.plan.Expired {
+			t.Error("its time after the end is over, and it stays")
+		}
 	}
 }
 
-// A suspended Job has no running pods; a resumed one continues where it was.
+// A pod that does not fit on the node has no containers that ended. The next one waits all
+// the same, and a finished Job stays for its time.
+func TestJobPodRejected(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  ttlSecondsAfterFinished: 60"))}
+	w.step()
+	reject := func(i int) {
+		w.pods[i].Status = v1.PodStatus{Phase: v1.PodFailed, Reason: "OutOfcpu", StartTime: &metav1.Time{Time: w.now}}
+	}
+	reject(0)
+	w.expect("not at once", "sum-0:1 sum-1:1")
+	w.now = w.now.Add(10 * time.Second)
+	w.expect("but then", "sum-0:1 sum-1:1 sum-2:1")
+	for i := range w.pods {
+		reject(i)
+	}
+	if w.step(); condition(w.plan) != "Failed BackoffLimitExceeded" || w.plan.Expired {
+		t.Errorf("condition %q, expired %v", condition(w.plan), w.plan.Expired)
+	}
+}
+
+// apply changes an object as the API does, where it stays the same object.
+func (w *world) apply(text string) {
+	uid := w.object.GetUID()
+	w.object = read(w.t, text)
+	w.object.SetUID(uid)
+}
+
+// A suspended Job has no running pods; a resumed one continues where it was, and so does one
+// of which something else than its template is changed.
 func TestJobSuspended(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
 	w.step()
 	w.end("sum-0", v1.PodSucceeded)
-	going := w.object
-	w.object = going.DeepCopyObject().(manifest.Object)
-	suspend := true
-	w.object.(*batchv1.Job).Spec.Suspend = &suspend
+	w.apply(fmt.Sprintf(sum, "  suspend: true"))
 	w.expect("suspended", "sum-0:1")
-	w.object = going
+	w.apply(fmt.Sprintf(sum, "  suspend: false"))
 	w.expect("resumed", "sum-0:1 sum-1:1 sum-2:1")
+	w.apply(strings.Replace(fmt.Sprintf(sum, ""), "parallelism: 2", "parallelism: 1", 1))
+	w.end("sum-1", v1.PodSucceeded)
+	w.expect("fewer at a time", "sum-0:1 sum-1:1 sum-2:1")
+	w.apply(strings.Replace(fmt.Sprintf(sum, ""), "i:1", "i:2", 1))
+	w.expect("another template", "sum-0:2 sum-1:2")
+}
+
+// A Job goes on with the pods of an agent that has named its revision after all of it.
+func TestJobOfFormerAgent(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
+	w.step()
+	w.end("sum-0", v1.PodSucceeded)
+	for i := range w.pods {
+		w.pods[i].Annotations[workload.AnnotationRevision] = string(w.object.GetUID()) + "." + w.object.GetAnnotations()[manifest.AnnotationHash]
+	}
+	w.expect("the next agent", "sum-0:1 sum-1:1 sum-2:1")
 }
 
 // Each index of an indexed Job is done once, and its pod knows the index.

@@ -189,18 +189,22 @@ func TestJob(t *testing.T) {
 	n.until("get pods -o name", `^$`)
 }
 
-// A Job past its deadline has failed: the pod that ran is ended and stays, and with it what the
-// Job failed for.
+// A Job that is over its deadline has failed, and so has its pod, which ends and stays; the next
+// agent does not begin it anew.
 func TestJobDeadline(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
+	stop := n.agent()
+	n.until("status -o json", `"alive": true`)
+	n.expect(expectation{"apply -f " + n.file("j.yaml", strings.Replace(job, "spec:\n", "spec:\n  activeDeadlineSeconds: 2\n", 1)), 0, `job/sum created`})
+	n.until("get pods", `sum-0 +1/1 +Running`)
+	n.until("get pods", `sum-0 +0/1 +DeadlineExceeded`)
+	n.until("get jobs", `sum +Failed +0/2`)
+	stop()
 	n.agent()
 	n.until("status -o json", `"alive": true`)
-	n.expect(expectation{"apply -f " + n.file("j.yaml", strings.Replace(job, "completions: 2", "activeDeadlineSeconds: 1", 1)), 0, `job/sum created`})
-	n.until("get pods", `(?m)^sum-0 +0/1 +DeadlineExceeded`)
-	n.until("get jobs", `sum +Failed +0/1`)
-	n.expect(expectation{"get pods -o name", 0, `^pod/sum-0\n$`}, expectation{"delete job sum", 0, `deleted`})
-	n.until("get pods -o name", `^$`)
+	n.until("get jobs", `sum +Failed +0/2`)
+	n.expect(expectation{"get pods", 0, `sum-0 +0/1 +DeadlineExceeded`}, expectation{"get pods -o name", 0, `^pod/sum-0\n$`})
 }
 
 // A watch tells what comes, changes and goes.
