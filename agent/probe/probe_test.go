@@ -258,6 +258,26 @@ func TestFoundRunning(t *testing.T) {
 	})
 }
 
+// A clock that was set back after the start of a container keeps no probe from asking, and
+// makes none ask too early.
+func TestClockSetBack(t *testing.T) {
+	for _, delay := range []int32{0, 25} {
+		bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.InitialDelaySeconds = delay })}, func(l *lab) {
+			l.run("1")
+			l.edit(func(c *v1.ContainerStatus) { c.State.Running.StartedAt = metav1.NewTime(l.begun.Add(2 * time.Hour)) })
+			l.m.Add(l.pod, l)
+			time.Sleep(19 * time.Second)
+			if r := l.results("1"); (r.Readiness == podsync.Success) != (delay == 0) {
+				t.Errorf("with a delay of %d s, after 19 s: %v", delay, r)
+			}
+			time.Sleep(12 * time.Second)
+			if r := l.results("1"); r.Readiness != podsync.Success {
+				t.Errorf("with a delay of %d s, after 31 s: %v", delay, r)
+			}
+		})
+	}
+}
+
 // A container that was ready for an earlier agent is ready for the next, however recently it
 // started: else an update that is under way would remove its pod first.
 func TestFoundReady(t *testing.T) {

@@ -24,10 +24,11 @@ type prober struct {
 	stop    context.CancelFunc
 	now     chan struct{} // of capacity 1; a value has the probe ask at once
 
-	id     string // of the container, as in the status
-	last   bool   // whether the last answer was OK
-	count  int    // how many answers in a row were the same as last
-	onHold bool   // not to ask until there is another container
+	id     string    // of the container, as in the status
+	seen   time.Time // when id was first seen
+	last   bool      // whether the last answer was OK
+	count  int       // how many answers in a row were the same as last
+	onHold bool      // not to ask until there is another container
 }
 
 // tries is how often a probe that cannot be run is tried.
@@ -87,7 +88,7 @@ func (p *prober) once(ctx context.Context) bool {
 	case c.State.Running == nil:
 		p.set(podsync.Failing)
 		return c.State.Terminated == nil || podsync.Restarts(&p.pod.Spec, p.c, c.State.Terminated.ExitCode)
-	case time.Since(c.State.Running.StartedAt.Time) < time.Duration(p.spec.InitialDelaySeconds)*time.Second:
+	case p.runs(c.State.Running) < time.Duration(p.spec.InitialDelaySeconds)*time.Second:
 		return true
 	}
 	if started := ptr.Deref(c.Started, false); started == (p.at.kind == Startup) {
@@ -99,6 +100,12 @@ func (p *prober) once(ctx context.Context) bool {
 	return true
 }
 
+// runs returns how long the container has run. If the clock was set back since its start, the
+// time counts that has passed since it was first seen.
+func (p *prober) runs(s *v1.ContainerStateRunning) time.Duration {
+	return max(time.Since(s.StartedAt.Time), time.Since(p.seen))
+}
+
 // follow begins anew if c is another container than before.
 func (p *prober) follow(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
@@ -108,7 +115,7 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 	if !first {
 		p.m.o.Results.clear(p.at.kind, podsync.RuntimeID(p.id))
 	}
-	p.id, p.count, p.onHold = c.ContainerID, 0, false
+	p.id, p.seen, p.count, p.onHold = c.ContainerID, time.Now(), 0, false
 	found := c.State.Running != nil && c.State.Running.StartedAt.Time.Before(p.m.since.Add(-before))
 	if p.at.kind == Readiness && first && c.Ready {
 		found = true // only an earlier agent's probe can have made it ready

@@ -41,7 +41,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	case condition != "":
 		plan.Pods = s.kept(reason, condition)
 		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil && len(s.active) == 0 {
-			if gone := s.lastEnd.Add(time.Duration(*ttl) * time.Second); gone.After(now) {
+			if gone := after(s.lastEnd, time.Duration(*ttl)*time.Second, now); gone.After(now) {
 				plan.Again = gone
 			} else {
 				plan.Expired = true
@@ -191,7 +191,7 @@ func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 	}
 	if !s.lastFail.IsZero() {
 		delay := min(firstRetry<<min(max(s.failed-1, 0), 10), mostRetry)
-		if at := s.lastFail.Add(delay); at.After(s.now) {
+		if at := after(s.lastFail, delay, s.now); at.After(s.now) {
 			return nil, at
 		}
 	}

@@ -64,14 +64,14 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 			continue
 		}
 		if phase := p.Status.Phase; phase == v1.PodFailed || phase == v1.PodSucceeded {
-			at := overSince(p.Status).Add(replaceAfter)
+			at := after(overSince(p.Status), replaceAfter, now)
 			if !at.After(now) {
 				r.ended, over = append(r.ended, m.index), append(over, p.Pod)
 				continue
 			}
 			plan.Again = earliest(plan.Again, at)
 		}
-		at, ready := availableAt(p.Status, r.minReady)
+		at, ready := availableAt(p.Status, r.minReady, now)
 		m.ready, m.available = ready, ready && !at.After(now)
 		if ready && !m.available {
 			plan.Again = earliest(plan.Again, at)

@@ -103,13 +103,22 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 }
 
 // availableAt reports whether a pod is ready, and if so from when on it counts as available.
-func availableAt(s v1.PodStatus, minReady time.Duration) (at time.Time, ready bool) {
+func availableAt(s v1.PodStatus, minReady time.Duration, now time.Time) (at time.Time, ready bool) {
 	for _, c := range s.Conditions {
 		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
-			return c.LastTransitionTime.Add(minReady), true
+			return after(c.LastTransitionTime.Time, minReady, now), true
 		}
 	}
 	return time.Time{}, false
+}
+
+// after returns when wait has passed since t. If the clock was set back since, that cannot be
+// known, and wait counts as over.
+func after(t time.Time, wait time.Duration, now time.Time) time.Time {
+	if t.After(now) {
+		return now
+	}
+	return t.Add(wait)
 }
 
 // earliest returns the earlier of two times, of which zero is never.

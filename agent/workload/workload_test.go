@@ -221,6 +221,26 @@ func TestDeploymentPodEnds(t *testing.T) {
 	w.expect("and the update goes on", "front-0:2 front-2:2")
 }
 
+// A clock that was set back stops neither an update nor the retry of a Job.
+func TestClockSetBack(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 10, "0+1", 1)}
+	w.step()
+	w.ready("front-0", "front-1")
+	w.now = w.now.Add(-time.Hour)
+	w.object = deployment(t, 2, 10, "0+1", 2)
+	w.expect("an update", "front-0:2 front-1:1")
+	w.now = w.now.Add(time.Hour)
+	w.end("front-0", v1.PodFailed)
+	w.now = w.now.Add(-time.Hour)
+	w.expect("a pod that has ended is replaced", "front-1:1 front-2:2")
+
+	w = &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
+	w.step()
+	w.end("sum-0", v1.PodFailed)
+	w.now = w.now.Add(-time.Hour)
+	w.expect("a Job tries again", "sum-0:1 sum-1:1 sum-2:1")
+}
+
 // A pod of a DaemonSet that has ended is replaced as well.
 func TestDaemonSetPodEnds(t *testing.T) {
 	text := strings.NewReplacer("Deployment", "DaemonSet", "  replicas: %d\n  minReadySeconds: %d\n  strategy: %s\n", "").Replace(front)
