@@ -102,7 +102,7 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 			return err
 		}
 	}
-	to := path + "." + time.Now().Format(stamp)
+	to := path + "." + stampAfter(path, old)
 	if _, err := os.Lstat(to); err == nil {
 		return fmt.Errorf("%s already exists", to)
 	}
@@ -114,6 +114,21 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 		return errors.Join(err, os.Rename(to, path))
 	}
 	return nil
+}
+
+// stampAfter returns the time for the name of a file that is rotated now. It is after those of the
+// files that were rotated before, also if the clock was set back since: the order of their
+// names is that in which they are read and removed.
+func stampAfter(path string, old []string) string {
+	now := time.Now().Format(stamp)
+	if len(old) == 0 {
+		return now
+	}
+	text := strings.TrimSuffix(strings.TrimPrefix(old[len(old)-1], path+"."), compressed)
+	if last, err := time.Parse(stamp, text); err == nil && text >= now {
+		return last.Add(time.Second).Format(stamp)
+	}
+	return now
 }
 
 // clean removes what an interrupted compression has left behind, and returns the rotated files,

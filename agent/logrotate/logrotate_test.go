@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -146,5 +147,37 @@ func TestLogThatIsNotThere(t *testing.T) {
 	}
 	if old, err := filepath.Glob(r.path + ".*"); err != nil || len(old) != 1 {
 		t.Errorf("rotated: %v, %v", old, err)
+	}
+}
+
+// After the clock was set back, as at the end of summer time, the oldest files go first as ever,
+// and the names of the others keep their order.
+func TestClockSetBack(t *testing.T) {
+	r := &runtime{path: filepath.Join(t.TempDir(), "0.log")}
+	if err := r.Reopen(t.Context(), "c1"); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{".29991231-235958.gz", ".29991231-235959"} {
+		if err := os.WriteFile(r.path+name, []byte("old"), 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rot := &Rotator{Runtime: r, Size: 3, Files: 3, Log: slog.New(slog.DiscardHandler)}
+	for _, text := range []string{"first", "second", "third"} {
+		if _, err := r.file.WriteString(text); err != nil {
+			t.Fatal(err)
+		}
+		rot.All(t.Context())
+	}
+	got, err := filepath.Glob(r.path + "*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{r.path, r.path + ".30000101-000001.gz", r.path + ".30000101-000002"}
+	if !slices.Equal(got, want) {
+		t.Fatalf("files %q, want %q", got, want)
+	}
+	if text := unpack(t, want[1]); text != "second" {
+		t.Errorf("the older one is %q", text)
 	}
 }
