@@ -164,14 +164,35 @@ func (c *cli) copyIn(namespace, name, container, from, to string) error {
 	if _, err := os.Stat(from); err != nil {
 		return err
 	}
+	// Into a directory that is there it goes by its own name, as it does by kubectl.
+	inside := func(to string) bool {
+		return c.exec(namespace, name, container, []string{"test", "-d", to}, remotecommand.StreamOptions{Stdout: io.Discard}) == nil
+	}
 	dir, base := path.Dir(to), path.Base(to)
-	if strings.HasSuffix(to, "/") {
+	if strings.HasSuffix(to, "/") || inside(to) {
 		dir, base = path.Clean(to), filepath.Base(from)
 	}
+	return feed(func(w io.Writer) error { return pack(w, from, base, c.leftOut) }, func(r io.Reader) error {
+		return c.exec(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, remotecommand.StreamOptions{Stdin: r, Stderr: c.stderr})
+	})
+}
+
+// feed has to read what from writes. An error of from is the cause of one of to, and counts also
+// if to does not notice: a tar that got a part of what was to be packed may take it for all.
+func feed(from func(io.Writer) error, to func(io.Reader) error) error {
 	r, w := io.Pipe()
-	go func() { w.CloseWithError(pack(w, from, base, c.leftOut)) }()
-	defer r.Close()
-	return c.exec(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, remotecommand.StreamOptions{Stdin: r, Stderr: c.stderr})
+	written := make(chan error, 1)
+	go func() {
+		err := from(w)
+		w.CloseWithError(err)
+		written <- err
+	}()
+	err := to(r)
+	r.Close()
+	if cause := <-written; cause != nil && !errors.Is(cause, io.ErrClosedPipe) {
+		return cause
+	}
+	return err
 }
 
 // pack writes an archive of what is at the path from, under the name base.

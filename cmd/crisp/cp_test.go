@@ -3,6 +3,9 @@ package main
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -39,6 +42,36 @@ func TestCopy(t *testing.T) {
 	}
 	if info, err := os.Stat(filepath.Join(to, "y/a")); err != nil || info.Mode() != 0o640 {
 		t.Errorf("its mode is not kept: %v", err)
+	}
+}
+
+// What cannot be packed fails the copy, also if the other side is content with the rest.
+func TestCopyOfWhatCannotBeRead(t *testing.T) {
+	broken, dead := errors.New("cannot be read"), errors.New("tar is not there")
+	drain := func(r io.Reader) error {
+		_, _ = io.Copy(io.Discard, r)
+		return nil
+	}
+	write := func(err error) func(io.Writer) error {
+		return func(w io.Writer) error {
+			_, writeErr := w.Write([]byte("some of it"))
+			return cmp.Or(writeErr, err)
+		}
+	}
+	for _, test := range []struct {
+		name string
+		from func(io.Writer) error
+		to   func(io.Reader) error
+		want error
+	}{
+		{"all is well", write(nil), drain, nil},
+		{"a part is missing", write(broken), drain, broken},
+		{"nobody reads", write(nil), func(io.Reader) error { return dead }, dead},
+		{"the reader minds too", write(broken), func(r io.Reader) error { return cmp.Or(drain(r), dead) }, broken},
+	} {
+		if err := feed(test.from, test.to); err != test.want {
+			t.Errorf("%s: %v, want %v", test.name, err, test.want)
+		}
 	}
 }
 
