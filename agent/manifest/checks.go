@@ -126,16 +126,20 @@ var checks = map[string]check{
 	"Volume.name":                                 required(validation.IsDNS1123Label),
 
 	"DeploymentSpec.minReadySeconds":        atLeast(0),
-	"DeploymentSpec.replicas":               atLeast(0),
+	"DeploymentSpec.replicas":               between(0, maxPods),
 	"JobSpec.activeDeadlineSeconds":         notNegative,
 	"JobSpec.backoffLimit":                  atLeast(0),
 	"JobSpec.completions":                   atLeast(0),
-	"JobSpec.parallelism":                   atLeast(0),
+	"JobSpec.parallelism":                   between(0, maxPods),
 	"JobSpec.ttlSecondsAfterFinished":       atLeast(0),
 	"PersistentVolumeClaimSpec.accessModes": filled("is missing"),
 	"PersistentVolumeClaimSpec.volumeMode":  filled(`"": want Filesystem`),
 	"RuntimeClass.handler":                  required(validation.IsDNS1123Label),
 }
+
+// maxPods is how many pods a workload may want at a time: more than a node can run, and fewer than
+// fill its memory when all are planned.
+const maxPods = 10_000
 
 // enums has the values of string types. "" is valid too.
 var enums = tabulate(

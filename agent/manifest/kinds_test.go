@@ -54,6 +54,8 @@ func TestKinds(t *testing.T) {
 		{"group", "apiVersion: extensions/v1beta1\nkind: Deployment\nmetadata: {name: d}\n", "", `f:1: apiVersion: "extensions/v1beta1": want apps/v1`},
 		{"what one node has no use for", "apiVersion: apps/v1\nkind: StatefulSet\n", "", "f:2: kind: StatefulSet is not supported: use a Deployment"},
 		{"surge", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 1/2}}\n  selector", 1), "", `f:5: spec.strategy.rollingUpdate.maxSurge: "1/2": want a number or a percentage`},
+		{"more replicas than a node could plan", strings.Replace(deployment, "  selector", "  replicas: 1000000000\n  selector", 1), "", "f:5: spec.replicas: 1000000000 is not between 0 and 10000"},
+		{"more pods of a job than a node could plan", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  parallelism: 2000000000\n  template: {spec: {restartPolicy: Never, " + container + "}}\n", "", "f:5: spec.parallelism: 2000000000 is not between 0 and 10000"},
 		{"no surge and none unavailable", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 0%, maxUnavailable: 0}}\n  selector", 1), "", "f:5: spec.strategy.rollingUpdate: no update is possible"},
 		{"all unavailable and more", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxUnavailable: 101%}}\n  selector", 1), "", `"101%" is more than 100%`},
 		{"surge of Recreate", strings.Replace(deployment, "  selector", "  strategy: {type: Recreate, rollingUpdate: {maxSurge: 1}}\n  selector", 1), "", "rollingUpdate: needs the type RollingUpdate"},
