@@ -40,6 +40,9 @@ func (b backend) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 	ctx, interrupt, done := b.a.startup.Act(ctx, interrupt, pod, a)
 	err := b.Driver.Act(ctx, interrupt, pod, a)
 	done(err)
+	if pod != nil {
+		b.a.recordEnding(pod)
+	}
 	return err
 }
 
@@ -60,6 +63,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	now := b.a.status.Report(pod, have)
 	if now != nil {
+		b.a.recordEnding(pod)
 		status.RecordBackOffEvents(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
 			b.a.o.Log.Warn("pod not saved", "pod", podsync.KeyOf(pod).String(), "err", err)

@@ -286,10 +286,18 @@ func (a *agent) recordEndings() {
 		return
 	}
 	for _, pod := range a.files.Accepted() {
-		key := podsync.KeyOf(pod)
-		if now := a.wanted.Pod(key); now == nil || now.UID != pod.UID {
-			a.files.MarkEnding(now, podsync.Have{Files: []string{string(pod.UID)}})
-		}
+		a.recordEnding(pod)
+	}
+}
+
+// recordEnding does so for one pod. A worker that has made files for its pod calls it: if the pod
+// had none when it ceased to be wanted, recordEndings has passed it over.
+func (a *agent) recordEnding(pod *v1.Pod) {
+	if !a.wanted.Ready() || a.files.Pod(pod.UID) == nil {
+		return
+	}
+	if now := a.wanted.Pod(podsync.KeyOf(pod)); now == nil || now.UID != pod.UID {
+		a.files.MarkEnding(now, podsync.Have{Files: []string{string(pod.UID)}})
 	}
 }
 

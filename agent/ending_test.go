@@ -1,0 +1,72 @@
+package agent
+
+import (
+	"log/slog"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/agent/status"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// noNode is a node of which nothing is known.
+type noNode struct{}
+
+func (noNode) IPs() []string       { return nil }
+func (noNode) RuntimeName() string { return "fake" }
+
+// lateFiles call before just before they keep a status.
+type lateFiles struct {
+	*podfiles.Store
+	before func()
+}
+
+func (f lateFiles) SaveStatus(pod *v1.Pod, s *v1.PodStatus) error {
+	f.before()
+	return f.Store.SaveStatus(pod, s)
+}
+
+// A pod that ceases to be wanted just before its worker makes its first file is recorded as ending
+// all the same: the next agent would go on with it if it were wanted again by then.
+func TestEndBeforeTheFirstFile(t *testing.T) {
+	log := slog.New(slog.DiscardHandler)
+	files, err := podfiles.Open(podfiles.Options{Root: t.TempDir(), Log: log})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &agent{o: Options{Log: log}, files: files, events: event.Discard, startup: &startup.Keeper{}, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
+	a.probes = probe.New(t.Context(), probe.Options{Log: log})
+	wants := func(objects ...manifest.Object) {
+		a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: objects}}})
+	}
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
+	late := lateFiles{files, func() {}}
+	report := func() {
+		a.status = status.NewStore(noNode{}, late, a.results, log)
+		backend{a: a}.Report(pod, podsync.Have{})
+	}
+	wants(pod)
+	report()
+	if files.Pod("u") == nil || files.Ending("u") {
+		t.Fatalf("a wanted pod: kept %v, ending %v", files.Pod("u"), files.Ending("u"))
+	}
+	if err := files.Remove("u"); err != nil {
+		t.Fatal(err)
+	}
+	late.before = func() {
+		wants()
+		a.recordEndings()
+	}
+	report()
+	if !files.Ending("u") {
+		t.Error("its end is not recorded")
+	}
+}
