@@ -70,11 +70,46 @@ func (m *Maker) writeFiles(pod *v1.Pod, v *v1.Volume) error {
 			return fmt.Errorf("path %q leads out of the volume", path)
 		}
 	}
-	return write(m.Path(pod, v), files, pod)
+	return write(m.Path(pod, v), files, nested(v.Name, pod), pod)
 }
 
-// write replaces the files of dir all at once, unless nothing has changed.
-func write(dir string, files map[string]file, pod *v1.Pod) error {
+// nested returns the places below a volume where containers of the pod mount others, relative to
+// it. The volume is read-only in the container, so that the runtime cannot make them there.
+func nested(name string, pod *v1.Pod) []string {
+	var places []string
+	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
+		for _, outer := range c.VolumeMounts {
+			if outer.Name != name || outer.SubPath != "" || outer.SubPathExpr != "" {
+				continue
+			}
+			for _, inner := range c.VolumeMounts {
+				rest, err := filepath.Rel(filepath.Join("/", outer.MountPath), filepath.Join("/", inner.MountPath))
+				if err == nil && rest != "." && !strings.HasPrefix(rest, "..") {
+					places = append(places, rest)
+				}
+			}
+		}
+	}
+	return places
+}
+
+// makePlaces makes directories for mounts where the volume shows no file.
+func makePlaces(dir string, places []string, files map[string]file) error {
+	shown := tops(files)
+	for _, place := range places {
+		if top, _, _ := strings.Cut(place, "/"); slices.Contains(shown, top) {
+			continue
+		}
+		if err := os.MkdirAll(filepath.Join(dir, place), 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// write replaces the files of dir all at once, unless nothing has changed. places are where
+// others are mounted.
+func write(dir string, files map[string]file, places []string, pod *v1.Pod) error {
 	old, err := os.Readlink(filepath.Join(dir, dataLink))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -83,7 +118,7 @@ func write(dir string, files map[string]file, pod *v1.Pod) error {
 		old = "" // not ours
 	}
 	if old != "" && same(filepath.Join(dir, old), files, pod) {
-		return link(dir, files)
+		return errors.Join(link(dir, files), makePlaces(dir, places, files))
 	}
 	now, err := os.MkdirTemp(dir, time.Now().UTC().Format("..2006_01_02_15_04_05."))
 	if err != nil {
@@ -92,17 +127,25 @@ func write(dir string, files map[string]file, pod *v1.Pod) error {
 	if err := fill(now, files, pod); err != nil {
 		return errors.Join(err, os.RemoveAll(now))
 	}
+	if err := swap(dir, filepath.Base(now), files); err != nil {
+		return errors.Join(err, os.RemoveAll(now))
+	}
+	if err := sweep(dir, filepath.Base(now), files, places); err != nil {
+		return err
+	}
+	return makePlaces(dir, places, files)
+}
+
+// swap has the volume show the files of now, a directory in dir.
+func swap(dir, now string, files map[string]file) error {
 	if err := link(dir, files); err != nil {
 		return err
 	}
 	os.Remove(filepath.Join(dir, dataNew)) // may be left from a crash; if it stays, Symlink fails
-	if err := os.Symlink(filepath.Base(now), filepath.Join(dir, dataNew)); err != nil {
+	if err := os.Symlink(now, filepath.Join(dir, dataNew)); err != nil {
 		return err
 	}
-	if err := os.Rename(filepath.Join(dir, dataNew), filepath.Join(dir, dataLink)); err != nil {
-		return err
-	}
-	return sweep(dir, filepath.Base(now), files)
+	return os.Rename(filepath.Join(dir, dataNew), filepath.Join(dir, dataLink))
 }
 
 // fill writes the files below dir and gives them to the pod's fsGroup.
@@ -174,21 +217,30 @@ func link(dir string, files map[string]file) error {
 		if got, err := os.Readlink(filepath.Join(dir, top)); err == nil && got == target {
 			continue
 		}
-		if err := os.Symlink(target, filepath.Join(dir, top)); err != nil {
+		err := os.Symlink(target, filepath.Join(dir, top))
+		if info, statErr := os.Lstat(filepath.Join(dir, top)); statErr == nil && info.IsDir() {
+			err = nil // another volume is mounted there, and hides the file
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// sweep removes links that are no longer wanted and old directories of files, also those that
-// a crash has left.
-func sweep(dir, now string, files map[string]file) error {
+// sweep removes links that are no longer wanted and old directories of files, including
+// those that a crash has left. What is mounted in a container stays: the kernel would unmount it
+// there.
+func sweep(dir, now string, files map[string]file, places []string) error {
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		return err
 	}
 	wanted := tops(files)
+	for _, place := range places {
+		top, _, _ := strings.Cut(place, "/")
+		wanted = append(wanted, top)
+	}
 	for _, e := range entries {
 		name := e.Name()
 		if name == now || name == dataLink || slices.Contains(wanted, name) {

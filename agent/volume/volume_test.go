@@ -20,6 +20,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // objects has the objects of a test.
@@ -152,6 +153,46 @@ func TestConfigMap(t *testing.T) {
 		t.Errorf("got %v, want not found", err)
 	}
 	want(t, dir+"/a", "one", 0o640) // running pods keep the files
+}
+
+// Where a container mounts a volume inside of one that shows objects, which it cannot write to,
+// there is a directory to mount it on. It stays when the objects change.
+func TestMountInside(t *testing.T) {
+	m, o := maker(t)
+	for kind, source := range map[string]v1.VolumeSource{
+		"config map": {ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: ref("c")}},
+		"secret":     {Secret: &v1.SecretVolumeSource{SecretName: "s"}},
+	} {
+		p := pod(t, m, source)
+		p.UID = types.UID(strings.Fields(kind)[0])
+		p.Spec.Containers = []v1.Container{{Name: "a", VolumeMounts: []v1.VolumeMount{
+			{Name: "w", MountPath: "/etc/app/cache/deep"}, {Name: "v", MountPath: "/etc/app/"}, {Name: "w", MountPath: "/etc/application"}, {Name: "w", MountPath: "/etc/app/new"},
+		}}}
+		dir := makeAll(t, m, p)
+		inode := func() uint64 {
+			info, err := os.Stat(dir + "/cache/deep")
+			if err != nil || !info.IsDir() {
+				t.Fatalf("%s: %v, %v", kind, info, err)
+			}
+			return info.Sys().(*syscall.Stat_t).Ino
+		}
+		before := inode()
+		o.set("c", "a", "changed")
+		o.set("c", "new", "is hidden by the mount")
+		o.secrets["s"] = map[string][]byte{"key": []byte("changed"), "new": nil}
+		if err := m.Refresh(p); err != nil {
+			t.Fatal(err)
+		}
+		if inode() != before {
+			t.Errorf("%s: the directory was made anew", kind)
+		}
+		name := map[string]string{"config map": "a", "secret": "key"}[kind]
+		want(t, filepath.Join(dir, name), "changed", 0o644)
+		entries, err := os.ReadDir(dir)
+		if err != nil || slices.ContainsFunc(entries, func(e fs.DirEntry) bool { return e.Name() == "lication" || e.Name() == "application" }) {
+			t.Errorf("%s: the directory has %v, %v", kind, entries, err)
+		}
+	}
 }
 
 // At any moment a reader sees either all old files or all new ones.
