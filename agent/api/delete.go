@@ -27,10 +27,17 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		}
 	}
 	q := r.URL.Query()
-	if seconds, err := strconv.ParseInt(q.Get("gracePeriodSeconds"), 10, 64); err == nil {
+	if text := q.Get("gracePeriodSeconds"); text != "" {
+		seconds, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return fault.Invalid.Errorf("gracePeriodSeconds %q: want a number of seconds", text)
+		}
 		o.GracePeriodSeconds = &seconds
 	}
-	dry := slices.Contains(o.DryRun, metav1.DryRunAll) || q.Get("dryRun") == metav1.DryRunAll
+	dry, err := dryRun(slices.Concat(o.DryRun, q["dryRun"]))
+	if err != nil {
+		return err
+	}
 	found, err := s.Find(r, k)
 	if errors.Is(err, fault.NotFound) && s.o.Store.Rejected(Key(r, k)) {
 		return s.deleteRejected(w, r, k, o.Preconditions, dry)

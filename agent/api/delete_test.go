@@ -47,6 +47,11 @@ func TestDeleteRejected(t *testing.T) {
 		s.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, "/api/v1/namespaces/default/configmaps/c"+query, nil))
 		return w
 	}
+	for _, query := range []string{"?dryRun=all", "?dryRun=All&dryRun=", "?gracePeriodSeconds=soon"} {
+		if w := remove(query); w.Code != http.StatusUnprocessableEntity && w.Code != http.StatusBadRequest {
+			t.Errorf("%s: %d: %s", query, w.Code, w.Body)
+		}
+	}
 	for _, query := range []string{"?dryRun=All", ""} {
 		if w := remove(query); w.Code != http.StatusOK || !strings.Contains(w.Body.String(), `"status":"Success"`) {
 			t.Fatalf("%s: %d: %s", query, w.Code, w.Body)

@@ -223,7 +223,10 @@ func (s *Server) putBody(w http.ResponseWriter, r *http.Request, k Kind, o store
 // request, and answers.
 func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte, o store.PutOptions) error {
 	q := r.URL.Query()
-	o.DryRun = q.Get("dryRun") == "All"
+	var err error
+	if o.DryRun, err = dryRun(q["dryRun"]); err != nil {
+		return err
+	}
 	switch q.Get("fieldValidation") {
 	case "Ignore":
 		o.Unknown = manifest.Ignore
@@ -274,6 +277,17 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 	}
 	Show(w, k, code, object)
 	return nil
+}
+
+// dryRun reports whether a request is only to be tried. Another value than that of Kubernetes is
+// an error: what was to be tried would be done.
+func dryRun(values []string) (bool, error) {
+	for _, v := range values {
+		if v != metav1.DryRunAll {
+			return false, fault.Invalid.Errorf("dryRun: %q is not %s", v, metav1.DryRunAll)
+		}
+	}
+	return len(values) > 0, nil
 }
 
 // named returns the object in the body of a request, and its head. It makes up the name that

@@ -114,3 +114,22 @@ func TestPutOfStale(t *testing.T) {
 		t.Errorf("after: %d", code)
 	}
 }
+
+// What is only to be tried, in words that Kubernetes does not have, is not done.
+func TestPutWithUnknownDryRun(t *testing.T) {
+	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := serverOf(desired.New([]string{manifest.SourceAPI}))
+	s.o.Store = objects
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/api/v1/namespaces/default/configmaps?dryRun=all",
+		strings.NewReader(`{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"c"}}`)))
+	if w.Code/100 != 4 || !strings.Contains(w.Body.String(), "dryRun") {
+		t.Errorf("%d: %s", w.Code, w.Body)
+	}
+	if there := objects.Update().Files; len(there) > 0 {
+		t.Errorf("it was done: %v", there)
+	}
+}

@@ -54,6 +54,7 @@ func TestApply(t *testing.T) {
 	f := n.file("stack.yaml", stack)
 	n.until("status -o json", `"alive": true`)
 	n.expect(
+		expectation{"apply -f " + f + " --dry-run sever", 2, `--dry-run sever: want server or client`},
 		expectation{"apply -f " + f + " --dry-run server", 0, `configmap/conf created \(dry run\)\npod/web created \S+ \(dry run\)\n$`},
 		expectation{"get pods -o name", 0, `^$`},
 		expectation{"apply -f " + f + " --wait", 0, `^configmap/conf created\npod/web created \S+\n$`},

@@ -202,6 +202,9 @@ func applyCommand(c *cli) *cobra.Command {
 		if len(files) == 0 || len(rest) > 0 {
 			return usageError("apply needs -f FILE")
 		}
+		if err := checkDryRun(dryRun, "server", "client"); err != nil {
+			return err
+		}
 		origin := ""
 		if prune {
 			var err error
@@ -244,6 +247,14 @@ func applyCommand(c *cli) *cobra.Command {
 		return c.waitReady(chosenOf(objects), timeout)
 	}
 	return cmd
+}
+
+// checkDryRun rejects another value of --dry-run than these: it would do what it is to try.
+func checkDryRun(value string, known ...string) error {
+	if value != "" && !slices.Contains(known, value) {
+		return usageError("--dry-run %s: want %s", value, strings.Join(known, " or "))
+	}
+	return nil
 }
 
 // originOf says where manifests are from, so that two who prune never take each
