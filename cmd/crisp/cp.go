@@ -164,17 +164,21 @@ func (c *cli) copyIn(namespace, name, container, from, to string) error {
 	if _, err := os.Stat(from); err != nil {
 		return err
 	}
-	// Into a directory that is there it goes by its own name, as it does by kubectl.
-	inside := func(to string) bool {
-		return c.exec(namespace, name, container, []string{"test", "-d", to}, remotecommand.StreamOptions{Stdout: io.Discard}) == nil
-	}
-	dir, base := path.Dir(to), path.Base(to)
-	if strings.HasSuffix(to, "/") || inside(to) {
-		dir, base = path.Clean(to), filepath.Base(from)
-	}
+	dir, base := destination(from, to, func(path string) bool {
+		return c.exec(namespace, name, container, []string{"test", "-d", path}, remotecommand.StreamOptions{Stdout: io.Discard}) == nil
+	})
 	return feed(func(w io.Writer) error { return pack(w, from, base, c.leftOut) }, func(r io.Reader) error {
 		return c.exec(namespace, name, container, []string{"tar", "xf", "-", "-C", dir}, remotecommand.StreamOptions{Stdin: r, Stderr: c.stderr})
 	})
+}
+
+// destination returns the directory to unpack in, and the name there. Into a directory that is there
+// it goes by its own name, as by kubectl; a container without test(1) has none.
+func destination(from, to string, isDir func(string) bool) (dir, base string) {
+	if strings.HasSuffix(to, "/") || isDir(to) {
+		return path.Clean(to), filepath.Base(from)
+	}
+	return path.Dir(to), path.Base(to)
 }
 
 // feed has to read what from writes. An error of from is the cause of one of to, and counts also

@@ -45,6 +45,18 @@ func TestCopy(t *testing.T) {
 	}
 }
 
+// A file goes into a directory that is there, and not in its place.
+func TestCopyInto(t *testing.T) {
+	for _, test := range []struct{ to, dir, base string }{
+		{"/tmp", "/tmp", "a.conf"}, {"/tmp/", "/tmp", "a.conf"}, {"/new/", "/new", "a.conf"}, {"/tmp/b.conf", "/tmp", "b.conf"}, {".", ".", "a.conf"},
+	} {
+		dir, base := destination("/etc/a.conf", test.to, func(path string) bool { return path == "/tmp" || path == "." })
+		if dir != test.dir || base != test.base {
+			t.Errorf("to %s: %s in %s, want %s in %s", test.to, base, dir, test.base, test.dir)
+		}
+	}
+}
+
 // What cannot be packed fails the copy, also if the other side is content with the rest.
 func TestCopyOfWhatCannotBeRead(t *testing.T) {
 	broken, dead := errors.New("cannot be read"), errors.New("tar is not there")
