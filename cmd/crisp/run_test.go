@@ -30,6 +30,8 @@ func TestRunFlags(t *testing.T) {
 		"--pull missing x":           "containers: [{name: main, image: x, imagePullPolicy: IfNotPresent}]\nrestartPolicy: Always",
 		"-e HERE -e NOT_HERE -e A=1 --env-file " + env + " x": "containers: [{name: main, image: x, env: [{name: B, value: two words}, {name: HERE, value: there}, {name: A, value: '1'}]}]\nrestartPolicy: Always",
 		"-e A=$(HOME) x":                      "containers: [{name: main, image: x, env: [{name: A, value: $$(HOME)}]}]\nrestartPolicy: Always",
+		"-e A=$x$$y -e B=$$$(C) x":            "containers: [{name: main, image: x, env: [{name: A, value: $$x$$$$y}, {name: B, value: $$$$$$(C)}]}]\nrestartPolicy: Always",
+		"x sh -c echo,$$,$(NAME)":             "containers: [{name: main, image: x, args: [sh, -c, 'echo,$$$$,$(NAME)']}]\nrestartPolicy: Always",
 		"-m 512m --cpus 1.5 x":                "containers: [{name: main, image: x, resources: {limits: {memory: 512Mi, cpu: 1500m}}}]\nrestartPolicy: Always",
 		"--memory 1g x":                       "containers: [{name: main, image: x, resources: {limits: {memory: 1Gi}}}]\nrestartPolicy: Always",
 		"--memory 64Mi x":                     "containers: [{name: main, image: x, resources: {limits: {memory: 64Mi}}}]\nrestartPolicy: Always",

@@ -91,7 +91,7 @@ func (r *request) flags(fs *pflag.FlagSet) {
 // buildPod is the pod of the flags, and the claims that its volumes name.
 func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, error) {
 	b := podBuilder{r: r, box: v1.Container{
-		Name: "main", Image: image, Args: args, Stdin: r.interactive, StdinOnce: r.interactive, TTY: r.tty, WorkingDir: r.workdir,
+		Name: "main", Image: image, Stdin: r.interactive, StdinOnce: r.interactive, TTY: r.tty, WorkingDir: r.workdir,
 	}}
 	name := cmp.Or(r.name, nameFor(image))
 	b.pod = &v1.Pod{
@@ -104,6 +104,10 @@ func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, erro
 	}
 	if r.entrypoint != "" {
 		b.box.Command = []string{r.entrypoint}
+	}
+	b.box.Args = slices.Clone(args)
+	for i := range b.box.Args { // $$ is a shell's process ID, and a pod would make $ of it
+		b.box.Args[i] = strings.ReplaceAll(b.box.Args[i], "$$", "$$$$")
 	}
 	if r.stopTimeout >= 0 {
 		b.pod.Spec.TerminationGracePeriodSeconds = &r.stopTimeout
@@ -203,8 +207,10 @@ func (b *podBuilder) environment() error {
 				continue // as docker has it
 			}
 		}
-		// A pod would expand $(NAME) in it; docker does not.
-		value = strings.ReplaceAll(value, "$(", "$$(")
+		// A pod would expand $(NAME) in it, and make $ of $$; docker does not.
+		if strings.Contains(value, "$(") || strings.Contains(value, "$$") {
+			value = strings.ReplaceAll(value, "$", "$$")
+		}
 		b.box.Env = slices.DeleteFunc(b.box.Env, func(e v1.EnvVar) bool { return e.Name == key })
 		b.box.Env = append(b.box.Env, v1.EnvVar{Name: key, Value: value})
 	}
