@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -47,10 +48,10 @@ func (c *cli) edit(t chosen) error {
 	}
 	defer f.Close()
 	if _, err := f.Write(before); err != nil {
-		return err
+		return errors.Join(err, os.Remove(f.Name()))
 	}
-	if err := c.runEditor(f.Name()); err != nil {
-		return fmt.Errorf("editor: %w; nothing was changed", err)
+	if err := c.runEditor(f.Name()); err != nil { // or the user has given up, as by vi's :cq
+		return errors.Join(fmt.Errorf("editor: %w; nothing was changed", err), os.Remove(f.Name()))
 	}
 	after, err := os.ReadFile(f.Name())
 	if err != nil {
