@@ -227,3 +227,30 @@ func TestManyPods(t *testing.T) {
 		}
 	})
 }
+
+// A foreignContext is one of which package context cannot keep a list of those that were made
+// from it: each of them costs a goroutine until it is cancelled.
+type foreignContext struct {
+	context.Context
+	done chan struct{}
+}
+
+func (c foreignContext) Done() <-chan struct{} { return c.done }
+
+// The context of all workers lasts as long as the agent: what was made from it for a pod must be
+// released with the pod.
+func TestNothingIsLeftOfAWorker(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{begun: time.Now()}
+		p := worker.NewPool(foreignContext{t.Context(), make(chan struct{})}, w, discard())
+		p.Set(key, pod("u"))
+		synctest.Wait()
+		p.Set(key, nil)
+		time.Sleep(time.Minute)
+		if p.Wake(key) {
+			t.Error("the worker of a pod that is gone lives")
+		}
+		p.Wait()
+		// The bubble's end fails the test if a goroutine is left.
+	})
+}

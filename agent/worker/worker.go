@@ -150,8 +150,17 @@ func (w *worker) begin(ctx context.Context) round {
 	return r
 }
 
+// end releases the contexts of the last round, which the pool's context holds otherwise.
+func (w *worker) end() {
+	w.pool.mu.Lock()
+	defer w.pool.mu.Unlock()
+	w.interrupt()
+	w.shorten()
+}
+
 // run loops until ctx ends or until the pod is gone and leave agrees.
 func (w *worker) run(ctx context.Context, leave func(r round) bool) {
+	defer w.end()
 	unreachable := false
 	for ctx.Err() == nil {
 		r := w.begin(ctx)
