@@ -42,7 +42,7 @@ type Options struct {
 
 // Handlers answer requests.
 type Handlers struct {
-	All    http.Handler // the whole API, for the socket and Address
+	All    http.Handler // the whole API, for the socket, which has profiles beside it, and Address
 	Shown  http.Handler // for ReadOnly: only its readOnlyPaths are served
 	Health http.Handler // health checks
 	Page   http.Handler // PagePath at the address, with its own authentication; nil leaves it to All
@@ -88,7 +88,7 @@ func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) 
 			return nil, errors.Join(err, l.Close())
 		}
 	}
-	begin(l, s.h.All)
+	begin(l, withProfiles(s.h.All))
 	for _, at := range []struct {
 		address string
 		handler func() (http.Handler, error)

@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/testenv"
@@ -88,4 +89,18 @@ func asUser(uid, gid int, f func() error) error {
 		}
 		return f()
 	})
+}
+
+// The socket has the profiles of the process, and all else is the API's.
+func TestProfiles(t *testing.T) {
+	h := withProfiles(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
+	for path, want := range map[string]string{
+		"/debug/pprof/goroutine?debug=1": "goroutine profile: total", "/debug/pprof/": "goroutine", "/debug/pprof/nosuch": "Unknown profile",
+		"/debug/pprof": "pods", "/debug/": "pods", "/api/v1/pods": "pods",
+	} {
+		w := httptest.NewRecorder()
+		if h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil)); !strings.Contains(w.Body.String(), want) {
+			t.Errorf("%s: %.80q, want %q", path, w.Body, want)
+		}
+	}
 }
