@@ -20,10 +20,16 @@ type Store struct {
 	probes Probes
 	log    *slog.Logger
 
-	locks  sync.Map // *sync.Mutex by UID, held while the pod's status is made
 	mu     sync.Mutex
-	last   map[types.UID]entry // guarded by mu
-	loaded map[types.UID]entry // saved statuses of pods not reported yet; guarded by mu
+	locks  map[types.UID]*podLock // of pods whose status is being made; guarded by mu
+	last   map[types.UID]entry    // guarded by mu
+	loaded map[types.UID]entry    // saved statuses of pods not reported yet; guarded by mu
+}
+
+// A podLock is held while the status of a pod is made.
+type podLock struct {
+	sync.Mutex
+	users int // that hold it or wait for it; guarded by Store.mu
 }
 
 // A Host is the node as it is now.
@@ -46,7 +52,8 @@ type Probes interface {
 
 // NewStore returns a Store that knows no pod.
 func NewStore(host Host, files Files, probes Probes, log *slog.Logger) *Store {
-	return &Store{host: host, files: files, probes: probes, log: log, last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
+	return &Store{host: host, files: files, probes: probes, log: log,
+		locks: map[types.UID]*podLock{}, last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
 }
 
 type entry struct {
@@ -120,9 +127,23 @@ func (s *Store) of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus) v1.PodStat
 }
 
 func (s *Store) lock(uid types.UID) (unlock func()) {
-	l, _ := s.locks.LoadOrStore(uid, &sync.Mutex{})
-	l.(*sync.Mutex).Lock()
-	return l.(*sync.Mutex).Unlock
+	s.mu.Lock()
+	l := s.locks[uid]
+	if l == nil {
+		l = &podLock{}
+		s.locks[uid] = l
+	}
+	l.users++
+	s.mu.Unlock()
+	l.Lock()
+	return func() {
+		l.Unlock()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if l.users--; l.users == 0 {
+			delete(s.locks, uid)
+		}
+	}
 }
 
 func (s *Store) entry(uid types.UID) entry {
@@ -173,11 +194,6 @@ func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, known := range []map[types.UID]entry{s.last, s.loaded} {
-		maps.DeleteFunc(known, func(uid types.UID, e entry) bool {
-			if e.key == key {
-				s.locks.Delete(uid)
-			}
-			return e.key == key
-		})
+		maps.DeleteFunc(known, func(_ types.UID, e entry) bool { return e.key == key })
 	}
 }
