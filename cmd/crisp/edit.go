@@ -2,7 +2,6 @@ package main
 
 import (
 	"bytes"
-	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -77,8 +76,14 @@ func (c *cli) edit(t chosen) error {
 
 // runEditor has the user change a file. The editor may be a command with arguments.
 func (c *cli) runEditor(path string) error {
-	editor := cmp.Or(os.Getenv("KUBE_EDITOR"), os.Getenv("VISUAL"), os.Getenv("EDITOR"), "vi")
-	words := append(strings.Fields(editor), path)
+	words := []string{"vi"}
+	for _, name := range []string{"KUBE_EDITOR", "VISUAL", "EDITOR"} {
+		if given := strings.Fields(os.Getenv(name)); len(given) > 0 {
+			words = given
+			break
+		}
+	}
+	words = append(words, path)
 	cmd := exec.CommandContext(c.ctx, words[0], words[1:]...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = c.stdin, c.stdout, c.stderr
 	return cmd.Run()

@@ -23,3 +23,14 @@ func TestEditGivenUp(t *testing.T) {
 		}
 	}
 }
+
+// A variable of blanks names no editor: the file must not be run in its place.
+func TestBlankEditor(t *testing.T) {
+	c := &cli{ctx: t.Context()}
+	t.Setenv("KUBE_EDITOR", " ")
+	t.Setenv("VISUAL", "\t")
+	t.Setenv("EDITOR", "true")
+	if err := c.runEditor(t.TempDir() + "/object.yaml"); err != nil {
+		t.Error(err)
+	}
+}
