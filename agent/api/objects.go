@@ -1,6 +1,7 @@
 package api
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -357,14 +358,21 @@ func (s *Server) settle(ctx context.Context, done func() bool) {
 
 // EditMetadata changes the metadata of an object in JSON.
 func EditMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {
-	var o map[string]any
+	var o map[string]json.RawMessage
 	if err := json.Unmarshal(text, &o); err != nil {
 		return nil, fault.Invalid.Errorf("%v", err)
 	}
-	m, ok := o["metadata"].(map[string]any)
-	if !ok {
+	var m map[string]any
+	numbers := json.NewDecoder(bytes.NewReader(o["metadata"]))
+	numbers.UseNumber() // a float64 does not hold all integers
+	if err := numbers.Decode(&m); err != nil || m == nil {
 		return nil, fault.Invalid.Errorf("metadata: is missing")
 	}
 	edit(m)
+	edited, err := json.Marshal(m)
+	if err != nil {
+		return nil, err
+	}
+	o["metadata"] = edited
 	return json.Marshal(o)
 }
