@@ -105,7 +105,7 @@ func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContaine
 	merge(&out.CpuPeriod, change.CpuPeriod)
 	merge(&out.CpuQuota, change.CpuQuota)
 	merge(&out.CpuShares, change.CpuShares)
-	if swap := out.MemorySwapLimitInBytes; swap != 0 && swap == out.MemoryLimitInBytes { // no swap, as long as nobody asks for some
+	if swap := out.MemorySwapLimitInBytes; swap > 0 && swap == out.MemoryLimitInBytes { // no swap, as long as nobody asks for some
 		merge(&out.MemorySwapLimitInBytes, change.MemoryLimitInBytes)
 	}
 	merge(&out.MemoryLimitInBytes, change.MemoryLimitInBytes)

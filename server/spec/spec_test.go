@@ -38,7 +38,7 @@ func TestMergeResources(t *testing.T) {
 func TestMergeResourcesWithoutSwap(t *testing.T) {
 	for _, tt := range []struct{ memory, swap, change, want int64 }{
 		{100, 100, 200, 200}, {100, 100, 50, 50}, {100, 100, -1, -1}, {100, 100, 0, 100},
-		{100, 150, 120, 150}, {100, -1, 200, -1}, {0, 0, 200, 0}, {100, 0, 200, 0},
+		{100, 150, 120, 150}, {100, -1, 200, -1}, {-1, -1, 200, -1}, {0, 0, 200, 0}, {100, 0, 200, 0},
 	} {
 		old := &cri.LinuxContainerResources{MemoryLimitInBytes: tt.memory, MemorySwapLimitInBytes: tt.swap}
 		got := spec.MergeResources(old, &cri.LinuxContainerResources{MemoryLimitInBytes: tt.change})
