@@ -2,6 +2,7 @@ package network
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network/netns"
+	"golang.org/x/sys/unix"
 )
 
 // setSysctls sets the parameters of p's devices, in the order of their names.
@@ -28,8 +30,11 @@ func setSysctls(p Pod) error {
 			if errors.Is(err, fs.ErrNotExist) {
 				return fault.Invalid.Errorf("set sysctl %s: the pod has no such device, or the device no such parameter: %w", path, err)
 			}
-			if err != nil {
+			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ERANGE) {
 				return fault.Invalid.Errorf("set sysctl %s to %q: %w", path, value, err)
+			}
+			if err != nil {
+				return fmt.Errorf("set sysctl %s to %q: %w", path, value, err)
 			}
 		}
 		return nil
