@@ -27,7 +27,8 @@ type jobState struct {
 	pods      []Pod // those of this revision, by name
 	active    []Pod
 	succeeded []Pod
-	failed    int       // failures that count against backoffLimit
+	failed    int       // pods that have failed
+	restarts  int       // of the containers of active pods, if those restart on failure
 	began     time.Time // when the first pod started
 	lastEnd   time.Time // when the last pod ended
 	lastFail  time.Time // when the last pod failed
@@ -123,7 +124,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 			}
 		default:
 			s.active = append(s.active, p)
-			s.failed += restarts(p)
+			s.restarts += restarts(p)
 		}
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
@@ -168,7 +169,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 		return "CompletionsReached", batchv1.JobComplete
 	case completions == nil && len(s.succeeded) > 0 && len(s.active) == 0:
 		return "CompletionsReached", batchv1.JobComplete
-	case s.failed > int(*s.Spec.BackoffLimit):
+	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)): // as Kubernetes' Job controller
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
 	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(time.Duration(*s.Spec.ActiveDeadlineSeconds)*time.Second).After(s.now):
 		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
