@@ -112,6 +112,8 @@ func serveExecutorProfile(rt *oci.Runtime, w http.ResponseWriter, r *http.Reques
 	switch {
 	case errors.Is(err, fault.NotFound):
 		http.Error(w, err.Error(), http.StatusNotFound)
+	case errors.Is(err, fault.Invalid): // of an executor of an earlier release, too
+		http.Error(w, err.Error(), http.StatusNotImplemented)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)
 	default:

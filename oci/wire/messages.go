@@ -57,7 +57,11 @@ type ProfileRequest struct {
 	Debug int    // 0: for go tool pprof; else as text, see pprof.Profile.WriteTo
 }
 
-// ProfileReply has a profile, of the whole frame's size at most.
+// MaxProfile is how large a profile may be, in bytes. With 1000 pods that of the goroutines, as
+// text, has some 4 MB.
+const MaxProfile = 32 << 20
+
+// ProfileReply has a profile, of at most MaxProfile.
 type ProfileReply struct{ Data []byte }
 
 // A Ref names a container.
