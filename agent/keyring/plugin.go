@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -129,11 +130,18 @@ func (p *Plugins) ask(ctx context.Context, of *config.CredentialProvider, image 
 		return nil, fmt.Errorf("cacheKeyType is %q, want Image, Registry or Global", r.CacheKeyType)
 	}
 	if keep := cmp.Or(r.CacheDuration, of.DefaultCacheDuration).Duration; keep > 0 {
-		p.mu.Lock()
-		p.cache[key] = cached{r.Auth, time.Now().Add(keep)}
-		p.mu.Unlock()
+		p.keep(key, r.Auth, keep)
 	}
 	return r.Auth, nil
+}
+
+// keep caches credentials for so long, and forgets those whose time is over.
+func (p *Plugins) keep(key string, auth map[string]credentialprovider.AuthConfig, d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	now := time.Now()
+	maps.DeleteFunc(p.cache, func(_ string, c cached) bool { return !now.Before(c.until) })
+	p.cache[key] = cached{auth, now.Add(d)}
 }
 
 func (p *Plugins) run(ctx context.Context, of *config.CredentialProvider, image string) (*credentialprovider.CredentialProviderResponse, error) {
