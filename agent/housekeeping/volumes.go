@@ -26,15 +26,18 @@ func (k *Keeper) keepVolumes(ctx context.Context) {
 		case <-tick.C:
 		case <-k.volumesDue:
 		}
+		failing := map[types.UID]string{}
 		for _, pod := range k.o.Pods.Active(k.o.Pods.Wanted()) {
 			err := k.o.Driver.Volumes().Refresh(pod)
 			if err == nil {
-				delete(reported, pod.UID)
-			} else if reported[pod.UID] != err.Error() {
-				reported[pod.UID] = err.Error()
+				continue
+			}
+			failing[pod.UID] = err.Error()
+			if reported[pod.UID] != err.Error() {
 				k.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedMount", "volume not brought up to date: "+err.Error())
 			}
 		}
+		reported = failing
 	}
 }
 
