@@ -84,12 +84,13 @@ func withResourcesOf(pod, was *v1.Pod) *v1.Pod {
 // Active returns the pods, among these, that have not ended. A failed pod is active while one of
 // its containers still runs, in its grace period: it occupies its ports and its memory.
 func (p *Pods) Active(pods []*v1.Pod) []*v1.Pod {
-	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return p.Finished(pod) && !runs(p.status.Last(pod)) })
+	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return over(p.status.Last(pod)) })
 }
 
-// runs reports whether a container of the pod runs.
-func runs(s *v1.PodStatus) bool {
-	return slices.ContainsFunc(slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses), func(c v1.ContainerStatus) bool {
+// over reports whether a pod has finished and none of its containers runs; s is nil if it has no
+// status. The status is read once for both: it may be dropped at any time.
+func over(s *v1.PodStatus) bool {
+	return podsync.Terminal(s) && !slices.ContainsFunc(slices.Concat(s.InitContainerStatuses, s.ContainerStatuses, s.EphemeralContainerStatuses), func(c v1.ContainerStatus) bool {
 		return c.State.Running != nil
 	})
 }
