@@ -31,25 +31,30 @@ func Try(f *os.File) error {
 // it.
 func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
-// Patience is how long a daemon waits for the lock of its predecessor. If that was killed, the
+// patience is how long a daemon waits for the lock of its predecessor. If that was killed, the
 // lock is held for another moment by what it had just forked: a child has copies of all
 // descriptors until its execve(2) closes them, and on a busy machine that takes a while.
-const Patience = 3 * time.Second
+const patience = 3 * time.Second
 
-// Take opens a file, which it makes with mode 0600 if it is missing, and locks it; it returns
-// ErrHeld if somebody else holds the lock for longer than Patience.
+// Inherit locks f, or returns ErrHeld if somebody else holds the lock for longer than a daemon
+// that was killed can.
+func Inherit(f *os.File) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	err := Lock(ctx, f)
+	if errors.Is(err, context.DeadlineExceeded) {
+		return ErrHeld
+	}
+	return err
+}
+
+// Take opens a file, which it makes with mode 0600 if it is missing, and locks it as Inherit does.
 func Take(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), Patience)
-	defer cancel()
-	switch err := Lock(ctx, f); {
-	case errors.Is(err, context.DeadlineExceeded):
-		f.Close()
-		return nil, fmt.Errorf("lock %s: %w", path, ErrHeld)
-	case err != nil:
+	if err := Inherit(f); err != nil {
 		f.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}

@@ -106,15 +106,11 @@ func New(o Options) (*Executor, error) {
 	if err != nil {
 		return nil, err
 	}
-	// A lock that was passed to us is ours already: it belongs to the open file. The
-	// lock of a killed executor is held for another moment by processes that it had
-	// forked.
-	ctx, cancel := context.WithTimeout(context.Background(), flock.Patience)
-	defer cancel()
-	switch err := flock.Lock(ctx, lock); {
-	case errors.Is(err, context.DeadlineExceeded):
+	// A lock that was passed to us is ours already: it belongs to the open file.
+	switch err := flock.Inherit(lock); {
+	case errors.Is(err, flock.ErrHeld):
 		lock.Close()
-		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, flock.ErrHeld)
+		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, err)
 	case err != nil:
 		lock.Close()
 		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
