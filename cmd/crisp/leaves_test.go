@@ -9,10 +9,11 @@ import (
 	"net/http"
 	"path/filepath"
 	"runtime/pprof"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
 // goroutines returns how many goroutines there are, by the functions that they began with.
@@ -22,19 +23,9 @@ func goroutines(t *testing.T) map[string]int {
 	if err := pprof.Lookup("goroutine").WriteTo(&b, 1); err != nil {
 		t.Fatal(err)
 	}
-	all := map[string]int{}
-	for part := range strings.SplitSeq(b.String(), "\n\n") {
-		head, stack, found := strings.Cut(part, " @ ")
-		if !found {
-			continue
-		}
-		fields, frames := strings.Fields(head), strings.Fields(stack)
-		count, err := strconv.Atoi(fields[len(fields)-1])
-		if err != nil || len(frames) < 2 {
-			t.Fatalf("not a profile: %q", part)
-		}
-		began, _, _ := strings.Cut(frames[len(frames)-2], "+0x")
-		all[began] += count
+	all := noleaks.Begun(b.String())
+	if len(all) == 0 {
+		t.Fatalf("no goroutines in %q", b.String())
 	}
 	return all
 }

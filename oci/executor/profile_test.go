@@ -2,7 +2,6 @@ package executor_test
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/noleaks"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -20,20 +20,7 @@ func (n *node) goroutines() map[string]int {
 	n.t.Helper()
 	var reply wire.ProfileReply
 	n.call(wire.MethodProfile, wire.ProfileRequest{Name: "goroutine", Debug: 1}, &reply)
-	all := make(map[string]int)
-	for part := range strings.SplitSeq(string(reply.Data), "\n\n") {
-		head, stack, found := strings.Cut(part, " @ ")
-		if !found || strings.Contains(stack, "runtime/pprof") {
-			continue
-		}
-		fields, frames := strings.Fields(head), strings.Fields(stack) // "COUNT", "# 0x… function+0x… file:line"
-		count, err := strconv.Atoi(fields[len(fields)-1])
-		if err != nil || len(frames) < 2 {
-			n.t.Fatalf("not a profile: %q", part)
-		}
-		began, _, _ := strings.Cut(frames[len(frames)-2], "+0x")
-		all[began] += count
-	}
+	all := noleaks.Begun(string(reply.Data))
 	if len(all) == 0 {
 		n.t.Fatalf("no goroutines in %q", reply.Data)
 	}

@@ -207,11 +207,11 @@ func (n *node) look() (*measurement, error) {
 	if err != nil {
 		return nil, err
 	}
-	m.stacks = map[string]map[string]int{"crispd": parseStacks(string(goroutines))}
+	m.stacks = map[string]map[string]int{"crispd": noleaks.Stacks(string(goroutines))}
 	if goroutines, err = n.debug("/executor/goroutine?debug=1"); err != nil {
 		return nil, err
 	}
-	m.stacks["executor"] = parseStacks(string(goroutines))
+	m.stacks["executor"] = noleaks.Stacks(string(goroutines))
 	for daemon, stacks := range m.stacks {
 		for _, k := range stacks {
 			m.numbers[daemon+" goroutines"] += float64(k)
@@ -268,29 +268,6 @@ func (n *node) debug(path string) ([]byte, error) {
 	}
 	defer resp.Body.Close()
 	return io.ReadAll(resp.Body)
-}
-
-// parseStacks reads a goroutine profile of debug=1: "COUNT @ ADDRESS…" and a line for each frame.
-// The goroutines that serve the request are left out.
-func parseStacks(profile string) map[string]int {
-	stacks := map[string]int{}
-	for part := range strings.SplitSeq(profile, "\n\n") {
-		if i := strings.Index(part, " @ "); i >= 0 {
-			head := strings.Fields(part[:i])
-			count, err := strconv.Atoi(head[len(head)-1])
-			var frames []string
-			for line := range strings.Lines(part) {
-				if f := strings.Fields(line); len(f) >= 3 && f[0] == "#" {
-					frames = append(frames, strings.TrimPrefix(f[2], "github.com/crisp-cri/crisp/"))
-				}
-			}
-			stack := strings.Join(frames, " < ")
-			if err == nil && !strings.Contains(stack, "runtime/pprof") && !strings.Contains(stack, "net/http.(*connReader)") {
-				stacks[stack] += count
-			}
-		}
-	}
-	return stacks
 }
 
 func (m *measurement) process(name string, pid int) error {

@@ -77,16 +77,6 @@ func TestTableFindsMore(t *testing.T) {
 	}
 }
 
-// Goroutines are counted by their stacks, except those that serve the request.
-func TestParseStacks(t *testing.T) {
-	const profile = "goroutine profile: total 4\n3 @ 0x1 0x2\n#\t0x1\tmain.work+0x1\t/a.go:1\n#\t0x2\tmain.main+0x2\t/a.go:2\n\n" +
-		"1 @ 0x3\n#\t0x3\truntime/pprof.write+0x1\t/b.go:1\n\n"
-	got := parseStacks(profile)
-	if len(got) != 1 || got["main.work+0x1 < main.main+0x2"] != 3 {
-		t.Errorf("got %v", got)
-	}
-}
-
 func TestPercentile(t *testing.T) {
 	all := []time.Duration{5, 1, 4, 2, 3}
 	for p, want := range map[float64]time.Duration{0: 1, 50: 3, 99: 5, 100: 5} {
