@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -146,5 +145,5 @@ func mountOf(dir string) (mounted, shared bool, err error) {
 	if on == nil {
 		return false, false, fmt.Errorf("look at %s: no mount", dir)
 	}
-	return on.Mountpoint == real, strings.Contains(on.Optional, "shared:"), nil
+	return on.Mountpoint == real, hostkernel.IsShared(on), nil
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -126,7 +125,7 @@ func propagationOf(path string) (shared, slave bool, err error) {
 	if on == nil {
 		return false, false, fault.Internal.Errorf("%s is on no mount", path)
 	}
-	return strings.Contains(on.Optional, "shared:"), strings.Contains(on.Optional, "master:"), nil
+	return kernel.IsShared(on), kernel.IsSlave(on), nil
 }
 
 // volumeKey names the i-th image mount of a container in the image store.

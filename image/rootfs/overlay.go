@@ -302,5 +302,5 @@ func unmountAll(path string) error {
 // isShared reports whether the mount that dir is on is shared.
 func isShared(dir string) (bool, error) {
 	on, err := kernel.MountOn(dir)
-	return on != nil && strings.Contains(on.Optional, "shared:"), err
+	return on != nil && kernel.IsShared(on), err
 }

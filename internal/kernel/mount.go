@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/moby/sys/mountinfo"
 )
@@ -42,4 +43,22 @@ func visible(mounts []*mountinfo.Info) (on *mountinfo.Info) {
 		}
 		on = next
 	}
+}
+
+// IsShared reports whether what is mounted below m appears in the mounts of its peer group too
+// (mount_namespaces(7), "Shared subtrees").
+func IsShared(m *mountinfo.Info) bool { return hasTag(m, "shared:") }
+
+// IsSlave reports whether what is mounted below m's master appears below m. A mount can be shared
+// and slave at once.
+func IsSlave(m *mountinfo.Info) bool { return hasTag(m, "master:") }
+
+// hasTag looks in the optional fields of a mount (proc_pid_mountinfo(5)).
+func hasTag(m *mountinfo.Info, tag string) bool {
+	for field := range strings.FieldsSeq(m.Optional) {
+		if strings.HasPrefix(field, tag) {
+			return true
+		}
+	}
+	return false
 }

@@ -61,6 +61,25 @@ func TestVisibleMount(t *testing.T) {
 	}
 }
 
+// A mount may be a peer and a slave at once; one that is neither can have optional fields all the
+// same.
+func TestPropagation(t *testing.T) {
+	for optional, want := range map[string][2]bool{
+		"":                                {false, false},
+		"shared:7":                        {true, false},
+		"master:3":                        {false, true},
+		"shared:7 master:3":               {true, true},
+		"master:3 propagate_from:2":       {false, true},
+		"unbindable":                      {false, false},
+		"unshared:1 propagate_master:2 x": {false, false},
+	} {
+		m := &mountinfo.Info{Optional: optional}
+		if got := [2]bool{IsShared(m), IsSlave(m)}; got != want {
+			t.Errorf("%q: got shared and slave %v, want %v", optional, got, want)
+		}
+	}
+}
+
 // What the kernel says of an open file is the truth: a mount below a directory on which something
 // was mounted later is gone for everybody who asks by its path, and how it propagates, too.
 func TestHiddenMountOnKernel(t *testing.T) {
