@@ -7,7 +7,7 @@ SHELL  := /bin/bash
 # sudo's secure_path leaves out the directory where Go is usually unpacked.
 GO     := $(shell command -v go || ls /usr/local/go/bin/go /usr/lib/go*/bin/go 2>/dev/null | head -1)
 # isal: gzip by ISA-L, where libisal2 is installed (internal/gunzip)
-TAGS   := seccomp containers_image_openpgp nri_no_wasm isal
+TAGS   := seccomp containers_image_openpgp nri_no_wasm grpcnotrace isal
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PREFIX ?= /usr/local

@@ -7,5 +7,5 @@
 // above it leads to. All other calls are described as far as the code alone permits.
 // After an intended change:
 //
-//	go test -tags seccomp,containers_image_openpgp,nri_no_wasm ./internal/tour -update
+//	go test -tags seccomp,containers_image_openpgp,nri_no_wasm,grpcnotrace ./internal/tour -update
 package tour
