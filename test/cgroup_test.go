@@ -34,6 +34,7 @@ func TestUnifiedNode(t *testing.T) {
 			u.restarts()
 			u.stats()
 			u.outOfMemory()
+			u.privileged()
 			u.ownCgroup()
 		})
 	}
@@ -278,6 +279,47 @@ func (u *unified) outOfMemory() {
 		if want != -1 {
 			t.Errorf("memory.oom.group=%s: the container did not exit", group)
 		}
+	}
+}
+
+// privileged runs a container in the host's cgroup namespace. It has the host's cgroups, and not
+// those options for all that a mount of its own would have: nsdelegate, for one, would be lost.
+func (u *unified) privileged() {
+	t := u.t
+	before, err := kernel.MountOn("/sys/fs/cgroup")
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := u.sandboxConfig("privileged", []string{"host-network"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.Linux.SecurityContext.Privileged = true
+	sb := u.run(config)
+	resp, err := u.runtime().CreateContainer(u.ctx(), &cri.CreateContainerRequest{
+		PodSandboxId: sb, SandboxConfig: config,
+		Config: &cri.ContainerConfig{
+			Metadata: &cri.ContainerMetadata{Name: "privileged"},
+			Image:    &cri.ImageSpec{Image: testImage},
+			Command:  []string{"/testbin", "sleep", "for-ever"},
+			Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{Privileged: true}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := u.runtime().StartContainer(u.ctx(), &cri.StartContainerRequest{ContainerId: resp.ContainerId}); err != nil {
+		t.Fatal(err)
+	}
+	if after, err := kernel.MountOn("/sys/fs/cgroup"); err != nil || after.VFSOptions != before.VFSOptions {
+		t.Errorf("the host's cgroups had the options %s, and after the start of a privileged container %v, %v", before.VFSOptions, after, err)
+	}
+	in, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: resp.ContainerId, Cmd: []string{"/testbin", "ls", "/sys/fs/cgroup" + strings.TrimPrefix(u.pod, "/sys/fs/cgroup")}})
+	if err != nil || !strings.Contains(string(in.GetStdout()), "cgroup.procs") {
+		t.Errorf("the host's cgroups are not in a privileged container: %v, %v", in, err)
+	}
+	if _, err := u.runtime().RemovePodSandbox(u.ctx(), &cri.RemovePodSandboxRequest{PodSandboxId: sb}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -72,6 +72,11 @@ func kernelMounts(in Input) []specs.Mount {
 		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", access}},
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
 	}
+	if in.Host.CgroupV2 && !ownCgroupNamespace(in) {
+		// Mounted anew in the host's cgroup namespace, the file system would take the options of this
+		// mount for all others (nsdelegate would be lost). Mounts below the host's are not wanted.
+		list[len(list)-1] = specs.Mount{Destination: "/sys/fs/cgroup", Type: "bind", Source: "/sys/fs/cgroup", Options: []string{"bind", "rprivate", "nosuid", "noexec", "nodev", "relatime", access}}
+	}
 	if in.IDs != nil {
 		list = inUserNamespace(in, list)
 	}

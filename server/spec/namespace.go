@@ -29,10 +29,15 @@ func namespaces(in Input) ([]specs.LinuxNamespace, error) {
 		// Its mappings are not repeated: libcontainer reads them from the namespace.
 		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
 	}
-	// On cgroup v2 a container sees its own cgroup as the root.
-	private := in.Host.CgroupNamespace == "private" || in.Host.CgroupNamespace == "" && in.Host.CgroupV2
-	if private && !privileged(in) {
+	if ownCgroupNamespace(in) {
 		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
 	}
 	return list, nil
+}
+
+// ownCgroupNamespace reports whether a container sees its own cgroup as the root: on cgroup v2,
+// unless it is privileged or the node is configured otherwise.
+func ownCgroupNamespace(in Input) bool {
+	private := in.Host.CgroupNamespace == "private" || in.Host.CgroupNamespace == "" && in.Host.CgroupV2
+	return private && !privileged(in)
 }
