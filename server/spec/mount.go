@@ -16,7 +16,7 @@ const errRROUnsupported = "RROUnsupported"
 
 // mounts returns the file systems that every container has, the sandbox's files, the image's
 // volumes and CRI's mounts, parents before children. A CRI mount replaces the default one at the
-// same path, and one at /dev replaces everything below it too.
+// same path, and one at /dev, or one that propagates to the host, replaces everything below it too.
 func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
 	taken := map[string]bool{}
 	var asked []specs.Mount
@@ -35,19 +35,46 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 		}
 	}
 	for _, m := range slices.Concat(kernelMounts(in), fileMounts(in), deviceMounts(in)) {
-		if taken[m.Destination] || (taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) {
+		if taken[m.Destination] || (taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) || spreads(in.Mounts, m.Destination) != "" {
 			continue
 		}
 		list = append(list, m)
 	}
 	for _, v := range in.Volumes {
-		if !taken[v.Path] {
+		if !taken[v.Path] && spreads(in.Mounts, v.Path) == "" {
 			list = append(list, specs.Mount{Destination: v.Path, Type: "bind", Source: v.Source, Options: []string{"rbind", "rprivate", "rw", "nosuid", "nodev"}})
 		}
 	}
 	list = append(list, asked...)
 	slices.SortStableFunc(list, func(a, b specs.Mount) int { return depth(a.Destination) - depth(b.Destination) })
 	return list, rootfsPropagation, nil
+}
+
+// spreads returns where the CRI mount is by which a mount at p would appear on the host too, over
+// the host's own files; "" if that is none.
+func spreads(list []Mount, p string) string {
+	on, to := "", cri.MountPropagation_PROPAGATION_PRIVATE
+	for _, m := range list {
+		dest := path.Join("/", m.ContainerPath)
+		if len(dest) >= len(on) && strings.HasPrefix(p, dest+"/") {
+			on, to = dest, m.Propagation
+		}
+	}
+	if to != cri.MountPropagation_PROPAGATION_BIDIRECTIONAL {
+		return ""
+	}
+	return on
+}
+
+// checkCovers refuses paths to be masked or read-only that would be so on the host too, as both are
+// done by mounts.
+func checkCovers(list []Mount, paths []string) error {
+	for _, p := range paths {
+		if on := spreads(list, path.Join("/", p)+"/"); on != "" {
+			return fault.Invalid.Errorf("mount at %s propagates to the host: %s cannot be masked or made read-only in it", on, p)
+		}
+	}
+	return nil
 }
 
 func depth(p string) int {

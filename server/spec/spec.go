@@ -24,6 +24,7 @@ package spec
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/userns"
@@ -169,6 +170,9 @@ func Build(in Input) (*specs.Spec, error) {
 	if !sc.GetPrivileged() {
 		linux.MaskedPaths = sc.GetMaskedPaths()
 		linux.ReadonlyPaths = sc.GetReadonlyPaths()
+		if err := checkCovers(in.Mounts, slices.Concat(linux.MaskedPaths, linux.ReadonlyPaths)); err != nil {
+			return nil, err
+		}
 	}
 	return &specs.Spec{
 		Version: specs.Version,
