@@ -133,7 +133,11 @@ func fileMounts(in Input) []specs.Mount {
 	for i := range list {
 		list[i].UIDMappings, list[i].GIDMappings = uids, gids
 	}
-	add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
+	if in.Namespaces[string(specs.IPCNamespace)] == hostNamespace {
+		add(in.Files.Shm, "/dev/shm") // with the options that the host's has
+	} else {
+		add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
+	}
 	return list
 }
 
