@@ -54,6 +54,12 @@ func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRe
 		return nil, nil, err
 	}
 	x.execs.register(e)
+	// All that was in the container's cgroup may have been killed before the process was in there.
+	if c := e.c; !c.ownPID && c.proc.ends() {
+		if err := e.kill(); err != nil {
+			x.log.Warn("exec in an ended container could not be killed", "container", c.ID, "pid", e.proc.pid, "err", err)
+		}
+	}
 	return e, ends, nil
 }
 

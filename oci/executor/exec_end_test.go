@@ -1,8 +1,10 @@
 package executor_test
 
 import (
+	"context"
 	"errors"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -40,4 +42,42 @@ func TestExecBesideTheEnd(t *testing.T) {
 			b.delete()
 		}
 	}
+}
+
+// An exec that begins just as its container ends does not outlive it, though no PID namespace ends
+// with the container. It may come into the container's cgroup after all that is in there has been
+// killed.
+func TestExecDoesNotOutliveItsContainer(t *testing.T) {
+	n := start(t)
+	var late int
+	for try := range 36 {
+		b := n.run([]string{"sleep", "for-ever"}, withHostPID)
+		began := make(chan struct{})
+		var reply wire.ExecReply
+		over := make(chan error, 1)
+		go func() {
+			close(began)
+			files, err := n.client.Call(t.Context(), wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("sleep", "for-ever"), Fast: fastInit}, &reply)
+			wire.CloseAll(files)
+			over <- err
+		}()
+		<-began
+		time.Sleep(time.Duration(try%12) * time.Millisecond / 4) // at another moment of its start
+		unix.Kill(b.reply.Pid, unix.SIGKILL)
+		b.wait()
+		if err := <-over; err == nil {
+			late++
+			var code wire.ExecWaitReply
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+			_, err := n.client.Call(ctx, wire.MethodExecWait, wire.ExecRef{ExecID: reply.ExecID}, &code)
+			if cancel(); err != nil || code.Code != 128+int32(unix.SIGKILL) {
+				t.Errorf("the exec that began as its container ended has the code %d, %v", code.Code, err)
+				unix.Kill(reply.Pid, unix.SIGKILL)
+			}
+		} else if !errors.Is(err, fault.WrongState) {
+			t.Errorf("exec beside the end of its container: %v", err)
+		}
+		b.delete()
+	}
+	t.Logf("%d of 36 execs had begun before their container ended", late)
 }
