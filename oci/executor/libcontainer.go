@@ -84,6 +84,7 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
 	config.Labels = append(slices.DeleteFunc(config.Labels, isCRIULabel), criuLabel+b.criu.config)
+	b.nameBundle(id, config)
 	b.intern(config.Seccomp)
 	scoreHooks(config, configs.Prestart, configs.CreateRuntime, configs.Poststart)
 	return config, nil
@@ -165,7 +166,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 		return nil, &stuckStartError{stuck, func() error {
 			ends.closeOurs()
 			trees.detach()
-			return destroy(b.id, lc)
+			return errors.Join(b.all.destroy(b.id, lc), os.RemoveAll(b.all.bundle(b.id)))
 		}}
 	}
 	if err != nil {
@@ -351,6 +352,14 @@ func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error
 
 // remove implements ociRuntime.
 func (b *builtin) remove() error {
+	if err := b.removeContainer(); err != nil {
+		return err
+	}
+	return os.RemoveAll(b.all.bundle(b.id))
+}
+
+// removeContainer removes all but the bundle, which poststop hooks may read.
+func (b *builtin) removeContainer() error {
 	if b.fast != nil && len(b.fast.config.Hooks[configs.Poststop]) == 0 {
 		return b.removeFast()
 	}
@@ -364,7 +373,7 @@ func (b *builtin) remove() error {
 	if b.discard(lc) {
 		return nil
 	}
-	if err := destroy(b.id, lc); err != nil {
+	if err := b.all.destroy(b.id, lc); err != nil {
 		b.handles.put(lc)
 		return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
 	}
@@ -409,14 +418,14 @@ func (b *builtin) sweep() error {
 	if err := endInit(lc); err != nil {
 		return err
 	}
-	if err := destroy(b.id, lc); err != nil {
+	if err := b.all.destroy(b.id, lc); err != nil {
 		return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
 	}
 	return nil
 }
 
 // destroy removes the cgroup and the state of a container that has no process.
-func destroy(id string, lc *libcontainer.Container) error {
+func (b *builtins) destroy(id string, lc *libcontainer.Container) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeBound)
 	defer cancel()
 	return attempt(ctx, "removal of container "+id, nil, func() error {
@@ -427,6 +436,7 @@ func destroy(id string, lc *libcontainer.Container) error {
 		}
 		config := lc.Config() // its hooks are lc's own
 		scoreHooks(&config, configs.Poststop)
+		b.bearPoststop(id, &config)
 		return lc.Destroy()
 	})
 }

@@ -198,5 +198,6 @@ func (x *Executor) sweep(id string) error {
 	if err := x.runtimeOf(id).sweep(); err != nil {
 		return err
 	}
-	return os.RemoveAll(x.engines.bundle(id)) // whose engine an executor had no time to name
+	// An executor may have had no time to name the engine, or to write libcontainer's state.
+	return errors.Join(os.RemoveAll(x.engines.bundle(id)), os.RemoveAll(x.builtins.bundle(id)))
 }

@@ -2,6 +2,8 @@ package executor
 
 import (
 	"context"
+	"errors"
+	"fmt"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
@@ -66,7 +68,14 @@ type stuckStartError struct {
 // left under the same ID.
 func (x *Executor) newRuntime(p *plan) (ociRuntime, error) {
 	if p.req.Engine == "" {
-		return x.builtins.create(p.ID, p.config, x.sweep)
+		c, err := x.builtins.create(p.ID, p.config, x.sweep)
+		if err != nil {
+			return nil, err
+		}
+		if err := x.builtins.writeBundle(p); err != nil {
+			return nil, errors.Join(fmt.Errorf("bundle of container %s: %w", p.ID, err), c.remove())
+		}
+		return c, nil
 	}
 	if err := x.sweep(p.ID); err != nil {
 		return nil, err
