@@ -46,3 +46,90 @@ func TestImageThatCannotRun(t *testing.T) {
 		}
 	}
 }
+
+// Builders write the architecture as their system has it. containerd takes those names for
+// what they mean, in a config and in an index.
+func TestArchitectureByAnotherName(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	for i, platform := range []v1.Platform{
+		{OS: "linux", Architecture: "x86_64"},
+		{OS: "Linux", Architecture: "x86-64"},
+		{OS: "linux", Architecture: "AMD64", Variant: "v1"},
+	} {
+		img := imagetest.BuildOf(t, "gzip", v1.Image{Platform: platform, Author: string(rune('a' + i))}, imagetest.TarOf(t, map[string]string{"a": "a"}))
+		other := imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "aarch64"}}, imagetest.TarOf(t, map[string]string{"a": "other"}))
+		reg.Push("app", "alone", img)
+		reg.PushIndex("app", "list", other, img)
+		for _, tag := range []string{"alone", "list"} {
+			got, err := p.Store.Pull(t.Context(), reg.Host+"/app:"+tag, registry.Caller{})
+			if err != nil || got.ID != img.ID() {
+				t.Errorf("%s of %+v: image is %q: %v", tag, platform, got.ID, err)
+			}
+		}
+		reg.Push("app", "other", other)
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/app:other", registry.Caller{})
+		failedWith(t, err, fault.NotFound, "")
+	}
+}
+
+// An index that has no image for the architecture itself may have one for the other that such a
+// machine runs, as the config of an image alone may say.
+func TestIndexOfOtherArchitecture(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	of := func(arch, text string) *imagetest.Built {
+		return imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: arch}}, imagetest.TarOf(t, map[string]string{"a": text}))
+	}
+	small, own, far := of("386", "small"), of("amd64", "own"), of("s390x", "far")
+	reg.PushIndex("app", "both", far, small, own)
+	reg.PushIndex("app", "small", far, small)
+	reg.PushIndex("app", "far", far)
+	if got := p.Pull(reg.Host + "/app:both"); got.ID != own.ID() {
+		t.Errorf("image is %s, want the machine's own", got.ID)
+	}
+	if got := p.Pull(reg.Host + "/app:small"); got.ID != small.ID() {
+		t.Errorf("image is %s, want the other one", got.ID)
+	}
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:far", registry.Caller{})
+	failedWith(t, err, fault.NotFound, "")
+}
+
+// A manifest whose platform is left empty in an index is for every machine, or for every system
+// of an architecture, if its config does not say otherwise.
+func TestIndexWithEmptyPlatform(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "a")
+	far := imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "s390x"}}, imagetest.TarOf(t, map[string]string{"a": "far"}))
+	for _, platform := range []v1.Platform{{}, {Architecture: "amd64"}} {
+		img.Desc.Platform = &platform
+		reg.PushIndex("app", "v1", far, img)
+		if got := p.Pull(reg.Host + "/app:v1"); got.ID != img.ID() {
+			t.Errorf("%+v: image is %s", platform, got.ID)
+		}
+	}
+	far.Desc.Platform = &v1.Platform{}
+	reg.PushIndex("app", "far", far)
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:far", registry.Caller{})
+	failedWith(t, err, fault.NotFound, "")
+}
+
+// An attestation in an index is no image, whatever its place there, and whether or not it has a
+// platform.
+func TestAttestationIsNotChosen(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	about, img := imagetest.Build(t, "gzip", "attestation"), imagetest.Build(t, "gzip", "image")
+	about.Desc.Annotations = map[string]string{"vnd.docker.reference.type": "attestation-manifest", "vnd.docker.reference.digest": img.Desc.Digest.String()}
+	for _, platform := range []*v1.Platform{nil, {OS: "unknown", Architecture: "unknown"}} {
+		about.Desc.Platform, img.Desc.Platform = platform, nil
+		reg.PushIndex("app", "v1", about, img)
+		if got := p.Pull(reg.Host + "/app:v1"); got.ID != img.ID() {
+			t.Errorf("beside an attestation for %+v: image is %s", platform, got.ID)
+		}
+	}
+	reg.PushIndex("app", "alone", about)
+	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:alone", registry.Caller{})
+	failedWith(t, err, fault.NotFound, "")
+}

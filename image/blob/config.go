@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"runtime"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -65,18 +64,4 @@ func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
 		return nil, fault.Invalid.Errorf("image of %d layers, more than %d", len(different), maxLayers)
 	}
 	return img.RootFS.DiffIDs, nil
-}
-
-// runsAlso maps an architecture to the other one whose programs such a machine can run.
-var runsAlso = map[string]string{"amd64": "386", "arm64": "arm"}
-
-// checkPlatform refuses an image for another machine. Only a list of manifests names platforms;
-// a single manifest does not, so its config is asked. A config that names none is taken to fit.
-func checkPlatform(p v1.Platform) error {
-	os := p.OS == "" || p.OS == "linux"
-	arch := p.Architecture == "" || p.Architecture == runtime.GOARCH || p.Architecture == runsAlso[runtime.GOARCH]
-	if os && arch {
-		return nil
-	}
-	return fault.NotFound.Errorf("it is for the platform %.40s/%.40s, and this is linux/%s", p.OS, p.Architecture, runtime.GOARCH)
 }

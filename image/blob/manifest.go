@@ -1,10 +1,11 @@
 package blob
 
 import (
+	"fmt"
+
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/manifest"
-	"go.podman.io/image/v5/types"
 )
 
 // MaxNesting is how deep an index may be nested in an index. Real ones are not nested.
@@ -18,20 +19,6 @@ type Manifest struct {
 	Layers   []Blob // from the lowest; of an artifact, those that are files
 }
 
-// ChoosePlatform returns the digest of the manifest in a list that is for this machine, or for
-// the platform that sys describes. If there is none: fault.NotFound.
-func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
-	l, err := manifest.ListFromBlob(list, kind)
-	if err != nil {
-		return nil, fault.Invalid.Errorf("list of manifests: %w", err)
-	}
-	d, err := l.ChooseInstance(sys)
-	if err != nil {
-		return nil, fault.NotFound.Errorf("%w", err)
-	}
-	return &d, nil
-}
-
 // ReadManifest reads the manifest data, whose media type is kind. A manifest that cannot be
 // used is fault.Invalid.
 func ReadManifest(data []byte, kind string) (Manifest, error) {
@@ -41,7 +28,7 @@ func ReadManifest(data []byte, kind string) (Manifest, error) {
 	}
 	parsed, err := manifest.FromBlob(data, kind)
 	if err != nil {
-		return Manifest{}, fault.Invalid.Errorf("manifest: %w", err)
+		return Manifest{}, fault.Invalid.Errorf("manifest: %s", brief(err))
 	}
 	m := Manifest{Data: data}
 	if _, ok := parsed.(*manifest.OCI1); ok && isArtifact(parsed.ConfigInfo().MediaType) {
@@ -59,6 +46,10 @@ func ReadManifest(data []byte, kind string) (Manifest, error) {
 	}
 	return m, m.checkBlobs()
 }
+
+// brief is the beginning of the text of err: the library quotes all of a manifest that it cannot
+// read, which may be megabytes.
+func brief(err error) string { return fmt.Sprintf("%.300s", err) }
 
 // checkBlobs refuses descriptors against which no content could be verified.
 func (m *Manifest) checkBlobs() error {
