@@ -48,6 +48,20 @@ func TestHosts(t *testing.T) {
 	// A mirror below a path, which gets the registry's name as a parameter.
 	hostsFile("path.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\noverride_path = true\n", proxy.Host))
 	p.Pull("path.example/team/app:v1")
+	// containerd takes an address that ends with /v2 for one of the API, and puts /v2 behind others.
+	for i, host := range []string{"[host.\"http://%s/v2\"]\n", "[host.\"http://%s/v2/\"]\n", "[host.\"http://%s/v2\"]\noverride_path = true\n", "server = \"http://%s/v2\"\n", "server = \"http://%s/v2/\"\nskip_verify = true\ncapabilities = [\"Pull\", \"RESOLVE\"]\n"} {
+		name := fmt.Sprintf("api%d.example", i)
+		hostsFile(name, fmt.Sprintf(host, mirror.Host))
+		if _, err := p.Store.Pull(t.Context(), name+"/team/app:v1", registry.Caller{}); err != nil {
+			t.Errorf("%s: %v", strings.TrimSpace(host), err)
+		}
+	}
+	// A host of which the library can make nothing does not keep the others from being asked.
+	hostsFile("v6.example", fmt.Sprintf("[host.\"http://[::1]:5000\"]\n[host.\"http://%s\"]\n", mirror.Host))
+	p.Pull("v6.example/team/app:v1")
+	proxy.Push("cache/v2/team/app", "v1", a)
+	hostsFile("below.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\n", proxy.Host))
+	p.Pull("below.example/team/app:v1")
 	// A CA of the host's own, named relative to the file, and then none.
 	hostsFile("tls.example_5000_", fmt.Sprintf("[host.%q]\nca = \"ca.pem\"\n", tls.URL))
 	imagetest.WriteFile(t, filepath.Join(hosts, "tls.example_5000_", "ca.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
@@ -107,6 +121,7 @@ surprise = 1
   override_path = true
   dial_timeout = "1s"
 [host."ftp://x"]
+[host."https://[::1]:5000"]
 [host."https://y"]
   client = 3
 [host."https://z"]
@@ -123,7 +138,7 @@ surprise = 1
 			t.Errorf("the check does not say %q: %s", want, checked)
 		}
 	}
-	for _, want := range []string{"a.example/hosts.toml", "surprise: it is not known", ".header: headers cannot be sent", "without override_path", "it must begin with /v2", "dial_timeout", "ftp://x", "client: want files", "resolves must also pull", "b.example/hosts.toml"} {
+	for _, want := range []string{"a.example/hosts.toml", "surprise: it is not known", ".header: headers cannot be sent", "without override_path", "it must begin with /v2", "dial_timeout", "ftp://x", "or IPv4 address only", "client: want files", "resolves must also pull", "b.example/hosts.toml"} {
 		if !strings.Contains(log.String(), want) {
 			t.Errorf("the log does not say %q", want)
 		}

@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/url"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -160,8 +161,10 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 	if t.DialTimeout != "" {
 		h.problem(at("dial_timeout"), "it is 30 s")
 	}
-	pull := len(t.Capabilities) == 0 || slices.Contains(t.Capabilities, "pull")
-	resolve := len(t.Capabilities) == 0 || slices.Contains(t.Capabilities, "resolve")
+	can := func(what string) bool {
+		return len(t.Capabilities) == 0 || slices.ContainsFunc(t.Capabilities, func(c string) bool { return strings.EqualFold(c, what) })
+	}
+	pull, resolve := can("pull"), can("resolve")
 	switch {
 	case own && !(pull && resolve):
 		h.problem("capabilities", "the registry itself is asked for all, after the hosts")
@@ -187,6 +190,9 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 // locationOf returns the address of a host in the form of registries.conf(5). There the API is
 // always below /v2 of the host, and what follows is part of the names. plain is for a host
 // without TLS.
+//
+// containerd puts /v2 behind an address that does not end so, unless override says that it is
+// the API's already.
 func locationOf(address string, override bool) (location string, plain bool, err error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
@@ -195,24 +201,26 @@ func locationOf(address string, override bool) (location string, plain bool, err
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
 		return "", false, fmt.Errorf("%q is no address of a registry", address)
 	}
-	path := strings.Trim(u.Path, "/")
-	switch below, ok := strings.CutPrefix(path, "v2"); {
-	case path == "":
-	case override && ok && (below == "" || below[0] == '/'):
-		path = strings.Trim(below, "/")
+	if strings.Contains(u.Host, "[") {
+		return "", false, fmt.Errorf("%q: the library knows registries by name or IPv4 address only", address)
+	}
+	api := path.Clean("/" + u.Path)
+	if !override && !strings.HasSuffix(api, "/v2") || api == "/" {
+		api = path.Join(api, "v2")
+	}
+	below, ok := strings.CutPrefix(api, "/v2")
+	switch {
+	case ok && (below == "" || below[0] == '/'):
 	case override:
-		return "", false, fmt.Errorf("path /%s: with override_path it must begin with /v2", path)
+		return "", false, fmt.Errorf("path %s: with override_path it must begin with /v2", api)
 	default:
-		return "", false, fmt.Errorf("path /%s: without override_path there cannot be one", path)
+		return "", false, fmt.Errorf("path %s: without override_path there cannot be one, unless it begins with /v2", path.Clean(u.Path))
 	}
 	host := u.Host
 	if u.Scheme == "http" && u.Port() == "" {
 		host += ":80" // the library would ask for 443 first
 	}
-	if path != "" {
-		host += "/" + path
-	}
-	return host, u.Scheme == "http", nil
+	return host + below, u.Scheme == "http", nil
 }
 
 // certsOf reads ca, a file or a list of them, and client: a file with both, a list
