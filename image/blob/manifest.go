@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"encoding/json"
 	"fmt"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -17,6 +18,24 @@ type Manifest struct {
 	Artifact bool   // files, not a system; then Config is of no use
 	Config   Blob
 	Layers   []Blob // from the lowest; of an artifact, those that are files
+}
+
+// KindOf returns the media type of the manifest data, which came as one of the type kind. A
+// simple registry, files behind a web server, sends whatever type that makes of a file's name:
+// then the document is asked. What is no manifest at all is fault.Unavailable: a page to log in
+// is no fault of the image.
+func KindOf(data []byte, kind string) (string, error) {
+	if !json.Valid(data) {
+		return "", fault.Unavailable.Errorf("what came is no manifest, but %d bytes of the type %.100q", len(data), kind)
+	}
+	if kind != "application/json" && manifest.NormalizedMIMEType(kind) == kind {
+		return kind, nil
+	}
+	guess := manifest.GuessMIMEType(data)
+	if guess == "" {
+		return "", fault.Unavailable.Errorf("what came is no manifest: it has the type %.100q and does not name another", kind)
+	}
+	return guess, nil
 }
 
 // ReadManifest reads the manifest data, whose media type is kind. A manifest that cannot be

@@ -42,6 +42,9 @@ func (r *Source) chooseAt(ctx context.Context, src types.ImageSource) (c Choice,
 			data, kind, err = img.Manifest(ctx) // verified against the digest asked for
 			return err
 		})
+		if err == nil {
+			kind, err = blob.KindOf(data, kind)
+		}
 		if err != nil {
 			return Choice{}, err
 		}
