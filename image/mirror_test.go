@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"path/filepath"
 	"strings"
@@ -104,6 +105,41 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 	mirror.Intercept(nil)
 	mirror.Push("app", "v3", imagetest.Build(t, "gzip", "c"))
 	p.Pull(origin.Host + "/app:v3")
+}
+
+// A mirror behind which nobody answers any more costs its time once, whoever gives it up: here the
+// handshake of TLS is, by the library, before the mirror's time is over.
+func TestDeadMirrorIsPassedOver(t *testing.T) {
+	origin := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	dead, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer dead.Close()
+	var asked atomic.Int32
+	go func() {
+		for {
+			c, err := dead.Accept()
+			if err != nil {
+				return
+			}
+			defer c.Close() // with the listener
+			asked.Add(1)
+		}
+	}()
+	p.Configure(fmt.Sprintf("[[registry]]\nlocation = %q\ninsecure = true\n[[registry.mirror]]\nlocation = %q\n", origin.Host, dead.Addr()))
+	origin.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	origin.Push("app", "v2", imagetest.Build(t, "gzip", "b"))
+	p.Pull(origin.Host + "/app:v1")
+	n := asked.Load()
+	if n == 0 {
+		t.Error("the mirror was not asked")
+	}
+	p.Pull(origin.Host + "/app:v2")
+	if asked.Load() != n {
+		t.Error("the mirror was asked again at once")
+	}
 }
 
 // A mirror may have an image's manifest but lack a layer, or fail to serve it.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -157,7 +158,7 @@ func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSo
 			src, err = p.ref.NewImageSource(ctx, p.sys)
 			return err
 		})
-		r.quiet.note(p, errors.Is(err, errNoAnswer))
+		r.quiet.note(p, isSilence(err))
 		if err == nil || !again || !isPassing(err) {
 			return src, err
 		}
@@ -165,6 +166,13 @@ func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSo
 			return nil, err
 		}
 	}
+}
+
+// isSilence reports whether err cost the time that a place has to answer: its own, or the
+// library's for a connection, a handshake or a name server.
+func isSilence(err error) bool {
+	timeout, ok := errors.AsType[net.Error](err)
+	return errors.Is(err, errNoAnswer) || ok && timeout.Timeout()
 }
 
 // A mirrorError is why a mirror did not provide the image.
