@@ -138,6 +138,9 @@ func (a *archive) Has(_ context.Context, b blob.Blob) error {
 	return err
 }
 
+// Reject implements blob.Origin.
+func (a *archive) Reject(_ context.Context, _ blob.Blob, why error) error { return why }
+
 // Repository implements blob.Origin.
 func (a *archive) Repository() string { return "" }
 

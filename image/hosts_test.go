@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // The hosts.toml of a registry lists its mirrors in order, as for containerd;
@@ -171,6 +172,12 @@ func TestNotInMirrors(t *testing.T) {
 		insecure = true`, one.Host, two.Host))
 	one.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
 	if _, err := p.Store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{}); !errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
+	}
+	// That there is none for this platform is an answer, too.
+	far := imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "s390x"}}, imagetest.TarOf(t, map[string]string{"x": "y"}))
+	one.PushIndex("app", "far", far)
+	if _, err := p.Store.Pull(t.Context(), "origin.example/app:far", registry.Caller{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
 	two.Intercept(func(w http.ResponseWriter, r *http.Request) bool {

@@ -45,9 +45,32 @@ type Origin interface {
 	Open(ctx context.Context, b Blob) (io.ReadCloser, error)
 	// Has tells, without fetching it, that a blob is there: then there is no error.
 	Has(ctx context.Context, b Blob) error
+	// Reject tells that the content that Open gave last is damaged, and why. If there is no
+	// error, Open may give it from another place; the error is why not, and includes why.
+	Reject(ctx context.Context, b Blob, why error) error
 	// Repository is the name that the blobs are of, without tag; "" is an archive.
 	Repository() string
 }
+
+// Fetch runs read, which opens and reads b, once more for each place that may have it, as long as
+// what it reads is damaged (Verifier.Blame).
+func Fetch(ctx context.Context, from Origin, b Blob, read func() error) error {
+	for {
+		err := read()
+		if _, is := errors.AsType[*damagedError](err); !is || ctx.Err() != nil {
+			return err
+		}
+		if err := from.Reject(ctx, b, err); err != nil {
+			return err
+		}
+	}
+}
+
+// A damagedError is that of content that is not what was asked for.
+type damagedError struct{ error }
+
+// Unwrap returns what is wrong with it.
+func (e *damagedError) Unwrap() error { return e.error }
 
 // A Verifier reads a blob and verifies it against its descriptor. Until it has returned io.EOF,
 // the data that it returned must not be trusted.
@@ -57,6 +80,7 @@ type Verifier struct {
 	left  int64 // of Size
 	check digest.Verifier
 	err   error // set once reading ended
+	bad   bool  // err is about the content
 }
 
 // NewVerifier returns a reader of r, the content of b. A bad digest is fault.Invalid; content
@@ -82,6 +106,7 @@ func (v *Verifier) Read(p []byte) (int, error) {
 		v.check.Write(p[:n]) // a hash takes everything
 	}
 	v.left -= int64(n)
+	v.bad = true
 	switch {
 	case v.blob.Size >= 0 && v.left < 0:
 		err = fault.Unavailable.Errorf("blob %s is longer than its %d bytes", v.blob.Digest, v.blob.Size)
@@ -89,7 +114,18 @@ func (v *Verifier) Read(p []byte) (int, error) {
 		err = fault.Unavailable.Errorf("blob %s ends %d bytes early", v.blob.Digest, v.left)
 	case err == io.EOF && v.check != nil && !v.check.Verified():
 		err = fault.Unavailable.Errorf("blob %s has another digest", v.blob.Digest)
+	default:
+		v.bad = false
 	}
 	v.err = err
 	return n, err
+}
+
+// Blame returns err, with which reading the blob has ended, marked for Fetch if the content is to
+// blame.
+func (v *Verifier) Blame(err error) error {
+	if err == nil || !v.bad {
+		return err
+	}
+	return &damagedError{err}
 }

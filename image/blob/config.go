@@ -15,10 +15,18 @@ const MaxConfig = 8 << 20
 
 // FetchConfig reads and verifies an image's config. A config that is too long is fault.Invalid;
 // one that does not match b's description is fault.Unavailable.
-func FetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
+func FetchConfig(ctx context.Context, from Origin, b Blob) (data []byte, err error) {
 	if b.Size > MaxConfig {
 		return nil, fault.Invalid.Errorf("config has %d bytes, more than %d", b.Size, MaxConfig)
 	}
+	err = Fetch(ctx, from, b, func() error {
+		data, err = fetchConfig(ctx, from, b)
+		return err
+	})
+	return data, err
+}
+
+func fetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
 	body, err := from.Open(ctx, b)
 	if err != nil {
 		return nil, err
@@ -32,7 +40,10 @@ func FetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
 	if err == nil && len(data) > MaxConfig {
 		err = fault.Invalid.Errorf("config has more than %d bytes", MaxConfig)
 	}
-	return data, err
+	if err != nil {
+		return nil, v.Blame(err)
+	}
+	return data, nil
 }
 
 // maxLayers bounds the distinct layers of an image: an overlay takes 500 (OVL_MAX_STACK), one

@@ -24,8 +24,9 @@ type texts struct{}
 func (texts) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
 	return io.NopCloser(strings.NewReader("text")), nil
 }
-func (texts) Has(context.Context, blob.Blob) error { return nil }
-func (texts) Repository() string                   { return "" }
+func (texts) Has(context.Context, blob.Blob) error                   { return nil }
+func (texts) Repository() string                                     { return "" }
+func (texts) Reject(_ context.Context, _ blob.Blob, why error) error { return why }
 
 // FuzzArtifactNames fetches the files of an artifact with any names: each is below the
 // directory, or the error blames the artifact.

@@ -44,6 +44,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 		cancel()
 		return shape{}, err
 	}
+	defer func() { err = checked.Blame(err) }() // when nobody reads any more
 	ahead := blob.NewReadAhead(ctx, checked)
 	defer ahead.Close()
 	defer cancel() // first: it ends a read from the network
@@ -93,6 +94,7 @@ func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string, 
 	if err != nil {
 		return shape{}, err
 	}
+	defer func() { err = checked.Blame(err) }()
 	root, err := os.OpenRoot(dir)
 	if err != nil {
 		return shape{}, err

@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 )
@@ -69,33 +70,59 @@ func (ls *Store) open(l *Layer) (fd int, err error) {
 	return fd, nil
 }
 
-// unpacker returns how the layer that b unpacks to is made.
+// unpacker returns how the layer that b unpacks to is made. It begins anew if what has come is
+// damaged, and can be had from another place.
 func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) fillFunc {
 	return func(ctx context.Context, dir string, g *growth) (r record, err error) {
-		switch {
-		case b.File != "":
-			return asTree(ctx, dir, func(files string) (shape, error) { return unpackFile(ctx, from, b, files, g) })
-		case ls.erofs:
-			r.EROFS = true
-			r.Shape, err = unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (sh shape, err error) {
-				sh, r.Sum, err = asImage(ctx, stream, dir, uuidOf(b.Identity(id)), g)
-				return sh, err
-			})
-			if !errors.Is(err, errManyFiles) {
-				return r, err
+		again := false
+		err = blob.Fetch(ctx, from, b, func() error {
+			if again {
+				if err := clearFiles(ctx, dir); err != nil {
+					return err
+				}
+				g.restart()
 			}
-			// As a directory it need not be in memory.
-			if err := os.Remove(filepath.Join(dir, imageName)); err != nil {
-				return record{}, err
-			}
-			g.restart()
-		}
-		return asTree(ctx, dir, func(files string) (shape, error) {
-			return unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (shape, error) {
-				return unpack(ctx, stream, files, g)
-			})
+			again = true
+			r, err = ls.make(ctx, from, b, id, dir, g)
+			return err
 		})
+		return r, err
 	}
+}
+
+// make makes the layer that b unpacks to in dir.
+func (ls *Store) make(ctx context.Context, from blob.Origin, b blob.Blob, id digest.Digest, dir string, g *growth) (r record, err error) {
+	switch {
+	case b.File != "":
+		return asTree(ctx, dir, func(files string) (shape, error) { return unpackFile(ctx, from, b, files, g) })
+	case ls.erofs:
+		r.EROFS = true
+		r.Shape, err = unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (sh shape, err error) {
+			sh, r.Sum, err = asImage(ctx, stream, dir, uuidOf(b.Identity(id)), g)
+			return sh, err
+		})
+		if !errors.Is(err, errManyFiles) {
+			return r, err
+		}
+		// As a directory it need not be in memory.
+		if err := os.Remove(filepath.Join(dir, imageName)); err != nil {
+			return record{}, err
+		}
+		g.restart()
+	}
+	return asTree(ctx, dir, func(files string) (shape, error) {
+		return unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (shape, error) {
+			return unpack(ctx, stream, files, g)
+		})
+	})
+}
+
+// clearFiles removes the files of a layer, of either form, that is not complete.
+func clearFiles(ctx context.Context, dir string) error {
+	if err := os.Remove(filepath.Join(dir, imageName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return tree.Remove(ctx, filepath.Join(dir, treeName))
 }
 
 // asTree has the files of a layer made in a directory, and measures them.

@@ -24,8 +24,9 @@ func (o *origin) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
 	return io.NopCloser(bytes.NewReader(o.data)), nil
 }
 
-func (o *origin) Has(context.Context, blob.Blob) error { return nil }
-func (o *origin) Repository() string                   { return "" }
+func (o *origin) Has(context.Context, blob.Blob) error                   { return nil }
+func (o *origin) Repository() string                                     { return "" }
+func (o *origin) Reject(_ context.Context, _ blob.Blob, why error) error { return why }
 
 // A layer with more files than memory allows is kept as directories instead of EROFS.
 func TestLayerOfManyFiles(t *testing.T) {

@@ -41,7 +41,8 @@ func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.
 			return nil
 		}
 	}
-	if err := verifyBlob(ctx, from, b, diffID); err != nil {
+	err := blob.Fetch(ctx, from, b, func() error { return verifyBlob(ctx, from, b, diffID) })
+	if err != nil {
 		return err
 	}
 	ls.learn(l, here)
@@ -63,10 +64,11 @@ func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 	}
 	defer body.Close()
 	checked, err := blob.NewVerifier(body, b)
-	if err == nil {
-		_, err = io.Copy(io.Discard, checked)
+	if err != nil {
+		return err
 	}
-	return err
+	_, err = io.Copy(io.Discard, checked)
+	return checked.Blame(err)
 }
 
 // knows reports whether the blob of src is known to unpack to l, and whether its

@@ -35,9 +35,10 @@ func (s *slow) Open(context.Context, blob.Blob) (io.ReadCloser, error) {
 	}
 	return io.NopCloser(io.MultiReader(delayed{bytes.NewReader(data)}, end)), nil
 }
-func (*slow) Has(context.Context, blob.Blob) error { return nil }
-func (*slow) Repository() string                   { return "reg.test/app" }
-func (*slow) Place() (string, bool)                { return "mirror.test", true }
+func (*slow) Has(context.Context, blob.Blob) error                   { return nil }
+func (*slow) Repository() string                                     { return "reg.test/app" }
+func (*slow) Reject(_ context.Context, _ blob.Blob, why error) error { return why }
+func (*slow) Place() (string, bool)                                  { return "mirror.test", true }
 
 type delayed struct{ r io.Reader }
 

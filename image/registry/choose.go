@@ -22,48 +22,64 @@ type Choice struct {
 // policy does not allow is a *PullError; for other errors, see Failure.
 func (r *Source) Choose(ctx context.Context) (Choice, error) {
 	for {
-		src := r.current()
-		c, err := r.chooseAt(ctx, src)
-		if err == nil || ctx.Err() != nil || !isAway(err) && statusOf(err) == 0 || r.next(ctx, src) != nil {
-			return c, err
+		src, at := r.current()
+		c, img, err := r.chooseAt(ctx, src)
+		if err == nil {
+			err = r.bounded(ctx, func(ctx context.Context) error { return allow(ctx, r.sys, img) })
+			if err == nil {
+				c.Proofs = r.prove(ctx, img)
+				return c, nil
+			}
+			if !isAway(err) && statusOf(err) == 0 {
+				return Choice{}, err // what the policy says, it says of every place
+			}
+		}
+		if ctx.Err() != nil {
+			return Choice{}, err
+		}
+		if err := r.next(ctx, at, err); err != nil {
+			return Choice{}, err
 		}
 	}
 }
 
-// chooseAt reads the manifest, or the one for this platform if it is a list, and asks the
-// policy whether the image may be used.
-func (r *Source) chooseAt(ctx context.Context, src types.ImageSource) (c Choice, err error) {
+// chooseAt reads the manifest, or the one for this platform if it is a list.
+func (r *Source) chooseAt(ctx context.Context, src types.ImageSource) (c Choice, img *image.UnparsedImage, err error) {
 	var instance *digest.Digest
 	for range blob.MaxNesting {
-		img := image.UnparsedInstance(src, instance)
-		var data []byte
-		var kind string
-		err := r.bounded(ctx, func(ctx context.Context) error {
-			data, kind, err = img.Manifest(ctx) // verified against the digest asked for
-			return err
-		})
-		if err == nil {
-			kind, err = blob.KindOf(data, kind)
-		}
+		img = image.UnparsedInstance(src, instance)
+		data, kind, err := r.manifest(ctx, img)
 		if err != nil {
-			return Choice{}, err
+			return Choice{}, nil, err
 		}
 		if c.Top == "" {
 			if c.Top, err = manifest.Digest(data); err != nil {
-				return Choice{}, fault.Invalid.Errorf("manifest: %w", err)
+				return Choice{}, nil, fault.Invalid.Errorf("manifest: %w", err)
 			}
 		}
 		if !manifest.MIMETypeIsMultiImage(kind) {
-			if err := r.bounded(ctx, func(ctx context.Context) error { return allow(ctx, r.sys, img) }); err != nil {
-				return Choice{}, err
-			}
-			c.Proofs = r.prove(ctx, img)
 			c.Manifest, err = blob.ReadManifest(data, kind)
-			return c, err
+			return c, img, err
 		}
 		if instance, err = blob.ChoosePlatform(data, kind, r.sys); err != nil {
-			return Choice{}, err
+			return Choice{}, nil, err
 		}
 	}
-	return Choice{}, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", blob.MaxNesting)
+	return Choice{}, nil, fault.Invalid.Errorf("more than %d lists of manifests lie within each other", blob.MaxNesting)
+}
+
+// manifest reads the manifest of img and verifies it against the digest that was asked for. One
+// that is damaged is fault.Unavailable.
+func (r *Source) manifest(ctx context.Context, img *image.UnparsedImage) (data []byte, kind string, err error) {
+	err = r.bounded(ctx, func(ctx context.Context) error {
+		data, kind, err = img.Manifest(ctx)
+		return err
+	})
+	switch {
+	case err == nil:
+		kind, err = blob.KindOf(data, kind)
+	case ctx.Err() == nil && !isAway(err) && statusOf(err) == 0:
+		err = fault.Unavailable.Errorf("%w", err) // the digest differs, or it breaks off
+	}
+	return data, kind, err
 }

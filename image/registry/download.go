@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"go.podman.io/image/v5/pkg/blobinfocache/none"
+	"go.podman.io/image/v5/types"
 )
 
 // Bounds of how often a download is resumed: as long as minProgress bytes came since the last
@@ -33,6 +35,14 @@ type download struct {
 	begun  int64 // offset at which body begins
 	broken error // the error that ended body
 	tries  int   // since there was progress
+}
+
+// openWhole sends a request for the blob.
+func (d *download) openWhole(src types.ImageSource) error {
+	return d.open(func(ctx context.Context) (body io.ReadCloser, err error) {
+		body, _, err = src.GetBlob(ctx, d.blob.BlobInfo, none.NoCache)
+		return body, err
+	})
 }
 
 // open sends a request for the blob or the rest of it.
@@ -99,18 +109,26 @@ func (d *download) read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// resume opens the blob where it broke off.
+// resume opens the blob where it broke off: at the place in use, and if that does not give it,
+// at the next one.
 func (d *download) resume() error {
 	if d.offset-d.begun >= minProgress {
 		d.tries = 0
 	}
 	d.end()
-	for d.tries < maxResumes {
+	for {
+		src, at := d.r.current()
+		if d.tries == maxResumes {
+			if err := d.r.next(d.ctx, at, d.broken); err != nil {
+				return err
+			}
+			d.tries = 0
+			continue
+		}
 		d.tries++
 		if err := pause(d.ctx); err != nil {
 			return err
 		}
-		src := d.r.current()
 		err := d.open(func(ctx context.Context) (io.ReadCloser, error) {
 			return openRange(ctx, src, d.blob.BlobInfo, uint64(d.offset), toEnd)
 		})
@@ -119,7 +137,6 @@ func (d *download) resume() error {
 			return nil
 		}
 	}
-	return d.broken
 }
 
 // end ends the request under way.

@@ -120,35 +120,34 @@ func readdress(sys *types.SystemContext, dir, host string) error {
 	return os.WriteFile(sys.AuthFilePath, data, 0o600)
 }
 
-// next asks the places that come after src, one after the other, until one has the image. If
-// none has, the error is the registry's own, if it was asked; it mentions the others too.
-func (r *Source) next(ctx context.Context, src types.ImageSource) error {
+// next gives up the place at, for the reason why, and asks those that come after it, one after
+// the other, until one has the image. If none has, the error is the registry's own, and mentions
+// the others too. Each place is in use at most once, so whoever asks again after each failure
+// comes to an end.
+func (r *Source) next(ctx context.Context, at int, why error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.src != src {
+	if r.at != at {
 		return nil // another caller was here first
 	}
-	var own error
-	var failed []error
-	for len(r.places) > 0 {
-		p := r.places[0]
-		r.places = r.places[1:]
-		found, err := r.ask(ctx, p, len(r.places) == 0)
+	if why != nil {
+		r.failed[at] = why
+	}
+	for r.asked < len(r.places) {
+		i := r.asked
+		r.asked++
+		found, err := r.ask(ctx, r.places[i], r.asked == len(r.places))
 		if err == nil {
-			r.src, r.at = found, p
+			r.src, r.at = found, i
 			r.used = append(r.used, found)
 			return nil
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if p.own {
-			own = err
-		} else {
-			failed = append(failed, &mirrorError{p.location, err})
-		}
+		r.failed[i] = err
 	}
-	return sumUp(own, failed)
+	return r.sumUp()
 }
 
 // ask asks one place for the image. The last one left gets a second chance.
@@ -189,14 +188,28 @@ var errNowhere = errors.New("there is no other place to ask")
 
 // sumUp makes one error of those of all places. On a node that reaches only its mirrors, an
 // image that none of them has does not exist, whatever the registry says: it will never answer.
-func sumUp(own error, mirrors []error) error {
+func (r *Source) sumUp() error {
+	var own error
+	var mirrors []error
+	for i, p := range r.places {
+		switch err := r.failed[i]; {
+		case err == nil:
+		case p.own:
+			own = err
+		default:
+			mirrors = append(mirrors, &mirrorError{p.location, err})
+		}
+	}
 	if own == nil {
 		return errors.Join(append(mirrors, errNowhere)...)
 	}
 	if len(mirrors) == 0 {
 		return own
 	}
-	lacks := func(err error) bool { return statusOf(err.(*mirrorError).err) == http.StatusNotFound }
+	lacks := func(err error) bool {
+		why := err.(*mirrorError).err
+		return statusOf(why) == http.StatusNotFound || errors.Is(why, fault.NotFound)
+	}
 	if isAway(own) && !slices.ContainsFunc(mirrors, func(err error) bool { return !lacks(err) }) {
 		return fault.NotFound.Errorf("no mirror has it, and the registry itself does not answer: %w", own)
 	}

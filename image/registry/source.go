@@ -15,8 +15,8 @@ import (
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/docker/reference"
-	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/types"
 )
 
@@ -25,7 +25,7 @@ const nodeAuthFile = "/etc/containers/auth.json"
 
 // A Source is the origin of one image that is pulled. It is the first place that answers, a
 // mirror or the registry itself; what that place does not give later on, for instance a layer,
-// the next one does.
+// or gives damaged, the next one does.
 type Source struct {
 	name  string               // the repository, with the registry, that was asked for
 	sys   *types.SystemContext // for the registry itself
@@ -34,11 +34,15 @@ type Source struct {
 	quiet *quiet
 	log   *slog.Logger
 
-	mu     sync.Mutex          // held while the next place is asked
-	src    types.ImageSource   // of the place in use; guarded by mu
-	at     place               // the place in use; guarded by mu
-	used   []types.ImageSource // guarded by mu; readers may still use them
-	places []place             // that come after it; guarded by mu
+	places []place // in the order in which they are asked
+
+	mu     sync.Mutex            // held while the next place is asked
+	src    types.ImageSource     // of the place in use; guarded by mu
+	at     int                   // the place in use; -1 = none yet; guarded by mu
+	asked  int                   // how many places were asked; guarded by mu
+	failed []error               // why places have not given all that they were asked for; guarded by mu
+	gave   map[digest.Digest]int // which place each blob came from last; guarded by mu
+	used   []types.ImageSource   // guarded by mu; readers may still use them
 }
 
 // Close ends connections, and removes the files that were kept for the source.
@@ -52,17 +56,17 @@ func (r *Source) Close() {
 }
 
 // current is the place in use.
-func (r *Source) current() types.ImageSource {
+func (r *Source) current() (src types.ImageSource, at int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.src
+	return r.src, r.at
 }
 
 // Dial finds the image that name stands for, for the caller as, and asks the places that may
 // have it until one answers. Close the source when the image is there. For its errors, see
 // Failure.
 func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *Source, err error) {
-	r := &Source{name: name.Name(), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
+	r := &Source{name: name.Name(), at: -1, gave: make(map[digest.Digest]int), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
 	if r.sys, err = c.system(name, as); err != nil {
 		return nil, err
 	}
@@ -77,7 +81,8 @@ func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *
 	if r.places, err = c.findPlaces(r, name); err != nil {
 		return nil, err
 	}
-	if err := r.next(ctx, nil); err != nil {
+	r.failed = make([]error, len(r.places))
+	if err := r.next(ctx, -1, nil); err != nil {
 		return nil, r.explainDial(err)
 	}
 	return r, nil
@@ -113,34 +118,45 @@ func badCredentials(sys *types.SystemContext) error {
 // Open implements blob.Origin.
 func (r *Source) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
 	for again := true; ; {
-		src := r.current()
+		src, at := r.current()
 		d := &download{r: r, blob: b, ctx: ctx}
-		err := d.open(func(ctx context.Context) (body io.ReadCloser, err error) {
-			body, _, err = src.GetBlob(ctx, b.BlobInfo, none.NoCache)
-			return body, err
-		})
+		err := d.openWhole(src)
 		switch {
 		case err == nil:
+			r.mu.Lock()
+			r.gave[b.Digest] = at
+			r.mu.Unlock()
 			return d, nil
 		case ctx.Err() != nil:
 			return nil, err
-		case r.next(ctx, src) == nil:
+		}
+		switch last := r.next(ctx, at, err); {
+		case last == nil:
 		case again && isPassing(err):
 			again = false
 			if err := pause(ctx); err != nil {
 				return nil, err
 			}
 		default:
-			return nil, err
+			return nil, last
 		}
 	}
+}
+
+// Reject implements blob.Origin. It gives up the place that gave the blob.
+func (r *Source) Reject(ctx context.Context, b blob.Blob, why error) error {
+	r.mu.Lock()
+	at := r.gave[b.Digest]
+	r.mu.Unlock()
+	return r.next(ctx, at, why)
 }
 
 // Has implements blob.Origin.
 func (r *Source) Has(ctx context.Context, b blob.Blob) error {
 	return r.bounded(ctx, func(ctx context.Context) error {
 		ctx, cancel := context.WithCancel(ctx)
-		part, err := openRange(ctx, r.current(), b.BlobInfo, 0, 1)
+		src, _ := r.current()
+		part, err := openRange(ctx, src, b.BlobInfo, 0, 1)
 		cancel()
 		if err == nil {
 			part.Close()
@@ -154,11 +170,12 @@ func (r *Source) Has(ctx context.Context, b blob.Blob) error {
 func (r *Source) Place() (location string, mirror bool) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.at.location == "" {
+	p := r.places[r.at]
+	if p.location == "" {
 		host, _, _ := strings.Cut(r.name, "/")
 		return host, false
 	}
-	return r.at.location, !r.at.own
+	return p.location, !p.own
 }
 
 // Repository implements blob.Origin.
