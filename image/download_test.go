@@ -2,6 +2,7 @@ package image_test
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"net/http"
 	"strings"
@@ -50,6 +51,68 @@ func TestDownloadGoesOn(t *testing.T) {
 			t.Errorf("%s: %d bytes were sent for %d", name, n, len(data))
 		}
 		if err := p.Store.RootFS().Unmount(t.Context(), name, true); err != nil {
+			t.Error(err)
+		}
+		if err := p.Store.Remove(t.Context(), got.ID); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// A registry need not be able to give a part of a layer, and some give another one than was
+// asked for. Then what is missing comes with the whole layer.
+func TestDownloadGoesOnWithoutRanges(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	noise := make([]byte, 3<<20)
+	rand.NewChaCha8([32]byte{}).Read(noise)
+	img := imagetest.BuildOf(t, "plain", v1.Image{}, imagetest.TarOf(t, map[string]string{"noise": string(noise)}))
+	reg.Push("app", "v1", img)
+	data := img.Blobs[0]
+	for name, answer := range map[string]func(w http.ResponseWriter){
+		"416":   func(w http.ResponseWriter) { http.Error(w, "", http.StatusRequestedRangeNotSatisfiable) },
+		"403":   func(w http.ResponseWriter) { http.Error(w, "", http.StatusForbidden) },
+		"400":   func(w http.ResponseWriter) { http.Error(w, "", http.StatusBadRequest) },
+		"501":   func(w http.ResponseWriter) { http.Error(w, "", http.StatusNotImplemented) },
+		"whole": func(w http.ResponseWriter) { w.Write(data) },
+		"another part": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Range", fmt.Sprintf("bytes 0-%d/%d", len(data)-1, len(data)))
+			w.Header().Set("Content-Type", "application/octet-stream")
+			w.WriteHeader(http.StatusPartialContent)
+			w.Write(data)
+		},
+		"a page": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Type", "text/html")
+			w.WriteHeader(http.StatusPartialContent)
+			w.Write([]byte("<html>Log in first.</html>"))
+		},
+	} {
+		var broken atomic.Bool
+		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			switch {
+			case !strings.HasSuffix(r.URL.Path, digest.FromBytes(data).String()):
+				return false
+			case r.Header.Get("Range") != "":
+				answer(w)
+			case broken.CompareAndSwap(false, true):
+				w.Header().Set("Content-Length", fmt.Sprint(len(data)))
+				w.Write(data[:1<<20])
+				w.(http.Flusher).Flush()
+				panic(http.ErrAbortHandler)
+			default:
+				w.Write(data)
+			}
+			return true
+		})
+		got, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		if root := p.Mount("x", got.ID); imagetest.ReadFile(t, root, "noise") != string(noise) {
+			t.Errorf("%s: the content differs", name)
+		}
+		if err := p.Store.RootFS().Unmount(t.Context(), "x", true); err != nil {
 			t.Error(err)
 		}
 		if err := p.Store.Remove(t.Context(), got.ID); err != nil {

@@ -1,9 +1,12 @@
 package registry
 
 import (
+	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"time"
 
 	"github.com/crisp-cri/crisp/image/blob"
@@ -20,7 +23,7 @@ const (
 
 // A download is a blob on its way. It gives up a connection on which no byte comes for too
 // long; the time between reads does not count: then the disk is slow. A download that breaks
-// off is resumed where it was, if the registry can do that.
+// off is resumed where it was, if the registry can do that, else read once more.
 type download struct {
 	r    *Source
 	blob blob.Blob
@@ -31,11 +34,16 @@ type download struct {
 	cancel context.CancelCauseFunc // ends req
 	timer  *time.Timer
 
-	offset int64 // bytes that came
-	begun  int64 // offset at which body begins
-	broken error // the error that ended body
-	tries  int   // since there was progress
+	offset int64  // bytes that came
+	tail   []byte // the last of them
+	begun  int64  // offset at which body begins
+	broken error  // the error that ended body
+	tries  int    // since there was progress
+	whole  bool   // parts cannot be had
 }
+
+// maxTail bounds the tail that is kept, in bytes.
+const maxTail = 512
 
 // openWhole sends a request for the blob.
 func (d *download) openWhole(src types.ImageSource) error {
@@ -78,7 +86,7 @@ func (d *download) Read(p []byte) (int, error) {
 			}
 		}
 		n, err := d.read(p)
-		d.offset += int64(n)
+		d.came(p[:n])
 		if err == nil || err == io.EOF {
 			return n, err
 		}
@@ -90,6 +98,17 @@ func (d *download) Read(p []byte) (int, error) {
 			return n, nil
 		}
 	}
+}
+
+// came notes what was read of the blob.
+func (d *download) came(p []byte) {
+	d.offset += int64(len(p))
+	if len(p) >= maxTail {
+		d.tail = append(d.tail[:0], p[len(p)-maxTail:]...)
+		return
+	}
+	d.tail = append(d.tail, p...)
+	d.tail = d.tail[max(0, len(d.tail)-maxTail):]
 }
 
 func (d *download) read(p []byte) (n int, err error) {
@@ -122,20 +141,82 @@ func (d *download) resume() error {
 			if err := d.r.next(d.ctx, at, d.broken); err != nil {
 				return err
 			}
-			d.tries = 0
+			d.tries, d.whole = 0, false
 			continue
 		}
 		d.tries++
 		if err := pause(d.ctx); err != nil {
 			return err
 		}
-		err := d.open(func(ctx context.Context) (io.ReadCloser, error) {
-			return openRange(ctx, src, d.blob.BlobInfo, uint64(d.offset), toEnd)
-		})
+		err := d.reopen(src)
 		if err == nil {
 			d.broken = nil
 			return nil
 		}
+	}
+}
+
+// errOtherPart is the error of a registry that gives another part of a blob than was asked for.
+var errOtherPart = errors.New("another part of the blob came")
+
+// reopen asks for the rest of the blob, or for all of it if parts cannot be had. A part begins
+// with the last bytes that are there: the library does not tell which part a registry says that
+// it has sent. Every second attempt is for the whole blob, in case that is what a registry sends
+// anyway: the library then reads what comes before the part, which may take too long.
+func (d *download) reopen(src types.ImageSource) error {
+	if !d.whole && d.tries%2 == 1 {
+		from := d.offset - int64(len(d.tail))
+		err := d.open(func(ctx context.Context) (io.ReadCloser, error) {
+			return openRange(ctx, src, d.blob.BlobInfo, uint64(from), toEnd)
+		})
+		if err == nil {
+			err = d.skip(int64(len(d.tail)), d.tail)
+		}
+		if err == nil || !refusesRange(err) {
+			return err
+		}
+		d.whole = true
+	}
+	if err := d.openWhole(src); err != nil {
+		return err
+	}
+	return d.skip(d.offset, nil)
+}
+
+// skip reads n bytes that are there already. They must be want, if that is not nil.
+func (d *download) skip(n int64, want []byte) error {
+	buf := make([]byte, min(n, blob.ChunkSize))
+	for n > 0 {
+		m, err := d.read(buf[:min(n, int64(len(buf)))])
+		n -= int64(m)
+		if want != nil {
+			if !bytes.HasPrefix(want, buf[:m]) {
+				err = errOtherPart
+			} else {
+				want = want[m:]
+			}
+		}
+		if err != nil && (n > 0 || err != io.EOF) {
+			d.end()
+			if err == io.EOF {
+				err = io.ErrUnexpectedEOF
+			}
+			return err
+		}
+	}
+	return nil
+}
+
+// refusesRange reports whether err is of a registry that does not give parts of a blob as it was
+// asked to, as opposed to one that gives nothing now.
+func refusesRange(err error) bool {
+	switch code := statusOf(err); code {
+	case 0:
+		return !isAway(err)
+	case http.StatusUnauthorized, http.StatusTooManyRequests:
+		return false
+	default:
+		return code < http.StatusInternalServerError || code == http.StatusNotImplemented
 	}
 }
 
