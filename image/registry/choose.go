@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -21,6 +22,7 @@ type Choice struct {
 // Choose finds the image of this platform at the first place that gives it. An image that the
 // policy does not allow is a *PullError; for other errors, see Failure.
 func (r *Source) Choose(ctx context.Context) (Choice, error) {
+	renewed := false
 	for {
 		src, at := r.current()
 		c, img, err := r.chooseAt(ctx, src)
@@ -36,6 +38,12 @@ func (r *Source) Choose(ctx context.Context) (Choice, error) {
 		}
 		if ctx.Err() != nil {
 			return Choice{}, err
+		}
+		if !renewed && statusOf(err) == http.StatusUnauthorized {
+			renewed = true
+			if r.renew(ctx, src) == nil {
+				continue
+			}
 		}
 		if err := r.next(ctx, at, err); err != nil {
 			return Choice{}, err

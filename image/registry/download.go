@@ -135,6 +135,7 @@ func (d *download) resume() error {
 		d.tries = 0
 	}
 	d.end()
+	renewed := false
 	for {
 		src, at := d.r.current()
 		if d.tries == maxResumes {
@@ -152,6 +153,12 @@ func (d *download) resume() error {
 		if err == nil {
 			d.broken = nil
 			return nil
+		}
+		if !renewed && statusOf(err) == http.StatusUnauthorized {
+			renewed = true
+			if d.r.renew(d.ctx, src) == nil {
+				d.tries--
+			}
 		}
 	}
 }

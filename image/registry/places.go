@@ -150,6 +150,23 @@ func (r *Source) next(ctx context.Context, at int, why error) error {
 	return r.sumUp()
 }
 
+// renew opens the place of src once more, with which it gives a new token, unless another caller
+// has done so.
+func (r *Source) renew(ctx context.Context, src types.ImageSource) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.src != src {
+		return nil
+	}
+	found, err := r.ask(ctx, r.places[r.at], false)
+	if err != nil {
+		return err
+	}
+	r.src = found
+	r.used = append(r.used, found)
+	return nil
+}
+
 // ask asks one place for the image. The last one left gets a second chance.
 func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSource, err error) {
 	for again := last; ; again = false {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"io"
 	"log/slog"
+	"net/http"
 	"net/url"
 	"os"
 	"strings"
@@ -117,7 +118,8 @@ func badCredentials(sys *types.SystemContext) error {
 
 // Open implements blob.Origin.
 func (r *Source) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
-	for again := true; ; {
+	renewed, again := false, true
+	for {
 		src, at := r.current()
 		d := &download{r: r, blob: b, ctx: ctx}
 		err := d.openWhole(src)
@@ -129,6 +131,11 @@ func (r *Source) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
 			return d, nil
 		case ctx.Err() != nil:
 			return nil, err
+		case !renewed && statusOf(err) == http.StatusUnauthorized:
+			renewed = true
+			if r.renew(ctx, src) == nil {
+				continue
+			}
 		}
 		switch last := r.next(ctx, at, err); {
 		case last == nil:
