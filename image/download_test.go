@@ -166,3 +166,29 @@ func TestPassingFailureIsTriedAgain(t *testing.T) {
 		}
 	}
 }
+
+// A layer that is to be fetched from elsewhere, as its maker does not let registries distribute
+// it, is in the registry all the same where a node reaches nothing else.
+func TestForeignLayerInRegistry(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	for kind, manifest := range map[string]string{
+		"application/vnd.oci.image.layer.nondistributable.v1.tar+gzip": v1.MediaTypeImageManifest,
+		"application/vnd.docker.image.rootfs.foreign.diff.tar.gzip":    "application/vnd.docker.distribution.manifest.v2+json",
+	} {
+		img := imagetest.Build(t, "gzip", kind)
+		config := v1.MediaTypeImageConfig
+		if manifest != v1.MediaTypeImageManifest {
+			config = "application/vnd.docker.container.image.v1+json"
+		}
+		img.Manifest = []byte(strings.NewReplacer(
+			v1.MediaTypeImageLayerGzip+`"`, kind+`","urls":["http://127.0.0.1:1/layer"]`,
+			v1.MediaTypeImageManifest, manifest, v1.MediaTypeImageConfig, config,
+		).Replace(string(img.Manifest)))
+		img.Desc.MediaType = manifest
+		reg.Push("app", "v1", img)
+		if got := p.Pull(reg.Host + "/app:v1"); got.ID != img.ID() {
+			t.Errorf("%s: image is %s", kind, got.ID)
+		}
+	}
+}

@@ -45,12 +45,24 @@ type download struct {
 // maxTail bounds the tail that is kept, in bytes.
 const maxTail = 512
 
-// openWhole sends a request for the blob.
+// openWhole sends a request for the blob. One that its manifest says is to come from elsewhere may
+// be in the registry all the same, as it has to be where nothing else is reached.
 func (d *download) openWhole(src types.ImageSource) error {
-	return d.open(func(ctx context.Context) (body io.ReadCloser, err error) {
-		body, _, err = src.GetBlob(ctx, d.blob.BlobInfo, none.NoCache)
-		return body, err
-	})
+	get := func(info types.BlobInfo) error {
+		return d.open(func(ctx context.Context) (body io.ReadCloser, err error) {
+			body, _, err = src.GetBlob(ctx, info, none.NoCache)
+			return body, err
+		})
+	}
+	info := d.blob.BlobInfo
+	err := get(info)
+	if err != nil && len(info.URLs) > 0 && d.ctx.Err() == nil {
+		info.URLs = nil
+		if get(info) == nil {
+			return nil
+		}
+	}
+	return err
 }
 
 // open sends a request for the blob or the rest of it.
