@@ -57,17 +57,25 @@ func Failure(ctx context.Context, name string, err error) error {
 		return fault.Unavailable.Errorf("pull %s: %w", name, err)
 	}
 	switch code := statusOf(err); {
-	case code == http.StatusNotFound:
+	case code == http.StatusNotFound || code == http.StatusGone:
 		return fault.NotFound.Errorf("pull %s: %w", name, err)
-	case code == http.StatusUnauthorized || code == http.StatusForbidden:
-		return fault.Invalid.Errorf("pull %s: %w", name, err) // with other credentials, perhaps
-	case code == http.StatusTooManyRequests || code >= 500:
+	case isBusy(code):
 		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
+	case code >= http.StatusBadRequest:
+		return fault.Invalid.Errorf("pull %s: %w", name, err) // by another name or with other credentials, perhaps
+	case code != 0:
+		return fault.Unavailable.Errorf("pull %s: %w", name, err) // it is no error, and no content either
 	}
 	if isNetwork(err) {
 		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
 	}
 	return fmt.Errorf("pull %s: %w", name, err)
+}
+
+// isBusy reports whether an HTTP status is that of a server which may do later what it does not do
+// now.
+func isBusy(code int) bool {
+	return code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
 }
 
 // statusOf returns the HTTP status behind an error of the library, or 0.
@@ -152,7 +160,5 @@ func public(err error) error {
 // if the network, the registry or the caller ended it. A full disk needs the space, and an
 // image that is bad stays so.
 func Interrupted(err error) bool {
-	code := statusOf(err)
-	return isAway(err) || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError ||
-		errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)
+	return isAway(err) || isBusy(statusOf(err)) || errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)
 }
