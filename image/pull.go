@@ -56,18 +56,16 @@ func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image
 		return Image{}, err
 	}
 	return s.pulls.join(ctx, journey{key, names[0].String(), as.Pod}, func(ctx context.Context, p *progress.Pull) (Image, error) {
-		var first error
+		var failed []error
 		for _, name := range names {
 			img, err := s.pullOne(ctx, p, name, as.ForCandidate(ref, name))
 			if err == nil {
 				s.registries.Remember(access)
 				return img, nil
 			}
-			if first == nil {
-				first = err
-			}
+			failed = append(failed, err)
 		}
-		return Image{}, first
+		return Image{}, registry.Together(failed)
 	})
 }
 

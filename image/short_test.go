@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -75,4 +76,26 @@ func TestShortNameMode(t *testing.T) {
 	if _, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.Invalid)
 	}
+}
+
+// That one registry lacks a short name says nothing while another does not answer; the error
+// tells of both, and which one may be tried again.
+func TestShortNameNowhere(t *testing.T) {
+	first, second := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Configure(fmt.Sprintf("unqualified-search-registries = [%q, %q]\n[[registry]]\nlocation = %[1]q\ninsecure = true\n[[registry]]\nlocation = %[2]q\ninsecure = true\n", first.Host, second.Host))
+	_, err := p.Store.Pull(t.Context(), "app:v1", registry.Caller{})
+	failedWith(t, err, fault.NotFound, "")
+	second.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		http.Error(w, "", http.StatusBadGateway)
+		return true
+	})
+	_, err = p.Store.Pull(t.Context(), "app:v1", registry.Caller{})
+	failedWith(t, err, nil, registry.RegistryUnavailable)
+	if err == nil || !strings.Contains(err.Error(), first.Host+"/app:v1") || !strings.Contains(err.Error(), second.Host+"/app:v1") {
+		t.Errorf("error %v does not name both", err)
+	}
+	second.Intercept(nil)
+	second.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	p.Pull("app:v1")
 }

@@ -10,6 +10,7 @@ import (
 	"net/url"
 	"reflect"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -70,6 +71,29 @@ func Failure(ctx context.Context, name string, err error) error {
 		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
 	}
 	return fmt.Errorf("pull %s: %w", name, err)
+}
+
+// Together makes one error of those of all full names that a short name may stand for: the first
+// that leaves hope, if there is one. That the image is not in one registry says nothing while
+// another does not answer.
+func Together(errs []error) error {
+	i := max(0, slices.IndexFunc(errs, func(err error) bool { return !errors.Is(err, fault.NotFound) }))
+	if len(errs) == 1 {
+		return errs[i]
+	}
+	var others []string
+	for _, err := range slices.Delete(slices.Clone(errs), i, i+1) {
+		others = append(others, "["+public(err).Error()+"]")
+	}
+	return withText(errs[i], "the name may mean others: "+strings.Join(others, " "))
+}
+
+// withText adds text to err. A *PullError stays the outermost.
+func withText(err error, text string) error {
+	if p, ok := errors.AsType[*PullError](err); ok {
+		return &PullError{p.Reason, fmt.Errorf("%w (%s)", p.Err, text)}
+	}
+	return fmt.Errorf("%w (%s)", err, text)
 }
 
 // isBusy reports whether an HTTP status is that of a server which may do later what it does not do

@@ -234,11 +234,7 @@ func (r *Source) sumUp() error {
 	for i, err := range mirrors {
 		also[i] = err.Error()
 	}
-	text := "mirrors have not given it either: " + strings.Join(also, " ")
-	if p, ok := errors.AsType[*PullError](own); ok {
-		return &PullError{p.Reason, fmt.Errorf("%w (%s)", p.Err, text)}
-	}
-	return fmt.Errorf("%w (%s)", own, text)
+	return withText(own, "mirrors have not given it either: "+strings.Join(also, " "))
 }
 
 // isAway reports whether err means that a registry cannot be reached, as opposed to an answer.
