@@ -146,23 +146,35 @@ func (w *shortWriter) Write(p []byte) (int, error) {
 func TestPassingFailureIsTriedAgain(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
-	img := imagetest.Build(t, "gzip", "a")
-	reg.Push("app", "v1", img)
-	parts := []string{"/manifests/", "/blobs/" + digest.FromBytes(img.Config).String(), "/blobs/" + digest.FromBytes(img.Blobs[0]).String()}
-	var failed [3]atomic.Bool
-	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		for i, part := range parts {
-			if strings.Contains(r.URL.Path, part) && failed[i].CompareAndSwap(false, true) {
-				http.Error(w, "a moment", http.StatusServiceUnavailable)
-				return true
+	for name, fail := range map[string]struct {
+		times int32
+		how   func(w http.ResponseWriter)
+	}{
+		"overloaded": {1, func(w http.ResponseWriter) { http.Error(w, "a moment", http.StatusServiceUnavailable) }},
+		// The first time is for net/http: it repeats a request on a connection that was used before.
+		"restarted": {2, func(http.ResponseWriter) { panic(http.ErrAbortHandler) }},
+	} {
+		img := imagetest.Build(t, "gzip", name)
+		reg.Intercept(nil)
+		reg.PushIndex("app", "v1", img)
+		parts := []string{"/manifests/v1", "/manifests/" + img.Desc.Digest.String(), "/blobs/" + img.ID(), "/blobs/" + digest.FromBytes(img.Blobs[0]).String()}
+		var failed [4]atomic.Int32
+		reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+			for i, part := range parts {
+				if strings.HasSuffix(r.URL.Path, part) && failed[i].Add(1) <= fail.times {
+					fail.how(w)
+					return true
+				}
 			}
+			return false
+		})
+		if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{}); err != nil {
+			t.Errorf("%s: %v", name, err)
 		}
-		return false
-	})
-	p.Pull(reg.Host + "/app:v1")
-	for i, part := range parts {
-		if !failed[i].Load() {
-			t.Errorf("%s: nothing failed", part)
+		for i, part := range parts {
+			if failed[i].Load() <= fail.times {
+				t.Errorf("%s: %s: nothing failed", name, part)
+			}
 		}
 	}
 }

@@ -22,7 +22,7 @@ type Choice struct {
 // Choose finds the image of this platform at the first place that gives it. An image that the
 // policy does not allow is a *PullError; for other errors, see Failure.
 func (r *Source) Choose(ctx context.Context) (Choice, error) {
-	renewed := false
+	renewed, again := false, true
 	for {
 		src, at := r.current()
 		c, img, err := r.chooseAt(ctx, src)
@@ -45,8 +45,15 @@ func (r *Source) Choose(ctx context.Context) (Choice, error) {
 				continue
 			}
 		}
-		if err := r.next(ctx, at, err); err != nil {
-			return Choice{}, err
+		switch last := r.next(ctx, at, err); {
+		case last == nil:
+		case again && isPassing(err):
+			again = false
+			if err := pause(ctx); err != nil {
+				return Choice{}, err
+			}
+		default:
+			return Choice{}, last
 		}
 	}
 }

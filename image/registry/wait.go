@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"net"
 	"net/http"
@@ -12,6 +13,7 @@ import (
 	"time"
 
 	"go.podman.io/image/v5/docker"
+	"golang.org/x/sys/unix"
 )
 
 // answerTimeout is how long a registry may take to answer one request. A dial
@@ -115,7 +117,7 @@ func (w *watch) stop() {
 // isPassing reports whether err may be gone in a second attempt a moment later: that of a
 // registry that is overloaded, or that is being restarted.
 func isPassing(err error) bool {
-	if statusOf(err) >= http.StatusInternalServerError {
+	if statusOf(err) >= http.StatusInternalServerError || errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF) {
 		return true
 	}
 	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound {
