@@ -20,6 +20,14 @@ import (
 // alone is given up after 30 s by the library.
 const answerTimeout = 40 * time.Second
 
+// maxRequests is how many requests one exchange consists of, if the registry does not have the
+// library wait: with TLS or without, for a token, for the content, and for where that is.
+const maxRequests = 4
+
+// atOnce is more than the time between the answer to one request of an exchange and the next one,
+// and less than the library waits if it was told to, or has to decide itself.
+const atOnce = time.Second
+
 // longestRest is more than the longest time for which the library obeys a Retry-After
 // (60 s) before it asks again.
 const longestRest = 61 * time.Second
@@ -45,7 +53,8 @@ func (r *Source) bounded(ctx context.Context, exchange func(context.Context) err
 	return err
 }
 
-// A watch cancels an exchange that takes too long.
+// A watch cancels an exchange that takes too long. Each of its requests has time of its own, and
+// all of them have that of maxRequests.
 //
 // A registry that limits requests does answer, with 429 and a Retry-After, which the library
 // obeys without reporting it. So after the time is up, an exchange whose last request was
@@ -53,18 +62,19 @@ func (r *Source) bounded(ctx context.Context, exchange func(context.Context) err
 // was waiting.
 type watch struct {
 	limit  time.Duration
+	end    time.Time // of all requests
 	cancel context.CancelCauseFunc
 	why    error // the cause of the cancellation
 
 	mu       sync.Mutex
 	timer    *time.Timer
-	answered bool // the last request; guarded by mu
-	resting  bool // the time is up; guarded by mu
-	stopped  bool // guarded by mu
+	answered time.Time // when the last request was; zero = it is not; guarded by mu
+	resting  bool      // the time is up; guarded by mu
+	stopped  bool      // guarded by mu
 }
 
 func newWatch(limit time.Duration, cancel context.CancelCauseFunc, why error) *watch {
-	w := &watch{limit: limit, cancel: cancel, why: why}
+	w := &watch{limit: limit, end: time.Now().Add(maxRequests * limit), cancel: cancel, why: why}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer = time.AfterFunc(limit, w.ring)
@@ -84,7 +94,7 @@ func (w *watch) ring() {
 	defer w.mu.Unlock()
 	switch {
 	case w.stopped:
-	case w.answered && !w.resting:
+	case !w.answered.IsZero() && !w.resting:
 		w.resting = true
 		w.timer.Reset(longestRest)
 	default:
@@ -95,7 +105,11 @@ func (w *watch) ring() {
 func (w *watch) request() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.answered = false
+	last := w.answered
+	w.answered = time.Time{}
+	if !w.resting && !w.stopped && !last.IsZero() && time.Since(last) < atOnce {
+		w.timer.Reset(min(w.limit, time.Until(w.end)))
+	}
 	if w.resting && !w.stopped {
 		w.cancel(&PullError{RegistryUnavailable, fmt.Errorf("%w (429): it wants us to wait for more than %v", docker.ErrTooManyRequests, w.limit)})
 	}
@@ -104,7 +118,7 @@ func (w *watch) request() {
 func (w *watch) answer() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.answered = true
+	w.answered = time.Now()
 }
 
 func (w *watch) stop() {
