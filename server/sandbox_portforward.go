@@ -5,8 +5,11 @@ import (
 	"errors"
 	"io"
 	"net"
+	"os"
+	"sync/atomic"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -17,6 +20,11 @@ import (
 // forwardGrace is how long the other direction may still deliver data once one
 // side has closed the connection for good.
 const forwardGrace = time.Second
+
+// answerTime is how long a program may be silent while the client sends nothing more. A
+// client that has gone looks the same, and not every program looks at the end of its
+// input.
+const answerTime = 5 * time.Minute
 
 // PortForward returns a URL through which ports of the sandbox can be connected
 // to.
@@ -50,10 +58,17 @@ func (r streamRuntime) ForwardStream(ctx context.Context, sandbox string, port i
 	if err != nil {
 		return err
 	}
+	return join(ctx, conn, rw)
+}
+
+// join copies both ways until both sides are done, and closes conn. How the program has
+// ended the connection is no error: clients end the whole session for one.
+func join(ctx context.Context, conn net.Conn, rw io.ReadWriteCloser) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
 	defer stop()
 
+	answers := &answers{Conn: conn}
 	sent := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(conn, rw)
@@ -61,16 +76,49 @@ func (r streamRuntime) ForwardStream(ctx context.Context, sandbox string, port i
 		if half, ok := conn.(interface{ CloseWrite() error }); ok {
 			err = errors.Join(err, half.CloseWrite())
 		}
+		answers.bound()
 		sent <- err
 	}()
-	_, received := io.Copy(rw, conn)
+	_, received := io.Copy(rw, answers)
 	rw.Close()
+	var err error
 	select {
 	case err = <-sent:
 	case <-time.After(forwardGrace):
 	}
-	if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
-		return nil // the client has gone
+	if ctx.Err() != nil || ended(received) || ended(err) {
+		return nil
 	}
 	return errors.Join(received, err)
+}
+
+// ended reports whether an error tells that a connection was ended: by the client, by the
+// program, or for its silence.
+func ended(err error) bool {
+	for _, end := range []error{net.ErrClosed, os.ErrDeadlineExceeded, unix.ECONNRESET, unix.EPIPE, unix.ENOTCONN} {
+		if errors.Is(err, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// answers is what a program sends.
+type answers struct {
+	net.Conn
+	bounded atomic.Bool
+}
+
+// bound bounds how long the program may be silent from now on.
+func (a *answers) bound() {
+	a.bounded.Store(true)
+	a.SetReadDeadline(time.Now().Add(answerTime))
+}
+
+func (a *answers) Read(p []byte) (int, error) {
+	n, err := a.Conn.Read(p)
+	if n > 0 && a.bounded.Load() {
+		a.SetReadDeadline(time.Now().Add(answerTime))
+	}
+	return n, err
 }
