@@ -80,8 +80,9 @@ func check(o remotecommand.Options) error {
 
 // adapter implements cri-streaming's interfaces with our Runtime.
 type adapter struct {
-	ctx     context.Context // of the connection
-	runtime Runtime
+	ctx      context.Context // of the connection
+	runtime  Runtime
+	forwards forwards
 }
 
 // ExecInContainer runs a command. If the error is a utilexec.ExitError, the library
@@ -108,7 +109,9 @@ func (a *adapter) AttachContainer(ctx context.Context, _, _, container string, i
 
 // PortForward forwards one connection. The library's context is not the client's.
 func (a *adapter) PortForward(_ context.Context, sandbox, _ string, port int32, stream io.ReadWriteCloser) error {
-	return a.runtime.ForwardStream(a.ctx, sandbox, port, stream)
+	return a.forwards.carry(a.ctx, stream, func(ctx context.Context, rw io.ReadWriteCloser) error {
+		return a.runtime.ForwardStream(ctx, sandbox, port, rw)
+	})
 }
 
 // streams converts the library's streams.

@@ -12,7 +12,7 @@ import (
 func (s *Server) PortForward(req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
 	path, err := s.tokens.add("portforward", func(w http.ResponseWriter, r *http.Request) {
 		serve := func(w http.ResponseWriter, r *http.Request) {
-			a := &adapter{ctx: r.Context(), runtime: s.runtime}
+			a := &adapter{ctx: r.Context(), runtime: s.runtime, forwards: forwards{log: s.log}}
 			portforward.ServePortForward(w, r, a, req.PodSandboxId, "", &portforward.V4Options{Ports: req.Port},
 				s.idle(), creationTimeout, portforward.SupportedProtocols)
 		}

@@ -14,6 +14,7 @@
 //	v5.channel.k8s.io for Exec and Attach, the WebSocket protocol that can close
 //	    stdin and the only one that client-go speaks by itself (websocket.go);
 //	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (tunnel.go);
+//	connections of a PortForward session that do not hold up each other (forwarded.go);
 //	noticing that the client disconnected while a command is silent. The library's
 //	    context never ends, because the connection was hijacked from net/http, and
 //	    the command would run for ever: each connection reports its end (conn.go).
@@ -76,6 +77,7 @@ var creationTimeout = 30 * time.Second
 // A Server serves the streams of one crispd.
 type Server struct {
 	runtime Runtime
+	log     *slog.Logger
 	base    string // of its URLs
 	tokens  tokens
 	http    *http.Server
@@ -121,6 +123,7 @@ func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	ctx, cancel := context.WithCancel(context.Background())
 	s := &Server{
 		runtime: r,
+		log:     o.Log,
 		base:    "http://" + l.Addr().String(),
 		cancel:  cancel,
 		served:  make(chan struct{}),

@@ -13,11 +13,8 @@ import (
 	"testing"
 
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/portforward"
 	"k8s.io/client-go/tools/remotecommand"
-	"k8s.io/client-go/transport/spdy"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
-	"k8s.io/streaming/pkg/httpstream"
 	utilexec "k8s.io/utils/exec"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -258,23 +255,7 @@ func TestCloseEndsTheCommands(t *testing.T) {
 }
 
 func TestPortForward(t *testing.T) {
-	dialers := map[string]func(t *testing.T, u *url.URL) httpstream.Dialer{
-		"spdy": func(t *testing.T, u *url.URL) httpstream.Dialer {
-			tr, upgrader, err := spdy.RoundTripperFor(&rest.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: tr}, "POST", u)
-		},
-		"websocket": func(t *testing.T, u *url.URL) httpstream.Dialer {
-			d, err := portforward.NewSPDYOverWebsocketDialerForStreaming(u, &rest.Config{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			return d
-		},
-	}
-	for name, dialer := range dialers {
+	for name, dialer := range forwarders {
 		t.Run(name, func(t *testing.T) {
 			s := start(t, fake{forward: func(_ context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error {
 				in, err := io.ReadAll(rw)
@@ -284,46 +265,17 @@ func TestPortForward(t *testing.T) {
 				fmt.Fprintf(rw, "%s:%d got %d bytes", sandbox, port, len(in))
 				return rw.Close()
 			}})
-			resp, err := s.PortForward(&cri.PortForwardRequest{PodSandboxId: "sb"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			u, err := url.Parse(resp.Url)
-			if err != nil {
-				t.Fatal(err)
-			}
-			stop, ready := make(chan struct{}), make(chan struct{})
-			pf, err := portforward.NewForStreaming(dialer(t, u), []string{"0:8080"}, stop, ready, io.Discard, io.Discard)
-			if err != nil {
-				t.Fatal(err)
-			}
-			done := make(chan error, 1)
-			go func() { done <- pf.ForwardPorts() }()
-			select {
-			case <-ready:
-			case err := <-done:
-				t.Fatalf("forward: %v", err)
-			}
-			ports, err := pf.GetPorts()
-			if err != nil {
-				t.Fatal(err)
-			}
+			addr := forwardPort(t, s, dialer)
 			// Two connections of one session, each with a half close.
 			for range 2 {
-				c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", ports[0].Local))
-				if err != nil {
-					t.Fatal(err)
-				}
+				c := connect(t, addr)
 				c.Write(make([]byte, 300_000))
 				c.(*net.TCPConn).CloseWrite()
 				answer, err := io.ReadAll(c)
 				if err != nil || string(answer) != "sb:8080 got 300000 bytes" {
 					t.Errorf("answer is %q, %v", answer, err)
 				}
-				c.Close()
 			}
-			close(stop)
-			<-done
 		})
 	}
 }
