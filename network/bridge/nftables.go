@@ -87,13 +87,24 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	if chainExists(n.Name, n.marker()) {
 		return nil
 	}
-	unlock, err := n.lock(ctx, tableLock)
+	ports, err := n.restoreTable(ctx)
 	if err != nil {
 		return err
 	}
+	dropMisled(ctx, ports)
+	return nil
+}
+
+// restoreTable writes the table unless somebody has meanwhile, and returns the elements
+// that it has written.
+func (n *Net) restoreTable(ctx context.Context) ([]element, error) {
+	unlock, err := n.lock(ctx, tableLock)
+	if err != nil {
+		return nil, err
+	}
 	defer unlock()
 	if chainExists(n.Name, n.marker()) {
-		return nil
+		return nil, nil
 	}
 	return n.writeTable(ctx)
 }
@@ -108,14 +119,14 @@ func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	return true, n.ensureTable(ctx)
 }
 
-// writeTable replaces the table, with the host ports of all pods. nft applies its
-// input as one transaction, so there is no moment without a table.
-func (n *Net) writeTable(ctx context.Context) error {
+// writeTable replaces the table, with the host ports of all pods, which it returns. nft
+// applies its input as one transaction, so there is no moment without a table.
+func (n *Net) writeTable(ctx context.Context) ([]element, error) {
 	ports, err := n.allElements()
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return nft(ctx, fmt.Sprintf("table inet %s {}\ndelete table inet %[1]s\ntable inet %[1]s {\n  chain %[2]s {}\n%[3]s}\n%[4]s",
+	return ports, nft(ctx, fmt.Sprintf("table inet %s {}\ndelete table inet %[1]s\ntable inet %[1]s {\n  chain %[2]s {}\n%[3]s}\n%[4]s",
 		n.Name, n.marker(), n.rules(), n.commands("add", ports)))
 }
 

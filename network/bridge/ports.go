@@ -12,9 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink"
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -106,31 +103,43 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err != nil || len(own) == 0 {
 		return err
 	}
-	unlock, err := n.lock(ctx, tableLock)
+	led, err := n.addPorts(ctx, id, own)
 	if err != nil {
 		return err
 	}
+	dropMisled(ctx, led)
+	return nil
+}
+
+// addPorts adds the elements of a pod to the table. It returns those that have been added:
+// all pods', if the table had gone.
+func (n *Net) addPorts(ctx context.Context, id string, own []element) ([]element, error) {
+	unlock, err := n.lock(ctx, tableLock)
+	if err != nil {
+		return nil, err
+	}
 	defer unlock()
 	if err := n.taken(id, own); err != nil {
-		return err
+		return nil, err
 	}
 	// The file comes first: an element without a file would be leaked.
 	if err := os.MkdirAll(n.portsDir(), 0o755); err != nil {
-		return err
+		return nil, err
 	}
 	if err := atomicfile.WriteJSON(n.portsPath(id), own); err != nil {
-		return err
+		return nil, err
 	}
 	if err := nft(ctx, n.commands("create", own)); err != nil {
 		// The table has gone since ensureTable, or has elements that no file records.
-		if again := n.writeTable(ctx); again != nil {
+		all, again := n.writeTable(ctx)
+		if again != nil {
 			ctx, cancel := undo.Context(ctx)
 			defer cancel()
-			return errors.Join(err, again, n.takeBack(ctx, id))
+			return nil, errors.Join(err, again, n.takeBack(ctx, id))
 		}
+		return all, nil
 	}
-	forgetFlows(ports)
-	return nil
+	return own, nil
 }
 
 // taken returns an error if another pod has one of the ports of id.
@@ -167,12 +176,21 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	if _, err := os.Stat(n.portsPath(id)); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
+	own, err := n.loadPorts(id)
+	if err != nil {
+		return err
+	}
 	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
 		return err
 	}
-	defer unlock()
-	return n.takeBack(ctx, id)
+	err = n.takeBack(ctx, id)
+	unlock()
+	if err != nil {
+		return err
+	}
+	dropLed(ctx, own)
+	return nil
 }
 
 // takeBack removes the pod's elements from the table and then its file, which must
@@ -208,7 +226,8 @@ func (n *Net) rewriteWithout(ctx context.Context, ids ...string) error {
 	if !chainExists(n.Name, "postrouting") {
 		return nil
 	}
-	return n.writeTable(ctx)
+	_, err := n.writeTable(ctx)
+	return err
 }
 
 // loadPorts returns the elements of id: none if a power cut has damaged the file, as
@@ -266,43 +285,40 @@ func (n *Net) allElements() ([]element, error) {
 
 // sweepPorts removes the host ports of pods that are gone.
 func (n *Net) sweepPorts(ctx context.Context, gone func(id string) bool) error {
+	swept, err := n.takeAllBack(ctx, gone)
+	dropLed(ctx, swept)
+	return err
+}
+
+// takeAllBack is takeBack for all pods that are gone. It returns their elements.
+func (n *Net) takeAllBack(ctx context.Context, gone func(id string) bool) (elements []element, err error) {
 	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer unlock()
 	ids, err := n.portOwners()
 	if err != nil {
-		return err
+		return nil, err
 	}
 	swept := slices.DeleteFunc(ids, func(id string) bool { return !gone(id) })
 	if len(swept) == 0 {
-		return nil
+		return nil, nil
+	}
+	for _, id := range swept {
+		own, err := n.loadPorts(id)
+		if err != nil {
+			return nil, err
+		}
+		elements = append(elements, own...)
 	}
 	if err := n.rewriteWithout(ctx, swept...); err != nil {
-		return err
+		return nil, err
 	}
 	for _, id := range swept {
 		if err := os.Remove(n.portsPath(id)); err != nil {
-			return err
+			return elements, err
 		}
 	}
-	return nil
-}
-
-// forgetFlows drops conntrack's UDP entries for these host ports: a client that kept
-// sending before the port was open would keep reaching the host. Errors are ignored,
-// as not every kernel supports it (nf_conntrack_netlink).
-func forgetFlows(ports []PortMapping) {
-	for _, p := range ports {
-		if !strings.EqualFold(p.Protocol, "udp") {
-			continue
-		}
-		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
-			filter := &netlink.ConntrackFilter{}
-			if filter.AddProtocol(unix.IPPROTO_UDP) == nil && filter.AddPort(netlink.ConntrackOrigDstPort, p.HostPort) == nil {
-				netlink.ConntrackDeleteFilters(netlink.ConntrackTable, family, filter)
-			}
-		}
-	}
+	return elements, nil
 }
