@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -40,21 +41,24 @@ func (s *Server) runningContainer(id string) (*oci.Container, error) {
 }
 
 // startExec runs a command with the same settings as the container's own
-// process.
-func (s *Server) startExec(ctx context.Context, id string, cmd []string, stdin, tty bool) (*oci.Exec, error) {
+// process, and the stdio of o.
+func (s *Server) startExec(ctx context.Context, id string, cmd []string, o oci.ExecConfig) (*oci.Exec, error) {
 	c, err := s.runningContainer(id)
 	if err != nil {
 		return nil, err
 	}
 	config := c.Config()
-	process := spec.ExecProcess(config.Spec.Process, cmd, tty)
-	return c.Exec(ctx, oci.ExecConfig{Process: process, Env: config.Env, Stdin: stdin, TTY: tty})
+	o.Process, o.Env = spec.ExecProcess(config.Spec.Process, cmd, o.TTY), config.Env
+	return c.Exec(ctx, o)
 }
 
 // ExecStream runs a command for a streaming client. If ctx ends first, the
 // command and all that it started are killed.
 func (r streamRuntime) ExecStream(ctx context.Context, container string, cmd []string, st streaming.Streams) (int32, error) {
-	x, err := r.server.startExec(ctx, container, cmd, st.Stdin != nil, st.TTY)
+	size := firstSize(st)
+	x, err := r.server.startExec(ctx, container, cmd, oci.ExecConfig{
+		Stdin: st.Stdin != nil, TTY: st.TTY, Width: size.Width, Height: size.Height,
+	})
 	if err != nil {
 		return 0, err
 	}
@@ -100,6 +104,23 @@ func waitOrKill(ctx context.Context, x *oci.Exec) (int32, error) {
 		return 0, fmt.Errorf("%w; and its command did not end: %w", ctx.Err(), err)
 	}
 	return 0, ctx.Err()
+}
+
+// sizeTime is how long the start of a command waits for the size of its terminal, which
+// clients send once they have opened their streams, a round trip later.
+const sizeTime = 250 * time.Millisecond
+
+// firstSize returns the size that the client's terminal has when the command starts:
+// many a program asks for it only then. It is 0 if the client sends none.
+func firstSize(st streaming.Streams) (size streaming.Size) {
+	if !st.TTY || st.Resize == nil {
+		return size
+	}
+	select {
+	case size = <-st.Resize:
+	case <-time.After(sizeTime):
+	}
+	return size
 }
 
 // followSize applies the sizes of the client's terminal.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/oci"
 )
 
 // maxOutput is how much of each stream is kept, in bytes. CRI: "The runtime
@@ -37,7 +38,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 		defer cancel()
 	}
 	stage.Next(ctx, "start")
-	x, err := s.startExec(ctx, req.ContainerId, req.Cmd, false, false)
+	x, err := s.startExec(ctx, req.ContainerId, req.Cmd, oci.ExecConfig{})
 	if err != nil {
 		return nil, err
 	}

@@ -7,13 +7,17 @@ import (
 	"fmt"
 	"io"
 	"net/url"
+	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/streaming"
 )
 
 func TestExecSync(t *testing.T) {
@@ -110,6 +114,61 @@ func TestExecThroughItsURL(t *testing.T) {
 		_, err := n.Exec(t.Context(), req)
 		wantCode(t, name, err, "InvalidArgument")
 	}
+}
+
+// oneSize is a terminal that does not change.
+type oneSize chan remotecommand.TerminalSize
+
+func (s oneSize) Next() *remotecommand.TerminalSize {
+	if size, ok := <-s; ok {
+		return &size
+	}
+	return nil
+}
+
+// A program that asks for the size of its terminal when it starts, and never again, gets the
+// client's.
+func TestExecBeginsWithTheClientsTerminal(t *testing.T) {
+	n := newNode(t)
+	id := n.begin(t, n.run(t, pod("a")), forever("x"))
+	resp, err := n.Exec(t.Context(), &cri.ExecRequest{
+		ContainerId: id, Cmd: []string{"testbin", "print", "hello"}, Tty: true, Stdin: true, Stdout: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	size := make(oneSize, 1)
+	size <- remotecommand.TerminalSize{Width: 132, Height: 43}
+	defer close(size)
+	in, stop := io.Pipe()
+	defer stop.Close()
+	err = dial(t, resp.Url, remotecommand.StreamOptions{Stdin: in, Stdout: io.Discard, Tty: true, TerminalSizeQueue: size})
+	if err != nil {
+		t.Error(err)
+	}
+	if got, want := n.machine.Terminals(), [][2]uint16{{132, 43}}; !slices.Equal(got, want) {
+		t.Errorf("commands were started with terminals of %v, want %v", got, want)
+	}
+}
+
+// A client that sends no size does not keep its command from running.
+func TestFirstSize(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		sizes := make(chan streaming.Size)
+		for name, st := range map[string]streaming.Streams{
+			"no terminal":  {Resize: sizes},
+			"no sizes":     {TTY: true},
+			"none in time": {TTY: true, Resize: sizes},
+		} {
+			if got := firstSize(st); got != (streaming.Size{}) {
+				t.Errorf("%s: %v", name, got)
+			}
+		}
+		close(sizes)
+		if got := firstSize(streaming.Streams{TTY: true, Resize: sizes}); got != (streaming.Size{}) {
+			t.Errorf("no more sizes: %v", got)
+		}
+	})
 }
 
 func TestAttachThroughItsURL(t *testing.T) {

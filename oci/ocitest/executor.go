@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -31,6 +32,15 @@ type Executor struct {
 	frozen map[string]bool          // guarded by mu
 	calls  []string                 // guarded by mu
 	serial int                      // guarded by mu
+
+	terminals [][2]uint16 // width and height that each exec was started with; guarded by mu
+}
+
+// Terminals returns the width and height that each exec was started with.
+func (x *Executor) Terminals() [][2]uint16 {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return slices.Clone(x.terminals)
 }
 
 func newExecutor(fuse *Fuse) *Executor {

@@ -296,6 +296,7 @@ func (x *Executor) exec(from *conn, req wire.ExecRequest) (any, []*os.File, erro
 	id := fmt.Sprintf("exec-%d", x.serial)
 	proc := newProcess(s.print, s.in(), func([]string) {})
 	x.execs[id] = &execution{from, proc}
+	x.terminals = append(x.terminals, [2]uint16{req.Width, req.Height})
 	c.mu.Lock()
 	c.procs = append(c.procs, proc)
 	c.mu.Unlock()
