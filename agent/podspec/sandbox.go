@@ -108,11 +108,12 @@ func (in *Input) namespaces() *cri.NamespaceOption {
 	return o
 }
 
-// portMappings returns all ports of the containers, even those without a host port: a
-// network plugin may use them.
+// portMappings returns all ports of the sidecars and containers, even those without a host port:
+// a network plugin may use them. The kubelet leaves out those of sidecars, whose host ports
+// then lead nowhere.
 func portMappings(pod *v1.Pod) []*cri.PortMapping {
 	var mappings []*cri.PortMapping
-	for _, c := range pod.Spec.Containers {
+	for c := range podsync.Lasting(&pod.Spec) {
 		seen := map[string]bool{}
 		for _, p := range c.Ports {
 			name := cmp.Or(p.Name, fmt.Sprintf("%s %s:%d:%d", p.Protocol, p.HostIP, p.ContainerPort, p.HostPort))
