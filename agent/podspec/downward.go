@@ -35,7 +35,8 @@ func (in *Input) Field(fieldPath string) (string, error) {
 }
 
 // Resource returns a container's request or limit in units of the divisor, rounded up. A
-// container without a limit has the node's allocatable amount as its limit.
+// container without a limit has that of the pod as a whole, or else the node's allocatable
+// amount.
 func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" {
 		if c = podsync.ContainerOf(&in.Pod.Spec, ref.ContainerName); c == nil {
@@ -46,8 +47,14 @@ func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (strin
 	limited.Resources.Limits = v1.ResourceList{}
 	maps.Copy(limited.Resources.Limits, c.Resources.Limits)
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourceEphemeralStorage} {
-		if q := c.Resources.Limits[name]; q.IsZero() {
-			limited.Resources.Limits[name] = in.Node.Allocatable[name]
+		if q := c.Resources.Limits[name]; !q.IsZero() {
+			continue
+		}
+		limited.Resources.Limits[name] = in.Node.Allocatable[name]
+		if all := in.Pod.Spec.Resources; all != nil {
+			if q := all.Limits[name]; !q.IsZero() {
+				limited.Resources.Limits[name] = q
+			}
 		}
 	}
 	return downward.ExtractContainerResourceValue(ref, &limited)

@@ -54,6 +54,9 @@ func TestEnvironment(t *testing.T) {
 		{"limits that are not set", `resources: {limits: {cpu: 0}}
     env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 1Gi}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}, {name: C, valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage, divisor: 1Gi}}}]`, "A=14 B=1750 C=90", ""},
 		{"what is not set and no limit", `env: [{name: A, valueFrom: {resourceFieldRef: {resource: requests.memory}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.hugepages-2Mi}}}]`, "A=0 B=0", ""},
+		{"limits of the pod as a whole", `resources: {limits: {cpu: 250m}}
+    env: [{name: A, valueFrom: {resourceFieldRef: {resource: limits.memory, divisor: 1Mi}}}, {name: B, valueFrom: {resourceFieldRef: {resource: limits.cpu, divisor: 1m}}}, {name: C, valueFrom: {resourceFieldRef: {resource: limits.ephemeral-storage, divisor: 1Gi}}}]
+  resources: {limits: {cpu: 500m, memory: 96Mi}}`, "A=96 B=250 C=90", ""},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			in := input(t, "  containers:\n  - name: a\n    image: i:1\n    "+test.container+"\n")
