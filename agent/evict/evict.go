@@ -23,6 +23,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/wait"
+	helper "k8s.io/component-helpers/resource"
 )
 
 // A Signal is something that a node can run short of.
@@ -331,7 +332,9 @@ func verdict(text string, grace int64) podsync.Verdict {
 	}
 }
 
-// overLimit returns the verdict on a pod that uses more disk than one of its limits, or nil.
+// overLimit returns the verdict on a pod that uses more disk than one of its limits, or nil. The
+// total counts where all of its containers and sidecars are limited; it is as large as an init
+// container may need.
 func overLimit(p Pod) *podsync.Verdict {
 	text := ""
 	for _, v := range p.Spec.Volumes {
@@ -342,17 +345,16 @@ func overLimit(p Pod) *podsync.Verdict {
 			text = fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String())
 		}
 	}
-	total, limited := int64(0), true
-	for _, c := range p.Spec.Containers {
+	total, limited := helper.PodLimits(p.Pod, helper.PodResourcesOptions{})[v1.ResourceEphemeralStorage], true
+	for c := range podsync.Lasting(&p.Spec) {
 		limit, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]
 		limited = limited && ok
-		total += limit.Value()
 		if ok && p.Containers[c.Name] > limit.Value() {
 			text = fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
 		}
 	}
-	if limited && total > 0 && text == "" && p.Use[v1.ResourceEphemeralStorage] > total {
-		text = fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", resource.NewQuantity(total, resource.BinarySI))
+	if limited && total.Sign() > 0 && text == "" && p.Use[v1.ResourceEphemeralStorage] > total.Value() {
+		text = fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", total.String())
 	}
 	if text == "" {
 		return nil

@@ -251,19 +251,39 @@ func TestDisksApart(t *testing.T) {
 }
 
 func TestLimits(t *testing.T) {
+	use := func(bytes int64) map[v1.ResourceName]int64 {
+		return map[v1.ResourceName]int64{v1.ResourceEphemeralStorage: bytes}
+	}
 	limit := resource.MustParse("1Ki")
 	volume, layer, within := pod("volume", 0, 0, 0), pod("layer", 0, 0, 0), pod("within", 0, 0, 0)
 	for _, p := range []Pod{volume, layer, within} {
 		p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
 		p.Spec.Containers = []v1.Container{{Name: "a", Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: limit}}}}
 	}
+	sidecars, init := pod("sidecars", 0, 0, 0), pod("init", 0, 0, 0)
+	always, twice := v1.ContainerRestartPolicyAlways, resource.MustParse("2Ki")
+	limited := func(name string, by resource.Quantity) v1.Container {
+		return v1.Container{Name: name, Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: by}}}
+	}
+	sidecars.Spec.Containers, init.Spec.Containers = []v1.Container{limited("a", limit)}, []v1.Container{limited("a", limit)}
+	sidecars.Spec.InitContainers = []v1.Container{limited("s", limit)}
+	sidecars.Spec.InitContainers[0].RestartPolicy = &always
+	init.Spec.InitContainers = []v1.Container{limited("i", twice)}
+	own, both, neither := sidecars, sidecars, sidecars
+	own.Containers = map[string]int64{"s": 1025}
+	both.Use, neither.Use, init.Use = use(2049), use(2048), use(2048)
+
 	volume.Volumes = map[string]int64{"v": 1025}
 	layer.Containers = map[string]int64{"a": 1025}
 	within.Volumes, within.Containers = map[string]int64{"v": 1024}, map[string]int64{"a": 1024}
 	for _, test := range []struct {
 		pod  Pod
 		want string
-	}{{volume, `Usage of EmptyDir volume "v" exceeds the limit "1Ki". `}, {layer, `Container a exceeded its local ephemeral storage limit "1Ki". `}, {within, ""}} {
+	}{
+		{volume, `Usage of EmptyDir volume "v" exceeds the limit "1Ki". `}, {layer, `Container a exceeded its local ephemeral storage limit "1Ki". `}, {within, ""},
+		{own, `Container s exceeded its local ephemeral storage limit "1Ki". `}, {both, "Pod ephemeral local storage usage exceeds the total limit of containers 2Ki. "}, {neither, ""},
+		{init, ""}, // in which an init container uses what it may
+	} {
 		got := ""
 		if v := overLimit(test.pod); v != nil {
 			got = v.Message

@@ -12,6 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
@@ -140,7 +141,7 @@ func bounded(pod *v1.Pod) bool {
 			return true
 		}
 	}
-	for _, c := range pod.Spec.Containers {
+	for c := range podsync.Lasting(&pod.Spec) {
 		if _, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]; ok {
 			return true
 		}
@@ -163,8 +164,10 @@ func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	}
 	layerFiles := inodes
 	logs := k.o.Files.LogDir(p.Pod)
-	for i := range p.Spec.Containers {
-		name := p.Spec.Containers[i].Name
+	for c := range podsync.Lasting(&p.Spec) {
+		p.Containers[c.Name] += 0 // its log counts while it does not run, too
+	}
+	for name := range p.Containers {
 		used, _ := volume.Usage(filepath.Join(logs, name))
 		p.Containers[name] += used
 	}
