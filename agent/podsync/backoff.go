@@ -1,6 +1,10 @@
 package podsync
 
-import "time"
+import (
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+)
 
 // DefaultMaxBackoff is the longest back-off of a container that exits again and again, unless
 // another one is set. It is the kubelet's.
@@ -41,10 +45,25 @@ func after(c Container, wait time.Duration, now time.Time) time.Time {
 	return c.FinishedAt.Add(wait)
 }
 
-// CrashLoop reports whether c has exited and its successor waits for the back-off.
-func CrashLoop(c Container, now time.Time) bool {
-	return c.State == Exited && after(c, nextBackoff(c), now).After(now)
+// RestartAt returns when the successor of found, which has exited, may start, and the back-off
+// that precedes that start. If the agent stopped found, the time that it ran counts too: the
+// back-off runs from the end of the container before it. After a change of the definition there
+// is no back-off.
+func (h *Have) RestartAt(c *v1.Container, found Container, now time.Time) (time.Time, time.Duration) {
+	wait := nextBackoff(found)
+	if !h.Restarted[found.ID] {
+		return after(found, wait, now), wait
+	}
+	if changed(c, found) {
+		return after(found, 0, now), resetBackoff
+	}
+	for _, other := range h.Containers {
+		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {
+			return after(other, wait, now), wait
+		}
+	}
+	if found.Attempt == 0 {
+		wait = resetBackoff
+	}
+	return after(found, 0, now), wait
 }
-
-// CrashBackoff returns the back-off that the successor of c waits for, from the end of c.
-func CrashBackoff(c Container) time.Duration { return nextBackoff(c) }

@@ -2,7 +2,6 @@ package podsync
 
 import (
 	"slices"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -127,35 +126,13 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 		p.add(a) // the agent stopped it: no back-off
 		return
 	}
-	at, wait := p.restartAt(c, found)
+	at, wait := p.have.RestartAt(c, found, p.now)
 	a.Backoff = wait
 	if at.After(p.now) {
 		p.again(at)
 		return
 	}
 	p.add(a)
-}
-
-// restartAt returns when the successor of found may start, and the back-off that precedes that
-// start. If the agent stopped found, the time that it ran counts too: the back-off runs from the
-// end of the container before it. After a change of the definition there is no back-off.
-func (p *planner) restartAt(c *v1.Container, found Container) (time.Time, time.Duration) {
-	wait := nextBackoff(found)
-	if !p.have.Restarted[found.ID] {
-		return after(found, wait, p.now), wait
-	}
-	if changed(c, found) {
-		return after(found, 0, p.now), resetBackoff
-	}
-	for _, other := range p.have.Containers {
-		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {
-			return after(other, wait, p.now), wait
-		}
-	}
-	if found.Attempt == 0 {
-		wait = resetBackoff
-	}
-	return after(found, 0, p.now), wait
 }
 
 // resize plans a resize for a container whose resources are not those of its spec, or its

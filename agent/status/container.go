@@ -3,6 +3,7 @@ package status
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
@@ -184,13 +185,19 @@ func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []pod
 // waiting returns why a container cannot start now; nil if no reason is known.
 func (g *generator) waiting(spec *v1.Container, all []podsync.Container) *v1.ContainerStateWaiting {
 	f, failed := g.have.Failures[podsync.ContainerSubject(spec.Name)]
-	crashed := len(all) > 0 && podsync.CrashLoop(all[0], g.now) && !g.have.Restarted[all[0].ID] && !g.have.Stop.Interrupted(all[0].StartedAt, all[0].FinishedAt)
+	var crashed bool
+	var backoff time.Duration
+	if len(all) > 0 && all[0].State == podsync.Exited && !g.have.Stop.Interrupted(all[0].StartedAt, all[0].FinishedAt) {
+		var at time.Time
+		at, backoff = g.have.RestartAt(spec, all[0], g.now)
+		crashed = at.After(g.now)
+	}
 	switch {
 	case crashed && (!failed || f.Reason == "RunContainerError" || f.Reason == "PostStartHookError"):
 		return &v1.ContainerStateWaiting{
 			Reason: "CrashLoopBackOff",
 			Message: fmt.Sprintf("back-off %s restarting failed container=%s pod=%s_%s(%s)",
-				podsync.CrashBackoff(all[0]), spec.Name, g.pod.Name, g.pod.Namespace, g.pod.UID),
+				backoff, spec.Name, g.pod.Name, g.pod.Namespace, g.pod.UID),
 		}
 	case !failed:
 		return nil

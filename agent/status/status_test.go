@@ -1,6 +1,7 @@
 package status_test
 
 import (
+	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
@@ -103,6 +104,43 @@ func TestWaiting(t *testing.T) {
 	}
 	if b.State.Waiting == nil || b.State.Waiting.Reason != "ImagePullBackOff" || !strings.Contains(b.State.Waiting.Message, "no such image") {
 		t.Errorf("b is %+v, want ImagePullBackOff", b.State)
+	}
+}
+
+// A container that its probes have killed again and again waits like one that crashes, and says so;
+// the first restarts come at once.
+func TestKilledAgainAndAgain(t *testing.T) {
+	of := func(attempt uint32, backoff, ended time.Duration) podsync.Container {
+		c := exited("a", 137)
+		c.ID = fmt.Sprintf("a%d", attempt)
+		c.Attempt, c.Backoff, c.StartedAt, c.FinishedAt = attempt, backoff, now.Add(-ended-time.Second), now.Add(-ended)
+		return c
+	}
+	for _, test := range []struct {
+		name       string
+		containers []podsync.Container
+		want       string
+	}{
+		{"first", []podsync.Container{of(0, 0, time.Second)}, ""},
+		{"second", []podsync.Container{of(1, -1, time.Second), of(0, 0, 4*time.Second)}, ""},
+		{"third", []podsync.Container{of(2, 0, time.Second), of(1, -1, 4*time.Second)}, "back-off 10s restarting failed container=a pod=_(u)"},
+		{"fourth", []podsync.Container{of(3, 10*time.Second, time.Second), of(2, 0, 4*time.Second)}, "back-off 20s restarting failed container=a pod=_(u)"},
+		{"its time has come", []podsync.Container{of(3, 10*time.Second, time.Second), of(2, 0, 21*time.Second)}, ""},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			have := podsync.Have{Containers: test.containers, Restarted: map[string]bool{}}
+			for _, c := range test.containers {
+				have.Restarted[c.ID] = true
+			}
+			got := ""
+			s := status.Of(pod(v1.RestartPolicyAlways, false), have, nil, status.Node{}, now).ContainerStatuses[0]
+			if s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff" {
+				got = s.State.Waiting.Message
+			}
+			if got != test.want {
+				t.Errorf("it is %+v, want CrashLoopBackOff with %q", s.State, test.want)
+			}
+		})
 	}
 }
 
