@@ -141,6 +141,9 @@ func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 		v := &pod.Spec.Volumes[i]
 		end := stage.Enter(ctx, "volume "+v.Name)
 		err := m.make(pod, v)
+		if err == nil {
+			err = m.share(pod, v)
+		}
 		end()
 		if err != nil {
 			return fmt.Errorf("MountVolume.SetUp failed for volume %q: %w", v.Name, err)
@@ -214,13 +217,13 @@ func (m *Maker) Remove(uid types.UID) error {
 }
 
 // ours reports whether this package makes such a mount: a tmpfs or hugetlbfs at a volume's
-// place, or anything at a subPath's.
+// place, or its directory itself (share.go), or anything at a subPath's.
 func (m *Maker) ours(uid types.UID, mount *mountinfo.Info) bool {
 	if rest, err := filepath.Rel(m.subpaths(uid), mount.Mountpoint); err == nil && depth(rest) == 3 {
 		return true
 	}
 	rest, err := filepath.Rel(filepath.Join(m.podDir(uid), "volumes"), mount.Mountpoint)
-	return err == nil && depth(rest) == 2 && (mount.FSType == "tmpfs" || mount.FSType == "hugetlbfs")
+	return err == nil && depth(rest) == 2 && (mount.FSType == "tmpfs" || mount.FSType == "hugetlbfs" || m.onItself(mount))
 }
 
 // depth returns the number of elements in a relative path; 0 if it leads out.

@@ -504,6 +504,60 @@ func TestMemory(t *testing.T) {
 	}
 }
 
+// What is mounted below a volume reaches the containers that ask for it, where / is private too;
+// and with the pod all of that is gone.
+func TestPropagation(t *testing.T) {
+	for name, source := range map[string]v1.VolumeSource{
+		"disk":   {EmptyDir: &v1.EmptyDirVolumeSource{}},
+		"memory": {EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, _ := maker(t)
+			if err := unix.Mount("tmpfs", m.root, "tmpfs", 0, ""); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() {
+				if err := unix.Unmount(m.root, 0); err != nil {
+					t.Error(err)
+				}
+			})
+			if err := unix.Mount("", m.root, "", unix.MS_PRIVATE, ""); err != nil {
+				t.Fatal(err)
+			}
+			p := pod(t, m, source)
+			p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "other", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}})
+			p.Spec.Containers = []v1.Container{{VolumeMounts: []v1.VolumeMount{
+				{Name: "v", MountPropagation: new(v1.MountPropagationHostToContainer), SubPath: "sub"},
+				{Name: "other", MountPropagation: new(v1.MountPropagationNone)},
+			}}}
+			dir := makeAll(t, m, p)
+			if mounted, err := mountinfo.Mounted(m.Path(p, &p.Spec.Volumes[1])); err != nil || mounted {
+				t.Errorf("a volume that nobody propagates is mounted: %v, %v", mounted, err)
+			}
+			shown, err := m.SubPath(p, &p.Spec.Volumes[0], "sub", "app", 0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := errors.Join(os.Mkdir(dir+"/sub/late", 0o755), unix.Mount("tmpfs", dir+"/sub/late", "tmpfs", 0, "")); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(dir+"/sub/late/word", []byte("here"), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			want(t, shown+"/late/word", "here", 0o644)
+			if err := unix.Unmount(dir+"/sub/late", 0); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Remove(p.UID); err != nil {
+				t.Fatal(err)
+			}
+			if left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(m.root + "/")); err != nil || len(left) > 0 {
+				t.Errorf("left are %d mounts, %v", len(left), err)
+			}
+		})
+	}
+}
+
 // A volume in memory is no larger than the memory that its pod can use.
 func TestMemoryBound(t *testing.T) {
 	m, o := maker(t)

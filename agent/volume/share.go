@@ -1,0 +1,59 @@
+package volume
+
+import (
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/utils/ptr"
+)
+
+// share makes the place of a volume that a container mounts with a mountPropagation a shared
+// mount. Where systemd does not run, / is usually private, and what is mounted below a
+// directory of it reaches no container, so that runtimes refuse such a mount. Kubelets share
+// all of their directory for that; here a volume has its mount until the pod is removed.
+func (m *Maker) share(pod *v1.Pod, v *v1.Volume) error {
+	if plugin(v) == "" || !propagates(&pod.Spec, v.Name) {
+		return nil
+	}
+	path, err := filepath.EvalSymlinks(m.Path(pod, v))
+	if err != nil {
+		return err
+	}
+	on, err := kernel.MountOn(path)
+	if err != nil || on == nil || strings.Contains(on.Optional, "shared:") {
+		return err
+	}
+	if on.Mountpoint != path {
+		if err := unix.Mount(path, path, "", unix.MS_BIND, ""); err != nil {
+			return fmt.Errorf("mount %s on itself: %w", path, err)
+		}
+	}
+	if err := unix.Mount("", path, "", unix.MS_SHARED, ""); err != nil {
+		return fmt.Errorf("share the mount %s: %w", path, err)
+	}
+	return nil
+}
+
+// propagates reports whether a container mounts the volume with a mountPropagation.
+func propagates(spec *v1.PodSpec, volume string) bool {
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
+		if slices.ContainsFunc(c.VolumeMounts, func(m v1.VolumeMount) bool {
+			return m.Name == volume && ptr.Deref(m.MountPropagation, v1.MountPropagationNone) != v1.MountPropagationNone
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
+// onItself reports whether a mount is of a volume's directory on itself.
+func (m *Maker) onItself(mount *mountinfo.Info) bool {
+	rest, err := filepath.Rel(m.root, mount.Mountpoint)
+	return err == nil && strings.HasSuffix(mount.Root, "/"+rest)
+}
