@@ -61,7 +61,7 @@ func (in *Input) volumeMount(m *v1.VolumeMount, from Source, env []*cri.KeyValue
 		mount.Propagation = propagations[*m.MountPropagation]
 	}
 	if v.Image != nil {
-		mount.Image = &cri.ImageSpec{Image: from.Image, UserSpecifiedImage: v.Image.Reference}
+		mount.Image = &cri.ImageSpec{Image: from.Image, UserSpecifiedImage: v.Image.Reference, Annotations: in.Pod.Annotations}
 		mount.ImageSubPath, err = SubPath(m, env)
 		return mount, err
 	}
