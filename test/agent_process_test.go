@@ -31,7 +31,8 @@ func (a *agentProcess) start() {
 	}
 }
 
-// agentProgram starts an agent that logs to agent.log in the node's directory.
+// agentProgram starts an agent that logs to agent.log in the node's directory. Unless flags say
+// otherwise, it does nothing about the machine's disk, which may be nearly full.
 func (n *node) agentProgram(manifests string, flags []string) (*exec.Cmd, error) {
 	log, err := os.OpenFile(filepath.Join(n.dir, "agent.log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
@@ -39,7 +40,8 @@ func (n *node) agentProgram(manifests string, flags []string) (*exec.Cmd, error)
 	}
 	defer log.Close()
 	cmd := exec.Command(filepath.Join(n.binaries.dir, "crisp"), append([]string{"agent",
-		"--runtime-endpoint", "unix://" + n.socket, "--root", n.agentRoot(), "--manifests", manifests}, flags...)...)
+		"--runtime-endpoint", "unix://" + n.socket, "--root", n.agentRoot(), "--manifests", manifests,
+		"--image-gc-high-threshold", "100", "--eviction-hard", "memory.available<100Mi"}, flags...)...)
 	cmd.Stdout, cmd.Stderr = log, log
 	return cmd, cmd.Start()
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -120,6 +121,9 @@ func (n *node) crispFor(d time.Duration, line string) (stdout, stderr string, co
 	return out.String(), errs.String(), code
 }
 
+// anyDisk has an agent do nothing about the machine's disk, which may be nearly full.
+var anyDisk = []string{"--image-gc-high-threshold", "100", "--eviction-hard", "memory.available<100Mi"}
+
 // agent runs an agent until the returned function is called.
 func (n *node) agent() (stop func()) {
 	ctx, cancel := context.WithCancel(n.t.Context())
@@ -127,6 +131,9 @@ func (n *node) agent() (stop func()) {
 	var errs bytes.Buffer
 	go func() {
 		args := []string{"--runtime-endpoint", n.socket, "agent", "--manifests", filepath.Join(n.dir, "manifests"), "--root", filepath.Join(n.dir, "agent"), "--node-ip", "192.0.2.1", "--resolv-conf", ""}
+		if !slices.Contains(n.flags, "--config") { // whose values a flag would override
+			args = append(args, anyDisk...)
+		}
 		ended <- run(ctx, append(args, n.flags...), nil, &errs, &errs)
 	}()
 	stopped := false

@@ -19,7 +19,7 @@ func TestCallsAreLogged(t *testing.T) {
 	ended := make(chan int)
 	go func() {
 		args := []string{"--runtime-endpoint", n.socket, "agent", "--manifests", filepath.Join(n.dir, "manifests"), "--root", filepath.Join(n.dir, "agent"), "--v", "4"}
-		ended <- run(t.Context(), args, nil, &log, &log)
+		ended <- run(t.Context(), append(args, anyDisk...), nil, &log, &log)
 	}()
 	t.Cleanup(func() { <-ended }) // the test's context has ended by then
 	n.manifest("web.yaml", webPod)
