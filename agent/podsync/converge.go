@@ -61,10 +61,11 @@ func (p *planner) regular(sandbox string) {
 		asked, isAsked := p.have.Restart[found.ID]
 		switch {
 		case isAsked:
-			p.killOne(found, nil, "Container "+c.Name+" is to be restarted on request"+p.fate(c))
-			if last := &p.plan.Actions[len(p.plan.Actions)-1]; asked != nil {
-				last.Grace = *asked
+			grace := p.grace(found, nil)
+			if asked != nil {
+				grace = *asked
 			}
+			p.killWithin(found, grace, "Container "+c.Name+" is to be restarted on request"+p.fate(c))
 		case changed(c, found):
 			p.killOne(found, nil, "Container "+c.Name+" definition changed, will be restarted")
 		case c.LivenessProbe != nil && probes.Liveness == Failing:
@@ -91,8 +92,13 @@ func changed(c *v1.Container, found Container) bool {
 
 // killOne plans to stop one container of a pod that goes on.
 func (p *planner) killOne(found Container, probe *v1.Probe, why string) {
+	p.killWithin(found, p.grace(found, probe), why)
+}
+
+// killWithin plans to stop one container of a pod that goes on, within grace.
+func (p *planner) killWithin(found Container, grace time.Duration, why string) {
 	p.kills++
-	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: p.grace(found, probe), Restart: true, Why: why})
+	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: grace, Restart: true, Why: why})
 }
 
 // start plans the start of a container in the sandbox, after its back-off.
