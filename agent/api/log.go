@@ -87,7 +87,7 @@ func logOptions(q url.Values) (o logread.Options, err error) {
 		if err != nil || n < 1 {
 			return o, fault.Invalid.Errorf("sinceSeconds: %q is not a number from 1", text)
 		}
-		o.Since = time.Now().Add(-time.Duration(n) * time.Second)
+		o.Since = time.Now().Add(-podsync.Seconds(n))
 	}
 	if text := q.Get("sinceTime"); text != "" {
 		if o.Since, err = time.Parse(time.RFC3339Nano, text); err != nil {

@@ -22,7 +22,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if seconds, err := graceOf(r); err != nil {
 		return err
 	} else if seconds != nil {
-		d := time.Duration(*seconds) * time.Second
+		d := podsync.Seconds(*seconds)
 		grace = &d
 	}
 	if pod.Status.Reason == podsync.StoppedReason {

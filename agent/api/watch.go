@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/periodic"
@@ -32,7 +33,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 	ctx := r.Context()
 	var timeout <-chan time.Time
 	if seconds, err := strconv.Atoi(q.Get("timeoutSeconds")); err == nil && seconds > 0 {
-		timeout = time.After(time.Duration(seconds) * time.Second)
+		timeout = time.After(podsync.Seconds(int64(seconds)))
 	}
 	fresh := seq == 0
 	seen := newSeen(sel)

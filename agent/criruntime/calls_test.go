@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -264,6 +265,7 @@ func TestStop(t *testing.T) {
 		{"hook and turn", 30 * time.Second, 5 * time.Second, 12 * time.Second, []string{`0 exec ["bye"] 0s`, "12 stop 18"}},
 		{"turn that does not come", 10 * time.Second, time.Second, time.Hour, []string{`0 exec ["bye"] 0s`, "10 stop 2"}},
 		{"no time for a hook", 0, time.Second, 0, []string{"0 stop 2"}},
+		{"more time than there is", podsync.Seconds(math.MaxInt64), 5 * time.Second, 0, []string{`0 exec ["bye"] 0s`, "5 stop 4611686013"}},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -285,6 +287,23 @@ func TestStop(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A pause before the end that no time.Duration can be lasts as long as the grace period.
+func TestStopAfterEndlessPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d, r, pod := record(t, `
+  terminationGracePeriodSeconds: 20000000000
+  containers: [{name: a, image: "i:1", lifecycle: {preStop: {sleep: {seconds: 20000000000}}}}]
+`)
+		id := begin(t, d, pod)["a"]
+		r.calls = nil
+		a := podsync.Action{Verb: podsync.StopContainer, ID: id, UID: string(pod.UID), Name: "a", Grace: time.Minute}
+		if err := d.Stop(t.Context(), now(), pod, a); err != nil {
+			t.Fatal(err)
+		}
+		r.expect(t, "60 stop 2")
+	})
 }
 
 // A preStop hook that fails is reported, without its output, and the container is stopped

@@ -7,9 +7,9 @@ import (
 	"io"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/httpget"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 )
@@ -24,7 +24,7 @@ func (d *Driver) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id stri
 	case h.HTTPGet != nil:
 		return d.httpHook(ctx, pod, c, h.HTTPGet)
 	case h.Sleep != nil:
-		periodic.Pause(ctx, time.Duration(h.Sleep.Seconds)*time.Second)
+		periodic.Pause(ctx, podsync.Seconds(h.Sleep.Seconds))
 		return ctx.Err()
 	}
 	return errors.New("handler names no action that there is")

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -106,7 +105,7 @@ func (d *Driver) createAndStart(ctx, interrupt context.Context, pod *v1.Pod, c *
 	close(now)
 	kill := podsync.Action{Verb: podsync.StopContainer, ID: id, UID: string(pod.UID), Name: c.Name, Restart: true, Why: "FailedPostStartHook"}
 	if grace := pod.Spec.TerminationGracePeriodSeconds; grace != nil {
-		kill.Grace = time.Duration(*grace) * time.Second
+		kill.Grace = podsync.Seconds(*grace)
 	}
 	if err := d.Stop(interrupt, now, pod, kill); err != nil {
 		d.o.Log.WarnContext(ctx, "container whose hook failed runs on", "container", c.Name, "err", err)

@@ -71,7 +71,7 @@ func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.
 // be secret.
 func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, left int64) int64 {
 	begin := time.Now()
-	limited, cancel := context.WithTimeout(ctx, time.Duration(left)*time.Second)
+	limited, cancel := context.WithTimeout(ctx, podsync.Seconds(left))
 	defer cancel()
 	if err := d.hook(limited, pod, c, id, c.Lifecycle.PreStop); err != nil && limited.Err() == nil {
 		d.o.Log.WarnContext(ctx, "hook before the end failed", "container", c.Name, "err", err)
@@ -84,7 +84,7 @@ func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id s
 // took.
 func await(ctx context.Context, turn <-chan struct{}, left int64) int64 {
 	begin := time.Now()
-	alarm := time.NewTimer(time.Duration(left) * time.Second)
+	alarm := time.NewTimer(podsync.Seconds(left))
 	defer alarm.Stop()
 	select {
 	case <-turn:

@@ -141,7 +141,7 @@ func Restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 func GraceOf(annotations map[string]string) time.Duration {
 	for _, name := range []string{annotationDeletion, annotationGrace} {
 		if seconds, err := strconv.ParseInt(annotations[name], 10, 64); err == nil {
-			return time.Duration(seconds) * time.Second
+			return podsync.Seconds(seconds)
 		}
 	}
 	return v1.DefaultTerminationGracePeriodSeconds * time.Second

@@ -139,7 +139,7 @@ func Deadline(pod *v1.Pod, s *v1.PodStatus) (time.Time, bool) {
 	if pod.Spec.ActiveDeadlineSeconds == nil || s == nil || s.StartTime == nil {
 		return time.Time{}, false
 	}
-	return s.StartTime.Add(seconds(*pod.Spec.ActiveDeadlineSeconds)), true
+	return s.StartTime.Add(Seconds(*pod.Spec.ActiveDeadlineSeconds)), true
 }
 
 // sandboxReady reports whether the pod has the one sandbox that it needs. If not, it plans

@@ -123,19 +123,17 @@ func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
 	wanted := p.want != nil && pod == p.want
 	switch {
 	case wanted && p.want.DeletionTimestamp == nil && p.have.Verdict != nil && p.have.Verdict.Grace != nil:
-		return seconds(*p.have.Verdict.Grace)
+		return Seconds(*p.have.Verdict.Grace)
 	case wanted && p.want.DeletionTimestamp == nil && p.have.Stop.On() && p.have.Stop.Grace != nil:
-		return seconds(*p.have.Stop.Grace)
+		return Seconds(*p.have.Stop.Grace)
 	case pod == nil:
 		return c.Grace
 	case pod.DeletionGracePeriodSeconds != nil:
-		return seconds(*pod.DeletionGracePeriodSeconds)
+		return Seconds(*pod.DeletionGracePeriodSeconds)
 	case probe != nil && probe.TerminationGracePeriodSeconds != nil:
-		return seconds(*probe.TerminationGracePeriodSeconds)
+		return Seconds(*probe.TerminationGracePeriodSeconds)
 	case pod.Spec.TerminationGracePeriodSeconds != nil:
-		return seconds(*pod.Spec.TerminationGracePeriodSeconds)
+		return Seconds(*pod.Spec.TerminationGracePeriodSeconds)
 	}
 	return c.Grace
 }
-
-func seconds(n int64) time.Duration { return time.Duration(n) * time.Second }

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,7 +45,7 @@ func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (man
 	s.version++
 	r := *old
 	r.Version, r.Grace = s.version, &seconds
-	r.Deleted = &metav1.Time{Time: time.Now().Add(time.Duration(seconds) * time.Second).Truncate(time.Second)}
+	r.Deleted = &metav1.Time{Time: time.Now().Add(podsync.Seconds(seconds)).Truncate(time.Second)}
 	r.decoded = pod.DeepCopy()
 	s.stamp(&r)
 	return r.decoded, s.saveLocked(&r)

@@ -62,7 +62,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 		plan.Pods = append(plan.Pods, more...)
 		plan.Again = again
 		if d := j.Spec.ActiveDeadlineSeconds; d != nil && !s.began.IsZero() {
-			plan.Again = earliest(plan.Again, s.began.Add(time.Duration(*d)*time.Second))
+			plan.Again = earliest(plan.Again, s.began.Add(podsync.Seconds(*d)))
 		}
 	}
 	plan.Status = s.status(reason, condition)
@@ -171,7 +171,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 		return "CompletionsReached", batchv1.JobComplete
 	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)): // as Kubernetes' Job controller
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
-	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(time.Duration(*s.Spec.ActiveDeadlineSeconds)*time.Second).After(s.now):
+	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(podsync.Seconds(*s.Spec.ActiveDeadlineSeconds)).After(s.now):
 		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
 	}
 	return "", ""

@@ -524,3 +524,16 @@ func TestIndexedJob(t *testing.T) {
 		t.Errorf("condition %q", condition(w.plan))
 	}
 }
+
+// A Job whose deadline is further away than a time.Duration reaches has time.
+func TestJobDeadlineIsFarAway(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  activeDeadlineSeconds: 18446744074"))}
+	w.step()
+	w.end("sum-0", v1.PodSucceeded)
+	w.step()
+	w.now = w.now.Add(time.Hour)
+	w.expect("an hour later", "sum-0:1 sum-1:1 sum-2:1")
+	if got := condition(w.plan); got != "" {
+		t.Errorf("condition %q", got)
+	}
+}
