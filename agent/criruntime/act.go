@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/stage"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -16,7 +17,7 @@ import (
 func (d *Driver) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
 	switch a.Verb {
 	case podsync.RemoveContainer:
-		return d.removeContainer(ctx, a.ID)
+		return d.removeContainer(ctx, a)
 	case podsync.StopSandbox:
 		return gone(d.runtime.StopPodSandbox(ctx, a.ID))
 	case podsync.RemoveSandbox:
@@ -35,12 +36,15 @@ func (d *Driver) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 	return fmt.Errorf("no such action: %s", a.Verb)
 }
 
-// removeContainer also removes the link to its log.
-func (d *Driver) removeContainer(ctx context.Context, id string) error {
-	if err := gone(d.runtime.RemoveContainer(ctx, id)); err != nil {
+// removeContainer also removes the link to its log, and the logs of runs that are too old.
+func (d *Driver) removeContainer(ctx context.Context, a podsync.Action) error {
+	if err := gone(d.runtime.RemoveContainer(ctx, a.ID)); err != nil {
 		return err
 	}
-	return d.files.UnlinkLog(id)
+	if err := d.files.UnlinkLog(a.ID); err != nil || a.Logs == 0 {
+		return err
+	}
+	return d.files.PruneLogs(types.UID(a.UID), a.Name, a.Logs)
 }
 
 // runSandbox prepares the pod's files and runs its sandbox.

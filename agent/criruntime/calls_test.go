@@ -306,6 +306,28 @@ func TestStopAfterEndlessPause(t *testing.T) {
 	})
 }
 
+// The logs of the runs before the last two go when a container is removed.
+func TestRemovedRunsLeaveNoLog(t *testing.T) {
+	d, _, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
+	id := begin(t, d, pod)["a"]
+	dir := filepath.Join(d.files.LogDir(pod), "a")
+	for _, name := range []string{"0.log", "1.log", "2.log"} {
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a := podsync.Action{Verb: podsync.RemoveContainer, ID: id, UID: string(pod.UID), Name: "a"}
+	for _, a.Logs = range []int{0, 2} {
+		if err := d.Act(t.Context(), t.Context(), pod, a); err != nil {
+			t.Fatal(err)
+		}
+		logs, err := os.ReadDir(dir)
+		if want := 3 - a.Logs/2; err != nil || len(logs) != want {
+			t.Errorf("%d logs, %v, want %d", len(logs), err, want)
+		}
+	}
+}
+
 // A preStop hook that fails is reported, without its output, and the container is stopped
 // nevertheless. The hook of a container whose pod is unknown runs by the container's
 // annotations.

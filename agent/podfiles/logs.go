@@ -1,13 +1,18 @@
 package podfiles
 
 import (
+	"errors"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // LogDir is the directory of a pod's logs, with a directory for each container.
@@ -37,12 +42,48 @@ func (s *Store) Attempts(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 		if err != nil {
 			continue
 		}
-		for _, log := range logs { // 3.log, or rotated: 3.log.20261101-120000.gz
-			number, _, ok := strings.Cut(log.Name(), ".log")
-			if n, err := strconv.ParseUint(number, 10, 32); ok && err == nil {
-				counts[e.Name()] = max(counts[e.Name()], uint32(n)+1)
+		for _, log := range logs {
+			if n, ok := attemptOf(log.Name()); ok {
+				counts[e.Name()] = max(counts[e.Name()], n+1)
 			}
 		}
 	}
 	return counts
+}
+
+// attemptOf returns the attempt of a container from the name of a log of it: 3 of 3.log, and of
+// 3.log.20261101-120000.gz, which was rotated.
+func attemptOf(log string) (attempt uint32, ok bool) {
+	number, _, ok := strings.Cut(log, ".log")
+	n, err := strconv.ParseUint(number, 10, 32)
+	return uint32(n), ok && err == nil
+}
+
+// PruneLogs removes the logs of a container of the pod uid, rotated ones too, but for those of its
+// newest attempts, as many as most. It is safe to repeat.
+func (s *Store) PruneLogs(uid types.UID, container string, most int) error {
+	pod := s.Pod(uid)
+	if pod == nil {
+		return nil
+	}
+	dir := filepath.Join(s.LogDir(pod), container)
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	of := map[uint32][]string{} // by attempt
+	for _, e := range entries {
+		if n, ok := attemptOf(e.Name()); ok {
+			of[n] = append(of[n], e.Name())
+		}
+	}
+	attempts := slices.Sorted(maps.Keys(of))
+	for _, n := range attempts[:max(len(attempts)-most, 0)] {
+		for _, name := range of[n] {
+			if gone := os.Remove(filepath.Join(dir, name)); !errors.Is(gone, fs.ErrNotExist) {
+				err = errors.Join(err, gone)
+			}
+		}
+	}
+	return err
 }

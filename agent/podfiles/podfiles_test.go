@@ -97,3 +97,53 @@ func TestLogLinks(t *testing.T) {
 		t.Errorf("a name of %d bytes", len(name))
 	}
 }
+
+// A container that crashes again and again leaves the logs of its last runs only, rotated ones
+// included; its attempts are still counted, and nothing else in the directory is touched.
+func TestPruneLogs(t *testing.T) {
+	s := open(t, t.TempDir())
+	p := pod("a", "c", "d")
+	if err := s.Accept(p); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"c/8.log", "c/9.log", "c/9.log.20261101-120000.gz", "c/10.log", "c/10.log.20261101-120000", "c/11.log", "c/notes", "d/1.log"} {
+		path := filepath.Join(s.LogDir(p), name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, step := range []struct {
+		most int
+		want []string
+	}{
+		{2, []string{"c/10.log", "c/10.log.20261101-120000", "c/11.log", "c/notes", "d/1.log"}},
+		{2, []string{"c/10.log", "c/10.log.20261101-120000", "c/11.log", "c/notes", "d/1.log"}},
+		{1, []string{"c/11.log", "c/notes", "d/1.log"}},
+	} {
+		if err := s.PruneLogs(p.UID, "c", step.most); err != nil {
+			t.Fatal(err)
+		}
+		left, err := filepath.Glob(filepath.Join(s.LogDir(p), "*", "*"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range left {
+			left[i] = strings.TrimPrefix(left[i], s.LogDir(p)+"/")
+		}
+		if !slices.Equal(left, step.want) {
+			t.Errorf("%d runs: %q stay, want %q", step.most, left, step.want)
+		}
+	}
+	if got := s.Attempts(p, podsync.Have{}); got["c"] != 12 || got["d"] != 2 {
+		t.Errorf("attempts %v", got)
+	}
+	if err := s.PruneLogs(p.UID, "unknown", 1); err != nil {
+		t.Error(err)
+	}
+	if err := s.PruneLogs("unknown", "c", 1); err != nil {
+		t.Error(err)
+	}
+}

@@ -165,7 +165,7 @@ func (p *planner) sandboxReady() bool {
 	for _, c := range p.have.Containers {
 		if c.UID == uid && p.isInit(c.Name) {
 			stale = true
-			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: uid, Name: c.Name, Why: why})
+			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: uid, Name: c.Name, Logs: keptRuns, Why: why})
 		}
 	}
 	if !stale {
@@ -242,15 +242,19 @@ func (h *Have) Newest(uid, name string) (Container, bool) {
 	return Container{}, false
 }
 
+// keptRuns is how many runs of a container stay: the last one and the one before it.
+const keptRuns = 2
+
 // collect plans the removal of what is no longer of use. Of each name the newest container
 // stays, and the one before it, whose log "crisp logs -p" shows; of dead sandboxes without
 // containers only the newest stays. While disk space is short, only the newest container of
-// each name stays, and none of a finished pod.
+// each name stays, and none of a finished pod. Logs go with their containers, but for the last
+// one of each name: a container that crashes again and again must not fill the disk.
 func (p *planner) collect() {
 	if p.want == nil || p.want.DeletionTimestamp != nil {
 		return
 	}
-	most, why := 2, "container is older than the last two"
+	most, why := keptRuns, "container is older than the last two"
 	if p.have.Scarce {
 		most, why = 1, "space is needed"
 		if Terminal(p.have.Status) {
@@ -264,7 +268,7 @@ func (p *planner) collect() {
 			continue
 		}
 		if kept[c.Name]++; kept[c.Name] > most && !alive(c) {
-			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Why: why})
+			p.add(Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Logs: max(most, 1), Why: why})
 			continue
 		}
 		used[c.SandboxID] = true

@@ -267,6 +267,36 @@ func TestFinished(t *testing.T) {
 	}
 }
 
+// A removed run takes its log with it; those of the last two stay, of the last one while disk
+// space is short. What is removed to be made again keeps its log, which counts its attempts.
+func TestLogsGoWithTheirRuns(t *testing.T) {
+	for _, test := range []struct {
+		have   string
+		scarce bool
+		logs   int
+	}{
+		{"S0@u+ a2/S0=run a1/S0=1 a0/S0=1 b0/S0=run", false, 2},
+		{"S0@u+ a2/S0=run a1/S0=1 b0/S0=run", true, 1},
+		{"S0@u+ a0/S0=new b0/S0=run", false, 0},
+		{"S0@u- i3/S0=1 a2/S0=1", false, 2},
+	} {
+		h := have(t, test.have)
+		h.Scarce = test.scarce
+		removed := 0
+		for _, a := range podsync.Compute(pod(v1.RestartPolicyAlways, "i"), h, now).Actions {
+			if a.Verb == podsync.RemoveContainer {
+				removed++
+				if a.Logs != test.logs {
+					t.Errorf("%s: %s keeps the logs of %d runs, want %d", test.have, a.Name, a.Logs, test.logs)
+				}
+			}
+		}
+		if removed == 0 {
+			t.Errorf("%s: nothing is removed", test.have)
+		}
+	}
+}
+
 // A failed action is held back, and no other.
 func TestFailuresHoldBack(t *testing.T) {
 	h := have(t, "S0@u+")

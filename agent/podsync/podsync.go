@@ -175,7 +175,7 @@ type Verb uint8
 
 const (
 	StopContainer   Verb = iota + 1 // ID, Name, Grace, After, Restart
-	RemoveContainer                 // ID, Name
+	RemoveContainer                 // ID, Name, Logs
 	StopSandbox                     // ID
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
@@ -204,6 +204,7 @@ type Action struct {
 	Grace     time.Duration // until SIGKILL, the preStop hook included
 	After     []string      // IDs of containers that must have ended before this one is stopped
 	Restart   bool          // the container is stopped in order to be started again
+	Logs      int           // how many runs of the container keep their logs; 0 is all
 	Backoff   time.Duration
 	Target    string // ID of the container whose processes an ephemeral container sees
 	Why       string // for the log and for the pod's events

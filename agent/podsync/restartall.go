@@ -55,7 +55,7 @@ func (p *planner) restartAll() bool {
 		if c.UID != string(p.want.UID) || spec == nil {
 			continue
 		}
-		remove := Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Why: why}
+		remove := Action{Verb: RemoveContainer, ID: c.ID, UID: c.UID, Name: c.Name, Logs: keptRuns, Why: why}
 		switch {
 		case alive(c):
 			live = append(live, Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Restart: true, Why: why})
