@@ -50,12 +50,12 @@ func after(c Container, wait time.Duration, now time.Time) time.Time {
 // back-off runs from the end of the container before it. After a change of the definition there
 // is no back-off.
 func (h *Have) RestartAt(c *v1.Container, found Container, now time.Time) (time.Time, time.Duration) {
+	if changed(c, found) {
+		return after(found, 0, now), resetBackoff
+	}
 	wait := nextBackoff(found)
 	if !h.Restarted[found.ID] {
 		return after(found, wait, now), wait
-	}
-	if changed(c, found) {
-		return after(found, 0, now), resetBackoff
 	}
 	for _, other := range h.Containers {
 		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {

@@ -141,6 +141,7 @@ var lifeCases = []struct {
 	{"image not changed", with(always, func(*v1.Pod) {}), "S0@u+ a0/S0=run b0/S0=run", hashed, ""},
 	{"image changed, restarted at once", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a4/S0=143~0^80 b0/S0=run",
 		func(h *podsync.Have) { hashed(h); killed("a4/S0")(h) }, "start:a5/S0^-0"},
+	{"image changed while it crash loops", with(always, func(p *v1.Pod) { p.Spec.Containers[0].Image = "i:2" }), "S0@u+ a4/S0=1~3^80 b0/S0=run", hashed, "start:a5/S0^-0"},
 	{"debug", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0"},
 	{"debug, of a container", with(always, debug("b")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0>b0/S0"},
 	{"debug, once", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run d0/S0=1", none, ""},

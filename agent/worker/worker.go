@@ -66,17 +66,18 @@ type worker struct {
 	verdict   *podsync.Verdict          // of want; guarded by pool.mu
 	forget    bool                      // failures that are not lasting are to be forgotten; guarded by pool.mu
 	restart   map[string]*time.Duration // see podsync.Have.Restart; guarded by pool.mu
+	starting  string                    // the container that is being started, "" for none; guarded by pool.mu
 	interrupt context.CancelFunc        // ends the round in progress; guarded by pool.mu
 	shorten   context.CancelFunc        // ends the stops in progress; guarded by pool.mu
 
 	// Only the loop uses the rest.
-	uid       types.UID
-	failures  map[string]failure // of the pod uid, by subject
+	pod       *v1.Pod            // of the last round
+	failures  map[string]failure // of the pod, by subject
 	restarted map[string]bool    // containers of it that were stopped to be started again, by ID
 }
 
 // setLocked changes the wanted pod and wakes the loop. It interrupts work for a pod that is no
-// longer wanted, and stops that now have less time.
+// longer wanted, or for an image that is not, and stops that now have less time.
 func (w *worker) setLocked(pod *v1.Pod) {
 	if uidOf(pod) != uidOf(w.want) {
 		w.interrupt()
@@ -88,9 +89,23 @@ func (w *worker) setLocked(pod *v1.Pod) {
 		if grace(pod) < grace(w.want) {
 			w.shorten()
 		}
+	} else if pod != nil && w.starting != "" && !sameImage(w.want, pod, w.starting) {
+		w.interrupt() // its image may be one that cannot be pulled
 	}
 	w.want = pod
 	w.poke()
+}
+
+// sameImage reports whether a container has the same image in two versions of its pod.
+func sameImage(a, b *v1.Pod, container string) bool {
+	return image(a, container) == image(b, container)
+}
+
+func image(pod *v1.Pod, container string) string {
+	if c := podsync.ContainerOf(&pod.Spec, container); c != nil {
+		return c.Image
+	}
+	return ""
 }
 
 // failLocked ends the pod for good.
@@ -140,9 +155,16 @@ func (w *worker) begin(ctx context.Context) round {
 	r := round{pod: w.want, verdict: w.verdict, restart: maps.Clone(w.restart)}
 	r.interrupt, w.interrupt = context.WithCancel(ctx)
 	r.stopping, w.shorten = context.WithCancel(ctx)
-	if uid := uidOf(r.pod); uid != w.uid {
-		w.uid, w.failures, w.restarted, w.restart = uid, map[string]failure{}, map[string]bool{}, nil
+	if uidOf(r.pod) != uidOf(w.pod) {
+		w.failures, w.restarted, w.restart = map[string]failure{}, map[string]bool{}, nil
+	} else if r.pod != w.pod {
+		for c := range podsync.Containers(&r.pod.Spec) {
+			if !sameImage(w.pod, r.pod, c.Name) {
+				delete(w.failures, podsync.ContainerSubject(c.Name)) // they were the former image's
+			}
+		}
 	}
+	w.pod, w.starting = r.pod, ""
 	if w.forget {
 		maps.DeleteFunc(w.failures, func(_ string, f failure) bool { return !f.lasting })
 		w.forget = false
@@ -237,6 +259,7 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 			break // something else is wanted: plan anew
 		}
 		begin := time.Now()
+		w.start(r, a)
 		err := w.rt.Act(ctx, r.interrupt, r.pod, a)
 		if err == nil {
 			w.log.InfoContext(ctx, "pod action done", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "attempt", a.Attempt, "why", a.Why, "took", time.Since(begin))
@@ -254,6 +277,21 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 			}
 		}
 		w.recordResult(ctx, r.interrupt, res.Action, res.err)
+	}
+}
+
+// start notes that an action begins, for setLocked. If the wanted pod has another image for the
+// container to start by now, it interrupts the round at once.
+func (w *worker) start(r round, a podsync.Action) {
+	w.pool.mu.Lock()
+	defer w.pool.mu.Unlock()
+	w.starting = ""
+	if a.Verb != podsync.StartContainer {
+		return
+	}
+	w.starting = a.Name
+	if uidOf(w.want) == uidOf(r.pod) && !sameImage(w.want, r.pod, a.Name) {
+		w.interrupt()
 	}
 }
 

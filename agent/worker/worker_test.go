@@ -288,6 +288,45 @@ func TestFailuresBackOff(t *testing.T) {
 	})
 }
 
+// edited is pod with another image.
+func edited(uid, image string) *v1.Pod {
+	p := pod(uid)
+	p.Spec.Containers[0].Image = image
+	return p
+}
+
+// Who corrects the image of a pod waits neither for the pull of the former one, which may hang,
+// nor for its next try. A pull of what is still wanted goes on.
+func TestImageEditedWhilePulling(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		w.setAct(func(ctx, interrupt context.Context, a podsync.Action) error {
+			if a.Verb == podsync.StartContainer {
+				<-interrupt.Done()
+				return interrupt.Err()
+			}
+			return nil
+		})
+		p.Set(key, edited("u", "i:1"))
+		w.expect(t, "0 run sandbox u", "0 start container u")
+		labelled := edited("u", "i:1")
+		labelled.Labels = map[string]string{"a": "b"}
+		p.Set(key, labelled)
+		time.Sleep(time.Hour)
+		w.expect(t)
+		w.begin()
+		w.setAct(func(_, _ context.Context, a podsync.Action) error { return pullError{} })
+		p.Set(key, edited("u", "i:2"))
+		w.expect(t, "0 start container u")
+		time.Sleep(1500 * time.Millisecond)
+		w.setAct(nil)
+		p.Set(key, edited("u", "i:3"))
+		w.expect(t, "1 start container u")
+		p.Set(key, edited("u", "i:4")) // nothing is being pulled
+		time.Sleep(time.Minute)
+		w.expect(t)
+	})
+}
+
 type pullError struct{}
 
 func (pullError) Error() string  { return "no such image" }
