@@ -244,13 +244,13 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 		}
 	}
 	var again time.Time
-	expanded := map[string]workload.Plan{}
+	expanded, of := map[string]workload.Plan{}, m.byWorkloadLocked()
 	for _, key := range slices.Sorted(maps.Keys(m.objects)) {
 		o := m.objects[key]
 		if !workload.Is(o) {
 			continue
 		}
-		plan := workload.Expand(o, m.ofLocked(key), now)
+		plan := workload.Expand(o, of[key], now)
 		expanded[key] = plan
 		if !plan.Again.IsZero() && (again.IsZero() || plan.Again.Before(again)) {
 			again = plan.Again
@@ -276,17 +276,24 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 	return changes
 }
 
-// ofLocked returns the pods of a workload: the wanted ones and, until all sources have
-// reported, those of an earlier agent.
-func (m *Manager) ofLocked(key string) []workload.Pod {
-	var list []workload.Pod
-	for _, pod := range slices.Concat(slices.Collect(maps.Values(m.pods)), m.earlier) {
-		seen := func(p workload.Pod) bool { return p.Name == pod.Name }
-		if pod.Annotations[workload.AnnotationWorkload] == key && !slices.ContainsFunc(list, seen) {
-			list = append(list, workload.Pod{Pod: pod, Status: m.statuses[pod.UID]})
+// byWorkloadLocked returns the pods of all workloads, by manifest.Key: the wanted ones and, until
+// all sources have reported, those of an earlier agent.
+func (m *Manager) byWorkloadLocked() map[string][]workload.Pod {
+	of, seen := map[string][]workload.Pod{}, map[[2]string]bool{}
+	add := func(pod *v1.Pod) {
+		key := pod.Annotations[workload.AnnotationWorkload]
+		if at := [2]string{key, pod.Name}; key != "" && !seen[at] {
+			seen[at] = true
+			of[key] = append(of[key], workload.Pod{Pod: pod, Status: m.statuses[pod.UID]})
 		}
 	}
-	return list
+	for _, pod := range m.pods {
+		add(pod)
+	}
+	for _, pod := range m.earlier {
+		add(pod)
+	}
+	return of
 }
 
 // forgetLocked drops the statuses and ephemeral containers of pods that are no longer wanted.

@@ -74,7 +74,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 func (s *jobState) kept(reason string, condition batchv1.JobConditionType) (pods []*v1.Pod) {
 	for _, p := range s.pods {
 		switch {
-		case !slices.ContainsFunc(s.active, func(a Pod) bool { return a.UID == p.UID }):
+		case podsync.Terminal(&p.Status):
 			pods = append(pods, p.Pod)
 		case condition == batchv1.JobFailed:
 			pod := p.DeepCopy()
@@ -196,47 +196,42 @@ func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 			return nil, at
 		}
 	}
+	if *s.Spec.CompletionMode == batchv1.IndexedCompletion {
+		return s.nextIndexed(missing), time.Time{}
+	}
+	return s.next(missing), time.Time{}
+}
+
+// next makes the next n pods of a Job pi: pi-0, pi-1 and so on.
+func (s *jobState) next(n int) (pods []*v1.Pod) {
 	taken := map[string]bool{}
 	for _, p := range s.pods {
 		taken[p.Name] = true
 	}
-	for range missing {
-		pod := s.next(taken)
-		if pod == nil {
-			break
-		}
-		taken[pod.Name] = true
-		pods = append(pods, pod)
+	name := func(i int) string { return s.Name + "-" + strconv.Itoa(i) }
+	for _, i := range firstFree(n, nil, func(i int) bool { return taken[name(i)] }) {
+		pods = append(pods, s.pod(name(i), ""))
 	}
-	return pods, time.Time{}
+	return pods
 }
 
-// next makes the next pod of a Job pi: pi-0, pi-1 and so on. For an indexed Job it is
-// pi-<index>-<try> with the first index that has neither a running nor a successful pod; nil
-// if there is no such index.
-func (s *jobState) next(taken map[string]bool) *v1.Pod {
-	if *s.Spec.CompletionMode != batchv1.IndexedCompletion {
-		for n := 0; ; n++ {
-			if name := s.Name + "-" + strconv.Itoa(n); !taken[name] {
-				return s.pod(name, "")
-			}
+// nextIndexed makes the next pods of an indexed Job pi, n at most: pi-<index>-<try> for the first
+// indexes that have neither a running nor a successful pod.
+func (s *jobState) nextIndexed(n int) (pods []*v1.Pod) {
+	busy, try := map[string]bool{}, map[string]int{}
+	for _, p := range s.pods {
+		index, last, _ := strings.Cut(strings.TrimPrefix(p.Name, s.Name+"-"), "-")
+		busy[index] = busy[index] || p.Status.Phase != v1.PodFailed
+		if number, err := strconv.Atoi(last); err == nil {
+			try[index] = max(try[index], number+1)
 		}
-	}
-	busy := map[string]bool{}
-	for name := range taken {
-		index := strings.TrimPrefix(name, s.Name+"-")
-		index = index[:strings.LastIndexByte(index, '-')]
-		busy[index] = busy[index] || !slices.ContainsFunc(s.pods, func(p Pod) bool { return p.Name == name && p.Status.Phase == v1.PodFailed })
 	}
 	for i := range int(*s.Spec.Completions) {
-		index := strconv.Itoa(i)
-		for try := 0; !busy[index]; try++ {
-			if name := s.Name + "-" + index + "-" + strconv.Itoa(try); !taken[name] {
-				return s.pod(name, index)
-			}
+		if index := strconv.Itoa(i); len(pods) < n && !busy[index] {
+			pods = append(pods, s.pod(s.Name+"-"+index+"-"+strconv.Itoa(try[index]), index))
 		}
 	}
-	return nil
+	return pods
 }
 
 func (s *jobState) pod(name, index string) *v1.Pod {

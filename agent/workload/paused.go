@@ -22,10 +22,7 @@ func (r *rollout) planPaused(ended []*v1.Pod) {
 		r.drop(surplus, func(member) bool { return true })
 		slices.Reverse(r.members)
 	}
-	like := r.common(ended)
-	for len(r.members) < r.replicas {
-		r.addLike(like)
-	}
+	r.addLike(r.replicas-len(r.members), r.common(ended))
 }
 
 // common returns a pod with the template of most pods, or of the ended ones if there are no
@@ -57,10 +54,17 @@ func (r *rollout) common(ended []*v1.Pod) *v1.Pod {
 	return like
 }
 
-// addLike adds a pod with the template of another, or the present template if like is nil.
-func (r *rollout) addLike(like *v1.Pod) {
-	r.add(nil)
-	m := &r.members[len(r.members)-1]
+// addLike adds n pods with the template of another, or the present template if like is nil.
+func (r *rollout) addLike(n int, like *v1.Pod) {
+	before := len(r.members)
+	r.add(n, nil)
+	for i := range r.members[before:] {
+		r.members[before+i].become(r, like)
+	}
+}
+
+// become gives a new member the template of another pod, if there is one and it is another.
+func (m *member) become(r *rollout, like *v1.Pod) {
 	if like == nil || like.Annotations[AnnotationRevision] == m.Annotations[AnnotationRevision] {
 		return
 	}

@@ -162,9 +162,7 @@ func (r *rollout) step(free []int) bool {
 	}
 	most := r.replicas + r.surge
 	if missing := min(most-total, r.replicas-current); missing > 0 {
-		for range missing {
-			r.add(free)
-		}
+		r.add(missing, free)
 		return true
 	}
 	least := r.replicas - r.unavailable
@@ -191,17 +189,39 @@ func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	return gone
 }
 
-// add adds a pod with the first index that is not taken: of free, else from 0 on.
-func (r *rollout) add(free []int) {
-	taken := func(i int) bool {
-		return slices.Contains(r.ended, i) || slices.ContainsFunc(r.members, func(m member) bool { return m.index == i })
+// add adds n pods with the first indexes that are not taken: of free, else from 0 on.
+func (r *rollout) add(n int, free []int) {
+	for _, index := range r.indexes(n, free) {
+		r.members = append(r.members, member{Pod: r.newPod(index), index: index, current: true})
 	}
-	index := 0
-	if i := slices.IndexFunc(free, func(i int) bool { return !taken(i) }); i >= 0 {
-		index = free[i]
+}
+
+// indexes returns the first n indexes that are not taken: of free, else from 0 on.
+func (r *rollout) indexes(n int, free []int) []int {
+	taken := make(map[int]bool, len(r.members)+len(r.ended)+n)
+	for _, m := range r.members {
+		taken[m.index] = true
 	}
-	for taken(index) {
-		index++
+	for _, i := range r.ended {
+		taken[i] = true
 	}
-	r.members = append(r.members, member{Pod: r.newPod(index), index: index, current: true})
+	return firstFree(n, free, func(i int) bool { return taken[i] })
+}
+
+// firstFree returns the first n numbers that are not taken: of prefer, else from 0 on. It asks
+// for no number twice, but for those of prefer.
+func firstFree(n int, prefer []int, taken func(int) bool) []int {
+	var free []int
+	chosen := map[int]bool{}
+	for _, i := range prefer {
+		if len(free) < n && !chosen[i] && !taken(i) {
+			free, chosen[i] = append(free, i), true
+		}
+	}
+	for i := 0; len(free) < n; i++ {
+		if !chosen[i] && !taken(i) {
+			free = append(free, i)
+		}
+	}
+	return free
 }
