@@ -11,6 +11,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 )
 
 // A failed pod of a Job is replaced after 10 s, 20 s, 40 s and so on, at most 6 min, as in
@@ -48,7 +49,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 				plan.Expired = true
 			}
 		}
-	case j.Spec.Suspend != nil && *j.Spec.Suspend:
+	case s.suspended():
 		for _, p := range s.pods {
 			if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
 				plan.Pods = append(plan.Pods, p.Pod)
@@ -68,6 +69,8 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	plan.Status = s.status(reason, condition)
 	return plan
 }
+
+func (s *jobState) suspended() bool { return s.Spec.Suspend != nil && *s.Spec.Suspend }
 
 // kept returns the pods that stay when the Job is over, as its record. Those of a failed Job
 // that are active end and stay too: without them it would not be known that it has failed.
@@ -171,6 +174,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 		return "CompletionsReached", batchv1.JobComplete
 	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)): // as Kubernetes' Job controller
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
+	case s.suspended(): // its deadline does not go on
 	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(podsync.Seconds(*s.Spec.ActiveDeadlineSeconds)).After(s.now):
 		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
 	}
@@ -244,6 +248,9 @@ func (s *jobState) pod(name, index string) *v1.Pod {
 		return pod
 	}
 	pod.Annotations[batchv1.JobCompletionIndexAnnotation] = index
+	if host := s.Name + "-" + index; len(host) <= validation.DNS1123LabelMaxLength {
+		pod.Spec.Hostname = host // as Kubernetes' Job controller; the tries of an index share it
+	}
 	for c := range podsync.Containers(&pod.Spec) {
 		c.Env = append(c.Env, v1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: index})
 	}
@@ -256,7 +263,12 @@ func (s *jobState) status(reason string, condition batchv1.JobConditionType) man
 	if !s.began.IsZero() {
 		j.Status.StartTime = &metav1.Time{Time: s.began}
 	}
-	if condition == "" {
+	switch {
+	case condition == "" && s.suspended(): // with the reason and message of Kubernetes' controller
+		j.Status.Active, j.Status.StartTime = 0, nil
+		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: v1.ConditionTrue, Reason: "JobSuspended", Message: "Job suspended"}}
+		return j
+	case condition == "":
 		return j
 	}
 	at := metav1.Time{Time: s.lastEnd}

@@ -485,8 +485,20 @@ func TestJobSuspended(t *testing.T) {
 	w.end("sum-0", v1.PodSucceeded)
 	w.apply(fmt.Sprintf(sum, "  suspend: true"))
 	w.expect("suspended", "sum-0:1")
+	if s := w.plan.Status.(*batchv1.Job).Status; condition(w.plan) != "Suspended JobSuspended" || s.StartTime != nil || s.Active != 0 || s.Succeeded != 1 {
+		t.Errorf("status %+v", s)
+	}
+	w.apply(fmt.Sprintf(sum, "  suspend: true\n  activeDeadlineSeconds: 5"))
+	w.now = w.now.Add(time.Hour)
+	w.expect("suspended for longer than its deadline", "sum-0:1")
+	if got := condition(w.plan); got != "Suspended JobSuspended" {
+		t.Errorf("condition %q", got)
+	}
 	w.apply(fmt.Sprintf(sum, "  suspend: false"))
 	w.expect("resumed", "sum-0:1 sum-1:1 sum-2:1")
+	if got := condition(w.plan); got != "" {
+		t.Errorf("condition %q", got)
+	}
 	w.apply(strings.Replace(fmt.Sprintf(sum, ""), "parallelism: 2", "parallelism: 1", 1))
 	w.end("sum-1", v1.PodSucceeded)
 	w.expect("fewer at a time", "sum-0:1 sum-1:1 sum-2:1")
@@ -516,8 +528,8 @@ func TestIndexedJob(t *testing.T) {
 	w.end("sum-1-0", v1.PodSucceeded)
 	w.expect("the last", "sum-0-0:1 sum-0-1:1 sum-1-0:1 sum-2-0:1")
 	last := w.pods[len(w.pods)-1]
-	if env := last.Spec.Containers[0].Env; len(env) != 1 || env[0].Name != "JOB_COMPLETION_INDEX" || env[0].Value != "2" || last.Labels["batch.kubernetes.io/job-completion-index"] != "2" {
-		t.Errorf("its index: %v, %v", env, last.Labels)
+	if env := last.Spec.Containers[0].Env; len(env) != 1 || env[0].Name != "JOB_COMPLETION_INDEX" || env[0].Value != "2" || last.Labels["batch.kubernetes.io/job-completion-index"] != "2" || last.Spec.Hostname != "sum-2" {
+		t.Errorf("its index: %v, %v, host name %q", env, last.Labels, last.Spec.Hostname)
 	}
 	w.end("sum-2-0", v1.PodSucceeded)
 	if w.step(); condition(w.plan) != "Complete CompletionsReached" {

@@ -96,13 +96,10 @@ func (c *cli) settled(t chosen) (ok bool, word string, err error) {
 		return word == "" && err == nil, word, err
 	case "Job":
 		var j batchv1.Job
-		if err := c.fetch(t.path(), nil, &j); err != nil || len(j.Status.Conditions) == 0 {
+		if err := c.fetch(t.path(), nil, &j); err != nil {
 			return false, "", err
 		}
-		if last := j.Status.Conditions[0]; last.Type != batchv1.JobComplete {
-			return false, "", fmt.Errorf("%s failed: %v", t, last.Reason)
-		}
-		return true, "", nil
+		return settledJob(&j)
 	}
 	var pod v1.Pod
 	if err := c.fetch(t.path(), nil, &pod); err != nil {
@@ -116,6 +113,22 @@ func (c *cli) settled(t chosen) (ok bool, word string, err error) {
 		return true, "", nil
 	}
 	return ready(&pod), word, nil
+}
+
+// settledJob is settled for a Job. A suspended one may go on.
+func settledJob(j *batchv1.Job) (ok bool, word string, err error) {
+	for _, c := range j.Status.Conditions {
+		switch {
+		case c.Status != v1.ConditionTrue:
+		case c.Type == batchv1.JobComplete:
+			return true, "", nil
+		case c.Type == batchv1.JobFailed:
+			return false, "", fmt.Errorf("job %s failed: %v", j.Name, c.Reason)
+		default:
+			word = string(c.Type)
+		}
+	}
+	return false, word, nil
 }
 
 func waitCommand(c *cli) *cobra.Command {
