@@ -509,3 +509,31 @@ func TestPulledWithASecret(t *testing.T) {
 		t.Errorf("with the secret, never pulled: %v", err)
 	}
 }
+
+// A record of who may use an image that is damaged keeps no pod from starting: the pod pulls the
+// image, and the record is written anew.
+func TestDamagedPullRecord(t *testing.T) {
+	d, r, pod := record(t, "  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
+	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.puller.pulled = ledger
+	begin(t, d, pod)
+	records, err := filepath.Glob(filepath.Join(d.o.Root, "images/pulled/*"))
+	if err != nil || len(records) != 1 {
+		t.Fatalf("records %q, %v", records, err)
+	}
+	for _, text := range []string{"", `{"imageRef": "reg`} {
+		if err := os.WriteFile(records[0], []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		r.calls = nil
+		for range 2 {
+			if _, _, err := d.puller.ensure(t.Context(), t.Context(), pod, &pod.Spec.Containers[0], nil); err != nil {
+				t.Errorf("%q: %v", text, err)
+			}
+		}
+		r.expect(t, "0 pull reg.example/app:latest ")
+	}
+}

@@ -98,7 +98,11 @@ func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error
 			secrets = append(secrets, *c.Source)
 		}
 	}
-	return p.pulled.MayUse(name, image.Id, secrets)
+	may, err := p.pulled.MayUse(name, image.Id, secrets)
+	if err != nil { // if it may not use the image, it pulls, and the record is written anew
+		p.log.Warn("record of who may use an image not read or written", "image", name, "err", err)
+	}
+	return may, nil
 }
 
 // image asks for an image; nil is one that is not there.

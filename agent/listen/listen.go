@@ -184,12 +184,12 @@ func (s server) secure(l net.Listener) (net.Listener, error) {
 	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
 }
 
-// Token returns the token in <root>/token, which is made if there is none: 128 random bits in
-// hexadecimal.
+// Token returns the token in <root>/token, which is made if there is none or a blank one: 128
+// random bits in hexadecimal.
 func Token(root string) (string, error) {
 	path := filepath.Join(root, "token")
 	token, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
+	if errors.Is(err, fs.ErrNotExist) || err == nil && strings.TrimSpace(string(token)) == "" {
 		raw := make([]byte, 16)
 		rand.Read(raw)
 		token = []byte(hex.EncodeToString(raw))

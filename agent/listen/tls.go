@@ -25,14 +25,19 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
+// A damagedError says that the certificate's file has none.
+type damagedError struct{ error }
+
 // certificate returns the self-signed certificate in <root>/tls.pem, where its key is too. It
 // makes a new one, for ten years, if there is none or if it expires within 30 days.
 func certificate(root string) (cert tls.Certificate, pemText []byte, err error) {
 	path := filepath.Join(root, "tls.pem")
 	text, err := os.ReadFile(path)
 	if err == nil {
-		cert, err = tls.X509KeyPair(text, text)
-		if err == nil && time.Until(cert.Leaf.NotAfter) > 30*24*time.Hour {
+		if cert, err = tls.X509KeyPair(text, text); err != nil {
+			return cert, nil, damagedError{fmt.Errorf("%s: %w", path, err)}
+		}
+		if time.Until(cert.Leaf.NotAfter) > 30*24*time.Hour {
 			return cert, text, nil
 		}
 	}
@@ -72,6 +77,11 @@ func (k *keptCertificate) renew() error {
 
 func (k *keptCertificate) renewLocked() error {
 	cert, text, err := certificate(k.root)
+	if _, damaged := errors.AsType[damagedError](err); damaged && k.cert == nil {
+		path := filepath.Join(k.root, "tls.pem")
+		k.log.Error("certificate not read: there is a new one", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
+		cert, text, err = certificate(k.root)
+	}
 	if err == nil && (k.cert == nil || !bytes.Equal(k.cert.Certificate[0], cert.Certificate[0])) {
 		err = k.renewed(text)
 	}

@@ -51,6 +51,34 @@ func TestCertificate(t *testing.T) {
 	}
 }
 
+// A certificate or a token that was lost on disk does not keep the agent from starting: both are
+// made anew, and what was there of the certificate is kept aside.
+func TestDamagedCertificateAndToken(t *testing.T) {
+	for _, text := range []string{"", "nonsense", "-----BEGIN CERTIFICATE-----\nMIIB"} {
+		root := t.TempDir()
+		path := filepath.Join(root, "tls.pem")
+		for _, path := range []string{path, filepath.Join(root, "token")} {
+			if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		k := &keptCertificate{root: root, log: slog.New(slog.DiscardHandler), renewed: func([]byte) error { return nil }}
+		if err := k.renew(); err != nil || k.cert == nil {
+			t.Fatalf("%q: %v", text, err)
+		}
+		if aside, err := os.ReadFile(path + ".damaged"); err != nil || string(aside) != text {
+			t.Errorf("%q: aside there is %q, %v", text, aside, err)
+		}
+		if again, _, err := certificate(root); err != nil || !again.Leaf.Equal(k.cert.Leaf) {
+			t.Errorf("%q: another one after a restart: %v", text, err)
+		}
+		token, err := Token(root)
+		if again, _ := Token(root); err != nil || token != again || token == "" {
+			t.Errorf("%q: the tokens are %q and %q, %v", text, token, again, err)
+		}
+	}
+}
+
 // An agent that runs for years always has a valid certificate, and writes each new one into
 // kubectl's kubeconfig.
 func TestCertificateIsRenewed(t *testing.T) {
