@@ -91,6 +91,11 @@ var lifeCases = []struct {
 	{"… and the sidecar has ended", served(never), "S0@u+ i0/S0=1 s0/S0=143", none, "stop:S0"},
 	{"the init container ran out of memory", served(always), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
 
+	{"… in a pod that restarts on failure", served(onFailure), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
+	{"… in a pod that never restarts", served(never), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "stop:s0/S0"},
+	{"… with a policy of its own", served(never, func(p *v1.Pod) { p.Spec.InitContainers[1].RestartPolicy = new(v1.ContainerRestartPolicyOnFailure) }),
+		"S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
+
 	// Sidecars are restarted while the pod runs, whatever its policy.
 	{"a sidecar ends", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=0 i0/S0=0 s0/S0=run", none, "start:t1/S0"},
 	{"a sidecar ends in a pod that never restarts", served(never), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=1", none, "start:s1/S0"},

@@ -42,6 +42,14 @@ func crashed(name string) podsync.Container {
 	return c
 }
 
+// oomKilled is a container of which a process was killed for lack of memory, and the first one
+// ended well nevertheless.
+func oomKilled(name string) podsync.Container {
+	c := exited(name, 0)
+	c.Reason = "OOMKilled"
+	return c
+}
+
 func TestPhase(t *testing.T) {
 	const always, onFailure, never = v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
 	type list = []podsync.Container
@@ -67,6 +75,8 @@ func TestPhase(t *testing.T) {
 		{"initialised", always, true, list{exited("init", 0)}, v1.PodPending, false},
 		{"init failed", always, true, list{crashed("init")}, v1.PodPending, false},
 		{"init failed for good", never, true, list{exited("init", 1)}, v1.PodFailed, false},
+		{"init out of memory for good", never, true, list{oomKilled("init")}, v1.PodFailed, false},
+		{"init out of memory, again on failure", onFailure, true, list{oomKilled("init")}, v1.PodPending, false},
 		{"running after init", always, true, list{exited("init", 0), running("a"), running("b")}, v1.PodRunning, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
