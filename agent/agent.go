@@ -40,9 +40,11 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 
 	"github.com/crisp-cri/crisp/agent/admission"
@@ -192,7 +194,8 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	// What is wanted, and what is known of it.
 	wanted := desired.New(o.sources())
 	wanted.Resume(files.Accepted(), files.LoadStatus)
-	debug := ephemeral.Open(filepath.Join(o.Root, "ephemeral"), files.Accepted(), wanted, o.Log)
+	going := func(pod *v1.Pod) bool { return files.Ending(pod.UID) }
+	debug := ephemeral.Open(filepath.Join(o.Root, "ephemeral"), slices.DeleteFunc(files.Accepted(), going), wanted, o.Log)
 	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
 	shown := host.Conditions{Node: node.New(o.NodeName, o.Serve.Version, ips.Get()), Wanted: wanted, Endpoint: o.Endpoint}
 	o.Node.Describe(shown.Node, o.Root)
@@ -232,7 +235,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	}
 	return &agent{
 		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, stopped: stops, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
+		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, stopped: stops, ephemeral: debug, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.Node,
 			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug, Startup: started,

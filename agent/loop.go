@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/ephemeral"
 	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
@@ -55,6 +56,7 @@ type agent struct {
 	keeper     *housekeeping.Keeper
 	workers    *podworkers.Workers
 	stopped    *stopped.Store
+	ephemeral  *ephemeral.Store
 	heartbeat  *heartbeat
 	startup    *startup.Keeper
 	pulls      *pullwatch.Watcher
@@ -180,6 +182,7 @@ func (a *agent) lookAgain() {
 	a.workers.GoOn()
 	if a.wanted.Ready() {
 		a.stopped.Keep(a.wanted.Pods())
+		a.ephemeral.Keep(wanted)
 	}
 	a.showAddresses()
 }

@@ -1,5 +1,8 @@
 // Package ephemeral keeps the ephemeral containers that were added to running pods (kubectl
 // debug), in a file for each pod, so that they outlive the agent. Manifests cannot have any.
+//
+// They belong to the pod that they were added to, and go with it. A later pod of the same content
+// has the same UID if it is of a file, but it must not come with somebody's shell.
 package ephemeral
 
 import (
@@ -9,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -24,13 +28,16 @@ type Store struct {
 	dir    string
 	wanted *desired.Manager
 	log    *slog.Logger
+
+	mu   sync.Mutex
+	pods map[types.UID]bool // those that have a file; guarded by mu, as the files are
 }
 
 // Open passes the ephemeral containers of the accepted pods to wanted, and removes the files of
 // other pods. A file that cannot be read stays, and is only logged: its containers run on, but
 // are not shown.
 func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Logger) *Store {
-	s := &Store{dir: dir, wanted: wanted, log: log}
+	s := &Store{dir: dir, wanted: wanted, log: log, pods: map[types.UID]bool{}}
 	warn := func(path string, err error) {
 		s.log.Warn("ephemeral containers of a pod not known", "path", path, "err", err)
 	}
@@ -51,6 +58,7 @@ func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Log
 			}
 			continue
 		}
+		s.pods[types.UID(uid)] = true
 		var list []v1.EphemeralContainer
 		if err := atomicfile.ReadJSON(path, &list); err != nil {
 			warn(path, err)
@@ -68,12 +76,32 @@ func (s *Store) Set(pod *v1.Pod, containers []v1.EphemeralContainer) error {
 	if err != nil {
 		return fault.Invalid.Errorf("%v", err)
 	}
-	if err := os.MkdirAll(s.dir, 0o700); err != nil {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := atomicfile.MakeDirs(s.dir, 0o700); err != nil {
 		return err
 	}
-	if err := atomicfile.SaveJSON(filepath.Join(s.dir, string(pod.UID)+".json"), list); err != nil {
+	if err := atomicfile.SaveJSON(s.path(pod.UID), list); err != nil {
 		return err
 	}
+	s.pods[pod.UID] = true
 	s.wanted.SetEphemeral(pod.UID, list)
 	return nil
 }
+
+// Keep removes the files of all pods but these, by UID: the others are gone.
+func (s *Store) Keep(pods map[types.UID]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for uid := range s.pods {
+		if pods[uid] {
+			continue
+		}
+		if err := os.Remove(s.path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			s.log.Warn("ephemeral containers of a pod that is gone not removed", "path", s.path(uid), "err", err)
+		}
+		delete(s.pods, uid) // what could not be removed is the next agent's to remove
+	}
+}
+
+func (s *Store) path(uid types.UID) string { return filepath.Join(s.dir, string(uid)+".json") }

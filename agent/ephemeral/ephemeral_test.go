@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/source"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // A record of a pod's ephemeral containers that cannot be read does not keep the agent from
@@ -58,5 +59,38 @@ func TestDamagedEphemeral(t *testing.T) {
 		if logged := strings.Contains(log.String(), name+".json"); logged != (name == "bad" || name == "dir") {
 			t.Errorf("%s: logged %v: %s", name, logged, &log)
 		}
+	}
+}
+
+// A debug container goes with its pod: it outlives the agent as long as the pod is wanted, and a
+// later pod of the same UID, as of a manifest that is put back, does not have it.
+func TestGoneWithItsPod(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ephemeral")
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
+	pod.Spec.Containers = []v1.Container{{Name: "app", Image: "i"}}
+	shell := v1.EphemeralContainer{}
+	shell.Name, shell.Image = "shell", "i"
+	log := slog.New(slog.DiscardHandler)
+	begin := func() (*Store, int) {
+		wanted := desired.New([]string{manifest.SourceFile})
+		s := Open(dir, []*v1.Pod{pod}, wanted, log)
+		changes, _, _ := wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
+		return s, len(changes[0].Pod.Spec.EphemeralContainers)
+	}
+	s, _ := begin()
+	if err := s.Set(pod, []v1.EphemeralContainer{shell}); err != nil {
+		t.Fatal(err)
+	}
+	s.Keep(map[types.UID]bool{"u": true})
+	s, n := begin()
+	if n != 1 {
+		t.Errorf("the next agent knows %d debug containers, want 1", n)
+	}
+	s.Keep(map[types.UID]bool{"other": true})
+	if _, n := begin(); n != 0 {
+		t.Errorf("a later pod has %d debug containers, want none", n)
+	}
+	if left, err := os.ReadDir(dir); err != nil || len(left) != 0 {
+		t.Errorf("%d files stay, %v", len(left), err)
 	}
 }
