@@ -3,23 +3,19 @@ package source
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io/fs"
 	"log/slog"
+	"math"
 	"path/filepath"
 	"strings"
 	"time"
 
-	"github.com/fsnotify/fsnotify"
-
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/internal/periodic"
-	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 const (
-	// rescan is how often the directory is read without an inotify event. inotify sees
-	// neither changes by other machines on network file systems nor those of links' targets.
+	// rescan is how often the directory is read without an inotify event. inotify sees no
+	// changes by other machines on network file systems, and no mounts.
 	rescan = 20 * time.Second
 	// settle is how long the directory must stay unchanged before it is read. An editor may
 	// save by moving the old file away before it writes the new one, which must not end the
@@ -39,8 +35,9 @@ type Dir struct {
 	Copies Copies // "" keeps none
 	Log    *slog.Logger
 
-	last map[string]cached
-	dev  uint64 // the device of the directory at the last scan
+	never bool // no rescan, for tests of what inotify sees
+	last  map[string]cached
+	dev   uint64 // the device of the directory at the last scan
 }
 
 // Run sends an Update when it has read the directory for the first time and whenever its
@@ -56,7 +53,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 			d.Log.WarnContext(ctx, "manifest directory does not exist", "dir", d.Path)
 			err = nil
 		}
-		again := rescan
+		again := d.rescan()
 		if d.unfinished() {
 			again = settle
 		}
@@ -83,6 +80,14 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
+// rescan returns how often to read the directory without an event.
+func (d *Dir) rescan() time.Duration {
+	if d.never {
+		return math.MaxInt64
+	}
+	return rescan
+}
+
 // quiet returns when there has been no change for settle, or after maxSettle.
 func quiet(ctx context.Context, changed <-chan struct{}) {
 	deadline := time.After(maxSettle)
@@ -95,50 +100,6 @@ func quiet(ctx context.Context, changed <-chan struct{}) {
 			return
 		case <-ctx.Done():
 			return
-		}
-	}
-}
-
-// watch wakes Run through changed when inotify reports something. Changes that inotify misses,
-// and a directory that does not exist yet, are found by the rescan.
-func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
-	for ctx.Err() == nil {
-		if err := d.watchOnce(ctx, changed); err != nil {
-			d.Log.DebugContext(ctx, "manifest directory is not watched", "err", err)
-		}
-		periodic.Pause(ctx, time.Second)
-	}
-}
-
-// watchOnce watches the directory until it is removed or renamed, or ctx ends.
-func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
-	w, err := fsnotify.NewWatcher()
-	if err != nil {
-		return err
-	}
-	defer w.Close()
-	if err := w.Add(d.Path); err != nil {
-		return err
-	}
-	poke.Wake(changed) // for changes before the watch
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case err := <-w.Errors:
-			poke.Wake(changed) // an overflow: events were lost
-			d.Log.DebugContext(ctx, "manifest directory watch reported an error", "err", err)
-		case e, ok := <-w.Events:
-			if !ok {
-				return errors.New("watch ended")
-			}
-			if e.Name == d.Path && e.Has(fsnotify.Remove|fsnotify.Rename) {
-				poke.Wake(changed)
-				return fmt.Errorf("%s went away", d.Path)
-			}
-			if isManifest(filepath.Base(e.Name)) && e.Op != fsnotify.Chmod {
-				poke.Wake(changed)
-			}
 		}
 	}
 }

@@ -39,7 +39,7 @@ func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 	}}
 	go func() {
 		defer close(ended)
-		d.Run(ctx, updates)
+		d.WithoutRescan().Run(ctx, updates)
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
 	// The returned function takes updates until one is as wanted.
