@@ -11,7 +11,7 @@ import (
 
 // restart has the agent stop containers of a pod, with their hooks and within their
 // grace period; they start again as their restart policies say. The query may name
-// one container and gracePeriodSeconds. Without a container it is all that run.
+// one container and gracePeriodSeconds. Without a container it is all that run, sidecars too.
 func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	o, err := s.Find(r, podKind)
 	if err != nil {
@@ -28,19 +28,28 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if pod.Status.Reason == podsync.StoppedReason {
 		return fault.WrongState.Errorf("pod %s/%s is stopped: start it", pod.Namespace, pod.Name)
 	}
-	container := r.URL.Query().Get("container")
-	names, ids := []string{}, []string{}
-	for _, status := range pod.Status.ContainerStatuses {
-		if (container == "" || status.Name == container) && status.State.Running != nil {
-			names, ids = append(names, status.Name), append(ids, podsync.RuntimeID(status.ContainerID))
-		}
-	}
+	names, ids := restartable(pod, r.URL.Query().Get("container"))
 	if len(ids) == 0 {
 		return fault.NotFound.Errorf("pod %s/%s has no such container that runs", pod.Namespace, pod.Name)
 	}
-	if pod.DeletionTimestamp != nil || !s.o.Workers.Restart(pod, ids, grace) {
+	if pod.DeletionTimestamp != nil {
 		return fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
+	}
+	if !s.o.Workers.Restart(pod, ids, grace) { // its status is that of an earlier agent, or it has just gone
+		return fault.Unavailable.Errorf("pod %s/%s has no worker: the runtime has not answered yet, or the pod has gone", pod.Namespace, pod.Name)
 	}
 	Write(w, http.StatusAccepted, map[string][]string{"items": names})
 	return nil
+}
+
+// restartable returns the names and the runtime's IDs of the containers and sidecars of a pod that
+// run, or of the one of this name.
+func restartable(pod *v1.Pod, container string) (names, ids []string) {
+	for c := range podsync.Lasting(&pod.Spec) {
+		s := podsync.StatusOf(c.Name, pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses)
+		if (container == "" || c.Name == container) && s != nil && s.State.Running != nil {
+			names, ids = append(names, c.Name), append(ids, podsync.RuntimeID(s.ContainerID))
+		}
+	}
+	return names, ids
 }

@@ -58,14 +58,8 @@ func (p *planner) regular(sandbox string) {
 			continue
 		}
 		probes := p.have.Probes[found.ID]
-		asked, isAsked := p.have.Restart[found.ID]
 		switch {
-		case isAsked:
-			grace := p.grace(found, nil)
-			if asked != nil {
-				grace = *asked
-			}
-			p.killWithin(found, grace, "Container "+c.Name+" is to be restarted on request"+p.fate(c))
+		case p.asked(c, found):
 		case changed(c, found):
 			p.killOne(found, nil, "Container "+c.Name+" definition changed, will be restarted")
 		case c.LivenessProbe != nil && probes.Liveness == Failing:
@@ -92,13 +86,25 @@ func changed(c *v1.Container, found Container) bool {
 
 // killOne plans to stop one container of a pod that goes on.
 func (p *planner) killOne(found Container, probe *v1.Probe, why string) {
-	p.killWithin(found, p.grace(found, probe), why)
+	p.kills++
+	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: p.grace(found, probe), Restart: true, Why: why})
 }
 
-// killWithin plans to stop one container of a pod that goes on, within grace.
-func (p *planner) killWithin(found Container, grace time.Duration, why string) {
+// asked plans to stop a container that is to be restarted on request, and reports whether it is. A
+// sidecar is stopped after those that it serves, if these are to be restarted too.
+func (p *planner) asked(c *v1.Container, found Container) bool {
+	grace, asked := p.have.Restart[found.ID]
+	if !asked {
+		return false
+	}
+	a := p.stop(found, "Container "+c.Name+" is to be restarted on request"+p.fate(c))
+	if a.Restart = true; grace != nil {
+		a.Grace = *grace
+	}
+	a.After = p.before(p.want, found)
 	p.kills++
-	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: grace, Restart: true, Why: why})
+	p.add(a)
+	return true
 }
 
 // start plans the start of a container in the sandbox, after its back-off.

@@ -92,6 +92,9 @@ func (p *planner) initStep(c *v1.Container, found Container) step {
 // sidecarStep returns the next step for a running sidecar. The next container waits for its
 // startup probe, but not for its liveness probe.
 func (p *planner) sidecarStep(c *v1.Container, found Container) step {
+	if p.asked(c, found) {
+		return next
+	}
 	probes := p.have.Probes[found.ID]
 	if c.StartupProbe != nil && probes.Startup != Success {
 		if probes.Startup == Failing {

@@ -111,6 +111,11 @@ var lifeCases = []struct {
 	{"a sidecar is not alive", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].LivenessProbe = probe }),
 		"S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", probed("s liveness no"), "stop:s0/S0"},
 
+	{"all are restarted on request: sidecars last", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", asked("a0/S0", "b0/S0", "t0/S0", "s0/S0"),
+		"stop:t0/S0<a0/S0+b0/S0 stop:s0/S0<a0/S0+b0/S0+t0/S0 stop:a0/S0 stop:b0/S0"},
+	{"a sidecar is restarted on request", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", asked("s0/S0"), "stop:s0/S0<a0/S0+b0/S0+t0/S0"},
+	{"a sidecar is restarted while initialising", served(always), "S0@u+ s0/S0=run i0/S0=run", asked("s0/S0"), "stop:s0/S0"},
+
 	// All end; sidecars after the containers, in reverse order of their start.
 	{"deleted", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=run b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run F@u", none,
 		"stop:a0/S0 stop:t0/S0<a0/S0 stop:s0/S0<a0/S0+t0/S0"},
@@ -197,6 +202,15 @@ func TestLife(t *testing.T) {
 				t.Errorf("%s\n got %q\nwant %q", test.have, got, test.plan)
 			}
 		})
+	}
+}
+
+func asked(ids ...string) func(*podsync.Have) {
+	return func(h *podsync.Have) {
+		h.Restart = map[string]*time.Duration{}
+		for _, id := range ids {
+			h.Restart[id] = nil
+		}
 	}
 }
 
