@@ -225,22 +225,47 @@ func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 			t.Errorf("%s: error of %d bytes: %.3000v", name, len(fmt.Sprint(err)), err)
 		}
 	}
-	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
-		switch r.URL.Path {
-		case "/v2/":
-			w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/metadata"`, reg.Host))
-			w.WriteHeader(http.StatusUnauthorized)
-			return true
-		case "/metadata":
-			io.WriteString(w, "secret of the node")
-			return true
+	reg.Intercept(nil)
+	p.Pull(reg.Host + "/app:v1")
+}
+
+// A registry names the host that gives tokens, and may name one that answers the node only. Its
+// answer is no token, and nobody must read it in an error, whenever it is asked.
+func TestAnswerForTokenIsSecret(t *testing.T) {
+	reg, mirror := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Mirrored(reg, mirror)
+	img := imagetest.Build(t, "gzip", "a")
+	reg.Push("app", "v1", img)
+	for _, answer := range []string{"secret of the node", `"secret"`, `["secret"]`, `{"token":["secret"]}`, `{"issued_at":"secret"}`} {
+		challenge := func(host string) func(w http.ResponseWriter, r *http.Request) bool {
+			asked := 0
+			return func(w http.ResponseWriter, r *http.Request) bool {
+				switch r.URL.Path {
+				case "/v2/":
+					w.Header().Set("WWW-Authenticate", fmt.Sprintf(`Bearer realm="http://%s/metadata"`, host))
+					w.WriteHeader(http.StatusUnauthorized)
+					return true
+				case "/metadata":
+					if asked++; asked == 1 && host == reg.Host {
+						io.WriteString(w, `{"token":"x","issued_at":"2000-01-01T00:00:00Z"}`) // it has ended
+						return true
+					}
+					io.WriteString(w, answer)
+					return true
+				}
+				return false
+			}
 		}
-		return false
-	})
-	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
-	if err == nil || strings.Contains(err.Error(), "secret") {
-		t.Errorf("error is %v", err)
+		reg.Intercept(challenge(reg.Host))
+		mirror.Intercept(challenge(mirror.Host))
+		_, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{})
+		failedWith(t, err, nil, registry.RegistryUnavailable)
+		if strings.Contains(fmt.Sprint(err), "secret") {
+			t.Errorf("%s: error is %v", answer, err)
+		}
 	}
 	reg.Intercept(nil)
+	mirror.Intercept(nil)
 	p.Pull(reg.Host + "/app:v1")
 }

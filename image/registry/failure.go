@@ -2,6 +2,7 @@ package registry
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -12,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/docker/distribution/registry/api/errcode"
@@ -67,7 +69,7 @@ func Failure(ctx context.Context, name string, err error) error {
 	case code != 0:
 		return fault.Unavailable.Errorf("pull %s: %w", name, err) // it is no error, and no content either
 	}
-	if isNetwork(err) {
+	if isNetwork(err) || isOddToken(err) {
 		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
 	}
 	return fmt.Errorf("pull %s: %w", name, err)
@@ -174,10 +176,26 @@ func (e *publicError) Unwrap() error { return e.err }
 // public shortens the text of err, and removes secrets from it.
 func public(err error) error {
 	text := queries.ReplaceAllString(err.Error(), "$1")
+	if isOddToken(err) {
+		text = "what was sent, perhaps for a token, is not the JSON that it should be"
+	}
 	if len(text) > maxPublicError {
 		text = strings.ToValidUTF8(text[:maxPublicError], "") + "…"
 	}
 	return &publicError{text, err}
+}
+
+// isOddToken reports whether err is about what was sent for a token, of which the library quotes the
+// beginning. It is from a host that the registry has named, which may be one that answers the
+// node only: it must not be shown to everybody.
+func isOddToken(err error) bool {
+	if fault.KindOf(err) != fault.Internal {
+		return false // ours
+	}
+	_, syntax := errors.AsType[*json.SyntaxError](err)
+	_, kind := errors.AsType[*json.UnmarshalTypeError](err)
+	_, when := errors.AsType[*time.ParseError](err)
+	return syntax || kind || when
 }
 
 // Interrupted reports whether the layers that a pull had got before err are likely to be of use:

@@ -3,7 +3,6 @@ package registry
 import (
 	"context"
 	"encoding/base64"
-	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
@@ -96,10 +95,6 @@ func (r *Source) explainDial(err error) error {
 	}
 	if cerr := badCredentials(r.sys); cerr != nil {
 		return cerr
-	}
-	if _, ok := errors.AsType[*json.SyntaxError](err); ok {
-		// From a host that the registry has named: its answer must not be shown to everybody.
-		return &PullError{RegistryUnavailable, errors.New("what was sent for a token is no JSON")}
 	}
 	return err
 }
