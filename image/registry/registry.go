@@ -4,9 +4,10 @@
 // package adds containerd's hosts.toml, credentials and policies of a namespace, and patience.
 // A name stands for one or more full names (Names), each of them for places, the mirrors and
 // the registry itself, which are asked one after the other (Dial). The first that answers is
-// the Source; what it does not give later on, the next one does. A place that does not answer
-// is given up and asked last for a while; a download that breaks off is resumed where it was; a
-// registry that asks us to wait is obeyed, within limits.
+// the Source; what it does not give later on, or gives damaged, the next one does. Each place is
+// in use at most once, so that a pull comes to its end. A place that does not answer is given up
+// and asked last for a while; a download that breaks off is resumed where it was; a token that
+// has ended is renewed; a registry that asks us to wait is obeyed, within limits.
 //
 // The package tells the caller what a failed pull means (Failure), and knows nothing of what
 // happens to the blobs.
