@@ -116,7 +116,19 @@ func (a *adapter) PortForward(_ context.Context, sandbox, _ string, port int32, 
 
 // streams converts the library's streams.
 func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) Streams {
-	s := Streams{Stdin: in, Stdout: out, Stderr: errw, TTY: tty}
+	s := Streams{Stdout: out, Stderr: errw, TTY: tty}
+	if in != nil {
+		ahead := newReadAhead()
+		s.Stdin = ahead
+		go ahead.fill(in, func(room <-chan struct{}) bool {
+			select {
+			case <-room:
+				return true
+			case <-ctx.Done():
+				return false
+			}
+		})
+	}
 	if tty {
 		s.Stderr = nil
 	}

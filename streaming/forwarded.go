@@ -1,7 +1,6 @@
 package streaming
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"io"
@@ -12,14 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-const (
-	// maxForwards bounds the connections that one session forwards at a time.
-	maxForwards = 1000
-
-	// waitingChunks bounds how much of a connection waits for its program: chunks of at
-	// most 32 KiB. The kernel's buffers come on top of it.
-	waitingChunks = 16
-)
+// maxForwards bounds the connections that one session forwards at a time.
+const maxForwards = 1000
 
 // stallTime is how long a program may read nothing of a connection that holds up the
 // others of its session. Tests replace it.
@@ -45,13 +38,12 @@ func (f *forwards) carry(ctx context.Context, stream io.ReadWriteCloser, forward
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	ahead := &readAhead{ReadWriteCloser: stream, chunks: make(chan []byte, waitingChunks)}
-	read := make(chan struct{})
+	ahead, read := newReadAhead(), make(chan struct{})
 	go func() {
 		defer close(read)
-		f.read(ctx, cancel, ahead)
+		ahead.fill(stream, func(room <-chan struct{}) bool { return f.wait(ctx, cancel, room) })
 	}()
-	err := forward(ctx, ahead)
+	err := forward(ctx, forwarded{stream, ahead})
 	if errors.Is(context.Cause(ctx), errStalled) {
 		f.log.WarnContext(ctx, "forwarded connection was ended, as it held up others", "err", errStalled)
 	}
@@ -64,68 +56,30 @@ func (f *forwards) carry(ctx context.Context, stream io.ReadWriteCloser, forward
 	return err
 }
 
-// read reads ahead until the stream has ended.
-func (f *forwards) read(ctx context.Context, stall context.CancelCauseFunc, ahead *readAhead) {
-	buf := make([]byte, 32<<10)
-	for {
-		n, err := ahead.ReadWriteCloser.Read(buf)
-		if n > 0 && !f.put(ctx, ahead.chunks, bytes.Clone(buf[:n])) {
-			if ctx.Err() == nil {
-				stall(errStalled)
-			}
-			// Somebody must read until the stream is closed.
-			io.Copy(io.Discard, ahead.ReadWriteCloser)
-			err = ctx.Err()
-		}
-		if err != nil {
-			ahead.err = err
-			close(ahead.chunks)
-			return
-		}
-	}
-}
-
-// put waits for room in chunks. It gives up when ctx has ended, or when no room was made
-// for stallTime while there are other connections.
-func (f *forwards) put(ctx context.Context, chunks chan<- []byte, chunk []byte) bool {
-	select {
-	case chunks <- chunk:
-		return true
-	default:
-	}
+// wait waits for room, and gives up when ctx has ended. When no room is made for
+// stallTime while there are other connections, it ends this one.
+func (f *forwards) wait(ctx context.Context, end context.CancelCauseFunc, room <-chan struct{}) bool {
 	stalled := time.NewTicker(stallTime)
 	defer stalled.Stop()
 	for {
 		select {
-		case chunks <- chunk:
+		case <-room:
 			return true
 		case <-ctx.Done():
 			return false
 		case <-stalled.C:
 			if f.open.Load() > 1 {
+				end(errStalled)
 				return false
 			}
 		}
 	}
 }
 
-// readAhead is a stream whose Read takes what was read ahead.
-type readAhead struct {
+// forwarded is a stream that is read ahead.
+type forwarded struct {
 	io.ReadWriteCloser
-	chunks chan []byte
-	err    error // of the stream; set before chunks is closed
-	rest   []byte
+	ahead *readAhead
 }
 
-func (r *readAhead) Read(p []byte) (int, error) {
-	for len(r.rest) == 0 {
-		chunk, ok := <-r.chunks
-		if !ok {
-			return 0, r.err
-		}
-		r.rest = chunk
-	}
-	n := copy(p, r.rest)
-	r.rest = r.rest[n:]
-	return n, nil
-}
+func (f forwarded) Read(p []byte) (int, error) { return f.ahead.Read(p) }

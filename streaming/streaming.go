@@ -14,7 +14,8 @@
 //	v5.channel.k8s.io for Exec and Attach, the WebSocket protocol that can close
 //	    stdin and the only one that client-go speaks by itself (websocket.go);
 //	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (tunnel.go);
-//	connections of a PortForward session that do not hold up each other (forwarded.go);
+//	streams that do not hold up the others of their connection: input that a command
+//	    does not read (readahead.go), connections of PortForward (forwarded.go);
 //	noticing that the client disconnected while a command is silent. The library's
 //	    context never ends, because the connection was hijacked from net/http, and
 //	    the command would run for ever: each connection reports its end (conn.go).

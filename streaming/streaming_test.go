@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
@@ -195,6 +196,48 @@ func TestTerminalSizes(t *testing.T) {
 		if err != nil || out.String() != "80x24 132x43 " {
 			t.Errorf("got %q, %v", out.String(), err)
 		}
+	})
+}
+
+// What a command does not read keeps neither the size of the terminal from it, nor the
+// news that its client has left.
+func TestInputThatIsNotRead(t *testing.T) {
+	overBoth(t, func(t *testing.T, connect func(*testing.T, string) remotecommand.Executor) {
+		resized, ended := make(chan Size, 1), make(chan struct{})
+		s := start(t, fake{exec: func(ctx context.Context, _ string, _ []string, st Streams) (int32, error) {
+			defer close(ended)
+			select {
+			case size := <-st.Resize:
+				resized <- size
+			case <-time.After(20 * time.Second):
+				close(resized)
+			}
+			<-ctx.Done()
+			return 0, ctx.Err()
+		}})
+		resp, err := s.Exec(&cri.ExecRequest{ContainerId: "c1", Stdin: true, Stdout: true, Tty: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		in, input := io.Pipe()
+		defer input.Close()
+		sizes := make(sizeQueue, 1)
+		defer close(sizes)
+		ctx, leave := context.WithCancel(t.Context())
+		left := make(chan error, 1)
+		go func() {
+			left <- connect(t, resp.Url).StreamWithContext(ctx, remotecommand.StreamOptions{
+				Stdin: in, Stdout: io.Discard, Tty: true, TerminalSizeQueue: sizes,
+			})
+		}()
+		input.Write(make([]byte, maxAhead))
+		sizes <- remotecommand.TerminalSize{Width: 80, Height: 24}
+		if got := <-resized; got != (Size{80, 24}) {
+			t.Errorf("the command was told the size %v", got)
+		}
+		leave()
+		<-left
+		<-ended
 	})
 }
 

@@ -1,0 +1,86 @@
+package streaming
+
+import (
+	"io"
+	"sync"
+)
+
+// maxAhead bounds what is read ahead of a stream, in bytes. The kernel's buffers come on
+// top of it.
+const maxAhead = 512 << 10
+
+// readAhead is what has been read of a stream before somebody wanted it. The streams of
+// a connection share its frames: one that is not read holds up the others, the client's
+// pings and the news that it has gone.
+type readAhead struct {
+	mu  sync.Mutex
+	buf []byte // guarded by mu
+	err error  // how the stream has ended, after buf; guarded by mu
+
+	data, room chan struct{} // there may be some
+}
+
+func newReadAhead() *readAhead {
+	return &readAhead{data: make(chan struct{}, 1), room: make(chan struct{}, 1)}
+}
+
+// fill reads in until it ends. Where there is no room it calls wait, which returns true
+// once it was notified of some, and false to have the rest of in dropped.
+func (r *readAhead) fill(in io.Reader, wait func(room <-chan struct{}) bool) {
+	buf := make([]byte, 32<<10)
+	for {
+		n, err := in.Read(buf)
+		for n > 0 && !r.put(buf[:n]) {
+			if !wait(r.room) {
+				io.Copy(io.Discard, in) // somebody must read until it ends
+				n, err = 0, io.ErrClosedPipe
+			}
+		}
+		if err != nil {
+			r.mu.Lock()
+			r.err = err
+			r.mu.Unlock()
+			notify(r.data)
+			return
+		}
+	}
+}
+
+// put reports whether there was room for p.
+func (r *readAhead) put(p []byte) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if len(r.buf) >= maxAhead {
+		return false
+	}
+	r.buf = append(r.buf, p...)
+	notify(r.data)
+	return true
+}
+
+func (r *readAhead) Read(p []byte) (int, error) {
+	for {
+		r.mu.Lock()
+		n, err := copy(p, r.buf), r.err
+		if r.buf = r.buf[n:]; len(r.buf) == 0 {
+			r.buf = nil
+		}
+		r.mu.Unlock()
+		if n > 0 {
+			notify(r.room)
+			return n, nil
+		}
+		if err != nil || len(p) == 0 {
+			return 0, err
+		}
+		<-r.data
+	}
+}
+
+// notify leaves news in a channel of one.
+func notify(news chan<- struct{}) {
+	select {
+	case news <- struct{}{}:
+	default:
+	}
+}
