@@ -321,7 +321,7 @@ func address(v *validator, field string, x reflect.Value) {
 
 func search(v *validator, field string, x reflect.Value) {
 	if s := x.String(); s != "." {
-		v.valid(field, s, validation.IsDNS1123Subdomain(strings.TrimSuffix(s, ".")))
+		v.valid(field, s, validation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(s, ".")))
 	}
 }
 

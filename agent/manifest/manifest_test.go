@@ -118,6 +118,22 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
+// TestAccepted has manifests that look wrong, and that Kubernetes takes.
+func TestAccepted(t *testing.T) {
+	const head = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n"
+	const ok = "  containers:\n  - name: a\n    image: i:1\n"
+	for name, text := range map[string]string{
+		"a search domain with an underscore": head + ok + "  dnsConfig: {searches: [_tcp.x.test, a_b.test, .]}\n",
+		"no limit of a volume":               head + ok + "  volumes: [{name: v, emptyDir: {sizeLimit: 0}}]\n",
+		"stdinOnce without stdin":            head + ok + "    stdinOnce: true\n",
+		"SYS_ADMIN without escalation":       head + ok + "    securityContext: {allowPrivilegeEscalation: false, capabilities: {add: [SYS_ADMIN]}}\n",
+	} {
+		if _, _, err := manifest.Read("pod.yaml", []byte(text), manifest.Options{NodeName: "n1"}); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 // Every error names file, line and field.
 func TestErrors(t *testing.T) {
 	const head = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n" // 4 lines
