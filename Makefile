@@ -94,7 +94,7 @@ endif
 test-kubelet: all .cache/containerd ## hold agent and metrics against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
-	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 20m -v $(ARGS) .
+	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 30m -v $(ARGS) .
 
 # The other release is built in a tree of its own, which is removed again.
 test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and back, under containers (root; CONTAINERS=50)

@@ -75,7 +75,7 @@ authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
 authorization: {mode: AlwaysAllow}
 enforceNodeAllocatable: [pods]
 imageGCHighThresholdPercent: 100
-evictionHard: {memory.available: "0%%", nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
+evictionHard: {memory.available: 100Mi, nodefs.available: "0%%", nodefs.inodesFree: "0%%", imagefs.available: "0%%", imagefs.inodesFree: "0%%"}
 logging: {verbosity: 2}
 `, n.dir, podsCgroup, ports[0], ports[1], ports[2], map[bool]string{true: "systemd", false: "cgroupfs"}[n.systemd]))
 	n.start("kubelet", kubeletProgram(), append([]string{"--config", filepath.Join(n.dir, "kubelet.yaml"), "--root-dir", filepath.Join(n.dir, "root"),

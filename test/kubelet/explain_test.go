@@ -1,8 +1,8 @@
 package kubelet
 
 import (
-	"os"
 	"regexp"
+	"slices"
 	"testing"
 )
 
@@ -14,12 +14,17 @@ type explanation struct {
 	race bool
 }
 
-// explanations are the intended differences.
-var explanations = []explanation{
-	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by what it writes at them, without the manifest"},
+// explanationsOfAll are the intended differences of pods of every kind.
+var explanationsOfAll = []explanation{
+	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.|config\.mounts\[\S+\]\.image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by what it writes at them, without the manifest"},
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels what is its own"},
 	{of: `.*annotations\.kubernetes\.io/config\.seen: kubelet "HASH", agent absent`, why: "when a manifest was first seen says nothing about the pod; the agent's file is in io.crisp.config.file"},
 	{of: `.*hugepage_limits order: .*`, why: "the sizes are a set; the kubelet has them in the order of a directory"},
+	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the kubelet without an API server does not fill in its own addresses; the agent does"},
+}
+
+// explanations are those of pods of testdata.
+var explanations = []explanation{
 	{of: `(env-values|env-fields|env-resources) CreateContainer .*envs order: .*`, why: "the kubelet goes through a map: its order is another one each time; the agent keeps the manifest's", race: true},
 	{of: `(host-network|dns-host-net) status podIPs: kubelet 0, agent [12]`, why: "so it is with the address of a pod that has the node's"},
 	{of: `dns-none (RunPodSandbox|CreateContainer) .*dns_config\.options: kubelet \["(rotate|ndots:3)","(rotate|ndots:3)"\], agent \["ndots:3","rotate"\]`, why: "the options of resolv.conf are a map to the kubelet too", race: true},
@@ -30,33 +35,47 @@ var explanations = []explanation{
 	{of: `too-big status (reason|message): kubelet "(UnexpectedAdmissionError|Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption.*)", agent "(OutOfcpu|Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, used: \d+, capacity: \d+)"`, why: "to the kubelet each static pod is critical, so it looks for pods to preempt, and finds none; the agent goes by priority"},
 	{of: `proc-mount status (phase: kubelet "", agent "Failed"|reason: kubelet "", agent "ProcMountForbidden"|message: kubelet "not listed", agent "Pod was rejected: container main has procMount Unmasked, which needs hostUsers false"|qos: kubelet "", agent "BestEffort")`, why: "the kubelet passes over a manifest that it finds invalid; the agent shows the pod and why it was not let in"},
 	{of: `user-namespace (RunPodSandbox|CreateContainer) \S+ \S+\.(uids|gids|uidMappings|gidMappings): kubelet \[{"host_id":\d+,"length":65536}\], agent \[{"host_id":\d+,"length":65536}\]`, why: "each takes a free range of the node's IDs where it likes: the kubelet by chance, the agent the first"},
-	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the kubelet without an API server does not fill in its own addresses; the agent does"},
 }
 
-// unexplained returns the lines that no explanation matches, and fails t for explanations that
-// match nothing.
-func unexplained(t *testing.T, lines []string) (left []string) {
-	t.Helper()
-	var patterns []*regexp.Regexp
-	for _, e := range explanations {
-		patterns = append(patterns, regexp.MustCompile("^(?:"+e.of+")$"))
+// reasons count how often each explanation was needed.
+type reasons struct {
+	list     []explanation
+	patterns []*regexp.Regexp
+	used     []int
+}
+
+func newReasons(tables ...[]explanation) *reasons {
+	e := &reasons{list: slices.Concat(tables...)}
+	for _, x := range e.list {
+		e.patterns = append(e.patterns, regexp.MustCompile("^(?:"+x.of+")$"))
 	}
-	used := make([]int, len(patterns))
-lines:
+	e.used = make([]int, len(e.list))
+	return e
+}
+
+// without returns the lines that no explanation matches.
+func (e *reasons) without(lines []string) (left []string) {
 	for _, line := range lines {
-		for i, p := range patterns {
-			if p.MatchString(line) {
-				used[i]++
-				continue lines
-			}
-		}
-		left = append(left, line)
-	}
-	for i, e := range explanations {
-		t.Logf("%4d × %s", used[i], e.why)
-		if used[i] == 0 && !e.race && os.Getenv("ONLY") == "" { // a part of the pods does not show all differences
-			t.Errorf("nothing differs as explained by: %s (%s)", e.why, e.of)
+		if i := slices.IndexFunc(e.patterns, func(p *regexp.Regexp) bool { return p.MatchString(line) }); i >= 0 {
+			e.used[i]++
+		} else {
+			left = append(left, line)
 		}
 	}
 	return left
+}
+
+func (e *reasons) log(t *testing.T) {
+	for i, x := range e.list {
+		t.Logf("%4d × %s", e.used[i], x.why)
+	}
+}
+
+// unused fails for explanations that have matched nothing.
+func (e *reasons) unused(t *testing.T) {
+	for i, x := range e.list {
+		if e.used[i] == 0 && !x.race {
+			t.Errorf("nothing differs as explained by: %s (%s)", x.why, x.of)
+		}
+	}
 }

@@ -135,7 +135,8 @@ func (n *node) drive() {
 	case "agent":
 		n.start("agent", program("crisp"), "agent", "--runtime-endpoint", "unix://"+n.proxy.socket, "--root", filepath.Join(dir, "root"),
 			"--manifests", filepath.Join(dir, "manifests"), "--log-dir", filepath.Join(dir, "logs"), "--node-name", nodeName,
-			"--resolv-conf", filepath.Join(dir, "resolv.conf"), "--read-only-address", fmt.Sprintf("127.0.0.1:%d", ports[0]), "--cgroup-root", podsCgroup, "--log-level", "debug")
+			"--resolv-conf", filepath.Join(dir, "resolv.conf"), "--read-only-address", fmt.Sprintf("127.0.0.1:%d", ports[0]), "--cgroup-root", podsCgroup, "--log-level", "debug",
+			"--image-gc-high-threshold", "100", "--eviction-hard", "memory.available<100Mi")
 	}
 	n.until("the driver lists pods", time.Minute, func() bool { _, err := n.list(); return err == nil })
 }
