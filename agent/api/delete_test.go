@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/store"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,6 +21,8 @@ import (
 type none struct{}
 
 func (none) Pod(types.UID) *v1.Pod { return nil }
+
+func (none) Last(podsync.Key) *v1.Pod { return nil }
 
 // An object that this agent rejects is in no list, but "crisp sources" shows it: it can be
 // deleted by its name.

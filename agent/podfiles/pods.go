@@ -90,6 +90,23 @@ func (s *Store) Of(key podsync.Key) []string {
 	return uids
 }
 
+// Last returns the pod with this key that has files and whose end has not begun; nil if there is
+// none, or if there are several.
+func (s *Store) Last(key podsync.Key) *v1.Pod {
+	var last *v1.Pod
+	for _, uid := range s.Of(key) {
+		pod := s.Pod(types.UID(uid))
+		switch {
+		case pod == nil || s.Ending(pod.UID):
+		case last != nil:
+			return nil
+		default:
+			last = pod
+		}
+	}
+	return last
+}
+
 // Accept records a pod in pod.json, durably, unless this very pod is recorded already.
 func (s *Store) Accept(pod *v1.Pod) error {
 	uid := string(pod.UID)

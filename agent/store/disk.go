@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
@@ -35,6 +36,8 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 		r := &record{file: path, description: s.keyOf(path)}
 		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // never half a file: it was renamed into place
 			s.decode(r)
+		} else if r.UID == "" {
+			s.regain(r)
 		}
 		if r.err != nil {
 			log.Error("stored object rejected", "object", r.description, "err", r.err)
@@ -70,6 +73,20 @@ func (s *Store) decode(r *record) {
 	}
 	r.decoded, r.err, r.description = objects[0], nil, manifest.Key(objects[0])
 	s.stamp(r)
+}
+
+// regain has the pod of a record that cannot be read go on as it was accepted.
+func (s *Store) regain(r *record) {
+	name, isPod := strings.CutPrefix(r.description, "pod ")
+	if !isPod {
+		return
+	}
+	var key podsync.Key
+	key.Namespace, key.Name, _ = strings.Cut(name, "/")
+	if pod := s.accepted.Last(key); pod != nil && pod.Annotations[manifest.AnnotationSource] == manifest.SourceAPI {
+		r.UID, r.Created, r.decoded = pod.UID, pod.CreationTimestamp, pod.DeepCopy()
+		s.stamp(r)
+	}
 }
 
 // stamp sets the metadata of the decoded object that the store keeps.

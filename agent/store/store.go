@@ -25,6 +25,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/poke"
@@ -65,7 +66,8 @@ type Store struct {
 
 // Accepted has the pods as earlier agents accepted them (podfiles.Store).
 type Accepted interface {
-	Pod(types.UID) *v1.Pod // nil if there is none
+	Pod(types.UID) *v1.Pod    // nil if there is none
+	Last(podsync.Key) *v1.Pod // the one of this name that goes on; nil if there is none
 }
 
 // Changed receives a value when Update would return something new.

@@ -11,6 +11,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
@@ -26,6 +28,15 @@ func open(t *testing.T, dir string) *store.Store {
 type pods map[types.UID]*v1.Pod
 
 func (p pods) Pod(uid types.UID) *v1.Pod { return p[uid] }
+
+func (p pods) Last(key podsync.Key) *v1.Pod {
+	for _, pod := range p {
+		if podsync.KeyOf(pod) == key {
+			return pod
+		}
+	}
+	return nil
+}
 
 // openWith opens the store of an agent that has accepted these pods.
 func openWith(t *testing.T, dir string, accepted map[types.UID]*v1.Pod) *store.Store {
@@ -292,6 +303,39 @@ func TestRejectedIsNotLost(t *testing.T) {
 	}
 	if left := open(t, dir).Update().Files; len(left) != 0 {
 		t.Errorf("%v is left", left)
+	}
+}
+
+// A pod that runs outlives the loss of its object on disk: it is wanted as it was accepted, is
+// reported, and can be changed and deleted. A pod of the same name that is not of the store's is
+// not taken for it.
+func TestLostObjectOfRunningPod(t *testing.T) {
+	for _, text := range []string{"", "nonsense", `{"uid":`} {
+		dir := t.TempDir()
+		s := open(t, dir)
+		uid := put(t, s, web, store.PutOptions{}, store.Created)
+		running, err := s.Get("pod default/web")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "pod/default/web.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ofFile := running.(*v1.Pod).DeepCopy()
+		ofFile.Annotations[manifest.AnnotationSource] = manifest.SourceFile
+		if s := openWith(t, dir, map[types.UID]*v1.Pod{uid: ofFile}); !s.Rejected("pod default/web") {
+			t.Errorf("%q: the pod of a file is the store's", text)
+		}
+		s = openWith(t, dir, map[types.UID]*v1.Pod{uid: running.(*v1.Pod)})
+		if u := s.Update(); len(u.Files) != 1 || u.Files[0].Err == nil || len(u.Files[0].Objects) != 1 || u.Files[0].Objects[0].GetUID() != uid {
+			t.Errorf("%q: %+v", text, u.Files)
+		}
+		if got := put(t, s, strings.Replace(web, "i:1", "i:2", 1), store.PutOptions{}, store.Configured); got != uid {
+			t.Errorf("%q: it became another pod", text)
+		}
+		if o, err := open(t, dir).Get("pod default/web"); err != nil || o.GetUID() != uid {
+			t.Errorf("%q: afterwards %v, %v", text, o, err)
+		}
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -36,6 +37,8 @@ func TestPatchOfParts(t *testing.T) {
 type none struct{}
 
 func (none) Pod(types.UID) *v1.Pod { return nil }
+
+func (none) Last(podsync.Key) *v1.Pod { return nil }
 
 // added are ephemeral containers.
 type added []v1.EphemeralContainer
