@@ -34,7 +34,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"log/slog"
 	"net/http"
 	"net/netip"
@@ -73,7 +72,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/stopped"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
@@ -121,11 +119,11 @@ func Run(ctx context.Context, o Options) error {
 	if err := o.complete(); err != nil {
 		return err
 	}
-	unlock, err := lockRoot(o.Root)
+	lock, err := lockRoot(o.Root)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer lock.close()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	events, err := event.Open(filepath.Join(o.Root, "events"), o.NodeName, event.DefaultMost, o.Log)
@@ -141,11 +139,12 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	stop, err := a.serve(ctx, events)
+	served, err := a.serve(ctx, events)
 	if err != nil {
 		return err
 	}
-	defer stop()
+	defer served.Close()
+	go lock.watch(ctx, served, o.Log)
 	a.notifySystemd(ctx)
 	defer sdnotify.Notify("STOPPING=1")
 	return a.loop(ctx)
@@ -276,20 +275,4 @@ func (o *Options) complete() error {
 		o.Serve.Socket = SocketOf(o.Root)
 	}
 	return nil
-}
-
-// lockRoot makes sure that only one agent works on the directory: fault.Exists is the error of
-// a second one.
-func lockRoot(root string) (unlock func(), err error) {
-	if err := os.MkdirAll(root, 0o750); err != nil {
-		return nil, err
-	}
-	f, err := flock.Take(filepath.Join(root, "agent.lock"))
-	if errors.Is(err, flock.ErrHeld) {
-		return nil, fault.Exists.Errorf("agent: another agent works on %s", root)
-	}
-	if err != nil {
-		return nil, err
-	}
-	return func() { f.Close() }, nil
 }

@@ -25,8 +25,8 @@ type Serve struct {
 // SocketOf returns the default path of the Unix socket of an agent with this root.
 func SocketOf(root string) string { return filepath.Join(root, "agent.sock") }
 
-// serve serves the local API. The returned function ends serving.
-func (a *agent) serve(ctx context.Context, events *event.Store) (stop func(), err error) {
+// serve serves the local API.
+func (a *agent) serve(ctx context.Context, events *event.Store) (*listen.Server, error) {
 	a.conditions.RuntimeChanged(readiness.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + a.o.Endpoint + " has not answered yet"})
 	go a.notifyWatchers(ctx, events)
 	h := listen.Handlers{All: kubectl.New(a.api, a.store, a.o.Serve.Version), Shown: a.api, Health: a.api.Health()}

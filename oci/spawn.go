@@ -87,30 +87,44 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 // executor that runs, or that was started and does not answer yet, perhaps by a crispd that has
 // ended: claim waits for its answer, or its end. So there is no moment at which a second one
 // could be started, or the first be overlooked.
+//
+// Somebody may have removed the lock and the socket of an executor that runs. It puts them back in
+// a few seconds; until then claim knows it by its cgroup, and leaves it the lock.
 func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorConn, error) {
-	lock, err := os.OpenFile(filepath.Join(s.state, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	if err != nil {
-		return nil, nil, fmt.Errorf("open lock of executor: %w", err)
-	}
 	for pause := backoff.New(time.Millisecond, 20*time.Millisecond); ; {
-		err := flock.Try(lock)
-		if err == nil {
-			return lock, nil, nil
-		}
-		if !errors.Is(err, flock.ErrHeld) {
-			lock.Close()
-			return nil, nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
+		waits := "executor holds its lock and does not answer"
+		if pid := s.found(socket); pid != 0 {
+			waits = fmt.Sprintf("executor runs as process %d and neither answers nor puts back its socket; "+
+				"if it is of a release that cannot, kill it, and another takes its containers over", pid)
+		} else if lock, err := s.lock(); !errors.Is(err, flock.ErrHeld) {
+			return lock, nil, err
 		}
 		conn, err := s.answering(ctx, socket)
 		if !errors.Is(err, fault.Unavailable) {
-			lock.Close()
 			return nil, conn, err
 		}
 		if pause.Wait(ctx) != nil {
-			lock.Close()
-			return nil, nil, fault.Unavailable.Errorf("executor holds its lock and does not answer: %w", err)
+			return nil, nil, fault.Unavailable.Errorf("%s: %w", waits, err)
 		}
 	}
+}
+
+// lock takes the lock, or returns flock.ErrHeld at once.
+func (s *spawner) lock() (*os.File, error) {
+	path := filepath.Join(s.state, "executor.lock")
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("open lock of executor: %w", err)
+	}
+	if err := flock.Try(lock); err != nil {
+		lock.Close()
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+	if !flock.IsAt(lock, path) { // it was removed before it was locked
+		lock.Close()
+		return nil, flock.ErrHeld
+	}
+	return lock, nil
 }
 
 // answering connects to the executor that runs, and has it be the program that is

@@ -28,6 +28,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
 // Options say where the API is served.
@@ -56,19 +57,32 @@ type server struct {
 	h Handlers
 }
 
-// Begin begins to serve at all addresses, until stop is called. An address that is no loopback
-// address is a fault.Invalid.
-func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) {
-	s := server{o, h}
-	var servers []*http.Server
-	stop = func() {
-		for _, served := range servers {
-			served.Close()
-		}
+// A Server serves the API.
+type Server struct {
+	socket  *unixsock.Listener
+	servers []*http.Server
+}
+
+// Close ends serving.
+func (s *Server) Close() {
+	for _, served := range s.servers {
+		served.Close()
 	}
+	if s.socket != nil {
+		s.socket.Close() // which a server does only once it serves there
+	}
+}
+
+// Look puts the Unix socket back if somebody has removed it, and returns its path then.
+func (s *Server) Look() (again []string, err error) { return unixsock.LookAll(s.socket) }
+
+// Begin begins to serve at all addresses, until Close. An address that is no loopback address is a
+// fault.Invalid.
+func Begin(ctx context.Context, h Handlers, o Options) (_ *Server, err error) {
+	s, running := server{o, h}, &Server{}
 	defer func() {
 		if err != nil {
-			stop()
+			running.Close()
 		}
 	}()
 	begin := func(l net.Listener, h http.Handler) {
@@ -76,19 +90,13 @@ func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) 
 			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
 			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
 		}
-		servers = append(servers, next)
+		running.servers = append(running.servers, next)
 		go next.Serve(l)
 	}
-	l, err := listenUnix(s.o.Socket)
-	if err != nil {
+	if running.socket, err = listenUnix(s.o.Root, s.o.Socket); err != nil {
 		return nil, err
 	}
-	if gid, ok := groupID(socketGroup); ok {
-		if err := letGroup(gid, s.o.Root, s.o.Socket); err != nil {
-			return nil, errors.Join(err, l.Close())
-		}
-	}
-	begin(l, withProfiles(s.h.All))
+	begin(running.socket, withProfiles(s.h.All))
 	for _, at := range []struct {
 		address string
 		handler func() (http.Handler, error)
@@ -115,7 +123,7 @@ func Begin(ctx context.Context, h Handlers, o Options) (stop func(), err error) 
 		}
 		begin(l, h)
 	}
-	return stop, nil
+	return running, nil
 }
 
 // socketGroup is the group that may use the socket besides root. Its members can start
@@ -142,15 +150,20 @@ func letGroup(gid int, root, socket string) error {
 	return os.Chown(socket, -1, gid)
 }
 
-func listenUnix(path string) (net.Listener, error) {
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err // the lock of the root says that nobody else serves there
-	}
-	l, err := net.Listen("unix", path)
+// listenUnix listens at a socket for root and the group.
+func listenUnix(root, path string) (*unixsock.Listener, error) {
+	// The lock of the root says that nobody else serves there.
+	l, err := unixsock.Bind(path, unixsock.Options{Mode: 0o660, Dir: 0o750})
 	if err != nil {
 		return nil, err
 	}
-	if err := os.Chmod(path, 0o660); err != nil {
+	if gid, ok := groupID(socketGroup); ok {
+		err = letGroup(gid, root, path)
+	}
+	if err == nil {
+		_, err = l.Look() // whose the socket is from now on
+	}
+	if err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
 	return l, nil

@@ -51,7 +51,7 @@ func TestGroupReachesTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	socket := filepath.Join(root, "agent.sock")
-	l, err := listenUnix(socket)
+	l, err := listenUnix(root, socket)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -59,22 +59,40 @@ func TestGroupReachesTheSocket(t *testing.T) {
 	if err := letGroup(group, root, socket); err != nil {
 		t.Fatal(err)
 	}
-	for name, test := range map[string]struct {
-		gid  int
-		want error
-	}{
-		"member": {group, nil},
-		"other":  {group + 1, unix.EACCES},
-	} {
-		if err := asUser(user, test.gid, func() error {
-			c, err := net.Dial("unix", socket)
-			if err == nil {
-				c.Close()
+	if _, err := l.Look(); err != nil {
+		t.Fatal(err)
+	}
+	reach := func(when string) {
+		t.Helper()
+		for name, test := range map[string]struct {
+			gid  int
+			want error
+		}{
+			"member": {group, nil},
+			"other":  {group + 1, unix.EACCES},
+		} {
+			if err := asUser(user, test.gid, func() error {
+				c, err := net.Dial("unix", socket)
+				if err == nil {
+					c.Close()
+				}
+				return err
+			}); !errors.Is(err, test.want) {
+				t.Errorf("%s, %s: connect is %v, want %v", when, name, err, test.want)
 			}
-			return err
-		}); !errors.Is(err, test.want) {
-			t.Errorf("%s: connect is %v, want %v", name, err, test.want)
 		}
+	}
+	reach("at first")
+
+	// The same when somebody has removed the socket, or the directory.
+	for _, path := range []string{socket, root} {
+		if err := os.RemoveAll(path); err != nil {
+			t.Fatal(err)
+		}
+		if again, err := l.Look(); !again || err != nil {
+			t.Fatalf("%s is not put back: %v", path, err)
+		}
+		reach("after the removal of " + path)
 	}
 }
 

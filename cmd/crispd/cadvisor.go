@@ -11,11 +11,11 @@ import (
 
 // serveCAdvisor answers the kubelet's cAdvisor until stop is called. Only root can ask: what it
 // hears of containers includes their environment.
-func serveCAdvisor(c *config.Config, s *server.Server, log *slog.Logger) (stop func(), err error) {
+func serveCAdvisor(c *config.Config, f *files, s *server.Server, log *slog.Logger) (stop func(), err error) {
 	if c.CAdvisorSocket == config.None {
 		return func() {}, nil
 	}
-	l, err := listenForRoot(c.CAdvisorSocket)
+	l, err := f.listenForRoot(c.CAdvisorSocket)
 	if err != nil {
 		return nil, err
 	}

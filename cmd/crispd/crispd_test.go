@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -32,19 +33,24 @@ import (
 // that is no socket, is not.
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "crisp.sock")
-	l, err := listen(path)
+	l, err := new(files).listen(path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if info, err := os.Stat(path); err != nil || info.Mode().Perm() != 0o660 {
 		t.Errorf("mode %v, %v, want 0660", info.Mode().Perm(), err)
 	}
-	if second, err := listen(path); err == nil || !strings.Contains(err.Error(), "in use") {
+	if second, err := new(files).listen(path); err == nil || !strings.Contains(err.Error(), "in use") {
 		t.Errorf("a second listener: %v, %v, want an error", second, err)
 	}
-	l.(*net.UnixListener).SetUnlinkOnClose(false)
-	l.Close() // as if killed
-	again, err := listen(path)
+	l.Close()
+	dead, err := net.ListenUnix("unix", &net.UnixAddr{Name: path})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dead.SetUnlinkOnClose(false)
+	dead.Close() // as if killed
+	again, err := new(files).listen(path)
 	if err != nil {
 		t.Fatalf("after a crash: %v", err)
 	}
@@ -56,7 +62,7 @@ func TestListen(t *testing.T) {
 	if err := os.WriteFile(path, []byte("mine"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := listen(path); err == nil {
+	if _, err := new(files).listen(path); err == nil {
 		t.Error("a file of somebody was replaced")
 	}
 	if data, _ := os.ReadFile(path); string(data) != "mine" {
@@ -71,7 +77,7 @@ func TestListenKeepsUmask(t *testing.T) {
 	listened := make(chan error, 1)
 	go func() {
 		for range 500 {
-			l, err := listen(filepath.Join(dir, "s.sock"))
+			l, err := new(files).listen(filepath.Join(dir, "s.sock"))
 			if err != nil {
 				listened <- err
 				return
@@ -109,7 +115,7 @@ func TestScrape(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := scrape{log: slog.New(slog.DiscardHandler), tel: tel}
+	m := scrape{log: slog.New(slog.DiscardHandler), tel: tel, files: &files{}}
 	defer m.end()
 	answers := func(host, port string) bool {
 		resp, err := http.Get("http://" + net.JoinHostPort(host, port) + "/metrics")
@@ -154,7 +160,7 @@ func TestScrapeAwaits(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := scrape{log: slog.New(slog.DiscardHandler), tel: tel, retry: time.Millisecond}
+	m := scrape{log: slog.New(slog.DiscardHandler), tel: tel, files: &files{}, retry: time.Millisecond}
 	defer m.end()
 	dir := t.TempDir()
 	served := func(path string) bool {
@@ -202,20 +208,116 @@ func TestScrapeAwaits(t *testing.T) {
 // Two daemons with one directory would undo each other's work.
 func TestOneCrispdPerDirectory(t *testing.T) {
 	root, state := filepath.Join(t.TempDir(), "root"), filepath.Join(t.TempDir(), "state")
-	unlock, err := makeDirs(root, state)
+	first, err := takeFiles(root, state)
 	if err != nil {
 		t.Fatal(err)
 	}
 	other := filepath.Join(t.TempDir(), "other")
-	if _, err := makeDirs(other, state); err == nil || !strings.Contains(err.Error(), "another crispd uses "+state) {
+	if _, err := takeFiles(other, state); err == nil || !strings.Contains(err.Error(), "another crispd uses "+state) {
 		t.Errorf("got %v", err)
 	}
-	unlock()
+	first.close()
 	// The refused one must have unlocked its own directory.
-	if unlock, err = makeDirs(other, state); err != nil {
+	next, err := takeFiles(other, state)
+	if err != nil {
 		t.Fatalf("after the first one's end: %v", err)
 	}
-	unlock()
+	next.close()
+}
+
+// Whoever removes crispd's sockets, locks or its whole state directory does not keep its clients
+// out, and does not let in a second crispd.
+func TestRemovedFilesArePutBack(t *testing.T) {
+	top := t.TempDir()
+	root, state := filepath.Join(top, "root"), filepath.Join(top, "state")
+	f, err := takeFiles(root, state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	cri, debug := filepath.Join(state, "crisp.sock"), filepath.Join(state, "debug.sock")
+	socket, err := f.listen(cri)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer socket.Close()
+	private, err := f.listenForRoot(debug)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer private.Close()
+	gone, err := f.listen(filepath.Join(state, "gone.sock")) // as of a reload that moved the metrics
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone.Close()
+	locks := []string{filepath.Join(root, "crispd.lock"), filepath.Join(state, "crispd.lock")}
+	for _, c := range []struct{ removed, want []string }{
+		{nil, nil},
+		{[]string{cri}, []string{cri}},
+		{[]string{debug, locks[1]}, []string{locks[1], debug}},
+		{[]string{state, root}, []string{locks[0], locks[1], cri, debug}},
+	} {
+		for _, path := range c.removed {
+			if err := os.RemoveAll(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if again, err := f.look(); err != nil || !slices.Equal(again, c.want) {
+			t.Fatalf("removed %q: put back %q (%v), want %q", c.removed, again, err, c.want)
+		}
+		for path, want := range map[string]os.FileMode{root: 0o711, state: 0o711, cri: 0o660, debug: 0o600, locks[0]: 0o600, locks[1]: 0o600} {
+			if info, err := os.Lstat(path); err != nil || info.Mode().Perm() != want {
+				t.Errorf("removed %q: %s has mode %v (%v), want %o", c.removed, path, info.Mode(), err, want)
+			}
+		}
+	}
+	if _, err := takeFiles(root, state); err == nil || !strings.Contains(err.Error(), "another crispd uses "+root) {
+		t.Errorf("a second crispd: %v", err)
+	}
+
+	// A successor has got in: what is put back from now on is its own.
+	if err := errors.Join(os.Remove(locks[0]), os.Remove(locks[1]), os.Remove(cri)); err != nil {
+		t.Fatal(err)
+	}
+	next, err := takeFiles(root, state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := f.look(); err == nil || len(again) > 0 {
+		t.Errorf("under a successor: put back %q, %v", again, err)
+	}
+	if _, err := os.Lstat(cri); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("under a successor the socket is put back (%v)", err)
+	}
+	next.close()
+
+	f.close()
+	if again, err := f.look(); err != nil || len(again) > 0 {
+		t.Errorf("after the end: put back %q, %v", again, err)
+	}
+}
+
+// A socket that a reload moves into a state directory that somebody has removed makes that as it
+// was: users of user namespaces pass through it.
+func TestListenMakesTheStateDirectoryAsItWas(t *testing.T) {
+	state := filepath.Join(t.TempDir(), "state")
+	f, err := takeFiles(state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.close()
+	if err := os.RemoveAll(state); err != nil {
+		t.Fatal(err)
+	}
+	l, err := f.listen(filepath.Join(state, "metrics.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if info, err := os.Stat(state); err != nil || info.Mode().Perm() != 0o711 {
+		t.Errorf("mode %v (%v), want 0711", info.Mode(), err)
+	}
 }
 
 // Flags reach the configuration, and crispd config shows that.

@@ -87,7 +87,7 @@ func fetch(socket, path string, out io.Writer) error {
 
 // serveDebug serves the debug socket until stop is called.
 func (d *daemon) serveDebug(state string, log *slog.Logger) (stop func(), err error) {
-	l, err := listenForRoot(debugPath(state))
+	l, err := d.files.listenForRoot(debugPath(state))
 	if err != nil {
 		return nil, err
 	}

@@ -56,7 +56,7 @@ func TestMain(m *testing.M) {
 func TestConnectedKubeletIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	var k kubelets
-	socket, err := listen(filepath.Join(dir, "s"))
+	socket, err := new(files).listen(filepath.Join(dir, "s"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 type scrape struct {
 	log   *slog.Logger
 	tel   *telemetry.Telemetry
+	files *files
 	retry time.Duration // how long await waits between two attempts; 0 = retryScrape
 
 	mu     sync.Mutex
@@ -64,13 +65,13 @@ func (m *scrape) serve(address string) error {
 }
 
 func (m *scrape) serveLocked(address string) error {
-	l, err := listenAt(address)
+	l, err := m.listenAt(address)
 	if errors.Is(err, unix.EADDRINUSE) && m.stop != nil {
 		// Our own listener may be in the way, as when 127.0.0.1:9090 becomes :9090.
 		old := m.at
 		m.endLocked()
-		if l, err = listenAt(address); err != nil {
-			back, berr := listenAt(old)
+		if l, err = m.listenAt(address); err != nil {
+			back, berr := m.listenAt(old)
 			if berr == nil {
 				m.begin(old, back)
 			}
@@ -90,13 +91,13 @@ func (m *scrape) serveLocked(address string) error {
 }
 
 // listenAt listens at a metrics.address; it returns nil if that is "".
-func listenAt(address string) (net.Listener, error) {
+func (m *scrape) listenAt(address string) (net.Listener, error) {
 	path, isUnix := strings.CutPrefix(address, "unix://")
 	switch {
 	case address == "":
 		return nil, nil
 	case isUnix:
-		return listen(path)
+		return m.files.listen(path)
 	}
 	return net.Listen("tcp", address)
 }

@@ -52,21 +52,21 @@ func serve(c *config.Config, src config.Source) error {
 	// crispd.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
-	unlock, err := makeDirs(c.Root, c.State)
+	files, err := takeFiles(c.Root, c.State)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer files.close()
 	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
 	defer stopDump()
-	socket, err := listen(c.Socket)
+	socket, err := files.listen(c.Socket)
 	if err != nil {
 		return err
 	}
 	defer socket.Close() // also removes the file
 
 	sdnotify.Notify("STATUS=looking at what runs")
-	d, err := wire(ctx, c, stored, log)
+	d, err := wire(ctx, c, files, stored, log)
 	if err != nil {
 		return err
 	}
@@ -82,6 +82,7 @@ func serve(c *config.Config, src config.Source) error {
 		return errors.Join(err, d.close())
 	}
 
+	go files.watch(ctx, log)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(sure(d.kubelets.watch(socket))) }()
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
@@ -114,7 +115,7 @@ func (d *daemon) serveAside(c *config.Config, log *slog.Logger) (stop func(), er
 	if err != nil {
 		return nil, err
 	}
-	stopCAdvisor, err := serveCAdvisor(c, d.server, log)
+	stopCAdvisor, err := serveCAdvisor(c, d.files, d.server, log)
 	if err != nil {
 		stopDebug()
 		return nil, err

@@ -1,100 +1,137 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"net"
+	"log/slog"
 	"os"
 	"path/filepath"
-	"time"
-
-	"golang.org/x/sys/unix"
+	"slices"
+	"sync"
 
 	"github.com/crisp-cri/crisp/internal/flock"
-	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
-// listen makes the unix socket at path, mode 0660. A socket left by a dead crispd is
-// replaced; one that somebody listens at is an error.
-func listen(path string) (net.Listener, error) {
-	if c, err := net.DialTimeout("unix", path, time.Second); err == nil {
-		c.Close()
-		return nil, fmt.Errorf("socket %s is in use", path)
-	} else if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED) {
-		return nil, fmt.Errorf("socket %s: %w", path, err)
-	}
-	if info, err := os.Lstat(path); err == nil && info.Mode()&fs.ModeSocket == 0 {
-		return nil, fmt.Errorf("%s is there and is no socket", path)
-	}
-	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, err
-	}
-	// Nobody may connect between bind and chmod, so a umask sets the mode, on a
-	// thread with one of its own: the process makes files meanwhile, as a reload
-	// calls listen too.
-	var l net.Listener
-	err := thread.Run(func() (err error) {
-		if err := unix.Unshare(unix.CLONE_FS); err != nil {
-			return os.NewSyscallError("unshare", err)
-		}
-		unix.Umask(0o117)
-		l, err = net.Listen("unix", path)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("listen on %s: %w", path, err)
-	}
-	return l, nil
+// dirMode is the mode of root and state. Others may pass through them: the users of a user
+// namespace must reach its root file system. The content has modes of its own.
+const dirMode = 0o711
+
+// A files has what crispd puts back if somebody removes it: its directories, their locks and its
+// sockets. NRI's socket is its library's, and comes back with the next crispd.
+type files struct {
+	dirs []*unixsock.Dir
+
+	mu      sync.Mutex
+	locks   []lock               // guarded by mu
+	sockets []*unixsock.Listener // guarded by mu
+	closed  bool                 // guarded by mu
 }
 
-// listenForRoot is listen with mode 0600.
-func listenForRoot(path string) (net.Listener, error) {
-	l, err := listen(path)
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
+// A lock keeps any other crispd out of a directory for as long as this process lives; the kernel
+// releases it when that dies (flock(2)).
+type lock struct {
+	path string
+	file *os.File
 }
 
-// lock keeps any other crispd out of a directory for as long as this process lives;
-// the kernel releases the lock when it dies (flock(2)).
-func lock(dir string) (*os.File, error) {
-	f, err := flock.Take(filepath.Join(dir, "crispd.lock"))
-	if errors.Is(err, flock.ErrHeld) {
-		return nil, fmt.Errorf("another crispd uses %s", dir)
-	}
-	return f, err
-}
-
-// makeDirs makes root and state and locks both until unlock is called. Others may pass through them (0711):
-// the users of a user namespace must reach its root file system. The content has
-// modes of its own.
-func makeDirs(dirs ...string) (unlock func(), err error) {
-	var locks []*os.File
-	unlock = func() {
-		for _, l := range locks {
-			l.Close()
-		}
-	}
-	for _, dir := range dirs {
-		if err := os.MkdirAll(dir, 0o711); err != nil {
-			unlock()
-			return nil, err
-		}
-		f, err := lock(dir)
+// takeFiles makes root and state and locks both until close is called.
+func takeFiles(dirs ...string) (_ *files, err error) {
+	f := &files{}
+	defer func() {
 		if err != nil {
-			unlock()
+			f.close()
+		}
+	}()
+	for _, path := range dirs {
+		dir, err := unixsock.MakeDir(path, dirMode)
+		if err != nil {
 			return nil, err
 		}
-		locks = append(locks, f)
+		l := lock{path: filepath.Join(path, "crispd.lock")}
+		l.file, err = flock.Take(l.path)
+		if errors.Is(err, flock.ErrHeld) {
+			return nil, fmt.Errorf("another crispd uses %s", path)
+		}
+		if err != nil {
+			return nil, err
+		}
+		f.dirs, f.locks = append(f.dirs, dir), append(f.locks, l)
 	}
-	return unlock, nil
+	return f, nil
+}
+
+// close releases the locks. Nothing is put back from then on.
+func (f *files) close() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.closed = true
+	for _, l := range f.locks {
+		l.file.Close()
+	}
+	f.locks = nil
+}
+
+// listen makes the unix socket at path, for root and its group. A socket left by a dead crispd is
+// replaced; one that somebody listens at is an error.
+func (f *files) listen(path string) (*unixsock.Listener, error) { return f.listenAs(path, 0o660) }
+
+// listenForRoot is listen for root alone.
+func (f *files) listenForRoot(path string) (*unixsock.Listener, error) {
+	return f.listenAs(path, 0o600)
+}
+
+func (f *files) listenAs(path string, mode fs.FileMode) (*unixsock.Listener, error) {
+	l, err := unixsock.Listen(path, unixsock.Options{Mode: mode, Dir: f.dirMode(filepath.Dir(path))})
+	if err != nil {
+		return nil, err
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.sockets = slices.DeleteFunc(f.sockets, (*unixsock.Listener).Closed)
+	f.sockets = append(f.sockets, l)
+	return l, nil
+}
+
+// dirMode returns the mode of a socket's directory, should that be missing.
+func (f *files) dirMode(dir string) fs.FileMode {
+	for _, own := range f.dirs {
+		if own.Path() == filepath.Clean(dir) {
+			return dirMode
+		}
+	}
+	return 0o755
+}
+
+// watch looks at the files until ctx ends.
+func (f *files) watch(ctx context.Context, log *slog.Logger) { unixsock.Watch(ctx, log, f.look) }
+
+// look puts back what is gone. What another crispd has locked meanwhile is its own, and so are the
+// sockets.
+func (f *files) look() (again []string, err error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.closed {
+		return nil, nil
+	}
+	for _, dir := range f.dirs {
+		if _, err := dir.Look(); err != nil {
+			return again, err
+		}
+	}
+	for i, l := range f.locks {
+		file, err := flock.Renew(l.file, l.path)
+		if err != nil {
+			return again, err
+		}
+		if file != l.file {
+			l.file.Close()
+			f.locks[i].file = file
+			again = append(again, l.path)
+		}
+	}
+	sockets, err := unixsock.LookAll(f.sockets...)
+	return append(again, sockets...), err
 }

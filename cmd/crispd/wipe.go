@@ -38,11 +38,11 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		return nil
 	}
 	log := newLog(config.Log{Level: "warn", Format: c.Log.Format})
-	unlock, err := takeDirs(c.Root, c.State)
+	files, err := takeFilesSoon(c.Root, c.State)
 	if err != nil {
 		return err
 	}
-	defer unlock()
+	defer files.close()
 	ctx, cancel := context.WithTimeout(context.Background(), wipeTimeout)
 	defer cancel()
 	w := wiping{c: c, out: out}
@@ -89,16 +89,16 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	return errors.Join(w.errs...)
 }
 
-// takeDirs is makeDirs right after the previous crispd: one that was killed releases
-// its directories a moment later.
-func takeDirs(dirs ...string) (unlock func(), err error) {
+// takeFilesSoon is takeFiles right after the previous crispd: one that was killed releases its
+// directories a moment later.
+func takeFilesSoon(dirs ...string) (f *files, err error) {
 	for range 30 {
-		if unlock, err = makeDirs(dirs...); err == nil {
+		if f, err = takeFiles(dirs...); err == nil {
 			break
 		}
 		time.Sleep(100 * time.Millisecond)
 	}
-	return unlock, err
+	return f, err
 }
 
 // A wiping is a wipe under way; it collects the errors.

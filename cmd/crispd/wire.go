@@ -30,6 +30,7 @@ import (
 
 // A daemon holds the parts of crispd.
 type daemon struct {
+	files   *files
 	records *checkpoint.Manager
 	runtime *oci.Runtime
 	images  *image.Store
@@ -46,7 +47,7 @@ type daemon struct {
 // wire makes all parts from the configuration and the descriptors that the service
 // manager has stored. Each part takes plain options; they know one another only through
 // the server.
-func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slog.Logger) (_ *daemon, err error) {
+func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int, log *slog.Logger) (_ *daemon, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -65,13 +66,13 @@ func wire(ctx context.Context, c *config.Config, stored map[string]int, log *slo
 	if err != nil {
 		return nil, err
 	}
-	d := &daemon{}
+	d := &daemon{files: f}
 	d.config.Store(c)
 	if d.telemetry, err = telemetry.New(telemetry.Options{Version: version, Traces: traces(c), Log: log}); err != nil {
 		return nil, err
 	}
 	steps.Add("telemetry", d.telemetry.Close)
-	d.scrape = scrape{log: log, tel: d.telemetry}
+	d.scrape = scrape{log: log, tel: d.telemetry, files: f}
 	if d.records, err = checkpoint.Open(c.Root, log); err != nil {
 		return nil, err
 	}

@@ -50,15 +50,53 @@ func Inherit(f *os.File) error {
 
 // Take opens a file, which it makes with mode 0600 if it is missing, and locks it as Inherit does.
 func Take(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	for {
+		f, err := open(path)
+		if err != nil {
+			return nil, err
+		}
+		if err := Inherit(f); err != nil {
+			f.Close()
+			return nil, fmt.Errorf("lock %s: %w", path, err)
+		}
+		if IsAt(f, path) {
+			return f, nil
+		}
+		f.Close() // it was removed before it was locked: others would lock another one
+	}
+}
+
+// Renew returns f, which is locked, if it is the file at path. If somebody has removed that, who
+// comes next would lock a file of their own: Renew makes it anew, locks it and returns it in place
+// of f, which the caller closes. If the lock was taken by somebody who came before, the error is
+// ErrHeld.
+func Renew(f *os.File, path string) (*os.File, error) {
+	if IsAt(f, path) {
+		return f, nil
+	}
+	next, err := open(path)
 	if err != nil {
 		return nil, err
 	}
-	if err := Inherit(f); err != nil {
-		f.Close()
+	if err := Try(next); err != nil {
+		next.Close()
 		return nil, fmt.Errorf("lock %s: %w", path, err)
 	}
-	return f, nil
+	return next, nil
+}
+
+// IsAt reports whether f is the file at path. A lock of another one keeps out nobody.
+func IsAt(f *os.File, path string) bool {
+	own, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	at, err := os.Stat(path)
+	return err == nil && os.SameFile(own, at)
+}
+
+func open(path string) (*os.File, error) {
+	return os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // with O_CLOEXEC, as always
 }
 
 // Lock locks f as soon as nobody else holds the lock. It polls, so that ctx can end the

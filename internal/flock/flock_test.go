@@ -67,3 +67,78 @@ func TestTakeWaitsForChildrenOfADeadHolder(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A lock whose file was removed keeps out nobody who comes later: its holder makes it anew, but
+// not when a successor has it.
+func TestRenew(t *testing.T) {
+	t.Parallel() // it waits for a lock that stays held
+	path := filepath.Join(t.TempDir(), "lock")
+	first, err := Take(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if same, err := Renew(first, path); same != first || err != nil {
+		t.Fatalf("nothing was removed: %v, %v", same, err)
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Renew(first, path)
+	if err != nil || again == first {
+		t.Fatalf("%v, %v", again, err)
+	}
+	first.Close()
+	if _, err := Take(path); !errors.Is(err, ErrHeld) {
+		t.Errorf("the next one gets %v", err)
+	}
+
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	next, err := Take(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer next.Close()
+	if f, err := Renew(again, path); f != nil || !errors.Is(err, ErrHeld) {
+		t.Errorf("of a successor's lock the one before gets %v, %v", f, err)
+	}
+}
+
+// Who waits for a lock and gets it when its file was removed meanwhile has locked nothing: another
+// would make the file anew and lock that.
+func TestTakeOfARemovedFile(t *testing.T) {
+	t.Parallel()
+	path := filepath.Join(t.TempDir(), "lock")
+	dead, err := Take(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	taken := make(chan *os.File)
+	go func() {
+		f, err := Take(path)
+		if err != nil {
+			t.Error(err)
+		}
+		taken <- f
+	}()
+	for waiting := false; !waiting; { // until it has the file open
+		links, _ := filepath.Glob("/proc/self/fd/*")
+		n := 0
+		for _, link := range links {
+			if target, _ := os.Readlink(link); target == path {
+				n++
+			}
+		}
+		waiting = n == 2
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	dead.Close()
+	f := <-taken
+	defer f.Close()
+	if !IsAt(f, path) {
+		t.Error("the lock is that of a file that is gone")
+	}
+}

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"time"
@@ -166,4 +167,20 @@ func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process,
 		return nil, err
 	}
 	return ends, ends.receive()
+}
+
+// listen listens at path, a socket of ours alone. It replaces one that an earlier executor left.
+func listen(path string) (*net.UnixListener, error) {
+	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
+		return nil, err
+	}
+	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		return nil, err
+	}
+	if err := os.Chmod(path, 0o600); err != nil {
+		l.Close()
+		return nil, err
+	}
+	return l, nil
 }

@@ -42,10 +42,8 @@ package executor
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -55,6 +53,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/flock"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -77,8 +76,7 @@ const processorsEnv = "GOMAXPROCS"
 type Executor struct {
 	opts        Options
 	log         *slog.Logger
-	lock        *os.File
-	listener    *net.UnixListener
+	kept        kept
 	limits      limits
 	oom         *oomWatch
 	warmer      *warmer
@@ -96,31 +94,26 @@ type Executor struct {
 // New makes the executor of a state directory and listens. The error is fault.Exists
 // if the directory has one.
 func New(o Options) (*Executor, error) {
-	if err := os.MkdirAll(filepath.Join(o.State, "executor"), 0o700); err != nil {
-		return nil, err
-	}
-	lock, err := o.Lock, error(nil)
-	if lock == nil {
-		lock, err = os.OpenFile(filepath.Join(o.State, "executor.lock"), os.O_CREATE|os.O_RDWR|unix.O_CLOEXEC, 0o600)
-	}
+	kept, err := makeDirs(o.State)
 	if err != nil {
 		return nil, err
 	}
-	// A lock that was passed to us is ours already: it belongs to the open file.
-	switch err := flock.Inherit(lock); {
+	// One that was passed to us is locked already: a lock belongs to the open file.
+	if kept.lock = o.Lock; kept.lock == nil {
+		kept.lock, err = flock.Take(filepath.Join(o.State, lockName))
+	}
+	switch {
 	case errors.Is(err, flock.ErrHeld):
-		lock.Close()
 		return nil, fault.Exists.Errorf("another executor runs for %s: %w", o.State, err)
 	case err != nil:
-		lock.Close()
-		return nil, fmt.Errorf("lock %s: %w", lock.Name(), err)
-	}
-	l, err := listen(o.Socket)
-	if err != nil {
-		lock.Close()
 		return nil, err
 	}
-	x, err := assemble(o, lock, l)
+	// Nobody else can listen there, as we hold the lock.
+	if kept.listener, err = unixsock.Bind(o.Socket, socketFiles); err != nil {
+		kept.lock.Close()
+		return nil, err
+	}
+	x, err := assemble(o, kept)
 	if err != nil {
 		return nil, err
 	}
@@ -128,18 +121,17 @@ func New(o Options) (*Executor, error) {
 	return x, nil
 }
 
-func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) {
+func assemble(o Options, kept kept) (*Executor, error) {
 	// It is for libcontainer's children: they need one thread, and start faster with
 	// it. Go has read our own already.
 	os.Setenv(processorsEnv, "1")
 	x := &Executor{
-		opts:     o,
-		log:      o.Log,
-		lock:     lock,
-		listener: l,
-		warmer:   newWarmer(),
-		criu:     &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
-		table:    newTable(),
+		opts:   o,
+		log:    o.Log,
+		kept:   kept,
+		warmer: newWarmer(),
+		criu:   &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
+		table:  newTable(),
 	}
 	x.reaper = newReaper(&x.gate)
 	x.execs = newExecs(o.Log, &x.gate, x.reaper)
@@ -159,30 +151,14 @@ func assemble(o Options, lock *os.File, l *net.UnixListener) (*Executor, error) 
 	return x, nil
 }
 
-// listen listens at path, a socket that nobody else can make, as we hold the lock. It
-// replaces the socket of an earlier executor.
-func listen(path string) (*net.UnixListener, error) {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		return nil, err
-	}
-	l, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
-	if err != nil {
-		return nil, err
-	}
-	if err := os.Chmod(path, 0o600); err != nil {
-		l.Close()
-		return nil, err
-	}
-	return l, nil
-}
-
 // Serve answers calls until Close, CloseIdle or a "shutdown". Its caller is the main
 // goroutine, locked to the main thread since before anything was forked, so that the
 // children of that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
 	go x.reaper.loop(x.table.quit)
 	go x.criu.look()
-	wire.Serve(x.listener, x, x.log)
+	go x.watchFiles()
+	wire.Serve(x.kept.listener, x, x.log)
 }
 
 // A phase is the state of a container, see the package comment.

@@ -44,7 +44,7 @@ func (x *Executor) leave(may func(map[string]*container) error) error {
 	if err := x.table.leave(may); err != nil {
 		return err
 	}
-	x.listener.Close() // removes the socket, once
+	x.kept.listener.Close() // removes the socket
 	return nil
 }
 

@@ -25,7 +25,7 @@ func newExecutor(t *testing.T) *Executor {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { x.lock.Close() })
+	t.Cleanup(func() { x.kept.lock.Close() })
 	return x
 }
 
@@ -139,7 +139,7 @@ func (c callers) Call(_ context.Context, from *wire.Conn, _ *wire.Call) (any, []
 func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 	x := newExecutor(t)
 	owners := make(chan *wire.Conn, 1)
-	go wire.Serve(x.listener, callers(owners), x.log)
+	go wire.Serve(x.kept.listener, callers(owners), x.log)
 	client, err := wire.Dial(t.Context(), x.opts.Socket)
 	if err != nil {
 		t.Fatal(err)

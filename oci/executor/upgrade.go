@@ -15,6 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -185,8 +186,8 @@ func (x *Executor) inherit(on bool) *saved {
 		}
 		return n
 	}
-	s := &saved{Version: savedVersion, Listener: -1, Lock: fd(x.lock)}
-	if raw, err := x.listener.SyscallConn(); err == nil {
+	s := &saved{Version: savedVersion, Listener: -1, Lock: fd(x.kept.lock)}
+	if raw, err := x.kept.listener.SyscallConn(); err == nil {
 		raw.Control(func(n uintptr) {
 			s.Listener = int(n)
 			unix.FcntlInt(n, unix.F_SETFD, flag)
@@ -306,9 +307,13 @@ func Resume(o Options) (*Executor, error) {
 		return nil, err
 	}
 	lf.Close()
-	listener := l.(*net.UnixListener)
-	listener.SetUnlinkOnClose(true) // ours as it was the old program's
-	x, err := assemble(o, take(s.Lock, "lock"), listener)
+	kept, err := makeDirs(o.State)
+	if err != nil {
+		return nil, err
+	}
+	kept.lock = take(s.Lock, "lock")
+	kept.listener = unixsock.Resume(l.(*net.UnixListener), o.Socket, socketFiles)
+	x, err := assemble(o, kept)
 	if err != nil {
 		return nil, err
 	}

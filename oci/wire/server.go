@@ -161,7 +161,7 @@ func (c *Conn) Emit(e Event) {
 
 // Serve answers the connections of l with h until l is closed; then it closes them,
 // which ends their calls. Only root, and the user of the server itself, may connect.
-func Serve(l *net.UnixListener, h Handler, log *slog.Logger) {
+func Serve(l interface{ AcceptUnix() (*net.UnixConn, error) }, h Handler, log *slog.Logger) {
 	conns := &connections{all: make(map[*Conn]struct{})}
 	for {
 		conn, err := l.AcceptUnix()

@@ -1,0 +1,240 @@
+// Package unixsock listens at Unix sockets whose files somebody may remove: by hand, or a program
+// that keeps /run or /tmp clean. Nobody could connect from then on, though the daemon runs and has
+// its connections. Look, which Watch calls again and again, puts the file back:
+//
+//	at the path          what Look does
+//	the socket's file    nothing
+//	nothing              binds another socket there, with the mode and owner of the first
+//	a dead socket        the same
+//	a live socket        leaves it: it is somebody else's now, a successor's perhaps
+//	anything else        leaves it
+//
+// A socket that was bound once cannot be bound to a path again (unix(7)), and a name that was
+// removed cannot be given back to its file (linkat(2)): so it is another socket. The first is
+// closed; who had connected to it has been accepted long before.
+package unixsock
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"net"
+	"os"
+	"path/filepath"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/thread"
+)
+
+// Options say what files Listen and Bind make.
+type Options struct {
+	Mode fs.FileMode // of the socket
+	Dir  fs.FileMode // of its directory, where that is missing
+}
+
+// A Listener is a net.Listener at a path.
+type Listener struct {
+	path string
+
+	mu     sync.Mutex
+	socket *net.UnixListener // guarded by mu
+	file   owned             // what socket is bound to, as it was last seen; guarded by mu
+	dir    *Dir              // of path; guarded by mu
+	closed bool              // guarded by mu
+}
+
+// Listen listens at path. A socket that a dead process has left there is replaced; one that
+// somebody listens at is an error, and so is any other file.
+func Listen(path string, o Options) (*Listener, error) {
+	if err := free(path); err != nil {
+		return nil, err
+	}
+	return Bind(path, o)
+}
+
+// Bind is Listen for who knows that nobody else listens at path, by a lock: a child that a killed
+// predecessor had just forked may have its socket for another moment.
+func Bind(path string, o Options) (*Listener, error) {
+	if err := remove(path); err != nil {
+		return nil, err
+	}
+	dir, err := MakeDir(filepath.Dir(path), o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	socket, err := bind(path)
+	if err != nil {
+		return nil, err
+	}
+	l := &Listener{path: path, socket: socket, dir: dir}
+	if err := errors.Join(os.Chmod(path, o.Mode), l.see()); err != nil {
+		return nil, errors.Join(err, socket.Close(), os.Remove(path))
+	}
+	return l, nil
+}
+
+// Resume returns a Listener of a socket that was bound to path by the program that executed this
+// one. Whether its file is still there, the first Look tells.
+func Resume(socket *net.UnixListener, path string, o Options) *Listener {
+	socket.SetUnlinkOnClose(false)
+	l := &Listener{path: path, socket: socket, file: owned{mode: o.Mode}, dir: &Dir{filepath.Dir(path), owned{mode: o.Dir}}}
+	_ = l.see()
+	return l
+}
+
+// see remembers the file at the path as the socket's.
+func (l *Listener) see() error {
+	at, err := os.Lstat(l.path)
+	if err != nil {
+		return err
+	}
+	if at.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("%s is no socket", l.path)
+	}
+	l.file = own(at)
+	return nil
+}
+
+// bind binds a socket to path that only its owner can connect to.
+func bind(path string) (l *net.UnixListener, err error) {
+	// Nobody else may connect between bind and chmod, so a umask sets the mode, on a
+	// thread with one of its own: the process makes files meanwhile.
+	err = thread.Run(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_FS); err != nil {
+			return os.NewSyscallError("unshare", err)
+		}
+		unix.Umask(0o177)
+		l, err = net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("listen on %s: %w", path, err)
+	}
+	l.SetUnlinkOnClose(false) // what is at the path by then may be another's
+	return l, nil
+}
+
+// free returns an error unless a socket may be bound to path, once what is there is removed.
+func free(path string) error {
+	c, err := net.DialTimeout("unix", path, time.Second)
+	switch {
+	case err == nil:
+		c.Close()
+		return fmt.Errorf("socket %s is in use", path)
+	case !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ECONNREFUSED):
+		return fmt.Errorf("socket %s: %w", path, err)
+	}
+	return nil
+}
+
+// remove removes the socket at path, if there is one.
+func remove(path string) error {
+	info, err := os.Lstat(path)
+	if err == nil && info.Mode()&fs.ModeSocket == 0 {
+		return fmt.Errorf("%s is there and is no socket", path)
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// Look puts the file back if it is gone, and reports whether it did. An error leaves things as
+// they are. After Close it does nothing.
+func (l *Listener) Look() (again bool, err error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false, nil
+	}
+	if at := l.there(); at != nil {
+		l.file = own(at)
+		_, err := l.dir.Look()
+		return false, err
+	}
+	if err := free(l.path); err != nil {
+		return false, err
+	}
+	if err := remove(l.path); err != nil {
+		return false, err
+	}
+	if _, err := l.dir.Look(); err != nil {
+		return false, err
+	}
+	next, err := bind(l.path)
+	if err != nil {
+		return false, err
+	}
+	if err := l.file.restore(l.path); err != nil {
+		return false, errors.Join(err, next.Close(), os.Remove(l.path))
+	}
+	last := l.socket
+	l.socket = next
+	last.Close()
+	return true, l.see()
+}
+
+// there returns what is at the path if that is the file of the socket, else nil. Its inode number
+// is not used again meanwhile: the socket keeps the inode.
+func (l *Listener) there() fs.FileInfo {
+	at, err := os.Lstat(l.path)
+	if err != nil || l.file.info == nil || !os.SameFile(at, l.file.info) {
+		return nil
+	}
+	return at
+}
+
+// AcceptUnix accepts the next connection. The error is net.ErrClosed after Close.
+func (l *Listener) AcceptUnix() (*net.UnixConn, error) {
+	for {
+		socket := l.current()
+		conn, err := socket.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) && l.current() != socket {
+			continue // it was put back
+		}
+		return conn, err
+	}
+}
+
+// Accept implements net.Listener.
+func (l *Listener) Accept() (net.Conn, error) {
+	conn, err := l.AcceptUnix()
+	if err != nil {
+		return nil, err // and no *net.UnixConn that is nil
+	}
+	return conn, nil
+}
+
+// Addr implements net.Listener.
+func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
+
+// SyscallConn gives access to the descriptor, which Look may replace.
+func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.current().SyscallConn() }
+
+func (l *Listener) current() *net.UnixListener {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.socket
+}
+
+// Closed reports whether Close has been called.
+func (l *Listener) Closed() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.closed
+}
+
+// Close ends listening and removes the socket's file, unless another is in its place.
+func (l *Listener) Close() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if !l.closed && l.there() != nil {
+		_ = os.Remove(l.path)
+	}
+	l.closed = true
+	return l.socket.Close()
+}

@@ -1,0 +1,75 @@
+package oci
+
+import (
+	"bufio"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// found returns the PID of an executor that runs in this instance's cgroup and listens at the
+// socket, whether or not that is still to be seen in its directory; 0 if there is none. One that
+// could not move to its cgroup is not found.
+//
+// Its listening socket tells it from the processes that it has started there, and the cgroup from a
+// container's process that listens at such a path in a mount namespace of its own.
+func (s *spawner) found(socket string) (pid int) {
+	sockets := listening("/proc/self/net/unix", socket)
+	if len(sockets) == 0 || s.cgroup == "" {
+		return 0
+	}
+	dirs, _ := cgroupDirs(s.cgroup)
+	scopes, _ := cgroupDirs("/system.slice" + s.cgroup + ".scope")
+	for _, list := range []map[string]string{dirs, scopes} {
+		for _, dir := range list {
+			data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
+			for word := range strings.FieldsSeq(string(data)) {
+				if pid, err := strconv.Atoi(word); err == nil && hasAny(pid, sockets) {
+					return pid
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// listening returns what the descriptors of the sockets that listen at a path are links to, from a
+// table as /proc/net/unix (proc_net(5)):
+//
+//	Num       RefCount Protocol Flags    Type St Inode Path
+//	0000000000000000: 00000002 00000000 00010000 0001 01 21942 /run/crisp/executor.sock
+func listening(table, path string) map[string]bool {
+	const accepts = 1 << 16 // __SO_ACCEPTCON
+	f, err := os.Open(table)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	found := map[string]bool{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if !strings.HasSuffix(lines.Text(), " "+path) {
+			continue
+		}
+		fields := strings.Fields(strings.TrimSuffix(lines.Text(), path))
+		if len(fields) != 7 {
+			continue
+		}
+		if flags, err := strconv.ParseUint(fields[3], 16, 32); err == nil && flags&accepts != 0 {
+			found["socket:["+fields[6]+"]"] = true
+		}
+	}
+	return found
+}
+
+// hasAny reports whether a process has one of these open.
+func hasAny(pid int, links map[string]bool) bool {
+	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
+	entries, _ := os.ReadDir(dir) // it may have ended
+	for _, e := range entries {
+		if link, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && links[link] {
+			return true
+		}
+	}
+	return false
+}
