@@ -11,38 +11,70 @@ import (
 // rotation: at this size it is renamed to executor.log.1, replacing the previous one.
 const maxLog = 1 << 20
 
-// A logFile rotates the file at path if that is standard error; any other standard
-// error is left alone. What Go's runtime writes when it dies goes to the same file.
+// A logFile rotates the file at path if that is standard error, and makes it anew if somebody has
+// removed or renamed it; any other standard error is left alone. What Go's runtime writes when it
+// dies goes to the same file.
 type logFile struct {
 	path string
+	own  bool // standard error is the log
 	mu   sync.Mutex
 }
 
-func newLogFile(path string) *logFile { return &logFile{path: path} }
+func newLogFile(path string) *logFile {
+	link, _ := os.Readlink(stderrLink)
+	return &logFile{path: path, own: isStderr(path) || link == path+" (deleted)"}
+}
+
+// stderrLink links to the file itself, where path may be a link to that.
+const stderrLink = "/proc/self/fd/2"
+
+// isStderr reports whether the file at path is standard error.
+func isStderr(path string) bool {
+	var out, at unix.Stat_t
+	return unix.Fstat(2, &out) == nil && unix.Stat(path, &at) == nil && at.Ino == out.Ino && at.Dev == out.Dev
+}
 
 // Write implements io.Writer.
 func (l *logFile) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.rotate(len(p))
+	l.tend(len(p))
 	return os.Stderr.Write(p)
 }
 
-// rotate begins a new file if the current one has no room for n bytes. If it cannot,
-// the log goes on in the current file, as losing lines would be worse.
-func (l *logFile) rotate(n int) {
-	var out, at unix.Stat_t
-	if unix.Fstat(2, &out) != nil || out.Size+int64(n) <= maxLog ||
-		unix.Stat(l.path, &at) != nil || at.Ino != out.Ino || at.Dev != out.Dev {
+// look makes the file anew if it is gone.
+func (l *logFile) look() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.tend(0)
+}
+
+// tend sees to it that the next n bytes go to the file at path, and that it has room for them. If
+// neither can be, the log goes on where it is, as losing lines would be worse; but not without end.
+func (l *logFile) tend(n int) {
+	if !l.own || !isStderr(l.path) && l.reopen() {
 		return
 	}
-	if os.Rename(l.path, l.path+".1") != nil {
+	var out unix.Stat_t
+	if unix.Fstat(2, &out) != nil || out.Size+int64(n) <= maxLog {
 		return
 	}
+	// If path is a link, it stays one.
+	file, err := os.Readlink(stderrLink)
+	if err == nil && isStderr(file) && os.Rename(file, file+".1") == nil && l.reopen() {
+		return
+	}
+	if out.Size > 2*maxLog {
+		_ = unix.Ftruncate(2, 0)
+	}
+}
+
+// reopen makes the file at path standard error.
+func (l *logFile) reopen() bool {
 	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
-		return
+		return false
 	}
 	defer f.Close()
-	_ = unix.Dup3(int(f.Fd()), 2, 0)
+	return unix.Dup3(int(f.Fd()), 2, 0) == nil
 }

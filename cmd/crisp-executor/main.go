@@ -8,6 +8,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -26,6 +27,8 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/periodic"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci/executor"
 )
 
@@ -65,20 +68,21 @@ func main() {
 		fmt.Fprintf(os.Stderr, "crisp-executor: unexpected argument %q\n", flag.Arg(0))
 		os.Exit(2)
 	}
-	log := slog.New(slog.NewJSONHandler(newLogFile(filepath.Join(*state, "executor.log")), nil))
+	file := newLogFile(filepath.Join(*state, "executor.log"))
+	log := slog.New(slog.NewJSONHandler(file, nil))
 	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
 	// After an upgrade the descriptor of that number is another one.
 	if *lockFD >= 0 && executor.Sealed() && !executor.Resuming() {
 		unix.CloseOnExec(*lockFD)
 		o.Lock = os.NewFile(uintptr(*lockFD), "executor.lock")
 	}
-	if err := run(o, *cgroup, log); err != nil {
+	if err := run(o, *cgroup, file, log); err != nil {
 		log.Error("executor ended", "err", err)
 		os.Exit(1)
 	}
 }
 
-func run(o executor.Options, cgroup string, log *slog.Logger) error {
+func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) error {
 	if !executor.Sealed() {
 		self, err := executor.Seal("/proc/self/exe")
 		if err != nil {
@@ -98,6 +102,7 @@ func run(o executor.Options, cgroup string, log *slog.Logger) error {
 		return err
 	}
 	go onTerm(x, log)
+	go periodic.Run(context.Background(), unixsock.Period, func(context.Context) { file.look() })
 	log.Info("executor started", "pid", os.Getpid(), "version", version)
 	x.Serve()
 	if cgroup != "" {
