@@ -158,7 +158,7 @@ func (p *planner) sandboxReady() bool {
 	for _, sb := range p.have.Sandboxes {
 		attempt = max(attempt, sb.Attempt+1)
 	}
-	if !p.needsSandbox(attempt) {
+	if !p.needsSandbox() {
 		return false
 	}
 	stale := false
@@ -174,26 +174,18 @@ func (p *planner) sandboxReady() bool {
 	return false
 }
 
-// needsSandbox reports whether anything would run in a new sandbox.
-func (p *planner) needsSandbox(attempt uint32) bool {
+// needsSandbox reports whether a container would run in a new sandbox: one that has not begun yet,
+// or whose end lets it start again.
+func (p *planner) needsSandbox() bool {
 	spec := &p.want.Spec
-	if p.have.Interrupts(string(p.want.UID)) {
-		return true
-	}
-	if spec.RestartPolicy == v1.RestartPolicyNever && attempt != 0 && len(p.have.Containers) > 0 {
-		return false
-	}
-	begun := false
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
 		found, ok := p.newest(c.Name)
-		begun = begun || ok
-		succeeded := ok && found.State == Exited && found.ExitCode == 0
-		if !succeeded || policyOf(spec, c) != v1.ContainerRestartPolicyOnFailure {
+		if !ok || found.State != Exited || Restarts(spec, c, found.ExitCode) || p.have.interrupted(found) {
 			return true
 		}
 	}
-	return !begun
+	return false
 }
 
 // SandboxChanged returns why the pod needs a new sandbox, by the kubelet's rules; "" if it does
