@@ -75,12 +75,12 @@ func (p *planner) initStep(c *v1.Container, found Container) step {
 		switch {
 		case IsSidecar(c):
 			return again
-		case !failed(found.ExitCode, found.Reason):
+		case !InitFailed(found.ExitCode, found.Reason):
 			return next
-		case FailedForGood(&p.want.Spec, c, found.ExitCode, found.Reason):
-			return fatal
+		case RestartsInit(&p.want.Spec, c, found.ExitCode, found.Reason):
+			return again
 		}
-		return again
+		return fatal
 	}
 	if !IsSidecar(c) && !restartsAtAll(&p.want.Spec, c) {
 		return fatal
@@ -111,19 +111,6 @@ func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 		p.resize(c, found)
 	}
 	return next
-}
-
-// failed reports whether an init container that has exited so has failed. One that was killed for
-// lack of memory has failed, whatever its exit code.
-func failed(code int32, reason string) bool { return reason == "OOMKilled" || code != 0 }
-
-// FailedForGood reports whether an init container that has exited so fails its pod: it has failed
-// and is not to run again.
-func FailedForGood(spec *v1.PodSpec, c *v1.Container, code int32, reason string) bool {
-	if !failed(code, reason) || Restarts(spec, c, code) {
-		return false
-	}
-	return code != 0 || policyOf(spec, c) != v1.ContainerRestartPolicyOnFailure
 }
 
 // regularLives reports whether the sandbox has a regular container. Then the pod is

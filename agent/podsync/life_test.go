@@ -91,8 +91,10 @@ var lifeCases = []struct {
 	{"… and the sidecar has ended", served(never), "S0@u+ i0/S0=1 s0/S0=143", none, "stop:S0"},
 	{"the init container ran out of memory", served(always), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
 
-	{"… in a pod that restarts on failure", served(onFailure), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
-	{"… in a pod that never restarts", served(never), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "stop:s0/S0"},
+	{"… and ended well", served(onFailure), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
+	{"… by its rule", served(never, func(p *v1.Pod) { ruled(&p.Spec.InitContainers[1], "NotIn", 42) }), "S0@u+ i0/S0=0 s0/S0=run",
+		func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
+	{"… for good", served(never), "S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "stop:s0/S0"},
 	{"… with a policy of its own", served(never, func(p *v1.Pod) { p.Spec.InitContainers[1].RestartPolicy = new(v1.ContainerRestartPolicyOnFailure) }),
 		"S0@u+ i0/S0=0 s0/S0=run", func(h *podsync.Have) { h.Containers[0].Reason = "OOMKilled" }, "start:i1/S0"},
 
@@ -187,6 +189,7 @@ var lifeCases = []struct {
 	{"purge init containers", served(always), "S0@u- a0/S0=1 t0/S0=143 i0/S0=0 s0/S0=143", none, "rm:t0/S0 rm:i0/S0 rm:s0/S0"},
 	{"… and begin again", served(always), "S1@u+ S0@u- a0/S0=1", none, "start:s0/S1"},
 	{"done containers need no sandbox", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=0", none, ""},
+	{"a rule starts one again", with(never, rule("In", 42)), "S0@u- a0/S0=42 b0/S0=137", none, "run:S1"},
 	{"one is not done", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=1", none, "run:S1"},
 
 	// The runtime has lost its state, but the logs exist.
@@ -250,14 +253,15 @@ func phase(p v1.PodPhase) func(*podsync.Have) {
 }
 
 func rule(operator string, code int32) func(*v1.Pod) {
-	return func(p *v1.Pod) {
-		c := &p.Spec.Containers[0]
-		c.RestartPolicy = new(v1.ContainerRestartPolicyNever)
-		c.RestartPolicyRules = []v1.ContainerRestartRule{{
-			Action:    v1.ContainerRestartRuleActionRestart,
-			ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOperator(operator), Values: []int32{code}},
-		}}
-	}
+	return func(p *v1.Pod) { ruled(&p.Spec.Containers[0], operator, code) }
+}
+
+func ruled(c *v1.Container, operator string, code int32) {
+	c.RestartPolicy = new(v1.ContainerRestartPolicyNever)
+	c.RestartPolicyRules = []v1.ContainerRestartRule{{
+		Action:    v1.ContainerRestartRuleActionRestart,
+		ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOperator(operator), Values: []int32{code}},
+	}}
 }
 
 // long writes a plan as plan does, and of stops also a grace that is not 30 s

@@ -45,6 +45,16 @@ func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 	return true
 }
 
+// InitFailed reports whether an init container that has ended so has failed. One of which
+// something was killed for lack of memory has, whatever its exit code.
+func InitFailed(code int32, reason string) bool { return code != 0 || reason == "OOMKilled" }
+
+// RestartsInit reports whether an init container that is no sidecar is to run again after it has
+// ended so. It is not asked for again once it has succeeded.
+func RestartsInit(spec *v1.PodSpec, c *v1.Container, code int32, reason string) bool {
+	return InitFailed(code, reason) && (Restarts(spec, c, code) || restartsAtAll(spec, c))
+}
+
 // restartsAtAll reports whether a container that the agent kills is to be started again.
 // Restart rules do not count, because they are about exit codes.
 func restartsAtAll(spec *v1.PodSpec, c *v1.Container) bool {

@@ -163,10 +163,10 @@ func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []pod
 	if g.ending() || s.State.Running != nil || g.restarting || g.have.Stop.On() {
 		return
 	}
-	if len(all) > 0 && all[0].State == podsync.Exited {
-		restarts := podsync.Restarts(&g.pod.Spec, spec, all[0].ExitCode)
-		if k == initKind && !podsync.IsSidecar(spec) && all[0].ExitCode == 0 {
-			restarts = false
+	if end := s.State.Terminated; end != nil && len(all) > 0 {
+		restarts := podsync.Restarts(&g.pod.Spec, spec, end.ExitCode)
+		if k == initKind && !podsync.IsSidecar(spec) {
+			restarts = podsync.RestartsInit(&g.pod.Spec, spec, end.ExitCode, end.Reason)
 		}
 		if k == ephemeralKind || !restarts {
 			return
@@ -232,7 +232,8 @@ func (g *generator) probed(s *v1.ContainerStatus, spec *v1.Container, old *v1.Co
 	}
 	s.Started = &started
 	if k == initKind && !podsync.IsSidecar(spec) {
-		s.Ready = s.State.Terminated != nil && s.State.Terminated.ExitCode == 0
+		end := s.State.Terminated
+		s.Ready = end != nil && !podsync.InitFailed(end.ExitCode, end.Reason)
 		return
 	}
 	switch {

@@ -185,6 +185,19 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
+// Something of an init container was killed for lack of memory: it has failed, whatever its own exit
+// code. Otherwise a pod that ends for it would be Pending for ever.
+func TestInitOutOfMemory(t *testing.T) {
+	for policy, want := range map[v1.RestartPolicy]v1.PodPhase{v1.RestartPolicyNever: v1.PodFailed, v1.RestartPolicyOnFailure: v1.PodPending} {
+		c := exited("init", 0)
+		c.Reason = "OOMKilled"
+		s := status.Of(pod(policy, true), in("x", c), nil, status.Node{}, now)
+		if s.Phase != want || s.InitContainerStatuses[0].Ready {
+			t.Errorf("%s: %s, ready: %t", policy, s.Phase, s.InitContainerStatuses[0].Ready)
+		}
+	}
+}
+
 // Containers that the runtime has forgotten keep their history.
 func TestForgotten(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, true)

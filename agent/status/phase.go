@@ -90,7 +90,7 @@ func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 			t.sidecar(s)
 		case end == nil:
 			pending = true
-		case podsync.FailedForGood(&g.pod.Spec, c, end.ExitCode, end.Reason) && !g.restarts(c, end):
+		case podsync.InitFailed(end.ExitCode, end.Reason) && !g.restarts(c, end) && !podsync.RestartsInit(&g.pod.Spec, c, end.ExitCode, end.Reason):
 			return v1.PodFailed
 		}
 	}
