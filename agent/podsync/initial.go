@@ -96,7 +96,7 @@ func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 		return next
 	}
 	probes := p.have.Probes[found.ID]
-	if c.StartupProbe != nil && probes.Startup != Success {
+	if c.StartupProbe != nil && !p.started(found) {
 		if probes.Startup == Failing {
 			p.killOne(found, c.StartupProbe, "Init container "+c.Name+" failed startup probe")
 		}
@@ -111,6 +111,16 @@ func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 		p.resize(c, found)
 	}
 	return next
+}
+
+// started reports whether the startup probe of a container has succeeded. Of one whose probe has
+// said nothing yet, an earlier agent may have written so into its status.
+func (p *planner) started(c Container) bool {
+	if result := p.have.Probes[c.ID].Startup; result != Unknowable || p.have.Status == nil {
+		return result == Success
+	}
+	s := StatusOf(c.Name, p.have.Status.InitContainerStatuses)
+	return s != nil && RuntimeID(s.ContainerID) == c.ID && s.Started != nil && *s.Started
 }
 
 // regularLives reports whether the sandbox has a regular container. Then the pod is

@@ -109,6 +109,8 @@ var lifeCases = []struct {
 	// Startup and liveness of sidecars.
 	{"a sidecar has not started", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", none, ""},
 	{"a sidecar has started", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", probed("s startup ok"), "start:i0/S0"},
+	{"a sidecar has started, as an earlier agent saw", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", sawStarted("s", "s0/S0"), "start:i0/S0"},
+	{"… another run of it", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = probe }), "S0@u+ s0/S0=run", sawStarted("s", "s7/S0"), ""},
 	{"a sidecar does not start", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = brief }), "S0@u+ s0/S0=run", probed("s startup no"), "stop:s0/S0@5"},
 	{"a sidecar is not alive", served(always, func(p *v1.Pod) { p.Spec.InitContainers[0].LivenessProbe = probe }),
 		"S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", probed("s liveness no"), "stop:s0/S0"},
@@ -262,6 +264,13 @@ func ruled(c *v1.Container, operator string, code int32) {
 		Action:    v1.ContainerRestartRuleActionRestart,
 		ExitCodes: &v1.ContainerRestartRuleOnExitCodes{Operator: v1.ContainerRestartRuleOnExitCodesOperator(operator), Values: []int32{code}},
 	}}
+}
+
+// sawStarted sets a status by which a sidecar has started in the container with this ID.
+func sawStarted(name, id string) func(*podsync.Have) {
+	return func(h *podsync.Have) {
+		h.Status = &v1.PodStatus{InitContainerStatuses: []v1.ContainerStatus{{Name: name, ContainerID: "crisp://" + id, Started: new(true)}}}
+	}
 }
 
 // long writes a plan as plan does, and of stops also a grace that is not 30 s
