@@ -63,6 +63,9 @@ func (g *generator) present(spec *v1.Container, old *v1.ContainerStatus, all []p
 		Resources:    resources(spec, c, g.have.Actual[spec.Name]),
 		User:         c.User,
 	}
+	if old != nil { // one that was never started may be gone, whose attempt is used again
+		s.RestartCount = max(s.RestartCount, old.RestartCount)
+	}
 	if c.Image != "" {
 		s.Image = c.Image
 	}
@@ -121,8 +124,8 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 		return *old.DeepCopy()
 	default:
 		s.RestartCount, s.LastTerminationState = old.RestartCount, old.LastTerminationState
-		if old.State.Running != nil && s.State.Waiting != nil && s.LastTerminationState.Terminated == nil {
-			// The container ran, and how it ended is unknown.
+		if old.State.Running != nil && s.State.Waiting != nil {
+			// The container ran, and how it ended is unknown. An earlier run says nothing of that.
 			s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
 				Reason:   "ContainerStatusUnknown",
 				Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
@@ -163,7 +166,8 @@ func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []pod
 	if g.ending() || s.State.Running != nil || g.restarting || g.have.Stop.On() {
 		return
 	}
-	if end := s.State.Terminated; end != nil && len(all) > 0 {
+	// Its end may be known from the old status alone.
+	if end := s.State.Terminated; end != nil {
 		restarts := podsync.Restarts(&g.pod.Spec, spec, end.ExitCode)
 		if k == initKind && !podsync.IsSidecar(spec) {
 			restarts = podsync.RestartsInit(&g.pod.Spec, spec, end.ExitCode, end.Reason)

@@ -198,6 +198,45 @@ func TestInitOutOfMemory(t *testing.T) {
 	}
 }
 
+// A container that was created and never started is removed, and its attempt used again. The
+// restart count does not fall meanwhile.
+func TestRestartCountDoesNotFall(t *testing.T) {
+	p := pod(v1.RestartPolicyAlways, false)
+	created, before := running("a"), exited("a", 1)
+	created.ID, created.State, created.Attempt = "second", podsync.Created, 1
+	old := status.Of(p, in("x", created, before), nil, status.Node{}, now)
+	s := status.Of(p, in("x", before), &old, status.Node{}, now)
+	if old.ContainerStatuses[0].RestartCount != 1 || s.ContainerStatuses[0].RestartCount != 1 {
+		t.Errorf("%d, then %d", old.ContainerStatuses[0].RestartCount, s.ContainerStatuses[0].RestartCount)
+	}
+}
+
+// The runtime has lost a container that ran, after an earlier run had succeeded: that one does not
+// say how the last one ended.
+func TestForgottenAfterAnEarlierRun(t *testing.T) {
+	p := pod(v1.RestartPolicyOnFailure, false)
+	p.Spec.Containers = p.Spec.Containers[:1]
+	last, before := running("a"), exited("a", 0)
+	last.ID, last.Attempt = "second", 1
+	old := status.Of(p, in("x", last, before), nil, status.Node{}, now)
+	s := status.Of(p, podsync.Have{}, &old, status.Node{}, now)
+	if end := s.ContainerStatuses[0].LastTerminationState.Terminated; podsync.Terminal(&s) || end.ExitCode != 137 {
+		t.Errorf("%s, %+v", s.Phase, end)
+	}
+}
+
+// A container that has succeeded is still so when the runtime has lost it, even if it cannot be
+// started again.
+func TestForgottenAfterItsEnd(t *testing.T) {
+	p := pod(v1.RestartPolicyOnFailure, false)
+	old := status.Of(p, in("x", exited("a", 0), running("b")), nil, status.Node{}, now)
+	h := in("y", exited("b", 0))
+	h.Failures = map[string]podsync.Failure{podsync.ContainerSubject("a"): {Reason: "ErrImagePull", At: now, Until: now}}
+	if s := status.Of(p, h, &old, status.Node{}, now); s.Phase != v1.PodSucceeded {
+		t.Errorf("%s, %+v", s.Phase, s.ContainerStatuses[0].State)
+	}
+}
+
 // Containers that the runtime has forgotten keep their history.
 func TestForgotten(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, true)
