@@ -1,0 +1,228 @@
+package workload_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// A fleet is a world whose pods do as they like.
+type fleet struct {
+	world
+	rng     *rand.Rand
+	history []string
+	objects map[string]manifest.Object // read once
+}
+
+func newFleet(t *testing.T, seed uint64) *fleet {
+	return &fleet{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, rng: rand.New(rand.NewPCG(seed, 3)), objects: map[string]manifest.Object{}}
+}
+
+func (f *fleet) chance(oneIn int) bool { return f.rng.IntN(oneIn) == 0 }
+
+func (f *fleet) breaks(seed int, format string, args ...any) {
+	f.t.Helper()
+	f.t.Fatalf("seed %d: %s\n%s", seed, fmt.Sprintf(format, args...), strings.Join(f.history[max(0, len(f.history)-20):], "\n"))
+}
+
+func (f *fleet) note(format string, args ...any) {
+	f.history = append(f.history, f.now.Format("15:04:05 ")+fmt.Sprintf(format, args...))
+}
+
+// planned steps, and holds that no two pods have one name.
+func (f *fleet) planned(seed int) {
+	f.note("%s", f.step())
+	seen := map[string]bool{}
+	for _, p := range f.pods {
+		if seen[p.Name] {
+			f.breaks(seed, "two pods are %s", p.Name)
+		}
+		seen[p.Name] = true
+	}
+}
+
+// available returns how many pods have been ready for long enough.
+func (f *fleet) available(minReady int) (n int) {
+	for _, p := range f.pods {
+		for _, c := range p.Status.Conditions {
+			if c.Type == v1.PodReady && c.Status == v1.ConditionTrue && !c.LastTransitionTime.Add(time.Duration(minReady)*time.Second).After(f.now) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+// Whatever happens to a Deployment and its pods: an update never takes more pods away than may be
+// unavailable, nor has more than the surge, and when nothing happens any more all pods have the
+// present template and are available.
+func TestRolloutConverges(t *testing.T) {
+	for seed := range 60 {
+		f := newFleet(t, uint64(seed))
+		minReady := f.rng.IntN(2) * 5
+		surge, unavailable := f.rng.IntN(3), f.rng.IntN(3)
+		if surge == 0 {
+			unavailable = max(unavailable, 1)
+		}
+		replicas, image, paused := 1+f.rng.IntN(4), 1, false
+		for range 40 {
+			switch f.rng.IntN(12) {
+			case 0:
+				image = 1 + f.rng.IntN(4) // also an earlier one
+			case 1:
+				replicas = f.rng.IntN(6)
+			case 2:
+				paused = f.chance(3)
+			case 3, 4, 5, 6:
+				if len(f.pods) > 0 {
+					f.ready(f.pods[f.rng.IntN(len(f.pods))].Name)
+				}
+			case 7:
+				if len(f.pods) > 0 {
+					f.pods[f.rng.IntN(len(f.pods))].Status = v1.PodStatus{Phase: v1.PodRunning}
+				}
+			case 8:
+				if len(f.pods) > 0 {
+					f.end(f.pods[f.rng.IntN(len(f.pods))].Name, v1.PodFailed)
+				}
+			default:
+				f.now = f.now.Add(time.Duration(f.rng.IntN(8)) * time.Second)
+			}
+			f.rollout(seed, replicas, minReady, surge, unavailable, image, paused)
+		}
+		f.note("calm")
+		for range 40 {
+			for _, p := range f.pods {
+				if p.Status.Phase == "" || p.Status.Phase == v1.PodRunning && len(p.Status.Conditions) == 0 {
+					f.ready(p.Name)
+				}
+			}
+			f.now = f.now.Add(5 * time.Second)
+			f.rollout(seed, replicas, minReady, surge, unavailable, image, false)
+		}
+		if got := f.available(minReady); got != replicas || len(f.pods) != replicas {
+			f.breaks(seed, "%d pods, %d available, want %d", len(f.pods), got, replicas)
+		}
+		for _, p := range f.pods {
+			if got := p.Spec.Containers[0].Image; !strings.HasSuffix(got, fmt.Sprintf(":%d", image)) {
+				f.breaks(seed, "%s has the image %s, want %d", p.Name, got, image)
+			}
+		}
+	}
+}
+
+// rollout plans, and holds the limits of the update.
+func (f *fleet) rollout(seed, replicas, minReady, surge, unavailable, image int, paused bool) {
+	f.t.Helper()
+	strategy := fmt.Sprintf("%d+%d", surge, unavailable)
+	key := fmt.Sprint(replicas, minReady, strategy, image)
+	if f.objects[key] == nil {
+		f.objects[key] = deployment(f.t, replicas, minReady, strategy, image)
+	}
+	f.object = f.objects[key]
+	f.object.(*appsv1.Deployment).Spec.Paused = paused
+	total, available := len(f.pods), f.available(minReady)
+	f.planned(seed)
+	if got := len(f.pods); got > max(total, replicas+surge) {
+		f.breaks(seed, "%d pods, at most %d are allowed", got, replicas+surge)
+	}
+	if got := f.available(minReady); got < min(available, replicas-unavailable) {
+		f.breaks(seed, "%d pods are available of %d, at least %d must be", got, available, replicas-unavailable)
+	}
+}
+
+// Whatever happens to the pods of a Job: never more run than its parallelism, an index succeeds once,
+// an end is final, and when pods do not fail any more the Job completes, or has failed for the reason
+// that it gives.
+func TestJobConverges(t *testing.T) {
+	for seed := range 60 {
+		f := newFleet(t, uint64(seed))
+		completions, parallelism, limit := 1+f.rng.IntN(4), 1+f.rng.IntN(3), f.rng.IntN(5)
+		mode := [...]string{"NonIndexed", "Indexed"}[f.rng.IntN(2)]
+		f.object = read(t, fmt.Sprintf(`apiVersion: batch/v1
+kind: Job
+metadata: {name: pi}
+spec:
+  completions: %d
+  parallelism: %d
+  backoffLimit: %d
+  completionMode: %s
+  template: {spec: {restartPolicy: Never, containers: [{name: a, image: "i:1"}]}}
+`, completions, parallelism, limit, mode))
+		j := f.object.(*batchv1.Job)
+		over := ""
+		for i := range 120 {
+			calm := i >= 60
+			j.Spec.Suspend = new(!calm && f.chance(6))
+			f.job(seed, completions, parallelism, limit, *j.Spec.Suspend, &over)
+			for k := range f.pods {
+				p := &f.pods[k]
+				if p.Status.Phase == v1.PodFailed || p.Status.Phase == v1.PodSucceeded || !calm && !f.chance(5) {
+					continue
+				}
+				phase := v1.PodSucceeded
+				if !calm && f.chance(2) {
+					phase = v1.PodFailed
+				}
+				f.end(p.Name, phase)
+				p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionFalse, LastTransitionTime: metav1.Time{Time: f.now}}}
+			}
+			f.now = f.now.Add(time.Duration(f.rng.IntN(30)) * time.Second)
+			if calm {
+				f.now = f.now.Add(time.Minute)
+			}
+		}
+		if over == "" {
+			f.breaks(seed, "the Job is never over")
+		}
+	}
+}
+
+// job plans, and holds what is true of each Job.
+func (f *fleet) job(seed, completions, parallelism, limit int, suspended bool, over *string) {
+	f.t.Helper()
+	f.planned(seed)
+	active, failed, succeeded := 0, 0, map[string]int{}
+	for _, p := range f.pods {
+		switch ended := p.Annotations[podsync.AnnotationEnded] != ""; {
+		case ended: // its worker is ending it
+		case p.Status.Phase == v1.PodFailed:
+			failed++
+		case p.Status.Phase == v1.PodSucceeded:
+			succeeded[p.Labels[batchv1.JobCompletionIndexAnnotation]]++
+		default:
+			active++
+		}
+	}
+	done := 0
+	for index, n := range succeeded {
+		if done += n; index != "" && n > 1 {
+			f.breaks(seed, "index %s has succeeded %d times", index, n)
+		}
+	}
+	if active > parallelism || suspended && active > 0 || done > completions {
+		f.breaks(seed, "%d pods run, %d have succeeded; suspended: %t", active, done, suspended)
+	}
+	now := ""
+	for _, c := range f.plan.Status.(*batchv1.Job).Status.Conditions {
+		now = string(c.Type)
+	}
+	switch {
+	case *over != "" && now != *over:
+		f.breaks(seed, "the Job was %s and is %q", *over, now)
+	case now == string(batchv1.JobComplete) && done != completions, now == string(batchv1.JobFailed) && failed <= limit:
+		f.breaks(seed, "the Job is %s, with %d done and %d failed", now, done, failed)
+	case now == "" && (done == completions || failed > limit):
+		f.breaks(seed, "the Job goes on, with %d done and %d failed", done, failed)
+	}
+	*over = now
+}
