@@ -214,6 +214,9 @@ func (f *fleet) job(seed, completions, parallelism, limit int, suspended bool, o
 	}
 	now := ""
 	for _, c := range f.plan.Status.(*batchv1.Job).Status.Conditions {
+		if c.Type == batchv1.JobSuspended { // which is no end
+			continue
+		}
 		now = string(c.Type)
 	}
 	switch {
