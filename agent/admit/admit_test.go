@@ -28,6 +28,11 @@ func with(requests string) string {
 	return "containers: [{name: a, image: i, resources: {requests: {" + requests + "}}}]"
 }
 
+// pages are huge pages, which need CPU or memory beside them.
+func pages(limits string) string {
+	return "containers: [{name: a, image: i, resources: {limits: {cpu: 1m, " + limits + "}}}]"
+}
+
 // plain pods have no RuntimeClass, and one container.
 type plain struct{}
 
@@ -61,9 +66,9 @@ func TestCheck(t *testing.T) {
 		{spec: with("cpu: 500m"), others: []string{with("cpu: 1500m")}},
 		{spec: with("memory: 2Gi"), want: "OutOfmemory"},
 		{spec: with("ephemeral-storage: 512Mi"), others: []string{with("ephemeral-storage: 513Mi")}, want: "OutOfephemeral-storage"},
-		{spec: with("hugepages-2Mi: 4Mi"), others: []string{with("hugepages-2Mi: 6Mi")}, want: "OutOfhugepages-2Mi"},
-		{spec: with("hugepages-2Mi: 4Mi"), others: []string{with("hugepages-2Mi: 4Mi"), with("hugepages-1Gi: 4Gi")}},
-		{spec: with("hugepages-1Gi: 1Gi"), want: "OutOfhugepages-1Gi"},
+		{spec: pages("hugepages-2Mi: 4Mi"), others: []string{pages("hugepages-2Mi: 6Mi")}, want: "OutOfhugepages-2Mi"},
+		{spec: pages("hugepages-2Mi: 4Mi"), others: []string{pages("hugepages-2Mi: 4Mi"), pages("hugepages-1Gi: 4Gi")}},
+		{spec: pages("hugepages-1Gi: 1Gi"), want: "OutOfhugepages-1Gi"},
 		{spec: "hostIPC: false", others: []string{"hostIPC: false", "hostIPC: false", "hostIPC: false", "hostIPC: false"}, want: "OutOfpods"},
 		{spec: "hostIPC: false", others: []string{with("cpu: 100")}}, // it wants nothing
 		{spec: ports(""), others: []string{ports("")}, want: "NodePorts"},

@@ -194,7 +194,9 @@ func describe(n *yaml.Node) string {
 // manifests write "status: {}" and "creationTimestamp: null".
 func empty(n *yaml.Node, typ reflect.Type) bool {
 	switch n.Kind {
-	case yaml.MappingNode, yaml.SequenceNode:
+	case yaml.MappingNode: // behind a pointer, "nfs: {}" is a choice
+		return len(n.Content) == 0 && typ.Kind() != reflect.Pointer
+	case yaml.SequenceNode:
 		return len(n.Content) == 0
 	}
 	if n.ShortTag() == "!!null" {

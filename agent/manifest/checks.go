@@ -13,6 +13,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/utils/ptr"
 )
 
 // A check reports what is wrong with a value.
@@ -25,29 +26,33 @@ type check func(v *validator, field string, x reflect.Value)
 // The checks protect the node and its other pods, and reject values that crisp does not support
 // in fields that it supports. An API server would check more.
 var checks = map[string]check{
-	"PodSpec":                               on((*validator).podSpec),
-	"PodSpec.activeDeadlineSeconds":         between(1, math.MaxInt32),
-	"PodSpec.containers":                    filled("a pod needs at least one container"),
-	"PodSpec.hostname":                      optional(valid(validation.IsDNS1123Label)),
-	"PodSpec.hostnameOverride":              valid(validation.IsDNS1123Subdomain),
-	"PodSpec.runtimeClassName":              valid(validation.IsDNS1123Subdomain),
-	"PodSpec.serviceAccount":                serviceAccount,
-	"PodSpec.serviceAccountName":            serviceAccount,
-	"PodSpec.subdomain":                     optional(valid(validation.IsDNS1123Label)),
-	"PodSpec.terminationGracePeriodSeconds": notNegative,
-	"HostAlias.hostnames[]":                 valid(validation.IsDNS1123Subdomain),
-	"HostAlias.ip":                          address,
-	"LocalObjectReference.name":             filled("is missing"),
-	"PodDNSConfig.nameservers":              atMost(3, "at most 3 are used by resolvers"), // resolv.conf(5): MAXNS
-	"PodDNSConfig.nameservers[]":            address,
-	"PodDNSConfig.searches":                 atMost(32, "at most 32 are allowed"),
-	"PodDNSConfig.searches[]":               search,
-	"PodDNSConfigOption.name":               filled("is missing"),
-	"PodOS.name":                            linux,
-	"PodSecurityContext.runAsGroup":         between(0, math.MaxInt32),
-	"PodSecurityContext.runAsUser":          between(0, math.MaxInt32),
-	"SeccompProfile":                        on((*validator).seccomp),
-	"Sysctl.name":                           sysctl,
+	"PodSpec":                       on((*validator).podSpec),
+	"PodSpec.activeDeadlineSeconds": between(1, math.MaxInt32),
+	"PodSpec.containers":            filled("a pod needs at least one container"),
+	"NodeAffinity.requiredDuringSchedulingIgnoredDuringExecution": on((*validator).nodeTerms),
+	"PodSpec.hostname":                        optional(valid(validation.IsDNS1123Label)),
+	"PodSpec.hostnameOverride":                hostName,
+	"PodSpec.nodeName":                        optional(valid(validation.IsDNS1123Subdomain)),
+	"PodSpec.priorityClassName":               optional(valid(validation.IsDNS1123Subdomain)),
+	"PodSpec.runtimeClassName":                valid(validation.IsDNS1123Subdomain),
+	"PodSpec.serviceAccount":                  serviceAccount,
+	"PodSpec.serviceAccountName":              serviceAccount,
+	"PodSpec.subdomain":                       optional(valid(validation.IsDNS1123Label)),
+	"HostAlias.hostnames[]":                   valid(validation.IsDNS1123Subdomain),
+	"HostAlias.ip":                            address,
+	"PodDNSConfig.nameservers":                atMost(3, "at most 3 are used by resolvers"), // resolv.conf(5): MAXNS
+	"PodDNSConfig.nameservers[]":              address,
+	"PodDNSConfig.searches":                   atMost(32, "at most 32 are allowed"),
+	"PodDNSConfig.searches[]":                 search,
+	"PodDNSConfigOption.name":                 filled("is missing"),
+	"PodOS.name":                              linux,
+	"AppArmorProfile":                         on((*validator).appArmor),
+	"PodSecurityContext":                      on((*validator).podSecurity),
+	"PodSecurityContext.fsGroup":              between(0, math.MaxInt32),
+	"PodSecurityContext.supplementalGroups[]": between(0, math.MaxInt32),
+	"PodSecurityContext.runAsGroup":           between(0, math.MaxInt32),
+	"PodSecurityContext.runAsUser":            between(0, math.MaxInt32),
+	"SeccompProfile":                          on((*validator).seccomp),
 
 	"Container":                              on((*validator).container),
 	"Container.image":                        image,
@@ -81,7 +86,7 @@ var checks = map[string]check{
 	"SecurityContext":                        on((*validator).security),
 	"SecurityContext.runAsGroup":             between(0, math.MaxInt32),
 	"SecurityContext.runAsUser":              between(0, math.MaxInt32),
-	"SleepAction.seconds":                    notNegative,
+	"SleepAction.seconds":                    pause,
 	"TCPSocketAction.port":                   port,
 	"VolumeMount":                            on((*validator).volumeMount),
 	"VolumeMount.subPath":                    optional(below),
@@ -126,6 +131,8 @@ var checks = map[string]check{
 	"Volume.name":                                 required(validation.IsDNS1123Label),
 
 	"DeploymentSpec.minReadySeconds":        atLeast(0),
+	"DaemonSetSpec.revisionHistoryLimit":    atLeast(0),
+	"DeploymentSpec.revisionHistoryLimit":   atLeast(0),
 	"DeploymentSpec.replicas":               between(0, maxPods),
 	"JobSpec.activeDeadlineSeconds":         notNegative,
 	"JobSpec.backoffLimit":                  atLeast(0),
@@ -146,6 +153,11 @@ var enums = tabulate(
 	enum(v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever),
 	enum(v1.DNSDefault, v1.DNSNone, v1.DNSClusterFirst, v1.DNSClusterFirstWithHostNet),
 	enum(v1.PullAlways, v1.PullIfNotPresent, v1.PullNever),
+	enum(v1.FSGroupChangeAlways, v1.FSGroupChangeOnRootMismatch),
+	enum(v1.SupplementalGroupsPolicyMerge, v1.SupplementalGroupsPolicyStrict),
+	enum(v1.PreemptLowerPriority, v1.PreemptNever),
+	enum(v1.SELinuxChangePolicyRecursive, v1.SELinuxChangePolicyMountOption),
+	enum(v1.AppArmorProfileTypeRuntimeDefault, v1.AppArmorProfileTypeUnconfined, v1.AppArmorProfileTypeLocalhost),
 	enum(v1.ProtocolTCP, v1.ProtocolUDP, v1.ProtocolSCTP),
 	enum(v1.MountPropagationNone, v1.MountPropagationHostToContainer, v1.MountPropagationBidirectional),
 	enum(v1.RecursiveReadOnlyDisabled, v1.RecursiveReadOnlyIfPossible, v1.RecursiveReadOnlyEnabled),
@@ -192,11 +204,12 @@ func texts[T ~string](values []T) []string {
 // values checks x and everything in it. field is the path of x in the object, place its key in
 // checks.
 func (v *validator) values(field, place string, x reflect.Value) {
+	given := false
 	for x.Kind() == reflect.Pointer {
 		if x.IsNil() {
 			return
 		}
-		x = x.Elem()
+		x, given = x.Elem(), true
 	}
 	if is, ok := checks[place]; ok {
 		is(v, field, x)
@@ -205,6 +218,9 @@ func (v *validator) values(field, place string, x reflect.Value) {
 	case reflect.String:
 		if want, ok := enums[x.Type()]; ok {
 			v.oneOf(field, x.String(), want)
+			if given && x.String() == "" && x.Type() != reflect.TypeFor[v1.HostPathType]() {
+				v.report(field, `"": want %s`, strings.Join(want, ", "))
+			}
 		}
 	case reflect.Slice:
 		for i := range x.Len() {
@@ -307,6 +323,21 @@ func notNegative(v *validator, field string, x reflect.Value) {
 	}
 }
 
+// hostName checks the name that a pod's host has, by sethostname(2): at most 64 bytes.
+func hostName(v *validator, field string, x reflect.Value) {
+	v.valid(field, x.String(), validation.IsDNS1123Subdomain(x.String()))
+	if n := x.Len(); n > 64 {
+		v.report(field, "has %d characters, more than 64", n)
+	}
+}
+
+// pause checks how long a hook sleeps: the end of the grace period would cut it short.
+func pause(v *validator, field string, x reflect.Value) {
+	if grace := ptr.Deref(v.spec.TerminationGracePeriodSeconds, 0); x.Int() < 0 || x.Int() > grace {
+		v.report(field, "%d is not between 0 and terminationGracePeriodSeconds, %d", x.Int(), grace)
+	}
+}
+
 func mode(v *validator, field string, x reflect.Value) {
 	if x.Int() < 0 || x.Int() > 0o777 {
 		v.report(field, "%d is not between 0 and 0777 (511)", x.Int())
@@ -314,13 +345,13 @@ func mode(v *validator, field string, x reflect.Value) {
 }
 
 func address(v *validator, field string, x reflect.Value) {
-	if _, err := netip.ParseAddr(x.String()); err != nil {
+	if a, err := netip.ParseAddr(x.String()); err != nil || a.Zone() != "" || a.Is4In6() {
 		v.report(field, "%q is not an IP address", x)
 	}
 }
 
 func search(v *validator, field string, x reflect.Value) {
-	if s := x.String(); s != "." {
+	if s := x.String(); s != "." { // resolvers take underscores, as in _tcp.example.org
 		v.valid(field, s, validation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(s, ".")))
 	}
 }
@@ -334,12 +365,6 @@ func linux(v *validator, field string, x reflect.Value) {
 func serviceAccount(v *validator, field string, x reflect.Value) {
 	if name := x.String(); name != "" && name != "default" {
 		v.report(field, "%q: there are no service accounts without an API server", name)
-	}
-}
-
-func sysctl(v *validator, field string, x reflect.Value) {
-	if name := x.String(); name == "" || strings.Contains(name, "..") {
-		v.report(field, "%q is not a sysctl", name)
 	}
 }
 

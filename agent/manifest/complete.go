@@ -1,6 +1,8 @@
 package manifest
 
 import (
+	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 
@@ -32,6 +34,9 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options,
 		t.Annotations = map[string]string{}
 	}
 	t.Annotations[AnnotationHash] = hash
+	if t.Spec.ActiveDeadlineSeconds != nil && slices.Contains(restart, v1.RestartPolicyAlways) {
+		v.report("spec.activeDeadlineSeconds", "not for pods that are to run for ever")
+	}
 	v.oneOf("spec.restartPolicy", string(t.Spec.RestartPolicy), texts(restart))
 	v.under = ""
 }
@@ -97,11 +102,20 @@ func completeDaemonSet(v *validator, d *appsv1.DaemonSet, o Options) {
 
 func completeJob(v *validator, j *batchv1.Job, o Options) {
 	s := &j.Spec
+	if s.Parallelism == nil && s.Completions == nil {
+		setPointer(&s.Completions, 1)
+	}
 	setPointer(&s.Parallelism, 1)
 	setPointer(&s.CompletionMode, batchv1.NonIndexedCompletion)
 	setPointer(&s.BackoffLimit, 6)
-	if *s.CompletionMode == batchv1.IndexedCompletion && s.Completions == nil {
+	switch indexed := *s.CompletionMode == batchv1.IndexedCompletion; {
+	case indexed && s.Completions == nil:
 		v.report("spec.completions", "is missing: completionMode Indexed needs it")
+	case indexed && *s.Completions > 0: // a pod's host name
+		last := fmt.Sprintf("%s-%d", j.Name, *s.Completions-1)
+		v.valid("metadata.name", last, validation.IsDNS1123Label(last))
+	case !indexed: // a label of its pods
+		v.valid("metadata.name", j.Name, validation.IsValidLabelValue(j.Name))
 	}
 	if s.TTLSecondsAfterFinished != nil && o.Source != SourceAPI {
 		v.report("spec.ttlSecondsAfterFinished", "only for a job that was applied: a job of a file stays as long as the file")
@@ -165,9 +179,17 @@ func completeSecret(v *validator, s *v1.Secret, _ Options) {
 		v.report("type", "%q: there are no service accounts without an API server", s.Type)
 	}
 	for _, key := range secretKeys[s.Type] {
-		if _, ok := s.Data[key]; !ok {
+		if value, ok := s.Data[key]; !ok || s.Type == v1.SecretTypeSSHAuth && len(value) == 0 {
 			v.report("data", "a secret of the type %s needs the key %s", s.Type, key)
+		} else if s.Type == v1.SecretTypeDockercfg || s.Type == v1.SecretTypeDockerConfigJson {
+			if json.Unmarshal(value, &map[string]any{}) != nil { // its error would show a part of the secret
+				v.report("data["+key+"]", "is not a JSON object")
+			}
 		}
+	}
+	_, user := s.Data[v1.BasicAuthUsernameKey]
+	if _, password := s.Data[v1.BasicAuthPasswordKey]; s.Type == v1.SecretTypeBasicAuth && !user && !password {
+		v.report("data", "a secret of the type %s needs the key %s or %s", s.Type, v1.BasicAuthUsernameKey, v1.BasicAuthPasswordKey)
 	}
 }
 

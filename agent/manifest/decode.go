@@ -134,6 +134,9 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	hash := contentHash(data, r.o.NodeName)
 	v := &validator{tree: at, node: r.o.NodeName}
 	v.metadata(o, true)
+	if !kind.namespaced && o.GetNamespace() != "" {
+		v.report("metadata.namespace", "a %s is in no namespace", kind.name)
+	}
 	kind.complete(v, o, r.o)
 	v.values("", "", reflect.ValueOf(o))
 	if len(v.errs) > 0 {

@@ -14,6 +14,9 @@ func setDefaults(pod *v1.Pod, o Options) {
 	setDefault(&spec.DNSPolicy, v1.DNSClusterFirst)
 	setDefault(&spec.NodeName, o.NodeName)
 	setPointer(&spec.TerminationGracePeriodSeconds, int64(v1.DefaultTerminationGracePeriodSeconds))
+	if *spec.TerminationGracePeriodSeconds < 0 { // as in an API server
+		*spec.TerminationGracePeriodSeconds = 1
+	}
 	// Never nil, as in an API server's pods.
 	setPointer(&spec.SecurityContext, v1.PodSecurityContext{})
 	if p, ok := priorities[spec.PriorityClassName]; ok {
@@ -28,6 +31,7 @@ func setDefaults(pod *v1.Pod, o Options) {
 	for i := range spec.Containers {
 		defaultContainer(spec, &spec.Containers[i])
 	}
+	defaultPodResources(spec)
 }
 
 // priorities are the values of Kubernetes' built-in priority classes.

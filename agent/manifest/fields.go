@@ -119,6 +119,7 @@ spec.preemptionPolicy                             ignored
 spec.priority                                     honoured
 spec.priorityClassName                            honoured system-node-critical and system-cluster-critical; another needs spec.priority beside it
 spec.resources                                    honoured
+spec.resources.claims                             rejected needs device claims, which crisp does not have
 spec.readinessGates                               rejected nothing would set the conditions
 spec.resourceClaims                               rejected needs device claims, which crisp does not have
 spec.restartPolicy                                honoured

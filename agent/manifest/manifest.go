@@ -14,7 +14,9 @@ package manifest
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
+	"unicode"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -80,6 +82,23 @@ func (e Error) Error() string {
 		b.WriteString(e.Field + ": ")
 	}
 	b.WriteString(e.Text)
+	return oneLine(b.String())
+}
+
+// oneLine returns s with its control characters escaped: keys and values of a manifest, which
+// may be anybody's, are printed on terminals.
+func oneLine(s string) string {
+	if !strings.ContainsFunc(s, unicode.IsControl) {
+		return s
+	}
+	var b strings.Builder
+	for _, r := range s {
+		if unicode.IsControl(r) {
+			b.WriteString(strings.Trim(strconv.QuoteRune(r), "'"))
+		} else {
+			b.WriteRune(r)
+		}
+	}
 	return b.String()
 }
 

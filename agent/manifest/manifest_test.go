@@ -148,7 +148,7 @@ func TestErrors(t *testing.T) {
 		{"token", head + ok + "  volumes:\n  - name: v\n    projected: {sources: [{serviceAccountToken: {path: t}}]}\n", "pod.yaml:10: spec.volumes[0].projected.sources[0].serviceAccountToken: needs an API server that issues tokens"},
 		{"with a reason", head + ok + "  resourceClaims: [{name: c}]\n", "pod.yaml:8: spec.resourceClaims: needs device claims, which crisp does not have"},
 		{"status", head + ok + "status: {phase: Running}\n", "pod.yaml:8: status: the agent writes it"},
-		{"second document", web + "---\n" + head + ok + "    lifecycle: {preStop: {sleep: {seconds: -1}}}\n", "pod.yaml:19: spec.containers[0].lifecycle.preStop.sleep.seconds: -1 is negative"},
+		{"second document", web + "---\n" + head + ok + "    lifecycle: {preStop: {sleep: {seconds: -1}}}\n", "pod.yaml:19: spec.containers[0].lifecycle.preStop.sleep.seconds: -1 is not between 0 and terminationGracePeriodSeconds, 30"},
 		{"set twice", head + ok + "    image: j\n", "pod.yaml:8: spec.containers[0].image: is set twice"},
 		{"boolean for string", head + ok + "    env: [{name: A, value: true}]\n", "pod.yaml:8: spec.containers[0].env[0].value: want a string, got the boolean true: quote it"},
 		{"YAML 1.1 boolean for string", head + ok + "    env: [{name: A, value: yes}]\n", "pod.yaml:8: spec.containers[0].env[0].value: want a string, got the string yes: quote it"},

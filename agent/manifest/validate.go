@@ -2,13 +2,13 @@ package manifest
 
 import (
 	"fmt"
-	"maps"
 	"path"
 	"reflect"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -101,6 +101,8 @@ func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 		v.report(field+".hostnameOverride", "a pod on the host's network has the host's name")
 	}
 	v.priority(field, spec)
+	v.keysAndValues(field+".nodeSelector", spec.NodeSelector)
+	v.podResources(field, spec)
 	names, ports := map[string]string{}, map[string]string{}
 	for i := range spec.InitContainers {
 		at := fmt.Sprintf("%s.initContainers[%d]", field, i)
@@ -200,6 +202,11 @@ func (v *validator) container(field string, c *v1.Container) {
 			v.report(fmt.Sprintf("%s.resizePolicy[%d].resourceName", field, i), "%s is listed twice", p.ResourceName)
 		}
 		resized[p.ResourceName] = true
+		if p.RestartPolicy == "" {
+			v.report(fmt.Sprintf("%s.resizePolicy[%d].restartPolicy", field, i), "is missing")
+		} else if p.RestartPolicy != v1.NotRequired && v.spec.RestartPolicy == v1.RestartPolicyNever {
+			v.report(fmt.Sprintf("%s.resizePolicy[%d].restartPolicy", field, i), "%s restarts a container, which the pod's restartPolicy Never rules out", p.RestartPolicy)
+		}
 	}
 }
 
@@ -241,60 +248,6 @@ func stopSignal(v *validator, field string, x reflect.Value) {
 	}
 	if s := x.String(); !strings.HasPrefix(s, "SIG") || path.Base(s) != s {
 		v.report(field, "%q is not the name of a signal, such as SIGTERM", s)
-	}
-}
-
-// IsHugePages reports whether a resource is huge pages of any size.
-func IsHugePages(name v1.ResourceName) bool {
-	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
-}
-
-func (v *validator) resources(field string, r *v1.ResourceRequirements) {
-	v.amounts(field+".limits", r.Limits, v1.ResourceEphemeralStorage)
-	v.amounts(field+".requests", r.Requests, v1.ResourceEphemeralStorage)
-	for name, request := range r.Requests {
-		if limit, ok := r.Limits[name]; ok && request.Cmp(limit) > 0 {
-			v.report(fmt.Sprintf("%s.requests[%s]", field, name), "%s is more than the limit %s", request.String(), limit.String())
-		}
-	}
-}
-
-// amounts checks quantities of CPU, memory, huge pages and the resources in others; a node has
-// no further ones.
-func (v *validator) amounts(field string, list v1.ResourceList, others ...v1.ResourceName) {
-	for _, name := range slices.Sorted(maps.Keys(list)) {
-		at, q := fmt.Sprintf("%s[%s]", field, name), list[name]
-		if q.Sign() < 0 {
-			v.report(at, "%s is negative", q.String())
-		}
-		if name != v1.ResourceCPU && name != v1.ResourceMemory && !IsHugePages(name) && !slices.Contains(others, name) {
-			v.report(at, "this node has no such resource")
-		}
-	}
-}
-
-func (v *validator) security(field string, s *v1.SecurityContext) {
-	if ptr.Deref(s.AllowPrivilegeEscalation, true) {
-		return
-	}
-	if ptr.Deref(s.Privileged, false) {
-		v.report(field+".allowPrivilegeEscalation", "cannot be false for a privileged container")
-	}
-	// Kubernetes refuses the name with its prefix alone, and manifests rely on that.
-	if s.Capabilities != nil && slices.Contains(s.Capabilities.Add, "CAP_SYS_ADMIN") {
-		v.report(field+".allowPrivilegeEscalation", "cannot be false with the capability CAP_SYS_ADMIN")
-	}
-}
-
-func (v *validator) seccomp(field string, p *v1.SeccompProfile) {
-	local := ptr.Deref(p.LocalhostProfile, "") != ""
-	switch {
-	case p.Type == "":
-		v.report(field+".type", "is missing")
-	case local != (p.Type == v1.SeccompProfileTypeLocalhost):
-		v.report(field+".localhostProfile", "belongs to the type Localhost: set both or neither")
-	case local && (path.IsAbs(*p.LocalhostProfile) || hasDotDot(*p.LocalhostProfile)):
-		v.report(field+".localhostProfile", "%q must stay below the agent's seccomp directory", *p.LocalhostProfile)
 	}
 }
 
@@ -395,12 +348,22 @@ func (v *validator) resourceField(field string, ref *v1.ResourceFieldSelector) {
 	if ref.Resource == "" {
 		v.report(field+".resource", "is missing")
 	}
-	if ref.Divisor.Sign() < 0 {
-		v.report(field+".divisor", "%s is negative", ref.Divisor.String())
-	}
+	v.divisor(field+".divisor", name, ref.Divisor)
 	named := func(c v1.Container) bool { return c.Name == ref.ContainerName }
 	if ref.ContainerName != "" && !slices.ContainsFunc(v.spec.Containers, named) && !slices.ContainsFunc(v.spec.InitContainers, named) {
 		v.report(field+".containerName", "the pod has no container %q", ref.ContainerName)
+	}
+}
+
+// divisors are the units in which the downward API shows a resource.
+var divisors = map[bool][]string{
+	true:  {"1", "1m"}, // of CPU
+	false: {"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"},
+}
+
+func (v *validator) divisor(field, name string, q resource.Quantity) {
+	if !q.IsZero() {
+		v.oneOf(field, q.String(), divisors[name == string(v1.ResourceCPU)])
 	}
 }
 
@@ -441,6 +404,9 @@ func (v *validator) projected(field string, p *v1.ProjectedVolumeSource) {
 	}
 	for i, s := range p.Sources {
 		field := fmt.Sprintf("%s.sources[%d]", field, i)
+		if sources := set(reflect.ValueOf(s)); len(sources) > 1 {
+			v.report(field, "has %d sources: %s", len(sources), strings.Join(sources, ", "))
+		}
 		if s.ConfigMap != nil {
 			for j, item := range s.ConfigMap.Items {
 				once(field, "configMap", j, item.Path)
