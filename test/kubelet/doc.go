@@ -10,7 +10,8 @@
 // A difference must be explained by a line of the table in explain_test.go; a difference
 // without an explanation fails, and so does an explanation without a difference. In addition,
 // the agent's handling of random pods is compared with the kubelet's own functions.
-// TestKubeadm makes kubeadm's own calls to crispd. TestMetrics compares the kubelet's metrics
+// TestSameVerdicts holds what crisp validate says of manifests against the validation of the
+// API server. TestKubeadm makes kubeadm's own calls to crispd. TestMetrics compares the kubelet's metrics
 // of pods on crispd with those of the same pods on containerd.
 //
 // It is a module of its own because the kubelet is not made to be imported: its module pins
