@@ -66,17 +66,22 @@ func (s *Server) cpuUsage(id string, st oci.Stats, since time.Time) *cri.CpuUsag
 	}
 }
 
+// memoryUsage leaves out what is available where there is no limit, as the kubelet's own statistics
+// do: 0 would say that all is used.
 func memoryUsage(st oci.Stats) *cri.MemoryUsage {
-	return &cri.MemoryUsage{
+	out := &cri.MemoryUsage{
 		Timestamp:       st.At.UnixNano(),
 		WorkingSetBytes: value(st.Memory.WorkingSet),
-		AvailableBytes:  value(st.Memory.Available),
 		UsageBytes:      value(st.Memory.Usage),
 		RssBytes:        value(st.Memory.RSS),
 		PageFaults:      value(st.Memory.PageFaults),
 		MajorPageFaults: value(st.Memory.MajorPageFaults),
 		Psi:             pressure(st.Memory.PSI),
 	}
+	if st.Memory.Limit > 0 {
+		out.AvailableBytes = value(st.Memory.Available)
+	}
+	return out
 }
 
 func value(v uint64) *cri.UInt64Value { return &cri.UInt64Value{Value: v} }

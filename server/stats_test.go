@@ -173,6 +173,26 @@ func TestStatsWithoutPressure(t *testing.T) {
 	}
 }
 
+// Without a limit nothing is said of how much memory is available: none would be read as "all is
+// used".
+func TestAvailableMemoryNeedsALimit(t *testing.T) {
+	n := newNode(t)
+	dir := t.TempDir()
+	n.machine.Cgroups(map[string]string{"memory": dir})
+	id := n.begin(t, n.run(t, pod("a")), forever("x"))
+	for limit, available := range map[string]*cri.UInt64Value{"": nil, "9223372036854771712\n": nil, "1000\n": {Value: 0}, "1500\n": {Value: 500}} {
+		for name, text := range map[string]string{"memory.usage_in_bytes": "1000\n", "memory.limit_in_bytes": limit} {
+			if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		resp, err := n.ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: id})
+		if got := resp.GetStats().GetMemory().GetAvailableBytes(); err != nil || got.String() != available.String() || (got == nil) != (available == nil) {
+			t.Errorf("with the limit %q there is available: %v, %v; want %v", limit, got, err, available)
+		}
+	}
+}
+
 // The metrics that critest looks for are described, always the same, and have values with as
 // many labels as keys.
 func TestMetrics(t *testing.T) {
