@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -36,6 +37,7 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 			"state":           sb.State().String(),
 			"addresses":       s.index.sandbox(sb).ips,
 			"runtimeHandler":  s.index.sandbox(sb).handler,
+			"runtimeSpec":     podSpec(sb, s.index.sandbox(sb).config),
 			"config":          s.index.sandbox(sb).config,
 			"resourcesUpdate": s.index.sandbox(sb).resources,
 			"startup":         s.startupOf(sb, nil),
@@ -47,6 +49,27 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 		resp.Info = map[string]string{"info": string(info)}
 	}
 	return resp, nil
+}
+
+// podSpec describes a pod as those runtimes do in which it is a container. Tools look there for
+// the paths of its namespaces; one that is not listed is the host's, or each container's own.
+func podSpec(sb *oci.Sandbox, config *cri.PodSandboxConfig) *specs.Spec {
+	spec := &specs.Spec{
+		Version: specs.Version, Hostname: config.GetHostname(), Annotations: config.GetAnnotations(),
+		Linux: &specs.Linux{CgroupsPath: sb.CgroupParent(), Sysctl: config.GetLinux().GetSysctls()},
+	}
+	for _, ns := range []struct {
+		kind   string
+		ofSpec specs.LinuxNamespaceType
+	}{
+		{"pid", specs.PIDNamespace}, {"ipc", specs.IPCNamespace}, {"uts", specs.UTSNamespace},
+		{"user", specs.UserNamespace}, {"net", specs.NetworkNamespace},
+	} {
+		if path := sb.NamespacePath(ns.kind); path != "" {
+			spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: ns.ofSpec, Path: path})
+		}
+	}
+	return spec
 }
 
 // sandboxStatus returns the CRI status of sb. The namespace options are returned

@@ -1,10 +1,13 @@
 package server
 
 import (
+	"encoding/json"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/oci/ocitest"
@@ -52,4 +55,40 @@ func TestNotReadyWithoutAnExecutor(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// The verbose status of a pod says where its namespaces are, in the place in which tools look:
+// crictl inspectp | jq '.info.runtimeSpec.linux.namespaces[] | select(.type=="network").path'
+func TestInfoNamesNamespaces(t *testing.T) {
+	n := newNode(t)
+	host := pod("host")
+	host.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_NODE
+	for name, test := range map[string]struct {
+		config *cri.PodSandboxConfig
+		kinds  []specs.LinuxNamespaceType
+	}{
+		"own":    {pod("own"), []specs.LinuxNamespaceType{specs.IPCNamespace, specs.NetworkNamespace, specs.UTSNamespace}},
+		"host's": {host, []specs.LinuxNamespaceType{specs.IPCNamespace}},
+	} {
+		resp, err := n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: n.run(t, test.config), Verbose: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var info struct {
+			NetNS       string
+			RuntimeSpec specs.Spec
+		}
+		if err := json.Unmarshal([]byte(resp.Info["info"]), &info); err != nil {
+			t.Fatal(err)
+		}
+		var kinds []specs.LinuxNamespaceType
+		for _, ns := range info.RuntimeSpec.Linux.Namespaces {
+			if kinds = append(kinds, ns.Type); ns.Path == "" || ns.Type == specs.NetworkNamespace && ns.Path != info.NetNS {
+				t.Errorf("%s: the %s namespace is at %q, the network at %q", name, ns.Type, ns.Path, info.NetNS)
+			}
+		}
+		if slices.Sort(kinds); !slices.Equal(kinds, test.kinds) {
+			t.Errorf("%s: the info has the namespaces %v, want %v", name, kinds, test.kinds)
+		}
+	}
 }
