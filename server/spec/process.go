@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
@@ -36,6 +37,9 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := checkNUL(argv, envs, cwd); err != nil {
+		return nil, fmt.Errorf("container %s: %w", in.Container.GetMetadata().GetName(), err)
+	}
 	// An oom_score_adj of 0 is a value too: the executor's own, which is low,
 	// must not be inherited.
 	adj := max(int(in.Container.GetLinux().GetResources().GetOomScoreAdj()), in.Host.MinOOMScoreAdj)
@@ -52,6 +56,23 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 		OOMScoreAdj:     &adj,
 		SelinuxLabel:    in.ProcessLabel,
 	}, nil
+}
+
+// checkNUL refuses text that the kernel would cut off: an image may have some. What comes from the
+// client was checked with the request.
+func checkNUL(args, env []string, cwd string) error {
+	has := func(s string) bool { return strings.Contains(s, "\x00") }
+	if i := slices.IndexFunc(args, has); i >= 0 {
+		return fault.Invalid.Errorf("argument %d %q holds a NUL byte", i, args[i])
+	}
+	if i := slices.IndexFunc(env, has); i >= 0 {
+		name, _, _ := strings.Cut(env[i], "=")
+		return fault.Invalid.Errorf("environment variable %q holds a NUL byte", name) // the value may be a secret
+	}
+	if has(cwd) {
+		return fault.Invalid.Errorf("working directory %q holds a NUL byte", cwd)
+	}
+	return nil
 }
 
 // args combines CRI's command and args with the image's entrypoint and cmd: a

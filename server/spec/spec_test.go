@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/testing/protocmp"
@@ -225,5 +226,22 @@ func TestCgroupsPath(t *testing.T) {
 	}
 	if got := spec.CgroupsPath("../x", "id", false); strings.Contains(got, "..") {
 		t.Error(got)
+	}
+}
+
+// What an image says must not be cut off at a NUL byte either.
+func TestNULOfAnImage(t *testing.T) {
+	for want, image := range map[string]v1.ImageConfig{
+		`argument 1 "a\x00b"`:           {Entrypoint: []string{"sh"}, Cmd: []string{"a\x00b"}},
+		`environment variable "SECRET"`: {Cmd: []string{"sh"}, Env: []string{"SECRET=a\x00b"}},
+		`working directory "/a\x00b"`:   {Cmd: []string{"sh"}, WorkingDir: "/a\x00b"},
+	} {
+		_, err := spec.Build(spec.Input{
+			Container: &cri.ContainerConfig{Metadata: &cri.ContainerMetadata{Name: "c"}}, Sandbox: &cri.PodSandboxConfig{},
+			Image: image, Root: "/root", CgroupsPath: "/c",
+		})
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), want+" holds a NUL byte") || strings.Contains(err.Error(), "SECRET=") {
+			t.Errorf("the error is %v, want that %s is at fault", err, want)
+		}
 	}
 }
