@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -11,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"time"
+	"unsafe"
 
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/manager"
@@ -238,13 +240,17 @@ func adjust(pid int, config *configs.Config, p *libcontainer.Process) error {
 			return fmt.Errorf("error setting rlimit type %v: %w", l.Type, err)
 		}
 	}
-	// All processors that the cgroup allows, and not those of whoever began us.
-	var every unix.CPUSet
-	for i := range every {
-		every[i] = ^every[i]
-	}
-	_ = unix.SchedSetaffinity(pid, &every) // as with libcontainer, it is no failure
+	resetAffinity(pid)
 	return nil
+}
+
+// everyCPU is the set of all processors that Linux can have, of which unix.CPUSet has 1024.
+var everyCPU = bytes.Repeat([]byte{0xff}, 64<<10/8)
+
+// resetAffinity lets a process run on all processors that its cgroup allows, and not only on those
+// of whoever began us. As with libcontainer, it is no failure if that cannot be done.
+func resetAffinity(pid int) {
+	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_SETAFFINITY, uintptr(pid), uintptr(len(everyCPU)), uintptr(unsafe.Pointer(&everyCPU[0])))
 }
 
 // saveState writes what libcontainer writes of a container that it has started.
