@@ -74,11 +74,8 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 	for _, c := range base {
 		set[c] = slices.Contains(have, c)
 	}
-	for _, c := range drop {
-		set[c] = false
-	}
 	if ambientAll {
-		ambient = slices.DeleteFunc(slices.Clone(have), func(c string) bool { return slices.Contains(drop, c) })
+		ambient = slices.Clone(have)
 	}
 	for _, c := range slices.Concat(add, ambient) {
 		if !slices.Contains(have, c) {
@@ -86,6 +83,11 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 		}
 		set[c] = true
 	}
+	// One that is both added and dropped by its name is dropped, as by other runtimes.
+	for _, c := range drop {
+		set[c] = false
+	}
+	ambient = slices.DeleteFunc(ambient, func(c string) bool { return slices.Contains(drop, c) })
 	return capabilitySets(ordered(set), ambient), nil
 }
 
