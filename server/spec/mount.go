@@ -16,7 +16,8 @@ const errRROUnsupported = "RROUnsupported"
 
 // mounts returns the file systems that every container has, the sandbox's files, the image's
 // volumes and CRI's mounts, parents before children. A CRI mount replaces the default one at the
-// same path, and one at /dev, or one that propagates to the host, replaces everything below it too.
+// same path. One at /dev replaces everything below it too, and so does one that propagates to the
+// host; one at /sys brings cgroups along, as the host's does for those who watch all of them.
 func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
 	taken := map[string]bool{}
 	var asked []specs.Mount
@@ -35,7 +36,8 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 		}
 	}
 	for _, m := range slices.Concat(kernelMounts(in), fileMounts(in), deviceMounts(in)) {
-		if taken[m.Destination] || (taken["/dev"] && strings.HasPrefix(m.Destination, "/dev/")) || spreads(in.Mounts, m.Destination) != "" {
+		below := func(dir string) bool { return taken[dir] && strings.HasPrefix(m.Destination, dir+"/") }
+		if taken[m.Destination] || below("/dev") || below("/sys") || spreads(in.Mounts, m.Destination) != "" {
 			continue
 		}
 		list = append(list, m)
