@@ -29,6 +29,7 @@
 //	stat PATH        kind, mode, owner and device numbers as a line
 //	cwd              the working directory as a line
 //	hostname         the host's name as a line
+//	view             what the process sees of the kernel: mounts, rights, limits, devices, …
 //	ids              uid, gid and supplementary groups as a line
 //	status FIELD     that field of /proc/self/status
 //	listen ADDR      serve TCP on ADDR in the background, echo what comes
@@ -184,6 +185,7 @@ var verbs = map[string]func(s *script){
 		check(cmd.Run())
 	},
 	"stat": func(s *script) { stat(s.next()) },
+	"view": func(*script) { view() },
 	"cwd": func(s *script) {
 		dir, err := os.Getwd()
 		check(err)
