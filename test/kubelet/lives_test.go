@@ -94,7 +94,7 @@ func sideBySide() explanation {
 	for _, sidecars := range []string{"", "s0", "s1", "s0 s1", "s1 s0"} {
 		stops := `(StopContainer (c\d|other|still)#\d( \+ |, ))*`
 		for _, name := range strings.Fields(sidecars) {
-			stops += `StopContainer ` + name + `#\d, `
+			stops += `StopContainer ` + name + `#\d( \+ StopContainer still#\d)?, ` // an init container delays no sidecar
 		}
 		of = append(of, fmt.Sprintf(`kubelet %[1]sStopPodSandbox sandbox#0, agent %[1]sStopPodSandbox sandbox#0`, stops))
 	}
