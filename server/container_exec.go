@@ -107,8 +107,8 @@ func waitOrKill(ctx context.Context, x *oci.Exec) (int32, error) {
 }
 
 // sizeTime is how long the start of a command waits for the size of its terminal, which
-// clients send once they have opened their streams, a round trip later.
-const sizeTime = 250 * time.Millisecond
+// clients send once they have opened their streams, a round trip later. Tests replace it.
+var sizeTime = 250 * time.Millisecond
 
 // firstSize returns the size that the client's terminal has when the command starts:
 // many a program asks for it only then. It is 0 if the client sends none.

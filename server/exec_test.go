@@ -129,6 +129,8 @@ func (s oneSize) Next() *remotecommand.TerminalSize {
 // A program that asks for the size of its terminal when it starts, and never again, gets the
 // client's.
 func TestExecBeginsWithTheClientsTerminal(t *testing.T) {
+	defer func(d time.Duration) { sizeTime = d }(sizeTime)
+	sizeTime = time.Minute
 	n := newNode(t)
 	id := n.begin(t, n.run(t, pod("a")), forever("x"))
 	resp, err := n.Exec(t.Context(), &cri.ExecRequest{

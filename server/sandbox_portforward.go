@@ -116,9 +116,8 @@ func (a *answers) bound() {
 }
 
 func (a *answers) Read(p []byte) (int, error) {
-	n, err := a.Conn.Read(p)
-	if n > 0 && a.bounded.Load() {
+	if a.bounded.Load() { // anew for each: the client may have been slow to take the last one
 		a.SetReadDeadline(time.Now().Add(answerTime))
 	}
-	return n, err
+	return a.Conn.Read(p)
 }

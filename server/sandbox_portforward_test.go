@@ -52,6 +52,31 @@ func (a asked) Read([]byte) (int, error)    { return 0, io.EOF }
 func (a asked) Write(p []byte) (int, error) { a.answers <- string(p); return len(p), nil }
 func (a asked) Close() error                { close(a.answers); return nil }
 
+// A client that is slow to read the answers gets them all: it is the program that must not be
+// silent.
+func TestForwardToAClientThatIsSlow(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		conn, program := net.Pipe()
+		client := asked{make(chan string)}
+		joined := make(chan error, 1)
+		go func() { joined <- join(t.Context(), conn, client) }()
+		go func() {
+			for range 3 {
+				program.Write([]byte("answer"))
+			}
+			program.Close()
+		}()
+		heard := 0
+		for range client.answers {
+			heard++
+			time.Sleep(answerTime + time.Second)
+		}
+		if err := <-joined; err != nil || heard != 3 {
+			t.Errorf("heard %d answers of 3, %v", heard, err)
+		}
+	})
+}
+
 // A program that never looks at the end of its input does not keep a connection whose
 // client has gone. As long as it answers, it may take its time.
 func TestForwardToAProgramThatIsSilent(t *testing.T) {

@@ -7,8 +7,6 @@ import (
 	"log/slog"
 	"sync/atomic"
 	"time"
-
-	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // maxForwards bounds the connections that one session forwards at a time.
@@ -34,7 +32,10 @@ type forwards struct {
 func (f *forwards) carry(ctx context.Context, stream io.ReadWriteCloser, forward func(context.Context, io.ReadWriteCloser) error) error {
 	defer f.open.Add(-1)
 	if f.open.Add(1) > maxForwards {
-		return fault.Unavailable.Errorf("%d connections are forwarded already", maxForwards)
+		// An error would end the others: clients end the whole session for one.
+		f.log.WarnContext(ctx, "forwarded connection was ended: the session has too many", "most", maxForwards)
+		drop(stream)
+		return nil
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -48,12 +49,17 @@ func (f *forwards) carry(ctx context.Context, stream io.ReadWriteCloser, forward
 		f.log.WarnContext(ctx, "forwarded connection was ended, as it held up others", "err", errStalled)
 	}
 	cancel(nil)
-	stream.Close()
-	if s, ok := stream.(interface{ Reset() error }); ok {
-		s.Reset() // after Close it tells the client nothing, and drops what is still to come
-	}
+	drop(stream)
 	<-read
 	return err
+}
+
+// drop ends a stream, and what the client still sends is dropped.
+func drop(stream io.Closer) {
+	stream.Close()
+	if s, ok := stream.(interface{ Reset() error }); ok {
+		s.Reset() // after Close it tells the client nothing
+	}
 }
 
 // wait waits for room, and gives up when ctx has ended. When no room is made for

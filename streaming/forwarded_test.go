@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -205,13 +206,21 @@ func TestForwardToAProgramThatTakesItsTime(t *testing.T) {
 	})
 }
 
-// A session forwards a bounded number of connections.
+// A session forwards a bounded number of connections. One too many is closed, and costs the
+// others nothing.
 func TestTooManyForwards(t *testing.T) {
-	f := &forwards{}
+	f := &forwards{log: slog.New(slog.DiscardHandler)}
 	f.open.Store(maxForwards)
-	err := f.carry(t.Context(), nil, nil)
-	if err == nil {
+	client, stream := net.Pipe()
+	err := f.carry(t.Context(), stream, func(context.Context, io.ReadWriteCloser) error {
 		t.Error("one too many was forwarded")
+		return nil
+	})
+	if err != nil {
+		t.Errorf("the session got %v", err)
+	}
+	if _, err := client.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("the client got %v, want the end", err)
 	}
 	if got := f.open.Load(); got != maxForwards {
 		t.Errorf("%d are counted, want %d", got, maxForwards)
