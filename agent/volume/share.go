@@ -26,7 +26,7 @@ func (m *Maker) share(pod *v1.Pod, v *v1.Volume) error {
 		return err
 	}
 	on, err := kernel.MountOn(path)
-	if err != nil || on == nil || strings.Contains(on.Optional, "shared:") {
+	if err != nil || on == nil || kernel.IsShared(on) {
 		return err
 	}
 	if on.Mountpoint != path {
@@ -54,6 +54,6 @@ func propagates(spec *v1.PodSpec, volume string) bool {
 
 // onItself reports whether a mount is of a volume's directory on itself.
 func (m *Maker) onItself(mount *mountinfo.Info) bool {
-	rest, err := filepath.Rel(m.root, mount.Mountpoint)
+	rest, err := filepath.Rel(filepath.Join(m.root, "pods"), mount.Mountpoint) // which may be a file system of their own
 	return err == nil && strings.HasSuffix(mount.Root, "/"+rest)
 }

@@ -61,8 +61,11 @@ type Maker struct {
 	pods   sync.Map   // *sync.Mutex by UID, held while a pod's volumes are changed
 }
 
-// New returns a Maker. root is the agent's directory.
+// New returns a Maker. root is the agent's directory, which exists.
 func New(root string, o Objects, f Facts) *Maker {
+	if real, err := filepath.EvalSymlinks(root); err == nil {
+		root = real // the kernel's list of mounts knows no links
+	}
 	return &Maker{root: root, objects: o, facts: f}
 }
 

@@ -508,20 +508,36 @@ func TestMemory(t *testing.T) {
 // and with the pod all of that is gone.
 func TestPropagation(t *testing.T) {
 	for name, source := range map[string]v1.VolumeSource{
-		"disk":   {EmptyDir: &v1.EmptyDirVolumeSource{}},
-		"memory": {EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}},
+		"disk":             {EmptyDir: &v1.EmptyDirVolumeSource{}},
+		"memory":           {EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}},
+		"disk of pods":     {EmptyDir: &v1.EmptyDirVolumeSource{}},
+		"directory's link": {EmptyDir: &v1.EmptyDirVolumeSource{}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m, _ := maker(t)
-			if err := unix.Mount("tmpfs", m.root, "tmpfs", 0, ""); err != nil {
+			on, kind, from, flags := m.root, "tmpfs", "tmpfs", uintptr(0)
+			switch name {
+			case "disk of pods":
+				on, kind, from, flags = filepath.Join(m.root, "pods"), "", t.TempDir(), unix.MS_BIND
+				if err := os.Mkdir(on, 0o700); err != nil {
+					t.Fatal(err)
+				}
+			case "directory's link":
+				link := filepath.Join(t.TempDir(), "link")
+				if err := os.Symlink(m.root, link); err != nil {
+					t.Fatal(err)
+				}
+				m = New(link, m.objects, m.facts)
+			}
+			if err := unix.Mount(from, on, kind, flags, ""); err != nil {
 				t.Fatal(err)
 			}
 			t.Cleanup(func() {
-				if err := unix.Unmount(m.root, 0); err != nil {
+				if err := unix.Unmount(on, 0); err != nil {
 					t.Error(err)
 				}
 			})
-			if err := unix.Mount("", m.root, "", unix.MS_PRIVATE, ""); err != nil {
+			if err := unix.Mount("", on, "", unix.MS_PRIVATE, ""); err != nil {
 				t.Fatal(err)
 			}
 			p := pod(t, m, source)
@@ -551,7 +567,7 @@ func TestPropagation(t *testing.T) {
 			if err := m.Remove(p.UID); err != nil {
 				t.Fatal(err)
 			}
-			if left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(m.root + "/")); err != nil || len(left) > 0 {
+			if left, err := mountinfo.GetMounts(mountinfo.PrefixFilter(on + "/")); err != nil || len(left) > 0 {
 				t.Errorf("left are %d mounts, %v", len(left), err)
 			}
 		})
