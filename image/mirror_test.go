@@ -269,3 +269,32 @@ func TestAnswerForTokenIsSecret(t *testing.T) {
 	mirror.Intercept(nil)
 	p.Pull(reg.Host + "/app:v1")
 }
+
+// A registry that breaks off within a pull was there: that no mirror has the image does not mean
+// that there is none.
+func TestRegistryDiesWithinPull(t *testing.T) {
+	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t)
+	p.Mirrored(origin, mirror)
+	img := imagetest.Build(t, "gzip", "a")
+	origin.Push("app", "v1", img)
+	breaks := func(_ http.ResponseWriter, r *http.Request) bool {
+		if strings.Contains(r.URL.Path, "/blobs/") {
+			panic(http.ErrAbortHandler)
+		}
+		return false
+	}
+	origin.Intercept(breaks)
+	_, err := p.Store.Pull(t.Context(), origin.Host+"/app:v1", registry.Caller{})
+	if _, ok := errors.AsType[*registry.PullError](err); !ok || errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of an unavailable registry", err)
+	}
+
+	// Nor does it when the mirror breaks off, and the registry itself does not know the image.
+	mirror.Push("other", "v1", img)
+	mirror.Intercept(breaks)
+	_, err = p.Store.Pull(t.Context(), origin.Host+"/other:v1", registry.Caller{})
+	if _, ok := errors.AsType[*registry.PullError](err); !ok || errors.Is(err, fault.NotFound) {
+		t.Errorf("error is %v, want one of an unavailable mirror", err)
+	}
+}

@@ -139,6 +139,7 @@ func (r *Source) next(ctx context.Context, at int, why error) error {
 		found, err := r.ask(ctx, r.places[i], r.asked == len(r.places))
 		if err == nil {
 			r.src, r.at = found, i
+			r.reached = r.reached || r.places[i].own
 			r.used = append(r.used, found)
 			return nil
 		}
@@ -203,6 +204,9 @@ func (e *mirrorError) Error() string { return fmt.Sprintf("[%s: %v]", e.location
 // errNowhere is the error of a pull for which no place is left.
 var errNowhere = errors.New("there is no other place to ask")
 
+// mayComeBack reports whether err is that of a place which may be there again later.
+func mayComeBack(err error) bool { return err != nil && (isAway(err) || isBusy(statusOf(err))) }
+
 // sumUp makes one error of those of all places. On a node that reaches only its mirrors, an
 // image that none of them has does not exist, whatever the registry says: it will never answer.
 func (r *Source) sumUp() error {
@@ -227,7 +231,11 @@ func (r *Source) sumUp() error {
 		why := err.(*mirrorError).err
 		return statusOf(why) == http.StatusNotFound || errors.Is(why, fault.NotFound)
 	}
-	if isAway(own) && !slices.ContainsFunc(mirrors, func(err error) bool { return !lacks(err) }) {
+	if used := r.failed[max(r.at, 0)]; r.at >= 0 && !r.places[r.at].own && mayComeBack(used) && !mayComeBack(own) {
+		// It may go on where it was: with another try, what has come already is kept.
+		return withText(used, fmt.Sprintf("the registry itself has not given it either: %v", public(own)))
+	}
+	if !r.reached && isAway(own) && !slices.ContainsFunc(mirrors, func(err error) bool { return !lacks(err) }) {
 		return fault.NotFound.Errorf("no mirror has it, and the registry itself does not answer: %w", own)
 	}
 	also := make([]string, len(mirrors))

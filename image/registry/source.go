@@ -36,13 +36,14 @@ type Source struct {
 
 	places []place // in the order in which they are asked
 
-	mu     sync.Mutex            // held while the next place is asked
-	src    types.ImageSource     // of the place in use; guarded by mu
-	at     int                   // the place in use; -1 = none yet; guarded by mu
-	asked  int                   // how many places were asked; guarded by mu
-	failed []error               // why places have not given all that they were asked for; guarded by mu
-	gave   map[digest.Digest]int // which place each blob came from last; guarded by mu
-	used   []types.ImageSource   // guarded by mu; readers may still use them
+	mu      sync.Mutex            // held while the next place is asked
+	src     types.ImageSource     // of the place in use; guarded by mu
+	at      int                   // the place in use; -1 = none yet; guarded by mu
+	asked   int                   // how many places were asked; guarded by mu
+	reached bool                  // the registry itself was in use; guarded by mu
+	failed  []error               // why places have not given all that they were asked for; guarded by mu
+	gave    map[digest.Digest]int // which place each blob came from last; guarded by mu
+	used    []types.ImageSource   // guarded by mu; readers may still use them
 }
 
 // Close ends connections, and removes the files that were kept for the source.
