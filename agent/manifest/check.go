@@ -190,12 +190,21 @@ func describe(n *yaml.Node) string {
 	}[n.ShortTag()] + " " + n.Value)
 }
 
+// isChoice reports whether a field chooses one of several sources of a volume: "nfs: {}" does.
+func isChoice(typ reflect.Type) bool {
+	if typ.Kind() != reflect.Pointer {
+		return false
+	}
+	name := typ.Elem().Name()
+	return strings.HasSuffix(name, "VolumeSource") || strings.HasSuffix(name, "Projection")
+}
+
 // empty reports whether a value means the same as no key at all. Tools that generate
 // manifests write "status: {}" and "creationTimestamp: null".
 func empty(n *yaml.Node, typ reflect.Type) bool {
 	switch n.Kind {
-	case yaml.MappingNode: // behind a pointer, "nfs: {}" is a choice
-		return len(n.Content) == 0 && typ.Kind() != reflect.Pointer
+	case yaml.MappingNode:
+		return len(n.Content) == 0 && !isChoice(typ)
 	case yaml.SequenceNode:
 		return len(n.Content) == 0
 	}

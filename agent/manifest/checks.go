@@ -32,7 +32,7 @@ var checks = map[string]check{
 	"NodeAffinity.requiredDuringSchedulingIgnoredDuringExecution": on((*validator).nodeTerms),
 	"PodSpec.hostname":                        optional(valid(validation.IsDNS1123Label)),
 	"PodSpec.hostnameOverride":                hostName,
-	"PodSpec.nodeName":                        optional(valid(validation.IsDNS1123Subdomain)),
+	"PodSpec.nodeName":                        nodeName,
 	"PodSpec.priorityClassName":               optional(valid(validation.IsDNS1123Subdomain)),
 	"PodSpec.runtimeClassName":                valid(validation.IsDNS1123Subdomain),
 	"PodSpec.serviceAccount":                  serviceAccount,
@@ -341,6 +341,13 @@ func pause(v *validator, field string, x reflect.Value) {
 func mode(v *validator, field string, x reflect.Value) {
 	if x.Int() < 0 || x.Int() > 0o777 {
 		v.report(field, "%d is not between 0 and 0777 (511)", x.Int())
+	}
+}
+
+// nodeName checks the name of another node. The agent's own is what the host is called.
+func nodeName(v *validator, field string, x reflect.Value) {
+	if name := x.String(); name != "" && name != v.node {
+		v.valid(field, name, validation.IsDNS1123Subdomain(name))
 	}
 }
 

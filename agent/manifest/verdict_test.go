@@ -103,6 +103,8 @@ func TestAcceptedAsByKubernetes(t *testing.T) {
 		"  volumes: [{name: v, emptyDir: {sizeLimit: 0}}]\n",
 		"  dnsConfig: {searches: [_tcp.example.org]}\n",
 		"  imagePullSecrets: [{name: \"\"}, {}]\n",
+		"    securityContext: {windowsOptions: {}}\n",
+		"  securityContext: {windowsOptions: {}}\n",
 	} {
 		if _, _, err := manifest.Read("f", []byte(pod+text), node); err != nil {
 			t.Errorf("%s\n%v", text, err)
@@ -110,6 +112,13 @@ func TestAcceptedAsByKubernetes(t *testing.T) {
 	}
 	if got := *read(t, pod+"  terminationGracePeriodSeconds: -5\n")[0].Spec.TerminationGracePeriodSeconds; got != 1 {
 		t.Errorf("a negative grace period becomes %d, want 1", got)
+	}
+	// What a host is called, with which the agent fills in spec.nodeName, is no choice of the manifest.
+	fields := "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [Web_01]}]}]}}}\n"
+	for _, text := range []string{"", "  nodeName: Web_01\n", fields} {
+		if _, _, err := manifest.Read("f", []byte(pod+text), manifest.Options{NodeName: "Web_01"}); err != nil {
+			t.Errorf("%s\n%v", text, err)
+		}
 	}
 	text := "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {completionMode: Indexed, template: {spec: {restartPolicy: Never, containers: [{name: a, image: i}]}}}\n"
 	objects, _, err := manifest.Read("f", []byte(text), node)
