@@ -70,7 +70,12 @@ func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 
 // restarts reports whether a container that has ended so is to run again.
 func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) bool {
-	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || end.Reason == restartingAll || g.have.Stop.Interrupted(end.StartedAt.Time, end.FinishedAt.Time)
+	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || g.interrupted(end)
+}
+
+// interrupted reports whether a container was ended to be started again, whatever its policy.
+func (g *generator) interrupted(end *v1.ContainerStateTerminated) bool {
+	return end.Reason == restartingAll || g.have.Stop.Interrupted(end.StartedAt.Time, end.FinishedAt.Time)
 }
 
 // phase returns the phase by the statuses of the containers. all has one for each container and
@@ -90,7 +95,7 @@ func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 			t.sidecar(s)
 		case end == nil:
 			pending = true
-		case podsync.InitFailed(end.ExitCode, end.Reason) && !g.restarts(c, end) && !podsync.RestartsInit(&g.pod.Spec, c, end.ExitCode, end.Reason):
+		case podsync.InitFailed(end.ExitCode, end.Reason) && !podsync.RestartsInit(&g.pod.Spec, c, end.ExitCode, end.Reason) && !g.interrupted(end):
 			return v1.PodFailed
 		}
 	}

@@ -58,7 +58,7 @@ func (s *Store) keyOf(path string) string {
 	return kind + " " + strings.TrimPrefix(name, "_/")
 }
 
-// decode fills in r.decoded or r.err, or both for a pod that runs.
+// decode fills in r.decoded or r.err, or both for a pod that runs, as regain does.
 func (s *Store) decode(r *record) {
 	objects, _, err := manifest.Read("", r.Object, s.options(manifest.Ignore))
 	if err != nil || len(objects) != 1 {

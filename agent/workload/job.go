@@ -174,7 +174,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 		return "CompletionsReached", batchv1.JobComplete
 	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)): // as Kubernetes' Job controller
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
-	case s.suspended(): // its deadline does not go on
+	case s.suspended(): // its deadline does not end it now
 	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(podsync.Seconds(*s.Spec.ActiveDeadlineSeconds)).After(s.now):
 		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
 	}
