@@ -9,6 +9,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A checker compares a document with the Go type of its kind and with the table of
@@ -190,13 +191,10 @@ func describe(n *yaml.Node) string {
 	}[n.ShortTag()] + " " + n.Value)
 }
 
-// isChoice reports whether a field chooses one of several sources of a volume: "nfs: {}" does.
+// isChoice reports whether an empty mapping says something: behind a pointer, as "nfs: {}" does.
+// An empty selector is what a Job and a claim have without one.
 func isChoice(typ reflect.Type) bool {
-	if typ.Kind() != reflect.Pointer {
-		return false
-	}
-	name := typ.Elem().Name()
-	return strings.HasSuffix(name, "VolumeSource") || strings.HasSuffix(name, "Projection")
+	return typ.Kind() == reflect.Pointer && typ.Elem() != reflect.TypeFor[metav1.LabelSelector]()
 }
 
 // empty reports whether a value means the same as no key at all. Tools that generate

@@ -103,8 +103,6 @@ func TestAcceptedAsByKubernetes(t *testing.T) {
 		"  volumes: [{name: v, emptyDir: {sizeLimit: 0}}]\n",
 		"  dnsConfig: {searches: [_tcp.example.org]}\n",
 		"  imagePullSecrets: [{name: \"\"}, {}]\n",
-		"    securityContext: {windowsOptions: {}}\n",
-		"  securityContext: {windowsOptions: {}}\n",
 	} {
 		if _, _, err := manifest.Read("f", []byte(pod+text), node); err != nil {
 			t.Errorf("%s\n%v", text, err)
@@ -120,7 +118,7 @@ func TestAcceptedAsByKubernetes(t *testing.T) {
 			t.Errorf("%s\n%v", text, err)
 		}
 	}
-	text := "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {completionMode: Indexed, template: {spec: {restartPolicy: Never, containers: [{name: a, image: i}]}}}\n"
+	text := "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {selector: {}, completionMode: Indexed, template: {spec: {restartPolicy: Never, containers: [{name: a, image: i}]}}}\n"
 	objects, _, err := manifest.Read("f", []byte(text), node)
 	if err != nil {
 		t.Fatal(err)
