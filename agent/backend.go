@@ -63,12 +63,12 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	now := b.a.status.Report(pod, have)
 	if now != nil {
+		b.a.startup.Status(pod, now, have.Failures) // before what waits for the disk: the status is there to be seen
 		b.a.recordEnding(pod)
 		status.RecordBackOffEvents(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
 			b.a.o.Log.Warn("pod not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
-		b.a.startup.Status(pod, now, have.Failures)
 		if err := b.a.startup.Save(pod, b.a.files.StartupPath(pod)); err != nil { // for diagnostics only
 			b.a.o.Log.Debug("startup record not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
 		}
