@@ -140,7 +140,7 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 			f.Close()
 			return nil, nil, fmt.Errorf("wait for the plugins at work on %s: %w", id, err)
 		}
-		if named(f) {
+		if flock.IsAt(f, f.Name()) {
 			working.Store(f.Name(), true)
 			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(f, id) }, nil
 		}
@@ -181,13 +181,6 @@ func (n *Network) lockFile(ctx context.Context, f *os.File) error {
 			return err
 		}
 	}
-}
-
-// named reports whether f is still the file of its name.
-func named(f *os.File) bool {
-	mine, err1 := f.Stat()
-	now, err2 := os.Stat(f.Name())
-	return err1 == nil && err2 == nil && os.SameFile(mine, now)
 }
 
 // gone reports whether f has been removed, so that its lock keeps nobody out.
@@ -238,7 +231,7 @@ func dropLock(f *os.File) error {
 		return nil
 	}
 	defer flock.Unlock(f)
-	if !named(f) {
+	if !flock.IsAt(f, f.Name()) {
 		return nil
 	}
 	return os.Remove(f.Name())

@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -22,6 +23,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/network/bridge"
 )
@@ -57,10 +59,8 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 		if !errors.Is(err, unix.ETXTBSY) || try == 10 {
 			return out, err
 		}
-		select {
-		case <-ctx.Done():
+		if !periodic.Pause(ctx, 200*time.Millisecond) {
 			return nil, ctx.Err()
-		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }
@@ -160,10 +160,7 @@ func pluginError(name string, err error, stdout []byte, stderr string) error {
 		}
 		return fmt.Errorf("plugin %s: %w", name, &said)
 	}
-	text := strings.TrimSpace(stderr)
-	if text == "" {
-		text = strings.TrimSpace(string(stdout))
-	}
+	text := cmp.Or(strings.TrimSpace(stderr), strings.TrimSpace(string(stdout)))
 	if text == "" {
 		return fmt.Errorf("plugin %s: %w", name, err)
 	}

@@ -13,6 +13,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/flock"
 	"golang.org/x/sys/unix"
 )
 
@@ -50,7 +51,7 @@ func endOrphans(ctx context.Context, log *slog.Logger, f *os.File) error {
 	}
 	atWork := slices.DeleteFunc(slices.Clone(all), func(h holder) bool { return h.group == h.session })
 	if len(atWork) == 0 {
-		if !named(f) {
+		if !flock.IsAt(f, f.Name()) {
 			return nil // removed meanwhile; the file of that name is another one
 		}
 		log.WarnContext(ctx, "lock was left to daemons of a plugin", "path", f.Name(), "plugin", all[0].name)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/vishvananda/netlink"
@@ -44,7 +45,7 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 				return nil, err
 			}
 		}
-		if hasAddr(has, addr) {
+		if slices.ContainsFunc(has, func(a netlink.Addr) bool { return a.IPNet.String() == addr.IPNet.String() }) {
 			continue
 		}
 		if err := h.AddrAdd(link, addr); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -87,15 +88,6 @@ func (n *Net) fitMTU(h *netlink.Handle, link netlink.Link) error {
 	}
 	link.Attrs().MTU = mtu
 	return nil
-}
-
-func hasAddr(all []netlink.Addr, addr *netlink.Addr) bool {
-	for _, a := range all {
-		if a.IPNet.String() == addr.IPNet.String() {
-			return true
-		}
-	}
-	return false
 }
 
 func (n *Net) makeBridge() error {

@@ -230,22 +230,22 @@ func (n *Net) rewriteWithout(ctx context.Context, ids ...string) error {
 	return err
 }
 
-// loadPorts returns the elements of id: none if a power cut has damaged the file, as
+// loadPorts returns the elements of ids: none if a power cut has damaged a file, as
 // then the table is gone too, and none if it is empty, as then the pod's elements are
 // to be removed.
-func (n *Net) loadPorts(id string) ([]element, error) {
-	data, err := os.ReadFile(n.portsPath(id))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+func (n *Net) loadPorts(ids ...string) ([]element, error) {
+	var all []element
+	for _, id := range ids {
+		data, err := os.ReadFile(n.portsPath(id))
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+		var own []element
+		if json.Unmarshal(data, &own) == nil {
+			all = append(all, own...)
+		}
 	}
-	if err != nil {
-		return nil, err
-	}
-	var own []element
-	if json.Unmarshal(data, &own) != nil {
-		return nil, nil
-	}
-	return own, nil
+	return all, nil
 }
 
 // portOwners returns the IDs of all pods with host ports.
@@ -272,15 +272,7 @@ func (n *Net) allElements() ([]element, error) {
 	if err != nil {
 		return nil, err
 	}
-	var all []element
-	for _, id := range ids {
-		own, err := n.loadPorts(id)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, own...)
-	}
-	return all, nil
+	return n.loadPorts(ids...)
 }
 
 // sweepPorts removes the host ports of pods that are gone.
@@ -305,12 +297,8 @@ func (n *Net) takeAllBack(ctx context.Context, gone func(id string) bool) (eleme
 	if len(swept) == 0 {
 		return nil, nil
 	}
-	for _, id := range swept {
-		own, err := n.loadPorts(id)
-		if err != nil {
-			return nil, err
-		}
-		elements = append(elements, own...)
+	if elements, err = n.loadPorts(swept...); err != nil {
+		return nil, err
 	}
 	if err := n.rewriteWithout(ctx, swept...); err != nil {
 		return nil, err
