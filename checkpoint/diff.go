@@ -61,42 +61,30 @@ const (
 
 func plainLayer(ctx context.Context, layer io.Reader, out io.Writer, max int64) (removed []string, err error) {
 	tr, tw := tar.NewReader(interruptible{ctx, layer}), tar.NewWriter(out)
-	for range maxEntries {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		hdr, err := tr.Next()
-		if err == io.EOF {
-			return removed, tw.Close()
-		}
-		if ctx.Err() != nil {
-			return nil, ctx.Err()
-		}
-		if err != nil {
-			return nil, fault.Invalid.Errorf("read %s of the checkpoint: %w", RootFSDiff, err)
-		}
+	err = eachEntry(ctx, tr, RootFSDiff+" of the checkpoint", func(hdr *tar.Header) error {
 		parent, base := path.Split(path.Clean("/" + hdr.Name))
 		switch {
 		case base == opaque:
 			removed = append(removed, parent)
-			continue
+			return nil
 		case strings.HasPrefix(base, whiteout):
 			removed = append(removed, path.Join(parent, strings.TrimPrefix(base, whiteout)))
-			continue
+			return nil
 		}
 		if max -= hdr.Size; max < 0 {
-			return nil, fault.Invalid.Errorf("%s of the checkpoint has more in it than there is room for", RootFSDiff)
+			return fault.Invalid.Errorf("%s of the checkpoint has more in it than there is room for", RootFSDiff)
 		}
-		err = tw.WriteHeader(hdr)
+		err := tw.WriteHeader(hdr)
 		if err == nil {
 			_, err = io.Copy(tw, tr)
 		}
-		switch {
-		case err != nil && isOurs(err):
-			return nil, err
-		case err != nil:
-			return nil, fault.Invalid.Errorf("%q in %s of the checkpoint: %w", hdr.Name, RootFSDiff, err)
+		if err != nil && !isOurs(err) {
+			err = fault.Invalid.Errorf("%q in %s of the checkpoint: %w", hdr.Name, RootFSDiff, err)
 		}
+		return err
+	})
+	if err != nil {
+		return nil, err
 	}
-	return nil, fault.Invalid.Errorf("%s of the checkpoint has more than %d entries", RootFSDiff, maxEntries)
+	return removed, tw.Close()
 }

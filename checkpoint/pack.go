@@ -28,7 +28,7 @@ func Pack(ctx context.Context, dir, file string) (err error) {
 		return fmt.Errorf("make checkpoint archive in %s: %w", parent, err)
 	}
 	defer out.discard()
-	if err := pack(ctx, dir, out); err != nil {
+	if err := PackFiles(ctx, dir, out); err != nil {
 		return fmt.Errorf("write checkpoint archive %s: %w", file, err)
 	}
 	if err := out.Sync(); err != nil {
@@ -43,7 +43,9 @@ func Pack(ctx context.Context, dir, file string) (err error) {
 	return atomicfile.SyncDir(parent)
 }
 
-func pack(ctx context.Context, dir string, out io.Writer) error {
+// PackFiles writes the directories and regular files below dir as a tar stream.
+// Files may change meanwhile, if somebody else has them too.
+func PackFiles(ctx context.Context, dir string, out io.Writer) error {
 	buffered := bufio.NewWriterSize(out, 1<<20)
 	tw := tar.NewWriter(buffered)
 	err := tree.Walk(ctx, dir, tree.Options{Sorted: true}, func(f *tree.File) error { return add(tw, f) })
@@ -108,7 +110,3 @@ func (zeroes) Read(p []byte) (int, error) {
 	clear(p)
 	return len(p), nil
 }
-
-// PackFiles writes the directories and regular files below dir as a tar stream.
-// Files may change meanwhile, if somebody else has them too.
-func PackFiles(ctx context.Context, dir string, w io.Writer) error { return pack(ctx, dir, w) }

@@ -40,6 +40,23 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 		return err
 	}
 	tr := tar.NewReader(interruptible{ctx, blaming{plain}})
+	return eachEntry(ctx, tr, "the checkpoint archive", func(hdr *tar.Header) error {
+		name, ok := entryName(hdr)
+		if !ok {
+			return nil
+		}
+		if hdr.Typeflag != tar.TypeReg {
+			return fault.Invalid.Errorf("%q in the checkpoint archive is no regular file", hdr.Name)
+		}
+		if max -= hdr.Size; max < 0 {
+			return fault.Invalid.Errorf("the checkpoint archive has more in it than there is room for")
+		}
+		return extract(ctx, tr, filepath.Join(dir, name), hdr.Size)
+	})
+}
+
+// eachEntry calls f with each entry of the archive that what names.
+func eachEntry(ctx context.Context, tr *tar.Reader, what string, f func(*tar.Header) error) error {
 	for range maxEntries {
 		if err := ctx.Err(); err != nil {
 			return err
@@ -52,23 +69,13 @@ func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error
 			return ctx.Err()
 		}
 		if err != nil {
-			return fault.Invalid.Errorf("read checkpoint archive: %w", err)
+			return fault.Invalid.Errorf("read %s: %w", what, err)
 		}
-		name, ok := entryName(hdr)
-		if !ok {
-			continue
-		}
-		if hdr.Typeflag != tar.TypeReg {
-			return fault.Invalid.Errorf("%q in the checkpoint archive is no regular file", hdr.Name)
-		}
-		if max -= hdr.Size; max < 0 {
-			return fault.Invalid.Errorf("the checkpoint archive has more in it than there is room for")
-		}
-		if err := extract(ctx, tr, filepath.Join(dir, name), hdr.Size); err != nil {
+		if err := f(hdr); err != nil {
 			return err
 		}
 	}
-	return fault.Invalid.Errorf("the checkpoint archive has more than %d entries", maxEntries)
+	return fault.Invalid.Errorf("%s has more than %d entries", what, maxEntries)
 }
 
 // An interruptible reader ends with its context. Skipped entries are read too, and a

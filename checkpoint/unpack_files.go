@@ -26,26 +26,16 @@ func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
 	}
 	defer root.Close()
 	tr := tar.NewReader(r)
-	for range maxEntries {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		hdr, err := tr.Next()
-		if err == io.EOF {
-			return nil
-		}
-		if err != nil {
-			return fault.Invalid.Errorf("read files of the checkpoint: %w", err)
-		}
+	return eachEntry(ctx, tr, "the archive of the checkpoint's files", func(hdr *tar.Header) error {
 		switch err := unpackFile(root, hdr, tr); {
 		case err == nil || errors.Is(err, fs.ErrExist):
+			return nil
 		case isOurs(err):
 			return fmt.Errorf("file %.300q of the checkpoint: %w", hdr.Name, err)
 		default: // an impossible name, a file in place of a directory, a truncated stream
 			return fault.Invalid.Errorf("file %.300q of the checkpoint: %w", hdr.Name, err)
 		}
-	}
-	return fault.Invalid.Errorf("the checkpoint has more than %d files", maxEntries)
+	})
 }
 
 // isOurs reports whether an error is the disk's or the machine's, not the stream's.

@@ -28,8 +28,8 @@ func (e *newerError) Error() string {
 // newer returns the error about a newer record at path, or nil if err is any other
 // error.
 func newer(path string, err error) error {
-	var n *newerError
-	if !errors.As(err, &n) {
+	n, ok := errors.AsType[*newerError](err)
+	if !ok {
 		return nil
 	}
 	return fault.WrongState.Errorf("record %s: %w: nothing was changed; start the newer crispd again", path, n)
@@ -38,16 +38,12 @@ func newer(path string, err error) error {
 // refuseNewer fails if any record of any kind is newer than this program. The daemon
 // must not start then: it would take the record's containers for leaked ones.
 func (m *Manager) refuseNewer() error {
-	paths, err := filepath.Glob(filepath.Join(m.dir, "*", "*", recordFile))
-	if err != nil {
+	paths, err1 := filepath.Glob(filepath.Join(m.dir, "*", "*", recordFile))
+	drafts, err2 := filepath.Glob(filepath.Join(m.dir, "*", "*", draftFile))
+	if err := errors.Join(err1, err2); err != nil {
 		return err
 	}
-	drafts, err := filepath.Glob(filepath.Join(m.dir, "*", "*", draftFile))
-	if err != nil {
-		return err
-	}
-	paths = append(paths, drafts...)
-	for _, path := range paths {
+	for _, path := range append(paths, drafts...) {
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
