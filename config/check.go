@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // maxSocketPath is the length of sun_path without its null byte (unix(7)).
@@ -190,17 +192,11 @@ func (c *Config) Prefixes() ([]netip.Prefix, error) {
 	return list, nil
 }
 
-// An Rlimit is a resource limit as in setrlimit(2).
-type Rlimit struct {
-	Type       string // RLIMIT_NOFILE
-	Soft, Hard uint64
-}
-
 var rlimitNames = []string{"as", "core", "cpu", "data", "fsize", "locks", "memlock", "msgqueue", "nice", "nofile", "nproc", "rss", "rtprio", "rttime", "sigpending", "stack"}
 
 // ParsedRlimits parses Rlimits.
-func (c *Config) ParsedRlimits() ([]Rlimit, error) {
-	var list []Rlimit
+func (c *Config) ParsedRlimits() ([]specs.POSIXRlimit, error) {
+	var list []specs.POSIXRlimit
 	for _, s := range c.Rlimits {
 		name, value, ok := strings.Cut(s, "=")
 		if !ok || !slices.Contains(rlimitNames, name) {
@@ -216,10 +212,10 @@ func (c *Config) ParsedRlimits() ([]Rlimit, error) {
 			return nil, fmt.Errorf("%q is not a limit such as \"nofile=1024:524288\", soft before hard", s)
 		}
 		kind := "RLIMIT_" + strings.ToUpper(name)
-		if slices.ContainsFunc(list, func(l Rlimit) bool { return l.Type == kind }) {
+		if slices.ContainsFunc(list, func(l specs.POSIXRlimit) bool { return l.Type == kind }) {
 			return nil, fmt.Errorf("%q is the second limit %s", s, name)
 		}
-		list = append(list, Rlimit{kind, soft, hard})
+		list = append(list, specs.POSIXRlimit{Type: kind, Soft: soft, Hard: hard})
 	}
 	return list, nil
 }

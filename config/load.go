@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/BurntSushi/toml"
@@ -47,7 +49,7 @@ func Load(src Source) (*Config, error) {
 	for _, k := range keys(c) {
 		if v, ok := src.Flags[k.name]; ok {
 			k.value.SetString(v) // only strings have flags
-			c.origin[k.name] = "flag --" + flagOf(k.name)
+			c.origin[k.name] = "flag --" + strings.NewReplacer(".", "-", "_", "-").Replace(k.name)
 		}
 	}
 	c.setDerived()
@@ -55,17 +57,6 @@ func Load(src Source) (*Config, error) {
 		return nil, err
 	}
 	return c, nil
-}
-
-// flagOf returns the name of a key's flag: log.level is --log-level.
-func flagOf(name string) string {
-	b := []byte(name)
-	for i, ch := range b {
-		if ch == '.' || ch == '_' {
-			b[i] = '-'
-		}
-	}
-	return string(b)
 }
 
 func (c *Config) setDefaults(src Source) {
@@ -94,12 +85,8 @@ func (c *Config) setDefaults(src Source) {
 
 // setDerived sets the defaults that depend on other values.
 func (c *Config) setDerived() {
-	if c.Socket == "" {
-		c.Socket = filepath.Join(c.State, "crisp.sock")
-	}
-	if c.CAdvisorSocket == "" {
-		c.CAdvisorSocket = filepath.Join(c.State, "cadvisor.sock")
-	}
+	c.Socket = cmp.Or(c.Socket, filepath.Join(c.State, "crisp.sock"))
+	c.CAdvisorSocket = cmp.Or(c.CAdvisorSocket, filepath.Join(c.State, "cadvisor.sock"))
 	if c.CNI.ConfDir == "" {
 		c.CNI.ConfDir = filepath.Join(c.Root, "cni", "net.d")
 		if c.Root == DefaultRoot {
@@ -116,9 +103,7 @@ func (c *Config) setDerived() {
 		if h.DefaultCapabilities == nil {
 			h.DefaultCapabilities = c.DefaultCapabilities
 		}
-		if h.SeccompProfile == "" {
-			h.SeccompProfile = c.SeccompProfile
-		}
+		h.SeccompProfile = cmp.Or(h.SeccompProfile, c.SeccompProfile)
 	}
 }
 

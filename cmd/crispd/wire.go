@@ -260,9 +260,6 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 	if h.SeccompDefault, err = seccompDefault(c.SeccompProfile); err != nil {
 		return h, fmt.Errorf("%s: seccomp_profile: %w", c.Origin("seccomp_profile"), err)
 	}
-	limits, err := c.ParsedRlimits()
-	for _, l := range limits {
-		h.Rlimits = append(h.Rlimits, specs.POSIXRlimit{Type: l.Type, Soft: l.Soft, Hard: l.Hard})
-	}
+	h.Rlimits, err = c.ParsedRlimits()
 	return h, err
 }
