@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -189,10 +190,7 @@ func checkpoints() finding {
 }
 
 func policyPath(c *config.Config) string {
-	if c.Image.Policy != "" {
-		return c.Image.Policy
-	}
-	return "/etc/containers/policy.json"
+	return cmp.Or(c.Image.Policy, "/etc/containers/policy.json")
 }
 
 func checkCNI(c *config.Config) []finding {

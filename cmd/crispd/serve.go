@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -8,8 +9,8 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
-	"runtime"
 	"runtime/debug"
+	"runtime/pprof"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -158,7 +159,9 @@ func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
 	signal.Notify(signals, unix.SIGUSR1)
 	go func() {
 		for range signals {
-			if err := os.WriteFile(path, stacks(), 0o600); err != nil {
+			var stacks bytes.Buffer
+			err := pprof.Lookup("goroutine").WriteTo(&stacks, 2)
+			if err := errors.Join(err, os.WriteFile(path, stacks.Bytes(), 0o600)); err != nil {
 				log.Error("goroutines not written", "err", err)
 				continue
 			}
@@ -168,15 +171,5 @@ func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
 	return func() {
 		signal.Stop(signals)
 		close(signals)
-	}
-}
-
-// stacks returns the complete stacks of all goroutines as text.
-func stacks() []byte {
-	for size := 1 << 20; ; size *= 2 {
-		buf := make([]byte, size)
-		if n := runtime.Stack(buf, true); n < size {
-			return buf[:n]
-		}
 	}
 }

@@ -12,11 +12,8 @@ import (
 // can. It is decided once: the scheduler relies on the answer, which must not
 // flap.
 func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error {
-	var err error
-	switch {
-	case !host.UserNS:
-		err = errors.New("the kernel or its administrator allows none")
-	default:
+	err := errors.New("the kernel or its administrator allows none")
+	if host.UserNS {
 		err = images.RootFS().CheckIDMap()
 	}
 	if err != nil {
