@@ -34,6 +34,7 @@ import (
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
@@ -98,7 +99,8 @@ type Store struct {
 	m       map[digest.Digest]*Layer // guarded by mu
 	running sync.WaitGroup           // unpacking
 
-	kept keeper
+	keeping sync.Mutex
+	kept    map[*Layer]*time.Timer // guarded by keeping; see Keep
 }
 
 // path is the directory of a committed layer.

@@ -3,7 +3,6 @@ package layer
 import (
 	"archive/tar"
 	"context"
-	"fmt"
 	"io"
 	"os"
 	"path"
@@ -44,20 +43,9 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 	}
 	p := &packer{names: newNames(packRoom), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
 	tr := tar.NewReader(r)
-	for {
-		if err := ctx.Err(); err != nil {
-			return shape{}, erofs.Summary{}, err
-		}
-		hdr, err := tr.Next()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return shape{}, erofs.Summary{}, blob.ArchiveError(err)
-		}
-		if err := p.entry(ctx, hdr, tr); err != nil {
-			return shape{}, erofs.Summary{}, fmt.Errorf("entry %q: %w", hdr.Name, err)
-		}
+	err = eachEntry(ctx, tr, func(hdr *tar.Header) error { return p.entry(ctx, hdr, tr) })
+	if err != nil {
+		return shape{}, erofs.Summary{}, err
 	}
 	p.shape.Implied, p.shape.Opaque = p.names.marked()
 	if err := checkShape(p.shape); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"time"
 
 	"github.com/crisp-cri/crisp/image/erofs"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -37,8 +38,8 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		end:      end,
 		log:      o.Log,
 		m:        make(map[digest.Digest]*Layer),
+		kept:     make(map[*Layer]*time.Timer),
 	}
-	ls.kept = keeper{layers: ls, log: o.Log}
 	if ls.disk, err = openDisk(o.Root); err != nil {
 		end()
 		return nil, err
@@ -60,7 +61,7 @@ func (ls *Store) LacksEROFS() error { return ls.probe() }
 // Close lets go of the layers kept from failed pulls, and ends the work in the background.
 func (ls *Store) Close() error {
 	ls.end()
-	err := ls.kept.dropAll()
+	err := ls.DropKept()
 	ls.running.Wait()
 	ls.removals.background.Wait()
 	return errors.Join(err, ls.disk.close())

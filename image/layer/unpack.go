@@ -72,20 +72,9 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	defer u.dirs.close()
 
 	tr := tar.NewReader(r)
-	for {
-		if err := ctx.Err(); err != nil {
-			return shape{}, err
-		}
-		hdr, err := tr.Next()
-		if err == io.EOF {
-			break
-		}
-		if err != nil {
-			return shape{}, blob.ArchiveError(err)
-		}
-		if err := u.entry(ctx, hdr, tr); err != nil {
-			return shape{}, fmt.Errorf("entry %q: %w", hdr.Name, err)
-		}
+	err = eachEntry(ctx, tr, func(hdr *tar.Header) error { return u.entry(ctx, hdr, tr) })
+	if err != nil {
+		return shape{}, err
 	}
 	if err := u.setTimes(); err != nil {
 		return shape{}, err
@@ -98,6 +87,25 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 		return shape{}, blob.ArchiveError(err)
 	}
 	return u.shape, nil
+}
+
+// eachEntry calls f with each entry of an archive.
+func eachEntry(ctx context.Context, tr *tar.Reader, f func(*tar.Header) error) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		hdr, err := tr.Next()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return blob.ArchiveError(err)
+		}
+		if err := f(hdr); err != nil {
+			return fmt.Errorf("entry %q: %w", hdr.Name, err)
+		}
+	}
 }
 
 // recordShape puts into shape what the directories mean for other layers.
