@@ -82,8 +82,9 @@ func (d *differ) visit(f *tree.File) error {
 	}
 	if f.IsDir() && name != "" {
 		if has(file, "trusted.overlay.redirect") {
-			// A renamed directory: its files are in a lower layer under another name.
-			if err := d.whole(name); err != nil {
+			// A renamed directory: its files are in a lower layer under another name, and their inode
+			// numbers are not those of upper.
+			if err := d.tree(filepath.Join(d.merged, name), name, true); err != nil {
 				return err
 			}
 			return fs.SkipDir
@@ -112,20 +113,6 @@ func filePath(f *tree.File, top string) string {
 		return top
 	}
 	return layer.FDPath(f.Dir) + "/" + f.Name
-}
-
-// whole adds everything visible at name.
-func (d *differ) whole(name string) error {
-	top := filepath.Join(d.merged, name)
-	return tree.Walk(d.ctx, top, tree.Options{Sorted: true}, func(f *tree.File) error {
-		below, err := nameOf(f)
-		if err != nil {
-			return err
-		}
-		st := f.Stat
-		st.Nlink = 1 // inode numbers here are not those of upper
-		return d.add(filePath(f, top), path.Join(name, below), &st)
-	})
 }
 
 // hidden records as removed what the layers have in the directory name and the

@@ -66,27 +66,14 @@ func (o *overlay) bind(target string) error {
 // probed: it accepts any option, and fails, with a line in the kernel's log, when the
 // file system is created. Later kernels refuse an unknown option at once, as 6.5 itself
 // and 6.6 before 6.6.23 refuse lowerdir+.
-var appendsLayers = sync.OnceValue(func() bool { return isLinux(6, 5) && knowsPath("lowerdir+") })
+var appendsLayers = sync.OnceValue(func() bool { return kernel.Probe().AtLeast(6, 5) && knowsPath("lowerdir+") })
 
 // takesVolatile reports whether overlayfs has the option volatile, since Linux 5.10. With it
 // fsync(2) and the like do nothing, and neither does an unmount, which otherwise writes all
 // that is not yet on the disk of the writable layer, whosever it is. Once such an overlay was
 // mounted, its work directory has a mark until it is made anew: overlayfs mounts it no second
 // time, as what was written may be lost if the machine was restarted.
-var takesVolatile = sync.OnceValue(func() bool { return isLinux(5, 10) })
-
-// isLinux reports whether the kernel is of that version or later.
-func isLinux(major, minor int) bool {
-	var uts unix.Utsname
-	if unix.Uname(&uts) != nil {
-		return false
-	}
-	var a, b int
-	if _, err := fmt.Sscanf(unix.ByteSliceToString(uts.Release[:]), "%d.%d", &a, &b); err != nil {
-		return false
-	}
-	return a > major || a == major && b >= minor
-}
+var takesVolatile = sync.OnceValue(func() bool { return kernel.Probe().AtLeast(5, 10) })
 
 // knowsPath reports whether overlayfs of Linux 6.5 or later has an option whose value
 // is the path of a layer: if so, it looks up the path.

@@ -177,10 +177,7 @@ func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
 	if ids != nil {
 		attr = (&IDMap{IDs: *ids}).shift(attr)
 	}
-	if err := os.Lchown(to, int(attr.UID), int(attr.GID)); err != nil {
-		return err
-	}
-	return os.NewSyscallError("chmod", unix.Chmod(to, attr.Mode)) // whatever the umask
+	return attr.Give(to)
 }
 
 // copyTree copies the directory from to the directory to, which is empty: owners,
@@ -191,7 +188,7 @@ func copyTree(ctx context.Context, from, to string) error {
 	go func() {
 		defer close(done)
 		d := &differ{ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string)}
-		err := d.tree(from, "")
+		err := d.tree(from, "", false)
 		if err == nil {
 			err = d.tar.Close()
 		}
@@ -203,12 +200,16 @@ func copyTree(ctx context.Context, from, to string) error {
 	return err
 }
 
-// tree adds the directory dir, and all below it, as name.
-func (d *differ) tree(dir, name string) error {
+// tree adds the directory dir, and all below it, as name. The inode numbers tell which files are
+// one unless alone is set.
+func (d *differ) tree(dir, name string, alone bool) error {
 	return tree.Walk(d.ctx, dir, tree.Options{Sorted: true}, func(f *tree.File) error {
 		below, err := nameOf(f)
 		if err != nil {
 			return err
+		}
+		if alone {
+			f.Stat.Nlink = 1
 		}
 		return d.add(filePath(f, dir), path.Join(name, below), &f.Stat)
 	})
@@ -218,7 +219,7 @@ func (d *differ) tree(dir, name string) error {
 // records as removed what the image has there and the volume does not.
 func (d *differ) volume(dir, at string) error {
 	name := strings.TrimPrefix(at, "/")
-	if err := d.tree(dir, name); err != nil {
+	if err := d.tree(dir, name, false); err != nil {
 		return err
 	}
 	top := filepath.Join(d.merged, name)
