@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -139,27 +140,16 @@ func (s *Server) describe(c *oci.Container, dir string) error {
 		return err
 	}
 	name := s.containerImage(rec).Image
-	runtime := pod.handler
-	if runtime == "" {
-		runtime = defaultHandler
-	}
 	if err := checkpoint.Write(dir, checkpoint.ConfigDump, checkpoint.Container{
 		ID: c.ID(), Name: c.Config().Name,
 		RootfsImage: name, RootfsImageName: name, RootfsImageRef: rec.imageID,
-		Runtime: runtime, CreatedTime: c.CreatedAt(), CheckpointedAt: time.Now(), Restored: c.Config().Restore != "",
+		Runtime: cmp.Or(pod.handler, defaultHandler), CreatedTime: c.CreatedAt(), CheckpointedAt: time.Now(), Restored: c.Config().Restore != "",
 	}); err != nil {
 		return err
 	}
 	spec := *c.Config().Spec
-	spec.Annotations = map[string]string{
-		"io.kubernetes.cri.container-type":    "container",
-		"io.kubernetes.cri.container-name":    rec.config.GetMetadata().GetName(),
-		"io.kubernetes.cri.image-name":        name,
-		"io.kubernetes.cri.sandbox-id":        sb.ID(),
-		"io.kubernetes.cri.sandbox-name":      pod.config.GetMetadata().GetName(),
-		"io.kubernetes.cri.sandbox-namespace": pod.config.GetMetadata().GetNamespace(),
-		"io.kubernetes.cri.sandbox-uid":       pod.config.GetMetadata().GetUid(),
-	}
+	spec.Annotations = containerAnnotations(sb, pod, rec)
+	spec.Annotations[criPrefix+"image-name"] = name
 	if err := checkpoint.Write(dir, checkpoint.SpecDump, &spec); err != nil {
 		return err
 	}

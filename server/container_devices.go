@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -52,10 +53,7 @@ func resolveDevice(d *cri.Device) ([]spec.Device, error) {
 	if strings.Trim(d.Permissions, "rwm") != "" {
 		return nil, fault.Invalid.Errorf("device %s: permissions %q are not of \"rwm\"", d.HostPath, d.Permissions)
 	}
-	to := d.ContainerPath
-	if to == "" {
-		to = d.HostPath
-	}
+	to := cmp.Or(d.ContainerPath, d.HostPath)
 	real, err := filepath.EvalSymlinks(d.HostPath)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("device %s: %w", d.HostPath, err)

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -57,7 +56,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 	}
 	stage.Next(ctx, "output")
 	output.drain()
-	resp := &cri.ExecSyncResponse{ExitCode: code, Stdout: out.Bytes(), Stderr: errOut.Bytes()}
+	resp := &cri.ExecSyncResponse{ExitCode: code, Stdout: out.buf.Bytes(), Stderr: errOut.buf.Bytes()}
 	fit(resp)
 	return resp, nil
 }
@@ -87,7 +86,3 @@ func (c *capped) Write(p []byte) (int, error) {
 	c.buf.Write(p[:min(len(p), maxOutput-c.buf.Len())])
 	return len(p), nil
 }
-
-func (c *capped) Bytes() []byte { return c.buf.Bytes() }
-
-var _ io.Writer = (*capped)(nil)

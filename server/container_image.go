@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -18,9 +19,6 @@ import (
 // sends what its user typed. If there is only an ID, the policy is asked about
 // each of the image's names.
 func (s *Server) allowImage(ctx context.Context, sb *oci.Sandbox, spec *cri.ImageSpec, img image.Image) error {
-	name := spec.UserSpecifiedImage
-	if name == "" {
-		name = spec.Image
-	}
+	name := cmp.Or(spec.UserSpecifiedImage, spec.Image)
 	return s.images.Allowed(ctx, s.index.sandbox(sb).config.GetMetadata().GetNamespace(), name, img.ID)
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"strings"
@@ -101,19 +102,13 @@ func tagOf(tags []string, name string) string {
 func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
 	asked := rec.image()
 	spec := &cri.ImageSpec{
-		Image:              asked.GetImage(),
+		Image:              cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage(), rec.imageRef),
 		Annotations:        asked.GetAnnotations(),
 		UserSpecifiedImage: asked.GetUserSpecifiedImage(),
 		RuntimeHandler:     asked.GetRuntimeHandler(),
 	}
-	if spec.UserSpecifiedImage != "" {
-		spec.Image = spec.UserSpecifiedImage
-	}
 	if img, err := s.images.Get(rec.imageID); err == nil && len(img.Tags) > 0 {
 		spec.Image = tagOf(img.Tags, asked.GetUserSpecifiedImage())
-	}
-	if spec.Image == "" {
-		spec.Image = rec.imageRef
 	}
 	return spec
 }

@@ -7,9 +7,9 @@ import "sync"
 // idle one while somebody waits.
 type detached struct {
 	mu      sync.Mutex
-	running int           // guarded by mu
-	closing bool          // guarded by mu
-	idle    chan struct{} // closed when nothing runs; nil = no waiter; guarded by mu
+	running int       // guarded by mu
+	closing bool      // guarded by mu
+	idle    sync.Cond // nothing runs; its lock is mu, since somebody first waited
 }
 
 // start runs f in a goroutine and returns true. It returns false once close has returned or is
@@ -33,25 +33,21 @@ func (d *detached) end() {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.running--
-	if d.running == 0 && d.idle != nil {
-		close(d.idle)
-		d.idle = nil
+	if d.running == 0 {
+		d.idle.Broadcast()
 	}
 }
 
 // wait returns when no function runs.
 func (d *detached) wait() {
 	d.mu.Lock()
-	if d.running == 0 {
-		d.mu.Unlock()
-		return
+	defer d.mu.Unlock()
+	if d.idle.L == nil {
+		d.idle.L = &d.mu
 	}
-	if d.idle == nil {
-		d.idle = make(chan struct{})
+	for d.running > 0 {
+		d.idle.Wait()
 	}
-	idle := d.idle
-	d.mu.Unlock()
-	<-idle
 }
 
 // close waits, and no function can start after it.

@@ -73,8 +73,8 @@ func TestCappedKeepsTheBeginning(t *testing.T) {
 			t.Fatalf("write: %d, %v", n, err)
 		}
 	}
-	if len(c.Bytes()) != maxOutput {
-		t.Errorf("kept %d bytes, want %d", len(c.Bytes()), maxOutput)
+	if c.buf.Len() != maxOutput {
+		t.Errorf("kept %d bytes, want %d", c.buf.Len(), maxOutput)
 	}
 }
 

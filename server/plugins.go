@@ -9,6 +9,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	"k8s.io/utils/ptr"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
@@ -375,10 +376,11 @@ func limitsOf(r *specs.LinuxResources) *cri.LinuxContainerResources {
 	}
 	out := &cri.LinuxContainerResources{Unified: r.Unified}
 	if m := r.Memory; m != nil {
-		out.MemoryLimitInBytes, out.MemorySwapLimitInBytes = number(m.Limit), number(m.Swap)
+		out.MemoryLimitInBytes, out.MemorySwapLimitInBytes = ptr.Deref(m.Limit, 0), ptr.Deref(m.Swap, 0)
 	}
 	if c := r.CPU; c != nil {
-		out.CpuQuota, out.CpuPeriod, out.CpuShares = number(c.Quota), int64(number(c.Period)), int64(number(c.Shares))
+		out.CpuQuota, out.CpuPeriod = ptr.Deref(c.Quota, 0), int64(ptr.Deref(c.Period, 0))
+		out.CpuShares = int64(ptr.Deref(c.Shares, 0))
 		out.CpusetCpus, out.CpusetMems = c.Cpus, c.Mems
 	}
 	for _, l := range r.HugepageLimits {
@@ -388,11 +390,4 @@ func limitsOf(r *specs.LinuxResources) *cri.LinuxContainerResources {
 		return nil
 	}
 	return out
-}
-
-func number[T int64 | uint64](p *T) (v T) {
-	if p != nil {
-		v = *p
-	}
-	return v
 }

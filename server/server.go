@@ -39,6 +39,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -189,9 +190,7 @@ func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
-	if o.Version == "" {
-		o.Version = "0.0.0"
-	}
+	o.Version = cmp.Or(o.Version, "0.0.0")
 	s := &Server{o: o, runtime: o.Runtime, images: o.Images, rootfs: o.RootFS, network: o.Network, events: o.Events, log: o.Log}
 	s.imageRoot = sync.OnceValue(func() string { return s.images.FsInfo().Mountpoint })
 	s.Reconfigure(o)

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"strconv"
 	"strings"
 
@@ -14,44 +15,8 @@ import (
 // first two for itself.
 const sigRTMin, sigRTMax = unix.Signal(34), unix.Signal(64)
 
-// signals maps CRI's numbers to Linux's. The names of CRI's constants changed
-// with 0.37 (SIGTERM became SIGNAL_SIGTERM), so nothing is derived from them.
-var signals = map[cri.Signal]unix.Signal{
-	cri.Signal_SIGNAL_SIGABRT:   unix.SIGABRT,
-	cri.Signal_SIGNAL_SIGALRM:   unix.SIGALRM,
-	cri.Signal_SIGNAL_SIGBUS:    unix.SIGBUS,
-	cri.Signal_SIGNAL_SIGCHLD:   unix.SIGCHLD,
-	cri.Signal_SIGNAL_SIGCLD:    unix.SIGCLD,
-	cri.Signal_SIGNAL_SIGCONT:   unix.SIGCONT,
-	cri.Signal_SIGNAL_SIGFPE:    unix.SIGFPE,
-	cri.Signal_SIGNAL_SIGHUP:    unix.SIGHUP,
-	cri.Signal_SIGNAL_SIGILL:    unix.SIGILL,
-	cri.Signal_SIGNAL_SIGINT:    unix.SIGINT,
-	cri.Signal_SIGNAL_SIGIO:     unix.SIGIO,
-	cri.Signal_SIGNAL_SIGIOT:    unix.SIGIOT,
-	cri.Signal_SIGNAL_SIGKILL:   unix.SIGKILL,
-	cri.Signal_SIGNAL_SIGPIPE:   unix.SIGPIPE,
-	cri.Signal_SIGNAL_SIGPOLL:   unix.SIGPOLL,
-	cri.Signal_SIGNAL_SIGPROF:   unix.SIGPROF,
-	cri.Signal_SIGNAL_SIGPWR:    unix.SIGPWR,
-	cri.Signal_SIGNAL_SIGQUIT:   unix.SIGQUIT,
-	cri.Signal_SIGNAL_SIGSEGV:   unix.SIGSEGV,
-	cri.Signal_SIGNAL_SIGSTKFLT: unix.SIGSTKFLT,
-	cri.Signal_SIGNAL_SIGSTOP:   unix.SIGSTOP,
-	cri.Signal_SIGNAL_SIGSYS:    unix.SIGSYS,
-	cri.Signal_SIGNAL_SIGTERM:   unix.SIGTERM,
-	cri.Signal_SIGNAL_SIGTRAP:   unix.SIGTRAP,
-	cri.Signal_SIGNAL_SIGTSTP:   unix.SIGTSTP,
-	cri.Signal_SIGNAL_SIGTTIN:   unix.SIGTTIN,
-	cri.Signal_SIGNAL_SIGTTOU:   unix.SIGTTOU,
-	cri.Signal_SIGNAL_SIGURG:    unix.SIGURG,
-	cri.Signal_SIGNAL_SIGUSR1:   unix.SIGUSR1,
-	cri.Signal_SIGNAL_SIGUSR2:   unix.SIGUSR2,
-	cri.Signal_SIGNAL_SIGVTALRM: unix.SIGVTALRM,
-	cri.Signal_SIGNAL_SIGWINCH:  unix.SIGWINCH,
-	cri.Signal_SIGNAL_SIGXCPU:   unix.SIGXCPU,
-	cri.Signal_SIGNAL_SIGXFSZ:   unix.SIGXFSZ,
-}
+// aliases are CRI's other names of signals.
+var aliases = map[string]unix.Signal{"SIGCLD": unix.SIGCHLD, "SIGIOT": unix.SIGABRT, "SIGPOLL": unix.SIGIO}
 
 // linuxSignal returns the signal for CRI's number. Numbers 35 to 65 are the
 // real-time ones, in order: SIGRTMIN to SIGRTMAX.
@@ -59,8 +24,9 @@ func linuxSignal(s cri.Signal) (unix.Signal, bool) {
 	if s >= cri.Signal_SIGNAL_SIGRTMIN && s <= cri.Signal_SIGNAL_SIGRTMAX {
 		return sigRTMin + unix.Signal(s-cri.Signal_SIGNAL_SIGRTMIN), true
 	}
-	sig, ok := signals[s]
-	return sig, ok
+	name := strings.TrimPrefix(cri.Signal_name[int32(s)], "SIGNAL_")
+	sig := cmp.Or(aliases[name], unix.SignalNum(name))
+	return sig, sig != 0
 }
 
 // criSignal is the inverse of linuxSignal. Where CRI has two names for one

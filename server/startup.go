@@ -42,14 +42,7 @@ func (s *Server) podStageOf(req any) *podStage {
 	case *cri.PullImageRequest:
 		return ofPod(r.GetSandboxConfig().GetMetadata(), timeline.Stage{Name: "pull", Detail: r.GetImage().GetImage()})
 	case *cri.CreateContainerRequest:
-		sb, err := s.runtime.Sandbox(r.GetPodSandboxId())
-		if err != nil {
-			return new(podStage)
-		}
-		m := r.GetConfig().GetMetadata()
-		st := ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: "create", Container: m.GetName(), Attempt: m.GetAttempt()})
-		st.sandbox = sb.ID()
-		return st
+		return s.ofSandbox("create", r.GetPodSandboxId(), r.GetConfig().GetMetadata())
 	case *cri.StartContainerRequest:
 		return s.ofContainer("start", r.GetContainerId())
 	case *cri.ExecSyncRequest:
@@ -75,11 +68,14 @@ func (s *Server) ofContainer(name, id string) *podStage {
 	if err != nil {
 		return new(podStage)
 	}
-	sb, err := s.runtime.Sandbox(c.SandboxID())
+	return s.ofSandbox(name, c.SandboxID(), s.index.container(c).config.GetMetadata())
+}
+
+func (s *Server) ofSandbox(name, id string, m *cri.ContainerMetadata) *podStage {
+	sb, err := s.runtime.Sandbox(id)
 	if err != nil {
 		return new(podStage)
 	}
-	m := s.index.container(c).config.GetMetadata()
 	st := ofPod(s.index.sandbox(sb).config.GetMetadata(), timeline.Stage{Name: name, Container: m.GetName(), Attempt: m.GetAttempt()})
 	st.sandbox = sb.ID()
 	return st
