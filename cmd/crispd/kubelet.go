@@ -8,7 +8,7 @@ import (
 	"strings"
 	"sync"
 
-	"golang.org/x/sys/unix"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
 // kubelets are the kubelets of clusters that are connected to the CRI socket. A node
@@ -72,24 +72,18 @@ func (c *kubeletConn) Close() error {
 	return c.Conn.Close()
 }
 
-// peer returns the PID of the connected process (SO_PEERCRED, unix(7)), or 0: it may be
-// in a PID namespace that we cannot see.
+// peer returns the PID of the connected process, or 0: it may be in a PID namespace that we cannot
+// see.
 func peer(conn net.Conn) int {
 	u, ok := conn.(*net.UnixConn)
 	if !ok {
 		return 0
 	}
-	raw, err := u.SyscallConn()
+	cred, err := unixsock.Peer(u)
 	if err != nil {
 		return 0
 	}
-	pid := 0
-	_ = raw.Control(func(fd uintptr) { // 0 means unknown
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	return pid
+	return int(cred.Pid)
 }
 
 // commandOf returns a process's name and arguments, none if it does not exist.

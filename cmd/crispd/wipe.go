@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -21,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/apparmor"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/tree"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci"
 )
 
@@ -55,7 +55,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	switch {
 	case err == nil:
 		w.runtime(ctx, runtime)
-	case answers(filepath.Join(c.State, "executor.sock")):
+	case unixsock.Answers(filepath.Join(c.State, "executor.sock")):
 		// Containers are running, and only the executor can end them.
 		return err
 	default:
@@ -199,12 +199,4 @@ func (w *wiping) remove(ctx context.Context, dir string) {
 func below(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != "." && filepath.IsLocal(rel)
-}
-
-func answers(socket string) bool {
-	c, err := net.DialTimeout("unix", socket, time.Second)
-	if err == nil {
-		c.Close()
-	}
-	return err == nil
 }

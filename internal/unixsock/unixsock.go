@@ -118,6 +118,15 @@ func bind(path string) (l *net.UnixListener, err error) {
 	return l, nil
 }
 
+// Answers reports whether somebody accepts connections at the socket at path.
+func Answers(path string) bool {
+	c, err := net.DialTimeout("unix", path, time.Second)
+	if err == nil {
+		c.Close()
+	}
+	return err == nil
+}
+
 // free returns an error unless a socket may be bound to path, once what is there is removed.
 func free(path string) error {
 	c, err := net.DialTimeout("unix", path, time.Second)

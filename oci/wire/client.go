@@ -12,6 +12,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/poke"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
 // A Client is one connection to the executor. Its methods may be called from any
@@ -72,7 +73,7 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 		err = c.send(data, send)
 	}
 	if err != nil {
-		c.leave(id)
+		c.giveUp(id, false)
 		return nil, fmt.Errorf("executor: %s: %w", method, err)
 	}
 	var f *frame
@@ -115,19 +116,9 @@ func (c *Client) Close() error {
 // Pid returns the PID of the process that listens at the other end. The error is net.ErrClosed
 // if the connection has ended.
 func (c *Client) Pid() (int, error) {
-	raw, err := c.conn.SyscallConn()
+	cred, err := unixsock.Peer(c.conn)
 	if err != nil {
 		return 0, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, net.ErrClosed
-	}
-	if cerr != nil {
-		return 0, os.NewSyscallError("getsockopt", cerr)
 	}
 	return int(cred.Pid), nil
 }
@@ -209,15 +200,6 @@ func (c *Client) endExec(f *frame) {
 	if _, err := c.Call(ctx, MethodExecKill, ref, nil); err == nil {
 		_, _ = c.Call(ctx, MethodExecWait, ref, nil)
 	}
-}
-
-// leave removes a call and reports whether it was still waiting.
-func (c *Client) leave(id uint64) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	_, ok := c.calls[id]
-	delete(c.calls, id)
-	return ok
 }
 
 // receive dispatches frames until the connection ends.

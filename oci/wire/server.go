@@ -11,10 +11,9 @@ import (
 	"sync/atomic"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/poke"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
 // ErrGone is the cause (context.Cause) of a call's ctx that ended with its connection;
@@ -197,22 +196,11 @@ func Serve(l interface{ AcceptUnix() (*net.UnixConn, error) }, h Handler, log *s
 	}
 }
 
-// allowed checks who has connected, and returns the client's process (SO_PEERCRED,
-// unix(7)).
+// allowed checks who has connected, and returns the client's process.
 func allowed(conn *net.UnixConn) (pid int, err error) {
-	raw, err := conn.SyscallConn()
+	cred, err := unixsock.Peer(conn)
 	if err != nil {
 		return 0, err
-	}
-	var cred *unix.Ucred
-	var cerr error
-	if err := raw.Control(func(fd uintptr) {
-		cred, cerr = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
-	}); err != nil {
-		return 0, err
-	}
-	if cerr != nil {
-		return 0, cerr
 	}
 	if cred.Uid != 0 && int(cred.Uid) != os.Geteuid() {
 		return 0, fault.Invalid.Errorf("user %d may not connect", cred.Uid)

@@ -40,12 +40,12 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/ttrpc"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
@@ -105,7 +105,7 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 	if o.PluginDir == "" {
 		options = append(options, adaptation.WithPluginPath("/nonexistent"))
 	}
-	if inUse(o.Socket) {
+	if unixsock.Answers(o.Socket) {
 		// The library would take the socket away from that runtime.
 		o.Log.Warn("another runtime serves the NRI socket: plugins cannot connect", "socket", o.Socket)
 		options = append(options, adaptation.WithDisabledExternalConnections())
@@ -116,16 +116,6 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 	}
 	lines.Store(o.Log) // not before: New complains that it was built without WebAssembly
 	return p, nil
-}
-
-// inUse reports whether anybody listens on a socket.
-func inUse(path string) bool {
-	c, err := net.DialTimeout("unix", path, time.Second)
-	if err != nil {
-		return false
-	}
-	c.Close()
-	return true
 }
 
 // Start starts the plugins of PluginDir and listens for others.

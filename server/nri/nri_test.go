@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
@@ -94,7 +95,7 @@ func TestSocketInUse(t *testing.T) {
 		t.Fatal(err)
 	}
 	second.Close()
-	if !inUse(first.o.Socket) {
+	if !unixsock.Answers(first.o.Socket) {
 		t.Error("the first one's socket is gone")
 	}
 }
