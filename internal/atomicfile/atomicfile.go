@@ -11,6 +11,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -128,12 +129,8 @@ func Read(path string) ([]byte, error) {
 // for metadata that make no sense). Other errors, such as EMFILE or ENOMEM, are not the file's,
 // and the file must not be taken for lost because of them.
 func Damaged(err error) bool {
-	for _, errno := range []error{fs.ErrNotExist, unix.ENOTDIR, unix.EIO, unix.EUCLEAN, unix.EBADMSG} {
-		if errors.Is(err, errno) {
-			return true
-		}
-	}
-	return false
+	causes := []error{fs.ErrNotExist, unix.ENOTDIR, unix.EIO, unix.EUCLEAN, unix.EBADMSG}
+	return slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) })
 }
 
 // MakeDirs is os.MkdirAll that returns once the directory at path has its name on disk, and so

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -167,12 +168,10 @@ func hasWord(path, word string) error {
 	if err != nil {
 		return err
 	}
-	for _, w := range strings.Fields(string(data)) {
-		if w == word {
-			return nil
-		}
+	if !slices.Contains(strings.Fields(string(data)), word) {
+		return fmt.Errorf("%s has no %s", path, word)
 	}
-	return fmt.Errorf("%s has no %s", path, word)
+	return nil
 }
 
 // onPath searches dirs as well.

@@ -114,12 +114,11 @@ func alone() bool {
 		return true
 	}
 	// Flags that are not about tests, or are about all of them in one process.
-	for _, name := range []string{"list", "bench", "fuzz", "fuzzworker", "cpuprofile", "memprofile", "coverprofile", "trace"} {
-		if f := flag.Lookup("test." + name); f != nil && f.Value.String() != f.DefValue {
-			return true
-		}
-	}
-	return false
+	flags := []string{"list", "bench", "fuzz", "fuzzworker", "cpuprofile", "memprofile", "coverprofile", "trace"}
+	return slices.ContainsFunc(flags, func(name string) bool {
+		f := flag.Lookup("test." + name)
+		return f != nil && f.Value.String() != f.DefValue
+	})
 }
 
 // onMachine reports whether tests get no namespaces of their own.
@@ -280,13 +279,8 @@ func (j *job) do(deadline time.Time, stop <-chan struct{}) {
 	began := time.Now()
 	defer func() { j.took = time.Since(began) }()
 	args := slices.DeleteFunc(slices.Clone(os.Args[1:]), func(a string) bool {
-		a = strings.TrimLeft(a, "-")
-		for _, name := range []string{"test.run", "test.timeout", "test.v", "test.testlogfile"} {
-			if a == name || strings.HasPrefix(a, name+"=") {
-				return true
-			}
-		}
-		return false
+		name, _, _ := strings.Cut(strings.TrimLeft(a, "-"), "=")
+		return slices.Contains([]string{"test.run", "test.timeout", "test.v", "test.testlogfile"}, name)
 	})
 	args = append([]string{"-test.run=" + j.run, "-test.v=" + verboseFlag()}, args...)
 	if !deadline.IsZero() {

@@ -2,6 +2,8 @@ package telemetry
 
 import (
 	"context"
+	"maps"
+	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -148,10 +150,4 @@ func (c carrier) Get(key string) string {
 func (carrier) Set(string, string) {}
 
 // Keys implements propagation.TextMapCarrier.
-func (c carrier) Keys() []string {
-	list := make([]string, 0, len(c))
-	for k := range c {
-		list = append(list, k)
-	}
-	return list
-}
+func (c carrier) Keys() []string { return slices.Collect(maps.Keys(c)) }
