@@ -44,5 +44,5 @@ func (c *Container) ReopenLog(ctx context.Context) error {
 	if err := c.mustRun("reopen the log of"); err != nil {
 		return err
 	}
-	return c.notRunning("reopen the log of", c.rt.link.again(ctx, wire.MethodReopenLog, wire.Ref{ID: c.id}))
+	return c.notRunning("reopen the log of", c.rt.link.again(ctx, wire.MethodReopenLog, wire.Ref{ID: c.id}, nil))
 }

@@ -85,7 +85,7 @@ func (e *Exec) Wait(ctx context.Context) (int32, error) {
 func (e *Exec) Kill() error {
 	ctx, cancel := undo.Context(context.Background())
 	defer cancel()
-	return e.link.again(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id})
+	return e.link.again(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id}, nil)
 }
 
 // Close closes the files. If the end of the process has not been seen, the process is killed

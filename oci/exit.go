@@ -1,8 +1,8 @@
 package oci
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -59,9 +59,7 @@ func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	if c.status.Load().State >= Exited {
 		return
 	}
-	if e.Reason == "" {
-		e.Reason = reasonOf(e)
-	}
+	e.Reason = cmp.Or(e.Reason, wire.ReasonOf(e.Code, e.OOMKilled))
 	if err := c.end(e, false); err != nil && c.status.Load().State < Exited {
 		c.rt.log.Error("exit could not be applied", "container", c.id, "err", err)
 	}
@@ -71,11 +69,7 @@ func (c *Container) exit(ctx context.Context, e wire.Exit) {
 // then only we know of this end.
 func (c *Container) end(exit wire.Exit, write bool) error {
 	if write {
-		data, err := json.Marshal(exit)
-		if err == nil {
-			err = atomicfile.Write(c.exitPath(), data, 0o600)
-		}
-		if err != nil {
+		if err := atomicfile.SaveJSON(c.exitPath(), exit); err != nil {
 			// It has ended all the same; a reboot will forget that.
 			c.rt.log.Error("exit could not be recorded", "container", c.id, "err", err)
 		}
@@ -104,14 +98,4 @@ func (st *containerStatus) apply(exit wire.Exit) {
 // lost ends a container whose end was not observed.
 func (c *Container) lost(reason, message string) error {
 	return c.end(wire.Exit{ID: c.id, Code: 255, At: time.Now(), Reason: reason, Message: message}, true)
-}
-
-func reasonOf(e wire.Exit) string {
-	switch {
-	case e.OOMKilled:
-		return wire.ReasonOOMKilled
-	case e.Code == 0:
-		return wire.ReasonCompleted
-	}
-	return wire.ReasonError
 }

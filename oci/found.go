@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -23,9 +24,8 @@ func (s *spawner) found(socket string) (pid int) {
 	scopes, _ := cgroupDirs("/system.slice" + s.cgroup + ".scope")
 	for _, list := range []map[string]string{dirs, scopes} {
 		for _, dir := range list {
-			data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-			for word := range strings.FieldsSeq(string(data)) {
-				if pid, err := strconv.Atoi(word); err == nil && hasAny(pid, sockets) {
+			for _, pid := range cgroupProcs(dir) {
+				if hasAny(pid, sockets) {
 					return pid
 				}
 			}
@@ -66,10 +66,8 @@ func listening(table, path string) map[string]bool {
 func hasAny(pid int, links map[string]bool) bool {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
 	entries, _ := os.ReadDir(dir) // it may have ended
-	for _, e := range entries {
-		if link, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && links[link] {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		link, err := os.Readlink(filepath.Join(dir, e.Name()))
+		return err == nil && links[link]
+	})
 }

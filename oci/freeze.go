@@ -85,7 +85,7 @@ func (f *Freeze) Close() error {
 }
 
 func (r *Runtime) thaw(ctx context.Context, rec freezeRecord) error {
-	err := r.link.again(ctx, wire.MethodThaw, wire.ThawRequest{IDs: rec.Containers, Dir: rec.Scratch})
+	err := r.link.again(ctx, wire.MethodThaw, wire.ThawRequest{IDs: rec.Containers, Dir: rec.Scratch}, nil)
 	if err != nil {
 		return fmt.Errorf("thaw containers: %w", err)
 	}

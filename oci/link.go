@@ -182,14 +182,14 @@ func (l *link) callOn(ctx context.Context, conn ExecutorConn, method string, req
 
 // again is call for what may be done twice: it outlasts one loss of the
 // executor.
-func (l *link) again(ctx context.Context, method string, req any) error {
+func (l *link) again(ctx context.Context, method string, req, reply any) error {
 	var err error
 	for range 3 {
 		conn, gerr := l.get(ctx)
 		if gerr != nil {
 			return errors.Join(err, gerr)
 		}
-		if _, err = l.callOn(ctx, conn, method, req, nil); !errors.Is(err, fault.Unavailable) {
+		if _, err = l.callOn(ctx, conn, method, req, reply); !errors.Is(err, fault.Unavailable) {
 			return err
 		}
 	}
@@ -211,19 +211,9 @@ func (l *link) gone(ctx context.Context, conn ExecutorConn) {
 }
 
 // list asks what the executor has; it outlasts its loss.
-func (l *link) list(ctx context.Context) ([]wire.Info, error) {
-	var err error
-	for range 3 {
-		conn, gerr := l.get(ctx)
-		if gerr != nil {
-			return nil, errors.Join(err, gerr)
-		}
-		var infos []wire.Info
-		if _, err = l.callOn(ctx, conn, wire.MethodList, nil, &infos); !errors.Is(err, fault.Unavailable) {
-			return infos, err
-		}
-	}
-	return nil, err
+func (l *link) list(ctx context.Context) (infos []wire.Info, err error) {
+	err = l.again(ctx, wire.MethodList, nil, &infos)
+	return infos, err
 }
 
 // restarts is how often a connection was lost and another one made.

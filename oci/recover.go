@@ -1,16 +1,16 @@
 package oci
 
 import (
+	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -141,26 +141,17 @@ func (r *Runtime) readState(path string, v any) error {
 	if r.o.Rebooted {
 		return fs.ErrNotExist
 	}
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return err
-	}
-	return json.Unmarshal(data, v)
+	return atomicfile.ReadJSON(path, v)
 }
 
 // readExit returns what exit.json says, if it is there.
 func (c *Container) readExit() (wire.Exit, bool) {
 	var e wire.Exit
-	data, err := os.ReadFile(c.exitPath())
-	if err == nil {
-		err = json.Unmarshal(data, &e)
-	}
+	err := atomicfile.ReadJSON(c.exitPath(), &e)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.rt.log.Error("exit was unreadable", "container", c.id, "err", err)
 	}
-	if e.Reason == "" {
-		e.Reason = reasonOf(e)
-	}
+	e.Reason = cmp.Or(e.Reason, wire.ReasonOf(e.Code, e.OOMKilled))
 	return e, err == nil
 }
 

@@ -121,12 +121,12 @@ func (c *Container) awaitNotified() {
 // executor does not know it.
 func (r *Runtime) expunge(ctx context.Context, id string) error {
 	for pause := backoff.New(time.Millisecond, time.Minute); ; {
-		err := r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id})
+		err := r.link.again(ctx, wire.MethodDelete, wire.Ref{ID: id}, nil)
 		if !errors.Is(err, fault.WrongState) {
 			return err
 		}
 		kill := wire.SignalRequest{ID: id, Signal: int(unix.SIGKILL), All: true}
-		if kerr := r.link.again(ctx, wire.MethodSignal, kill); kerr != nil && !errors.Is(kerr, fault.NotFound) {
+		if kerr := r.link.again(ctx, wire.MethodSignal, kill, nil); kerr != nil && !errors.Is(kerr, fault.NotFound) {
 			err = errors.Join(err, kerr)
 		}
 		if pause.Wait(ctx) != nil { // it is on its way out

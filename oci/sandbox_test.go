@@ -303,7 +303,8 @@ func TestStatsAndUpdate(t *testing.T) {
 		}
 	}
 	limit := int64(64 << 20)
-	if err := c.Update(t.Context(), &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}); err != nil {
+	res := &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}
+	if err := c.Apply(t.Context(), oci.Change{Resources: res}); err != nil {
 		t.Fatal(err)
 	}
 	if s, err := c.Stats(); err != nil || s.Memory.Limit != uint64(limit) || s.Memory.Available == 0 || s.Memory.Available >= uint64(limit) {

@@ -143,7 +143,7 @@ func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 			return &infos[i], nil
 		}
 		if err == nil {
-			err = c.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: c.id})
+			err = c.rt.link.again(ctx, wire.MethodDelete, wire.Ref{ID: c.id}, nil)
 		}
 		if ctx.Err() != nil {
 			return nil, errUnsettled

@@ -1,6 +1,9 @@
 package oci
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // A State is where a container is in its life. The -ing states also say that
 // one goroutine is at work on it: a long operation is a state, never a held lock.
@@ -131,11 +134,10 @@ func nameOf[T ~uint8](names []string, v T) string {
 }
 
 func valueOf[T ~uint8](names []string, text []byte, v *T) error {
-	for i, name := range names {
-		if name == string(text) {
-			*v = T(i)
-			return nil
-		}
+	i := slices.Index(names, string(text))
+	if i < 0 {
+		return fmt.Errorf("unknown state %q", text)
 	}
-	return fmt.Errorf("unknown state %q", text)
+	*v = T(i)
+	return nil
 }

@@ -160,13 +160,10 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 	if all {
 		s.readRest(g, main)
 	}
-	s.Memory.WorkingSet = less(s.Memory.Usage, s.Memory.WorkingSet) // it held the inactive file pages
-	if s.Memory.Limit > 0 {
-		s.Memory.Available = less(s.Memory.Limit, s.Memory.WorkingSet)
-	}
-	if s.Swap.Limit > 0 {
-		s.Swap.Available = less(s.Swap.Limit, s.Swap.Usage)
-	}
+	// Not below 0: counters are not read at one instant.
+	s.Memory.WorkingSet = s.Memory.Usage - min(s.Memory.Usage, s.Memory.WorkingSet) // it held the inactive file pages
+	s.Memory.Available = s.Memory.Limit - min(s.Memory.Limit, s.Memory.WorkingSet)
+	s.Swap.Available = s.Swap.Limit - min(s.Swap.Limit, s.Swap.Usage)
 	return s, g.stale, nil
 }
 
@@ -274,7 +271,7 @@ func (s *Stats) usageV1(g *groupFiles) {
 	m.Limit = bounded(g.number("memory", "memory.limit_in_bytes"))
 	// memsw counts memory and swap together.
 	if both := bounded(g.number("memory", "memory.memsw.limit_in_bytes")); both > 0 {
-		s.Swap.Limit = less(both, m.Limit)
+		s.Swap.Limit = both - min(both, m.Limit)
 	}
 }
 
@@ -336,12 +333,4 @@ func bounded(limit uint64) uint64 {
 		return 0
 	}
 	return limit
-}
-
-// less is a-b, but not below 0: counters are not read at one instant.
-func less(a, b uint64) uint64 {
-	if b > a {
-		return 0
-	}
-	return a - b
 }

@@ -97,7 +97,7 @@ func (c *Container) signal(ctx context.Context, sig unix.Signal, all bool) {
 		return
 	default:
 	}
-	err := c.rt.link.again(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.id, Signal: int(sig), All: all})
+	err := c.rt.link.again(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.id, Signal: int(sig), All: all}, nil)
 	if err != nil && ctx.Err() == nil {
 		c.rt.log.WarnContext(ctx, "container could not be signalled", "container", c.id, "signal", int(sig), "err", err)
 	}

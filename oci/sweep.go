@@ -2,11 +2,11 @@ package oci
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
@@ -47,7 +47,7 @@ func (r *Runtime) sweepContainer(ctx context.Context, id string) error {
 	dir := filepath.Join(r.o.State, containerKind, id)
 	errs := []error{r.expunge(ctx, id)}
 	var st containerStatus
-	if data, err := os.ReadFile(filepath.Join(dir, "status.json")); err == nil && json.Unmarshal(data, &st) == nil {
+	if atomicfile.ReadJSON(filepath.Join(dir, "status.json"), &st) == nil {
 		errs = append(errs, removeCgroups(id, st.Cgroups))
 	}
 	if err := errors.Join(errs...); err != nil {

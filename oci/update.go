@@ -21,11 +21,6 @@ type Change struct {
 	Extra       []byte                // what Extra returns
 }
 
-// Update changes the resources of a container, as Apply does.
-func (c *Container) Update(ctx context.Context, res *specs.LinuxResources) error {
-	return c.Apply(ctx, Change{Resources: res})
-}
-
 // applyTime bounds a change, for which the executor may have to wait for systemd or for
 // an engine.
 const applyTime = 2 * time.Minute
@@ -102,7 +97,7 @@ func (c *Container) apply(ctx context.Context, ch Change) (err error) {
 			return fmt.Errorf("encode resources of container %s: %w", c.id, err)
 		}
 	}
-	return c.notRunning("update", c.rt.link.again(ctx, wire.MethodUpdate, req))
+	return c.notRunning("update", c.rt.link.again(ctx, wire.MethodUpdate, req, nil))
 }
 
 // record puts the change into cfg. What cfg points at is shared: it is copied.

@@ -26,7 +26,7 @@ func TestUpdateGivenUpByItsCaller(t *testing.T) {
 				ended := make(chan error, 2)
 				limit, shares := int64(64<<20), uint64(99)
 				go func() {
-					ended <- c.Update(ctx, &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}})
+					ended <- c.Apply(ctx, oci.Change{Resources: &specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &limit}}})
 				}()
 				synctest.Wait() // the update is in the executor
 				b.m.Executor.Fail(wire.MethodUpdate, nil)

@@ -312,7 +312,7 @@ func needsRunning(f *fixture) {
 			f.exited(c, 0, "Completed")
 		}
 	}
-	f.is(c.Update(f.ctx(), &specs.LinuxResources{}), fault.WrongState)
+	f.is(c.Apply(f.ctx(), oci.Change{Resources: &specs.LinuxResources{}}), fault.WrongState)
 }
 
 func daemonRestarted(f *fixture) {

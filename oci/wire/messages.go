@@ -134,6 +134,17 @@ const (
 	ReasonUnknown   = "Unknown"
 )
 
+// ReasonOf returns the reason of an Exit that is known.
+func ReasonOf(code int32, oomKilled bool) string {
+	switch {
+	case oomKilled:
+		return ReasonOOMKilled
+	case code == 0:
+		return ReasonCompleted
+	}
+	return ReasonError
+}
+
 // Info is one container in the reply of MethodList. Exit is nil while it runs.
 type Info struct {
 	ID string
