@@ -11,7 +11,6 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -23,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // cgroupBase is the parent of the cgroups that we make ourselves. It may be
@@ -391,12 +391,4 @@ func killCgroup(dir string) {
 }
 
 // cgroupProcs lists the processes in a cgroup.
-func cgroupProcs(dir string) (pids []int) {
-	data, _ := os.ReadFile(filepath.Join(dir, "cgroup.procs"))
-	for _, field := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(field); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
+func cgroupProcs(dir string) []int { return procstat.PIDs(filepath.Join(dir, "cgroup.procs")) }

@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // A processCount counts the processes of a container and what they have open.
@@ -41,15 +43,7 @@ func countProcesses(pid int) processCount {
 		}
 		children, _ := filepath.Glob(filepath.Join(dir, "task", "*", "children"))
 		for _, file := range children {
-			text, err := os.ReadFile(file)
-			if err != nil {
-				continue
-			}
-			for _, field := range strings.Fields(string(text)) {
-				if child, err := strconv.Atoi(field); err == nil {
-					todo = append(todo, child)
-				}
-			}
+			todo = append(todo, procstat.PIDs(file)...)
 		}
 	}
 	return n

@@ -1,4 +1,4 @@
-// Package procstat reads /proc/<pid>/stat, proc_pid_stat(5).
+// Package procstat reads /proc/<pid>/stat, proc_pid_stat(5), and lists of processes.
 package procstat
 
 import (
@@ -38,6 +38,18 @@ func Read(pid int) (Stat, error) {
 		return Stat{}, err
 	}
 	return Parse(data)
+}
+
+// PIDs returns the processes in a file such as cgroup.procs or proc_pid_task_tid_children(5): those
+// in a PID namespace that we see, and none if it cannot be read.
+func PIDs(file string) (pids []int) {
+	data, _ := os.ReadFile(file)
+	for field := range strings.FieldsSeq(string(data)) {
+		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // Parse reads a line of a file stat. The name may hold spaces and parentheses.

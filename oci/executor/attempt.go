@@ -8,8 +8,6 @@ import (
 	"runtime"
 	"runtime/debug"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +16,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -103,7 +102,7 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 			}
 		}()
 		ours = fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid())
-		before = childrenIn(ours)
+		before = procstat.PIDs(ours)
 		close(begun)
 		if err = f(); err != nil {
 			reapChildren(ours, before)
@@ -183,7 +182,7 @@ func endChildren(list string, spared []int) {
 // longer to the reaper.
 func reapChildren(list string, spared []int) {
 	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
-		left := slices.DeleteFunc(childrenIn(list), func(pid int) bool { return slices.Contains(spared, pid) })
+		left := slices.DeleteFunc(procstat.PIDs(list), func(pid int) bool { return slices.Contains(spared, pid) })
 		if len(left) == 0 || time.Now().After(deadline) {
 			return
 		}
@@ -200,7 +199,7 @@ const maxTree = 4096
 // collect adds pidfds of the processes listed in a file children, and of their descendants.
 // Each is stopped before its children are listed, so that it cannot fork any more.
 func collect(list string, spared []int, tree *[]int) {
-	for _, pid := range childrenIn(list) {
+	for _, pid := range procstat.PIDs(list) {
 		if len(*tree) >= maxTree {
 			return
 		}
@@ -213,7 +212,7 @@ func collect(list string, spared []int, tree *[]int) {
 		}
 		// The PID may have been reused between the list and the pidfd. It cannot be any more if
 		// the process is not reaped after the second look.
-		if !slices.Contains(childrenIn(list), pid) || unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) != nil {
+		if !slices.Contains(procstat.PIDs(list), pid) || unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) != nil {
 			unix.Close(fd)
 			continue
 		}
@@ -223,15 +222,4 @@ func collect(list string, spared []int, tree *[]int) {
 			collect(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()), nil, tree)
 		}
 	}
-}
-
-// childrenIn reads a proc_tid_children(5) file.
-func childrenIn(list string) (pids []int) {
-	data, _ := os.ReadFile(list)
-	for _, field := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(field); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
 }

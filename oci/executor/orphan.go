@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
 // The executor is a child subreaper: processes in a container whose parent is gone become
@@ -153,7 +154,7 @@ func (r *reaper) reapOld(seen zombies, lists []string, age time.Duration) zombie
 	r.gate.enter()
 	defer r.gate.leave()
 	for _, list := range lists {
-		for _, pid := range childrenIn(list) {
+		for _, pid := range procstat.PIDs(list) {
 			if r.isKnown(pid) || !isZombie(pid) {
 				continue
 			}

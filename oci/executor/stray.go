@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -37,15 +36,7 @@ func strays(root string) []int {
 }
 
 // neighbours returns the processes of our own cgroup that are in a PID namespace we see.
-func neighbours() (pids []int) {
-	data, _ := os.ReadFile(filepath.Join(strayCgroup(), "cgroup.procs"))
-	for _, field := range strings.Fields(string(data)) {
-		if pid, err := strconv.Atoi(field); err == nil && pid > 0 {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
+func neighbours() []int { return procstat.PIDs(filepath.Join(strayCgroup(), "cgroup.procs")) }
 
 // strayCgroup returns our cgroup in the hierarchy in which the processes of containers are
 // found.
