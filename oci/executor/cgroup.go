@@ -156,23 +156,29 @@ func freeze(paths map[string]string, on bool) {
 	}
 }
 
-// endPatience bounds how long endAll waits for killed processes to exit. One that does
-// not is in uninterruptible sleep.
+// endPatience bounds how long killed processes may take to exit. One that does not is in
+// uninterruptible sleep.
 const endPatience = 2 * time.Second
 
 // endAll kills every process of the cgroup and waits until they are gone. The error is
 // fault.Unavailable if some do not exit in time.
 func endAll(paths map[string]string) error {
+	list := func() ([]int, error) { return members(paths) }
+	return endListed("processes", list, func() error { return signalAll(paths, unix.SIGKILL) })
+}
+
+// endListed calls kill until list, of what, is empty.
+func endListed(what string, list func() ([]int, error), kill func() error) error {
 	deadline := time.Now().Add(endPatience)
 	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
-		pids, err := members(paths)
+		pids, err := list()
 		if err != nil || len(pids) == 0 {
 			return err
 		}
 		if time.Now().After(deadline) {
-			return fault.Unavailable.Errorf("%d processes, process %d first, do not end when killed", len(pids), pids[0])
+			return fault.Unavailable.Errorf("%d %s, process %d first, do not end when killed", len(pids), what, pids[0])
 		}
-		if err := signalAll(paths, unix.SIGKILL); err != nil {
+		if err := kill(); err != nil {
 			return err
 		}
 		time.Sleep(pause.Next())

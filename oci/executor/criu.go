@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -136,10 +135,7 @@ func killIn(dir string) (n int) {
 	}
 	for _, p := range procs {
 		pid, err := strconv.Atoi(p.Name())
-		if err != nil {
-			continue
-		}
-		if !isCRIUIn(pid, dir) {
+		if err != nil || !isCRIUIn(pid, dir) {
 			continue
 		}
 		fd, err := unix.PidfdOpen(pid, 0)
@@ -157,16 +153,12 @@ func killIn(dir string) (n int) {
 
 // isCRIUIn reports whether a process is alive, is named criu and works in dir or below.
 func isCRIUIn(pid int, dir string) bool {
-	proc := filepath.Join("/proc", strconv.Itoa(pid))
-	cwd, err := os.Readlink(filepath.Join(proc, "cwd"))
+	cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 	if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
 		return false
 	}
-	if comm, err := os.ReadFile(filepath.Join(proc, "comm")); err != nil || string(comm) != "criu\n" {
-		return false
-	}
 	stat, err := procstat.Read(pid)
-	return err == nil && stat.State != 'Z'
+	return err == nil && stat.Name == "criu" && stat.State != 'Z'
 }
 
 // criuUnlock undoes what CRIU did with iptables-restore.

@@ -6,13 +6,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-
-	"github.com/crisp-cri/crisp/internal/backoff"
-	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // Hooks that run outside of the container, and engines, are in the executor's own cgroup
@@ -50,20 +46,7 @@ func ownHooks(h *specs.Hooks, mark string) {
 // a container, and waits until it is gone. fault.Unavailable: some would not go yet.
 func endOwned(mark string) error {
 	list := func() ([]int, error) { return owned(mark), nil }
-	deadline := time.Now().Add(endPatience)
-	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
-		pids := owned(mark)
-		if len(pids) == 0 {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fault.Unavailable.Errorf("%d processes of hooks, process %d first, do not end when killed", len(pids), pids[0])
-		}
-		if err := signalEach(list, unix.SIGKILL); err != nil {
-			return err
-		}
-		time.Sleep(pause.Next())
-	}
+	return endListed("processes of hooks", list, func() error { return signalEach(list, unix.SIGKILL) })
 }
 
 // owned returns the processes of our own cgroup that have mark in their environment. One that
