@@ -204,12 +204,7 @@ func writeOut(fd int, p []byte) (rest []byte, err error) {
 
 // hasBacklog reports whether a client must read some of o before more of o is read.
 func (io *stdio) hasBacklog(o *output) bool {
-	for _, a := range io.attachments() {
-		if len(*a.backlog[o.stream]) > 0 {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(io.attachments(), func(a *attachment) bool { return len(*a.backlog[o.stream]) > 0 })
 }
 
 // attachPatience is how long the container waits for a client that types and reads

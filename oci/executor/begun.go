@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runc/libcontainer"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
@@ -41,8 +42,7 @@ func (b *builtins) noteCgroups(lc *libcontainer.Container) error {
 // processes. dir is libcontainer's directory of it.
 func sweepBegun(dir string) error {
 	var b begun
-	data, err := os.ReadFile(filepath.Join(dir, begunFile))
-	if err == nil && json.Unmarshal(data, &b) == nil { // else it had not begun
+	if atomicfile.ReadJSON(filepath.Join(dir, begunFile), &b) == nil { // else it had not begun
 		if err := endAll(b.Cgroups); err != nil {
 			return err
 		}

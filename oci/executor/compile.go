@@ -69,7 +69,7 @@ func compile(profile *configs.Seccomp) (*fastinit.Filter, error) {
 
 // supervise answers what the process pid asks until it has ended.
 func supervise(socket, pid int) (*fastinit.Filter, error) {
-	listener, err := receiveFD(socket)
+	listener, err := receiveFD(socket, 0)
 	if err != nil {
 		return nil, fmt.Errorf("compile seccomp profile: %w", err)
 	}
@@ -169,19 +169,20 @@ func readMemory(pid int, from uint64, to []byte) error {
 	return os.NewSyscallError("process_vm_readv", err)
 }
 
-func receiveFD(socket int) (int, error) {
+// receiveFD takes the one descriptor that a message has.
+func receiveFD(socket, flags int) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	_, n, _, _, err := unix.Recvmsg(socket, make([]byte, 1), oob, flags|unix.MSG_CMSG_CLOEXEC)
 	if err != nil {
 		return -1, os.NewSyscallError("recvmsg", err)
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob[:n])
 	if err != nil || len(msgs) != 1 {
-		return -1, fmt.Errorf("no listener came: %w", err)
+		return -1, fmt.Errorf("%d messages came with descriptors: %w", len(msgs), err)
 	}
 	rights, err := unix.ParseUnixRights(&msgs[0])
 	if err != nil || len(rights) != 1 {
-		return -1, fmt.Errorf("no listener came: %w", err)
+		return -1, fmt.Errorf("%d descriptors came: %w", len(rights), err)
 	}
 	return rights[0], nil
 }

@@ -87,20 +87,13 @@ func (a *engines) create(id, path string, systemd bool, config *configs.Config) 
 // find returns the engine of a container from its bundle; nil = it is libcontainer's.
 func (a *engines) find(id string) *engine {
 	e := &engine{all: a, id: id, dir: a.bundle(id)}
-	data, err := os.ReadFile(filepath.Join(e.dir, "engine.json"))
-	if err != nil || json.Unmarshal(data, e) != nil {
+	if atomicfile.ReadJSON(filepath.Join(e.dir, "engine.json"), e) != nil {
 		return nil
 	}
 	return e
 }
 
-func (e *engine) save() error {
-	data, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(filepath.Join(e.dir, "engine.json"), data, 0o600)
-}
+func (e *engine) save() error { return atomicfile.SaveJSON(filepath.Join(e.dir, "engine.json"), e) }
 
 // settle drops the hierarchies in which the engine did not put the process: older engines do not
 // know the v2 hierarchy of a hybrid host.

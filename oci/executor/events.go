@@ -1,6 +1,8 @@
 package executor
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -15,10 +17,7 @@ type subscribers struct {
 // publish sends an event to all subscribers.
 func (s *subscribers) publish(e wire.Event) {
 	s.mu.Lock()
-	to := make([]*wire.Conn, 0, len(s.all))
-	for c := range s.all {
-		to = append(to, c)
-	}
+	to := slices.Collect(maps.Keys(s.all))
 	s.mu.Unlock()
 	for _, c := range to {
 		c.Emit(e)

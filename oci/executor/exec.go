@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"os"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -115,13 +116,8 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 }
 
 // passed returns the ends that the caller gets.
-func (ends *stdioEnds) passed() (files []*os.File) {
-	for _, f := range append(ends.ours[:], ends.pty) {
-		if f != nil {
-			files = append(files, f)
-		}
-	}
-	return files
+func (ends *stdioEnds) passed() []*os.File {
+	return slices.DeleteFunc(append(ends.ours[:], ends.pty), func(f *os.File) bool { return f == nil })
 }
 
 // kill kills the process and everything that it started. Its descendants cannot

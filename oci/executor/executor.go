@@ -229,12 +229,5 @@ func (c *container) reply() wire.RunReply {
 
 // exitOf returns the Exit of a container from what is known of its end.
 func exitOf(id string, code int32, oom bool, at time.Time) *wire.Exit {
-	e := &wire.Exit{ID: id, Code: code, At: at, OOMKilled: oom, Reason: wire.ReasonError}
-	switch {
-	case oom:
-		e.Reason = wire.ReasonOOMKilled
-	case code == 0:
-		e.Reason = wire.ReasonCompleted
-	}
-	return e
+	return &wire.Exit{ID: id, Code: code, At: at, OOMKilled: oom, Reason: wire.ReasonOf(code, oom)}
 }

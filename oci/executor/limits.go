@@ -21,13 +21,11 @@ type limits struct {
 	once  *sync.Once
 }
 
-const capSysResource = 24 // capabilities(7)
-
 func readLimits(log *slog.Logger) limits {
 	l := limits{log: log, once: new(sync.Once)}
 	var data [2]unix.CapUserData
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capget(&head, &data[0]); err != nil || data[0].Effective&(1<<capSysResource) != 0 {
+	if err := unix.Capget(&head, &data[0]); err != nil || data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0 {
 		return l
 	}
 	l.bound = true

@@ -2,16 +2,15 @@ package executor
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/opencontainers/selinux/go-selinux/label"
-	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -26,10 +25,7 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 	if err := podRoot(root, req.Path, req.FileLabel); err != nil {
 		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)
 	}
-	user := req.User
-	if user == 0 {
-		user = nobody
-	}
+	user := cmp.Or(req.User, nobody)
 	score := -998 // the last of the pod to be OOM-killed
 	spec := &specs.Spec{
 		Version: specs.Version,
@@ -99,9 +95,9 @@ func podRoot(root, path, fileLabel string) error {
 		return err
 	}
 	defer os.Remove(f.Name())
-	_, err = io.Copy(f, bytes.NewReader(want))
+	_, err = f.Write(want)
 	if err == nil {
-		err = unix.Fchmod(int(f.Fd()), 0o755)
+		err = f.Chmod(0o755)
 	}
 	if err == nil {
 		err = errors.Join(label.SetFileLabel(root, fileLabel), label.SetFileLabel(f.Name(), fileLabel))

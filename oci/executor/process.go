@@ -127,20 +127,11 @@ func (ends *stdioEnds) receive() error {
 		return nil
 	}
 	defer ends.console.Close()
-	name, oob := make([]byte, 4096), make([]byte, unix.CmsgSpace(4))
-	_, n, _, _, err := unix.Recvmsg(int(ends.console.Fd()), name, oob, unix.MSG_DONTWAIT|unix.MSG_CMSG_CLOEXEC)
+	fd, err := receiveFD(int(ends.console.Fd()), unix.MSG_DONTWAIT)
 	if err != nil {
 		return fmt.Errorf("receive terminal: %w", err)
 	}
-	msgs, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil || len(msgs) != 1 {
-		return fmt.Errorf("receive terminal: %d messages: %w", len(msgs), err)
-	}
-	fds, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil || len(fds) != 1 {
-		return fmt.Errorf("receive terminal: %d descriptors: %w", len(fds), err)
-	}
-	ends.pty, err = polled(fds[0], wire.FDPTY)
+	ends.pty, err = polled(fd, wire.FDPTY)
 	return err
 }
 

@@ -10,11 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	fSealExec = 0x20 // F_SEAL_EXEC, Linux 6.3
-	mfdExec   = 0x10 // MFD_EXEC, Linux 6.3
-	baseSeals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
-)
+const baseSeals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 
 // sealedName is the name of the program where it runs from: of a memfd, or of the only file in
 // a file system.
@@ -57,7 +53,7 @@ var errNoPrograms = errors.New("memfd_create: the sysctl vm.memfd_noexec is 2, w
 
 func sealedMemfd(src *os.File) (*os.File, error) {
 	const flags = unix.MFD_CLOEXEC | unix.MFD_ALLOW_SEALING
-	fd, err := unix.MemfdCreate(sealedName, flags|mfdExec)
+	fd, err := unix.MemfdCreate(sealedName, flags|unix.MFD_EXEC) // since Linux 6.3
 	if err == unix.EINVAL {
 		fd, err = unix.MemfdCreate(sealedName, flags)
 	}
@@ -72,7 +68,7 @@ func sealedMemfd(src *os.File) (*os.File, error) {
 		f.Close()
 		return nil, fmt.Errorf("copy %s: %w", src.Name(), err)
 	}
-	err = addSeals(f, baseSeals|fSealExec)
+	err = addSeals(f, baseSeals|unix.F_SEAL_EXEC) // since Linux 6.3
 	if err == unix.EINVAL {
 		err = addSeals(f, baseSeals)
 	}

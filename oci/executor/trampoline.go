@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -55,15 +56,7 @@ func bounce(p *libcontainer.Process, raw []string) error {
 // is unlikely to have.
 func dynamic(f *os.File) bool {
 	program, err := elf.NewFile(f)
-	if err != nil {
-		return true
-	}
-	for _, p := range program.Progs {
-		if p.Type == elf.PT_INTERP {
-			return true
-		}
-	}
-	return false
+	return err != nil || slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }
 
 // Bounce is the other half, in the container: args are those after BounceArg. It

@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -116,21 +117,11 @@ func overlay(now *cgroups.Resources, r *specs.LinuxResources) {
 		set(&now.CpuPeriod, c.Period)
 		set(&now.CpuRtRuntime, c.RealtimeRuntime)
 		set(&now.CpuRtPeriod, c.RealtimePeriod)
-		if c.Burst != nil {
-			now.CpuBurst = c.Burst
-		}
-		if c.Idle != nil {
-			now.CPUIdle = c.Idle
-		}
-		if c.Cpus != "" {
-			now.CpusetCpus = c.Cpus
-		}
-		if c.Mems != "" {
-			now.CpusetMems = c.Mems
-		}
+		now.CpuBurst, now.CPUIdle = cmp.Or(c.Burst, now.CpuBurst), cmp.Or(c.Idle, now.CPUIdle)
+		now.CpusetCpus, now.CpusetMems = cmp.Or(c.Cpus, now.CpusetCpus), cmp.Or(c.Mems, now.CpusetMems)
 	}
-	if r.Pids != nil && r.Pids.Limit != nil {
-		now.PidsLimit = r.Pids.Limit
+	if r.Pids != nil {
+		now.PidsLimit = cmp.Or(r.Pids.Limit, now.PidsLimit)
 	}
 	for _, l := range r.HugepageLimits {
 		now.HugetlbLimit = append(slices.DeleteFunc(slices.Clone(now.HugetlbLimit), func(old *cgroups.HugepageLimit) bool {

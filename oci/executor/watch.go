@@ -1,7 +1,6 @@
 package executor
 
 import (
-	"encoding/json"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -68,7 +67,7 @@ func (x *Executor) finish(c *container) {
 		e = exitOf(c.ID, e.Code, true, e.At)
 	}
 	if c.ExitPath != "" {
-		if err := record(c.ExitPath, e); err != nil {
+		if err := atomicfile.SaveJSON(c.ExitPath, e); err != nil {
 			x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
 		}
 	}
@@ -82,14 +81,6 @@ func (x *Executor) finish(c *container) {
 	close(c.gone)
 	x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
 	x.subscribers.publish(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
-}
-
-func record(path string, e *wire.Exit) error {
-	data, err := json.Marshal(e)
-	if err != nil {
-		return err
-	}
-	return atomicfile.Write(path, data, 0o600)
 }
 
 // oomHappened is called when a container has lost a process; kills is the total.
