@@ -2,7 +2,6 @@ package registry
 
 import (
 	"context"
-	"net/http"
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -22,7 +21,7 @@ type Choice struct {
 // Choose finds the image of this platform at the first place that gives it. An image that the
 // policy does not allow is a *PullError; for other errors, see Failure.
 func (r *Source) Choose(ctx context.Context) (Choice, error) {
-	renewed, again := false, true
+	var tries attempts
 	for {
 		src, at := r.current()
 		c, img, err := r.chooseAt(ctx, src)
@@ -36,24 +35,8 @@ func (r *Source) Choose(ctx context.Context) (Choice, error) {
 				return Choice{}, err // what the policy says, it says of every place
 			}
 		}
-		if ctx.Err() != nil {
+		if err := tries.more(ctx, r, src, at, err); err != nil {
 			return Choice{}, err
-		}
-		if !renewed && statusOf(err) == http.StatusUnauthorized {
-			renewed = true
-			if r.renew(ctx, src) == nil {
-				continue
-			}
-		}
-		switch last := r.next(ctx, at, err); {
-		case last == nil:
-		case again && isPassing(err):
-			again = false
-			if err := pause(ctx); err != nil {
-				return Choice{}, err
-			}
-		default:
-			return Choice{}, last
 		}
 	}
 }

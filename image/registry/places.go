@@ -151,6 +151,32 @@ func (r *Source) next(ctx context.Context, at int, why error) error {
 	return r.sumUp()
 }
 
+// attempts are what one request has done already to go on after a failure.
+type attempts struct {
+	renewed bool // the token
+	paused  bool // when no place was left
+}
+
+// more prepares another attempt after err, which came from src, at the place at: with a new token,
+// at the next place, or after a pause. An error means that there is none.
+func (a *attempts) more(ctx context.Context, r *Source, src types.ImageSource, at int, err error) error {
+	if ctx.Err() != nil {
+		return err
+	}
+	if !a.renewed && statusOf(err) == http.StatusUnauthorized {
+		a.renewed = true
+		if r.renew(ctx, src) == nil {
+			return nil
+		}
+	}
+	last := r.next(ctx, at, err)
+	if last == nil || a.paused || !isPassing(err) {
+		return last
+	}
+	a.paused = true
+	return pause(ctx)
+}
+
 // renew opens the place of src once more, with which it gives a new token, unless another caller
 // has done so.
 func (r *Source) renew(ctx context.Context, src types.ImageSource) error {

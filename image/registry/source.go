@@ -1,12 +1,12 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"encoding/base64"
 	"errors"
 	"io"
 	"log/slog"
-	"net/http"
 	"net/url"
 	"os"
 	"strings"
@@ -89,59 +89,35 @@ func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *
 	return r, nil
 }
 
-// explainDial adds to the reason why no place has given the image.
+// explainDial adds to the reason why no place has given the image. It blames the credentials file,
+// if that cannot be read: the library's own error may not name it.
 func (r *Source) explainDial(err error) error {
-	if fault.KindOf(err) != fault.Internal {
+	file := r.sys.AuthFilePath
+	if fault.KindOf(err) != fault.Internal || file == "" ||
+		r.sys.DockerAuthConfig != nil || r.sys.DockerBearerRegistryToken != "" {
 		return err
 	}
-	if cerr := badCredentials(r.sys); cerr != nil {
-		return cerr
+	if cerr := checkCredentials(file); cerr != nil {
+		return fault.Invalid.Errorf("credentials in %s: %w", file, cerr)
 	}
 	return err
 }
 
-// badCredentials blames the credentials file, if it cannot be read: the library's own error may
-// not name it.
-func badCredentials(sys *types.SystemContext) error {
-	if sys.DockerAuthConfig != nil || sys.DockerBearerRegistryToken != "" || sys.AuthFilePath == "" {
-		return nil
-	}
-	if err := checkCredentials(sys.AuthFilePath); err != nil {
-		return fault.Invalid.Errorf("credentials in %s: %w", sys.AuthFilePath, err)
-	}
-	return nil
-}
-
 // Open implements blob.Origin.
 func (r *Source) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
-	renewed, again := false, true
+	var tries attempts
 	for {
 		src, at := r.current()
 		d := &download{r: r, blob: b, ctx: ctx}
 		err := d.openWhole(src)
-		switch {
-		case err == nil:
+		if err == nil {
 			r.mu.Lock()
 			r.gave[b.Digest] = at
 			r.mu.Unlock()
 			return d, nil
-		case ctx.Err() != nil:
-			return nil, err
-		case !renewed && statusOf(err) == http.StatusUnauthorized:
-			renewed = true
-			if r.renew(ctx, src) == nil {
-				continue
-			}
 		}
-		switch last := r.next(ctx, at, err); {
-		case last == nil:
-		case again && isPassing(err):
-			again = false
-			if err := pause(ctx); err != nil {
-				return nil, err
-			}
-		default:
-			return nil, last
+		if err := tries.more(ctx, r, src, at, err); err != nil {
+			return nil, err
 		}
 	}
 }
@@ -201,16 +177,12 @@ func (c *Client) system(name reference.Named, as Caller) (*types.SystemContext, 
 	if err != nil {
 		return nil, err
 	}
-	if policy != "" {
-		sys.SignaturePolicyPath = policy
-	}
+	sys.SignaturePolicyPath = cmp.Or(policy, sys.SignaturePolicyPath)
 	credentials, err := ofNamespace(o.AuthDir, as.Namespace)
 	if err != nil {
 		return nil, err
 	}
-	if credentials != "" {
-		sys.AuthFilePath = credentials
-	}
+	sys.AuthFilePath = cmp.Or(credentials, sys.AuthFilePath)
 	auth := as.Auth
 	if auth == nil || name == nil {
 		return sys, nil
