@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"cmp"
 	"runtime"
 	"slices"
 	"strings"
@@ -34,9 +35,7 @@ func normalize(p v1.Platform) v1.Platform {
 	p.OS, p.Architecture, p.Variant = strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
 	if known, ok := architectures[p.Architecture]; ok {
 		p.Architecture = known[0]
-		if p.Variant == "" {
-			p.Variant = known[1]
-		}
+		p.Variant = cmp.Or(p.Variant, known[1])
 	}
 	switch {
 	case p.Architecture == "amd64" && p.Variant == "v1":

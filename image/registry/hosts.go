@@ -2,6 +2,7 @@ package registry
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -117,11 +118,7 @@ func readHosts(path, domain string) (*hostsFile, error) {
 			h.conf.Mirrors = append(h.conf.Mirrors, host)
 		}
 	}
-	server := t.Server
-	if server == "" {
-		server = "https://" + domain
-	}
-	own, ok := h.endpoint(domain, "server", server, t.hostTable, dir, true)
+	own, ok := h.endpoint(domain, "server", cmp.Or(t.Server, "https://"+domain), t.hostTable, dir, true)
 	if !ok {
 		own = sysregistriesv2.Endpoint{Location: domain}
 	}
@@ -261,10 +258,7 @@ func certsOf(t hostTable, dir string) (c hostCerts, err error) {
 		if !ok1 || !ok2 {
 			return c, fmt.Errorf("client: want files, or pairs of them")
 		}
-		if key == "" {
-			key = cert
-		}
-		c.client = append(c.client, [2]string{abs(cert), abs(key)})
+		c.client = append(c.client, [2]string{abs(cert), abs(cmp.Or(key, cert))})
 	}
 	return c, nil
 }

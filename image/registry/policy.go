@@ -1,6 +1,7 @@
 package registry
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -175,9 +176,7 @@ func (c *Client) AllowPresent(ctx context.Context, namespace string, names []str
 		if err == nil {
 			return nil
 		}
-		if first == nil {
-			first = err
-		}
+		first = cmp.Or(first, err)
 	}
 	if p, ok := errors.AsType[*PullError](first); ok {
 		return &PullError{p.Reason, fmt.Errorf("image %s: %w", refs[0], p.Err)}

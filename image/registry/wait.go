@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"go.podman.io/image/v5/docker"
 	"golang.org/x/sys/unix"
 )
@@ -144,12 +145,8 @@ func isPassing(err error) bool {
 // pause waits before a second attempt: a second and a bit, so that not all nodes come
 // back at once.
 func pause(ctx context.Context) error {
-	timer := time.NewTimer(time.Second + rand.N(500*time.Millisecond))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
+	if !periodic.Pause(ctx, time.Second+rand.N(500*time.Millisecond)) {
 		return context.Cause(ctx)
 	}
+	return nil
 }
