@@ -47,24 +47,9 @@ func spool(ctx context.Context, r io.Reader, dir string) (_ *os.File, err error)
 	if err := os.Remove(f.Name()); err != nil {
 		return nil, err
 	}
-	buf := make([]byte, blob.ChunkSize)
-	for {
-		if err := ctx.Err(); err != nil {
-			return nil, err
-		}
-		n, err := plain.Read(buf)
-		if n > 0 {
-			if _, err := f.Write(buf[:n]); err != nil {
-				return nil, err
-			}
-		}
-		if err == io.EOF {
-			return f, nil
-		}
-		if err != nil {
-			return nil, blob.ArchiveError(err)
-		}
-	}
+	// Only a writer: a file would copy to itself, by a smaller buffer.
+	_, err = io.CopyBuffer(struct{ io.Writer }{f}, &cancelled{ctx, plain}, make([]byte, blob.ChunkSize))
+	return f, blob.ArchiveError(err)
 }
 
 // readArchive finds the members of the tar file f.

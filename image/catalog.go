@@ -66,12 +66,10 @@ func newCatalog(entries map[string]*entry) *catalog {
 	return c
 }
 
-// with returns the catalog in which e replaces the entries with the same IDs.
-func (c *catalog) with(e ...*entry) *catalog {
+// with returns the catalog in which e replaces the entry with the same ID.
+func (c *catalog) with(e *entry) *catalog {
 	entries := maps.Clone(c.byID)
-	for _, e := range e {
-		entries[e.hex()] = e
-	}
+	entries[e.hex()] = e
 	return newCatalog(entries)
 }
 
@@ -155,10 +153,9 @@ func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c := s.catalog.Load()
 	r := n
 	r.Updated = time.Now()
-	old, ok := c.byID[id]
+	old, ok := s.catalog.Load().byID[id]
 	switch {
 	case !ok:
 		r.Created = r.Updated
@@ -178,19 +175,14 @@ func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 	if ok && old.record.same(r) {
 		return old.Image, nil
 	}
-	e, err := s.newEntry(id, r, layers)
+	e, err := s.publish(id, r, layers)
 	if err != nil {
 		return Image{}, err
-	}
-	if err := s.o.Records.Save(recordKind, id, r); err != nil {
-		return Image{}, fmt.Errorf("save image %s: %w", id, err)
 	}
 	if !ok {
 		spare = nil
 	}
-	c = c.with(e)
-	s.catalog.Store(c)
-	return e.Image, s.untag(c, e, n.Tags)
+	return e.Image, s.untag(e, n.Tags)
 }
 
 // maxSignatures bounds the signatures that are kept for one manifest; the newest are kept.
@@ -219,24 +211,31 @@ func mergeProofs(old, fresh []registry.Proof) []registry.Proof {
 
 // untag takes tags away from all images but e. A crash before it leaves two
 // images with one tag; Open gives it to the one that got it last.
-func (s *Store) untag(c *catalog, e *entry, tags []string) error {
-	for id, old := range c.byID {
+func (s *Store) untag(e *entry, tags []string) error {
+	for id, old := range s.catalog.Load().byID {
 		if old == e || !overlap(old.Tags, tags) {
 			continue
 		}
 		r := old.record
 		r.Tags = slices.DeleteFunc(slices.Clone(r.Tags), func(t string) bool { return slices.Contains(tags, t) })
-		changed, err := s.newEntry(id, r, old.layers)
-		if err != nil {
+		if _, err := s.publish(id, r, old.layers); err != nil {
 			return err
 		}
-		if err := s.o.Records.Save(recordKind, id, r); err != nil {
-			return fmt.Errorf("save image %s: %w", id, err)
-		}
-		c = c.with(changed)
-		s.catalog.Store(c)
 	}
 	return nil
+}
+
+// publish saves the record of an image and makes it known; the caller holds mu.
+func (s *Store) publish(id string, r record, layers []*layer.Layer) (*entry, error) {
+	e, err := s.newEntry(id, r, layers)
+	if err != nil {
+		return nil, err
+	}
+	if err := s.o.Records.Save(recordKind, id, r); err != nil {
+		return nil, fmt.Errorf("save image %s: %w", id, err)
+	}
+	s.catalog.Store(s.catalog.Load().with(e))
+	return e, nil
 }
 
 func overlap(a, b []string) bool {

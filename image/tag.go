@@ -1,7 +1,6 @@
 package image
 
 import (
-	"fmt"
 	"slices"
 	"time"
 
@@ -29,14 +28,9 @@ func (s *Store) Tag(ref, tag string) (Image, error) {
 	}
 	r := e.record
 	r.Tags, r.Updated = merge(r.Tags, []string{name.String()}), time.Now()
-	next, err := s.newEntry(e.hex(), r, e.layers)
+	next, err := s.publish(e.hex(), r, e.layers)
 	if err != nil {
 		return Image{}, err
 	}
-	if err := s.o.Records.Save(recordKind, e.hex(), r); err != nil {
-		return Image{}, fmt.Errorf("save image %s: %w", e.ID, err)
-	}
-	c := s.catalog.Load().with(next)
-	s.catalog.Store(c)
-	return next.Image, s.untag(c, next, []string{name.String()})
+	return next.Image, s.untag(next, []string{name.String()})
 }
