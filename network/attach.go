@@ -50,11 +50,7 @@ func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 	if err := n.saveAttachment(a); err != nil {
 		return Result{}, err
 	}
-	steps.Add("attachment", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
-		return n.del(ctx, a)
-	})
+	steps.AddContext(ctx, "attachment", func(ctx context.Context) error { return n.del(ctx, a) })
 	added, err := n.cni.AddNetworkList(ctx, c.list, a.runtime())
 	if err != nil {
 		return Result{}, fmt.Errorf("network %s: %w", c.list.Name, err)

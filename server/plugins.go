@@ -96,9 +96,7 @@ func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps 
 	}
 	// Also if the hook fails, as the plugins before the one that refused were
 	// notified.
-	steps.Add("run by plugins", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
+	steps.AddContext(ctx, "run by plugins", func(ctx context.Context) error {
 		turn := s.plugins.Turn()
 		defer turn.End()
 		if turn.HasPlugins() {
@@ -155,9 +153,7 @@ func (d *containerDraft) notifyCreate(ctx context.Context) error {
 		ID: d.cr.id, PodID: d.sb.ID(), Config: d.config, Spec: d.spec, ImageID: d.image.ID, ImageRef: d.record.imageRef,
 		State: nri.Created, CreatedAt: time.Now(),
 	}
-	d.undo.Add("creation by plugins", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
+	d.undo.AddContext(ctx, "creation by plugins", func(ctx context.Context) error {
 		turn := s.plugins.Turn()
 		defer turn.End()
 		if turn.HasPlugins() {

@@ -124,11 +124,7 @@ func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSa
 	}
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	steps.Add("sandbox", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
-		return cr.discard(ctx)
-	})
+	steps.AddContext(ctx, "sandbox", cr.discard)
 	sb, err := s.runtime.Sandbox(cr.id)
 	if err != nil {
 		return err

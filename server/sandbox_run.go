@@ -160,11 +160,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 		return fmt.Errorf("make sandbox: %w", err)
 	}
 	c.discard = func(ctx context.Context) error { return s.discardSandbox(ctx, sb) }
-	steps.Add("sandbox", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
-		return c.discard(ctx)
-	})
+	steps.AddContext(ctx, "sandbox", c.discard)
 	if err := makeFiles(ctx, sb, rec, config.Hostname); err != nil {
 		return err
 	}

@@ -13,7 +13,7 @@
 //	}
 //
 // A step's function must not depend on the caller's context, which has usually
-// expired by the time it runs: take one from Context.
+// expired by the time it runs: AddContext gives it one from Context.
 package undo
 
 import (
@@ -41,6 +41,15 @@ type step struct {
 // that failed.
 func (s *Stack) Add(what string, undo func() error) {
 	s.steps = append(s.steps, step{what, undo})
+}
+
+// AddContext is Add for what needs a context: it gets Context(ctx).
+func (s *Stack) AddContext(ctx context.Context, what string, undo func(context.Context) error) {
+	s.Add(what, func() error {
+		ctx, cancel := Context(ctx)
+		defer cancel()
+		return undo(ctx)
+	})
 }
 
 // RunIf undoes all steps, last first, if *err is not nil. Each step is tried

@@ -192,11 +192,7 @@ func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types1
 	if err != nil {
 		return nil, err
 	}
-	steps.Add("addresses", func() error {
-		ctx, cancel := undo.Context(ctx)
-		defer cancel()
-		return c.release(ctx, a.ContainerID, addrs)
-	})
+	steps.AddContext(ctx, "addresses", func(ctx context.Context) error { return c.release(ctx, a.ContainerID, addrs) })
 	index, err := c.addVeth(h, bridge, a)
 	if err != nil {
 		return nil, err
@@ -214,11 +210,7 @@ func (p *Plugin) add(ctx context.Context, c *config, a *skel.CmdArgs) (_ *types1
 		if err := c.openPorts(ctx, a.ContainerID, c.dynamic.PortMappings, addrs); err != nil {
 			return nil, err
 		}
-		steps.Add("host ports", func() error {
-			ctx, cancel := undo.Context(ctx)
-			defer cancel()
-			return c.closePorts(ctx, a.ContainerID)
-		})
+		steps.AddContext(ctx, "host ports", func(ctx context.Context) error { return c.closePorts(ctx, a.ContainerID) })
 	}
 	interfaces := []*types100.Interface{
 		{Name: c.Bridge, Mac: bridge.Attrs().HardwareAddr.String()},
