@@ -281,7 +281,13 @@ func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bo
 
 // expire undoes a finished object that no caller came back for.
 func (cs *creations) expire(ctx context.Context, c *creation) {
-	if cs.drop(c) {
+	cs.mu.Lock()
+	left := cs.byName[c.name] == c && !c.dropped
+	if left {
+		c.dropped = true
+	}
+	cs.mu.Unlock()
+	if left {
 		cs.undo(ctx, c)
 	}
 }
@@ -298,16 +304,6 @@ func (cs *creations) undo(ctx context.Context, c *creation) {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	cs.forget(c, c.id)
-}
-
-func (cs *creations) drop(c *creation) bool {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	if cs.byName[c.name] != c || c.dropped {
-		return false
-	}
-	c.dropped = true
-	return true
 }
 
 // forget frees the name and makes the object, if there is one, visible; the

@@ -6,6 +6,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -95,12 +96,8 @@ func join(ctx context.Context, conn net.Conn, rw io.ReadWriteCloser) error {
 // ended reports whether an error tells that a connection was ended: by the client, by the
 // program, or for its silence.
 func ended(err error) bool {
-	for _, end := range []error{net.ErrClosed, os.ErrDeadlineExceeded, unix.ECONNRESET, unix.EPIPE, unix.ENOTCONN} {
-		if errors.Is(err, end) {
-			return true
-		}
-	}
-	return false
+	ends := []error{net.ErrClosed, os.ErrDeadlineExceeded, unix.ECONNRESET, unix.EPIPE, unix.ENOTCONN}
+	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) })
 }
 
 // answers is what a program sends.
