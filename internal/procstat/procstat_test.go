@@ -3,6 +3,8 @@ package procstat
 import (
 	"os"
 	"os/exec"
+	"path/filepath"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -49,5 +51,18 @@ func TestRead(t *testing.T) {
 	}
 	if s, err := Read(1 << 30); err == nil {
 		t.Errorf("got %+v for a missing process", s)
+	}
+}
+
+func TestPIDs(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "cgroup.procs")
+	if err := os.WriteFile(file, []byte("12\n0\n3456\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if got := PIDs(file); !slices.Equal(got, []int{12, 3456}) {
+		t.Errorf("processes %v", got)
+	}
+	if got := PIDs(file + ".gone"); len(got) > 0 {
+		t.Errorf("processes %v of a list that does not exist", got)
 	}
 }
