@@ -13,11 +13,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/vishvananda/netlink"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
@@ -153,8 +153,7 @@ func routed(but string) ([]netip.Prefix, error) {
 
 // hostHasIPv6 reports whether new devices of this host have IPv6.
 func hostHasIPv6() bool {
-	off, err := os.ReadFile("/proc/sys/net/ipv6/conf/default/disable_ipv6")
-	return err == nil && strings.TrimSpace(string(off)) == "0"
+	return kernel.Sysctl("net/ipv6/conf/default/disable_ipv6") == "0"
 }
 
 // writeDefault makes sure that the configuration of the default network is at path.

@@ -5,11 +5,10 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"slices"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/network/netns"
 	"golang.org/x/sys/unix"
 )
@@ -22,11 +21,7 @@ func setSysctls(p Pod) error {
 	return netns.Enter(p.NetNS, func() error {
 		for _, path := range slices.Sorted(maps.Keys(p.Sysctls)) {
 			value := p.Sysctls[path]
-			f, err := os.OpenFile(filepath.Join("/proc/sys", path), os.O_WRONLY, 0)
-			if err == nil {
-				_, err = f.WriteString(value)
-				err = errors.Join(err, f.Close())
-			}
+			err := kernel.SetSysctl(path, value)
 			if errors.Is(err, fs.ErrNotExist) {
 				return fault.Invalid.Errorf("set sysctl %s: the pod has no such device, or the device no such parameter: %w", path, err)
 			}

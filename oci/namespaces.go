@@ -3,13 +3,13 @@ package oci
 import (
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
@@ -86,12 +86,7 @@ func setHostname(p Pins, kinds []string) error {
 
 // setSysctl writes one parameter. Those of namespaces are the calling thread's.
 func setSysctl(name, value string) error {
-	f, err := os.OpenFile(filepath.Join("/proc/sys", sysctlPath(name)), os.O_WRONLY, 0)
-	if err == nil {
-		_, err = f.WriteString(value)
-		err = errors.Join(err, f.Close())
-	}
-	if err != nil {
+	if err := hostkernel.SetSysctl(sysctlPath(name), value); err != nil {
 		return fmt.Errorf("set sysctl %s to %q: %w", name, value, err)
 	}
 	return nil

@@ -7,6 +7,7 @@
 package kernel
 
 import (
+	"errors"
 	"os"
 	"strconv"
 	"strings"
@@ -56,7 +57,7 @@ func Probe() Features {
 	f.Overlay = hasOverlay()
 	// An invalid descriptor: EBADF where the call exists, ENOSYS where it does not.
 	f.RecursiveRO = unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}) != unix.ENOSYS
-	f.UserNS = exists("/proc/self/ns/user") && strings.TrimSpace(read("/proc/sys/user/max_user_namespaces")) != "0"
+	f.UserNS = exists("/proc/self/ns/user") && Sysctl("user/max_user_namespaces") != "0"
 	f.IDMap = f.RecursiveRO && f.UserNS && f.AtLeast(5, 19)
 	// A filter at address 0: EFAULT where filters exist, EINVAL where they do not.
 	f.Seccomp = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0) == unix.EFAULT
@@ -120,6 +121,20 @@ func hasOverlay() bool {
 		return true
 	}
 	return strings.Contains(read("/proc/filesystems"), "\toverlay\n")
+}
+
+// Sysctl returns the parameter at a path below /proc/sys, "" if it cannot be read. Parameters of
+// namespaces are the calling thread's.
+func Sysctl(path string) string { return strings.TrimSpace(read("/proc/sys/" + path)) }
+
+// SetSysctl sets it.
+func SetSysctl(path, value string) error {
+	f, err := os.OpenFile("/proc/sys/"+path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString(value)
+	return errors.Join(err, f.Close())
 }
 
 // read returns a file's content, "" if it cannot be read.

@@ -5,10 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"os"
 	"slices"
-	"strings"
 
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -175,7 +174,7 @@ func (n *Net) forward() error {
 // forwards, it accepts router advertisements only where accept_ra is 2 (ip-sysctl.rst),
 // and a host that has its route from them would be cut off when the route expires.
 func keepRouterAdvertisements() error {
-	if on, err := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); err == nil && strings.TrimSpace(string(on)) == "1" {
+	if kernel.Sysctl("net/ipv6/conf/all/forwarding") == "1" {
 		return nil
 	}
 	routes, err := netlink.RouteList(nil, netlink.FAMILY_V6)
@@ -191,7 +190,7 @@ func keepRouterAdvertisements() error {
 			continue // the device is gone, and its route with it
 		}
 		key := "ipv6/conf/" + link.Attrs().Name + "/accept_ra"
-		if v, err := os.ReadFile("/proc/sys/net/" + key); err != nil || strings.TrimSpace(string(v)) != "1" {
+		if kernel.Sysctl("net/"+key) != "1" {
 			continue
 		}
 		if err := sysctl(key, "2"); err != nil {
@@ -204,21 +203,14 @@ func keepRouterAdvertisements() error {
 // sysctl sets net.<key> in the network namespace of this thread. It writes only a value
 // that differs, as /proc/sys may be read-only.
 func sysctl(key, value string) error {
-	now, err := os.ReadFile("/proc/sys/net/" + key)
-	if err == nil && strings.TrimSpace(string(now)) == value {
+	if kernel.Sysctl("net/"+key) == value {
 		return nil
 	}
 	return write(key, value)
 }
 
 func write(key, value string) error {
-	path := "/proc/sys/net/" + key
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer f.Close()
-	if _, err := f.WriteString(value); err != nil {
+	if err := kernel.SetSysctl("net/"+key, value); err != nil {
 		return fmt.Errorf("set to %s: %w", value, err)
 	}
 	return nil
