@@ -95,13 +95,20 @@ func (g *groupFiles) number(controller, name string) uint64 {
 	return n
 }
 
-// pairs calls f with each line of a file that has a name and a number on each. The name
-// is valid until f returns.
-func (g *groupFiles) pairs(controller, name string, f func(name []byte, n uint64)) {
-	for line := range bytes.Lines(g.text(controller, name)) {
-		name, value, _ := bytes.Cut(bytes.TrimSpace(line), []byte(" "))
-		if n, ok := parseNumber(value); ok {
-			f(name, n)
+// A counter is the name of a number in a file, and where it belongs.
+type counter struct {
+	name string
+	to   *uint64
+}
+
+// numbers reads those counters of a file that has a name and a number on each.
+func (g *groupFiles) numbers(controller, name string, wanted ...counter) {
+	for text := range bytes.Lines(g.text(controller, name)) {
+		name, value, _ := bytes.Cut(bytes.TrimSpace(text), []byte(" "))
+		for _, c := range wanted {
+			if c.name == string(name) {
+				*c.to, _ = parseNumber(value)
+			}
 		}
 	}
 }

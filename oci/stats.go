@@ -190,41 +190,27 @@ func (s *Stats) readRest(g *groupFiles, main string) {
 }
 
 func (s *Stats) usageV2(g *groupFiles) {
-	g.pairs("", "cpu.stat", func(name []byte, n uint64) {
-		switch string(name) {
-		case "usage_usec":
-			s.CPU.UsageNs = n * 1000
-		case "user_usec":
-			s.CPU.UserNs = n * 1000
-		case "system_usec":
-			s.CPU.SystemNs = n * 1000
-		case "nr_periods":
-			s.CPU.Periods = n
-		case "nr_throttled":
-			s.CPU.ThrottledPeriods = n
-		case "throttled_usec":
-			s.CPU.ThrottledNs = n * 1000
-		}
-	})
-	m := &s.Memory
-	g.pairs("", "memory.stat", func(name []byte, n uint64) {
-		switch string(name) {
-		case "inactive_file":
-			m.WorkingSet = n
-		case "anon":
-			m.RSS = n
-		case "file":
-			m.Cache = n
-		case "file_mapped":
-			m.MappedFile = n
-		case "kernel":
-			m.Kernel = n
-		case "pgfault":
-			m.PageFaults = n
-		case "pgmajfault":
-			m.MajorPageFaults = n
-		}
-	})
+	c, m := &s.CPU, &s.Memory
+	g.numbers("", "cpu.stat",
+		counter{"usage_usec", &c.UsageNs},
+		counter{"user_usec", &c.UserNs},
+		counter{"system_usec", &c.SystemNs},
+		counter{"nr_periods", &c.Periods},
+		counter{"nr_throttled", &c.ThrottledPeriods},
+		counter{"throttled_usec", &c.ThrottledNs},
+	)
+	for _, t := range []*uint64{&c.UsageNs, &c.UserNs, &c.SystemNs, &c.ThrottledNs} {
+		*t *= 1000
+	}
+	g.numbers("", "memory.stat",
+		counter{"inactive_file", &m.WorkingSet},
+		counter{"anon", &m.RSS},
+		counter{"file", &m.Cache},
+		counter{"file_mapped", &m.MappedFile},
+		counter{"kernel", &m.Kernel},
+		counter{"pgfault", &m.PageFaults},
+		counter{"pgmajfault", &m.MajorPageFaults},
+	)
 	m.Usage = g.number("", "memory.current")
 	m.Limit = g.number("", "memory.max")
 	s.Swap.Usage = g.number("", "memory.swap.current")
@@ -234,11 +220,7 @@ func (s *Stats) usageV2(g *groupFiles) {
 func (s *Stats) restV2(g *groupFiles) {
 	s.Memory.Peak = g.number("", "memory.peak")
 	s.Memory.Reservation = g.number("", "memory.low")
-	g.pairs("", "memory.events", func(name []byte, n uint64) {
-		if string(name) == "max" {
-			s.Memory.FailCount = n
-		}
-	})
+	g.numbers("", "memory.events", counter{"max", &s.Memory.FailCount})
 	s.IO.Devices = g.ioStat()
 }
 
@@ -249,24 +231,15 @@ const nsPerTick = 1e9 / 100
 func (s *Stats) usageV1(g *groupFiles) {
 	s.CPU.UsageNs = g.number("cpuacct", "cpuacct.usage")
 	m := &s.Memory
-	g.pairs("memory", "memory.stat", func(name []byte, n uint64) {
-		switch string(name) {
-		case "total_inactive_file":
-			m.WorkingSet = n
-		case "total_rss":
-			m.RSS = n
-		case "total_cache":
-			m.Cache = n
-		case "total_mapped_file":
-			m.MappedFile = n
-		case "total_pgfault":
-			m.PageFaults = n
-		case "total_pgmajfault":
-			m.MajorPageFaults = n
-		case "total_swap":
-			s.Swap.Usage = n
-		}
-	})
+	g.numbers("memory", "memory.stat",
+		counter{"total_inactive_file", &m.WorkingSet},
+		counter{"total_rss", &m.RSS},
+		counter{"total_cache", &m.Cache},
+		counter{"total_mapped_file", &m.MappedFile},
+		counter{"total_pgfault", &m.PageFaults},
+		counter{"total_pgmajfault", &m.MajorPageFaults},
+		counter{"total_swap", &s.Swap.Usage},
+	)
 	m.Usage = g.number("memory", "memory.usage_in_bytes")
 	m.Limit = bounded(g.number("memory", "memory.limit_in_bytes"))
 	// memsw counts memory and swap together.
@@ -276,24 +249,14 @@ func (s *Stats) usageV1(g *groupFiles) {
 }
 
 func (s *Stats) restV1(g *groupFiles) {
-	g.pairs("cpuacct", "cpuacct.stat", func(name []byte, n uint64) {
-		switch string(name) {
-		case "user":
-			s.CPU.UserNs = n * nsPerTick
-		case "system":
-			s.CPU.SystemNs = n * nsPerTick
-		}
-	})
-	g.pairs("cpu", "cpu.stat", func(name []byte, n uint64) {
-		switch string(name) {
-		case "nr_periods":
-			s.CPU.Periods = n
-		case "nr_throttled":
-			s.CPU.ThrottledPeriods = n
-		case "throttled_time":
-			s.CPU.ThrottledNs = n
-		}
-	})
+	c := &s.CPU
+	g.numbers("cpuacct", "cpuacct.stat", counter{"user", &c.UserNs}, counter{"system", &c.SystemNs})
+	c.UserNs, c.SystemNs = c.UserNs*nsPerTick, c.SystemNs*nsPerTick
+	g.numbers("cpu", "cpu.stat",
+		counter{"nr_periods", &c.Periods},
+		counter{"nr_throttled", &c.ThrottledPeriods},
+		counter{"throttled_time", &c.ThrottledNs},
+	)
 	m := &s.Memory
 	m.Kernel = g.number("memory", "memory.kmem.usage_in_bytes")
 	m.Peak = g.number("memory", "memory.max_usage_in_bytes")
