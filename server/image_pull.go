@@ -7,6 +7,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
 // PullImage brings an image from its registry and returns its ID, which is also
@@ -48,3 +49,9 @@ func podName(m *cri.PodSandboxMetadata) string {
 	}
 	return m.Namespace + "/" + m.Name
 }
+
+// Pulls implements pullapi.Lister: it returns the pulls under way.
+func (i imageService) Pulls() []pulls.Pull { return i.images.Pulls() }
+
+// Closing ends the streams of pullapi when the server closes.
+func (i imageService) Closing() <-chan struct{} { return i.server.ctx.Done() }

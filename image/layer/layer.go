@@ -110,6 +110,14 @@ func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id
 // g what it writes. What it returns of the record is what it knows of the files.
 type fillFunc func(ctx context.Context, dir string, g *growth) (record, error)
 
+// Has reports whether a layer is in the store, and whole.
+func (ls *Store) Has(id digest.Digest) bool {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	l := ls.m[id]
+	return l != nil && l.gone == nil && l.isReady()
+}
+
 // acquire returns the layer id, retained; mine reports whether it was unpacked for this
 // call, from the blob that from names. If the layer is not there, fill is called, unless
 // another caller is unpacking the same layer: then acquire waits for that. fill's context
