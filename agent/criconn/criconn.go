@@ -11,12 +11,13 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // A Connection is the connection to a runtime. It may be used before the runtime has
-// answered: until then a call blocks, whatever its context.
+// answered: until then a call blocks, and is fault.Unavailable when its context ends.
 type Connection struct {
 	log *slog.Logger
 
@@ -74,6 +75,31 @@ func (c *Connection) RuntimeName() string {
 		return ""
 	}
 	return c.name
+}
+
+// wait returns when the runtime has answered.
+func (c *Connection) wait(ctx context.Context) error {
+	select {
+	case <-c.made:
+		return nil
+	case <-ctx.Done():
+		return fault.Unavailable.Errorf("the runtime has not answered yet: %w", ctx.Err())
+	}
+}
+
+// call does a call, once the runtime has answered, and counts it.
+func call[R any](ctx context.Context, c *Connection, name string, ask func() (R, error)) (r R, err error) {
+	if err := c.wait(ctx); err != nil {
+		return r, err
+	}
+	defer c.begin(ctx, name, &err)()
+	return ask()
+}
+
+// do is call for a call without a result.
+func (c *Connection) do(ctx context.Context, name string, ask func() error) error {
+	_, err := call(ctx, c, name, func() (struct{}, error) { return struct{}{}, ask() })
+	return err
 }
 
 // begin starts an operation. The function that it returns ends the operation, with the error

@@ -1,13 +1,16 @@
 package criconn_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/criconn"
+	"github.com/crisp-cri/crisp/internal/fault"
 	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
@@ -39,5 +42,37 @@ func TestCounts(t *testing.T) {
 	})
 	if want := "total list_images 1, total stop_container 1, errors_total stop_container 1, total version 2"; strings.Join(got, ", ") != want {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Before the runtime has answered, a call ends with its context, as who has asked does not wait any longer.
+func TestBeforeTheFirstAnswer(t *testing.T) {
+	c := criconn.New(slog.New(slog.DiscardHandler))
+	runtime, images := c.Runtime(), c.Images()
+	for _, gone := range []error{context.Canceled, context.DeadlineExceeded} {
+		ctx, cancel := context.WithCancel(t.Context())
+		if gone == context.DeadlineExceeded {
+			ctx, cancel = context.WithTimeout(t.Context(), time.Microsecond)
+		}
+		time.AfterFunc(time.Microsecond, cancel)
+		_, err := runtime.ListPodSandbox(ctx, nil)
+		_, imagesErr := images.ImageFsInfo(ctx)
+		_, _, execErr := runtime.ExecSync(ctx, "x", nil, 0)
+		for _, err := range []error{err, imagesErr, execErr, runtime.StopContainer(ctx, "x", 0), runtime.GetContainerEvents(ctx, nil, nil), runtime.Close(ctx), images.Close(ctx)} {
+			if !errors.Is(err, fault.Unavailable) || !errors.Is(err, ctx.Err()) {
+				t.Errorf("%v: the call ends with %v", gone, err)
+			}
+		}
+	}
+	answered := make(chan error)
+	go func() {
+		_, err := runtime.Version(t.Context(), "")
+		answered <- err
+	}()
+	if _, err := c.Connect(t.Context(), critest.NewFakeRuntimeService(), critest.NewFakeImageService()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-answered; err != nil {
+		t.Error(err)
 	}
 }
