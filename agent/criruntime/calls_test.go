@@ -20,6 +20,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pullrecords"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/periodic"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -382,6 +384,45 @@ func TestPullsWait(t *testing.T) {
 			t.Errorf("%d at a time, %q", r.mostBusy, r.calls)
 		}
 	})
+}
+
+// A speed is a PullWatcher of pulls of which so many bytes come each second.
+type speed int64
+
+func (s speed) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
+	for far := (pulls.Pull{Image: image, Total: 1e12}); ctx.Err() == nil; far.Bytes += int64(s) {
+		report(far)
+		periodic.Pause(ctx, time.Second)
+	}
+}
+
+// Registries that hang do not hold up pulls from others, and slow ones have their turn.
+func TestStuckPullsLetOthersBegin(t *testing.T) {
+	for _, s := range []speed{0, 1} {
+		synctest.Test(t, func(t *testing.T) {
+			d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
+			r.pulling = time.Minute
+			d.puller.progress = s
+			var wg sync.WaitGroup
+			for i := range 4 {
+				wg.Go(func() {
+					if _, _, err := d.puller.pull(t.Context(), pod, &pod.Spec.Containers[0], &cri.ImageSpec{Image: fmt.Sprintf("i:%d", i)}, nil); err != nil {
+						t.Error(err)
+					}
+				})
+				synctest.Wait()
+			}
+			wg.Wait()
+			next := 10
+			if s > 0 {
+				next = 60
+			}
+			r.expect(t, "0 pull i:0 ", "0 pull i:1 ", "0 pull i:2 ", fmt.Sprintf("%d pull i:3 ", next))
+			if len(d.puller.queue.slots) > 0 {
+				t.Error("a turn was not given back")
+			}
+		})
+	}
 }
 
 // No more than ten at once, then five a second.

@@ -156,7 +156,7 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 	p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q", c.Image))
 	begun := time.Now()
 	stage.Next(ctx, "pull")
-	stop := p.follow(ctx, pod, c, spec.Image)
+	stop := p.follow(ctx, pod, c, spec.Image, done)
 	ref, by, err = p.tryPull(ctx, spec, credentials, sandbox)
 	stop()
 	switch {

@@ -3,6 +3,7 @@ package criruntime
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/pulls"
@@ -16,15 +17,23 @@ type PullWatcher interface {
 	Follow(ctx context.Context, image, pod string, report func(pulls.Pull))
 }
 
+// stuckAfter is how long nothing of an image may come before the next pull takes its turn.
+const stuckAfter = 10 * time.Second
+
 // follow records an event of the container when a quarter, half and three quarters of its
-// image have come, until stop is called.
-func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image string) (stop func()) {
+// image have come, until stop is called. It calls stuck when nothing has come for stuckAfter.
+func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image string, stuck func()) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		done := 0
+		done, last, moved := 0, int64(0), time.Now()
 		p.progress.Follow(ctx, image, podsync.KeyOf(pod).String(), func(far pulls.Pull) {
+			if f, _ := far.Fraction(); far.Bytes != last || f == 1 { // all of it has come: it is being unpacked
+				last, moved = far.Bytes, time.Now()
+			} else if time.Since(moved) >= stuckAfter {
+				stuck()
+			}
 			if q := quarters(far); q > done {
 				done = q
 				p.events.record(pod, c.Name, "", v1.EventTypeNormal, "Pulling", fmt.Sprintf("Pulling image %q: %s of %s have come (%s)", c.Image, pulls.Size(far.Bytes), pulls.Size(far.Total), far))

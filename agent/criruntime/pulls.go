@@ -2,6 +2,7 @@ package criruntime
 
 import (
 	"context"
+	"sync"
 
 	"k8s.io/client-go/util/flowcontrol"
 )
@@ -37,13 +38,14 @@ func newQueue(p Pulls) *queue {
 	return q
 }
 
-// wait returns when a pull may begin. done is to be called when it has ended.
+// wait returns when a pull may begin. done is to be called when it has ended, or is stuck: three
+// registries that hang would hold up all others. It may be called again.
 func (q *queue) wait(ctx context.Context) (done func(), err error) {
 	done = func() {}
 	if q.slots != nil {
 		select {
 		case q.slots <- struct{}{}:
-			done = func() { <-q.slots }
+			done = sync.OnceFunc(func() { <-q.slots })
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
