@@ -5,7 +5,7 @@
 //	  for its grace period? ─▶ reclaim what is unused (dead containers, images)
 //	  still?                ─▶ evict one pod and wait until its resources are free
 //
-// Pods that use more than they request go first; of these, those of the lowest priority;
+// Critical pods are never evicted. Pods that use more than they request go first; of these, those of the lowest priority;
 // and of these, those that exceed their requests most.
 package evict
 
@@ -111,6 +111,10 @@ const (
 	// another pod is evicted; cleaningPeriod is how often to check. Both are the kubelet's.
 	cleaning, cleaningPeriod = 30 * time.Second, time.Second
 
+	// atOnce is the grace period in seconds at a hard threshold or a pod's own limit, whatever the
+	// pod asks for. It is the kubelet's.
+	atOnce = 1
+
 	period            = 10 * time.Second
 	DefaultTransition = 5 * time.Minute
 )
@@ -161,6 +165,7 @@ func (m *Manager) Look(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	pods = slices.DeleteFunc(pods, func(p Pod) bool { return podsync.Priority(p.Pod) >= podsync.SystemCritical })
 	var gone []*v1.Pod
 	for _, p := range pods {
 		if v := overLimit(p); v != nil {
@@ -295,25 +300,24 @@ func Rank(pods []Pod, name, use v1.ResourceName) {
 	})
 }
 
-// evictFor evicts the pod that ranks first, and returns it; nil if none may be evicted.
+// evictFor evicts the pod of these that ranks first, and returns it; nil if there is none.
 func (m *Manager) evictFor(ctx context.Context, n need, pods []Pod, apart bool) *v1.Pod {
 	name := meanings[n.Signal].resource
 	use := name
 	if apart {
 		use = meanings[n.Signal].disk
 	}
-	candidates := slices.DeleteFunc(slices.Clone(pods), func(p Pod) bool { return podsync.Priority(p.Pod) >= podsync.SystemCritical })
-	if len(candidates) == 0 {
+	if len(pods) == 0 {
 		return nil
 	}
-	Rank(candidates, name, use)
-	p := candidates[0]
+	Rank(pods, name, use)
+	p := pods[0]
 	quantity := func(v int64) string { return resource.NewQuantity(v, resource.BinarySI).String() }
 	text := fmt.Sprintf("The node was low on resource: %s. Threshold quantity: %s, available: %s. ", name, quantity(n.of(n.Capacity)), quantity(n.Available))
 	if request := p.Requests[name]; p.Use[use] > request.Value() {
 		text += fmt.Sprintf("Pod was using %s, request is %s, has larger consumption of %s. ", quantity(p.Use[use]), request.String(), name)
 	}
-	grace := int64(0)
+	grace := int64(atOnce)
 	if n.Grace > 0 {
 		grace = m.o.MaxGrace
 		if own := p.Spec.TerminationGracePeriodSeconds; own != nil {
@@ -359,6 +363,6 @@ func overLimit(p Pod) *podsync.Verdict {
 	if text == "" {
 		return nil
 	}
-	v := verdict(text, 1)
+	v := verdict(text, atOnce)
 	return &v
 }

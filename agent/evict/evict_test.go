@@ -3,6 +3,7 @@ package evict
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -96,7 +97,7 @@ func (s *scene) Reclaim(context.Context) {
 
 func (s *scene) SetPressure(kind v1.NodeConditionType, is bool, _, _ string) { s.condition[kind] = is }
 
-func (s *scene) Usage(context.Context, bool) ([]Pod, error) { return s.pods, nil }
+func (s *scene) Usage(context.Context, bool) ([]Pod, error) { return slices.Clone(s.pods), nil }
 
 func (s *scene) Evict(p *v1.Pod, v podsync.Verdict) {
 	s.mu.Lock()
@@ -154,7 +155,7 @@ func TestHard(t *testing.T) {
 		t.Fatalf("evicted %v, conditions %v", s.evicted, s.condition)
 	}
 	v := s.verdict
-	if v.Reason != "Evicted" || *v.Grace != 0 || v.Condition.Type != v1.DisruptionTarget ||
+	if v.Reason != "Evicted" || *v.Grace != 1 || v.Condition.Type != v1.DisruptionTarget ||
 		v.Message != "The node was low on resource: memory. Threshold quantity: 100, available: 50. Pod was using 40, request is 0, has larger consumption of memory. " {
 		t.Errorf("%+v", v)
 	}
@@ -291,6 +292,25 @@ func TestLimits(t *testing.T) {
 		if got != test.want {
 			t.Errorf("%s: %q, want %q", test.pod.Name, got, test.want)
 		}
+	}
+}
+
+// A critical pod may use more disk than its limit, as with the kubelet; another is evicted, and has a second to end.
+func TestLimitsOfCriticalPods(t *testing.T) {
+	limit := resource.MustParse("1Ki")
+	over := func(name string, priority int32) Pod {
+		p := pod(name, priority, 0, 0)
+		p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
+		p.Volumes = map[string]int64{"v": 1025}
+		return p
+	}
+	s := &scene{free: 1000, disk: 1000, pods: []Pod{over("critical", 2_000_000_000), over("other", 0)}}
+	m, _ := s.manager(t)
+	if err := m.Look(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.evicted) != 1 || s.evicted[0] != "other" || *s.verdict.Grace != 1 {
+		t.Errorf("evicted %v, %+v", s.evicted, s.verdict)
 	}
 }
 

@@ -36,7 +36,7 @@ func (a Amount) String() string {
 type Threshold struct {
 	Signal Signal
 	Amount
-	Grace time.Duration // how long it may be met; 0 for a hard threshold, at which pods get no grace period
+	Grace time.Duration // how long it may be met; 0 for a hard threshold, at which pods get a second to end
 }
 
 // DefaultHard are the kubelet's default hard thresholds.
