@@ -5,6 +5,7 @@ import (
 	"reflect"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -16,6 +17,11 @@ func immutable(o manifest.Object) bool {
 		return o.Immutable != nil && *o.Immutable
 	}
 	return false
+}
+
+func suspended(o manifest.Object) bool {
+	job, ok := o.(*batchv1.Job)
+	return ok && job.Spec.Suspend != nil && *job.Spec.Suspend
 }
 
 // content is what must not change in an immutable object.

@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	batchv1 "k8s.io/api/batch/v1"
 )
 
 // Open reads the objects in dir. If an object is rejected that an earlier agent made an accepted
@@ -99,6 +100,9 @@ func (s *Store) stamp(r *record) {
 	o.SetDeletionTimestamp(r.Deleted)
 	o.SetDeletionGracePeriodSeconds(r.Grace)
 	o.GetAnnotations()[manifest.AnnotationFile] = r.description
+	if job, ok := o.(*batchv1.Job); ok {
+		job.Status.StartTime = r.Resumed // from then on its deadline counts, as in Kubernetes
+	}
 }
 
 func (s *Store) options(u manifest.Unknown) manifest.Options {

@@ -120,7 +120,10 @@ func (s *Store) succeed(r, old *record) (Outcome, error) {
 	if old.Deleted != nil || !follows(old.decoded, r.decoded) {
 		return Replaced, nil
 	}
-	r.UID, r.Created, r.Generation = old.UID, old.Created, old.Generation+1
+	r.UID, r.Created, r.Generation, r.Resumed = old.UID, old.Created, old.Generation+1, old.Resumed
+	if suspended(old.decoded) && !suspended(r.decoded) {
+		r.Resumed = new(metav1.Now().Rfc3339Copy())
+	}
 	return Configured, nil
 }
 

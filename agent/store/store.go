@@ -43,7 +43,9 @@ type record struct {
 	// Applied has the whole configuration that each field manager applied last.
 	Applied map[string]json.RawMessage `json:"applied,omitempty"`
 	// Revisions are the templates of a workload, the present one last.
-	Revisions   []Revision      `json:"revisions,omitempty"`
+	Revisions []Revision `json:"revisions,omitempty"`
+	// Resumed is when a Job was last resumed after it had been suspended.
+	Resumed     *metav1.Time    `json:"resumed,omitempty"`
 	file        string          // its path
 	decoded     manifest.Object // nil if rejected; for a pod that runs, the pod as it was accepted
 	err         error           // why the object is rejected

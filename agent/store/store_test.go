@@ -3,6 +3,7 @@ package store_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -15,7 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 )
@@ -347,5 +350,34 @@ func TestNodeNameIsNotKept(t *testing.T) {
 	put(t, s, strings.Replace(web, "spec:", "spec:\n  nodeName: n1", 1), store.PutOptions{}, store.Unchanged)
 	if _, _, _, err := s.Put([]byte(strings.Replace(web, "spec:", "spec:\n  nodeName: n2", 1)), store.PutOptions{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("of another node: %v", err)
+	}
+}
+
+// The deadline of a Job begins anew when it is resumed, for the next agent too.
+func TestResumedJob(t *testing.T) {
+	const job = `{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"suspend": %t, "parallelism": %d,
+		"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}}`
+	dir := t.TempDir()
+	s := open(t, dir)
+	start := func() *metav1.Time {
+		o, err := s.Get("job default/j")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return o.(*batchv1.Job).Status.StartTime
+	}
+	for i, suspend := range []bool{false, true, true, false, false} {
+		o := store.Configured
+		if i == 0 {
+			o = store.Created
+		}
+		put(t, s, fmt.Sprintf(job, suspend, i), store.PutOptions{}, o)
+		if got, want := start() != nil, i >= 3; got != want {
+			t.Errorf("after %d changes it has a startTime: %t", i, got)
+		}
+	}
+	last := start()
+	if s = open(t, dir); !start().Equal(last) {
+		t.Errorf("the next agent has it begin at %v, the last at %v", start(), last)
 	}
 }

@@ -30,7 +30,7 @@ type jobState struct {
 	succeeded []Pod
 	failed    int       // pods that have failed
 	restarts  int       // of the containers of active pods, if those restart on failure
-	began     time.Time // when the first pod started
+	began     time.Time // when the first pod started, or the Job was resumed
 	lastEnd   time.Time // when the last pod ended
 	lastFail  time.Time // when the last pod failed
 }
@@ -129,6 +129,9 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 			s.active = append(s.active, p)
 			s.restarts += restarts(p)
 		}
+	}
+	if resumed := j.Status.StartTime; resumed != nil && !s.began.IsZero() && resumed.After(s.began) {
+		s.began = resumed.Time
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
 	if s.lastEnd.IsZero() {

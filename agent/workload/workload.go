@@ -9,7 +9,8 @@
 // they keep.
 //
 // The progress of a Job is in the statuses of its pods, which stay wanted after they have
-// ended. There is no other record of it.
+// ended. There is no other record of it, but for when it was resumed after it had been suspended:
+// that is the startTime of the status that the Job comes with (agent/store).
 package workload
 
 import (

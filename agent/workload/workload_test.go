@@ -494,8 +494,12 @@ func TestJobSuspended(t *testing.T) {
 	if got := condition(w.plan); got != "Suspended JobSuspended" {
 		t.Errorf("condition %q", got)
 	}
-	w.apply(fmt.Sprintf(sum, "  suspend: false"))
+	w.apply(fmt.Sprintf(sum, "  activeDeadlineSeconds: 5"))
+	w.object.(*batchv1.Job).Status.StartTime = &metav1.Time{Time: w.now} // as the store has it
 	w.expect("resumed", "sum-0:1 sum-1:1 sum-2:1")
+	if again := w.plan.Again; !again.Equal(w.now.Add(5 * time.Second)) {
+		t.Errorf("its deadline is %v, not 5 s after it was resumed", again)
+	}
 	if got := condition(w.plan); got != "" {
 		t.Errorf("condition %q", got)
 	}
