@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,22 +29,26 @@ type jobState struct {
 	pods      []Pod // those of this revision, by name
 	active    []Pod
 	succeeded []Pod
-	failed    int       // pods that have failed
-	restarts  int       // of the containers of active pods, if those restart on failure
-	began     time.Time // when the first pod started, or the Job was resumed
-	lastEnd   time.Time // when the last pod ended
-	lastFail  time.Time // when the last pod failed
+	failed    int         // pods that have failed
+	fails     []time.Time // when pods failed since the last one succeeded
+	restarts  int         // of the containers of active pods, if those restart on failure
+	began     time.Time   // when the first pod started, or the Job was resumed
+	lastEnd   time.Time   // when the last pod ended
+	running   bool        // containers of pods that have ended still run
 }
 
 func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	s := observeJob(j, pods, now)
 	plan := Plan{}
 	reason, condition := s.finished()
+	if late := s.deadline(); reason == batchv1.JobReasonDeadlineExceeded && !late.After(now) {
+		s.lastEnd = latest(s.lastEnd, late)
+	}
 	switch {
 	case condition != "":
 		plan.Pods = s.kept(reason, condition)
-		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil && len(s.active) == 0 {
-			if gone := after(s.lastEnd, time.Duration(*ttl)*time.Second, now); gone.After(now) {
+		if ttl := j.Spec.TTLSecondsAfterFinished; ttl != nil && len(s.active) == 0 && !s.running {
+			if gone := s.lastEnd.Add(time.Duration(*ttl) * time.Second); gone.After(now) {
 				plan.Again = gone
 			} else {
 				plan.Expired = true
@@ -51,20 +56,20 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 		}
 	case s.suspended():
 		for _, p := range s.pods {
-			if p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed {
+			if podsync.Terminal(&p.Status) {
 				plan.Pods = append(plan.Pods, p.Pod)
 			}
 		}
 	default:
+		s.dropSurplus()
 		for _, p := range s.pods {
 			plan.Pods = append(plan.Pods, p.Pod)
 		}
 		more, again := s.more()
-		plan.Pods = append(plan.Pods, more...)
-		plan.Again = again
-		if d := j.Spec.ActiveDeadlineSeconds; d != nil && !s.began.IsZero() {
-			plan.Again = earliest(plan.Again, s.began.Add(podsync.Seconds(*d)))
+		for _, p := range more {
+			plan.Pods, s.active = append(plan.Pods, p), append(s.active, Pod{Pod: p})
 		}
+		plan.Again = earliest(again, s.deadline())
 	}
 	plan.Status = s.status(reason, condition)
 	return plan
@@ -73,16 +78,17 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 func (s *jobState) suspended() bool { return s.Spec.Suspend != nil && *s.Spec.Suspend }
 
 // kept returns the pods that stay when the Job is over, as its record. Those of a failed Job
-// that are active end and stay too: without them it would not be known that it has failed.
+// that are active end and stay too. All are marked: else it would not be known that it has failed
+// once it is suspended, or its limits are raised.
 func (s *jobState) kept(reason string, condition batchv1.JobConditionType) (pods []*v1.Pod) {
 	for _, p := range s.pods {
 		switch {
-		case podsync.Terminal(&p.Status):
-			pods = append(pods, p.Pod)
-		case condition == batchv1.JobFailed:
+		case condition == batchv1.JobFailed && p.Annotations[podsync.AnnotationEnded] == "":
 			pod := p.DeepCopy()
 			pod.Annotations[podsync.AnnotationEnded] = reason
 			pods = append(pods, pod)
+		case condition == batchv1.JobFailed || podsync.Terminal(&p.Status):
+			pods = append(pods, p.Pod)
 		}
 	}
 	return pods
@@ -102,42 +108,66 @@ func formerRevision(j *batchv1.Job) string {
 
 func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	s := jobState{Job: j, now: now}
+	var lastSuccess time.Time
 	for _, p := range pods {
 		if r := p.Annotations[AnnotationRevision]; r != revision(j) && r != formerRevision(j) {
 			continue // of the Job before its template was edited
+		}
+		over := podsync.Terminal(&p.Status)
+		surplus := s.isSurplus(p)
+		if surplus && !over {
+			continue
 		}
 		s.pods = append(s.pods, p)
 		if at := p.Status.StartTime; at != nil && (s.began.IsZero() || at.Time.Before(s.began)) {
 			s.began = at.Time
 		}
 		end := endOf(p.Status)
-		if end.IsZero() && podsync.Terminal(&p.Status) {
+		if over && end.IsZero() {
 			end = overSince(p.Status) // it was rejected, or ended before it began
 		}
-		if end.After(s.lastEnd) {
-			s.lastEnd = end
-		}
-		switch p.Status.Phase {
-		case v1.PodSucceeded:
+		s.lastEnd = latest(s.lastEnd, end)
+		s.running = s.running || over && runs(p.Status)
+		switch phase := p.Status.Phase; {
+		case surplus:
+		case phase == v1.PodSucceeded:
 			s.succeeded = append(s.succeeded, p)
-		case v1.PodFailed:
+			lastSuccess = latest(lastSuccess, end)
+		case phase == v1.PodFailed:
 			s.failed++
-			if end.After(s.lastFail) {
-				s.lastFail = end
-			}
+			s.fails = append(s.fails, end)
 		default:
 			s.active = append(s.active, p)
 			s.restarts += restarts(p)
 		}
 	}
-	if resumed := j.Status.StartTime; resumed != nil && !s.began.IsZero() && resumed.After(s.began) {
-		s.began = resumed.Time
+	s.fails = slices.DeleteFunc(s.fails, lastSuccess.After)
+	if resumed := j.Status.StartTime; resumed != nil && !s.began.IsZero() {
+		s.began = latest(s.began, resumed.Time)
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
 	if s.lastEnd.IsZero() {
 		s.lastEnd = j.CreationTimestamp.Time // of a Job that asks for no completion
 	}
 	return s
+}
+
+// isSurplus reports whether a pod is of an index that the Job does not have any more.
+func (s *jobState) isSurplus(p Pod) bool {
+	index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation])
+	return *s.Spec.CompletionMode == batchv1.IndexedCompletion && err == nil && index >= int(*s.Spec.Completions)
+}
+
+func latest(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// runs reports whether a container of a pod runs.
+func runs(s v1.PodStatus) bool {
+	return slices.ContainsFunc(slices.Concat(s.InitContainerStatuses, s.ContainerStatuses), func(c v1.ContainerStatus) bool { return c.State.Running != nil })
 }
 
 // restarts returns how often containers of a pod were started again after a failure.
@@ -178,28 +208,67 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)): // as Kubernetes' Job controller
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
 	case s.suspended(): // its deadline does not end it now
-	case s.Spec.ActiveDeadlineSeconds != nil && !s.began.IsZero() && !s.began.Add(podsync.Seconds(*s.Spec.ActiveDeadlineSeconds)).After(s.now):
+	case !s.deadline().IsZero() && !s.deadline().After(s.now):
 		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
 	}
 	return "", ""
 }
 
-// more returns the new pods to start now, or, while they must wait, when to plan again.
-func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
-	want := int(*s.Spec.Parallelism)
+// deadline returns when the Job must be over; the zero time if it has no deadline, or has not begun.
+func (s *jobState) deadline() time.Time {
+	if s.Spec.ActiveDeadlineSeconds == nil || s.began.IsZero() {
+		return time.Time{}
+	}
+	return s.began.Add(podsync.Seconds(*s.Spec.ActiveDeadlineSeconds))
+}
+
+// want returns how many pods are to be active.
+func (s *jobState) want() int {
 	switch completions := s.Spec.Completions; {
 	case completions != nil:
-		want = min(want, int(*completions)-len(s.succeeded))
+		return min(int(*s.Spec.Parallelism), int(*completions)-len(s.succeeded))
 	case len(s.succeeded) > 0:
-		want = 0 // one has succeeded: no more are started
+		return len(s.active) // one has succeeded: no more are started, and these are waited for
 	}
-	missing := want - len(s.active)
+	return int(*s.Spec.Parallelism)
+}
+
+// dropSurplus drops active pods after the parallelism was lowered: those that are not ready first,
+// and of others the newest, as Kubernetes' Job controller.
+func (s *jobState) dropSurplus() {
+	want := s.want()
+	if len(s.active) <= want {
+		return
+	}
+	rank := func(p Pod) (unready int, started time.Time) {
+		if _, ready := availableAt(p.Status, 0, s.now); !ready {
+			unready = 1
+		}
+		if p.Status.StartTime == nil {
+			return unready, s.now
+		}
+		return unready, p.Status.StartTime.Time
+	}
+	slices.SortFunc(s.active, func(a, b Pod) int {
+		unreadyA, startedA := rank(a)
+		unreadyB, startedB := rank(b)
+		return cmp.Or(cmp.Compare(unreadyA, unreadyB), startedA.Compare(startedB), strings.Compare(a.Name, b.Name))
+	})
+	for _, gone := range s.active[want:] {
+		s.pods = slices.DeleteFunc(s.pods, func(p Pod) bool { return p.Name == gone.Name })
+	}
+	s.active = s.active[:want]
+}
+
+// more returns the new pods to start now, or, while they must wait, when to plan again.
+func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
+	missing := s.want() - len(s.active)
 	if missing <= 0 {
 		return nil, time.Time{}
 	}
-	if !s.lastFail.IsZero() {
-		delay := min(firstRetry<<min(max(s.failed-1, 0), 10), mostRetry)
-		if at := after(s.lastFail, delay, s.now); at.After(s.now) {
+	if n := len(s.fails); n > 0 {
+		delay := min(firstRetry<<min(n-1, 10), mostRetry)
+		if at := after(slices.MaxFunc(s.fails, time.Time.Compare), delay, s.now); at.After(s.now) {
 			return nil, at
 		}
 	}

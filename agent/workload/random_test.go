@@ -2,17 +2,15 @@ package workload_test
 
 import (
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/podsync"
 	appsv1 "k8s.io/api/apps/v1"
-	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A fleet is a world whose pods do as they like.
@@ -73,6 +71,10 @@ func TestRolloutConverges(t *testing.T) {
 		if surge == 0 {
 			unavailable = max(unavailable, 1)
 		}
+		strategy := fmt.Sprintf("%d+%d", surge, unavailable)
+		if f.chance(6) {
+			strategy, surge, unavailable = "Recreate", 0, math.MaxInt32
+		}
 		replicas, image, paused := 1+f.rng.IntN(4), 1, false
 		for range 40 {
 			switch f.rng.IntN(12) {
@@ -97,7 +99,7 @@ func TestRolloutConverges(t *testing.T) {
 			default:
 				f.now = f.now.Add(time.Duration(f.rng.IntN(8)) * time.Second)
 			}
-			f.rollout(seed, replicas, minReady, surge, unavailable, image, paused)
+			f.rollout(seed, replicas, minReady, strategy, surge, unavailable, image, paused)
 		}
 		f.note("calm")
 		for range 40 {
@@ -107,7 +109,7 @@ func TestRolloutConverges(t *testing.T) {
 				}
 			}
 			f.now = f.now.Add(5 * time.Second)
-			f.rollout(seed, replicas, minReady, surge, unavailable, image, false)
+			f.rollout(seed, replicas, minReady, strategy, surge, unavailable, image, false)
 		}
 		if got := f.available(minReady); got != replicas || len(f.pods) != replicas {
 			f.breaks(seed, "%d pods, %d available, want %d", len(f.pods), got, replicas)
@@ -121,9 +123,8 @@ func TestRolloutConverges(t *testing.T) {
 }
 
 // rollout plans, and holds the limits of the update.
-func (f *fleet) rollout(seed, replicas, minReady, surge, unavailable, image int, paused bool) {
+func (f *fleet) rollout(seed, replicas, minReady int, strategy string, surge, unavailable, image int, paused bool) {
 	f.t.Helper()
-	strategy := fmt.Sprintf("%d+%d", surge, unavailable)
 	key := fmt.Sprint(replicas, minReady, strategy, image)
 	if f.objects[key] == nil {
 		f.objects[key] = deployment(f.t, replicas, minReady, strategy, image)
@@ -138,94 +139,4 @@ func (f *fleet) rollout(seed, replicas, minReady, surge, unavailable, image int,
 	if got := f.available(minReady); got < min(available, replicas-unavailable) {
 		f.breaks(seed, "%d pods are available of %d, at least %d must be", got, available, replicas-unavailable)
 	}
-}
-
-// Whatever happens to the pods of a Job: never more run than its parallelism, an index succeeds once,
-// an end is final, and when pods do not fail any more the Job completes, or has failed for the reason
-// that it gives.
-func TestJobConverges(t *testing.T) {
-	for seed := range 60 {
-		f := newFleet(t, uint64(seed))
-		completions, parallelism, limit := 1+f.rng.IntN(4), 1+f.rng.IntN(3), f.rng.IntN(5)
-		mode := [...]string{"NonIndexed", "Indexed"}[f.rng.IntN(2)]
-		f.object = read(t, fmt.Sprintf(`apiVersion: batch/v1
-kind: Job
-metadata: {name: pi}
-spec:
-  completions: %d
-  parallelism: %d
-  backoffLimit: %d
-  completionMode: %s
-  template: {spec: {restartPolicy: Never, containers: [{name: a, image: "i:1"}]}}
-`, completions, parallelism, limit, mode))
-		j := f.object.(*batchv1.Job)
-		over := ""
-		for i := range 120 {
-			calm := i >= 60
-			j.Spec.Suspend = new(!calm && f.chance(6))
-			f.job(seed, completions, parallelism, limit, *j.Spec.Suspend, &over)
-			for k := range f.pods {
-				p := &f.pods[k]
-				if p.Status.Phase == v1.PodFailed || p.Status.Phase == v1.PodSucceeded || !calm && !f.chance(5) {
-					continue
-				}
-				phase := v1.PodSucceeded
-				if !calm && f.chance(2) {
-					phase = v1.PodFailed
-				}
-				f.end(p.Name, phase)
-				p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionFalse, LastTransitionTime: metav1.Time{Time: f.now}}}
-			}
-			f.now = f.now.Add(time.Duration(f.rng.IntN(30)) * time.Second)
-			if calm {
-				f.now = f.now.Add(time.Minute)
-			}
-		}
-		if over == "" {
-			f.breaks(seed, "the Job is never over")
-		}
-	}
-}
-
-// job plans, and holds what is true of each Job.
-func (f *fleet) job(seed, completions, parallelism, limit int, suspended bool, over *string) {
-	f.t.Helper()
-	f.planned(seed)
-	active, failed, succeeded := 0, 0, map[string]int{}
-	for _, p := range f.pods {
-		switch ended := p.Annotations[podsync.AnnotationEnded] != ""; {
-		case ended: // its worker is ending it
-		case p.Status.Phase == v1.PodFailed:
-			failed++
-		case p.Status.Phase == v1.PodSucceeded:
-			succeeded[p.Labels[batchv1.JobCompletionIndexAnnotation]]++
-		default:
-			active++
-		}
-	}
-	done := 0
-	for index, n := range succeeded {
-		if done += n; index != "" && n > 1 {
-			f.breaks(seed, "index %s has succeeded %d times", index, n)
-		}
-	}
-	if active > parallelism || suspended && active > 0 || done > completions {
-		f.breaks(seed, "%d pods run, %d have succeeded; suspended: %t", active, done, suspended)
-	}
-	now := ""
-	for _, c := range f.plan.Status.(*batchv1.Job).Status.Conditions {
-		if c.Type == batchv1.JobSuspended { // which is no end
-			continue
-		}
-		now = string(c.Type)
-	}
-	switch {
-	case *over != "" && now != *over:
-		f.breaks(seed, "the Job was %s and is %q", *over, now)
-	case now == string(batchv1.JobComplete) && done != completions, now == string(batchv1.JobFailed) && failed <= limit:
-		f.breaks(seed, "the Job is %s, with %d done and %d failed", now, done, failed)
-	case now == "" && (done == completions || failed > limit):
-		f.breaks(seed, "the Job goes on, with %d done and %d failed", done, failed)
-	}
-	*over = now
 }
