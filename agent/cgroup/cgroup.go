@@ -206,6 +206,21 @@ func (t *Tree) SetBurstableShares(milli int64) error {
 	return t.set(t.class(v1.PodQOSBurstable), Limits{Shares: Shares(milli)})
 }
 
+// Memory returns the working set of all pods together and how much they can have, in bytes.
+func (t *Tree) Memory() (workingSet, limit uint64, err error) {
+	m, err := t.manager(t.class(v1.PodQOSGuaranteed), Limits{})
+	if err != nil {
+		return 0, 0, err
+	}
+	s, err := m.Stats(&cgroups.StatsOptions{Controllers: cgroups.Memory})
+	if err != nil {
+		return 0, 0, err
+	}
+	used := s.MemoryStats.Usage
+	inactive := max(s.MemoryStats.Stats["total_inactive_file"], s.MemoryStats.Stats["inactive_file"]) // on v1 and v2
+	return used.Usage - min(inactive, used.Usage), used.Limit, nil
+}
+
 // Remove removes the cgroup of a pod that no longer runs. It is no error if there is none.
 func (t *Tree) Remove(uid string) error {
 	var problems []error

@@ -65,7 +65,7 @@ func TestTree(t *testing.T) {
 }
 
 func testTree(t *testing.T, root string, systemd bool) {
-	tree, err := Open(root, systemd, Limits{Shares: 1024})
+	tree, err := Open(root, systemd, Limits{Shares: 1024, Memory: 1 << 30})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -79,6 +79,9 @@ func testTree(t *testing.T, root string, systemd bool) {
 			}
 		}
 	})
+	if used, limit, err := tree.Memory(); err != nil || used > limit || limit != 1<<30 {
+		t.Errorf("pods use %d of %d, %v", used, limit, err)
+	}
 	limits := Limits{Shares: 512, Quota: 50_000, Period: Period, Memory: 64 << 20, Pids: 100}
 	for range 2 {
 		if err := tree.Make("u1", v1.PodQOSBurstable, limits); err != nil {

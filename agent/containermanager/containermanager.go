@@ -6,11 +6,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/agent/admit"
 	"github.com/crisp-cri/crisp/agent/cgroup"
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/idrange"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/nodepods"
@@ -87,6 +89,15 @@ func (m *Manager) Resize(pod *v1.Pod) error {
 		return nil
 	}
 	return m.limit(pod)
+}
+
+// Memory implements housekeeping.Cgroups.
+func (m *Manager) Memory() (o evict.Observation, ok bool) {
+	if m.cgroups == nil {
+		return o, false
+	}
+	used, limit, err := m.cgroups.Memory()
+	return evict.Observation{Available: int64(limit) - int64(used), Capacity: int64(limit)}, err == nil && limit < math.MaxInt64
 }
 
 // Sweep implements housekeeping.Cgroups.

@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -32,6 +33,7 @@ type Signal string
 // The signals, by the kubelet's names.
 const (
 	Memory      Signal = "memory.available"
+	PodsMemory  Signal = "allocatableMemory.available" // of what all pods together can have
 	NodeFS      Signal = "nodefs.available"
 	NodeInodes  Signal = "nodefs.inodesFree"
 	ImageFS     Signal = "imagefs.available"
@@ -40,7 +42,7 @@ const (
 )
 
 // order is the order in which signals are checked.
-var order = []Signal{Memory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
+var order = []Signal{Memory, PodsMemory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
 
 // A meaning is the condition that a signal sets, and the resource by whose use pods are ranked.
 // If images have a file system of their own, pods are ranked by disk instead of resource.
@@ -51,6 +53,7 @@ type meaning struct {
 
 var meanings = map[Signal]meaning{
 	Memory:      {v1.NodeMemoryPressure, v1.ResourceMemory, v1.ResourceMemory},
+	PodsMemory:  {v1.NodeMemoryPressure, v1.ResourceMemory, v1.ResourceMemory},
 	NodeFS:      {v1.NodeDiskPressure, v1.ResourceEphemeralStorage, NodeDisk},
 	NodeInodes:  {v1.NodeDiskPressure, "inodes", NodeFiles},
 	ImageFS:     {v1.NodeDiskPressure, v1.ResourceEphemeralStorage, LayersDisk},
@@ -131,8 +134,20 @@ type Manager struct {
 	pressure []v1.NodeConditionType // guarded by mu
 }
 
-// New returns a Manager. Before Run there is no pressure.
+// New returns a Manager. Before Run there is no pressure. As with the kubelet, hard thresholds of
+// the machine's memory are those of the pods' too: else the kernel would kill one of their
+// processes, any of them, where memory is reserved for others.
 func New(o Options) *Manager {
+	o.MinReclaim = maps.Clone(o.MinReclaim)
+	for _, t := range o.Thresholds {
+		if t.Signal == Memory && t.Grace == 0 {
+			t.Signal = PodsMemory
+			o.Thresholds = append(slices.Clip(o.Thresholds), t)
+			if more, ok := o.MinReclaim[Memory]; ok {
+				o.MinReclaim[PodsMemory] = more
+			}
+		}
+	}
 	return &Manager{
 		o: o, now: time.Now, met: map[Threshold]time.Time{}, last: map[v1.NodeConditionType]time.Time{}, reported: map[v1.NodeConditionType]bool{},
 	}

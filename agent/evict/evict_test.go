@@ -64,6 +64,7 @@ type scene struct {
 	clean func(s *scene, p *v1.Pod) bool // nil: all are, at once
 
 	free      int64
+	ofPods    int64 // what is free of the 500 that all pods together can have
 	disk      int64
 	pods      []Pod
 	evicted   []string
@@ -77,7 +78,11 @@ func (s *scene) Measure(context.Context) map[Signal]Observation {
 	if s.late() {
 		s.disk = 90
 	}
-	return map[Signal]Observation{Memory: {s.free, 1000}, NodeFS: {s.disk, 1000}}
+	now := map[Signal]Observation{Memory: {s.free, 1000}, NodeFS: {s.disk, 1000}}
+	if s.ofPods > 0 {
+		now[PodsMemory] = Observation{s.ofPods, 500}
+	}
+	return now
 }
 
 // late reports whether twenty seconds of a scene that has begun are over.
@@ -291,6 +296,33 @@ func TestLimits(t *testing.T) {
 		}
 		if got != test.want {
 			t.Errorf("%s: %q, want %q", test.pod.Name, got, test.want)
+		}
+	}
+}
+
+// Before the kernel kills a process because all pods together use what they can have, one is evicted, even if the
+// machine has memory left.
+func TestMemoryOfAllPods(t *testing.T) {
+	for _, test := range []struct {
+		grace time.Duration // of the threshold
+		min   int64         // to reclaim
+		free  []int64       // what is free, at each look
+		want  int           // pods evicted
+	}{
+		{0, 0, []int64{101, 99, 101, 99}, 2}, {0, 20, []int64{99, 101, 121}, 2}, {time.Minute, 0, []int64{99, 99}, 0},
+	} {
+		s := &scene{free: 900, disk: 1000, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 5, 0, 300)}}
+		m, _ := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Amount: 100}, Grace: test.grace})
+		if test.min > 0 {
+			m = New(Options{Thresholds: []Threshold{{Signal: Memory, Amount: Amount{Amount: 100}}}, MinReclaim: map[Signal]Amount{Memory: {Amount: test.min}}, Transition: time.Minute, Node: s, Pods: s, Log: slog.New(slog.DiscardHandler)})
+		}
+		for _, s.ofPods = range test.free {
+			if err := m.Look(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if len(s.evicted) != test.want || test.want > 0 && !s.condition[v1.NodeMemoryPressure] {
+			t.Errorf("%+v: evicted %v, conditions %v", test, s.evicted, s.condition)
 		}
 	}
 }

@@ -71,6 +71,9 @@ type Pods interface {
 
 // Cgroups are the cgroups of pods (containermanager.Manager).
 type Cgroups interface {
+	// Memory returns how much of the memory of all pods together is left; ok is false if that is
+	// not limited or not known.
+	Memory() (o evict.Observation, ok bool)
 	// Sweep removes idle cgroups of all pods but the known ones, by UID.
 	Sweep(known map[string]bool) error
 }

@@ -25,6 +25,9 @@ func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation
 	if m, ok := node.ReadMemory(); ok {
 		now[evict.Memory] = evict.Observation{Available: int64(m.Available()), Capacity: int64(m.Total)}
 	}
+	if o, ok := k.o.Cgroups.Memory(); ok {
+		now[evict.PodsMemory] = o
+	}
 	if o, ok := pidsNow(); ok {
 		now[evict.PIDs] = o
 	}
