@@ -16,9 +16,12 @@
 // A container that started more than ten seconds before the agent, or that an earlier agent
 // found ready, gets no initial result: it keeps its status until its probe says otherwise.
 //
-// The rules are the kubelet's, with one exception: a ready container that started within the
-// ten seconds before the agent stays ready. The kubelet takes its readiness back until the
-// probe has succeeded again.
+// The rules are the kubelet's, with these exceptions:
+//   - A ready container that started within the ten seconds before the agent stays ready. The
+//     kubelet takes its readiness back until the probe has succeeded again.
+//   - A row of answers ends with its container. The kubelet's goes on, so that one bad answer may
+//     end the successor of a container that had given two.
+//   - If the clock was set back, the initial delay counts from when the container was first seen.
 package probe
 
 import (
