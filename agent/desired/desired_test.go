@@ -6,6 +6,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -133,4 +135,29 @@ func TestSources(t *testing.T) {
 	if got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
+}
+
+// A workload is planned again soon after its time has come, though the machine slept or the clock was set forward
+// meanwhile, of which no timer tells.
+func TestPlannedAgainAfterSleep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := desired.New([]string{"file"})
+		objects, _, err := manifest.Read("a", []byte(`{apiVersion: batch/v1, kind: Job, metadata: {name: j}, spec: {activeDeadlineSeconds: 36000,
+			template: {spec: {restartPolicy: Never, containers: [{name: c, image: i}]}}}}`), manifest.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		changes, _, _ := m.Update(source.Update{Source: "file", Files: []source.File{{Path: "a", Objects: objects}}})
+		m.Observe(changes[0].Pod, v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: time.Now()}})
+		for range 3 {
+			<-m.Due()
+			m.Reconcile()
+			time.Sleep(time.Minute)
+			synctest.Wait()
+			if len(m.Due()) == 0 {
+				t.Fatal("nobody looks at the clock")
+			}
+		}
+		m.Update(source.Update{Source: "file"})
+	})
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
@@ -272,7 +273,7 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 		m.earlier = nil
 	}
 	m.forgetLocked()
-	m.wakeLocked(again, now)
+	m.wakeLocked(again)
 	return changes
 }
 
@@ -309,12 +310,12 @@ func (m *Manager) forgetLocked() {
 	maps.DeleteFunc(m.statuses, func(uid types.UID, _ v1.PodStatus) bool { return !wanted[uid] })
 }
 
-// wakeLocked has the loop woken at a time; never if that is zero.
-func (m *Manager) wakeLocked(at, now time.Time) {
+// wakeLocked has the loop woken at a time, or earlier; never if that is zero.
+func (m *Manager) wakeLocked(at time.Time) {
 	if m.alarm != nil {
 		m.alarm.Stop()
 	}
 	if !at.IsZero() {
-		m.alarm = time.AfterFunc(max(at.Sub(now), 0), m.poke)
+		m.alarm = time.AfterFunc(periodic.Until(at), m.poke)
 	}
 }

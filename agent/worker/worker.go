@@ -20,6 +20,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
@@ -218,11 +219,11 @@ func earliest(a, b time.Time) time.Time {
 	return a
 }
 
-// sleep returns when the worker is woken or at the time until; zero is never.
+// sleep returns when the worker is woken, at the time until, or earlier; zero is never.
 func (w *worker) sleep(ctx context.Context, until time.Time) {
 	var alarm <-chan time.Time
 	if !until.IsZero() {
-		t := time.NewTimer(time.Until(until))
+		t := time.NewTimer(periodic.Until(until))
 		defer t.Stop()
 		alarm = t.C
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/worker"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -33,13 +34,14 @@ type actFunc func(ctx, interrupt context.Context, a podsync.Action) error
 // A world is a runtime in memory. Actions succeed at once unless act says
 // otherwise. Its log has a line for each, with the seconds since its beginning.
 type world struct {
-	mu    sync.Mutex
-	act   actFunc // may be nil
-	begun time.Time
-	have  podsync.Have
-	down  bool
-	log   []string
-	ended []string // what Ended was called with
+	mu     sync.Mutex
+	act    actFunc // may be nil
+	begun  time.Time
+	have   podsync.Have
+	status *v1.PodStatus // what Report returns
+	down   bool
+	log    []string
+	ended  []string // what Ended was called with
 }
 
 func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, error) {
@@ -55,7 +57,17 @@ func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, er
 	}, nil
 }
 
-func (w *world) Report(*v1.Pod, podsync.Have) *v1.PodStatus { return nil }
+func (w *world) Report(*v1.Pod, podsync.Have) *v1.PodStatus {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.status
+}
+
+func (w *world) setStatus(s *v1.PodStatus) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.status = s
+}
 
 func (w *world) Ended(key podsync.Key, uid types.UID) {
 	w.mu.Lock()
@@ -417,4 +429,19 @@ func TestRestartOnRequest(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A deadline that passes while the machine sleeps, or as the clock is set forward, is seen soon after, although no timer
+// tells.
+func TestDeadlineAfterSleep(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		long := pod("u")
+		long.Spec.ActiveDeadlineSeconds = new(int64(3600))
+		w.setStatus(&v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: time.Now()}})
+		p.Set(key, long)
+		w.expect(t, "0 run sandbox u", "0 start container u")
+		w.setStatus(&v1.PodStatus{Phase: v1.PodFailed, Reason: "DeadlineExceeded"}) // as it is by the clock now
+		time.Sleep(time.Minute)
+		w.expect(t, "60 stop container u", "60 stop sandbox u")
+	})
 }

@@ -21,6 +21,11 @@ func Run(ctx context.Context, period time.Duration, f func(context.Context)) {
 	}
 }
 
+// Until returns how long a timer may run that is to fire at the time t by the clock, a minute at
+// most: timers do not count while the machine sleeps, and do not see the clock being set forward.
+// Who is woken looks at the clock again.
+func Until(t time.Time) time.Duration { return min(max(time.Until(t), 0), time.Minute) }
+
 // Pause returns after d, or when ctx ends. It reports whether all of d has passed.
 func Pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
