@@ -58,9 +58,10 @@ type life struct {
 	never     bool     // it is not restarted
 	changes   []change // by time
 	added     time.Duration
-	removed   time.Duration // when all probes are removed
-	quiet     time.Duration // when the probes but that of readiness are removed
-	answers   [3][]answer   // by kind and number of the question
+	removed   time.Duration   // when all probes are removed
+	quiet     time.Duration   // when the probes but that of readiness are removed
+	answers   [3][]answer     // by kind and number of the question
+	pokes     []time.Duration // when the readiness probe is to ask at once; none where it is slow
 }
 
 // A change is a status from a time on.
@@ -113,6 +114,14 @@ func newLife(seed uint64) *life {
 				a.took, a.ok = a.took+time.Duration(p.TimeoutSeconds)*time.Second, false
 			}
 			l.answers[kind] = append(l.answers[kind], a)
+		}
+	}
+	if p := l.container.ReadinessProbe; p != nil && chance(2) {
+		for i := range l.answers[probe.Readiness] {
+			l.answers[probe.Readiness][i].took %= time.Second
+		}
+		for at := time.Second; at < l.removed; at += time.Duration(1+rng.IntN(40))*time.Second + time.Millisecond {
+			l.pokes = append(l.pokes, at+600*time.Millisecond)
 		}
 	}
 	now := change{phase: v1.PodPending}
@@ -189,11 +198,21 @@ func (l *life) play(t *testing.T) map[int][]string {
 	until := func(at time.Duration) { time.Sleep(time.Until(p.begun.Add(at))) }
 	until(l.added)
 	m.Add(p.pod, p)
+	var pokes sync.WaitGroup
+	for _, at := range l.pokes {
+		if at > l.added {
+			pokes.Go(func() {
+				until(at)
+				m.AskNow("u", "app")
+			})
+		}
+	}
 	until(l.quiet + 700*time.Millisecond)
 	m.Remove("u", probe.Startup, probe.Liveness)
 	until(l.removed + 700*time.Millisecond)
 	m.Remove("u")
 	m.Wait()
+	pokes.Wait()
 	time.Sleep(time.Minute) // nobody asks any more
 	if left := p.shown(probe.Startup) + p.shown(probe.Liveness) + p.shown(probe.Readiness); left != "" {
 		t.Errorf("results are left: %s", left)
@@ -282,8 +301,8 @@ func (p *play) Ask(ctx context.Context, _ *v1.Pod, _ *v1.PodStatus, _ *v1.Contai
 }
 
 // kubelet returns what one probe asks and comes to by the rules of the kubelet's worker: it looks at the status
-// when it is added and once a period from then on. A period that passes while it asks makes it look once when it
-// has been answered.
+// when it is added and once a period from then on, or from when it is to ask at once. A period that passes while it
+// asks makes it look once when it has been answered.
 func (l *life) kubelet(kind probe.Kind) []string {
 	w := &worker{life: l, kind: kind, spec: specs(&l.container)[int(kind)], results: map[string]podsync.Result{}}
 	if kind != probe.Startup && l.container.StartupProbe != nil {
@@ -323,9 +342,17 @@ func (w *worker) run() {
 	}
 	period := time.Duration(w.spec.PeriodSeconds) * time.Second
 	tick := w.added // the next is a period later
+	var pokes []time.Duration
+	if w.kind == probe.Readiness {
+		pokes = slices.DeleteFunc(slices.Clone(w.pokes), func(at time.Duration) bool { return at <= w.added })
+	}
 	for w.now = tick; w.now < end && w.look(end); {
 		missed := (w.now - tick) / period // ticks of which one is kept
-		if tick += missed * period; missed == 0 {
+		switch tick += missed * period; {
+		case len(pokes) > 0 && pokes[0] < max(w.now, tick+period): // from then on there is a tick each period
+			w.now = max(w.now, pokes[0])
+			tick, pokes = w.now, pokes[1:]
+		case missed == 0:
 			tick += period
 			w.now = tick
 		}
