@@ -33,7 +33,8 @@ func DefaultCapabilities() []string {
 }
 
 // capabilities applies CRI's additions and removals. "ALL" is applied first, in
-// whichever list it is: dropping ALL and adding X leaves X.
+// whichever list it is: dropping ALL and adding X leaves X. What is both added and dropped,
+// ALL or by its name, is dropped, as by containerd and CRI-O.
 //
 // The inheritable set has only the ambient capabilities: a file without the
 // set-user-ID bit but with inheritable capabilities must not raise them
@@ -66,10 +67,10 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 		base = DefaultCapabilities()
 	}
 	switch {
+	case dropAll:
+		base, ambientAll = nil, false
 	case addAll || ambientAll:
 		base = have
-	case dropAll:
-		base = nil
 	}
 	for _, c := range base {
 		set[c] = slices.Contains(have, c)
@@ -83,7 +84,6 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 		}
 		set[c] = true
 	}
-	// One that is both added and dropped by its name is dropped, as by other runtimes.
 	for _, c := range drop {
 		set[c] = false
 	}
