@@ -39,6 +39,8 @@ type builtins struct {
 	fast        *fastinit.Starter // nil if the kernel lacks what it needs
 	filters     *filters
 
+	converting sync.Mutex // held while specconv converts, see ownDevices
+
 	mu       sync.Mutex
 	interned map[[32]byte]*profile // guarded by mu, see intern.go
 }
@@ -75,11 +77,16 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if systemd {
 		withoutTasksMax(spec.Linux)
 	}
+	b.converting.Lock()
 	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,
 		Spec:             spec,
 	})
+	if err == nil {
+		ownDevices(config)
+	}
+	b.converting.Unlock()
 	if err != nil {
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
@@ -88,6 +95,18 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	b.intern(config.Seccomp)
 	scoreHooks(config, configs.Prestart, configs.CreateRuntime, configs.Poststart)
 	return config, nil
+}
+
+// ownDevices gives a configuration devices of its own: specconv puts the same default ones into all,
+// and changes their owner for one with a user namespace.
+func ownDevices(config *configs.Config) {
+	for i, d := range config.Devices {
+		own := *d
+		config.Devices[i] = &own
+	}
+	for _, d := range specconv.AllowedDevices {
+		d.Uid, d.Gid = 0, 0
+	}
 }
 
 // scoreHooks gives the container's oom_score_adj to hooks of these names, which the executor
