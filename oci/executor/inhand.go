@@ -3,8 +3,10 @@ package executor
 import (
 	"bytes"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -32,13 +34,17 @@ import (
 //	size = 0      nothing is being written any more
 //
 // The bytes themselves show how far read(2) got: before it, they have a pattern.
+//
+// Where somebody removes the file, another one takes its place (look). What is in hand then stays
+// where no successor finds it, until it is logged.
 
 // A hand holds output of a container from when it is read until it is logged. It is used by
 // whoever has taken it, and nobody else.
 type hand struct {
 	*handHeader
 	data    []byte // room for handed bytes, then for chunk bytes of read(2)
-	index   int    // in the file; -1 = it is plain memory
+	of      *handFile
+	index   int // in the file; -1 = it is plain memory
 	pattern []byte
 	upto    int // how many of its bytes are being written
 }
@@ -80,23 +86,67 @@ const (
 
 // hands are the hands of an executor; nil = all are plain memory.
 type hands struct {
-	log     *slog.Logger
+	log  *slog.Logger
+	path string
+
+	mu        sync.Mutex
+	*handFile         // the one at path; guarded by mu
+	left      []*hand // of an earlier executor; guarded by mu
+}
+
+// A handFile is a file with hands. Their mu guards what follows the first three fields.
+type handFile struct {
 	file    *os.File
-	memory  []byte // the file, mapped for as long as we live
+	memory  []byte // the file, mapped
 	pattern []byte
 
-	mu    sync.Mutex
-	free  []*hand        // the last is taken first; guarded by mu
-	there [maxHands]bool // whether each has memory; guarded by mu
-	left  []*hand        // of an earlier executor; guarded by mu
+	free  []*hand        // the last is taken first
+	there [maxHands]bool // whether each has memory
+	taken int            // hands, those of an earlier executor included
 }
 
 // openHands opens or makes the file below state.
-func openHands(state string, log *slog.Logger) (_ *hands, err error) {
+func openHands(state string, log *slog.Logger) (*hands, error) {
 	path := filepath.Join(state, "executor.inhand")
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, left, err := openHandFile(path)
 	if err != nil {
 		return nil, err
+	}
+	return &hands{log: log, path: path, handFile: f, left: left}, nil
+}
+
+// look makes another file if somebody has removed it.
+func (hs *hands) look() (again []string, err error) {
+	if hs == nil {
+		return nil, nil
+	}
+	if _, err := os.Lstat(hs.path); !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	next, _, err := openHandFile(hs.path)
+	if err != nil {
+		return nil, err
+	}
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	last := hs.handFile
+	hs.handFile = next
+	last.release()
+	return []string{hs.path}, nil
+}
+
+// release closes a file that is no longer used once none of its hands is taken.
+func (f *handFile) release() {
+	if f.taken == 0 {
+		f.file.Close()
+		unix.Munmap(f.memory)
+	}
+}
+
+func openHandFile(path string) (_ *handFile, left []*hand, err error) {
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	if err != nil {
+		return nil, nil, err
 	}
 	defer func() {
 		if err != nil {
@@ -105,21 +155,21 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 	}()
 	version := make([]byte, len(handsMagic))
 	if _, err := f.ReadAt(version, 0); err != nil && err != io.EOF {
-		return nil, err
+		return nil, nil, err
 	}
 	if string(version) != handsMagic && len(bytes.Trim(version, "\x00")) > 0 {
-		return nil, fmt.Errorf("%s is of another version", path)
+		return nil, nil, fmt.Errorf("%s is of another version", path)
 	}
 	if err := f.Truncate(handsSize); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	// Touching a page without room for it on the disk would raise SIGBUS.
 	if err := unix.Fallocate(int(f.Fd()), 0, 0, handsAt); err != nil {
-		return nil, &os.PathError{Op: "fallocate", Path: path, Err: err}
+		return nil, nil, &os.PathError{Op: "fallocate", Path: path, Err: err}
 	}
 	memory, err := unix.Mmap(int(f.Fd()), 0, handsSize, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_SHARED)
 	if err != nil {
-		return nil, &os.PathError{Op: "mmap", Path: path, Err: err}
+		return nil, nil, &os.PathError{Op: "mmap", Path: path, Err: err}
 	}
 	magic, pattern := memory[:len(handsMagic)], memory[patternAt:][:patternLen]
 	if string(magic) != handsMagic {
@@ -129,22 +179,23 @@ func openHands(state string, log *slog.Logger) (_ *hands, err error) {
 		}
 		copy(magic, handsMagic)
 	}
-	hs := &hands{log: log, file: f, memory: memory, pattern: pattern}
+	hf := &handFile{file: f, memory: memory, pattern: pattern}
 	for i := maxHands - 1; i >= 0; i-- {
-		h := hs.at(i)
+		h := hf.at(i)
 		if h.settle(); len(h.unlogged()) > 0 {
-			hs.left, hs.there[i] = append(hs.left, h), true
+			left, hf.there[i] = append(left, h), true
 			continue
 		}
-		hs.drop(h)
+		hf.drop(h)
 	}
-	return hs, nil
+	hf.taken = len(left)
+	return hf, left, nil
 }
 
 // at returns the i-th hand of the file.
-func (hs *hands) at(i int) *hand {
-	header := (*handHeader)(unsafe.Pointer(&hs.memory[headersAt+i*headerSize]))
-	return &hand{handHeader: header, data: hs.memory[handsAt+i*handSize:][:handSize:handSize], index: i, pattern: hs.pattern}
+func (f *handFile) at(i int) *hand {
+	header := (*handHeader)(unsafe.Pointer(&f.memory[headersAt+i*headerSize]))
+	return &hand{handHeader: header, data: f.memory[handsAt+i*handSize:][:handSize:handSize], of: f, index: i, pattern: f.pattern}
 }
 
 // plainHands are hands in plain memory, which do not outlive us.
@@ -177,6 +228,7 @@ func (hs *hands) pick(id string) *hand {
 		hs.there[h.index] = true
 	}
 	hs.free = hs.free[:n]
+	hs.taken++
 	return h
 }
 
@@ -194,21 +246,26 @@ func (hs *hands) put(h *hand) {
 	}
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
-	hs.drop(h)
+	h.of.taken--
+	if h.of == hs.handFile {
+		h.of.drop(h)
+		return
+	}
+	h.of.release()
 }
 
 // drop adds an empty hand to the free ones: at the end, from which they are taken, if it
-// keeps its memory, which is expensive to allocate and free. The caller holds mu.
-func (hs *hands) drop(h *hand) {
+// keeps its memory, which is expensive to allocate and free.
+func (f *handFile) drop(h *hand) {
 	if h.index < keptHands {
-		hs.free = append(hs.free, h)
+		f.free = append(f.free, h)
 		return
 	}
-	if hs.there[h.index] {
+	if f.there[h.index] {
 		const punch = unix.FALLOC_FL_PUNCH_HOLE | unix.FALLOC_FL_KEEP_SIZE
-		hs.there[h.index] = unix.Fallocate(int(hs.file.Fd()), punch, h.at(), handSize) != nil
+		f.there[h.index] = unix.Fallocate(int(f.file.Fd()), punch, h.at(), handSize) != nil
 	}
-	hs.free = slices.Insert(hs.free, 0, h)
+	f.free = slices.Insert(f.free, 0, h)
 }
 
 // leftOf takes the hands that an earlier executor left for a container, the one that it was

@@ -107,7 +107,7 @@ func TestInHand(t *testing.T) {
 }
 
 // put puts a hand of which the test does not need the hands.
-func (h *hand) put(*testing.T) { (&hands{}).put(h) }
+func (h *hand) put(*testing.T) { (&hands{handFile: h.of}).put(h) }
 
 func handsOf(t *testing.T, state string) *hands {
 	t.Helper()
@@ -184,6 +184,44 @@ func TestManyHands(t *testing.T) {
 	}
 	if h := hs.take("c1", &output{stream: crilog.Stdout}); h.index < 0 {
 		t.Error("no hand is free after all were put back")
+	}
+}
+
+// Where somebody removes the file, the next executor finds what is in hand from then on. What was in
+// hand goes on.
+func TestHandsOfARemovedFile(t *testing.T) {
+	state := t.TempDir()
+	hs := handsOf(t, state)
+	fill := func(h *hand, text string) {
+		copy(h.ask(len(text)), text)
+		h.got(len(text))
+	}
+	before := hs.take("c1", &output{stream: crilog.Stdout})
+	fill(before, "abc")
+	old := hs.handFile
+	if err := os.Remove(hs.path); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := hs.look(); err != nil || len(again) != 1 {
+		t.Fatalf("put back %q, %v", again, err)
+	}
+	if again, err := hs.look(); err != nil || len(again) != 0 {
+		t.Errorf("put back again: %q, %v", again, err)
+	}
+	fill(before, "def")
+	if got := string(before.unlogged()); got != "abcdef" {
+		t.Errorf("it holds %q", got)
+	}
+	fill(hs.take("c2", &output{stream: crilog.Stdout}), "xyz")
+	if left := handsOf(t, state).leftOf("c2"); len(left) != 1 || string(left[0].unlogged()) != "xyz" {
+		t.Errorf("the next executor finds %+v", left)
+	}
+	hs.put(before)
+	if old.file.Fd() != ^uintptr(0) {
+		t.Error("the removed file is kept open for nobody")
+	}
+	if len(hs.free) != maxHands-1 {
+		t.Errorf("%d hands are free, want all but one", len(hs.free))
 	}
 }
 

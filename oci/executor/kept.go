@@ -2,8 +2,10 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/unixsock"
@@ -62,6 +64,7 @@ func (x *Executor) lookAtFiles() (again []string, err error) {
 		x.kept.lock = lock
 		again = append(again, path)
 	}
-	sockets, err := unixsock.LookAll(x.kept.listener)
-	return append(again, sockets...), err
+	hands, err := x.hands.look()
+	sockets, serr := unixsock.LookAll(x.kept.listener)
+	return slices.Concat(again, hands, sockets), errors.Join(err, serr)
 }

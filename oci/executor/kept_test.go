@@ -23,7 +23,7 @@ func TestRemovedFilesArePutBack(t *testing.T) {
 	go wire.Serve(x.kept.listener, callers(handler), x.log)
 	defer x.kept.listener.Close()
 	dir, socket := x.opts.State, x.opts.Socket
-	lock, own := filepath.Join(dir, lockName), filepath.Join(dir, "executor")
+	lock, hands, own := filepath.Join(dir, lockName), filepath.Join(dir, "executor.inhand"), filepath.Join(dir, "executor")
 	if err := os.Chmod(dir, 0o701); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +34,7 @@ func TestRemovedFilesArePutBack(t *testing.T) {
 		}
 	}
 	look()
-	for _, removed := range [][]string{{socket}, {lock}, {lock, socket}, {own}, {dir}} {
+	for _, removed := range [][]string{{socket}, {lock}, {hands}, {lock, hands, socket}, {own}, {dir}} {
 		for _, path := range removed {
 			if err := os.RemoveAll(path); err != nil {
 				t.Fatal(err)
@@ -44,7 +44,7 @@ func TestRemovedFilesArePutBack(t *testing.T) {
 		case own:
 			look()
 		case dir:
-			look(lock, socket)
+			look(lock, hands, socket)
 		default:
 			look(removed...)
 		}
