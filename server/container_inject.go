@@ -9,12 +9,18 @@ import (
 
 	"github.com/crisp-cri/crisp/server/cdi"
 	"github.com/crisp-cri/crisp/server/hooks"
+	"github.com/crisp-cri/crisp/server/spec"
 )
+
+// injectCDI adds CDI devices by name.
+func (s *Server) injectCDI(built *specs.Spec, h spec.Host, names []string) error {
+	return cdi.Inject(built, s.current.Load().CDISpecDirs, names, spec.BindsNodes(built, h))
+}
 
 // inject adds what files on this node configure: CDI devices, then the hooks of
 // the hooks directories, in this order so that hooks see the container as it
 // will be.
-func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
+func (s *Server) inject(built *specs.Spec, h spec.Host, config *cri.ContainerConfig, sandbox *cri.PodSandboxConfig) error {
 	var asked []string
 	for _, d := range config.CDIDevices {
 		asked = append(asked, d.Name)
@@ -23,7 +29,7 @@ func (s *Server) inject(built *specs.Spec, config *cri.ContainerConfig, sandbox 
 	if err != nil {
 		return err
 	}
-	if err := cdi.Inject(built, s.current.Load().CDISpecDirs, names); err != nil {
+	if err := s.injectCDI(built, h, names); err != nil {
 		return err
 	}
 	annotations := map[string]string{}

@@ -56,7 +56,7 @@ func (d *containerDraft) buildSpec() (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	return built, d.s.inject(built, d.described, sandbox)
+	return built, d.s.inject(built, in.Host, d.described, sandbox)
 }
 
 // sandboxFiles returns the files that a sandbox gives its containers.

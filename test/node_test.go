@@ -199,6 +199,13 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 			}
 			return n.start(config, nil)
 		}
+		if len(args) == 3 && args[1] == "without" {
+			n.manage = func(cmd *exec.Cmd) {
+				cmd.Args = append([]string{"setpriv", "--inh-caps=-" + args[2], "--bounding-set=-" + args[2], cmd.Path}, cmd.Args[1:]...)
+				cmd.Path = "/usr/bin/setpriv"
+			}
+			return n.start(config, nil)
+		}
 		return n.start(config, args[1:])
 	case "stop":
 		return n.stopDaemon(syscall.SIGTERM)

@@ -240,6 +240,7 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 		RecursiveRO:     host.RecursiveRO,
 		Seccomp:         host.Seccomp,
 		AppArmor:        host.AppArmor,
+		NoNodes:         host.NoNodes,
 		MinOOMScoreAdj:  host.MinOOMScoreAdj(),
 		Capabilities:    spec.CapabilitiesOf(host.Capabilities),
 		DevicesFromUser: c.DeviceOwnership,

@@ -9,6 +9,7 @@ package kernel
 import (
 	"errors"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,6 +37,7 @@ type Features struct {
 	Seccomp     bool // seccomp filters
 	AppArmor    bool // enabled
 	SELinux     bool // enabled
+	NoNodes     bool // nobody here may make device nodes: we are in a user namespace, or lack CAP_MKNOD
 	PidfdInfo   bool // PIDFD_GET_INFO returns exit codes, 6.15
 	Systemd     bool // systemd runs this host (sd_booted(3))
 	IA32        bool // programs of 32-bit x86 run on this amd64 kernel
@@ -63,6 +65,8 @@ func Probe() Features {
 	f.Seccomp = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0) == unix.EFAULT
 	f.AppArmor = strings.HasPrefix(read("/sys/module/apparmor/parameters/enabled"), "Y") && exists("/sys/kernel/security/apparmor")
 	f.SELinux = exists("/sys/fs/selinux/enforce")
+	ids := strings.Fields(read("/proc/self/uid_map")) // none without user namespaces
+	f.NoNodes = !f.Can(unix.CAP_MKNOD) || len(ids) > 0 && !slices.Equal(ids, []string{"0", "0", "4294967295"})
 	f.PidfdInfo = f.AtLeast(6, 15)
 	f.Systemd = exists("/run/systemd/system")
 	f.probeABIs()

@@ -37,6 +37,7 @@ type builtins struct {
 	// hierarchies are the host's cgroup v1 mounts
 	hierarchies []kernel.Hierarchy
 	fast        *fastinit.Starter // nil if the kernel lacks what it needs
+	noNodes     bool              // we cannot make device nodes
 	filters     *filters
 
 	converting sync.Mutex // held while specconv converts, see ownDevices
@@ -63,7 +64,7 @@ func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) 
 	return &builtins{
 		root: root, state: o.State, log: o.Log, reaper: r, criu: p,
 		hierarchies: list, interned: make(map[[32]byte]*profile),
-		fast: starter, filters: newFilters(o.Log),
+		fast: starter, noNodes: kernel.Probe().NoNodes, filters: newFilters(o.Log),
 	}, err
 }
 

@@ -32,7 +32,8 @@ import (
 // libcontainer makes them: where a working CRIU is installed, nothing is prepared.
 //
 // What cannot be prepared is left to libcontainer: a user namespace (which must own
-// its devpts), a read-only /dev, a mount label, devices outside of /dev.
+// its devpts), a read-only /dev, a mount label, devices outside of /dev, and everything
+// where we cannot make device nodes.
 
 // preparedMounts are the trees that were made for a container beforehand.
 type preparedMounts struct {
@@ -49,7 +50,7 @@ func v1Hierarchies() ([]kernel.Hierarchy, error) {
 // prepareMounts makes those of a container's mounts that it can; libcontainer makes those that
 // fail.
 func (b *builtins) prepareMounts(lc *libcontainer.Container, config *configs.Config, req wire.RunRequest) *preparedMounts {
-	if !b.criu.absent.Load() {
+	if !b.criu.absent.Load() || b.noNodes {
 		return &preparedMounts{}
 	}
 	var paths map[string]string

@@ -53,7 +53,10 @@ func Names(field []string, annotations map[string]string) ([]string, error) {
 // later directory takes precedence over an earlier one with the same device. The
 // error is fault.Invalid if no file has a device; it names the files that could
 // not be read, as the device may be in one of them.
-func Inject(s *specs.Spec, dirs, names []string) (err error) {
+//
+// With bind no node can be made, and whoever starts the container binds the host's of the same
+// path. So those that have another path on the host become mounts.
+func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	if len(names) == 0 {
 		return nil
 	}
@@ -74,6 +77,18 @@ func Inject(s *specs.Spec, dirs, names []string) (err error) {
 	}
 	if err != nil {
 		return fmt.Errorf("CDI device %s: %w", strings.Join(names, ", "), err)
+	}
+	if !bind {
+		return nil
+	}
+	for _, name := range names {
+		d := cache.GetDevice(name)
+		for _, n := range slices.Concat(d.GetSpec().ContainerEdits.DeviceNodes, d.ContainerEdits.DeviceNodes) {
+			if n.HostPath != "" && n.HostPath != n.Path {
+				s.Linux.Devices = slices.DeleteFunc(s.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == n.Path })
+				s.Mounts = append(s.Mounts, specs.Mount{Destination: n.Path, Type: "bind", Source: n.HostPath, Options: []string{"bind", "rprivate", "nosuid", "noexec"}})
+			}
+		}
 	}
 	return nil
 }

@@ -50,7 +50,7 @@ func TestInject(t *testing.T) {
 	value := func() string {
 		t.Helper()
 		s := &specs.Spec{Process: &specs.Process{Env: []string{"PATH=/"}}, Linux: &specs.Linux{Resources: &specs.LinuxResources{}}}
-		if err := Inject(s, []string{low, high}, names); err != nil {
+		if err := Inject(s, []string{low, high}, names, false); err != nil {
 			t.Fatal(err)
 		}
 		if d := s.Linux.Devices; len(d) != 1 || d[0].Path != "/dev/a" || d[0].Type != "c" || d[0].Major != 1 || d[0].Minor != 3 {
@@ -78,12 +78,39 @@ func TestInject(t *testing.T) {
 	}
 }
 
+// Where no node can be made, the host's device of the container's path would be bound, which is
+// another one, or none.
+func TestInjectBound(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "v.json", `{"cdiVersion": "0.6.0", "kind": "v.example/net",
+ "containerEdits": {"deviceNodes": [{"path": "/dev/full", "hostPath": "/dev/null"}]},
+ "devices": [{"name": "a", "containerEdits": {"deviceNodes": [
+  {"path": "/dev/a", "hostPath": "/dev/zero"}, {"path": "/dev/null"}, {"path": "/dev/random", "hostPath": "/dev/random"}]}}]}`)
+	s := &specs.Spec{Process: &specs.Process{}}
+	if err := Inject(s, []string{dir}, []string{"v.example/net=a"}, true); err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, d := range s.Linux.Devices {
+		got = append(got, d.Path)
+	}
+	for _, m := range s.Mounts {
+		got = append(got, m.Source+" at "+m.Destination)
+	}
+	if want := []string{"/dev/null", "/dev/random", "/dev/null at /dev/full", "/dev/zero at /dev/a"}; !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+	if n := len(s.Linux.Resources.Devices); n != 4 {
+		t.Errorf("there are %d rules, want one for each", n)
+	}
+}
+
 func TestInjectUnresolvable(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "good.json", file)
 	write(t, dir, "bad.json", "{")
 	s := &specs.Spec{Process: &specs.Process{}}
-	err := Inject(s, []string{dir, filepath.Join(dir, "none")}, []string{"v.example/net=a", "v.example/net=z", "w.example/gpu=0"})
+	err := Inject(s, []string{dir, filepath.Join(dir, "none")}, []string{"v.example/net=a", "v.example/net=z", "w.example/gpu=0"}, false)
 	if !errors.Is(err, fault.Invalid) {
 		t.Fatalf("got %v, want Invalid", err)
 	}
@@ -95,7 +122,7 @@ func TestInjectUnresolvable(t *testing.T) {
 	if s.Linux != nil || len(s.Process.Env) > 0 {
 		t.Errorf("it injected %+v", s)
 	}
-	if err := Inject(s, []string{dir}, nil); err != nil {
+	if err := Inject(s, []string{dir}, nil, false); err != nil {
 		t.Errorf("no device: %v", err)
 	}
 }
@@ -107,7 +134,7 @@ func TestFileWithANull(t *testing.T) {
 		dir := t.TempDir()
 		write(t, dir, "good.json", file)
 		write(t, dir, "null.json", `{"cdiVersion": "0.6.0", "kind": "w.example/net", "devices": [{"name": "a", "containerEdits": {"`+what+`": `+edits+`}}]}`)
-		err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"v.example/net=a"})
+		err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"v.example/net=a"}, false)
 		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "null.json") || strings.Contains(err.Error(), "good.json") {
 			t.Errorf("%s: got %v, want Invalid and the file's name", what, err)
 		}

@@ -26,7 +26,7 @@ func FuzzInject(f *testing.F) {
 				t.Fatal(err)
 			}
 			s := &specs.Spec{Process: &specs.Process{}}
-			if err := Inject(s, []string{dir}, []string{"v.example/net=a"}); err != nil && err.Error() == "" {
+			if err := Inject(s, []string{dir}, []string{"v.example/net=a"}, true); err != nil && err.Error() == "" {
 				t.Error("an error without a text")
 			}
 			if err := os.Remove(path); err != nil {

@@ -26,7 +26,7 @@ func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 			uid, gid := in.User.UID, in.User.GID
 			node.UID, node.GID = &uid, &gid
 		}
-		if in.IDs == nil || d.Source == "" || d.Source == d.Path {
+		if in.IDs == nil && !in.Host.NoNodes || d.Source == "" || d.Source == d.Path {
 			nodes = append(nodes, node)
 		} // else deviceMounts has it
 		if !privileged(in) {

@@ -42,6 +42,7 @@ type Host struct {
 	RecursiveRO    bool         // mount_setattr(2) with AT_RECURSIVE, Linux ≥ 5.12
 	Seccomp        bool         // seccomp filters are compiled into the kernel
 	AppArmor       bool         // AppArmor is enabled
+	NoNodes        bool         // no device node can be made: they are bind mounts of the host's
 	Arches         []specs.Arch // whose programs this kernel runs, for the built-in seccomp profile; nil = all possible ones
 	MinOOMScoreAdj int          // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
 
@@ -115,7 +116,7 @@ type Volume struct {
 // A Device is a device node and what the container may do with it.
 type Device struct {
 	specs.LinuxDevice
-	Source string // absolute path on the host; needed only in a user namespace, where no node can be made
+	Source string // absolute path on the host; needed only where no node can be made (see BindsNodes)
 	Access string // of "rwm"; "" = "rwm"
 }
 

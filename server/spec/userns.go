@@ -53,11 +53,10 @@ func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
 	return list
 }
 
-// deviceMounts returns the devices that have another name in the container. In a
-// user namespace no node can be made, and libcontainer binds the host's node of
-// the same name.
+// deviceMounts returns the devices that have another name in the container, where no node can
+// be made: libcontainer binds the host's node of the same name.
 func deviceMounts(in Input) []specs.Mount {
-	if in.IDs == nil {
+	if in.IDs == nil && !in.Host.NoNodes {
 		return nil
 	}
 	var list []specs.Mount
@@ -67,6 +66,12 @@ func deviceMounts(in Input) []specs.Mount {
 		}
 	}
 	return list
+}
+
+// BindsNodes reports whether the devices of a container that Build has returned are bind mounts: in
+// a user namespace no node can be made.
+func BindsNodes(s *specs.Spec, h Host) bool {
+	return h.NoNodes || slices.ContainsFunc(s.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace })
 }
 
 // sandboxMappings map the owner of the sandbox's files, root, to root inside.

@@ -16,6 +16,8 @@ import (
 type Setting struct {
 	ID       string
 	CgroupV2 bool
+	// NoNodes is set where no device node can be made: they are bind mounts of the host's.
+	NoNodes bool
 	// Cgroups is a tree of the host that has the container's cgroups of version 1, for
 	// /sys/fs/cgroup; "" = there is none.
 	Cgroups string
@@ -40,11 +42,15 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	if err != nil {
 		return nil, err
 	}
+	nodes, err := p.bindNodes(config.Devices, s)
+	if err != nil {
+		return nil, err
+	}
 	if err := p.namespaces(config.Namespaces, s); err != nil {
 		return nil, err
 	}
 	p.add(stepRoot, "change the root directory", root)
-	if err := p.mounts(config, binds); err != nil {
+	if err := p.mounts(config, binds, nodes); err != nil {
 		return nil, err
 	}
 	p.add(stepDevNull, "open /dev/null")
@@ -158,6 +164,27 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 	return slots, nil
 }
 
+// bindNodes clones the host's devices of the same paths, where none can be made, and returns their
+// slots.
+func (p *Plan) bindNodes(nodes []*devices.Device, s Setting) (map[string]uint64, error) {
+	if !s.NoNodes {
+		return nil, nil
+	}
+	slots := make(map[string]uint64)
+	for _, d := range nodes {
+		if d.Path == "" || d.Path == "/dev/ptmx" {
+			continue
+		}
+		slot, err := p.slot()
+		if err != nil {
+			return nil, err
+		}
+		slots[d.Path] = slot
+		p.tree(slot, d.Path, false, mountAttr{}, mountAttr{}, unix.MS_PRIVATE)
+	}
+	return slots, nil
+}
+
 // inProc reports whether a path is at or below /proc.
 func inProc(name string) bool {
 	clean := path.Clean("/" + name)
@@ -214,7 +241,7 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 }
 
 // mounts appends the steps that mount everything below the root directory.
-func (p *Plan) mounts(config *configs.Config, binds map[int]uint64) error {
+func (p *Plan) mounts(config *configs.Config, binds map[int]uint64, nodes map[string]uint64) error {
 	for i, m := range config.Mounts {
 		what := "mount " + m.Destination
 		slot, isBind := binds[i]
@@ -238,10 +265,16 @@ func (p *Plan) mounts(config *configs.Config, binds map[int]uint64) error {
 			kind = "cgroup2"
 		}
 		p.add(stepMount, what, slot, attr, kind, m.Source, options(m))
-		if path.Clean(m.Destination) == "/dev" {
-			p.devices(slot, config.Devices)
+		dev := path.Clean(m.Destination) == "/dev"
+		if dev {
+			p.devices(slot, config.Devices, nodes)
 		}
 		p.add(stepAttach, what, slot, kind == "proc" || kind == "sysfs", m.Destination)
+		for _, d := range config.Devices {
+			if slot, bound := nodes[d.Path]; bound && dev {
+				p.add(stepAttach, "bind device "+d.Path, slot, false, d.Path)
+			}
+		}
 	}
 	return nil
 }
@@ -272,11 +305,12 @@ func options(m *configs.Mount) []string {
 var hasKcore = sync.OnceValue(func() bool { _, err := os.Stat("/proc/kcore"); return err == nil })
 
 // devices fills a /dev that is not mounted yet with what the runtime-spec requires there
-// (config-linux.md, "Default Devices", and runtime-linux.md, "Dev symbolic links").
-func (p *Plan) devices(dev uint64, nodes []*devices.Device) {
+// (config-linux.md, "Default Devices", and runtime-linux.md, "Dev symbolic links"), but for what is
+// bound later.
+func (p *Plan) devices(dev uint64, nodes []*devices.Device, bound map[string]uint64) {
 	kinds := map[devices.Type]int{devices.CharDevice: unix.S_IFCHR, 'u': unix.S_IFCHR, devices.BlockDevice: unix.S_IFBLK, devices.FifoDevice: unix.S_IFIFO}
 	for _, d := range nodes {
-		if d.Path == "" || d.Path == "/dev/ptmx" {
+		if _, later := bound[d.Path]; later || d.Path == "" || d.Path == "/dev/ptmx" {
 			continue // for its cgroup rule only, or a link
 		}
 		p.add(stepNode, "make device "+d.Path, dev, strings.TrimPrefix(d.Path, "/dev/"), kinds[d.Type]|int(d.FileMode.Perm()),
