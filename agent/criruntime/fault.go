@@ -70,11 +70,8 @@ func innermost(text string) string {
 
 // reasonOf is the reason of an error that knows one, or "".
 func reasonOf(err error) string {
-	if e, ok := errors.AsType[interface {
-		error
-		Reason() string
-	}](err); ok {
-		return e.Reason()
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.reason
 	}
 	return ""
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net/http"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/httpget"
@@ -59,13 +58,8 @@ func (d *Driver) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, a *
 	if err != nil {
 		return err
 	}
-	return drain(resp)
-}
-
-// drain reads a little of the answer, so that the server is not cut off.
-func drain(resp *http.Response) error {
 	defer resp.Body.Close()
-	_, err := io.Copy(io.Discard, io.LimitReader(resp.Body, 10<<10))
+	_, err = io.Copy(io.Discard, io.LimitReader(resp.Body, 10<<10)) // so that the server is not cut off
 	return err
 }
 

@@ -1,6 +1,7 @@
 package criruntime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
@@ -189,17 +190,7 @@ var states = map[cri.ContainerState]podsync.State{
 // ContainerOf puts together what the list and the status say of a container. The
 // status wins where both speak: it is younger.
 func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Container {
-	image := c.GetImage().GetUserSpecifiedImage()
-	if image == "" {
-		image = status.GetImage().GetUserSpecifiedImage()
-	}
-	if image == "" {
-		image = status.GetImage().GetImage()
-	}
-	id := status.GetImageRef()
-	if id == "" {
-		id = c.GetImageRef()
-	}
+	image := cmp.Or(c.GetImage().GetUserSpecifiedImage(), status.GetImage().GetUserSpecifiedImage(), status.GetImage().GetImage())
 	return podsync.Container{
 		ID:         c.Id,
 		UID:        c.GetLabels()[podspec.LabelPodUID],
@@ -214,7 +205,7 @@ func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Containe
 		Reason:     status.GetReason(),
 		Message:    status.GetMessage(),
 		Image:      image,
-		ImageID:    id,
+		ImageID:    cmp.Or(status.GetImageRef(), c.GetImageRef()),
 		LogPath:    status.GetLogPath(),
 		Hash:       c.GetAnnotations()[podspec.AnnotationHash],
 		Resources:  podspec.ResourcesOf(status.GetResources().GetLinux()),

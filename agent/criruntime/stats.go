@@ -105,3 +105,34 @@ func sumMemory(list []*cri.ContainerStats) *cri.MemoryUsage {
 	}
 	return sum
 }
+
+// Rates returns how much CPU pods and containers use, in nanocores by the ID of the sandbox or the container:
+// what the runtime says or, if it says nothing, the rate between two PodStats.
+func Rates(first, second []*cri.PodSandboxStats) map[string]uint64 {
+	before, rates := usage(first), map[string]uint64{}
+	for id, now := range usage(second) {
+		was := before[id]
+		passed := now.GetTimestamp() - was.GetTimestamp()
+		used, usedBefore := now.GetUsageCoreNanoSeconds().GetValue(), was.GetUsageCoreNanoSeconds().GetValue()
+		switch known := now.GetUsageNanoCores(); {
+		case known != nil:
+			rates[id] = known.Value
+		case was == nil || passed <= 0 || used < usedBefore: // it is new, or a container of the pod has gone
+		default:
+			rates[id] = uint64(float64(used-usedBefore) / float64(passed) * 1e9)
+		}
+	}
+	return rates
+}
+
+// usage returns the CPU usage of pods and containers by the ID of the sandbox or the container.
+func usage(list []*cri.PodSandboxStats) map[string]*cri.CpuUsage {
+	of := map[string]*cri.CpuUsage{}
+	for _, s := range list {
+		of[s.GetAttributes().GetId()] = s.GetLinux().GetCpu()
+		for _, c := range s.GetLinux().GetContainers() {
+			of[c.GetAttributes().GetId()] = c.GetCpu()
+		}
+	}
+	return of
+}
