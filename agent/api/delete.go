@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // delete deletes an object. DeleteOptions may be in the body or, as far as one
@@ -38,9 +39,11 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
+	p := ptr.Deref(o.Preconditions, metav1.Preconditions{})
+	uid := ptr.Deref(p.UID, "")
 	found, err := s.Find(r, k)
 	if errors.Is(err, fault.NotFound) && s.o.Store.Rejected(Key(r, k)) {
-		return s.deleteRejected(w, r, k, o.Preconditions, dry)
+		return s.deleteRejected(w, r, k, uid, dry)
 	}
 	if err == nil {
 		err = Changeable(found)
@@ -48,18 +51,11 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	var uid types.UID
-	if p := o.Preconditions; p != nil {
-		if p.UID != nil {
-			uid = *p.UID
-		}
-		if p.ResourceVersion != nil && *p.ResourceVersion != found.GetResourceVersion() {
-			return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(found))
-		}
+	if p.ResourceVersion != nil && *p.ResourceVersion != found.GetResourceVersion() {
+		return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(found))
 	}
 	if dry {
-		Show(w, k, http.StatusOK, found)
-		return nil
+		return Show(w, k, http.StatusOK, found)
 	}
 	object, err := s.o.Store.Delete(Key(r, k), uid, o.GracePeriodSeconds, BoolParam(q, "force"))
 	if err != nil {
@@ -73,24 +69,18 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if now, err := s.Find(r, k); err == nil && now.GetUID() == object.GetUID() {
 		object = now
 	}
-	Show(w, k, http.StatusOK, object)
-	return nil
+	return Show(w, k, http.StatusOK, object)
 }
 
 // deleteRejected deletes an object that cannot be shown, because this agent rejects its text.
-func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, p *metav1.Preconditions, dry bool) error {
-	var uid types.UID
-	if p != nil && p.UID != nil {
-		uid = *p.UID
-	}
+func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, uid types.UID, dry bool) error {
 	if !dry {
 		if _, err := s.o.Store.Delete(Key(r, k), uid, nil, true); err != nil {
 			return err
 		}
 	}
-	Write(w, http.StatusOK, metav1.Status{
+	return Write(w, http.StatusOK, metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess,
 		Details: &metav1.StatusDetails{Name: r.PathValue("name"), Kind: k.Plural},
 	})
-	return nil
 }

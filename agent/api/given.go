@@ -18,8 +18,7 @@ func (s *Server) getGiven(w http.ResponseWriter, r *http.Request, k Kind) error 
 	if err != nil {
 		return err
 	}
-	Write(w, http.StatusOK, json.RawMessage(text))
-	return nil
+	return Write(w, http.StatusOK, json.RawMessage(text))
 }
 
 // Given returns the object of a request, which must be the API's own, and the text that it was
@@ -45,6 +44,5 @@ func (s *Server) getRevisions(w http.ResponseWriter, r *http.Request, k Kind) er
 	if err != nil {
 		return err
 	}
-	Write(w, http.StatusOK, map[string]any{"items": list})
-	return nil
+	return Write(w, http.StatusOK, map[string]any{"items": list})
 }

@@ -21,8 +21,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /runningpods/", s.runningPods)
 	s.handle("GET /runningpods", s.runningPods)
 	s.handle("GET /configz", func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config.Show()})
-		return nil
+		return Write(w, http.StatusOK, map[string]any{"kubeletconfig": s.o.Config.Show()})
 	})
 	s.handle("GET /stats/summary", s.summary)
 	s.handle("GET /metrics", s.metrics)
@@ -31,8 +30,7 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /metrics/cadvisor", s.cadvisorMetrics)
 	// What no Kubernetes API has.
 	s.handle("GET /crisp/v1/sources", func(w http.ResponseWriter, r *http.Request) error {
-		Write(w, http.StatusOK, s.o.Wanted.Sources())
-		return nil
+		return Write(w, http.StatusOK, s.o.Wanted.Sources())
 	})
 }
 
@@ -93,8 +91,7 @@ func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 	for _, o := range pods {
 		list.Items = append(list.Items, *o.(*v1.Pod))
 	}
-	Write(w, http.StatusOK, list)
-	return nil
+	return Write(w, http.StatusOK, list)
 }
 
 // runningPods answers with the pods that have a running container, as far as the runtime
@@ -116,6 +113,5 @@ func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
 			list.Items = append(list.Items, *f.Pod)
 		}
 	}
-	Write(w, http.StatusOK, list)
-	return nil
+	return Write(w, http.StatusOK, list)
 }

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"io"
 	"net/http"
 	"net/url"
 	"strconv"
@@ -29,7 +30,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	if id == "" {
 		return fault.WrongState.Errorf("container %s of pod %s/%s has not run yet", c.Name, pod.Namespace, pod.Name)
 	}
-	o, err := logOptions(q)
+	o, err := logOptions(q, flusher{w})
 	if err != nil {
 		return err
 	}
@@ -46,14 +47,6 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 		return fault.NotFound.Errorf("log of container %s: %v", c.Name, err)
 	}
 	defer l.Close()
-	switch q.Get("stream") {
-	case "Stdout":
-		o.Stdout = flusher{w}
-	case "Stderr":
-		o.Stderr = flusher{w}
-	default:
-		o.Stdout, o.Stderr = flusher{w}, flusher{w}
-	}
 	if BoolParam(q, "follow") && !BoolParam(q, "previous") {
 		o.Running = criruntime.Running(runtime, podsync.RuntimeID(id))
 	}
@@ -64,10 +57,15 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// logOptions are those of the query, but for where to and for how long.
-func logOptions(q url.Values) (o logread.Options, err error) {
+// logOptions are those of the query, but for how long.
+func logOptions(q url.Values, to io.Writer) (o logread.Options, err error) {
 	switch s := q.Get("stream"); s {
-	case "", "All", "Stdout", "Stderr":
+	case "", "All":
+		o.Stdout, o.Stderr = to, to
+	case "Stdout":
+		o.Stdout = to
+	case "Stderr":
+		o.Stderr = to
 	default:
 		return o, fault.Invalid.Errorf("stream: %q is not All, Stdout or Stderr", s)
 	}

@@ -3,15 +3,14 @@ package api
 import (
 	"maps"
 	"net/http"
-	"os"
 	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/prometheus/procfs"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
@@ -101,11 +100,9 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	}
 	p.add("crisp_manifests_broken", "gauge", "Manifests that are wrong.", nil, float64(broken))
 	p.add("go_goroutines", "gauge", "Goroutines.", nil, float64(runtime.NumGoroutine()))
-	if data, err := os.ReadFile("/proc/self/statm"); err == nil {
-		if words := strings.Fields(string(data)); len(words) > 1 {
-			if pages, err := strconv.Atoi(words[1]); err == nil {
-				p.add("process_resident_memory_bytes", "gauge", "Resident memory.", nil, float64(pages*os.Getpagesize()))
-			}
+	if self, err := procfs.Self(); err == nil {
+		if stat, err := self.Stat(); err == nil {
+			p.add("process_resident_memory_bytes", "gauge", "Resident memory.", nil, float64(stat.ResidentMemory()))
 		}
 	}
 	s.o.Metrics.Write(p.add)

@@ -1,12 +1,10 @@
 package api
 
 import (
-	"os"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/prometheus/procfs"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
@@ -15,17 +13,10 @@ import (
 func (s *Server) NodeStats() stats.NodeStats {
 	n := stats.NodeStats{NodeName: s.o.Node.Node().Name}
 	now := metav1.Now()
-	if data, err := os.ReadFile("/proc/stat"); err == nil {
-		for line := range strings.Lines(string(data)) {
-			words := strings.Fields(line)
-			switch {
-			case len(words) > 8 && words[0] == "cpu":
-				n.CPU = &stats.CPUStats{Time: now, UsageCoreNanoSeconds: busy(words[1:])}
-			case len(words) == 2 && words[0] == "btime":
-				if seconds, err := strconv.ParseInt(words[1], 10, 64); err == nil {
-					n.StartTime = metav1.Unix(seconds, 0)
-				}
-			}
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if stat, err := fs.Stat(); err == nil {
+			n.CPU = &stats.CPUStats{Time: now, UsageCoreNanoSeconds: busy(&stat.CPUTotal)}
+			n.StartTime = metav1.Unix(int64(stat.BootTime), 0)
 		}
 	}
 	if m, ok := node.ReadMemory(); ok {
@@ -35,23 +26,8 @@ func (s *Server) NodeStats() stats.NodeStats {
 	return n
 }
 
-// busy is the time that the CPUs did not idle, of the columns of proc_stat(5), in
-// nanoseconds. The kernel counts in ticks of 10 ms (USER_HZ is 100 on every
-// architecture that crisp runs on).
-func busy(columns []string) *uint64 {
-	var ticks uint64
-	for i, text := range columns {
-		v, err := strconv.ParseUint(text, 10, 64)
-		if err != nil {
-			return nil
-		}
-		const idle, iowait, guest, guestNice = 3, 4, 8, 9
-		switch i {
-		case idle, iowait, guest, guestNice: // a guest's time is in user's already
-		default:
-			ticks += v
-		}
-	}
-	ns := ticks * uint64(10*time.Millisecond)
-	return &ns
+// busy is the time that the CPUs did not idle, in nanoseconds. A guest's time is in user's already.
+func busy(c *procfs.CPUStat) *uint64 {
+	seconds := c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	return new(uint64(seconds * float64(time.Second)))
 }

@@ -95,8 +95,7 @@ func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if err != nil {
 		return err
 	}
-	Show(w, k, http.StatusOK, o)
-	return nil
+	return Show(w, k, http.StatusOK, o)
 }
 
 // A Representer is a ResponseWriter whose client wants objects in another form.
@@ -105,8 +104,8 @@ type Representer interface {
 }
 
 // Show answers with one object, in the form that the client asks for.
-func Show(w http.ResponseWriter, k Kind, code int, o manifest.Object) {
-	Write(w, code, represent(w, k, o))
+func Show(w http.ResponseWriter, k Kind, code int, o manifest.Object) error {
+	return Write(w, code, represent(w, k, o))
 }
 
 func represent(w http.ResponseWriter, k Kind, o manifest.Object) any {
@@ -181,14 +180,12 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 	}
 	version := strconv.FormatUint(seq, 10)
 	if f, ok := w.(Representer); ok {
-		Write(w, http.StatusOK, f.Represent(k, items, version))
-		return nil
+		return Write(w, http.StatusOK, f.Represent(k, items, version))
 	}
-	Write(w, http.StatusOK, map[string]any{
+	return Write(w, http.StatusOK, map[string]any{
 		"apiVersion": k.Group, "kind": k.Name + "List",
 		"metadata": map[string]string{"resourceVersion": version}, "items": items,
 	})
-	return nil
 }
 
 // Body reads what a request carries.
@@ -276,8 +273,7 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 	if !o.DryRun {
 		object = s.taken(r.Context(), k, object)
 	}
-	Show(w, k, code, object)
-	return nil
+	return Show(w, k, code, object)
 }
 
 // dryRun reports whether a request is only to be tried. Another value than that of Kubernetes is

@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -63,13 +64,7 @@ func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
 	if uid := r.PathValue("uid"); uid != "" && uid != string(pod.UID) {
 		return nil, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has the UID %s by now", pod.Namespace, pod.Name, pod.UID)
 	}
-	name := r.PathValue("container")
-	if name == "" {
-		name = r.URL.Query().Get("container")
-	}
-	if name == "" {
-		name = pod.Spec.Containers[0].Name
-	}
+	name := cmp.Or(r.PathValue("container"), r.URL.Query().Get("container"), pod.Spec.Containers[0].Name)
 	c := podsync.StatusOf(name, pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses)
 	if c == nil {
 		return pod, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has no container %s yet", pod.Namespace, pod.Name, name)
@@ -227,8 +222,7 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	if err := runtime.CheckpointContainer(r.Context(), &cri.CheckpointContainerRequest{ContainerId: id, Location: path}); err != nil {
 		return err
 	}
-	Write(w, http.StatusOK, map[string][]string{"items": {path}})
-	return nil
+	return Write(w, http.StatusOK, map[string][]string{"items": {path}})
 }
 
 // resize changes the resources of a pod's containers while they run. The request
@@ -277,6 +271,5 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	}
 	pod.Spec.EphemeralContainers = asked.Spec.EphemeralContainers
 	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-	Write(w, http.StatusOK, pod)
-	return nil
+	return Write(w, http.StatusOK, pod)
 }

@@ -38,8 +38,7 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if !s.o.Workers.Restart(pod, ids, grace) { // its status is that of an earlier agent, or it has just gone
 		return fault.Unavailable.Errorf("pod %s/%s has no worker: the runtime has not answered yet, or the pod has gone", pod.Namespace, pod.Name)
 	}
-	Write(w, http.StatusAccepted, map[string][]string{"items": names})
-	return nil
+	return Write(w, http.StatusAccepted, map[string][]string{"items": names})
 }
 
 // restartable returns the names and the runtime's IDs of the containers and sidecars of a pod that

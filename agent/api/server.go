@@ -194,16 +194,16 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	Write(w, int(status.Code), status)
 }
 
-// Write answers with v as JSON.
-func Write(w http.ResponseWriter, code int, v any) {
+// Write answers with v as JSON. It fails, and has not answered, if v cannot be JSON.
+func Write(w http.ResponseWriter, code int, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
-		http.Error(w, err.Error(), http.StatusInternalServerError)
-		return
+		return err
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	w.Write(append(data, '\n'))
+	w.Write(append(data, '\n')) // nobody else could be told that the client has gone
+	return nil
 }
 
 // BoolParam reads a boolean parameter: "1", "true" and the bare name.

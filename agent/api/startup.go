@@ -27,12 +27,10 @@ func (s *Server) startup(w http.ResponseWriter, r *http.Request) error {
 		own := criruntime.Startup(r.Context(), s.o.Runtime.Runtime(), string(pod.UID))
 		report.Stages = timeline.Join(report.Stages, own, time.Now())
 	}
-	Write(w, http.StatusOK, report)
-	return nil
+	return Write(w, http.StatusOK, report)
 }
 
 // startups answers with what all pods took their time for, as far as the agent knows.
 func (s *Server) startups(w http.ResponseWriter, _ *http.Request) error {
-	Write(w, http.StatusOK, map[string][]startup.Report{"items": s.o.Startup.All()})
-	return nil
+	return Write(w, http.StatusOK, map[string][]startup.Report{"items": s.o.Startup.All()})
 }

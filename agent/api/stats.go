@@ -33,8 +33,7 @@ func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 		s.addNodeFiles(r.Context(), &summary.Node)
 		s.addFiles(summary.Pods)
 	}
-	Write(w, http.StatusOK, summary)
-	return nil
+	return Write(w, http.StatusOK, summary)
 }
 
 // addNodeFiles adds the file systems of the node and, if it answers, of the runtime.
@@ -151,11 +150,9 @@ func (s *Server) starts() map[string]metav1.Time {
 		if at := now.StartTime; at != nil {
 			starts[string(pod.UID)] = *at
 		}
-		for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses, now.EphemeralContainerStatuses} {
-			for _, c := range list {
-				if c.State.Running != nil {
-					starts[string(pod.UID)+"/"+c.Name] = c.State.Running.StartedAt
-				}
+		for _, c := range slices.Concat(now.InitContainerStatuses, now.ContainerStatuses, now.EphemeralContainerStatuses) {
+			if c.State.Running != nil {
+				starts[string(pod.UID)+"/"+c.Name] = c.State.Running.StartedAt
 			}
 		}
 	}

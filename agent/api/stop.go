@@ -19,10 +19,10 @@ func (s *Server) routeStops() {
 }
 
 func done(w http.ResponseWriter, err error) error {
-	if err == nil {
-		Write(w, http.StatusAccepted, struct{}{})
+	if err != nil {
+		return err
 	}
-	return err
+	return Write(w, http.StatusAccepted, struct{}{})
 }
 
 // stoppable finds the pod that a request would stop or start.

@@ -36,7 +36,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 		timeout = time.After(podsync.Seconds(int64(seconds)))
 	}
 	fresh := seq == 0
-	seen := newSeen(sel)
+	seen := seen{sel, map[string]bool{}}
 	if !fresh {
 		objects, _ := s.cache.List(k.Name)
 		seen.seed(objects, seq)
@@ -95,8 +95,6 @@ type seen struct {
 func entryKey(o manifest.Object) string {
 	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
 }
-
-func newSeen(sel selection) seen { return seen{sel, map[string]bool{}} }
 
 // seed takes the objects that have not changed since the client's list, which was
 // made with the same selector.

@@ -19,8 +19,7 @@ func (h *Handler) routeAccess() {
 			return err
 		}
 		review.Status = authorizationv1.SubjectAccessReviewStatus{Allowed: true}
-		api.Write(w, http.StatusCreated, review)
-		return nil
+		return api.Write(w, http.StatusCreated, review)
 	})
 }
 
@@ -44,8 +43,7 @@ func (h *Handler) routeNamespaces() {
 				}
 				name = n.Name
 			}
-			api.Show(w, k, code, api.Namespace(name))
-			return nil
+			return api.Show(w, k, code, api.Namespace(name))
 		}
 	}
 	h.handle("POST /api/v1/namespaces", take(http.StatusCreated))

@@ -12,23 +12,19 @@ import (
 // routeDiscovery tells clients such as kubectl what there is.
 func (h *Handler) routeDiscovery() {
 	h.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
-		api.Write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
-		return nil
+		return api.Write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
 	})
 	h.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
-		api.Write(w, http.StatusOK, groups())
-		return nil
+		return api.Write(w, http.StatusOK, groups())
 	})
 	for _, gv := range append(groupVersions(), authorization, usageGroup) {
 		h.handle("GET "+api.Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
 			list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: gv, APIResources: resources(gv)}
-			api.Write(w, http.StatusOK, list)
-			return nil
+			return api.Write(w, http.StatusOK, list)
 		})
 	}
 	h.handle("GET /version", func(w http.ResponseWriter, r *http.Request) error {
-		api.Write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": h.version})
-		return nil
+		return api.Write(w, http.StatusOK, map[string]string{"major": "1", "minor": "36", "gitVersion": "v1.36.0+crisp", "platform": "linux", "crisp": h.version})
 	})
 }
 

@@ -17,13 +17,11 @@ func (h *Handler) routeOpenAPI() {
 			name := strings.TrimPrefix(api.Kind{Group: gv}.Path(), "/")
 			paths[name] = map[string]string{"serverRelativeURL": "/openapi/v3/" + name}
 		}
-		api.Write(w, http.StatusOK, map[string]any{"paths": paths})
-		return nil
+		return api.Write(w, http.StatusOK, map[string]any{"paths": paths})
 	})
 	for _, gv := range groupVersions() {
 		h.handle("GET /openapi/v3"+api.Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
-			api.Write(w, http.StatusOK, h.openAPI(gv))
-			return nil
+			return api.Write(w, http.StatusOK, h.openAPI(gv))
 		})
 	}
 }

@@ -42,8 +42,7 @@ func (h *Handler) getScale(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	api.Write(w, http.StatusOK, scale)
-	return nil
+	return api.Write(w, http.StatusOK, scale)
 }
 
 func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
@@ -90,8 +89,7 @@ func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
 	if _, scale, err = h.scale(r); err != nil {
 		return err
 	}
-	api.Write(w, http.StatusOK, scale)
-	return nil
+	return api.Write(w, http.StatusOK, scale)
 }
 
 // headersOnly discards the body of an answer.

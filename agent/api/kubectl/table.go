@@ -34,16 +34,11 @@ type tables struct {
 }
 
 // Unwrap is for http.ResponseController.
-func (t *tables) Unwrap() http.ResponseWriter { return t.ResponseWriter }
+func (w *tables) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Represent makes a table of objects.
-func (t *tables) Represent(k api.Kind, objects []manifest.Object, version string) any {
-	return table(t.r, k, objects, version)
-}
-
-// table makes a table of objects of one kind. Each row has its object, or as much of
+// Represent makes a table of objects of one kind. Each row has its object, or as much of
 // it as includeObject asks for; by default its metadata.
-func table(r *http.Request, k api.Kind, objects []manifest.Object, version string) *metav1.Table {
+func (w *tables) Represent(k api.Kind, objects []manifest.Object, version string) any {
 	list := columns.Columns(k.Name)
 	t := &metav1.Table{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "Table"}, Rows: []metav1.TableRow{}}
 	t.ResourceVersion = version
@@ -66,7 +61,7 @@ func table(r *http.Request, k api.Kind, objects []manifest.Object, version strin
 		for _, c := range list {
 			row.Cells = append(row.Cells, c.Cell(o, now))
 		}
-		row.Object = included(r.URL.Query().Get("includeObject"), o)
+		row.Object = included(w.r.URL.Query().Get("includeObject"), o)
 		t.Rows = append(t.Rows, row)
 	}
 	return t

@@ -14,7 +14,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	metrics "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
@@ -41,34 +40,32 @@ func (h *Handler) routeUsage() {
 			return namespace != "" && p.Namespace != namespace || name != "" && p.Name != name || !sel.Matches(labels.Set(p.Labels))
 		})
 		if name == "" {
-			api.Write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
-			return nil
+			return api.Write(w, http.StatusOK, metrics.PodMetricsList{TypeMeta: usageType("PodMetricsList"), Items: all})
 		}
 		if len(all) == 0 {
 			return fault.NotFound.Errorf("nothing is known of what pod %s/%s uses", namespace, name)
 		}
-		api.Write(w, http.StatusOK, all[0])
-		return nil
+		return api.Write(w, http.StatusOK, all[0])
 	}
 	h.handle("GET "+path+"/pods", pods)
 	h.handle("GET "+path+"/namespaces/{namespace}/pods", pods)
 	h.handle("GET "+path+"/namespaces/{namespace}/pods/{name}", pods)
 	h.handle("GET "+path+"/nodes", func(w http.ResponseWriter, r *http.Request) error {
 		n, err := h.nodeUsage(r.Context())
-		if err == nil {
-			api.Write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
+		if err != nil {
+			return err
 		}
-		return err
+		return api.Write(w, http.StatusOK, metrics.NodeMetricsList{TypeMeta: usageType("NodeMetricsList"), Items: []metrics.NodeMetrics{n}})
 	})
 	h.handle("GET "+path+"/nodes/{name}", func(w http.ResponseWriter, r *http.Request) error {
 		if name := r.PathValue("name"); name != h.server.NodeStats().NodeName {
 			return fault.NotFound.Errorf("there is no node %s", name)
 		}
 		n, err := h.nodeUsage(r.Context())
-		if err == nil {
-			api.Write(w, http.StatusOK, n)
+		if err != nil {
+			return err
 		}
-		return err
+		return api.Write(w, http.StatusOK, n)
 	})
 }
 
@@ -93,12 +90,7 @@ func (h *Handler) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	if err != nil {
 		return nil, err
 	}
-	before := map[string]*cri.CpuUsage{}
-	for _, sb := range first {
-		for _, c := range sb.GetLinux().GetContainers() {
-			before[c.GetAttributes().GetId()] = c.GetCpu()
-		}
-	}
+	rates := criruntime.Rates(first, second)
 	list := []metrics.PodMetrics{}
 	for _, sb := range second {
 		m := sb.GetAttributes().GetMetadata()
@@ -106,7 +98,7 @@ func (h *Handler) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 		p.Name, p.Namespace, p.Labels = m.GetName(), m.GetNamespace(), sb.GetAttributes().GetLabels()
 		for _, c := range sb.GetLinux().GetContainers() {
 			p.Containers = append(p.Containers, metrics.ContainerMetrics{Name: c.GetAttributes().GetMetadata().GetName(), Usage: amountsUsed(
-				nanocores(before[c.GetAttributes().GetId()], c.GetCpu()), c.GetMemory().GetWorkingSetBytes().GetValue())})
+				rates[c.GetAttributes().GetId()], c.GetMemory().GetWorkingSetBytes().GetValue())})
 		}
 		list = append(list, p)
 	}
@@ -118,19 +110,6 @@ func amountsUsed(nanocores, bytes uint64) v1.ResourceList {
 		v1.ResourceCPU:    *resource.NewScaledQuantity(int64(nanocores), resource.Nano),
 		v1.ResourceMemory: *resource.NewQuantity(int64(bytes), resource.BinarySI),
 	}
-}
-
-// nanocores is the rate that the runtime knows, or that between two looks.
-func nanocores(was, now *cri.CpuUsage) uint64 {
-	if v := now.GetUsageNanoCores(); v != nil {
-		return v.Value
-	}
-	passed := now.GetTimestamp() - was.GetTimestamp()
-	used, usedBefore := now.GetUsageCoreNanoSeconds().GetValue(), was.GetUsageCoreNanoSeconds().GetValue()
-	if was == nil || passed <= 0 || used < usedBefore { // it is new
-		return 0
-	}
-	return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
 }
 
 func (h *Handler) nodeUsage(ctx context.Context) (metrics.NodeMetrics, error) {
