@@ -116,12 +116,9 @@ func (k *keys) redeem(text string) bool {
 	sum, now := sha256.Sum256([]byte(text)), time.Now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	found := -1
-	for i := range k.list {
-		if subtle.ConstantTimeCompare(sum[:], k.list[i].sum[:]) == 1 && now.Before(k.list[i].until) {
-			found = i
-		}
-	}
+	found := slices.IndexFunc(k.list, func(one key) bool {
+		return subtle.ConstantTimeCompare(sum[:], one.sum[:]) == 1 && now.Before(one.until)
+	})
 	if found < 0 {
 		return false
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/agent/table"
 	"github.com/crisp-cri/crisp/agent/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/pulls"
@@ -118,7 +119,7 @@ func factsOf(pod *v1.Pod) []fact {
 func containers(pod *v1.Pod, now time.Time) []containerRow {
 	var list []containerRow
 	add := func(kind, name, image string, resources v1.ResourceRequirements, statuses []v1.ContainerStatus) {
-		row := containerRow{Kind: kind, Name: name, Image: image, Resources: resourceWords(resources), State: "not there yet", Class: "wait"}
+		row := containerRow{Kind: kind, Name: name, Image: image, Resources: table.Resources(resources), State: "not there yet", Class: "wait"}
 		if c := podsync.StatusOf(name, statuses); c != nil {
 			row.State, row.Class = stateWords(c.State, now)
 			row.Last, _ = stateWords(c.LastTerminationState, now)
@@ -155,20 +156,6 @@ func stateWords(s v1.ContainerState, now time.Time) (text, class string) {
 		}
 	}
 	return text, class
-}
-
-func resourceWords(r v1.ResourceRequirements) string {
-	var words []string
-	for _, of := range []struct {
-		word string
-		list v1.ResourceList
-	}{{"limit", r.Limits}, {"request", r.Requests}} {
-		for _, name := range slices.Sorted(maps.Keys(of.list)) {
-			q := of.list[name]
-			words = append(words, fmt.Sprintf("%s %s %s", name, of.word, q.String()))
-		}
-	}
-	return strings.Join(words, ", ")
 }
 
 // eventRows returns rows of the newest maxEvents events, the newest first.

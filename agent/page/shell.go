@@ -1,6 +1,7 @@
 package page
 
 import (
+	"cmp"
 	"context"
 	"net/http"
 	"net/url"
@@ -31,9 +32,7 @@ const (
 
 func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
 	t := targetOf(r)
-	if t.Command == "" {
-		t.Command = defaultShell
-	}
+	t.Command = cmp.Or(t.Command, defaultShell)
 	s.show(w, r, http.StatusOK, "shell", view{Title: "Shell in " + t.Name, Body: t})
 	return nil
 }

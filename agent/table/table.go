@@ -1,9 +1,10 @@
-// Package table has the columns of objects that "crisp get" and "kubectl get" print.
+// Package table has the columns of objects that "crisp get" and "kubectl get" print, and words for what is in cells.
 package table
 
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -182,4 +183,19 @@ var columns = map[string][]Column{
 		{"Count", true, of(func(e *v1.Event) any { return e.Count })},
 		{"Name", true, func(o manifest.Object, _ time.Time) any { return o.GetName() }},
 	},
+}
+
+// Resources returns limits and requests in words: "cpu limit 1, memory request 64Mi".
+func Resources(r v1.ResourceRequirements) string {
+	var words []string
+	for _, of := range []struct {
+		word string
+		list v1.ResourceList
+	}{{"limit", r.Limits}, {"request", r.Requests}} {
+		for _, name := range slices.Sorted(maps.Keys(of.list)) {
+			q := of.list[name]
+			words = append(words, fmt.Sprintf("%s %s %s", name, of.word, q.String()))
+		}
+	}
+	return strings.Join(words, ", ")
 }

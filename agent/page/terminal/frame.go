@@ -1,6 +1,9 @@
 package terminal
 
-import "strings"
+import (
+	"slices"
+	"strings"
+)
 
 // A Frame is what has changed since the last one.
 type Frame struct {
@@ -48,12 +51,7 @@ func (t *Terminal) Changed() bool {
 	if len(t.past) > 0 || t.cleared || min(t.x, t.columns-1) != t.shownX || t.y != t.shownY || t.hidden != t.shownHidden {
 		return true
 	}
-	for i := range t.lines {
-		if t.lines[i].dirty {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(t.lines, func(l line) bool { return l.dirty })
 }
 
 // runs returns the line's cells, without blanks at its end. The cell in the column cursor, -1
