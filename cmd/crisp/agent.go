@@ -116,9 +116,7 @@ func (f *agentFlags) take(o *agent.Options) error {
 	if o.PullPolicy = pullrecords.Policy(f.pullPolicy); !slices.Contains(pullrecords.Policies, o.PullPolicy) {
 		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", f.pullPolicy, pullrecords.Policies)
 	}
-	if f.pullUnasked != "" {
-		o.PullUnasked = strings.Split(f.pullUnasked, ",")
-	}
+	o.PullUnasked = commaSeparated(f.pullUnasked)
 	if e := o.Tracing.Endpoint; e != "" && !config.IsEndpoint(e) {
 		return usageError("--tracing-endpoint %s: want host:port, or a URL of http, https or unix with nothing but that", e)
 	}
@@ -128,20 +126,14 @@ func (f *agentFlags) take(o *agent.Options) error {
 	if (o.Plugins == "") != (o.PluginDir == "") {
 		return usageError("--image-credential-provider-config and --image-credential-provider-bin-dir need each other")
 	}
-	for ip := range strings.SplitSeq(f.nodeIP, ",") {
-		if ip == "" {
-			continue
-		}
+	for _, ip := range commaSeparated(f.nodeIP) {
 		addr, err := netip.ParseAddr(ip)
 		if err != nil {
 			return usageError("--node-ip %s: not an IP address", ip)
 		}
 		o.NodeIPs = append(o.NodeIPs, addr)
 	}
-	for ip := range strings.SplitSeq(f.clusterDNS, ",") {
-		if ip == "" {
-			continue
-		}
+	for _, ip := range commaSeparated(f.clusterDNS) {
 		if _, err := netip.ParseAddr(ip); err != nil {
 			return usageError("--cluster-dns %s: not an IP address", ip)
 		}

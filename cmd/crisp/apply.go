@@ -31,34 +31,32 @@ type document struct {
 func (c *cli) inputs(names []string) ([]document, error) {
 	var docs []document
 	for _, name := range names {
+		paths, read := []string{name}, os.ReadFile
+		var err error
 		switch {
 		case name == "-":
-			data, err := io.ReadAll(c.stdin)
-			if err != nil {
-				return nil, err
-			}
-			docs = append(docs, document{"-", data})
-		case strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://"):
-			data, err := c.download(name)
-			if err != nil {
-				return nil, err
-			}
-			docs = append(docs, document{name, data})
+			read = func(string) ([]byte, error) { return io.ReadAll(c.stdin) }
+		case isURL(name):
+			read = c.download
 		default:
-			files, err := filesOf(name)
+			paths, err = filesOf(name)
+		}
+		if err != nil {
+			return nil, err
+		}
+		for _, path := range paths {
+			data, err := read(path)
 			if err != nil {
 				return nil, err
 			}
-			for _, path := range files {
-				data, err := os.ReadFile(path)
-				if err != nil {
-					return nil, err
-				}
-				docs = append(docs, document{path, data})
-			}
+			docs = append(docs, document{path, data})
 		}
 	}
 	return docs, nil
+}
+
+func isURL(name string) bool {
+	return strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://")
 }
 
 func (c *cli) download(from string) ([]byte, error) {
@@ -202,8 +200,8 @@ func applyCommand(c *cli) *cobra.Command {
 		if len(files) == 0 || len(rest) > 0 {
 			return usageError("apply needs -f FILE")
 		}
-		if err := checkDryRun(dryRun, "server", "client"); err != nil {
-			return err
+		if dryRun != "" && dryRun != "server" && dryRun != "client" { // it would do what it is to try
+			return usageError("--dry-run %s: want server or client", dryRun)
 		}
 		origin := ""
 		if prune {
@@ -249,14 +247,6 @@ func applyCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// checkDryRun rejects another value of --dry-run than these: it would do what it is to try.
-func checkDryRun(value string, known ...string) error {
-	if value != "" && !slices.Contains(known, value) {
-		return usageError("--dry-run %s: want %s", value, strings.Join(known, " or "))
-	}
-	return nil
-}
-
 // originOf says where manifests are from, so that two who prune never take each
 // other's objects for their own: a path counts from the root, and standard input is
 // nowhere unless it has a name.
@@ -269,7 +259,7 @@ func originOf(files []string, set string) (string, error) {
 		switch {
 		case name == "-":
 			return "", usageError("--prune with -f - cannot know what was applied before: name the set by --applyset NAME")
-		case strings.HasPrefix(name, "http://") || strings.HasPrefix(name, "https://"):
+		case isURL(name):
 			places = append(places, name)
 		default:
 			path, err := filepath.Abs(name)

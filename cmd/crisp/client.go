@@ -9,10 +9,12 @@ import (
 	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
+	"k8s.io/utils/ptr"
 )
 
 // patience is how long a command waits for the runtime to answer at all.
@@ -84,17 +86,12 @@ func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, 
 	if err != nil {
 		return nil, criruntime.Found{}, err
 	}
-	f, err := c.findPod(runtime, namespace, name)
-	return runtime, f, err
-}
-
-// findPod finds the pod that an argument names.
-func (c *cli) findPod(runtime internalapi.RuntimeService, namespace, arg string) (criruntime.Found, error) {
 	all, err := c.pods(runtime)
 	if err != nil {
-		return criruntime.Found{}, err
+		return nil, criruntime.Found{}, err
 	}
-	return c.pick(all, namespace, arg)
+	f, err := c.pick(all, namespace, name)
+	return runtime, f, err
 }
 
 // pick finds the pod that an argument names: "web", "pod/web", or of "deploy/web" the
@@ -144,12 +141,7 @@ func statusesOf(pod *v1.Pod) []v1.ContainerStatus {
 
 // statusOf returns the status of a container of a pod, an empty one if there is none of the name.
 func statusOf(pod *v1.Pod, name string) v1.ContainerStatus {
-	for _, s := range statusesOf(pod) {
-		if s.Name == name {
-			return s
-		}
-	}
-	return v1.ContainerStatus{}
+	return ptr.Deref(podsync.StatusOf(name, statusesOf(pod)), v1.ContainerStatus{})
 }
 
 // running finds a container that runs, by the names of pod and container, and
@@ -166,7 +158,7 @@ func (c *cli) running(namespace, name, container string) (internalapi.RuntimeSer
 	if st.State.Running == nil {
 		return nil, "", fault.WrongState.Errorf("container %s of pod %s is not running: %s", st.Name, f.Pod.Name, stateWord(st))
 	}
-	return runtime, runtimeID(st.ContainerID), nil
+	return runtime, podsync.RuntimeID(st.ContainerID), nil
 }
 
 func stateWord(s v1.ContainerStatus) string {
@@ -185,12 +177,4 @@ func containerNames(list []v1.ContainerStatus) []string {
 		names[i] = s.Name
 	}
 	return names
-}
-
-// runtimeID takes the runtime's name off a container ID.
-func runtimeID(id string) string {
-	if _, rest, ok := strings.Cut(id, "://"); ok {
-		return rest
-	}
-	return id
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/table"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )
@@ -177,17 +178,7 @@ func describeContainer(w io.Writer, spec v1.Container, states []v1.ContainerStat
 		}
 		line("Port", text)
 	}
-	var resources []string
-	for _, list := range []struct {
-		word string
-		of   v1.ResourceList
-	}{{"limit", spec.Resources.Limits}, {"request", spec.Resources.Requests}} {
-		for _, name := range slices.Sorted(maps.Keys(list.of)) {
-			q := list.of[name]
-			resources = append(resources, fmt.Sprintf("%s %s %s", name, list.word, q.String()))
-		}
-	}
-	line("Resources", strings.Join(resources, ", "))
+	line("Resources", table.Resources(spec.Resources))
 	i := slices.IndexFunc(states, func(s v1.ContainerStatus) bool { return s.Name == spec.Name })
 	if i >= 0 {
 		s := states[i]

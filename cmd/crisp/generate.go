@@ -70,17 +70,14 @@ func (c *cli) unitOfPod(words, arg, namespace string) error {
 	if err := c.fetch(pathOf(podKind, namespace, t.name), nil, &pod); err != nil {
 		return err
 	}
+	grace := ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, v1.DefaultTerminationGracePeriodSeconds)
 	return c.printUnit("pod "+namespace+"/"+t.name, "", fmt.Sprintf(`ExecStart=%[1]s start -n %[2]s %[3]s
 ExecStop=%[1]s stop -n %[2]s %[3]s
-TimeoutStopSec=%[4]d`, words, namespace, t.name, graceSeconds(&pod)+stopMargin))
+TimeoutStopSec=%[4]d`, words, namespace, t.name, grace+stopMargin))
 }
 
 // stopMargin is how many seconds a unit waits beyond the grace period of its pod.
 const stopMargin = 30
-
-func graceSeconds(pod *v1.Pod) int64 {
-	return ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, v1.DefaultTerminationGracePeriodSeconds)
-}
 
 // unitOfFile prints a unit that applies a manifest and deletes what it defines.
 func (c *cli) unitOfFile(words, file string) error {

@@ -91,22 +91,20 @@ func (c *cli) get(what []target, o getOptions) error {
 
 // printTables prints a table for each kind of items.
 func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]string, o getOptions) error {
-	mixed := slices.ContainsFunc(items, func(u unstructured.Unstructured) bool { return u.GetKind() != items[0].GetKind() })
-	for first := true; len(items) > 0; first = false {
-		kind, _ := api.KindOf(items[0].GetKind())
-		var same, others []unstructured.Unstructured
-		for _, u := range items {
-			if u.GetKind() == kind.Name {
-				same = append(same, u)
-			} else {
-				others = append(others, u)
-			}
+	var kinds []string
+	for _, u := range items {
+		if !slices.Contains(kinds, u.GetKind()) {
+			kinds = append(kinds, u.GetKind())
 		}
-		if !first {
+	}
+	for i, name := range kinds {
+		if i > 0 {
 			fmt.Fprintln(c.stdout)
 		}
+		kind, _ := api.KindOf(name)
+		same := slices.DeleteFunc(slices.Clone(items), func(u unstructured.Unstructured) bool { return u.GetKind() != name })
 		v := newView(kind, o)
-		if v.boxes = boxes; mixed {
+		if v.boxes = boxes; len(kinds) > 1 {
 			v.prefix = kind.Singular + "/"
 		}
 		if kind.Name == "Pod" {
@@ -115,7 +113,6 @@ func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]st
 		if err := v.print(c.stdout, same); err != nil {
 			return err
 		}
-		items = others
 	}
 	return nil
 }

@@ -1,12 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"strings"
 	"text/template"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/encoding/protojson"
@@ -78,11 +80,7 @@ func (c *cli) look(name string, o inspectOptions) (any, error) {
 		}
 		return plainValue(v)
 	}
-	what := o.kind
-	if what == "" {
-		what = "pod, container or image"
-	}
-	return nil, fault.NotFound.Errorf("there is no %s %s", what, name)
+	return nil, fault.NotFound.Errorf("there is no %s %s", cmp.Or(o.kind, "pod, container or image"), name)
 }
 
 func (c *cli) lookPod(name string, o inspectOptions) (any, error) {
@@ -113,7 +111,7 @@ func (c *cli) lookContainer(id string, _ inspectOptions) (any, error) {
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}
-	id = runtimeID(id)
+	id = podsync.RuntimeID(id)
 	var found []string
 	for _, box := range list {
 		if len(id) >= leastID && strings.HasPrefix(box.Id, id) {

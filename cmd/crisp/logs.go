@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logread"
 	"github.com/spf13/cobra"
@@ -206,7 +207,7 @@ func runOf(f criruntime.Found, s v1.ContainerStatus, previous bool) (string, err
 		if t == nil {
 			return "", fault.NotFound.Errorf("container %s of pod %s has not run before", s.Name, f.Pod.Name)
 		}
-		return runtimeID(t.ContainerID), nil
+		return podsync.RuntimeID(t.ContainerID), nil
 	}
 	if s.ContainerID == "" {
 		reason, message := f.Pod.Status.Reason, f.Pod.Status.Message
@@ -221,5 +222,5 @@ func runOf(f criruntime.Found, s v1.ContainerStatus, previous bool) (string, err
 		}
 		return "", fault.NotFound.Errorf("container %s of pod %s has not run yet%s", s.Name, f.Pod.Name, why)
 	}
-	return runtimeID(s.ContainerID), nil
+	return podsync.RuntimeID(s.ContainerID), nil
 }

@@ -80,13 +80,15 @@ func nodeFlags(fs *pflag.FlagSet, o *host.Config) func() error {
 	}
 }
 
+// commaSeparated returns the words of a text, but no empty ones.
+func commaSeparated(text string) []string {
+	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
+}
+
 // assignments reads KEY=VALUE,…
 func assignments(name, text string) (map[string]string, error) {
 	m := map[string]string{}
-	for item := range strings.SplitSeq(text, ",") {
-		if item == "" {
-			continue
-		}
+	for _, item := range commaSeparated(text) {
 		key, value, ok := strings.Cut(item, "=")
 		if !ok {
 			return nil, usageError("--%s %s: want KEY=VALUE", name, item)

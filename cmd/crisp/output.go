@@ -2,7 +2,6 @@ package main
 
 import (
 	"encoding/json"
-	"io"
 	"slices"
 	"strings"
 
@@ -40,10 +39,10 @@ func outputFlag(fs *pflag.FlagSet, output *string, forms ...string) {
 	fs.VarP(f, "output", "o", "`form`: "+f.words())
 }
 
-// writeValue writes a value as kubectl does: in YAML, or in JSON with indents.
-func writeValue(w io.Writer, v any, form string) error {
+// printValue prints a value as kubectl does: in YAML, or in JSON with indents.
+func (c *cli) printValue(v any, form string) error {
 	if form == "json" {
-		e := json.NewEncoder(w)
+		e := json.NewEncoder(c.stdout)
 		e.SetIndent("", "    ")
 		return e.Encode(v)
 	}
@@ -51,8 +50,6 @@ func writeValue(w io.Writer, v any, form string) error {
 	if err != nil {
 		return err
 	}
-	_, err = w.Write(data)
+	_, err = c.stdout.Write(data)
 	return err
 }
-
-func (c *cli) printValue(v any, form string) error { return writeValue(c.stdout, v, form) }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )
@@ -29,7 +30,7 @@ func psCommand(c *cli) *cobra.Command {
 		}
 		for _, f := range pods {
 			for _, st := range statusesOf(f.Pod) {
-				id := shortID(runtimeID(st.ContainerID))
+				id := shortID(podsync.RuntimeID(st.ContainerID))
 				switch {
 				case st.State.Running == nil && !exited:
 				case !quiet:

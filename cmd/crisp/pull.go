@@ -13,7 +13,7 @@ import (
 func pullCommand(c *cli) *cobra.Command {
 	var progress string
 	cmd := &cobra.Command{Use: "pull IMAGE [--progress plain]", Args: takes(1, 1, "pull takes one image"), Short: "pull an image"}
-	progressFlag(cmd, &progress)
+	cmd.Flags().StringVar(&progress, "progress", "auto", "`how` to show how far it is: auto (bars, on a terminal), plain (lines) or none")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		return c.pull(rest[0], progress)
 	}
@@ -22,10 +22,6 @@ func pullCommand(c *cli) *cobra.Command {
 
 // progressKinds are the ways to show how far a pull is.
 var progressKinds = []string{"auto", "plain", "none"}
-
-func progressFlag(cmd *cobra.Command, progress *string) {
-	cmd.Flags().StringVar(progress, "progress", "auto", "`how` to show how far it is: auto (bars, on a terminal), plain (lines) or none")
-}
 
 // pull pulls an image, and shows on stderr how far it is.
 func (c *cli) pull(image, progress string) error {

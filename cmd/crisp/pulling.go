@@ -1,14 +1,12 @@
 package main
 
 import (
-	"context"
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/pullwatch"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/internal/pullapi"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -24,7 +22,7 @@ func (c *cli) pulling(list []*v1.Pod) map[string]string {
 	if !slices.ContainsFunc(list, waits) {
 		return nil
 	}
-	under := c.pulls(pullapi.Request{})
+	under := c.pulls()
 	texts := map[string]string{}
 	for _, pod := range list {
 		key := podsync.KeyOf(pod).String()
@@ -56,27 +54,14 @@ func (c *cli) pullOf(pod *v1.Pod) string {
 
 // pullFor is the pull that a pod waits for, by namespace/name.
 func (c *cli) pullFor(pod string) (pulls.Pull, bool) {
-	return pulls.Of(c.pulls(pullapi.Request{Pod: pod}), pod)
+	return pulls.Of(c.pulls(), pod)
 }
 
-// askTime is how long a command waits for what it can do without.
-const askTime = 2 * time.Second
-
 // pulls are the pulls under way, as the runtime tells; none if it does not.
-func (c *cli) pulls(r pullapi.Request) (list []pulls.Pull) {
-	conn, err := c.dialRuntime()
-	if err != nil {
-		return nil
-	}
-	defer conn.Close()
-	ctx, cancel := context.WithTimeout(c.ctx, askTime)
-	defer cancel()
-	r.Once = true
-	_ = pullapi.Watch(ctx, conn, r, func(now []pulls.Pull) error { // another runtime has no such service
-		list = now
-		return nil
-	})
-	return list
+func (c *cli) pulls() []pulls.Pull {
+	watcher := pullwatch.New(c.endpoint)
+	defer watcher.Close()
+	return watcher.List(c.ctx)
 }
 
 // dialRuntime connects to the runtime's socket, for services that are not CRI's.

@@ -16,20 +16,22 @@ import (
 // start again as their pod's restart policy says. It returns when they have stopped.
 func restartCommand(c *cli) *cobra.Command {
 	var s scope
-	var o restartOptions
+	var container string
+	var grace int64
+	var timeout time.Duration
 	cmd := &cobra.Command{Use: "restart POD|TYPE/NAME... | -l SELECTOR [-c CONTAINER]", Short: "restart the containers of pods", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
 	s.oneFlags(fs)
-	fs.StringVarP(&o.container, "container", "c", "", "`name` of the container; without it, all")
-	graceFlag(fs, &o.grace)
-	fs.DurationVar(&o.timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
+	fs.StringVarP(&container, "container", "c", "", "`name` of the container; without it, all")
+	graceFlag(fs, &grace)
+	fs.DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		pods, err := c.toActOn(rest, s, false, "restart")
 		if err != nil {
 			return err
 		}
 		for _, f := range pods {
-			if err := c.restart(f.Pod.Namespace, f.Pod.Name, o); err != nil {
+			if err := c.restart(f.Pod.Namespace, f.Pod.Name, container, grace, timeout); err != nil {
 				return err
 			}
 		}
@@ -43,20 +45,14 @@ func graceFlag(fs *pflag.FlagSet, grace *int64) {
 	fs.Int64Var(grace, "grace-period", -1, "`seconds` that containers have to end; less than 0 is what each pod says itself")
 }
 
-type restartOptions struct {
-	container string
-	grace     int64 // seconds; less than 0 is the pod's own
-	timeout   time.Duration
-}
-
-func (c *cli) restart(namespace, name string, o restartOptions) error {
+func (c *cli) restart(namespace, name, container string, grace int64, timeout time.Duration) error {
 	var before v1.Pod
 	if err := c.fetch(pathOf(podKind, namespace, name), nil, &before); err != nil {
 		return err
 	}
-	query := graceQuery(o.grace)
-	if o.container != "" {
-		query.Set("container", o.container)
+	query := graceQuery(grace)
+	if container != "" {
+		query.Set("container", container)
 	}
 	var asked struct{ Items []string }
 	if err := c.actOn(namespace, name, "restart", query, &asked); err != nil {
@@ -64,7 +60,7 @@ func (c *cli) restart(namespace, name string, o restartOptions) error {
 	}
 	for _, box := range asked.Items {
 		was := runningID(&before, box)
-		if _, err := c.untilPod(namespace, name, o.timeout, name+"/"+box+" has not stopped", func(now *v1.Pod) (bool, error) {
+		if _, err := c.untilPod(namespace, name, timeout, name+"/"+box+" has not stopped", func(now *v1.Pod) (bool, error) {
 			id := runningID(now, box)
 			return id == "" || id != was, nil
 		}); err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -117,6 +118,12 @@ func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, erro
 			return nil, nil, err
 		}
 	}
+	if b.security != (v1.SecurityContext{}) {
+		b.box.SecurityContext = &b.security
+	}
+	if !reflect.ValueOf(b.podSecurity).IsZero() {
+		b.pod.Spec.SecurityContext = &b.podSecurity
+	}
 	b.pod.Spec.Containers = []v1.Container{b.box}
 	return b.pod, b.claims, nil
 }
@@ -130,10 +137,12 @@ func nameFor(image string) string {
 
 // A podBuilder makes a pod of a request.
 type podBuilder struct {
-	r      *request
-	pod    *v1.Pod
-	box    v1.Container
-	claims []string
+	r           *request
+	pod         *v1.Pod
+	box         v1.Container
+	security    v1.SecurityContext // of box
+	podSecurity v1.PodSecurityContext
+	claims      []string
 }
 
 // restarts and pullPolicies are docker's words for policies.
@@ -177,10 +186,7 @@ func (b *podBuilder) metadata() error {
 		return err
 	}
 	return eachPair("--annotation", b.r.annotations, func(key, value string) {
-		if b.pod.Annotations == nil {
-			b.pod.Annotations = map[string]string{}
-		}
-		b.pod.Annotations[key] = value
+		metav1.SetMetaDataAnnotation(&b.pod.ObjectMeta, key, value)
 	})
 }
 
@@ -417,22 +423,6 @@ func (b *podBuilder) resources() error {
 	return nil
 }
 
-// securityContext is the container's security context.
-func (b *podBuilder) securityContext() *v1.SecurityContext {
-	if b.box.SecurityContext == nil {
-		b.box.SecurityContext = &v1.SecurityContext{}
-	}
-	return b.box.SecurityContext
-}
-
-// podSecurity is the pod's security context.
-func (b *podBuilder) podSecurity() *v1.PodSecurityContext {
-	if b.pod.Spec.SecurityContext == nil {
-		b.pod.Spec.SecurityContext = &v1.PodSecurityContext{}
-	}
-	return b.pod.Spec.SecurityContext
-}
-
 func (b *podBuilder) identity() error {
 	number := func(flag, text string) (*int64, error) {
 		n, err := strconv.ParseInt(text, 10, 64)
@@ -444,11 +434,11 @@ func (b *podBuilder) identity() error {
 	if b.r.user != "" {
 		user, group, grouped := strings.Cut(b.r.user, ":")
 		var err error
-		if b.securityContext().RunAsUser, err = number("--user", user); err != nil {
+		if b.security.RunAsUser, err = number("--user", user); err != nil {
 			return err
 		}
 		if grouped {
-			if b.securityContext().RunAsGroup, err = number("--user", group); err != nil {
+			if b.security.RunAsGroup, err = number("--user", group); err != nil {
 				return err
 			}
 		}
@@ -458,32 +448,32 @@ func (b *podBuilder) identity() error {
 		if err != nil {
 			return err
 		}
-		b.podSecurity().SupplementalGroups = append(b.podSecurity().SupplementalGroups, *n)
+		b.podSecurity.SupplementalGroups = append(b.podSecurity.SupplementalGroups, *n)
 	}
 	return nil
 }
 
 func (b *podBuilder) rights() error {
 	if b.r.privileged {
-		b.securityContext().Privileged = new(true)
+		b.security.Privileged = new(true)
 	}
 	if b.r.readOnly {
-		b.securityContext().ReadOnlyRootFilesystem = new(true)
+		b.security.ReadOnlyRootFilesystem = new(true)
 	}
 	if len(b.r.capAdd)+len(b.r.capDrop) > 0 {
-		b.securityContext().Capabilities = &v1.Capabilities{Add: capabilities(b.r.capAdd), Drop: capabilities(b.r.capDrop)}
+		b.security.Capabilities = &v1.Capabilities{Add: capabilities(b.r.capAdd), Drop: capabilities(b.r.capDrop)}
 	}
 	for _, text := range b.r.security {
 		key, value, _ := strings.Cut(strings.Replace(text, ":", "=", 1), "=")
 		switch {
 		case key == "no-new-privileges" && value != "false":
-			b.securityContext().AllowPrivilegeEscalation = new(false)
+			b.security.AllowPrivilegeEscalation = new(false)
 		case key == "seccomp" && value == "unconfined":
-			b.securityContext().SeccompProfile = &v1.SeccompProfile{Type: v1.SeccompProfileTypeUnconfined}
+			b.security.SeccompProfile = &v1.SeccompProfile{Type: v1.SeccompProfileTypeUnconfined}
 		case key == "apparmor" && value == "unconfined":
-			b.securityContext().AppArmorProfile = &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeUnconfined}
+			b.security.AppArmorProfile = &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeUnconfined}
 		case key == "apparmor" && value != "":
-			b.securityContext().AppArmorProfile = &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeLocalhost, LocalhostProfile: &value}
+			b.security.AppArmorProfile = &v1.AppArmorProfile{Type: v1.AppArmorProfileTypeLocalhost, LocalhostProfile: &value}
 		default:
 			return usageError("--security-opt %s: want no-new-privileges, seccomp=unconfined or apparmor=PROFILE", text)
 		}
@@ -516,7 +506,7 @@ func (b *podBuilder) host() error {
 	}
 	b.pod.Spec.HostNetwork = b.pod.Spec.HostNetwork || b.r.hostNetwork
 	return eachPair("--sysctl", b.r.sysctls, func(key, value string) {
-		b.podSecurity().Sysctls = append(b.podSecurity().Sysctls, v1.Sysctl{Name: key, Value: value})
+		b.podSecurity.Sysctls = append(b.podSecurity.Sysctls, v1.Sysctl{Name: key, Value: value})
 	})
 }
 

@@ -100,28 +100,22 @@ func named(args []string, of *cri.PodSandboxAttributes) bool {
 func statsCells(before []*cri.PodSandboxStats, s *cri.PodSandboxStats, containers bool) [][]string {
 	var rows [][]string
 	for _, l := range loadsOf(before, []*cri.PodSandboxStats{s}, containers) {
-		cpu := fmt.Sprintf("%.2f%%", float64(l.cores)/1e7)
-		if !containers {
-			n := s.GetLinux().GetNetwork().GetDefaultInterface()
-			limit, share := limitOf(l.memory, s.GetLinux().GetMemory())
-			net := size(n.GetRxBytes().GetValue()) + " / " + size(n.GetTxBytes().GetValue())
-			rows = append(rows, []string{l.pod, cpu, size(l.memory), limit, share, net, fmt.Sprint(s.GetLinux().GetProcess().GetProcessCount().GetValue())})
+		limit, share := l.limit()
+		cells := []string{fmt.Sprintf("%.2f%%", float64(l.cores)/1e7), size(l.bytes()), limit, share}
+		if containers {
+			rows = append(rows, slices.Concat([]string{l.pod, l.container}, cells))
 			continue
 		}
-		for _, box := range s.GetLinux().GetContainers() {
-			if box.GetAttributes().GetMetadata().GetName() == l.container {
-				limit, share := limitOf(l.memory, box.GetMemory())
-				rows = append(rows, []string{l.pod, l.container, cpu, size(l.memory), limit, share})
-			}
-		}
+		n := s.GetLinux().GetNetwork().GetDefaultInterface()
+		net := size(n.GetRxBytes().GetValue()) + " / " + size(n.GetTxBytes().GetValue())
+		rows = append(rows, slices.Concat([]string{l.pod}, cells, []string{net, fmt.Sprint(s.GetLinux().GetProcess().GetProcessCount().GetValue())}))
 	}
 	return rows
 }
 
-// limitOf is the most memory that there may be, and how much of it is used; "-" without a
-// limit.
-func limitOf(used uint64, m *cri.MemoryUsage) (limit, share string) {
-	free := m.GetAvailableBytes().GetValue()
+// limit is the most memory that there may be, and how much of it is used; "-" without a limit.
+func (l load) limit() (limit, share string) {
+	used, free := l.bytes(), l.memory.GetAvailableBytes().GetValue()
 	if free == 0 {
 		return "-", "-"
 	}

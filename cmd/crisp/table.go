@@ -103,18 +103,10 @@ func (v view) cellsOf(o manifest.Object) []string {
 		cells = append(cells, text)
 	}
 	if v.showsBoxes() {
-		box, ok := v.boxes[string(o.GetUID())]
-		if !ok {
-			box = "<none>"
-		}
-		cells = append(cells, box)
+		cells = append(cells, cmp.Or(v.boxes[string(o.GetUID())], "<none>"))
 	}
 	if v.o.labels {
-		text := strings.ReplaceAll(pairs(o.GetLabels()), ", ", ",")
-		if text == "" {
-			text = "<none>"
-		}
-		cells = append(cells, text)
+		cells = append(cells, cmp.Or(strings.ReplaceAll(pairs(o.GetLabels()), ", ", ","), "<none>"))
 	}
 	return cells
 }

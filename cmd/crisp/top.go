@@ -16,8 +16,11 @@ import (
 type load struct {
 	namespace, pod, container string
 	cores                     uint64 // nanocores
-	memory                    uint64 // bytes
+	memory                    *cri.MemoryUsage
 }
+
+// bytes is the working set.
+func (l load) bytes() uint64 { return l.memory.GetWorkingSetBytes().GetValue() }
 
 // topCommand shows what pods use, as the runtime has it, without an agent; node and startup need one.
 func topCommand(c *cli) *cobra.Command {
@@ -70,7 +73,7 @@ func topCommand(c *cli) *cobra.Command {
 			if containers {
 				cells = append(cells, l.container)
 			}
-			row(t, sc.all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.memory>>20)))
+			row(t, sc.all, l.namespace, append(cells, fmt.Sprintf("%dm", (l.cores+999_999)/1_000_000), fmt.Sprintf("%dMi", l.bytes()>>20)))
 		}
 		return t.Flush()
 	}
@@ -78,30 +81,12 @@ func topCommand(c *cli) *cobra.Command {
 }
 
 func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {
-	before := map[string]*cri.CpuUsage{}
-	for _, s := range first {
-		before[s.GetAttributes().GetId()] = s.GetLinux().GetCpu()
-		for _, c := range s.GetLinux().GetContainers() {
-			before[c.GetAttributes().GetId()] = c.GetCpu()
-		}
-	}
-	rate := func(id string, now *cri.CpuUsage) uint64 {
-		if v := now.GetUsageNanoCores(); v != nil {
-			return v.Value
-		}
-		was := before[id]
-		passed := now.GetTimestamp() - was.GetTimestamp()
-		used, usedBefore := now.GetUsageCoreNanoSeconds().GetValue(), was.GetUsageCoreNanoSeconds().GetValue()
-		if was == nil || passed <= 0 || used < usedBefore { // it is new, or a container of the pod has gone
-			return 0
-		}
-		return uint64(float64(used-usedBefore) / float64(passed) * 1e9)
-	}
+	rates := criruntime.Rates(first, second)
 	var loads []load
 	for _, s := range second {
 		m := s.GetAttributes().GetMetadata()
 		if !containers {
-			loads = append(loads, load{m.GetNamespace(), m.GetName(), "", rate(s.GetAttributes().GetId(), s.GetLinux().GetCpu()), s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue()})
+			loads = append(loads, load{m.GetNamespace(), m.GetName(), "", rates[s.GetAttributes().GetId()], s.GetLinux().GetMemory()})
 			continue
 		}
 		for _, c := range s.GetLinux().GetContainers() {
@@ -109,7 +94,7 @@ func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {
 				continue // it does not run; containerd tells of it too
 			}
 			name := c.GetAttributes().GetMetadata().GetName()
-			loads = append(loads, load{m.GetNamespace(), m.GetName(), name, rate(c.GetAttributes().GetId(), c.GetCpu()), c.GetMemory().GetWorkingSetBytes().GetValue()})
+			loads = append(loads, load{m.GetNamespace(), m.GetName(), name, rates[c.GetAttributes().GetId()], c.GetMemory()})
 		}
 	}
 	slices.SortFunc(loads, func(a, b load) int {

@@ -34,18 +34,15 @@ func topStartupCommand(c *cli) *cobra.Command {
 		t := newTable(c.stdout)
 		row(t, all, "NAMESPACE", []string{"POD", "START-UP", "READY", "MOSTLY"})
 		for _, r := range reports {
-			row(t, all, r.Pod.Namespace, []string{r.Pod.Name, timeline.Brief(r.Until(now).Sub(r.Seen)), yes(!r.Ready.IsZero()), mostly(r, now)})
+			ready := "yes"
+			if r.Ready.IsZero() {
+				ready = "no"
+			}
+			row(t, all, r.Pod.Namespace, []string{r.Pod.Name, timeline.Brief(r.Until(now).Sub(r.Seen)), ready, mostly(r, now)})
 		}
 		return t.Flush()
 	}
 	return cmd
-}
-
-func yes(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
 }
 
 // mostly names the stages that took most of a pod's time.
