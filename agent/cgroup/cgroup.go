@@ -177,7 +177,8 @@ func (t *Tree) set(names []string, l Limits) error {
 	if err := m.Apply(-1); err != nil {
 		return fmt.Errorf("make cgroup %s: %w", path, err)
 	}
-	r := t.resources(m)
+	c, _ := m.GetCgroups() // never fails: it returns what New was given
+	r := c.Resources
 	if last.Quota != 0 && l.Quota == 0 {
 		r.CpuQuota = -1
 	}
@@ -189,11 +190,6 @@ func (t *Tree) set(names []string, l Limits) error {
 	}
 	t.known[path] = l
 	return nil
-}
-
-func (t *Tree) resources(m cgroups.Manager) *cgroups.Resources {
-	c, _ := m.GetCgroups() // never fails: it returns what New was given
-	return c.Resources
 }
 
 // Make makes a pod's cgroup or changes its limits. It is idempotent.

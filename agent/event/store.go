@@ -55,8 +55,6 @@ type same struct {
 	kind, reason, message string
 }
 
-func keyOf(e *v1.Event) same { return same{e.InvolvedObject, e.Type, e.Reason, e.Message} }
-
 // Open returns the Store of the file <dir>/events.jsonl, which holds at most most events. node
 // is the name of this node. Lines that are longer than maxLine or cannot be decoded are
 // dropped. If the file cannot be written, every event is another attempt.
@@ -137,7 +135,7 @@ func shorten(message string) string {
 
 // addLocked adds e as the most recent event. It replaces the same event.
 func (s *Store) addLocked(e *v1.Event) {
-	key := keyOf(e)
+	key := same{e.InvolvedObject, e.Type, e.Reason, e.Message}
 	if _, known := s.events[key]; known {
 		i := slices.Index(s.order, key)
 		s.order = slices.Delete(s.order, i, i+1)

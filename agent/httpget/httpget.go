@@ -3,6 +3,7 @@
 package httpget
 
 import (
+	"cmp"
 	"crypto/tls"
 	"fmt"
 	"net"
@@ -26,18 +27,12 @@ func Request(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.
 	if err != nil {
 		return nil, err
 	}
-	if a.Host != "" {
-		host = a.Host
-	}
 	u, err := url.Parse(a.Path)
 	if err != nil {
 		u = &url.URL{Path: a.Path} // it is sent all the same
 	}
-	u.Scheme = strings.ToLower(string(a.Scheme))
-	if u.Scheme == "" {
-		u.Scheme = "http"
-	}
-	u.Host = net.JoinHostPort(host, strconv.Itoa(port))
+	u.Scheme = cmp.Or(strings.ToLower(string(a.Scheme)), "http")
+	u.Host = net.JoinHostPort(cmp.Or(a.Host, host), strconv.Itoa(port))
 	req, err := http.NewRequest(http.MethodGet, u.String(), nil)
 	if err != nil {
 		return nil, err
