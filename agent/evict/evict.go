@@ -351,9 +351,9 @@ func verdict(text string, grace int64) podsync.Verdict {
 	}
 }
 
-// overLimit returns the verdict on a pod that uses more disk than one of its limits, or nil. The
-// total counts where all of its containers and sidecars are limited; it is as large as an init
-// container may need.
+// overLimit returns the verdict on a pod that uses more disk than one of its limits, or nil. As in
+// the kubelet, the pod as a whole has the limits of its containers together as soon as one of them
+// has one. That is as large as an init container may need.
 func overLimit(p Pod) *podsync.Verdict {
 	text := ""
 	for _, v := range p.Spec.Volumes {
@@ -364,16 +364,14 @@ func overLimit(p Pod) *podsync.Verdict {
 			text = fmt.Sprintf("Usage of EmptyDir volume %q exceeds the limit %q. ", v.Name, limit.String())
 		}
 	}
-	total, limited := helper.PodLimits(p.Pod, helper.PodResourcesOptions{})[v1.ResourceEphemeralStorage], true
+	total, limited := helper.PodLimits(p.Pod, helper.PodResourcesOptions{})[v1.ResourceEphemeralStorage]
+	if limited && text == "" && p.Use[v1.ResourceEphemeralStorage] > total.Value() {
+		text = fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", total.String())
+	}
 	for c := range podsync.Lasting(&p.Spec) {
-		limit, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]
-		limited = limited && ok
-		if ok && p.Containers[c.Name] > limit.Value() {
+		if limit := c.Resources.Limits.StorageEphemeral(); limit.Sign() > 0 && text == "" && p.Containers[c.Name] > limit.Value() {
 			text = fmt.Sprintf("Container %s exceeded its local ephemeral storage limit %q. ", c.Name, limit.String())
 		}
-	}
-	if limited && total.Sign() > 0 && text == "" && p.Use[v1.ResourceEphemeralStorage] > total.Value() {
-		text = fmt.Sprintf("Pod ephemeral local storage usage exceeds the total limit of containers %s. ", total.String())
 	}
 	if text == "" {
 		return nil

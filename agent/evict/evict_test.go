@@ -266,7 +266,7 @@ func TestLimits(t *testing.T) {
 		p.Spec.Volumes = []v1.Volume{{Name: "v", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: &limit}}}}
 		p.Spec.Containers = []v1.Container{{Name: "a", Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: limit}}}}
 	}
-	sidecars, init := pod("sidecars", 0, 0, 0), pod("init", 0, 0, 0)
+	sidecars, init, one, none := pod("sidecars", 0, 0, 0), pod("init", 0, 0, 0), pod("one", 0, 0, 0), pod("none", 0, 0, 0)
 	always, twice := v1.ContainerRestartPolicyAlways, resource.MustParse("2Ki")
 	limited := func(name string, by resource.Quantity) v1.Container {
 		return v1.Container{Name: name, Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceEphemeralStorage: by}}}
@@ -278,6 +278,12 @@ func TestLimits(t *testing.T) {
 	own, both, neither := sidecars, sidecars, sidecars
 	own.Containers = map[string]int64{"s": 1025}
 	both.Use, neither.Use, init.Use = use(2049), use(2048), use(2048)
+	one.Spec.Containers = []v1.Container{limited("a", limit), {Name: "b"}}
+	none.Spec.Containers = []v1.Container{{Name: "b"}}
+	one.Use, none.Use, none.Containers = use(1025), use(1<<30), map[string]int64{"b": 1 << 30}
+	nothing := none
+	nothing.Pod = none.DeepCopy()
+	nothing.Spec.Containers = []v1.Container{limited("b", resource.MustParse("0"))}
 
 	volume.Volumes = map[string]int64{"v": 1025}
 	layer.Containers = map[string]int64{"a": 1025}
@@ -288,6 +294,8 @@ func TestLimits(t *testing.T) {
 	}{
 		{volume, `Usage of EmptyDir volume "v" exceeds the limit "1Ki". `}, {layer, `Container a exceeded its local ephemeral storage limit "1Ki". `}, {within, ""},
 		{own, `Container s exceeded its local ephemeral storage limit "1Ki". `}, {both, "Pod ephemeral local storage usage exceeds the total limit of containers 2Ki. "}, {neither, ""},
+		{one, "Pod ephemeral local storage usage exceeds the total limit of containers 1Ki. "}, {none, ""},
+		{nothing, "Pod ephemeral local storage usage exceeds the total limit of containers 0. "},
 		{init, ""}, // in which an init container uses what it may
 	} {
 		got := ""

@@ -16,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/volume"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	helper "k8s.io/component-helpers/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
@@ -144,12 +145,8 @@ func bounded(pod *v1.Pod) bool {
 			return true
 		}
 	}
-	for c := range podsync.Lasting(&pod.Spec) {
-		if _, ok := c.Resources.Limits[v1.ResourceEphemeralStorage]; ok {
-			return true
-		}
-	}
-	return false
+	_, ok := helper.PodLimits(pod, helper.PodResourcesOptions{})[v1.ResourceEphemeralStorage]
+	return ok
 }
 
 // measurePod fills in what a pod uses: s has its memory, processes and writable layers, the disk

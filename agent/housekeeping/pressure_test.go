@@ -29,6 +29,10 @@ func TestDiskOfSidecars(t *testing.T) {
 	if !bounded(pod) {
 		t.Error("nobody looks at the limit of a sidecar")
 	}
+	initial := &v1.Pod{Spec: v1.PodSpec{InitContainers: []v1.Container{{Name: "init", Resources: pod.Spec.InitContainers[2].Resources}}}}
+	if !bounded(initial) {
+		t.Error("nobody looks at the limit that a pod has by an init container")
+	}
 	dir := t.TempDir()
 	files, err := podfiles.Open(podfiles.Options{Root: dir, LogDir: filepath.Join(dir, "logs"), Log: slog.New(slog.DiscardHandler)})
 	if err != nil {
