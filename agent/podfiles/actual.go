@@ -28,7 +28,8 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 
 // SetActual records the resources of a container that are about to be given to the runtime.
 func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) error {
-	all := maps.Clone(s.Actual(uid))
+	all := map[string]v1.ResourceRequirements{}
+	maps.Copy(all, s.Actual(uid)) // which is nil if the file has null
 	all[container] = *r.DeepCopy()
 	if err := atomicfile.WriteJSON(filepath.Join(s.Dir(uid), actualFile), all); err != nil {
 		return err

@@ -147,3 +147,33 @@ func TestPruneLogs(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// A file that is damaged, but JSON, counts as one without anything in it.
+func TestNull(t *testing.T) {
+	root := t.TempDir()
+	s := open(t, root)
+	p := pod("a", "c")
+	if err := s.SaveStatus(p, &v1.PodStatus{Phase: v1.PodRunning}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{actualFile, statusFile} {
+		if err := os.WriteFile(filepath.Join(s.Dir("a"), name), []byte("null"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := s.LoadStatus(p); got != nil {
+		t.Errorf("the status %+v", got)
+	}
+	if err := s.SetActual("a", "c", v1.ResourceRequirements{}); err != nil || len(s.Actual("a")) != 1 {
+		t.Errorf("%v, %v", s.Actual("a"), err)
+	}
+	if err := RecordEndpoint(root, "unix:///x"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(s.Dir("a"), podFile), []byte("null"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if list := Waiting(root, "unix:///x", nil); len(list) > 0 {
+		t.Errorf("%+v waits", list)
+	}
+}

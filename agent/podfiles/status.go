@@ -45,10 +45,10 @@ func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 	if s.Ending(pod.UID) {
 		return nil
 	}
-	var status v1.PodStatus
+	var status *v1.PodStatus // nil for null, too
 	switch err := atomicfile.ReadJSON(s.statusPath(pod), &status); {
 	case err == nil:
-		return &status
+		return status
 	case !errors.Is(err, fs.ErrNotExist):
 		s.o.Log.Warn("status of a pod not read", "pod", podsync.KeyOf(pod).String(), "err", err)
 	}

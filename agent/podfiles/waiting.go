@@ -42,7 +42,7 @@ func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 		dir := filepath.Join(root, "pods", e.Name())
 		info, err := os.Stat(filepath.Join(dir, podFile))
 		pod := &v1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
-		if err != nil || atomicfile.ReadJSON(filepath.Join(dir, podFile), pod) != nil {
+		if err != nil || atomicfile.ReadJSON(filepath.Join(dir, podFile), pod) != nil || pod.Name == "" {
 			continue
 		}
 		pod.CreationTimestamp = metav1.Time{Time: info.ModTime()}
