@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 )
 
 // Delete deletes an object and returns it, nil if it is Rejected. For a pod it only begins the
@@ -32,7 +33,7 @@ func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (man
 	if !isPod || force && old.Grace != nil && *old.Grace == 0 {
 		return old.decoded, s.removeLocked(old)
 	}
-	seconds := *pod.Spec.TerminationGracePeriodSeconds
+	seconds := ptr.Deref(pod.Spec.TerminationGracePeriodSeconds, v1.DefaultTerminationGracePeriodSeconds)
 	if grace != nil {
 		seconds = max(*grace, 0)
 	}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -37,7 +38,8 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 		r := &record{file: path, description: s.keyOf(path)}
 		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // never half a file: it was renamed into place
 			s.decode(r)
-		} else if r.UID == "" {
+		}
+		if r.err != nil && r.UID == "" { // there is no record in the file
 			s.regain(r)
 		}
 		if r.err != nil {
@@ -76,7 +78,8 @@ func (s *Store) decode(r *record) {
 	s.stamp(r)
 }
 
-// regain has the pod of a record that cannot be read go on as it was accepted.
+// regain has the pod of a record that cannot be read go on as it was last accepted: it ends if it
+// was deleted.
 func (s *Store) regain(r *record) {
 	name, isPod := strings.CutPrefix(r.description, "pod ")
 	if !isPod {
@@ -85,7 +88,8 @@ func (s *Store) regain(r *record) {
 	var key podsync.Key
 	key.Namespace, key.Name, _ = strings.Cut(name, "/")
 	if pod := s.accepted.Last(key); pod != nil && pod.Annotations[manifest.AnnotationSource] == manifest.SourceAPI {
-		r.UID, r.Created, r.decoded = pod.UID, pod.CreationTimestamp, pod.DeepCopy()
+		r.UID, r.Created, r.Generation, r.decoded = pod.UID, pod.CreationTimestamp, pod.Generation, pod.DeepCopy()
+		r.Deleted, r.Grace = pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds
 		s.stamp(r)
 	}
 }
@@ -99,7 +103,10 @@ func (s *Store) stamp(r *record) {
 	o.SetResourceVersion(strconv.FormatUint(r.Version, 10))
 	o.SetDeletionTimestamp(r.Deleted)
 	o.SetDeletionGracePeriodSeconds(r.Grace)
-	o.GetAnnotations()[manifest.AnnotationFile] = r.description
+	annotations := map[string]string{}
+	maps.Copy(annotations, o.GetAnnotations()) // which a damaged pod.json may not have
+	annotations[manifest.AnnotationFile] = r.description
+	o.SetAnnotations(annotations)
 	if job, ok := o.(*batchv1.Job); ok {
 		job.Status.StartTime = r.Resumed // from then on its deadline counts, as in Kubernetes
 	}

@@ -20,6 +20,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 	"sigs.k8s.io/yaml"
 )
 
@@ -339,6 +340,51 @@ func TestLostObjectOfRunningPod(t *testing.T) {
 		if o, err := open(t, dir).Get("pod default/web"); err != nil || o.GetUID() != uid {
 			t.Errorf("%q: afterwards %v, %v", text, o, err)
 		}
+	}
+}
+
+// A pod that was being deleted when its object was lost still ends, within the time that it was
+// given; of a record or a pod.json that is damaged but JSON, too.
+func TestDeletionOutlivesLostObject(t *testing.T) {
+	for _, text := range []string{"", "null"} {
+		dir := t.TempDir()
+		s := open(t, dir)
+		uid := put(t, s, web, store.PutOptions{}, store.Created)
+		grace := int64(3)
+		deleted, err := s.Delete("pod default/web", "", &grace, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, "pod/default/web.json"), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = openWith(t, dir, map[types.UID]*v1.Pod{uid: deleted.(*v1.Pod)})
+		pod, err := s.Get("pod default/web")
+		if err != nil || pod.GetDeletionTimestamp() == nil || ptr.Deref(pod.GetDeletionGracePeriodSeconds(), 0) != grace || pod.GetGeneration() != 1 {
+			t.Fatalf("%q: %+v, %v", text, pod, err)
+		}
+		if err := s.Ended("default", "web", uid); err != nil {
+			t.Error(err)
+		}
+		if left := open(t, dir).Update().Files; len(left) != 0 {
+			t.Errorf("%q: %v is left", text, left)
+		}
+	}
+	dir := t.TempDir()
+	uid := put(t, open(t, dir), web, store.PutOptions{}, store.Created)
+	path := filepath.Join(dir, "pod/default/web.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(strings.Replace(string(data), `"containers"`, `"nodeName":"n0","containers"`, 1)), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	bare := &v1.Pod{}
+	bare.Namespace, bare.Name, bare.UID = "default", "web", uid
+	s := openWith(t, dir, map[types.UID]*v1.Pod{uid: bare})
+	if o, err := s.Delete("pod default/web", "", nil, false); err != nil || o.GetDeletionTimestamp() == nil {
+		t.Errorf("%v, %v", o, err)
 	}
 }
 
