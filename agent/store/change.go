@@ -7,6 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 )
 
 func immutable(o manifest.Object) bool {
@@ -42,13 +43,15 @@ func follows(old, next manifest.Object) bool {
 	if !ok {
 		return old != nil
 	}
-	return reflect.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec))
+	return equality.Semantic.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec)) // [] is nil
 }
 
-// fixed returns the part of a pod's spec that cannot change.
+// fixed returns the part of a pod's spec that cannot change, without fields that have no effect here
+// and a default in Kubernetes.
 func fixed(spec *v1.PodSpec) *v1.PodSpec {
 	spec = spec.DeepCopy()
 	spec.ActiveDeadlineSeconds, spec.TerminationGracePeriodSeconds, spec.Tolerations, spec.EphemeralContainers = nil, nil, nil, nil
+	spec.EnableServiceLinks, spec.SchedulerName, spec.SchedulingGroup = nil, "", nil
 	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
 			list[i].Image, list[i].ImagePullPolicy, list[i].Resources = "", "", v1.ResourceRequirements{}

@@ -96,8 +96,13 @@ func TestStore(t *testing.T) {
 	put(t, s, config, store.PutOptions{Create: true}, store.Created)
 	put(t, s, "{apiVersion: v1, kind: Secret, metadata: {name: s}, stringData: {p: geheim}}", store.PutOptions{}, store.Created)
 
-	if got := put(t, s, strings.Replace(web, "i:1", "i:2", 1), store.PutOptions{}, store.Configured); got != uid {
-		t.Errorf("another image made another pod")
+	for _, same := range []string{
+		strings.Replace(web, "i:1", "i:2", 1),
+		strings.NewReplacer("i:1\"", "i:1\", args: [], env: []", "spec:", "spec:\n  nodeSelector: {}\n  enableServiceLinks: true").Replace(web), // as kubectl writes it
+	} {
+		if got := put(t, s, same, store.PutOptions{}, store.Configured); got != uid {
+			t.Errorf("another pod was made of %s", same)
+		}
 	}
 	s = open(t, dir)
 	if got := put(t, s, strings.Replace(web, "name: app", "name: app2", 1), store.PutOptions{}, store.Replaced); got == uid {
