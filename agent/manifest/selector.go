@@ -78,7 +78,7 @@ func (v *validator) nodeField(field string, r *v1.NodeSelectorRequirement) {
 		v.report(field+".key", "%q: want metadata.name", r.Key)
 	}
 	for i, value := range r.Values {
-		if value == v.node {
+		if v.node != "" && value == v.node {
 			continue // whatever the host is called
 		}
 		v.valid(fmt.Sprintf("%s.values[%d]", field, i), value, validation.IsDNS1123Subdomain(value))

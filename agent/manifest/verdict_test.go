@@ -91,6 +91,10 @@ func TestRejectedAsByKubernetes(t *testing.T) {
 			t.Errorf("%s\ngot  %s\nwant %s", test.text, got, test.want)
 		}
 	}
+	nameless := pod + required("{matchFields: [{key: metadata.name, operator: In, values: [\"\"]}]}")
+	if _, _, err := manifest.Read("f", []byte(nameless), manifest.Options{}); err == nil { // as crisp validate reads it
+		t.Errorf("%s\nis valid", nameless)
+	}
 }
 
 const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: i\n"
