@@ -57,7 +57,7 @@ func (a *agent) expire() {
 
 // decode returns the decoder of the manifests of one source.
 func (a *agent) decode(name string) source.Decode {
-	return func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
-		return manifest.Read(path, data, manifest.Options{NodeName: a.o.NodeName, Source: name})
+	return func(path string, data []byte, accepted bool) ([]manifest.Object, manifest.Errors, error) {
+		return manifest.Read(path, data, manifest.Options{NodeName: a.o.NodeName, Source: name, Accepted: accepted})
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -21,6 +22,7 @@ type checker struct {
 	unknown  Unknown
 	errs     Errors
 	warnings Errors
+	refused  []string // paths of the fields that crisp does not support
 }
 
 func (c *checker) check(typ reflect.Type) { c.walk(c.node, typ, "", "") }
@@ -129,9 +131,10 @@ func (c *checker) walkStruct(n *yaml.Node, typ reflect.Type, path, rule string) 
 		seen[key.Value] = true
 		switch rule := supportOf(c.kind, sub); {
 		case rule.support != rejected:
-			c.walk(value, field, at, sub) // even an ignored value must have the right type
-		case !empty(resolve(value), field):
+			c.walk(value, field.Type, at, sub) // even an ignored value must have the right type
+		case !empty(resolve(value), field.Type):
 			c.report(key, at, "%s", rule.text)
+			c.refused = append(c.refused, at)
 		}
 	}
 }
@@ -229,20 +232,45 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// fieldByJSON returns the type of the field that the decoder sets for key, also of one in an
-// embedded struct. It is case-sensitive as Kubernetes is, and encoding/json is not.
-func fieldByJSON(typ reflect.Type, key string) (reflect.Type, bool) {
+// fieldByJSON returns the field that the decoder sets for key, also one in an embedded struct. It
+// is case-sensitive as Kubernetes is, and encoding/json is not.
+func fieldByJSON(typ reflect.Type, key string) (reflect.StructField, bool) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
 		if name == key && name != "-" {
-			return f.Type, true
+			return f, true
 		}
 		if f.Anonymous && (name == "" || strings.Contains(options, "inline")) {
-			if t, ok := fieldByJSON(f.Type, key); ok {
-				return t, true
+			if in, ok := fieldByJSON(f.Type, key); ok {
+				in.Index = append(slices.Clone(f.Index), in.Index...)
+				return in, true
 			}
 		}
 	}
-	return nil, false
+	return reflect.StructField{}, false
+}
+
+// drop removes what x has at a path.
+func drop(x reflect.Value, path []string) {
+	for _, step := range path {
+		x = reflect.Indirect(x)
+		switch x.Kind() {
+		case reflect.Struct:
+			f, ok := fieldByJSON(x.Type(), step)
+			if !ok {
+				return
+			}
+			x = x.FieldByIndex(f.Index)
+		case reflect.Slice:
+			i, err := strconv.Atoi(step)
+			if err != nil || i >= x.Len() {
+				return
+			}
+			x = x.Index(i)
+		default:
+			return
+		}
+	}
+	x.SetZero()
 }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -110,7 +111,7 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 	setPointer(&s.BackoffLimit, 6)
 	switch indexed := *s.CompletionMode == batchv1.IndexedCompletion; {
 	case indexed && s.Completions == nil:
-		v.report("spec.completions", "is missing: completionMode Indexed needs it")
+		v.insist("spec.completions", "is missing: completionMode Indexed needs it")
 	case indexed && *s.Completions > 0: // a pod's host name
 		last := fmt.Sprintf("%s-%d", j.Name, *s.Completions-1)
 		v.valid("metadata.name", last, validation.IsDNS1123Label(last))
@@ -131,10 +132,10 @@ const maxObject = 1 << 20
 
 func (v *validator) dataKeys(field string, keys []string, size int) {
 	for _, key := range keys {
-		v.valid(field+"["+key+"]", key, validation.IsConfigMapKey(key))
+		vital(valid(validation.IsConfigMapKey))(v, field+"["+key+"]", reflect.ValueOf(key))
 	}
 	if size > maxObject {
-		v.report(field, "%d bytes are more than the %d that are allowed", size, maxObject)
+		v.insist(field, "%d bytes are more than the %d that are allowed", size, maxObject)
 	}
 }
 

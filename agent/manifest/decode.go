@@ -31,8 +31,11 @@ type reader struct {
 
 func (r *reader) fail(errs ...Error) { r.errs = append(r.errs, inFile(r.name, errs)...) }
 
-// inFile sets the file of errors.
+func (r *reader) warn(warnings Errors) { r.warnings = append(r.warnings, inFile(r.name, warnings)...) }
+
+// inFile sets the file of errors, and sorts them by line.
 func inFile(name string, errs Errors) Errors {
+	slices.SortStableFunc(errs, func(a, b Error) int { return a.Line - b.Line })
 	for i := range errs {
 		errs[i].File = name
 	}
@@ -117,8 +120,10 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	}
 	c := &checker{tree: at, kind: kind.name, unknown: r.o.Unknown}
 	c.check(kind.typ)
-	r.warnings = append(r.warnings, inFile(r.name, c.warnings)...)
-	if len(c.errs) > 0 {
+	r.warn(c.warnings)
+	if r.o.Accepted {
+		r.warn(c.errs)
+	} else if len(c.errs) > 0 {
 		r.fail(c.errs...)
 		return
 	}
@@ -132,18 +137,21 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		o.SetNamespace("default")
 	}
 	hash := contentHash(data, r.o.NodeName)
-	v := &validator{tree: at, node: r.o.NodeName}
+	v := &validator{tree: at, node: r.o.NodeName, accepted: r.o.Accepted}
 	v.metadata(o, true)
 	if !kind.namespaced && o.GetNamespace() != "" {
 		v.report("metadata.namespace", "a %s is in no namespace", kind.name)
 	}
 	kind.complete(v, o, r.o)
+	for _, path := range c.refused { // after the hash of a template, which they are part of
+		drop(reflect.ValueOf(o), steps(path))
+	}
 	v.values("", "", reflect.ValueOf(o))
 	if len(v.errs) > 0 {
-		slices.SortStableFunc(v.errs, func(a, b Error) int { return a.Line - b.Line })
 		r.fail(v.errs...)
 		return
 	}
+	r.warn(v.warnings)
 	if at, twice := r.seen[Key(o)]; twice {
 		r.fail(Error{r.name, line, "metadata.name", fmt.Sprintf("%s is already defined at line %d", Key(o), at)})
 		return

@@ -38,6 +38,11 @@ type Options struct {
 	// Source is the value of the config.source annotation; "" is SourceFile.
 	Source  string
 	Unknown Unknown
+	// Accepted says that the content was accepted before, perhaps by an earlier release. As in
+	// Kubernetes, which validates what is new or changed, it stays valid then: only what the agent
+	// relies on, or what protects the node, is an error, and the rest is a warning. Fields that
+	// are not supported have no effect.
+	Accepted bool
 }
 
 // Unknown says how Read treats keys that the kind does not have.
@@ -116,7 +121,7 @@ func (es Errors) Error() string {
 
 // Read decodes the documents of data, the content of the file name. If anything in it is
 // wrong, the error is of type Errors and no object is returned: half a file is not what
-// its author wrote. Warnings are about keys that Options.Unknown accepts.
+// its author wrote. Warnings are about what Options.Unknown and Options.Accepted let pass.
 func Read(name string, data []byte, o Options) (objects []Object, warnings Errors, err error) {
 	r := reader{o: o, name: name, seen: map[string]int{}}
 	if r.o.Source == "" {

@@ -62,7 +62,7 @@ func (v *validator) amounts(field string, list v1.ResourceList, others ...v1.Res
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		at, q := fmt.Sprintf("%s[%s]", field, name), list[name]
 		if q.Sign() < 0 {
-			v.report(at, "%s is negative", q.String())
+			v.insist(at, "%s is negative", q.String())
 		}
 		switch {
 		case IsHugePages(name):

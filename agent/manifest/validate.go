@@ -23,12 +23,36 @@ type validator struct {
 	node  string // the name of this node; "" is any
 	spec  *v1.PodSpec
 	in    *v1.Container // the container of the field being checked; spec is its pod's
-	errs  Errors
+
+	accepted bool // Options.Accepted: what is not vital is a warning
+	vital    bool // the agent relies on what is being checked, or it protects the node
+	errs     Errors
+	warnings Errors
 }
 
 func (v *validator) report(field, format string, args ...any) {
+	list := &v.errs
+	if v.accepted && !v.vital {
+		list = &v.warnings
+	}
 	field = v.under + field
-	v.errs = append(v.errs, Error{Line: v.lineOf(field), Field: v.prefix + field, Text: fmt.Sprintf(format, args...)})
+	*list = append(*list, Error{Line: v.lineOf(field), Field: v.prefix + field, Text: fmt.Sprintf(format, args...)})
+}
+
+// insist reports what is an error in an object that was accepted before, too.
+func (v *validator) insist(field, format string, args ...any) {
+	v.vital = true
+	v.report(field, format, args...)
+	v.vital = false
+}
+
+// vital has a check insist.
+func vital(is check) check {
+	return func(v *validator, field string, x reflect.Value) {
+		v.vital = true
+		is(v, field, x)
+		v.vital = false
+	}
 }
 
 // valid reports the messages of one of apimachinery's checks.
@@ -58,24 +82,22 @@ func (v *validator) oneOf(field, value string, want []string) {
 // pods get their names from the workload.
 func (v *validator) metadata(m metav1.Object, named bool) {
 	if named {
-		v.required("metadata.name", m.GetName(), validation.IsDNS1123Subdomain)
+		vital(required(validation.IsDNS1123Subdomain))(v, "metadata.name", reflect.ValueOf(m.GetName()))
 	}
-	if ns := m.GetNamespace(); ns != "" {
-		v.valid("metadata.namespace", ns, validation.IsDNS1123Label(ns))
-	}
+	vital(optional(valid(validation.IsDNS1123Label)))(v, "metadata.namespace", reflect.ValueOf(m.GetNamespace()))
 	for key, value := range m.GetLabels() {
 		field := "metadata.labels[" + key + "]"
 		v.valid(field, key, validation.IsQualifiedName(key))
 		v.valid(field, value, validation.IsValidLabelValue(value))
 		if reserved(key) || strings.HasPrefix(key, "io.kubernetes.") {
-			v.report(field, "the prefix is reserved for the agent")
+			v.insist(field, "the prefix is reserved for the agent")
 		}
 	}
 	for key := range m.GetAnnotations() {
 		field := "metadata.annotations[" + key + "]"
 		v.valid(field, key, validation.IsQualifiedName(strings.ToLower(key)))
 		if reserved(key) {
-			v.report(field, "the prefix is reserved for the agent")
+			v.insist(field, "the prefix is reserved for the agent")
 		}
 	}
 }
@@ -89,7 +111,7 @@ func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 		v.report(field+".dnsConfig", "dnsPolicy None needs at least one name server")
 	}
 	if v.node != "" && spec.NodeName != v.node {
-		v.report(field+".nodeName", "%q is another node: this one is %q", spec.NodeName, v.node)
+		v.insist(field+".nodeName", "%q is another node: this one is %q", spec.NodeName, v.node)
 	}
 	if !ptr.Deref(spec.HostUsers, true) && (spec.HostNetwork || spec.HostPID || spec.HostIPC) {
 		v.report(field+".hostUsers", "false excludes hostNetwork, hostPID and hostIPC")
@@ -118,7 +140,7 @@ func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	volumes := map[string]bool{}
 	for i, vol := range spec.Volumes {
 		if volumes[vol.Name] {
-			v.report(fmt.Sprintf("%s.volumes[%d].name", field, i), "volume %s is defined twice", vol.Name)
+			v.insist(fmt.Sprintf("%s.volumes[%d].name", field, i), "volume %s is defined twice", vol.Name)
 		}
 		volumes[vol.Name] = true
 	}
@@ -142,7 +164,7 @@ func (v *validator) priority(field string, spec *v1.PodSpec) {
 // its field.
 func (v *validator) named(field string, c *v1.Container, names map[string]string) {
 	if other, taken := names[c.Name]; taken && c.Name != "" {
-		v.report(field+".name", "%q is the name of %s too", c.Name, other)
+		v.insist(field+".name", "%q is the name of %s too", c.Name, other)
 	}
 	names[c.Name] = field
 }

@@ -1,6 +1,7 @@
 package source
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -84,10 +85,14 @@ func (c Copies) keepOnly(paths map[string]bool) error {
 // be read. A manifest that is wrong gets the objects of its last good version, from last or
 // from the copy. One that had objects and now has none is wrong too: a program may be about to
 // write the file, or a power cut took its content.
+//
+// Of what has a copy, every byte was accepted before, perhaps by an earlier release: it is
+// decoded as such.
 func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
 	f := File{Path: path, Err: err}
 	if err == nil {
-		f.Objects, f.Warnings, f.Err = decode(path, data)
+		copied, _ := c.get(path)
+		f.Objects, f.Warnings, f.Err = decode(path, data, copied != nil && bytes.Equal(copied, data))
 	}
 	good := f.Err == nil
 	if !good || len(f.Objects) == 0 {
@@ -118,7 +123,7 @@ func (c Copies) before(path string, last *File, decode Decode) ([]manifest.Objec
 	if err != nil || data == nil {
 		return nil, err
 	}
-	objects, _, err := decode(path, data)
+	objects, _, err := decode(path, data, true)
 	return objects, err
 }
 

@@ -19,15 +19,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// watch starts a Dir whose manifests are names, one a file; "!" is a broken one.
+// watch starts a Dir whose manifests are names, one a file; "!" is a broken one, and "old" one that
+// only an earlier release accepted.
 func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
 	updates := make(chan source.Update)
 	ended := make(chan struct{})
-	d := &source.Dir{Path: dir, Copies: copies, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
+	d := &source.Dir{Path: dir, Copies: copies, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte, accepted bool) ([]manifest.Object, manifest.Errors, error) {
 		text := strings.TrimSpace(string(data))
-		if text == "!" {
+		if text == "!" || text == "old" && !accepted {
 			return nil, nil, errors.New("broken")
 		}
 		if text == "" || strings.HasPrefix(text, "#") {
@@ -149,7 +150,7 @@ func TestDirDecodesOnce(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
 	updates := make(chan source.Update)
-	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte) ([]manifest.Object, manifest.Errors, error) {
+	d := &source.Dir{Path: dir, Log: slog.New(slog.NewTextHandler(io.Discard, nil)), Decode: func(path string, data []byte, _ bool) ([]manifest.Object, manifest.Errors, error) {
 		decoded = append(decoded, filepath.Base(path))
 		return nil, nil, nil
 	}}
@@ -162,6 +163,26 @@ func TestDirDecodesOnce(t *testing.T) {
 	if want := []string{"a.yaml", "b.yaml", "b.yaml"}; !slices.Equal(decoded, want) {
 		t.Errorf("decoded %v, want %v", decoded, want)
 	}
+}
+
+// What an earlier release accepted stays good under one that would not accept it, whether the file
+// is as it was or has an edit that is wrong.
+func TestDirOfEarlierRelease(t *testing.T) {
+	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
+	path := filepath.Join(dir, "a.yaml")
+	write(t, path, "old")
+	watch(t, dir, copies)("a.yaml=broken:")
+	write(t, path, "a")
+	watch(t, dir, copies)("a.yaml=a")
+	list, err := os.ReadDir(string(copies))
+	if err != nil || len(list) != 1 {
+		t.Fatalf("%d copies, %v", len(list), err)
+	}
+	write(t, filepath.Join(string(copies), list[0].Name()), "old")
+	write(t, path, "old")
+	watch(t, dir, copies)("a.yaml=old")
+	write(t, path, "!")
+	watch(t, dir, copies)("a.yaml=broken:old")
 }
 
 // A file that is broken when the agent starts stands for its last good version; one that was

@@ -24,5 +24,6 @@ type Update struct {
 	Files  []File // by Path
 }
 
-// Decode turns a file's content into objects, as manifest.Read does.
-type Decode func(path string, data []byte) ([]manifest.Object, manifest.Errors, error)
+// Decode turns a file's content into objects, as manifest.Read does. accepted is
+// manifest.Options.Accepted.
+type Decode func(path string, data []byte, accepted bool) ([]manifest.Object, manifest.Errors, error)

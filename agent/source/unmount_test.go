@@ -30,7 +30,7 @@ func TestUnmountedDirectory(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	d := &Dir{Path: dir, Log: slog.New(slog.DiscardHandler), Decode: func(string, []byte) ([]manifest.Object, manifest.Errors, error) {
+	d := &Dir{Path: dir, Log: slog.New(slog.DiscardHandler), Decode: func(string, []byte, bool) ([]manifest.Object, manifest.Errors, error) {
 		return []manifest.Object{&v1.Pod{}}, nil, nil
 	}}
 	look := func() (n int, err error) {

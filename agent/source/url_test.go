@@ -55,7 +55,7 @@ func poll(t *testing.T, url string, copies source.Copies) (expect func(want stri
 	updates, ended := make(chan source.Update), make(chan struct{})
 	u := &source.URL{URL: url, Copies: copies, Every: 5 * time.Millisecond, Header: http.Header{"Authorization": {"Bearer x"}},
 		Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
-		Decode: func(_ string, data []byte) ([]manifest.Object, manifest.Errors, error) {
+		Decode: func(_ string, data []byte, _ bool) ([]manifest.Object, manifest.Errors, error) {
 			if string(data) == "!" {
 				return nil, nil, errors.New("broken")
 			}

@@ -63,7 +63,9 @@ func (s *Store) keyOf(path string) string {
 
 // decode fills in r.decoded or r.err, or both for a pod that runs, as regain does.
 func (s *Store) decode(r *record) {
-	objects, _, err := manifest.Read("", r.Object, s.options(manifest.Ignore))
+	o := s.options(manifest.Ignore)
+	o.Accepted = true
+	objects, warnings, err := manifest.Read("", r.Object, o)
 	if err != nil || len(objects) != 1 {
 		if r.err = plain(err); err == nil {
 			r.err = fault.Invalid.Errorf("want one object, got %d", len(objects))
@@ -74,7 +76,10 @@ func (s *Store) decode(r *record) {
 		}
 		return
 	}
-	r.decoded, r.err, r.description = objects[0], nil, manifest.Key(objects[0])
+	r.decoded, r.warnings, r.err, r.description = objects[0], warnings, nil, manifest.Key(objects[0])
+	for i := range warnings { // there is no file, and there are no lines
+		warnings[i].File, warnings[i].Line = r.description, 0
+	}
 	s.stamp(r)
 }
 

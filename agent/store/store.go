@@ -5,9 +5,9 @@
 // On disk each object is one file, <dir>/<kind>/<namespace>/<name>.json ("_" for
 // kinds without namespaces), mode 0600 since there are secrets among them. It has
 // the text that was given and the metadata that the store adds. Like a manifest file, the
-// text is decoded anew when an agent starts, with the defaults and the rules of that
-// agent. If these reject an object it stays on disk and is reported; a pod that runs
-// stays as it was accepted.
+// text is decoded anew when an agent starts, with the defaults of that agent, and of its
+// rules only those that hold for what was accepted before. If these reject an object it stays
+// on disk and is reported; a pod that runs stays as it was accepted.
 //
 // A deleted pod stays until Ended says that nothing of it is left; all other objects are
 // removed at once. If a change to a pod's spec is not possible in place, another pod of
@@ -49,6 +49,7 @@ type record struct {
 	file        string          // its path
 	decoded     manifest.Object // nil if rejected; for a pod that runs, the pod as it was accepted
 	err         error           // why the object is rejected
+	warnings    manifest.Errors // for what the object would be rejected today
 	description string          // manifest.Key, also of a rejected object
 }
 
@@ -84,7 +85,7 @@ func (s *Store) Update() source.Update {
 	u := source.Update{Source: manifest.SourceAPI}
 	for _, key := range slices.Sorted(maps.Keys(s.records)) {
 		r := s.records[key]
-		f := source.File{Path: key, Err: r.err}
+		f := source.File{Path: key, Err: r.err, Warnings: r.warnings}
 		if r.decoded != nil {
 			f.Objects = []manifest.Object{r.decoded}
 		}

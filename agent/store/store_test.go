@@ -251,7 +251,7 @@ func TestRejectedLater(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(path, []byte(strings.Replace(string(data), `"i:1"`, `"i:1 "`, 1)), 0o600); err != nil {
+	if err := os.WriteFile(path, []byte(strings.Replace(string(data), `"name":"app"`, `"name":"../app"`, 1)), 0o600); err != nil {
 		t.Fatal(err)
 	}
 	u := open(t, dir).Update()
@@ -260,6 +260,35 @@ func TestRejectedLater(t *testing.T) {
 	}
 	if _, err := os.Stat(path); err != nil {
 		t.Error(err)
+	}
+}
+
+// What an earlier agent accepted runs on under one with other rules, which says what these are. An
+// edit is judged by them.
+func TestAcceptedByAnEarlierAgent(t *testing.T) {
+	dir := t.TempDir()
+	uid := put(t, open(t, dir), web, store.PutOptions{}, store.Created)
+	path := filepath.Join(dir, "pod", "default", "web.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := strings.NewReplacer(`"i:1"`, `"i:1 "`, `"containers"`, `"schedulingGates":[{"name":"a"}],"noLonger":1,"containers"`).Replace(string(data))
+	if err := os.WriteFile(path, []byte(old), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	f := s.Update().Files[0]
+	const want = `pod default/web: spec.schedulingGates: there is no scheduler that would wait
+pod default/web: spec.containers[0].image: "i:1 " has blanks around it`
+	if f.Err != nil || len(f.Objects) != 1 || f.Objects[0].GetUID() != uid || f.Warnings.Error() != want {
+		t.Fatalf("%+v", f)
+	}
+	if pod := f.Objects[0].(*v1.Pod); len(pod.Spec.SchedulingGates) > 0 || pod.Spec.Containers[0].Image != "i:1 " {
+		t.Errorf("%+v", pod.Spec)
+	}
+	if _, _, _, err := s.Put([]byte(strings.Replace(web, "i:1", "i:2 ", 1)), store.PutOptions{}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("an edit: %v", err)
 	}
 }
 
