@@ -30,6 +30,7 @@ var otherVerdicts = []struct{ errors, reason string }{
 	{`crisp spec\.ttlSecondsAfterFinished: only for a job that was applied`, "a file brings the job back"},
 	{`crisp spec\.template\.spec\.resources\.requests\[\w+\]: .* is less than the`, "an API server rejects the pods of the template instead"},
 	{`crisp spec\.template\.spec\..*\.hostPort: \d+ is taken by`, "an API server rejects the pods of the template instead"},
+	{`crisp .*\.nodeName: .* is another node`, "no other node would run it"},
 	{`crisp .*\.os\.name: .*crisp runs linux`, "a node of crisp's runs Linux"},
 	{`crisp .*\.fileKeyRef\.path: leads out of the volume`, "no path may be absolute, the root neither"},
 	{`crisp spec\.template\.spec\..*\.image: .* has blanks around it`, "an API server rejects the pods of the template instead"},

@@ -62,12 +62,7 @@ func (m mutant) text(t *testing.T) []byte {
 // value changed, or two, are held against the validation of the API server, which is the
 // kubelet's of manifests too.
 func TestSameVerdicts(t *testing.T) {
-	seed := uint64(defaultSeed)
-	if s := os.Getenv("SEED"); s != "" {
-		var err error
-		seed, err = strconv.ParseUint(s, 10, 64)
-		check(t, err)
-	}
+	seed := verdictSeed(t)
 	bases := readBases(t)
 	list := chosen(t, bases, rand.New(rand.NewPCG(seed, seed)))
 	t.Logf("%d manifests of %d bases; the choice is that of SEED=%d", len(list), len(bases), seed)
@@ -103,6 +98,17 @@ func TestSameVerdicts(t *testing.T) {
 		t.Errorf("%d verdicts differ in all", failed)
 	}
 	t.Logf("Kubernetes rejects %d of %d; %d differences have an explanation", rejected, len(list), explained.count)
+}
+
+// verdictSeed returns the seed by which mutants are chosen, from SEED or the default.
+func verdictSeed(t *testing.T) uint64 {
+	seed := uint64(defaultSeed)
+	if s := os.Getenv("SEED"); s != "" {
+		var err error
+		seed, err = strconv.ParseUint(s, 10, 64)
+		check(t, err)
+	}
+	return seed
 }
 
 func said(verdict []string) string {
