@@ -41,11 +41,14 @@ func compare(pod string, kubelet, agent *record) []string {
 		}
 	}
 	for _, of := range orders {
-		if a, b := order(kubelet.steps, ours, of.methods), order(agent.steps, theirs, of.methods); a != b {
-			told("order of "+of.what, a, b)
+		for _, pod := range []string{"", "new."} { // a pod, and the one that came in its place
+			if a, b := order(kubelet.steps, ours, of.methods, pod), order(agent.steps, theirs, of.methods, pod); a != b {
+				told("order of "+pod+of.what, a, b)
+			}
 		}
 	}
 	differ("", kubelet.status, agent.status, func(path, a, b string) { told("status "+path, a, b) })
+	differ("", kubelet.later, agent.later, func(path, a, b string) { told("later status "+path, a, b) })
 	return lines
 }
 
@@ -83,9 +86,9 @@ var orders = []struct {
 	{"stops", []string{"StopContainer", "StopPodSandbox"}},
 }
 
-// order returns the order of the first calls of each of these methods, except calls that the other
-// record lacks. Containers that were stopped at the same time are one element.
-func order(steps []step, other map[string][]any, methods []string) string {
+// order returns the order of the first calls of each of these methods for objects of the pod, except
+// calls that the other record lacks. Containers that were stopped at the same time are one element.
+func order(steps []step, other map[string][]any, methods []string, pod string) string {
 	var parts []string
 	var run []string // of overlapping steps
 	var until step
@@ -98,8 +101,8 @@ func order(steps []step, other map[string][]any, methods []string) string {
 	}
 	seen := map[string]bool{}
 	for _, s := range steps {
-		method, _, _ := strings.Cut(s.name, " ")
-		if seen[s.name] || len(other[s.name]) == 0 || !slices.Contains(methods, method) {
+		method, object, _ := strings.Cut(s.name, " ")
+		if seen[s.name] || len(other[s.name]) == 0 || !slices.Contains(methods, method) || strings.HasPrefix(object, "new.") != (pod != "") {
 			continue
 		}
 		seen[s.name] = true

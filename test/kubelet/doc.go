@@ -8,7 +8,8 @@
 //	                                 calls ──▶ of each pod ──▶ normal form ──▶ compared
 //
 // A difference must be explained by a line of the table in explain_test.go; a difference
-// without an explanation fails, and so does an explanation without a difference. In addition,
+// without an explanation fails, and so does an explanation without a difference. Random pods live so
+// too, and have turns: they are edited, lose something, or see the driver or crispd killed. In addition,
 // the agent's handling of random pods is compared with the kubelet's own functions.
 // TestSameVerdicts holds what crisp validate says of manifests against the validation of the
 // API server. TestKubeadm makes kubeadm's own calls to crispd. TestMetrics compares the kubelet's metrics

@@ -3,6 +3,7 @@ package kubelet
 import (
 	"regexp"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -53,10 +54,12 @@ func newReasons(tables ...[]explanation) *reasons {
 	return e
 }
 
-// without returns the lines that no explanation matches.
+// without returns the lines that no explanation matches. One of a pod that came in the place of
+// another, or of a pod's status after its turn, counts for those as well.
 func (e *reasons) without(lines []string) (left []string) {
 	for _, line := range lines {
-		if i := slices.IndexFunc(e.patterns, func(p *regexp.Regexp) bool { return p.MatchString(line) }); i >= 0 {
+		same := strings.NewReplacer(" new.", " ", "+ new.", "+ ", " later ", " ").Replace(line)
+		if i := slices.IndexFunc(e.patterns, func(p *regexp.Regexp) bool { return p.MatchString(line) || p.MatchString(same) }); i >= 0 {
 			e.used[i]++
 		} else {
 			left = append(left, line)

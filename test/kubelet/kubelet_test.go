@@ -52,6 +52,17 @@ type manifest struct {
 	until   string
 	then    time.Duration
 	settles bool // it lives on until its status changes no more
+
+	turn   *turn  // what befalls it then; nil: nothing
+	target string // the container that the turn is about
+	next   string // the manifest after an edit
+
+	// What came of it:
+	was, later *v1.Pod   // in its state, and after its turn
+	pid        int       // of the target
+	turned     time.Time // when another manifest came in its place, or the same one again
+	missed     []string  // a line for each state to which it did not come
+	failed     bool
 }
 
 // For each pod of testdata, the kubelet and the agent make the same calls, except for explained
@@ -135,29 +146,16 @@ var tooSlow = map[string]string{"tiny-cpu": "in half a percent of an emulated CP
 // drive takes the pod of each manifest through its life.
 func drive(t *testing.T, n *node, list []manifest) *session {
 	begin := time.Now()
-	var mu sync.Mutex
-	pods := map[string]*v1.Pod{}
-	var missed []string
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, atOnce)
-	for _, m := range list {
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			pod, came, err := n.live(m)
-			if err != nil {
-				t.Errorf("%s: %s: %v", n.driver, m.name, err)
-				return
+	list = slices.Clone(list) // what comes of the pods with this driver
+	for _, kills := range []string{"", "driver", "crispd"} {
+		var round []*manifest
+		for i := range list {
+			if m := &list[i]; m.kills() == kills {
+				round = append(round, m)
 			}
-			mu.Lock()
-			defer mu.Unlock()
-			pods[m.name] = pod
-			if !came {
-				missed = append(missed, fmt.Sprintf("%s never came to %q: %s", m.name, m.until, text(told(pod.Status))))
-			}
-		})
+		}
+		n.round(kills, round)
 	}
-	wg.Wait()
 	if t.Failed() {
 		t.Fatal(n.tails())
 	}
@@ -167,28 +165,109 @@ func drive(t *testing.T, n *node, list []manifest) *session {
 		left, err := n.sandboxes("", false)
 		return err == nil && len(left) == 0
 	})
-	slices.Sort(missed)
-	return &session{n.driver, n.dir, n.proxy.all(), pods, missed}
+	s := &session{Driver: n.driver, Dir: n.dir, Calls: n.proxy.all(), Pods: map[string]*v1.Pod{}, Later: map[string]*v1.Pod{}, Turned: map[string]time.Time{}}
+	for _, m := range list {
+		s.Pods[m.name], s.Turned[m.name] = m.was, m.turned
+		if m.later != nil {
+			s.Later[m.name] = m.later
+		}
+		s.Missed = append(s.Missed, m.missed...)
+	}
+	slices.Sort(s.Missed)
+	return s
 }
 
-// live adds the manifest, waits for the pod's state, and removes it. It returns the pod at that
-// time, and whether it had reached the state.
-func (n *node) live(m manifest) (pod *v1.Pod, came bool, err error) {
+// kills is the program that the pod's turn kills, "" if it kills none.
+func (m *manifest) kills() string {
+	if m.turn == nil {
+		return ""
+	}
+	return m.turn.kills
+}
+
+// round takes pods through their lives, some at a time; if a program is killed, all of them have
+// come to their states before.
+func (n *node) round(kills string, list []*manifest) {
+	n.t.Helper()
+	if kills == "" {
+		n.each(list, atOnce, n.begins, n.turns, n.becomes, n.ends)
+		return
+	}
+	if len(list) == 0 {
+		return
+	}
+	n.each(list, atOnce, n.begins)
+	n.each(list, len(list), n.turns)
+	if kills == "driver" {
+		n.kill(n.driver)
+	} else {
+		n.kill(kills)
+	}
+	n.each(list, len(list), func(m *manifest) error {
+		if m.turn.away == nil {
+			return nil
+		}
+		return m.turn.away(n, m)
+	})
+	if kills == "driver" {
+		n.runDriver()
+	} else {
+		n.runCrispd()
+		n.answers()
+	}
+	n.each(list, len(list), n.becomes, n.ends)
+}
+
+// each does the steps of each manifest, until one fails.
+func (n *node) each(list []*manifest, atOnce int, steps ...func(*manifest) error) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, atOnce)
+	for _, m := range list {
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			for _, step := range steps {
+				if m.failed {
+					return
+				}
+				if err := step(m); err != nil {
+					n.t.Errorf("%s: %s: %v", n.driver, m.name, err)
+					m.failed = true
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+// put makes text the pod's manifest.
+func (n *node) put(m *manifest, text string) error {
 	path := filepath.Join(n.dir, "manifests", m.name+".yaml")
-	content := strings.NewReplacer("OWN-IMAGE", ownImage(m.name), "IMAGE", testImage, "HOSTDIR", filepath.Join(n.dir, "host")).Replace(m.text)
+	content := strings.NewReplacer("OWN-IMAGE", ownImage(m.name), "IMAGE", testImage, "HOSTDIR", filepath.Join(n.dir, "host")).Replace(text)
 	hidden := filepath.Join(n.dir, m.name+".yaml")
 	if err := os.WriteFile(hidden, []byte(content), 0o644); err != nil {
-		return nil, false, err
+		return err
 	}
-	if err := os.Rename(hidden, path); err != nil { // neither driver may read half a file
-		return nil, false, err
+	m.turned = time.Now()
+	return os.Rename(hidden, path) // neither driver may read half a file
+}
+
+func (n *node) takeAway(m *manifest) error {
+	return os.Remove(filepath.Join(n.dir, "manifests", m.name+".yaml"))
+}
+
+// begins adds the manifest, and waits for the pod's state.
+func (n *node) begins(m *manifest) error {
+	if err := n.put(m, m.text); err != nil {
+		return err
 	}
-	pod = &v1.Pod{Status: v1.PodStatus{Message: refused}}
+	m.turned = time.Time{}
+	pod := &v1.Pod{Status: v1.PodStatus{Message: refused}}
 	limit := patience
 	if m.until == "refused" {
 		limit = 5 * time.Second // it must not appear at all
 	}
-	came = n.waits(limit, func() bool {
+	came := n.waits(limit, func() bool {
 		p, err := n.pod(m.name)
 		if p != nil {
 			pod = p
@@ -210,8 +289,52 @@ func (n *node) live(m manifest) (pod *v1.Pod, came bool, err error) {
 	if n.look != nil {
 		n.look(pod)
 	}
-	if err := os.Remove(path); err != nil {
-		return nil, false, err
+	m.was = pod
+	if !came {
+		m.missed = append(m.missed, fmt.Sprintf("%s never came to %q: %s", m.name, m.until, text(told(pod.Status))))
+	}
+	return nil
+}
+
+// turns has the pod's turn befall it.
+func (n *node) turns(m *manifest) error {
+	if m.turn == nil || m.turn.do == nil {
+		return nil
+	}
+	return m.turn.do(n, m)
+}
+
+// becomes waits for the pod's state after its turn.
+func (n *node) becomes(m *manifest) error {
+	if m.turn == nil || m.turn.goes {
+		return nil
+	}
+	var pod *v1.Pod
+	came := n.waits(patience, func() bool {
+		p, err := n.pod(m.name)
+		if p != nil {
+			pod = p
+		}
+		return err == nil && p != nil && m.turn.came(m, p)
+	})
+	if pod == nil {
+		return fmt.Errorf("is not listed after its turn")
+	}
+	if came {
+		pod = n.settles(m.name, pod)
+	} else {
+		m.missed = append(m.missed, fmt.Sprintf("%s came to nothing after %s: %s", m.name, m.turn.name, text(told(pod.Status))))
+	}
+	m.later = pod
+	return nil
+}
+
+// ends takes the manifest away, and waits until nothing of the pod runs.
+func (n *node) ends(m *manifest) error {
+	if m.turn == nil || !m.turn.goes {
+		if err := n.takeAway(m); err != nil {
+			return err
+		}
 	}
 	gone := n.waits(2*time.Minute, func() bool {
 		ready, err := n.sandboxes(m.name, true)
@@ -219,9 +342,9 @@ func (n *node) live(m manifest) (pod *v1.Pod, came bool, err error) {
 		return err == nil && perr == nil && len(ready) == 0 && p == nil
 	})
 	if !gone {
-		return nil, false, fmt.Errorf("is still there two minutes after its manifest went")
+		return fmt.Errorf("is still there two minutes after its manifest went")
 	}
-	return pod, came, nil
+	return nil
 }
 
 func reached(until string, s *v1.PodStatus) bool {

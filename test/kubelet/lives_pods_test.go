@@ -15,10 +15,17 @@ import (
 // A life makes random pods. Those of one seed are the same in each run.
 type life struct {
 	*rand.Rand
-	port int32 // the last one that a pod got: they share the node's
+	chance *rand.Rand // of turns
+	port   int32      // the last one that a pod got: they share the node's
 
-	pod  *v1.Pod
-	host bool // the pod has the node's network
+	pod   *v1.Pod
+	kind  string // of its end
+	until string // the state to which it comes
+	host  bool   // it has the node's network
+}
+
+func newLife(seed uint64) *life {
+	return &life{Rand: rand.New(rand.NewPCG(seed, seed)), chance: rand.New(rand.NewPCG(seed, ^seed))}
 }
 
 // runsOn are the arguments of a container that ends when it is told to.
@@ -54,16 +61,32 @@ var ends = []struct {
 func (l *life) next(t *testing.T, i int) manifest {
 	end := ends[i%len(ends)]
 	l.pod = &v1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
-	l.pod.Name = fmt.Sprintf("%s-%d", end.name, i)
+	l.kind = end.name
 	l.host = l.one(8)
+	l.settings()
+	l.containers()
+	l.until = end.make(l)
+	l.volumes()
+	m := manifest{settles: true, target: l.target()}
+	l.pod.Name = fmt.Sprintf("%s-%d", end.name, i)
+	if m.turn = l.turns(); m.turn != nil {
+		l.pod.Name += "-" + m.turn.name
+		if l.pod.Spec.SetHostnameAsFQDN != nil {
+			l.pod.Spec.Hostname = "other" // with such a name the host's would be too long
+		}
+		if m.turn.make != nil {
+			m.turn.make(l)
+		}
+	}
 	if l.host {
 		l.pod.Name += "-on-host"
 	}
-	l.settings()
-	l.containers()
-	until := end.make(l)
-	l.volumes()
-	return manifest{name: l.pod.Name, text: manifestOf(t, l.pod), until: until, settles: true}
+	m.name, m.text, m.until = l.pod.Name, manifestOf(t, l.pod), l.until
+	if m.turn != nil && m.turn.edit != nil {
+		m.turn.edit(l)
+		m.next = manifestOf(t, l.pod)
+	}
+	return m
 }
 
 func (l *life) one(of int) bool { return l.IntN(of) == 0 }

@@ -89,8 +89,7 @@ func newNode(t *testing.T, driver string) *node {
 	host := filepath.Join(dir, "host")
 	check(t, syscall.Mount(host, host, "", syscall.MS_BIND, ""))
 	check(t, syscall.Mount("", host, "", syscall.MS_SHARED, ""))
-	// The registry of the test image does not exist: nothing leaves the machine.
-	n.write("registries.conf", "[[registry]]\nprefix = \"crisp.test\"\nlocation = \"127.0.0.1:1/crisp.test\"\ninsecure = true\n")
+	n.silentRegistry()
 	n.write("resolv.conf", "nameserver 192.0.2.53\nsearch node.test\n")
 	n.write("crispd.toml", "")
 	return n
@@ -99,11 +98,16 @@ func newNode(t *testing.T, driver string) *node {
 // startCrispd starts the runtime and loads the image.
 func (n *node) startCrispd() {
 	n.t.Helper()
-	n.start("crispd", program("crispd"), "--config", filepath.Join(n.dir, "crispd.toml"), "--root", filepath.Join(n.dir, "crispd"),
-		"--state", filepath.Join(n.dir, "run"), "--socket", filepath.Join(n.dir, "crispd.sock"))
+	n.runCrispd()
 	n.connect(filepath.Join(n.dir, "crispd.sock"))
 	n.load()
 	n.asksForDriver()
+}
+
+func (n *node) runCrispd() {
+	n.t.Helper()
+	n.start("crispd", program("crispd"), "--config", filepath.Join(n.dir, "crispd.toml"), "--root", filepath.Join(n.dir, "crispd"),
+		"--state", filepath.Join(n.dir, "run"), "--socket", filepath.Join(n.dir, "crispd.sock"))
 }
 
 // connect waits until the runtime answers, and starts the proxy.
@@ -112,24 +116,35 @@ func (n *node) connect(socket string) {
 	var err error
 	n.conn, err = grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	check(n.t, err)
+	n.answers()
+	n.proxy, err = startProxy(filepath.Join(n.dir, "proxy.sock"), socket, recorded)
+	check(n.t, err)
+}
+
+// answers waits until the runtime does.
+func (n *node) answers() {
+	n.t.Helper()
 	n.until("the runtime answers", time.Minute, func() bool {
 		_, err := cri.NewRuntimeServiceClient(n.conn).Version(n.t.Context(), &cri.VersionRequest{})
 		return err == nil
 	})
-	n.proxy, err = startProxy(filepath.Join(n.dir, "proxy.sock"), socket, recorded)
-	check(n.t, err)
 }
 
 // drive starts the driver.
 func (n *node) drive() {
 	n.t.Helper()
 	n.ports = freePorts(n.t, 3)
-	ports, dir := n.ports, n.dir
-	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", ports[0])
+	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", n.ports[0])
 	n.makeCgroups(podsCgroup)
+	if n.driver != "kubeadm" { // which makes its calls to crispd directly, and ends
+		n.runDriver()
+	}
+}
+
+func (n *node) runDriver() {
+	n.t.Helper()
+	ports, dir := n.ports, n.dir
 	switch n.driver {
-	case "kubeadm": // makes its calls to crispd directly, and ends
-		return
 	case "kubelet":
 		n.startKubelet(ports)
 	case "agent":
@@ -157,7 +172,7 @@ func program(name string) string {
 // start starts a program that logs into the node's directory.
 func (n *node) start(name, path string, args ...string) {
 	n.t.Helper()
-	log, err := os.Create(filepath.Join(n.dir, name+".log"))
+	log, err := os.OpenFile(filepath.Join(n.dir, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
 	check(n.t, err)
 	defer log.Close()
 	cmd := exec.Command(path, args...)
@@ -184,6 +199,15 @@ func (n *node) stop(name string) {
 		_ = cmd.Process.Kill()
 		<-n.ended[name]
 	}
+}
+
+// kill ends a program without a warning.
+func (n *node) kill(name string) {
+	n.t.Helper()
+	cmd := n.cmds[name]
+	delete(n.cmds, name)
+	check(n.t, cmd.Process.Kill())
+	<-n.ended[name]
 }
 
 // end stops and removes everything, including the logs unless the test has failed.
@@ -288,7 +312,7 @@ func (n *node) sandboxes(name string, readyOnly bool) ([]string, error) {
 // load loads the test image into crispd: the one program testbin.
 func (n *node) load() {
 	n.t.Helper()
-	tags := []string{testImage}
+	tags := []string{testImage, otherImage}
 	for _, pod := range ownImages {
 		tags = append(tags, ownImage(pod))
 	}

@@ -3,6 +3,7 @@ package kubelet
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +50,37 @@ func TestFailedCreationsHaveNoID(t *testing.T) {
 	got := text(request["config"])
 	if want := `{"linux":{"resources":{"memory_limit_in_bytes":"67108864"}},"metadata":{"name":"main"}}`; got != want {
 		t.Errorf("the second creation is %s, not %s", got, want)
+	}
+}
+
+// A pod that comes in the place of another, or comes back, is compared with the same one of the other
+// driver, wherever each goes on counting attempts.
+func TestNewPodCountsFromZero(t *testing.T) {
+	turned := time.Now()
+	var calls []call
+	run := func(uid, id string, attempt int, at time.Time) {
+		calls = append(calls,
+			call{Method: "RunPodSandbox", Request: fmt.Appendf(nil, `{"config":{"metadata":{"name":"a","uid":%q,"attempt":%d}}}`, uid, attempt), Response: fmt.Appendf(nil, `{"pod_sandbox_id":"s%s"}`, id), Begin: at},
+			call{Method: "CreateContainer", Request: fmt.Appendf(nil, `{"pod_sandbox_id":"s%s","config":{"metadata":{"name":"main","attempt":%d}}}`, id, attempt), Response: fmt.Appendf(nil, `{"container_id":"c%s"}`, id), Begin: at},
+			call{Method: "StopContainer", Request: fmt.Appendf(nil, `{"container_id":"c%s"}`, id), Begin: at})
+	}
+	run("u", "1", 0, turned.Add(-time.Second))
+	run("v", "2", 1, turned.Add(time.Second))
+	run("v", "3", 2, turned.Add(time.Minute))
+	r := recordsOf(t, &session{Calls: calls, Pods: map[string]*v1.Pod{"a": {}}, Turned: map[string]time.Time{"a": turned}})["a"]
+	var got []string
+	for _, s := range r.steps {
+		got = append(got, s.name)
+	}
+	var want []string
+	for _, of := range []string{"%s#0", "new.%s#0", "new.%s#1"} {
+		want = append(want, "RunPodSandbox "+fmt.Sprintf(of, "sandbox"), "CreateContainer "+fmt.Sprintf(of, "main"), "StopContainer "+fmt.Sprintf(of, "main"))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("the calls are of %q, want %q", got, want)
+	}
+	if got := text(r.steps[3].request); !strings.Contains(got, "NEWUID") {
+		t.Errorf("the other pod's sandbox is %s", got)
 	}
 }
 

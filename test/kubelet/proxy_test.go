@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -44,6 +45,7 @@ type proxy struct {
 
 	mu    sync.Mutex
 	calls []call
+	open  map[*frame]string // the methods of requests without an answer
 }
 
 // startProxy makes the services of the runtime at target available on socket.
@@ -62,7 +64,7 @@ func startProxy(socket, target string, wanted map[string]bool) (*proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &proxy{socket: socket, conn: conn, wanted: wanted}
+	p := &proxy{socket: socket, conn: conn, wanted: wanted, open: map[*frame]string{}}
 	p.server = grpc.NewServer(grpc.ForceServerCodec(frames{}), grpc.MaxRecvMsgSize(64<<20), grpc.UnknownServiceHandler(p.pass))
 	go func() {
 		if err := p.server.Serve(listener); err != nil {
@@ -84,6 +86,18 @@ func (p *proxy) all() []call {
 	return append([]call(nil), p.calls...)
 }
 
+// busy reports whether a call of this method has no answer yet whose request has this text.
+func (p *proxy) busy(method, has string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for request, of := range p.open {
+		if of == method && bytes.Contains(*request, []byte(has)) {
+			return true
+		}
+	}
+	return false
+}
+
 // pass is the handler of every method. CRI has unary calls and server streams; in both the client
 // sends one message.
 func (p *proxy) pass(_ any, in grpc.ServerStream) error {
@@ -98,8 +112,14 @@ func (p *proxy) pass(_ any, in grpc.ServerStream) error {
 		ctx = metadata.NewOutgoingContext(ctx, md.Copy())
 	}
 	c := call{Method: path.Base(full), Begin: time.Now()}
+	p.mu.Lock()
+	p.open[&request] = c.Method
+	p.mu.Unlock()
 	last, err := p.forward(ctx, full, &request, in)
 	c.End = time.Now()
+	p.mu.Lock()
+	delete(p.open, &request)
+	p.mu.Unlock()
 	if p.wanted[c.Method] {
 		c.Request, c.Response = decode(full, true, request), decode(full, false, last)
 		if err != nil {

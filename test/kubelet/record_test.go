@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
@@ -26,6 +27,7 @@ type step struct {
 type record struct {
 	steps  []step
 	status any // in normal form, when the pod had reached its state
+	later  any // likewise, after its turn
 	pod    *v1.Pod
 }
 
@@ -49,10 +51,12 @@ type message struct {
 // A session has everything that a driver did with the manifests.
 type session struct {
 	Driver string
-	Dir    string             // of its node
-	Calls  []call             // of all pods
-	Pods   map[string]*v1.Pod // when they had reached their states, by their names in the manifests
-	Missed []string           // a line for each pod that did not reach its state
+	Dir    string               // of its node
+	Calls  []call               // of all pods
+	Pods   map[string]*v1.Pod   // when they had reached their states, by their names in the manifests
+	Later  map[string]*v1.Pod   // after their turns
+	Turned map[string]time.Time // when another manifest came in the place of theirs, or the same one again
+	Missed []string             // a line for each pod that did not reach its state
 }
 
 // sessionOf has a driver run the manifests. RECORDED=DIR keeps sessions there, by the name of the
@@ -83,35 +87,19 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	calls, pods := n.Calls, n.Pods
 	records := map[string]*record{}
 	// The texts to be replaced are known only after all calls were seen.
-	podOf, labelOf := map[string]string{}, map[string]string{} // by the ID of a sandbox or container
+	l := labels{n: n, podOf: map[string]string{}, of: map[string]string{}, uids: map[string][]string{}, first: map[string]int{}}
 	for _, c := range calls {
-		var req, resp message
-		check(t, json.Unmarshal(c.Request, &req))
-		if c.Err == "" {
-			check(t, json.Unmarshal(c.Response, &resp))
-		}
-		meta := req.Config.Metadata
-		switch c.Method {
-		case "RunPodSandbox":
-			podOf[resp.PodSandboxID], labelOf[resp.PodSandboxID] = strings.TrimSuffix(meta.Name, "-"+nodeName), fmt.Sprintf("sandbox#%d", meta.Attempt)
-		case "CreateContainer":
-			podOf[resp.ContainerID], labelOf[resp.ContainerID] = podOf[req.PodSandboxID], fmt.Sprintf("%s#%d", meta.Name, meta.Attempt)
-		}
+		l.add(t, c)
 	}
-	delete(podOf, "") // of failed calls
-	delete(labelOf, "")
 	for _, c := range calls {
 		var req message
 		check(t, json.Unmarshal(c.Request, &req))
-		meta := req.Config.Metadata
-		pod, object := podOf[req.ContainerID], labelOf[req.ContainerID]
+		pod, object := l.podOf[req.ContainerID], l.of[req.ContainerID]
 		switch c.Method {
-		case "RunPodSandbox":
-			pod, object = strings.TrimSuffix(meta.Name, "-"+nodeName), fmt.Sprintf("sandbox#%d", meta.Attempt)
+		case "RunPodSandbox", "CreateContainer":
+			pod, object = l.made(c, &req)
 		case "StopPodSandbox", "RemovePodSandbox", "UpdatePodSandboxResources":
-			pod, object = podOf[req.PodSandboxID], labelOf[req.PodSandboxID]
-		case "CreateContainer":
-			pod, object = podOf[req.PodSandboxID], fmt.Sprintf("%s#%d", meta.Name, meta.Attempt)
+			pod, object = l.podOf[req.PodSandboxID], l.of[req.PodSandboxID]
 		case "PullImage":
 			pod, object = strings.TrimSuffix(req.SandboxConfig.Metadata.Name, "-"+nodeName), req.Image.Image
 		}
@@ -130,7 +118,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 			r = &record{} // it must not start at all
 			records[name] = r
 		}
-		form := n.formOf(pod, labelOf)
+		form := l.formOf(name)
 		for i, s := range r.steps {
 			c := s.request.(call)
 			r.steps[i].request = form.value(t, c.Request)
@@ -142,8 +130,67 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 		text, err := json.Marshal(told(pod.Status))
 		check(t, err)
 		r.status = form.value(t, text)
+		if later := n.Later[name]; later != nil {
+			text, err := json.Marshal(told(later.Status))
+			check(t, err)
+			r.later = form.value(t, text)
+		}
 	}
 	return records
+}
+
+// labels are names of objects that are the same in any two runs: "sandbox#0", "main#1" by their
+// attempts. Those of a pod that came in the place of another, or that came back, begin with "new."
+// and count from 0, whatever is left of the pod before.
+type labels struct {
+	n         *session
+	podOf, of map[string]string   // by the ID of a sandbox or container
+	uids      map[string][]string // by pod
+	first     map[string]int      // attempt, by pod and name
+}
+
+// add knows the object that a call has made.
+func (l *labels) add(t *testing.T, c call) {
+	t.Helper()
+	if c.Method != "RunPodSandbox" && c.Method != "CreateContainer" {
+		return
+	}
+	var req, resp message
+	check(t, json.Unmarshal(c.Request, &req))
+	pod, label := l.made(c, &req)
+	if uid := req.Config.Metadata.UID; uid != "" && !slices.Contains(l.uids[pod], uid) {
+		l.uids[pod] = append(l.uids[pod], uid)
+	}
+	if c.Err != "" { // it has no ID
+		return
+	}
+	check(t, json.Unmarshal(c.Response, &resp))
+	id := cmp.Or(resp.ContainerID, resp.PodSandboxID)
+	l.podOf[id], l.of[id] = pod, label
+}
+
+// made returns the pod and the label of what a call makes.
+func (l *labels) made(c call, req *message) (pod, label string) {
+	meta, name, again := req.Config.Metadata, req.Config.Metadata.Name, ""
+	if c.Method == "RunPodSandbox" {
+		pod, name = strings.TrimSuffix(meta.Name, "-"+nodeName), "sandbox"
+		if turned := l.n.Turned[pod]; !turned.IsZero() && c.Begin.After(turned) {
+			again = "new."
+		}
+	} else {
+		pod = l.podOf[req.PodSandboxID]
+		if strings.HasPrefix(l.of[req.PodSandboxID], "new.") {
+			again = "new."
+		}
+	}
+	attempt := meta.Attempt
+	if again != "" {
+		if _, ok := l.first[pod+" "+name]; !ok {
+			l.first[pod+" "+name] = attempt
+		}
+		attempt -= l.first[pod+" "+name]
+	}
+	return pod, fmt.Sprintf("%s%s#%d", again, name, attempt)
 }
 
 // A form replaces texts that differ between any two runs.
@@ -157,15 +204,23 @@ type shape struct {
 	as string
 }
 
-func (n *session) formOf(pod *v1.Pod, labels map[string]string) form {
-	pairs := []string{n.Dir, "DIR"}
-	if pod.UID != "" { // the pod was listed
-		pairs = append(pairs, string(pod.UID), "UID")
+func (l *labels) formOf(pod string) form {
+	pairs := []string{l.n.Dir, "DIR"}
+	for _, p := range []*v1.Pod{l.n.Pods[pod], l.n.Later[pod]} {
+		if p == nil {
+			continue
+		}
+		if p.UID != "" && !slices.Contains(l.uids[pod], string(p.UID)) { // it was listed, and had no sandbox
+			l.uids[pod] = append(l.uids[pod], string(p.UID))
+		}
+		for _, ip := range p.Status.PodIPs {
+			pairs = append(pairs, ip.IP, "PODIP")
+		}
 	}
-	for _, ip := range pod.Status.PodIPs {
-		pairs = append(pairs, ip.IP, "PODIP")
+	for i, uid := range l.uids[pod] {
+		pairs = append(pairs, uid, strings.Repeat("NEW", i)+"UID")
 	}
-	for id, label := range labels {
+	for id, label := range l.of {
 		pairs = append(pairs, id, label)
 	}
 	return form{strings.NewReplacer(append(pairs, "-"+nodeName, "")...), []shape{

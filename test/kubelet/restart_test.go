@@ -1,6 +1,7 @@
 package kubelet
 
 import (
+	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -62,19 +63,8 @@ func (n *node) counted(pod string, since time.Time) {
 // killContainer kills the container's process and waits until the kubelet has started the next one.
 func (n *node) killContainer(name string) {
 	n.t.Helper()
-	running := func() (pid int) {
-		runtime := cri.NewRuntimeServiceClient(n.conn)
-		list, err := runtime.ListContainers(n.t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})
-		for _, c := range list.GetContainers() {
-			if c.Metadata.Name != name {
-				continue
-			}
-			var info struct{ Pid int }
-			if status, serr := runtime.ContainerStatus(n.t.Context(), &cri.ContainerStatusRequest{ContainerId: c.Id, Verbose: true}); serr == nil {
-				err = json.Unmarshal([]byte(status.Info["info"]), &info)
-				pid = info.Pid
-			}
-		}
+	running := func() int {
+		pid, err := n.process(func(c *cri.Container) bool { return c.Metadata.Name == name })
 		if err != nil {
 			n.t.Log(strings.TrimSpace(err.Error()))
 		}
@@ -86,4 +76,21 @@ func (n *node) killContainer(name string) {
 	}
 	check(n.t, syscall.Kill(before, syscall.SIGKILL))
 	n.until(name+" runs again", 2*time.Minute, func() bool { now := running(); return now > 1 && now != before })
+}
+
+// process returns the process of the container that runs and is the one, 0 if there is none.
+func (n *node) process(is func(*cri.Container) bool) (pid int, err error) {
+	runtime := cri.NewRuntimeServiceClient(n.conn)
+	list, err := runtime.ListContainers(context.Background(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})
+	for _, c := range list.GetContainers() {
+		if !is(c) {
+			continue
+		}
+		var info struct{ Pid int }
+		if status, serr := runtime.ContainerStatus(context.Background(), &cri.ContainerStatusRequest{ContainerId: c.Id, Verbose: true}); serr == nil {
+			err = json.Unmarshal([]byte(status.Info["info"]), &info)
+			pid = info.Pid
+		}
+	}
+	return pid, err
 }
