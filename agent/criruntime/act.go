@@ -87,6 +87,11 @@ func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Actio
 		return err
 	}
 	stage.Next(ctx, "sandbox")
+	if a.ID != "" { // one that ended by itself may have its address until it is stopped
+		if err := gone(d.runtime.StopPodSandbox(ctx, a.ID)); err != nil {
+			warn("FailedKillPod", "Failed to stop the sandbox before it: %v", err)
+		}
+	}
 	_, err = d.runtime.RunPodSandbox(ctx, config, in.Handler)
 	return Fault(err)
 }

@@ -84,6 +84,11 @@ func (r *recorder) RunPodSandbox(ctx context.Context, c *cri.PodSandboxConfig, h
 	return r.FakeRuntimeService.RunPodSandbox(ctx, c, handler)
 }
 
+func (r *recorder) StopPodSandbox(ctx context.Context, id string) error {
+	r.note("stop %s", id)
+	return r.FakeRuntimeService.StopPodSandbox(ctx, id)
+}
+
 func (r *recorder) CreateContainer(ctx context.Context, id string, c *cri.ContainerConfig, sb *cri.PodSandboxConfig) (string, error) {
 	r.note("create %s %d", c.Metadata.Name, c.Metadata.Attempt)
 	return r.FakeRuntimeService.CreateContainer(ctx, id, c, sb)
@@ -219,6 +224,22 @@ func TestBegin(t *testing.T) {
 		if !r.recorded(want) {
 			t.Errorf("no event %q in %q", want, r.events)
 		}
+	}
+}
+
+// A sandbox that is not ready any more is stopped before the next one runs: its runtime may keep its
+// address until then. One that cannot be stopped keeps no pod from running.
+func TestFormerSandboxIsStopped(t *testing.T) {
+	d, r, pod := record(t, "  containers: [{name: a, image: i}]\n")
+	r.expect(t)
+	r.FakeRuntimeService.InjectError("StopPodSandbox", errors.New("no plugin"))
+	run := podsync.Action{Verb: podsync.RunSandbox, UID: string(pod.UID), ID: "former", Attempt: 1}
+	if err := d.Act(t.Context(), t.Context(), pod, run); err != nil {
+		t.Error(err)
+	}
+	r.expect(t, "0 stop former", `0 run web "" overhead 0`)
+	if want := "FailedKillPod: Failed to stop the sandbox before it"; !r.recorded(want) {
+		t.Errorf("no event %q in %q", want, r.events)
 	}
 }
 

@@ -154,12 +154,12 @@ func (p *planner) sandboxReady() bool {
 	if p.stopAll(uid, why) || p.stopSandboxes(func(Sandbox) bool { return true }, why) {
 		return false
 	}
-	attempt := uint32(0)
-	for _, sb := range p.have.Sandboxes {
-		attempt = max(attempt, sb.Attempt+1)
-	}
 	if !p.needsSandbox() {
 		return false
+	}
+	next := Action{Verb: RunSandbox, UID: uid, Why: why}
+	for _, sb := range slices.Backward(p.have.Sandboxes) {
+		next.ID, next.Attempt = sb.ID, max(next.Attempt, sb.Attempt+1)
 	}
 	stale := false
 	for _, c := range p.have.Containers {
@@ -169,7 +169,7 @@ func (p *planner) sandboxReady() bool {
 		}
 	}
 	if !stale {
-		p.add(Action{Verb: RunSandbox, UID: uid, Attempt: attempt, Why: why})
+		p.add(next)
 	}
 	return false
 }

@@ -109,7 +109,11 @@ func plan(p podsync.Plan) string {
 		case podsync.Release:
 			words = append(words, "release:"+a.UID)
 		case podsync.RunSandbox:
-			words = append(words, fmt.Sprintf("run:S%d", a.Attempt))
+			word := fmt.Sprintf("run:S%d", a.Attempt)
+			if a.ID != "" {
+				word += "/" + a.ID
+			}
+			words = append(words, word)
 		case podsync.StartContainer:
 			word := fmt.Sprintf("start:%s%d/%s", a.Name, a.Attempt, a.SandboxID)
 			if a.Backoff > 0 {
@@ -170,15 +174,15 @@ func TestCompute(t *testing.T) {
 
 		// The sandbox fails its pod.
 		{"sandbox is gone: stop what runs", pod(always), "S0@u- a0/S0=run b0/S0=1", "stop:a0/S0"},
-		{"sandbox is gone: a new one", pod(always), "S0@u- a0/S0=137 b0/S0=1", "run:S1"},
+		{"sandbox is gone: a new one", pod(always), "S0@u- a0/S0=137 b0/S0=1", "run:S1/S0"},
 		{"new sandbox, new containers, no back-off", pod(always), "S1@u+ S0@u- a3/S0=137~1^40 b0/S0=1~1", "start:a4/S1^40 start:b1/S1"},
 		{"never restarted in a new sandbox", pod(never), "S0@u- a0/S0=137 b0/S0=137", ""},
-		{"but what has never begun begins", pod(never), "S0@u- a0/S0=137", "run:S1"},
+		{"but what has never begun begins", pod(never), "S0@u- a0/S0=137", "run:S1/S0"},
 		{"the init container is done", pod(never, "i"), "S0@u- i0/S0=0", "rm:i0/S0"},
 		{"two ready sandboxes", pod(always), "S1@u+ S0@u+", "stop:S1 stop:S0"},
 		{"no address", pod(always), "S0@u+!", "stop:S0"},
 		{"wrong network", pod(always), "S0@u+h!", "stop:S0"},
-		{"reboot", pod(always), "S0@u- a0/S0=255 b0/S0=255 F@u", "run:S1"},
+		{"reboot", pod(always), "S0@u- a0/S0=255 b0/S0=255 F@u", "run:S1/S0"},
 
 		// Another pod of the same name comes first.
 		{"old pod runs", pod(always), "S0@old+ a0/S0=run b0/S0=run", "stop:a0/S0 stop:b0/S0"},
@@ -228,7 +232,7 @@ func TestWantedAgain(t *testing.T) {
 		{"S0@u+ a0/S0=137 b0/S0=137 F@u", "stop:S0"},
 		{"S0@u- a0/S0=137 b0/S0=137 F@u", "rm:a0/S0 rm:b0/S0"},
 		{"S0@u- F@u", "forget:u"},
-		{"S0@u-", "run:S1"},
+		{"S0@u-", "run:S1/S0"},
 		{"", "run:S0"},
 	} {
 		h := have(t, step.have)

@@ -191,8 +191,8 @@ var lifeCases = []struct {
 	{"purge init containers", served(always), "S0@u- a0/S0=1 t0/S0=143 i0/S0=0 s0/S0=143", none, "rm:t0/S0 rm:i0/S0 rm:s0/S0"},
 	{"… and begin again", served(always), "S1@u+ S0@u- a0/S0=1", none, "start:s0/S1"},
 	{"done containers need no sandbox", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=0", none, ""},
-	{"a rule starts one again", with(never, rule("In", 42)), "S0@u- a0/S0=42 b0/S0=137", none, "run:S1"},
-	{"one is not done", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=1", none, "run:S1"},
+	{"a rule starts one again", with(never, rule("In", 42)), "S0@u- a0/S0=42 b0/S0=137", none, "run:S1/S0"},
+	{"one is not done", with(onFailure, func(*v1.Pod) {}), "S0@u- a0/S0=0 b0/S0=1", none, "run:S1/S0"},
 
 	// The runtime has lost its state, but the logs exist.
 	{"restart count from the logs", with(always, func(*v1.Pod) {}), "S0@u+ b0/S0=run", func(h *podsync.Have) { h.Logs = map[string]uint32{"a": 3} }, "start:a3/S0^-0"},

@@ -180,7 +180,7 @@ const (
 	RemoveSandbox                   // ID
 	ForgetFiles                     // UID
 	Release                         // UID: release volumes, cgroup and user IDs; logs and records stay
-	RunSandbox                      // Attempt
+	RunSandbox                      // Attempt, ID of the sandbox before it, "" for none: stop that once more
 	StartContainer                  // Name, Attempt, SandboxID, Backoff, Target: pull, create and start
 	Resize                          // SandboxID: resize all containers
 )

@@ -27,7 +27,7 @@ func TestStop(t *testing.T) {
 		{"then nothing happens", always, stopped, "S0@u- a0/S0=143~5 b0/S0=1", ""},
 		{"nor has it begun", always, stopped, "", ""},
 		{"another of the name ends first", always, stopped, "S0@x+ a0/S0=run F@x", "stop:a0/S0"},
-		{"started: a new sandbox", never, started, "S0@u- a0/S0=143~5 b0/S0=143~5", "run:S1"},
+		{"started: a new sandbox", never, started, "S0@u- a0/S0=143~5 b0/S0=143~5", "run:S1/S0"},
 		{"in which what was ended runs", never, started, "S1@u+ S0@u- a0/S0=143~5 b0/S0=0~60", "start:a1/S1"},
 		{"and ended well, too", failure, started, "S1@u+ S0@u- a0/S0=0~5 b0/S0=0~60", "start:a1/S1"},
 		{"but what ends by itself later does not", never, started, "S1@u+ S0@u- a1/S1=1~0 b1/S1=run", "rm:S0"},
