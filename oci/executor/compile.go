@@ -177,12 +177,18 @@ func receiveFD(socket, flags int) (int, error) {
 		return -1, os.NewSyscallError("recvmsg", err)
 	}
 	msgs, err := unix.ParseSocketControlMessage(oob[:n])
-	if err != nil || len(msgs) != 1 {
-		return -1, fmt.Errorf("%d messages came with descriptors: %w", len(msgs), err)
+	if err == nil && len(msgs) != 1 {
+		err = fmt.Errorf("%d messages came with descriptors, want 1", len(msgs))
+	}
+	if err != nil {
+		return -1, err
 	}
 	rights, err := unix.ParseUnixRights(&msgs[0])
-	if err != nil || len(rights) != 1 {
-		return -1, fmt.Errorf("%d descriptors came: %w", len(rights), err)
+	if err == nil && len(rights) != 1 {
+		err = fmt.Errorf("%d descriptors came, want 1", len(rights))
+	}
+	if err != nil {
+		return -1, err
 	}
 	return rights[0], nil
 }

@@ -3,10 +3,8 @@ package executor
 import (
 	"bytes"
 	"crypto/rand"
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -18,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/flock"
 )
 
 // Output that has been read from a container but is not in its log yet is in hand. There is
@@ -115,22 +114,22 @@ func openHands(state string, log *slog.Logger) (*hands, error) {
 	return &hands{log: log, path: path, handFile: f, left: left}, nil
 }
 
-// look makes another file if somebody has removed it.
+// look makes another file if somebody has removed or replaced it.
 func (hs *hands) look() (again []string, err error) {
 	if hs == nil {
 		return nil, nil
 	}
-	if _, err := os.Lstat(hs.path); !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
+	if flock.IsAt(hs.file, hs.path) { // and not only whether there is one: it may be half made
+		return nil, nil
 	}
-	next, _, err := openHandFile(hs.path)
+	next, left, err := openHandFile(hs.path)
 	if err != nil {
 		return nil, err
 	}
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	last := hs.handFile
-	hs.handFile = next
+	hs.handFile, hs.left = next, append(hs.left, left...)
 	last.release()
 	return []string{hs.path}, nil
 }

@@ -202,6 +202,10 @@ func TestHandsOfARemovedFile(t *testing.T) {
 	if err := os.Remove(hs.path); err != nil {
 		t.Fatal(err)
 	}
+	// What is left of an attempt on a full disk.
+	if err := os.WriteFile(hs.path, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if again, err := hs.look(); err != nil || len(again) != 1 {
 		t.Fatalf("put back %q, %v", again, err)
 	}

@@ -40,7 +40,7 @@ type builtins struct {
 	noNodes     bool              // we cannot make device nodes
 	filters     *filters
 
-	converting sync.Mutex // held while specconv converts, see ownDevices
+	converting sync.Mutex // held while specconv converts, see convert
 
 	mu       sync.Mutex
 	interned map[[32]byte]*profile // guarded by mu, see intern.go
@@ -78,16 +78,11 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if systemd {
 		withoutTasksMax(spec.Linux)
 	}
-	b.converting.Lock()
-	config, err := specconv.CreateLibcontainerConfig(&specconv.CreateOpts{
+	config, err := b.convert(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,
 		Spec:             spec,
 	})
-	if err == nil {
-		ownDevices(config)
-	}
-	b.converting.Unlock()
 	if err != nil {
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
@@ -98,16 +93,26 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	return config, nil
 }
 
-// ownDevices gives a configuration devices of its own: specconv puts the same default ones into all,
-// and changes their owner for one with a user namespace.
-func ownDevices(config *configs.Config) {
+// convert has specconv convert a spec, and gives the configuration devices of its own: specconv
+// puts the same default ones into all, and changes their owner for one with a user namespace, even
+// if it fails afterwards.
+func (b *builtins) convert(opts *specconv.CreateOpts) (*configs.Config, error) {
+	b.converting.Lock()
+	defer b.converting.Unlock()
+	defer func() {
+		for _, d := range specconv.AllowedDevices {
+			d.Uid, d.Gid = 0, 0
+		}
+	}()
+	config, err := specconv.CreateLibcontainerConfig(opts)
+	if err != nil {
+		return nil, err
+	}
 	for i, d := range config.Devices {
 		own := *d
 		config.Devices[i] = &own
 	}
-	for _, d := range specconv.AllowedDevices {
-		d.Uid, d.Gid = 0, 0
-	}
+	return config, nil
 }
 
 // scoreHooks gives the container's oom_score_adj to hooks of these names, which the executor

@@ -7,20 +7,30 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// After a container with a user namespace the devices of the next one still belong to root.
+// After a container with a user namespace, even one that cannot be converted, the devices of the next
+// one still belong to root.
 func TestOwnDevices(t *testing.T) {
 	b := newExecutor(t).builtins
-	convert := func(linux specs.Linux) *configs.Config {
+	try := func(linux specs.Linux) (*configs.Config, error) {
 		linux.CgroupsPath = "/crisp-test-never-made/c"
 		linux.Namespaces = append(linux.Namespaces, specs.LinuxNamespace{Type: specs.MountNamespace})
-		config, err := b.config("c", &specs.Spec{Version: specs.Version, Root: &specs.Root{Path: t.TempDir()}, Linux: &linux}, false)
+		return b.config("c", &specs.Spec{Version: specs.Version, Root: &specs.Root{Path: t.TempDir()}, Linux: &linux}, false)
+	}
+	convert := func(linux specs.Linux) *configs.Config {
+		config, err := try(linux)
 		if err != nil {
 			t.Fatal(err)
 		}
 		return config
 	}
 	ids := []specs.LinuxIDMapping{{HostID: 200000, Size: 65536}}
-	mapped := convert(specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}}, UIDMappings: ids, GIDMappings: ids})
+	user := specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.UserNamespace}}, UIDMappings: ids, GIDMappings: ids}
+	mapped := convert(user)
+	broken := user
+	broken.Seccomp = &specs.LinuxSeccomp{DefaultAction: specs.ActAllow, Syscalls: []specs.LinuxSyscall{{Names: []string{"read"}, Action: "SCMP_ACT_NONE"}}}
+	if _, err := try(broken); err == nil {
+		t.Error("a filter with an unknown action is converted")
+	}
 	plain := convert(specs.Linux{})
 	if len(plain.Devices) == 0 || len(plain.Devices) != len(mapped.Devices) {
 		t.Fatalf("there are %d and %d devices", len(plain.Devices), len(mapped.Devices))

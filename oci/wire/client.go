@@ -176,7 +176,7 @@ func (c *Client) enter() (uint64, chan *frame, error) {
 	return c.last, answer, nil
 }
 
-// giveUp is leave for a caller that no longer waits. If an exec has started a process after
+// giveUp forgets a call for which nobody waits any more. If an exec has started a process after
 // all, the process is killed when the answer comes, as it would have no owner.
 func (c *Client) giveUp(id uint64, exec bool) bool {
 	c.mu.Lock()
