@@ -293,4 +293,7 @@ func TestRegistryDiesWithinPull(t *testing.T) {
 	mirror.Intercept(breaks)
 	_, err = p.Store.Pull(t.Context(), origin.Host+"/other:v1", registry.Caller{})
 	failedWith(t, err, nil, registry.RegistryUnavailable)
+	if errors.Is(err, fault.NotFound) {
+		t.Errorf("%v is NotFound", err)
+	}
 }

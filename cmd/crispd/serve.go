@@ -153,7 +153,7 @@ func (d *daemon) stop(g *grpc.Server) error {
 	return err
 }
 
-// dumpOnSignal writes the stacks of all goroutines to path at each SIGUSR1.
+// dumpOnSignal writes the stacks of all goroutines, 64 MB of them at most, to path at each SIGUSR1.
 func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGUSR1)

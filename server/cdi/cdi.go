@@ -12,6 +12,7 @@
 package cdi
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"os"
@@ -81,13 +82,26 @@ func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	if !bind {
 		return nil
 	}
+	sources := map[string]string{} // by path; of several the last counts, as in the library
+	var paths []string
+	files := map[*cdi.Spec]bool{}
 	for _, name := range names {
 		d := cache.GetDevice(name)
-		for _, n := range slices.Concat(d.GetSpec().ContainerEdits.DeviceNodes, d.ContainerEdits.DeviceNodes) {
-			if n.HostPath != "" && n.HostPath != n.Path {
-				s.Linux.Devices = slices.DeleteFunc(s.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == n.Path })
-				s.Mounts = append(s.Mounts, specs.Mount{Destination: n.Path, Type: "bind", Source: n.HostPath, Options: []string{"bind", "rprivate", "nosuid", "noexec"}})
+		nodes := d.ContainerEdits.DeviceNodes
+		if f := d.GetSpec(); !files[f] {
+			files[f], nodes = true, slices.Concat(f.ContainerEdits.DeviceNodes, nodes)
+		}
+		for _, n := range nodes {
+			if _, known := sources[n.Path]; !known {
+				paths = append(paths, n.Path)
 			}
+			sources[n.Path] = cmp.Or(n.HostPath, n.Path)
+		}
+	}
+	for _, path := range paths {
+		if source := sources[path]; source != path {
+			s.Linux.Devices = slices.DeleteFunc(s.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == path })
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: path, Type: "bind", Source: source, Options: []string{"bind", "rprivate", "nosuid", "noexec"}})
 		}
 	}
 	return nil

@@ -85,7 +85,8 @@ func TestInjectBound(t *testing.T) {
 	write(t, dir, "v.json", `{"cdiVersion": "0.6.0", "kind": "v.example/net",
  "containerEdits": {"deviceNodes": [{"path": "/dev/full", "hostPath": "/dev/null"}]},
  "devices": [{"name": "a", "containerEdits": {"deviceNodes": [
-  {"path": "/dev/a", "hostPath": "/dev/zero"}, {"path": "/dev/null"}, {"path": "/dev/random", "hostPath": "/dev/random"}]}}]}`)
+  {"path": "/dev/a", "hostPath": "/dev/zero"}, {"path": "/dev/null"}, {"path": "/dev/random", "hostPath": "/dev/random"}]}},
+  {"name": "own", "containerEdits": {"deviceNodes": [{"path": "/dev/full"}]}}]}`)
 	s := &specs.Spec{Process: &specs.Process{}}
 	if err := Inject(s, []string{dir}, []string{"v.example/net=a"}, true); err != nil {
 		t.Fatal(err)
@@ -102,6 +103,11 @@ func TestInjectBound(t *testing.T) {
 	}
 	if n := len(s.Linux.Resources.Devices); n != 4 {
 		t.Errorf("there are %d rules, want one for each", n)
+	}
+	// What a device says of a path counts, and not what its file says of it.
+	s = &specs.Spec{Process: &specs.Process{}}
+	if err := Inject(s, []string{dir}, []string{"v.example/net=own"}, true); err != nil || len(s.Mounts) > 0 || len(s.Linux.Devices) != 1 {
+		t.Errorf("mounts %+v and devices %+v, %v", s.Mounts, s.Linux.Devices, err)
 	}
 }
 
