@@ -91,9 +91,13 @@ func TestRejectedAsByKubernetes(t *testing.T) {
 			t.Errorf("%s\ngot  %s\nwant %s", test.text, got, test.want)
 		}
 	}
-	nameless := pod + required("{matchFields: [{key: metadata.name, operator: In, values: [\"\"]}]}")
-	if _, _, err := manifest.Read("f", []byte(nameless), manifest.Options{}); err == nil { // as crisp validate reads it
-		t.Errorf("%s\nis valid", nameless)
+}
+
+// crisp validate does not know the node's name, which is not "" for that.
+func TestNodeWithoutName(t *testing.T) {
+	const text = pod + "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [\"\"]}]}]}}}\n"
+	if _, _, err := manifest.Read("f", []byte(text), manifest.Options{}); err == nil {
+		t.Errorf("%s\nis valid", text)
 	}
 }
 
