@@ -289,6 +289,7 @@ state = "%[1]s/run"
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "%[3]s"
   restrict_oom_score_adj = true
+  disable_hugetlb_controller = false
   netns_mounts_under_state_dir = true
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "%[4]s"

@@ -7,6 +7,8 @@ import (
 
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 // A twin is a pod with one container, to be run on two runtimes.
@@ -26,8 +28,7 @@ func (d *drawer) some(percent int) bool { return d.IntN(100) < percent }
 
 func pick[T any](d *drawer, list ...T) T { return list[d.IntN(len(list))] }
 
-// twin draws one. What the kubelet never sends is left out, and what Debian's containerd does not
-// know.
+// twin draws one. What Debian's containerd does not know is left out (see samePromises).
 func (d *drawer) twin(name string) twin {
 	ns := &cri.NamespaceOption{
 		Network: pick(d, cri.NamespaceMode_NODE, cri.NamespaceMode_NODE, cri.NamespaceMode_POD),
@@ -48,7 +49,7 @@ func (d *drawer) twin(name string) twin {
 	if ns.Network == cri.NamespaceMode_POD {
 		sb.Hostname = name
 		if d.some(50) {
-			sb.Linux.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "1000"}
+			sb.Linux.Sysctls = map[string]string{"net.ipv4.ip_unprivileged_port_start": "1000", "net.core.somaxconn": "77"}
 		}
 	}
 	if d.some(50) {
@@ -58,12 +59,12 @@ func (d *drawer) twin(name string) twin {
 		if sb.Linux.Sysctls == nil {
 			sb.Linux.Sysctls = map[string]string{}
 		}
-		sb.Linux.Sysctls["kernel.shm_rmid_forced"] = "1"
+		sb.Linux.Sysctls[pick(d, "kernel.shm_rmid_forced", "kernel.shmmni", "fs.mqueue.msg_max")] = "1"
 	}
 	c := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: "c"},
-		Image:    &cri.ImageSpec{Image: testImage},
-		Command:  []string{"/testbin", "view", "print", sameEnd, "sleep", "for-ever"},
+		Image:    &cri.ImageSpec{Image: pick(d, testImage, testImage, "crisp.test/named:latest", "crisp.test/numbered:latest")},
+		Command:  []string{"/testbin", "catch", "view", "print", sameEnd, "sleep", "for-ever"},
 		LogPath:  "c.log",
 		Tty:      d.some(15),
 		Stdin:    d.some(20),
@@ -71,7 +72,7 @@ func (d *drawer) twin(name string) twin {
 		Mounts:   d.mounts(privileged),
 	}
 	if d.some(30) {
-		c.WorkingDir = pick(d, "/", "/tmp", "/etc", "/new/dir")
+		c.WorkingDir = pick(d, "/", "/tmp", "/etc", "/new/dir", "/etc/passwd", "relative")
 	}
 	for i := range d.IntN(4) {
 		c.Envs = append(c.Envs, &cri.KeyValue{Key: pick(d, "A", "B", "PATH", "HOSTNAME", "HOME"), Value: fmt.Appendf(nil, "value %d", i)})
@@ -90,9 +91,18 @@ func (d *drawer) resources() *cri.LinuxContainerResources {
 	}
 	if d.some(30) {
 		r.MemoryLimitInBytes = pick[int64](d, 64, 100) << 20
+		if d.some(30) {
+			r.MemorySwapLimitInBytes = pick[int64](d, 100, 200) << 20
+		}
 	}
 	if d.some(20) {
 		r.CpusetCpus = "0"
+	}
+	if d.some(20) {
+		r.CpusetMems = "0"
+	}
+	if d.some(20) && testenv.Exists("/sys/fs/cgroup/hugetlb") {
+		r.HugepageLimits = []*cri.HugepageLimit{{PageSize: "2MB", Limit: pick[uint64](d, 0, 4<<20)}}
 	}
 	return r
 }
@@ -110,11 +120,15 @@ func (d *drawer) security(privileged bool, ns *cri.NamespaceOption) *cri.LinuxCo
 	s := &cri.LinuxContainerSecurityContext{
 		NamespaceOptions: proto.CloneOf(ns), Privileged: privileged,
 		ReadonlyRootfs: d.some(30), NoNewPrivs: !privileged && d.some(40),
-		Seccomp:  &cri.SecurityProfile{ProfileType: pick(d, cri.SecurityProfile_RuntimeDefault, cri.SecurityProfile_Unconfined)},
+		Seccomp: pick(d, &cri.SecurityProfile{ProfileType: cri.SecurityProfile_RuntimeDefault},
+			&cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined},
+			&cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: filepath.Join(d.base, "seccomp.json")}),
 		Apparmor: &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined},
 	}
 	if d.some(70) {
 		s.MaskedPaths, s.ReadonlyPaths = defaultMasked, defaultReadonly
+	} else if d.some(30) {
+		s.MaskedPaths, s.ReadonlyPaths = []string{"/tmp", "/etc/passwd", "/none"}, []string{"/testbin", "/none", "/proc/sys/net"}
 	}
 	if d.some(50) {
 		s.RunAsUser = &cri.Int64Value{Value: pick[int64](d, 0, 1000, 12345)}
@@ -122,7 +136,9 @@ func (d *drawer) security(privileged bool, ns *cri.NamespaceOption) *cri.LinuxCo
 			s.RunAsGroup = &cri.Int64Value{Value: pick[int64](d, 0, 1000, 54321)}
 		}
 	} else if d.some(20) {
-		s.RunAsUsername = "user"
+		s.RunAsUsername = pick(d, "user", "user", "nobody-there")
+	} else if d.some(5) {
+		s.RunAsGroup = &cri.Int64Value{Value: 1000}
 	}
 	for range d.IntN(3) {
 		s.SupplementalGroups = append(s.SupplementalGroups, pick[int64](d, 7, 1000, 2000, 3000))
@@ -157,7 +173,10 @@ func (d *drawer) mounts(privileged bool) (list []*cri.Mount) {
 		}
 	}
 	if d.some(30) {
-		list = append(list, &cri.Mount{HostPath: filepath.Join(src, "file"), ContainerPath: pick(d, "/file", "/etc/hosts", "/etc/resolv.conf", "/dev/termination-log"), Readonly: d.some(50)})
+		list = append(list, &cri.Mount{HostPath: filepath.Join(src, "file"), ContainerPath: pick(d, "/file", "/etc/hosts", "/etc/resolv.conf", "/dev/termination-log", "/proc/uptime"), Readonly: d.some(50)})
+	}
+	if d.some(10) {
+		list = append(list, &cri.Mount{HostPath: filepath.Join(d.base, "missing"), ContainerPath: "/deep/as/it/is", Readonly: d.some(50)})
 	}
 	if d.some(10) {
 		list = append(list, &cri.Mount{HostPath: filepath.Join(src, "sub"), ContainerPath: "/dev/shm"})
@@ -174,6 +193,9 @@ func (d *drawer) devices() (list []*cri.Device) {
 	}
 	if d.some(20) {
 		list = append(list, &cri.Device{HostPath: "/dev/zero", ContainerPath: "/dev/two", Permissions: "rwm"})
+	}
+	if d.some(10) {
+		list = append(list, &cri.Device{HostPath: filepath.Join(d.base, "nodes"), ContainerPath: "/dev/many", Permissions: "rw"})
 	}
 	return list
 }

@@ -1,57 +1,141 @@
 package test
 
 import (
+	"os"
 	"regexp"
 	"slices"
+	"strings"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A sameReason says why facts differ.
+// A sameReason says which facts of Debian's containerd, 1.6 with runc 1.1, are others on crispd,
+// and why.
 type sameReason struct {
-	fact   *regexp.Regexp // of sameDifference
-	when   func(twin) bool
 	reason string
+	when   func(twin) bool // nil = always
+	fact   *regexp.Regexp
+	here   string // what crispd has instead, see Regexp.Expand; "" = nothing
 }
 
-// explainSame returns the reason for a difference; nil if there is none.
-func explainSame(diff string, tw twin) *sameReason {
-	for i := range sameDifferences {
-		if r := &sameDifferences[i]; r.fact.MatchString(diff) && (r.when == nil || r.when(tw)) {
-			return r
+var sameReasons = []sameReason{
+	{
+		"where the host's /sys is mounted containerd mounts the cgroups too, over the host's; crispd leaves them out",
+		func(tw twin) bool { return mountAt(tw, "/sys") != nil },
+		regexp.MustCompile(`^\w+ mount /sys/fs/cgroup\S* root=\S+ r[wo],nosuid,nodev,noexec,relatime .*`), "",
+	},
+	{
+		"what covers a masked directory has no room for anything, as with runc since 1.3; there nobody could write to it either", nil,
+		regexp.MustCompile(`^(\w+ mount (?:/proc/(?:acpi|asound|scsi)|/sys/firmware|/sys/devices/virtual/powercap|/tmp) root=/ ro,relatime propagation=\S* tmpfs ro)$`),
+		"$1,size=4k,nr_inodes=1",
+	},
+	{
+		"pods of their own network may ping, as with containerd since 2.0", ownNetwork,
+		regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) 1\t0$`), "$1 0\t2147483647",
+	},
+	{
+		"pods of their own network may listen on low ports, as with containerd since 2.0", ownNetwork,
+		regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ip_unprivileged_port_start) 1024$`), "$1 0",
+	},
+	{
+		"the container's own /dev/null, opened where the executor had prepared it for libcontainer: the same device",
+		func(tw twin) bool { return !fastInit(tw) && !tw.container.Tty && !tw.container.Stdin },
+		regexp.MustCompile(`^init fd 0 /dev/null$`), "init fd 0 /null",
+	},
+	{
+		"of a network namespace's sysfs who mounts it first with mount(2) says whether it is read-only, the pause container or libcontainer; the fast init and privileged containers do not, and the mount's own options are the same",
+		func(tw twin) bool {
+			return ownNetwork(tw) && (fastInit(tw) || tw.container.Linux.SecurityContext.Privileged)
+		},
+		regexp.MustCompile(`^(\w+ mount /sys root=/ .* sysfs) ro$`), "$1 rw",
+	},
+	{
+		"the default seccomp filter has no io_uring, AF_ALG and AF_VSOCK, as those of later releases", filtered,
+		regexp.MustCompile(`^(\w+ call (?:socket (?:alg|vsock)|io_uring_setup)) .*`), "$1 operation not permitted",
+	},
+	{
+		"the default seccomp filter lets processes read others' memory as far as ptrace(2) does", filtered,
+		regexp.MustCompile(`^(\w+ call process_vm_readv) .*`), "$1 errno 0",
+	},
+	{
+		"beside a mount that propagates to the host all mounts are shared with namespaces that the container makes (rootfsPropagation), as with runc since 1.1.13: not with the host",
+		propagates,
+		regexp.MustCompile(`^(\w+ mount .* propagation=)((?:master)?) `), "${1}shared,$2 ",
+	},
+}
+
+// fastInit reports whether a container is started by the fast init.
+func fastInit(tw twin) bool {
+	return os.Getenv("CRISP_TEST_INIT") != "libcontainer" && !tw.container.Tty && !slices.ContainsFunc(tw.container.Mounts, func(m *cri.Mount) bool {
+		return m.Propagation != cri.MountPropagation_PROPAGATION_PRIVATE || strings.HasPrefix(m.ContainerPath, "/proc/")
+	})
+}
+
+// filtered reports whether a container has the default seccomp filter.
+func filtered(tw twin) bool {
+	sc := tw.container.Linux.SecurityContext
+	return !sc.Privileged && sc.Seccomp.ProfileType == cri.SecurityProfile_RuntimeDefault
+}
+
+func mountAt(tw twin, path string) *cri.Mount {
+	for _, m := range tw.container.Mounts {
+		if m.ContainerPath == path {
+			return m
 		}
 	}
 	return nil
 }
 
-var sameDifferences = []sameReason{
-	{
-		regexp.MustCompile(`^containerd only: \w+ mount /sys/fs/cgroup`), mountsSys,
-		"where the host's /sys is mounted containerd mounts the cgroups too, and that over them; crispd leaves them out",
-	},
-	{
-		regexp.MustCompile(`mount /\S+ root=/ ro,relatime propagation= tmpfs ro(,size=4k,nr_inodes=1)?$`), nil,
-		"what covers a masked directory has no room for anything on crispd, though nobody can write to either",
-	},
-	{
-		regexp.MustCompile(`file /proc/sys/net/ipv4/(ping_group_range|ip_unprivileged_port_start) `), nil,
-		"crispd lets pods of their own network ping and listen on low ports, as later releases of containerd do",
-	},
-	{
-		regexp.MustCompile(`mount /\S+ root=/\S* r[wo],(nosuid,)?relatime propagation=\S* tmpfs rw,size=1024k`),
-		func(tw twin) bool { return len(tw.container.Mounts) > 0 },
-		"an explicit rw replaces all options of a mount's source, as with runc since 1.2; Debian's is older",
-	},
-	{
-		regexp.MustCompile(`init fd 0 (\S*/dev)?/null$`), nil,
-		"the container's own /dev/null, opened where the executor had prepared it: the same device",
-	},
-	{
-		regexp.MustCompile(`mount /sys root=/ rw,nosuid,nodev,noexec,relatime propagation= sysfs r[ow]$`), nil,
-		"of a network namespace's sysfs who mounts it first says whether it is read-only: containerd's pause container; the mount is writable",
-	},
+func ownNetwork(tw twin) bool {
+	return tw.sandbox.Linux.SecurityContext.NamespaceOptions.Network == cri.NamespaceMode_POD
 }
 
-func mountsSys(tw twin) bool {
-	return slices.ContainsFunc(tw.container.Mounts, func(m *cri.Mount) bool { return m.ContainerPath == "/sys" })
+func propagates(tw twin) bool {
+	return slices.ContainsFunc(tw.container.Mounts, func(m *cri.Mount) bool {
+		return m.Propagation == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL
+	})
+}
+
+// predict returns what crispd's processes must see if containerd's see these facts, and counts the
+// reasons for the differences.
+func predict(facts []string, tw twin, reasons []sameReason, count map[string]int) (list []string) {
+	for _, fact := range facts {
+		for _, r := range reasons {
+			if r.when != nil && !r.when(tw) || !r.fact.MatchString(fact) {
+				continue
+			}
+			fact = strings.Replace(r.fact.ReplaceAllString(fact, r.here), "shared, ", "shared ", 1)
+			count[r.reason]++
+			if fact == "" {
+				break
+			}
+		}
+		if fact != "" {
+			list = append(list, fact)
+		}
+	}
+	return list
+}
+
+const sameFlags = "an explicit rw or ro replaces all options of a mount's source, as with runc since 1.2"
+
+// withoutFlags takes the source's options from the mounts that were asked for: at a path, the last
+// is theirs.
+func withoutFlags(facts []string, tw twin, count map[string]int) []string {
+	facts = slices.Clone(facts)
+	for _, who := range []string{"init", "exec"} {
+		done := map[string]bool{}
+		for i, fact := range slices.Backward(facts) {
+			f := strings.Fields(fact)
+			if len(f) < 5 || f[0] != who || f[1] != "mount" || done[f[2]] || mountAt(tw, f[2]) == nil {
+				continue
+			}
+			done[f[2]] = true
+			if now := strings.Replace(fact, ",nosuid,relatime ", ",relatime ", 1); now != fact && strings.Contains(fact, "size=1024k") {
+				facts[i] = now
+				count[sameFlags]++
+			}
+		}
+	}
+	return facts
 }

@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // view prints what a process sees of the kernel, one fact a line, "KIND VALUE".
@@ -19,6 +21,53 @@ func view() {
 		fmt.Printf("env %q\n", kv)
 	}
 	viewIDs()
+	viewCalls()
+}
+
+// viewCalls prints what becomes of system calls that a filter or a lack of rights may forbid, and
+// that do nothing otherwise.
+func viewCalls() {
+	const none = ^uintptr(0)
+	self := uintptr(os.Getpid())
+	for _, c := range []struct {
+		name string
+		nr   uintptr
+		args [3]uintptr
+	}{
+		{"socket inet", unix.SYS_SOCKET, [3]uintptr{syscall.AF_INET, syscall.SOCK_STREAM}},
+		{"socket raw", unix.SYS_SOCKET, [3]uintptr{syscall.AF_INET, syscall.SOCK_RAW, syscall.IPPROTO_ICMP}},
+		{"socket packet", unix.SYS_SOCKET, [3]uintptr{syscall.AF_PACKET, syscall.SOCK_RAW}},
+		{"socket alg", unix.SYS_SOCKET, [3]uintptr{38, syscall.SOCK_SEQPACKET}},
+		{"socket vsock", unix.SYS_SOCKET, [3]uintptr{40, syscall.SOCK_STREAM}},
+		{"personality", unix.SYS_PERSONALITY, [3]uintptr{0xffffffff}},
+		{"keyctl", unix.SYS_KEYCTL, [3]uintptr{999}},
+		{"add_key", unix.SYS_ADD_KEY, [3]uintptr{none, none, none}},
+		{"bpf", unix.SYS_BPF, [3]uintptr{999}},
+		{"userfaultfd", unix.SYS_USERFAULTFD, [3]uintptr{999}},
+		{"perf_event_open", unix.SYS_PERF_EVENT_OPEN, [3]uintptr{none}},
+		{"io_uring_setup", unix.SYS_IO_URING_SETUP, [3]uintptr{1, none}},
+		{"clone3", unix.SYS_CLONE3, [3]uintptr{}},
+		{"setns", unix.SYS_SETNS, [3]uintptr{none}},
+		{"unshare", unix.SYS_UNSHARE, [3]uintptr{1}},
+		{"mount", unix.SYS_MOUNT, [3]uintptr{none, none, none}},
+		{"open_tree", unix.SYS_OPEN_TREE, [3]uintptr{none, none}},
+		{"pivot_root", unix.SYS_PIVOT_ROOT, [3]uintptr{none, none}},
+		{"reboot", unix.SYS_REBOOT, [3]uintptr{}},
+		{"syslog", unix.SYS_SYSLOG, [3]uintptr{999}},
+		{"clock_settime", unix.SYS_CLOCK_SETTIME, [3]uintptr{0, none}},
+		{"kcmp", unix.SYS_KCMP, [3]uintptr{self, self, 999}},
+		{"process_vm_readv", unix.SYS_PROCESS_VM_READV, [3]uintptr{self, 0, 0}},
+		{"open_by_handle_at", unix.SYS_OPEN_BY_HANDLE_AT, [3]uintptr{none, none}},
+		{"swapon", unix.SYS_SWAPON, [3]uintptr{none}},
+		{"init_module", unix.SYS_INIT_MODULE, [3]uintptr{none}},
+		{"sethostname", unix.SYS_SETHOSTNAME, [3]uintptr{none, none}},
+		{"chroot", unix.SYS_CHROOT, [3]uintptr{none}},
+		{"mbind", unix.SYS_MBIND, [3]uintptr{}},
+		{"no such call", 9999, [3]uintptr{}},
+	} {
+		_, _, errno := unix.Syscall6(c.nr, c.args[0], c.args[1], c.args[2], 0, 0, 0)
+		fmt.Println("call", c.name, errno)
+	}
 }
 
 // viewMounts prints the mounts: point, root in their file system, options, propagation, type and
@@ -67,6 +116,8 @@ func viewFiles() {
 		"/sys/fs/cgroup/cpu/cpu.shares", "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us",
 		"/sys/fs/cgroup/cpuset/cpuset.cpus", "/sys/fs/cgroup/cpuset/cpuset.mems",
 		"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes",
+		"/sys/fs/cgroup/hugetlb/hugetlb.2MB.limit_in_bytes", "/proc/sys/net/core/somaxconn",
+		"/proc/sys/kernel/shmmni", "/proc/sys/fs/mqueue/msg_max",
 		"/sys/fs/cgroup/pids/pids.max", "/sys/fs/cgroup/devices/devices.list",
 		"/sys/fs/cgroup/cpu.max", "/sys/fs/cgroup/cpu.weight", "/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.swap.max", "/sys/fs/cgroup/pids.max",
 		"/etc/resolv.conf", "/etc/hostname",
@@ -116,7 +167,7 @@ func viewIDs() {
 	fmt.Println("cwd", cwd, err)
 	host, err := os.Hostname()
 	fmt.Println("hostname", host, err)
-	session, _, _ := syscall.Syscall(syscall.SYS_GETSID, 0, 0, 0)
+	session, _, _ := syscall.Syscall(unix.SYS_GETSID, 0, 0, 0)
 	fmt.Println("leads its session", int(session) == os.Getpid())
 	fmt.Println("is first", os.Getpid() == 1)
 	err = os.WriteFile("/written", nil, 0o644)
