@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/agent/admit"
@@ -97,7 +96,19 @@ func (m *Manager) Memory() (o evict.Observation, ok bool) {
 		return o, false
 	}
 	used, limit, err := m.cgroups.Memory()
-	return evict.Observation{Available: int64(limit) - int64(used), Capacity: int64(limit)}, err == nil && limit < math.MaxInt64
+	if err != nil {
+		return o, false
+	}
+	return observe(used, limit)
+}
+
+// observe returns what is left of a cgroup's memory. A limit of 0 is that of a cgroup which is not
+// there; without a limit v1 has 2^63 less a page, and v2 2^64-1.
+func observe(used, limit uint64) (o evict.Observation, ok bool) {
+	if limit == 0 || limit >= 1<<62 {
+		return o, false
+	}
+	return evict.Observation{Available: int64(limit) - int64(used), Capacity: int64(limit)}, true
 }
 
 // Sweep implements housekeeping.Cgroups.

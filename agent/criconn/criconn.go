@@ -79,6 +79,9 @@ func (c *Connection) RuntimeName() string {
 
 // wait returns when the runtime has answered.
 func (c *Connection) wait(ctx context.Context) error {
+	if c.Connected() {
+		return nil // whatever the context: the call ends with it
+	}
 	select {
 	case <-c.made:
 		return nil

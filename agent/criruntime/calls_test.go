@@ -411,15 +411,19 @@ func TestPullsWait(t *testing.T) {
 type speed int64
 
 func (s speed) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
-	for far := (pulls.Pull{Image: image, Total: 1e12}); ctx.Err() == nil; far.Bytes += int64(s) {
+	far := pulls.Pull{Image: image, Total: 1e12}
+	if s < 0 { // the disk is slow
+		far.Layers = []pulls.Layer{{State: pulls.Waiting}, {State: pulls.Unpacking}}
+	}
+	for ; ctx.Err() == nil; far.Bytes += max(int64(s), 0) {
 		report(far)
 		periodic.Pause(ctx, time.Second)
 	}
 }
 
-// Registries that hang do not hold up pulls from others, and slow ones have their turn.
+// Registries that hang do not hold up pulls from others; slow ones, and slow disks, have their turn.
 func TestStuckPullsLetOthersBegin(t *testing.T) {
-	for _, s := range []speed{0, 1} {
+	for _, s := range []speed{0, 1, -1} {
 		synctest.Test(t, func(t *testing.T) {
 			d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
 			r.pulling = time.Minute
@@ -435,7 +439,7 @@ func TestStuckPullsLetOthersBegin(t *testing.T) {
 			}
 			wg.Wait()
 			next := 10
-			if s > 0 {
+			if s != 0 {
 				next = 60
 			}
 			r.expect(t, "0 pull i:0 ", "0 pull i:1 ", "0 pull i:2 ", fmt.Sprintf("%d pull i:3 ", next))

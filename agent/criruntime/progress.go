@@ -3,6 +3,7 @@ package criruntime
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -21,7 +22,8 @@ type PullWatcher interface {
 const stuckAfter = 10 * time.Second
 
 // follow records an event of the container when a quarter, half and three quarters of its
-// image have come, until stop is called. It calls stuck when nothing has come for stuckAfter.
+// image have come, until stop is called. It calls stuck when nothing has come for stuckAfter, and
+// none of what has come waits for the disk.
 func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image string, stuck func()) (stop func()) {
 	ctx, cancel := context.WithCancel(ctx)
 	ended := make(chan struct{})
@@ -29,7 +31,8 @@ func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image
 		defer close(ended)
 		done, last, moved := 0, int64(0), time.Now()
 		p.progress.Follow(ctx, image, podsync.KeyOf(pod).String(), func(far pulls.Pull) {
-			if f, _ := far.Fraction(); far.Bytes != last || f == 1 { // all of it has come: it is being unpacked
+			unpacking := slices.ContainsFunc(far.Layers, func(l pulls.Layer) bool { return l.State == pulls.Unpacking })
+			if f, _ := far.Fraction(); far.Bytes != last || unpacking || f == 1 {
 				last, moved = far.Bytes, time.Now()
 			} else if time.Since(moved) >= stuckAfter {
 				stuck()

@@ -184,7 +184,7 @@ func restarts(p Pod) int {
 // endOf returns when the last container of a pod ended, the zero time if none has.
 func endOf(s v1.PodStatus) time.Time {
 	var end time.Time
-	for _, c := range s.ContainerStatuses {
+	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) { // sidecars are init containers
 		if t := c.State.Terminated; t != nil && t.FinishedAt.After(end) {
 			end = t.FinishedAt.Time
 		}
@@ -303,7 +303,10 @@ func (s *jobState) nextIndexed(n int) (pods []*v1.Pod) {
 		}
 	}
 	for i := range int(*s.Spec.Completions) {
-		if index := strconv.Itoa(i); len(pods) < n && !busy[index] {
+		if len(pods) == n {
+			break // there may be 2^31 of them
+		}
+		if index := strconv.Itoa(i); !busy[index] {
 			pods = append(pods, s.pod(s.Name+"-"+index+"-"+strconv.Itoa(try[index]), index))
 		}
 	}

@@ -294,6 +294,25 @@ func TestJobFailsWhileItWaits(t *testing.T) {
 	}
 }
 
+// A Job has ended when its last sidecar has: from then on its time to live counts.
+func TestTimeToLiveCountsFromSidecars(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  ttlSecondsAfterFinished: 20"))}
+	for range 2 {
+		w.step()
+		for _, p := range w.pods {
+			w.end(p.Name, v1.PodSucceeded)
+		}
+	}
+	w.now = w.now.Add(30 * time.Second)
+	for i := range w.pods {
+		w.pods[i].Status.InitContainerStatuses = []v1.ContainerStatus{
+			{State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{FinishedAt: metav1.Time{Time: w.now}}}}}
+	}
+	if w.step(); w.plan.Expired || condition(w.plan) != "Complete CompletionsReached" {
+		t.Errorf("condition %q, expired %v", condition(w.plan), w.plan.Expired)
+	}
+}
+
 // A clock that is set back a little does not take a Job away that has just ended.
 func TestJobStaysWhenTheClockIsSetBack(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  ttlSecondsAfterFinished: 3600"))}

@@ -1,0 +1,31 @@
+package containermanager
+
+import (
+	"math"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/evict"
+)
+
+// What is not limited, or not there, puts no pod under pressure.
+func TestObserve(t *testing.T) {
+	for _, c := range []struct {
+		used, limit uint64
+		left, of    int64
+		ok          bool
+	}{
+		{used: 1 << 20, limit: 10 << 20, left: 9 << 20, of: 10 << 20, ok: true},
+		{used: 11 << 20, limit: 10 << 20, left: -1 << 20, of: 10 << 20, ok: true}, // lowered below what is used
+		{},                               // there is no such cgroup
+		{used: 1, limit: math.MaxUint64}, // "max" of v2
+		{used: 1, limit: 1<<63 - 4096},   // as v1 has it
+	} {
+		o, ok := (&Manager{}).Memory()
+		if ok {
+			t.Error("there is an observation without cgroups")
+		}
+		if o, ok = observe(c.used, c.limit); ok != c.ok || o != (evict.Observation{Available: c.left, Capacity: c.of}) {
+			t.Errorf("%d of %d: %+v, %v", c.used, c.limit, o, ok)
+		}
+	}
+}
