@@ -1,34 +1,34 @@
-# crisp: build, test, install. `make` or `make help` lists what there is.
+# crisp: build, test, install. `make` or `make help` lists the targets.
 #
-# demo, test and test-vm install what they lack (Debian packages, see DEBS) when
-# run as root; everything else only says what is missing.
+# As root, targets that need more Debian packages (see DEBS) install them;
+# otherwise they only name them.
 
 SHELL  := /bin/bash
 # sudo's secure_path leaves out the directory where Go is usually unpacked.
 GO     := $(shell command -v go || ls /usr/local/go/bin/go /usr/lib/go*/bin/go 2>/dev/null | head -1)
-# isal: gzip by ISA-L, where libisal2 is installed (internal/gunzip)
+# isal: inflate gzip with ISA-L where libisal2 is installed (internal/gunzip)
 TAGS   := seccomp containers_image_openpgp nri_no_wasm grpcnotrace isal
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION)
 PREFIX ?= /usr/local
 DESTDIR ?=
 BIN     ?= bin
-# How the daemons are built, other than with tags.
+# Build flags of the daemons, besides tags.
 BUILD   := -trimpath
-# Of a version later than this one, to upgrade to in the tests.
+# Programs of a later version, which the tests upgrade to.
 NEXT_BIN := .cache/vm/next
-# With the executor's tags, so that nothing is compiled twice.
+# Include the executor's tags, so that nothing is compiled twice.
 RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
 DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg e2fsprogs
-# And what the tests need alone: a browser for the agent's page, with a font.
+# What only the tests need: a browser for the agent's page, with a font.
 TEST_DEBS := chromium fonts-dejavu-core
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
-# A test that syncs files waits for the disk, and not if they are in memory: they are where
-# there is a gigabyte of it. What the go command builds stays on the disk.
+# Tests that sync files are slow on a disk, so keep their files in memory if a gigabyte is free.
+# What the go command builds stays on the disk.
 IN_MEMORY = GOTMPDIR=$${GOTMPDIR:-$${TMPDIR:-/tmp}} TMPDIR=$${TMPDIR:-$$(test "0$$(df --output=avail /dev/shm 2>/dev/null | tail -1 | tr -d ' ')" -gt 1000000 && echo /dev/shm || echo /tmp)}
 
 export CGO_ENABLED = 1
@@ -48,29 +48,28 @@ all: deps ## build everything into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ ./cmd/crisp-bridge
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
 
-demo: all ## run a web server, its sidecar and what they need, and show it (root; DEMO_ONCE=1: end by itself)
+demo: all ## run a web server, its sidecar and what they need, and show them (root; DEMO_ONCE=1: exit by itself)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/webserver ./test/webserver
 	@$(GO) build -tags "$(TAGS)" -o bin/demo ./test/demo
 	@bin/demo -bin bin
 
-# Unpacked and not installed: the packages would start containerd and Prometheus as services.
+# Unpack the packages instead of installing them, which would start containerd and Prometheus.
 .cache/containerd .cache/prometheus .cache/busybox-static: .cache/%:
 	@mkdir -p .cache && cd .cache && { apt-get download -q $* && dpkg -x $*_*.deb $*.part && mv $*.part $*; } >/dev/null || \
-	echo "Debian's package of $* cannot be had: what is tested with it is not"
+	echo "cannot download Debian's package $*: tests that need it are skipped"
 	@rm -rf .cache/$*_*.deb .cache/$*.part
 
 test: DEBS += $(TEST_DEBS)
-test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, those that touch the kernel included (root)
+test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, including those that touch the kernel (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
 	CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
 	CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
 
-# What neither root nor a kernel's facilities are needed for, for root too. Much of it waits:
-# more tests run at a time than there are processors, and those that wait longest begin
-# first, while the others are linked. The linker collects garbage less often: linking is half
-# of the time.
+# Tests that need neither root nor the kernel; root runs the same ones. Many of them wait, so
+# more run at a time than there are CPUs, and the slowest packages start first, while the others
+# are linked. GOGC makes the linker collect garbage less often: linking is half of the time.
 unit: ## run the tests that need no root (ARGS="./server/... -run Exec")
 	@CRISP_TEST_ROOT=no GOGC=400 $(IN_MEMORY) $(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
 
@@ -78,7 +77,7 @@ race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
 	@$(GO) build -o .cache/skips ./test/skips
-	# A second's sleep at the end of each process would be as long as many a test.
+	# By default each process sleeps for a second before it exits, as long as many tests take.
 	CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 .cache/skips $(if $(findstring -run,$(ARGS)),-part) $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
 
 test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
@@ -91,24 +90,24 @@ endif
 	$(GO) build -o .cache/vm/test-vm ./test/vm # and not "go run", which would not pass signals on
 	GO="$(GO)" .cache/vm/test-vm $(if $(QUICK),-quick,-next $(NEXT_BIN)/crisp_*.deb) -tags "$(TAGS)" -deb $(BIN)/crisp_*.deb $(ARGS)
 
-test-kubelet: all .cache/containerd ## hold agent and metrics against the real kubelet, which is built first: minutes, and 2 GiB of modules and cache (root)
+test-kubelet: all .cache/containerd ## compare agent and metrics with the real kubelet, which it builds first: minutes, and 2 GiB of modules and cache (root)
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
 	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 30m -v $(ARGS) .
 
-# The other release is built in a tree of its own, which is removed again.
+# Builds the other release in its own tree, and removes that afterwards.
 test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and back, under containers (root; CONTAINERS=50)
-	@test "$$(id -u)" = 0 || { echo "make test-upgrade: it runs containers: run sudo make test-upgrade"; exit 1; }
+	@test "$$(id -u)" = 0 || { echo "make test-upgrade: containers need root: run sudo make test-upgrade"; exit 1; }
 	@git rev-parse -q --verify "$(FROM)^{commit}" >/dev/null || { echo "make test-upgrade: FROM=<git revision> is missing"; exit 1; }
 	@rm -rf .cache/from && mkdir -p .cache/from && git archive "$(FROM)" | tar -x -C .cache/from
 	@trap 'rm -rf .cache/from' EXIT; \
 	$(MAKE) --no-print-directory -C .cache/from all VERSION="from-$$(git rev-parse --short "$(FROM)")" BIN=bin && \
 	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m -v ./test -run 'TestUpgradeFrom$$'
 
-fuzz: deps ## run every fuzz target for TIME=30s each, to find inputs that fail (root; ARGS="-run ^image/", -keep)
+fuzz: deps ## run every fuzz target for TIME=30s, to find failing inputs (root; ARGS="-run ^image/", -keep)
 	$(IN_MEMORY) $(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
 
-soak: all ## run everything at once for TIME=10m, with random kills, and look what is left of it (root; SEED=…; ARGS="-stuck .": beside stuck things)
+soak: all ## run everything at once for TIME=10m, with random kills, and check for leftovers (root; SEED=…; ARGS="-stuck .": next to stuck things)
 	@mkdir -p .cache/soak
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o .cache/soak/testbin ./internal/testbin
 	@$(GO) build -tags "$(TAGS)" -o .cache/soak/soak ./test/soak # and not "go run", which would not pass signals on
@@ -125,16 +124,16 @@ lint: ## gofmt and vet
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:" $$out; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 
-vuln: deps ## look known vulnerabilities of what is linked up (GOVULNDB=URL: another database)
+vuln: deps ## look up known vulnerabilities of linked modules (GOVULNDB=URL: another database)
 	$(GO) run ./test/vuln -tags "$(TAGS)" ./cmd/...
 
 install: all ## install below $(PREFIX)
 	packaging/install.sh $(BIN) "$(DESTDIR)" "$(PREFIX)"
 
-deb: all ## make the Debian package, in bin/
+deb: all ## build the Debian package in bin/
 	packaging/deb.sh $(BIN) "$(VERSION)"
 
-clean: ## remove what the build made
+clean: ## remove everything that was built
 	rm -rf bin .cache
 
 vm-deps: DEBS += $(VM_DEBS)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes the Debian package out of built programs. It prints the package's path.
+# Makes the Debian package from built programs, and prints its path.
 #
 #   deb.sh BINDIR VERSION
 #
-# VERSION is git's: v1.2-3-gabc becomes 1.2+3-gabc, and what is no tag counts as
-# 0.0 with the number of commits, so that a later one is an upgrade.
+# VERSION is git's: v1.2-3-gabc becomes 1.2+3-gabc. Without a tag it becomes 0.0
+# with the number of commits, so that a later one is an upgrade.
 set -euo pipefail
 bin=$(realpath "$1") version=${2#v}
 cd "$(dirname "$0")/.."
@@ -15,14 +15,14 @@ case $version in
 esac
 version=$(tr -c 'A-Za-z0-9.+~\n' . <<<"$version")
 arch=$(dpkg --print-architecture)
-# The oldest libc that has every symbol that crispd asks for.
+# The oldest libc with every symbol that crispd needs.
 libc=$(objdump -T "$bin/crispd" | grep -o 'GLIBC_[0-9.]*' | sort -uV | tail -1)
 
 stage=$(mktemp -d)
 trap 'rm -rf "$stage"' EXIT
 chmod 755 "$stage"
 packaging/install.sh "$bin" "$stage" /usr
-# What the administrator may have made is put there by postinst, if it is not.
+# postinst installs files that the administrator may have made, if they are missing.
 if [ -e "$stage/etc/crictl.yaml" ]; then
 	install -D -m 644 "$stage/etc/crictl.yaml" "$stage/usr/share/crisp/crictl.yaml"
 	rm "$stage/etc/crictl.yaml"
@@ -49,11 +49,11 @@ Recommends: systemd, libisal2
 Suggests: criu, cri-tools
 Homepage: https://github.com/crisp-cri/crisp
 Description: container runtime for Kubernetes nodes
- It implements the Container Runtime Interface (CRI v1) for a kubelet, for
- crictl or for its own agent, which runs pods with no cluster. There is no
- containerd beneath it, no pause container and no process per pod.
+ It implements the Container Runtime Interface (CRI v1) for a kubelet,
+ crictl or its own agent, which runs pods without a cluster. It needs no
+ containerd, no pause container and no process per pod.
 END
-# The content is compressed so that it is quick to make and to unpack.
+# This compression is quick to make and to unpack.
 deb=$bin/crisp_${version}_$arch.deb
 rm -f "$bin"/crisp_*.deb
 dpkg-deb --root-owner-group -Zzstd -z3 --build "$stage" "$deb" >/dev/null 2>&1 ||

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what packaging/files lists.
+# Installs the files that packaging/files lists.
 #
 #   install.sh BINDIR DESTDIR PREFIX
 set -euo pipefail

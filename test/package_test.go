@@ -316,7 +316,7 @@ func TestPackageRemoval(t *testing.T) {
 	defer n.installed(t, deb)
 	n.pods(ctx, t, 1, t.TempDir())
 	pid := pidOf(t, "count")
-	if out := dpkg("--remove", "crisp"); !strings.Contains(out, "1 pods run on") {
+	if out := dpkg("--remove", "crisp"); !strings.Contains(out, "1 pods keep running") {
 		t.Errorf("removal does not say what becomes of pods:\n%s", out)
 	}
 	if got := pidOf(t, "count"); got != pid {

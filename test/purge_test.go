@@ -72,7 +72,7 @@ func TestPurgeKeepsMounts(t *testing.T) {
 		t.Fatalf("%v\n%s", err, out)
 	}
 	const want = `--- a mount below
-crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept, for there are mounts in them:
+crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept because of mounts in them:
 /var/lib/crisp/here
 status 1
 data
@@ -80,12 +80,12 @@ data
 rm: cannot remove '/var/lib/crisp': Device or resource busy
 status 0
 --- a mount below the agent's
-crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept, for there are mounts in them:
+crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept because of mounts in them:
 /var/lib/crisp-agent/here
 status 1
 data
 --- volumes of claims
-crisp: /var/lib/crisp-agent/pvc is kept: it has the volumes of claims
+crisp: /var/lib/crisp-agent/pvc is kept: it contains the volumes of claims
 status 0
 ./pvc/default/db/data
 --- nothing mounted but volumes of pods
@@ -159,7 +159,7 @@ func TestPurgeAfterAReboot(t *testing.T) {
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
-	const runs = "crisp: 1 pods run on, with nobody to manage them. Installing crisp again takes them back; purging it ends them and removes images and state.\n"
+	const runs = "crisp: 1 pods keep running, unmanaged. Installing crisp again takes them over; purging it ends them and removes images and state.\n"
 	const want = `--- a pod that the executor died under
 ` + runs + `crisp: ending all pods
 status 0

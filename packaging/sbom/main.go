@@ -2,12 +2,12 @@
 //
 //	sbom -version VERSION [-static PACKAGE,…] PROGRAM …
 //
-// What is in a Go program is read from the program itself (debug/buildinfo), so
-// that the bill tells what was linked and not what go.mod would allow. C libraries
-// leave no such trace: those that a static program contains are named by the Debian
-// packages that they come from, and their versions are asked of dpkg.
+// It reads the modules of a Go program from the program itself (debug/buildinfo), so
+// the bill lists what was linked, not what go.mod would allow. C libraries leave no
+// such trace: name those in static programs by their Debian packages; dpkg tells
+// their versions.
 //
-// The same programs give the same bill, byte for byte: it holds no time and no
+// The same programs give the same bill, byte for byte: it contains no time and no
 // random number.
 package main
 
@@ -31,8 +31,8 @@ import (
 const module = "github.com/crisp-cri/crisp"
 
 func main() {
-	version := flag.String("version", "", "the `version` of the package that the programs are in")
-	static := flag.String("static", "", "Debian `packages` whose libraries a program was linked with statically, with commas between")
+	version := flag.String("version", "", "`version` of the package that contains the programs")
+	static := flag.String("static", "", "comma-separated Debian `packages` whose libraries are linked statically")
 	flag.Parse()
 	packages := strings.FieldsFunc(*static, func(r rune) bool { return r == ',' })
 	if err := run(os.Stdout, *version, packages, flag.Args()); err != nil {
@@ -43,7 +43,7 @@ func main() {
 
 func run(w io.Writer, version string, packages, programs []string) error {
 	if len(programs) == 0 {
-		return errors.New("no program is named")
+		return errors.New("name a program")
 	}
 	b := bill{components: map[string]cdx.Component{}, uses: map[string][]string{}}
 	for _, path := range programs {
@@ -59,14 +59,14 @@ func run(w io.Writer, version string, packages, programs []string) error {
 	return cdx.NewBOMEncoder(w, cdx.BOMFileFormatJSON).SetPretty(true).SetEscapeHTML(false).EncodeVersion(b.bom(version), cdx.SpecVersion1_6)
 }
 
-// A bill is what was found so far, each component by its reference in the bill.
+// A bill is the result so far: components by their reference in the bill.
 type bill struct {
 	components map[string]cdx.Component
 	uses       map[string][]string // what a program was linked from
 }
 
-// addProgram adds the program at path and the modules that are in it. A program
-// that is not Go's is added by its name alone.
+// addProgram adds the program at path and its modules. Of a program that is not Go's
+// it adds only the name.
 func (b *bill) addProgram(path, version string) error {
 	ref := "crisp/" + filepath.Base(path)
 	b.components[ref] = cdx.Component{BOMRef: ref, Type: cdx.ComponentTypeApplication, Name: filepath.Base(path), Version: version}
@@ -85,8 +85,8 @@ func (b *bill) addProgram(path, version string) error {
 	return nil
 }
 
-// modules lists what was linked besides the program's own module, and modules of its tree
-// that stand in for others (./PATH), which have no version.
+// modules lists the linked modules, except the program's own and modules of its tree
+// that replace others (./PATH), which have no version.
 func modules(info *debug.BuildInfo) []*debug.Module {
 	var list []*debug.Module
 	for _, m := range info.Deps {
@@ -109,7 +109,7 @@ func (b *bill) add(program, purl, name, version string) {
 	b.uses[program] = append(b.uses[program], purl)
 }
 
-// addLibrary adds what of the Debian package name is in the static executor.
+// addLibrary adds the part of the Debian package name that is in the static executor.
 func (b *bill) addLibrary(name string) error {
 	out, err := exec.Command("dpkg-query", "-W", "-f", "${Version}", name).Output()
 	if err != nil {

@@ -11,8 +11,8 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// Whoever looks a CVE up in the bill must find each module that is in a program,
-// with the version that was linked; the test is such a program.
+// To look up a CVE, the bill must have each module of a program with its linked
+// version; the test itself is such a program.
 func TestBillHasWhatWasLinked(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
@@ -57,7 +57,7 @@ func TestBillHasWhatWasLinked(t *testing.T) {
 	}
 }
 
-// A replaced module is named by what was linked in its place, unless that is crisp's own.
+// A replaced module is listed as its replacement, unless that is crisp's own.
 func TestBillOfReplacedModules(t *testing.T) {
 	info := &debug.BuildInfo{Main: debug.Module{Path: module}, Deps: []*debug.Module{
 		{Path: "example.com/plain", Version: "v1.0.0"},
