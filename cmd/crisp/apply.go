@@ -106,7 +106,7 @@ func fileFlag(fs *pflag.FlagSet, files *[]string) {
 var validations = map[string]manifest.Unknown{"strict": manifest.Strict, "warn": manifest.Warn, "ignore": manifest.Ignore}
 
 func validateFlag(fs *pflag.FlagSet, mode *string) {
-	fs.StringVar(mode, "validate", "strict", "what unknown fields are: strict (errors), warn or ignore")
+	fs.StringVar(mode, "validate", "strict", "how to treat unknown fields: strict (errors), warn or ignore")
 }
 
 // A given is one object of the input.
@@ -185,16 +185,16 @@ func applyCommand(c *cli) *cobra.Command {
 	var namespace, mode, output, dryRun, set string
 	var wait, prune bool
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "apply -f FILE... [--wait] [--prune]", Short: "create or update what manifests define"}
+	cmd := &cobra.Command{Use: "apply -f FILE... [--wait] [--prune]", Short: "create or update the objects in manifests"}
 	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	namespaceFlag(fs, &namespace)
 	validateFlag(fs, &mode)
-	fs.StringVar(&dryRun, "dry-run", "", "only say what would be done: `server`, or client, which only checks")
+	fs.StringVar(&dryRun, "dry-run", "", "only print what would be done: `server`, or client, which only validates")
 	outputFlag(fs, &output, "json", "yaml", "name")
 	fs.BoolVar(&wait, "wait", false, "wait until the pods are ready")
-	fs.BoolVar(&prune, "prune", false, "delete what was applied from here with --prune before and is not there any more")
-	fs.StringVar(&set, "applyset", "", "with --prune, the `name` of the set that these manifests are, wherever they come from")
+	fs.BoolVar(&prune, "prune", false, "delete objects applied from here with --prune before that are no longer there")
+	fs.StringVar(&set, "applyset", "", "with --prune, the `name` of this set of manifests, wherever they come from")
 	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(files) == 0 || len(rest) > 0 {

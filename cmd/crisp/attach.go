@@ -13,7 +13,7 @@ func attachCommand(c *cli) *cobra.Command {
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	streamFlags(fs, &interactive, &tty, "give the container our standard input", "the container has a terminal")
+	streamFlags(fs, &interactive, &tty, "connect standard input to the container", "the container has a terminal")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		return execError(c.attach(namespace, rest[0], container, interactive, tty))
 	}

@@ -21,9 +21,9 @@ func debugCommand(c *cli) *cobra.Command {
 	namespaceFlag(fs, &namespace)
 	fs.StringVar(&image, "image", "", "`image` of the new container")
 	fs.StringVar(&target, "target", "", "see the processes of this `container`")
-	fs.StringVarP(&name, "container", "c", "", "`name` of the new container (default: made up)")
+	fs.StringVarP(&name, "container", "c", "", "`name` of the new container (default: generated)")
 	fs.StringVar(&pull, "pull", "", "`policy`: Always, IfNotPresent or Never")
-	streamFlags(fs, &interactive, &tty, "give it our standard input and attach to it", "give it a terminal")
+	streamFlags(fs, &interactive, &tty, "connect standard input and attach", "allocate a terminal")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		rest, command := behindDash(cmd, args)
 		if len(rest) != 1 || image == "" {

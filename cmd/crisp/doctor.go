@@ -12,7 +12,7 @@ import (
 
 // doctorCommand checks what pods need of this node.
 func doctorCommand(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "doctor", Args: takesNone(""), Short: "check what pods need of this node"}
+	cmd := &cobra.Command{Use: "doctor", Args: takesNone(""), Short: "check what pods need from this node"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		bad := 0
 		check := func(what, wrong, hint string) {

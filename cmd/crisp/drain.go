@@ -47,7 +47,7 @@ func drainCommand(c *cli) *cobra.Command {
 // uncordonCommand ends a drain.
 func uncordonCommand(c *cli) *cobra.Command {
 	return &cobra.Command{
-		Use: "uncordon", Args: takesNone(": it is about this node"), Short: "end a drain: all pods run again but those that were stopped by themselves",
+		Use: "uncordon", Args: takesNone(": it is about this node"), Short: "end a drain: all pods run again, except those that were stopped individually",
 		RunE: func(*cobra.Command, []string) error {
 			_, err := c.send(http.MethodPost, "/crisp/v1/uncordon", nil, nil, nil)
 			return err

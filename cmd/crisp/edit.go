@@ -15,7 +15,7 @@ import (
 // editCommand opens an object of the agent's own in an editor.
 func editCommand(c *cli) *cobra.Command {
 	var namespace string
-	cmd := &cobra.Command{Use: "edit TYPE/NAME", Short: "change an object in an editor: that of KUBE_EDITOR, VISUAL or EDITOR, else vi", ValidArgsFunction: c.completeNamed}
+	cmd := &cobra.Command{Use: "edit TYPE/NAME", Short: "edit an object with KUBE_EDITOR, VISUAL or EDITOR, or else vi", ValidArgsFunction: c.completeNamed}
 	namespaceFlag(cmd.Flags(), &namespace)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		what, err := targets(rest, true)

@@ -40,7 +40,7 @@ func eventsCommand(c *cli) *cobra.Command {
 	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
 	fs.StringVar(&of, "for", "", "only of this `object`, such as pod/web")
 	outputFlag(fs, &o.output, "json", "yaml", "name")
-	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what happens")
+	fs.BoolVarP(&o.watch, "watch", "w", false, "keep printing new events")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		var on target
 		if of != "" {

@@ -24,7 +24,7 @@ func execCommand(c *cli) *cobra.Command {
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
 	containerFlag(fs, &container)
-	streamFlags(fs, &interactive, &tty, "give the command our standard input", "give the command a terminal")
+	streamFlags(fs, &interactive, &tty, "connect standard input to the command", "allocate a terminal")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		// The command's own flags are not ours.
 		before, command := behindDash(cmd, args)
@@ -58,7 +58,7 @@ func (c *cli) exec(namespace, name, container string, cmd []string, o remotecomm
 func streamFlags(fs *pflag.FlagSet, interactive, tty *bool, stdinUsage, ttyUsage string) {
 	fs.BoolVarP(interactive, "stdin", "i", false, stdinUsage)
 	fs.BoolVarP(tty, "tty", "t", false, ttyUsage)
-	fs.BoolVar(interactive, "interactive", false, "the same as --stdin, by docker's name")
+	fs.BoolVar(interactive, "interactive", false, "like --stdin, docker's name")
 	fs.MarkHidden("interactive") // fails only for a flag that is not there
 }
 

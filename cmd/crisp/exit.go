@@ -24,9 +24,9 @@ const (
 )
 
 const exitCodes = `
-0 ok, 1 failure, 2 usage, 3 not found, 4 manifest rejected, 5 not so in
-time, 6 runtime or agent not reachable. exec ends with the command's own code (128+n for signal n), or 125
-if it could not be run, 126 if it is not executable, 127 if it does not exist.
+0 ok, 1 failure, 2 usage, 3 not found, 4 manifest rejected, 5 timed out,
+6 runtime or agent not reachable. exec exits with the command's own code (128+n for signal n), or with 125
+if it could not run it, 126 if it is not executable, 127 if it does not exist.
 `
 
 // An exitError ends crisp with a code of its own; without text it is silent.

@@ -38,11 +38,11 @@ func getCommand(c *cli) *cobra.Command {
 	fs := cmd.Flags()
 	o.flags(fs)
 	fs.StringVarP(&o.output, "output", "o", "", "`form`: "+formsText)
-	fs.StringVar(&o.fields, "field-selector", "", "only those whose fields fit the `selector`, such as status.phase=Running")
+	fs.StringVar(&o.fields, "field-selector", "", "only objects whose fields match the `selector`, such as status.phase=Running")
 	fs.StringVar(&o.sort, "sort-by", "", "sort by the field at this `JSONPath`, such as .metadata.creationTimestamp")
-	fs.BoolVar(&o.headless, "no-headers", false, "print no heads of columns")
-	fs.BoolVar(&o.labels, "show-labels", false, "show the labels as the last column")
-	fs.BoolVarP(&o.watch, "watch", "w", false, "go on with what changes")
+	fs.BoolVar(&o.headless, "no-headers", false, "print no column headers")
+	fs.BoolVar(&o.labels, "show-labels", false, "show labels in the last column")
+	fs.BoolVarP(&o.watch, "watch", "w", false, "keep printing changes")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		what, err := targets(rest, false)
 		if err != nil {

@@ -15,11 +15,10 @@ import (
 )
 
 // saveHelp is what the help of image says of save.
-const saveHelp = `save writes an image as a tar archive that image load, docker load, podman load and readers of oci-archive
-take. crispd keeps layers unpacked and makes their archives anew: where one has other bytes than before, the
-image has another ID in the archive, which is printed to stderr. Files, owners, modes, times, attributes and
-links are the same. The archive has the tag that IMAGE is, and none if that is an ID. It takes the place of
-FILE once it is whole.`
+const saveHelp = `save writes an image as a tar archive for image load, docker load, podman load and readers of oci-archive.
+crispd keeps layers unpacked and makes their archives anew. If the bytes of one differ, the image has another
+ID in the archive, which save prints to stderr. Files, owners, modes, times, attributes and links are the
+same. The archive is tagged with IMAGE, unless that is an ID. It replaces FILE once it is complete.`
 
 // saveImage writes the archive of an image to the file output; "-" is standard output.
 func (c *cli) saveImage(name, output string) error {

@@ -21,11 +21,11 @@ type inspectOptions struct{ namespace, kind, format string }
 // inspectCommand shows all that is known of a pod, a container or an image, as JSON.
 func inspectCommand(c *cli) *cobra.Command {
 	var o inspectOptions
-	cmd := &cobra.Command{Use: "inspect POD|CONTAINER-ID|IMAGE... [--type pod|container|image] [-f TEMPLATE]", Short: "show all that is known of pods, containers or images", ValidArgsFunction: c.completePods}
+	cmd := &cobra.Command{Use: "inspect POD|CONTAINER-ID|IMAGE... [--type pod|container|image] [-f TEMPLATE]", Short: "show everything known about pods, containers or images", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &o.namespace)
-	fs.StringVar(&o.kind, "type", "", "`what` they are: pod, container or image")
-	fs.StringVarP(&o.format, "format", "f", "", "show each by this Go `template`")
+	fs.StringVar(&o.kind, "type", "", "`type` of the objects: pod, container or image")
+	fs.StringVarP(&o.format, "format", "f", "", "format each with this Go `template`")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) == 0 || o.kind != "" && o.kind != "pod" && o.kind != "container" && o.kind != "image" {
 			return usageError("inspect takes names of pods or images, or IDs of containers; --type is pod, container or image")

@@ -17,7 +17,7 @@ import (
 // kubeletFlags has the agent take the kubelet's flags that tools start a kubelet
 // with and that mean nothing to it; it says so.
 func (c *cli) kubeletFlags(fs *pflag.FlagSet) {
-	const about = "a kubelet's; without effect"
+	const about = "a kubelet flag without effect"
 	note := func(name string) func(string) error {
 		return func(string) error {
 			fmt.Fprintf(c.stderr, "crisp: warning: --%s has no effect\n", name)

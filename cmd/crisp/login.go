@@ -61,7 +61,7 @@ func (a authFile) write(path string, auths map[string]map[string]any) error {
 }
 
 func authFileFlag(flags *pflag.FlagSet, path *string) {
-	flags.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "`file` of the credentials")
+	flags.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "credentials `file`")
 }
 
 // loginCommand keeps credentials where crispd looks for them, after the registry has
@@ -69,11 +69,11 @@ func authFileFlag(flags *pflag.FlagSet, path *string) {
 func loginCommand(c *cli) *cobra.Command {
 	var path, user, password string
 	var fromStdin bool
-	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Args: takes(1, 1, "login takes one registry"), Short: "keep credentials of a registry, for pulls of this node"}
+	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Args: takes(1, 1, "login takes one registry"), Short: "store a registry's credentials, for pulls of this node"}
 	flags := cmd.Flags()
 	authFileFlag(flags, &path)
-	flags.StringVarP(&user, "username", "u", "", "`name` of the user")
-	flags.StringVarP(&password, "password", "p", "", "`password`, which all users of this machine can see for a moment")
+	flags.StringVarP(&user, "username", "u", "", "user `name`")
+	flags.StringVarP(&password, "password", "p", "", "`password`; all users of this machine can see it for a moment")
 	flags.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		in := bufio.NewReader(c.stdin)
@@ -119,7 +119,7 @@ func loginCommand(c *cli) *cobra.Command {
 func logoutCommand(c *cli) *cobra.Command {
 	var path string
 	var every bool
-	cmd := &cobra.Command{Use: "logout REGISTRY | --all", Short: "forget credentials of a registry"}
+	cmd := &cobra.Command{Use: "logout REGISTRY | --all", Short: "remove a registry's credentials"}
 	flags := cmd.Flags()
 	authFileFlag(flags, &path)
 	flags.BoolVarP(&every, "all", "a", false, "of all registries")

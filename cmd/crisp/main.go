@@ -83,14 +83,14 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func (c *cli) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "crisp [--runtime-endpoint unix:///…] COMMAND",
-		Short: "run pods on one node without a cluster, and look at them",
+		Short: "run pods on one node without a cluster, and inspect them",
 	}
 	// CONTAINER_RUNTIME_ENDPOINT is crictl's.
 	endpoint := cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), defaultEndpoint)
 	fs := root.PersistentFlags()
 	fs.StringVar(&c.endpoint, "runtime-endpoint", endpoint, "`socket` of the CRI runtime")
-	fs.StringVar(&c.endpoint, "container-runtime-endpoint", endpoint, "the same `socket`, by the kubelet's name")
-	fs.StringVar(&c.agentRoot, "agent-root", cmp.Or(os.Getenv("CRISP_AGENT_ROOT"), defaultAgentRoot), "the agent's own `directory`, in which its socket is")
+	fs.StringVar(&c.endpoint, "container-runtime-endpoint", endpoint, "the same `socket`, the kubelet's name")
+	fs.StringVar(&c.agentRoot, "agent-root", cmp.Or(os.Getenv("CRISP_AGENT_ROOT"), defaultAgentRoot), "the agent's `directory`, which contains its socket")
 	for _, verb := range verbs {
 		cmd := verb(c)
 		c.completeFlags(cmd)
@@ -98,9 +98,9 @@ func (c *cli) root() *cobra.Command {
 	}
 	root.SetOut(c.stdout)
 	root.SetErr(c.stderr)
-	cmdline.Complete(root, usageError, fmt.Sprintf(`"crisp help COMMAND" tells more. The runtime is %s unless the flag or
-CRISP_RUNTIME_ENDPOINT says otherwise; the agent's own directory is %s
-unless CRISP_AGENT_ROOT says otherwise.
+	cmdline.Complete(root, usageError, fmt.Sprintf(`See "crisp help COMMAND". The default runtime is %s: change it with the flag or
+CRISP_RUNTIME_ENDPOINT. The agent's default directory is %s:
+change it with CRISP_AGENT_ROOT.
 
 exit codes: %s`, defaultEndpoint, defaultAgentRoot, strings.TrimSpace(exitCodes)))
 	return root

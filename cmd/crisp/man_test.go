@@ -12,9 +12,9 @@ import (
 func TestManPage(t *testing.T) {
 	page := cmdline.Man((&cli{}).root(), 1,
 		cmdline.Section{Title: "EXIT STATUS", Text: exitCodes},
-		cmdline.Section{Title: "ENVIRONMENT", Text: `CRISP_RUNTIME_ENDPOINT, then CONTAINER_RUNTIME_ENDPOINT, which is crictl's: the socket of the runtime, ` + defaultEndpoint + ` if neither is set.
+		cmdline.Section{Title: "ENVIRONMENT", Text: `CRISP_RUNTIME_ENDPOINT, then CONTAINER_RUNTIME_ENDPOINT, crictl's variable: the runtime's socket (default ` + defaultEndpoint + `).
 
-CRISP_AGENT_ROOT: the agent's own directory, ` + defaultAgentRoot + ` if it is not set.`},
+CRISP_AGENT_ROOT: the agent's directory (default ` + defaultAgentRoot + `).`},
 		cmdline.Section{Title: "SEE ALSO", Text: "crispd(8), crispd.toml(5)"})
 	golden.Check(t, "../../docs/man/crisp.1", page)
 	if !strings.Contains(page, `\fB\-\-manifests\fR`) || !strings.Contains(page, `\fB\-\-tail\fR`) {

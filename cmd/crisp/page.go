@@ -12,7 +12,7 @@ import (
 // pageCommand prints a URL that opens the agent's page in a browser, once. The agent makes it
 // for whoever may use its socket.
 func pageCommand(c *cli) *cobra.Command {
-	cmd := &cobra.Command{Use: "page", Args: takesNone(""), Short: "print an address that opens the agent's page in a browser, once"}
+	cmd := &cobra.Command{Use: "page", Args: takesNone(""), Short: "print a link that opens the agent's page in a browser once"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		resp, err := c.ask(http.MethodPost, "/crisp/v1/page", nil, nil)
 		if errors.Is(err, fault.NotFound) {

@@ -19,7 +19,7 @@ func portForwardCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "port-forward POD [LOCAL:]PORT...", Args: takes(2, many, "port-forward takes the name of a pod and ports: web 8080:80"), Short: "forward local ports to a pod", ValidArgsFunction: c.completePod}
 	fs := cmd.Flags()
 	namespaceFlag(fs, &namespace)
-	fs.StringVar(&address, "address", "localhost", "`addresses` to listen at, with a comma between them")
+	fs.StringVar(&address, "address", "localhost", "comma-separated `addresses` to listen on")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		runtime, f, err := c.connectToPod(namespace, args[0])
 		if err != nil {

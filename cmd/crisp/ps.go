@@ -17,8 +17,8 @@ func psCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "ps [POD...] [-A] [-a] [-q] [-l SELECTOR]", Short: "list containers", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
 	s.flags(fs)
-	fs.BoolVarP(&exited, "all", "a", false, "those too that do not run")
-	fs.BoolVarP(&quiet, "quiet", "q", false, "only their IDs")
+	fs.BoolVarP(&exited, "all", "a", false, "also containers that are not running")
+	fs.BoolVarP(&quiet, "quiet", "q", false, "print only IDs")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		pods, err := c.selected(rest, s)
 		if err != nil {

@@ -42,7 +42,7 @@ func restartCommand(c *cli) *cobra.Command {
 
 // graceFlag is how long containers have to end.
 func graceFlag(fs *pflag.FlagSet, grace *int64) {
-	fs.Int64Var(grace, "grace-period", -1, "`seconds` that containers have to end; less than 0 is what each pod says itself")
+	fs.Int64Var(grace, "grace-period", -1, "grace period of containers in `seconds`; negative uses each pod's own")
 }
 
 func (c *cli) restart(namespace, name, container string, grace int64, timeout time.Duration) error {

@@ -30,13 +30,13 @@ type rolloutOptions struct {
 // rolloutCommand follows the updates of workloads, makes one and takes one back.
 func rolloutCommand(c *cli) *cobra.Command {
 	var o rolloutOptions
-	cmd := &cobra.Command{Use: "rollout status|restart|undo|history|pause|resume deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow an update of a workload, replace its pods, go back to an earlier template, or have changes wait", ValidArgsFunction: completeActs(rolloutActs, c.completeObjects)}
+	cmd := &cobra.Command{Use: "rollout status|restart|undo|history|pause|resume deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow a workload's update, restart its pods, roll back, or pause its rollout", ValidArgsFunction: completeActs(rolloutActs, c.completeObjects)}
 	fs := cmd.Flags()
 	o.oneFlags(fs)
-	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "of status: how long to wait")
-	fs.BoolVarP(&o.watch, "watch", "w", true, "of status: wait until the update is done")
-	fs.Int64Var(&o.revision, "to-revision", 0, "of undo: the `number` of the revision; 0 is the one before the present one")
-	fs.Int64Var(&o.revision, "revision", 0, "of history: show the template of this `number`")
+	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "for status: how long to wait")
+	fs.BoolVarP(&o.watch, "watch", "w", true, "for status: wait until the update is done")
+	fs.Int64Var(&o.revision, "to-revision", 0, "for undo: `number` of the revision; 0 is the previous one")
+	fs.Int64Var(&o.revision, "revision", 0, "for history: show the template with this `number`")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		if len(rest) == 0 || !slices.Contains(rolloutActs, rest[0]) {
 			return usageError("rollout takes status, restart, undo, history, pause or resume, and a workload")

@@ -19,10 +19,10 @@ func scaleCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "scale deploy/NAME... | deploy -l SELECTOR|--all --replicas N", Short: "set how many pods a Deployment has", ValidArgsFunction: c.completeObjects}
 	fs := cmd.Flags()
 	s.oneFlags(fs)
-	fs.IntVar(&replicas, "replicas", -1, "how many `pods` there are to be")
-	fs.IntVar(&current, "current-replicas", -1, "only if there are to be so many `pods` now")
+	fs.IntVar(&replicas, "replicas", -1, "number of `pods` wanted")
+	fs.IntVar(&current, "current-replicas", -1, "only if this number of `pods` is wanted now")
 	fs.BoolVar(&every, "all", false, "all Deployments of the namespace")
-	fs.BoolVar(&wait, "wait", false, "wait until it has them")
+	fs.BoolVar(&wait, "wait", false, "wait until they are available")
 	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		const usage = "scale takes Deployments, and --replicas N"

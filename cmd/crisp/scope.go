@@ -23,7 +23,7 @@ func (s *scope) flags(fs *pflag.FlagSet) {
 // oneFlags are those of commands about objects of one namespace.
 func (s *scope) oneFlags(fs *pflag.FlagSet) {
 	namespaceFlag(fs, &s.namespace)
-	fs.StringVarP(&s.selector, "selector", "l", "", "only those whose labels fit the `selector`, such as app=web")
+	fs.StringVarP(&s.selector, "selector", "l", "", "only objects whose labels match the `selector`, such as app=web")
 }
 
 func namespaceFlag(fs *pflag.FlagSet, namespace *string) {

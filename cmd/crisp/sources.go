@@ -14,7 +14,7 @@ import (
 // sourcesCommand shows each manifest, what it defines, how that is, and what is wrong.
 func sourcesCommand(c *cli) *cobra.Command {
 	var output string
-	cmd := &cobra.Command{Use: "sources", Args: takesNone(""), Short: "show each manifest: what it defines, and what is wrong with it"}
+	cmd := &cobra.Command{Use: "sources", Args: takesNone(""), Short: "show what each manifest defines, and what is wrong with it"}
 	fs := cmd.Flags()
 	outputFlag(fs, &output, "json", "yaml")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

@@ -11,15 +11,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// startCommand has the agent run pods again that were stopped.
+// startCommand has the agent start stopped pods again.
 func startCommand(c *cli) *cobra.Command {
 	var s scope
 	var every bool
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "start POD... | -l SELECTOR | --all", Short: "run pods again that were stopped", ValidArgsFunction: c.completePods}
+	cmd := &cobra.Command{Use: "start POD... | -l SELECTOR | --all", Short: "start stopped pods again", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
 	s.oneFlags(fs)
-	fs.BoolVar(&every, "all", false, "all pods of the namespace that are stopped")
+	fs.BoolVar(&every, "all", false, "all stopped pods of the namespace")
 	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait until they run")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		pods, err := c.toActOn(rest, s, every, "start")

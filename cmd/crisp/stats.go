@@ -24,7 +24,7 @@ type statsOptions struct {
 // statsCommand shows what pods use, again and again.
 func statsCommand(c *cli) *cobra.Command {
 	var o statsOptions
-	cmd := &cobra.Command{Use: "stats [POD...] [-l SELECTOR] [--no-stream] [--containers]", Short: "show what pods use, anew each second", ValidArgsFunction: c.completePods}
+	cmd := &cobra.Command{Use: "stats [POD...] [-l SELECTOR] [--no-stream] [--containers]", Short: "show what pods use, updated every second", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
 	o.flags(fs)
 	fs.BoolVar(&o.once, "no-stream", false, "show it once")

@@ -17,12 +17,12 @@ func stopCommand(c *cli) *cobra.Command {
 	var grace int64
 	var every bool
 	var timeout time.Duration
-	cmd := &cobra.Command{Use: "stop POD... | -l SELECTOR | --all [--grace-period N]", Short: "stop pods and keep them: start runs them again, until then they stay stopped, also after a reboot", ValidArgsFunction: c.completePods}
+	cmd := &cobra.Command{Use: "stop POD... | -l SELECTOR | --all [--grace-period N]", Short: "stop pods and keep them; they stay stopped, even after a reboot, until start", ValidArgsFunction: c.completePods}
 	fs := cmd.Flags()
 	s.oneFlags(fs)
 	fs.BoolVar(&every, "all", false, "all pods of the namespace")
 	graceFlag(fs, &grace)
-	fs.Int64VarP(&grace, "time", "t", -1, "the same `seconds`, by docker's name")
+	fs.Int64VarP(&grace, "time", "t", -1, "the same `seconds`, docker's name")
 	fs.DurationVar(&timeout, "timeout", 15*time.Minute, "how long to wait until they have stopped")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		pods, err := c.toActOn(rest, s, every, "stop")

@@ -23,10 +23,10 @@ import (
 // systemCommand shows what takes disk space, and frees it.
 func systemCommand(c *cli) *cobra.Command {
 	var force, volumes bool
-	cmd := &cobra.Command{Use: "system df | prune [-f] [--volumes]", Short: "show what takes disk space, or remove what nothing uses", ValidArgs: []string{"df", "prune"}}
+	cmd := &cobra.Command{Use: "system df | prune [-f] [--volumes]", Short: "show disk usage, or remove what is unused", ValidArgs: []string{"df", "prune"}}
 	fs := cmd.Flags()
-	fs.BoolVarP(&force, "force", "f", false, "of prune: do not ask")
-	fs.BoolVar(&volumes, "volumes", false, "of prune: claims too that no pod names, with what is in them")
+	fs.BoolVarP(&force, "force", "f", false, "for prune: do not ask")
+	fs.BoolVar(&volumes, "volumes", false, "for prune: also claims that no pod names, with their content")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		switch {
 		case len(rest) == 1 && rest[0] == "df":

@@ -26,7 +26,7 @@ func (l load) bytes() uint64 { return l.memory.GetWorkingSetBytes().GetValue() }
 func topCommand(c *cli) *cobra.Command {
 	var sc scope
 	var containers bool
-	cmd := &cobra.Command{Use: "top pods [NAME] [--containers] | node | startup [-A]", Short: "show what pods or the node use, or what starts took", ValidArgs: []string{"pods", "node"}}
+	cmd := &cobra.Command{Use: "top pods [NAME] [--containers] | node | startup [-A]", Short: "show what pods or the node use, or how long startups took", ValidArgs: []string{"pods", "node"}}
 	cmd.AddCommand(topStartupCommand(c))
 	fs := cmd.Flags()
 	sc.flags(fs)

@@ -18,7 +18,7 @@ const mostStages = 3
 func topStartupCommand(c *cli) *cobra.Command {
 	var namespace string
 	var all bool
-	cmd := &cobra.Command{Use: "startup [-A]", Args: takesNone(""), Short: "show which pods took longest to be ready, and for what", DisableFlagsInUseLine: true}
+	cmd := &cobra.Command{Use: "startup [-A]", Args: takesNone(""), Short: "show which pods took longest to become ready, and why", DisableFlagsInUseLine: true}
 	namespaceFlag(cmd.Flags(), &namespace)
 	cmd.Flags().BoolVarP(&all, "all-namespaces", "A", false, "pods of all namespaces")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

@@ -139,9 +139,9 @@ func waitCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "wait POD|TYPE/NAME... | TYPE -l SELECTOR|--all --for=Ready|delete|phase=PHASE|jsonpath=… [--timeout 30s]", Short: "wait for a condition of objects", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
 	s.flags(fs)
-	fs.BoolVar(&every, "all", false, "all objects of the kinds that are named")
+	fs.BoolVar(&every, "all", false, "all objects of the named kinds")
 	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or another condition, phase=PHASE, jsonpath={PATH}=VALUE, delete")
-	fs.DurationVar(&timeout, "timeout", 30*time.Second, "how long; less than 0 is for ever")
+	fs.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait; negative means forever")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		what, err := c.choose(rest, s, every, "wait takes the pods to wait for")
 		if err != nil {

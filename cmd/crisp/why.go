@@ -13,7 +13,7 @@ import (
 
 func whyCommand(c *cli) *cobra.Command {
 	var namespace string
-	cmd := &cobra.Command{Use: "why POD", Args: takes(1, 1, "why takes one pod"), Short: "say in one sentence why a pod is not ready, or what its start took", ValidArgsFunction: c.completePod}
+	cmd := &cobra.Command{Use: "why POD", Args: takes(1, 1, "why takes one pod"), Short: "explain in one sentence why a pod is not ready, or what its startup took", ValidArgsFunction: c.completePod}
 	namespaceFlag(cmd.Flags(), &namespace)
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		_, f, err := c.connectToPod(namespace, rest[0])

@@ -26,16 +26,16 @@ func debugPath(state string) string { return filepath.Join(state, "debug.sock") 
 
 // views are what the debug socket serves.
 var views = []struct{ name, path, about string }{
-	{"calls", "/calls", "the calls under way, and the stage that each is in"},
-	{"pulls", "/pulls", "the images that are being pulled: how far, from where, for whom; and the last ones"},
-	{"goroutines", "/debug/pprof/goroutine?debug=2", "the stacks of all goroutines, as text"},
-	{"heap", "/debug/pprof/heap", "what is in memory, for go tool pprof"},
-	{"executor-goroutines", "/executor/goroutine?debug=2", "the same of the executor"},
-	{"executor-heap", "/executor/heap", "what is in the executor's memory, for go tool pprof"},
-	{"allocs", "/debug/pprof/allocs", "what was allocated since the start, for go tool pprof"},
-	{"profile", "/debug/pprof/profile?seconds=%d", "what uses the CPU, for go tool pprof; it takes --seconds"},
-	{"trace", "/debug/pprof/trace?seconds=%d", "what happens, for go tool trace; it takes --seconds"},
-	{"metrics", "/metrics", "the metrics, as Prometheus gets them"},
+	{"calls", "/calls", "the calls in progress, and the stage of each"},
+	{"pulls", "/pulls", "current pulls: progress, source, waiting pods; and the last pulls"},
+	{"goroutines", "/debug/pprof/goroutine?debug=2", "the stacks of all goroutines as text"},
+	{"heap", "/debug/pprof/heap", "memory in use, for go tool pprof"},
+	{"executor-goroutines", "/executor/goroutine?debug=2", "the same for the executor"},
+	{"executor-heap", "/executor/heap", "the executor's memory in use, for go tool pprof"},
+	{"allocs", "/debug/pprof/allocs", "all allocations since the start, for go tool pprof"},
+	{"profile", "/debug/pprof/profile?seconds=%d", "a CPU profile, for go tool pprof; it takes --seconds"},
+	{"trace", "/debug/pprof/trace?seconds=%d", "an execution trace, for go tool trace; it takes --seconds"},
+	{"metrics", "/metrics", "the metrics in Prometheus' format"},
 	{"config", "/config", "the configuration that the running crispd uses"},
 }
 

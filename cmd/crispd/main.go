@@ -78,21 +78,21 @@ func commandLine(out io.Writer) *cobra.Command {
 		}}
 	}
 
-	serving := with("serve [flags]", "serve CRI until SIGTERM, as without a command; containers run on",
+	serving := with("serve [flags]", "serve CRI until SIGTERM (the default command); containers keep running",
 		func(c *config.Config) error { return serve(c, source) })
 	var all bool
 	wiping := with("wipe [--all] [flags]", "end every container of this instance and remove what it made on the host",
 		func(c *config.Config) error { return wipe(c, all, out) })
-	wiping.Flags().BoolVar(&all, "all", false, "remove the root directory too: images and all")
+	wiping.Flags().BoolVar(&all, "all", false, "also remove the root directory with all images")
 
 	root := &cobra.Command{Use: "crispd [flags]", Short: "the container runtime of a Kubernetes node", RunE: serving.RunE}
 	root.SetOut(out)
 	fs := root.PersistentFlags()
-	fs.StringVar(&source.File, "config", "", "configuration `file` (default "+config.DefaultFile+"), with drop-ins in config.d beside it")
+	fs.StringVar(&source.File, "config", "", "configuration `file` (default "+config.DefaultFile+"), with drop-ins in config.d next to it")
 	for _, f := range []struct{ name, key, about string }{
-		{"root", "root", "`directory` of what survives a reboot (default " + config.DefaultRoot + ")"},
-		{"state", "state", "`directory` of what does not (default " + config.DefaultState + ")"},
-		{"socket", "socket", "unix socket `path` of the CRI (default crisp.sock in the state directory)"},
+		{"root", "root", "`directory` for state that survives a reboot (default " + config.DefaultRoot + ")"},
+		{"state", "state", "`directory` for state that does not (default " + config.DefaultState + ")"},
+		{"socket", "socket", "`path` of the CRI's Unix socket (default crisp.sock in the state directory)"},
 		{"log-level", "log.level", "`level`: debug, info, warn or error (default info)"},
 	} {
 		fs.Func(f.name, f.about, func(v string) error {
@@ -102,9 +102,9 @@ func commandLine(out io.Writer) *cobra.Command {
 	}
 	root.AddCommand(
 		serving,
-		with("config [flags]", "print the configuration in force and where each value comes from",
+		with("config [flags]", "print the configuration in force, and where each value comes from",
 			func(c *config.Config) error { return c.Write(out) }),
-		with("check [flags]", "tell what this host lacks and what follows from it; status 1 if crispd cannot run here",
+		with("check [flags]", "report what this host lacks and what that means; exit with 1 if crispd cannot run here",
 			func(c *config.Config) error { return check(c, out) }),
 		wiping,
 		debugCommand(load, out),
@@ -125,7 +125,7 @@ func debugCommand(load func() (*config.Config, error), out io.Writer) *cobra.Com
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
 		switch {
 		case len(args) == 0:
-			return usage("debug needs to know what: %s", strings.Join(viewNames(), ", "))
+			return usage("debug what? %s", strings.Join(viewNames(), ", "))
 		case len(args) > 1:
 			return usage("unexpected argument %q", args[1])
 		}

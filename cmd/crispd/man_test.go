@@ -16,22 +16,22 @@ func TestManPage(t *testing.T) {
 		seen = append(seen, " "+v.name+": "+v.about)
 	}
 	page := cli.Man(commandLine(io.Discard), 8,
-		cli.Section{Title: "DEBUG", Text: "What crispd debug can show of the crispd that runs:\n\n" + strings.Join(seen, "\n")},
-		cli.Section{Title: "SIGNALS", Text: `SIGTERM, SIGINT: end. Containers run on, and the next crispd finds them.
+		cli.Section{Title: "DEBUG", Text: "What crispd debug shows of the running crispd:\n\n" + strings.Join(seen, "\n")},
+		cli.Section{Title: "SIGNALS", Text: `SIGTERM, SIGINT: exit. Containers keep running, and the next crispd finds them.
 
-SIGHUP: read the configuration again. Each key that is different is a line of the log, which says whether it is taken at once or needs a restart; a file that is wrong changes nothing. crispd.toml(5) says it of each key.
+SIGHUP: read the configuration again. The log has a line for each changed key, which says whether it applies at once or needs a restart; so does crispd.toml(5). A broken file changes nothing.
 
 SIGUSR1: write the stacks of all goroutines to goroutines.txt in the state directory.`},
-		cli.Section{Title: "SERVICE MANAGER", Text: `With Type=notify crispd tells systemd when it answers, when it reloads and when it ends, and how many pods there are. With WatchdogSec= it tells twice in that time that it lives, but only after it was called through its own socket and has answered.`},
+		cli.Section{Title: "SERVICE MANAGER", Text: `With Type=notify crispd tells systemd when it is ready, when it reloads and stops, and how many pods there are. With WatchdogSec= it notifies the watchdog twice in that time, each time after it has answered a call through its own socket.`},
 		cli.Section{Title: "FILES", Text: `/etc/crisp/config.toml, /etc/crisp/config.d/*.toml: the configuration, crispd.toml(5).
 
 /run/crisp/crisp.sock: the socket of the CRI.
 
-/run/crisp/debug.sock: what crispd debug reads; root's alone.
+/run/crisp/debug.sock: used by crispd debug; only for root.
 
-/run/crisp/cadvisor.sock: where the kubelet's cAdvisor asks whose a cgroup is (kubelet --containerd=/run/crisp/cadvisor.sock); root's alone.
+/run/crisp/cadvisor.sock: where the kubelet's cAdvisor asks which container a cgroup belongs to (kubelet --containerd=/run/crisp/cadvisor.sock); only for root.
 
-/run/crisp/executor.log: what the executor says. It begins anew at 1 MiB; the file before is executor.log.1.
+/run/crisp/executor.log: the executor's log. It starts anew at 1 MiB; the previous file is executor.log.1.
 
 crispd itself logs to standard error: JSON, or text on a terminal.`},
 		cli.Section{Title: "SEE ALSO", Text: "crispd.toml(5), crisp(1)"})
