@@ -364,8 +364,7 @@ func unapplied(failed []nri.Update) error {
 	return nil
 }
 
-// limitsOf returns those of OCI's resources that CRI has a field for; nil if
-// there are none.
+// limitsOf returns those of OCI's resources that CRI has fields for; nil if r is.
 func limitsOf(r *specs.LinuxResources) *cri.LinuxContainerResources {
 	if r == nil {
 		return nil
