@@ -10,14 +10,13 @@ import (
 
 // A Confiner knows the AppArmor profiles of this host.
 type Confiner interface {
-	// Check returns nil if a container can be confined by the profile;
-	// fault.Invalid if there is none of that name.
+	// Check returns nil if a container can be confined by the profile, and fault.Invalid if no
+	// profile of that name is loaded.
 	Check(ctx context.Context, profile string) error
 }
 
-// checkProfile refuses a container whose AppArmor profile does not exist, before the
-// container is made: its start would fail with the kernel's error for an unknown
-// name.
+// checkProfile refuses a container whose AppArmor profile is not loaded, before the container is
+// created: its start would fail with a bare kernel error.
 func (s *Server) checkProfile(ctx context.Context, built *specs.Spec) error {
 	profile := built.Process.ApparmorProfile
 	switch {

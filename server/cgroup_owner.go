@@ -14,8 +14,8 @@ import (
 
 var _ cadvisor.Source = cgroupOwners{}
 
-// cgroupOwners implements cadvisor.Source for a Server, so that the methods for cAdvisor are not
-// among those of CRI.
+// cgroupOwners implements cadvisor.Source for a Server; the separate type keeps the methods for
+// cAdvisor out of the CRI method set.
 type cgroupOwners struct{ *Server }
 
 // RegisterCAdvisor registers on g the service that tells cAdvisor which container or sandbox a
@@ -30,7 +30,7 @@ func (o cgroupOwners) Version() string { return o.o.Version }
 const sandboxImage = "crisp/sandbox"
 
 // Object implements cadvisor.Source. It also finds objects that no list shows yet, because their
-// cgroup exists earlier.
+// cgroups exist before they are listed.
 func (o cgroupOwners) Object(id string) (cadvisor.Object, error) {
 	if c, err := o.runtime.Container(id); err == nil && c.ID() == id {
 		return o.container(c), nil
@@ -96,8 +96,8 @@ func (o cgroupOwners) Inmates(sandbox string) []int {
 	return pids
 }
 
-// nodePid returns the PID of a process in the host's network namespace: that of the machine's
-// init, which never ends, if init is in ours; else our own.
+// nodePid returns the PID of a process in the host's network namespace: 1 if init is in our
+// network namespace, since init never ends, otherwise our own PID.
 func nodePid() int {
 	init, err := os.Readlink("/proc/1/ns/net")
 	if own, oerr := os.Readlink("/proc/self/ns/net"); err == nil && oerr == nil && init == own {

@@ -22,15 +22,15 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// This file writes the parts of a container's checkpoint, taken alone or with its
-// pod's. Package checkpoint defines the format of the archive.
+// This file writes the contents of a container's checkpoint, taken alone or with its pod's.
+// Package checkpoint defines the archive format.
 //
-// A container is frozen from before CRIU looks at its memory until its files have
-// been copied: both are of the same moment. oci does the freezing, and its
-// undoing whatever happens.
+// A container stays frozen from before CRIU reads its memory until its files have been copied,
+// so that memory and files belong to the same moment. oci freezes the container and always thaws
+// it.
 
-// A containerDump is crisp.dump: what no other file of a checkpoint says.
-// Checkpoints of other runtimes have no such file.
+// A containerDump is crisp.dump: what the other files of a checkpoint do not say. Checkpoints of
+// other runtimes have no such file.
 type containerDump struct {
 	Version int
 	Config  []byte // cri.ContainerConfig, as the kubelet sent it
@@ -44,8 +44,7 @@ const dumpVersion = 1
 // removed by Start.
 func (s *Server) checkpointDir() string { return filepath.Join(s.o.Root, "checkpoints") }
 
-// mayCheckpoint refuses containers that CRIU cannot checkpoint, or that we
-// cannot with it.
+// mayCheckpoint refuses containers that CRIU, or crisp with it, cannot checkpoint.
 func (s *Server) mayCheckpoint(c *oci.Container) error {
 	if st := c.Status().State; st != oci.Running {
 		return fault.WrongState.Errorf("container %s is %s: only a running one can be checkpointed", c.ID(), st)
@@ -63,8 +62,7 @@ func (s *Server) mayCheckpoint(c *oci.Container) error {
 	return nil
 }
 
-// dump writes the whole checkpoint of a frozen container into dir, which is
-// empty.
+// dump writes the whole checkpoint of a frozen container into dir, which must be empty.
 func (s *Server) dump(ctx context.Context, f *oci.Freeze, c *oci.Container, dir string) error {
 	stage.Next(ctx, "dump")
 	if err := f.Checkpoint(ctx, c, dir); err != nil {
@@ -80,7 +78,7 @@ func (s *Server) dump(ctx context.Context, f *oci.Freeze, c *oci.Container, dir 
 	return nil
 }
 
-// dumpFiles writes the changes in the root file system, and the log.
+// dumpFiles writes the changes to the root file system, and the log.
 func (s *Server) dumpFiles(ctx context.Context, c *oci.Container, dir string) error {
 	diff, err := os.OpenFile(filepath.Join(dir, checkpoint.RootFSDiff), os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
@@ -101,8 +99,8 @@ func (s *Server) dumpFiles(ctx context.Context, c *oci.Container, dir string) er
 	return copyLog(c.Config().LogPath, filepath.Join(dir, checkpoint.ContainerLog))
 }
 
-// copyLog copies a log, if there is one. It follows no symlinks: a pod that may write
-// to the log directory could otherwise have any file of the host read into the archive.
+// copyLog copies a log, if there is one. It follows no symlinks: otherwise a pod that can write
+// to its log directory could have any file of the host copied into the archive.
 func copyLog(from, to string) error {
 	if from == "" {
 		return nil
@@ -126,8 +124,8 @@ func copyLog(from, to string) error {
 	return errors.Join(err, out.Close())
 }
 
-// describe writes what is known about the container. checkpointctl finds names
-// by the annotations in the spec.
+// describe writes what is known about the container. checkpointctl takes names from the
+// annotations in the spec.
 func (s *Server) describe(c *oci.Container, dir string) error {
 	rec := s.index.container(c)
 	sb, err := s.runtime.Sandbox(c.SandboxID())
@@ -156,8 +154,8 @@ func (s *Server) describe(c *oci.Container, dir string) error {
 	return checkpoint.Write(dir, checkpoint.CrispDump, containerDump{Version: dumpVersion, Config: config, ImageID: rec.imageID})
 }
 
-// dumpShm writes the content of the pod's /dev/shm, if there is any: CRIU takes
-// the mount for external, and the files in it for given.
+// dumpShm writes the files in the pod's /dev/shm, if any: CRIU treats the mount as external and
+// expects its files to be there on restore.
 func dumpShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
 	if sb.Config().HostIPC {
 		return nil
@@ -177,8 +175,8 @@ func dumpShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
 	return errors.Join(err, f.Close())
 }
 
-// room returns how many bytes may be written to the file system of dir: a
-// checkpoint can be of any size, and the node must go on.
+// room returns how many bytes a checkpoint may write to the file system of dir: 90% of the free
+// space, because a checkpoint can be of any size and the node must keep working.
 func room(dir string) (int64, error) {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {

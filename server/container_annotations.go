@@ -11,12 +11,11 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// annotate gives a specification its annotations. A handler's OCI runtime gets those
-// that containerd and CRI-O give theirs, and of the pod's and the container's own those
-// that the handler lets through, because there they change how a container is run.
-// Hooks get all of these, in the state that they read. With neither a runtime nor hooks
-// there are none, as they may take 256 KiB. The container's annotations win over the
-// pod's.
+// annotate sets the annotations of a specification. A handler's OCI runtime gets those that
+// containerd and CRI-O pass to theirs, and only those of the pod's and the container's own
+// annotations that the handler allows, because a runtime may change its behaviour by them. Hooks
+// get all of the pod's and the container's, in the state on their stdin. Without a runtime and
+// hooks there are none: they can take 256 KiB. The container's annotations override the pod's.
 func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord, rec *containerRecord) {
 	asked := map[string]string{}
 	maps.Copy(asked, pod.config.GetAnnotations())
@@ -28,17 +27,16 @@ func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord,
 	case built.Hooks == nil:
 		return
 	default:
-		// libcontainer would set properties of the container's scope from
-		// these.
+		// libcontainer would set properties of the container's scope from these.
 		maps.DeleteFunc(asked, func(key, _ string) bool { return strings.HasPrefix(key, "org.systemd.property.") })
 	}
 	built.Annotations = asked
 }
 
-// criPrefix begins the annotations that containerd gives its specifications.
+// criPrefix is the prefix of the annotations that containerd adds to its specifications.
 const criPrefix = "io.kubernetes.cri."
 
-// containerAnnotations returns those of a container.
+// containerAnnotations returns containerd's annotations of a container.
 func containerAnnotations(sb *oci.Sandbox, pod *sandboxRecord, rec *containerRecord) map[string]string {
 	all := criAnnotations("container", sb, pod.config.GetMetadata())
 	all[criPrefix+"container-name"] = rec.config.GetMetadata().GetName()
@@ -46,7 +44,7 @@ func containerAnnotations(sb *oci.Sandbox, pod *sandboxRecord, rec *containerRec
 	return all
 }
 
-// criAnnotations returns those of a container and of a sandbox alike.
+// criAnnotations returns the annotations that containers and sandboxes share.
 func criAnnotations(kind string, sb *oci.Sandbox, of *cri.PodSandboxMetadata) map[string]string {
 	return map[string]string{
 		criPrefix + "container-type": kind, criPrefix + "sandbox-id": sb.ID(), criPrefix + "sandbox-name": of.GetName(),
@@ -54,7 +52,7 @@ func criAnnotations(kind string, sb *oci.Sandbox, of *cri.PodSandboxMetadata) ma
 	}
 }
 
-// letsThrough reports whether the handler's OCI runtime may see an annotation.
+// letsThrough reports whether the handler passes an annotation to its OCI runtime.
 func (h Handler) letsThrough(key string) bool {
 	for _, pattern := range h.Annotations {
 		// As in path.Match, "*" matches any characters but "/".

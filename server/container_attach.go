@@ -80,9 +80,9 @@ func (r streamRuntime) AttachStream(ctx context.Context, container string, st st
 	return r.server.detached(ctx, c)
 }
 
-// leaveOpen keeps what f refers to open until crispd exits: when crispd is stopped its
-// client has not closed its input, and may attach again to the next crispd. The
-// executor can tell the end of crispd from the end of a client.
+// leaveOpen keeps a descriptor of f's file open until crispd exits. When crispd stops, its
+// client has not closed its input and may attach again to the next crispd; only the end of the
+// process shows the executor that crispd ended and not the client.
 func leaveOpen(f *os.File) {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -91,11 +91,10 @@ func leaveOpen(f *os.File) {
 	raw.Control(func(fd uintptr) { unix.FcntlInt(fd, unix.F_DUPFD_CLOEXEC, 3) })
 }
 
-// endTime is how long crispd waits to hear of the end of a container after the end
-// of its output.
+// endTime is how long crispd waits for a container's exit after the end of its output.
 const endTime = 5 * time.Second
 
-// detached returns why the output has ended, if the container has not.
+// detached returns an error if the output ended although the container still runs.
 func (s *Server) detached(ctx context.Context, c *oci.Container) error {
 	timer := time.NewTimer(endTime)
 	defer timer.Stop()

@@ -16,13 +16,12 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// checkpointTimeout is CRI's "default" for CheckpointContainer: the kubelet's
-// own timeout for most calls.
+// checkpointTimeout is the "default" that CRI leaves to the runtime when CheckpointContainer has
+// no timeout: the kubelet's own timeout for most calls.
 const checkpointTimeout = 2 * time.Minute
 
-// CheckpointContainer writes an archive with the state of a running container,
-// which keeps running. The archive appears at the location complete, or not at
-// all.
+// CheckpointContainer writes an archive with the state of a running container, which keeps
+// running. The archive appears at the location complete, or not at all.
 func (s *Server) CheckpointContainer(ctx context.Context, req *cri.CheckpointContainerRequest) (*cri.CheckpointContainerResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {

@@ -21,11 +21,11 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// CreateContainer prepares a container in a ready sandbox. The work goes on
-// without the caller; a repeated request joins it (see creations).
+// CreateContainer prepares a container in a ready sandbox. The work goes on without the caller;
+// a repeated request joins it (see creations).
 //
-// The sandbox's configuration is the one that it was made with; the copy in the
-// request says the same in all that a container may depend on.
+// The sandbox keeps the configuration it was created with; the copy in the request is the same
+// in everything that a container may depend on.
 func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRequest) (*cri.CreateContainerResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if err != nil {
@@ -70,15 +70,15 @@ func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, 
 	return nil
 }
 
-// A containerDraft is a container that is being made. Each step leaves what it finds
-// or makes here for the steps after it.
+// A containerDraft is a container being created. Each step leaves its results here for later
+// steps.
 type containerDraft struct {
 	s      *Server
 	cr     *creation
 	sb     *oci.Sandbox
 	config *cri.ContainerConfig // as the kubelet sent it
 
-	// restored is the checkpoint that the processes come from; nil = they are executed.
+	// restored is the checkpoint to restore the processes from; nil = start them.
 	restored *restoration
 
 	undo undo.Stack
@@ -90,15 +90,14 @@ type containerDraft struct {
 	root      string // directory of the root file system
 	volumes   []spec.Volume
 	mounts    []spec.Mount
-	described *cri.ContainerConfig // what the specification says: config, unless restored knows better
+	described *cri.ContainerConfig // what the specification is built from: config, unless restored overrides it
 	spec      *specs.Spec
 	pidTarget string // ID of the container whose PID namespace is joined; "" = none
 	logPath   string // "" = no log
 	record    *containerRecord
 }
 
-// newDraft begins a container, which is restored from a checkpoint if from is
-// not nil.
+// newDraft begins a container; it is restored from a checkpoint if from is not nil.
 func (s *Server) newDraft(cr *creation, sb *oci.Sandbox, config *cri.ContainerConfig, from *origin) *containerDraft {
 	d := &containerDraft{
 		s: s, cr: cr, sb: sb, config: config, described: config,
@@ -110,15 +109,15 @@ func (s *Server) newDraft(cr *creation, sb *oci.Sandbox, config *cri.ContainerCo
 	return d
 }
 
-// A createStep is one step in the making of a container. It begins the stage that it
-// names; the steps after it that name none share that stage's time (see stageLives).
+// A createStep is one step of creating a container. It begins the stage that it names; following
+// steps without a name count towards that stage (see stageLives).
 type createStep struct {
 	stage string
 	do    func(*containerDraft, context.Context) error
 }
 
-// createSteps make a container whose processes are executed; restoreSteps are for
-// the others.
+// createSteps create a container whose processes are started, restoreSteps one whose processes
+// are restored.
 var createSteps = []createStep{
 	{"", (*containerDraft).check},
 	{"", (*containerDraft).findImage},
@@ -131,7 +130,7 @@ var createSteps = []createStep{
 	{"record", (*containerDraft).persist},
 }
 
-// create makes the container. If a step fails, the steps before it are undone.
+// create creates the container. If a step fails, the steps before it are undone.
 func (d *containerDraft) create(ctx context.Context) (err error) {
 	if c, ok := d.s.runtime.ContainerByName(d.cr.name); ok {
 		return d.s.sameContainer(d.cr, c, d.sb, d.config)
@@ -176,13 +175,13 @@ func (d *containerDraft) check(context.Context) (err error) {
 	return nil
 }
 
-// findImage finds the image that the request names, which must be on the node.
+// findImage finds the image that the request names; it must be on the node.
 func (d *containerDraft) findImage(ctx context.Context) error {
 	img, err := d.s.images.Get(d.config.Image.Image)
 	if err != nil {
 		return fmt.Errorf("image of container %s: %w", d.config.Metadata.Name, err)
 	}
-	// The error begins with the reason, which the kubelet knows.
+	// The error begins with the reason, which the kubelet recognizes.
 	if err := d.s.allowImage(ctx, d.sb, d.config.Image, img); err != nil {
 		return err
 	}
@@ -207,7 +206,7 @@ func (d *containerDraft) mountRoot(ctx context.Context) (err error) {
 	return nil
 }
 
-// specify builds the OCI specification from all this, and looks up what that needs.
+// specify builds the OCI specification from the results of the steps before.
 func (d *containerDraft) specify(ctx context.Context) (err error) {
 	if d.spec, err = d.buildSpec(); err != nil {
 		return err
@@ -254,9 +253,9 @@ func (s *Server) unmount(ctx context.Context, key string) func() error {
 	}
 }
 
-// imageRef returns ContainerStatus.image_ref: a digest that the image can be
-// pulled by again, or the ID of an image that was never in a registry. Of several
-// repositories that have the image it is the one whose name was asked for.
+// imageRef returns ContainerStatus.image_ref: a digest by which the image can be pulled again,
+// or the ID of an image that was never in a registry. If several repositories have the image, it
+// prefers the one that was asked for.
 func imageRef(img image.Image, asked string) string {
 	if len(img.Digests) == 0 {
 		return img.ID
@@ -280,8 +279,8 @@ func repositoryOf(name string) string {
 	return name
 }
 
-// pidTarget returns the container whose PID namespace the new one joins. It is
-// checked once more when the container starts.
+// pidTarget returns the container whose PID namespace the new one joins. The start of the
+// container checks it again.
 //
 // CRI: "This container must have been previously created in the same pod."
 func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string, error) {
@@ -302,7 +301,7 @@ func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string
 	return target.ID(), nil
 }
 
-// makeLogDir returns the absolute path of a log, and makes its directory.
+// makeLogDir returns the absolute path of a log and creates its directory.
 func makeLogDir(dir, file string) (string, error) {
 	if dir == "" || file == "" {
 		return "", nil // not wanted

@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// notDevices are the directories and names below /dev that are not devices of
-// the host, or that every container gets its own of.
+// notDevices are paths below /dev that are not devices of the host, or of which every container
+// has its own.
 var notDevices = []string{"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/hugepages", "/dev/console", "/dev/ptmx", "/dev/.udev"}
 
 // resolveDevices looks up the device nodes that a container asks for. CRI: with
@@ -75,8 +75,8 @@ func resolveDevice(d *cri.Device) ([]spec.Device, error) {
 	return []spec.Device{node}, nil
 }
 
-// devicesBelow returns the nodes in and below dir, each with its path in the
-// container, below to.
+// devicesBelow returns the device nodes in and below dir, with their paths in the container
+// below to.
 func devicesBelow(dir, to, access string) ([]spec.Device, error) {
 	var list []spec.Device
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
@@ -114,8 +114,7 @@ func devicesBelow(dir, to, access string) ([]spec.Device, error) {
 	return list, nil
 }
 
-// deviceAt reads the node at path; false means that the file there is not a
-// device.
+// deviceAt reads the node at path; false means that the file is not a device.
 func deviceAt(path, to, access string) (spec.Device, bool, error) {
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {

@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/streaming"
 )
 
-// Exec returns a URL that runs a command in the container when connected to.
+// Exec returns a URL; connecting to it runs a command in the container.
 func (s *Server) Exec(_ context.Context, req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	c, err := s.runningContainer(req.ContainerId)
 	if err != nil {
@@ -106,12 +106,12 @@ func waitOrKill(ctx context.Context, x *oci.Exec) (int32, error) {
 	return 0, ctx.Err()
 }
 
-// sizeTime is how long the start of a command waits for the size of its terminal, which
-// clients send once they have opened their streams, a round trip later. Tests replace it.
+// sizeTime is how long the start of a command waits for its terminal size, which clients send
+// once they have opened their streams, a round trip later. Tests replace it.
 var sizeTime = 250 * time.Millisecond
 
-// firstSize returns the size that the client's terminal has when the command starts:
-// many a program asks for it only then. It is 0 if the client sends none.
+// firstSize returns the size of the client's terminal at the start of the command: many programs
+// read it only then. It is 0 if the client sends none.
 func firstSize(st streaming.Streams) (size streaming.Size) {
 	if !st.TTY || st.Resize == nil {
 		return size

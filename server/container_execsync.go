@@ -18,8 +18,8 @@ import (
 // be discarded, and the command should proceed with no error."
 const maxOutput = 16 << 20
 
-// maxAnswer is how much of both streams together is kept, in bytes: a client
-// cannot receive an answer that exceeds a message with its frame.
+// maxAnswer is how much of both streams together is kept, in bytes: a client cannot receive a
+// response larger than a message less its framing.
 const maxAnswer = maxMessage - 1<<10
 
 // ExecSync runs a command and returns its output and exit code.
@@ -61,7 +61,7 @@ func (s *Server) ExecSync(ctx context.Context, req *cri.ExecSyncRequest) (*cri.E
 	return resp, nil
 }
 
-// fit cuts the longer stream until the answer can be received.
+// fit cuts the longer stream until the response can be received.
 func fit(r *cri.ExecSyncResponse) {
 	over := len(r.Stdout) + len(r.Stderr) - maxAnswer
 	if over <= 0 {

@@ -10,14 +10,12 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// allowImage asks the policy of the pod's namespace about an image that is in the
-// store. The image may have been pulled under another policy, and the kubelet
-// asks for a pull only if the image is not there. The signatures that count are
-// those that came with the pull.
+// allowImage checks an image in the store against the policy of the pod's namespace. The image
+// may have been pulled under another policy, and the kubelet requests a pull only if the image
+// is missing. The signatures that came with the pull decide.
 //
-// The kubelet sends the image's ID together with the name in the pod; crictl
-// sends what its user typed. If there is only an ID, the policy is asked about
-// each of the image's names.
+// The kubelet sends the image's ID together with the name in the pod; crictl sends what its user
+// typed. If there is only an ID, the policy is evaluated for each of the image's names.
 func (s *Server) allowImage(ctx context.Context, sb *oci.Sandbox, spec *cri.ImageSpec, img image.Image) error {
 	name := cmp.Or(spec.UserSpecifiedImage, spec.Image)
 	return s.images.Allowed(ctx, s.index.sandbox(sb).config.GetMetadata().GetNamespace(), name, img.ID)

@@ -11,8 +11,7 @@ func (s *Server) ListContainers(_ context.Context, req *cri.ListContainersReques
 	return &cri.ListContainersResponse{Containers: s.listContainers(req.Filter)}, nil
 }
 
-// listContainers returns a snapshot. CRI: "All those fields are combined with
-// 'AND'."
+// listContainers returns a snapshot. CRI: "All those fields are combined with 'AND'."
 func (s *Server) listContainers(f *cri.ContainerFilter) []*cri.Container {
 	var list []*cri.Container
 	for _, c := range s.visibleContainers() {

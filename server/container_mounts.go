@@ -18,8 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// resolveMounts finds the source of each mount, and records the image volumes that it
-// mounts itself.
+// resolveMounts finds the source of each mount, and records the image volumes that it mounts.
 func (d *containerDraft) resolveMounts(ctx context.Context) error {
 	for i, m := range d.config.Mounts {
 		var err error
@@ -42,8 +41,8 @@ func (d *containerDraft) resolveMounts(ctx context.Context) error {
 	return nil
 }
 
-// mountVolume mounts the image of the i-th mount and returns the path of the part of it
-// that is wanted.
+// mountVolume mounts the image of the i-th mount and returns the path of the requested sub path
+// in it.
 func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (source string, err error) {
 	if m.HostPath != "" {
 		return "", fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
@@ -59,13 +58,12 @@ func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (
 	return source, nil
 }
 
-// hostPath returns the real path of a mount's source. CRI: "If the hostpath is a
-// symbolic link, runtimes should follow the symlink and mount the real
-// destination to container."
+// hostPath returns the real path of a mount's source. CRI: "If the hostpath is a symbolic link,
+// runtimes should follow the symlink and mount the real destination to container."
 //
-// CRI calls a missing source an error, but pods with an untyped hostPath rely on
-// its being made, as every runtime does; Options.RejectMountSources names the
-// paths for which an administrator wants the error.
+// CRI calls a missing source an error, but pods with an untyped hostPath rely on its creation,
+// which every runtime does; Options.RejectMountSources lists the paths for which an
+// administrator wants the error.
 func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	if !filepath.IsAbs(m.HostPath) {
 		return "", fault.Invalid.Errorf("mount at %s: host path %q is not absolute", m.ContainerPath, m.HostPath)
@@ -86,8 +84,8 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 	return filepath.EvalSymlinks(m.HostPath)
 }
 
-// mountVolumeImage mounts the image of a mount and returns its ID and the path of the
-// part of it that is wanted.
+// mountVolumeImage mounts the image of a mount and returns its ID and the path of the requested
+// sub path.
 func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cri.Mount) (id, source string, err error) {
 	img, err := d.s.images.Get(m.Image.Image)
 	if err != nil {

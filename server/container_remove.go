@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// RemoveContainer removes a container, its writable layer included. Its log
-// stays, as the kubelet owns it.
+// RemoveContainer removes a container and its writable layer. Its log stays, because the kubelet
+// owns it.
 //
 // CRI: "If the container is running, the container must be forcibly removed. This
 // call is idempotent, and must not return an error if the container has already

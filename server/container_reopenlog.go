@@ -6,10 +6,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ReopenContainerLog continues in a new log file, which exists when the call
-// returns. CRI does not say what to do for a container that is not running;
-// here it is an error, and "once it returns error, new container log file MUST
-// NOT be created."
+// ReopenContainerLog continues in a new log file, which exists when the call returns. CRI does
+// not define the call for a container that is not running; here it is an error, and "once it
+// returns error, new container log file MUST NOT be created."
 func (s *Server) ReopenContainerLog(ctx context.Context, req *cri.ReopenContainerLogRequest) (*cri.ReopenContainerLogResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {

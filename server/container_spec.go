@@ -15,8 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// buildSpec builds the OCI specification, after looking up what that needs. It records
-// the user.
+// buildSpec builds the OCI specification and looks up what that requires. It records the user.
 func (d *containerDraft) buildSpec() (*specs.Spec, error) {
 	sandbox := d.s.index.sandbox(d.sb).config
 	sc := d.described.GetLinux().GetSecurityContext()
@@ -73,9 +72,8 @@ func sandboxFiles(sb *oci.Sandbox) spec.Files {
 	return files
 }
 
-// containerNamespaces returns the namespaces that the container joins: the
-// sandbox's, and its PID namespace if that is shared and the container wants
-// it.
+// containerNamespaces returns the namespaces that the container joins: the sandbox's, and its
+// shared PID namespace if the container asks for it.
 func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]string, error) {
 	const host = "host"
 	ns := map[string]string{"network": host, "uts": host, "ipc": host}
@@ -96,8 +94,7 @@ func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]st
 		case sb.Config().HostPID:
 			ns["pid"] = host
 		case o == nil:
-			// POD is the zero value: a client that says nothing has not asked
-			// for it.
+			// POD is the zero value: a client that sets nothing has not asked for it.
 		default:
 			return nil, fault.Invalid.Errorf("the container wants the PID namespace of sandbox %s, which has none", sb.ID())
 		}
@@ -115,7 +112,7 @@ func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
 	if err != nil || kind != cri.SecurityProfile_Localhost {
 		return nil, err
 	}
-	f, err := regular.Open(file) // something else may block, and no stage ends that
+	f, err := regular.Open(file) // opening something else may block, and this stage has no limit
 	if errors.Is(err, os.ErrNotExist) {
 		return nil, fault.Invalid.Errorf("seccomp profile %s is not there", file)
 	}
@@ -133,8 +130,7 @@ func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
 	return b, nil
 }
 
-// containerUser returns the user of the first process in the form of CRI's
-// status.
+// containerUser returns the user of the first process in CRI's form.
 func containerUser(u spec.User) *cri.ContainerUser {
 	linux := &cri.LinuxContainerUser{Uid: int64(u.UID), Gid: int64(u.GID)}
 	for _, g := range u.Groups {

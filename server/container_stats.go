@@ -21,8 +21,8 @@ func (s *Server) ContainerStats(_ context.Context, req *cri.ContainerStatsReques
 	return &cri.ContainerStatsResponse{Stats: s.containerStats(c)}, nil
 }
 
-// containerStats reads the cgroup of c. A container that does not run has no
-// cgroup any more: then only its writable layer is reported.
+// containerStats reads the cgroup of c. A container that has ended has no cgroup any more: only
+// its writable layer is reported.
 func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 	rec := s.index.container(c)
 	out := &cri.ContainerStats{
@@ -66,8 +66,8 @@ func (s *Server) cpuUsage(id string, st oci.Stats, since time.Time) *cri.CpuUsag
 	}
 }
 
-// memoryUsage leaves out what is available where there is no limit, as the kubelet's own statistics
-// do: 0 would say that all is used.
+// memoryUsage omits the available memory if there is no limit, as the kubelet's own statistics
+// do: 0 would mean that none is available.
 func memoryUsage(st oci.Stats) *cri.MemoryUsage {
 	out := &cri.MemoryUsage{
 		Timestamp:       st.At.UnixNano(),
@@ -101,8 +101,8 @@ func pressure(p *oci.PSI) *cri.PsiStats {
 // cpuWindow is the shortest time over which a rate is meaningful.
 const cpuWindow = time.Second
 
-// cpuRates keeps, for each cgroup, the last sample of its CPU usage, to compute
-// the rate since. The zero value is ready and empty.
+// cpuRates keeps the last sample of CPU usage of each cgroup, to compute rates. The zero value
+// is ready and empty.
 type cpuRates struct {
 	mu   sync.Mutex
 	seen map[string]*cpuSeen // guarded by mu; by ID of container or sandbox
@@ -111,12 +111,11 @@ type cpuRates struct {
 type cpuSeen struct {
 	at    time.Time
 	usage uint64 // nanoseconds
-	rate  uint64 // nanocores, between the sample before this one and this one
+	rate  uint64 // nanocores, from the previous sample to this one
 }
 
-// rate returns the nanocores used between two samples that are at least
-// cpuWindow apart. The first sample is compared with the start, when the usage
-// was zero.
+// rate returns the nanocores used between two samples at least cpuWindow apart. The first sample
+// is compared with the start, when the usage was zero.
 func (r *cpuRates) rate(id string, at time.Time, usage uint64, since time.Time) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -10,14 +10,13 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ListContainerStats returns what the running containers use that pass the
-// filter.
+// ListContainerStats returns the usage of the running containers that pass the filter.
 func (s *Server) ListContainerStats(_ context.Context, req *cri.ListContainerStatsRequest) (*cri.ListContainerStatsResponse, error) {
 	return &cri.ListContainerStatsResponse{Stats: s.listContainerStats(req.Filter)}, nil
 }
 
-// listContainerStats reads the cgroups in parallel. CRI: "returns stats of all
-// running containers."
+// listContainerStats reads the cgroups in parallel. CRI: "returns stats of all running
+// containers."
 func (s *Server) listContainerStats(f *cri.ContainerStatsFilter) []*cri.ContainerStats {
 	var list []*oci.Container
 	for _, c := range s.visibleContainers() {
@@ -34,8 +33,7 @@ func isRunning(c *oci.Container) bool {
 	return containerState(c.Status().State) == cri.ContainerState_CONTAINER_RUNNING
 }
 
-// sideBySide returns f of each element, computed by as many goroutines as there
-// are CPUs.
+// sideBySide returns f of each element, computed by one goroutine per CPU.
 func sideBySide[A, B any](list []A, f func(A) B) []B {
 	out := make([]B, len(list))
 	n := max(1, min(runtime.GOMAXPROCS(0), len(list)))

@@ -13,10 +13,10 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ContainerStatus returns all that CRI has on a container.
+// ContainerStatus returns everything CRI reports about a container.
 //
-// CRI: "If the container is not present, returns an error": NotFound, the only
-// code by which the kubelet takes the container for absent.
+// CRI: "If the container is not present, returns an error": NotFound, the only code that tells
+// the kubelet that the container does not exist.
 func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequest) (*cri.ContainerStatusResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {
@@ -43,9 +43,8 @@ func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequ
 	return resp, nil
 }
 
-// containerStatus returns the CRI status of c, from one snapshot. Mounts are
-// those of the request, unchanged: the kubelet finds the termination log by
-// them.
+// containerStatus returns the CRI status of c, from one snapshot. Mounts are those of the
+// request, unchanged: the kubelet finds the termination log by them.
 func (s *Server) containerStatus(c *oci.Container) *cri.ContainerStatus {
 	rec, st := s.index.container(c), c.Status()
 	status := &cri.ContainerStatus{
@@ -83,8 +82,7 @@ func nanos(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// tagOf returns the tag of the image that the user's name for it means, else the first
-// tag.
+// tagOf returns the tag that the user's name for the image refers to, else the first tag.
 func tagOf(tags []string, name string) string {
 	for _, full := range []string{name, name + ":latest"} {
 		for _, tag := range tags {
@@ -96,9 +94,8 @@ func tagOf(tags []string, name string) string {
 	return tags[0]
 }
 
-// containerImage names the image as people know it: by a tag that it has now,
-// else by what the user wrote, else by what the kubelet asked for. It is never
-// empty, not even when the image is gone.
+// containerImage returns the image's name for people: its current tag, else the name the user
+// wrote, else the name the kubelet requested. It is never empty, even if the image is gone.
 func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
 	asked := rec.image()
 	spec := &cri.ImageSpec{

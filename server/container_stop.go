@@ -38,8 +38,7 @@ func (s *Server) StopContainer(ctx context.Context, req *cri.StopContainerReques
 	return &cri.StopContainerResponse{}, nil
 }
 
-// seconds converts CRI's timeouts; a timeout too long for a Duration never
-// ends.
+// seconds converts CRI's timeouts; one too long for a Duration becomes the longest Duration.
 func seconds(n int64) time.Duration {
 	return time.Duration(min(n, int64(time.Duration(1<<63-1)/time.Second))) * time.Second
 }

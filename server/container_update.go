@@ -11,12 +11,12 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// UpdateContainerResources changes the limits of a container that has not exited. A
-// field that is zero in the request leaves its limit unchanged; the status shows
-// the limits in force. A memory limit below the container's usage is refused.
+// UpdateContainerResources changes the limits of a container that has not exited. A field that
+// is zero in the request leaves its limit unchanged; the status shows the limits in force. A
+// memory limit below the container's usage is refused.
 //
-// CRI: "If runtime fails to transactionally update the requested resources, an
-// error is returned": then oci.Apply has put the old limits back in force.
+// CRI: "If runtime fails to transactionally update the requested resources, an error is
+// returned": oci.Apply has then restored the old limits.
 func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateContainerResourcesRequest) (*cri.UpdateContainerResourcesResponse, error) {
 	c, err := s.runtime.Container(req.ContainerId)
 	if err != nil {
@@ -29,8 +29,7 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	if err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.ID(), err)
 	}
-	// One after the other: each update must see the result of the one before
-	// it.
+	// Updates run one after another: each must see the result of the previous one.
 	err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, change) })
 	if err != nil {
 		return nil, err

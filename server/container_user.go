@@ -19,8 +19,7 @@ import (
 // They are read line by line.
 const maxAccounts = 10 << 20
 
-// lookUpUser finds out which user a container runs as, from the account files of
-// its root file system.
+// lookUpUser resolves the user of a container by the account files of its root file system.
 func lookUpUser(sc *cri.LinuxContainerSecurityContext, imageUser, root string) (spec.User, error) {
 	passwd, err := openInRoot(root, "/etc/passwd")
 	if err != nil {
@@ -35,9 +34,8 @@ func lookUpUser(sc *cri.LinuxContainerSecurityContext, imageUser, root string) (
 	return spec.ResolveUser(sc, imageUser, passwd, group)
 }
 
-// openInRoot opens a file of an image. Symlinks cannot lead outside of root,
-// and anything but a regular file (a pipe would make us wait) is an error. A
-// missing file reads as empty.
+// openInRoot opens a file of an image. Symlinks cannot lead out of root, and anything but a
+// regular file is an error (a pipe would block). A missing file reads as empty.
 func openInRoot(root, name string) (io.ReadCloser, error) {
 	handle, err := pathrs.OpenInRoot(root, name)
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {

@@ -11,9 +11,9 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// makeVolumes makes the directories that the image declares as volumes, except where
-// the request mounts something. They are on a disk, are writable though the root file
-// system may not be, and are removed with the container.
+// makeVolumes creates the directories that the image declares as volumes, unless the request
+// mounts something there. They are on disk, writable even if the root file system is not, and
+// removed with the container.
 func (d *containerDraft) makeVolumes(ctx context.Context) error {
 	paths := slices.Collect(maps.Keys(d.image.Config.Config.Volumes))
 	if len(paths) == 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// sandboxState converts a state to CRI's. A sandbox that is being torn down is
-// not ready any more, and stays in lists until it is gone.
+// sandboxState converts a state to CRI's. A sandbox that is being torn down is not ready any
+// more, but stays in lists until it is gone.
 func sandboxState(st oci.SandboxState) cri.PodSandboxState {
 	if st == oci.SandboxReady {
 		return cri.PodSandboxState_SANDBOX_READY
@@ -30,7 +30,7 @@ func containerState(st oci.State) cri.ContainerState {
 	return cri.ContainerState_CONTAINER_EXITED
 }
 
-// selects reports whether labels contain all that selector asks for.
+// selects reports whether labels match all of selector.
 func selects(selector, labels map[string]string) bool {
 	for k, v := range selector {
 		if got, ok := labels[k]; !ok || got != v {
@@ -40,21 +40,21 @@ func selects(selector, labels map[string]string) bool {
 	return true
 }
 
-// visibleSandboxes returns the sandboxes that a list shows, oldest first.
+// visibleSandboxes returns the sandboxes that lists show, oldest first.
 func (s *Server) visibleSandboxes() []*oci.Sandbox {
 	return slices.DeleteFunc(s.runtime.Sandboxes(), func(sb *oci.Sandbox) bool {
 		return sb.State() == oci.SandboxCreating || s.sandboxes.isHidden(sb.ID())
 	})
 }
 
-// visibleContainers returns the containers that a list shows, oldest first. Those
-// of a pod that is being restored become visible with the pod.
+// visibleContainers returns the containers that lists show, oldest first. Those of a pod being
+// restored become visible with the pod.
 func (s *Server) visibleContainers() []*oci.Container {
 	return slices.DeleteFunc(s.runtime.Containers(), s.isHidden)
 }
 
-// isHidden reports whether c is still hidden from clients: by itself (see creations),
-// or with its pod, which is being restored.
+// isHidden reports whether c is still hidden from clients: itself (see creations), or with its
+// pod, which is being restored.
 func (s *Server) isHidden(c *oci.Container) bool {
 	return s.containers.isHidden(c.ID()) || s.sandboxes.isHidden(c.SandboxID())
 }
@@ -70,7 +70,7 @@ func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
 	return list
 }
 
-// hasPrefix matches an ID filter: a client may shorten IDs everywhere.
+// hasPrefix matches an ID filter: CRI lets clients shorten IDs everywhere.
 func hasPrefix(id, filter string) bool { return strings.HasPrefix(id, filter) }
 
 // A message of a streamed list holds up to batchItems items and about batchBytes
@@ -80,8 +80,8 @@ const (
 	batchBytes = 1 << 20
 )
 
-// inBatches sends items, each once, in messages of at least one item. If there
-// are no items nothing is sent: the end of the stream is the answer.
+// inBatches sends each item once, in messages of at least one item. Without items it sends
+// nothing: the end of the stream is the answer.
 func inBatches[T proto.Message](items []T, send func([]T) error) error {
 	var begin, size int
 	for i, item := range items {

@@ -16,33 +16,32 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// uncollectedLife is how long a finished object waits for a caller to come back
-// for it. The kubelet repeats a request within seconds of its own timeout.
+// uncollectedLife is how long a finished object waits for a caller to collect it. The kubelet
+// repeats a request within seconds of its own timeout.
 const uncollectedLife = 2 * time.Minute
 
-// stageLife limits each stage of a creation. No stage takes a second unless
-// something hangs, and then the kubelet waits four minutes for the whole.
+// stageLife limits each stage of a creation. A stage takes less than a second unless something
+// hangs, and the kubelet waits four minutes for the whole.
 const stageLife = 90 * time.Second
 
-// stageLives are the limits of stages that may rightly take longer; 0 = no limit.
+// stageLives are the limits of stages that may legitimately take longer; 0 = no limit.
 var stageLives = map[string]time.Duration{
 	"cni":     4 * time.Minute, // the kubelet's timeout of RunPodSandbox: plugins wait for clouds and DHCP
-	"image":   0,               // a pull, which limits by itself how long it may make no progress
-	"volumes": 0,               // copies what the image has there, which can be as much as the whole image
+	"image":   0,               // a pull, which has its own limit on time without progress
+	"volumes": 0,               // copies the image's content there, possibly as much as the whole image
 
-	"relabel volumes": 0, // a big volume takes minutes, once; stopping the sandbox ends it
+	"relabel volumes": 0, // minutes for a big volume, once; stopping the sandbox aborts it
 	"spec":            0, // reads small files of this machine
-	"record":          0, // what is half on disk must be finished or undone either way
+	"record":          0, // a partly written record must be completed or undone in any case
 }
 
-// creations are the objects of one kind that are being made, by name.
+// creations are the objects of one kind that are being created, by name.
 //
-// A creation belongs to its name and not to the caller who began it. Callers who ask
-// for the same object wait for the same creation; each may leave when its context
-// ends. The first caller that is still there at the end takes the object, which is
-// delivered by that: it is listed, and no longer known here. An object that no
-// caller takes stays hidden for uncollectedLife, so that a repeated request finds
-// it, and is then undone.
+// A creation belongs to its name and not to the caller who began it. Callers who ask for the
+// same object wait for the same creation; each may leave when its context ends. The first caller
+// still there at the end takes the object. That delivers it: it is listed, and no longer tracked
+// here. An object that no caller takes stays hidden for uncollectedLife, so that a repeated
+// request finds it, and is then undone.
 type creations struct {
 	ctx  context.Context // ends when the server closes
 	work *detached
@@ -65,9 +64,8 @@ type creation struct {
 	done   chan struct{} // closed when the work has ended
 	gone   chan struct{} // closed when the name is free again
 
-	// id is the object's ID, chosen before the object exists; err is how the
-	// work ended. discard undoes the finished work. All are written before done
-	// is closed.
+	// id is the object's ID, chosen before the object exists; err is the result of the work.
+	// discard undoes the finished work. All are written before done is closed.
 	id      string
 	err     error
 	found   bool // the object already existed and was delivered
@@ -91,13 +89,12 @@ func newCreations(ctx context.Context, work *detached, log *slog.Logger, what st
 	}
 }
 
-// do returns the ID of the object called name, which build makes, whether this call
-// begins the creation or joins one in flight. req holds what must be equal for two
-// calls to share a creation, which is not all that was asked for: two requests of the
-// kubelet for one object are never equal (the order of variables, the name of a
-// termination message's file, what CNI has annotated meanwhile). The object is what the
-// first caller asked for, and its status says so. build runs once, with a context that
-// no caller can cancel; it sets discard if it succeeds.
+// do returns the ID of the object called name, which build creates, whether this call begins the
+// creation or joins one in flight. req holds only what must be equal for two calls to share a
+// creation: two requests of the kubelet for one object are never equal as a whole (the order of
+// variables, the name of the termination message's file, annotations that CNI has added
+// meanwhile). The object is what the first caller asked for, and its status says so. build runs
+// once, with a context that no caller can cancel; it sets discard if it succeeds.
 func (cs *creations) do(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	for {
 		c, mine, err := cs.join(ctx, name, req, build)
@@ -111,8 +108,8 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 			return "", fmt.Errorf("%s %s: %s: %w", cs.what, name, c.progress(), ctx.Err())
 		}
 		if !mine && (c.found || errors.Is(c.err, fault.Exists)) {
-			// Nothing was made: the object existed, and was or was not what the other
-			// caller had asked for. That says nothing about the request of this caller.
+			// Nothing was created: the object existed, and matched the other caller's request or
+			// did not. That says nothing about this caller's request.
 			continue
 		}
 		switch taken, err := cs.take(ctx, c); {
@@ -130,9 +127,8 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 	}
 }
 
-// must is do for a caller to whom an error means that nothing was made: if ctx ends
-// first, and no other caller waits, the work is cut short and undone before must
-// returns.
+// must is do for a caller to whom an error means that nothing was created: if ctx ends first and
+// no other caller waits, the work is cancelled and undone before must returns.
 func (cs *creations) must(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	id, err = cs.do(ctx, name, req, build)
 	if err != nil && ctx.Err() != nil {
@@ -141,8 +137,8 @@ func (cs *creations) must(ctx context.Context, name string, req proto.Message, b
 	return id, err
 }
 
-// abandon undoes the creation that must began or joined. It does not wait for
-// ever for work that hangs: that is undone when it ends.
+// abandon undoes the creation that must began or joined. It does not wait for ever for work that
+// hangs: such work is undone when it ends.
 func (cs *creations) abandon(ctx context.Context, name string, req proto.Message) {
 	cs.mu.Lock()
 	c, ok := cs.byName[name]
@@ -227,8 +223,7 @@ func (cs *creations) run(ctx context.Context, c *creation, build func(context.Co
 	}
 }
 
-// ended records that the work of c has ended; true = its result is to be
-// undone.
+// ended records that the work of c has ended, and reports whether its result must be undone.
 func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -279,7 +274,7 @@ func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bo
 	return true, true, nil
 }
 
-// expire undoes a finished object that no caller came back for.
+// expire undoes a finished object that no caller has collected.
 func (cs *creations) expire(ctx context.Context, c *creation) {
 	cs.mu.Lock()
 	left := cs.byName[c.name] == c && !c.dropped
@@ -297,8 +292,7 @@ func (cs *creations) undo(ctx context.Context, c *creation) {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
 	if err := fault.Protect(func() error { return c.discard(ctx) }); err != nil {
-		// The object is listed from now on, and the kubelet removes objects it
-		// did not want.
+		// The object is listed from now on, and the kubelet removes objects it does not know.
 		cs.log.WarnContext(ctx, "uncollected object not undone", cs.what, c.id, "err", err)
 	}
 	cs.mu.Lock()
@@ -323,8 +317,7 @@ func (cs *creations) isHidden(id string) bool {
 	return ok
 }
 
-// close stops the timers. The next crispd finds uncollected objects as ordinary
-// ones.
+// close stops the timers. To the next crispd uncollected objects are ordinary ones.
 func (cs *creations) close() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
@@ -351,8 +344,7 @@ func (c *creation) enter(ctx context.Context, name string) (context.Context, con
 	return context.WithTimeout(ctx, life)
 }
 
-// progress returns how far a creation has come, for the messages of calls that wait for
-// it.
+// progress returns how far a creation has come, for the errors of calls that wait for it.
 func (c *creation) progress() string {
 	select {
 	case <-c.done:

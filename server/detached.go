@@ -2,9 +2,8 @@ package server
 
 import "sync"
 
-// A detached runs functions for which no caller waits. Server.Close waits for all of them
-// while calls still arrive, which a sync.WaitGroup does not allow: nothing may be added to an
-// idle one while somebody waits.
+// A detached runs functions for which no caller waits. Server.Close waits for all of them while
+// calls still arrive; sync.WaitGroup does not allow Add on an idle group while Wait runs.
 type detached struct {
 	mu      sync.Mutex
 	running int       // guarded by mu
@@ -13,8 +12,8 @@ type detached struct {
 }
 
 // start runs f in a goroutine and returns true. It returns false once close has returned or is
-// about to, as f would use what is closed next. A running function may start others until the
-// last one has ended.
+// about to: f would use what is closed next. A running function may start others until the last
+// one has ended.
 func (d *detached) start(f func()) bool {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -50,7 +49,7 @@ func (d *detached) wait() {
 	}
 }
 
-// close waits, and no function can start after it.
+// close waits until no function runs; none can start afterwards.
 func (d *detached) close() {
 	d.mu.Lock()
 	d.closing = true

@@ -10,13 +10,13 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// eventQueue is how many events a subscriber may lag behind: a node with 500
-// pods that all end at once makes some thousand.
+// eventQueue is how many events a subscriber may lag behind: a node with 500 pods that all end
+// at once sends a thousand or more.
 const eventQueue = 4096
 
-// Events carries the runtime's events to the subscribers of GetContainerEvents.
-// It is made before the runtime, which needs a receiver, and before the server,
-// which needs the runtime to answer.
+// Events carries the runtime's events to the subscribers of GetContainerEvents. It is created
+// before the runtime, which sends to it, and before the server, which answers with the help of
+// the runtime.
 type Events struct {
 	hub    notify.Hub[*cri.ContainerEventResponse]
 	server atomic.Pointer[Server]
@@ -28,8 +28,8 @@ func NewEvents() *Events { return new(Events) }
 func (e *Events) attach(s *Server) { e.server.Store(s) }
 func (e *Events) detach()          { e.server.Store(nil) }
 
-// eventType translates the events that CRI knows. CRI has none for an OOM kill,
-// which shows in the exit status.
+// eventType translates the events that CRI knows. CRI has none for an OOM kill, which the exit
+// status shows.
 var eventType = map[oci.EventKind]cri.ContainerEventType{
 	oci.SandboxCreated:   cri.ContainerEventType_CONTAINER_CREATED_EVENT,
 	oci.SandboxStopped:   cri.ContainerEventType_CONTAINER_STOPPED_EVENT,
@@ -40,8 +40,8 @@ var eventType = map[oci.EventKind]cri.ContainerEventType{
 	oci.ContainerRemoved: cri.ContainerEventType_CONTAINER_DELETED_EVENT,
 }
 
-// Publish is oci.Options.OnEvent. Hidden objects cause no events: a client
-// learns of its object from the answer first.
+// Publish is oci.Options.OnEvent. Hidden objects cause no events: a client learns of its object
+// from the response first.
 func (e *Events) Publish(ev oci.Event) {
 	s := e.server.Load()
 	if s == nil {
@@ -85,8 +85,8 @@ func (e *Events) Publish(ev oci.Event) {
 	}
 }
 
-// publish sends one event with the current statuses of the whole pod, which are
-// never older than the event.
+// publish sends one event with the current statuses of the whole pod, which are at least as new
+// as the event.
 func (s *Server) publish(typ cri.ContainerEventType, id string, sb *oci.Sandbox, at time.Time) {
 	if !s.events.hub.HasSubscribers() {
 		return

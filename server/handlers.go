@@ -45,11 +45,11 @@ func allHandlers(o Options) map[string]Handler {
 	return all
 }
 
-// handlerNames returns the names of all handlers, sorted: the kubelet publishes them
-// in this order, and every change is an update of its node object.
+// handlerNames returns the names of all handlers, sorted: the kubelet publishes them in this
+// order, and a changed order would update its node object.
 func (s *Server) handlerNames() []string { return slices.Sorted(maps.Keys(s.current.Load().Handlers)) }
 
-// handler finds a handler. CRI: "If the runtime handler is unknown, this request
+// handler returns a handler by name. CRI: "If the runtime handler is unknown, this request
 // should be rejected."
 func (s *Server) handler(name string) (Handler, error) {
 	if h, ok := s.current.Load().Handlers[name]; ok {
@@ -58,15 +58,14 @@ func (s *Server) handler(name string) (Handler, error) {
 	return Handler{}, fault.Invalid.Errorf("runtime handler %q is not known, only %s", name, strings.Join(s.handlerNames()[1:], ", "))
 }
 
-// handlerOf returns the handler of a sandbox. A sandbox whose handler has been
-// removed from the configuration runs no further containers.
+// handlerOf returns the handler of a sandbox. A sandbox whose handler was removed from the
+// configuration gets no more containers.
 func (s *Server) handlerOf(sb *oci.Sandbox) (Handler, error) {
 	return s.handler(s.index.sandbox(sb).handler)
 }
 
-// networkOf returns the network of a handler's pods. A detach goes by what was
-// recorded at the attach, so any network can do it for a handler that no longer
-// exists.
+// networkOf returns the network of a handler's pods. A detach uses what was recorded at attach,
+// so any network can do it for a handler that no longer exists.
 func (s *Server) networkOf(handler string) Network {
 	if h, ok := s.current.Load().Handlers[handler]; ok {
 		return h.Network

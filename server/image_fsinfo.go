@@ -7,8 +7,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ImageFsInfo returns what images and writable layers occupy. Both are on one
-// file system, which the kubelet learns from the equal mount points.
+// ImageFsInfo returns the disk usage of images and writable layers. Both are on one file system,
+// which the kubelet detects by their equal mount points.
 func (i imageService) ImageFsInfo(context.Context, *cri.ImageFsInfoRequest) (*cri.ImageFsInfoResponse, error) {
 	info := i.images.FsInfo()
 	usage := func() []*cri.FilesystemUsage {

@@ -10,11 +10,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// PullImage brings an image from its registry and returns its ID, which is also
-// the identifier in Image.id and ContainerStatus.image_id.
+// PullImage pulls an image and returns its ID, the same as Image.id and
+// ContainerStatus.image_id.
 //
-// The error is the store's own, with nothing before it: the kubelet recognizes
-// two errors by their first word.
+// The store's error is returned without a prefix: the kubelet recognizes two errors by their
+// first word.
 func (i imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
 	if err := i.checkImage(req.Image); err != nil {
 		return nil, err
@@ -42,7 +42,7 @@ func (i imageService) checkImage(spec *cri.ImageSpec) error {
 	return err
 }
 
-// podName names a pod to people; "" if there is none.
+// podName names a pod for people; "" if there is none.
 func podName(m *cri.PodSandboxMetadata) string {
 	if m.GetName() == "" {
 		return ""

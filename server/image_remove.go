@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// RemoveImage removes an image with all its names. What containers use of it
-// stays on disk until they are gone.
+// RemoveImage removes an image with all its names. Layers that containers use stay on disk until
+// the containers are gone.
 //
 // CRI: "This call is idempotent, and must not return an error if the image has
 // already been removed. […] removing the image by a single tag will remove all of

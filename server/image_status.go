@@ -17,9 +17,9 @@ import (
 
 // ImageStatus returns one image, found by any of its names.
 //
-// CRI: "If the image is not present, returns a response with
-// ImageStatusResponse.Image set to nil." The verbose answer has the pulls of it that are under
-// way all the same, for clients that look: crictl does not, and shows them in "crictl info".
+// CRI: "If the image is not present, returns a response with ImageStatusResponse.Image set to
+// nil." The verbose response then still lists the image's pulls under way; crictl does not show
+// them here, but in "crictl info".
 func (i imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest) (*cri.ImageStatusResponse, error) {
 	if req.GetImage().GetImage() == "" {
 		return nil, fault.Invalid.Errorf("the request names no image")
@@ -50,13 +50,13 @@ func (i imageService) ImageStatus(_ context.Context, req *cri.ImageStatusRequest
 	return resp, nil
 }
 
-// pullsOf returns the pulls under way of the image with one of these names.
+// pullsOf returns the pulls under way of images with one of these names.
 func (i imageService) pullsOf(names []string) []pulls.Pull {
 	return slices.DeleteFunc(i.images.Pulls(), func(p pulls.Pull) bool { return !slices.ContainsFunc(names, p.Same) })
 }
 
-// criImage converts an image to CRI's form. The image's user is a number or a
-// name, never both, and has no group.
+// criImage converts an image to CRI's form. The image's user is a number or a name, never both,
+// and has no group.
 func criImage(img image.Image) *cri.Image {
 	out := &cri.Image{
 		Id:          img.ID,

@@ -10,17 +10,16 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// index holds the decoded records, by ID, so that a list decodes nothing. It is
-// only a cache: what is missing is decoded from oci's records.
+// index caches decoded records by ID, so that lists decode nothing. What is missing is decoded
+// from oci's records.
 type index struct {
 	sandboxes  sync.Map // string → *sandboxRecord
 	containers sync.Map // string → *containerRecord
 }
 
-// sandbox returns the server's record of sb. A record that cannot be decoded
-// (it passed its checksum, so a newer crispd wrote it) leaves the sandbox with
-// no more than its name: it must still be listed, or no client would ever
-// remove it.
+// sandbox returns the server's record of sb. If the record cannot be decoded (its checksum was
+// right, so a newer crispd wrote it), the sandbox has only its name: it must still be listed, or
+// no client would ever remove it.
 func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
 	if r, ok := x.sandboxes.Load(sb.ID()); ok {
 		return r.(*sandboxRecord)
@@ -62,7 +61,7 @@ func (x *index) container(c *oci.Container) *containerRecord {
 	return got.(*containerRecord)
 }
 
-// saveSandbox replaces the record of sb, on disk first.
+// saveSandbox replaces the record of sb, first on disk.
 func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
 	extra, err := r.encode()
 	if err != nil {
@@ -75,7 +74,7 @@ func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
 	return nil
 }
 
-// applyContainer changes c and replaces its record, both or neither, on disk first.
+// applyContainer changes c and replaces its record, both or neither, first on disk.
 func (x *index) applyContainer(ctx context.Context, c *oci.Container, change oci.Change, r *containerRecord) (err error) {
 	if change.Extra, err = r.encode(); err != nil {
 		return err

@@ -22,13 +22,12 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// maxMessage is the largest message that cri-client accepts and sends, in
-// bytes.
+// maxMessage is the largest message that cri-client accepts and sends, in bytes.
 const maxMessage = 16 << 20
 
-// Interceptors returns the options of the gRPC server that s is registered with. They
-// give each request its log attributes, its one log line, its metrics and its span,
-// its status code and its safety net, so that no handler needs any of them.
+// Interceptors returns the options of the gRPC server that s is registered with. They give each
+// request its log attributes, log line, metrics, span, status code and panic handler, so that
+// handlers need none of these.
 func Interceptors(s *Server) []grpc.ServerOption {
 	return []grpc.ServerOption{
 		grpc.UnaryInterceptor(s.unary),
@@ -50,13 +49,14 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	return resp, s.finish(ctx, c, result(resp), err)
 }
 
-// AuxServerOptions returns the options of a gRPC server that does not serve CRI. Its errors get
-// status codes and its panics are caught, as CRI's are, but its calls are in no metric or trace.
+// AuxServerOptions returns the options of a gRPC server for services other than CRI. As with
+// CRI, errors get status codes and panics are caught, but its calls appear in no metrics or
+// traces.
 func AuxServerOptions(s *Server) []grpc.ServerOption {
 	return []grpc.ServerOption{grpc.UnaryInterceptor(s.interceptAux), grpc.MaxRecvMsgSize(maxAuxRequest)}
 }
 
-// maxAuxRequest bounds a request to such a server, in bytes; all that exist are smaller.
+// maxAuxRequest bounds a request to such a server, in bytes; all real requests are smaller.
 const maxAuxRequest = 64 << 10
 
 func (s *Server) interceptAux(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
@@ -83,7 +83,7 @@ func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServ
 	return s.finish(ctx, c, nil, err)
 }
 
-// contextStream is a stream whose handler sees our context.
+// contextStream is a stream whose handler gets our context.
 type contextStream struct {
 	grpc.ServerStream
 	ctx context.Context
@@ -91,8 +91,8 @@ type contextStream struct {
 
 func (s contextStream) Context() context.Context { return s.ctx }
 
-// logPanic logs the stack if err comes from a panic, of the request itself or of work that
-// it waited for.
+// logPanic logs the stack if err comes from a panic, of the request itself or of work it waited
+// for.
 func (s *Server) logPanic(ctx context.Context, err error) {
 	if p, ok := errors.AsType[*fault.Panic](err); ok {
 		s.log.ErrorContext(ctx, "rpc panicked", "err", p.Value, "stack", string(p.Stack))
@@ -116,8 +116,8 @@ func (s *Server) begin(ctx context.Context, method string, subject []any, st *po
 	return logctx.With(ctx, attrs...), call{c, subject, st}
 }
 
-// finish gives the error its code and writes the log line, with the stages that
-// took the time and the IDs in the answer.
+// finish turns the error into a status and writes the log line, with the slow stages and the IDs
+// in the response.
 func (s *Server) finish(ctx context.Context, c call, result []any, err error) error {
 	code := codes.OK
 	if err != nil {
@@ -143,12 +143,12 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 	return status.Error(code, err.Error())
 }
 
-// codeOf is the one place where an error becomes a status code. The kubelet
-// acts on some of them: NotFound of a status call, DeadlineExceeded of
-// ExecSync, and Unknown of PullImage, whose text it reads.
+// codeOf is the only place where an error becomes a status code. The kubelet acts on some of
+// them: NotFound of a status call, DeadlineExceeded of ExecSync, and Unknown of PullImage, whose
+// text it reads.
 //
-// The end of the caller's own context comes first, whatever it made fail; but a
-// registry that did not answer the store in time is an unavailable registry.
+// The end of the caller's own context takes precedence over the errors it caused; but a registry
+// that timed out on the store is an unavailable registry.
 func codeOf(ctx context.Context, err error) codes.Code {
 	var pull *registry.PullError
 	var st interface{ GRPCStatus() *status.Status }
@@ -175,20 +175,19 @@ func codeOf(ctx context.Context, err error) codes.Code {
 		return codes.Unavailable
 	}
 	if isFull(err) {
-		return codes.Unavailable // once there is room, the same call succeeds
+		return codes.Unavailable // the same call succeeds once there is room
 	}
 	return codes.Unknown
 }
 
-// isFull reports whether the error means that the disk, or a quota on it, is
-// full.
+// isFull reports whether the error means that the disk or a disk quota is full.
 func isFull(err error) bool {
 	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
 }
 
-// failureLevel returns the log level of a failed RPC. Error means that we broke
-// a promise, and Warn that somebody should look today; a request for an object
-// that does not exist, or that its caller gave up, is everyday traffic.
+// failureLevel returns the log level of a failed RPC. Error means that we broke a promise, Warn
+// that somebody should look today; a request for an object that does not exist, or that the
+// caller abandoned, is everyday traffic.
 func failureLevel(code codes.Code, err error) slog.Level {
 	var pull *registry.PullError
 	switch {
@@ -200,8 +199,7 @@ func failureLevel(code codes.Code, err error) slog.Level {
 	return slog.LevelInfo
 }
 
-// slow returns the few stages and parts of stages that took at least a twentieth
-// of the call's time: they show where the time went.
+// slow returns the stages and parts of stages that took at least a twentieth of the call's time.
 func slow(took time.Duration, shares []stage.Share) []any {
 	var attrs []any
 	for _, sh := range shares {
@@ -212,7 +210,7 @@ func slow(took time.Duration, shares []stage.Share) []any {
 	return attrs
 }
 
-// brief rounds a duration to the digits that people read.
+// brief rounds a duration for people to read.
 func brief(d time.Duration) time.Duration {
 	if d > time.Second {
 		return d.Round(time.Millisecond)
@@ -234,8 +232,8 @@ func pullResult(rpc string, code codes.Code, err error) string {
 	return code.String()
 }
 
-// successLevel returns the log level of an RPC that succeeded: one that took much
-// longer than it should is worth a look.
+// successLevel returns the log level of a successful RPC: one that took much longer than it
+// should deserves a look.
 func successLevel(rpc string, took time.Duration) slog.Level {
 	if most := patience(rpc); most > 0 && took > most {
 		return slog.LevelWarn
@@ -243,8 +241,8 @@ func successLevel(rpc string, took time.Duration) slog.Level {
 	return level(rpc)
 }
 
-// patience returns how long an RPC may take. 0 = no limit, where the time depends
-// on an image, a container's grace period, a command or the client's reading.
+// patience returns how long an RPC may take. 0 = no limit: the time depends on an image, a
+// container's grace period, a command or a client that reads.
 func patience(rpc string) time.Duration {
 	switch {
 	case slices.Contains([]string{"PullImage", "StopContainer", "ExecSync", "GetContainerEvents", "Load", "Save", "Watch"}, rpc),
@@ -256,8 +254,8 @@ func patience(rpc string) time.Duration {
 	return 10 * time.Second
 }
 
-// level returns the log level of a successful RPC: calls that change something
-// are interesting, the many that only look are not.
+// level returns the log level of a successful RPC: calls that change something are of interest,
+// the many that only read are not.
 func level(rpc string) slog.Level {
 	for _, prefix := range []string{"List", "Stream", "Version", "Status", "RuntimeConfig", "Watch"} {
 		if strings.HasPrefix(rpc, prefix) {
@@ -297,8 +295,8 @@ func subject(req any) []any {
 	return attrs
 }
 
-// result returns the ID in an answer, as log attributes. After an error the
-// answer is a nil pointer of its type.
+// result returns the ID in a response, as log attributes. After an error the response is a nil
+// pointer of its type.
 func result(resp any) []any {
 	var key, id string
 	switch r := resp.(type) {

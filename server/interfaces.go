@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// interfacesMax bounds how many pods' network counters stay open; those of further pods are
-// opened for each read.
+// interfacesMax bounds how many pods' network counters stay open; for further pods they are
+// opened on each read.
 const interfacesMax = 4096
 
 // interfaces caches the network counters of pods: each is opened at its first read and closed
@@ -19,8 +19,8 @@ type interfaces struct {
 	open map[string]*network.Counters // guarded by mu; by ID of the sandbox
 }
 
-// read returns the counters of a sandbox's interfaces. The sandbox must have a network namespace
-// of its own; fault.WrongState if it is not ready.
+// read returns the counters of a sandbox's interfaces. The sandbox must have its own network
+// namespace; the error is fault.WrongState if it is not ready.
 func (n *interfaces) read(sb *oci.Sandbox) ([]network.InterfaceStats, error) {
 	c, kept, err := n.get(sb)
 	if err != nil {
@@ -47,8 +47,8 @@ func (n *interfaces) get(sb *oci.Sandbox) (c *network.Counters, kept bool, err e
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	// StopPodSandbox closes kept counters after it has made the sandbox not ready: do not keep
-	// any after that.
+	// StopPodSandbox makes the sandbox not ready and then closes kept counters: keep none after
+	// that.
 	if sb.State() != oci.SandboxReady {
 		c.Close()
 		return nil, false, fault.WrongState.Errorf("sandbox %s is %s: its network has no counters", sb.ID(), sb.State())
@@ -63,8 +63,8 @@ func (n *interfaces) get(sb *oci.Sandbox) (c *network.Counters, kept bool, err e
 	return c, true, nil
 }
 
-// closeOne closes the counters of a sandbox that is no longer ready; open counters would keep its
-// network namespace.
+// closeOne closes the counters of a sandbox that is no longer ready; open counters would keep
+// its network namespace alive.
 func (n *interfaces) closeOne(id string) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -16,8 +16,8 @@ func labelOptions(o *cri.SELinuxOption) selinux.Options {
 	return selinux.Options{User: o.GetUser(), Role: o.GetRole(), Type: o.GetType(), Level: o.GetLevel()}
 }
 
-// podLabels gives a sandbox its SELinux labels, with a level that is its own
-// until it is released.
+// podLabels returns the SELinux labels of a sandbox, with a level that stays reserved for it
+// until Release.
 func (s *Server) podLabels(id string, config *cri.PodSandboxConfig) (selinux.Labels, error) {
 	sc := config.GetLinux().GetSecurityContext()
 	ns := sc.GetNamespaceOptions()
@@ -31,7 +31,7 @@ func (s *Server) containerLabels(sb *oci.Sandbox, config *cri.ContainerConfig) (
 	return s.o.SELinux.Container(s.index.sandbox(sb).labels, labelOptions(sc.GetSelinuxOptions()), sc.GetPrivileged())
 }
 
-// labelFiles labels the files that a sandbox gives its containers as theirs.
+// labelFiles gives the files that a sandbox provides to its containers their label.
 func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) error {
 	if labels.Mount == "" {
 		return nil
@@ -49,10 +49,10 @@ func labelFiles(ctx context.Context, sb *oci.Sandbox, labels selinux.Labels) err
 	return nil
 }
 
-// relabel gives the volumes of a container its mount label, where CRI asks for it.
-// The label is the pod's, so its containers share the volumes and no other pod
-// does; for volumes of several pods, their options give all of these pods the same
-// level. A super privileged container (type spc_t) can read everything anyway.
+// relabel gives the volumes of a container its mount label, where CRI requests it. The label is
+// the pod's, so its containers share the volumes and other pods cannot access them; pods that
+// share volumes have the same level in their options. A super privileged container (type spc_t)
+// can read everything anyway.
 //
 // CRI, Mount: "If set, the mount needs SELinux relabeling."
 func (d *containerDraft) relabel(ctx context.Context) error {
@@ -74,8 +74,7 @@ func (d *containerDraft) relabel(ctx context.Context) error {
 	return nil
 }
 
-// stillWanted returns a function that ends a long relabelling when the sandbox
-// is stopped.
+// stillWanted returns a function that aborts a long relabelling when the sandbox is stopped.
 func stillWanted(sb *oci.Sandbox) func() error {
 	return func() error {
 		if st := sb.State(); st != oci.SandboxReady && st != oci.SandboxCreating {

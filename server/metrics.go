@@ -8,9 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// A metric is one of those that the kubelet used to take from cadvisor, under
-// the names that dashboards know. CRI carries whole numbers only: a metric
-// whose name says seconds loses its fraction.
+// A metric is one that the kubelet used to take from cAdvisor, under the name that dashboards
+// know. CRI carries whole numbers only, so metrics in seconds lose their fraction.
 type metric struct {
 	name, help string
 	labels     []string // beyond baseLabels
@@ -24,8 +23,8 @@ type point struct {
 	value  uint64
 }
 
-// A sample is the measurements of a container at one time, or, for network
-// metrics, those of a sandbox.
+// A sample holds the measurements of a container at one time or, for network metrics, of a
+// sandbox.
 type sample struct {
 	stats     oci.Stats
 	status    oci.Status
@@ -38,8 +37,8 @@ type sample struct {
 	net       []network.InterfaceStats
 }
 
-// baseLabels are on every metric, as cAdvisor has them: id is the cgroup, name the ID. On
-// a metric of a whole pod container is empty, and the image is no real one.
+// baseLabels are on every metric, as in cAdvisor: id is the cgroup, name the ID. On a metric of
+// a whole pod, container is empty and image is sandboxImage.
 var baseLabels = []string{"container", "id", "image", "name", "namespace", "pod"}
 
 const (
@@ -47,18 +46,18 @@ const (
 	gauge   = cri.MetricType_GAUGE
 )
 
-// one returns the function of a metric without labels of its own.
+// one returns the values function of a metric without labels of its own.
 func one(value func(*sample) uint64) func(*sample) []point {
 	return func(s *sample) []point { return []point{{value: value(s)}} }
 }
 
-// total returns the function of a metric that cadvisor splits up and we do not,
-// as its label says.
+// total returns the values function of a metric that cAdvisor splits up and crisp does not; the
+// label says so.
 func total(label string, value func(*sample) uint64) func(*sample) []point {
 	return func(s *sample) []point { return []point{{[]string{label}, value(s)}} }
 }
 
-// perInterface returns the function of a network metric.
+// perInterface returns the values function of a network metric.
 func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []point {
 	return func(s *sample) []point {
 		var list []point
@@ -69,8 +68,7 @@ func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []poi
 	}
 }
 
-// stalled returns the function of a pressure metric; the kernel counts
-// microseconds.
+// stalled returns the values function of a pressure metric; the kernel counts microseconds.
 func stalled(psi func(*sample) *oci.PSI, line func(*oci.PSI) oci.PSIData) func(*sample) []point {
 	return func(s *sample) []point {
 		p := psi(s)
@@ -86,10 +84,10 @@ func full(p *oci.PSI) oci.PSIData { return p.Full }
 
 const nano = 1e9
 
-// limit converts a memory limit to cadvisor's form, where 0 is no limit.
+// limit converts a memory limit to cAdvisor's form, where 0 means no limit.
 func limit(v int64) uint64 { return uint64(max(v, 0)) }
 
-// perPageSize returns the function of a huge page metric.
+// perPageSize returns the values function of a huge page metric.
 func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
 	return func(s *sample) []point {
 		var list []point
@@ -100,9 +98,8 @@ func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
 	}
 }
 
-// containerMetrics are the metrics of each container. A metric has no values
-// where the kernel does not count it: pressure without PSI, huge pages without
-// their controller, a quota of a container that has none.
+// containerMetrics are the metrics of each container. A metric has no values if there is nothing
+// to count: pressure without PSI, huge pages without their controller, a quota that is not set.
 var containerMetrics = []metric{
 	{"container_cpu_user_seconds_total", "CPU time spent in user mode, in seconds.", nil, counter,
 		one(func(s *sample) uint64 { return s.stats.CPU.UserNs / nano })},
@@ -138,7 +135,7 @@ var containerMetrics = []metric{
 	{"container_memory_failures_total", "Page faults.", []string{"failure_type", "scope"}, counter,
 		func(s *sample) []point {
 			return []point{
-				// No counter of a container or a pod excludes what is below it.
+				// Counters of containers and pods always include everything below them.
 				{[]string{"pgfault", "container"}, s.stats.Memory.PageFaults},
 				{[]string{"pgmajfault", "container"}, s.stats.Memory.MajorPageFaults},
 				{[]string{"pgfault", "hierarchy"}, s.stats.Memory.PageFaults},

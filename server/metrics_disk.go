@@ -11,16 +11,15 @@ import (
 // A disk is a block device that a container has used.
 type disk struct {
 	oci.DeviceIO
-	name string // "/dev/sda", as cadvisor calls it
+	name string // "/dev/sda", as in cAdvisor
 }
 
 // sysBlock has a directory for each block device, named by its number.
 const sysBlock = "/sys/dev/block"
 
-// disks names devices after the uevents in a directory such as sysBlock. A device that
-// is not there, because it was removed, has its number for a name. A single entry
-// without name and counts stands for no devices, because a counter should exist from
-// the start.
+// disks names devices by the uevent files in a directory such as sysBlock. A device that has
+// been removed goes by its number. Without devices it returns a single entry without name and
+// counts, because a counter should exist from the start.
 func disks(dir string, devices []oci.DeviceIO) []disk {
 	if len(devices) == 0 {
 		return []disk{{}}
@@ -38,7 +37,7 @@ func disks(dir string, devices []oci.DeviceIO) []disk {
 	return list
 }
 
-// perDisk returns the function of a block device metric.
+// perDisk returns the values function of a block device metric.
 func perDisk(value func(disk) uint64) func(*sample) []point {
 	return func(s *sample) []point {
 		var list []point

@@ -11,8 +11,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// drainTime is how long to wait for more output once a command has ended. All of it
-// passes only if something the command left behind holds its pipes open.
+// drainTime is how long to wait for more output once a command has ended. The wait takes this
+// long only if a process that the command left behind holds its pipes open.
 const drainTime = 2 * time.Second
 
 // outputs are the streams of a command on their way to its client. The zero value is
@@ -23,8 +23,8 @@ type outputs struct {
 	until   atomic.Pointer[time.Time] // when to stop waiting for more; nil: the command runs
 }
 
-// copy copies from a stream of a command until it ends. Without a client it reads
-// all the same, or the command would block.
+// copy copies a stream of a command until it ends. Without a client it still reads, or the
+// command would block.
 func (o *outputs) copy(to io.Writer, from *os.File) {
 	if from == nil {
 		return
@@ -35,21 +35,21 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 	o.from = append(o.from, from)
 	o.copying.Go(func() {
 		buf := make([]byte, 32<<10)
-		unread := 0 // bytes of the command's own that are still unread; known once it has ended
+		unread := 0 // bytes the command itself left unread; known once it has ended
 		for ended := false; ; {
 			until := o.until.Load()
 			if until != nil && !ended {
 				ended, unread = true, pending(from)
 			}
 			switch {
-			case unread > 0: // they are there, however long the client took for those before
+			case unread > 0: // they are available, however long the client took for those before
 				from.SetReadDeadline(time.Time{})
 			case ended:
 				from.SetReadDeadline(*until)
 			}
 			n, err := o.read(from, buf)
 			unread -= n
-			if n > 0 { // to some clients an empty write is a message
+			if n > 0 { // some clients treat an empty write as a message
 				if _, werr := to.Write(buf[:n]); werr != nil {
 					to = io.Discard // the client has gone
 				}
@@ -62,8 +62,8 @@ func (o *outputs) copy(to io.Writer, from *os.File) {
 	})
 }
 
-// read reads from a stream. A terminal returns EIO while no process has it open: that
-// is its end only once the command has ended, which may open it again until then.
+// read reads from a stream. A terminal returns EIO while no process has it open. That is the end
+// of the output only once the command has ended; until then it may open the terminal again.
 func (o *outputs) read(from *os.File, buf []byte) (n int, err error) {
 	raw, err := from.SyscallConn()
 	if err != nil {
@@ -102,9 +102,8 @@ func pending(f *os.File) (n int) {
 	return n
 }
 
-// drain waits for the output of a command that has ended: for all that it has written,
-// however slow the client is. A process it left behind may hold the pipes open; output
-// of that is waited for no longer than drainTime.
+// drain waits for all output of a command that has ended, however slow the client is. A process
+// left behind may hold the pipes open; its output is waited for no longer than drainTime.
 func (o *outputs) drain() {
 	until := time.Now().Add(drainTime)
 	o.until.Store(&until)

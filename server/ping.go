@@ -9,9 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Ping calls the server behind a unix socket as a client would: it shows that
-// connections are accepted and calls answered, and that the tables that all calls
-// need are not locked for good.
+// Ping calls the server behind a unix socket as a client would: it shows that connections are
+// accepted, calls answered, and the locks that all calls need not held for good.
 func Ping(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {

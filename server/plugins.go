@@ -19,19 +19,19 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// This file notifies NRI plugins, on these occasions:
+// This file notifies NRI plugins, at these points:
 //
 //	RunPodSandbox     before the sandbox is ready; an error undoes it
-//	StopPodSandbox    when its containers have ended and its network is there
+//	StopPodSandbox    when its containers have ended and its network still exists
 //	RemovePodSandbox  when it is gone
 //	CreateContainer   before the container is on record; an error undoes it
 //	StartContainer    before; an error leaves the container as it was
 //	UpdateContainer   before; an error leaves the limits as they were
-//	StopContainer     when it has ended, however that came about, once
+//	StopContainer     when it has ended for any reason, once
 //	RemoveContainer   when it is gone
 //
-// Of what cannot be undone (a stop, a removal, anything "post") plugins are only
-// notified; their errors are logged.
+// Of what cannot be undone (a stop, a removal, anything "post") plugins are only notified; their
+// errors are logged.
 
 // pluginPod returns a sandbox as plugins see it.
 func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
@@ -42,8 +42,7 @@ func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
 	return p
 }
 
-// podOf returns the pod of a container; a pod whose record was lost has only an
-// ID.
+// podOf returns the pod of a container; a pod whose record was lost has only its ID.
 func (s *Server) podOf(c *oci.Container) nri.Pod {
 	sb, err := s.runtime.Sandbox(c.SandboxID())
 	if err != nil {
@@ -71,16 +70,16 @@ func (s *Server) pluginContainer(c *oci.Container) nri.Container {
 	return out
 }
 
-// logPluginError logs a plugin's objection to something that cannot be undone.
+// logPluginError logs a plugin's objection to what cannot be undone.
 func (s *Server) logPluginError(ctx context.Context, what string, err error) {
 	if err != nil {
 		s.log.WarnContext(ctx, "plugin refused what cannot be undone", "kind", what, "err", err)
 	}
 }
 
-// refused returns the error for what plugins do not allow. It is not an
-// internal error, and a retry may succeed. The status code that a plugin chose
-// does not reach the kubelet, which acts on NotFound.
+// refused returns the error for an operation that plugins refuse. It is not an internal error,
+// and a retry may succeed. The plugin's status code does not reach the kubelet, which acts on
+// NotFound.
 func refused(what string, err error) error {
 	if fault.KindOf(err) != fault.Internal {
 		return fmt.Errorf("%s by plugins: %w", what, err)
@@ -88,8 +87,8 @@ func refused(what string, err error) error {
 	return fault.Unavailable.Errorf("%s by plugins: %v", what, err)
 }
 
-// notifyRun notifies plugins of a sandbox before it is ready, and adds to steps what
-// notifies them of its end if the sandbox fails after that.
+// notifyRun notifies plugins of a sandbox before it is ready, and adds to steps the notification
+// of its end, in case the sandbox fails afterwards.
 func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps *undo.Stack) error {
 	if !turn.HasPlugins() {
 		return nil
@@ -138,10 +137,9 @@ func (s *Server) notifyPodUpdate(ctx context.Context, p nri.Pod, save func() err
 	return nil
 }
 
-// notifyCreate lets plugins change the specification of a container that is being
-// created. If the container fails after that, undoing it notifies them of that too. The turn
-// lasts until the container is on record: a plugin that joined before would never be
-// notified of it.
+// notifyCreate lets plugins change the specification of a container being created. If the
+// container fails afterwards, its undo notifies them. The turn lasts until the container is on
+// record: a plugin that joined earlier would never be notified of it.
 func (d *containerDraft) notifyCreate(ctx context.Context) error {
 	d.turn = d.s.plugins.Turn()
 	if !d.turn.HasPlugins() {
@@ -181,7 +179,7 @@ func (s *Server) notifyCreated(ctx context.Context, turn nri.Turn, c *oci.Contai
 	}
 }
 
-// notifyStart notifies plugins of a container that is to be started.
+// notifyStart notifies plugins of a container about to start.
 func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -194,7 +192,7 @@ func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	return nil
 }
 
-// notifyStarted notifies plugins of a container that was started.
+// notifyStarted notifies plugins of a container that has started.
 func (s *Server) notifyStarted(ctx context.Context, c *oci.Container) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -203,8 +201,8 @@ func (s *Server) notifyStarted(ctx context.Context, c *oci.Container) {
 	}
 }
 
-// notifyUpdate asks plugins to change an update. It returns the changed update,
-// and what to tell them when it is done.
+// notifyUpdate lets plugins change an update. It returns the changed update, and a function to
+// call when it is done, which notifies them.
 func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri.LinuxContainerResources) (*cri.LinuxContainerResources, func(), error) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -231,9 +229,9 @@ func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri
 	}, nil
 }
 
-// An exits is the set of containers, by ID, of whose exit plugins were notified or are
-// being notified. The first to claim it notifies them: the handler of the exit's event,
-// or a call that must not return before.
+// An exits is the set of containers, by ID, of whose exit plugins were notified or are being
+// notified. The first to claim an exit sends the notification: the handler of the exit's event,
+// or a call that must not return earlier.
 type exits struct {
 	mu       sync.Mutex
 	notified map[string]chan struct{} // closed when plugins are notified; guarded by mu
@@ -256,8 +254,8 @@ func (x *exits) close() {
 	x.shut = true
 }
 
-// claim returns a channel that is closed when plugins were notified of the exit of c, and
-// whether the caller is the one to notify them; nil if there is no exit to notify of.
+// claim returns a channel that is closed when plugins have been notified of the exit of c, and
+// whether the caller must notify them; nil if there is no exit to report.
 func (x *exits) claim(c *oci.Container) (done chan struct{}, mine bool) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -282,7 +280,7 @@ func (x *exits) forget(id string) {
 	delete(x.notified, id)
 }
 
-// notifyExit notifies plugins of the exit of a container, once, and returns when they were
+// notifyExit notifies plugins of the exit of a container, once, and returns when they have been
 // notified.
 func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 	if s.plugins == nil {
@@ -300,7 +298,7 @@ func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 		return
 	}
 	defer close(done)
-	ctx = context.WithoutCancel(ctx) // no later call will do it
+	ctx = context.WithoutCancel(ctx) // no later call will notify them
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.HasPlugins() {
@@ -311,7 +309,7 @@ func (s *Server) notifyExit(ctx context.Context, c *oci.Container) {
 	s.logPluginError(ctx, "StopContainer", unapplied(s.applyUpdates(ctx, updates)))
 }
 
-// exited is notifyExit for the event of an exit, for which no caller waits.
+// exited is notifyExit for the exit's event, for which no caller waits.
 func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
@@ -354,7 +352,7 @@ func (s *Server) removePodAndNotify(ctx context.Context, sb *oci.Sandbox) (err e
 	return nil
 }
 
-// unapplied returns the error for failed updates that plugins insist on.
+// unapplied returns the error for failed updates that a plugin requires.
 func unapplied(failed []nri.Update) error {
 	for _, u := range failed {
 		if !u.IgnoreFailure {

@@ -13,17 +13,16 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// evictGrace is how long a container that a plugin evicts may take to end by
-// itself.
+// evictGrace is the grace period of a container that a plugin evicts.
 const evictGrace = 10 * time.Second
 
 var _ nri.Runtime = (*pluginRuntime)(nil)
 
-// pluginRuntime is the Server as nri.Runtime: it keeps the methods for plugins
-// apart from those of CRI.
+// pluginRuntime is the Server as nri.Runtime; the separate type keeps the methods for plugins
+// out of the CRI method set.
 type pluginRuntime struct{ *Server }
 
-// newPlugins sets up NRI, if it is wanted.
+// newPlugins sets up NRI, if it is enabled.
 func (s *Server) newPlugins() (*nri.Plugins, error) {
 	if s.o.NRI == nil {
 		return nil, nil
@@ -36,8 +35,8 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 	return nri.New(o, pluginRuntime{s})
 }
 
-// startPlugins lets plugins connect. They see the containers that have ended so
-// far as ended, and are not notified of those exits again.
+// startPlugins lets plugins connect. They see containers that ended before as ended, and are not
+// notified of those exits.
 func (s *Server) startPlugins() error {
 	if s.plugins == nil {
 		return nil
@@ -50,8 +49,8 @@ func (s *Server) startPlugins() error {
 	return s.plugins.Start()
 }
 
-// Snapshot returns all pods and containers except those still being made, of
-// which plugins are notified when they are made.
+// Snapshot returns all pods and containers except those being created; plugins are notified of
+// these later.
 func (s pluginRuntime) Snapshot() ([]nri.Pod, []nri.Container) {
 	var pods []nri.Pod
 	for _, sb := range s.runtime.Sandboxes() {
@@ -73,8 +72,7 @@ func (s pluginRuntime) Update(ctx context.Context, updates []nri.Update) []nri.U
 	return s.applyUpdates(ctx, updates)
 }
 
-// applyUpdates changes limits of containers and returns the updates that could
-// not be made.
+// applyUpdates changes limits of containers and returns the updates that failed.
 func (s *Server) applyUpdates(ctx context.Context, updates []nri.Update) (failed []nri.Update) {
 	for _, u := range updates {
 		err := s.applyUpdate(ctx, u)
@@ -103,7 +101,7 @@ func (s *Server) applyUpdate(ctx context.Context, u nri.Update) error {
 	})
 }
 
-// Evict begins to stop a container. The kubelet sees it end.
+// Evict begins to stop a container. The kubelet sees the exit.
 func (s pluginRuntime) Evict(_ context.Context, id, reason string) error {
 	c, err := s.runtime.Container(id)
 	if err != nil {

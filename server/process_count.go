@@ -18,8 +18,8 @@ type processCount struct {
 	maxFiles                  uint64 // RLIMIT_NOFILE of the first process, soft; 0 if unknown
 }
 
-// countProcesses counts the process pid and all its descendants
-// (proc_pid_task_tid_children(5)). A process that ends meanwhile is not counted.
+// countProcesses counts the process pid and all its descendants (proc_pid_task_tid_children(5)).
+// A process that ends meanwhile is not counted.
 func countProcesses(pid int) processCount {
 	var n processCount
 	if pid <= 0 {
@@ -49,7 +49,7 @@ func countProcesses(pid int) processCount {
 	return n
 }
 
-// maxFiles reads a soft limit (proc_pid_limits(5)); 0 for unlimited, too.
+// maxFiles reads the soft limit of open files (proc_pid_limits(5)); 0 also means unlimited.
 func maxFiles(pid int) uint64 {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/limits", pid))
 	if err != nil {
@@ -66,8 +66,8 @@ func maxFiles(pid int) uint64 {
 	return 0
 }
 
-// oomCount counts the OOM kills of each container that the executor reports.
-// The zero value has counted none.
+// oomCount counts, by container, the OOM kills that the executor reports. The zero value has
+// counted none.
 type oomCount struct {
 	mu   sync.Mutex
 	seen map[string]uint64 // guarded by mu; by container ID

@@ -1,9 +1,8 @@
 package server
 
-// Reconfigure takes from o the options that may change while the server runs, for what
-// is made from then on: Handlers, SpecHost, CDISpecDirs, HooksDirs,
-// RejectMountSources, RestoreFromImages and the idle timeout of Streaming. It ignores
-// the rest of o.
+// Reconfigure takes over from o the options that may change while the server runs: Handlers,
+// SpecHost, CDISpecDirs, HooksDirs, RejectMountSources, RestoreFromImages and the idle timeout
+// of Streaming. They apply to objects created from then on. It ignores the rest of o.
 func (s *Server) Reconfigure(o Options) {
 	next := s.o
 	next.SpecHost, next.Handlers = o.SpecHost, o.Handlers

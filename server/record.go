@@ -12,12 +12,12 @@ import (
 	"github.com/crisp-cri/crisp/server/selinux"
 )
 
-// extraVersion is the version of the documents below. A new field needs no new
-// version; a change that an old crispd would misread does.
+// extraVersion is the version of the documents below. A new field needs no new version; a change
+// that an older crispd would misread does.
 const extraVersion = 1
 
-// A sandboxRecord is what the server keeps about a sandbox, decoded. It is a
-// snapshot: it is replaced as a whole and never changed.
+// A sandboxRecord is what the server stores about a sandbox, decoded. It is a snapshot: replaced
+// as a whole, never changed.
 type sandboxRecord struct {
 	config  *cri.PodSandboxConfig // as the kubelet sent it
 	handler string
@@ -37,7 +37,7 @@ type sandboxExtra struct {
 	Labels    selinux.Labels
 }
 
-// messages returns the messages of r, each with its place in e.
+// messages returns the messages of r, each with its field in e.
 func (r *sandboxRecord) messages(e *sandboxExtra) []storedMessage {
 	return []storedMessage{
 		stored("sandbox config", &r.config, &e.Config),
@@ -62,19 +62,19 @@ func decodeSandbox(extra []byte) (*sandboxRecord, error) {
 	return r, decodeMessages(r.messages(&e))
 }
 
-// A containerRecord is what the server keeps about a container, decoded. It is a
-// snapshot like a sandboxRecord.
+// A containerRecord is what the server stores about a container, decoded. It is a snapshot like
+// a sandboxRecord.
 type containerRecord struct {
 	config    *cri.ContainerConfig // as the kubelet sent it
 	imageID   string               // of the image it was created from
 	imageRef  string               // a digest of it, or its ID; never empty
-	original  *cri.ImageSpec       // of a restored container: the image that the original was made from; else nil
+	original  *cri.ImageSpec       // of a restored container: the image of the original; else nil
 	imageUser *cri.ContainerUser
 	signal    cri.Signal                   // sent by Stop
 	resources *cri.LinuxContainerResources // in force; may be nil
 	volumes   []string                     // keys of the image mounts
 
-	mountImages map[int]string // index in config.Mounts → ID of the image that is mounted there
+	mountImages map[int]string // index in config.Mounts → ID of the image mounted there
 }
 
 // containerExtra is a containerRecord on disk.
@@ -92,7 +92,7 @@ type containerExtra struct {
 	Original    []byte         `json:",omitempty"`
 }
 
-// messages returns the messages of r, each with its place in e.
+// messages returns the messages of r, each with its field in e.
 func (r *containerRecord) messages(e *containerExtra) []storedMessage {
 	return []storedMessage{
 		stored("container config", &r.config, &e.Config),
@@ -130,8 +130,8 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 	return r, nil
 }
 
-// image returns the image that the container was made from; of a restored
-// container it is the original's, not the checkpoint.
+// image returns the image that the container was created from; of a restored container it is the
+// original's, not the checkpoint.
 func (r *containerRecord) image() *cri.ImageSpec {
 	if r.original != nil {
 		return r.original
@@ -139,7 +139,7 @@ func (r *containerRecord) image() *cri.ImageSpec {
 	return r.config.GetImage()
 }
 
-// noteMountImage records which image the i-th mount turned out to be.
+// noteMountImage records the ID of the image of the i-th mount.
 func (r *containerRecord) noteMountImage(i int, id string) {
 	if r.mountImages == nil {
 		r.mountImages = map[int]string{}
@@ -147,9 +147,9 @@ func (r *containerRecord) noteMountImage(i int, id string) {
 	r.mountImages[i] = id
 }
 
-// mounts returns the container's mounts for its status: as they were asked for,
-// with the ID of each mounted image. CRI: ImageSpec.image_ref is "the digest of
-// the image used for this volume", similar to the status's image ID.
+// mounts returns the container's mounts for its status: as requested, with the ID of each
+// mounted image. CRI: ImageSpec.image_ref is "the digest of the image used for this volume",
+// similar to the status's image ID.
 func (r *containerRecord) mounts() []*cri.Mount {
 	if len(r.mountImages) == 0 {
 		return r.config.Mounts
@@ -162,9 +162,8 @@ func (r *containerRecord) mounts() []*cri.Mount {
 	return list
 }
 
-// A storedMessage is a message of a record with its place on disk, where it has
-// protobuf's own encoding: that keeps fields that a newer kubelet sent and we do
-// not know.
+// A storedMessage is a message of a record with its field on disk, in protobuf's own encoding,
+// which keeps fields that a newer kubelet sent and we do not know.
 type storedMessage struct {
 	what    string
 	message proto.Message
@@ -188,8 +187,8 @@ func encodeMessages(list []storedMessage) (err error) {
 	return nil
 }
 
-// decodeMessages decodes each message into the record. A message that is not on
-// disk leaves the record as it is.
+// decodeMessages decodes each message into the record. A message missing on disk leaves the
+// record as it is.
 func decodeMessages(list []storedMessage) error {
 	for _, m := range list {
 		if *m.bytes == nil {
@@ -212,9 +211,8 @@ func unmarshalExtra(extra []byte, v any, version *int) error {
 	return nil
 }
 
-// sandboxName returns the name of a sandbox before it has an ID. The kubelet
-// repeats it after a timeout, and raises attempt only after it has seen the
-// sandbox.
+// sandboxName returns the name of a sandbox before it has an ID. The kubelet repeats it after a
+// timeout, and raises the attempt only after it has seen the sandbox.
 func sandboxName(m *cri.PodSandboxMetadata) string {
 	return strings.Join([]string{m.GetName(), m.GetNamespace(), m.GetUid(), fmt.Sprint(m.GetAttempt())}, "_")
 }

@@ -13,11 +13,11 @@ import (
 // gcTime limits how long network leftovers may delay the first request.
 const gcTime = 10 * time.Second
 
-// Start cleans up after the previous crispd. It must have returned before the
-// first request is served.
+// Start cleans up after the previous crispd. It must have returned before the first request is
+// served.
 //
-// oci.Open has dealt with its own records. Start deals with what only the
-// server can relate to one another:
+// oci.Open has recovered its own records. Start handles what only the server can relate to each
+// other:
 //
 //	found                              means                     Start does
 //	file system without its container  a creation or a removal   release it
@@ -27,8 +27,8 @@ const gcTime = 10 * time.Second
 //	sandbox being stopped, or not      a stop was cut short, or  stop it again, in the
 //	ready and with an address          a reboot stopped it       background: a plugin may hang
 //
-// A sandbox that was being created is not ready now. The kubelet removes it, as
-// it does with one whose rollback failed.
+// A sandbox that was being created is not ready now. The kubelet removes it, like one whose
+// rollback failed.
 func (s *Server) Start(ctx context.Context) error {
 	s.releaseFileSystems(ctx)
 	if err := os.RemoveAll(s.checkpointDir()); err != nil {
@@ -61,8 +61,8 @@ func (s *Server) Start(ctx context.Context) error {
 	return s.startPlugins()
 }
 
-// releaseFileSystems releases the mounts that no container owns. A key is a
-// container's ID, with the number of an image mount appended or not.
+// releaseFileSystems releases the mounts that no container owns. A key is a container's ID, for
+// image mounts followed by the mount's number.
 func (s *Server) releaseFileSystems(ctx context.Context) {
 	for _, key := range s.rootfs.Mounts() {
 		id, _, _ := strings.Cut(key, "-")
@@ -75,8 +75,8 @@ func (s *Server) releaseFileSystems(ctx context.Context) {
 	}
 }
 
-// finishStop stops a sandbox whose stop was interrupted. It tries once: the
-// kubelet repeats the stop as long as it sees the sandbox.
+// finishStop stops a sandbox whose stop was interrupted. It tries once: the kubelet repeats the
+// stop as long as it sees the sandbox.
 func (s *Server) finishStop(sb *oci.Sandbox) {
 	ctx := logctx.With(s.ctx, "sandbox", sb.ID())
 	if err := s.tasks.do(ctx, "stop of sandbox "+sb.ID(), func(ctx context.Context) error { return s.stopSandbox(ctx, sb) }); err != nil {

@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// checkRequest refuses what is wrong in any RPC: a request about an object that
-// does not name it, and text with a NUL byte, where the kernel would cut off a
-// path, an argument or a variable.
+// checkRequest refuses what is wrong in any RPC: a request that does not name the object it is
+// about, and text with a NUL byte, at which the kernel would cut off a path, an argument or a
+// variable.
 func checkRequest(req any) error {
 	if r, ok := req.(interface{ GetPodSandboxId() string }); ok && r.GetPodSandboxId() == "" {
 		return fault.Invalid.Errorf("the request names no sandbox: pod_sandbox_id is empty")
@@ -66,7 +66,7 @@ func withNUL(m protoreflect.Message) (path string) {
 	return path
 }
 
-// valueWithNUL looks into one value of a field. in is the path from that field.
+// valueWithNUL searches one value of a field; in is the path below that field.
 func valueWithNUL(field protoreflect.FieldDescriptor, v protoreflect.Value) (in string, ok bool) {
 	switch field.Kind() {
 	case protoreflect.StringKind:
@@ -81,12 +81,11 @@ func valueWithNUL(field protoreflect.FieldDescriptor, v protoreflect.Value) (in 
 	return "", false
 }
 
-// maxName is the longest name allowed, in bytes; Kubernetes' names have 253 at
-// most. One message of a list holds many of them.
+// maxName is the longest name allowed, in bytes; Kubernetes' names have at most 253. One message
+// of a list holds many of them.
 const maxName = 1024
 
-// checkNames refuses names that are too long to be meant. names is keyed by
-// field.
+// checkNames refuses names that are too long to be intended. names is keyed by field.
 func checkNames(names map[string]string) error {
 	for field, name := range names {
 		if len(name) > maxName {
@@ -96,8 +95,8 @@ func checkNames(names map[string]string) error {
 	return nil
 }
 
-// checkPath refuses a path that no kernel accepts: path_resolution(7), PATH_MAX
-// and NAME_MAX of limits.h(0p).
+// checkPath refuses paths that no kernel accepts: path_resolution(7), PATH_MAX and NAME_MAX of
+// limits.h(0p).
 func checkPath(field, path string) error {
 	if len(path) >= unix.PathMax {
 		return fault.Invalid.Errorf("%s has %d bytes, more than the %d of a path", field, len(path), unix.PathMax-1)
@@ -110,9 +109,9 @@ func checkPath(field, path string) error {
 	return nil
 }
 
-// makeDir makes a directory that the client has named, and its parents. An obstacle
-// such as a file in its place is the client's to remove and makes the request invalid;
-// a full or broken disk is not the client's fault.
+// makeDir creates a directory that the client has named, and its parents. An obstacle, such as a
+// file in its place, is the client's to remove and makes the request invalid; a full or broken
+// disk is not the client's fault.
 func makeDir(dir string) error {
 	err := os.MkdirAll(dir, 0o755)
 	if err == nil || isFull(err) || errors.Is(err, unix.EIO) {

@@ -7,9 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// resourcesNow returns the limits of c for its status: those of its cgroup
-// while it is alive, else those that it was given. The kubelet takes a resize
-// as done when it sees them.
+// resourcesNow returns the limits of c for its status: those of its cgroup while it is alive,
+// else those it was given. The kubelet considers a resize done when it sees them.
 func resourcesNow(c *oci.Container, rec *containerRecord) *cri.ContainerResources {
 	given := rec.resources
 	now := limitsOf(c.Resources())

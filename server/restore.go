@@ -18,44 +18,40 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// This file makes containers from checkpoints of processes:
+// This file creates containers from checkpoints of processes:
 //
 //	CreateContainer, image is a path              an archive, ours or another runtime's
 //	CreateContainer, image is a checkpoint image  the same, as the only layer of an image
 //	RestorePod                                    ours
 //
-// Such a container is made like any other, from the original's image and the
-// request. Then the original's changes are applied to its root file system, and oci
-// is given the directory of CRIU's files: StartContainer restores instead of
-// executing. From CreateContainer on the files are in a directory of oci's, so that
-// the caller's checkpoint is no longer needed, and a restart of crispd changes
-// nothing.
+// Such a container is created like any other, from the original's image and the request. Then
+// the original's changes are applied to its root file system, and oci gets the directory of
+// CRIU's files: StartContainer restores instead of executing. CreateContainer copies these files
+// into a directory of oci's, so that the caller's checkpoint is no longer needed and a restart
+// of crispd changes nothing.
 //
-// The properties of a restored process cannot be changed: its user, its
-// capabilities, its seccomp filter, its mounts. A request that differs is refused,
-// judged by the checkpoint's description; but CRIU's own files decide, and they can
-// contain anything. So images, which anybody who may create a pod can choose, are
-// restored only if Options.RestoreFromImages is set. Paths and directories come only
-// from those who can use crispd's socket: the kubelet does not take a path for an
-// image.
+// The user, capabilities, seccomp filter and mounts of a restored process cannot be changed. A
+// request that differs from the checkpoint's description is refused; but CRIU's own files
+// decide, and they can contain anything. So images, which anybody who may create a pod can
+// choose, are restored only if Options.RestoreFromImages is set. Paths and directories come only
+// from those who can use crispd's socket: the kubelet does not accept a path as an image.
 
-// checkpointAnnotations are the manifest annotations by which Podman, CRI-O and
-// checkpointctl mark an image as a container's checkpoint.
+// checkpointAnnotations are the manifest annotations by which Podman, CRI-O and checkpointctl
+// mark an image as a container's checkpoint.
 var checkpointAnnotations = []string{
 	"org.criu.checkpoint.container.name",
 	"io.kubernetes.cri-o.annotations.checkpoint.name",
 }
 
-// An origin says where a new container's processes come from; nil = they are
-// executed.
+// An origin says where a new container's processes come from; nil = they are started.
 type origin struct {
 	archive string // path
 	image   string // ID of a checkpoint image
 	dir     string // directory of a container in a pod's checkpoint
 }
 
-// blame adds to an error the container and the checkpoint that it is about. A
-// PullError stays the outermost, because its text must come first.
+// blame adds the container and its checkpoint to an error. A PullError stays outermost, because
+// its text must come first.
 func (o *origin) blame(config *cri.ContainerConfig, err error) error {
 	if _, ok := errors.AsType[*registry.PullError](err); ok {
 		return err
@@ -63,7 +59,7 @@ func (o *origin) blame(config *cri.ContainerConfig, err error) error {
 	return fmt.Errorf("container %s from checkpoint %s: %w", config.Metadata.Name, cmp.Or(o.archive, o.image, o.dir), err)
 }
 
-// A restoration is a checkpoint that a container is being made from.
+// A restoration is a checkpoint from which a container is being created.
 type restoration struct {
 	from   *origin
 	dir    string // of our copy, which belongs to oci
@@ -74,8 +70,7 @@ type restoration struct {
 	imaged *cri.ImageSpec // the original's
 }
 
-// originOf returns the origin that the name of an image stands for; nil if it is an
-// ordinary image.
+// originOf returns the origin that an image's name refers to; nil for an ordinary image.
 func (s *Server) originOf(config *cri.ContainerConfig) (*origin, error) {
 	name := config.GetImage().GetImage()
 	if filepath.IsAbs(name) { // no image's name is an absolute path
@@ -95,8 +90,7 @@ func (s *Server) originOf(config *cri.ContainerConfig) (*origin, error) {
 	return &origin{image: img.ID}, nil
 }
 
-// restoreSteps are createSteps with the additions and replacements for a
-// restoration.
+// restoreSteps are createSteps with the additions and replacements for a restore.
 var restoreSteps = []createStep{
 	{"", (*containerDraft).check},
 	{"", (*containerDraft).checkRestorable},
@@ -113,7 +107,7 @@ var restoreSteps = []createStep{
 	{"record", (*containerDraft).persist},
 }
 
-// checkRestorable refuses containers that nothing can restore.
+// checkRestorable refuses containers that cannot be restored.
 func (d *containerDraft) checkRestorable(context.Context) error {
 	if d.handler.Engine != "" {
 		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", d.config.Metadata.Name, d.handler.Engine)
@@ -124,7 +118,7 @@ func (d *containerDraft) checkRestorable(context.Context) error {
 	return nil
 }
 
-// fetchCheckpoint copies the checkpoint and reads its description of itself.
+// fetchCheckpoint copies the checkpoint and reads its description.
 func (d *containerDraft) fetchCheckpoint(ctx context.Context) error {
 	r := d.restored
 	dir, drop, err := d.s.runtime.RestoreDir(d.cr.id)
@@ -142,7 +136,7 @@ func (d *containerDraft) fetchCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// findOriginalImage finds the image that the original was made from.
+// findOriginalImage finds the image of the original.
 func (d *containerDraft) findOriginalImage(ctx context.Context) error {
 	r := d.restored
 	if err := d.s.baseImage(ctx, d.sb, d.config, r); err != nil {
@@ -160,9 +154,8 @@ func (d *containerDraft) repeatChanges(ctx context.Context) error {
 	return nil
 }
 
-// fitCheckpoint adds to the specification what no request can say, refuses a
-// container that the original's processes do not fit into, and fills the sandbox's
-// /dev/shm.
+// fitCheckpoint adds to the specification what no request can say, refuses a container that the
+// original's processes do not fit, and fills the sandbox's /dev/shm.
 func (d *containerDraft) fitCheckpoint(ctx context.Context) error {
 	r := d.restored
 	if err := errors.Join(r.complete(d.spec, d.sb), r.fit(d.spec)); err != nil {
@@ -174,7 +167,7 @@ func (d *containerDraft) fitCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// read reads the checkpoint's description of itself.
+// read reads the checkpoint's description.
 func (r *restoration) read() error {
 	if err := checkpoint.Read(r.dir, checkpoint.ConfigDump, &r.was); err != nil {
 		return fault.Invalid.Errorf("%v", err)
@@ -197,8 +190,8 @@ func (r *restoration) read() error {
 	return err
 }
 
-// describe returns the configuration that the specification is built from: the
-// request's, with the original's process in it if the request need not name one.
+// describe returns the configuration to build the specification from: the request's, with the
+// original's process unless the request has to name one.
 func (r *restoration) describe(config *cri.ContainerConfig) *cri.ContainerConfig {
 	if r.from.dir != "" {
 		return config
@@ -208,7 +201,7 @@ func (r *restoration) describe(config *cri.ContainerConfig) *cri.ContainerConfig
 	return original
 }
 
-// directory returns where CRIU's files are; "" without a checkpoint.
+// directory returns the directory of CRIU's files; "" without a checkpoint.
 func (r *restoration) directory() string {
 	if r == nil {
 		return ""

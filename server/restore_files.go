@@ -89,8 +89,7 @@ func (s *Server) change(ctx context.Context, id string, r *restoration) error {
 	return nil
 }
 
-// fillShm copies the files that the original had in /dev/shm to the sandbox's; it
-// keeps files that are already there.
+// fillShm copies the files of the original's /dev/shm to the sandbox's; it keeps existing files.
 func fillShm(ctx context.Context, sb *oci.Sandbox, dir string) error {
 	f, err := checkpoint.OpenFile(dir, checkpoint.DevShm)
 	if errors.Is(err, fault.NotFound) {

@@ -13,12 +13,12 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// standIn is where CRI-O mounts a file of its own into every container. CRIU wants a
-// mount there; an empty file will do.
+// standIn is where CRI-O mounts a file of its own into every container. CRIU requires a mount
+// there; an empty file will do.
 const standIn = "/run/.containerenv"
 
-// complete adds the mount that the original got from its runtime and that no request
-// can name. Its file lies with those that the sandbox gives its containers.
+// complete adds the mount that the original got from its runtime and that no request can name.
+// Its file is among those that the sandbox provides to its containers.
 func (r *restoration) complete(built *specs.Spec, sb *oci.Sandbox) error {
 	if !destinations(&r.spec)[standIn] || destinations(built)[standIn] {
 		return nil
@@ -34,9 +34,8 @@ func (r *restoration) complete(built *specs.Spec, sb *oci.Sandbox) error {
 	return nil
 }
 
-// fit compares what was built with the original, and refuses differences that a
-// restore cannot bridge. It also gives built the process that will be restored:
-// an exec takes its environment from there.
+// fit compares built with the original, and refuses differences that a restore cannot bridge. It
+// also puts the restored process into built: an exec takes its environment from there.
 func (r *restoration) fit(built *specs.Spec) error {
 	have, want := destinations(&r.spec), destinations(built)
 	for dest := range have {
@@ -84,7 +83,7 @@ func (r *restoration) fit(built *specs.Spec) error {
 	return nil
 }
 
-// A check compares one property, in its text form.
+// A check compares one property, in its JSON form.
 type check struct {
 	what    string
 	is, was any
@@ -117,8 +116,7 @@ func devicePaths(spec *specs.Spec) []string {
 	return slices.Sorted(slices.Values(paths))
 }
 
-// namespaceKinds returns the namespaces that are made, and with a + those that
-// are joined.
+// namespaceKinds returns the namespace types; a + marks those that are joined.
 func namespaceKinds(spec *specs.Spec) []string {
 	var list []string
 	for _, n := range spec.Linux.Namespaces {

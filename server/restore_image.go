@@ -16,9 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// baseImage finds the image of the original, and pulls it if it is missing; for a
-// checkpoint image it asks a registry whether the pod may have it. For a pod's
-// checkpoint it is the image that the request names, which must be the original's.
+// baseImage finds the image of the original, and pulls it if it is missing; for a checkpoint
+// image it asks a registry whether the pod may have it. For a pod's checkpoint it is the image
+// that the request names, which must be the original's.
 func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
 	names := slices.DeleteFunc([]string{r.was.RootfsImageRef, r.was.RootfsImageName, r.was.RootfsImage}, func(n string) bool { return n == "" })
 	if r.from.dir != "" {
@@ -31,7 +31,7 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 	for i, name := range names {
 		r.base, err = s.images.Get(name)
 		if err == nil && id != "" && r.base.ID != id && i < len(names)-1 {
-			continue // the tag stands for another image by now
+			continue // the tag now refers to another image
 		}
 		if err == nil {
 			break
@@ -60,10 +60,9 @@ func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.Con
 	return s.allowImage(ctx, sb, r.imaged, r.base)
 }
 
-// mayPull asks a registry whether as may have img, which is on the node: a
-// checkpoint image can name any image, and a pull by somebody else gives its pod no
-// right to it. An image that was never in a registry was loaded by the
-// administrator, for all pods.
+// mayPull asks a registry whether as may have img, which is on the node: a checkpoint image can
+// name any image, and a pull by somebody else does not entitle its pod to it. An image that was
+// never in a registry was loaded by the administrator, for all pods.
 func (s *Server) mayPull(ctx context.Context, img image.Image, as registry.Caller) error {
 	var first error
 	for _, name := range img.Digests {
@@ -79,7 +78,7 @@ func (s *Server) mayPull(ctx context.Context, img image.Image, as registry.Calle
 	return first
 }
 
-// imageID returns ref if it is an image ID of ours, else "".
+// imageID returns ref in full if it is an image ID, else "".
 func imageID(ref string) string {
 	hex := strings.TrimPrefix(ref, "sha256:")
 	if len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {

@@ -9,9 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// noMore refuses a checkpoint of a container that had more rights than the request
-// grants. Other runtimes have other defaults, so the rights need not be equal to
-// what crisp would have given: they may be fewer.
+// noMore refuses a checkpoint of a container that had more rights than the request grants. It
+// may have had fewer: other runtimes have other defaults.
 func (r *restoration) noMore(built *specs.Spec) error {
 	is, was := built.Process, r.spec.Process
 	if is.User.UID != was.User.UID || is.User.GID != was.User.GID {
@@ -33,8 +32,8 @@ func (r *restoration) noMore(built *specs.Spec) error {
 	return r.noLessConfined(built)
 }
 
-// extraCapability returns a capability that a set of was has and the same set of is
-// lacks; "" if there is none.
+// extraCapability returns a capability in a set of was that is missing from the same set of is;
+// "" if there is none.
 func extraCapability(is, was *specs.LinuxCapabilities) string {
 	if was == nil {
 		return ""
@@ -55,9 +54,9 @@ func extraCapability(is, was *specs.LinuxCapabilities) string {
 	return ""
 }
 
-// noLessConfined refuses a checkpoint that lacks a confinement that the request asks
-// for. Filters and profiles of other runtimes have other names and other content, so
-// their presence is all that can be required.
+// noLessConfined refuses a checkpoint that lacks a confinement that the request asks for.
+// Filters and profiles of other runtimes differ in name and content, so only their presence can
+// be required.
 func (r *restoration) noLessConfined(built *specs.Spec) error {
 	is, was := built.Process, r.spec.Process
 	for _, c := range []struct {
@@ -109,7 +108,7 @@ func readOnly(spec *specs.Spec) []string {
 	return list
 }
 
-// kinds returns the namespaces that are not the host's.
+// kinds returns the types of the namespaces that are not the host's.
 func kinds(spec *specs.Spec) []string {
 	var list []string
 	for _, n := range spec.Linux.Namespaces {

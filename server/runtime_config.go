@@ -6,8 +6,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// RuntimeConfig tells the kubelet which cgroup driver to use: ours, which stays
-// the same as long as crispd runs.
+// RuntimeConfig tells the kubelet which cgroup driver to use: ours, which never changes while
+// crispd runs.
 func (s *Server) RuntimeConfig(context.Context, *cri.RuntimeConfigRequest) (*cri.RuntimeConfigResponse, error) {
 	driver := cri.CgroupDriver_CGROUPFS
 	if s.o.SystemdCgroup {

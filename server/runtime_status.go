@@ -10,10 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Status reports whether pods can run: whether there is an executor, and whether
-// it answers. The network condition is the current state of the node's network.
-// A handler whose own network is not ready does not keep other handlers' pods
-// away; only the verbose answer reports it.
+// Status reports whether pods can run: whether there is an executor that answers. The network
+// condition is the current state of the node's network. A handler whose own network is not ready
+// does not block the pods of other handlers; only the verbose response reports it.
 func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusResponse, error) {
 	net := &cri.RuntimeCondition{Type: cri.NetworkReady, Status: true}
 	if err := s.network.Status(); err != nil {
@@ -51,7 +50,7 @@ func (s *Server) Status(_ context.Context, req *cri.StatusRequest) (*cri.StatusR
 	return resp, nil
 }
 
-// statusInfo returns what only the verbose answer has: how crispd is configured, and what it waits for.
+// statusInfo returns the verbose part: crispd's configuration and the operations it waits for.
 func (s *Server) statusInfo() (map[string]string, error) {
 	driver := "cgroupfs"
 	if s.o.SystemdCgroup {

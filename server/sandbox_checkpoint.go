@@ -20,15 +20,15 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// A pod's checkpoint is one directory in the output directory. It gets its name
-// when it is whole:
+// A pod's checkpoint is one directory in the output directory. It gets its final name when it is
+// complete:
 //
 //	<output>/pod/pod.dump                podDump
-//	<output>/pod/devshm-checkpoint.tar   what was in /dev/shm
+//	<output>/pod/devshm-checkpoint.tar   files of /dev/shm
 //	<output>/pod/<container ID>/         see package checkpoint
 const (
 	podDir     = "pod"
-	podPartial = ".pod.partial-*" // each its own: what thaws later removes no other's
+	podPartial = ".pod.partial-*" // one per call: a call that thaws late removes no other's
 	podFile    = "pod.dump"
 )
 
@@ -42,8 +42,8 @@ type podDump struct {
 
 type podContainer struct{ Name, ID string }
 
-// CheckpointPod writes the state of containers of a pod, all as of the same moment,
-// into a directory.
+// CheckpointPod writes the state of containers of a pod, all from the same moment, into a
+// directory.
 //
 // CRI: "The runtime must pause every selected container before capturing any of
 // them, keep all selected containers paused until every selected container has been
@@ -116,9 +116,8 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 			err = errors.Join(err, os.RemoveAll(dir))
 		}
 	}()
-	// The kernel reports on a descriptor only those lost writes that happened since
-	// it was opened (syncfs(2)): a descriptor opened after the dump might report
-	// none.
+	// A descriptor reports only lost writes that happened after it was opened (syncfs(2)): one
+	// opened after the dump might report none.
 	disk, err := os.Open(dir)
 	if err != nil {
 		return err
@@ -149,7 +148,7 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 	return atomicfile.SyncDir(output)
 }
 
-// dumpPod writes the checkpoints of frozen containers and what they share.
+// dumpPod writes the checkpoints of frozen containers and the state they share.
 func (s *Server) dumpPod(ctx context.Context, f *oci.Freeze, sb *oci.Sandbox, containers []*oci.Container, dir string) error {
 	rec := s.index.sandbox(sb)
 	pod := podDump{Version: dumpVersion, Handler: rec.handler}

@@ -6,14 +6,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// ListPodSandbox lists the sandboxes that pass the filter, the ones not ready
-// included.
+// ListPodSandbox lists the sandboxes that pass the filter, including those not ready.
 func (s *Server) ListPodSandbox(_ context.Context, req *cri.ListPodSandboxRequest) (*cri.ListPodSandboxResponse, error) {
 	return &cri.ListPodSandboxResponse{Items: s.listSandboxes(req.Filter)}, nil
 }
 
-// listSandboxes returns a snapshot. CRI: "All those fields are combined with
-// 'AND'."
+// listSandboxes returns a snapshot. CRI: "All those fields are combined with 'AND'."
 func (s *Server) listSandboxes(f *cri.PodSandboxFilter) []*cri.PodSandbox {
 	var list []*cri.PodSandbox
 	for _, sb := range s.visibleSandboxes() {

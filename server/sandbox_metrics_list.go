@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ListPodSandboxMetrics returns what the ready sandboxes and their containers
-// use, as metrics for dashboards.
+// ListPodSandboxMetrics returns the usage of the ready sandboxes and their containers, as
+// metrics for dashboards.
 func (s *Server) ListPodSandboxMetrics(context.Context, *cri.ListPodSandboxMetricsRequest) (*cri.ListPodSandboxMetricsResponse, error) {
 	return &cri.ListPodSandboxMetricsResponse{PodMetrics: s.listSandboxMetrics()}, nil
 }
@@ -49,7 +49,7 @@ func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
 	return out
 }
 
-// sample gathers what the metrics of a container are computed from.
+// sample gathers the measurements that a container's metrics are computed from.
 func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats) *sample {
 	m := &sample{stats: stats, status: c.Status(), limits: rec.resources, ooms: s.ooms.count(c.ID())}
 	m.processes = countProcesses(m.status.Pid)
@@ -59,8 +59,8 @@ func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats)
 	return m
 }
 
-// measure computes metrics from one sample. The time is left 0: CRI takes that
-// for "gathered live".
+// measure computes metrics from one sample. It leaves the time 0, which CRI defines as "gathered
+// live".
 func measure(metrics []metric, s *sample, base []string) []*cri.Metric {
 	var list []*cri.Metric
 	for _, m := range metrics {

@@ -11,11 +11,10 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// networkPod returns the description of a sandbox for package network, the same
-// at ADD and at DEL.
+// networkPod describes a sandbox to package network, identically at ADD and DEL.
 func networkPod(sb *oci.Sandbox, rec *sandboxRecord) network.Pod {
 	m := rec.config.GetMetadata()
-	// RunPodSandbox has refused annotations that cannot be read.
+	// RunPodSandbox has refused annotations that cannot be parsed.
 	ingress, _ := bandwidth(rec.config.Annotations, ingressAnnotation)
 	egress, _ := bandwidth(rec.config.Annotations, egressAnnotation)
 	devices, _ := oci.DeviceSysctls(podSysctls(rec.config.GetLinux()))
@@ -51,13 +50,13 @@ const (
 	egressAnnotation  = "kubernetes.io/egress-bandwidth"
 )
 
-// Bounds of a limit in bits per second, the same as in the kubelet's former parser
-// and in containerd: a value outside them is a mistake in the unit.
+// Bounds of a limit in bits per second, as in the kubelet's former parser and in containerd: a
+// value outside them has the wrong unit.
 const minBandwidth, maxBandwidth = 1e3, 1e15
 
-// bandwidth reads one of the annotations: bits per second, as a Kubernetes quantity
-// such as "10M". 0 = there is no such annotation, hence no limit; a value that is not
-// a quantity from 1k to 1P is fault.Invalid.
+// bandwidth parses one of the annotations: bits per second, as a Kubernetes quantity such as
+// "10M". 0 = no annotation and no limit; the error is fault.Invalid for anything but a quantity
+// from 1k to 1P.
 func bandwidth(annotations map[string]string, name string) (int64, error) {
 	text, ok := annotations[name]
 	if !ok {
@@ -73,8 +72,8 @@ func bandwidth(annotations map[string]string, name string) (int64, error) {
 	return q.Value(), nil
 }
 
-// checkBandwidth refuses a limit that cannot be enforced: nobody would notice that a
-// pod lacks the limit it was to have.
+// checkBandwidth refuses a limit that cannot be parsed: nobody would notice that the pod runs
+// without it.
 func checkBandwidth(config *cri.PodSandboxConfig) error {
 	_, err := bandwidth(config.GetAnnotations(), ingressAnnotation)
 	if err == nil {

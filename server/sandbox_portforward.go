@@ -18,17 +18,15 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// forwardGrace is how long the other direction may still deliver data once one
-// side has closed the connection for good.
+// forwardGrace is how long the other direction may still deliver data once one side has closed
+// the connection for good.
 const forwardGrace = time.Second
 
-// answerTime is how long a program may be silent while the client sends nothing more. A
-// client that has gone looks the same, and not every program looks at the end of its
-// input.
+// answerTime is how long a program may be silent while the client sends nothing more. A client
+// that is gone looks the same, and not every program reacts to the end of its input.
 const answerTime = 5 * time.Minute
 
-// PortForward returns a URL through which ports of the sandbox can be connected
-// to.
+// PortForward returns a URL for connections to ports of the sandbox.
 func (s *Server) PortForward(_ context.Context, req *cri.PortForwardRequest) (*cri.PortForwardResponse, error) {
 	sb, err := s.readySandbox(req.PodSandboxId)
 	if err != nil {
@@ -48,7 +46,7 @@ func (s *Server) readySandbox(id string) (*oci.Sandbox, error) {
 	return sb, nil
 }
 
-// ForwardStream connects rw with a port of localhost in the sandbox. It is for
+// ForwardStream connects rw with a port on localhost in the sandbox. It implements
 // streaming.Runtime.
 func (r streamRuntime) ForwardStream(ctx context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error {
 	sb, err := r.server.readySandbox(sandbox)
@@ -62,8 +60,8 @@ func (r streamRuntime) ForwardStream(ctx context.Context, sandbox string, port i
 	return join(ctx, conn, rw)
 }
 
-// join copies both ways until both sides are done, and closes conn. How the program has
-// ended the connection is no error: clients end the whole session for one.
+// join copies both ways until both sides are done, and closes conn. The way in which the program
+// ends the connection is no error: clients end the whole session on an error.
 func join(ctx context.Context, conn net.Conn, rw io.ReadWriteCloser) error {
 	defer conn.Close()
 	stop := context.AfterFunc(ctx, func() { conn.Close() })
@@ -73,7 +71,7 @@ func join(ctx context.Context, conn net.Conn, rw io.ReadWriteCloser) error {
 	sent := make(chan error, 1)
 	go func() {
 		_, err := io.Copy(conn, rw)
-		// The pod may go on answering a client that sends nothing more.
+		// The pod may keep answering a client that sends nothing more.
 		if half, ok := conn.(interface{ CloseWrite() error }); ok {
 			err = errors.Join(err, half.CloseWrite())
 		}
@@ -93,27 +91,27 @@ func join(ctx context.Context, conn net.Conn, rw io.ReadWriteCloser) error {
 	return errors.Join(received, err)
 }
 
-// ended reports whether an error tells that a connection was ended: by the client, by the
-// program, or for its silence.
+// ended reports whether an error only means that a connection has ended: by the client, by the
+// program, or by the silence limit.
 func ended(err error) bool {
 	ends := []error{net.ErrClosed, os.ErrDeadlineExceeded, unix.ECONNRESET, unix.EPIPE, unix.ENOTCONN}
 	return slices.ContainsFunc(ends, func(end error) bool { return errors.Is(err, end) })
 }
 
-// answers is what a program sends.
+// answers is what a program sends to its client.
 type answers struct {
 	net.Conn
 	bounded atomic.Bool
 }
 
-// bound bounds how long the program may be silent from now on.
+// bound limits how long the program may be silent from now on.
 func (a *answers) bound() {
 	a.bounded.Store(true)
 	a.SetReadDeadline(time.Now().Add(answerTime))
 }
 
 func (a *answers) Read(p []byte) (int, error) {
-	if a.bounded.Load() { // anew for each: the client may have been slow to take the last one
+	if a.bounded.Load() { // again for each read: the client may have been slow to take the last one
 		a.SetReadDeadline(time.Now().Add(answerTime))
 	}
 	return a.Conn.Read(p)

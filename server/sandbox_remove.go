@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// RemovePodSandbox removes a sandbox with all that is in it.
+// RemovePodSandbox removes a sandbox and everything in it.
 //
 // CRI: "If there are any running containers in the sandbox, they must be forcibly
 // terminated and removed. This call is idempotent, and must not return an error
@@ -51,13 +51,13 @@ func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
 func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	rec := s.index.container(c)
 	stage.Next(ctx, "kill")
-	// Nothing may run in a file system that is taken away, and nothing that
-	// RemoveContainer reports as gone may keep one: so in this order.
+	// Kill first: no process may run in a file system that is being removed, and what
+	// RemoveContainer reports as gone must not keep one.
 	if err := s.killAll(ctx, []*oci.Container{c}); err != nil {
 		return err
 	}
 	stage.Next(ctx, "rootfs")
-	// The kernel waits for its processors in both, so they go on side by side.
+	// Both wait for the kernel to synchronize its CPUs, so they run side by side.
 	forgotten := make(chan error, 1)
 	go func() { forgotten <- fault.Protect(func() error { return c.Forget(ctx) }) }()
 	err := s.unmountAll(ctx, append([]string{c.ID()}, rec.volumes...))
@@ -68,7 +68,7 @@ func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	return s.removeAndNotify(ctx, c)
 }
 
-// unmountAll takes root file systems away, with what was written to them.
+// unmountAll removes root file systems and what was written to them.
 func (s *Server) unmountAll(ctx context.Context, keys []string) error {
 	for _, key := range keys {
 		if err := s.rootfs.Unmount(ctx, key, true); err != nil {

@@ -13,15 +13,14 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// RestorePod makes a sandbox and containers from what CheckpointPod has written.
-// The containers are created; StartContainer of each restores its processes. A
-// caller that gives up gets its error when all is undone; a repeated request
-// begins anew.
+// RestorePod creates a sandbox and containers from the output of CheckpointPod. The containers
+// are created; StartContainer of each restores its processes. A caller that gives up gets its
+// error when everything is undone; a repeated request begins anew.
 //
-// CRI: "The checkpoint is authoritative for filesystem and process state. Image,
-// command, args, working directory, environment, and process credentials describe
-// the expected checkpointed process; they must not start or mutate it, and any
-// mismatch the runtime can validate must fail the restore."
+// CRI: "The checkpoint is authoritative for filesystem and process state. Image, command, args,
+// working directory, environment, and process credentials describe the expected checkpointed
+// process; they must not start or mutate it, and any mismatch the runtime can validate must fail
+// the restore."
 func (s *Server) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*cri.RestorePodResponse, error) {
 	if _, ok := ctx.Deadline(); !ok {
 		return nil, fault.Invalid.Errorf("RestorePod was called without a deadline")
@@ -55,9 +54,8 @@ func (s *Server) RestorePod(ctx context.Context, req *cri.RestorePodRequest) (*c
 	return &cri.RestorePodResponse{PodSandboxId: id, RestoredContainers: made}, nil
 }
 
-// matchPod reads a pod's checkpoint and compares it with the request. It
-// returns the directory of each container's checkpoint, by the container's
-// name.
+// matchPod reads a pod's checkpoint and compares it with the request. It returns the directory
+// of each container's checkpoint, by container name.
 func (s *Server) matchPod(req *cri.RestorePodRequest) (map[string]string, error) {
 	h, err := s.handler(req.RuntimeHandler)
 	if err != nil {
@@ -113,8 +111,8 @@ func podNamespaces(config *cri.PodSandboxConfig) map[string]string {
 	}
 }
 
-// restorePod makes the sandbox and the containers of a creation. If a step fails,
-// all of it is removed.
+// restorePod creates the sandbox and the containers of a creation. If a step fails, everything
+// is removed.
 func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSandboxRequest, req *cri.RestorePodRequest, dirs map[string]string) (err error) {
 	if sb, ok := s.runtime.SandboxByName(cr.name); ok {
 		return s.samePod(cr, sb, run, req)
@@ -145,7 +143,7 @@ func (s *Server) restorePod(ctx context.Context, cr *creation, run *cri.RunPodSa
 	return nil
 }
 
-// samePod answers a repeated request from the pod that the first one made.
+// samePod answers a repeated request with the pod that the first one created.
 func (s *Server) samePod(cr *creation, sb *oci.Sandbox, run *cri.RunPodSandboxRequest, req *cri.RestorePodRequest) error {
 	if err := s.sameSandbox(cr, sb, run); err != nil {
 		return err

@@ -20,10 +20,10 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// RunPodSandbox makes a sandbox and returns its ID when it is ready.
+// RunPodSandbox creates a sandbox and returns its ID when it is ready.
 //
-// CRI: "Runtimes must ensure the sandbox is in the ready state on success." The
-// work goes on without the caller; a repeated request joins it (see creations).
+// CRI: "Runtimes must ensure the sandbox is in the ready state on success." The work goes on
+// without the caller; a repeated request joins it (see creations).
 func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest) (*cri.RunPodSandboxResponse, error) {
 	if err := s.checkSandbox(req); err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReques
 	return &cri.RunPodSandboxResponse{PodSandboxId: id}, nil
 }
 
-// checkSandbox refuses requests that no sandbox can be made from.
+// checkSandbox refuses requests from which no sandbox can be created.
 func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	m := req.GetConfig().GetMetadata()
 	if m.GetName() == "" || m.GetNamespace() == "" || m.GetUid() == "" {
@@ -76,8 +76,8 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	return nil
 }
 
-// checkText refuses what cannot stand in the files that are made of it, and a
-// directory that would depend on ours.
+// checkText refuses text that cannot appear in the files made from it, and a log directory
+// relative to our working directory.
 func checkText(config *cri.PodSandboxConfig) error {
 	dns := config.GetDnsConfig()
 	for field, list := range map[string][]string{
@@ -113,8 +113,7 @@ func checkNamespaces(o *cri.NamespaceOption) error {
 	return err
 }
 
-// sameSandbox answers a repeated request from the sandbox that the first one
-// made.
+// sameSandbox answers a repeated request with the sandbox that the first one created.
 func (s *Server) sameSandbox(c *creation, sb *oci.Sandbox, req *cri.RunPodSandboxRequest) error {
 	rec := s.index.sandbox(sb)
 	switch {
@@ -127,9 +126,8 @@ func (s *Server) sameSandbox(c *creation, sb *oci.Sandbox, req *cri.RunPodSandbo
 	return nil
 }
 
-// runSandbox makes the sandbox of a creation. If a step fails, what was made is
-// stopped and removed; what cannot be removed stays, as not ready, for the
-// kubelet to remove.
+// runSandbox creates the sandbox of a creation. If a step fails, the steps before are undone; a
+// sandbox that cannot be removed stays, as not ready, for the kubelet to remove.
 func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSandboxRequest) (err error) {
 	if sb, ok := s.runtime.SandboxByName(c.name); ok {
 		return s.sameSandbox(c, sb, req)
@@ -187,7 +185,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	return nil
 }
 
-// makeFiles writes the files of a sandbox that its containers see, with the pod's labels.
+// makeFiles writes the files that a sandbox provides to its containers, with the pod's labels.
 func makeFiles(ctx context.Context, sb *oci.Sandbox, rec *sandboxRecord, hostname string) error {
 	if err := writeFiles(sb.Dir(), rec.config, hostname); err != nil {
 		return fmt.Errorf("write files of sandbox: %w", err)
@@ -198,14 +196,14 @@ func makeFiles(ctx context.Context, sb *oci.Sandbox, rec *sandboxRecord, hostnam
 	return nil
 }
 
-// attachNetwork attaches the sandbox of a creation to its network and returns rec with its addresses.
+// attachNetwork attaches the sandbox of a creation and returns rec with its addresses.
 func (s *Server) attachNetwork(ctx context.Context, c *creation, sb *oci.Sandbox, rec *sandboxRecord) (*sandboxRecord, error) {
 	ctx, cancel := c.enter(ctx, "cni")
 	defer cancel()
 	result, err := s.networkOf(rec.handler).Attach(ctx, networkPod(sb, rec))
 	if errors.Is(err, fault.Exists) {
-		// Another pod may have the host port, say. With AlreadyExists the
-		// caller would take this sandbox for made.
+		// Another pod may have the host port, say. AlreadyExists would tell the caller that this
+		// sandbox exists.
 		return nil, fault.Unavailable.Errorf("attach network: %v", err)
 	}
 	if err != nil {
@@ -214,7 +212,7 @@ func (s *Server) attachNetwork(ctx context.Context, c *creation, sb *oci.Sandbox
 	return &sandboxRecord{config: rec.config, handler: rec.handler, labels: rec.labels, ips: addresses(result.IPs)}, nil
 }
 
-// sandboxConfig translates the request into oci's terms.
+// sandboxConfig translates the request for oci.
 func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConfig, error) {
 	linux := rec.config.GetLinux()
 	ns := linux.GetSecurityContext().GetNamespaceOptions()
@@ -240,8 +238,8 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 	if config.CgroupParent, err = cgroupParent(linux.GetCgroupParent(), s.o.SystemdCgroup); err != nil {
 		return config, err
 	}
-	// CRI: "Hostname could only be empty when the pod network namespace is NODE."
-	// Users of crictl leave it out all the same; they get the node's.
+	// CRI: "Hostname could only be empty when the pod network namespace is NODE." Users of
+	// crictl leave it out nevertheless; they get the node's.
 	if config.Hostname == "" || config.HostNetwork {
 		if config.Hostname, err = os.Hostname(); err != nil {
 			return config, fmt.Errorf("read host name: %w", err)
@@ -251,9 +249,8 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 	return config, err
 }
 
-// cgroupParent translates CRI's cgroup parent, which is in cgroupfs syntax:
-// into an absolute path, or with the systemd driver into the name of the slice,
-// its last element.
+// cgroupParent translates CRI's cgroup parent, which is in cgroupfs syntax, into an absolute
+// path or, with the systemd driver, into the name of the slice, its last element.
 func cgroupParent(parent string, systemd bool) (string, error) {
 	if parent == "" {
 		return "", nil
@@ -276,7 +273,7 @@ func cgroupParent(parent string, systemd bool) (string, error) {
 	return path.Join("/", parent), nil
 }
 
-// discardSandbox takes down a sandbox that no caller will get.
+// discardSandbox removes a sandbox that no caller will get.
 func (s *Server) discardSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	ready := sb.State() != oci.SandboxCreating
 	if err := s.stopSandbox(ctx, sb); err != nil {
@@ -288,11 +285,10 @@ func (s *Server) discardSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	return s.removeSandbox(ctx, sb)
 }
 
-// writeFiles writes the files that the sandbox gives its containers.
+// writeFiles writes the files that the sandbox provides to its containers.
 //
-// Without a DNS configuration they get the node's, see remoteResolvConf. An empty
-// configuration is obeyed: the kubelet names the node's servers itself when it wants
-// them.
+// Without a DNS configuration they get the node's, see remoteResolvConf. An empty configuration
+// is obeyed: the kubelet itself names the node's servers when it wants them.
 func writeFiles(dir string, config *cri.PodSandboxConfig, hostname string) error {
 	host := config.GetLinux().GetSecurityContext().GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_NODE
 	resolv, err := resolvConf(config.DnsConfig, host)
@@ -338,10 +334,10 @@ func resolvConf(dns *cri.DNSConfig, hostNetwork bool) ([]byte, error) {
 	return []byte(b.String()), nil
 }
 
-// remoteResolvConf returns the content of the file node for a pod that has its own
-// network. If node names the stub of systemd-resolved on the node's loopback, where no
-// server would answer the pod, it is the content of the file behind, which lists the
-// servers that resolved asks (systemd-resolved.service(8)).
+// remoteResolvConf returns the content of the file node for a pod with its own network. If node
+// names the stub of systemd-resolved on the node's loopback, which the pod cannot reach, it
+// returns the content of behind, which lists resolved's upstream servers
+// (systemd-resolved.service(8)).
 func remoteResolvConf(node, behind string) ([]byte, error) {
 	own, err := readIfThere(node)
 	if err != nil || !namesLoopbackAlone(own) {
@@ -354,8 +350,8 @@ func remoteResolvConf(node, behind string) ([]byte, error) {
 	return upstream, nil
 }
 
-// namesLoopbackAlone reports whether a resolv.conf(5) has name servers, all of them on
-// the loopback.
+// namesLoopbackAlone reports whether a resolv.conf(5) has name servers, all of them on the
+// loopback.
 func namesLoopbackAlone(resolv []byte) bool {
 	some := false
 	for line := range strings.Lines(string(resolv)) {

@@ -21,8 +21,8 @@ func (s *Server) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequ
 	return &cri.PodSandboxStatsResponse{Stats: s.sandboxStats(sb)}, nil
 }
 
-// sandboxStats reads the pod's cgroup, its network counters and its containers.
-// What cannot be read, because the sandbox is just being stopped, is left out.
+// sandboxStats reads the pod's cgroup, its network counters and its containers. What cannot be
+// read, because the sandbox is being stopped, is left out.
 func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 	rec := s.index.sandbox(sb)
 	linux := new(cri.LinuxPodSandboxStats)
@@ -49,8 +49,8 @@ func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 // defaultInterface is the name that package network gives a pod's interface.
 const defaultInterface = "eth0"
 
-// networkUsage returns the counters of the pod's own interfaces; a pod on the
-// host's network has none.
+// networkUsage returns the counters of the pod's own interfaces; a pod on the host's network has
+// none.
 func (s *Server) networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
 	if sb.Config().HostNetwork || sb.State() != oci.SandboxReady {
 		return nil
@@ -62,8 +62,8 @@ func (s *Server) networkUsage(sb *oci.Sandbox) *cri.NetworkUsage {
 	return interfaceUsage(list)
 }
 
-// interfaceUsage has the default interface among all of them too, although CRI's comment leaves
-// it out there: the kubelet shows this list as that of all interfaces, as cAdvisor makes it.
+// interfaceUsage includes the default interface in the list of interfaces, too. CRI's comment
+// excludes it there, but the kubelet reports the list as all interfaces, as cAdvisor does.
 func interfaceUsage(list []network.InterfaceStats) *cri.NetworkUsage {
 	usage := &cri.NetworkUsage{Timestamp: time.Now().UnixNano()}
 	for _, i := range list {

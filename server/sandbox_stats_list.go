@@ -8,8 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ListPodSandboxStats returns what the ready sandboxes use that pass the
-// filter.
+// ListPodSandboxStats returns the usage of the ready sandboxes that pass the filter.
 func (s *Server) ListPodSandboxStats(_ context.Context, req *cri.ListPodSandboxStatsRequest) (*cri.ListPodSandboxStatsResponse, error) {
 	return &cri.ListPodSandboxStatsResponse{Stats: s.listSandboxStats(req.Filter)}, nil
 }

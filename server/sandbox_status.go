@@ -12,11 +12,11 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// PodSandboxStatus returns all that CRI has on a sandbox and its containers,
-// as of one time.
+// PodSandboxStatus returns everything CRI reports about a sandbox and its containers, from one
+// time.
 //
-// CRI: "If the PodSandbox is not present, returns an error": NotFound, the only
-// code by which the kubelet takes the sandbox for absent.
+// CRI: "If the PodSandbox is not present, returns an error": NotFound, the only code that tells
+// the kubelet that the sandbox does not exist.
 func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRequest) (*cri.PodSandboxStatusResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if err != nil {
@@ -25,7 +25,7 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 	if s.sandboxes.isHidden(sb.ID()) {
 		return nil, fault.NotFound.Errorf("no sandbox %q", req.PodSandboxId)
 	}
-	// The time is taken first: a change after it is in a later status.
+	// The time comes first: a change after it shows in a later status.
 	resp := &cri.PodSandboxStatusResponse{Timestamp: time.Now().UnixNano()}
 	resp.Status = s.sandboxStatus(sb)
 	resp.ContainersStatuses = s.containerStatuses(sb)
@@ -51,8 +51,8 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 	return resp, nil
 }
 
-// podSpec describes a pod as those runtimes do in which it is a container. Tools look there for
-// the paths of its namespaces; one that is not listed is the host's, or each container's own.
+// podSpec describes a pod as runtimes do whose pods are containers. Tools look there for the
+// paths of its namespaces; one that is not listed is the host's, or private to each container.
 func podSpec(sb *oci.Sandbox, config *cri.PodSandboxConfig) *specs.Spec {
 	spec := &specs.Spec{
 		Version: specs.Version, Hostname: config.GetHostname(), Annotations: config.GetAnnotations(),
@@ -72,9 +72,8 @@ func podSpec(sb *oci.Sandbox, config *cri.PodSandboxConfig) *specs.Spec {
 	return spec
 }
 
-// sandboxStatus returns the CRI status of sb. The namespace options are returned
-// as they were requested: the kubelet recreates the pod if the network mode
-// differs.
+// sandboxStatus returns the CRI status of sb. The namespace options are returned as they were
+// requested: the kubelet recreates the pod if the network mode differs.
 func (s *Server) sandboxStatus(sb *oci.Sandbox) *cri.PodSandboxStatus {
 	rec := s.index.sandbox(sb)
 	ns := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()

@@ -33,8 +33,8 @@ func (s *Server) StopPodSandbox(ctx context.Context, req *cri.StopPodSandboxRequ
 	return &cri.StopPodSandboxResponse{}, nil
 }
 
-// stopSandbox takes sb to NotReady. Each step may have been done before: by a
-// call that failed at a later step, or by a crispd before this one.
+// stopSandbox takes sb to NotReady. Each step may have been done before: by a call that failed
+// at a later step, or by an earlier crispd.
 func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	ctx = logctx.With(ctx, "sandbox", sb.ID())
 	known := sb.State() == oci.SandboxReady || sb.State() == oci.SandboxStopping
@@ -43,8 +43,8 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	}
 	s.interfaces.closeOne(sb.ID())
 	stage.Next(ctx, "kill")
-	// The kubelet has stopped the containers, with grace; another client that
-	// has not, wanted no grace.
+	// The kubelet has stopped the containers with grace; another client that has not did not
+	// want grace.
 	if err := s.killAll(ctx, sb.Containers()); err != nil {
 		return err
 	}
@@ -72,9 +72,8 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 		err := s.index.saveSandbox(sb, &gone)
 		switch {
 		case isFull(err):
-			// The sandbox must be stopped all the same, or it could not be removed to
-			// make room. Its status keeps the addresses; after a restart the stop is
-			// done once more.
+			// The sandbox must still be stopped, or it could not be removed to make room. Its
+			// status keeps the addresses; after a restart the stop is repeated.
 			s.log.WarnContext(ctx, "addresses of a stopped sandbox were not struck out", "err", err)
 		case err != nil:
 			return err
@@ -83,8 +82,8 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	return sb.Stopped()
 }
 
-// killAll kills containers in parallel and returns when all have exited and
-// plugins were notified.
+// killAll kills containers in parallel and returns when all have exited and plugins have been
+// notified.
 func (s *Server) killAll(ctx context.Context, list []*oci.Container) error {
 	errs := make([]error, len(list))
 	var wg sync.WaitGroup

@@ -7,9 +7,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// UpdatePodSandboxResources records what the kubelet has set on the pod's
-// cgroup, which the kubelet owns: there is nothing to apply. The verbose status
-// shows it.
+// UpdatePodSandboxResources records the new resources of the pod's cgroup. The kubelet owns the
+// cgroup and has set them, so there is nothing to apply. The verbose status shows them.
 func (s *Server) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdatePodSandboxResourcesRequest) (*cri.UpdatePodSandboxResourcesResponse, error) {
 	sb, err := s.runtime.Sandbox(req.PodSandboxId)
 	if err != nil {

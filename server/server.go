@@ -1,31 +1,30 @@
-// Package server implements CRI v1: it answers the kubelet's calls with oci, image,
-// network and streaming.
+// Package server implements CRI v1: it answers the kubelet's calls with oci, image, network and
+// streaming.
 //
-// Each RPC has a file. A handler finds the object, converts the request, calls, and
-// converts the result. It contains no logging, no status codes and no locks;
-// interceptor.go has those, once.
+// Each RPC has its own file. A handler finds the object, converts the request, makes the call,
+// and converts the result. It contains no logging, status codes or locks; interceptor.go handles
+// these in one place.
 //
 // # State
 //
-// The server keeps no records of its own. What CRI wants back verbatim (labels,
-// annotations, mounts, namespace options) and whatever else must survive a restart
-// (addresses, image identifiers) is the opaque Extra of oci's records: record.go
-// defines its format, and index.go keeps it decoded. Lists and statuses are built from
-// these snapshots and wait for nobody.
+// The server keeps no records of its own. What CRI wants back verbatim (labels, annotations,
+// mounts, namespace options) and whatever else must survive a restart (addresses, image
+// identifiers) is the opaque Extra of oci's records: record.go defines its format, and index.go
+// caches it decoded. Lists and statuses are built from these snapshots and wait for nobody.
 //
-// Besides paths that requests name, it writes files only in directories that oci gives
-// it (oci.Sandbox.Dir and ShmDir, oci.Runtime.RestoreDir) and below
-// <root>/checkpoints, where CheckpointContainer works and which Start removes. NRI
-// plugins connect to the socket of Options.NRI.
+// Apart from paths that requests name, it writes files only to directories that oci provides
+// (oci.Sandbox.Dir and ShmDir, oci.Runtime.RestoreDir) and below <root>/checkpoints, where
+// CheckpointContainer works and which Start removes. NRI plugins connect to the socket of
+// Options.NRI.
 //
 // # Names and retries
 //
-// The kubelet repeats a request to which it got no answer, under the same name, and
-// gives the name up only for an object that it has seen in a list. So RunPodSandbox
-// and CreateContainer run on a context of their own and not on their caller's. A
-// repeated request joins the work; a result that no request has collected is not
-// listed, and undone after a while (creations.go). Stops and removals are repeated
-// too; for these it is enough that concurrent callers share one run (tasks.go).
+// The kubelet repeats a request that got no answer under the same name, and gives the name up
+// only for an object that it has seen in a list. So RunPodSandbox and CreateContainer run on a
+// context of their own and not on their caller's. A repeated request joins the work; a result
+// that no request collects is not listed, and undone after a while (creations.go). Stops and
+// removals are repeated too; for these it is enough that concurrent callers share one run
+// (tasks.go).
 //
 //	        RunPodSandbox, CreateContainer
 //	                     │ name
@@ -75,7 +74,7 @@ type Images interface {
 	Save(ctx context.Context, ref string, begin func(id string) (io.Writer, error)) error
 	Tag(ref, tag string) (image.Image, error)
 	Pulls() []pulls.Pull       // under way
-	RecentPulls() []pulls.Pull // the last that have ended, the youngest first
+	RecentPulls() []pulls.Pull // the last that have ended, latest first
 }
 
 // A Catalogue is the set of images on the node.
@@ -87,7 +86,7 @@ type Catalogue interface {
 	FsInfo() image.FsInfo
 }
 
-// RootFS manages the root file systems made from images, each under its user's key.
+// RootFS manages the root file systems made from images, each under the key of its user.
 type RootFS interface {
 	Changes
 	Mount(ctx context.Context, key, id string, o rootfs.MountOptions) (root string, err error)
@@ -118,19 +117,19 @@ type Options struct {
 	Images    Images
 	RootFS    RootFS
 	Network   Network
-	Events    *Events // the same whose Publish the Runtime calls
+	Events    *Events // the one whose Publish is the Runtime's OnEvent
 	Streaming streaming.Options
 
-	Handlers           map[string]Handler // by name, besides the default one, which follows from SpecHost and NoUserNS
+	Handlers           map[string]Handler // by name, besides the default one, which SpecHost and NoUserNS define
 	SpecHost           spec.Host
 	SystemdCgroup      bool
 	AppArmor           Confiner        // nil = AppArmor is off
 	SELinux            *selinux.Policy // nil = SELinux is off
 	NoUserNS           error           // why pods cannot have user namespaces; nil = they can
-	CDISpecDirs        []string        // where vendors describe devices; a later one wins
-	HooksDirs          []string        // oci-hooks(5); a later one wins
-	NRI                *nri.Options    // nil = no plugins; Version, Log and what they must know of the host are filled in
-	RejectMountSources []string        // a host path of these that is missing is an error; others are made, as users expect of hostPath
+	CDISpecDirs        []string        // where vendors describe devices; later ones win
+	HooksDirs          []string        // oci-hooks(5); later ones win
+	NRI                *nri.Options    // nil = no plugins; New fills in Version, Log and the swap limit
+	RejectMountSources []string        // host paths whose absence is an error; others are created, as users expect of hostPath
 	RestoreFromImages  bool            // CreateContainer may restore from checkpoint images
 	CAdvisor           bool            // RegisterCAdvisor may be called
 	Version            string          // of crisp, semantic; "" means 0.0.0
@@ -140,8 +139,8 @@ type Options struct {
 	Telemetry *telemetry.Telemetry // nil = no metrics, no traces
 }
 
-// A Server is one CRI endpoint. Its exported methods are CRI's RuntimeService, and what
-// begins and ends it.
+// A Server is one CRI endpoint. Its exported methods are CRI's RuntimeService, and those that
+// start and end it.
 type Server struct {
 	cri.UnimplementedRuntimeServiceServer // for what a later CRI adds
 
@@ -155,7 +154,7 @@ type Server struct {
 	plugins   *nri.Plugins     // nil = none
 	cadvisor  *cadvisor.Server // nil = cAdvisor is not served
 	log       *slog.Logger
-	current   atomic.Pointer[Options] // with what Reconfigure has changed, and all Handlers, "" included
+	current   atomic.Pointer[Options] // with the changes of Reconfigure, and all Handlers, "" included
 
 	imageRoot  func() string // directory of images and writable layers; cached, because FsInfo also sums their usage
 	index      index
@@ -173,7 +172,8 @@ type Server struct {
 	work   detached
 }
 
-// An imageService is CRI's ImageService, loads and saves archives for the Loader, and lists pulls.
+// An imageService is CRI's ImageService, loads and saves archives for the Loader, and lists
+// pulls.
 type imageService struct {
 	cri.UnimplementedImageServiceServer
 
@@ -181,11 +181,11 @@ type imageService struct {
 	server *Server // knows the handlers
 }
 
-// A streamRuntime does the work for the streams of a Server.
+// A streamRuntime implements streaming.Runtime for a Server.
 type streamRuntime struct{ server *Server }
 
-// New returns a server that listens for streams and for nothing else yet: Start
-// it, and Register it with what serves the socket.
+// New returns a server that only listens for streams so far: Start it, and Register it with the
+// gRPC server of the socket.
 func New(o Options) (*Server, error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -226,8 +226,8 @@ func Register(g grpc.ServiceRegistrar, s *Server) {
 	pullapi.Register(g, i)
 }
 
-// Close ends the streams and waits for what runs detached, which undoes itself.
-// Containers run on.
+// Close ends the streams and waits for detached work, which undoes itself. Containers keep
+// running.
 func (s *Server) Close() error {
 	s.cancel()
 	s.events.detach()

@@ -11,15 +11,15 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Real-time signals as glibc counts them (signal(7)): it keeps the kernel's
-// first two for itself.
+// Real-time signals as glibc numbers them (signal(7)): it reserves the kernel's first two for
+// itself.
 const sigRTMin, sigRTMax = unix.Signal(34), unix.Signal(64)
 
 // aliases are CRI's other names of signals.
 var aliases = map[string]unix.Signal{"SIGCLD": unix.SIGCHLD, "SIGIOT": unix.SIGABRT, "SIGPOLL": unix.SIGIO}
 
-// linuxSignal returns the signal for CRI's number. Numbers 35 to 65 are the
-// real-time ones, in order: SIGRTMIN to SIGRTMAX.
+// linuxSignal returns the signal for CRI's number. Numbers 35 to 65 are the real-time ones,
+// SIGRTMIN to SIGRTMAX in order.
 func linuxSignal(s cri.Signal) (unix.Signal, bool) {
 	if s >= cri.Signal_SIGNAL_SIGRTMIN && s <= cri.Signal_SIGNAL_SIGRTMAX {
 		return sigRTMin + unix.Signal(s-cri.Signal_SIGNAL_SIGRTMIN), true

@@ -18,13 +18,13 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// startups records how long the stages of pods' starts took; saveStartup keeps that on disk.
+// startups records how long the stages of pods' starts took; saveStartup saves that to disk.
 type startups struct {
 	recorder timeline.Recorder
 	outputs  sync.Map // ID of a container → the time.Time of its first output; zero = the log no longer has it
 }
 
-// A podStage is a call seen as a stage of its pod's start.
+// A podStage is a call as a stage of its pod's start.
 type podStage struct {
 	pod     timeline.Pod
 	stage   timeline.Stage
@@ -33,8 +33,8 @@ type podStage struct {
 	open    *timeline.Open // nil until enter; an exec is recorded only when it has ended
 }
 
-// podStageOf returns the stage of a pod's start that a request is; the pod's UID is "" if the
-// request is for no pod.
+// podStageOf returns the stage of a pod's start that a request represents; the pod's UID is ""
+// if there is no pod.
 func (s *Server) podStageOf(req any) *podStage {
 	switch r := req.(type) {
 	case *cri.RunPodSandboxRequest:
@@ -112,7 +112,7 @@ func (s *Server) leave(c call, resp any, err error) {
 	}
 }
 
-// pullDetail describes a pull that has ended: its image, its size and where it came from.
+// pullDetail describes a finished pull: its image, size and source.
 func (s *Server) pullDetail(st timeline.Stage) string {
 	for _, p := range s.images.RecentPulls() {
 		if p.Same(st.Detail) && !p.Ended.Before(st.Begin) {
@@ -148,7 +148,7 @@ func (s *Server) logRotated(c *oci.Container) {
 	s.startups.outputs.LoadOrStore(c.ID(), time.Time{})
 }
 
-// startupOf returns the stages of a sandbox's pod: those of one container, if it is not nil.
+// startupOf returns the stages of a sandbox's pod, or only of one container if it is not nil.
 func (s *Server) startupOf(sb *oci.Sandbox, only *oci.Container) []timeline.Stage {
 	list := s.startups.recorder.Of(s.index.sandbox(sb).config.GetMetadata().GetUid())
 	of := make(map[string]*oci.Container)
@@ -199,7 +199,7 @@ func (s *Server) forgetStartup(sb *oci.Sandbox) {
 	s.startups.recorder.Forget(uid)
 }
 
-// starting returns the pods for which a call is under way, each with its current stages.
+// starting returns the pods with calls under way, each with its current stages.
 func (s *Server) starting() []map[string]any {
 	list := []map[string]any{}
 	for pod, stages := range s.startups.recorder.Going() {

@@ -10,18 +10,18 @@ import (
 )
 
 // startupFile has the stages of a pod's start. It is in the sandbox's state directory, which a
-// reboot empties: no pod outlives that.
+// reboot empties, as it ends every pod.
 const startupFile = "startup.json"
 
 // saveStartup saves the stages of a pod's start for the next crispd, after the call c. They are
-// diagnostics only, so an error is logged at debug level.
+// diagnostics, so an error is logged only at debug level.
 func (s *Server) saveStartup(c call, resp any) {
 	id := c.podStage.sandbox
 	if r, ok := resp.(*cri.RunPodSandboxResponse); ok {
 		id = r.GetPodSandboxId()
 	}
 	sb, err := s.runtime.Sandbox(id)
-	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be on its way out
+	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be about to go
 		return
 	}
 	if err := s.startups.recorder.Keep(c.podStage.pod.UID, filepath.Join(sb.RunDir(), startupFile)); err != nil {

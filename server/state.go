@@ -5,9 +5,8 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// state returns how many objects are in each state now, for the metrics. It
-// includes states with no objects, because a series that comes and goes cannot be
-// summed.
+// state returns the number of objects in each state, for the metrics. It includes states without
+// objects, because a series that comes and goes cannot be summed.
 func (s *Server) state() telemetry.State {
 	st := telemetry.State{
 		Containers: map[string]int{}, Sandboxes: map[string]int{},

@@ -9,18 +9,17 @@ import (
 	"github.com/crisp-cri/crisp/internal/singleflight"
 )
 
-// taskLife limits one run of a task. A process that cannot be killed (state D)
-// makes the run end with an error; the next call tries again.
+// taskLife limits one run of a task. If a process cannot be killed (state D), the run ends with
+// an error; the next call tries again.
 const taskLife = 3 * time.Minute
 
-// tasks are the stops and removals under way, by key. Calls with the same key
-// share one run, which goes on when its callers leave: a teardown cut in half
-// because the kubelet was impatient helps nobody.
+// tasks are the stops and removals under way, by key. Calls with the same key share one run,
+// which continues when its callers leave: a half-finished teardown helps nobody.
 type tasks struct {
 	group singleflight.Group[struct{}]
 }
 
-// start lets tasks begin as work of the server, until ctx ends.
+// start lets tasks run as detached work of the server, until ctx ends.
 func (ts *tasks) start(ctx context.Context, work *detached) {
 	ts.group.Ctx, ts.group.Begin, ts.group.Detached = ctx, work.start, true
 }

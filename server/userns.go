@@ -13,9 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// userNamespace returns the user namespace that options ask for. It is nil for
-// the host's, which is meant by missing options, by mode NODE, and by mode POD
-// without mappings.
+// userNamespace returns the user namespace that options ask for. It is nil for the host's, which
+// missing options, mode NODE, and mode POD without mappings mean.
 func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	u := o.GetUsernsOptions()
 	switch {
@@ -37,8 +36,8 @@ func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	return &m, nil
 }
 
-// idRange reads a list that must be one mapping, from ID 0 on. CRI allows more;
-// the kubelet asks for just this, and the root of a pod must be mapped.
+// idRange reads a list that must be a single mapping, from ID 0 on. CRI allows more; the kubelet
+// asks for just this, and the root of a pod must be mapped.
 func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
 	if len(list) != 1 {
 		return r, fault.Invalid.Errorf("user namespace: %s has %d mappings, not one", field, len(list))
@@ -53,8 +52,8 @@ func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
 	return userns.Range{Host: m.HostId, Length: m.Length}, nil
 }
 
-// sandboxUserNamespace returns the user namespace of a new sandbox, if this
-// node can make it.
+// sandboxUserNamespace returns the user namespace of a new sandbox, or an error if this node
+// cannot create it.
 func (s *Server) sandboxUserNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	m, err := userNamespace(o)
 	if err != nil || m == nil {
@@ -66,11 +65,11 @@ func (s *Server) sandboxUserNamespace(o *cri.NamespaceOption) (*userns.Map, erro
 	return m, nil
 }
 
-// sameUserNamespace refuses a container that wants another user namespace than
-// its sandbox has.
+// sameUserNamespace refuses a container that wants a different user namespace than its
+// sandbox's.
 //
-// CRI, on UsernsOptions: "The config for the user namespace MUST be the same as
-// the one used for the sandbox."
+// CRI, on UsernsOptions: "The config for the user namespace MUST be the same as the one used for
+// the sandbox."
 func sameUserNamespace(sb *oci.Sandbox, o *cri.NamespaceOption) error {
 	want, err := userNamespace(o)
 	if err != nil {
@@ -90,8 +89,8 @@ func describe(m *userns.Map) string {
 	return fmt.Sprintf("a user namespace of the host's %d users from %d and %d groups from %d", m.UID.Length, m.UID.Host, m.GID.Length, m.GID.Host)
 }
 
-// mountImage mounts an image for a container of sb, with file owners mapped for
-// its user namespace and with the container's SELinux label, if any.
+// mountImage mounts an image for a container of sb, with file owners mapped for its user
+// namespace and with the container's SELinux label, if any.
 func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, readOnly bool, label string) (string, error) {
 	o := rootfs.MountOptions{ReadOnly: readOnly, Label: label}
 	if ids := sb.Config().IDs; ids != nil {
