@@ -7,15 +7,15 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An Attachment is a view on a container's stdio from now on. Its files are the caller's: the
+// An Attachment is a view of a container's stdio from now on. The caller owns its files: the
 // outputs end when the container does, or when they are read too slowly (see
 // wire.AttachRequest); closing all of them detaches.
 type Attachment struct {
-	Stdin, Stdout, Stderr *os.File // Stdin nil unless asked for and there; Stderr nil with a terminal
+	Stdin, Stdout, Stderr *os.File // Stdin nil unless requested and open; Stderr nil with a terminal
 }
 
-// Attach opens the stdio of a running container (else fault.WrongState). With
-// StdinOnce the container's stdin ends with the first attached one.
+// Attach opens the stdio of a running container (else fault.WrongState). With StdinOnce the
+// container's stdin ends when the first client that attaches to it leaves.
 func (c *Container) Attach(ctx context.Context, stdin bool) (*Attachment, error) {
 	if err := c.mustRun("attach to"); err != nil {
 		return nil, err
@@ -38,8 +38,8 @@ func (c *Container) Resize(ctx context.Context, width, height uint16) error {
 	return c.notRunning("resize", err)
 }
 
-// ReopenLog has the log written to a new file at its path, which exists once
-// ReopenLog returns. Only for a running container, else fault.WrongState.
+// ReopenLog switches the log to a new file at its path, which exists once ReopenLog returns. The
+// container must be running, else fault.WrongState.
 func (c *Container) ReopenLog(ctx context.Context) error {
 	if err := c.mustRun("reopen the log of"); err != nil {
 		return err

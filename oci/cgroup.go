@@ -25,11 +25,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// cgroupBase is the parent of the cgroups that we make ourselves. It may be
-// shared by several instances of crispd.
+// cgroupBase is the parent of the cgroups that we create ourselves. Instances of crispd may
+// share it.
 const cgroupBase = "/crisp"
 
-// ownCgroup names the cgroup of a sandbox whose creator named none.
+// ownCgroup names the cgroup of a sandbox created without one.
 func ownCgroup(id string, viaSystemd bool) string {
 	if viaSystemd {
 		return "crisp-" + id + ".slice" // below crisp.slice: systemd.slice(5)
@@ -42,11 +42,11 @@ func initCgroup(parent, id string, viaSystemd bool) string {
 	if viaSystemd {
 		return parent + ":crisp:init-" + id
 	}
-	return path.Join(parent, id) // the kubelet takes the whole name for an ID, if it is no scope
+	return path.Join(parent, id) // the kubelet takes the whole name for an ID if it is not a scope
 }
 
-// CgroupPath returns the container's cgroup, as a path below where cgroups are mounted; "" if it
-// has none.
+// CgroupPath returns the container's cgroup, as a path below the cgroup mount; "" if it has
+// none.
 func (c *Container) CgroupPath() string {
 	linux := c.record.Load().Config.Spec.Linux
 	if linux == nil {
@@ -63,11 +63,11 @@ func (c *Container) CgroupPath() string {
 	return path.Join(slice, scope[1]+"-"+scope[2]+".scope")
 }
 
-// CgroupPath returns the cgroup of the sandbox's containers, as a path below where cgroups are
-// mounted; "" if it is no slice that could be.
+// CgroupPath returns the cgroup of the sandbox's containers, as a path below the cgroup mount;
+// "" if the slice's name is invalid.
 func (sb *Sandbox) CgroupPath() string { return expanded(sb.CgroupParent()) }
 
-// expanded returns the path of a slice, or a path as it is.
+// expanded returns the path of a slice; a path is returned as it is.
 func expanded(parent string) string {
 	if !isSlice(parent) {
 		return parent
@@ -86,7 +86,7 @@ func executorCgroup(state string) string {
 }
 
 // removeExecutorCgroup removes the cgroup of an executor that has ended. If it is a scope,
-// systemd removes it in a moment.
+// systemd will remove it shortly.
 func removeExecutorCgroup(state string) error {
 	name := executorCgroup(state)
 	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Second)
@@ -113,7 +113,7 @@ func anyExists(dirs map[string]string) bool {
 	return false
 }
 
-// checkCgroup refuses a parent of the other driver's kind.
+// checkCgroup refuses a parent in the other driver's syntax.
 func checkCgroup(parent string, viaSystemd bool) error {
 	switch {
 	case parent == "":
@@ -143,8 +143,8 @@ func (k *kernel) Cgroup(name string, present bool) error {
 	return nil
 }
 
-// removeCgroup removes a cgroup or a slice, whichever name is: it may have been made
-// with the other driver.
+// removeCgroup removes the cgroup or slice called name, which may have been created with the
+// other driver.
 func (k *kernel) removeCgroup(name string) error {
 	dirs, err := cgroupDirs(name)
 	switch {
@@ -158,17 +158,17 @@ func (k *kernel) removeCgroup(name string) error {
 	return nil
 }
 
-// isSlice reports whether name is a slice of systemd's, and not a path.
+// isSlice reports whether name is a systemd slice, and not a path.
 func isSlice(name string) bool {
 	return strings.HasSuffix(name, ".slice") && !strings.HasPrefix(name, "/")
 }
 
-// sliceBase is the parent of our slices: systemd makes it with the first one and
-// leaves it there after the last.
+// sliceBase is the parent of our slices: systemd creates it with the first one and keeps it
+// after the last.
 const sliceBase = "crisp.slice"
 
 // removeSliceBase stops crisp.slice if it is empty. Stopping a slice stops everything in it, so
-// this looks first.
+// check first.
 func removeSliceBase() error {
 	dirs, err := cgroupDirs(sliceBase)
 	if err != nil {
@@ -188,7 +188,7 @@ func removeSliceBase() error {
 	return sliceOf("-.slice", sliceBase, false)
 }
 
-// slice has systemd make or remove a slice of a pod.
+// slice has systemd create or remove a pod's slice.
 func slice(name string, present bool) error { return sliceOf(sliceBase, name, present) }
 
 func sliceOf(parent, name string, present bool) error {
@@ -216,8 +216,8 @@ func sliceOf(parent, name string, present bool) error {
 	return m.Destroy()
 }
 
-// hierarchies maps each controller to where its cgroups are mounted, "" to the
-// v2 hierarchy. Named v1 hierarchies without controllers, systemd's, count too.
+// hierarchies maps each controller to its mount point, "" to that of the v2 hierarchy. Named v1
+// hierarchies without controllers, such as systemd's, are included.
 var hierarchies = sync.OnceValues(func() (map[string]string, error) {
 	all, err := hostkernel.Hierarchies()
 	found := make(map[string]string)
@@ -229,8 +229,8 @@ var hierarchies = sync.OnceValues(func() (map[string]string, error) {
 	return found, err
 })
 
-// cgroupDirs returns the directories of a cgroup in all hierarchies, by
-// controller; "" is the v2 one. name is a path or a slice.
+// cgroupDirs returns the directories of a cgroup in all hierarchies, by controller; "" is the v2
+// one. name is a path or a slice.
 func cgroupDirs(name string) (map[string]string, error) {
 	mounts, err := hierarchies()
 	if err != nil {
@@ -248,8 +248,8 @@ func cgroupDirs(name string) (map[string]string, error) {
 	return dirs, nil
 }
 
-// makeCgroup makes a cgroup in all hierarchies. On v2 its controllers are
-// enabled all the way down, so that the containers' cgroups below have them.
+// makeCgroup creates a cgroup in all hierarchies. On v2 it enables the controllers all the way
+// down, so that the containers' cgroups below have them.
 func makeCgroup(name string) error {
 	mounts, err := hierarchies()
 	if err != nil {
@@ -278,9 +278,9 @@ func makeCgroup(name string) error {
 	return nil
 }
 
-// enableControllers passes on all controllers of a v2 cgroup to its children,
-// one by one: one that cannot be (cpu, with real-time processes about) must not
-// cost the others. libcontainer refuses a limit whose controller is missing.
+// enableControllers enables all controllers of a v2 cgroup for its children, one by one: one
+// that cannot be enabled (cpu, while real-time processes exist) must not cost the others.
+// libcontainer refuses a limit whose controller is missing.
 func enableControllers(dir string) {
 	available, err := os.ReadFile(filepath.Join(dir, "cgroup.controllers"))
 	if err != nil {
@@ -291,8 +291,8 @@ func enableControllers(dir string) {
 	}
 }
 
-// inheritCpuset gives a v1 cpuset its parent's CPUs and memory nodes: it begins
-// with none, and takes no process as long as it has none (cpuset(7)).
+// inheritCpuset gives a v1 cpuset its parent's CPUs and memory nodes: a new cpuset has none, and
+// accepts no process until it has some (cpuset(7)).
 func inheritCpuset(dir string) error {
 	for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 		own, err := os.ReadFile(filepath.Join(dir, file))
@@ -313,7 +313,7 @@ func inheritCpuset(dir string) error {
 	return nil
 }
 
-// removeCgroupBase removes our base if it is empty; other instances may use it.
+// removeCgroupBase removes our base cgroup if it is empty; other instances may use it.
 func (k *kernel) removeCgroupBase() error {
 	dirs, err := cgroupDirs(cgroupBase)
 	for _, dir := range dirs {
@@ -325,10 +325,10 @@ func (k *kernel) removeCgroupBase() error {
 	return err
 }
 
-// removeCgroups kills the remaining processes in the cgroups of id and below and removes
-// the cgroups. They need not exist. dirs is by controller; several may share a directory.
-// A directory that is not named after id is left alone, whatever the record says: it may
-// be the root, with the whole machine in it.
+// removeCgroups kills the remaining processes in the cgroups of id and below and removes the
+// cgroups. They need not exist. dirs is by controller; several may share a directory. A
+// directory whose name does not contain id is left alone, whatever the record says: it may be
+// the root, with all processes of the machine.
 func removeCgroups(id string, dirs map[string]string) error {
 	var errs []error
 	for _, dir := range dirs {
@@ -340,8 +340,8 @@ func removeCgroups(id string, dirs map[string]string) error {
 }
 
 func removeCgroup(dir string) error {
-	// Rmdir first: it fails with ENOENT or does all there is to do, but for
-	// cgroups that were abandoned with processes in them.
+	// Rmdir first: it fails with ENOENT or does everything needed, except for abandoned cgroups
+	// with processes in them.
 	err := unix.Rmdir(dir)
 	deadline := time.Now().Add(2 * time.Second)
 	for pause := backoff.New(time.Millisecond, time.Second); errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY); {
@@ -358,7 +358,7 @@ func removeCgroup(dir string) error {
 		if err = unix.Rmdir(dir); err == nil {
 			return nil
 		}
-		time.Sleep(pause.Next()) // the dead are still on their way out
+		time.Sleep(pause.Next()) // killed processes are still exiting
 		err = unix.Rmdir(dir)
 	}
 	if err == nil || errors.Is(err, unix.ENOENT) {
@@ -367,13 +367,12 @@ func removeCgroup(dir string) error {
 	return fmt.Errorf("remove %s: %w", dir, err)
 }
 
-// killCgroup kills what is in a cgroup, at once where the kernel can (v2, since
-// 5.14).
+// killCgroup kills the processes in a cgroup, atomically if the kernel can (v2, since 5.14).
 func killCgroup(dir string) {
 	if os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
 		return
 	}
-	// A frozen process of v1 does not die before it is thawed.
+	// On v1 a frozen process does not die before it is thawed.
 	_ = os.WriteFile(filepath.Join(dir, "freezer.state"), []byte("THAWED"), 0)
 	for _, pid := range cgroupProcs(dir) {
 		if pid <= 1 || pid == os.Getpid() {

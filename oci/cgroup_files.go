@@ -8,17 +8,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The readers of cgroup files. A file that is missing, because its controller
-// is off or the cgroup has just gone, or that cannot be understood counts
-// nothing: one counter must not cost all the others. Nothing here allocates, but
-// for what is returned: the counters of a full node are read every few seconds.
+// The readers of cgroup files. A file that is missing, because its controller is off or the
+// cgroup has just gone, or that cannot be parsed, counts as zero: one counter must not cost all
+// the others. Nothing here allocates except for the results: the counters of a full node are
+// read every few seconds.
 
 // A groupFiles reads files of one cgroup. It must be closed.
 type groupFiles struct {
-	dirs  map[string]string // controller → absolute directory; "" = the v2 one
-	kept  *keptFiles        // whose lock is held; nil = open each file anew
+	dirs  map[string]string // absolute directories by controller; "" = the v2 one
+	kept  *keptFiles        // the caller holds its lock; nil = open each file anew
 	buf   *[]byte
-	stale bool // a kept file is of a cgroup that was removed
+	stale bool // a kept file belongs to a removed cgroup
 }
 
 const (
@@ -34,7 +34,7 @@ func openGroup(dirs map[string]string, kept *keptFiles) *groupFiles {
 
 func (g *groupFiles) close() { fileBuffers.Put(g.buf) }
 
-// text returns what is in a file, until the next call; nil if it cannot be read.
+// text returns the content of a file, valid until the next call; nil if it cannot be read.
 func (g *groupFiles) text(controller, name string) []byte {
 	dir := g.dirs[controller]
 	if dir == "" {
@@ -64,15 +64,15 @@ func openFile(path string) (fd int, err error) {
 	return fd, err
 }
 
-// read reads a file from its start. The kernel makes its text in one go, so that less
-// than the buffer takes is all of it.
+// read reads a file from its start. The kernel produces the text in one piece, so a read shorter
+// than the buffer is complete.
 func (g *groupFiles) read(fd int) []byte {
 	for {
 		n, err := unix.Pread(fd, *g.buf, 0)
 		switch {
 		case err == unix.EINTR:
 		case err != nil:
-			g.stale = g.stale || err == unix.ENODEV // kernfs: it was removed
+			g.stale = g.stale || err == unix.ENODEV // kernfs: the file was removed
 			return nil
 		case n < len(*g.buf) || n >= fileMax:
 			return (*g.buf)[:n]
@@ -82,7 +82,7 @@ func (g *groupFiles) read(fd int) []byte {
 	}
 }
 
-// has reports whether a file is there.
+// has reports whether a file exists.
 func (g *groupFiles) has(controller, name string) bool {
 	dir := g.dirs[controller]
 	var st unix.Stat_t
@@ -113,8 +113,8 @@ func (g *groupFiles) numbers(controller, name string, wanted ...counter) {
 	}
 }
 
-// ioStat reads io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 …". A device
-// with no counters after its number has not been used.
+// ioStat reads io.stat of v2: "8:0 rbytes=1 wbytes=2 rios=3 wios=4 …". A device without counters
+// has not been used.
 func (g *groupFiles) ioStat() []DeviceIO {
 	var list []DeviceIO
 	for line := range bytes.Lines(g.text("", "io.stat")) {
@@ -145,8 +145,8 @@ func (g *groupFiles) ioStat() []DeviceIO {
 	return list
 }
 
-// blkio reads blkio's two files of v1, with lines such as "8:0 Read 1"; the last
-// line of each is a total.
+// blkio reads the two blkio files of v1, with lines such as "8:0 Read 1"; the last line of each
+// is a total.
 func (g *groupFiles) blkio() []DeviceIO {
 	var list []DeviceIO
 	of := func(device []byte) *DeviceIO {
@@ -181,8 +181,8 @@ func (g *groupFiles) blkio() []DeviceIO {
 	return list
 }
 
-// psi reads a pressure file of v2, nil where the kernel has none. Its lines are such as
-// "some avg10=1.50 avg60=0.25 avg300=0.00 total=7".
+// psi reads a pressure file of v2; nil if the kernel has none. Its lines look like "some
+// avg10=1.50 avg60=0.25 avg300=0.00 total=7".
 func (g *groupFiles) psi(name string) *PSI {
 	data := g.text("", name)
 	if data == nil {
@@ -219,7 +219,7 @@ func parsePSI(fields []byte) PSIData {
 	return d
 }
 
-// parseNumber is strconv.ParseUint of a decimal number, which would have its text copied.
+// parseNumber is strconv.ParseUint of a decimal number without the copy to a string.
 func parseNumber(text []byte) (n uint64, ok bool) {
 	for _, c := range text {
 		digit := uint64(c - '0')
@@ -231,7 +231,7 @@ func parseNumber(text []byte) (n uint64, ok bool) {
 	return n, len(text) > 0
 }
 
-// parseDecimal reads a number such as 0.25; what is none is 0.
+// parseDecimal parses a number such as 0.25; anything else is 0.
 func parseDecimal(text []byte) float64 {
 	whole, fraction, _ := bytes.Cut(text, []byte("."))
 	n, ok := parseNumber(whole)

@@ -16,16 +16,16 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// ContainerConfig is what a container is made from.
+// ContainerConfig is what a container is created from.
 type ContainerConfig struct {
 	ID, Name, SandboxID   string // ID "" = a new one; Name "" = none, else as for a sandbox
 	Spec                  *specs.Spec
 	Env                   [][]byte // if not nil, replaces Spec.Process.Env: may hold values that are not UTF-8
-	PIDTarget             string   // ID of the container whose PID namespace is joined; looked at in Start
+	PIDTarget             string   // ID of the container whose PID namespace is joined; looked up in Start
 	Stdin, StdinOnce, TTY bool
 	LogPath               string // absolute; "" = discard
 	Engine                string `json:",omitempty"` // path of the OCI runtime that runs it; "" = libcontainer
-	Restore               string `json:",omitempty"` // the RestoreDir with the checkpoint that its processes come from; removed when they run; "" = Spec.Process is executed
+	Restore               string `json:",omitempty"` // the RestoreDir with the checkpoint to restore the processes from, removed once they run; "" = start Spec.Process
 	Extra                 []byte // the caller's, opaque
 }
 
@@ -43,20 +43,20 @@ type Container struct {
 	settled   chan struct{} // closed when the outcome of Start is known
 	done      chan struct{} // closed by the move to Exited
 	notified  chan struct{} // closed when listeners have been notified of that
-	stopAgain chan struct{} // wakes terminate: there is another Stop
-	applying  chan struct{} // full while a change is being made
-	orphan    atomic.Bool   // loaded from disk: no Start of ours will settle it
-	forgotten atomic.Bool   // by the executor, see Forget
+	stopAgain chan struct{} // wakes terminate: Stop was called again
+	applying  chan struct{} // full while a change is being applied
+	orphan    atomic.Bool   // loaded from disk: no Start of this daemon will settle it
+	forgotten atomic.Bool   // the executor has forgotten it, see Forget
 	counters  keptFiles
 
 	mu     sync.Mutex
 	record atomic.Pointer[containerRecord]
 	status atomic.Pointer[containerStatus]
-	fds    []keptFD  // the executor's ends, for its successor; guarded by mu
-	killAt time.Time // the earliest deadline of all Stops, zero = there was none; guarded by mu
+	fds    []keptFD  // duplicates of the executor's descriptors, for its successor; guarded by mu
+	killAt time.Time // the earliest deadline of all Stops, zero = none; guarded by mu
 
-	storing sync.Mutex // held while Options.Store is asked
-	stored  []string   // names under which it has fds; guarded by storing
+	storing sync.Mutex // held during calls to Options.Store
+	stored  []string   // names of the descriptors that it keeps; guarded by storing
 }
 
 // containerRecord is the durable part of a container.
@@ -65,7 +65,8 @@ type containerRecord struct {
 	Config    ContainerConfig
 }
 
-// containerStatus is Status with the fields that only we need, as it stands in status.json.
+// containerStatus is Status with fields that only this package needs, in the form of
+// status.json.
 type containerStatus struct {
 	Status
 	StartTime uint64            // of Pid: field 22 of /proc/<pid>/stat
@@ -106,28 +107,28 @@ func (c *Container) ID() string { return c.id }
 
 func (c *Container) name() string { return c.record.Load().Config.Name }
 
-// Config returns what the container was made from, with the updates since. It points at shared
-// data, which is read-only.
+// Config returns the container's configuration, including updates. It points to shared data,
+// which is read-only.
 func (c *Container) Config() ContainerConfig { return c.record.Load().Config }
 
 // SandboxID returns the ID of the sandbox that the container was created in.
 func (c *Container) SandboxID() string { return c.record.Load().Config.SandboxID }
 
-// CreatedAt returns when the container was created. No two objects of a Runtime
-// have the same time, unless the clock was once ahead.
+// CreatedAt returns when the container was created. It is unique among the objects of a Runtime,
+// unless the clock was once ahead.
 func (c *Container) CreatedAt() time.Time { return c.created }
 
-// Status returns a snapshot, without waiting.
+// Status returns a snapshot and does not block.
 func (c *Container) Status() Status { return c.status.Load().Status }
 
-// Done is closed once the container is Exited: its exit is on disk and nothing
-// that it started runs.
+// Done is closed once the container is Exited: its exit is on disk and none of its processes is
+// left.
 func (c *Container) Done() <-chan struct{} { return c.done }
 
-// Extra returns what the caller keeps with the container.
+// Extra returns the caller's data.
 func (c *Container) Extra() []byte { return c.record.Load().Config.Extra }
 
-// edit replaces the container's record, on disk first.
+// edit replaces the container's record, first on disk.
 func (c *Container) edit(change func(*ContainerConfig) error) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -145,10 +146,10 @@ func (c *Container) edit(change func(*ContainerConfig) error) error {
 	return nil
 }
 
-// move takes c along event e; edit, if not nil, records what e brought with it.
+// move takes c along event e; edit, if not nil, records the event's data.
 //
-// The new status is on disk before anyone can see it: a crash in between makes
-// us repeat work, never report work that did not happen.
+// The new status is on disk before anyone can see it: after a crash in between we repeat work,
+// but never report work that did not happen.
 func (c *Container) move(e event, edit func(*containerStatus)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -170,8 +171,8 @@ func (c *Container) move(e event, edit func(*containerStatus)) error {
 		if e != exited && e != started {
 			return fmt.Errorf("save status of container %s: %w", c.id, err)
 		}
-		// It has happened, whether we can write it down or not. A later daemon
-		// asks the executor, and exit.json goes before any status.
+		// It has happened even if it cannot be saved. A later daemon asks the executor, and
+		// exit.json takes precedence over any status.
 		c.rt.log.Error("status could not be saved", "container", c.id, "err", err)
 	}
 	c.status.Store(&st)
@@ -181,7 +182,7 @@ func (c *Container) move(e event, edit func(*containerStatus)) error {
 	return nil
 }
 
-// save writes the status down. The caller holds mu.
+// save writes the status. The caller holds mu.
 func (c *Container) save(st containerStatus) error {
 	return atomicfile.WriteJSON(filepath.Join(c.runDir, "status.json"), st)
 }
@@ -196,7 +197,7 @@ func (c *Container) emit(kind EventKind) {
 }
 
 // keep keeps the descriptors that came with the answer to MethodRun or MethodDescriptors.
-// Without them the container loses its stdio if the executor dies, and nothing before.
+// Without them the container loses its stdio if the executor dies, and only then.
 func (c *Container) keep(files []*os.File) {
 	kept, err := keepFDs(files)
 	if err != nil {
@@ -216,7 +217,7 @@ func (c *Container) keep(files []*os.File) {
 	}
 }
 
-// fetch gets and keeps the descriptors that the executor has, for a daemon that came later.
+// fetch gets and keeps the descriptors of a container that was started before this daemon.
 func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	files, err := conn.Call(ctx, wire.MethodDescriptors, wire.Ref{ID: c.id}, nil)
 	if err != nil {
@@ -226,9 +227,9 @@ func (c *Container) fetch(ctx context.Context, conn ExecutorConn) {
 	c.keep(files)
 }
 
-// fetchAll fetches the descriptors of all running containers from an executor, before anything
-// is known of it. One that cannot be fetched is lost only if that executor dies before
-// reconcile.
+// fetchAll fetches the descriptors of all running containers from an executor, before their
+// states are known. A descriptor that cannot be fetched is lost only if that executor dies
+// before reconcile.
 func (r *Runtime) fetchAll(ctx context.Context, conn ExecutorConn) {
 	var infos []wire.Info
 	if _, err := conn.Call(ctx, wire.MethodList, nil, &infos); err != nil {
@@ -249,7 +250,7 @@ func (r *Runtime) fetchAll(ctx context.Context, conn ExecutorConn) {
 	}
 }
 
-// release closes the kept descriptors, and those that its counters are read from.
+// release closes the kept descriptors and the open counter files.
 func (c *Container) release() {
 	c.counters.close()
 	c.mu.Lock()
@@ -258,7 +259,7 @@ func (c *Container) release() {
 	c.fds = nil
 }
 
-// lend returns duplicates of the kept descriptors, to be sent and closed.
+// lend returns duplicates of the kept descriptors, for the caller to send and close.
 func (c *Container) lend() ([]*os.File, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

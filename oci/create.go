@@ -11,9 +11,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Create prepares a container without running anything in it. Its sandbox must
-// be Ready (else fault.WrongState) and its name free (else fault.Exists). If a
-// step fails, the steps before it are undone, last first.
+// Create prepares a container without running anything in it. Its sandbox must be Ready (else
+// fault.WrongState) and its name free (else fault.Exists). If a step fails, the steps before it
+// are undone, last first.
 func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -51,14 +51,14 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	if err := sb.adopt(c); err != nil {
 		return nil, err
 	}
-	r.containers.add(c) // from here on it can be found; nothing below may fail
+	r.containers.add(c) // visible from here on; nothing below may fail
 	c.emit(ContainerCreated)
 	return c, nil
 }
 
-// Warm tells the executor that a start will follow, which is then quicker: the waits for the
-// kernel happen while the container is still being created. The answer is not waited for, and
-// it does no harm if an executor cannot do it.
+// Warm tells the executor that a start will follow, which makes it quicker: the waits for the
+// kernel happen while the container is still being created. Warm does not wait for the answer,
+// and an executor that does not know the call does no harm.
 func (r *Runtime) Warm() {
 	r.work.Go(func() {
 		ctx, cancel := context.WithTimeout(r.closing, 5*time.Second)

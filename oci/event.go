@@ -16,8 +16,8 @@ const (
 	ContainerOOM                      // the OOM killer killed a process of it
 )
 
-// An Event is one thing that happened to one object. Those of one object come in
-// the order of its life. The object stays readable after it was removed.
+// An Event is one thing that happened to one object. Events of one object come in the order in
+// which they happened. The object stays readable after its removal.
 type Event struct {
 	Kind      EventKind
 	Sandbox   *Sandbox   // nil only for a container whose sandbox's record was lost

@@ -23,10 +23,10 @@ type ExecConfig struct {
 	Width, Height uint16 // of the terminal, in characters; 0 = unset
 }
 
-// An Exec is a process that runs in a container besides its own. The files are
-// our ends of its stdio; those that Close should not close can be set to nil.
+// An Exec is an additional process in a container. The files are our ends of its stdio; set a
+// field to nil to keep Close from closing it.
 type Exec struct {
-	Stdin, Stdout, Stderr *os.File // nil with a terminal; Stdin nil unless asked for
+	Stdin, Stdout, Stderr *os.File // nil with a terminal; Stdin nil unless requested
 	PTY                   *os.File // the terminal's master; nil without one
 
 	container string
@@ -35,8 +35,8 @@ type Exec struct {
 	waited    atomic.Bool
 }
 
-// Exec starts a process in a running container (else fault.WrongState). It is
-// killed when the daemon ends.
+// Exec starts a process in a running container (else fault.WrongState). It is killed when the
+// daemon ends.
 func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 	if err := c.mustRun("exec in"); err != nil {
 		return nil, err
@@ -60,9 +60,9 @@ func (c *Container) Exec(ctx context.Context, cfg ExecConfig) (*Exec, error) {
 	return e, nil
 }
 
-// Wait returns the exit code of the process, 128+n for signal n. It does not
-// wait for its output to end. Once it has returned a code it must not be called
-// again. fault.Unavailable: the process was lost with its executor.
+// Wait returns the exit code of the process, 128+n for signal n. It does not wait for the end of
+// the output. It must not be called again after it has returned a code. fault.Unavailable: the
+// process was lost with its executor.
 func (e *Exec) Wait(ctx context.Context) (int32, error) {
 	for lost := false; ; lost = true {
 		var reply wire.ExecWaitReply
@@ -71,8 +71,8 @@ func (e *Exec) Wait(ctx context.Context) (int32, error) {
 		case err == nil:
 			e.waited.Store(true)
 			return reply.Code, nil
-		case errors.Is(err, fault.Unavailable) && !lost: // an executor that was upgraded knows it still
-		case errors.Is(err, fault.NotFound): // by another executor than that which started it
+		case errors.Is(err, fault.Unavailable) && !lost: // an upgraded executor still knows it
+		case errors.Is(err, fault.NotFound): // by another executor than the one that started it
 			return 0, fault.Unavailable.Errorf("exec in container %s was lost with its executor", e.container)
 		default:
 			return 0, fmt.Errorf("wait for exec in container %s: %w", e.container, err)
@@ -80,16 +80,16 @@ func (e *Exec) Wait(ctx context.Context) (int32, error) {
 	}
 }
 
-// Kill kills the process and all that it started. If it has ended, that is no
-// error.
+// Kill kills the process and everything that it started. It is no error if the process has
+// ended.
 func (e *Exec) Kill() error {
 	ctx, cancel := undo.Context(context.Background())
 	defer cancel()
 	return e.link.again(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id}, nil)
 }
 
-// Close closes the files. If the end of the process has not been seen, the process is killed
-// and waited for.
+// Close closes the files. If Wait has not returned the exit code, Close kills the process and
+// waits for it.
 func (e *Exec) Close() error {
 	for _, f := range []*os.File{e.Stdin, e.Stdout, e.Stderr, e.PTY} {
 		if f != nil {
@@ -111,7 +111,7 @@ func (e *Exec) Close() error {
 	return err
 }
 
-// mustRun refuses what makes sense only for a running container.
+// mustRun refuses an operation that requires a running container.
 func (c *Container) mustRun(what string) error {
 	if st := c.status.Load().State; st != Running && st != Stopping {
 		return fault.WrongState.Errorf("container %s is %s: cannot %s it", c.id, st, what)
@@ -119,9 +119,9 @@ func (c *Container) mustRun(what string) error {
 	return nil
 }
 
-// notRunning is mustRun for an error of the executor that it does not know the container: not
-// yet, if it is stopped while it is still being started, or no longer. NotFound would tell a
-// client that the container does not exist, so the error says that it is not running.
+// notRunning translates the executor's NotFound: it does not know the container yet, if it is
+// stopped while it is being started, or no longer. NotFound would tell a client that the
+// container does not exist; the error says that it is not running.
 func (c *Container) notRunning(what string, err error) error {
 	if errors.Is(err, fault.NotFound) {
 		return fault.WrongState.Errorf("container %s does not run: cannot %s it: %v", c.id, what, err)
@@ -129,7 +129,7 @@ func (c *Container) notRunning(what string, err error) error {
 	return err
 }
 
-// assignFiles stores each file at the place for its name, and closes those without one.
+// assignFiles stores each file in the variable for its name, and closes the others.
 func assignFiles(files []*os.File, where map[string]**os.File) {
 	for _, f := range files {
 		if to := where[f.Name()]; to != nil && *to == nil {

@@ -19,7 +19,7 @@ func (r *Runtime) handle(e wire.Event) {
 	}
 	c, ok := r.containers.exact(e.ID)
 	if !ok {
-		return // removed, which its own end has reported
+		return // removed; its own exit has reported the kill
 	}
 	switch {
 	case e.Kind == wire.EventOOM:
@@ -30,7 +30,7 @@ func (r *Runtime) handle(e wire.Event) {
 	}
 }
 
-// killed notes how many processes the container has lost to the OOM killer, so that the next
+// killed records how many processes the container has lost to the OOM killer, so that the next
 // executor reports only later kills.
 func (c *Container) killed(kills int64) {
 	c.mu.Lock()
@@ -46,10 +46,10 @@ func (c *Container) killed(kills int64) {
 	c.status.Store(&st)
 }
 
-// exit takes the container to Exited, once: an event, a list and exit.json may all report it.
-// It waits for the start to be settled, so that a container which ended at once has been seen
-// Running. The executor reports an exit when nothing is left of the container, and its log is
-// written.
+// exit takes the container to Exited, once: an event, a list and exit.json may all report the
+// exit. It waits for the start to be settled, so that a container that ended at once has been
+// seen Running. The executor reports an exit when no process of the container is left and its
+// log is complete.
 func (c *Container) exit(ctx context.Context, e wire.Exit) {
 	select {
 	case <-c.settled:
@@ -66,7 +66,7 @@ func (c *Container) exit(ctx context.Context, e wire.Exit) {
 }
 
 // end moves the container to Exited. The executor has written exit.json, unless write is set:
-// then only we know of this end.
+// then only we know of the exit.
 func (c *Container) end(exit wire.Exit, write bool) error {
 	if write {
 		if err := atomicfile.SaveJSON(c.exitPath(), exit); err != nil {
@@ -86,7 +86,7 @@ func (c *Container) end(exit wire.Exit, write bool) error {
 	return nil
 }
 
-// apply writes an end into a status.
+// apply writes an exit into a status.
 func (st *containerStatus) apply(exit wire.Exit) {
 	st.Pid, st.ExitCode, st.FinishedAt = 0, exit.Code, exit.At
 	st.Reason, st.Message, st.OOMKilled = exit.Reason, exit.Message, exit.OOMKilled
@@ -95,7 +95,7 @@ func (st *containerStatus) apply(exit wire.Exit) {
 	}
 }
 
-// lost ends a container whose end was not observed.
+// lost ends a container whose exit was not observed.
 func (c *Container) lost(reason, message string) error {
 	return c.end(wire.Exit{ID: c.id, Code: 255, At: time.Now(), Reason: reason, Message: message}, true)
 }

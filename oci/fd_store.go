@@ -11,24 +11,22 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A DescriptorStore keeps descriptors while no daemon is there, for the next one: the
-// service manager does. Without one, a container whose executor dies while the daemon
-// is not there loses its stdio.
+// A DescriptorStore keeps descriptors for the next daemon while none runs; the service manager
+// is one. Without it, a container whose executor dies while no daemon runs loses its stdio.
 type DescriptorStore interface {
 	// Keep keeps a duplicate of f.
 	Keep(name string, f *os.File) error
-	// Forget closes the descriptor that is kept under name. It is no error if there is none.
+	// Forget closes the descriptor kept under name. It is no error if there is none.
 	Forget(name string) error
 }
 
-// The name of a descriptor in the store is the beginning of its container's ID and a
-// letter: all names together must fit into 128 KiB, see FileDescriptorStoreMax= in the
-// service's unit.
+// The name of a descriptor in the store is the beginning of its container's ID and a letter: all
+// names together must fit into 128 KiB, see FileDescriptorStoreMax= in the service's unit.
 const storedID = 12
 
 var storeLetters = map[string]string{wire.FDPid: "p", wire.FDStdin: "i", wire.FDStdout: "o", wire.FDStderr: "e", wire.FDPTY: "t"}
 
-// storeName is the name under which a descriptor of a container is kept, "" = it is not kept.
+// storeName is the name under which a descriptor of a container is stored; "" = it is not.
 func storeName(id, name string) string {
 	letter := storeLetters[name]
 	if letter == "" || len(id) < storedID {
@@ -37,8 +35,8 @@ func storeName(id, name string) string {
 	return id[:storedID] + "." + letter
 }
 
-// takeStored gives the containers the descriptors that the store has kept for them, and has it
-// forget the rest. It takes over the descriptors in stored.
+// takeStored gives the containers the descriptors that the store has kept for them, and removes
+// the others from the store. It takes ownership of the descriptors in stored.
 func (r *Runtime) takeStored(stored map[string]int) {
 	for _, name := range slices.Sorted(maps.Keys(stored)) {
 		if c, what := r.storedFor(name); c != nil {
@@ -55,8 +53,8 @@ func (r *Runtime) takeStored(stored map[string]int) {
 	}
 }
 
-// storedFor returns the container, alive as far as is known, whose descriptor has that name in
-// the store, and the descriptor's own name.
+// storedFor returns the container, alive as far as is known, to which a name in the store
+// refers, and the descriptor's own name.
 func (r *Runtime) storedFor(name string) (*Container, string) {
 	id, letter, _ := strings.Cut(name, ".")
 	for what, l := range storeLetters {
@@ -79,14 +77,14 @@ func (r *Runtime) forgetStored(name string) {
 	}
 }
 
-// store has the store keep the descriptors that c keeps, unless it does already. They stay the
-// same for as long as the container runs, whichever executor it has. store runs beside the
-// start, which need not wait for a service manager.
+// store puts the descriptors that c keeps into the store, unless they are there already. They
+// stay the same for as long as the container runs, whichever executor it has. store runs in
+// parallel with the start, which need not wait for a service manager.
 func (c *Container) store() {
 	c.storing.Lock()
 	defer c.storing.Unlock()
 	if c.status.Load().State >= Exited {
-		return // unstore was there, or will find nothing
+		return // unstore has run, or will find nothing
 	}
 	files, err := c.lend()
 	defer wire.CloseAll(files)
@@ -105,7 +103,7 @@ func (c *Container) store() {
 	}
 }
 
-// unstore has the store forget the descriptors of c, which has ended.
+// unstore removes the descriptors of c, which has ended, from the store.
 func (c *Container) unstore() {
 	c.storing.Lock()
 	defer c.storing.Unlock()

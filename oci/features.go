@@ -14,14 +14,14 @@ import (
 // featuresTimeout bounds how long an OCI runtime may take to report its features.
 const featuresTimeout = 10 * time.Second
 
-// Features are the optional abilities of an OCI runtime.
+// Features are optional features of an OCI runtime.
 type Features struct {
-	RecursiveRO bool // the mount option "rro"
-	IDMap       bool // mounts that are mapped to a user namespace
+	RecursiveRO bool // supports the mount option "rro"
+	IDMap       bool // supports mounts mapped to a user namespace
 }
 
-// AskFeatures asks the OCI runtime at path for its features, by the command that the runtime
-// specification has for that ("features.md") since 1.1.
+// AskFeatures asks the OCI runtime at path for its features, with the command "features" that
+// the runtime specification defines since 1.1 ("features.md").
 func AskFeatures(ctx context.Context, path string) (Features, error) {
 	ctx, cancel := context.WithTimeout(ctx, featuresTimeout)
 	defer cancel()

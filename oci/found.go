@@ -10,11 +10,12 @@ import (
 )
 
 // found returns the PID of an executor that runs in this instance's cgroup and listens at the
-// socket, whether or not that is still to be seen in its directory; 0 if there is none. One that
-// could not move to its cgroup is not found.
+// socket, even if the socket and the lock file have been removed; 0 if there is none. It does
+// not find an executor that could not move to its cgroup.
 //
-// Its listening socket tells it from the processes that it has started there, and the cgroup from a
-// container's process that listens at such a path in a mount namespace of its own.
+// The listening socket distinguishes it from processes that it has started in its cgroup, and
+// the cgroup from a container's process that listens at the same path in its own mount
+// namespace.
 func (s *spawner) found(socket string) (pid int) {
 	sockets := listening("/proc/self/net/unix", socket)
 	if len(sockets) == 0 || s.cgroup == "" {
@@ -34,8 +35,8 @@ func (s *spawner) found(socket string) (pid int) {
 	return 0
 }
 
-// listening returns what the descriptors of the sockets that listen at a path are links to, from a
-// table as /proc/net/unix (proc_net(5)):
+// listening returns the link targets of the descriptors of sockets that listen at path, from a
+// table in the format of /proc/net/unix (proc_net(5)):
 //
 //	Num       RefCount Protocol Flags    Type St Inode Path
 //	0000000000000000: 00000002 00000000 00010000 0001 01 21942 /run/crisp/executor.sock
@@ -62,7 +63,7 @@ func listening(table, path string) map[string]bool {
 	return found
 }
 
-// hasAny reports whether a process has one of these open.
+// hasAny reports whether a process has a descriptor with one of these link targets.
 func hasAny(pid int, links map[string]bool) bool {
 	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
 	entries, _ := os.ReadDir(dir) // it may have ended

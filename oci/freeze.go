@@ -16,28 +16,27 @@ import (
 // freezeKind is the kind of the records of freezes.
 const freezeKind = "freezes"
 
-// A Freeze keeps containers from running, to be checkpointed at one point in time.
+// A Freeze stops containers from running, to be checkpointed at one point in time.
 //
-// It never outlives the daemon: when a connection ends, the executor thaws what it had frozen,
-// and if the executor died too, the next Open does so by the record that is written before
-// anything is frozen.
+// It never outlives the daemon: when a connection ends, the executor thaws what was frozen over
+// it, and if the executor died too, the next Open does, from the record written before anything
+// is frozen.
 type Freeze struct {
 	rt   *Runtime
 	id   string
 	rec  freezeRecord
-	late bool // thawLater is trying
+	late bool // thawLater is at work
 }
 
-// A freezeRecord is what must be undone after a freeze.
+// A freezeRecord is what to undo after a freeze.
 type freezeRecord struct {
 	Containers []string
-	Scratch    string // of no worth without the daemon that was at work; "" = none
+	Scratch    string // useless without the daemon that wrote it; "" = none
 }
 
-// Freeze freezes the containers, which must be Running: all of them, or none. The
-// caller calls Thaw, whatever happens, and Close at last. scratch is a directory,
-// which need not be there yet, for what is written meanwhile; if the daemon dies
-// before Close, it is removed.
+// Freeze freezes the containers, which must be Running: all of them, or none. The caller must
+// call Thaw in any case, and Close last. scratch is a directory, which need not exist yet, for
+// what is written meanwhile; if the daemon dies before Close, it is removed.
 func (r *Runtime) Freeze(ctx context.Context, containers []*Container, scratch string) (_ *Freeze, err error) {
 	f := &Freeze{rt: r, id: NewID(), rec: freezeRecord{Scratch: scratch}}
 	for _, c := range containers {
@@ -55,16 +54,16 @@ func (r *Runtime) Freeze(ctx context.Context, containers []*Container, scratch s
 	return f, nil
 }
 
-// Checkpoint writes one of the containers to an empty directory below the scratch directory;
-// the container stays frozen. If CRIU, or the kernel support that it needs, is missing:
-// fault.WrongState.
+// Checkpoint writes one of the containers to an empty directory below the scratch directory; the
+// container stays frozen. The error is fault.WrongState if CRIU, or the kernel support that it
+// needs, is missing.
 func (f *Freeze) Checkpoint(ctx context.Context, c *Container, dir string) error {
 	_, err := f.rt.link.call(ctx, wire.MethodCheckpoint, wire.CheckpointRequest{ID: c.id, Dir: dir, Frozen: true}, nil)
 	return err
 }
 
-// Thaw lets the containers run on. It does so also when ctx has ended, and it may
-// be repeated. After an error, it is tried again in the background.
+// Thaw lets the containers run again. It works even if ctx has ended, and may be repeated. After
+// an error it is retried in the background.
 func (f *Freeze) Thaw(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
@@ -79,7 +78,7 @@ func (f *Freeze) Thaw(ctx context.Context) error {
 // Close ends the freeze; the scratch directory is the caller's again.
 func (f *Freeze) Close() error {
 	if f.late {
-		return nil // thawLater does
+		return nil // thawLater removes the record
 	}
 	return f.rt.o.Records.Remove(freezeKind, f.id)
 }
@@ -92,8 +91,7 @@ func (r *Runtime) thaw(ctx context.Context, rec freezeRecord) error {
 	return nil
 }
 
-// thawLater thaws until that has been done, or the daemon ends: then the next one
-// does it.
+// thawLater retries the thaw until it succeeds or the daemon ends: then the next daemon thaws.
 func (r *Runtime) thawLater(id string, rec freezeRecord) {
 	for pause := backoff.New(10*time.Millisecond, time.Second); pause.Wait(r.closing) == nil; {
 		err := r.thaw(r.closing, rec)

@@ -6,31 +6,29 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// A Host is what we need of the kernel, besides files. Package oci has the real one; the other
-// is in ocitest, for tests that are not root. All methods may be repeated.
+// A Host is what we need of the kernel, besides files. Package oci has the real one; ocitest has
+// one for tests without root. All methods are idempotent.
 type Host interface {
-	// Pin makes the namespaces of p and mounts them below its directory.
+	// Pin creates the namespaces of p and pins them by mounts below its directory.
 	Pin(p Pins) error
-	// Pinned reports whether all of p is in place.
+	// Pinned reports whether everything in p is pinned.
 	Pinned(p Pins) bool
-	// Unpin takes away all that Pin mounted in p.Dir and at p.NetNS.
+	// Unpin removes everything that Pin mounted in p.Dir and at p.NetNS.
 	Unpin(p Pins) error
-	// Cgroup makes a sandbox's cgroup, or kills what is in it and removes it.
-	// The path is as SandboxConfig.CgroupParent's; what is removed may be of
-	// either driver.
+	// Cgroup creates a sandbox's cgroup, or kills its processes and removes it. The path is in
+	// the syntax of SandboxConfig.CgroupParent; for a removal it may be either driver's.
 	Cgroup(path string, present bool) error
-	// EmptyCgroup makes a cgroup of that name in parent, where parent exists, or removes
-	// it.
+	// EmptyCgroup creates a cgroup called name in parent, in the hierarchies that have parent,
+	// or removes it.
 	EmptyCgroup(parent, name string, present bool) error
-	// Find returns a pidfd of the process, if it is alive and is the one that
-	// started at startTime (field 22 of /proc/<pid>/stat): a pid alone may be
-	// anybody's by now.
+	// Find returns a pidfd of the process, if it is alive and is the one that started at
+	// startTime (field 22 of /proc/<pid>/stat): the PID alone may have been reused.
 	Find(pid int, startTime uint64) (*os.File, error)
-	// Close takes away what all sandboxes shared. Nothing may be pinned any more.
+	// Close removes what all sandboxes shared. Nothing may be pinned any more.
 	Close() error
 }
 
-// Pins are the namespaces and mounts to be pinned for one sandbox:
+// Pins are the namespaces and mounts to pin for one sandbox:
 //
 //	<netns> <dir>/ns/uts <dir>/ns/ipc        new ones
 //	<dir>/ns/user                            likewise, and owns the others

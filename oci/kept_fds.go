@@ -10,9 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A keptFD is a descriptor that we keep for the executor's successor and never
-// use. It is a bare number because an os.File would be watched by the poller:
-// each line a container writes would wake us.
+// A keptFD is a descriptor that we keep for the executor's successor and never use. It is a bare
+// number because the poller would watch an os.File: each line a container writes would wake us.
 type keptFD struct {
 	name string
 	fd   int

@@ -11,22 +11,22 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
-// To open a cgroup file takes the kernel eight times as long as to read it, so the files
-// that CRI's statistics are made of stay open, from the first time that somebody asks for
-// them. An open file costs the kernel some 5 KiB, hence the limits:
+// Opening a cgroup file takes the kernel eight times as long as reading it, so the files that
+// CRI's statistics are made of stay open from their first use. An open file costs the kernel
+// some 5 KiB, hence the limits:
 //
-//   - keptMax files of all containers and sandboxes together, and half of what the process
-//     may open. What is above is opened each time.
+//   - keptMax files of all containers and sandboxes together, and half of RLIMIT_NOFILE. Files
+//     beyond that are opened each time.
 //   - keptIdle without a reader.
 //
-// A cgroup can be removed and made again under the same path, as the kubelet does with a
-// pod's: the file that is open is then of the one that is gone, and cannot be read.
+// A cgroup can be removed and created again under the same path, as the kubelet does with a
+// pod's: the open file then belongs to the removed one and cannot be read.
 const (
 	keptMax  = 20_000 // 1000 pods of one container
 	keptIdle = 2 * time.Minute
 )
 
-// A keptBudget is how many files may be kept, and are.
+// A keptBudget counts the kept files and limits them.
 type keptBudget struct {
 	max  int64
 	used atomic.Int64
@@ -38,12 +38,12 @@ func newKeptBudget() *keptBudget {
 	return &keptBudget{max: int64(min(keptMax, limit.Cur/2))}
 }
 
-// keptFiles are the open files of one cgroup. The zero value keeps none, and no longer.
+// keptFiles are the open files of one cgroup. The zero value keeps none.
 type keptFiles struct {
 	budget *keptBudget
 	over   atomic.Bool // for good
 
-	mu    sync.Mutex // held while they are read
+	mu    sync.Mutex // held while files are read
 	files []keptFile // guarded by mu
 	used  time.Time  // guarded by mu
 }
@@ -53,7 +53,7 @@ type keptFile struct {
 	fd               int
 }
 
-// find returns a file that is open. The caller holds mu.
+// find returns a kept file. The caller holds mu.
 func (k *keptFiles) find(controller, name string) (fd int, ok bool) {
 	for i := range k.files {
 		if f := &k.files[i]; f.name == name && f.controller == controller {
@@ -63,7 +63,7 @@ func (k *keptFiles) find(controller, name string) (fd int, ok bool) {
 	return 0, false
 }
 
-// keep takes over a file, and reports whether it has. The caller holds mu.
+// keep takes ownership of a file, and reports whether it did. The caller holds mu.
 func (k *keptFiles) keep(controller, name string, fd int) bool {
 	if k.budget == nil || k.over.Load() {
 		return false
@@ -90,7 +90,7 @@ func (k *keptFiles) read(dirs map[string]string) (Stats, error) {
 	k.mu.Lock()
 	k.used = time.Now()
 	s, stale, err := readStats(dirs, k, false)
-	if stale { // at least one file is of a cgroup that is gone
+	if stale { // at least one file belongs to a removed cgroup
 		k.drop()
 		s, _, err = readStats(dirs, k, false)
 	}
@@ -102,13 +102,13 @@ func (k *keptFiles) read(dirs map[string]string) (Stats, error) {
 	return s, err
 }
 
-// close closes the files for good. A reader is not waited for, it does it then.
+// close closes the files for good. It does not wait for a reader, which then closes them itself.
 func (k *keptFiles) close() {
 	k.over.Store(true)
 	k.tidy()
 }
 
-// tidy closes the files if that was asked for and nobody reads.
+// tidy closes the files if close was called and nobody reads.
 func (k *keptFiles) tidy() {
 	if k.over.Load() && k.mu.TryLock() {
 		k.drop()
@@ -116,7 +116,7 @@ func (k *keptFiles) tidy() {
 	}
 }
 
-// rest closes the files if nobody has read them since then.
+// rest closes the files if nobody has read them since.
 func (k *keptFiles) rest(since time.Time) {
 	if !k.mu.TryLock() {
 		return // somebody reads

@@ -15,11 +15,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// A kernel is the Host that is the real kernel.
+// A kernel is the Host for the real kernel.
 //
-// All pins but those of network namespaces (netns.go) lie below one directory that is
-// bind-mounted onto itself and made private: mounts there show up in no other mount namespace
-// that shares its mounts with ours, and cannot be kept busy from there.
+// All pins except those of network namespaces (netns.go) are below one directory that is
+// bind-mounted onto itself and made private: its mounts propagate to no other mount namespace,
+// which could keep them busy.
 type kernel struct {
 	base    string // <state>/sandboxes
 	netNS   string // directory of network namespaces; "" = below base
@@ -34,9 +34,8 @@ func newKernel(base, netNS string, systemd bool, log *slog.Logger) *kernel {
 	return &kernel{base: base, netNS: netNS, systemd: systemd, log: log}
 }
 
-// Pin implements Host. What exists already is left alone, so that a Pin that
-// was interrupted can be repeated; hostname and sysctls go with the namespaces
-// and are not set again.
+// Pin implements Host. What exists already is left alone, so that an interrupted Pin can be
+// repeated; hostname and sysctls belong to the namespaces and are not set again.
 func (k *kernel) Pin(p Pins) error {
 	if err := k.prepare(); err != nil {
 		return err
@@ -71,9 +70,8 @@ func (k *kernel) Pinned(p Pins) bool {
 	return true
 }
 
-// Unpin implements Host. Only names that Pin may have mounted are tried, so that
-// its cost does not grow with the number of sandboxes, as that of reading the
-// mount table would.
+// Unpin implements Host. It tries only names that Pin may have mounted: reading the mount table
+// instead would cost more with every sandbox.
 func (k *kernel) Unpin(p Pins) error {
 	var paths []string
 	for _, name := range []string{"shm", "ns/pid", "ns/ipc", "ns/uts", "ns/net", "ns/user"} {
@@ -92,11 +90,11 @@ func (k *kernel) Unpin(p Pins) error {
 	return errors.Join(append(errs, removePrepared(filepath.Join(p.Dir, preparedDir)))...)
 }
 
-// preparedDir is where the executor makes mounts ahead, a directory for each container
-// that is being started (wire.RunRequest.PrepareDir).
+// preparedDir is where the executor prepares mounts, in a directory for each container that is
+// being started (wire.RunRequest.PrepareDir).
 const preparedDir = "staged"
 
-// removePrepared removes the leftovers of an executor that was killed meanwhile.
+// removePrepared removes the leftovers of an executor that was killed.
 func removePrepared(dir string) error {
 	left, err := filepath.Glob(filepath.Join(dir, "*", "*"))
 	if err != nil {
@@ -153,7 +151,7 @@ func (k *kernel) prepare() error {
 	return nil
 }
 
-// pin bind-mounts a namespace file onto path, which it makes.
+// pin creates path and bind-mounts a namespace file onto it.
 func pin(namespace, path string) error {
 	if isNamespace(path) {
 		return nil
@@ -176,7 +174,7 @@ func isNamespace(path string) bool {
 }
 
 // makeShm mounts the file system that becomes /dev/shm in the containers, with the size that
-// programs are used to from other runtimes. It belongs to root, inside.
+// other runtimes use. The sandbox's root owns it.
 func makeShm(path string, ids *userns.Map) error {
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return fmt.Errorf("make shm: %w", err)
@@ -198,7 +196,7 @@ func makeShm(path string, ids *userns.Map) error {
 	return nil
 }
 
-// unmount takes away all that is mounted on path; nothing there is no error.
+// unmount removes all mounts on path; it is no error if there are none.
 func unmount(path string) error {
 	for range 16 { // an interrupted Pin may have left more than one
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)

@@ -37,7 +37,7 @@ type ExecutorConn interface {
 // makes the next, and calls wait for it.
 type link struct {
 	dial   func(context.Context) (ExecutorConn, error)
-	settle func(context.Context, ExecutorConn) error // brings our state in line, before anybody may call
+	settle func(context.Context, ExecutorConn) error // brings our state in line before anybody may call
 	handle func(wire.Event)                          // must not block
 	log    *slog.Logger
 
@@ -49,7 +49,7 @@ type link struct {
 	up   chan struct{} // closed when conn is set; replaced when it is lost; guarded by mu
 
 	connects uint64       // how often conn was set; guarded by mu
-	coming   ExecutorConn // is being settled; guarded by mu
+	coming   ExecutorConn // being settled; guarded by mu
 	why      error        // why there is no conn; guarded by mu
 
 	trouble atomic.Pointer[error] // of watch
@@ -61,12 +61,12 @@ func newLink(dial func(context.Context) (ExecutorConn, error), settle func(conte
 	return l
 }
 
-// connectTries is how many executors are tried that go away before they have answered. An
-// executor may have been asked to end just before; a second one hardly ever.
+// connectTries is how many executors are tried that end before they answer. An executor may have
+// been asked to end just before; a second one hardly ever.
 const connectTries = 5
 
-// connect dials, settles and puts the new connection in force. An executor that goes
-// away meanwhile is none: dial then finds or starts the next.
+// connect dials, settles and publishes the new connection. If the executor goes away meanwhile,
+// dial finds or starts the next.
 func (l *link) connect(ctx context.Context) error {
 	var conn ExecutorConn
 	for try := 1; ; try++ {
@@ -145,7 +145,7 @@ func (l *link) keep(ctx context.Context) {
 	}
 }
 
-// get returns the connection in force; it waits a while for one.
+// get returns the current connection; it waits a while for one.
 func (l *link) get(ctx context.Context) (ExecutorConn, error) {
 	timer := time.NewTimer(linkWait)
 	defer timer.Stop()
@@ -172,8 +172,8 @@ func (l *link) get(ctx context.Context) (ExecutorConn, error) {
 	}
 }
 
-// call is ExecutorConn.Call on the connection in force. After
-// fault.Unavailable the caller may try again at once: this connection is out of force.
+// call is ExecutorConn.Call on the current connection. After fault.Unavailable the caller may
+// retry at once: the failed connection is no longer current.
 func (l *link) call(ctx context.Context, method string, req, reply any) ([]*os.File, error) {
 	conn, err := l.get(ctx)
 	if err != nil {
@@ -208,7 +208,7 @@ func (l *link) again(ctx context.Context, method string, req, reply any) error {
 	return err
 }
 
-// gone waits until conn, which just failed, is no longer in force.
+// gone waits until conn, which has just failed, is no longer current.
 func (l *link) gone(ctx context.Context, conn ExecutorConn) {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
@@ -228,14 +228,14 @@ func (l *link) list(ctx context.Context) (infos []wire.Info, err error) {
 	return infos, err
 }
 
-// restarts is how often a connection was lost and another one made.
+// restarts returns how often a lost connection was replaced.
 func (l *link) restarts() uint64 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return max(l.connects, 1) - 1
 }
 
-// current returns the connection in force; nil = there is none.
+// current returns the current connection; nil = none.
 func (l *link) current() ExecutorConn {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -263,10 +263,10 @@ func (l *link) shutdown(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	l.closed() // its end is no loss
+	l.closed() // its end is intended
 	_, err = l.callOn(ctx, conn, wire.MethodShutdown, nil, nil)
 	if errors.Is(err, fault.Unavailable) {
-		err = nil // it was quicker than its answer
+		err = nil // it ended before it could answer
 	}
 	if err == nil {
 		l.gone(ctx, conn)
@@ -274,8 +274,7 @@ func (l *link) shutdown(ctx context.Context) error {
 	return err
 }
 
-// drain takes what is left of a connection's events, so that nobody waits to
-// deliver them.
+// drain discards the remaining events of a connection, so that their sender does not block.
 func drain(conn ExecutorConn) {
 	for range conn.Events() {
 	}

@@ -13,10 +13,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// makeNamespaces makes the namespaces of p, sets them up and pins them.
+// makeNamespaces creates the namespaces of p, sets them up and pins them.
 //
-// unshare(2) changes the calling thread only, which ends here: the namespaces
-// then live by their pins alone.
+// unshare(2) changes only the calling thread, which ends here: from then on only the pins keep
+// the namespaces.
 func makeNamespaces(p Pins) error {
 	if p.IDs != nil {
 		if err := dropOrphans(p); err != nil {
@@ -73,7 +73,7 @@ func pinAll(ns string, kinds []string, p Pins) error {
 	return errors.Join(errs...)
 }
 
-// setHostname names the calling thread's UTS namespace, if it is one of kinds.
+// setHostname sets the hostname of the calling thread's UTS namespace, if it is one of kinds.
 func setHostname(p Pins, kinds []string) error {
 	if !slices.Contains(kinds, "uts") || p.Hostname == "" {
 		return nil
@@ -84,7 +84,7 @@ func setHostname(p Pins, kinds []string) error {
 	return nil
 }
 
-// setSysctl writes one parameter. Those of namespaces are the calling thread's.
+// setSysctl writes one parameter. Namespaced ones are the calling thread's.
 func setSysctl(name, value string) error {
 	if err := hostkernel.SetSysctl(sysctlPath(name), value); err != nil {
 		return fmt.Errorf("set sysctl %s to %q: %w", name, value, err)

@@ -14,23 +14,21 @@ import (
 	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// Network namespaces are pinned apart from the others: CNI plugins do part of their
-// work in agents, which open the namespace by its path (CNI_NETNS) from a pod or a
-// chroot of theirs. Such an agent sees what is mounted in a directory of the host if
-// that is mounted in the host's shared mount and the agent's own is its slave
-// (mountPropagation: HostToContainer). So the directory is shared, and not private as
-// the one of the other pins is.
+// Network namespaces are pinned apart from the others: CNI plugins do part of their work in
+// agents, which open the namespace by its path (CNI_NETNS) from a pod or a chroot. Such an agent
+// sees the mounts in a directory of the host if the host's mount there is shared and the agent's
+// own is its slave (mountPropagation: HostToContainer). So this directory is shared, unlike the
+// private one of the other pins.
 //
-// In <state>/sandboxes/<id>/ns there is a symbolic link instead, by which a release
-// from before finds the namespace. What such a release has pinned there itself stays
-// where it is (loadSandbox).
+// <state>/sandboxes/<id>/ns has a symbolic link instead, by which an older release finds the
+// namespace. What such a release has pinned there stays where it is (loadSandbox).
 
-// netNSName is what a sandbox's network namespace is called among those of others.
+// netNSName is the file name of a sandbox's network namespace among those of others.
 func netNSName(id string) string { return "crisp-" + id }
 
 var netNSPattern = regexp.MustCompile(`^crisp-([0-9a-f]{64})$`)
 
-// NetNSOwner returns the ID of the sandbox that a file in Options.NetNSDir belongs to, "" if it
+// NetNSOwner returns the ID of the sandbox that a file in Options.NetNSDir belongs to; "" if it
 // is not ours.
 func NetNSOwner(name string) string {
 	if m := netNSPattern.FindStringSubmatch(name); m != nil {
@@ -73,13 +71,13 @@ func (p Pins) path(kind string) string {
 	return filepath.Join(p.Dir, "ns", kind)
 }
 
-// pinnedAt reports whether a namespace is pinned at path itself, not by way of a link.
+// pinnedAt reports whether a namespace is pinned at path itself, not through a link.
 func pinnedAt(path string) bool {
 	st, err := os.Lstat(path)
 	return err == nil && st.Mode()&os.ModeSymlink == 0 && isNamespace(path)
 }
 
-// link leaves the way to a network namespace that is pinned elsewhere.
+// link makes the symbolic link to a network namespace that is pinned elsewhere.
 func (p Pins) link() error {
 	path := filepath.Join(p.Dir, "ns", "net")
 	if !p.Net || p.path("net") == path {
@@ -94,8 +92,8 @@ func (p Pins) link() error {
 	return nil
 }
 
-// share makes dir, and mounts it on itself as a shared mount unless it lies in one that is
-// shared (ip-netns(8) does the same, under the same lock; MS_REC keeps what others have pinned
+// share creates dir, and mounts it on itself as a shared mount unless it already is in a shared
+// one (ip-netns(8) does the same, under the same lock; MS_REC keeps what others have pinned
 // there).
 func share(dir string) error {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -118,8 +116,8 @@ func share(dir string) error {
 	return nil
 }
 
-// lockDir keeps `ip netns` from binding dir onto itself at the same time. It is not
-// worth waiting long for: a process that holds it longer is not about to do that.
+// lockDir keeps `ip netns` from binding dir onto itself at the same time. The wait is short: a
+// process that holds the lock longer is not about to do that.
 func lockDir(dir string) (unlock func()) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -131,8 +129,8 @@ func lockDir(dir string) (unlock func()) {
 	return func() { f.Close() }
 }
 
-// mountOf reports whether dir is a mount point, and whether the mount that it lies in
-// is shared (proc_pid_mountinfo(5)).
+// mountOf reports whether dir is a mount point, and whether the mount that contains it is shared
+// (proc_pid_mountinfo(5)).
 func mountOf(dir string) (mounted, shared bool, err error) {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {

@@ -1,39 +1,37 @@
-// Package oci runs OCI containers in sandboxes and remembers both across
-// restarts of the daemon. It knows nothing of CRI, Kubernetes, images or CNI.
+// Package oci runs OCI containers in sandboxes and remembers both across restarts of the daemon.
+// It knows nothing of CRI, Kubernetes, images or CNI.
 //
-// The daemon is never the parent of a container. The executor is: one small
-// process that owns the stdio, the log file and the exit record of every
-// container and outlives the daemon (package oci/executor, spoken to through
-// oci/wire). Open starts it if it is not there. The daemon keeps a duplicate of
-// each container's pidfd and stdio; if the executor dies, the next one gets them
-// and the containers run on.
+// The daemon is never the parent of a container. The executor is: one small process that owns
+// the stdio, the log file and the exit record of every container and outlives the daemon
+// (package oci/executor, reached through oci/wire). Open starts it if none runs. The daemon
+// keeps a duplicate of each container's pidfd and stdio; if the executor dies, the next one gets
+// them and the containers keep running.
 //
-// A sandbox is a set of namespaces, pinned by bind mounts, and a cgroup. There
-// is no pause process. Only a sandbox whose containers share a PID namespace has
-// a process of its own, its PID 1.
+// A sandbox is a set of namespaces, pinned by bind mounts, and a cgroup. There is no pause
+// process. Only a sandbox whose containers share a PID namespace has a process of its own, its
+// PID 1.
 //
-// It may have a user namespace, which then owns the others. The process that it
-// was made with is gone when all are pinned (userns.go).
+// A sandbox may have a user namespace, which then owns the others. The process that it was
+// created with ends once all are pinned (userns.go).
 //
-// On disk, each file has one writer at a time and is replaced whole. What is
-// below Root survives a reboot; what is below State is void after one, even if
-// it is still there:
+// On disk, each file has one writer at a time and is replaced atomically. Files below Root
+// survive a reboot; files below State are void after one, even if they are still there:
 //
-//	<root>/containers/<id>/record.json  durable: what was asked for
+//	<root>/containers/<id>/record.json  durable: its configuration
 //	<root>/containers/<id>/exit.json    durable: how it ended; by the executor,
 //	                                    or by us for what never ran or was lost
-//	<root>/containers/<id>/restore/     the checkpoint that it comes from, until it runs (restore.go)
-//	<root>/sandboxes/<id>/record.json   durable: what was asked for, is it ready
+//	<root>/containers/<id>/restore/     its checkpoint, until it runs (restore.go)
+//	<root>/sandboxes/<id>/record.json   durable: its configuration, is it ready
 //	<root>/freezes/<id>/record.json     durable: containers that must not stay frozen
-//	<state>/containers/<id>/status.json the latest status, written on every move and for each kill for memory
+//	<state>/containers/<id>/status.json the latest status, written on every move and OOM kill
 //	<state>/sandboxes/<id>/status.json  the latest state
 //	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
 //	<netns>/crisp-<id>                  the pin of the network namespace (netns.go)
 //
-// The life of both kinds of object is a table in state.go; a long operation is a
-// state, not a held lock. What each state means after a crash is in recover.go.
-// Each Container, each Sandbox and each store has one lock, and no goroutine holds two. All
-// reads are of snapshots and never wait.
+// The lifecycles of both kinds of object are tables in state.go; a long operation is a state,
+// not a held lock. recover.go defines what each state means after a crash. Each Container,
+// Sandbox and store has one lock, and no goroutine holds two. All reads are of snapshots and
+// never block.
 package oci
 
 import (
@@ -55,11 +53,11 @@ import (
 
 // Records keeps durable records; *checkpoint.Manager is one.
 type Records interface {
-	Draft(kind, id string, v any) error // a first one, which a power cut may take along
+	Draft(kind, id string, v any) error // the first one, which a power cut may lose
 	Save(kind, id string, v any) error
-	Load(kind, id string, v any) error // fault.NotFound; fault.WrongState: a newer crispd's
-	IDs(kind string) ([]string, error) // corrupt ones are quarantined and left out; fault.WrongState as Load
-	Remove(kind, id string) error      // with the record's directory; not there: no error
+	Load(kind, id string, v any) error // fault.NotFound; fault.WrongState: written by a newer crispd
+	IDs(kind string) ([]string, error) // without corrupt ones, which are quarantined; fault.WrongState as in Load
+	Remove(kind, id string) error      // with the record's directory; no error if there is none
 }
 
 // The kinds of our records, which are also the names of our directories.
@@ -72,26 +70,26 @@ const (
 type Options struct {
 	Root, State   string // the Root of Records is the same
 	Records       Records
-	NetNSDir      string // of network namespaces, where others may have theirs; "" = with the other pins
-	Rebooted      bool   // the machine was restarted since the records were written
+	NetNSDir      string // of network namespaces, may be shared with others; "" = with the other pins
+	Rebooted      bool   // the machine was restarted after the records were written
 	Executor      string // path of crisp-executor
 	PodInit       string // path of crisp-podinit
 	SystemdCgroup bool
-	FastInit      bool // executor/fastinit starts what it can
+	FastInit      bool // start containers by executor/fastinit where it can
 	LogMaxLine    int  // bytes; 0 = 16384
 	Log           *slog.Logger
 	OnEvent       func(Event) // called outside all locks; must not block; may be nil
 
-	// Store keeps the containers' descriptors while no daemon is there, nil = nothing
-	// does. Stored is what it has kept from the daemon before, by name.
+	// Store keeps the containers' descriptors while no daemon runs; nil = nothing does. Stored
+	// is what it kept from the previous daemon, by name.
 	Store  DescriptorStore
 	Stored map[string]int
 
-	Dial func(context.Context) (ExecutorConn, error) // nil = the executor at <state>/executor.sock, started if need be
+	Dial func(context.Context) (ExecutorConn, error) // nil = the executor at <state>/executor.sock, started if needed
 	Host Host                                        // nil = the kernel
 }
 
-// A Runtime is the containers and sandboxes of one daemon.
+// A Runtime holds the containers and sandboxes of one daemon.
 type Runtime struct {
 	o          Options
 	log        *slog.Logger
@@ -107,8 +105,8 @@ type Runtime struct {
 	stopWork context.CancelFunc
 }
 
-// Open finds or starts the executor, loads the records, settles what each of
-// them has become meanwhile, and clears away what no record owns.
+// Open finds or starts the executor, loads the records, determines what each object has become
+// meanwhile, and removes what no record owns.
 func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	r := &Runtime{o: o, log: o.Log, host: o.Host, kept: newKeptBudget()}
 	r.sandboxes.what, r.containers.what = "sandbox", "container"
@@ -150,21 +148,20 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	return r, nil
 }
 
-// makePrivate makes dir, if need be, and keeps the host's other users out of it: what
-// is in there are containers' files, with whatever modes these want. Nor do the
-// users of user namespaces come by here; what they mount is opened for them.
+// makePrivate creates dir if needed, and keeps the host's other users out of it: it holds
+// containers' files, with whatever modes these want. Users of user namespaces cannot pass
+// either; their mounts are opened for them.
 func makePrivate(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	return os.Chmod(dir, 0o700) // one of an older crispd
+	return os.Chmod(dir, 0o700) // an older crispd may have created it
 }
 
-// ExecutorRestarts is how often, since Open, the executor was lost and another one
-// took its place.
+// ExecutorRestarts returns how often, since Open, the executor was lost and replaced.
 func (r *Runtime) ExecutorRestarts() uint64 { return r.link.restarts() }
 
-// ExecutorPid returns the PID of the executor in force. The error is fault.Unavailable while
+// ExecutorPid returns the PID of the current executor. The error is fault.Unavailable while
 // there is none.
 func (r *Runtime) ExecutorPid() (int, error) {
 	if p, ok := r.link.current().(processConn); ok {
@@ -173,15 +170,16 @@ func (r *Runtime) ExecutorPid() (int, error) {
 	return 0, fault.Unavailable.Errorf("there is no executor")
 }
 
-// ExecutorProfile returns a profile of the executor in force, see wire.ProfileRequest. The error
-// is fault.Unavailable while there is none, and fault.NotFound if it has no profile of that name.
+// ExecutorProfile returns a profile of the current executor, see wire.ProfileRequest. The error
+// is fault.Unavailable while there is none, and fault.NotFound if it has no profile of that
+// name.
 func (r *Runtime) ExecutorProfile(ctx context.Context, name string, debug int) ([]byte, error) {
 	var reply wire.ProfileReply
 	_, err := r.link.call(ctx, wire.MethodProfile, wire.ProfileRequest{Name: name, Debug: debug}, &reply)
 	return reply.Data, err
 }
 
-// Close lets go of the executor. Containers and executor run on.
+// Close disconnects from the executor. Containers and executor keep running.
 func (r *Runtime) Close() error {
 	r.stopWork()
 	err := r.link.close()
@@ -196,9 +194,8 @@ func (r *Runtime) Close() error {
 	return err
 }
 
-// Shutdown removes all containers and sandboxes, ends the executor and takes
-// back what Open set up in the kernel. The Runtime is good for nothing but Close
-// afterwards.
+// Shutdown removes all containers and sandboxes, ends the executor and undoes what Open set up
+// in the kernel. Afterwards only Close may be called.
 func (r *Runtime) Shutdown(ctx context.Context) error {
 	var errs []error
 	for _, sb := range r.sandboxes.list() {
@@ -225,18 +222,18 @@ func (r *Runtime) Shutdown(ctx context.Context) error {
 // NewID returns a fresh ID of 64 hexadecimal digits.
 func NewID() string {
 	var b [32]byte
-	rand.Read(b[:]) // never fails: it ends the program instead
+	rand.Read(b[:]) // never fails: it crashes the program instead
 	return hex.EncodeToString(b[:])
 }
 
-// wrongClock is by how much the clock must have been ahead for the times of new objects to be
-// before those of old ones.
+// wrongClock is how far the clock must have been ahead for new objects to get times before those
+// of old ones.
 const wrongClock = time.Minute
 
-// now returns the time, later than what it returned before, since lists are sorted by creation
-// time and two objects must not be made at once, and later than after. A clock that turns out
-// to have been ahead is followed all the same: until its time comes again, no object would have
-// an age, and kubelets remove dead containers by their age.
+// now returns the time. It is later than after and than any time returned before: lists are
+// sorted by creation time, so no two objects may have the same. But if the clock turns out to
+// have been ahead, now follows it back: otherwise no object would have an age until that time is
+// reached again, and the kubelet removes dead containers by their age.
 func (r *Runtime) now(after time.Time) time.Time {
 	for {
 		wall, last := time.Now().UnixNano(), r.clock.Load()

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// find returns a pidfd of the process if it is still there.
+// find returns a pidfd of the process if it is still alive.
 func (r *Runtime) find(pid int, startTime uint64) []*os.File {
 	f, err := r.host.Find(pid, startTime)
 	if err != nil {
@@ -26,15 +26,15 @@ func (k *kernel) Find(pid int, startTime uint64) (*os.File, error) {
 		return nil, fmt.Errorf("process %d: %w", pid, err)
 	}
 	f := os.NewFile(uintptr(fd), wire.FDPid)
-	if !alive(pid, startTime) { // asked after the pidfd was taken: it is the one or none
+	if !alive(pid, startTime) { // checked after the pidfd was opened: it is this process or none
 		f.Close()
 		return nil, fmt.Errorf("process %d has ended", pid)
 	}
 	return f, nil
 }
 
-// alive reports whether the process that started at startTime still has pid. A
-// pid alone may be anybody's by now. A zombie is not alive.
+// alive reports whether pid is the process that started at startTime. The PID alone may have
+// been reused. A zombie is not alive.
 func alive(pid int, startTime uint64) bool {
 	if pid <= 0 {
 		return false

@@ -20,20 +20,20 @@ import (
 //	directory without record   Create died: swept
 //	Created                    nothing ran: kept
 //	Starting                   unknown: alive at the executor → Running, else Exited
-//	Running, Stopping          was alive: asked the executor, or read from exit.json
+//	Running, Stopping          was alive: ask the executor, or read exit.json
 //	any, but the machine was restarted
 //	                           exit.json → Exited with its code, else Exited, Reboot
 //	Exited                     kept
 //	Removing                   finished
 //
-// The first half of it is load, from disk alone; the second is reconcile, which
-// runs for every new connection to an executor, at Open and after a loss.
+// load does the first half, from disk alone; reconcile does the second, for every new connection
+// to an executor, at Open and after a loss.
 
-// reasonReboot is the reason of a container that the end of its kernel ended.
+// reasonReboot is the reason of a container that ended with its kernel.
 const reasonReboot = "Reboot"
 
-// load makes the objects of all records. Afterwards each is in a state that
-// reconcile can take further.
+// load creates the objects of all records. Afterwards each is in a state that reconcile can take
+// further.
 func (r *Runtime) load() error {
 	ids, err := r.o.Records.IDs(sandboxKind)
 	if err != nil {
@@ -74,7 +74,7 @@ func (r *Runtime) load() error {
 	return nil
 }
 
-// loadContainer finds out where a container is, as far as the disk says.
+// loadContainer determines a container's state as far as the disk tells.
 func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, error) {
 	sb, ok := r.sandboxes.exact(rec.Config.SandboxID)
 	if !ok {
@@ -92,8 +92,8 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 
 	var st containerStatus
 	if err := r.readState(filepath.Join(c.runDir, "status.json"), &st); err != nil {
-		// Missing means that it was never started; what else it may mean, the
-		// executor knows.
+		// A missing status means that it was never started; the executor knows about any other
+		// cause.
 		st = containerStatus{}
 		if !errors.Is(err, fs.ErrNotExist) {
 			r.log.Error("status was unreadable", "container", id, "err", err)
@@ -107,15 +107,15 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 	case ended || st.State == Exited:
 		if ended {
 			if st.StartedAt.IsZero() && exit.Reason != reasonStartError {
-				st.StartedAt = rec.CreatedAt // lost with /run; nearest we know
+				st.StartedAt = rec.CreatedAt // lost with /run; the nearest time we know
 			}
 			st.apply(exit)
 		}
 		st.State = Exited
 		close(c.settled)
 	case r.o.Rebooted:
-		// It is unknown whether it was ever started. It cannot be started any more: its sandbox
-		// and its root are gone.
+		// Whether it was ever started is unknown. It cannot be started any more: its sandbox and
+		// its root are gone.
 		close(c.settled)
 		c.status.Store(&containerStatus{Status: Status{State: Starting, StartedAt: rec.CreatedAt}})
 		return c, c.lost(reasonReboot, "the machine was restarted while the container was there")
@@ -135,8 +135,8 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 	return c, nil
 }
 
-// readState reads a file below State. After a reboot there is none, even if the
-// directory is on a disk.
+// readState reads a file below State. After a reboot there is none, even if the directory is on
+// a disk.
 func (r *Runtime) readState(path string, v any) error {
 	if r.o.Rebooted {
 		return fs.ErrNotExist
@@ -144,7 +144,7 @@ func (r *Runtime) readState(path string, v any) error {
 	return atomicfile.ReadJSON(path, v)
 }
 
-// readExit returns what exit.json says, if it is there.
+// readExit returns the content of exit.json, if it exists.
 func (c *Container) readExit() (wire.Exit, bool) {
 	var e wire.Exit
 	err := atomicfile.ReadJSON(c.exitPath(), &e)
@@ -155,12 +155,11 @@ func (c *Container) readExit() (wire.Exit, bool) {
 	return e, err == nil
 }
 
-// reconcile brings all objects in line with the answers of an executor that we have just
-// reached. No call is answered before it is through. fault.Unavailable = the executor went away
-// meanwhile: objects that it was not asked about are unchanged, and the next one is asked about
-// them.
+// reconcile brings all objects in line with the answers of a newly connected executor. No call
+// is answered before it returns. fault.Unavailable = the executor went away meanwhile: objects
+// that it was not asked about are unchanged, and the next one is asked about them.
 func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
-	// In this order no exit is missed; one that comes twice is handled once.
+	// In this order no exit is missed; one that is reported twice is handled once.
 	if _, err := conn.Call(ctx, wire.MethodSubscribe, nil, nil); err != nil {
 		return fmt.Errorf("subscribe: %w", err)
 	}
@@ -193,14 +192,13 @@ func (r *Runtime) reconcile(ctx context.Context, conn ExecutorConn) error {
 	return nil
 }
 
-// unanswered reports whether err leaves the question open: the executor went away, or we did
+// unanswered reports whether err leaves the outcome unknown: the executor went away, or we did
 // not wait.
 func unanswered(ctx context.Context, err error) bool {
 	return err != nil && (errors.Is(err, fault.Unavailable) || ctx.Err() != nil)
 }
 
-// reconcile takes c to where info says that it is; nil = the executor does not
-// know it.
+// reconcile takes c to the state that info reports; nil = the executor does not know it.
 func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire.Info) error {
 	switch c.status.Load().State {
 	case Created:
@@ -213,7 +211,7 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		}
 		return c.settle(ctx, conn, info)
 	case Starting:
-		// Its starter asks for itself, unless that was a daemon before us.
+		// Its starter asks by itself, unless it was an earlier daemon.
 		if !c.orphan.Load() {
 			return nil
 		}
@@ -222,7 +220,7 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		select {
 		case <-c.settled:
 		default:
-			return nil // Stopping while its Start, which asks for itself, is not through
+			return nil // Stopping while its Start, which asks by itself, is under way
 		}
 		switch {
 		case info != nil && info.Exit == nil:
@@ -235,24 +233,24 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 		return c.handOver(ctx, conn)
 	case Exited:
 		if info != nil && info.Exit == nil {
-			// Its exit is on disk, and was reported. It must not run on unseen.
+			// Its exit is on disk and has been reported. It must not run on unseen.
 			_, err := conn.Call(ctx, wire.MethodSignal, wire.SignalRequest{ID: c.id, Signal: int(unix.SIGKILL), All: true}, nil)
 			return err
 		}
 		return nil
 	case Removing:
-		return nil // finish, or the call that removes it, goes on
+		return nil // finish, or the call that removes it, continues
 	}
 	return nil
 }
 
-// settle finds out the outcome of a start that has no waiting caller any more.
+// settle determines the outcome of a start whose caller is gone.
 func (c *Container) settle(ctx context.Context, conn ExecutorConn, info *wire.Info) error {
 	if !c.orphan.Swap(false) {
 		return nil
 	}
 	if info == nil {
-		// The executor may still be busy with it, for the daemon that died.
+		// The executor may still be working on it, for the daemon that died.
 		c.rt.work.Go(func() {
 			if err := c.settleLate(c.rt.closing); err != nil {
 				c.rt.log.Error("start could not be settled", "container", c.id, "err", err)
@@ -267,8 +265,7 @@ func (c *Container) settle(ctx context.Context, conn ExecutorConn, info *wire.In
 	return c.found(info)
 }
 
-// settleLate is settle for a container that the executor does not list, or not
-// yet.
+// settleLate is settle for a container that the executor does not list, or not yet.
 func (c *Container) settleLate(ctx context.Context) error {
 	info, err := c.outcome(ctx)
 	if err != nil {
@@ -286,7 +283,7 @@ func (c *Container) settleLate(ctx context.Context) error {
 	return c.found(info)
 }
 
-// found notes that the container ran, and that it has ended if so.
+// found records that the container ran and, if so, that it has ended.
 func (c *Container) found(info *wire.Info) error {
 	if err := c.ran(info.RunReply); err != nil {
 		return err
@@ -307,8 +304,8 @@ func (c *Container) handOver(ctx context.Context, conn ExecutorConn) error {
 	st := c.status.Load()
 	files, err := c.lend()
 	if err == nil && len(files) == 0 {
-		// We are new as well. Only the process may be found again; if it is not, the
-		// executor reports that as its exit.
+		// We are new as well. At most the process can be found again; if it cannot, the executor
+		// reports that as its exit.
 		files = c.rt.find(st.Pid, st.StartTime)
 	}
 	defer wire.CloseAll(files)

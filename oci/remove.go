@@ -16,12 +16,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Remove kills the container if it is alive and takes away all that is left of
-// it: what the executor keeps, its cgroup, its directories, its record, its
-// name. A Remove that was interrupted leaves it Removing; the next one, or the
-// next Open, goes on.
+// Remove kills the container if it is alive and removes everything left of it: the executor's
+// entry, its cgroup, its directories, its record, its name. An interrupted Remove leaves it
+// Removing; the next one, or the next Open, continues.
 func (c *Container) Remove(ctx context.Context) error {
-	for range 3 { // a container that was Created may be started between the two
+	for range 3 { // a Created container may be started between the two
 		if err := c.Stop(ctx, unix.SIGKILL, 0); err != nil {
 			return err
 		}
@@ -36,11 +35,11 @@ func (c *Container) Remove(ctx context.Context) error {
 	return fault.WrongState.Errorf("container %s is being started: cannot remove it", c.id)
 }
 
-// Forget has the executor forget a container that is Exited, with its cgroups: half of what Remove
-// does, which may go on while the caller takes other things of the container away. In other
-// states it does nothing.
+// Forget has the executor forget an Exited container and remove its cgroups: half of Remove,
+// which may run while the caller removes other parts of the container. In other states it does
+// nothing.
 func (c *Container) Forget(ctx context.Context) error {
-	if c.status.Load().State != Exited { // from which it is only removed
+	if c.status.Load().State != Exited { // the only way from there is removal
 		return nil
 	}
 	ctx, cancel := undo.Context(ctx)
@@ -53,8 +52,8 @@ func (c *Container) Forget(ctx context.Context) error {
 	return nil
 }
 
-// discard takes away what is left of a container that is Removing. All of it may
-// be done twice. The record goes last: without it nobody could go on.
+// discard removes what is left of a Removing container. Each step may be repeated. The record
+// goes last: without it nobody could continue.
 func (c *Container) discard(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
@@ -64,7 +63,7 @@ func (c *Container) discard(ctx context.Context) error {
 			return fmt.Errorf("remove container %s: %w", c.id, err)
 		}
 	}
-	// An executor that took over from a dead one may not know of it.
+	// An executor that took over from a dead one may not know them.
 	if err := c.removeCgroups(); err != nil {
 		return fmt.Errorf("remove container %s: %w", c.id, err)
 	}
@@ -84,8 +83,8 @@ func (c *Container) discard(ctx context.Context) error {
 	return nil
 }
 
-// removeCgroups removes the cgroups that the executor reported, or, if it ended before it
-// could, those that it was to make.
+// removeCgroups removes the cgroups that the executor reported or, if it died before that, those
+// it was told to create.
 func (c *Container) removeCgroups() error {
 	dirs := c.status.Load().Cgroups
 	if spec := c.record.Load().Config.Spec; len(dirs) == 0 && spec != nil && spec.Linux != nil {
@@ -94,8 +93,8 @@ func (c *Container) removeCgroups() error {
 	return removeCgroups(c.id, dirs)
 }
 
-// removeUnreported removes the cgroup of a process of id that an executor was starting when
-// it died, before there was a record of it. A scope systemd removes by itself.
+// removeUnreported removes the cgroup of a process of id that an executor was starting when it
+// died, before there was a record of it. systemd removes a scope by itself.
 func (r *Runtime) removeUnreported(id, cgroup string) error {
 	if r.o.SystemdCgroup || !path.IsAbs(cgroup) {
 		return nil
@@ -107,13 +106,13 @@ func (r *Runtime) removeUnreported(id, cgroup string) error {
 	return removeCgroups(id, dirs)
 }
 
-// awaitNotified waits until listeners were notified of the end of c, if it has ended: they are
-// notified of an object's steps in order, and must find the object in that state.
+// awaitNotified waits until listeners have been notified of the exit of c, if it has ended: they
+// are notified of an object's transitions in order, and must find the object in that state.
 func (c *Container) awaitNotified() {
 	select {
 	case <-c.done:
 		<-c.notified
-	default: // it was never started
+	default: // never started
 	}
 }
 
@@ -129,7 +128,7 @@ func (r *Runtime) expunge(ctx context.Context, id string) error {
 		if kerr := r.link.again(ctx, wire.MethodSignal, kill, nil); kerr != nil && !errors.Is(kerr, fault.NotFound) {
 			err = errors.Join(err, kerr)
 		}
-		if pause.Wait(ctx) != nil { // it is on its way out
+		if pause.Wait(ctx) != nil { // it is exiting
 			return err
 		}
 	}

@@ -12,9 +12,9 @@ import (
 )
 
 // Resources returns the limits that the kernel enforces on the container, read from its cgroup;
-// nil if it is not alive, or its cgroup has just gone. Limits that were neither requested nor
-// set from elsewhere are left out. Where the kernel keeps a value coarser than it was requested
-// (whole pages, weights instead of shares), the requested value is returned.
+// nil if it is not alive, or its cgroup has just gone. It omits limits that were neither
+// requested nor set by others. Where the kernel stores a value coarser than requested (whole
+// pages, weights instead of shares), it returns the requested value.
 func (c *Container) Resources() *specs.LinuxResources {
 	st := c.status.Load()
 	if st.Pid == 0 || len(st.Cgroups) == 0 {
@@ -105,8 +105,8 @@ func cpuV2(dir string, asked *specs.LinuxCPU) *specs.LinuxCPU {
 	return &out
 }
 
-// wholePercent is what libcontainer makes of a quota where systemd keeps it: systemd
-// writes whole percents of a CPU into its units.
+// wholePercent returns what libcontainer makes of a quota under systemd, which takes whole
+// percents of a CPU.
 func wholePercent(quota int64, period uint64) int64 {
 	if quota <= 0 || period == 0 {
 		return quota
@@ -119,7 +119,7 @@ func wholePercent(quota int64, period uint64) int64 {
 	return int64((perSecond/percent + 1) * percent * period / 1_000_000)
 }
 
-// sharesOf returns the least shares that become the weight.
+// sharesOf returns the smallest number of shares that converts to the weight.
 func sharesOf(weight uint64) uint64 {
 	least, most := uint64(2), uint64(262144) // MIN_SHARES and MAX_SHARES of kernel/sched
 	for least < most {
@@ -132,8 +132,7 @@ func sharesOf(weight uint64) uint64 {
 	return least
 }
 
-// setQuota notes quota (-1 = none) and period, unless they are defaults that were not
-// requested.
+// setQuota sets quota (-1 = none) and period, unless they are defaults that were not requested.
 func setQuota(cpu *specs.LinuxCPU, quota int64, period uint64) {
 	if cpu.Quota != nil || quota != -1 {
 		cpu.Quota = &quota
@@ -143,7 +142,7 @@ func setQuota(cpu *specs.LinuxCPU, quota int64, period uint64) {
 	}
 }
 
-// setCPUs notes the sets that were asked for, in the kernel's way to write them.
+// setCPUs replaces the requested sets by the kernel's notation of them.
 func setCPUs(cpu *specs.LinuxCPU, dir string) {
 	for file, set := range map[string]*string{"cpuset.cpus": &cpu.Cpus, "cpuset.mems": &cpu.Mems} {
 		if *set == "" {
@@ -173,7 +172,7 @@ func memoryV2(dir string, asked *specs.LinuxMemory) *specs.LinuxMemory {
 		return &out
 	}
 	out.Limit = settle(asked.Limit, limit)
-	// The runtime specification counts memory and swap together, v2 apart.
+	// The runtime specification counts memory plus swap, v2 counts swap alone.
 	if swap, ok := readLimit(filepath.Join(dir, "memory.swap.max")); ok {
 		if swap != -1 && limit != -1 {
 			swap += limit
@@ -204,8 +203,8 @@ func readLimit(path string) (int64, bool) {
 
 var pageSize = int64(os.Getpagesize())
 
-// settle returns asked, if that is how the kernel got to now; nil if there is
-// neither a limit nor one that was asked for.
+// settle returns asked if the kernel rounds it to now; nil if there is no limit and none was
+// requested.
 func settle(asked *int64, now int64) *int64 {
 	switch {
 	case asked == nil && now == -1:
@@ -216,20 +215,20 @@ func settle(asked *int64, now int64) *int64 {
 	return &now
 }
 
-// hugePageLimits reads the limits of the sizes that were asked for.
+// hugePageLimits reads the limits of the requested page sizes.
 func hugePageLimits(prefix, suffix string, asked []specs.LinuxHugepageLimit) []specs.LinuxHugepageLimit {
 	var list []specs.LinuxHugepageLimit
 	for _, l := range asked {
 		if now, ok := readLimit(prefix + l.Pagesize + suffix); ok {
-			l.Limit = uint64(now) // -1, no limit, is the largest number
+			l.Limit = uint64(now) // -1, no limit, becomes the largest number
 		}
 		list = append(list, l)
 	}
 	return list
 }
 
-// unifiedNow reads a file of v2. Of one with several lines it returns what was asked for, as
-// each line is about another device.
+// unifiedNow reads a file of v2. If it has several lines it returns asked, as each line is about
+// another device.
 func unifiedNow(path, asked string) string {
 	data, err := os.ReadFile(path)
 	now := strings.TrimSpace(string(data))

@@ -6,11 +6,11 @@ import (
 	"path/filepath"
 )
 
-// RestoreDir makes a directory for the checkpoint that a container is to be restored
-// from, before there is a container with this ID. The caller fills it and names it in
-// ContainerConfig.Restore: Create makes it the container's, which it is removed with,
-// or as soon as the processes run. drop removes it if Create is not called; if the
-// daemon dies first, the next Open does.
+// RestoreDir creates a directory for the checkpoint from which a container will be restored,
+// before a container with this ID exists. The caller fills it and names it in
+// ContainerConfig.Restore: Create then makes the container its owner, and it is removed with the
+// container or once the processes run. drop removes it if Create is not called; if the daemon
+// dies first, the next Open does.
 func (r *Runtime) RestoreDir(id string) (dir string, drop func() error, err error) {
 	own := filepath.Join(r.o.Root, containerKind, id)
 	dir = filepath.Join(own, "restore")

@@ -14,27 +14,26 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// SandboxConfig is what a sandbox is made from. It never changes, but for Extra.
+// SandboxConfig is what a sandbox is created from. It never changes, except for Extra.
 type SandboxConfig struct {
-	ID, Name    string // ID "" = a new one; Name "" = none; attempts at one thing differ in what follows the last "_"
+	ID, Name    string // ID "" = a new one; Name "" = none; attempts at the same thing differ in what follows the last "_"
 	Hostname    string // ignored with HostNetwork: the UTS namespace is then the host's too
 	HostNetwork bool
 	HostIPC     bool
-	HostPID     bool // nothing is made for it; it is kept for the caller
-	SharedPID   bool // a PID namespace of the sandbox's own, with our init in it
-	// IDs gives it a user namespace of its own, to which the others belong; nil =
-	// the host's. It cannot go with HostIPC or HostPID: fault.Invalid.
+	HostPID     bool // creates nothing; recorded for the caller
+	SharedPID   bool // the sandbox has its own PID namespace, with our init in it
+	// IDs gives it its own user namespace, which owns the others; nil = the host's. It excludes
+	// HostIPC and HostPID: fault.Invalid.
 	IDs *userns.Map
-	// Sysctls of namespaces that are the sandbox's own; another is fault.Invalid.
-	// Names are written as sysctl(8) takes them, with dots or with slashes.
+	// Sysctls of the sandbox's own namespaces; any other is fault.Invalid. Names are as in
+	// sysctl(8), with dots or with slashes.
 	Sysctls map[string]string
-	// CgroupParent is an absolute cgroupfs path, or the name of a slice with the
-	// systemd driver. "" = a cgroup of its own below /crisp (crisp.slice), which
-	// goes with the sandbox.
+	// CgroupParent is an absolute cgroupfs path or, with the systemd driver, the name of a
+	// slice. "" = a cgroup of its own below /crisp (crisp.slice), which is removed with the
+	// sandbox.
 	CgroupParent string
-	// Label is the SELinux label of the init, FileLabel that of its program, which is
-	// every sandbox's, and MountLabel that of the sandbox's files; "" = the policy's
-	// choice.
+	// Label is the SELinux label of the init, FileLabel that of its program, which all sandboxes
+	// share, and MountLabel that of the sandbox's files; "" = the policy's choice.
 	Label, FileLabel, MountLabel string
 	Extra                        []byte // the caller's, opaque
 }
@@ -65,10 +64,10 @@ type Sandbox struct {
 type sandboxRecord struct {
 	CreatedAt time.Time
 	Config    SandboxConfig
-	Ready     bool // it was once
+	Ready     bool // it has been
 }
 
-// sandboxStatus is the part that changes, as it stands in status.json.
+// sandboxStatus is the part that changes, in the form of status.json.
 type sandboxStatus struct {
 	State     SandboxState
 	Pid       int               // of the init of SharedPID, 0 if there is none
@@ -96,21 +95,21 @@ func (sb *Sandbox) ID() string { return sb.id }
 
 func (sb *Sandbox) name() string { return sb.record.Load().Config.Name }
 
-// Config returns what the sandbox was made from. It points at shared data, which is read-only.
+// Config returns the sandbox's configuration. It points to shared data, which is read-only.
 func (sb *Sandbox) Config() SandboxConfig { return sb.record.Load().Config }
 
-// CreatedAt returns when the sandbox was created. No two objects of a Runtime
-// have the same time, unless the clock was once ahead.
+// CreatedAt returns when the sandbox was created. It is unique among the objects of a Runtime,
+// unless the clock was once ahead.
 func (sb *Sandbox) CreatedAt() time.Time { return sb.created }
 
 // Dir returns the sandbox's durable directory, for resolv.conf and the like.
 func (sb *Sandbox) Dir() string { return sb.dir }
 
-// RunDir returns its directory that is void after a reboot.
+// RunDir returns the sandbox's directory that is void after a reboot.
 func (sb *Sandbox) RunDir() string { return sb.runDir }
 
-// NetNS returns the path of the network namespace, "" if it is the host's. The
-// path stays the same after the namespace is gone.
+// NetNS returns the path of the network namespace; "" if it is the host's. The path stays the
+// same after the namespace is gone.
 func (sb *Sandbox) NetNS() string { return sb.NamespacePath("net") }
 
 // NamespacePath returns the path of the sandbox's namespace of that kind, "net", "uts", "ipc",
@@ -132,8 +131,8 @@ func (sb *Sandbox) ShmDir() string {
 	return filepath.Join(sb.runDir, "shm")
 }
 
-// CgroupParent returns the cgroup for the sandbox's containers: the caller's, or
-// the sandbox's own.
+// CgroupParent returns the cgroup for the sandbox's containers: the caller's, or the sandbox's
+// own.
 func (sb *Sandbox) CgroupParent() string {
 	if parent := sb.record.Load().Config.CgroupParent; parent != "" {
 		return parent
@@ -141,11 +140,11 @@ func (sb *Sandbox) CgroupParent() string {
 	return ownCgroup(sb.id, sb.rt.o.SystemdCgroup)
 }
 
-// State returns a snapshot, without waiting.
+// State returns a snapshot and does not block.
 func (sb *Sandbox) State() SandboxState { return sb.status.Load().State }
 
-// InitPid returns the PID, in the host's namespace, of the sandbox's init; 0 if it has none, or
-// has it no longer.
+// InitPid returns the PID, in the host's namespace, of the sandbox's init; 0 if it has none any
+// more, or never had one.
 func (sb *Sandbox) InitPid() int {
 	st := sb.status.Load()
 	if st.State > SandboxReady {
@@ -154,16 +153,16 @@ func (sb *Sandbox) InitPid() int {
 	return st.Pid
 }
 
-// Extra returns what the caller keeps with the sandbox.
+// Extra returns the caller's data.
 func (sb *Sandbox) Extra() []byte { return sb.record.Load().Config.Extra }
 
-// SetExtra replaces that, durably.
+// SetExtra replaces Extra, durably.
 func (sb *Sandbox) SetExtra(extra []byte) error {
 	return sb.edit(func(rec *sandboxRecord) { rec.Config.Extra = extra })
 }
 
-// Containers returns the sandbox's containers, oldest first. Once the sandbox is
-// Stopping, none is added to them.
+// Containers returns the sandbox's containers, oldest first. Once the sandbox is Stopping, none
+// is added.
 func (sb *Sandbox) Containers() []*Container {
 	sb.mu.Lock()
 	all := make([]*Container, 0, len(sb.containers))
@@ -175,8 +174,8 @@ func (sb *Sandbox) Containers() []*Container {
 	return all
 }
 
-// Ready ends the creation, durably, and replaces Extra. A sandbox that is being
-// stopped already stays so: fault.WrongState.
+// Ready completes the creation, durably, and replaces Extra. The error is fault.WrongState if
+// the sandbox is being stopped already.
 func (sb *Sandbox) Ready(extra []byte) error {
 	if st := sb.State(); st != SandboxCreating {
 		return fault.WrongState.Errorf("sandbox %s is %s: cannot apply %q", sb.id, st, sandboxReady)
@@ -191,13 +190,13 @@ func (sb *Sandbox) Ready(extra []byte) error {
 	return nil
 }
 
-// adopt makes c one of the sandbox's containers. Only a Ready sandbox does.
+// adopt adds c to the sandbox's containers. Only a Ready sandbox accepts one.
 func (sb *Sandbox) adopt(c *Container) error {
 	_, err := sb.move(sandboxAdopt, func(*sandboxStatus) { sb.containers[c.id] = c })
 	return err
 }
 
-// restore is adopt for what comes from disk.
+// restore is adopt for containers loaded from disk.
 func (sb *Sandbox) restore(c *Container) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
@@ -211,9 +210,9 @@ func (sb *Sandbox) disown(c *Container) {
 	delete(sb.containers, c.id)
 }
 
-// move takes sb along event e; edit, if not nil, is called under the lock if e is legal. The
-// new status is on disk before anyone can see it. changed reports whether the state is
-// different now.
+// move takes sb along event e; edit, if not nil, is called under the lock if e is legal. The new
+// status is on disk before anyone can see it. changed reports whether the state is different
+// now.
 func (sb *Sandbox) move(e sandboxEvent, edit func(*sandboxStatus)) (changed bool, err error) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
@@ -254,7 +253,7 @@ func (sb *Sandbox) save(st *sandboxStatus) error {
 	return nil
 }
 
-// edit replaces the sandbox's record, on disk first.
+// edit replaces the sandbox's record, first on disk.
 func (sb *Sandbox) edit(change func(*sandboxRecord)) error {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
@@ -295,7 +294,7 @@ func (sb *Sandbox) lend() ([]*os.File, error) {
 	return dupFDs(sb.fds)
 }
 
-// pins returns what is pinned for the sandbox.
+// pins returns the pins of the sandbox.
 func (sb *Sandbox) pins() Pins {
 	cfg := sb.record.Load().Config
 	return Pins{

@@ -10,13 +10,12 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// CreateSandbox makes a sandbox: its record first, then its namespaces with
-// hostname and sysctls, its shm, its cgroup and, with SharedPID, its init. It
-// stays Creating until Ready is called: it can be found by ID and name, and is
-// not listed.
+// CreateSandbox creates a sandbox: its record first, then its namespaces with hostname and
+// sysctls, its shm, its cgroup and, with SharedPID, its init. It stays Creating until Ready is
+// called: it can be found by ID and name, but is not listed.
 //
-// If a step fails everything is undone. If that fails too, a NotReady sandbox stays, which can
-// be stopped and removed again.
+// If a step fails everything is undone. If the undo fails too, a NotReady sandbox stays, which
+// can be stopped and removed again.
 func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sandbox, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -41,7 +40,7 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	rec := &sandboxRecord{CreatedAt: r.now(r.sandboxes.newest(cfg.Name)), Config: cfg}
 	sb := r.newSandbox(cfg.ID, rec)
 	steps.Add("sandbox", func() error { return sb.rollBack(ctx) })
-	// Nobody is told of the sandbox before Ready, which saves it.
+	// Nobody learns of the sandbox before Ready, which saves it.
 	if err := r.o.Records.Draft(sandboxKind, sb.id, rec); err != nil {
 		return nil, fmt.Errorf("save sandbox %s: %w", sb.id, err)
 	}
@@ -58,7 +57,7 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	return sb, nil
 }
 
-// checkSandbox refuses a sandbox that no kernel could make.
+// checkSandbox refuses a sandbox that no kernel could create.
 func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 	if len(cfg.Hostname) > 64 { // HOST_NAME_MAX, sethostname(2)
 		return fault.Invalid.Errorf("hostname %q is longer than 64 bytes", cfg.Hostname)
@@ -94,7 +93,7 @@ func (sb *Sandbox) make(ctx context.Context, cfg SandboxConfig) error {
 	return nil
 }
 
-// startInit makes the sandbox's PID namespace by starting its first process.
+// startInit creates the sandbox's PID namespace by starting its first process.
 func (sb *Sandbox) startInit(ctx context.Context) error {
 	namespaces, cfg := make(map[string]string), sb.Config()
 	for _, kind := range []string{"user", "net", "uts", "ipc"} {
@@ -109,8 +108,8 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	var reply wire.RunReply
 	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
 	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
-		// The executor went away. However far it got, its leftovers are removed and it is
-		// called again: nothing depends on this process yet.
+		// The executor went away. However far it got, remove its leftovers and call again:
+		// nothing depends on this process yet.
 		if err = sb.rt.expunge(ctx, sb.id); err == nil {
 			files, err = sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
 		}
@@ -133,7 +132,7 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	return nil
 }
 
-// nobody is the user of the sandbox's init, an ID of its user namespace: the usual one of that
+// nobody is the user of the sandbox's init, an ID in its user namespace: the usual one of that
 // name, or the last one if there are fewer.
 func (sb *Sandbox) nobody() uint32 {
 	const nobody = 65534
@@ -144,8 +143,8 @@ func (sb *Sandbox) nobody() uint32 {
 	return min(nobody, ids.UID.Length-1, ids.GID.Length-1)
 }
 
-// rollBack takes away a sandbox whose creation failed. If that fails too, the
-// sandbox is kept, NotReady, so that it can be stopped and removed again.
+// rollBack removes a sandbox whose creation failed. If that fails too, the sandbox is kept,
+// NotReady, so that it can be stopped and removed again.
 func (sb *Sandbox) rollBack(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()

@@ -14,18 +14,18 @@ import (
 // What a crash leaves of a sandbox, and what becomes of it:
 //
 //	directory without record   swept
-//	Creating                   nobody goes on: unpinned, NotReady, to be stopped and removed
+//	Creating                   nobody continues: unpinned, NotReady, to be stopped and removed
 //	Ready                      kept if its namespaces are there, else NotReady
 //	Stopping                   kept: stopping it again does the rest
 //	any, but the machine was restarted
 //	                           NotReady; its record still has its network
 //	Removing                   finished
 
-// loadSandbox finds out where a sandbox is, as far as the disk says.
+// loadSandbox determines a sandbox's state as far as the disk tells.
 func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
 	sb := r.newSandbox(id, rec)
 	if beside := filepath.Join(sb.runDir, "ns", "net"); pinnedAt(beside) {
-		sb.netNS = beside // by a release that had all pins there
+		sb.netNS = beside // by a release that kept all pins there
 	}
 	r.clock.Store(max(r.clock.Load(), rec.CreatedAt.UnixNano()))
 	var st sandboxStatus
@@ -39,7 +39,7 @@ func (r *Runtime) loadSandbox(id string, rec *sandboxRecord) *Sandbox {
 		}
 		st = sandboxStatus{State: SandboxCreating}
 		if rec.Ready {
-			st.State = SandboxReady // finish looks whether that can be
+			st.State = SandboxReady // finish checks whether that is true
 		}
 	}
 	sb.status.Store(&st)
@@ -79,7 +79,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.
 	return err
 }
 
-// fetch gets and keeps what the executor has of the sandbox's init.
+// fetch gets and keeps the executor's descriptors of the sandbox's init.
 func (sb *Sandbox) fetch(ctx context.Context, conn ExecutorConn) error {
 	files, err := conn.Call(ctx, wire.MethodDescriptors, wire.Ref{ID: sb.id}, nil)
 	if err != nil {
@@ -90,7 +90,7 @@ func (sb *Sandbox) fetch(ctx context.Context, conn ExecutorConn) error {
 }
 
 // finishPatience is how long Open waits for removals: a disk that hangs delays each by some
-// seconds, and all of them together would take longer than a service may take to start.
+// seconds, and all of them together would exceed a service's start timeout.
 const finishPatience = 10 * time.Second
 
 // finish completes, after Open has reached the executor, the work that a dead daemon left half

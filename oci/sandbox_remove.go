@@ -9,10 +9,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// Remove takes away all that is left of a sandbox that is NotReady, or whose
-// creation the caller gave up. Its containers must be gone (fault.WrongState).
-// A Remove that was interrupted leaves it Removing; the next one, or the next
-// Open, goes on.
+// Remove removes everything left of a sandbox that is NotReady, or whose creation the caller
+// gave up. Its containers must be gone (fault.WrongState). An interrupted Remove leaves it
+// Removing; the next one, or the next Open, continues.
 func (sb *Sandbox) Remove(ctx context.Context) error {
 	if n := len(sb.Containers()); n > 0 {
 		return fault.WrongState.Errorf("sandbox %s has %d containers: cannot remove it", sb.id, n)
@@ -25,8 +24,8 @@ func (sb *Sandbox) Remove(ctx context.Context) error {
 	return sb.discard(ctx)
 }
 
-// discard takes away what is left. All of it may be done twice. The record goes
-// last but for the name: without it nobody could go on.
+// discard removes what is left. Each step may be repeated. The record goes last except for the
+// name: without it nobody could continue.
 func (sb *Sandbox) discard(ctx context.Context) error {
 	sb.counters.close()
 	if err := sb.Unpin(ctx); err != nil {

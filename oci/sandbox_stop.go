@@ -8,22 +8,21 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// BeginStop makes the sandbox Stopping: from here on it adopts no container and
-// starts none, so that Containers is complete. It may be repeated; a sandbox
-// that is NotReady stays so.
+// BeginStop makes the sandbox Stopping: from then on it adopts and starts no container, so that
+// Containers is complete. It may be repeated; a NotReady sandbox stays NotReady.
 func (sb *Sandbox) BeginStop() error {
 	_, err := sb.move(sandboxStop, nil)
 	return err
 }
 
-// Unpin ends the sandbox's init and takes its namespaces and its shm away. It
-// may be repeated. It does not wait for the caller: once begun, it is done.
+// Unpin ends the sandbox's init and removes its namespaces and its shm. It may be repeated. Once
+// begun, it completes even if the caller gives up.
 func (sb *Sandbox) Unpin(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
 	errs := []error{sb.RemoveStandIn()}
 	if sb.Config().SharedPID {
-		// With its first process ends all that is left in the PID namespace.
+		// The end of its first process ends all others in the PID namespace.
 		err := sb.rt.expunge(ctx, sb.id)
 		if err == nil && len(sb.status.Load().Cgroups) == 0 {
 			err = sb.rt.removeUnreported(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
@@ -38,7 +37,7 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 	return nil
 }
 
-// Stopped makes a sandbox that is Stopping NotReady. It may be repeated.
+// Stopped makes a Stopping sandbox NotReady. It may be repeated.
 func (sb *Sandbox) Stopped() error {
 	changed, err := sb.move(sandboxStopped, nil)
 	if changed {
@@ -47,9 +46,9 @@ func (sb *Sandbox) Stopped() error {
 	return err
 }
 
-// podInitEnded notes that the sandbox's init has ended: without its first process a PID
-// namespace takes no other. The sandbox cannot be Ready any more; the caller who sees that
-// stops and replaces it.
+// podInitEnded records that the sandbox's init has ended: without its first process a PID
+// namespace accepts no other. The sandbox cannot be Ready any more; a caller who sees that stops
+// and replaces it.
 func (sb *Sandbox) podInitEnded() {
 	if sb.State() > SandboxReady {
 		return // the end was intended

@@ -21,11 +21,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// spawnTimeout bounds how long a new executor may take until it answers.
+// spawnTimeout bounds the time a new executor may take to answer.
 const spawnTimeout = time.Minute
 
-// helloTimeout bounds how long an executor that is there may take to say who it is. It needs
-// nothing for that: one that takes longer hangs.
+// helloTimeout bounds the time a running executor may take to identify itself. That depends on
+// nothing: an executor that takes longer hangs.
 const helloTimeout = 30 * time.Second
 
 // A spawner connects to the executor, and starts it if none answers.
@@ -35,8 +35,8 @@ type spawner struct {
 	cgroup string
 	log    *slog.Logger
 
-	// before is called before an executor is asked to become another
-	// program: it may not survive that.
+	// before is called before an executor is asked to replace itself by another program: it may
+	// not survive that.
 	before func(context.Context, ExecutorConn)
 }
 
@@ -56,12 +56,12 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 	if lock == nil {
 		return conn, err
 	}
-	var before int64 // what the log has of those before it
+	var before int64 // the length of the log before this executor
 	if info, err := os.Stat(s.logPath()); err == nil {
 		before = info.Size()
 	}
 	ended, err := s.spawn(socket, lock)
-	lock.Close() // the executor has its own descriptor of it
+	lock.Close() // the executor has its own descriptor
 	if err != nil {
 		return nil, err
 	}
@@ -83,13 +83,14 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 	}
 }
 
-// claim takes the lock of executors, for the one that is to be started. Its holder is an
-// executor that runs, or that was started and does not answer yet, perhaps by a crispd that has
-// ended: claim waits for its answer, or its end. So there is no moment at which a second one
-// could be started, or the first be overlooked.
+// claim takes the lock of executors, for the one that will be started. Its holder is an executor
+// that runs, or that was started and does not answer yet, perhaps by a crispd that has ended:
+// claim waits for its answer, or its end. So at no moment can a second one be started or the
+// first be overlooked.
 //
-// Somebody may have removed the lock and the socket of an executor that runs. It puts them back in
-// a few seconds; until then claim knows it by its cgroup, and leaves it the lock.
+// Somebody may have removed the lock and the socket of a running executor. The executor
+// recreates them in a few seconds; until then claim recognizes it by its cgroup, and leaves it
+// the lock.
 func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorConn, error) {
 	for pause := backoff.New(time.Millisecond, 20*time.Millisecond); ; {
 		waits := "executor holds its lock and does not answer"
@@ -127,8 +128,8 @@ func (s *spawner) lock() (*os.File, error) {
 	return lock, nil
 }
 
-// answering connects to the executor that runs, and has it be the program that is
-// installed. fault.Unavailable = there is none, or it went away meanwhile.
+// answering connects to the running executor, and upgrades it to the installed program.
+// fault.Unavailable = there is none, or it went away meanwhile.
 func (s *spawner) answering(ctx context.Context, socket string) (ExecutorConn, error) {
 	conn, running, err := s.hello(ctx, socket)
 	if err != nil {
@@ -137,8 +138,8 @@ func (s *spawner) answering(ctx context.Context, socket string) (ExecutorConn, e
 	return s.current(ctx, conn, running, socket)
 }
 
-// hello connects to the executor, whatever protocol it speaks: hello and upgrade are the same
-// in all protocols.
+// hello connects to the executor, whatever protocol it speaks: hello and upgrade are the same in
+// all protocols.
 func (s *spawner) hello(ctx context.Context, socket string) (ExecutorConn, wire.HelloReply, error) {
 	var hello wire.HelloReply
 	conn, err := wire.Dial(ctx, socket)
@@ -159,11 +160,11 @@ func (s *spawner) hello(ctx context.Context, socket string) (ExecutorConn, wire.
 	return conn, hello, nil
 }
 
-// maxLastWords bounds the part of a log that an error has, in bytes.
+// maxLastWords bounds the part of a log that an error quotes, in bytes.
 const maxLastWords = 1024
 
-// lastWords quotes the last line of a log that was written after its first from bytes: the file
-// may be gone before anybody can look at it.
+// lastWords quotes the last line of a log after its first from bytes: the file may be gone
+// before anybody can read it.
 func lastWords(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -175,7 +176,7 @@ func lastWords(path string, from int64) string {
 		return err.Error()
 	}
 	if info.Size() < from {
-		from = 0 // it has been rotated
+		from = 0 // it was rotated
 	}
 	from = max(from, info.Size()-maxLastWords)
 	data, err := io.ReadAll(io.NewSectionReader(f, from, maxLastWords))
@@ -192,9 +193,9 @@ func lastWords(path string, from int64) string {
 
 func (s *spawner) logPath() string { return filepath.Join(s.state, "executor.log") }
 
-// spawn starts the executor in a session of its own, so that no signal meant for us reaches it;
-// it moves itself to its own cgroup, to outlive our service. It gets the lock, which is held.
-// The channel receives how it ended.
+// spawn starts the executor in its own session, so that no signal meant for us reaches it; it
+// moves itself to its own cgroup, to outlive our service. It inherits the held lock. The channel
+// receives how it ended.
 func (s *spawner) spawn(socket string, lock *os.File) (<-chan error, error) {
 	log, err := os.OpenFile(s.logPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {
@@ -202,7 +203,7 @@ func (s *spawner) spawn(socket string, lock *os.File) (<-chan error, error) {
 	}
 	defer log.Close()
 	cmd := exec.Command(s.path, "--socket", socket, "--state", s.state, "--cgroup", s.cgroup, "--lock-fd", "3")
-	cmd.ExtraFiles = []*os.File{lock} // is 3 over there
+	cmd.ExtraFiles = []*os.File{lock} // fd 3 in the executor
 	cmd.Dir = "/"
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH")}
 	cmd.Stderr = log
@@ -212,6 +213,6 @@ func (s *spawner) spawn(socket string, lock *os.File) (<-chan error, error) {
 	}
 	s.log.Info("executor was started", "pid", cmd.Process.Pid)
 	ended := make(chan error, 1)
-	go func() { ended <- cmd.Wait() }() // or it would stay a zombie
+	go func() { ended <- cmd.Wait() }() // else it would stay a zombie
 	return ended, nil
 }

@@ -10,25 +10,25 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A stand-in is an empty cgroup of the sandbox's name beside those of its containers. Monitors
-// that find pods by their cgroups look for the cgroup of a pause container, by which they learn
-// of the pod's network; there is no such container here. Nothing else needs it, so it is made
-// only while somebody looks.
+// A stand-in is an empty cgroup named after the sandbox, beside those of its containers.
+// Monitors that find pods by their cgroups look for the cgroup of a pause container to learn
+// about the pod's network; crisp has no such container. Nothing else needs it, so it exists only
+// while somebody looks.
 //
-// Below a slice too it is a plain directory: a scope would need a process, and systemd removes
-// empty cgroups with the slice. Its name is the ID and nothing else, which the kubelet takes for
-// one with either driver.
+// Below a slice, too, it is a plain directory: a scope would need a process, and systemd removes
+// empty cgroups with the slice. Its name is just the ID, which the kubelet recognizes with
+// either driver.
 
-// HasStandIn reports whether the sandbox can have a stand-in. It can have none, nor does it need
-// one, if it has an init, whose cgroup has the sandbox's name, or a cgroup of its own.
+// HasStandIn reports whether the sandbox can have a stand-in. It cannot, and needs none, if it
+// has an init, whose cgroup has the sandbox's name, or a cgroup of its own.
 func (sb *Sandbox) HasStandIn() bool {
 	cfg := sb.record.Load().Config
 	return cfg.CgroupParent != "" && !cfg.SharedPID
 }
 
-// RenewStandIn makes the stand-in, anew if it is there already: whoever watches cgroups then
-// looks at the sandbox again. Only a Ready sandbox has one (else fault.WrongState), and it goes
-// with the namespaces, by Unpin.
+// RenewStandIn creates the stand-in, or replaces it: whoever watches cgroups then examines the
+// sandbox again. Only a Ready sandbox has one (else fault.WrongState), and Unpin removes it with
+// the namespaces.
 func (sb *Sandbox) RenewStandIn() error {
 	if !sb.HasStandIn() {
 		return fault.Invalid.Errorf("sandbox %s has no stand-in", sb.id)
@@ -63,7 +63,7 @@ func (k *kernel) EmptyCgroup(parent, name string, present bool) error {
 	dirs, err := cgroupDirs(parent)
 	if !present {
 		if err != nil {
-			return nil // in no parent of that name can there be one
+			return nil // there can be none without a parent
 		}
 		for controller, dir := range dirs {
 			dirs[controller] = filepath.Join(dir, name)

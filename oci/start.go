@@ -19,18 +19,18 @@ import (
 )
 
 // startTimeout bounds a start whose caller has given up: a root file system that does not
-// answer must not keep a container Starting for ever.
+// respond must not keep a container Starting for ever.
 const startTimeout = 4 * time.Minute
 
-// reasonStartError is the reason, and 128 the exit code, of a container whose
-// program was never executed.
+// reasonStartError is the reason, and 128 the exit code, of a container whose program was never
+// executed.
 const reasonStartError = "StartError"
 
-// Start runs the container's program and returns once it has been executed. If
-// that cannot be done the container is Exited with code 128, reason StartError
-// and the error's text as its message, and the error is returned.
+// Start runs the container's program and returns once it has been executed. If it cannot be, the
+// container is Exited with code 128, reason StartError and the error's text as its message, and
+// Start returns the error.
 //
-// A Start abandoned by ctx goes on; what became of it is in the status.
+// A Start abandoned by ctx continues; its outcome is in the status.
 func (c *Container) Start(ctx context.Context) error {
 	if err := c.mayStart(); err != nil {
 		return err
@@ -66,8 +66,8 @@ func (c *Container) run(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 
-	// Asked again now that we are Starting: a sandbox that began to stop before
-	// that has not seen us in its walk, one that does so later will.
+	// Check again now that we are Starting: a sandbox that began to stop earlier has not seen us
+	// in its walk; one that does so later will.
 	err := c.mayStart()
 	var reply wire.RunReply
 	if err == nil {
@@ -83,11 +83,11 @@ func (c *Container) run(ctx context.Context) error {
 	return c.ran(reply)
 }
 
-// errUnsettled: the Runtime was closed and the container is left Starting.
+// errUnsettled: the Runtime was closed and the container is still Starting.
 var errUnsettled = fault.Unavailable.Errorf("closed during a start")
 
-// launch has the executor run the container. If the answer is lost with the executor, its
-// successor is asked for the outcome, and to run the container if nothing has happened.
+// launch has the executor run the container. If the answer is lost with the executor, launch
+// asks its successor for the outcome, and to run the container if nothing has happened.
 func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error) {
 	req, err := c.runRequest()
 	if err != nil {
@@ -131,11 +131,11 @@ func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.
 	return c.rt.link.call(ctx, wire.MethodRestore, wire.RestoreRequest{RunRequest: req, Dir: dir}, reply)
 }
 
-// outcome finds out what became of a start whose answer never came; nil = nothing happened, and
+// outcome determines the result of a start whose answer never came; nil = nothing happened, and
 // nothing will. The executor lists a container once its program runs, and deletes none that is
-// still being started, however long that takes; its list waits for calls of a dead daemon that
-// it has yet to read (wire.Conn.Settle), but not for the end of a slow start. Without either a
-// container could run twice. The only error is errUnsettled.
+// still being started, however long that takes; before it lists, it waits for calls of a dead
+// daemon that it has yet to read (wire.Conn.Settle), but not for the end of a slow start.
+// Without either a container could run twice. The only error is errUnsettled.
 func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 	for pause := backoff.New(time.Millisecond, time.Second); ; {
 		infos, err := c.rt.link.list(ctx)
@@ -149,7 +149,7 @@ func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 			return nil, errUnsettled
 		}
 		if err == nil {
-			// It may have run and ended between the two.
+			// It may have run and ended between the two calls.
 			if exit, ended := c.readExit(); ended {
 				return &wire.Info{ID: c.id, RunReply: wire.RunReply{StartedAt: exit.At}, Exit: &exit}, nil
 			}
@@ -162,8 +162,8 @@ func (c *Container) outcome(ctx context.Context) (*wire.Info, error) {
 	}
 }
 
-// ran notes that the program runs. A Stop that came first has won: then the container stays
-// Stopping, and the stopper goes on from here.
+// ran records that the program runs. A Stop that came first has won: the container then stays
+// Stopping, and the stopper continues from here.
 func (c *Container) ran(reply wire.RunReply) error {
 	err := c.move(started, func(st *containerStatus) {
 		st.Pid, st.StartTime = reply.Pid, reply.StartTime
@@ -183,12 +183,12 @@ func (c *Container) ran(reply wire.RunReply) error {
 	return nil
 }
 
-// failed records that the program was never executed. It is on disk like any
-// other end: kubelet counts it as a restart, and shows the message.
+// failed records that the program was never executed. It is on disk like any other exit: the
+// kubelet counts it as a restart, and shows the message.
 func (c *Container) failed(ctx context.Context, why error) error {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
-	err := c.rt.expunge(ctx, c.id) // should the executor see it otherwise
+	err := c.rt.expunge(ctx, c.id) // in case the executor disagrees
 	return errors.Join(err, c.end(wire.Exit{
 		ID: c.id, Code: 128, At: time.Now(), Reason: reasonStartError, Message: why.Error(),
 	}, true))
@@ -220,8 +220,8 @@ func (c *Container) settings() wire.Settings {
 	}
 }
 
-// joinTarget returns the spec with the PID namespace of PIDTarget in it. The
-// target must be of the same sandbox and running now, whatever it was at Create.
+// joinTarget returns the spec with the PID namespace of PIDTarget in it. The target must be of
+// the same sandbox and running now, whatever it was at Create.
 func (c *Container) joinTarget(cfg ContainerConfig) (*specs.Spec, error) {
 	if cfg.PIDTarget == "" {
 		return cfg.Spec, nil

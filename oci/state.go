@@ -5,8 +5,8 @@ import (
 	"slices"
 )
 
-// A State is where a container is in its life. The -ing states also say that
-// one goroutine is at work on it: a long operation is a state, never a held lock.
+// A State is a stage in a container's life. The -ing states also say that one goroutine is at
+// work on it: a long operation is a state, never a held lock.
 //
 //	          start           started          stop
 //	Created ─────────▶ Starting ──────▶ Running ──────▶ Stopping
@@ -15,8 +15,8 @@ import (
 //	   ▼                   remove                  ▼ exited
 //	Removing ◀────────────────────────────────── Exited
 //
-// Stop is also legal while Starting; the starter then finds that it lost.
-// What each state means after a crash is in recover.go, one case per State.
+// Stop is also legal while Starting; the starter then finds that it lost. recover.go says what
+// each state means after a crash, one case per State.
 type State uint8
 
 const (
@@ -32,7 +32,7 @@ var stateNames = [...]string{"created", "starting", "running", "stopping", "exit
 
 func (s State) String() string { return nameOf(stateNames[:], s) }
 
-// MarshalText gives status.json words instead of numbers.
+// MarshalText writes words instead of numbers to status.json.
 func (s State) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
@@ -53,9 +53,9 @@ var eventNames = [...]string{"start", "started", "stop", "exited", "remove"}
 
 func (e event) String() string { return nameOf(eventNames[:], e) }
 
-// next is the whole machine: a move that is not listed is forbidden. Stopping
-// twice and removing twice are listed because CRI asks for idempotence; started
-// while Stopping is the starter that lost, and only notes what it started.
+// next is the complete state machine: a move that is not listed is forbidden. Repeated stops and
+// removals are listed because CRI requires idempotence; started while Stopping is the starter
+// that lost, and only records what it started.
 var next = map[State]map[event]State{
 	Created:  {start: Starting, remove: Removing},
 	Starting: {started: Running, stop: Stopping, exited: Exited},
@@ -65,7 +65,7 @@ var next = map[State]map[event]State{
 	Removing: {remove: Removing},
 }
 
-// A SandboxState is where a sandbox is in its life.
+// A SandboxState is a stage in a sandbox's life.
 //
 //	Creating ──ready──▶ Ready ⟲ adopt
 //	   │                  │
@@ -77,8 +77,8 @@ var next = map[State]map[event]State{
 //	   ▼             │ remove
 //	Removing ◀───────┘
 //
-// A sandbox adopts a container only while it is Ready, so whoever made it
-// Stopping finds all of its containers in one walk.
+// A sandbox adopts a container only while it is Ready, so whoever made it Stopping finds all of
+// its containers in one walk.
 type SandboxState uint8
 
 const (
@@ -93,7 +93,7 @@ var sandboxStateNames = [...]string{"creating", "ready", "stopping", "not ready"
 
 func (s SandboxState) String() string { return nameOf(sandboxStateNames[:], s) }
 
-// MarshalText gives status.json words instead of numbers.
+// MarshalText writes words instead of numbers to status.json.
 func (s SandboxState) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
 
 // UnmarshalText is the inverse of MarshalText.
@@ -116,8 +116,8 @@ var sandboxEventNames = [...]string{"ready", "adopt", "stop", "stopped", "remove
 
 func (e sandboxEvent) String() string { return nameOf(sandboxEventNames[:], e) }
 
-// sandboxNext is the sandbox's whole machine. Stopping and having stopped are
-// legal again and again: CRI wants StopPodSandbox to be called many times.
+// sandboxNext is the complete state machine of a sandbox. Stop and stopped may be repeated: CRI
+// wants StopPodSandbox to be called many times.
 var sandboxNext = map[SandboxState]map[sandboxEvent]SandboxState{
 	SandboxCreating: {sandboxReady: SandboxReady, sandboxStop: SandboxStopping, sandboxRemove: SandboxRemoving},
 	SandboxReady:    {sandboxAdopt: SandboxReady, sandboxStop: SandboxStopping},

@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Stats are the kernel's counters for a cgroup and all below it, read in one go. Counters that
-// a kernel or a cgroup version lacks are 0 or nil.
+// Stats are the kernel's counters for a cgroup and everything below it, read at once. Counters
+// that a kernel or a cgroup version lacks are 0 or nil.
 type Stats struct {
 	At        time.Time
 	CPU       CPUStats
@@ -28,19 +28,19 @@ type Stats struct {
 type CPUStats struct {
 	UsageNs, UserNs, SystemNs              uint64
 	Periods, ThrottledPeriods, ThrottledNs uint64
-	PSI                                    *PSI // nil where the kernel counts none
+	PSI                                    *PSI // nil if the kernel does not count it
 }
 
 // MemoryStats counts bytes, and faults.
 type MemoryStats struct {
-	Usage                       uint64 // all that is charged
+	Usage                       uint64 // everything charged
 	WorkingSet                  uint64 // Usage less inactive file pages
 	RSS                         uint64 // anonymous pages
 	Cache                       uint64 // file pages
 	MappedFile                  uint64
 	Kernel                      uint64
 	Limit                       uint64 // 0 = none
-	Reservation                 uint64 // memory that is spared when memory is short; 0 = none
+	Reservation                 uint64 // memory protected when memory is short; 0 = none
 	Available                   uint64 // Limit less WorkingSet; 0 without a limit
 	Peak                        uint64 // highest Usage; since Linux 5.19 on cgroup v2
 	FailCount                   uint64 // how often Limit was hit
@@ -57,7 +57,7 @@ type SwapStats struct {
 
 // IOStats counts what reached block devices.
 type IOStats struct {
-	Devices []DeviceIO // those that were used
+	Devices []DeviceIO // those in use
 	PSI     *PSI       // likewise
 }
 
@@ -77,7 +77,7 @@ type PidStats struct {
 type HugePageStats struct {
 	Size  string // "2MB"
 	Usage uint64
-	Max   uint64 // highest Usage; v2 does not count it, there it is Usage
+	Max   uint64 // highest Usage; equal to Usage on v2, which does not record it
 }
 
 // PSI is pressure stall information (Documentation/accounting/psi.rst).
@@ -89,7 +89,7 @@ type PSIData struct {
 	Avg10, Avg60, Avg300 float64
 }
 
-// Stats reads all counters of a container that is alive (else fault.WrongState).
+// Stats reads all counters of a live container (else fault.WrongState).
 func (c *Container) Stats() (Stats, error) {
 	return c.read(func(dirs map[string]string) (Stats, error) {
 		s, _, err := readStats(dirs, nil, true)
@@ -97,9 +97,9 @@ func (c *Container) Stats() (Stats, error) {
 	})
 }
 
-// Usage is Stats of those counters that CRI's statistics have: of the CPU the usage, of memory
-// the usage, its parts by which it is judged and its limit, of swap all, of tasks how many there
-// are, and pressure. It is made for being called every few seconds for all containers.
+// Usage reads only the counters in CRI's statistics: CPU usage, memory usage with its judged
+// parts and its limit, all of swap, the number of tasks, and pressure. It is fast enough to be
+// called every few seconds for all containers.
 func (c *Container) Usage() (Stats, error) { return c.read(c.counters.read) }
 
 func (c *Container) read(read func(dirs map[string]string) (Stats, error)) (Stats, error) {
@@ -114,7 +114,7 @@ func (c *Container) read(read func(dirs map[string]string) (Stats, error)) (Stat
 	return s, err
 }
 
-// Usage is that of the sandbox's cgroup, be it its own or the caller's. Without one:
+// Usage reads the same counters of the sandbox's cgroup, its own or the caller's. Without one:
 // fault.WrongState.
 func (sb *Sandbox) Usage() (Stats, error) {
 	dirs, err := sb.groups()
@@ -128,15 +128,14 @@ func (sb *Sandbox) Usage() (Stats, error) {
 	return s, err
 }
 
-// readStats reads the counters of a cgroup: all of them, or those that Usage has. kept may be
-// nil. stale: a file that was kept is of a cgroup that was removed. fs.ErrNotExist: there is
-// no cgroup.
+// readStats reads the counters of a cgroup: all of them, or those of Usage. kept may be nil.
+// stale: a kept file belongs to a removed cgroup. fs.ErrNotExist: there is no cgroup.
 func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stale bool, err error) {
 	g := openGroup(dirs, kept)
 	defer g.close()
 	s.At = time.Now()
-	// With a memory controller of v1 the machine is v1 or hybrid, and a v2
-	// directory counts nothing.
+	// With a v1 memory controller the machine is v1 or hybrid, and a v2 directory counts
+	// nothing.
 	main := ""
 	if _, v1 := dirs["memory"]; v1 {
 		main = "memory"
@@ -152,8 +151,8 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 		s.usageV1(g)
 	}
 	s.Pids.Current = g.number(pidsOf(main), "pids.current")
-	// Pressure is counted in every directory of v2, on a hybrid host too, where
-	// the v2 hierarchy may also be the one that has the hugetlb controller.
+	// Pressure is counted in every v2 directory, on a hybrid host too, where the v2 hierarchy
+	// may also have the hugetlb controller.
 	s.CPU.PSI = g.psi("cpu.pressure")
 	s.Memory.PSI = g.psi("memory.pressure")
 	s.IO.PSI = g.psi("io.pressure")
@@ -167,7 +166,7 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 	return s, g.stale, nil
 }
 
-// pidsOf returns the hierarchy of the pids controller, by that of the memory controller.
+// pidsOf returns the hierarchy of the pids controller, given that of the memory controller.
 func pidsOf(main string) string {
 	if main == "" {
 		return ""
@@ -224,8 +223,8 @@ func (s *Stats) restV2(g *groupFiles) {
 	s.IO.Devices = g.ioStat()
 }
 
-// nsPerTick: the kernel tells times in USER_HZ, 100 on every architecture
-// that Go runs on (time(7)).
+// nsPerTick: the kernel reports times in USER_HZ, 100 on every architecture that Go supports
+// (time(7)).
 const nsPerTick = 1e9 / 100
 
 func (s *Stats) usageV1(g *groupFiles) {
@@ -265,8 +264,8 @@ func (s *Stats) restV1(g *groupFiles) {
 	s.IO.Devices = g.blkio()
 }
 
-// pageSizes are the sizes of huge pages that the kernel has, as they stand in the
-// names of cgroup files. They are fixed when it boots.
+// pageSizes are the sizes of huge pages that the kernel supports, as written in the names of
+// cgroup files. They are fixed at boot.
 var pageSizes = sync.OnceValue(cgroups.HugePageSizes)
 
 func hugePagesV1(g *groupFiles, sizes []string) []HugePageStats {
@@ -290,7 +289,7 @@ func hugePages(g *groupFiles, controller string, sizes []string, usage, highest 
 	return list
 }
 
-// bounded makes v1's way to say "no limit", the largest page-aligned number, 0.
+// bounded converts v1's "no limit", the largest page-aligned number, to 0.
 func bounded(limit uint64) uint64 {
 	if limit > 1<<62 {
 		return 0

@@ -13,19 +13,19 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A container that does not die (its processes wait for a disk, say) is sent SIGKILL again
-// after killRetry, twice that, and so on up to killRetryMax.
+// A container that does not die (its processes wait for a disk, say) gets SIGKILL again after
+// killRetry, twice that, and so on up to killRetryMax.
 const (
 	killRetry    = 500 * time.Millisecond
 	killRetryMax = 30 * time.Second
 )
 
-// Stop asks the container to exit with sig, kills it with all of its processes
-// once grace has passed, and returns when its exit is recorded. A grace of 0 or
-// less kills at once. Stopping a container that is not alive is no error.
+// Stop asks the container to exit with sig, kills it with all of its processes once grace has
+// passed, and returns when its exit is recorded. A grace of 0 or less kills at once. Stopping a
+// container that is not alive is no error.
 //
-// Stops may overlap: sig is sent once, and the earliest deadline counts. A Stop
-// abandoned by ctx still kills when its grace is over.
+// Stops may overlap: sig is sent once, and the earliest deadline counts. A Stop abandoned by ctx
+// still kills when its grace is over.
 func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Duration) error {
 	err := c.move(stop, nil)
 	if errors.Is(err, fault.WrongState) {
@@ -53,7 +53,7 @@ func (c *Container) Stop(ctx context.Context, sig unix.Signal, grace time.Durati
 	}
 }
 
-// terminate does the work of all Stops: one that does not die may be stopped again and
+// terminate does the work of all Stops: a container that does not die may be stopped again and
 // again for days. It ends with the container, or with ctx.
 func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	settled := c.settled // a start in flight can only be killed
@@ -89,8 +89,8 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	}
 }
 
-// signal signals the container's init, or all of its processes. The answer is not waited for,
-// so an error is logged.
+// signal signals the container's init, or all of its processes. Nobody waits for the result, so
+// an error is logged.
 func (c *Container) signal(ctx context.Context, sig unix.Signal, all bool) {
 	select {
 	case <-c.done:

@@ -18,17 +18,17 @@ type object interface {
 }
 
 // A store finds objects by ID and by name. It does no I/O and calls nothing outside. The zero
-// store of an object is ready for use once what is set.
+// value is ready for use once what is set.
 type store[T object] struct {
 	what string // "container", for errors
 
 	mu    sync.Mutex
 	byID  map[string]T      // guarded by mu
-	names map[string]string // name → ID, also of what is being created; guarded by mu
+	names map[string]string // name → ID, including objects being created; guarded by mu
 }
 
-// reserve takes name and id for an object that is being created; add makes it
-// visible, and release gives both back. An empty name needs no reservation.
+// reserve takes name and id for an object that is being created; add makes it visible, and
+// release frees both. An empty name needs no reservation.
 func (s *store[T]) reserve(name, id string) (release func(), err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ func (s *store[T]) reserve(name, id string) (release func(), err error) {
 	return func() { s.forget(name, id) }, nil
 }
 
-// forget gives a name back if it is still id's.
+// forget frees a name if it is still id's.
 func (s *store[T]) forget(name, id string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -67,8 +67,8 @@ func (s *store[T]) add(x T) {
 	s.byID[x.ID()] = x
 }
 
-// restore is reserve and add for what comes from disk. A name that is there
-// twice stays the first one's; that must not keep a daemon from starting.
+// restore is reserve and add for objects loaded from disk. A duplicate name stays the first
+// one's; it must not keep a daemon from starting.
 func (s *store[T]) restore(x T, log *slog.Logger) {
 	if _, err := s.reserve(x.name(), x.ID()); err != nil {
 		log.Warn("name was taken already", s.what, x.ID(), "err", err)
@@ -128,9 +128,9 @@ func (s *store[T]) byName(name string) (T, bool) {
 	return x, ok
 }
 
-// newest returns the latest creation time of the objects whose names differ from name only in
-// what follows the last "_": by that name they are attempts at the same thing, of which the
-// newest counts. The zero time: there are none.
+// newest returns the latest creation time of the objects whose names differ from name only after
+// the last "_": such names are attempts at the same thing, of which the newest counts. Zero =
+// there are none.
 func (s *store[T]) newest(name string) (at time.Time) {
 	end := strings.LastIndexByte(name, '_') + 1
 	if end == 0 {
@@ -168,16 +168,15 @@ func (r *Runtime) Containers() []*Container { return r.containers.list() }
 // ContainerByName returns the container that was created under name.
 func (r *Runtime) ContainerByName(name string) (*Container, bool) { return r.containers.byName(name) }
 
-// Sandbox returns the one sandbox whose ID starts with prefix, in whatever
-// state. Errors: fault.NotFound, fault.Invalid if it is ambiguous.
+// Sandbox returns the one sandbox whose ID starts with prefix, in any state. Errors:
+// fault.NotFound, fault.Invalid if it is ambiguous.
 func (r *Runtime) Sandbox(prefix string) (*Sandbox, error) { return r.sandboxes.get(prefix) }
 
-// Sandboxes returns all sandboxes but those being created, oldest first.
+// Sandboxes returns all sandboxes except those being created, oldest first.
 func (r *Runtime) Sandboxes() []*Sandbox {
 	all := r.sandboxes.list()
 	return slices.DeleteFunc(all, func(sb *Sandbox) bool { return sb.State() == SandboxCreating })
 }
 
-// SandboxByName returns the sandbox that was created under name, in whatever
-// state.
+// SandboxByName returns the sandbox that was created under name, in any state.
 func (r *Runtime) SandboxByName(name string) (*Sandbox, bool) { return r.sandboxes.byName(name) }

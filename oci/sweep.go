@@ -12,7 +12,7 @@ import (
 
 // sweep removes objects without a record: those whose creation died before the record was
 // written, and those whose record was corrupt. It looks only below our own directories and at
-// our own executor, never at what others may have made.
+// our own executor, never at what others may have created.
 func (r *Runtime) sweep(ctx context.Context) {
 	ctx, cancel := undo.Context(ctx)
 	defer cancel()
@@ -56,8 +56,8 @@ func (r *Runtime) sweepContainer(ctx context.Context, id string) error {
 	return os.RemoveAll(dir)
 }
 
-// sweepSandbox takes away a sandbox without a record. Its cgroup, if it had one
-// of its own, follows from its ID.
+// sweepSandbox removes a sandbox without a record. The name of its own cgroup, if it had one,
+// follows from its ID.
 func (r *Runtime) sweepSandbox(ctx context.Context, id string) error {
 	dir := filepath.Join(r.o.State, sandboxKind, id)
 	err := errors.Join(
@@ -87,7 +87,7 @@ func (s *store[T]) has(id string) bool {
 	return ok
 }
 
-// unknownDirs lists the directories in dir that known does not know.
+// unknownDirs lists the directories in dir for which known is false.
 func unknownDirs(dir string, known func(string) bool) []string {
 	entries, err := os.ReadDir(dir)
 	if err != nil {

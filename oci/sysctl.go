@@ -29,8 +29,8 @@ func checkSysctls(cfg SandboxConfig) error {
 	return nil
 }
 
-// sysctlNamespace returns the kind of namespace that a parameter belongs to, ""
-// if it is the machine's: namespaces(7), ipc_namespaces(7), uts_namespaces(7).
+// sysctlNamespace returns the kind of namespace that a parameter belongs to; "" if it is the
+// machine's: namespaces(7), ipc_namespaces(7), uts_namespaces(7).
 func sysctlNamespace(path string) string {
 	switch {
 	case strings.HasPrefix(path, "net/"):
@@ -46,8 +46,8 @@ func sysctlNamespace(path string) string {
 	return ""
 }
 
-// DeviceSysctls divides parameters into those of one network device, which can only be set when
-// that is in its namespace, by their paths below /proc/sys, and the others as they are. The
+// DeviceSysctls separates the parameters of single network devices, keyed by their paths below
+// /proc/sys, from the others. They can be set only once the device is in its namespace. The
 // loopback device is there from the beginning.
 func DeviceSysctls(all map[string]string) (devices, others map[string]string) {
 	devices, others = make(map[string]string), maps.Clone(all)
@@ -66,12 +66,12 @@ func DeviceSysctls(all map[string]string) (devices, others map[string]string) {
 	return devices, others
 }
 
-// clean reports whether part of a path is a name.
+// clean reports whether part of a path is a proper name.
 func clean(part string) bool { return part != "" && part != "." && part != ".." }
 
-// sysctlPath turns a name into a path below /proc/sys. sysctl(8): "Use either
-// '.' or '/' as separator"; the first one found is the separator, and the other
-// then stands for itself, as in net/ipv4/conf/eth0.100/forwarding.
+// sysctlPath turns a name into a path below /proc/sys. sysctl(8): "Use either '.' or '/' as
+// separator"; the first one found is the separator, and the other then stands for itself, as in
+// net/ipv4/conf/eth0.100/forwarding.
 func sysctlPath(name string) string {
 	if i := strings.IndexAny(name, "./"); i < 0 || name[i] == '/' {
 		return name

@@ -14,9 +14,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A Change is what Apply changes of a container. Fields that are nil stay as they are.
+// A Change is a change to a container by Apply. Nil fields change nothing.
 type Change struct {
-	Resources   *specs.LinuxResources // its nil fields stay, too
+	Resources   *specs.LinuxResources // its nil fields change nothing, either
 	OOMScoreAdj *int                  // of all its processes
 	Extra       []byte                // what Extra returns
 }
@@ -25,11 +25,11 @@ type Change struct {
 // an engine.
 const applyTime = 2 * time.Minute
 
-// Apply changes a container that was created or runs, whole or not at all, one change
-// after the other. The container's Config shows the result, which is durable.
+// Apply changes a container that was created or runs, atomically, one change after another. The
+// container's Config shows the result, which is durable.
 //
-// A change abandoned by ctx goes on: the executor may be about to make it, or to refuse
-// it, and the record has to say which.
+// A change abandoned by ctx continues: the executor may be about to make it, or to refuse it,
+// and the record has to say which.
 func (c *Container) Apply(ctx context.Context, ch Change) error {
 	select {
 	case c.applying <- struct{}{}:
@@ -57,9 +57,9 @@ func (c *Container) Apply(ctx context.Context, ch Change) error {
 
 // apply does the work of Apply, one call at a time.
 //
-// The record is written first: a crash before the kernel has heard of the change leaves a
-// record that Resources corrects by what the kernel has, while an unrecorded change would be
-// undone by the next.
+// The record is written first: after a crash before the kernel has the change, Resources
+// corrects the record by the kernel's values, while an unrecorded change would be undone by the
+// next one.
 func (c *Container) apply(ctx context.Context, ch Change) (err error) {
 	st := c.status.Load().State
 	if st != Created && st != Running {
@@ -100,7 +100,7 @@ func (c *Container) apply(ctx context.Context, ch Change) (err error) {
 	return c.notRunning("update", c.rt.link.again(ctx, wire.MethodUpdate, req, nil))
 }
 
-// record puts the change into cfg. What cfg points at is shared: it is copied.
+// record writes the change into cfg. What cfg points to is shared, so it is copied.
 func (ch Change) record(cfg *ContainerConfig) error {
 	spec := *cfg.Spec
 	if ch.Resources != nil {
@@ -127,9 +127,8 @@ func (ch Change) record(cfg *ContainerConfig) error {
 	return nil
 }
 
-// merge returns a copy of old with what is set in change. Every field of
-// LinuxResources is left out of its JSON when unset, so that decoding one onto
-// the other is the merge.
+// merge returns a copy of old with the set fields of change. The JSON of LinuxResources omits
+// unset fields, so decoding one onto the other merges them.
 func merge(old, change *specs.LinuxResources) (*specs.LinuxResources, error) {
 	merged := &specs.LinuxResources{}
 	for _, res := range []*specs.LinuxResources{old, change} {

@@ -12,14 +12,14 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// upgradeTries is how often a busy executor is asked. It waits some seconds by itself before it
-// says that it is busy.
+// upgradeTries is how often a busy executor is asked. It waits some seconds before it reports
+// that it is busy.
 const upgradeTries = 3
 
-// current has the executor at conn become the program that is installed, if that
-// is of another version: an administrator has installed a new one, and started only
-// us again. It is the same process afterwards; containers do not notice. If it
-// cannot be done the old one is good enough as long as we speak the same protocol.
+// current upgrades the executor at conn to the installed program, if its version differs: an
+// administrator has installed a new one and restarted only us. The process stays the same;
+// containers do not notice. If the upgrade fails, the old program will do as long as it speaks
+// our protocol.
 func (s *spawner) current(ctx context.Context, conn ExecutorConn, running wire.HelloReply, socket string) (ExecutorConn, error) {
 	installed, err := s.installed(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func (s *spawner) installed(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-// speaking is conn if that executor speaks our protocol.
+// speaking returns conn if its executor speaks our protocol.
 func (s *spawner) speaking(conn ExecutorConn, hello wire.HelloReply) (ExecutorConn, error) {
 	if hello.Protocol == wire.Protocol {
 		return conn, nil

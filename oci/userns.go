@@ -16,9 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// checkIDs refuses a user namespace that could not be made, or in which what
-// containers are given anyway could not be mounted: proc(5) and mqueue are of
-// the PID and the IPC namespace, and need these to belong to it.
+// checkIDs refuses a user namespace that could not be created, or in which the usual mounts of
+// containers would fail: proc(5) and mqueue belong to the PID and the IPC namespace, which must
+// belong to the user namespace.
 func checkIDs(cfg SandboxConfig) error {
 	if cfg.IDs == nil {
 		return nil
@@ -38,14 +38,14 @@ func checkIDs(cfg SandboxConfig) error {
 	return nil
 }
 
-// makeOwned makes a user namespace and others that belong to it: what is done in
-// them needs the capabilities of its root.
+// makeOwned creates a user namespace and others that belong to it: setting them up needs the
+// capabilities of its root.
 func makeOwned(p Pins, flags int, kinds []string) error {
 	err := userns.Make(*p.IDs, uintptr(flags)&^unix.CLONE_NEWUSER, func(ns string) error {
 		if err := thread.Run(func() error { return setUp(p, kinds, ns) }); err != nil {
 			return err
 		}
-		// The user namespace goes last: it stands for all.
+		// The user namespace is pinned last: it stands for all.
 		return pinAll(ns, append(slices.Clone(kinds[1:]), kinds[0]), p)
 	})
 	if err != nil {
@@ -67,8 +67,8 @@ func dropOrphans(p Pins) error {
 	return errors.Join(errs...)
 }
 
-// setUp sets hostname and sysctls of the namespaces in the directory ns, from
-// within them. Only the user namespace is not entered: a thread cannot.
+// setUp sets hostname and sysctls of the namespaces in the directory ns, from within them. It
+// does not enter the user namespace: a thread cannot.
 func setUp(p Pins, kinds []string, ns string) error {
 	if p.Hostname == "" && len(p.Sysctls) == 0 {
 		return nil
@@ -98,8 +98,8 @@ func setUp(p Pins, kinds []string, ns string) error {
 	if len(refused) == 0 {
 		return nil
 	}
-	// Those of an IPC namespace belong to the root of its user namespace, and
-	// capabilities count for nothing (Linux 5.19). The change is the thread's.
+	// Those of an IPC namespace belong to the root of its user namespace, and capabilities do
+	// not help (Linux 5.19). Only this thread changes its IDs.
 	for _, call := range []struct{ nr, id uintptr }{
 		{unix.SYS_SETRESGID, uintptr(p.IDs.GID.Host)}, {unix.SYS_SETRESUID, uintptr(p.IDs.UID.Host)},
 	} {

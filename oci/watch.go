@@ -10,13 +10,13 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An executor that dies is replaced in a moment. One that hangs would do so for ever: no pod
-// starts, no exit is taken, no output read. So every pingEvery it is asked for an answer that
-// takes a working executor. After reportAfter unanswered pings in a row Trouble reports it;
-// after killAfter it is killed, and with that replaced.
+// An executor that dies is replaced at once. One that hangs would hang for ever: no pod starts,
+// no exit is seen, no output read. So every pingEvery it gets a call that only a working
+// executor answers. After reportAfter unanswered pings in a row Trouble reports it; after
+// killAfter it is killed, and thereby replaced.
 //
-// An upgrade may keep it busy for its own quiet time, 10 s, and a machine without
-// memory to spare for longer than that.
+// An upgrade may keep it busy for its own quiet time, 10 s, and memory shortage for longer than
+// that.
 const (
 	pingEvery   = 5 * time.Second
 	reportAfter = 4
@@ -31,8 +31,8 @@ type processConn interface {
 	Kill() error
 }
 
-// Trouble is why containers can be neither started nor ended at present: the executor
-// does not answer, or there is none. nil = they can.
+// Trouble returns why containers can currently be neither started nor ended: the executor does
+// not answer, or there is none. nil = they can.
 func (r *Runtime) Trouble() error {
 	if err := r.link.trouble.Load(); err != nil {
 		return *err
@@ -40,7 +40,7 @@ func (r *Runtime) Trouble() error {
 	return nil
 }
 
-// watch looks after the executor until ctx ends.
+// watch watches the executor until ctx ends.
 func (l *link) watch(ctx context.Context) {
 	tick := time.NewTicker(pingEvery)
 	defer tick.Stop()
@@ -72,13 +72,13 @@ func (l *link) watch(ctx context.Context) {
 		l.trouble.Store(&err)
 		if m, ok := conn.(processConn); ok && failed >= killAfter {
 			l.log.Error("executor is killed, to be replaced", "err", err, "kill", m.Kill())
-			failed = 0 // should its successor be no better, it has as long
+			failed = 0 // its successor gets as long
 		}
 	}
 }
 
-// ping asks the executor in force, or the one that is about to be, for an answer. It takes up
-// to pingEvery; any answer will do.
+// ping calls the current executor, or the one being settled. It takes up to pingEvery; any
+// answer will do.
 func (l *link) ping(ctx context.Context) (ExecutorConn, error) {
 	ctx, cancel := context.WithTimeout(ctx, pingEvery)
 	defer cancel()
@@ -99,12 +99,12 @@ func (l *link) ping(ctx context.Context) (ExecutorConn, error) {
 	case ctx.Err() != nil:
 		return conn, fault.Unavailable.Errorf("executor has not answered within %v", pingEvery)
 	case errors.Is(err, fault.Unavailable):
-		return nil, fmt.Errorf("ask executor: %w", err) // it is gone, which keep sees to
+		return nil, fmt.Errorf("ask executor: %w", err) // it is gone, which keep handles
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.conn == nil {
-		// Killing an executor that answers would only start over.
+		// If the executor answers, killing it would only start over.
 		return nil, fault.Unavailable.Errorf("executor answers, but the containers are not settled yet")
 	}
 	return conn, nil
