@@ -242,7 +242,6 @@ type SignalRequest struct {
 // A client detaches by closing all descriptors; with RunRequest.StdinOnce the
 // container's stdin is closed with the first attached one that its client closes.
 // The exit of the client's process closes nothing: its successor may attach again.
-// client's process closes nothing: the next one may attach again.
 type AttachRequest struct {
 	ID    string
 	Stdin bool
