@@ -15,7 +15,7 @@ type Attachment struct {
 }
 
 // Attach opens the stdio of a running container (else fault.WrongState). With StdinOnce the
-// container's stdin ends when the first client that attaches to it leaves.
+// container's stdin ends when the first attached client closes its stdin.
 func (c *Container) Attach(ctx context.Context, stdin bool) (*Attachment, error) {
 	if err := c.mustRun("attach to"); err != nil {
 		return nil, err

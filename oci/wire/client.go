@@ -21,7 +21,7 @@ type Client struct {
 	conn   *net.UnixConn
 	events chan Event
 	gone   chan struct{} // closed when the connection has ended
-	unread chan struct{} // closed by Close: events have no reader any more
+	unread chan struct{} // closed by Close: nobody reads events any more
 	once   sync.Once     // of Close
 
 	sending sync.Mutex // serializes frames
@@ -29,8 +29,8 @@ type Client struct {
 	mu    sync.Mutex
 	last  uint64                 // ID of the latest call; guarded by mu
 	calls map[uint64]chan *frame // waiting for an answer; guarded by mu, nil when gone
-	given map[uint64]bool        // abandoned execs that are not answered yet; guarded by mu
-	queue []Event                // not yet taken by a reader of events; guarded by mu
+	given map[uint64]bool        // abandoned execs not answered yet; guarded by mu
+	queue []Event                // not yet read; guarded by mu
 	wake  chan struct{}          // queue is not empty; capacity 1
 }
 
@@ -56,13 +56,11 @@ func Dial(ctx context.Context, path string) (*Client, error) {
 	return c, nil
 }
 
-// Call calls the executor and waits for its answer, which it stores in reply unless that is
-// nil. The files in send are passed along and stay the caller's; those in recv become the
-// caller's and have the names that the method gives them.
+// Call calls the executor and waits for its answer, which it stores in reply unless that is nil.
+// The caller keeps the files in send, and owns those in recv, whose names the method defines.
 //
-// If ctx ends first, so does the call, with ctx's error: whether its work was done is then
-// unknown, except that an exec leaves no process. The error is fault.Unavailable if the
-// connection ended.
+// If ctx ends first, Call returns its error: whether the work was done is then unknown, except
+// that an exec leaves no process. The error is fault.Unavailable if the connection ended.
 func (c *Client) Call(ctx context.Context, method string, req, reply any, send ...*os.File) (recv []*os.File, err error) {
 	id, answer, err := c.enter()
 	if err != nil {
@@ -80,7 +78,7 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 	select {
 	case f = <-answer:
 	case <-ctx.Done():
-		if c.giveUp(id, method == MethodExec) { // else the answer is here already
+		if c.giveUp(id, method == MethodExec) { // else the answer has arrived
 			if data, err := encode(header{ID: id, Cancel: true}, nil, nil); err == nil {
 				c.send(data, nil) // best effort: a dead connection cancels by itself
 			}
@@ -103,8 +101,8 @@ func (c *Client) Call(ctx context.Context, method string, req, reply any, send .
 }
 
 // Events returns the events that follow MethodSubscribe. None is dropped, however slowly they
-// are read. The channel is closed once the connection has ended and all earlier events have
-// been read, or on Close.
+// are read. The channel is closed once the connection has ended and all earlier events have been
+// read, or on Close.
 func (c *Client) Events() <-chan Event { return c.events }
 
 // Close closes the connection, which ends the calls in flight.
@@ -123,12 +121,12 @@ func (c *Client) Pid() (int, error) {
 	return int(cred.Pid), nil
 }
 
-// Kill sends SIGKILL to the process that listens at the other end. It is no error if that has
-// ended.
+// Kill sends SIGKILL to the process that listens at the other end. It is no error if the process
+// has ended.
 func (c *Client) Kill() error {
 	pid, err := c.Pid()
 	if errors.Is(err, net.ErrClosed) {
-		return nil // and with the connection the process has ended
+		return nil // the process ended with the connection
 	}
 	if err != nil {
 		return err
@@ -141,7 +139,7 @@ func (c *Client) Kill() error {
 		return fmt.Errorf("pidfd of executor: %w", err)
 	}
 	defer unix.Close(pidfd)
-	// As long as the connection exists, so does the process, and the PID is its own.
+	// As long as the connection exists, so does the process, and its PID is not reused.
 	select {
 	case <-c.gone:
 		return nil
@@ -196,7 +194,7 @@ func (c *Client) endExec(f *frame) {
 		return
 	}
 	ref := ExecRef{ExecID: e.ExecID}
-	ctx := context.Background() // both end with the connection
+	ctx := context.Background() // both calls end with the connection
 	if _, err := c.Call(ctx, MethodExecKill, ref, nil); err == nil {
 		_, _ = c.Call(ctx, MethodExecWait, ref, nil)
 	}
@@ -241,8 +239,8 @@ func (c *Client) receive() {
 	close(c.gone)
 }
 
-// deliver moves events from the queue to the channel, so that a slow reader of events does
-// not delay answers.
+// deliver moves events from the queue to the channel, so that a slow reader of events does not
+// delay answers.
 func (c *Client) deliver() {
 	defer close(c.events)
 	for {

@@ -5,10 +5,10 @@ import (
 	"time"
 )
 
-// The methods of the executor. Each request's type has the description.
+// The methods of the executor. The request types describe them.
 const (
 	MethodHello       = "hello"      // nil → HelloReply
-	MethodPing        = "ping"       // nil → nil, from an executor that can work: one that is busy with an upgrade, or stands still, does not answer
+	MethodPing        = "ping"       // nil → nil, from a working executor: one that is busy with an upgrade, or hangs, does not answer
 	MethodWarm        = "warm"       // nil → nil: a run follows within about 100 ms; this makes it faster
 	MethodRun         = "run"        // RunRequest → RunReply + descriptors
 	MethodPodInit     = "podinit"    // PodInitRequest → RunReply + pidfd
@@ -27,7 +27,7 @@ const (
 	MethodThaw        = "thaw"       // ThawRequest → nil
 	MethodCheckpoint  = "checkpoint" // CheckpointRequest → nil
 	MethodRestore     = "restore"    // RestoreRequest → RunReply + descriptors, as MethodRun
-	MethodSubscribe   = "subscribe"  // nil → nil; from here on the connection gets Events
+	MethodSubscribe   = "subscribe"  // nil → nil; from now on the connection gets Events
 	MethodAdopt       = "adopt"      // AdoptRequest + descriptors → nil
 	MethodUpgrade     = "upgrade"    // UpgradeRequest → nil, then the connection ends
 	MethodProfile     = "profile"    // ProfileRequest → ProfileReply
@@ -51,14 +51,14 @@ type HelloReply struct {
 	Pid      int
 }
 
-// ProfileRequest asks what the executor is doing, or what its memory has.
+// ProfileRequest asks for a profile of the executor.
 type ProfileRequest struct {
-	Name  string // of a profile that runtime/pprof has: "goroutine", "heap" or "allocs"
+	Name  string // as in runtime/pprof: "goroutine", "heap" or "allocs"
 	Debug int    // 0: for go tool pprof; else as text, see pprof.Profile.WriteTo
 }
 
-// MaxProfile is how large a profile may be, in bytes. With 1000 pods that of the goroutines, as
-// text, has some 4 MB.
+// MaxProfile is the largest profile, in bytes. With 1000 pods the goroutines, as text, take some
+// 4 MB.
 const MaxProfile = 32 << 20
 
 // ProfileReply has a profile, of at most MaxProfile.
@@ -67,15 +67,14 @@ type ProfileReply struct{ Data []byte }
 // A Ref names a container.
 type Ref struct{ ID string }
 
-// RunRequest creates a container and starts its program. The answer comes when the
-// program has been executed; an error names the file that could not be, and leaves
-// nothing behind. A call that is cancelled fails; if its client's connection ends,
-// the start goes on. It may take 5 minutes, a hook 1 unless it has a timeout.
+// RunRequest creates a container and starts its program. The answer comes when the program has
+// been executed; an error names the file that could not be, and leaves nothing behind. A call
+// that is cancelled fails; if its client's connection ends, the start continues. It may take 5
+// minutes, a hook 1 minute unless it has a timeout.
 //
-// The answer carries a pidfd of the container's init and duplicates of the
-// executor's ends of its stdio, for MethodAdopt. stdin is not among them if
-// StdinOnce is set: whoever held it would keep the container from ever seeing end of
-// file.
+// The answer carries a pidfd of the container's init and duplicates of the executor's ends of
+// its stdio, for MethodAdopt. stdin is not among them if StdinOnce is set: another holder would
+// keep the container from seeing end of file.
 type RunRequest struct {
 	Settings
 	Spec json.RawMessage // specs.Spec; its rootfs is mounted, its linux.cgroupsPath set
@@ -89,21 +88,21 @@ type RunRequest struct {
 	PrepareDir string `json:"Stage,omitempty"`
 	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
 	Engine string `json:",omitempty"`
-	// Fast lets the fast init start it, if that can; else libcontainer's does.
+	// Fast lets the fast init start it where it can; else libcontainer's does.
 	Fast bool `json:",omitempty"`
 }
 
-// Settings are what an executor has to know of a container for as long as it runs.
+// Settings are what an executor has to know about a container as long as it runs.
 type Settings struct {
 	ID string
 
 	Stdin     bool // the container gets a pipe; else /dev/null
-	StdinOnce bool // it is closed with the first attached stdin
+	StdinOnce bool // closed with the first attached stdin
 	TTY       bool
 
 	LogPath    string // absolute; "" = output is discarded
 	LogMaxLine int    // per log record, in bytes; 0 = 16384
-	ExitPath   string // where the Exit is written, and synced, before it is an event
+	ExitPath   string // where the Exit is written, and synced, before it becomes an event
 }
 
 // RunReply describes a container's first process.
@@ -168,16 +167,16 @@ type Event struct {
 	Kills int64 `json:",omitempty"`
 }
 
-// PodInitRequest starts the static pod init as the first process of a new PID
-// namespace, in an empty root of its own. It exits on SIGTERM. Its exit is an Event
-// like a container's, and signal, delete, hold, list and adopt apply to it.
+// PodInitRequest starts the static pod init as the first process of a new PID namespace, in its
+// own empty root. It exits on SIGTERM. Its exit is an Event like a container's, and signal,
+// delete, hold, list and adopt apply to it.
 type PodInitRequest struct {
 	ID         string
 	Path       string            // of crisp-podinit, a static program
 	Namespaces map[string]string // "net", "uts", "ipc", "user" → path; absent = the executor's
 	User       uint32            // and group; 0 = 65534
 	Label      string            // SELinux, of the process; "" = the policy's choice
-	FileLabel  string            // SELinux, of the program; it is one for all pods
+	FileLabel  string            // SELinux, of the program, which all pods share
 	MountLabel string            // SELinux, of the pod's files; "" = it has none
 	// Cgroup is its cgroup, in the format of linux.cgroupsPath.
 	Cgroup        string
@@ -209,39 +208,38 @@ type ExecReply struct {
 
 // ExecRef names an exec.
 //
-// exec.wait answers when the process has ended, and forgets it: calling it again is
-// fault.NotFound. After an upgrade of the executor, the exec belongs to the
-// connection of the first exec.wait.
+// exec.wait answers when the process has ended, and forgets it: a second call gets
+// fault.NotFound. After an upgrade of the executor, the exec belongs to the connection that
+// calls exec.wait first.
 //
-// exec.kill kills the process and everything it started. It is no error if that has
-// ended or is unknown.
+// exec.kill kills the process and everything it started. It is no error if the process has ended
+// or is unknown.
 type ExecRef struct{ ExecID string }
 
 // ExecWaitReply is the exit code of an exec, 128+n for signal n.
 type ExecWaitReply struct{ Code int32 }
 
-// SignalRequest signals a container's init, or with All every process of its cgroup:
-// SIGKILL then misses none, even if they fork. A container that has exited is no
-// error; with All, processes left in its cgroup are signalled. For one that is being
-// started the error is fault.WrongState, but SIGKILL makes its start fail.
+// SignalRequest signals a container's init, or with All every process of its cgroup: SIGKILL
+// then misses none, even if they fork. It is no error if the container has exited; with All,
+// processes left in its cgroup are signalled. For a container that is being started the error is
+// fault.WrongState, but SIGKILL makes its start fail.
 type SignalRequest struct {
 	ID     string
 	Signal int
 	All    bool
 }
 
-// AttachRequest asks for the output of a container from now on, as the read ends of
-// new pipes: stdout and, without a tty, stderr; and with Stdin, if the container has
-// one, for the write end of a pipe that feeds it.
+// AttachRequest asks for the output of a container from now on, as the read ends of new pipes:
+// stdout and, without a tty, stderr; with Stdin, if the container has one, also for the write
+// end of a pipe that feeds it.
 //
-// The output ends when the container has ended, or when its reader is so far behind
-// that its pipe is full: the container does not wait for a client that only watches.
-// For one that may type, or has a terminal, it waits as long as something is read
-// every 10 s.
+// The output ends with the container, or when its reader lags so far behind that its pipe is
+// full: the container does not wait for a client that only watches. It does wait for one with
+// stdin or a terminal, as long as that reads something every 10 s.
 //
-// A client detaches by closing all descriptors; with RunRequest.StdinOnce the
-// container's stdin is closed with the first attached one that its client closes.
-// The exit of the client's process closes nothing: its successor may attach again.
+// A client detaches by closing all descriptors; with RunRequest.StdinOnce the container's stdin
+// closes with the first attached one that its client closes. The exit of the client's process
+// closes nothing: its successor may attach again.
 type AttachRequest struct {
 	ID    string
 	Stdin bool
@@ -253,46 +251,44 @@ type ResizeRequest struct {
 	Width, Height uint16
 }
 
-// UpdateRequest changes the resources of a running container. Unset fields leave
-// theirs unchanged, and after an error all are unchanged.
+// UpdateRequest changes the resources of a running container. Unset fields change nothing, and
+// after an error everything is unchanged.
 type UpdateRequest struct {
 	ID          string
 	Resources   json.RawMessage // specs.LinuxResources
 	OOMScoreAdj *int            `json:",omitempty"` // of all its processes
 }
 
-// AdoptRequest hands a container of an executor that died to its successor. The
-// descriptors are those of the answer to its run. If the process has ended
-// meanwhile, its exit follows as an event at once. Its exit code is available since
-// Linux 6.15 (PIDFD_GET_INFO); on older kernels it is 255, Unknown.
+// AdoptRequest hands a container of a dead executor to its successor. The descriptors are those
+// of the answer to its run. If the process has ended meanwhile, its exit follows as an event at
+// once. Its exit code is available since Linux 6.15 (PIDFD_GET_INFO); on older kernels it is
+// 255, Unknown.
 type AdoptRequest struct {
 	Settings
 	RunReply
 	OOMKills int64 `json:",omitempty"` // how many EventOOM has reported
 }
 
-// UpgradeRequest has the executor execute the program at Path in its place: same
+// UpgradeRequest has the executor replace itself by the program at Path (execve(2)): same
 // process, same children. Clients must reconnect.
 type UpgradeRequest struct{ Path string }
 
-// FreezeRequest freezes every process of some running containers, all or none, for a
-// checkpoint. They stay frozen until MethodThaw, or until the connection that asked
-// for it ends, as that client may have died. The error is fault.WrongState without a
-// usable CRIU.
+// FreezeRequest freezes every process of some running containers, all or none, for a checkpoint.
+// They stay frozen until MethodThaw, or until the requesting connection ends, as its client may
+// have died. The error is fault.WrongState without a usable CRIU.
 type FreezeRequest struct{ IDs []string }
 
-// ThawRequest thaws containers, frozen or not; an unknown one is no error. A CRIU
-// that works below Dir, for this executor or one that died, is killed first: it
-// would freeze them again when it finishes. Dir "" = there is none.
+// ThawRequest thaws containers, frozen or not; an unknown one is no error. A CRIU that works
+// below Dir, for this executor or a dead one, is killed first: it would freeze them again when
+// it finishes. Dir "" = there is none.
 type ThawRequest struct {
 	IDs []string
 	Dir string
 }
 
-// CheckpointRequest writes the processes of a running container to files, by CRIU,
-// and leaves them as they are. If Frozen is set the container must have been frozen
-// by MethodFreeze, else the error is fault.WrongState. Cancelling the call kills
-// CRIU.
+// CheckpointRequest writes the processes of a running container to files with CRIU, and leaves
+// them running. If Frozen is set the container must have been frozen by MethodFreeze, else the
+// error is fault.WrongState. Cancelling the call kills CRIU.
 type CheckpointRequest struct {
 	ID string
 	// Dir is an empty directory: it gets checkpoint/ with CRIU's images, dump.log
@@ -301,11 +297,10 @@ type CheckpointRequest struct {
 	Frozen bool
 }
 
-// RestoreRequest is a RunRequest whose first process is not executed but restored,
-// with all that it had started, from what CheckpointRequest has written. The
-// processes have the arguments, environment, users and limits that they had then;
-// their surroundings (namespaces, mounts, cgroup, stdio) are those of Spec. CRIU
-// writes its restore.log into Dir.
+// RestoreRequest is a RunRequest whose first process is not executed but restored, with all its
+// descendants, from the output of CheckpointRequest. The processes keep their arguments,
+// environment, users and limits; their surroundings (namespaces, mounts, cgroup, stdio) are
+// those of Spec. CRIU writes its restore.log to Dir.
 type RestoreRequest struct {
 	RunRequest
 	Dir string

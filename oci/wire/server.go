@@ -16,13 +16,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
-// ErrGone is the cause (context.Cause) of a call's ctx that ended with its connection;
-// a cancelled call has no such cause.
+// ErrGone is the cause (context.Cause) of a call's ctx that ended with its connection; a
+// cancelled call has another cause.
 var ErrGone = errors.New("the client's connection has ended")
 
-// A Handler answers calls. Each call has a goroutine of its own; ctx ends when the
-// caller cancels or its connection ends (ErrGone). The handler owns the files of the
-// call; those that it returns are closed once they are sent.
+// A Handler answers calls. Each call has its own goroutine; ctx ends when the caller cancels or
+// its connection ends (ErrGone). The handler owns the files of the call; those that it returns
+// are closed once they are sent.
 type Handler interface {
 	Call(ctx context.Context, from *Conn, call *Call) (reply any, send []*os.File, err error)
 }
@@ -45,7 +45,7 @@ func (c *Call) Decode(v any) error {
 	return nil
 }
 
-// File removes the file of that name from the call and returns it, or nil.
+// File removes the file called name from the call and returns it, or nil.
 func (c *Call) File(name string) *os.File {
 	for i, f := range c.Files {
 		if f != nil && f.Name() == name {
@@ -56,8 +56,8 @@ func (c *Call) File(name string) *os.File {
 	return nil
 }
 
-// maxQueue bounds the queue of a client that does not read. Its connection is then
-// closed, and it reconnects and asks for a list.
+// maxQueue bounds the queue of a client that does not read. At the bound its connection is
+// closed; it then reconnects and asks for a list.
 const maxQueue = 16384 // frames
 
 // A Conn is one client's connection, on the server's side.
@@ -66,7 +66,7 @@ type Conn struct {
 	pid     int // of the client; 0 = not visible in our PID namespace
 	others  *connections
 	done    chan struct{}  // closed when the connection has ended
-	calling sync.WaitGroup // calls that have come in and are not answered yet
+	calling sync.WaitGroup // calls received and not yet answered
 	settled chan struct{}  // closed when the connection has ended and calling is empty
 	passed  atomic.Bool    // see Passed
 
@@ -83,7 +83,7 @@ type outgoing struct {
 	sent  chan struct{} // closed when written or given up, unless nil
 }
 
-// connections are the connections of one server that are not settled.
+// connections are the unsettled connections of one server.
 type connections struct {
 	mu  sync.Mutex
 	all map[*Conn]struct{} // guarded by mu
@@ -101,11 +101,10 @@ func (cs *connections) close() {
 // endGrace is how long it may take until we see that a client was killed.
 const endGrace = 200 * time.Millisecond
 
-// Settle waits until the calls of the clients that connected before c have had their
-// effect: a client that was killed leaves calls behind, and its successor must not
-// look before they are done, and cannot see those that were not read yet. Settle waits
-// only a moment for clients that are alive. If ctx ends before the calls of a dead one
-// are done, that one has been Passed.
+// Settle waits until the calls of clients that connected before c have taken effect: a client
+// that was killed leaves calls behind, some perhaps not even read yet, and its successor must
+// not look before they are done. Settle waits only a moment for clients that are alive. If ctx
+// ends before the calls of a dead one are done, that client has been Passed.
 func (c *Conn) Settle(ctx context.Context) {
 	c.others.mu.Lock()
 	others := make([]*Conn, 0, len(c.others.all))
@@ -141,8 +140,8 @@ func (c *Conn) Settle(ctx context.Context) {
 	}
 }
 
-// Passed reports whether c has ended with calls that are not done, and a later client
-// no longer waits for them: calls that have not begun yet must not begin.
+// Passed reports whether c has ended with unfinished calls for which a later client no longer
+// waits: those that have not begun must not begin.
 func (c *Conn) Passed() bool { return c.passed.Load() }
 
 // Done returns a channel that is closed when the connection has ended.
@@ -158,8 +157,8 @@ func (c *Conn) Emit(e Event) {
 	}
 }
 
-// Serve answers the connections of l with h until l is closed; then it closes them,
-// which ends their calls. Only root, and the user of the server itself, may connect.
+// Serve answers the connections of l with h until l is closed; then it closes them, which ends
+// their calls. Only root and the server's own user may connect.
 func Serve(l interface{ AcceptUnix() (*net.UnixConn, error) }, h Handler, log *slog.Logger) {
 	conns := &connections{all: make(map[*Conn]struct{})}
 	for {
@@ -261,8 +260,8 @@ func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger
 	}
 }
 
-// guarded turns a panic of one call into its error: every container of the node
-// depends on this process.
+// guarded turns a panic of one call into its error: every container of the node depends on this
+// process.
 func guarded(ctx context.Context, h Handler, c *Conn, call *Call, log *slog.Logger) (reply any, files []*os.File, err error) {
 	defer func() {
 		if p := recover(); p != nil {

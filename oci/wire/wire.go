@@ -1,11 +1,10 @@
-// Package wire is the protocol between crispd and crisp-executor: calls, answers,
-// events and file descriptors over one unix stream socket.
+// Package wire is the protocol between crispd and crisp-executor: calls, answers, events and
+// file descriptors over one unix stream socket.
 //
-// We have a protocol of our own because it needs two things that the usual
-// libraries do not offer together: passing descriptors, and staying small. The
-// executor's program is executed for each container and each exec, so every start
-// pays for each package that it initializes. Only the standard library, x/sys and
-// internal/fault are used.
+// crisp has its own protocol because it needs two things that the usual libraries do not offer
+// together: passing descriptors, and staying small. The executor's program is executed for each
+// container and each exec, so every start pays for each package that it initializes. This
+// package uses only the standard library, x/sys and internal/fault.
 //
 // A frame is
 //
@@ -14,16 +13,14 @@
 //	header   JSON, see header
 //	body     JSON: the request, the reply or the event
 //
-// Descriptors travel with the first byte of the frame that names them
-// (SCM_RIGHTS, unix(7)); the kernel never returns two frames' descriptors in one
-// read, so they arrive in the order of their frames. A descriptor is identified
-// by the Name of its os.File on both sides: "pidfd", "stdin", "stdout", "stderr",
-// "pty".
+// Descriptors travel with the first byte of the frame that names them (SCM_RIGHTS, unix(7)); the
+// kernel never returns two frames' descriptors in one read, so they arrive in the order of their
+// frames. A descriptor is identified by the Name of its os.File on both sides: "pidfd", "stdin",
+// "stdout", "stderr", "pty".
 //
-// A connection carries any number of calls at once, answered in any order. A call
-// whose caller gives up is cancelled on the other side, and its answer discarded,
-// with its descriptors. Events go to connections that asked for them with
-// MethodSubscribe.
+// A connection carries any number of concurrent calls, answered in any order. If a caller gives
+// up, the call is cancelled on the other side, and its answer discarded with its descriptors.
+// Events go to connections that asked for them with MethodSubscribe.
 //
 // The kind of an error (internal/fault) survives the wire; its chain does not.
 package wire
@@ -41,8 +38,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Protocol is the version of the protocol that this package speaks, which "hello"
-// returns. It is raised when an old peer would misunderstand a new one.
+// Protocol is the version of the protocol that this package speaks, which "hello" returns. Raise
+// it when an old peer would misunderstand a new one.
 const Protocol = 1
 
 const (
@@ -59,7 +56,7 @@ type header struct {
 	Cancel bool     `json:"cancel,omitempty"` // the caller of ID no longer waits
 	Event  bool     `json:"event,omitempty"`  // the body is an Event
 	Err    *failure `json:"err,omitempty"`    // of an answer
-	FDs    []string `json:"fds,omitempty"`    // names of the descriptors that come along
+	FDs    []string `json:"fds,omitempty"`    // names of the attached descriptors
 }
 
 // A failure is an error on the wire.
@@ -90,7 +87,7 @@ func (f *failure) err() error {
 	return fault.Internal.Errorf("%s", f.Text)
 }
 
-// CloseAll closes files that were sent, or will not be.
+// CloseAll closes files that were sent, or that will not be.
 func CloseAll(files []*os.File) {
 	for _, f := range files {
 		f.Close()
@@ -145,7 +142,7 @@ func send(c *net.UnixConn, data []byte, files []*os.File) error {
 		}
 		data = data[n:]
 	}
-	_, err := c.Write(data) // Write, unlike WriteMsgUnix, writes all
+	_, err := c.Write(data) // Write, unlike WriteMsgUnix, writes everything
 	return err
 }
 
@@ -155,8 +152,7 @@ type reader struct {
 	files []int // received, not yet claimed by a frame
 }
 
-// Read implements io.Reader, and keeps the descriptors that arrive with the
-// bytes.
+// Read implements io.Reader, and keeps the descriptors that arrive with the bytes.
 func (r *reader) Read(p []byte) (int, error) {
 	oob := make([]byte, unix.CmsgSpace(4*maxFiles))
 	n, oobn, _, _, err := r.conn.ReadMsgUnix(p, oob) // descriptors come with close-on-exec
@@ -213,7 +209,7 @@ func (r *reader) close() {
 	r.files = nil
 }
 
-// unmarshal fills v from a body; nil or empty ones are left alone.
+// unmarshal decodes a body into v; it does nothing if either is empty.
 func unmarshal(body []byte, v any) error {
 	if v == nil || len(body) == 0 {
 		return nil
