@@ -8,10 +8,10 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 )
 
-// Allowed asks the policy of namespace whether the image id may be used there under name, the
-// name its user knows it by; if name is "", under any of the names it was pulled or loaded by.
-// It uses the signatures that came with the pull, and no network. If the policy does not allow
-// the image, the error is a *PullError.
+// Allowed checks whether the policy of namespace allows the image id there under name, the name
+// its user knows it by; if name is "", under any name it was pulled or loaded by. It uses the
+// signatures that came with the pull, and no network. If the policy does not allow the image,
+// the error is a *PullError.
 func (s *Store) Allowed(ctx context.Context, namespace, name, id string) error {
 	e, err := s.find(id)
 	if err != nil {

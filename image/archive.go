@@ -13,22 +13,22 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An archive is a tar file on disk of which any member can be read at any time.
-// It is the origin of the images in it.
+// An archive is a tar file on disk whose members can be read in any order. It is the origin of
+// the images in it.
 type archive struct {
 	file    *os.File
 	members map[string]member
 }
 
-// A member is where a file's content lies in the archive, or the name of the
-// member that it is a link to.
+// A member is the position of a file's content in the archive, or the name of the member that it
+// links to.
 type member struct {
 	offset, size int64
 	link         string
 }
 
-// spool copies an archive, compressed or not, to a file in dir that has no name
-// any more: it goes with its last descriptor, whatever happens to us.
+// spool copies an archive, compressed or not, to an unlinked file in dir: the kernel frees it
+// with its last descriptor, even after a crash.
 func spool(ctx context.Context, r io.Reader, dir string) (_ *os.File, err error) {
 	plain, err := blob.Decompress(r)
 	if err != nil {
@@ -73,7 +73,7 @@ func readArchive(ctx context.Context, f *os.File) (*archive, error) {
 		name := path.Clean("/" + hdr.Name)[1:]
 		switch hdr.Typeflag {
 		case tar.TypeReg:
-			// tar.Reader does not buffer: the content begins where the file stands.
+			// tar.Reader does not buffer: the content begins at the file's offset.
 			at, err := f.Seek(0, io.SeekCurrent)
 			if err != nil {
 				return nil, err
@@ -81,7 +81,7 @@ func readArchive(ctx context.Context, f *os.File) (*archive, error) {
 			a.members[name] = member{offset: at, size: hdr.Size}
 		case tar.TypeLink:
 			a.members[name] = member{link: path.Clean("/" + hdr.Linkname)[1:]}
-		case tar.TypeSymlink: // docker save did so for layers that occur twice
+		case tar.TypeSymlink: // docker save once did so for layers that occur twice
 			a.members[name] = member{link: path.Join("/", path.Dir(name), hdr.Linkname)[1:]}
 		}
 	}

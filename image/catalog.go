@@ -17,17 +17,17 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// recordKind is the kind of an image's record; its id is the ID without
-// "sha256:". Not "images": that is where the store itself may be.
+// recordKind is the kind of an image's record; the record's id is the image ID without
+// "sha256:". It is not "images": the store itself may have that directory.
 const recordKind = "imagerecords"
 
 // A record is an image on disk.
 type record struct {
-	Config      []byte            // as it came: its digest is the ID; of an artifact, its manifest
+	Config      []byte            // as received: its digest is the ID; of an artifact, its manifest
 	Layers      []digest.Digest   // see blob.Blob.Identity
 	Dirs        []layer.DirAttr   `json:",omitempty"` // see layer.Store.Inherit
 	Artifact    bool              `json:",omitempty"`
-	Encrypted   bool              `json:",omitempty"` // it came so, and never otherwise
+	Encrypted   bool              `json:",omitempty"` // was pulled encrypted, and never otherwise
 	Proofs      []registry.Proof  `json:",omitempty"` // by manifest, those that were signed
 	Annotations map[string]string `json:",omitempty"` // of the manifest, see Image
 	Tags        []string
@@ -36,7 +36,7 @@ type record struct {
 	Updated     time.Time // when it last got a name
 }
 
-// same reports whether r and s say the same of an image, apart from the time.
+// same reports whether r and s are equal apart from the time.
 func (r record) same(s record) bool {
 	s.Updated = r.Updated
 	return reflect.DeepEqual(r, s)
@@ -49,8 +49,8 @@ type entry struct {
 	layers []*layer.Layer
 }
 
-// A catalog is all images at one moment. It never changes either, so that it is
-// read without a lock.
+// A catalog holds all images at one moment. It never changes either, so it is read without a
+// lock.
 type catalog struct {
 	byID   map[string]*entry // without "sha256:"
 	byName map[string]*entry // by tag, and by digest
@@ -83,7 +83,7 @@ func (e *entry) hex() string { return strings.TrimPrefix(e.ID, "sha256:") }
 
 func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
 
-// newEntry makes an entry of the record r, which is on disk. layers are its own.
+// newEntry makes an entry for the record r, which is on disk, and takes over layers.
 func (s *Store) newEntry(id string, r record, layers []*layer.Layer) (*entry, error) {
 	e := &entry{record: r, layers: layers}
 	e.ID = "sha256:" + id
@@ -102,7 +102,7 @@ func (s *Store) newEntry(id string, r record, layers []*layer.Layer) (*entry, er
 	return e, nil
 }
 
-// Reconfigure changes the settings. Pulls under way go on with the old ones.
+// Reconfigure changes the settings. Pulls under way keep the old ones.
 func (s *Store) Reconfigure(n Settings) {
 	if n.MaxParallel <= 0 {
 		n.MaxParallel = 4
@@ -126,7 +126,7 @@ func (s *Store) Reconfigure(n Settings) {
 	s.registries.Reconfigure(n.Settings)
 }
 
-// now are the settings in force.
+// now returns the current settings.
 func (s *Store) now() *Settings { return s.settings.Load() }
 
 // List returns all images, in the order of their IDs.
@@ -139,9 +139,9 @@ func (s *Store) List() []Image {
 	return images
 }
 
-// put makes the image n known, by its tags and digests too, of which there may be none. An
-// older image that has one of the tags loses it. The layers are committed, and retained for put,
-// which takes them over or releases them.
+// put publishes the image n under its ID, tags and digests, of which there may be none. An older
+// image that has one of the tags loses it. The layers are committed, and retained for put, which
+// takes them over or releases them.
 func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 	spare := layers
 	defer func() {
@@ -185,7 +185,7 @@ func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 	return e.Image, s.untag(e, n.Tags)
 }
 
-// maxSignatures bounds the signatures that are kept for one manifest; the newest are kept.
+// maxSignatures bounds the signatures kept for one manifest; the newest stay.
 const maxSignatures = 64
 
 // mergeProofs returns all signatures of each manifest, the fresh ones first. A

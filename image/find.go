@@ -13,8 +13,8 @@ var (
 )
 
 // Get returns the image that ref names: an ID with or without "sha256:", a tag, a name (meaning
-// its tag "latest"), a name with a digest, or a unique prefix of an ID. If there is no such
-// image: fault.NotFound. An ambiguous prefix or a bad name: fault.Invalid.
+// its tag "latest"), a name with a digest, or a unique prefix of an ID. Errors: fault.NotFound;
+// fault.Invalid for an ambiguous prefix or a bad name.
 func (s *Store) Get(ref string) (Image, error) {
 	e, err := s.find(ref)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/singleflight"
 )
 
-// flights are the pulls under way, by what is pulled. Several callers may wait for one; it is
-// cancelled when the last of them has left.
+// flights are the pulls under way, by what is pulled. Several callers may wait for the same one;
+// it is cancelled when the last of them has left.
 type flights struct {
 	tracker progress.Tracker
 	group   singleflight.Group[*flight]
@@ -23,9 +23,9 @@ type flight struct {
 	img      Image
 }
 
-// A journey is what a flight is for.
+// A journey describes a flight and one of its callers.
 type journey struct {
-	key   string // what distinguishes it
+	key   string // identifies the flight
 	image string // its name, to be shown
 	pod   string // on whose behalf this caller waits, to be shown; "" = nobody's
 }
@@ -39,7 +39,7 @@ func (fs *flights) start(ctx context.Context) {
 	}
 }
 
-// join runs work, or waits for the same work that is under way.
+// join runs work, or waits for a flight with the same key.
 func (fs *flights) join(ctx context.Context, to journey, work func(context.Context, *progress.Pull) (Image, error)) (Image, error) {
 	share := func() *flight { return &flight{progress: fs.tracker.New(to.image)} }
 	c, _ := fs.group.Join(ctx, to.key, share, func(ctx context.Context, f *flight) error {
@@ -59,5 +59,5 @@ func (fs *flights) join(ctx context.Context, to journey, work func(context.Conte
 	return c.Shared.img, nil
 }
 
-// wait returns when none is under way.
+// wait returns when no flight is under way.
 func (fs *flights) wait() { fs.running.Wait() }

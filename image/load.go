@@ -19,16 +19,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The annotations of an OCI layout's index that name an image: the first, which
-// containerd and docker write, always in full.
+// The annotations of an OCI layout's index that name an image: the first is containerd's and
+// docker's, and always a full name.
 var nameAnnotations = []string{"io.containerd.image.name", v1.AnnotationRefName}
 
-// Load imports the images of an archive, and returns them. It may be an OCI layout or the
-// output of docker save, as a tar, plain or compressed. Of an image for several platforms, the
-// one for ours is taken. An archive is no registry: policy.json(5) does not apply to Load
-// itself. It has no signatures: where a policy asks for some, Allowed refuses it.
+// Load imports the images of an archive, and returns them. The archive is an OCI layout or the
+// output of docker save, as a tar, plain or compressed. Of an image for several platforms, Load
+// takes the one for ours. An archive is not a registry: policy.json(5) does not apply to Load
+// itself. It has no signatures: if a policy requires some, Allowed refuses the image.
 //
-// With an error come the images that were loaded before it.
+// With an error Load returns the images loaded before it.
 func (s *Store) Load(ctx context.Context, r io.Reader) (_ []Image, err error) {
 	defer func() {
 		if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -131,9 +131,9 @@ func (s *Store) loadOCI(ctx context.Context, a *archive) ([]Image, error) {
 	return images, nil
 }
 
-// byName groups the manifests of a layout by the name that they are annotated with; each
-// without a name is a group by itself. Manifests for no platform at all (docker's attestations)
-// are left out.
+// byName groups the manifests of a layout by the name in their annotations; each manifest
+// without a name is its own group. Manifests for no platform (docker's attestations) are left
+// out.
 func byName(all []v1.Descriptor) (names []reference.Named, groups [][]v1.Descriptor, err error) {
 	for _, desc := range all {
 		if desc.Platform != nil && desc.Platform.OS == "unknown" {
@@ -175,7 +175,7 @@ func ours(index v1.Index) (v1.Descriptor, error) {
 	return index.Manifests[i], nil
 }
 
-// loadManifest loads the image that desc leads to.
+// loadManifest loads the image that desc refers to, through indexes if need be.
 func (s *Store) loadManifest(ctx context.Context, a *archive, name reference.Named, desc v1.Descriptor) (Image, error) {
 	top := desc.Digest
 	for range blob.MaxNesting {
@@ -229,7 +229,7 @@ func (a *archive) blob(desc v1.Descriptor) ([]byte, error) {
 	return data, err
 }
 
-// blobPath is where a layout keeps a blob.
+// blobPath is the path of a blob in a layout.
 func blobPath(d digest.Digest) string {
 	if d.Validate() != nil {
 		return ""

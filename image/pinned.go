@@ -25,8 +25,8 @@ func newPinning(patterns []string) pinning {
 	return p
 }
 
-// match looks for each name of an image: in full, without tag or digest, and as Docker shortens
-// it.
+// match reports whether a pattern matches one of an image's names: in full, without tag or
+// digest, or as Docker shortens it.
 func (p pinning) match(names []string) bool {
 	for _, full := range names {
 		forms := []string{full}

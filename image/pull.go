@@ -17,20 +17,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pull brings the image that ref names from its registry, and returns it. The registry is asked
-// for the manifest, with the caller's credentials, whatever is there already: that an image is
-// on the node does not entitle the caller to it. Only a digest that the registry has let the
-// same credentials have since Open is not asked for again, if the policy allows the image with
-// the signatures that it came with. An encrypted image is always asked for, because its key
-// must be there each time.
+// Pull pulls the image that ref names, and returns it. It asks the registry for the manifest,
+// with the caller's credentials, even if the image is on the node: that does not entitle the
+// caller to it. The only exception is a digest that the registry has given to the same
+// credentials since Open, if the policy allows the image with the signatures that came with it.
+// For an encrypted image Pull always asks, because its key must be there each time.
 //
-// Pulls of one name for the same caller are joined, and cancelled when the last caller has
-// left. Errors: fault.NotFound if the registry does not know the image; fault.Invalid if the
-// name, the credentials or the image are bad; fault.Unavailable if the content that came is
-// damaged or the disk is full; a *PullError, if the registry cannot be reached, stops sending,
-// or the policy does not allow the image.
+// Pulls of one name for the same caller are joined, and cancelled when the last caller has left.
+// Errors: fault.NotFound if the registry does not know the image; fault.Invalid if the name, the
+// credentials or the image are bad; fault.Unavailable if the received content is damaged or the
+// disk is full; a *PullError if the registry cannot be reached or stops sending, or the policy
+// does not allow the image.
 func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image, error) {
-	sysregistriesv2.InvalidateCache() // it says what short names stand for, too
+	sysregistriesv2.InvalidateCache() // it also decides what short names mean
 	names, err := s.registries.Names(ref)
 	if err != nil {
 		return Image{}, err
@@ -48,7 +47,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image
 			if _, refused := errors.AsType[*registry.PullError](err); !refused {
 				return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
 			}
-			// Perhaps it was signed since.
+			// It may have been signed since.
 		}
 	}
 	key, err := s.registries.PullKey(names, as)
@@ -92,8 +91,8 @@ func (s *Store) pullOne(ctx context.Context, p *progress.Pull, name reference.Na
 	return s.install(ctx, p, r, c, tags, []string{name.Name() + "@" + top.String()})
 }
 
-// install fetches the chosen image, and makes it known. p is told how far it is; nil is
-// nobody.
+// install fetches the chosen image and publishes it. It reports its progress to p, which may be
+// nil.
 func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin, c registry.Choice, tags, digests []string) (Image, error) {
 	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.Proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
 	seen := s.seen(c, digests)
@@ -108,7 +107,7 @@ func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin,
 		return Image{}, err
 	}
 	m.Encrypted = slices.ContainsFunc(c.Layers, blob.IsEncrypted)
-	// Another image's config must not be given to everybody who knows its digest.
+	// Another image's config must not be available to everybody who knows its digest.
 	if seen != nil {
 		m.Config = seen.record.Config
 	} else {
@@ -124,7 +123,7 @@ func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin,
 	return s.unpackImage(ctx, p, from, c.Layers, ids, m)
 }
 
-// seen returns the image in the store, if it came by the same manifest of the same repository,
+// seen returns the stored image if it came with the same manifest from the same repository,
 // which digests names.
 func (s *Store) seen(c registry.Choice, digests []string) *entry {
 	id := c.Config.Digest
@@ -139,8 +138,8 @@ func (s *Store) seen(c registry.Choice, digests []string) *entry {
 	return nil
 }
 
-// unpackImage unpacks the layers of an image, brings them to the disk, and makes the image
-// known. r is the rest of its record.
+// unpackImage unpacks the layers of an image, syncs them to disk, and publishes the image. r is
+// the rest of its record.
 func (s *Store) unpackImage(ctx context.Context, p *progress.Pull, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, r record) (Image, error) {
 	stage.Next(ctx, "layers")
 	p.SetStage("layers")
@@ -162,14 +161,14 @@ func (s *Store) unpackImage(ctx context.Context, p *progress.Pull, from blob.Ori
 	}
 	err = errors.Join(err, s.layers.ReleaseAll(layers))
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) || errors.Is(err, unix.EIO) {
-		// The layers kept take up space, or may not be whole either.
+		// The layers kept take up space, or may be damaged too.
 		err = errors.Join(err, s.layers.DropKept())
 	}
 	return Image{}, err
 }
 
-// Pulls returns the pulls under way, in the order of their beginning.
+// Pulls returns the pulls under way, oldest first.
 func (s *Store) Pulls() []pulls.Pull { return s.pulls.tracker.List() }
 
-// RecentPulls returns the last pulls that have ended, the youngest first.
+// RecentPulls returns the last pulls that have ended, latest first.
 func (s *Store) RecentPulls() []pulls.Pull { return s.pulls.tracker.Recent() }

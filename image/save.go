@@ -16,16 +16,17 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Save writes the image that ref names as an archive: a tar with an OCI layout that is the output of
-// docker save too, its layers uncompressed. The archive names the image by ref if that is a tag, else
-// not at all. begin is called once, before the first byte, with the ID that the image has there.
+// Save writes the image that ref names as a tar that is both an OCI layout and the output of
+// docker save, with uncompressed layers. If ref is a tag, the archive names the image by it,
+// else not at all. Save calls begin once, before the first byte, with the image's ID in the
+// archive.
 //
-// Layers are kept unpacked, so their tar streams are made anew, see layer.Store.Write. Where one is not
-// what the layer came as, the config gets its new diff ID, and so the image another ID. The image is
-// held until Save returns. An encrypted image is written as it was decrypted.
+// Layers are stored unpacked, so Save rebuilds their tar streams, see layer.Store.Write. If a
+// stream differs from the original layer, the config gets its new diff ID, which changes the
+// image's ID. The image is retained until Save returns. An encrypted image is written decrypted.
 //
-// Each layer is read twice: its length and digest come before it in an archive, and it may be larger
-// than what memory or disk have left.
+// Each layer is read twice: its length and digest precede it in an archive, and it may be larger
+// than the free memory or disk.
 func (s *Store) Save(ctx context.Context, ref string, begin func(id string) (io.Writer, error)) (err error) {
 	e, err := s.find(ref)
 	if err != nil {
@@ -63,7 +64,7 @@ func (s *Store) Save(ctx context.Context, ref string, begin func(id string) (io.
 	return sv.write(ctx, w, files, layers)
 }
 
-// tagNamed returns the tag of e that ref means; "" if ref is an ID or a digest.
+// tagNamed returns the tag of e that ref refers to; "" if ref is an ID or a digest.
 func (s *Store) tagNamed(e *entry, ref string) string {
 	names, err := s.registries.Names(ref)
 	if err != nil {
@@ -77,11 +78,11 @@ func (s *Store) tagNamed(e *entry, ref string) string {
 	return ""
 }
 
-// A saving is an image on its way into an archive.
+// A saving is an image being written to an archive.
 type saving struct {
 	layers  *layer.Store
 	entry   *entry
-	streams map[digest.Digest]v1.Descriptor // of layers, by what they are kept as
+	streams map[digest.Digest]v1.Descriptor // of layers, by their diff IDs
 	order   []v1.Descriptor                 // from the lowest
 }
 
@@ -117,7 +118,7 @@ type document struct {
 	data []byte
 }
 
-// documents returns all of the archive but the layers, and the ID of the image in it.
+// documents returns everything in the archive except the layers, and the ID of the image in it.
 func (sv *saving) documents(tag string) ([]document, string, error) {
 	config, err := sv.config()
 	if err != nil {
@@ -140,7 +141,7 @@ func (sv *saving) documents(tag string) ([]document, string, error) {
 	}
 	if tag != "" {
 		docker.RepoTags = []string{tag}
-		// containerd and docker take the first, which is in full; podman takes what is there.
+		// containerd and docker use the first, which is a full name; podman uses either.
 		top.Annotations = map[string]string{nameAnnotations[0]: tag, nameAnnotations[1]: tag[strings.LastIndexByte(tag, ':')+1:]}
 	}
 	files := []document{{"blobs/sha256/" + m.Config.Digest.Encoded(), config}, {"blobs/sha256/" + top.Digest.Encoded(), manifest}}
@@ -161,7 +162,7 @@ func (sv *saving) documents(tag string) ([]document, string, error) {
 	return files, m.Config.Digest.String(), nil
 }
 
-// config returns the image's config, as it came if it holds for the streams of the layers.
+// config returns the image's config, unchanged if it matches the streams of the layers.
 func (sv *saving) config() ([]byte, error) {
 	same := len(sv.entry.record.Layers) == len(sv.order)
 	rootFS := v1.RootFS{Type: "layers", DiffIDs: []digest.Digest{}}
@@ -172,7 +173,7 @@ func (sv *saving) config() ([]byte, error) {
 	if same {
 		return sv.entry.record.Config, nil
 	}
-	var fields map[string]json.RawMessage // those that the spec does not know stay
+	var fields map[string]json.RawMessage // those that the spec does not define stay
 	err := json.Unmarshal(sv.entry.record.Config, &fields)
 	if err == nil {
 		fields["rootfs"], err = json.Marshal(rootFS)
@@ -207,7 +208,7 @@ func (sv *saving) write(ctx context.Context, to io.Writer, files []document, lay
 		if err := sv.layers.Write(ctx, l, w); err != nil {
 			return err
 		}
-		if err := w.Flush(); err != nil { // it fails if the layer was shorter this time
+		if err := w.Flush(); err != nil { // fails if the layer was shorter this time
 			return fmt.Errorf("layer %s: %w", l.DiffID, err)
 		}
 	}

@@ -20,8 +20,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A Store is the images below one root directory, with their root file systems. All its methods
-// may be called at the same time.
+// A Store holds the images below one root directory, and their root file systems. All its
+// methods may be called concurrently.
 type Store struct {
 	o          Options
 	log        *slog.Logger
@@ -39,8 +39,8 @@ type Store struct {
 	end context.CancelFunc // of background work
 }
 
-// Open opens the store below o.Root, and makes it if there is none. It removes leftovers of a
-// crash, and images that are not whole: they can be pulled again.
+// Open opens the store below o.Root, and creates it if there is none. It removes leftovers of a
+// crash, and incomplete images: they can be pulled again.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -59,7 +59,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		path string
 		mode fs.FileMode
 	}{
-		{o.Root, 0o700}, // before what is in it, which others may see
+		{o.Root, 0o700}, // before its contents, which others may read
 		{filepath.Join(o.Root, "layers"), 0o700}, {s.staging(), 0o700}, {filepath.Join(o.Root, "rw"), 0o700},
 		{filepath.Join(o.Root, "empty"), 0o755}, // a layer without files
 		{o.State, 0o711},                        // user namespaces reach their root through it
@@ -93,8 +93,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	return s, nil
 }
 
-// Close ends pulls and background work. Mounts stay. Removals that are still pending go on
-// after the next Open.
+// Close ends pulls and background work. Mounts stay. The next Open continues pending removals.
 func (s *Store) Close() error {
 	s.end()
 	s.pulls.wait()
@@ -102,10 +101,10 @@ func (s *Store) Close() error {
 	return s.layers.Close()
 }
 
-// RootFS is the root file systems that are made from the images.
+// RootFS returns the root file systems made from the images.
 func (s *Store) RootFS() *rootfs.Store { return s.rootfs }
 
-// rootImage finds what is mounted of an image.
+// rootImage returns what is mounted of an image.
 func (s *Store) rootImage(ref string) (rootfs.Image, error) {
 	e, err := s.find(ref)
 	if err != nil {
@@ -114,7 +113,7 @@ func (s *Store) rootImage(ref string) (rootfs.Image, error) {
 	return rootfs.Image{ID: e.ID, Layers: e.record.Layers, Dirs: e.record.Dirs, Artifact: e.Artifact}, nil
 }
 
-// lacksEROFS tells that new layers are directories though they could be file systems.
+// lacksEROFS logs why new layers are directories and not file systems.
 func (s *Store) lacksEROFS(why error) {
 	level := slog.LevelInfo
 	if s.o.Layers == EROFS {
@@ -126,7 +125,7 @@ func (s *Store) lacksEROFS(why error) {
 // staging is the directory of unfinished work.
 func (s *Store) staging() string { return filepath.Join(s.o.Root, "staging") }
 
-// findImages reads the records of images. One that has lost a layer is dropped.
+// findImages loads the records of images. It drops an image that has lost a layer.
 func (s *Store) findImages() error {
 	ids, err := s.o.Records.IDs(recordKind)
 	if err != nil {
@@ -181,8 +180,8 @@ func (s *Store) dropRecord(id string) {
 	}
 }
 
-// FsInfo returns what the store occupies, including what is still to be removed. It does not walk
-// the disk.
+// FsInfo returns the disk usage of the store, including pending removals. It does not walk the
+// disk.
 func (s *Store) FsInfo() FsInfo {
 	info := FsInfo{Mountpoint: s.o.Root}
 	for _, used := range []func() (bytes, inodes uint64){s.layers.Used, s.rootfs.Used} {
@@ -193,9 +192,9 @@ func (s *Store) FsInfo() FsInfo {
 	return info
 }
 
-// Remove removes the image that ref names, with all its names, whichever of them
-// ref is. Layers that a root file system stands on stay until that goes. The space of
-// the others is free when it returns, or a little later if it is much. There is no such image: fault.NotFound.
+// Remove removes the image that ref names, with all its names. Layers in use by a root file
+// system stay as long as it does. The space of the others is free when Remove returns, or a
+// little later if there is much of it. The error is fault.NotFound if there is no such image.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	begin := s.layers.LastRemoval()
 	// Whoever removes images wants room.
@@ -206,7 +205,7 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	if err != nil {
 		return err
 	}
-	// Who removes images wants space.
+	// Also free what failed pulls have kept.
 	if err := s.layers.DropKept(); err != nil {
 		s.log.Warn("layer of a failed pull was not removed", "err", err)
 	}
@@ -221,8 +220,8 @@ func (s *Store) Remove(ctx context.Context, ref string) error {
 	return nil
 }
 
-// forget takes the image out of the store and returns it, or nil if another call
-// did so meanwhile: that one lets go of the layers.
+// forget removes the image from the store and returns it, or nil if another call did so
+// meanwhile: that call releases the layers.
 func (s *Store) forget(id string) (*entry, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -8,7 +8,7 @@ import (
 	"go.podman.io/image/v5/docker/reference"
 )
 
-// Tag gives the image that ref names one more tag, which an image that has it loses.
+// Tag adds a tag to the image that ref names; an image that has the tag loses it.
 func (s *Store) Tag(ref, tag string) (Image, error) {
 	name, err := reference.ParseDockerRef(tag)
 	if err != nil {
