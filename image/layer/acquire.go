@@ -13,9 +13,8 @@ import (
 )
 
 // AcquireAll acquires the layers that the blobs unpack to; ids are the digests of their content
-// if it is a tar. It returns the layers that it retains, in order; if there is an error, perhaps
-// not all. The largest is begun first, because it takes the longest. At most parallel are under
-// way at once.
+// if that is a tar. It returns the retained layers in order; with an error, perhaps not all of
+// them. It begins with the largest, which takes longest, and handles at most parallel at once.
 func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.Blob, ids []digest.Digest, parallel int) ([]*Layer, error) {
 	order := make([]int, len(blobs))
 	for i := range order {
@@ -51,8 +50,8 @@ func (ls *Store) AcquireAll(ctx context.Context, from blob.Origin, blobs []blob.
 	return layers, context.Cause(ctx)
 }
 
-// CommitAll syncs retained layers to the disk and gives them their names. It also fails if the disk
-// has lost anything that was written since the first of them was begun.
+// CommitAll syncs retained layers to disk and renames them into place. It also fails if the disk
+// has lost anything written since the first of them was begun.
 func (ls *Store) CommitAll(ctx context.Context, layers []*Layer) error {
 	var fresh []*Layer
 	for _, l := range layers {

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Extract reads a plain tar stream to its end and puts its entries into the directory dir.
-// Names that look like whiteouts are ordinary files, and dir need not be empty.
+// Extract reads a plain tar stream to its end and extracts its entries into dir, which need not
+// be empty. Names that look like whiteouts are ordinary files.
 func Extract(ctx context.Context, r io.Reader, dir string) error {
 	_, err := unpackInto(ctx, r, dir, true, new(growth))
 	return err
 }
 
-// ApplyChanges makes the changes of a diff in the directory root: it extracts the tar stream r,
-// and removes the paths deleted, which are absolute. The diff is untrusted: fault.Invalid
-// blames it. Nothing else may change the directory meanwhile.
+// ApplyChanges applies a diff to the directory root: it extracts the tar stream r, and removes
+// the paths deleted, which are absolute. The diff is untrusted: fault.Invalid blames it. Nothing
+// else may change the directory meanwhile.
 func ApplyChanges(ctx context.Context, root string, r io.Reader, deleted []string) error {
 	if err := Extract(ctx, r, root); err != nil {
 		return err

@@ -17,8 +17,8 @@ import (
 // mode returns the permissions of hdr with the special bits, for mknod and chmod.
 func mode(hdr *tar.Header) uint32 { return uint32(hdr.Mode) & 0o7777 }
 
-// umask reads the process's file mode creation mask. umask(2) can only be read
-// by changing it, for all threads; /proc has told it since Linux 4.7.
+// umask reads the process's file mode creation mask. umask(2) can only read it by changing it,
+// for all threads; /proc has shown it since Linux 4.7.
 func umask() uint32 {
 	status, err := os.ReadFile("/proc/thread-self/status")
 	if err != nil {
@@ -52,7 +52,7 @@ func device(hdr *tar.Header) (kind uint32, dev uint64, err error) {
 	return kind, unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor)), nil
 }
 
-// xattrs returns the extended attributes of hdr that are to be set.
+// xattrs returns the extended attributes of hdr that will be set.
 func xattrs(hdr *tar.Header) (map[string]string, error) {
 	var attrs map[string]string
 	for record, value := range hdr.PAXRecords {
@@ -74,20 +74,20 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 	return attrs, nil
 }
 
-// IsKept reports whether the files of an image may have this extended attribute.
-// Labels, ACLs and trusted attributes are the host's, and security.evm holds for the
-// file system on which it was computed.
+// IsKept reports whether the files of an image may have this extended attribute. Labels, ACLs
+// and trusted attributes belong to the host, and security.evm is valid only on the file system
+// on which it was computed.
 func IsKept(key string) bool {
 	return key == "security.capability" || key == imaSignature || strings.HasPrefix(key, "user.")
 }
 
-// imaSignature is the attribute by which a host that appraises files (IMA) tells those
-// that it may run.
+// imaSignature is the attribute by which a host with IMA appraisal recognizes files that it may
+// run.
 const imaSignature = "security.ima"
 
-// mayLack reports whether a file may do without the attribute that could not be set: user
-// attributes are for regular files and directories only, and not every file system has them, or
-// signatures. A program would not work without its capabilities.
+// mayLack reports whether a file is usable without the attribute that could not be set: user
+// attributes exist only on regular files and directories, and not every file system supports
+// them, or signatures. A program would not work without its capabilities.
 func mayLack(key string, err error) bool {
 	return key != "security.capability" && (err == unix.ENOTSUP || err == unix.EPERM)
 }
@@ -111,8 +111,8 @@ func setTime(dir int, base string, at [2]unix.Timespec) error {
 	return os.NewSyscallError("utimensat", unix.UtimesNanoAt(dir, base, at[:], unix.AT_SYMLINK_NOFOLLOW))
 }
 
-// owner sets owner, mode and extended attributes of what is at base, which is no symlink, in an
-// order in which none undoes another.
+// owner sets owner, mode and extended attributes of base, which is not a symlink, in an order in
+// which none resets another.
 func (u *unpacker) owner(dir int, base string, hdr *tar.Header, attrs map[string]string) error {
 	if err := unix.Fchownat(dir, base, hdr.Uid, hdr.Gid, unix.AT_SYMLINK_NOFOLLOW); err != nil {
 		return os.NewSyscallError("fchownat", err)
@@ -139,6 +139,5 @@ func (u *unpacker) attributes(dir int, base string, hdr *tar.Header, attrs map[s
 	return setTime(dir, base, times(hdr))
 }
 
-// FDPath names the open file fd by its descriptor; the kernel goes straight to it,
-// whatever its path is.
+// FDPath returns a path of the open file fd by its descriptor, whatever its own path is.
 func FDPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }

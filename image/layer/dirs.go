@@ -13,29 +13,28 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxDirs is how many directories are kept open. Archives go directory by
-// directory, so that few are needed at a time.
+// maxDirs is how many directories are kept open. Archives go directory by directory, so few are
+// needed at a time.
 const maxDirs = 128
 
-// MaxPath bounds the path of a directory in the layer, in bytes. Since directories are opened
-// relative to descriptors, the only other bound would be the size of the archive, and such a
-// tree could not be listed or removed any more.
+// MaxPath bounds the path of a directory in the layer, in bytes. Directories are opened relative
+// to descriptors, so otherwise only the size of the archive would bound it, and the tree could
+// not be listed or removed any more.
 const MaxPath = 3800
 
-// maxLookups bounds the steps that are taken in one layer to work out where dangling
-// links lead: each link may have as many as its target has parts.
+// maxLookups bounds the steps in one layer to resolve dangling links: each link may take as many
+// as its target has parts.
 const maxLookups = 1 << 16
 
-// Bounds of what is kept of a layer's names. A name can have 4 KB, which compress to almost
-// nothing, and all layers of a pull are unpacked at the same time.
+// Bounds for the names kept of a layer. A name can have 4 KB, which compress to almost nothing,
+// and all layers of a pull are unpacked at the same time.
 const (
 	maxNames = 512 << 20 // in memory while it is unpacked: some 3 million directories
-	maxShape = 16 << 20  // in its record, which is in memory as long as the layer is there
-	nameCost = 80        // of a name, beside its bytes
+	maxShape = 16 << 20  // in its record, which stays in memory with the layer
+	nameCost = 80        // of a name, besides its bytes
 )
 
-// dirs opens the directories of a layer by name, below root and nowhere else,
-// and makes those that are missing.
+// dirs opens the directories of a layer by name, never outside root, and creates missing ones.
 type dirs struct {
 	root  int    // descriptor of the layer's directory
 	path  string // its path
@@ -46,17 +45,16 @@ type dirs struct {
 	opens   int // calls of openat(2) and openat2(2) so far
 	lookups int // steps that dangling links took so far
 
-	last   string // the name asked for last, and its descriptor
+	last   string // the last requested name, and its descriptor
 	lastFD int
 	stale  []int // forgotten, but perhaps in use until the next get
 
-	made   map[string]bool // directories made for want of an entry
-	white  map[string]bool // whiteouts made so far
+	made   map[string]bool // directories created without an entry
+	white  map[string]bool // whiteouts created so far
 	opaque []string        // directories that hide what is below
 }
 
-// An openDir is a descriptor of a directory, and how long its path is, without
-// links.
+// An openDir is a descriptor of a directory, with the length of its path without links.
 type openDir struct{ fd, length int }
 
 // get returns a descriptor of the directory name, a clean path or ".". It stays
@@ -89,9 +87,9 @@ func (d *dirs) get(name string) (int, error) {
 	return dir.fd, nil
 }
 
-// walk opens or makes the directory name in its parent. If the parent is not open, it is walked
-// to only if something is to be made: an archive may go to and fro between directories of the
-// greatest depth, and must not cause each level to be opened each time.
+// walk opens or creates the directory name in its parent. If the parent is not open, it walks
+// there only to create something: an archive may alternate between directories of the greatest
+// depth, and must not make us open every level each time.
 func (d *dirs) walk(name string) (openDir, error) {
 	if dir, ok := d.open[name]; ok {
 		return dir, nil
@@ -142,8 +140,7 @@ func (d *dirs) walk(name string) (openDir, error) {
 	return dir, nil
 }
 
-// whole opens the directory name if it is there, in one call, or two if there are
-// links on the way.
+// whole opens the directory name if it exists, in one call, or two if its path has links.
 func (d *dirs) whole(name string) (openDir, error) {
 	d.opens++
 	fd, err := unix.Openat2(d.root, name, &unix.OpenHow{
@@ -158,7 +155,7 @@ func (d *dirs) whole(name string) (openDir, error) {
 	return openDir{fd, 1 + len(name)}, err
 }
 
-// mkdir makes a directory that the layer has no entry for, or not yet.
+// mkdir creates a directory that the layer has no entry for, or not yet.
 func (d *dirs) mkdir(parent int, base, name string) error {
 	if err := unix.Mkdirat(parent, base, 0o755); err != nil {
 		return os.NewSyscallError("mkdirat", err)
@@ -174,7 +171,7 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 	return d.keep(name)
 }
 
-// keep accounts for a name that is kept until the layer is unpacked.
+// keep accounts for a name kept until the layer is unpacked.
 func (d *dirs) keep(name string) error {
 	if d.room -= len(name) + nameCost; d.room < 0 {
 		return fault.Invalid.Errorf("names of the layer's directories and whiteouts take more than %d bytes", maxNames)
@@ -182,7 +179,7 @@ func (d *dirs) keep(name string) error {
 	return nil
 }
 
-// reveal makes a directory where the layer itself has a whiteout: the contents below stay
+// reveal creates a directory where the layer itself has a whiteout: the contents below stay
 // hidden.
 func (d *dirs) reveal(parent int, base, name string) (int, error) {
 	delete(d.white, name)
@@ -198,8 +195,8 @@ func (d *dirs) reveal(parent int, base, name string) (int, error) {
 	return unix.Openat(parent, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 }
 
-// find opens the directory name if it is there. Symlinks on the way lead where
-// they would lead if the layer were the root file system.
+// find opens the directory name if it exists. Symlinks lead where they would lead if the layer
+// were the root file system.
 func (d *dirs) find(name string) (int, error) {
 	how := &unix.OpenHow{
 		Flags:   unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC,
@@ -216,9 +213,8 @@ func (d *dirs) find(name string) (int, error) {
 	}
 }
 
-// follow is find for a name that is a link. The target of a dangling link is made, inside the
-// root. Nothing else changes the layer meanwhile, so that working out the path first is no
-// race.
+// follow is find for a name that is a link. It creates the target of a dangling link, inside the
+// root. Nothing else changes the layer meanwhile, so resolving the path first is not a race.
 func (d *dirs) follow(name string) (openDir, error) {
 	fd, err := d.find(name)
 	if err == unix.ENOENT {
@@ -233,7 +229,7 @@ func (d *dirs) follow(name string) (openDir, error) {
 		if _, err := d.walk(rel); err != nil {
 			return openDir{}, err
 		}
-		// The link may go up from a directory that is not there.
+		// The link may go up from a directory that does not exist.
 		if fd, err = d.find(name); err != nil {
 			return openDir{}, fault.Invalid.Errorf("directory %q: %w", name, err)
 		}
@@ -243,7 +239,7 @@ func (d *dirs) follow(name string) (openDir, error) {
 	return d.measured(fd)
 }
 
-// measured returns the directory fd, found through links, with the length of its own path. If
+// measured returns the directory fd, found through links, with the length of its real path. If
 // that is too long, it closes fd.
 func (d *dirs) measured(fd int) (openDir, error) {
 	real, err := os.Readlink(FDPath(fd))
@@ -254,7 +250,7 @@ func (d *dirs) measured(fd int) (openDir, error) {
 	return openDir{fd, len(real) - len(d.path)}, nil
 }
 
-// lookups looks names up for securejoin, and counts them in n.
+// lookups does lookups for securejoin, and counts them in n.
 type lookups struct{ n *int }
 
 func (l lookups) Lstat(name string) (os.FileInfo, error) {
@@ -266,11 +262,11 @@ func (l lookups) Lstat(name string) (os.FileInfo, error) {
 
 func (l lookups) Readlink(name string) (string, error) { return os.Readlink(name) }
 
-// explicit notes that the layer has an entry for the directory name after all.
+// explicit records that the layer has an entry for the directory name after all.
 func (d *dirs) explicit(name string) { delete(d.made, name) }
 
-// implied returns the directories that were made for want of an entry, sorted, without those
-// that later entries have removed.
+// implied returns the directories created without an entry, sorted, except those that later
+// entries have removed.
 func (d *dirs) implied() []string {
 	var names []string
 	for name := range d.made {
@@ -288,7 +284,7 @@ func (d *dirs) implied() []string {
 	return names
 }
 
-// flush forgets all directories: what a name stands for may have changed.
+// flush forgets all directories: names may refer to others now.
 func (d *dirs) flush() {
 	for _, dir := range d.open {
 		d.stale = append(d.stale, dir.fd)

@@ -11,16 +11,16 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A disk is the file system that the store is on.
+// A disk is the file system of the store.
 //
-// A page that could not be written in the background is lost, and syncfs(2) reports that once
-// for each open file description, if that was open before the error or nothing has reported the
-// error yet. A description that is opened after a layer was written, only to sync it, misses an
-// error that another sync was told of. So one is kept open for the store's life, and the errors
-// that it reports are counted.
+// If a page cannot be written in the background it is lost. syncfs(2) reports that once for each
+// open file description that was open before the error, or if nothing has reported the error
+// yet. A description opened after a layer was written, only to sync it, misses an error already
+// reported to another sync. So one is kept open for the store's life, and the errors that it
+// reports are counted.
 //
-// A sync waits for the pages of everybody who writes to that disk, and cannot be interrupted.
-// So no caller owns it: a caller who gives up leaves it running, and all who come while one is
+// A sync waits for the pages of everybody who writes to that disk, and cannot be interrupted. So
+// no caller owns it: a caller who gives up leaves it running, and all who come while one is
 // under way share the next.
 type disk struct {
 	fd     int
@@ -31,7 +31,7 @@ type disk struct {
 
 	mu   sync.Mutex
 	busy bool          // a sync is under way; guarded by mu
-	next chan struct{} // closed at the end of the one that begins next; nil: nobody waits for it; guarded by mu
+	next chan struct{} // closed at the end of the next sync; nil: nobody waits for it; guarded by mu
 	last error         // of the last loss; guarded by mu
 }
 
@@ -44,14 +44,14 @@ func openDisk(dir string) (*disk, error) {
 	return &disk{fd: fd, syncfs: unix.Syncfs}, nil
 }
 
-// close waits for the syncs under way: once closed, their descriptor's number could be reused.
+// close waits for syncs under way: once closed, their descriptor's number could be reused.
 func (d *disk) close() error {
 	d.syncing.Wait()
 	return os.NewSyscallError("close", unix.Close(d.fd))
 }
 
-// sync writes everything to the disk: cheaper by far than an fsync of each file. It also fails
-// if something was lost after the count of losses was before, and when ctx ends.
+// sync writes everything to disk, which is far cheaper than an fsync of each file. It also fails
+// if something was lost since the count of losses was before, or when ctx ends.
 func (d *disk) sync(ctx context.Context, before int64) error {
 	select {
 	case <-d.join():
@@ -66,8 +66,8 @@ func (d *disk) sync(ctx context.Context, before int64) error {
 	return nil
 }
 
-// join returns a channel that is closed when a sync has ended that began after the call: one
-// that is under way may have missed the latest writes.
+// join returns a channel that is closed when a sync that began after the call has ended: one
+// already under way may have missed the latest writes.
 func (d *disk) join() <-chan struct{} {
 	d.mu.Lock()
 	defer d.mu.Unlock()

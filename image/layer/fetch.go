@@ -15,7 +15,7 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// A counted reader tells the call on whose behalf it reads how many bytes came.
+// A counted reader counts the bytes it reads in the stage of its call.
 type counted struct {
 	ctx context.Context
 	r   io.Reader
@@ -28,8 +28,8 @@ func (c counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// unpackBlob fetches a layer and has it unpacked while it arrives. It is verified to the end,
-// both compressed and uncompressed. Download, decompression and unpacking run at the same time.
+// unpackBlob fetches a layer and unpacks it while it arrives, verifying it to the end, both
+// compressed and uncompressed. Download, decompression and unpacking run concurrently.
 func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest, consume func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
 	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)
@@ -70,7 +70,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 
 	sh, err := consume(ctx, files)
 	if errors.Is(err, fault.Invalid) {
-		// Perhaps the layer is fine, and the data that arrived is not the layer.
+		// The layer may be fine, and the received data not the layer.
 		files.Close()
 		plain.Close()
 		if _, other := io.Copy(io.Discard, ahead); other != nil {
@@ -80,8 +80,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 	return sh, err
 }
 
-// unpackFile fetches a layer that is one file, and puts it into dir under its
-// name.
+// unpackFile fetches a layer that is a single file, and stores it in dir under its name.
 func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string, g *growth) (_ shape, err error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

@@ -14,12 +14,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSparse bounds the bytes that the sparse files of one layer claim to hold:
-// each has to be read through, holes and all.
+// maxSparse bounds the claimed sizes of the sparse files of one layer: each has to be read
+// through, holes included.
 const maxSparse = 1 << 40
 
-// flushSize is the size from which a file's pages are sent to the disk at once.
-// Then the syncfs(2) at the end of the pull finds less to do.
+// flushSize is the size from which a file's pages are written out at once, which leaves less for
+// the syncfs(2) at the end of the pull.
 const flushSize = 256 << 10
 
 // file makes a regular file.
@@ -44,15 +44,15 @@ func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *ta
 			err = os.NewSyscallError("close", cerr)
 		}
 	}()
-	// The files of a container may be sparse, and nothing in a plain stream says so.
+	// A container's files may be sparse, which a plain stream does not show.
 	if err := u.fill(ctx, fd, content, hdr.Size, sparse || u.plain); err != nil {
 		return err
 	}
-	// Even if it is root's: a set-group-ID directory has given it its own group.
+	// Even if it is root's: in a set-group-ID directory it has inherited the group.
 	if err := unix.Fchown(fd, hdr.Uid, hdr.Gid); err != nil {
 		return os.NewSyscallError("fchown", err)
 	}
-	// After chown, which takes the set-user-ID bit and the capabilities away.
+	// After chown, which clears the set-user-ID bit and the capabilities.
 	if m := mode(hdr); m&(u.umask|0o7000) != 0 {
 		if err := unix.Fchmod(fd, m); err != nil {
 			return os.NewSyscallError("fchmod", err)
@@ -66,8 +66,7 @@ func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *ta
 	return setTime(dir, base, times(hdr))
 }
 
-// fill writes size bytes of content to fd. In a sparse file, blocks of zeroes
-// are left out.
+// fill writes size bytes of content to fd. In a sparse file it skips blocks of zeroes.
 func (u *unpacker) fill(ctx context.Context, fd int, content io.Reader, size int64, sparse bool) error {
 	for left := size; left > 0; {
 		n, err := io.ReadFull(content, u.buf[:min(left, int64(len(u.buf)))])
@@ -104,7 +103,7 @@ func (u *unpacker) fill(ctx context.Context, fd int, content io.Reader, size int
 		u.growth.ended(size)
 	}
 	if size >= flushSize {
-		_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) // a hint; syncfs tells of errors
+		_ = unix.SyncFileRange(fd, 0, 0, unix.SYNC_FILE_RANGE_WRITE) // a hint; syncfs reports errors
 	}
 	return nil
 }

@@ -25,7 +25,7 @@ const (
 	imageName, imageRecord = "fs.erofs", "erofs.json"
 )
 
-// name is the file that r is in.
+// name is the name of r's file.
 func (r record) name() string {
 	if r.EROFS {
 		return imageRecord
@@ -48,8 +48,8 @@ func readRecord(dir string) (r record, err error) {
 	return r, nil
 }
 
-// Files is where a committed layer's files are, which are read-only and shared: a directory or, if
-// isImage is set, an EROFS file system in a file, to be mounted.
+// Files returns where a committed layer's files are, which are read-only and shared: a directory
+// or, if isImage is set, an EROFS file system in a file, to be mounted.
 func (ls *Store) Files(l *Layer) (path string, isImage bool) {
 	if l.record.EROFS {
 		return filepath.Join(ls.path(l.DiffID), imageName), true
@@ -70,8 +70,8 @@ func (ls *Store) open(l *Layer) (fd int, err error) {
 	return fd, nil
 }
 
-// unpacker returns how the layer that b unpacks to is made. It begins anew if what has come is
-// damaged, and can be had from another place.
+// unpacker returns the function that makes the layer of b. It starts over from another place if
+// what was received is damaged.
 func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) fillFunc {
 	return func(ctx context.Context, dir string, g *growth) (r record, err error) {
 		again := false
@@ -90,7 +90,7 @@ func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) fillF
 	}
 }
 
-// make makes the layer that b unpacks to in dir.
+// make unpacks b to a layer in dir.
 func (ls *Store) make(ctx context.Context, from blob.Origin, b blob.Blob, id digest.Digest, dir string, g *growth) (r record, err error) {
 	switch {
 	case b.File != "":
@@ -104,7 +104,7 @@ func (ls *Store) make(ctx context.Context, from blob.Origin, b blob.Blob, id dig
 		if !errors.Is(err, errManyFiles) {
 			return r, err
 		}
-		// As a directory it need not be in memory.
+		// As a directory it need not fit into memory.
 		if err := os.Remove(filepath.Join(dir, imageName)); err != nil {
 			return record{}, err
 		}
@@ -117,7 +117,7 @@ func (ls *Store) make(ctx context.Context, from blob.Origin, b blob.Blob, id dig
 	})
 }
 
-// clearFiles removes the files of a layer, of either form, that is not complete.
+// clearFiles removes the files of an incomplete layer, of either form.
 func clearFiles(ctx context.Context, dir string) error {
 	if err := os.Remove(filepath.Join(dir, imageName)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -125,7 +125,7 @@ func clearFiles(ctx context.Context, dir string) error {
 	return tree.Remove(ctx, filepath.Join(dir, treeName))
 }
 
-// asTree has the files of a layer made in a directory, and measures them.
+// asTree has fill make the files of a layer in a directory, and measures them.
 func asTree(ctx context.Context, dir string, fill func(files string) (shape, error)) (r record, err error) {
 	files := filepath.Join(dir, treeName)
 	if err := os.Mkdir(files, 0o755); err != nil {
@@ -141,7 +141,7 @@ func asTree(ctx context.Context, dir string, fill func(files string) (shape, err
 	return r, err
 }
 
-// uuidOf returns the UUID of a layer's file system, which is the same wherever it is unpacked.
+// uuidOf returns the UUID of a layer's file system, which is the same on every machine.
 func uuidOf(id digest.Digest) (uuid erofs.UUID) {
 	sum := sha256.Sum256([]byte(id))
 	copy(uuid[:], sum[:])
@@ -166,7 +166,7 @@ func asImage(ctx context.Context, stream io.Reader, dir string, id erofs.UUID, g
 	return sh, sum{Bytes: written.Bytes, Disk: uint64(st.Blocks) * 512, Inodes: 1, Digest: written.Digest}, nil
 }
 
-// check returns the digest of a committed layer's metadata as it is on the disk now.
+// check returns the digest of a committed layer's metadata as it is on disk now.
 func (ls *Store) check(ctx context.Context, l *Layer) (string, error) {
 	path, isImage := ls.Files(l)
 	if !isImage {

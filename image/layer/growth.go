@@ -5,8 +5,8 @@ import (
 	"sync/atomic"
 )
 
-// A growth is roughly the space that a layer occupies while it is being unpacked: files that
-// later entries replace count until the whole layer is measured.
+// A growth is roughly the space that a layer occupies while it is being unpacked: files replaced
+// by later entries count until the whole layer is measured.
 type growth struct{ bytes, inodes atomic.Uint64 }
 
 // block is the block size of most disks, to which the size of a file is rounded up.
@@ -21,7 +21,7 @@ func (g *growth) ended(size int64) { g.bytes.Add(uint64(-size & (block - 1))) }
 // made counts an inode.
 func (g *growth) made() { g.inodes.Add(1) }
 
-// restart forgets what was counted, and is gone.
+// restart resets the counts: the files are gone.
 func (g *growth) restart() {
 	g.bytes.Store(0)
 	g.inodes.Store(0)

@@ -10,10 +10,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Header returns the tar header of the file at path, whose name in the stream is name ("": the root)
-// and whose status is st. It has what an image may say of a file: type, mode, owner, time of the last
-// modification in nanoseconds, target, device, and the attributes of IsKept. Of a socket, which no tar
-// stream can have, it is nil.
+// Header returns the tar header of the file at path, whose name in the stream is name ("": the
+// root) and whose status is st. It has what an image may store of a file: type, mode, owner,
+// modification time in nanoseconds, target, device, and the attributes of IsKept. For a socket,
+// which no tar stream can hold, it is nil.
 func Header(path, name string, st *unix.Stat_t) (*tar.Header, error) {
 	if name == "" {
 		name = "."
@@ -54,11 +54,11 @@ func Header(path, name string, st *unix.Stat_t) (*tar.Header, error) {
 	return hdr, err
 }
 
-// attributesOf returns the extended attributes of a file that an image may have.
+// attributesOf returns those extended attributes of a file that an image may have.
 func attributesOf(path string) (map[string]string, error) {
 	n, err := unix.Llistxattr(path, nil)
 	if err == unix.ENOTSUP || err == nil && n == 0 {
-		return nil, nil // as of most files
+		return nil, nil // like most files
 	}
 	buf := make([]byte, 64<<10) // XATTR_LIST_MAX
 	if err == nil {

@@ -18,14 +18,13 @@ type DirAttr struct {
 	UID, GID uint32
 }
 
-// Inherit finds the directories that would lose their mode or owner in a mount of these
-// layers, which are retained, from the lowest.
+// Inherit finds the directories that would lose their mode or owner in a mount of these layers,
+// which are retained, lowest first.
 //
-// Some tools write "tmp/x" into a layer and no entry for "tmp". Unpacking has to make the
+// Some tools write "tmp/x" into a layer without an entry for "tmp". Unpacking has to create the
 // directory, and overlayfs then shows that one, plain and owned by root, instead of the one in
-// the layer below. Such directories are put on top of the layers in each mount, as directories
-// and nothing else. The layers themselves cannot be corrected: another image may have them over
-// another base.
+// the layer below. Each mount puts such directories, and only them, on top of the layers. The
+// layers themselves cannot be corrected: another image may have them over another base.
 func (ls *Store) Inherit(layers []*Layer) ([]DirAttr, error) {
 	first := slices.IndexFunc(layers, func(l *Layer) bool { return len(l.record.Shape.Implied) > 0 })
 	if first < 0 || len(layers) < 2 {
@@ -42,7 +41,7 @@ func (ls *Store) Inherit(layers []*Layer) ([]DirAttr, error) {
 	}
 	wanted := make(map[string]bool)
 	for i, l := range layers {
-		missing := make(map[string]bool) // below layer i, with all that is in it
+		missing := make(map[string]bool) // below layer i, with everything in it
 		for _, p := range l.record.Shape.Implied {
 			if missing[path.Dir(p)] {
 				missing[p] = true
@@ -77,7 +76,7 @@ func (ls *Store) Inherit(layers []*Layer) ([]DirAttr, error) {
 	return dirs, nil
 }
 
-// A stack is the layers of an image, in which paths are looked up as overlayfs would.
+// A stack holds the layers of an image, and looks up paths in them as overlayfs would.
 type stack []stacked
 
 type stacked struct {
@@ -105,7 +104,7 @@ func (st *stack) close() {
 }
 
 // look returns the attributes that the directory p should have, seen from layer i: those of the
-// highest layer that has an entry for it. ok is false if there is none.
+// highest layer that has an entry for it. ok is false if none has.
 func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 	attr = DirAttr{Path: p, Mode: 0o755}
 	for ; i >= 0; i-- {
@@ -137,16 +136,16 @@ func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 		}
 		for q := p; q != "."; {
 			if q = path.Dir(q); st[i].opaque[q] {
-				return attr, ok, nil // it hides what is in q, p included
+				return attr, ok, nil // it hides everything in q, including p
 			}
 		}
 	}
 	return attr, ok, nil
 }
 
-// Visible returns the layers of which something can be visible, from the highest. A layer that
-// occurs twice is left out where it is lower: the higher one covers all of it, and overlayfs
-// refuses one directory twice.
+// Visible returns the layers of which something can be visible, highest first. Of a layer that
+// occurs twice it drops the lower one: the higher one covers it completely, and overlayfs
+// refuses the same directory twice.
 func Visible(layers []*Layer) []*Layer {
 	var visible []*Layer
 	seen := make(map[digest.Digest]bool)
@@ -154,7 +153,7 @@ func Visible(layers []*Layer) []*Layer {
 		if l := layers[i]; !seen[l.DiffID] {
 			seen[l.DiffID] = true
 			visible = append(visible, l)
-			// overlayfs does not look for the mark on a root directory.
+			// overlayfs does not check a root directory for the mark.
 			if slices.Contains(l.record.Shape.Opaque, ".") {
 				break
 			}

@@ -2,8 +2,8 @@ package layer
 
 import "time"
 
-// keepFor is how long the layers of a failed pull are kept: the kubelet tries again
-// after at most five minutes.
+// keepFor is how long the layers of a failed pull are kept: the kubelet retries after at most
+// five minutes.
 const keepFor = 10 * time.Minute
 
 // Keep takes over layers that are retained and ready, for the next try of a pull that failed. They

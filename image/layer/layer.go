@@ -1,23 +1,23 @@
-// Package layer keeps the unpacked layers of images.
+// Package layer stores the unpacked layers of images.
 //
 // Each layer is unpacked once, while it downloads, into a directory named by its diff ID, in
 // overlayfs's own format. Layers do not depend on each other, so those of one image unpack in
-// parallel, and a layer that two concurrent pulls share is unpacked by one of them. Compressed
-// blobs are not kept. A caller who asks for a layer that is there must show that he could have
-// fetched it, see entitle.
+// parallel, and a layer shared by two concurrent pulls is unpacked by one of them. Compressed
+// blobs are not kept. A caller who asks for a stored layer must prove that he could have fetched
+// it, see entitle.
 //
 // On disk:
 //
 //	<root>/layers/<diff ID>/fs/         the files, whiteouts as 0:0 devices; or
 //	<root>/layers/<diff ID>/fs.erofs    the same as one EROFS file system, see packer
-//	<root>/layers/<diff ID>/layer.json  what is known of them, written once; beside an EROFS file
+//	<root>/layers/<diff ID>/layer.json  their description, written once; beside an EROFS file
 //	                                    system erofs.json, so that a crispd that knows none drops
 //	                                    the layer
 //	<root>/staging/                     unfinished work; emptied by Open
 //
-// The layers of an image are unpacked in staging, one syncfs(2) brings all of them to the disk,
-// and they are renamed into layers. A layer lives as long as somebody retains it: an image, a root
-// file system, or a pull under way.
+// The layers of an image are unpacked in staging, brought to disk by one syncfs(2), and renamed
+// into layers. A layer lives as long as somebody retains it: an image, a root file system, or a
+// pull under way.
 //
 // Every path in a layer is untrusted. See unpacker.
 package layer
@@ -42,25 +42,25 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A record is what is stored about an unpacked layer, written before the layer's directory gets
-// its name.
+// A record describes an unpacked layer. It is written before the layer's directory is renamed
+// into place.
 type record struct {
 	DiffID digest.Digest
 	Sum    sum
 	Shape  shape
 	From   source `json:",omitzero"`  // what it was unpacked from
-	EROFS  bool   `json:",omitempty"` // it is a file, and no directory
+	EROFS  bool   `json:",omitempty"` // a file instead of a directory
 }
 
-// A Layer is one unpacked layer, or one that is being unpacked.
+// A Layer is one layer, unpacked or being unpacked.
 //
 //	acquire ──▶ unpacking ──▶ unpacked ──▶ committed ──▶ going
 //	                │  cancel     │                        ▲
 //	                ▼             └────────────────────────┘
 //	              going
 //
-// It is going when the last reference is released; then its directory is deleted, and a caller who
-// wants the layer waits for that and begins anew. If it cannot be deleted it is committed
+// It is going once the last reference is released; then its directory is deleted, and a caller
+// who wants the layer waits for that and starts over. If it cannot be deleted it is committed
 // again, and stuck.
 type Layer struct {
 	DiffID digest.Digest // its name in the store, see blob.Blob.Identity
@@ -71,7 +71,7 @@ type Layer struct {
 	growth    growth    // until it is ready
 	losses    int64     // of the disk before the first byte was written
 	tempDir   string    // its directory in staging, until it is committed
-	commit    sync.Once // renames tempDir to where layers are
+	commit    sync.Once // renames tempDir into place
 	failed    error     // of commit
 	committed atomic.Bool
 
@@ -82,14 +82,14 @@ type Layer struct {
 	stuck   bool               // guarded by Store.mu; it should have been deleted
 }
 
-// A Store is the layers on disk and those on their way there, by diff ID. All its methods
-// may be called at the same time.
+// A Store holds the layers on disk and those being unpacked, by diff ID. All its methods may be
+// called concurrently.
 type Store struct {
 	dir      string // where committed layers are
 	staging  string
 	unclean  bool
 	erofs    bool         // new layers become EROFS file systems
-	probe    func() error // tries, once, whether those can be mounted
+	probe    func() error // checks, once, whether those can be mounted
 	disk     *disk
 	removals *removals
 	end      context.CancelFunc // of work in the background
@@ -106,8 +106,8 @@ type Store struct {
 // path is the directory of a committed layer.
 func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
 
-// A fillFunc makes the files of a layer in its own directory, which has nothing yet, and counts in
-// g what it writes. What it returns of the record is what it knows of the files.
+// A fillFunc makes the files of a layer in its own directory, which is empty, and counts in g
+// what it writes. It fills in what the record says about the files.
 type fillFunc func(ctx context.Context, dir string, g *growth) (record, error)
 
 // Has reports whether a layer is in the store, and whole.
@@ -153,8 +153,8 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, fil
 	}
 }
 
-// retain counts a reference to the layer id, and begins to unpack it if it is not there; mine
-// reports whether it does. It waits for a layer that is going.
+// retain adds a reference to the layer id, and begins to unpack it if it is missing; mine
+// reports whether it did. If the layer is going, retain waits until it is gone.
 func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, fill fillFunc) (l *Layer, mine bool, err error) {
 	for {
 		ls.mu.Lock()
@@ -200,7 +200,7 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, from source, fill fillFun
 			close(going)
 		}
 	}
-	close(l.ready) // under the lock: release looks at both
+	close(l.ready) // under the lock: release checks both
 	ls.mu.Unlock()
 	if l.err == nil && going != nil {
 		if err := ls.drop(l); err != nil {
@@ -237,7 +237,7 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, fill f
 	return os.WriteFile(filepath.Join(dir, l.record.name()), data, 0o600)
 }
 
-// settle gives a layer that is retained, ready and synced its name in the store.
+// settle renames a layer that is retained, ready and synced into the store.
 func (ls *Store) settle(l *Layer) error {
 	l.commit.Do(func() {
 		if l.committed.Load() {
@@ -245,7 +245,7 @@ func (ls *Store) settle(l *Layer) error {
 		}
 		l.failed = os.Rename(l.tempDir, ls.path(l.DiffID))
 		if errors.Is(l.failed, unix.ENOTEMPTY) || errors.Is(l.failed, unix.EEXIST) {
-			// The rest of one that could not be deleted completely.
+			// The remains of one that could not be deleted completely.
 			if _, l.failed = ls.Discard(ls.path(l.DiffID), usageIn(ls.path(l.DiffID))); l.failed == nil {
 				l.failed = os.Rename(l.tempDir, ls.path(l.DiffID))
 			}
@@ -255,7 +255,7 @@ func (ls *Store) settle(l *Layer) error {
 	return l.failed
 }
 
-// release lets go of l. The last to do so has it deleted.
+// release drops a reference to l. The last one deletes it.
 func (ls *Store) release(l *Layer) error {
 	ls.mu.Lock()
 	l.refs--
@@ -301,7 +301,7 @@ func (ls *Store) drop(l *Layer) error {
 	return nil
 }
 
-// Retry deletes the layers without references that could not be deleted before.
+// Retry deletes unreferenced layers that could not be deleted before.
 func (ls *Store) Retry() error {
 	ls.mu.Lock()
 	var again []*Layer
@@ -319,13 +319,13 @@ func (ls *Store) Retry() error {
 	return errors.Join(errs...)
 }
 
-// Discard takes away the directory at path, which occupies u, to be removed in the background:
-// half a layer must never be found under a layer's name. A path that does not exist is no
-// error. After an error, whole tells whether the directory is still there with all its
-// contents.
+// Discard moves the directory at path, which occupies u, out of the way, to be removed in the
+// background: half a layer must never be found under a layer's name. It is no error if the path
+// does not exist. After an error, whole reports whether the directory is still there with all
+// its contents.
 //
-// Discard is how space is made on a full disk, so it must not need any: it makes no directory,
-// and if staging is full, the directory is removed in place.
+// Discard frees space on a full disk, so it must not need any: it creates no directory, and if
+// staging is full, it removes the directory in place.
 func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 	to := filepath.Join(ls.staging, "gone-"+rand.Text())
 	err = os.Rename(path, to)
@@ -341,7 +341,7 @@ func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 	case !errors.Is(err, unix.ENOSPC) && !errors.Is(err, unix.EDQUOT):
 		return true, err
 	}
-	// Without its record it is no layer and no lease, whatever else is left of it.
+	// Without its record it is neither layer nor lease, whatever else is left of it.
 	for _, name := range []string{treeRecord, imageRecord, "lease.json"} {
 		if err := os.Remove(filepath.Join(path, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return true, err
@@ -350,7 +350,7 @@ func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 	return false, tree.Remove(context.Background(), path)
 }
 
-// RetainAll retains layers that are on disk: all of them or none.
+// RetainAll retains layers on disk: all of them or none.
 func (ls *Store) RetainAll(ids []digest.Digest) ([]*Layer, error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -380,7 +380,7 @@ func (l *Layer) isReady() bool {
 	}
 }
 
-// ReleaseAll lets go of each layer. Those that then have no reference are removed.
+// ReleaseAll releases each layer. Those without another reference are removed.
 func (ls *Store) ReleaseAll(layers []*Layer) error {
 	var errs []error
 	for _, l := range layers {
@@ -389,8 +389,8 @@ func (ls *Store) ReleaseAll(layers []*Layer) error {
 	return errors.Join(errs...)
 }
 
-// Used returns the space that the layers occupy, including those that are being unpacked and
-// the trees still to be removed. It walks nothing on disk.
+// Used returns the space that the layers occupy, including layers being unpacked and trees
+// waiting for removal. It does not walk the disk.
 func (ls *Store) Used() (bytes, inodes uint64) {
 	bytes, inodes = ls.removals.used()
 	ls.mu.Lock()
@@ -405,6 +405,5 @@ func (ls *Store) Used() (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// Size is the bytes in the files of a layer that is ready; a file with several names
-// counts once.
+// Size returns the bytes in the files of a ready layer; a file with several names counts once.
 func (l *Layer) Size() uint64 { return l.record.Sum.Bytes }

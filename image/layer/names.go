@@ -12,40 +12,40 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxSteps bounds the names that are looked up for one layer: a path can have some 2000, and each
-// can be a link.
+// maxSteps bounds the names looked up for one layer: a path can have some 2000, and each can be
+// a link.
 const maxSteps = 1 << 28
 
-// maxLinks is how many links there may be in a path, as on Linux (path_resolution(7)).
+// maxLinks is the maximum number of links in a path, as on Linux (path_resolution(7)).
 const maxLinks = 40
 
-// errManyFiles is of a layer that is too large to be kept in memory.
+// errManyFiles is the error for a layer too large to be kept in memory.
 var errManyFiles = errors.New("files of the layer take too much memory")
 
-// nodeCost is what a file takes in memory, beside its name and attributes.
+// nodeCost is what a file takes in memory, besides its name and attributes.
 const nodeCost = 240
 
-// names is the tree of a layer in memory, with a layer's rules: parents that are missing are made,
-// a later entry replaces an earlier one, and links lead where they would if the layer were the
+// names is the tree of a layer in memory, with a layer's rules: missing parents are created, a
+// later entry replaces an earlier one, and links lead where they would if the layer were the
 // root file system.
 type names struct {
 	root  *dir
 	dirs  map[*erofs.Node]*dir
-	white map[whiteoutName]bool // whiteouts made so far
+	white map[whiteoutName]bool // whiteouts so far
 
 	room  int // bytes of memory that files may still take, see maxNames
 	steps int // names looked up so far
 
-	last    string // the directory asked for last
-	lastDir *dir   // nil: it may have changed its meaning
+	last    string // the last requested directory
+	lastDir *dir   // nil: the name may refer to another one now
 }
 
-// A dir is what is known of a directory beside its inode.
+// A dir is what is known of a directory besides its inode.
 type dir struct {
 	*erofs.Node
 	parent  *dir // of the root: itself
 	length  int  // of its path, with a slash before each name
-	implied bool // made for want of an entry
+	implied bool // created without an entry
 	opaque  bool // hides what is below
 }
 
@@ -62,7 +62,7 @@ func newNames(room int) names {
 }
 
 // made returns a new directory, plain and empty. Its time is 0, so that a layer becomes the same
-// file wherever it is unpacked.
+// file on every machine.
 func (t *names) made(parent *dir) *dir {
 	d := &dir{parent: parent, Node: &erofs.Node{
 		Mode: unix.S_IFDIR | 0o755, Entries: make(map[string]*erofs.Node),
@@ -87,7 +87,7 @@ func checkName(base string) error {
 	return nil
 }
 
-// keep accounts for what is kept of a layer.
+// keep accounts for memory that the tree takes.
 func (t *names) keep(bytes int) error {
 	if t.room -= bytes; t.room < 0 {
 		return fault.Invalid.Errorf("%w: more than %d bytes", errManyFiles, maxNames)
@@ -95,7 +95,7 @@ func (t *names) keep(bytes int) error {
 	return nil
 }
 
-// dir returns the directory name, a clean path or ".", and makes what is missing of it.
+// dir returns the directory name, a clean path or ".", and creates missing parts.
 func (t *names) dir(name string) (*dir, error) {
 	if name == t.last && t.lastDir != nil {
 		return t.lastDir, nil
@@ -111,8 +111,8 @@ func (t *names) dir(name string) (*dir, error) {
 	return d, nil
 }
 
-// walk goes to the directory name from the root. With create, directories that are missing are made,
-// those behind a dangling link too.
+// walk goes from the root to the directory name. With create, it creates missing directories,
+// even behind a dangling link.
 func (t *names) walk(name string, create bool) (*dir, error) {
 	at, links, fresh := t.root, 0, false
 	rest := name
@@ -127,7 +127,7 @@ func (t *names) walk(name string, create bool) (*dir, error) {
 			continue
 		case "..":
 			if fresh {
-				return nil, unix.ENOENT // a link goes up from a directory that is not there
+				return nil, unix.ENOENT // a link goes up from a directory that does not exist
 			}
 			at = at.parent
 			continue
@@ -159,14 +159,14 @@ func (t *names) walk(name string, create bool) (*dir, error) {
 	return at, nil
 }
 
-// mkdir makes a directory that the layer has no entry for, or not yet.
+// mkdir creates a directory that the layer has no entry for, or not yet.
 func (t *names) mkdir(at *dir, base string) (*dir, error) {
 	d := t.made(at)
 	d.implied = true
 	return d, t.add(at, base, d)
 }
 
-// add puts a new directory into another one, in place of a whiteout or of nothing.
+// add puts a new directory into another one, possibly in place of a whiteout.
 func (t *names) add(at *dir, base string, d *dir) error {
 	if err := checkName(base); err != nil {
 		return err
@@ -183,7 +183,7 @@ func (t *names) add(at *dir, base string, d *dir) error {
 	return t.keep(2*nodeCost + len(base))
 }
 
-// hide makes d hide the contents that it has in the layers below.
+// hide makes d hide its contents in the layers below.
 func (d *dir) hide() {
 	d.opaque = true
 	if d.Attrs == nil {
@@ -192,7 +192,7 @@ func (d *dir) hide() {
 	d.Attrs[OverlayOpaque] = "y"
 }
 
-// put gives n the name base in the directory at; what had it before is gone.
+// put gives n the name base in the directory at, replacing what had it.
 func (t *names) put(at *dir, base string, n *erofs.Node) error {
 	t.clear(at, base)
 	at.Entries[base] = n
@@ -203,7 +203,7 @@ func (t *names) put(at *dir, base string, n *erofs.Node) error {
 	return t.keep(size)
 }
 
-// clear removes what has the name base in the directory at.
+// clear removes the entry base from the directory at.
 func (t *names) clear(at *dir, base string) {
 	n := at.Entries[base]
 	if n == nil {
@@ -211,11 +211,11 @@ func (t *names) clear(at *dir, base string) {
 	}
 	delete(t.white, whiteoutName{at, base})
 	delete(at.Entries, base)
-	t.lastDir = nil // names change their meaning: this one may be a symlink to elsewhere
+	t.lastDir = nil // names may refer to others now: this one may be a symlink to elsewhere
 	t.forget(n)
 }
 
-// forget lets go of a directory that was removed, and of all below it.
+// forget drops a removed directory and everything below it.
 func (t *names) forget(n *erofs.Node) {
 	d := t.dirs[n]
 	if d == nil {
@@ -228,7 +228,7 @@ func (t *names) forget(n *erofs.Node) {
 	delete(t.dirs, n)
 }
 
-// directory makes the directory base, or gives one that is there the attributes of n.
+// directory creates the directory base, or gives an existing one the attributes of n.
 func (t *names) directory(at *dir, base string, n *erofs.Node) error {
 	old := at.Entries[base]
 	d := t.dirs[old]
@@ -277,7 +277,7 @@ func (t *names) link(at *dir, base, name, target string) error {
 		return err
 	}
 	t.clear(at, base)
-	n, err := find() // it may have been what was in the way
+	n, err := find() // clear may have removed it
 	if err != nil {
 		return err
 	}
@@ -308,8 +308,8 @@ func (t *names) whiteout(at *dir, hidden string) error {
 	return t.keep(2*nodeCost + len(hidden))
 }
 
-// marked returns the paths of the directories that were made for want of an entry, and of those
-// that hide what is below, sorted.
+// marked returns the paths of directories created without an entry, and of those that hide what
+// is below, sorted.
 func (t *names) marked() (implied, opaque []string) {
 	var visit func(d *dir, name string)
 	visit = func(d *dir, name string) {

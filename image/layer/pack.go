@@ -17,11 +17,11 @@ import (
 )
 
 // A packer turns a tar stream into one EROFS file with the tree that an unpacker would make as a
-// directory: whiteouts, opaque directories and attributes are overlayfs's own there too, and the
-// same streams are refused. See unpacker for what is not trusted.
+// directory: whiteouts, opaque directories and attributes are overlayfs's own there too, and it
+// refuses the same streams. See unpacker for what is untrusted.
 //
 // The stream touches no path: names are looked up in a tree in memory, see names. The content of
-// files goes into the file as it comes.
+// files goes into the file as it arrives.
 type packer struct {
 	names  names
 	w      *erofs.Writer
@@ -55,7 +55,7 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 	if err != nil {
 		return shape{}, erofs.Summary{}, err
 	}
-	// What follows the end mark belongs to the layer's digests.
+	// Data after the end mark is part of the layer's digests.
 	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
 		return shape{}, erofs.Summary{}, blob.ArchiveError(err)
 	}
@@ -74,7 +74,7 @@ func checkShape(s shape) error {
 	return nil
 }
 
-// entry takes what hdr describes.
+// entry adds what hdr describes.
 func (p *packer) entry(ctx context.Context, hdr *tar.Header, content io.Reader) error {
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return nil // not about a file: git writes its commit there
@@ -143,7 +143,7 @@ func nodeOf(hdr *tar.Header) (*erofs.Node, error) {
 	}, nil
 }
 
-// setKind gives n its type, and what goes with it. A hard link has none.
+// setKind sets the type of n and its type's fields. A hard link has none.
 func setKind(n *erofs.Node, hdr *tar.Header) error {
 	switch hdr.Typeflag {
 	case tar.TypeDir:
@@ -170,8 +170,8 @@ func setKind(n *erofs.Node, hdr *tar.Header) error {
 	return checkAttrs(n)
 }
 
-// checkAttrs leaves out the attributes that the kernel would not let n have, and refuses
-// capabilities that it would refuse.
+// checkAttrs drops the attributes that the kernel would not allow on n, and refuses capabilities
+// that it would refuse.
 func checkAttrs(n *erofs.Node) error {
 	kind := n.Mode & unix.S_IFMT
 	for key, value := range n.Attrs {
@@ -185,13 +185,14 @@ func checkAttrs(n *erofs.Node) error {
 	return nil
 }
 
-// isCapability reports whether value is capabilities of a file in version 2 or 3 (capabilities(7),
-// linux/capability.h): a version in the highest byte of the first word, and 20 or 24 bytes.
+// isCapability reports whether value is a file's capabilities in version 2 or 3
+// (capabilities(7), linux/capability.h): the version in the highest byte of the first word, and
+// 20 or 24 bytes.
 func isCapability(value string) bool {
 	return len(value) == 20 && value[3] == 2 || len(value) == 24 && value[3] == 3
 }
 
-// fill writes a file's content. In a sparse file, blocks of zeroes are left out.
+// fill writes a file's content. In a sparse file it skips blocks of zeroes.
 func (p *packer) fill(ctx context.Context, content io.Reader, hdr *tar.Header) (erofs.Content, error) {
 	p.growth.made()
 	sparse := isSparse(hdr)

@@ -10,17 +10,17 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// removeWait is how long Remove waits for the disk. The kubelet measures the disk at once, and
-// evicts pods if removing images did not help.
+// removeWait is how long Remove waits for the disk. The kubelet measures the disk right
+// afterwards, and evicts pods if removing images did not help.
 const removeWait = 20 * time.Second
 
-// removals are the trees that are already out of the way and are being removed, or wait for
-// their turn. Their space is still in use.
+// removals are the trees out of the way that are being removed or wait for that. They still
+// occupy their space.
 type removals struct {
 	life       context.Context // of the background work
 	log        *slog.Logger
 	background sync.WaitGroup
-	turn       chan struct{} // holds one while a tree is removed: the disk would not be faster with two
+	turn       chan struct{} // holds a token while a tree is removed: two at once would not be faster
 
 	mu   sync.Mutex
 	last int              // guarded by mu
@@ -29,7 +29,7 @@ type removals struct {
 
 type removal struct {
 	usage Usage
-	over  chan struct{} // closed once removal has been tried
+	over  chan struct{} // closed once a removal was attempted
 }
 
 func newRemovals(life context.Context, log *slog.Logger) *removals {
@@ -45,7 +45,7 @@ func (rs *removals) add(u Usage) (n int, r *removal) {
 	return rs.last, r
 }
 
-// forget notes that a tree is gone.
+// forget records that a tree is gone.
 func (rs *removals) forget(n int) {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
@@ -62,22 +62,22 @@ func (rs *removals) used() (bytes, inodes uint64) {
 	return bytes, inodes
 }
 
-// LastRemoval is a point in time for WaitRemoved.
+// LastRemoval returns a point in time for WaitRemoved.
 func (ls *Store) LastRemoval() int { return ls.removals.now() }
 
-// WaitRemoved waits until everything that is to be removed since that point in time is removed,
-// but no longer than removeWait, or until ctx ends.
+// WaitRemoved waits until everything discarded since that point in time is removed, but no
+// longer than removeWait, or until ctx ends.
 func (ls *Store) WaitRemoved(ctx context.Context, since int) { ls.removals.waitSince(ctx, since) }
 
-// now is a point in time for waitSince.
+// now returns a point in time for waitSince.
 func (rs *removals) now() int {
 	rs.mu.Lock()
 	defer rs.mu.Unlock()
 	return rs.last
 }
 
-// waitSince waits until everything that came after the point in time is removed, but no longer
-// than removeWait, or until ctx ends.
+// waitSince waits until everything added since that point in time is removed, but no longer than
+// removeWait, or until ctx ends.
 func (rs *removals) waitSince(ctx context.Context, point int) {
 	ctx, cancel := context.WithTimeout(ctx, removeWait)
 	defer cancel()
@@ -98,21 +98,20 @@ func (rs *removals) waitSince(ctx context.Context, point int) {
 	}
 }
 
-// A tree that cannot be removed is tried again after removeRetry, twice that, and so on up to
-// removeRetryMax.
+// Removing a tree is retried after removeRetry, twice that, and so on up to removeRetryMax.
 const (
 	removeRetry    = time.Second
 	removeRetryMax = 10 * time.Minute
 )
 
-// later deletes a tree that is out of the way, and occupies u, in the background. While it
-// cannot be removed it stays in the figures, as it does on the disk.
+// later deletes a tree that is out of the way, and occupies u, in the background. Until it is
+// removed it counts as used.
 func (rs *removals) later(path string, u Usage) {
 	n, r := rs.add(u)
 	rs.background.Go(func() {
 		err := rs.remove(path)
 		if err == nil {
-			rs.forget(n) // before those who wait for it look at the figures
+			rs.forget(n) // before those who wait for it read the usage
 		}
 		close(r.over)
 		if err == nil {
@@ -137,7 +136,7 @@ func (rs *removals) remove(path string) error {
 	return tree.Remove(rs.life, path)
 }
 
-// usageIn is what the layer in dir occupied when it was whole, if it has a record.
+// usageIn returns what the layer in dir occupied when it was complete, if it has a record.
 func usageIn(dir string) Usage {
 	r, err := readRecord(dir)
 	if err != nil {

@@ -9,33 +9,33 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A source is where a layer came from: a blob that was seen to unpack to it, and the
-// repository, with its registry, that has the blob; "" is an archive.
+// A source is where a layer came from: a blob that was seen to unpack to it, and the repository,
+// with its registry, that has the blob; "" is an archive.
 type source struct {
 	Blob       digest.Digest
 	Repository string `json:",omitempty"`
 }
 
-// maxSources bounds the sources that are remembered of one layer.
+// maxSources bounds the sources remembered for one layer.
 const maxSources = 64
 
-// entitle gives a layer that is already in the store only to callers who could have fetched it.
-// That an image names its diff ID proves nothing: the diff IDs of private images are no secret,
-// and an image can claim whatever it likes.
+// entitle gives a stored layer only to callers who could have fetched it. An image that names
+// its diff ID proves nothing: the diff IDs of private images are no secret, and an image can
+// claim anything.
 //
-// If the same repository has given the blob before, its manifest is proof enough. A blob that
-// is known to unpack to the layer must be in the caller's repository: a caller who can put it
-// there has it. Any other blob is fetched and verified, but not kept.
+// If the same repository has served the blob before, its manifest is proof enough. A blob known
+// to unpack to the layer must be in the caller's repository: a caller who can put it there has
+// it. Any other blob is fetched and verified, but not kept.
 func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
 	here := source{b.Digest, from.Repository()}
-	if here.Repository == "" || b.Proven { // who loads an archive is the administrator
+	if here.Repository == "" || b.Proven { // only the administrator loads archives
 		return nil
 	}
 	known, given := ls.knows(l, here)
 	if given {
 		return nil
 	}
-	if known || b.Key != nil || b.File != "" { // what the layer goes by says which blob it is
+	if known || b.Key != nil || b.File != "" { // then the layer's name says which blob it is
 		if from.Has(ctx, b) == nil {
 			ls.learn(l, here)
 			return nil
@@ -49,7 +49,7 @@ func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.
 	return nil
 }
 
-// verifyBlob fetches a layer that is already in the store, to verify that it is the same.
+// verifyBlob fetches the blob of a stored layer, to verify that it is the same.
 func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
 	if b.File == "" {
 		_, err := unpackBlob(ctx, from, b, diffID, func(_ context.Context, r io.Reader) (shape, error) {
@@ -79,7 +79,7 @@ func (ls *Store) knows(l *Layer, src source) (known, given bool) {
 	return slices.ContainsFunc(l.sources, func(s source) bool { return s.Blob == src.Blob }), slices.Contains(l.sources, src)
 }
 
-// learn adds a source to those of l, for as long as this process lives.
+// learn adds a source to those of l, for the life of this process.
 func (ls *Store) learn(l *Layer, src source) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()

@@ -16,7 +16,7 @@ type RootAttr struct {
 // plainRoot is the root directory of a layer that has no entry for it.
 var plainRoot = RootAttr{Mode: 0o755}
 
-// Give gives the directory dir these attributes.
+// Give sets these attributes on the directory dir.
 func (r RootAttr) Give(dir string) error {
 	if err := os.Lchown(dir, int(r.UID), int(r.GID)); err != nil {
 		return err
@@ -24,9 +24,9 @@ func (r RootAttr) Give(dir string) error {
 	return os.NewSyscallError("chmod", unix.Chmod(dir, r.Mode)) // chown(2) clears bits of the mode
 }
 
-// RootOf returns the attributes that the root directory of these layers, from the lowest,
-// should have: those of the highest layer that has an entry for it. The root of an overlay has
-// the attributes of its highest directory.
+// RootOf returns the attributes that the root directory of these layers, lowest first, should
+// have: those of the highest layer that has an entry for it. Overlayfs itself would use those of
+// the highest directory.
 func RootOf(layers []*Layer) RootAttr {
 	for _, l := range slices.Backward(layers) {
 		if r := l.record.Shape.Root; r != nil {

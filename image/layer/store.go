@@ -18,15 +18,15 @@ import (
 
 // Options say where layers are kept.
 type Options struct {
-	Root    string          // on the disk that holds them; the directories layers and staging in it are there
+	Root    string          // on the disk that holds them; has directories layers and staging
 	Unclean bool            // the machine went down without a clean stop: verify the layers committed last
 	EROFS   bool            // new layers become EROFS file systems, if the kernel can mount those from files
 	Life    context.Context // of work in the background, which ends with it
 	Log     *slog.Logger
 }
 
-// Open finds the layers on disk. It removes unfinished work and damaged layers. None of the
-// layers is retained: see DropUnused.
+// Open finds the layers on disk. It removes unfinished work and damaged layers, and retains
+// none: see DropUnused.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	life, end := context.WithCancel(o.Life)
 	ls := &Store{
@@ -52,13 +52,13 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	return ls, nil
 }
 
-// probeEROFS tries whether EROFS file systems can be mounted; tests have a kernel of their own.
+// probeEROFS checks whether EROFS file systems can be mounted; tests replace it.
 var probeEROFS = erofs.Probe
 
 // LacksEROFS returns why EROFS file systems cannot be mounted from files of the store, or nil.
 func (ls *Store) LacksEROFS() error { return ls.probe() }
 
-// Close lets go of the layers kept from failed pulls, and ends the work in the background.
+// Close releases the layers kept from failed pulls, and ends background work.
 func (ls *Store) Close() error {
 	ls.end()
 	err := ls.DropKept()
@@ -67,8 +67,8 @@ func (ls *Store) Close() error {
 	return errors.Join(err, ls.disk.close())
 }
 
-// sweepStaging removes unfinished work. Names in staging are never used again, so that no
-// caller need wait for it.
+// sweepStaging removes unfinished work. Names in staging are never reused, so no caller need
+// wait for it.
 func (ls *Store) sweepStaging() {
 	left, err := os.ReadDir(ls.staging)
 	if err != nil {
@@ -81,7 +81,8 @@ func (ls *Store) sweepStaging() {
 	}
 }
 
-// findLayers reads the records of the layers on disk. A directory without a record is no layer.
+// findLayers reads the records of the layers on disk. A directory without a record is not a
+// layer.
 func (ls *Store) findLayers(ctx context.Context) error {
 	dirs, err := os.ReadDir(ls.dir)
 	if err != nil {
@@ -116,8 +117,8 @@ func (ls *Store) findLayers(ctx context.Context) error {
 	return nil
 }
 
-// discardLayer drops a directory that cannot be used as a layer. If that cannot be done, it is
-// in the way of its own next pull only, which tries again.
+// discardLayer drops a directory that cannot be used as a layer. If that fails, it blocks only
+// its own next pull, which tries again.
 func (ls *Store) discardLayer(name string) {
 	path := filepath.Join(ls.dir, name)
 	if _, err := ls.Discard(path, usageIn(path)); err != nil {

@@ -24,27 +24,28 @@ type sum struct {
 	Digest string `json:",omitempty"` // of the metadata, see describe; hex
 }
 
-// maxLinked bounds the inodes with several names that a walk remembers. Beyond that a name
-// counts for its share of the inode.
+// maxLinked bounds the inodes with several names that a walk remembers. Beyond that, a name
+// counts as its share of the inode.
 const maxLinked = 1 << 18
 
 // A count adds up a tree.
 type count struct {
 	sum    sum
 	digest hash.Hash         // nil: none is wanted
-	linked map[uint64]uint64 // inodes with several names → how many are still to come
+	linked map[uint64]uint64 // inodes with several names → how many are still expected
 	shares float64           // of inodes past maxLinked
 	record []byte
 	target [unix.PathMax]byte
 }
 
-// measure walks the tree at dir, which must not change, and digests it. It reads no file.
+// measure walks the tree at dir, which must not change, and digests its metadata. It reads no
+// file.
 //
-// A walk of a fresh layer finds all of it in memory, at a few µs a file.
+// A walk of a fresh layer finds everything in memory, at a few µs per file.
 func measure(ctx context.Context, dir string) (sum, error) {
 	c := &count{digest: sha256.New(), linked: make(map[uint64]uint64)}
 	o := tree.Options{Sorted: true, Leave: func(*tree.File) error {
-		c.digest.Write([]byte{0}) // the end of the directory: no record starts so
+		c.digest.Write([]byte{0}) // the end of the directory: no record begins like this
 		return nil
 	}}
 	if err := tree.Walk(ctx, dir, o, c.visit); err != nil {
@@ -54,7 +55,7 @@ func measure(ctx context.Context, dir string) (sum, error) {
 	return c.sum, nil
 }
 
-// Occupied returns the usage of the tree at dir, which a container is changing: files that
+// Occupied returns the usage of the tree at dir, which a container may be changing: files that
 // vanish meanwhile are left out.
 func Occupied(ctx context.Context, dir string) (Usage, error) {
 	c := &count{linked: make(map[uint64]uint64)}
@@ -83,7 +84,7 @@ func (c *count) visit(f *tree.File) error {
 }
 
 // describe adds to the digest the metadata that a power cut would damage and use does not
-// change: name, mode, owner, device, and, unless it is a directory, size, number of names, time
+// change: name, mode, owner, device, and, for anything but a directory, size, link count, time
 // and target.
 func (c *count) describe(name string, st *unix.Stat_t, target []byte) {
 	r := binary.AppendUvarint(c.record[:0], uint64(len(name)+1))

@@ -19,34 +19,33 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// shape is what a layer says about more than its own files.
+// shape describes a layer's effects on other layers.
 type shape struct {
 	Root    *RootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
-	Opaque  []string  `json:",omitempty"` // directories that hide what the layers below have in them
-	Implied []string  `json:",omitempty"` // directories that had to be made although the layer has no entry for them
+	Opaque  []string  `json:",omitempty"` // directories that hide their contents in the layers below
+	Implied []string  `json:",omitempty"` // directories created although the layer has no entry for them
 }
 
 // An unpacker turns a tar stream into a directory of overlayfs's format.
 //
 // The stream is untrusted. Nothing outside the directory is touched:
 //
-//   - The parent of each entry is opened with openat2(2) and RESOLVE_IN_ROOT, so
-//     that symlinks of the layer, "..", and absolute targets end inside. All else
-//     is done relative to that descriptor, on a single name that is no link: the
-//     name is made with O_EXCL or its like, after what was there was removed.
+//   - The parent of each entry is opened with openat2(2) and RESOLVE_IN_ROOT, so that the
+//     layer's symlinks, "..", and absolute targets stay inside. Everything else happens relative
+//     to that descriptor, on a single name that is not a link: the name is created with O_EXCL
+//     or its like, after whatever had the name was removed.
 //   - A name or hard link target that leaves the root by ".." is refused.
-//   - Of extended attributes only user.*, security.capability and security.ima are taken;
+//   - Only the extended attributes user.*, security.capability and security.ima are set;
 //     trusted.overlay.* is refused, because overlayfs would obey it.
-//   - Device nodes are made as they are. What they can do is limited by the
-//     device cgroup of the container, and on the host by the modes of the store's
-//     root directory and of those that hold the mount points, which also keep
-//     set-user-ID files out of reach.
+//   - Device nodes are created as they are. The container's device cgroup restricts them; on the
+//     host the modes of the store's root directory, and of the directories of the mount points,
+//     keep users away from them and from set-user-ID files.
 //
 // Nothing else may change the directory meanwhile.
 type unpacker struct {
 	dirs   dirs
 	umask  uint32
-	times  map[string][2]unix.Timespec // of directories: set when nothing is made in them any more
+	times  map[string][2]unix.Timespec // of directories: set when nothing more is created in them
 	shape  shape
 	sparse int64 // bytes claimed by sparse files so far
 	buf    []byte
@@ -54,8 +53,8 @@ type unpacker struct {
 	growth *growth
 }
 
-// unpack reads a tar stream to its end and puts its entries into the directory
-// dir, which is empty. Errors of kind fault.Invalid blame the stream.
+// unpack reads a tar stream to its end and extracts its entries into the directory dir, which is
+// empty. Errors of kind fault.Invalid blame the stream.
 func unpack(ctx context.Context, r io.Reader, dir string, g *growth) (shape, error) {
 	return unpackInto(ctx, r, dir, false, g)
 }
@@ -82,7 +81,7 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	if err := u.recordShape(); err != nil {
 		return shape{}, err
 	}
-	// What follows the end mark belongs to the layer's digests.
+	// Data after the end mark is part of the layer's digests.
 	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
 		return shape{}, blob.ArchiveError(err)
 	}
@@ -133,8 +132,8 @@ func newUnpacker(root int, dir string) *unpacker {
 // onlyReader hides the reader's other methods, so that io.Copy reads in its own buffer.
 type onlyReader struct{ io.Reader }
 
-// inside returns name as a clean path relative to the root, "." being the root
-// itself. Absolute names are taken as relative to it, as every tar does.
+// inside returns name as a clean path relative to the root, "." being the root itself. Absolute
+// names are relative to it, as in every tar program.
 func inside(name string) (string, error) {
 	clean := path.Clean(strings.TrimLeft(name, "/"))
 	if clean == ".." || strings.HasPrefix(clean, "../") {
@@ -143,7 +142,7 @@ func inside(name string) (string, error) {
 	return clean, nil
 }
 
-// entry makes what hdr describes.
+// entry creates what hdr describes.
 func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader) error {
 	if hdr.Typeflag == tar.TypeXGlobalHeader {
 		return nil // not about a file: git writes its commit there
@@ -210,7 +209,7 @@ func (u *unpacker) device(dir int, name, base string, hdr *tar.Header) error {
 	return u.make(dir, name, base, func() error { return unix.Mknodat(dir, base, kind|mode(hdr), int(dev)) })
 }
 
-// make calls create, and once more after removing what was in its way.
+// make calls create, and again after removing what was in its way.
 func (u *unpacker) make(dir int, name, base string, create func() error) error {
 	err := create()
 	if err == unix.EEXIST {
@@ -222,8 +221,8 @@ func (u *unpacker) make(dir int, name, base string, create func() error) error {
 	return u.madeErr(err)
 }
 
-// madeErr is the error of making a name: the stream's fault if the kernel does
-// not take the name or the link's target.
+// madeErr returns the error of creating a name: the stream is to blame if the kernel does not
+// accept the name or the link's target.
 func (u *unpacker) madeErr(err error) error {
 	switch err {
 	case unix.ENAMETOOLONG, unix.EINVAL, unix.EILSEQ:
@@ -232,10 +231,10 @@ func (u *unpacker) madeErr(err error) error {
 	return os.NewSyscallError("make", err)
 }
 
-// clear removes what is at base, whatever it is.
+// clear removes base, whatever its type.
 func (u *unpacker) clear(dir int, name, base string) error {
 	delete(u.dirs.white, name)
-	u.dirs.flush() // names change their meaning: this one may be a symlink to elsewhere
+	u.dirs.flush() // names may refer to others now: this one may be a symlink to elsewhere
 	err := unix.Unlinkat(dir, base, 0)
 	if err == unix.EISDIR {
 		return tree.RemoveAt(context.Background(), dir, base)
@@ -302,8 +301,8 @@ func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs 
 	return u.owner(dir, base, hdr, attrs)
 }
 
-// rootEntry takes the attributes of the root directory. The directory itself
-// gets them for the read-only mounts; a writable layer gets them from shape.
+// rootEntry takes the attributes of the root directory. The directory itself has them for
+// read-only mounts; a writable layer gets them from shape.
 func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 	if hdr.Typeflag != tar.TypeDir {
 		return fault.Invalid.Errorf("the root of the layer is no directory")
@@ -314,7 +313,7 @@ func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 }
 
 // setTimes sets the times of the directories that still exist: later entries may have replaced
-// them, or a link on the way to them.
+// them, or a link in their path.
 func (u *unpacker) setTimes() error {
 	for name, at := range u.times {
 		parent, base := path.Split(name)
@@ -332,7 +331,7 @@ func (u *unpacker) setTimes() error {
 	return nil
 }
 
-// isDir reports whether name, in the directory dir, is a directory and no link to one.
+// isDir reports whether name, in the directory dir, is a directory and not a link to one.
 func isDir(dir int, name string) bool {
 	var st unix.Stat_t
 	return unix.Fstatat(dir, name, &st, unix.AT_SYMLINK_NOFOLLOW) == nil && st.Mode&unix.S_IFMT == unix.S_IFDIR

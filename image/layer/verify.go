@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// suspectFor is how long before the last layer was committed a layer is suspect after the power
-// was cut. syncfs(2) had returned before any of them got its name; the risk is a disk that
-// reported success too early.
+// suspectFor is how long before the last commit a layer is suspect after a power cut. syncfs(2)
+// had returned before any of them was renamed into place; the risk is a disk that reported
+// success too early.
 const suspectFor = 10 * time.Minute
 
-// verifyLatest compares the layers committed last with the metadata that they had then, drops
-// those that differ, and returns the rest. Older ones are trusted: reading them all would keep
-// a node from coming up.
+// verifyLatest compares the metadata of the layers committed last with their records, drops
+// those that differ, and returns the rest. Older ones are trusted: reading them all would keep a
+// node from coming up.
 func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, error) {
 	var good []*Layer
 	suspects := latest(ls.commits(found), time.Now())
@@ -33,7 +33,7 @@ func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, er
 		}
 		got, err := ls.check(ctx, l)
 		if err != nil {
-			got, err = ls.check(ctx, l) // an error that may pass is not the layer's
+			got, err = ls.check(ctx, l) // a transient error is not the layer's fault
 		}
 		if err != nil && !atomicfile.Damaged(err) && !errors.Is(err, fault.Invalid) {
 			return nil, fmt.Errorf("verify layer %s: %w", l.DiffID, err)
@@ -49,8 +49,8 @@ func (ls *Store) verifyLatest(ctx context.Context, found []*Layer) ([]*Layer, er
 }
 
 // commits returns the time at which each layer was committed: rename(2) sets the status change
-// time of what it moves. That is later than when the layer was unpacked, by as long as the rest
-// of its image took.
+// time of what it moves. That is later than the end of unpacking, by as long as the rest of its
+// image took.
 func (ls *Store) commits(found []*Layer) []time.Time {
 	at := make([]time.Time, len(found))
 	for i, l := range found {
@@ -64,9 +64,9 @@ func (ls *Store) commits(found []*Layer) []time.Time {
 	return at
 }
 
-// latest tells which of the times are at most suspectFor before the last one. A clock that was
-// once ahead must not make all later times old: so the times that are at most that long before
-// the last one that is not in the future count too.
+// latest reports which of the times are at most suspectFor before the last one. A clock that was
+// once ahead must not make all later times old: so times at most that long before the last one
+// that is not in the future count too.
 func latest(at []time.Time, now time.Time) []bool {
 	var last, past time.Time
 	for _, t := range at {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The names by which a layer marks files of the layers below as gone (OCI image spec,
-// layer.md), and the attributes by which overlayfs marks them.
+// The names by which a layer marks files of lower layers as deleted (OCI image spec, layer.md),
+// and the attributes by which overlayfs marks them.
 const (
-	whiteoutPrefix = ".wh."             // .wh.x: there is no x
-	whiteoutMeta   = ".wh..wh."         // of aufs itself; not files
-	whiteoutOpaque = ".wh..wh..opq"     // nothing below shines through this directory
+	whiteoutPrefix = ".wh."             // .wh.x: x is deleted
+	whiteoutMeta   = ".wh..wh."         // aufs's own; not files
+	whiteoutOpaque = ".wh..wh..opq"     // nothing below is visible in this directory
 	overlayPrefix  = "trusted.overlay." // refused from a layer
 	OverlayOpaque  = "trusted.overlay.opaque"
 )
@@ -25,9 +25,9 @@ func isMeta(parent, base string) bool {
 		strings.HasPrefix(parent, whiteoutMeta) || strings.Contains(parent, "/"+whiteoutMeta)
 }
 
-// whiteout makes a whiteout for the name hidden: a character device 0:0. Image
-// spec: "Whiteout files MUST only apply to resources in lower/parent layers", so
-// what this layer has under the name stays, whatever the order.
+// whiteout creates a whiteout for the name hidden: a character device 0:0. Image spec: "Whiteout
+// files MUST only apply to resources in lower/parent layers", so this layer's own file of that
+// name stays, whatever the order.
 func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 	if whiteoutPrefix+hidden == whiteoutOpaque {
 		return u.dirs.hide(dir, ".", path.Clean(parent))
@@ -53,8 +53,8 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 	return u.dirs.keep(parent + hidden)
 }
 
-// hide makes the directory base, which is name from the root, hide the contents that it has in
-// the layers below.
+// hide makes the directory base, whose path from the root is name, hide its contents in the
+// layers below.
 func (d *dirs) hide(dir int, base, name string) error {
 	if err := unix.Lsetxattr(FDPath(dir)+"/"+base, OverlayOpaque, []byte("y"), 0); err != nil {
 		return os.NewSyscallError("setxattr", err)

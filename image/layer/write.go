@@ -15,15 +15,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxLinkNames bounds the names, in bytes, that are kept of files with several of them while a layer
-// is written: some half a million.
+// maxLinkNames bounds the bytes of names kept for files with several links while a layer is
+// written: some half a million.
 const maxLinkNames = 64 << 20
 
-// Write writes the files of a committed layer, which the caller holds, as the tar stream of a layer
-// (OCI image spec, layer.md): whiteouts and opaque directories under their names there, and no entry
-// for directories that had none. The same layer always gives the same stream. It is seldom the one
-// that the layer was unpacked from: the order of entries, access times, names of owners and the form
-// of headers are not kept. An artifact has no such stream: fault.Invalid.
+// Write writes the files of a committed layer, which the caller retains, as the tar stream of a
+// layer (OCI image spec, layer.md): whiteouts and opaque directories under their names there,
+// and no entry for directories that had none. The same layer always yields the same stream, but
+// seldom the one it was unpacked from: the order of entries, access times, names of owners and
+// the form of headers are not kept. An artifact has no such stream: fault.Invalid.
 func (ls *Store) Write(ctx context.Context, l *Layer, w io.Writer) error {
 	fd, err := ls.open(l)
 	if err != nil {
@@ -49,8 +49,8 @@ func writeLayer(ctx context.Context, root int, sh shape, w io.Writer) error {
 	return lw.tar.Close()
 }
 
-// A writer turns a directory of overlayfs's format into a tar stream: what an unpacker does, the
-// other way round.
+// A writer turns a directory of overlayfs's format into a tar stream, the inverse of an
+// unpacker.
 type writer struct {
 	ctx     context.Context
 	tar     *tar.Writer
@@ -104,8 +104,8 @@ func (w *writer) visit(f *tree.File) error {
 	return w.content(f, name)
 }
 
-// directory writes the entry of a directory, unless the layer had none for it, and the mark of one
-// that hides what the layers below have in it.
+// directory writes the entry of a directory, unless the layer had none for it, and the mark of
+// one that hides its contents in the layers below.
 func (w *writer) directory(name, at string, hdr *tar.Header) error {
 	if wanted := !w.implied[name]; wanted && name != "" || name == "" && w.hasRoot {
 		if err := w.tar.WriteHeader(hdr); err != nil {
@@ -119,13 +119,13 @@ func (w *writer) directory(name, at string, hdr *tar.Header) error {
 	return w.tar.WriteHeader(w.mark(path.Join(name, whiteoutOpaque)))
 }
 
-// mark is the header of an empty file that stands for something that is not there. It has no time,
-// since the layer keeps none of it.
+// mark returns the header of an empty file that marks a deletion. It has no time, since the
+// layer does not keep it.
 func (w *writer) mark(name string) *tar.Header {
 	return &tar.Header{Format: tar.FormatPAX, Typeflag: tar.TypeReg, Name: name}
 }
 
-// content writes what is in the regular file f.
+// content writes the content of the regular file f.
 func (w *writer) content(f *tree.File, name string) error {
 	fd, err := unix.Openat(f.Dir, f.Name, unix.O_RDONLY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
