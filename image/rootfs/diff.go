@@ -17,13 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A diff is what a container has changed in its root file system: files that it wrote,
-// as a tar stream, and paths that it removed. As in checkpoints, it has no whiteouts.
+// A diff is what a container has changed in its root file system: files that it wrote, as a tar
+// stream, and paths that it removed. As in checkpoints, it has no whiteouts.
 
-// Diff writes the changes in the root file system of key as a tar stream, with
-// everything in its volumes, and returns the paths that were removed, absolute and
-// sorted. Nobody may write to it meanwhile. Sockets are left out, as the programs that
-// listen on them make them again.
+// Diff writes the changes in the root file system of key as a tar stream, with everything in its
+// volumes, and returns the paths that were removed, absolute and sorted. Nobody may write to it
+// meanwhile. Sockets are left out: the programs that listen on them create them again.
 func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -98,8 +97,8 @@ func (d *differ) visit(f *tree.File) error {
 	return d.add(file, name, &f.Stat)
 }
 
-// nameOf returns the path of f in the root file system. One that is longer than a path
-// in a layer may be could not be unpacked.
+// nameOf returns the path of f in the root file system. A path longer than a layer may have
+// could not be unpacked.
 func nameOf(f *tree.File) (string, error) {
 	if f.PathLen() > layer.MaxPath {
 		return "", fault.Invalid.Errorf("a path of %d bytes is too long for an archive", f.PathLen())
@@ -133,8 +132,8 @@ func (d *differ) hidden(name string, upper int) error {
 	return nil
 }
 
-// namesIn lists the directory name of the layer at dir, if the layer has one there. It
-// follows no symlinks in the layer, as overlayfs does not either.
+// namesIn lists the directory name of the layer at dir, if the layer has one. Like overlayfs, it
+// follows no symlinks in the layer.
 func namesIn(dir, name string) ([]string, error) {
 	root, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -191,8 +190,8 @@ func has(file, attribute string) bool {
 	return err == nil
 }
 
-// Apply applies a diff to the mounted root file system of key, in which nothing may
-// run yet. The diff is hostile, like a layer: fault.Invalid means that it is to blame.
+// Apply applies a diff to the mounted root file system of key, in which nothing may run yet. The
+// diff is as untrusted as a layer: fault.Invalid blames it.
 func (ls *Store) Apply(ctx context.Context, key string, r io.Reader, deleted []string) error {
 	l, fresh, err := ls.begin(key)
 	if err != nil {

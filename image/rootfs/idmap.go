@@ -15,17 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An IDMap shifts the owners of an image's files into a user namespace. No file is changed
-// or copied for that: the layers are mounted with an ID mapping (mount_setattr(2),
-// MOUNT_ATTR_IDMAP), and the overlay is made of those mounts, since Linux 5.19. A file that
-// is written to such a root file system is owned by the ID that the writer's has outside.
+// An IDMap shifts the owners of an image's files into a user namespace. No file is changed or
+// copied: the layers are mounted with an ID mapping (mount_setattr(2), MOUNT_ATTR_IDMAP), and
+// the overlay is made of those mounts, since Linux 5.19. On disk, a file written to such a root
+// file system belongs to the writer's ID outside the namespace.
 type IDMap struct {
 	UserNS string // path of the user namespace
 	IDs    userns.Map
 }
 
-// CheckIDMap tries a mount with an IDMap on the file systems of the store. The error is why
-// that is not possible.
+// CheckIDMap tries a mount with an IDMap on the file systems of the store. The error is the
+// reason why it fails.
 func (ls *Store) CheckIDMap() (err error) {
 	if err := ls.checkReach(); err != nil {
 		return err
@@ -62,8 +62,8 @@ func (ls *Store) CheckIDMap() (err error) {
 	return nil
 }
 
-// checkReach checks that the users of a user namespace, who have no rights outside, can
-// reach root file systems at all.
+// checkReach checks that users of a user namespace, who have no rights outside, can reach root
+// file systems at all.
 func (ls *Store) checkReach() error {
 	dir, err := filepath.EvalSymlinks(ls.state)
 	if err != nil {
@@ -81,8 +81,8 @@ func (ls *Store) checkReach() error {
 	return nil
 }
 
-// shift returns the owner, outside of the user namespace, of a file of an image. One that is
-// not mapped becomes the namespace's root.
+// shift returns a file's owner outside of the user namespace. An ID that is not mapped becomes
+// the namespace's root.
 func (m *IDMap) shift(attr layer.RootAttr) layer.RootAttr {
 	for _, id := range []struct {
 		in *uint32
@@ -110,9 +110,9 @@ func (o *overlay) mountMapped(target string) error {
 
 // mapped returns o as a detached mount.
 //
-// Before Linux 6.15 overlayfs accepts only layers that are mounted in the caller's mount
-// namespace. So the mapped layers are mounted in a namespace that ends with the thread,
-// which leaves none of them in any case.
+// Before Linux 6.15 overlayfs accepts only layers mounted in the caller's mount namespace. So
+// the mapped layers are mounted in a namespace that ends with the thread, and none of them can
+// be left over.
 func (o *overlay) mapped() (mnt int, err error) {
 	err = thread.Run(func() error {
 		mnt, err = o.assemble()

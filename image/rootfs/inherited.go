@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// makeDirs makes the directories dirs, parents first, in the new directory dir,
-// whose own attributes are root.
+// makeDirs creates the directories dirs, parents first, in the new directory dir, whose own
+// attributes are root.
 func makeDirs(dir string, root layer.RootAttr, dirs []layer.DirAttr) error {
 	if err := os.Mkdir(dir, 0o755); err != nil {
 		return err

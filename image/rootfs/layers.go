@@ -16,13 +16,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A layer that is an EROFS file system is mounted once, for all root file systems: the page cache
-// belongs to the mount. It is there from the first mount of one that has a lease of the layer until
-// the last such lease is gone, at
+// A layer that is an EROFS file system is mounted once for all root file systems, because the
+// page cache belongs to the mount. It is mounted from the first mount with a lease of the layer
+// until the last such lease is gone, at
 //
 //	<state>/.layers/<diff ID>
 //
-// and for a while after that nowhere, see idleLayer.
+// and kept for a while after that without a mount point, see idleLayer.
 const layersDir = ".layers"
 
 func (ls *Store) layerMount(id digest.Digest) string {
@@ -61,9 +61,9 @@ func (ls *Store) lower(l *layer.Layer) (string, error) {
 	return target, os.NewSyscallError("move_mount", err)
 }
 
-// labelOf returns the SELinux label of the file at path, which the files in it are to have: the
-// same that they would have in a directory there. "" = the host has no labels, or SELinux is off,
-// which can leave labels behind that the kernel takes no notice of.
+// labelOf returns the SELinux label of the file at path, for the files in it: the same that they
+// would have in a directory there. "" = the host has no labels, or SELinux is off: labels may be
+// left that the kernel ignores.
 func labelOf(path string) (string, error) {
 	if !kernel.Probe().SELinux {
 		return "", nil
@@ -79,7 +79,7 @@ func labelOf(path string) (string, error) {
 	return unix.ByteSliceToString(buf[:n]), nil
 }
 
-// dropLayers unmounts those of the layers of which there is no lease any more.
+// dropLayers unmounts those of the layers that have no lease any more.
 func (ls *Store) dropLayers(layers []*layer.Layer) error {
 	var errs []error
 	for _, l := range layers {
@@ -94,7 +94,7 @@ func (ls *Store) dropLayer(id digest.Digest) error {
 	ls.mounting.Lock()
 	defer ls.mounting.Unlock()
 	if ls.isLeased(id) {
-		return nil // a lease that comes later mounts it again
+		return nil // a later lease mounts it again
 	}
 	target := ls.layerMount(id)
 	ls.keepIdle(id, target)
@@ -109,9 +109,9 @@ func (ls *Store) dropLayer(id digest.Digest) error {
 	return nil
 }
 
-// An idle layer is one without a lease whose file system is kept for a while, mounted nowhere:
-// with it would go what the page cache has of its files, which a container that is started
-// again would have to read anew.
+// An idle layer has no lease, but its file system is kept for a while, mounted nowhere:
+// otherwise its page cache would be lost, and a container started again would have to read its
+// files from disk.
 type idleLayer struct {
 	mount int // descriptor
 	timer *time.Timer
@@ -122,8 +122,8 @@ const (
 	maxIdle = 64
 )
 
-// keepIdle keeps the file system of a layer that is about to be unmounted. If it cannot, nothing
-// is lost but time. The caller has locked mounting.
+// keepIdle keeps the file system of a layer that is about to be unmounted. Failure costs only
+// time. The caller has locked mounting.
 func (ls *Store) keepIdle(id digest.Digest, target string) {
 	if is, err := isMountPoint(target); !is || err != nil || len(ls.idle) >= maxIdle || ls.life.Err() != nil {
 		return
@@ -154,7 +154,7 @@ func (ls *Store) takeIdle(id digest.Digest, target string) bool {
 	return unix.MoveMount(l.mount, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH) == nil
 }
 
-// endIdle lets go of an idle layer. The caller has locked mounting.
+// endIdle drops an idle layer. The caller has locked mounting.
 func (ls *Store) endIdle(id digest.Digest) {
 	l := ls.idle[id]
 	l.timer.Stop()
@@ -162,8 +162,8 @@ func (ls *Store) endIdle(id digest.Digest) {
 	delete(ls.idle, id)
 }
 
-// EndRemoved lets go of the idle layers that have been removed: nothing will read them, and their
-// space on the disk is free only then.
+// EndRemoved drops the idle layers that have been removed: nothing will read them, and only this
+// frees their space on disk.
 func (ls *Store) EndRemoved() {
 	ls.mounting.Lock()
 	defer ls.mounting.Unlock()
@@ -174,14 +174,14 @@ func (ls *Store) EndRemoved() {
 	}
 }
 
-// leave tells whether l is about to end, so that its layers need not be mounted for it.
+// leave sets whether l is about to end, so that its layers need not be mounted for it.
 func (ls *Store) leave(l *lease, is bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l.leaving = is
 }
 
-// isLeased reports whether a root file system that is to stay has a lease of the layer.
+// isLeased reports whether a root file system that will stay has a lease of the layer.
 func (ls *Store) isLeased(id digest.Digest) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -198,8 +198,7 @@ func (ls *Store) isLeased(id digest.Digest) bool {
 	return false
 }
 
-// sweepLayers unmounts the layers that a daemon mounted which was then killed, if there is no lease
-// of them.
+// sweepLayers unmounts layers without a lease that an earlier daemon, then killed, had mounted.
 func (ls *Store) sweepLayers() {
 	dirs, err := os.ReadDir(filepath.Join(ls.state, layersDir))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

@@ -18,20 +18,20 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A leaseRecord is the content of lease.json: what a root file system consists
-// of. It is written before the mount and outlives it, so that the layers stay
-// even if the image is removed or the machine reboots.
+// A leaseRecord is the content of lease.json: what a root file system consists of. It is written
+// before the mount and outlives it, so that the layers stay even if the image is removed or the
+// machine reboots.
 type leaseRecord struct {
 	Image    string
 	Layers   []digest.Digest // of the image, from the lowest
-	Inherits bool            `json:",omitempty"` // above the layers is a layer of directories, see layer.Store.Inherit and layer.RootOf
+	Inherits bool            `json:",omitempty"` // a layer of directories is above the layers, see layer.Store.Inherit and layer.RootOf
 	ReadOnly bool
 	Volumes  []string `json:",omitempty"` // where they are mounted; see MakeVolumes
-	Boot     string   `json:",omitempty"` // of a writable one, the boot of the machine in which it was made; "" = by an older release
+	Boot     string   `json:",omitempty"` // of a writable one, the boot of the machine in which it was created; "" = by an older release
 }
 
-// A lease keeps the layers of one root file system, mounted or not. It is busy while a goroutine
-// mounts or unmounts it; only that goroutine changes record and layers.
+// A lease retains the layers of one root file system, mounted or not. It is busy while a
+// goroutine mounts or unmounts it; only that goroutine changes record and layers.
 type lease struct {
 	record leaseRecord    // guarded by Store.mu
 	layers []*layer.Layer // guarded by Store.mu
@@ -43,8 +43,8 @@ type lease struct {
 	next  time.Time   // when it may be walked again; guarded by Store.mu
 }
 
-// isVoid reports whether the machine was restarted since something may have been written: as that
-// is never synced (see takesVolatile), no one can tell how much of it is there.
+// isVoid reports whether the machine was restarted since something may have been written: writes
+// are never synced (see takesVolatile), so nobody can tell how much of them is on disk.
 func (ls *Store) isVoid(r leaseRecord) bool { return r.Boot != "" && r.Boot != ls.boot }
 
 func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
@@ -57,8 +57,7 @@ func checkKey(key string) error {
 	return nil
 }
 
-// begin locks key for work on it. If there is no lease of it, l is a new one, and
-// fresh is set.
+// begin locks key for work on it. If there is no lease for it, l is a new one, and fresh is set.
 func (ls *Store) begin(key string) (l *lease, fresh bool, err error) {
 	if err := checkKey(key); err != nil {
 		return nil, false, err
@@ -84,7 +83,7 @@ func (ls *Store) set(l *lease, r leaseRecord, layers []*layer.Layer) {
 	l.record, l.layers = r, layers
 }
 
-// end unlocks key; gone removes it.
+// end unlocks key; with gone it removes the lease.
 func (ls *Store) end(key string, gone bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -94,7 +93,7 @@ func (ls *Store) end(key string, gone bool) {
 	}
 }
 
-// save makes the lease's directory and writes the lease.
+// save creates the lease's directory and writes the lease.
 func (ls *Store) save(key string, r leaseRecord) error {
 	if err := os.Mkdir(ls.path(key), 0o700); err != nil {
 		return fmt.Errorf("make lease: %w", err)
@@ -125,8 +124,8 @@ func (ls *Store) usage(l *lease) layer.Usage {
 	return l.usage
 }
 
-// Used returns what all writable layers together occupied when they were last
-// walked: bytes allocated on disk, and inodes.
+// Used returns what all writable layers together occupied when they were last walked: bytes
+// allocated on disk, and inodes.
 func (ls *Store) Used() (bytes, inodes uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -144,9 +143,8 @@ const (
 	restFor  = 50
 )
 
-// Usage returns what the writable layer of key occupies: bytes allocated on disk,
-// and inodes. It answers from memory, and starts a walk in the background if the
-// answer is old.
+// Usage returns what the writable layer of key occupies: bytes allocated on disk, and inodes. It
+// answers from memory, and starts a walk in the background if the figures are old.
 func (ls *Store) Usage(key string) (bytes, inodes uint64, err error) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -166,17 +164,17 @@ func (ls *Store) Usage(key string) (bytes, inodes uint64, err error) {
 	return l.usage.Bytes, l.usage.Inodes, nil
 }
 
-// maxWalkers bounds how many layers are walked at once: those of a whole node are asked for in
-// one call, whose answer must not wait for the processors.
+// maxWalkers bounds how many layers are walked at once: one call asks for those of a whole node,
+// and its answer must not wait for the CPUs.
 const maxWalkers = 2
 
-// A walk is a lease that is to be walked.
+// A walk is a lease whose writable layer is due for a walk.
 type walk struct {
 	key string
 	l   *lease
 }
 
-// walk walks what is to be walked, until there is no more.
+// walk walks the layers that are due, until none is left.
 func (ls *Store) walk() {
 	for {
 		ls.mu.Lock()
@@ -217,8 +215,8 @@ func (ls *Store) refresh(key string, l *lease) {
 	l.next = time.Now().Add(max(minFresh, restFor*took))
 }
 
-// refreshAll walks all writable layers, one after the other, so that their usage
-// is known soon after startup.
+// refreshAll walks all writable layers, one after another, so that their usage is known soon
+// after startup.
 func (ls *Store) refreshAll() {
 	ls.mu.Lock()
 	all := maps.Clone(ls.m)

@@ -14,20 +14,19 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// MountOptions say how a root file system is mounted. The zero value is a writable one
-// whose files have the owners and labels that they have in the layers.
+// MountOptions say how to mount a root file system. The zero value mounts a writable one whose
+// files keep the owners and labels of the layers.
 type MountOptions struct {
-	ReadOnly bool   // nobody can write to it; the only way to mount an artifact
+	ReadOnly bool   // nobody can write to it; required for an artifact
 	IDs      *IDMap // shifts the owners of files; nil = do not shift
 	Label    string // SELinux label of every file, new ones too, by the option context= of mount(8); "" = each keeps its own
 }
 
-// Mount mounts a root file system of the image id for key, as one overlay, and returns
-// where. One that is already mounted is returned as it is. One that was unmounted is
-// mounted again from its layers of then, with what was written to it. What was written is
-// never synced and does not survive a restart of the machine, which every container ends
-// with: then a writable one can only be removed. The error is fault.WrongState for that, and
-// if it exists and ReadOnly differs.
+// Mount mounts a root file system of the image id for key, as one overlay, and returns its path.
+// One that is already mounted is returned as it is. One that was unmounted is mounted again from
+// its original layers, with what was written to it. Writes are never synced and do not survive a
+// restart of the machine, which ends every container: after it a writable one can only be
+// removed. The error is fault.WrongState for that, and if it exists and ReadOnly differs.
 func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root string, err error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -74,10 +73,10 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 // mountPoint returns where the root file system of key is mounted.
 func (ls *Store) mountPoint(key string) string { return filepath.Join(ls.state, key, "root") }
 
-// makeMountPoint makes target, in a directory of its own that keeps the host's other
-// users out: files that a container writes may be set-user-ID, devices, or readable by
-// whoever has the same IDs on the host. The root of ids' user namespace, which mounts
-// everything else in there and has no rights outside, is let through as its group.
+// makeMountPoint creates target, in a directory of its own that keeps the host's other users
+// out: files that a container writes may be set-user-ID, devices, or readable by whoever has the
+// same IDs on the host. The root of ids' user namespace, which mounts everything else in there
+// and has no rights outside, gets access as its group.
 func makeMountPoint(target string, ids *IDMap, steps *undo.Stack) error {
 	dir := filepath.Dir(target)
 	group, mode := -1, fs.FileMode(0o700)
@@ -96,7 +95,7 @@ func makeMountPoint(target string, ids *IDMap, steps *undo.Stack) error {
 	return makeDir(target, 0o755, steps)
 }
 
-// makeDir makes a directory that need not be new, to be removed again if it is.
+// makeDir creates a directory unless it exists; steps remove it again if it is new.
 func makeDir(path string, mode fs.FileMode, steps *undo.Stack) error {
 	err := os.Mkdir(path, mode)
 	if errors.Is(err, fs.ErrExist) {
@@ -108,7 +107,7 @@ func makeDir(path string, mode fs.FileMode, steps *undo.Stack) error {
 	return err
 }
 
-// lease makes a lease of the image id, and its directories.
+// lease creates a lease of the image id, and its directories.
 func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Stack) error {
 	img, err := ls.image(id)
 	if err != nil {
@@ -160,11 +159,11 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	if err := root.Give(upper); err != nil {
 		return err
 	}
-	ls.refresh(key, l) // it is still empty
+	ls.refresh(key, l) // still empty
 	return nil
 }
 
-// renewWork makes the work directory of l anew, which nobody uses: it may have the mark of a
+// renewWork recreates the work directory of l, which nobody uses: it may have the mark of a
 // volatile mount.
 func (ls *Store) renewWork(key string, l *lease) error {
 	if l.record.ReadOnly {
@@ -209,9 +208,9 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 	return o.mount(target)
 }
 
-// Unmount undoes Mount for key; remove also deletes what was written and releases the
-// layers. It is no error if nothing is mounted, or key does not exist. Processes that are
-// still in the file system keep it alive for themselves.
+// Unmount undoes Mount for key; with remove it also deletes what was written and releases the
+// layers. It is no error if nothing is mounted, or key does not exist. Processes still in the
+// file system keep it alive for themselves.
 func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -225,7 +224,7 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	if fresh || !remove {
 		return nil
 	}
-	// Before the lease is gone: what fails here is tried again with it.
+	// While the lease still exists: a failure here is retried with it.
 	ls.leave(l, true)
 	if err := ls.dropLayers(l.layers); err != nil {
 		ls.leave(l, false)

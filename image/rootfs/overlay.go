@@ -25,15 +25,15 @@ type overlay struct {
 	empty       string   // a directory without files, to make up for missing lowers
 	label       string   // SELinux; "" = each file keeps its own
 	volatile    bool     // nothing written to it is ever synced, see takesVolatile
-	numbers     bool     // layers are on other file systems than the writable one: files keep their numbers nevertheless
+	numbers     bool     // layers are on other file systems than the writable one: inode numbers must still be stable
 	userns      *os.File // maps the owners of files; nil = do not map
 }
 
 // mount mounts o at target, a directory.
 //
-// The new mount API takes any number of layers (lowerdir+, Linux 6.7, 6.6.23). Before
-// that all options share one page, which holds some 30 paths of layers; so there,
-// and where a path is too long for an option, paths are those of descriptors.
+// The new mount API takes any number of layers (lowerdir+, Linux 6.7, 6.6.23). Before that all
+// options share one page, which holds some 30 paths of layers; so there, and if a path is too
+// long for an option, mount uses the paths of descriptors.
 func (o *overlay) mount(target string) error {
 	if o.userns != nil {
 		return o.mountMapped(target)
@@ -75,8 +75,8 @@ var appendsLayers = sync.OnceValue(func() bool { return kernel.Probe().AtLeast(6
 // time, as what was written may be lost if the machine was restarted.
 var takesVolatile = sync.OnceValue(func() bool { return kernel.Probe().AtLeast(5, 10) })
 
-// knowsPath reports whether overlayfs of Linux 6.5 or later has an option whose value
-// is the path of a layer: if so, it looks up the path.
+// knowsPath reports whether overlayfs of Linux 6.5 or later has an option whose value is the
+// path of a layer: if so, it looks up the path.
 func knowsPath(option string) bool {
 	fsfd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -147,8 +147,8 @@ func (o *overlay) mountNew(target string) error {
 	return os.NewSyscallError("move_mount", err)
 }
 
-// explain adds the kernel's messages to the error number. Each read of the descriptor
-// returns one message (fsopen(2)).
+// explain adds the kernel's messages to an error. Each read of the descriptor returns one
+// message (fsopen(2)).
 func explain(fsfd int, step string, err error) error {
 	var said []string
 	buf := make([]byte, 512)
@@ -179,7 +179,7 @@ func (o *overlay) mountOld(target string) error {
 	}
 	data := "index=off,metacopy=off,"
 	if o.label != "" {
-		data += `context="` + o.label + `",` // its categories have a comma between them
+		data += `context="` + o.label + `",` // its categories contain a comma
 	}
 	if o.volatile && takesVolatile() {
 		data += "volatile,"
@@ -205,7 +205,7 @@ func (o *overlay) mountOld(target string) error {
 	return os.NewSyscallError("mount", unix.Mount("crisp", target, "overlay", flags, data))
 }
 
-// openPaths are directories that are open to have short names.
+// openPaths are directories held open to have short names.
 type openPaths []int
 
 // shorten returns path itself or, if it must be short, the path of a descriptor of it.
@@ -236,11 +236,10 @@ func isMountPoint(path string) (bool, error) {
 	return st.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0, nil // Linux 5.8
 }
 
-// makePrivate keeps mounts below dir in this mount namespace: on most hosts / is
-// shared, and a root file system would appear, and stay, in every namespace that was
-// ever made. If dir is on a shared mount it is bind-mounted on itself and made private.
-// That is not done before the first mount, as by then whoever manages the directory
-// above may have made all of it private.
+// makePrivate keeps mounts below dir in this mount namespace: on most hosts / is shared, and a
+// root file system would appear, and stay, in every namespace created since. If dir is on a
+// shared mount it is bind-mounted on itself and made private. That waits until the first mount,
+// as by then whoever manages the directory above may have made all of it private.
 func makePrivate(dir string) error {
 	real, err := filepath.EvalSymlinks(dir)
 	if err != nil {
@@ -256,8 +255,8 @@ func makePrivate(dir string) error {
 	return os.NewSyscallError("mount", unix.Mount("", real, "", unix.MS_PRIVATE, ""))
 }
 
-// detach unmounts everything mounted at target, a mount point of makeMountPoint, and
-// removes it and its directory.
+// detach unmounts everything mounted at target, a mount point of makeMountPoint, and removes it
+// and its directory.
 func detach(target string) error {
 	dir := filepath.Dir(target)
 	for _, path := range []string{dir, target} { // older releases mounted on the directory itself

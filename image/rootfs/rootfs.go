@@ -1,10 +1,10 @@
 // Package rootfs mounts root file systems of images.
 //
-// Each has a key, which its user chooses, and is one overlay mount of the image's layers,
-// with or without a writable layer on top. Its lease is written before the mount and
-// outlives it, and the daemon: the layers stay as long as there is one, even if the image
-// is removed. What is written to the writable layer is as durable as the mount: it is never
-// synced, and is void once the machine was restarted, as no container survives that.
+// Each has a key, which its user chooses, and is one overlay mount of the image's layers, with
+// or without a writable layer on top. Its lease is written before the mount and outlives both
+// the mount and the daemon: the layers stay as long as a lease exists, even if the image is
+// removed. The writable layer is only as durable as the mount: it is never synced, and void
+// after a restart of the machine, as no container survives that.
 //
 // On disk:
 //
@@ -33,7 +33,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A Store manages the root file systems below one directory, by the key of their user. Its
+// A Store manages the root file systems below one directory, by the keys of their users. Its
 // methods may be called concurrently.
 type Store struct {
 	dir     string // of the leases
@@ -59,11 +59,11 @@ type Store struct {
 	walkers int               // guarded by mu
 }
 
-// An Image is the part of an image that is mounted.
+// An Image is the part of an image that gets mounted.
 type Image struct {
 	ID       string          // "sha256:" and the digest of its config, in hex
 	Layers   []digest.Digest // from the lowest
-	Dirs     []layer.DirAttr // put above them, see layer.Store.Inherit
+	Dirs     []layer.DirAttr // go on top of them, see layer.Store.Inherit
 	Artifact bool            // only mounted read-only; not a root file system
 }
 
@@ -73,7 +73,7 @@ type Options struct {
 	State  string // mounts; a directory that is empty after a reboot, and that users of user namespaces can reach
 	Layers *layer.Store
 	Image  func(ref string) (Image, error) // finds an image; fault.NotFound if there is none
-	Life   context.Context                 // of work in the background
+	Life   context.Context                 // of background work
 	Log    *slog.Logger
 }
 
@@ -101,7 +101,7 @@ func Open(o Options) (*Store, error) {
 // soon after startup.
 func (ls *Store) MeasureAll() { ls.background.Go(ls.refreshAll) }
 
-// Close ends the work in the background. Mounts stay.
+// Close ends background work. Mounts stay.
 func (ls *Store) Close() {
 	ls.stop()
 	ls.background.Wait()
@@ -112,8 +112,8 @@ func (ls *Store) Close() {
 	}
 }
 
-// findLeases reads the leases on disk. One that cannot be read, or whose layers are
-// missing, is kept as a key for its owner to remove.
+// findLeases reads the leases on disk. A lease that cannot be read, or whose layers are missing,
+// is kept as a key for its owner to remove.
 func (ls *Store) findLeases() error {
 	dirs, err := os.ReadDir(ls.dir)
 	if err != nil {

@@ -22,12 +22,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxVolumes bounds the number of an image's volumes, each of which is a mount. Real
-// images have a handful.
+// maxVolumes bounds the number of an image's volumes, each of which is a mount. Real images have
+// a handful.
 const maxVolumes = 128
 
-// A Volume is a directory of one container's own, to be mounted in its root file
-// system.
+// A Volume is a directory that belongs to one container, to be mounted in its root file system.
 type Volume struct {
 	Path   string // in the root file system: absolute, without links
 	Source string // on the host
@@ -38,8 +37,8 @@ type VolumesWanted struct {
 	// Paths are the image's: "A set of directories describing where the process is
 	// likely to write data specific to a container instance" (image-spec, config.md).
 	Paths []string
-	// Mounted are the paths where something else will be mounted. There is no volume
-	// at such a path, but there may be one below it.
+	// Mounted are the paths of other mounts. There is no volume at such a path, but there may be
+	// one below it.
 	Mounted []string
 	// Reserved are directories at and below which there are no volumes.
 	Reserved []string
@@ -47,14 +46,13 @@ type VolumesWanted struct {
 	IDs *userns.Map
 }
 
-// MakeVolumes makes a directory for each volume of the mounted root file system of
-// key, with a copy of the image's files there. Nothing may run in it yet. What is
-// written to the directories counts as written to the root file system, is part of a
-// Diff, and is removed with it.
+// MakeVolumes creates a directory for each volume of the mounted root file system of key, with a
+// copy of the image's files there. Nothing may run in it yet. Writes to the directories count as
+// written to the root file system, are part of a Diff, and are removed with it.
 //
-// Symlinks in a path are resolved as in a container, and never lead out of the root
-// file system. A volume inside another one is part of that. The error is fault.Invalid
-// for a path that is not a directory.
+// Symlinks in a path are resolved as in a container, and never lead out of the root file system.
+// A volume inside another one is part of that. The error is fault.Invalid for a path that is not
+// a directory.
 func (ls *Store) MakeVolumes(ctx context.Context, key string, want VolumesWanted) ([]Volume, error) {
 	l, fresh, err := ls.begin(key)
 	if err != nil {
@@ -98,15 +96,15 @@ func (ls *Store) volume(key string, i int) string {
 	return filepath.Join(ls.volumes(key), strconv.Itoa(i))
 }
 
-// places returns the paths of the volumes to be made, sorted. None is inside another,
-// so that the image's files are copied at most once.
+// places returns the paths of the volumes to create, sorted. None is inside another, so that the
+// image's files are copied at most once.
 func (w VolumesWanted) places(root string) ([]string, error) {
 	if len(w.Paths) > maxVolumes {
 		return nil, fault.Invalid.Errorf("the image has %d volumes, more than %d", len(w.Paths), maxVolumes)
 	}
 	taken := make(map[string]bool)
 	for _, name := range w.Mounted {
-		// An error there is found again when it is mounted.
+		// Mounting it reports an error there again.
 		if at, err := resolve(root, name); err == nil {
 			taken[at] = true
 		}
@@ -137,9 +135,9 @@ func (w VolumesWanted) places(root string) ([]string, error) {
 // within reports whether the clean path name is dir or below it.
 func within(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
-// resolve returns where name leads in the root file system at root, absolute and
-// without symlinks. It need not exist. Nobody else changes the root file system, so
-// resolving the path first is no race.
+// resolve returns where name leads in the root file system at root, absolute and without
+// symlinks. It need not exist. Nobody else changes the root file system, so resolving the path
+// first is not a race.
 func resolve(root, name string) (string, error) {
 	if strings.Contains(name, "\x00") {
 		return "", unix.EINVAL
@@ -159,8 +157,8 @@ func resolve(root, name string) (string, error) {
 	return at, nil
 }
 
-// makeVolume makes the directory to, as a copy of from if that exists, else empty and
-// owned by the container's root.
+// makeVolume creates the directory to, as a copy of from if that exists, else empty and owned by
+// the container's root.
 func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
 	if err := os.Mkdir(to, 0o755); err != nil {
 		return err
@@ -215,8 +213,8 @@ func (d *differ) tree(dir, name string, alone bool) error {
 	})
 }
 
-// volume adds the content of the volume at the path at, whose directory is dir, and
-// records as removed what the image has there and the volume does not.
+// volume adds the content of the volume at the path at, whose directory is dir, and records as
+// removed those files of the image there that the volume lacks.
 func (d *differ) volume(dir, at string) error {
 	name := strings.TrimPrefix(at, "/")
 	if err := d.tree(dir, name, false); err != nil {
