@@ -14,7 +14,7 @@ import (
 	"go.podman.io/image/v5/pkg/docker/config"
 )
 
-// maxAccesses bounds the pulls by digest that are remembered. A caller that is forgotten must
+// maxAccesses bounds the number of pulls by digest remembered. A forgotten caller must
 // authenticate again.
 const maxAccesses = 10_000
 
@@ -44,16 +44,16 @@ func (a *accesses) add(key []byte) {
 	a.m[sha256.Sum256(key)] = struct{}{}
 }
 
-// Remember notes that a registry has allowed the pull with this access key; nil notes
+// Remember records that a registry has allowed the pull with this access key; nil records
 // nothing.
 func (c *Client) Remember(access []byte) { c.accesses.add(access) }
 
 // Remembers reports whether a registry has allowed the pull with this access key.
 func (c *Client) Remembers(access []byte) bool { return c.accesses.has(access) }
 
-// AccessKey returns name and all that decides whether it may be pulled for a caller: the
+// AccessKey returns name and everything that decides whether it may be pulled for a caller: the
 // credentials in the request, those in files that apply to him, and the answer of a credential
-// helper. nil: that cannot be told, or it is for one pull only.
+// helper. nil: that is unknown, or valid for one pull only.
 func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	sys, err := c.system(name, as)
 	if err != nil {
@@ -73,7 +73,7 @@ func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	var file []byte
 	if sys.AuthFilePath != "" {
 		if file, err = os.ReadFile(sys.AuthFilePath); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return nil, nil // the pull reports what is wrong with it
+			return nil, nil // the pull reports the problem
 		}
 	}
 	found, err := config.GetCredentialsForRef(sys, name)
@@ -85,7 +85,7 @@ func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	}, []byte{0}), nil
 }
 
-// PullKey distinguishes pulls: by the image that is pulled and by the rights of the caller.
+// PullKey returns the key of a pull: the image and the rights of the caller.
 func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	secret, err := json.Marshal(as.Auth)
 	if err != nil {

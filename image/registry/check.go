@@ -15,13 +15,13 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// CheckFiles returns which policies, registries.conf and credentials cannot be read, by file.
+// CheckFiles returns the policies, registries.conf and credentials that cannot be read, by file.
 func CheckFiles(o Settings) []string {
 	return slices.Concat(checkPolicies(o), checkAccess(o))
 }
 
-// CheckHosts returns which hosts.toml cannot be used, and which settings in the others have no
-// translation.
+// CheckHosts returns the hosts.toml files that cannot be used, and the settings in others that
+// cannot be translated.
 func CheckHosts(o Settings) []string {
 	var wrong []string
 	for _, file := range hostsFiles(o.HostsDirs) {
@@ -37,7 +37,7 @@ func CheckHosts(o Settings) []string {
 	return wrong
 }
 
-// checkPolicies returns which policies cannot be read: they allow nothing.
+// checkPolicies returns the policies that cannot be read: they allow nothing.
 func checkPolicies(o Settings) []string {
 	var wrong []string
 	if _, err := policyOf(&types.SystemContext{SignaturePolicyPath: o.PolicyPath}); err != nil {
@@ -51,7 +51,7 @@ func checkPolicies(o Settings) []string {
 	return wrong
 }
 
-// checkAccess returns which registries.conf and credentials cannot be read.
+// checkAccess returns the registries.conf and credentials that cannot be read.
 func checkAccess(o Settings) []string {
 	var wrong []string
 	if _, err := sysregistriesv2.TryUpdatingCache(&types.SystemContext{SystemRegistriesConfPath: o.RegistriesConf, SystemRegistriesConfDirPath: o.RegistriesConfDir}); err != nil {
@@ -69,8 +69,8 @@ func checkAccess(o Settings) []string {
 	return wrong
 }
 
-// checkCredentials reads a containers-auth.json(5) as far as it needs no helper program. A file
-// that does not exist has no credentials.
+// checkCredentials reads a containers-auth.json(5) as far as that needs no helper program. A
+// file that does not exist has no credentials.
 func checkCredentials(file string) error {
 	data, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -98,6 +98,6 @@ func filesIn(dir, pattern string) []string {
 	if dir == "" {
 		return nil
 	}
-	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // the only error is of the pattern
+	files, _ := filepath.Glob(filepath.Join(dir, pattern)) // only a bad pattern is an error
 	return files
 }

@@ -12,8 +12,8 @@ import (
 )
 
 // takeCredentials takes the credentials that CRI-O's credential provider, a plugin of the
-// kubelet, has left for this one pull: <namespace>-<SHA-256 of the image's name>.json, beside
-// the files of namespaces, over which it has precedence. The file is removed with the pull; the
+// kubelet, has left for this pull: <namespace>-<SHA-256 of the image's name>.json, next to the
+// files of namespaces, over which it has precedence. The file is removed with the pull; the
 // provider writes a new one for each.
 func (c *Client) takeCredentials(r *Source, name reference.Named, namespace string) error {
 	path, err := c.providedCredentials(name, namespace)

@@ -14,16 +14,16 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// Bounds of how often a download is resumed: as long as minProgress bytes came since the last
-// time, else maxResumes times.
+// Bounds for resuming a download: any number of times while at least minProgress bytes came
+// since the last time, else maxResumes times.
 const (
 	minProgress = 1 << 20
 	maxResumes  = 3
 )
 
-// A download is a blob on its way. It gives up a connection on which no byte comes for too
-// long; the time between reads does not count: then the disk is slow. A download that breaks
-// off is resumed where it was, if the registry can do that, else read once more.
+// A download is a blob being fetched. It abandons a connection on which no byte arrives for too
+// long; the time between reads does not count: then the disk is slow. A broken download is
+// resumed at its offset, if the registry supports that, else read again.
 type download struct {
 	r    *Source
 	blob blob.Blob
@@ -34,19 +34,19 @@ type download struct {
 	cancel context.CancelCauseFunc // ends req
 	timer  *time.Timer
 
-	offset int64  // bytes that came
+	offset int64  // bytes received
 	tail   []byte // the last of them
 	begun  int64  // offset at which body begins
 	broken error  // the error that ended body
 	tries  int    // since there was progress
-	whole  bool   // parts cannot be had
+	whole  bool   // the registry does not serve parts
 }
 
-// maxTail bounds the tail that is kept, in bytes.
+// maxTail bounds the tail, in bytes.
 const maxTail = 512
 
-// openWhole sends a request for the blob. One that its manifest says is to come from elsewhere may
-// be in the registry all the same, as it has to be where nothing else is reached.
+// openWhole sends a request for the blob. The registry may have even a blob with foreign URLs,
+// and must have it if nothing else can be reached.
 func (d *download) openWhole(src types.ImageSource) error {
 	get := func(info types.BlobInfo) error {
 		return d.open(func(ctx context.Context) (body io.ReadCloser, err error) {
@@ -112,7 +112,7 @@ func (d *download) Read(p []byte) (int, error) {
 	}
 }
 
-// came notes what was read of the blob.
+// came records bytes read from the blob.
 func (d *download) came(p []byte) {
 	d.offset += int64(len(p))
 	if len(p) >= maxTail {
@@ -140,7 +140,7 @@ func (d *download) read(p []byte) (n int, err error) {
 	return n, err
 }
 
-// resume opens the blob where it broke off: at the place in use, and if that does not give it,
+// resume opens the blob where it broke off: at the current place, and if that does not serve it,
 // at the next one.
 func (d *download) resume() error {
 	if d.offset-d.begun >= minProgress {
@@ -175,13 +175,13 @@ func (d *download) resume() error {
 	}
 }
 
-// errOtherPart is the error of a registry that gives another part of a blob than was asked for.
+// errOtherPart is the error for a registry that serves another part of a blob than requested.
 var errOtherPart = errors.New("another part of the blob came")
 
 // reopen asks for the rest of the blob, or for all of it if parts cannot be had. A part begins
-// with the last bytes that are there: the library does not tell which part a registry says that
-// it has sent. Every second attempt is for the whole blob, in case that is what a registry sends
-// anyway: the library then reads what comes before the part, which may take too long.
+// with the last bytes already received, because the library does not tell which part a registry
+// says it has sent. Every second attempt is for the whole blob, in case a registry sends that
+// anyway: the library then reads everything before the part, which may take too long.
 func (d *download) reopen(src types.ImageSource) error {
 	if !d.whole && d.tries%2 == 1 {
 		from := d.offset - int64(len(d.tail))
@@ -202,7 +202,7 @@ func (d *download) reopen(src types.ImageSource) error {
 	return d.skip(d.offset, nil)
 }
 
-// skip reads n bytes that are there already. They must be want, if that is not nil.
+// skip reads n bytes that were already received. They must equal want, unless that is nil.
 func (d *download) skip(n int64, want []byte) error {
 	buf := make([]byte, min(n, blob.ChunkSize))
 	for n > 0 {
@@ -226,8 +226,8 @@ func (d *download) skip(n int64, want []byte) error {
 	return nil
 }
 
-// refusesRange reports whether err is of a registry that does not give parts of a blob as it was
-// asked to, as opposed to one that gives nothing now.
+// refusesRange reports whether err means that a registry does not serve the requested part of a
+// blob, as opposed to nothing at the moment.
 func refusesRange(err error) bool {
 	switch code := statusOf(err); code {
 	case 0:

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A PullError is a failed pull that the kubelet tells apart by its reason.
+// A PullError is a failed pull whose reason the kubelet recognizes.
 type PullError struct {
 	Reason string // RegistryUnavailable or SignatureValidationFailed
 	Err    error
@@ -39,9 +39,9 @@ func (e *PullError) Error() string { return e.Reason + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *PullError) Unwrap() error { return e.Err }
 
-// Failure gives err, with which the pull of name ended, the kind that tells a caller what to do
-// about it: fault.NotFound, Invalid, Unavailable, or a *PullError, which stays the outermost,
-// because its text must come first. It removes secrets from the text and bounds its length.
+// Failure gives err, with which the pull of name ended, the kind that tells a caller what to do:
+// fault.NotFound, Invalid, Unavailable, or a *PullError, which stays outermost, because its text
+// must come first. It removes secrets from the text and bounds its length.
 func Failure(ctx context.Context, name string, err error) error {
 	if err == nil {
 		return nil
@@ -65,9 +65,9 @@ func Failure(ctx context.Context, name string, err error) error {
 	case isBusy(code):
 		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
 	case code >= http.StatusBadRequest:
-		return fault.Invalid.Errorf("pull %s: %w", name, err) // by another name or with other credentials, perhaps
+		return fault.Invalid.Errorf("pull %s: %w", name, err) // perhaps with another name or other credentials it works
 	case code != 0:
-		return fault.Unavailable.Errorf("pull %s: %w", name, err) // it is no error, and no content either
+		return fault.Unavailable.Errorf("pull %s: %w", name, err) // neither an error nor content
 	}
 	if isNetwork(err) || isOddToken(err) {
 		return &PullError{RegistryUnavailable, fmt.Errorf("pull %s: %w", name, err)}
@@ -75,9 +75,9 @@ func Failure(ctx context.Context, name string, err error) error {
 	return fmt.Errorf("pull %s: %w", name, err)
 }
 
-// Together makes one error of those of all full names that a short name may stand for: the first
-// that leaves hope, if there is one. That the image is not in one registry says nothing while
-// another does not answer.
+// Together combines the errors for all full names that a short name may mean: it returns the
+// first that leaves hope, if any. That one registry lacks the image says nothing while another
+// does not answer.
 func Together(errs []error) error {
 	i := max(0, slices.IndexFunc(errs, func(err error) bool { return !errors.Is(err, fault.NotFound) }))
 	if len(errs) == 1 {
@@ -98,8 +98,7 @@ func withText(err error, text string) error {
 	return fmt.Errorf("%w (%s)", err, text)
 }
 
-// isBusy reports whether an HTTP status is that of a server which may do later what it does not do
-// now.
+// isBusy reports whether an HTTP status means that the server may later do what it refuses now.
 func isBusy(code int) bool {
 	return code == http.StatusRequestTimeout || code == http.StatusTooManyRequests || code >= http.StatusInternalServerError
 }
@@ -123,7 +122,7 @@ func statusOf(err error) int {
 }
 
 // statusField returns the field StatusCode of the first error in the tree that has one, or 0:
-// the error for an answer without JSON is of a type that the library does not export.
+// the library does not export the type of an error for an answer without JSON.
 func statusField(err error) int {
 	if v := reflect.Indirect(reflect.ValueOf(err)); v.Kind() == reflect.Struct {
 		if code := v.FieldByName("StatusCode"); code.IsValid() && code.CanInt() {
@@ -143,8 +142,8 @@ func statusField(err error) int {
 	return 0
 }
 
-// isNetwork reports whether err came from the network. Asking for a net.Error
-// would not do: every errno is one.
+// isNetwork reports whether err came from the network. A check for net.Error would not do: every
+// errno is one.
 func isNetwork(err error) bool {
 	if _, ok := errors.AsType[*url.Error](err); ok {
 		return true
@@ -153,15 +152,15 @@ func isNetwork(err error) bool {
 	return ok || errors.Is(err, io.EOF)
 }
 
-// maxPublicError bounds the text of an error, in bytes. It becomes an event, and a registry can send
-// any text of any length.
+// maxPublicError bounds the text of an error, in bytes. It becomes an event, and a registry can
+// send any text of any length.
 const maxPublicError = 1024
 
-// queries finds the queries of URLs: where a registry stores its blobs elsewhere, the signature
+// queries matches the queries of URLs: if a registry stores its blobs elsewhere, the signature
 // in the query gives everybody access to them.
 var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
 
-// A publicError is an error with a text that can be shown to everybody.
+// A publicError is an error whose text may be shown to everybody.
 type publicError struct {
 	text string
 	err  error
@@ -170,7 +169,7 @@ type publicError struct {
 // Error implements error.
 func (e *publicError) Error() string { return e.text }
 
-// Unwrap returns the error as it is.
+// Unwrap returns the original error.
 func (e *publicError) Unwrap() error { return e.err }
 
 // public shortens the text of err, and removes secrets from it.
@@ -185,9 +184,9 @@ func public(err error) error {
 	return &publicError{text, err}
 }
 
-// isOddToken reports whether err is about what was sent for a token, of which the library quotes the
-// beginning. It is from a host that the registry has named, which may be one that answers the
-// node only: it must not be shown to everybody.
+// isOddToken reports whether err is about a response to a token request, of which the library
+// quotes the beginning. The registry names the host, which may be one that answers only the
+// node: its response must not be shown to everybody.
 func isOddToken(err error) bool {
 	if fault.KindOf(err) != fault.Internal {
 		return false // ours
@@ -198,9 +197,9 @@ func isOddToken(err error) bool {
 	return syntax || kind || when
 }
 
-// Interrupted reports whether the layers that a pull had got before err are likely to be of use:
-// if the network, the registry or the caller ended it. A full disk needs the space, and an
-// image that is bad stays so.
+// Interrupted reports whether the layers that a pull had fetched before err are likely to be
+// useful: if the network, the registry or the caller ended it. A full disk needs the space, and
+// a bad image stays bad.
 func Interrupted(err error) bool {
 	return isAway(err) || isBusy(statusOf(err)) || errors.Is(err, context.Canceled) || errors.Is(err, fault.Unavailable)
 }

@@ -20,7 +20,7 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// A hostsFile is the content of containerd's hosts.toml for a registry, in the terms of
+// A hostsFile is the content of containerd's hosts.toml for a registry, translated to
 // registries.conf(5).
 type hostsFile struct {
 	conf     sysregistriesv2.Registry // without its prefix
@@ -28,14 +28,14 @@ type hostsFile struct {
 	problems []string                 // settings without a translation, by key
 }
 
-// hostCerts are the files for TLS with one host.
+// hostCerts are the TLS files for one host.
 type hostCerts struct {
 	ca     []string
 	client [][2]string // certificate and key, which may be one file
 }
 
-// A hostTable is a table of hosts.toml: the top one, which is about the registry itself, or a
-// [host."URL"]. toml.MetaData.Undecoded finds the keys that are not here.
+// A hostTable is a table of hosts.toml: the top-level one, which is about the registry itself,
+// or a [host."URL"]. toml.MetaData.Undecoded finds the keys that are missing here.
 type hostTable struct {
 	Capabilities []string       `toml:"capabilities"`
 	CA           any            `toml:"ca"`
@@ -64,8 +64,8 @@ func findHosts(dirs []string, domain string) string {
 	return ""
 }
 
-// translateHosts reads the hosts.toml for a registry; it returns nil if there is none. They are
-// read for each pull.
+// translateHosts reads the hosts.toml for a registry; it returns nil if there is none. The file
+// is read for each pull.
 func (c *Client) translateHosts(domain string) (*hostsFile, error) {
 	dir := findHosts(c.now().HostsDirs, domain)
 	if dir == "" {
@@ -106,7 +106,7 @@ func readHosts(path, domain string) (*hostsFile, error) {
 		h.problem(key.String(), "it is not known")
 	}
 	dir := filepath.Dir(path)
-	// The hosts are asked in the order of their tables.
+	// Hosts are tried in the order of their tables.
 	seen := map[string]bool{}
 	for _, key := range meta.Keys() {
 		if len(key) < 2 || key[0] != "host" || seen[key[1]] {
@@ -130,8 +130,8 @@ func (h *hostsFile) problem(key, format string, args ...any) {
 	h.problems = append(h.problems, key+": "+fmt.Sprintf(format, args...))
 }
 
-// endpoint translates one table. A mirror that cannot be asked as its table wants is not asked
-// at all; the registry itself (own) is asked in the usual way.
+// endpoint translates one table. A mirror whose table cannot be obeyed is not used at all; the
+// registry itself (own) is used as usual.
 func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir string, own bool) (e sysregistriesv2.Endpoint, ok bool) {
 	at := func(name string) string {
 		if own {
@@ -148,7 +148,7 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 		h.problem(key, "%v", err)
 	}
 	if isHub(location) && isHub(domain) {
-		location = domain // the library has its own name for where that is
+		location = domain // the library has its own name for that location
 	}
 	certs, err := certsOf(t, dir)
 	if err != nil {
@@ -185,11 +185,11 @@ func (h *hostsFile) endpoint(domain, key, address string, t hostTable, dir strin
 }
 
 // locationOf returns the address of a host in the form of registries.conf(5). There the API is
-// always below /v2 of the host, and what follows is part of the names. plain is for a host
+// always below /v2 of the host, and what follows is part of the names. plain is true for a host
 // without TLS.
 //
-// containerd puts /v2 behind an address that does not end so, unless override says that it is
-// the API's already.
+// containerd appends /v2 to an address that does not end with it, unless override says that the
+// address is the API's.
 func locationOf(address string, override bool) (location string, plain bool, err error) {
 	if !strings.Contains(address, "://") {
 		address = "https://" + address
@@ -220,8 +220,8 @@ func locationOf(address string, override bool) (location string, plain bool, err
 	return host + below, u.Scheme == "http", nil
 }
 
-// certsOf reads ca, a file or a list of them, and client: a file with both, a list
-// of such, or a list of pairs.
+// certsOf reads ca, a file or a list of files, and client: a file with both, a list of such
+// files, or a list of pairs.
 func certsOf(t hostTable, dir string) (c hostCerts, err error) {
 	abs := func(path string) string {
 		if filepath.IsAbs(path) {
@@ -263,9 +263,9 @@ func certsOf(t hostTable, dir string) (c hostCerts, err error) {
 	return c, nil
 }
 
-// certFiles finds the files of a registry's TLS in a directory without a hosts.toml, by
-// Docker's names for them, as containerd does: authorities are *.crt, certificates *.cert, and
-// their keys *.key, or in the same file.
+// certFiles finds the TLS files of a registry in a directory without a hosts.toml, by Docker's
+// names, as containerd does: authorities are *.crt, certificates *.cert, and their keys *.key,
+// or in the same file.
 func certFiles(dir string) (c hostCerts, err error) {
 	files, err := os.ReadDir(dir)
 	if err != nil {
@@ -292,8 +292,8 @@ func certFiles(dir string) (c hostCerts, err error) {
 // it is given one.
 var usualCerts = []string{"/etc/containers/certs.d", "/etc/docker/certs.d"}
 
-// configure makes sys use conf for names below its prefix. The library takes it from files
-// only: they are put into dir.
+// configure makes sys use conf for names below its prefix. The library reads only files: they
+// are written to dir.
 func configure(sys *types.SystemContext, dir string, conf sysregistriesv2.Registry, certs map[string]hostCerts) error {
 	helpers, err := sysregistriesv2.CredentialHelpers(sys)
 	if err != nil {
@@ -359,11 +359,11 @@ func linkCerts(dir, host string, c hostCerts) error {
 	return nil
 }
 
-// hostsFiles are all hosts.toml files below dirs.
+// hostsFiles returns all hosts.toml files below dirs.
 func hostsFiles(dirs []string) []string {
 	var all []string
 	for _, dir := range dirs {
-		files, _ := filepath.Glob(filepath.Join(dir, "*", "hosts.toml")) // the only error is of the pattern
+		files, _ := filepath.Glob(filepath.Join(dir, "*", "hosts.toml")) // only a bad pattern is an error
 		all = append(all, files...)
 	}
 	return all

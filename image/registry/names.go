@@ -10,11 +10,10 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// Names returns the full names that ref may stand for, in order: with a registry, and with a
-// tag ("latest" if none is given) or a digest; a reference with both means the digest. Only a
-// name without a registry can stand for several: for each registry that registries.conf says to
-// search, or for docker.io. Where short-name-mode is enforcing, a name that could stand for
-// several stands for none.
+// Names returns the full names that ref may mean, in order: with a registry, and with a tag
+// ("latest" if none is given) or a digest; a reference with both means the digest. Only a name
+// without a registry can mean several: one for each registry that registries.conf says to
+// search, or docker.io. If short-name-mode is enforcing, an ambiguous name is an error.
 func (c *Client) Names(ref string) ([]reference.Named, error) {
 	name, err := reference.ParseDockerRef(ref)
 	if err != nil {
@@ -49,7 +48,7 @@ func (c *Client) Names(ref string) ([]reference.Named, error) {
 	}
 	var all []string
 	for _, r := range registries {
-		all = append(all, r+"/"+short+suffix) // of docker.io's library, the parser knows
+		all = append(all, r+"/"+short+suffix) // the parser adds docker.io's library
 	}
 	return parseAll(all)
 }
@@ -81,9 +80,9 @@ func DigestOf(name reference.Named) (digest.Digest, bool) {
 	return "", false
 }
 
-// ForCandidate returns the caller to use when a short name is taken for name. The kubelet
-// chooses credentials as if a name without a registry were one of docker.io: unless they name
-// another registry, such credentials are for no other.
+// ForCandidate returns the caller to use when a short name is taken to mean name. The kubelet
+// chooses credentials as if a name without a registry were docker.io's: unless they name another
+// registry, such credentials must not be sent to any other.
 func (c Caller) ForCandidate(ref string, name reference.Named) Caller {
 	if c.Auth != nil && c.Auth.ServerAddress == "" && isShort(ref) && !isHub(reference.Domain(name)) {
 		c.Auth = nil

@@ -21,11 +21,11 @@ import (
 	"go.podman.io/storage/pkg/configfile"
 )
 
-// allow asks policy.json(5) whether img may be used. Of an image for several platforms, the
-// signature of our platform's manifest counts, as in every program that uses the library.
+// allow checks img against policy.json(5). Of an image for several platforms, the signature of
+// our platform's manifest counts, as in every program that uses the library.
 //
-// An image that the policy does not accept is a PullError; a signature that could not be
-// fetched is not: it says nothing about the image.
+// If the policy does not accept the image, the error is a PullError; if a signature could not be
+// fetched it is not: that says nothing about the image.
 func allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImage) error {
 	policy, err := policyOf(sys)
 	if err != nil {
@@ -48,8 +48,8 @@ func allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImag
 	return &PullError{SignatureValidationFailed, err}
 }
 
-// policyOf reads the policy. On a node without one every image is accepted, as a runtime
-// without signatures would: having a policy is a deliberate choice.
+// policyOf reads the policy. A node without one accepts every image, like a runtime without
+// signatures: having a policy is a deliberate choice.
 func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
 	policy, err := signature.DefaultPolicy(sys)
 	if sys.SignaturePolicyPath == "" && errors.Is(err, configfile.ErrConfigFileNotFound) {
@@ -58,9 +58,8 @@ func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
 	return policy, err
 }
 
-// ofNamespace returns the file of namespace in dir, or "" if it has none there. It fails if the
-// file may exist but cannot be looked at: then the namespace must not be treated as if it had
-// none.
+// ofNamespace returns the file of namespace in dir, or "" if there is none. It fails if the file
+// may exist but cannot be accessed: then the namespace must not be treated as if it had none.
 func ofNamespace(dir, namespace string) (string, error) {
 	if dir == "" || namespace == "" {
 		return "", nil
@@ -78,7 +77,7 @@ func ofNamespace(dir, namespace string) (string, error) {
 }
 
 // isFileName refuses a namespace that would lead out of a directory or that, with the suffix
-// added to it, is longer than a file's name may be (NAME_MAX, 255 bytes).
+// appended, is longer than a file name may be (NAME_MAX, 255 bytes).
 func isFileName(namespace string) error {
 	if namespace != filepath.Base(namespace) || namespace == "." || namespace == ".." || len(namespace) > 180 {
 		return fault.Invalid.Errorf("namespace %.200q is no file name", namespace)
@@ -86,9 +85,9 @@ func isFileName(namespace string) error {
 	return nil
 }
 
-// A Proof is a manifest that led to an image, and the signatures that there were of it: the
-// input for a policy when the image is there already. It is not trusted because it is in the
-// record; a policy verifies it each time.
+// A Proof is a manifest that led to an image, and its signatures: the input for a policy once
+// the image is on the node. Being in the record does not make it trusted; a policy verifies it
+// each time.
 type Proof struct {
 	Manifest   []byte
 	Signatures [][]byte // as the library's directories keep them
@@ -97,9 +96,9 @@ type Proof struct {
 // Digest returns the digest of the manifest.
 func (p Proof) Digest() digest.Digest { return digest.FromBytes(p.Manifest) }
 
-// prove fetches the signatures of img. There may be none, and a failure to get them is no
-// error: the policy of this pull did not ask for them. An image without them is then refused to
-// a namespace whose policy does.
+// prove fetches the signatures of img. There may be none, and a failure to fetch them is not an
+// error: the policy of this pull did not require them. A namespace whose policy does is then
+// refused the image.
 func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
 	var p Proof
 	err := r.bounded(ctx, func(ctx context.Context) error {
@@ -108,7 +107,7 @@ func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
 			return err
 		}
 		for _, sig := range sigs {
-			// The type is internal to the library, its parts are not.
+			// The type is internal to the library, its methods are not.
 			if blob := signatureBlob(sig); blob != nil {
 				p.Signatures = append(p.Signatures, blob)
 			}
@@ -126,8 +125,8 @@ func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
 	return []Proof{p}
 }
 
-// signatureBlob is a signature as the library's directory transport keeps it:
-// one of simple signing as it is, one of sigstore after its format's name.
+// signatureBlob returns a signature in the form of the library's directory transport: simple
+// signing as it is, sigstore after its format's name.
 func signatureBlob(sig any) []byte {
 	switch sig := sig.(type) {
 	case interface{ UntrustedSignature() []byte }:
@@ -150,10 +149,10 @@ func signatureBlob(sig any) []byte {
 	return nil
 }
 
-// AllowPresent asks the policy of namespace about an image that is there already, under each of
-// names until one is allowed; without names, as an image with this id, to which only the
-// default of the policy can apply. proofs are those that came with it. No network is used. If
-// no name is allowed, the error is the *PullError of the first.
+// AllowPresent checks the policy of namespace for an image on the node, under each of names
+// until one is allowed; without names, as an image with this id, to which only the policy's
+// default can apply. proofs are those that came with it. It uses no network. If no name is
+// allowed, the error is the *PullError of the first.
 func (c *Client) AllowPresent(ctx context.Context, namespace string, names []string, id string, proofs []Proof) error {
 	sys, err := c.system(nil, Caller{Namespace: namespace})
 	if err != nil {
@@ -163,7 +162,7 @@ func (c *Client) AllowPresent(ctx context.Context, namespace string, names []str
 	if err != nil {
 		return err
 	}
-	if len(refs) == 0 { // loaded without a name: no scope but the default can be meant
+	if len(refs) == 0 { // loaded without a name: only the default scope applies
 		ref, err := reference.ParseNormalizedNamed("nameless.invalid/image@" + id)
 		if err != nil {
 			return err
@@ -184,8 +183,8 @@ func (c *Client) AllowPresent(ctx context.Context, namespace string, names []str
 	return first
 }
 
-// allowName asks the policy about an image under one name. One of
-// its manifests that is allowed is enough: they all lead to the same files.
+// allowName checks the policy for an image under one name. One allowed manifest is enough: they
+// all lead to the same files.
 func (c *Client) allowName(ctx context.Context, sys *types.SystemContext, name reference.Named, proofs []Proof) (err error) {
 	ref, err := docker.NewReference(name)
 	if err != nil {
@@ -207,8 +206,8 @@ func (c *Client) allowName(ctx context.Context, sys *types.SystemContext, name r
 	return err
 }
 
-// allowProof lays p out as the library's directory transport expects it, the only one that
-// reads signatures of each format from files.
+// allowProof writes p as the library's directory transport expects it, the only one that reads
+// signatures of each format from files.
 func (c *Client) allowProof(ctx context.Context, sys *types.SystemContext, name types.ImageReference, p Proof, dir string) error {
 	d := p.Digest()
 	files := map[string][]byte{".manifest.json": p.Manifest}

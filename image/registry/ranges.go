@@ -10,15 +10,15 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// toEnd is the length for everything that follows.
+// toEnd is the length that means everything to the end.
 const toEnd = math.MaxUint64
 
-// openRange opens a part of a blob, in bytes. If a registry does not support ranges, the bytes
-// before the part are read and thrown away. Cancel ctx before the part is closed, or closing
-// reads the rest.
+// openRange opens a part of a blob; offset and length are in bytes. If a registry does not
+// support ranges, the bytes before the part are read and discarded. Cancel ctx before closing
+// the part, or closing reads the rest.
 //
-// The library has a method for this (GetBlobAt of its source of docker images) whose
-// parameter is of a type that only the library can name: struct{Offset, Length uint64}.
+// The library has a method for this (GetBlobAt of its source of docker images), but its
+// parameter has a type that only the library can name: struct{Offset, Length uint64}.
 func openRange(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset, length uint64) (io.ReadCloser, error) {
 	method := reflect.ValueOf(src).MethodByName("GetBlobAt")
 	if !method.IsValid() || len(info.URLs) > 0 {

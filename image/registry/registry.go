@@ -1,13 +1,13 @@
 // Package registry finds images in registries and fetches their blobs.
 //
-// containers/image does transport, authentication, registries.conf(5) and policy.json(5). This
-// package adds containerd's hosts.toml, credentials and policies of a namespace, and patience.
-// A name stands for one or more full names (Names), each of them for places, the mirrors and
-// the registry itself, which are asked one after the other (Dial). The first that answers is
-// the Source; what it does not give later on, or gives damaged, the next one does. Each place is
-// in use at most once, so that a pull comes to its end. A place that does not answer is given up
-// and asked last for a while; a download that breaks off is resumed where it was; a token that
-// has ended is renewed; a registry that asks us to wait is obeyed, within limits.
+// containers/image implements transport, authentication, registries.conf(5) and policy.json(5).
+// This package adds containerd's hosts.toml, credentials and policies of a namespace, and
+// patience. A name means one or more full names (Names), each of which has places, the mirrors
+// and the registry itself, which are tried one after another (Dial). The first that answers is
+// the Source; what it later fails to serve, or serves damaged, the next one does. Each place is
+// used at most once, so that a pull terminates. A place that does not answer is abandoned, and
+// tried last for a while; a broken download is resumed at its offset; an expired token is
+// renewed; a registry that asks us to wait is obeyed, within limits.
 //
 // The package tells the caller what a failed pull means (Failure), and knows nothing of what
 // happens to the blobs.
@@ -19,25 +19,25 @@ import (
 	"time"
 )
 
-// Settings say how registries are found and asked, and which images are trusted. The files and
-// directories that they name are read anew for each pull.
+// Settings say how registries are found and used, and which images are trusted. The files and
+// directories named here are read again for each pull.
 type Settings struct {
 	RegistriesConf    string   // registries.conf(5); "" means $CONTAINERS_REGISTRIES_CONF, then /etc/containers
 	RegistriesConfDir string   // "" means the library's default directories
 	HostsDirs         []string // directories of containerd's hosts.toml, for registries that registries.conf does not mention
 	RegistriesDir     string   // containers-registries.d(5): where signatures are; "" means the library's default directories
 
-	PolicyPath string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; if there is none, every image is accepted
-	PolicyDir  string // <namespace>.json in it is that namespace's policy, instead of the node's; "" means none has its own
+	PolicyPath string // policy.json(5); "" means $CONTAINERS_POLICY_JSON, then /etc/containers; without a file every image is accepted
+	PolicyDir  string // <namespace>.json there is that namespace's policy, instead of the node's; "" means none has its own
 	AuthFile   string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
-	AuthDir    string // <namespace>.json in it has that namespace's credentials, instead of the node's; "" means none has its own
+	AuthDir    string // <namespace>.json there has that namespace's credentials, instead of the node's; "" means none has its own
 
-	ProgressTimeout time.Duration // a pull that waits this long for a byte is given up; 0 means never
+	ProgressTimeout time.Duration // a pull that waits this long for a byte is abandoned; 0 means never
 }
 
 // A Caller is the one for whom an image is pulled. The zero value is the node itself.
 type Caller struct {
-	Namespace string // of Kubernetes: it may have a policy and credentials of its own
+	Namespace string // of Kubernetes: it may have its own policy and credentials
 	Auth      *Auth  // nil means none
 	Pod       string // the pod that the image is for, to be shown: "namespace/name"; "" = none
 }
@@ -52,7 +52,7 @@ type Auth struct {
 	ServerAddress      string // if not empty, the rest is for this registry only
 }
 
-// A Client asks registries for images. All its methods may be called at the same time.
+// A Client pulls from registries. All its methods may be called concurrently.
 type Client struct {
 	staging  string // directory for what the library must read from files
 	log      *slog.Logger
@@ -68,12 +68,12 @@ func New(staging string, log *slog.Logger, o Settings) *Client {
 	return c
 }
 
-// Reconfigure changes the settings, and logs which entries of the files that they name have no
-// effect. Pulls under way go on with the old ones.
+// Reconfigure changes the settings, and logs which entries of the files they name have no
+// effect. Pulls under way keep the old ones.
 func (c *Client) Reconfigure(o Settings) {
 	c.settings.Store(&o)
 	c.reportHosts(o.HostsDirs)
 }
 
-// now are the settings in force.
+// now returns the current settings.
 func (c *Client) now() *Settings { return c.settings.Load() }

@@ -17,24 +17,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answerTimeout is how long a registry may take to answer one request. A dial
-// alone is given up after 30 s by the library.
+// answerTimeout is how long a registry may take to answer one request. The library itself limits
+// only dialling, to 30 s.
 const answerTimeout = 40 * time.Second
 
-// maxRequests is how many requests one exchange consists of, if the registry does not have the
-// library wait: with TLS or without, for a token, for the content, and for where that is.
+// maxRequests is the number of requests in one exchange, unless the registry makes the library
+// wait: with TLS or without, for a token, for the content, and for its location.
 const maxRequests = 4
 
-// atOnce is more than the time between the answer to one request of an exchange and the next one,
-// and less than the library waits if it was told to, or has to decide itself.
+// atOnce is longer than the time between the answer to one request of an exchange and the next
+// one, and shorter than the library waits if it was told to or decides to.
 const atOnce = time.Second
 
-// longestRest is more than the longest time for which the library obeys a Retry-After
-// (60 s) before it asks again.
+// longestRest is longer than the longest Retry-After that the library obeys (60 s).
 const longestRest = 61 * time.Second
 
-// errNoAnswer is the error of a place that accepts requests, or not even that, and does not
-// answer.
+// errNoAnswer is the error for a place that does not answer, whether or not it accepts requests.
 var errNoAnswer = errors.New("no answer")
 
 // bounded runs one exchange with the registry.
@@ -54,13 +52,12 @@ func (r *Source) bounded(ctx context.Context, exchange func(context.Context) err
 	return err
 }
 
-// A watch cancels an exchange that takes too long. Each of its requests has time of its own, and
-// all of them have that of maxRequests.
+// A watch cancels an exchange that takes too long. Each of its requests has a limit, and all of
+// them together have that of maxRequests.
 //
 // A registry that limits requests does answer, with 429 and a Retry-After, which the library
-// obeys without reporting it. So after the time is up, an exchange whose last request was
-// answered gets more time until the library sends another: a new request is the sign that it
-// was waiting.
+// obeys without reporting it. So after the limit, an exchange whose last request was answered
+// gets more time until the library sends another: a new request shows that it was waiting.
 type watch struct {
 	limit  time.Duration
 	end    time.Time // of all requests
@@ -69,8 +66,8 @@ type watch struct {
 
 	mu       sync.Mutex
 	timer    *time.Timer
-	answered time.Time // when the last request was; zero = it is not; guarded by mu
-	resting  bool      // the time is up; guarded by mu
+	answered time.Time // when the last request was answered; zero = not yet; guarded by mu
+	resting  bool      // the limit has passed; guarded by mu
 	stopped  bool      // guarded by mu
 }
 
@@ -129,8 +126,8 @@ func (w *watch) stop() {
 	w.timer.Stop()
 }
 
-// isPassing reports whether err may be gone in a second attempt a moment later: that of a
-// registry that is overloaded, or that is being restarted.
+// isPassing reports whether err may not recur a moment later: that of a registry that is
+// overloaded or restarting.
 func isPassing(err error) bool {
 	if statusOf(err) >= http.StatusInternalServerError || errors.Is(err, unix.ECONNRESET) || errors.Is(err, io.EOF) {
 		return true
@@ -142,8 +139,8 @@ func isPassing(err error) bool {
 	return ok && op.Op == "dial"
 }
 
-// pause waits before a second attempt: a second and a bit, so that not all nodes come
-// back at once.
+// pause waits before a second attempt: a second plus jitter, so that not all nodes come back at
+// once.
 func pause(ctx context.Context) error {
 	if !periodic.Pause(ctx, time.Second+rand.N(500*time.Millisecond)) {
 		return context.Cause(ctx)
