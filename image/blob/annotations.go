@@ -7,15 +7,15 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// annotationPrefixes are the prefixes of the annotations that are kept: they tell that an image
-// is the checkpoint of a container, and of which one.
+// annotationPrefixes are the prefixes of the annotations that are kept: they mark an image as a
+// container's checkpoint and describe the container.
 var annotationPrefixes = []string{"org.criu.checkpoint.", "io.kubernetes.cri-o.annotations.checkpoint."}
 
-// maxAnnotation bounds the value that is kept of one annotation, in bytes: a manifest may have
+// maxAnnotation bounds the kept value of one annotation, in bytes: a manifest may have
 // megabytes.
 const maxAnnotation = 4096
 
-// CheckpointAnnotations returns the annotations in the manifest data that tell which container
+// CheckpointAnnotations returns the annotations in the manifest data that describe the container
 // it is a checkpoint of; nil = none.
 func CheckpointAnnotations(data []byte) map[string]string {
 	var m v1.Manifest

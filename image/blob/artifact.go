@@ -10,16 +10,16 @@ import (
 	"go.podman.io/image/v5/manifest"
 )
 
-// fileAnnotations are the annotations by which a layer of an artifact names its file: the one
-// that oras writes, and the one of CNCF's model specification.
+// fileAnnotations are the annotations by which a layer of an artifact names its file: oras's,
+// and that of CNCF's model specification.
 var fileAnnotations = []string{v1.AnnotationTitle, "org.cncf.model.filepath"}
 
 // maxFiles bounds the files of an artifact: each is a layer of an overlay, which
 // takes 500 (OVL_MAX_STACK).
 const maxFiles = 400
 
-// isArtifact tells by the type of its config that an OCI manifest is not an image. An
-// artifactType would not tell: an image may have one.
+// isArtifact reports whether the media type of an OCI manifest's config is not an image's. An
+// artifactType would decide nothing: an image may have one.
 func isArtifact(config string) bool {
 	switch config {
 	case "", v1.MediaTypeImageConfig, manifest.DockerV2Schema2ConfigMediaType:
@@ -28,8 +28,8 @@ func isArtifact(config string) bool {
 	return true
 }
 
-// readArtifact takes the files from an artifact's manifest. A layer without a name
-// cannot be mounted and is left out.
+// readArtifact reads the files in an artifact's manifest. It leaves out layers without a name,
+// which cannot be mounted.
 func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 	m.Artifact = true
 	for _, l := range parsed.LayerInfos() {
@@ -62,7 +62,7 @@ func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 }
 
 // isPath reports whether name can be a file name on Linux: within NAME_MAX, and well below
-// PATH_MAX, because a directory comes before it.
+// PATH_MAX, because a directory precedes it.
 func isPath(name string) bool {
 	tooLong := func(part string) bool { return len(part) > 255 }
 	return len(name) <= 2048 && !strings.Contains(name, "\x00") && !slices.ContainsFunc(strings.Split(name, "/"), tooLong)

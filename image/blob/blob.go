@@ -1,9 +1,9 @@
-// Package blob reads the parts of an image, wherever they come from: manifests, configs and
-// layers. It trusts none of them. A manifest is refused unless each blob that it names can be
-// verified against a digest; a blob is verified against its digest and size while it is read,
-// is decrypted with the node's keys and decompressed.
+// Package blob reads the parts of an image from any source: manifests, configs and layers. It
+// trusts none of them. It refuses a manifest unless each blob named there can be verified
+// against a digest; it verifies each blob against its digest and size while reading it, decrypts
+// it with the node's keys and decompresses it.
 //
-// It knows neither registries nor archives, which are Origins, nor what happens to a layer
+// It knows nothing of registries and archives, which are Origins, or of what happens to a layer
 // afterwards.
 package blob
 
@@ -19,16 +19,16 @@ import (
 
 // A Blob is a layer or a config, as its image's manifest describes it.
 type Blob struct {
-	types.BlobInfo        // an empty Digest or a negative Size is not known
+	types.BlobInfo        // an empty Digest or a negative Size is unknown
 	Path           string // of the member of an archive
-	Key            *Key   // opens it; nil: it is not encrypted
-	File           string // the file that a layer of an artifact is; "": it is a tar
-	Proven         bool   // whoever pulls it may have the unpacked layer, so it is given without asking the origin
+	Key            *Key   // decrypts it; nil: it is not encrypted
+	File           string // name of the file in an artifact's layer; "": the layer is a tar
+	Proven         bool   // whoever pulls it is entitled to the unpacked layer, without asking the origin
 }
 
-// Identity is the name of a layer in the store: its diff ID, if it is not encrypted. The diff
-// ID of an encrypted layer is in the config, which is not encrypted; so whoever asks for it
-// must know the key too. The identity of a file is made of its content and its name.
+// Identity returns the name of a layer in the store: its diff ID, if it is not encrypted. The
+// diff ID of an encrypted layer is in the unencrypted config; so its identity includes the key,
+// to require knowledge of that. The identity of a file includes its content and its name.
 func (b Blob) Identity(diffID digest.Digest) digest.Digest {
 	switch {
 	case b.File != "":
@@ -43,17 +43,17 @@ func (b Blob) Identity(diffID digest.Digest) digest.Digest {
 type Origin interface {
 	// Open returns the content of a blob. ctx governs reading too.
 	Open(ctx context.Context, b Blob) (io.ReadCloser, error)
-	// Has tells, without fetching it, that a blob is there: then there is no error.
+	// Has returns nil if the blob exists, without fetching it.
 	Has(ctx context.Context, b Blob) error
-	// Reject tells that the content that Open gave last is damaged, and why. If there is no
-	// error, Open may give it from another place; the error is why not, and includes why.
+	// Reject reports that the content of the last Open is damaged, and why. If it returns nil,
+	// Open may provide the blob from another place; the error says why not, and includes why.
 	Reject(ctx context.Context, b Blob, why error) error
-	// Repository is the name that the blobs are of, without tag; "" is an archive.
+	// Repository returns the name of the blobs' repository, without tag; "" is an archive.
 	Repository() string
 }
 
-// Fetch runs read, which opens and reads b, once more for each place that may have it, as long as
-// what it reads is damaged (Verifier.Blame).
+// Fetch calls read, which opens and reads b, again for each place that may have the blob, as
+// long as the content is damaged (Verifier.Blame).
 func Fetch(ctx context.Context, from Origin, b Blob, read func() error) error {
 	for {
 		err := read()
@@ -66,14 +66,14 @@ func Fetch(ctx context.Context, from Origin, b Blob, read func() error) error {
 	}
 }
 
-// A damagedError is that of content that is not what was asked for.
+// A damagedError is an error for content that differs from the requested blob.
 type damagedError struct{ error }
 
 // Unwrap returns what is wrong with it.
 func (e *damagedError) Unwrap() error { return e.error }
 
 // A Verifier reads a blob and verifies it against its descriptor. Until it has returned io.EOF,
-// the data that it returned must not be trusted.
+// its data must not be trusted.
 type Verifier struct {
 	r     io.Reader
 	blob  Blob
@@ -103,7 +103,7 @@ func (v *Verifier) Read(p []byte) (int, error) {
 	}
 	n, err := v.r.Read(p)
 	if v.check != nil {
-		v.check.Write(p[:n]) // a hash takes everything
+		v.check.Write(p[:n]) // a hash never fails
 	}
 	v.left -= int64(n)
 	v.bad = true
@@ -121,7 +121,7 @@ func (v *Verifier) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// Blame returns err, with which reading the blob has ended, marked for Fetch if the content is to
+// Blame returns err, with which reading the blob ended, marked for Fetch if the content is to
 // blame.
 func (v *Verifier) Blame(err error) error {
 	if err == nil || !v.bad {

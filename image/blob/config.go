@@ -10,7 +10,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// MaxConfig bounds what is read of an image's config, in bytes.
+// MaxConfig bounds the size of an image's config, in bytes.
 const MaxConfig = 8 << 20
 
 // FetchConfig reads and verifies an image's config. A config that is too long is fault.Invalid;
@@ -46,13 +46,13 @@ func fetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
 	return data, nil
 }
 
-// maxLayers bounds the distinct layers of an image: an overlay takes 500 (OVL_MAX_STACK), one
-// of which may be our own layer of directories.
+// maxLayers bounds the distinct layers of an image: an overlay takes 500 (OVL_MAX_STACK), one of
+// which may be our own layer of directories.
 const maxLayers = 499
 
-// DiffIDs reads the digests of the n unpacked layers from an image's config, if the image
-// can run here. A config that does not fit the manifest is fault.Invalid; an image for
-// another platform, fault.NotFound.
+// DiffIDs reads the digests of the n unpacked layers from an image's config, if the image can
+// run here. The error is fault.Invalid for a config that does not match the manifest, and
+// fault.NotFound for an image of another platform.
 func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
 	var img v1.Image
 	if err := json.Unmarshal(config, &img); err != nil {

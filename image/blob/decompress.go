@@ -12,12 +12,12 @@ import (
 	"github.com/klauspost/compress/zstd"
 )
 
-// maxWindow bounds the memory that a zstd stream can ask for: the limit of the zstd command
-// with --long.
+// maxWindow bounds the memory that a zstd stream can demand: the limit of the zstd command with
+// --long.
 const maxWindow = 128 << 20
 
-// A noted reader remembers the error that ended it, so that it can be told from an error that a
-// reader above made of it.
+// A noted reader remembers the error that ended it, to distinguish it from errors that a reader
+// above derived from it.
 type noted struct {
 	r   io.Reader
 	err error
@@ -32,8 +32,8 @@ func (n *noted) Read(p []byte) (int, error) {
 	return m, err
 }
 
-// Decompress undoes the compression of r, which it detects from the first bytes: the media
-// types of real images lie. Close it before r is used otherwise.
+// Decompress undoes the compression of r, which it detects from the first bytes: media types of
+// real images can be wrong. Close the result before using r otherwise.
 func Decompress(r io.Reader) (io.ReadCloser, error) {
 	from := &noted{r: r}
 	b := bufio.NewReaderSize(from, 64<<10)
@@ -60,8 +60,8 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(b), nil
 }
 
-// isSkippable reports whether a zstd skippable frame begins (RFC 8878, 3.1.2): a
-// zstd stream may begin with one.
+// isSkippable reports whether magic begins a zstd skippable frame (RFC 8878, 3.1.2), with which
+// a zstd stream may begin.
 func isSkippable(magic []byte) bool {
 	return len(magic) >= 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:4], []byte{0x2a, 0x4d, 0x18})
 }
@@ -85,8 +85,8 @@ func (e *decompressor) Read(p []byte) (int, error) {
 	return n, fault.Invalid.Errorf("decompress: %w", err)
 }
 
-// ArchiveError gives an error of reading a tar archive its kind: Invalid if the archive or its
-// compression is to blame.
+// ArchiveError sets the kind of an error from reading a tar archive: Invalid if the archive or
+// its compression is to blame.
 func ArchiveError(err error) error {
 	if errors.Is(err, tar.ErrHeader) || errors.Is(err, tar.ErrFieldTooLong) || errors.Is(err, io.ErrUnexpectedEOF) {
 		return fault.Invalid.Errorf("read archive: %w", err)

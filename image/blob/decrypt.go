@@ -25,18 +25,18 @@ import (
 // publicOptions is the annotation with the unsealed options of an encrypted layer.
 const publicOptions = "org.opencontainers.image.enc.pubopts"
 
-// A Key opens one encrypted layer.
+// A Key decrypts one encrypted layer.
 type Key struct {
 	options blockcipher.LayerBlockCipherOptions
-	id      digest.Digest // of the layer with this key: with another key, or none, it is another layer
+	id      digest.Digest // identity of the layer decrypted with this key: with another key, or none, it is another layer
 }
 
 // IsEncrypted reports whether a layer is encrypted (ocicrypt, spec: "+encrypted").
 func IsEncrypted(b Blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
 
-// Unlock finds the keys of encrypted layers among those of the node, which are the files in
-// dir; "" = there are none. Layers that are already in the store need their keys too: that
-// another caller could open them does not entitle this one.
+// Unlock finds the keys of encrypted layers among those of the node, the files in dir; "" =
+// there are none. Layers already in the store need their keys too: that another caller could
+// decrypt them does not entitle this one.
 func Unlock(layers []Blob, dir string, log *slog.Logger) error {
 	var keys *encconfig.DecryptConfig
 	for i := range layers {
@@ -58,9 +58,9 @@ func Unlock(layers []Blob, dir string, log *slog.Logger) error {
 	return nil
 }
 
-// privateKeys reads the node's keys: PEM, DER or JWK private keys, X.509 certificates beside
-// those for PKCS#7, GPG key rings, PKCS#11 descriptions. Other files are skipped. The keys are
-// read for each pull that needs one, and kept nowhere.
+// privateKeys reads the node's keys: PEM, DER or JWK private keys, X.509 certificates next to
+// those for PKCS#7, GPG key rings, PKCS#11 descriptions. It skips other files. The keys are read
+// for each pull that needs one, and never kept.
 func privateKeys(dir string, log *slog.Logger) (*encconfig.DecryptConfig, error) {
 	all := &encconfig.DecryptConfig{Parameters: map[string][][]byte{}}
 	if dir == "" {
@@ -94,8 +94,8 @@ func privateKeys(dir string, log *slog.Logger) (*encconfig.DecryptConfig, error)
 	return all, nil
 }
 
-// unwrapKey opens the key of a layer, which is in its annotations, sealed for one
-// or more recipients.
+// unwrapKey decrypts the key of a layer, which is in its annotations, encrypted for one or more
+// recipients.
 func unwrapKey(keys *encconfig.DecryptConfig, b Blob) (*Key, error) {
 	var k Key
 	if text := b.Annotations[publicOptions]; text != "" {
@@ -143,8 +143,8 @@ func unwrapAny(keys *encconfig.DecryptConfig, b Blob) ([]byte, error) {
 	return nil, errors.Join(errs...)
 }
 
-// Decrypt returns the content of a layer whose key this is. Only at the end of the content is
-// it known whether the key was the right one.
+// Decrypt decrypts the content of the key's layer. Whether the key was the right one is known
+// only at the end of the content.
 func (k *Key) Decrypt(r io.Reader) (io.Reader, error) {
 	h, err := blockcipher.NewLayerBlockCipherHandler()
 	if err != nil {
@@ -159,7 +159,7 @@ func (k *Key) Decrypt(r io.Reader) (io.Reader, error) {
 }
 
 // A decrypter blames the stream or the key for an error, unless reading the stream failed. It
-// does not pass on the library's text, which contains bytes of the key.
+// hides the library's text, which contains bytes of the key.
 type decrypter struct {
 	io.Reader
 	from *noted
@@ -177,13 +177,13 @@ func (d *decrypter) Read(p []byte) (int, error) {
 	return n, fault.Invalid.Errorf("decrypt: it was changed, or its key is another")
 }
 
-// CheckKeys tells which of the private keys in dir other users can read; "" = there are none.
+// CheckKeys reports which of the private keys in dir other users can read; "" = there are none.
 func CheckKeys(dir string) []string {
 	if dir == "" {
 		return nil
 	}
 	var wrong []string
-	files, _ := filepath.Glob(filepath.Join(dir, "*")) // the only error is of the pattern
+	files, _ := filepath.Glob(filepath.Join(dir, "*")) // only a bad pattern is an error
 	for _, file := range files {
 		info, err := os.Stat(file)
 		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o077 == 0 {

@@ -12,18 +12,18 @@ import (
 // MaxNesting is how deep an index may be nested in an index. Real ones are not nested.
 const MaxNesting = 3
 
-// A Manifest is what one image, or one artifact, consists of.
+// A Manifest lists the parts of one image, or one artifact.
 type Manifest struct {
-	Data     []byte // as it came
-	Artifact bool   // files, not a system; then Config is of no use
+	Data     []byte // as received
+	Artifact bool   // files instead of a root file system; then Config is unused
 	Config   Blob
-	Layers   []Blob // from the lowest; of an artifact, those that are files
+	Layers   []Blob // lowest first; of an artifact, those that are files
 }
 
-// KindOf returns the media type of the manifest data, which came as one of the type kind. A
-// simple registry, files behind a web server, sends whatever type that makes of a file's name:
-// then the document is asked. What is no manifest at all is fault.Unavailable: a page to log in
-// is no fault of the image.
+// KindOf returns the media type of the manifest data, which was served as kind. A simple
+// registry, files behind a web server, guesses a type from the file's name: then the document
+// decides. If it is not a manifest the error is fault.Unavailable: a login page is not the
+// image's fault.
 func KindOf(data []byte, kind string) (string, error) {
 	if !json.Valid(data) {
 		return "", fault.Unavailable.Errorf("what came is no manifest, but %d bytes of the type %.100q", len(data), kind)
@@ -38,8 +38,8 @@ func KindOf(data []byte, kind string) (string, error) {
 	return guess, nil
 }
 
-// ReadManifest reads the manifest data, whose media type is kind. A manifest that cannot be
-// used is fault.Invalid.
+// ReadManifest parses the manifest data, whose media type is kind. The error is fault.Invalid
+// for a manifest that cannot be used.
 func ReadManifest(data []byte, kind string) (Manifest, error) {
 	switch manifest.NormalizedMIMEType(kind) {
 	case manifest.DockerV2Schema1MediaType, manifest.DockerV2Schema1SignedMediaType:
@@ -66,11 +66,11 @@ func ReadManifest(data []byte, kind string) (Manifest, error) {
 	return m, m.checkBlobs()
 }
 
-// brief is the beginning of the text of err: the library quotes all of a manifest that it cannot
-// read, which may be megabytes.
+// brief returns the beginning of the text of err: the library quotes all of a manifest that it
+// cannot parse, which may be megabytes.
 func brief(err error) string { return fmt.Sprintf("%.300s", err) }
 
-// checkBlobs refuses descriptors against which no content could be verified.
+// checkBlobs refuses descriptors against which content cannot be verified.
 func (m *Manifest) checkBlobs() error {
 	for i, b := range m.Layers {
 		if err := b.Digest.Validate(); err != nil {

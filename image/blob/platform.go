@@ -13,24 +13,23 @@ import (
 	"go.podman.io/image/v5/types"
 )
 
-// runsAlso maps an architecture to the other one whose programs such a machine can run.
+// runsAlso maps an architecture to the other one that such a machine can also run.
 var runsAlso = map[string]string{"amd64": "386", "arm64": "arm"}
 
-// architectures are other names of architectures, as systems have them (uname -m, Debian), and
-// the variants that some of them imply.
+// architectures maps other names of architectures (uname -m, Debian) to OCI's, and to the
+// variants that some of them imply.
 var architectures = map[string][2]string{
 	"x86_64": {"amd64"}, "x86-64": {"amd64"}, "i386": {"386"}, "i686": {"386"},
 	"aarch64": {"arm64"}, "armhf": {"arm", "v7"}, "armel": {"arm", "v6"},
 }
 
-// referenceType is the annotation by which BuildKit tells that a manifest in a list is no image but
-// what is said of one. It gives those no platform that a machine could have; tools that rewrite
-// lists drop platforms, and a manifest without one is for every machine.
+// referenceType is the annotation by which BuildKit marks a manifest in a list that is not an
+// image but describes one. BuildKit gives those a platform that no machine has; but tools that
+// rewrite lists drop platforms, and a manifest without one fits every machine.
 const referenceType = "vnd.docker.reference.type"
 
-// normalize returns p in the words of OCI's image specification, which are those of Go; containerd
-// takes other names for the same, too. The first variant of an architecture is the one that has no
-// name.
+// normalize returns p in the terms of OCI's image specification, which are Go's; like containerd
+// it accepts other names. The first variant of an architecture has no name.
 func normalize(p v1.Platform) v1.Platform {
 	p.OS, p.Architecture, p.Variant = strings.ToLower(p.OS), strings.ToLower(p.Architecture), strings.ToLower(p.Variant)
 	if known, ok := architectures[p.Architecture]; ok {
@@ -47,8 +46,8 @@ func normalize(p v1.Platform) v1.Platform {
 }
 
 // ChoosePlatform returns the digest of the manifest in a list that is for this machine, or for
-// the platform that sys describes. If there is none, it is the one for the other architecture
-// that such a machine runs; if there is none either: fault.NotFound.
+// the platform that sys describes. Failing that, it returns the one for the other architecture
+// that the machine can run; failing that, fault.NotFound.
 func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
 	index, err := readList(list, kind)
 	if err != nil {
@@ -64,7 +63,7 @@ func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest
 		p := normalize(*m.Platform)
 		switch {
 		case p.OS == "" && p.Architecture == "":
-			index.Manifests[i].Platform = nil // as if it had none: the config says what it is for
+			index.Manifests[i].Platform = nil // as if it had none: the config decides
 			continue
 		case p.OS == "":
 			p.OS = "linux"
@@ -101,7 +100,7 @@ func readList(list []byte, kind string) (*manifest.OCI1Index, error) {
 }
 
 // checkPlatform refuses an image for another machine. Only a list of manifests names platforms;
-// a single manifest does not, so its config is asked. A config that names none is taken to fit.
+// for a single manifest its config decides. A config that names none fits.
 func checkPlatform(of v1.Platform) error {
 	p := normalize(of)
 	os := p.OS == "" || p.OS == "linux"

@@ -5,29 +5,28 @@ import (
 	"io"
 )
 
-// Sizes of a ReadAhead: a few large chunks keep both sides busy without keeping
-// much of the layer in memory (2 MiB before and 2 MiB after decompression). ChunkSize
-// is in bytes.
+// Sizes of a ReadAhead: a few large chunks keep both sides busy with little of the layer in
+// memory (2 MiB before and 2 MiB after decompression). ChunkSize is in bytes.
 const (
 	ChunkSize   = 256 << 10
 	aheadChunks = 8
 )
 
 // A ReadAhead reads from another reader in its own goroutine, some chunks ahead of its own
-// reader. It lets download, decompression and unpacking of one layer run at the same time.
+// reader. So download, decompression and unpacking of one layer run concurrently.
 type ReadAhead struct {
 	cancel context.CancelFunc
 	full   chan []byte
 	free   chan []byte
-	err    error // why full was closed; read only after it was
+	err    error // why full was closed; read only after that
 	ended  chan struct{}
 
-	chunk []byte // what Read returns from
-	rest  []byte // of chunk, what is still to be read
+	chunk []byte // Read returns from it
+	rest  []byte // of chunk, still unread
 }
 
-// NewReadAhead starts to read from r. The goroutine ends at the end of r, at an error, or after
-// Close; from then on r is left alone.
+// NewReadAhead starts to read from r. The goroutine stops at the end of r, at an error, or on
+// Close; after that r is not used any more.
 func NewReadAhead(ctx context.Context, r io.Reader) *ReadAhead {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &ReadAhead{
@@ -37,7 +36,7 @@ func NewReadAhead(ctx context.Context, r io.Reader) *ReadAhead {
 		ended:  make(chan struct{}),
 	}
 	for range aheadChunks {
-		a.free <- nil // allocated when it is first needed: most layers are small
+		a.free <- nil // allocated on first use: most layers are small
 	}
 	go a.run(ctx, r)
 	return a
@@ -59,7 +58,7 @@ func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 		}
 		n, err := readSome(r, buf[:ChunkSize])
 		if n > 0 {
-			a.full <- buf[:n] // never blocks: there are not more chunks than places
+			a.full <- buf[:n] // never blocks: there are no more chunks than places
 		}
 		if err != nil {
 			a.err = err
@@ -68,8 +67,8 @@ func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 	}
 }
 
-// readSome reads until buf is half full: passing a chunk on has its price, however little is in
-// it.
+// readSome reads until buf is half full: passing on a chunk has a fixed cost, however little it
+// holds.
 func readSome(r io.Reader, buf []byte) (n int, err error) {
 	for n < len(buf)/2 && err == nil {
 		var m int
@@ -97,7 +96,7 @@ func (a *ReadAhead) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// Close ends the goroutine and waits for it.
+// Close stops the goroutine and waits for it.
 func (a *ReadAhead) Close() error {
 	a.cancel()
 	<-a.ended

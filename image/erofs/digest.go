@@ -10,9 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Digest reads the superblock and the metadata of a file system that a Writer wrote, and returns
-// their SHA-256 in hex: all of the file except what is in regular files. The error is fault.Invalid
-// if the file is none, or is too short.
+// Digest reads the superblock and the metadata of a file system written by a Writer, and returns
+// their SHA-256 in hex: everything except the content of regular files. The error is
+// fault.Invalid if the file is not such a file system, or too short.
 func Digest(f io.ReaderAt) (string, error) {
 	first := make([]byte, BlockSize)
 	if _, err := f.ReadAt(first, 0); err != nil {

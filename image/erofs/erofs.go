@@ -1,16 +1,17 @@
-// Package erofs writes EROFS file systems (Documentation/filesystems/erofs.rst of Linux), each as one
-// file and in one pass: the content of files goes out as it comes, and all metadata follows when the
-// tree is known. Only the superblock, in the first block, is written last.
+// Package erofs writes EROFS file systems (Documentation/filesystems/erofs.rst of Linux), each
+// as one file and in one pass: it writes the content of files as it arrives, and all metadata
+// when the tree is complete. Only the superblock, in the first block, is written last.
 //
 //	block 0              superblock, at byte 1024
 //	blocks 1 … m-1       content of files, each from the beginning of a block
 //	blocks m … end       inodes with their attributes, directories, targets of links
 //
-// What it writes is uncompressed, in blocks of 4 KiB, with 64-byte inodes; nothing in it needs a
-// kernel later than 5.4. Inodes are found by their distance from block m, so that m may be anywhere.
+// The file systems are uncompressed, in blocks of 4 KiB, with 64-byte inodes; they need no
+// kernel later than 5.4. Inodes are located by their distance from block m, so m may be
+// anywhere.
 //
-// A Node is a file, in memory: some 200 bytes, and its name. The caller bounds how many there are,
-// and holds to what a Linux file system takes: names of 1 to 255 bytes without a slash.
+// A Node is a file, in memory: some 200 bytes, and its name. The caller bounds their number, and
+// adheres to the limits of Linux file systems: names of 1 to 255 bytes without a slash.
 package erofs
 
 import (
@@ -24,8 +25,8 @@ const BlockSize = 1 << blockBits
 
 const blockBits = 12
 
-// A Node is an inode. Nodes form a tree by Entries; one that is no directory can occur in it more
-// than once, under several names.
+// A Node is an inode. Nodes form a tree by Entries; one that is not a directory can occur in it
+// more than once, under several names.
 type Node struct {
 	Mode     uint32 // type, permissions and special bits as in st_mode
 	UID, GID uint32
@@ -38,13 +39,13 @@ type Node struct {
 	Content  Content           // of a regular file
 
 	parent *Node
-	names  uint32 // that it has in the tree; of a directory, those of the directories in it too
-	nid    uint64 // where it is, in units of 32 bytes from the first block of metadata
+	names  uint32 // in the tree; of a directory, with those of its subdirectories
+	nid    uint64 // its position, in units of 32 bytes from the first block of metadata
 	ino    uint32
-	inline bool // what it holds is beside it
+	inline bool // its data follows it directly
 }
 
-// Content is where the content of a file is.
+// Content is the location of a file's content.
 type Content struct {
 	Size  int64
 	block uint32
@@ -74,12 +75,12 @@ func (n *Node) fileType() byte {
 	return 0
 }
 
-// A Summary tells about a file system that was written.
+// A Summary describes a written file system.
 type Summary struct {
 	Bytes  uint64 // in regular files; one with several names counts once
 	Inodes uint64
 	Digest string // SHA-256 of superblock and metadata, in hex; see Digest
 }
 
-// errTooLarge is of a file system that the format cannot have.
+// errTooLarge is the error for a file system that exceeds the format's limits.
 var errTooLarge = &fs.PathError{Op: "write", Path: "EROFS file system", Err: unix.EFBIG}

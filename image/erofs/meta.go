@@ -16,29 +16,29 @@ const (
 	superSize = 128
 	magic     = 0xe0f5e1e2
 
-	hasMtime = 0x2 // compatible feature: inodes have the time of the last modification
+	hasMtime = 0x2 // compatible feature: inodes have a modification time
 
 	inodeSize  = 64
 	nidUnit    = 32
 	extended   = 1      // bit of an inode's format: it has 64 bytes
-	flatPlain  = 0 << 1 // all content is in blocks of its own
+	flatPlain  = 0 << 1 // all content is in its own blocks
 	flatInline = 2 << 1 // the content follows the inode, in the same block
 )
 
-// firstInode is where the root's inode is among the metadata. Numbers of inodes do not begin with 0:
-// readers of directories leave such entries out.
+// firstInode is the position of the root's inode in the metadata. Inode numbers do not begin at
+// 0: readers of directories skip such entries.
 const firstInode = inodeSize
 
 var order = binary.LittleEndian
 
-// A meta writes the metadata of a tree: it places all inodes, which have to be known for the
-// directories that name them, then writes them, and behind them what does not fit beside them.
+// A meta writes the metadata of a tree: it places all inodes, whose numbers the directories
+// need, then writes them, and behind them the data that does not fit beside them.
 type meta struct {
 	w     *Writer
 	base  int64 // the first block
 	next  int64 // where the next inode can be, in bytes from there
 	nodes []*Node
-	apart []*Node // of nodes, those whose directory or target is in blocks of its own
+	apart []*Node // of nodes, those whose directory or target is in its own blocks
 	sum   Summary
 }
 
@@ -70,7 +70,7 @@ func (m *meta) tree(root *Node) error {
 	return m.w.align()
 }
 
-// place gives n, which is in the directory parent, its place, and everything below it.
+// place assigns positions to n, which is in the directory parent, and everything below it.
 func (m *meta) place(n, parent *Node) error {
 	if n.names++; n.names > 1 {
 		return nil
@@ -89,7 +89,7 @@ func (m *meta) place(n, parent *Node) error {
 			m.apart = append(m.apart, n)
 		}
 	}
-	// The inode itself, and what is inline, must not lie across the end of a block.
+	// The inode itself, and inline data, must not cross the end of a block.
 	if fit := inodeSize + beside; n.inline && int(m.next&(BlockSize-1))+fit+attrs > BlockSize || int(m.next&(BlockSize-1))+inodeSize > BlockSize {
 		m.next = (m.next + BlockSize - 1) &^ (BlockSize - 1)
 	}
@@ -156,7 +156,7 @@ func (m *meta) write(b []byte) error {
 	return err
 }
 
-// deviceNumber is a device as the kernel's new_encode_dev writes it.
+// deviceNumber encodes a device like the kernel's new_encode_dev.
 func deviceNumber(dev uint64) uint32 {
 	major, minor := unix.Major(dev), unix.Minor(dev)
 	return minor&0xff | major<<8 | minor&^0xff<<12
@@ -175,7 +175,7 @@ func (n *Node) dataSize() int64 {
 	return size
 }
 
-// data is what is read of a directory or symlink.
+// data returns what reading a directory or symlink returns.
 func (n *Node) data() []byte {
 	if !n.IsDir() {
 		return []byte(n.Target)
@@ -201,7 +201,8 @@ func (n *Node) data() []byte {
 // direntSize is the size of an entry of a directory without its name.
 const direntSize = 12
 
-// blocks calls f for each block of a directory, with its names in order and how many bytes they use.
+// blocks calls f for each block of a directory, with its names in order and the number of bytes
+// they use.
 func (n *Node) blocks(f func(names []string, used int)) {
 	names := slices.AppendSeq([]string{".", ".."}, maps.Keys(n.Entries))
 	slices.Sort(names)
@@ -216,7 +217,7 @@ func (n *Node) blocks(f func(names []string, used int)) {
 	f(names[from:], used)
 }
 
-// entry is what a name in the directory n stands for.
+// entry returns the node to which a name in the directory n refers.
 func (n *Node) entry(name string) *Node {
 	switch name {
 	case ".":
@@ -227,7 +228,7 @@ func (n *Node) entry(name string) *Node {
 	return n.Entries[name]
 }
 
-// superblock returns the superblock, except that it does not have its own checksum.
+// superblock returns the superblock without its checksum.
 func (m *meta) superblock(root *Node, id UUID) ([]byte, error) {
 	blocks := m.w.at >> blockBits
 	if blocks > math.MaxUint32 {
@@ -245,14 +246,14 @@ func (m *meta) superblock(root *Node, id UUID) ([]byte, error) {
 	return b, nil
 }
 
-// Extended attributes, behind the inode: a header, then for each name and value.
+// Extended attributes, after the inode: a header, then for each its name and value.
 const (
 	attrsHeader = 12
 	attrHeader  = 4
-	maxAttrs    = math.MaxUint16 * 4 // bytes of all; the format counts them in fours
+	maxAttrs    = math.MaxUint16 * 4 // bytes of all; the format counts units of four
 )
 
-// attrSpaces are the numbers of the name spaces.
+// attrSpaces are the numbers of the attribute namespaces.
 var attrSpaces = []struct {
 	prefix string
 	number byte
@@ -285,7 +286,7 @@ func attrsSize(attrs map[string]string) (int, error) {
 	return size, nil
 }
 
-// attrsCount tells in an inode how much space its attributes take.
+// attrsCount returns an inode's field for the size of its attributes.
 func attrsCount(size int) uint16 {
 	if size == 0 {
 		return 0
@@ -299,7 +300,7 @@ func encodeAttrs(attrs map[string]string) []byte {
 	}
 	b := make([]byte, attrsHeader)
 	for _, key := range slices.Sorted(maps.Keys(attrs)) {
-		space, name, _ := splitAttr(key) // attrsSize has tried it
+		space, name, _ := splitAttr(key) // attrsSize has checked it
 		b = append(b, byte(len(name)), space)
 		b = order.AppendUint16(b, uint16(len(attrs[key])))
 		b = append(b, name...)

@@ -8,10 +8,10 @@ import (
 )
 
 // Mount mounts the file system in the file at path, read-only, and returns a descriptor of the
-// mount, which is nowhere in the tree yet. label is the SELinux label of every file in it; "" = none.
+// detached mount. label is the SELinux label of every file in it; "" = none.
 //
-// Linux 6.12 and later mount EROFS from a file, unless that is on a file system that they do not
-// support below it. The error is unix.ENOTBLK on older kernels and unix.ENODEV without EROFS.
+// Linux 6.12 and later can mount EROFS from a file, unless the file is on a file system that
+// does not support it. The error is unix.ENOTBLK on older kernels and unix.ENODEV without EROFS.
 func Mount(path, label string) (fd int, err error) {
 	fsfd, err := unix.Fsopen("erofs", unix.FSOPEN_CLOEXEC)
 	if err != nil {

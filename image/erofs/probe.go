@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Probe tries whether file systems in files of the directory dir can be mounted. The error is why not;
-// see Lacking.
+// Probe checks whether file systems in files of the directory dir can be mounted. The error is
+// the reason why not; see Lacking.
 func Probe(dir string) (err error) {
 	f, err := os.CreateTemp(dir, "erofs-*")
 	if err != nil {
@@ -30,6 +30,6 @@ func Probe(dir string) (err error) {
 	return unix.Close(mnt)
 }
 
-// Lacking reports whether an error of Probe or Mount says that this kernel cannot mount EROFS from
-// files there at all, and not that this once has failed.
+// Lacking reports whether an error of Probe or Mount means that this kernel can never mount
+// EROFS from files there, and not just a single failure.
 func Lacking(err error) bool { return errors.Is(err, unix.ENODEV) || errors.Is(err, unix.ENOTBLK) }

@@ -9,19 +9,19 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// flushSize is how many bytes are written between two hints to the kernel to send them to the disk.
-// Then the sync(2) at the end finds less to do.
+// flushSize is how many bytes are written between two hints to the kernel to start writeback,
+// which leaves less for the sync(2) at the end.
 const flushSize = 8 << 20
 
-// A Writer writes one file system. It is for one goroutine.
+// A Writer writes one file system. It is not safe for concurrent use.
 type Writer struct {
 	file  *os.File
 	buf   *bufio.Writer
-	at    int64 // bytes written so far, those in buf included
-	begun int64 // bytes that the kernel was told of
+	at    int64 // bytes written so far, including those in buf
+	begun int64 // bytes whose writeback was started
 }
 
-// NewWriter returns a Writer to f, which is empty and open for reading too.
+// NewWriter returns a Writer to f, which is empty and also open for reading.
 func NewWriter(f *os.File) (*Writer, error) {
 	w := &Writer{file: f, buf: bufio.NewWriterSize(f, 256<<10)}
 	return w, w.zeroes(BlockSize)
@@ -38,7 +38,7 @@ func (w *Writer) Begin() (*Stream, error) {
 	return &Stream{w: w, from: w.at}, nil
 }
 
-// A Stream takes the content of a file, until the Writer is asked for anything else.
+// A Stream takes the content of a file, until the next call of another method of the Writer.
 type Stream struct {
 	w    *Writer
 	from int64
@@ -55,7 +55,7 @@ func (s *Stream) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// Skip leaves out n bytes of zeroes, so that they take no space.
+// Skip writes n bytes of zeroes as a hole, which takes no space.
 func (s *Stream) Skip(n int64) error {
 	if err := s.w.buf.Flush(); err != nil {
 		return err
@@ -65,7 +65,7 @@ func (s *Stream) Skip(n int64) error {
 	return err
 }
 
-// Content is where what was written is.
+// Content returns the location of what was written.
 func (s *Stream) Content() Content {
 	return Content{Size: s.w.at - s.from, block: uint32(s.from >> blockBits)}
 }
@@ -86,8 +86,8 @@ func (w *Writer) zeroes(n int64) error {
 	return nil
 }
 
-// A UUID tells a file system from others. Without different ones overlayfs does not recognise a file
-// of a lower layer once it is copied up, and its inode number changes.
+// A UUID identifies a file system. If several have the same one, overlayfs does not recognize a
+// file of a lower layer once it is copied up, and its inode number changes.
 type UUID [16]byte
 
 // Close writes the tree below root, a directory, and the superblock. The caller closes the file.

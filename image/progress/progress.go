@@ -1,8 +1,7 @@
-// Package progress keeps how far the pulls of a store are. It counts what is read of each
-// blob, by a reader around the one that the origin gives: whoever unpacks the layer knows
-// nothing of it.
+// Package progress tracks the progress of the pulls of a store. It counts the bytes read of each
+// blob with a reader around the origin's; the code that unpacks the layer does not notice.
 //
-// A layer that two pulls want is unpacked by one of them; both are told how far it is.
+// If two pulls need the same layer, one of them unpacks it; both show its progress.
 package progress
 
 import (
@@ -18,14 +17,14 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// maxRecent bounds the ended pulls that are remembered.
+// maxRecent bounds the number of ended pulls remembered.
 const maxRecent = 32
 
 // A Tracker has the pulls under way, and the last that have ended. The zero value is ready.
 type Tracker struct {
 	mu     sync.Mutex
-	pulls  []*Pull      // in the order of their beginning; guarded by mu
-	recent []pulls.Pull // the last is the youngest; guarded by mu
+	pulls  []*Pull      // oldest first; guarded by mu
+	recent []pulls.Pull // latest last; guarded by mu
 }
 
 // A Pull is one pull under way.
@@ -39,19 +38,19 @@ type Pull struct {
 	from    string         // guarded by mu
 	mirror  bool           // guarded by mu
 	waiters int            // guarded by mu
-	pods    map[string]int // that wait, with how many calls; guarded by mu
+	pods    map[string]int // waiting pods, with their numbers of calls; guarded by mu
 	layers  []*layer       // nil = not known yet; guarded by mu
 	has     Layers         // guarded by mu
 	meter   meter          // guarded by mu
 }
 
-// Layers are those on the node.
+// Layers are the layers on the node.
 type Layers interface {
-	// Has reports whether the layer of this identity is here, and whole.
+	// Has reports whether the complete layer of this identity is here.
 	Has(id digest.Digest) bool
 }
 
-// layer is a layer of a pull. Of two that are the same only the first is kept.
+// layer is a layer of a pull. If two are the same only the first is kept.
 type layer struct {
 	digest digest.Digest
 	id     digest.Digest
@@ -60,20 +59,20 @@ type layer struct {
 	state  string
 }
 
-// New returns a pull of the image with this full name, which is to begin now.
+// New returns a pull of the image with this full name, which begins now.
 func (t *Tracker) New(image string) *Pull {
 	now := time.Now()
 	return &Pull{t: t, image: image, begun: now, pods: make(map[string]int), meter: meter{begun: now}}
 }
 
-// Begin has the pull listed.
+// Begin adds the pull to the list.
 func (p *Pull) Begin() {
 	p.t.mu.Lock()
 	defer p.t.mu.Unlock()
 	p.t.pulls = append(p.t.pulls, p)
 }
 
-// End ends it; err is why it has failed.
+// End ends the pull; err is why it failed.
 func (p *Pull) End(err error) {
 	last := p.snapshot(time.Now())
 	last.Stage, last.Rate, last.Ended = "", 0, time.Now()
@@ -88,14 +87,14 @@ func (p *Pull) End(err error) {
 	t.recent = t.recent[max(0, len(t.recent)-maxRecent):]
 }
 
-// List returns the pulls under way, in the order of their beginning.
+// List returns the pulls under way, oldest first.
 func (t *Tracker) List() []pulls.Pull {
 	t.mu.Lock()
 	all := slices.Clone(t.pulls)
 	t.mu.Unlock()
 	now := time.Now()
 	list := make([]pulls.Pull, 0, len(all))
-	coming := make(map[string]pulls.Layer) // of any pull, by digest
+	coming := make(map[string]pulls.Layer) // by any pull, by digest
 	for _, p := range all {
 		list = append(list, p.snapshot(now))
 		for _, l := range list[len(list)-1].Layers {
@@ -117,7 +116,7 @@ func (t *Tracker) List() []pulls.Pull {
 	return list
 }
 
-// Recent returns the last pulls that have ended, the youngest first.
+// Recent returns the last pulls that have ended, latest first.
 func (t *Tracker) Recent() []pulls.Pull {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -126,11 +125,11 @@ func (t *Tracker) Recent() []pulls.Pull {
 	return list
 }
 
-// Join counts a call that waits, on behalf of a pod (namespace/name) if that is not "". It
-// may be called of a nil Pull, as may all methods below.
+// Join counts a call that waits, on behalf of a pod (namespace/name) if that is not "". It may
+// be called on a nil Pull, as may all methods below.
 func (p *Pull) Join(pod string) { p.count(pod, 1) }
 
-// Leave counts one that waits no longer.
+// Leave counts a call that no longer waits.
 func (p *Pull) Leave(pod string) { p.count(pod, -1) }
 
 func (p *Pull) count(pod string, n int) {
@@ -158,7 +157,7 @@ func (p *Pull) SetStage(name string) {
 	p.stage = name
 }
 
-// From says which place the image comes from.
+// From says from which place the image comes.
 func (p *Pull) From(place string, mirror bool) {
 	if p == nil {
 		return
@@ -168,8 +167,8 @@ func (p *Pull) From(place string, mirror bool) {
 	p.from, p.mirror = place, mirror
 }
 
-// Expect says which layers the image has; ids are the digests of their content, and has are
-// the layers that need not come.
+// Expect sets the layers of the image; ids are the digests of their content, and has the layers
+// that need not be fetched.
 func (p *Pull) Expect(blobs []blob.Blob, ids []digest.Digest, has Layers) {
 	if p == nil {
 		return
@@ -190,7 +189,7 @@ func (p *Pull) Expect(blobs []blob.Blob, ids []digest.Digest, has Layers) {
 	p.layers, p.has = layers, has
 }
 
-// snapshot returns how far the pull is, but for layers that come by another one.
+// snapshot returns the progress of the pull, except for layers fetched by another pull.
 func (p *Pull) snapshot(now time.Time) pulls.Pull {
 	p.mu.Lock()
 	s := pulls.Pull{
@@ -226,7 +225,8 @@ func (p *Pull) Origin(from blob.Origin) blob.Origin {
 	return origin{from, p}
 }
 
-// A placed origin knows where it is: what one mirror does not give, the next one may.
+// A placed origin knows which place it uses: if one mirror does not provide something, the next
+// may.
 type placed interface {
 	Place() (location string, mirror bool)
 }
@@ -252,7 +252,7 @@ func (o origin) Open(ctx context.Context, b blob.Blob) (io.ReadCloser, error) {
 	return &counter{body, o.pull, l}, nil
 }
 
-// begin returns the layer that is the blob of this digest, of which nothing has come yet.
+// begin resets the layer that is the blob of this digest, and returns it.
 func (p *Pull) begin(d digest.Digest) *layer {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -286,7 +286,7 @@ func (c *counter) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer. What did not come to its end begins anew, if at all.
+// Close implements io.Closer. A layer that did not end starts over, if it is read again at all.
 func (c *counter) Close() error {
 	c.pull.mu.Lock()
 	if c.layer.state == pulls.Downloading && c.layer.bytes != c.layer.size {
@@ -298,8 +298,8 @@ func (c *counter) Close() error {
 	return c.ReadCloser.Close()
 }
 
-// window is how many seconds a rate is the mean of: long enough to be steady, short enough
-// to show that a registry has fallen silent.
+// window is the number of seconds over which a rate is averaged: long enough to be steady, short
+// enough to show that a registry has stopped sending.
 const window = 5
 
 // A meter measures a rate.
@@ -317,7 +317,7 @@ func (m *meter) add(now time.Time, n int) {
 	s.bytes += int64(n)
 }
 
-// rate is in bytes a second, of the last whole seconds and the one that has begun.
+// rate returns bytes per second, over the last whole seconds and the current one.
 func (m *meter) rate(now time.Time) float64 {
 	since := time.Unix(now.Unix()-window+1, 0)
 	var sum int64
@@ -332,6 +332,6 @@ func (m *meter) rate(now time.Time) float64 {
 	return float64(sum) / max(now.Sub(since), minSpan).Seconds()
 }
 
-// minSpan is the shortest time that a rate is measured over: what has come in the first
-// moment was on its way before.
+// minSpan is the shortest time over which a rate is measured: bytes that come in the first
+// moment were on their way before.
 const minSpan = 100 * time.Millisecond
