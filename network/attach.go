@@ -10,13 +10,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// Attach brings up the loopback device in p.NetNS and adds p to the network. If
-// that fails, or ctx ends, it undoes its work by DEL, on a context of its own.
-// Should DEL fail too, p stays recorded as attached, and Detach tries again.
+// Attach brings up the loopback device in p.NetNS and adds p to the network. If that fails, or
+// ctx ends, it undoes its work by DEL, on its own context. If DEL fails too, p stays recorded as
+// attached, and Detach tries again.
 //
-// The error is fault.Unavailable if there is no network to attach to, and
-// fault.Exists if p is attached: CNI allows one ADD for each DEL. It is fault.Invalid if the
-// plugins have made no device for one of p.Sysctls.
+// The error is fault.Unavailable if there is no network to attach to, fault.Exists if p is
+// attached (CNI allows one ADD for each DEL), and fault.Invalid if the plugins have created no
+// device for one of p.Sysctls.
 func (n *Network) Attach(ctx context.Context, p Pod) (_ Result, err error) {
 	if p.ID == "" || p.NetNS == "" {
 		return Result{}, fault.Invalid.Errorf("attach sandbox %q: it has no ID or no network namespace", p.ID)

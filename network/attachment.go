@@ -24,14 +24,14 @@ const (
 	attachedDir = "attached" // below CacheDir
 	ifName      = "eth0"     // in every pod, as the kubelet and its users expect
 
-	// Raise attachmentVersion when an older release could not detach what a newer one
-	// has attached.
+	// Raise attachmentVersion when an older release could not detach what a newer one has
+	// attached.
 	attachmentVersion = 1
 )
 
-// An attachment records what DEL and CHECK need to know of ADD. It is on disk before
-// ADD runs, because libcni writes its own cache only afterwards: a daemon that died
-// in between would leak an address and a device.
+// An attachment records what DEL and CHECK need to know about ADD. It is on disk before ADD
+// runs, because libcni writes its own cache only afterwards: a daemon that died in between would
+// leak an address and a device.
 type attachment struct {
 	Version      int             `json:"version"` // attachmentVersion
 	ID           string          `json:"id"`
@@ -64,14 +64,14 @@ func (n *Network) attachmentPath(id string) string {
 	return filepath.Join(n.o.CacheDir, attachedDir, id+".json")
 }
 
-// saveAttachment does not sync: after a power cut the files of host-local and similar
-// plugins are as likely to be missing, and GC finds the rest.
+// saveAttachment does not sync: a power cut loses the files of host-local and similar plugins
+// just as easily, and GC finds the rest.
 func (n *Network) saveAttachment(a *attachment) error {
 	return atomicfile.WriteJSON(n.attachmentPath(a.ID), a)
 }
 
-// loadAttachment returns fs.ErrNotExist if id is not attached, and fault.WrongState
-// if a newer release has attached it.
+// loadAttachment returns fs.ErrNotExist if id is not attached, and fault.WrongState if a newer
+// release has attached it.
 func (n *Network) loadAttachment(id string) (*attachment, error) {
 	path := n.attachmentPath(id)
 	data, err := os.ReadFile(path)
@@ -106,8 +106,8 @@ func (n *Network) attached() ([]string, error) {
 	return ids, nil
 }
 
-// refuseNewer fails if a newer release has attached a pod. Detach's fallback for a
-// damaged attachment would be wrong for such a one.
+// refuseNewer fails if a newer release has attached a pod. Detach's fallback for a damaged
+// attachment would be wrong there.
 func (n *Network) refuseNewer() error {
 	ids, err := n.attached()
 	if err != nil {
@@ -123,13 +123,12 @@ func (n *Network) refuseNewer() error {
 
 type lockKey struct{}
 
-// lock gives the caller exclusive use of id's attachment. The plugins must be run
-// with the context it returns.
+// lock gives the caller exclusive use of id's attachment. The plugins must run with the returned
+// context.
 //
-// It is a file lock (flock(2)) that plugins inherit. When the daemon dies in the
-// middle of ADD, the plugin runs on; the next daemon's DEL then waits for it instead
-// of deleting what is about to be made, and kills it if it does not exit in time
-// (orphan.go).
+// It is a file lock (flock(2)) that plugins inherit. If the daemon dies during ADD, the plugin
+// keeps running; the next daemon's DEL then waits for it instead of deleting what is about to be
+// created, and kills it if it does not exit in time (orphan.go).
 func (n *Network) lock(ctx context.Context, id string) (_ context.Context, release func(), err error) {
 	for {
 		f, err := n.openLock(id)
@@ -144,13 +143,13 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 			working.Store(f.Name(), true)
 			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(f, id) }, nil
 		}
-		f.Close() // its last holder has removed the file: there may be a new one of that name
+		f.Close() // its last holder has removed it: there may be a new file of that name
 	}
 }
 
-// openLock opens the lock file, which exists from before ADD until after DEL. For an
-// attachment of an earlier release it has to be created now. If the disk is full,
-// nobody can hold it, and the attachment itself is locked instead.
+// openLock opens the lock file, which exists from before ADD until after DEL. For an attachment
+// of an earlier release openLock has to create it. If the disk is full, nobody can hold it, and
+// openLock returns the attachment itself as the lock.
 func (n *Network) openLock(id string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(n.o.CacheDir, attachedDir, id+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -189,9 +188,9 @@ func gone(f *os.File) bool {
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
 }
 
-// unlock unlocks explicitly, because closing f would leave the lock to any daemon
-// that a plugin has started. While id is attached the file stays: on a full disk it
-// might be impossible to create again for DEL.
+// unlock unlocks explicitly, because closing f would leave the lock to any daemon that a plugin
+// has started. While id is attached the file stays: on a full disk DEL might be unable to create
+// it again.
 func (n *Network) unlock(f *os.File, id string) {
 	working.Delete(f.Name())
 	if _, err := os.Stat(n.attachmentPath(id)); errors.Is(err, fs.ErrNotExist) {
@@ -201,8 +200,8 @@ func (n *Network) unlock(f *os.File, id string) {
 	f.Close()
 }
 
-// dropLocks removes the locks that nobody holds and whose attachments no longer
-// exist. No Attach may be under way.
+// dropLocks removes locks that nobody holds and whose attachments no longer exist. No Attach may
+// be under way.
 func (n *Network) dropLocks() error {
 	paths, err := filepath.Glob(filepath.Join(n.o.CacheDir, attachedDir, "*.lock"))
 	if err != nil {
@@ -224,8 +223,8 @@ func (n *Network) dropLocks() error {
 	return errors.Join(errs...)
 }
 
-// dropLock removes a lock that nobody holds. Since f was opened, its last holder may
-// have removed it, and somebody else may hold a new file of that name.
+// dropLock removes a lock that nobody holds. Since f was opened, its last holder may have
+// removed it, and somebody else may hold a new file of that name.
 func dropLock(f *os.File) error {
 	if flock.Try(f) != nil {
 		return nil

@@ -11,9 +11,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Check asks the plugins whether p is still attached as it was, with the
-// configuration and the result of ADD. A network older than CHECK (CNI 0.4) is
-// assumed to be well. The error is fault.NotFound if p is not attached.
+// Check asks the plugins whether p is still attached as it was, with the configuration and the
+// result of ADD. A network older than CHECK (CNI 0.4) is assumed to be intact. The error is
+// fault.NotFound if p is not attached.
 func (n *Network) Check(ctx context.Context, p Pod) error {
 	ctx, unlock, err := n.lock(ctx, p.ID)
 	if err != nil {

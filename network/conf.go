@@ -18,16 +18,16 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// A conf is what the configuration directory held at one time. It does not change once
-// it is published.
+// A conf is the content of the configuration directory at one time. It does not change once it
+// is published.
 type conf struct {
-	list *libcni.NetworkConfigList // nil if there is none to use
+	list *libcni.NetworkConfigList // nil if there is no usable one
 	file string
 	ours *bridge.Net // not nil if list is the default network
 	bad  []badFile   // skipped, in lexical order
 	err  error       // why list is nil
 
-	plugins *health // the plugins' answers to STATUS; nil if they are not to be asked
+	plugins *health // the plugins' answers to STATUS; nil if they are not asked
 }
 
 type badFile struct {
@@ -35,7 +35,7 @@ type badFile struct {
 	err  error
 }
 
-// same reports whether c and d lead to the same attachments and the same messages.
+// same reports whether c and d result in the same attachments and the same messages.
 func (c *conf) same(d *conf) bool {
 	if (c.list == nil) != (d.list == nil) || c.file != d.file || fmt.Sprint(c.err) != fmt.Sprint(d.err) {
 		return false
@@ -93,8 +93,7 @@ func (n *Network) read() *conf {
 	return c
 }
 
-// awaited returns why no pod may be attached to the default network now; "" if they
-// may.
+// awaited returns why no pod may be attached to the default network now; "" if pods may.
 func (n *Network) awaited() string {
 	if n.o.Awaited == nil {
 		return ""
@@ -102,9 +101,9 @@ func (n *Network) awaited() string {
 	return n.o.Awaited()
 }
 
-// parse reads one configuration file. A file with a single plugin becomes a list of
-// one, and plugins in files of their own (CNI 1.1, loadOnlyInlinedPlugins) become part
-// of the list, so that the list's bytes are all that DEL will need.
+// parse reads one configuration file. A file with a single plugin becomes a list of one, and
+// plugins in their own files (CNI 1.1, loadOnlyInlinedPlugins) become part of the list, so that
+// DEL needs only the list's bytes.
 func parse(file string) (*libcni.NetworkConfigList, error) {
 	list, err := parseFile(file)
 	if err != nil {

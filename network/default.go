@@ -24,15 +24,14 @@ import (
 // defaultFile sorts after any name that an administrator would choose.
 const defaultFile = "99-crisp-default.conflist"
 
-// The default network is the plugin of package bridge: a bridge, an address per
-// family, host ports and bandwidth limits, and masquerading of traffic that leaves
-// the node.
+// The default network is the plugin of package bridge: a bridge, an address per family, host
+// ports and bandwidth limits, and masquerading of traffic that leaves the node.
 //
-// Names and subnets are derived from the instance, so that several daemons on one
-// node do not collide. We own its file: it is rewritten when it differs from what
-// this version would write, but keeps its subnets. While IPv6 is off on the host, the
-// file keeps the IPv6 subnet in subnetsAside. To change the network, put a
-// configuration of your own into the configuration directory.
+// Names and subnets are derived from the instance, so that several daemons on one node do not
+// collide. We own its file: it is rewritten when it differs from what this version would write,
+// but keeps its subnets. While IPv6 is off on the host, the file keeps the IPv6 subnet in
+// subnetsAside. To change the network, put your own configuration into the configuration
+// directory.
 
 // defaultList is the part of a configuration that we write and read back.
 type defaultList struct {
@@ -61,10 +60,10 @@ func names(instance string) (network, device string) {
 	return name, name
 }
 
-// candidate returns the nth choice of subnets for instance. The default instance
-// tries 10.86.0.0/16 first. The others share 10.192.0.0/11 in pieces of /20, and so
-// does the default one if its subnet is in use. The IPv6 subnets are unique local
-// addresses (RFC 4193) with a hash as global ID.
+// candidate returns the nth choice of subnets for instance. The default instance tries
+// 10.86.0.0/16 first. The others share 10.192.0.0/11 in pieces of /20, as does the default one
+// if its subnet is in use. The IPv6 subnets are unique local addresses (RFC 4193) with a hash as
+// global ID.
 func candidate(instance string, nth int) []netip.Prefix {
 	sum := sha256.Sum256([]byte("subnet of crisp " + instance))
 	v4 := netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 86, 0, 0}), 16)
@@ -78,10 +77,9 @@ func candidate(instance string, nth int) []netip.Prefix {
 	return []netip.Prefix{v4, netip.PrefixFrom(netip.AddrFrom16(v6), 64)}
 }
 
-// chooseSubnets returns subnets for the default network that no route of the host
-// overlaps. Where a wide route, such as one to 10.0.0.0/8, overlaps them all, it is
-// enough that no route is as narrow as ours, which then wins. IPv6 is left out on a
-// host without it.
+// chooseSubnets returns subnets for the default network that overlap no route of the host. If a
+// wide route, such as one to 10.0.0.0/8, overlaps them all, it is enough that no route is as
+// narrow as ours, which then wins. On a host without IPv6 it returns no IPv6 subnet.
 func (n *Network) chooseSubnets() ([]netip.Prefix, error) {
 	if n.o.PodCIDRs != nil {
 		return arrange(n.o.PodCIDRs)
@@ -106,8 +104,8 @@ func (n *Network) chooseSubnets() ([]netip.Prefix, error) {
 	return nil, errors.New("every subnet that was tried is in use on this host")
 }
 
-// taken reports whether subnet overlaps one of routes; a route that is wider than
-// subnet counts only if strict.
+// taken reports whether subnet overlaps one of routes; a route wider than subnet counts only if
+// strict.
 func taken(subnet netip.Prefix, routes []netip.Prefix, strict bool) bool {
 	return slices.ContainsFunc(routes, func(r netip.Prefix) bool {
 		return subnet.Overlaps(r) && (strict || r.Bits() >= subnet.Bits())
@@ -156,7 +154,7 @@ func hostHasIPv6() bool {
 	return kernel.Sysctl("net/ipv6/conf/default/disable_ipv6") == "0"
 }
 
-// writeDefault makes sure that the configuration of the default network is at path.
+// writeDefault makes sure that the default network's configuration is at path.
 func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 	there, err := os.ReadFile(path)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {

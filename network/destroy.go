@@ -12,9 +12,9 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// Destroy removes the bridge and the nftables table of the default network. The
-// error is fault.WrongState while a pod is attached. The next Attach makes them
-// again. net.ipv4.ip_forward stays as it is: others may depend on it by now.
+// Destroy removes the bridge and the nftables table of the default network. The error is
+// fault.WrongState while a pod is attached. The next Attach recreates them. net.ipv4.ip_forward
+// stays on: others may depend on it by now.
 func (n *Network) Destroy() error {
 	ids, err := n.attached()
 	if err != nil {
@@ -31,12 +31,12 @@ func (n *Network) Destroy() error {
 	return nil
 }
 
-// patience is how long a detached pod's device may wait to be destroyed with its
-// namespace, which costs the kernel less than deleting it alone, and us nothing.
+// patience is how long a detached pod's device may wait to be destroyed with its namespace,
+// which costs the kernel less than deleting it alone, and us nothing.
 const patience = 2 * time.Second
 
-// A reaper deletes devices after a while. It leaves those that remain when the
-// process ends to GC. The zero reaper is ready for use.
+// A reaper deletes devices after a while. Those that remain when the process ends are left to
+// GC. The zero reaper is ready for use.
 type reaper struct {
 	mu      sync.Mutex
 	waiting map[int]*doomed // by the device's index, which the kernel does not reuse

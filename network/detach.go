@@ -12,11 +12,10 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Detach removes p from the network, with the configuration and the arguments of
-// its ADD, whether or not its namespace still exists. Only p.ID is needed; the rest
-// is used if the record of the attachment is damaged. Detaching a pod that is not
-// attached is no error. After an error the pod is still attached, and Detach may be
-// called again.
+// Detach removes p from the network, with the configuration and the arguments of its ADD,
+// whether or not its namespace still exists. Only p.ID is required; the rest is used if the
+// record of the attachment is damaged. Detaching a pod that is not attached is no error. After
+// an error the pod is still attached, and Detach may be called again.
 func (n *Network) Detach(ctx context.Context, p Pod) error {
 	if p.ID == "" {
 		return fault.Invalid.Errorf("detach: no sandbox ID")
@@ -38,8 +37,8 @@ func (n *Network) Detach(ctx context.Context, p Pod) error {
 		return err // of a newer release, not damaged
 	}
 	if err != nil {
-		// A power cut can leave an empty file. DEL may be called without an ADD, so
-		// the best guess does no harm; a sandbox that can never be stopped would.
+		// A power cut can leave an empty file. DEL may be called without an ADD, so the best
+		// guess does no harm; a sandbox that can never be stopped would.
 		n.log.WarnContext(ctx, "attachment is damaged, its pod is detached by today's configuration", "sandbox", p.ID, "err", err)
 		c, err := n.usable()
 		if err != nil {

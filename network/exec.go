@@ -28,9 +28,9 @@ import (
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// A runner runs plugins for libcni: the one of package bridge in this process, all
-// others as processes. libcni's own exec kills only the plugin when the context ends,
-// and then waits for whatever the plugin has started.
+// A runner runs plugins for libcni: that of package bridge in this process, all others as
+// processes. libcni's own exec kills only the plugin when the context ends, and then waits for
+// whatever the plugin has started.
 type runner struct {
 	version.PluginDecoder
 	log    *slog.Logger
@@ -55,7 +55,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	}
 	for try := 0; ; try++ {
 		out, err := r.run(ctx, path, stdin, env)
-		// ETXTBSY: the plugin is just being installed.
+		// ETXTBSY: the plugin is being installed.
 		if !errors.Is(err, unix.ETXTBSY) || try == 10 {
 			return out, err
 		}
@@ -65,7 +65,7 @@ func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env 
 	}
 }
 
-// call passes the plugin in this process what a process would get in its environment.
+// call passes to the plugin in this process what a process would get in its environment.
 func (r *runner) call(ctx context.Context, stdin []byte, env []string) ([]byte, error) {
 	value := make(map[string]string)
 	for _, kv := range env {
@@ -125,8 +125,8 @@ func (r *runner) run(ctx context.Context, path string, stdin []byte, env []strin
 	return nil, pluginError(name, err, stdout.Bytes(), stderr.String())
 }
 
-// refuseNull refuses a result with a null in a list, such as "ips": [null], which libcni
-// and its types would take for an element.
+// refuseNull refuses a result with a null in a list, such as "ips": [null], which libcni and its
+// types would accept as an element.
 func refuseNull(name string, stdout []byte) error {
 	var v any
 	if json.Unmarshal(stdout, &v) != nil || !nullIn(v) {
@@ -149,8 +149,8 @@ func nullIn(v any) bool {
 	return false
 }
 
-// pluginError returns the error of a failed plugin from its output. CNI: "error: A
-// non-zero exit code and … JSON" on stdout; not all plugins get that far.
+// pluginError returns the error of a failed plugin from its output. CNI: "error: A non-zero exit
+// code and … JSON" on stdout; not all plugins get that far.
 func pluginError(name string, err error, stdout []byte, stderr string) error {
 	var said types.Error
 	if json.Unmarshal(stdout, &said) == nil && said.Msg != "" {

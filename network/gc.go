@@ -10,13 +10,13 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// GC detaches every attached pod that is not in keep, a list of Pod.ID, and has the
-// plugins of the network in use release what they hold for others. By CNI 1.1 that
-// includes pods that another runtime of this node has attached to a network of the
-// same name, so it is left out until a pod of ours has used the network.
+// GC detaches every attached pod that is not in keep, a list of Pod.ID, and has the plugins of
+// the current network release what they hold for others. By CNI 1.1 that includes pods that
+// another runtime of this node has attached to a network of the same name, so GC calls the
+// plugins only once a pod of ours has used the network.
 //
-// Call it when no Attach is under way, as at the start of the daemon: a pod that is
-// being attached and is not in keep would be detached.
+// Call it when no Attach is under way, as at the start of the daemon: a pod that is being
+// attached and is not in keep would be detached.
 func (n *Network) GC(ctx context.Context, keep []string) error {
 	ids, err := n.attached()
 	if err != nil {

@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// loopbackUp does what the loopback plugin would, without a process; the kernel
-// gives the device its addresses.
+// loopbackUp does the work of the loopback plugin without a process; the kernel assigns the
+// device its addresses.
 func loopbackUp(path string) error {
 	return netns.Enter(path, func() error {
 		// The loopback device is the first in every namespace (LOOPBACK_IFINDEX).

@@ -1,32 +1,30 @@
-// Package network attaches the network namespaces of pods to a network through CNI
-// plugins, and reads such namespaces. It knows nothing of CRI, containers or retries.
+// Package network attaches the network namespaces of pods to a network through CNI plugins, and
+// reads such namespaces. It knows nothing of CRI, containers or retries.
 //
-// Choice of the network: the first usable file of Options.ConfDir in lexical order
-// (*.conflist, *.conf, *.json), as with the other runtimes. A file that cannot be used is
-// logged and skipped, as CRI-O does: the node is ready if a good file comes after it; if
-// none does, Status names the bad ones. The default network (default.go) is used only if
-// there is no configuration file at all: a bad file means that somebody wants another
-// network, and pods must not come up in the wrong one. Nor is it used while
-// Options.Awaited announces another one. The directory is watched; it may be missing, and
-// be removed and made again. A file in use that can no longer be parsed stays in use for
-// ten seconds, as it may be in the middle of being written.
+// Choice of the network: the first usable file of Options.ConfDir in lexical order (*.conflist,
+// *.conf, *.json), as in the other runtimes. A file that cannot be used is logged and skipped,
+// as in CRI-O: the node is ready if a good file follows; if none does, Status names the bad
+// ones. The default network (default.go) is used only if there is no configuration file at all:
+// a bad file means that somebody wants another network, and pods must not come up in the wrong
+// one. Nor is it used while Options.Awaited announces another one. The directory is watched; it
+// may be missing, and be removed and recreated. A file in use that can no longer be parsed stays
+// in use for ten seconds, as somebody may be writing it.
 //
-// Records: an attachment is written to disk before ADD and removed after DEL
-// (attachment.go), with the configuration that ADD used. So DEL uses that configuration
-// even if the file has changed or gone since, and runs even if the daemon died in the
-// middle of ADD or the node was rebooted:
+// Records: an attachment is written to disk before ADD and removed after DEL (attachment.go),
+// with the configuration that ADD used. So DEL uses that configuration even if the file has
+// changed or gone since, and runs even if the daemon died during ADD or the node was rebooted:
 //
 //	<CacheDir>/attached/<id>.json  by us: configuration, arguments, capabilities
 //	<CacheDir>/attached/<id>.lock  locked while a plugin works on <id>
 //	<CacheDir>/results/…           by libcni: the result of ADD
 //	<CacheDir>/used/<network>      exists once a pod of ours has used the network
 //
-// The default network's plugin (package bridge) is called in this process; all
-// others are executed.
+// The default network's plugin (package bridge) is called in this process; all others are
+// executed.
 //
-// Failure: a plugin runs in a process group of its own and is killed with all its
-// children when the caller's context ends. DEL after a failed ADD runs on undo.Context.
-// While a plugin runs, this package holds no lock but that attachment's.
+// Failure: a plugin runs in its own process group and is killed with all its children when the
+// caller's context ends. DEL after a failed ADD runs on undo.Context. While a plugin runs, this
+// package holds no lock except that attachment's.
 package network
 
 import (
@@ -47,16 +45,16 @@ import (
 )
 
 // Options says where a Network finds its configuration and keeps its files. Any of the
-// directories may be missing; those that we write are made when needed.
+// directories may be missing; those that we write to are created when needed.
 type Options struct {
 	ConfDir    string         // configurations (*.conflist, *.conf, *.json), watched
-	DefaultDir string         // where the default configuration is written if ConfDir has none; "" = nowhere: no default network
+	DefaultDir string         // where to write the default configuration if ConfDir has none; "" = no default network
 	Awaited    func() string  // returns why pods must wait for another network instead of using the default one; "" = they need not. May be nil
 	BinDirs    []string       // plugins, searched in this order
 	CacheDir   string         // attachments; must survive a reboot
 	DataDir    string         // address allocations of the default network; must survive a reboot
-	Instance   string         // "" for the default instance, else its name, from which names and subnets are derived
-	PodCIDRs   []netip.Prefix // passed on as capability ipRanges, and the default network's subnets; nil: derive those from Instance
+	Instance   string         // "" for the default instance, else the instance's name, from which names and subnets are derived
+	PodCIDRs   []netip.Prefix // passed on as capability ipRanges, and the default network's subnets; nil: derived from Instance
 	Log        *slog.Logger   // nil means slog.Default()
 }
 
@@ -71,7 +69,7 @@ type Network struct {
 	loading sync.Mutex           // one load at a time; guards watched and badSince
 	watched watched
 
-	badSince time.Time // since when the file in use cannot be read; zero = it can
+	badSince time.Time // since when the file in use cannot be parsed; zero = it can
 
 	reaper reaper
 
@@ -82,11 +80,10 @@ type Network struct {
 	ended  chan struct{}
 }
 
-// Open reads the configuration and starts to watch its directory. It does not need a
-// valid configuration and changes nothing in the host's network: the default network's
-// bridge and nftables table are made when the first pod is attached. That also sets
-// net.ipv4.ip_forward, as a bridge that is a gateway needs, and as the standard bridge
-// plugin does.
+// Open reads the configuration and starts to watch its directory. It does not need a valid
+// configuration and changes nothing in the host's network: the first Attach creates the default
+// network's bridge and nftables table. It also sets net.ipv4.ip_forward, which a bridge that is
+// a gateway needs, as the standard bridge plugin does.
 func Open(o Options) (*Network, error) {
 	if o.ConfDir == "" || o.CacheDir == "" {
 		return nil, fmt.Errorf("network needs a configuration and a cache directory")

@@ -17,18 +17,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// An attachment's lock outlives the daemon that took it, through the plugin that has
-// inherited it. A dead daemon's plugin works for nothing: nobody waits for its result,
-// and DEL follows. So it is given a moment to exit, and then killed, as it would have
-// been when its caller's context ended. The lock itself identifies it: its processes
-// are those that have the file open. That needs no record, and no PID that may have
-// been reused.
+// An attachment's lock outlives the daemon that took it, through the plugin that has inherited
+// it. A dead daemon's plugin works for nothing: nobody waits for its result, and DEL follows. So
+// it gets a moment to exit, and is then killed, as it would have been when its caller's context
+// ended. The lock itself identifies it: its processes are those that have the file open. That
+// needs no record, and no PID that may have been reused.
 
-// orphanLife is how long the plugin of a dead daemon may go on.
+// orphanLife is how long the plugin of a dead daemon may keep running.
 const orphanLife = 5 * time.Second
 
-// working holds the paths of the locks that this process holds. Their plugins end with
-// their callers' contexts.
+// working holds the paths of the locks that this process holds. Their plugins end with their
+// callers' contexts.
 var working sync.Map
 
 // A holder is a process that has a lock file open.
@@ -37,10 +36,10 @@ type holder struct {
 	name                string
 }
 
-// endOrphans kills the plugins that hold the lock f and were not started by this
-// process, each with its process group. A daemon that a plugin has left behind, in a
-// session of its own, is not killed: if only such ones have the lock, no plugin is at
-// work, and the file is removed, so that the next caller locks a new one.
+// endOrphans kills the plugins that hold the lock f and were not started by this process, each
+// with its process group. It spares a daemon that a plugin has left behind in its own session:
+// if only such daemons have the lock, no plugin is at work, and the file is removed, so that the
+// next caller locks a new one.
 func endOrphans(ctx context.Context, log *slog.Logger, f *os.File) error {
 	if _, ok := working.Load(f.Name()); ok {
 		return nil
@@ -79,9 +78,9 @@ func (h holder) kill(f *os.File) error {
 	if now, ok := h.again(f); !ok || now != h {
 		return nil
 	}
-	// Its group also has the children that have closed what they inherited. A daemon
-	// of ours made the group for a plugin, and the process of the pidfd is still in
-	// it, so the number cannot be another group's.
+	// Its group also has the children that have closed what they inherited. A daemon of ours
+	// created the group for a plugin, and the process of the pidfd is still in it, so the number
+	// cannot have been reused for another group.
 	if h.group > 1 && h.group != unix.Getpgrp() {
 		unix.Kill(-h.group, unix.SIGKILL)
 	}

@@ -14,16 +14,16 @@ type Pod struct {
 	Ports                 []Port
 	IngressBPS, EgressBPS int64 // bits per second, 0 means no limit
 	Annotations           map[string]string
-	CgroupPath            string // of the pod, below where cgroups are mounted, for plugins with the capability cgroupPath; may be ""
+	CgroupPath            string // of the pod, below the cgroup mount, for plugins with the capability cgroupPath; may be ""
 	DNS                   DNS
 
 	// Sysctls are parameters of the pod's devices, by their paths below /proc/sys. Attach sets
-	// them when the plugins have made the devices.
+	// them when the plugins have created the devices.
 	Sysctls map[string]string
 }
 
-// A Port is one port of the host that is forwarded to the pod. One with
-// HostPort 0 is ignored, as CRI says of PortMapping.
+// A Port is one port of the host that is forwarded to the pod. Ports with HostPort 0 are
+// ignored, as CRI says of PortMapping.
 type Port struct {
 	Protocol                string // tcp, udp or sctp
 	ContainerPort, HostPort int32
@@ -35,7 +35,7 @@ type DNS struct {
 	Servers, Searches, Options []string
 }
 
-// A Result is what a pod has after ADD.
+// A Result is the outcome of ADD for a pod.
 type Result struct {
 	IPs       []netip.Addr    // of Interface, in the order of the plugins' result: the first is the primary one
 	Interface string          // in the pod, "eth0"

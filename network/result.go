@@ -9,9 +9,8 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// resultOf reads the interface and addresses of the pod from the plugins'
-// result. A result without an address is an error: the kubelet would recreate
-// such a pod again and again.
+// resultOf reads the interface and addresses of the pod from the plugins' result. A result
+// without an address is an error: the kubelet would recreate such a pod again and again.
 func resultOf(r types.Result) (Result, error) {
 	// Every version of the result converts to the newest type.
 	full, err := types100.NewResultFromResult(r)

@@ -17,8 +17,8 @@ func cniArgs(p Pod) [][2]string {
 	}
 }
 
-// The capability arguments have the form that CNI's CONVENTIONS.md gives them;
-// libcni passes each plugin those that its configuration asks for.
+// The capability arguments have the form defined in CNI's CONVENTIONS.md; libcni passes each
+// plugin those that its configuration asks for.
 type (
 	portMapping struct {
 		HostPort      int32  `json:"hostPort"`
@@ -83,11 +83,10 @@ func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
 	return caps
 }
 
-// burst returns the size in bits of the token bucket for a rate in bits per
-// second: an eighth of a second's traffic, but at least a few packets of the
-// greatest size (64 KiB with segmentation offload). The other runtimes pass the
-// bandwidth plugin's maximum of 4 GB, with which a limit of 10 Mbit/s has no
-// effect for the first hour.
+// burst returns the size in bits of the token bucket for a rate in bits per second: an eighth of
+// a second's traffic, but at least a few packets of the maximum size (64 KiB with segmentation
+// offload). The other runtimes pass the bandwidth plugin's maximum of 4 GB, with which a limit
+// of 10 Mbit/s has no effect for the first hour.
 func burst(rate int64) uint64 {
 	const least, most = 256 << 10 * 8, math.MaxUint32 * 7
 	return min(max(uint64(rate)/8, least), most)

@@ -11,18 +11,18 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// InterfaceStats has the counters of one interface since it was made.
+// InterfaceStats has the counters of one interface since its creation.
 type InterfaceStats struct {
 	Name                                       string
 	RxBytes, RxErrors, TxBytes, TxErrors       uint64
-	RxPackets, RxDropped, TxPackets, TxDropped uint64 // dropped for want of a buffer of the card's, too
+	RxPackets, RxDropped, TxPackets, TxDropped uint64 // dropped includes those for lack of a buffer in the card
 }
 
-// Counters are those of all interfaces of a network namespace: /proc/net/dev, open. To enter
-// a namespace and to ask netlink takes twenty times as long as to read that file, which shows
-// the namespace that it was opened in, to whoever reads it.
+// Counters reads the counters of all interfaces of a network namespace from an open
+// /proc/net/dev. Entering a namespace to use netlink takes twenty times as long as reading that
+// file, which shows the namespace in which it was opened, whoever reads it.
 //
-// As long as it is open the namespace exists, with its interfaces. Its methods may be called
+// While it is open the namespace exists, with its interfaces. Its methods may be called
 // concurrently.
 type Counters struct{ file *os.File }
 
@@ -40,14 +40,14 @@ func OpenCounters(path string) (*Counters, error) {
 	return c, nil
 }
 
-// Close lets go of the namespace. A Read under way is not waited for.
+// Close releases the namespace. It does not wait for a Read under way.
 func (c *Counters) Close() error { return c.file.Close() }
 
-// devBuffer holds a page, of which the kernel fills one at a time, and what is left over of the
-// one before.
+// devBuffer holds a page, the unit in which the kernel fills it, and the remainder of the
+// previous one.
 const devBuffer = 8 << 10
 
-// devMax bounds what is read: some 10 000 interfaces.
+// devMax bounds the bytes read: some 10 000 interfaces.
 const devMax = 1 << 20
 
 var devBuffers = sync.Pool{New: func() any { b := make([]byte, devBuffer); return &b }}
@@ -73,9 +73,8 @@ func (c *Counters) Read() ([]InterfaceStats, error) {
 	return parseDev((*buf)[:size]), nil
 }
 
-// parseDev reads what proc_pid_net(5) says of dev: two lines of titles, and for each interface
-// its name, a colon, 8 numbers of what it has received and 8 of what it has sent. A line
-// that is none of these counts nothing.
+// parseDev parses dev of proc_pid_net(5): two header lines, and for each interface its name, a
+// colon, 8 numbers for reception and 8 for transmission. It skips any other line.
 func parseDev(text []byte) []InterfaceStats {
 	var all []InterfaceStats
 	for line := range bytes.Lines(text) {

@@ -17,8 +17,8 @@ import (
 // statusTimeout bounds the STATUS of all plugins of a network together.
 const statusTimeout = 5 * time.Second
 
-// statusGrace is how long plugins that were well may answer with an error before the
-// node is not ready: their agents are restarted and upgraded.
+// statusGrace is how long plugins that were healthy may report an error before the node is not
+// ready: their agents are restarted and upgraded.
 const statusGrace = 30 * time.Second
 
 // health keeps the answers of one configuration's plugins to STATUS.
@@ -26,13 +26,12 @@ type health struct {
 	last  atomic.Pointer[answer]
 	first chan struct{} // closed when last has a value
 
-	failing time.Time // since when plugins that were well answer with an error; used by askPlugins only
+	failing time.Time // since when plugins that were healthy report an error; used by askPlugins only
 }
 
 type answer struct{ err error }
 
-// newHealth returns nil if the plugins of list need not be asked: STATUS came
-// with CNI 1.1.
+// newHealth returns nil if the plugins of list need not be asked: STATUS came with CNI 1.1.
 func newHealth(list *libcni.NetworkConfigList) *health {
 	if ok, err := version.GreaterThanOrEqualTo(list.CNIVersion, "1.1.0"); err != nil || !ok {
 		return nil
@@ -40,11 +39,11 @@ func newHealth(list *libcni.NetworkConfigList) *health {
 	return &health{first: make(chan struct{})}
 }
 
-// Status returns nil if pods can be attached (CRI's condition NetworkReady). The text
-// of the error is meant for that condition's message.
+// Status returns nil if pods can be attached (CRI's condition NetworkReady). The text of the
+// error is meant for that condition's message.
 //
-// It waits for no plugin: those that know STATUS are asked in the background,
-// and only their first answer is awaited, for a second.
+// It does not wait for plugins: those that support STATUS are asked in the background, and only
+// their first answer is awaited, for a second.
 func (n *Network) Status() error {
 	c, err := n.usable()
 	if err != nil {
@@ -86,8 +85,8 @@ func (n *Network) askPlugins(ctx context.Context) {
 	c.plugins.note(ctx, n.log, err)
 }
 
-// note keeps an answer. An error of plugins that were well counts once it has lasted
-// for statusGrace.
+// note keeps an answer. An error of plugins that were healthy counts once it has lasted for
+// statusGrace.
 func (h *health) note(ctx context.Context, log *slog.Logger, err error) {
 	before := h.last.Load()
 	if err != nil && before != nil && before.err == nil {

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 )
 
-// usedDir, below CacheDir, has an empty file, by name, for each network that a pod of
-// ours was ever attached to.
+// usedDir, below CacheDir, has an empty file for each network, by name, to which a pod of ours
+// was ever attached.
 const usedDir = "used"
 
 // markUsed records that a pod is about to be attached to the network called name.
@@ -27,10 +27,9 @@ func (n *Network) markUsed(name string) error {
 	return f.Close()
 }
 
-// used reports whether a pod of ours has ever used the network of c: CNI's GC removes
-// from a network whatever its caller does not claim, and another runtime of this node
-// may have pods in it. ids are all attached pods; an older release attached some
-// without recording it here.
+// used reports whether a pod of ours has ever used the network of c: CNI's GC removes from a
+// network whatever its caller does not claim, and another runtime of this node may have pods in
+// it. ids are all attached pods; an older release attached some without recording it here.
 func (n *Network) used(c *conf, ids []string) (bool, error) {
 	if c.ours != nil {
 		return true, nil // nobody else has a network of that name

@@ -16,18 +16,17 @@ const (
 	// settle is how long the directory must have been quiet before it is read:
 	// installers write a file in several steps.
 	settle = 50 * time.Millisecond
-	// poll is how often to look for changes without an event: where there is no
-	// watch, or a symbolic link to a directory was exchanged. It is also how often
-	// the plugins are asked for their STATUS and the default network's rules are
-	// checked.
+	// poll is how often to look for changes without an event: if there is no watch, or a
+	// symbolic link to a directory was replaced. It is also how often the plugins are asked for
+	// their STATUS and the default network's rules are checked.
 	poll = 10 * time.Second
 )
 
-// watched is the set of watches on the configuration directory and its parent.
-// inotify(7) watches inodes: a directory that is removed and made again needs a new
-// watch, and the appearance of a missing one is only seen by watching above it.
+// watched is the set of watches on the configuration directory and its parent. inotify(7)
+// watches inodes: a directory that is removed and recreated needs a new watch, and only a watch
+// above it notices that a missing one appears.
 type watched struct {
-	fs   *fsnotify.Watcher // nil if the kernel gives no inotify instance
+	fs   *fsnotify.Watcher // nil if the kernel provides no inotify instance
 	dirs map[string]os.FileInfo
 }
 
@@ -116,8 +115,8 @@ func (n *Network) watch(ctx context.Context) {
 	}
 }
 
-// heal restores the default network's rules if they are gone. Somebody who flushes
-// the host's ruleset (`systemctl restart nftables` does) means only his own rules.
+// heal restores the default network's rules if they are gone. Somebody who flushes the host's
+// ruleset (`systemctl restart nftables` does) means only his own rules.
 func (n *Network) heal(ctx context.Context) {
 	c := n.current.Load()
 	if c.ours == nil {
@@ -160,9 +159,9 @@ func (n *Network) load() *conf {
 // writeGrace is how long a file that was good stays in use while it cannot be parsed.
 const writeGrace = 10 * time.Second
 
-// beingWritten reports whether the file in use has become unreadable only just now:
-// installers write in place, and a pod that got the network of the next file
-// meanwhile would keep it for good. The caller holds n.loading.
+// beingWritten reports whether the file in use has only just become unreadable: installers write
+// in place, and a pod that got the network of the next file meanwhile would keep it for good.
+// The caller holds n.loading.
 func (n *Network) beingWritten(old, c *conf) bool {
 	bad := slices.ContainsFunc(c.bad, func(b badFile) bool { return b.path == old.file })
 	if old.list == nil || !bad {
@@ -175,9 +174,9 @@ func (n *Network) beingWritten(old, c *conf) bool {
 	return time.Since(n.badSince) < writeGrace
 }
 
-// usable returns the configuration, or the reason why there is none. If there was
-// none it reads the directory again, so that a file is found even where there are no
-// events; likewise if the default network is in use but another one is awaited.
+// usable returns the configuration, or the reason why there is none. If there was none it reads
+// the directory again, to find a file even without events; likewise if the default network is in
+// use but another one is awaited.
 func (n *Network) usable() (*conf, error) {
 	c := n.current.Load()
 	if c.list == nil || c.ours != nil && n.awaited() != "" {

@@ -1,5 +1,4 @@
-// Package netns does things inside network namespaces without losing a thread
-// there.
+// Package netns runs functions inside network namespaces without leaving a thread there.
 package netns
 
 import (
@@ -14,14 +13,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Enter calls f on a thread that is in the network namespace at path, or as it
-// is for "". It is fault.NotFound if path is not there. f must not start
-// goroutines that depend on the namespace; what f opens there (sockets) stays
-// there.
+// Enter calls f on a thread in the network namespace at path, or on the current one for "". The
+// error is fault.NotFound if path does not exist. f must not start goroutines that depend on the
+// namespace; what f opens there (sockets) stays there.
 //
-// setns(2) is for one thread, and a thread that cannot be brought back must never
-// run anything else: its goroutine then ends locked to it, and with that the
-// thread.
+// setns(2) affects one thread. A thread that cannot be moved back must never run anything else:
+// its goroutine then ends locked to it, which ends the thread.
 func Enter(path string, f func() error) error {
 	if path == "" {
 		return f()
