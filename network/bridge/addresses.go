@@ -14,20 +14,19 @@ import (
 	"github.com/crisp-cri/crisp/internal/flock"
 )
 
-// A network's directory has the layout of host-local, so that users of that find
-// their way and a change of plugin allocates no address twice: a file for each
-// address in use, whose content is "<id>\r\n<interface>", a file
-// last_reserved_ip.<n> for the nth subnet, and a lock file for flock(2). We add
-// the directory ports, and table.lock for whatever runs nft, so that allocating an
-// address does not wait for a process.
+// A network's directory has the layout of host-local, so that its users know their way around
+// and a change of plugin allocates no address twice: a file for each address in use, with the
+// content "<id>\r\n<interface>", a file last_reserved_ip.<n> for the nth subnet, and a lock file
+// for flock(2). We add the directory ports, and table.lock for whoever runs nft, so that
+// allocating an address does not wait for a process.
 const (
 	eol           = "\r\n"
 	addressesLock = "lock"
 	tableLock     = "table.lock"
 )
 
-// lock makes the directory and acquires one of its locks. ctx can end the wait:
-// the holder of the lock may be waiting for nft.
+// lock creates the directory and acquires one of its locks. ctx can end the wait: the holder of
+// the lock may be waiting for nft.
 func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) {
 	if err := os.MkdirAll(n.dir(), 0o755); err != nil {
 		return nil, err
@@ -43,8 +42,8 @@ func (n *Net) lock(ctx context.Context, name string) (unlock func(), err error) 
 	return func() { f.Close() }, nil
 }
 
-// allocate reserves an address of each subnet, in their order. It goes round each
-// subnet, so that a released address is reused as late as possible.
+// allocate reserves an address of each subnet, in their order. It cycles through each subnet, so
+// that a released address is reused as late as possible.
 func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Addr, err error) {
 	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {
@@ -57,11 +56,10 @@ func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Ad
 			addrs = nil
 		}
 	}()
-	// The file is linked, not written in place, so that it appears with its
-	// content.
+	// The file is linked, not written in place, so that it appears with its content.
 	owner := filepath.Join(n.dir(), ".owner.tmp")
-	// A file that a killed daemon left may be linked as an address by now: writing
-	// to it would change the owner of that address.
+	// A file left by a killed daemon may already be linked as an address: writing to it would
+	// change the owner of that address.
 	if err := os.Remove(owner); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
@@ -83,8 +81,8 @@ func (n *Net) allocate(ctx context.Context, id, ifName string) (addrs []netip.Ad
 	return addrs, nil
 }
 
-// remember writes addr to path. It pads instead of truncating: ext4 writes a file
-// that was truncated to the disk when it is closed (auto_da_alloc).
+// remember writes addr to path. It pads instead of truncating: ext4 flushes a truncated file to
+// disk on close (auto_da_alloc).
 func remember(path string, addr netip.Addr) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o600)
 	if err != nil {
@@ -124,8 +122,8 @@ func (n *Net) reserve(subnet netip.Prefix, last, owner string) (netip.Addr, erro
 	}
 }
 
-// usable reports whether a pod may have addr, which must not be the network's
-// address, the gateway's or, for IPv4, the broadcast address.
+// usable reports whether a pod may have addr: it is not the network's address, the gateway's or,
+// for IPv4, the broadcast address.
 func usable(addr netip.Addr, subnet netip.Prefix) bool {
 	if !addr.IsValid() || !subnet.Contains(addr) || addr == subnet.Addr() || addr == subnet.Addr().Next() {
 		return false
@@ -133,8 +131,7 @@ func usable(addr netip.Addr, subnet netip.Prefix) bool {
 	return addr.Is6() || subnet.Contains(addr.Next())
 }
 
-// release releases the addresses of id: those in known or, if that is nil, all
-// that it has.
+// release releases the addresses of id: those in known or, if that is nil, all.
 func (n *Net) release(ctx context.Context, id string, known []netip.Addr) error {
 	unlock, err := n.lock(ctx, addressesLock)
 	if err != nil {

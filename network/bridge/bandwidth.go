@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Bandwidth is the capability bandwidth (CNI's CONVENTIONS.md): rates in bits
-// per second, bursts in bits; a rate of 0 is no limit.
+// A Bandwidth is the capability bandwidth (CNI's CONVENTIONS.md): rates in bits per second,
+// bursts in bits; a rate of 0 is no limit.
 type Bandwidth struct {
 	IngressRate  uint64 `json:"ingressRate"`
 	IngressBurst uint64 `json:"ingressBurst"`
@@ -48,8 +48,7 @@ func (n *Net) limit(id string, host netlink.Link, b *Bandwidth) error {
 	if err != nil {
 		return fmt.Errorf("ifb device %s: %w", attrs.Name, err)
 	}
-	// By the alias Sweep finds the network's ifb devices, which are not on the
-	// bridge.
+	// Sweep finds the network's ifb devices, which are not on the bridge, by their alias.
 	if err := netlink.LinkSetAlias(ifb, n.Name); err != nil {
 		return fmt.Errorf("alias of %s: %w", attrs.Name, err)
 	}

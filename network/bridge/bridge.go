@@ -1,10 +1,10 @@
-// Package bridge is the CNI plugin crisp-bridge: a bridge for the pods of a node
-// with addresses, host ports and bandwidth limits, all by netlink. libcni calls it
-// inside the daemon (package network); cmd/crisp-bridge is the same as an ordinary
-// plugin. It replaces the chain of bridge, host-local, portmap and bandwidth, which
-// takes 30 to 60 ms for ADD and as long for DEL; this plugin takes a few.
+// Package bridge is the CNI plugin crisp-bridge: a bridge for the pods of a node with addresses,
+// host ports and bandwidth limits, all by netlink. libcni calls it inside the daemon (package
+// network); cmd/crisp-bridge is the same as an ordinary plugin. It replaces the chain of bridge,
+// host-local, portmap and bandwidth, which takes 30 to 60 ms for ADD and as long for DEL; this
+// plugin takes a few.
 //
-// What exists once per node, and what per pod:
+// These exist once per node or once per pod:
 //
 //	bridge          with the gateway addresses            once
 //	nftables table  masquerade, host ports (nftables.go)  once; one element per host port
@@ -13,16 +13,14 @@
 //	<dir>/<addr>    names the pod that has the address (addresses.go)
 //	<dir>/ports/<id> the pod's elements of the table (ports.go)
 //
-// ADD makes whatever is per node again if it is missing or from another version, so
-// nothing has to be started; a flushed firewall is restored then, or by Heal.
+// ADD recreates what exists once per node if it is missing or from another version, so nothing
+// has to be started; this also restores a flushed firewall, as Heal does.
 //
-// DEL does not wait for the kernel to destroy the veth pair, which takes a grace
-// period (tens of milliseconds): it removes the addresses from the pod's device,
-// which cuts the pod off, and leaves the device to Remove or to the end of the
-// namespace.
+// DEL does not wait for the kernel to destroy the veth pair, which takes a grace period (tens of
+// milliseconds): it removes the addresses from the pod's device, which cuts the pod off, and
+// leaves the device to Remove or to the end of the namespace.
 //
-// The tests of package network try it on the kernel, by way of libcni; those here
-// need none.
+// The tests of package network run it on the kernel, through libcni; the tests here need none.
 package bridge
 
 import (
@@ -53,8 +51,8 @@ const Type = "crisp-bridge"
 type Net struct {
 	Name    string         `json:"name"`    // of the network and of its nftables table
 	Bridge  string         `json:"bridge"`  // device, at most 15 bytes (IFNAMSIZ)
-	Subnets []netip.Prefix `json:"subnets"` // at most one per family; their first address is the bridge's
-	DataDir string         `json:"dataDir"` // a directory called Name is made there
+	Subnets []netip.Prefix `json:"subnets"` // at most one per family; the first address of each is the bridge's
+	DataDir string         `json:"dataDir"` // the network's directory Name is created there
 }
 
 func (n *Net) dir() string { return filepath.Join(n.DataDir, n.Name) }
@@ -69,18 +67,17 @@ type config struct {
 	}
 }
 
-// A Plugin carries out CNI commands. The zero Plugin is ready for use.
+// A Plugin executes CNI commands. The zero Plugin is ready for use.
 type Plugin struct {
-	// Remove is given the indexes of host devices that are no longer needed. If it
-	// is nil, they are deleted at once, which waits for the kernel.
+	// Remove gets the indexes of host devices that are no longer needed. If it is nil, they are
+	// deleted at once, which waits for the kernel.
 	Remove func(index int)
 }
 
-// Supported are the versions of CNI that the plugin speaks.
+// Supported are the CNI versions that the plugin speaks.
 var Supported = version.VersionsStartingFrom("0.4.0")
 
-// Call carries out command, one of CNI_COMMAND, and returns what the plugin would
-// write to stdout.
+// Call executes command, one of CNI_COMMAND, and returns what the plugin would write to stdout.
 func (p *Plugin) Call(ctx context.Context, command string, a *skel.CmdArgs) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -149,12 +146,12 @@ func parse(stdin []byte) (*config, error) {
 	return c, nil
 }
 
-// Fits reports whether a subnet has room for a gateway and a pod besides the
-// network's address and, for IPv4, the broadcast address: /30 and /126 do.
+// Fits reports whether a subnet has room for a gateway and a pod besides the network's address
+// and, for IPv4, the broadcast address: /30 and /126 do.
 func Fits(subnet netip.Prefix) bool { return subnet.Addr().BitLen()-subnet.Bits() >= 2 }
 
-// previous returns the addresses of ADD's result, which CHECK and DEL are given; nil
-// if DEL is not.
+// previous returns the addresses in ADD's result, which CHECK and DEL receive; nil if DEL
+// received none.
 func (c *config) previous() ([]netip.Addr, error) {
 	if c.base.PrevResult == nil {
 		return nil, nil
@@ -265,7 +262,7 @@ func (p *Plugin) del(ctx context.Context, c *config, a *skel.CmdArgs) error {
 	return c.release(ctx, a.ContainerID, addrs)
 }
 
-// Ready returns what the host lacks for ADD to succeed, or nil.
+// Ready returns nil if ADD can succeed on this host, else what is missing.
 func Ready() error {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return fault.Unavailable.Errorf("%s needs the nft command (package nftables): %w", Type, err)

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// check returns which part of ADD's work is missing.
+// check returns an error for the first missing part of ADD's work.
 func (c *config) check(a *skel.CmdArgs) error {
 	addrs, err := c.previous()
 	if err != nil {

@@ -19,11 +19,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Conntrack decides once for each flow where its packets go. UDP has no end that it
-// would see: a flow stays as long as its client sends, wherever it leads. So flows are
-// dropped when a host port leads elsewhere than before.
+// Conntrack decides once for each flow where its packets go. It sees no end of a UDP flow: the
+// flow stays as long as its client sends, wherever it leads. So flows are dropped when a host
+// port leads elsewhere than before.
 
-// A udpPort is a UDP host port, as its element has it.
+// A udpPort is a UDP host port, parsed from its element.
 type udpPort struct {
 	host netip.Addr // invalid: any address of the host
 	port uint16
@@ -58,12 +58,12 @@ func udpPorts(list []element) []udpPort {
 	return all
 }
 
-// A flow is one UDP entry of conntrack: what its first packet was sent to, and what
+// A flow is one UDP entry of conntrack: where its first packet was sent, and which address
 // answers.
 type flow struct{ to, from netip.AddrPort }
 
-// dropMisled drops the flows to the host ports of list that do not lead to their pods:
-// those of a time when the ports were not open, or another pod's.
+// dropMisled drops the flows to the host ports of list that do not lead to their pods: they
+// began while the ports were closed, or another pod's.
 func dropMisled(ctx context.Context, list []element) {
 	byPort := make(map[uint16][]udpPort)
 	for _, r := range udpPorts(list) {
@@ -88,8 +88,8 @@ func dropMisled(ctx context.Context, list []element) {
 	})
 }
 
-// dropLed drops the flows that the host ports of list have led to their pods, which are
-// going.
+// dropLed drops the flows that the host ports of list have led to their pods, which are going
+// away.
 func dropLed(ctx context.Context, list []element) {
 	pods := make(map[netip.AddrPort]bool)
 	for _, r := range udpPorts(list) {
@@ -117,17 +117,17 @@ func localAddrs() (map[netip.Addr]bool, error) {
 
 var sayOnce sync.Once
 
-// unsupported tells once that flows cannot be dropped, as where the kernel lacks
-// nf_conntrack_netlink: some clients wait longer then.
+// unsupported logs once that flows cannot be dropped, for example because the kernel lacks
+// nf_conntrack_netlink: some clients then wait longer.
 func unsupported(ctx context.Context, err error) {
 	sayOnce.Do(func() { slog.WarnContext(ctx, "stale UDP flows to host ports were not dropped", "err", err) })
 }
 
-// listFlows is replaced by a test.
+// listFlows lists the UDP flows; a test replaces it.
 var listFlows = conntrackFlows
 
-// dropFlows drops the flows that match. It takes as long as the kernel's table is large,
-// so the caller holds no lock.
+// dropFlows drops the matching flows. It takes time in proportion to the kernel's table, so the
+// caller holds no lock.
 func dropFlows(ctx context.Context, match func(flow) bool) {
 	socket, err := nl.GetNetlinkSocketAt(vns.None(), vns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
@@ -135,7 +135,7 @@ func dropFlows(ctx context.Context, match func(flow) bool) {
 		return
 	}
 	defer socket.Close()
-	// One socket for all, as there may be a flow for each client of a DNS server.
+	// One socket for all: there may be a flow for each client of a DNS server.
 	sockets := map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: {Socket: socket}}
 	var doomed [][]byte
 	err = listFlows(sockets, func(entry []byte, f flow) {
@@ -165,7 +165,7 @@ func conntrackRequest(sockets map[int]*nl.SocketHandle, message, flags int, fami
 	return req
 }
 
-// conntrackFlows passes each UDP flow to f with its entry, one at a time, however many there
+// conntrackFlows passes each UDP flow with its entry to f, one at a time, however many there
 // are. An entry begins with struct nfgenmsg, whose first byte is the family.
 func conntrackFlows(sockets map[int]*nl.SocketHandle, f func(entry []byte, f flow)) error {
 	req := conntrackRequest(sockets, nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_UNSPEC)

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ensureBridge makes whatever the bridge lacks: the device, its MTU and addresses, and
-// the host's forwarding. The returned link has the MTU for the pods' devices.
+// ensureBridge sets up whatever the bridge lacks: the device, its MTU and addresses, and the
+// host's forwarding. The returned link has the MTU for the pods' devices.
 func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	link, err := h.LinkByName(n.Bridge)
 	var absent netlink.LinkNotFoundError
@@ -59,12 +59,11 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 	return link, n.forward()
 }
 
-// enableIPv6 enables IPv6 on the bridge, which is off if the bridge was made while it
-// was off on the host. It disables duplicate address detection (accept_dad) for the
-// bridge's link-local address, which follows from the bridge's own random hardware
-// address. Detection takes two seconds, more on a busy host; meanwhile the kernel
-// solicits no neighbours for forwarded packets (ndisc_solicit), and after three seconds
-// it drops those for the first pod.
+// enableIPv6 enables IPv6 on the bridge; it is off if it was off on the host when the bridge was
+// created. It disables duplicate address detection (accept_dad) for the bridge's link-local
+// address, which is derived from the bridge's random hardware address. Detection takes two
+// seconds, more on a busy host; meanwhile the kernel solicits no neighbours for forwarded
+// packets (ndisc_solicit), and after three seconds it drops those for the first pod.
 func (n *Net) enableIPv6() error {
 	for _, key := range []string{"accept_dad", "disable_ipv6"} {
 		if err := sysctl("ipv6/conf/"+n.Bridge+"/"+key, "0"); err != nil {
@@ -74,9 +73,9 @@ func (n *Net) enableIPv6() error {
 	return nil
 }
 
-// fitMTU gives the bridge the MTU of the uplink. The kernel resets a bridge's MTU to
-// 1500 when its last port goes, unless it was set explicitly (BROPT_MTU_SET_BY_USER);
-// the uplink's may change, and may be unknown when the bridge is made.
+// fitMTU sets the bridge's MTU to that of the uplink. The kernel resets a bridge's MTU to 1500
+// when its last port goes, unless it was set explicitly (BROPT_MTU_SET_BY_USER); the uplink's
+// may change, and may be unknown when the bridge is created.
 func (n *Net) fitMTU(h *netlink.Handle, link netlink.Link) error {
 	mtu := uplinkMTU()
 	if mtu == 0 || mtu == link.Attrs().MTU {
@@ -92,8 +91,8 @@ func (n *Net) fitMTU(h *netlink.Handle, link netlink.Link) error {
 func (n *Net) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name = n.Bridge
-	// A bridge without an address of its own takes the least of its ports', which
-	// changes as pods come and go, and the pods' ARP caches become stale.
+	// A bridge without its own address takes the lowest of its ports', which changes as pods
+	// come and go and makes the pods' ARP caches stale.
 	attrs.HardwareAddr = make(net.HardwareAddr, 6)
 	if _, err := rand.Read(attrs.HardwareAddr); err != nil {
 		return err
@@ -105,9 +104,9 @@ func (n *Net) makeBridge() error {
 	return nil
 }
 
-// uplinkMTU returns the MTU of the device that the default route goes through, the least
-// one if there are several, so that a pod does not send packets that the host cannot
-// forward unfragmented; 0 without a default route.
+// uplinkMTU returns the MTU of the default route's device, the smallest if there are several, so
+// that a pod sends no packets that the host cannot forward unfragmented; 0 without a default
+// route.
 func uplinkMTU() int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
 		routes, err := netlink.RouteList(nil, family)
@@ -126,7 +125,7 @@ func uplinkMTU() int {
 	return 0
 }
 
-// leastMTU returns the least MTU of the devices that a route goes through; 0 = none.
+// leastMTU returns the smallest MTU of the devices of a route; 0 = none.
 func leastMTU(r netlink.Route) int {
 	devices := []int{r.LinkIndex}
 	for _, hop := range r.MultiPath {
@@ -141,14 +140,14 @@ func leastMTU(r netlink.Route) int {
 	return least
 }
 
-// forward enables forwarding between the bridge and other networks, as isGateway of the
-// bridge plugin does: for the whole host, by net.ipv4.ip_forward and
-// net.ipv6.conf.all.forwarding. These stay on when the network is gone.
+// forward enables forwarding between the bridge and other networks, as isGateway of the bridge
+// plugin does: for the whole host, by net.ipv4.ip_forward and net.ipv6.conf.all.forwarding.
+// These stay on when the network is removed.
 func (n *Net) forward() error {
 	for _, s := range n.Subnets {
 		if s.Addr().Is4() {
-			// For host ports on 127.0.0.1: packets from there may leave through the
-			// bridge. nftables.go keeps pods from using it in the other direction.
+			// For host ports on 127.0.0.1: packets from there may leave through the bridge.
+			// nftables.go blocks pods in the other direction.
 			if err := sysctl("ipv4/conf/"+n.Bridge+"/route_localnet", "1"); err != nil {
 				return err
 			}
@@ -170,9 +169,9 @@ func (n *Net) forward() error {
 	return nil
 }
 
-// keepRouterAdvertisements keeps the host's own IPv6 default route: once the kernel
-// forwards, it accepts router advertisements only where accept_ra is 2 (ip-sysctl.rst),
-// and a host that has its route from them would be cut off when the route expires.
+// keepRouterAdvertisements keeps the host's own IPv6 default route: once the kernel forwards, it
+// accepts router advertisements only where accept_ra is 2 (ip-sysctl.rst), and a host that gets
+// its route from them would be cut off when the route expires.
 func keepRouterAdvertisements() error {
 	if kernel.Sysctl("net/ipv6/conf/all/forwarding") == "1" {
 		return nil
@@ -200,8 +199,8 @@ func keepRouterAdvertisements() error {
 	return nil
 }
 
-// sysctl sets net.<key> in the network namespace of this thread. It writes only a value
-// that differs, as /proc/sys may be read-only.
+// sysctl sets net.<key> in the network namespace of this thread. It writes only if the value
+// differs, as /proc/sys may be read-only.
 func sysctl(key, value string) error {
 	if kernel.Sysctl("net/"+key) == value {
 		return nil

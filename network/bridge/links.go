@@ -63,8 +63,8 @@ func DeleteLink(index int) error {
 	return nil
 }
 
-// addVeth makes a veth pair, one end as a port of the bridge, the other as
-// a.IfName in the pod, and returns the index of the bridge's end.
+// addVeth creates a veth pair, one end as a port of the bridge, the other as a.IfName in the
+// pod, and returns the index of the bridge's end.
 func (n *Net) addVeth(h *netlink.Handle, bridge netlink.Link, a *skel.CmdArgs) (index int, err error) {
 	pod, err := vns.GetFromPath(a.Netns)
 	if err != nil {
@@ -97,9 +97,9 @@ func (n *Net) addVeth(h *netlink.Handle, bridge netlink.Link, a *skel.CmdArgs) (
 	return host.Attrs().Index, nil
 }
 
-// clear deletes what would prevent a new pair: the host's end from an earlier ADD
-// for the same pod, and a device in the namespace whose addresses DEL has removed
-// and that waits to be deleted. A device that has an address is in use and stays.
+// clear deletes what would prevent a new pair: the host's end from an earlier ADD for the same
+// pod, and a device in the namespace whose addresses DEL has removed and that waits to be
+// deleted. A device that has an address is in use and stays.
 func (n *Net) clear(host string, a *skel.CmdArgs) error {
 	if index, ok := linkIndex(host); ok {
 		if err := DeleteLink(index); err != nil {
@@ -122,12 +122,11 @@ func (n *Net) clear(host string, a *skel.CmdArgs) error {
 // global reports whether an address is more than link-local.
 func global(a netlink.Addr) bool { return a.Scope != unix.RT_SCOPE_LINK }
 
-// plug makes a device a port of the bridge, in hairpin mode: a pod may reach
-// itself through the address of a service.
+// plug makes a device a port of the bridge, in hairpin mode: a pod may reach itself through the
+// address of a service.
 func (n *Net) plug(h *netlink.Handle, bridge, host netlink.Link) error {
 	name := host.Attrs().Name
-	// The port needs no address of its own, and must not accept router
-	// advertisements from pods.
+	// The port needs no address of its own, and must not accept router advertisements from pods.
 	err := sysctl("ipv6/conf/"+name+"/disable_ipv6", "1")
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // no IPv6 in the kernel
 		return err
@@ -161,7 +160,7 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 			}
 			config := &netlink.Addr{IPNet: ipNet(addr, n.Subnets[i].Bits())}
 			if addr.Is6() {
-				config.Flags = unix.IFA_F_NODAD // we allocate each address once
+				config.Flags = unix.IFA_F_NODAD // we allocate each address to one pod at a time
 			}
 			if err := h.AddrAdd(link, config); err != nil {
 				return fmt.Errorf("address %v: %w", addr, err)
@@ -186,12 +185,11 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 
 // prepare sets the sysctls that the pod's device needs before it gets addr.
 func prepare(ifName string, addr netip.Addr) error {
-	// Neighbours may still have the address's last owner in their caches.
+	// Neighbours may still have the address's previous owner in their caches.
 	if addr.Is4() {
 		return write("ipv4/conf/"+ifName+"/arp_notify", "1")
 	}
-	// A pod's sysctls may have turned IPv6 off for all devices: the address would
-	// be refused.
+	// A pod's sysctls may have turned IPv6 off for all devices: the address would be refused.
 	if err := sysctl("ipv6/conf/"+ifName+"/disable_ipv6", "0"); err != nil {
 		return err
 	}
@@ -202,9 +200,8 @@ func prepare(ifName string, addr netip.Addr) error {
 	return write("ipv6/conf/"+ifName+"/ndisc_notify", "1")
 }
 
-// waitUp returns the device once the bridge forwards for it. The kernel notifies
-// the bridge of a new port's carrier from a work queue; until then packets are
-// dropped.
+// waitUp returns the device once the bridge forwards for it. The kernel notifies the bridge of a
+// new port's carrier from a work queue; until then packets are dropped.
 func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, error) {
 	const longest = time.Second
 	pause := backoff.New(100*time.Microsecond, longest)
@@ -225,8 +222,8 @@ func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, er
 	}
 }
 
-// dropAddresses removes all addresses but link-local ones from a pod's device, if
-// it exists: nobody can reach the pod any more, and another may get its addresses.
+// dropAddresses removes all addresses except link-local ones from a pod's device, if it exists:
+// nobody can reach the pod any more, and another may get its addresses.
 func dropAddresses(path, ifName string) error {
 	return netns.Enter(path, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

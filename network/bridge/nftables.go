@@ -14,24 +14,22 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// hairpinMark marks the packets of pods to a host port, from one hook to the next.
-// It is the bit that the portmap plugin uses for this; Kubernetes uses the two above
-// it.
+// hairpinMark marks the packets of pods to a host port, from one hook to the next. The portmap
+// plugin uses the same bit for this; Kubernetes uses the two above it.
 const hairpinMark = "0x2000"
 
-// rules returns the network's nftables table without host ports, and without the
-// marker chain that names the version of these rules.
+// rules returns the network's nftables table without host ports, and without the marker chain
+// that names the version of these rules.
 //
-// A host port is an element of a map: of any4 and any6 for all addresses of the
-// host, of one4 and one6 for a certain one. Packets of a pod to a host port are
-// masqueraded with the bridge's address; otherwise the answer would go straight to
-// the pod, which would not recognize it. There are no rules for ::1: Linux has no
-// route_localnet for IPv6.
+// A host port is an element of a map: of any4 and any6 for all addresses of the host, of one4
+// and one6 for a particular one. Packets of a pod to a host port are masqueraded with the
+// bridge's address; otherwise the answer would go straight to the pod, which would not recognize
+// it. There are no rules for ::1: Linux has no route_localnet for IPv6.
 //
-// Traffic within the subnet is not masqueraded: where bridged packets pass these
-// hooks (net.bridge.bridge-nf-call-iptables), pods would see each other with the
-// bridge's address. Nor is multicast. The chain raw keeps pods out of the host's
-// 127.0.0.0/8, which route_localnet would let them reach.
+// Traffic within the subnet is not masqueraded: where bridged packets pass these hooks
+// (net.bridge.bridge-nf-call-iptables), pods would see each other with the bridge's address. Nor
+// is multicast. The chain raw keeps pods out of the host's 127.0.0.0/8, which route_localnet
+// would let them reach.
 func (n *Net) rules() string {
 	var mark, masquerade strings.Builder
 	for _, s := range n.Subnets {
@@ -75,14 +73,13 @@ func (n *Net) rules() string {
 `
 }
 
-// marker returns the name of an empty chain by which the version of the rules is
-// known.
+// marker returns the name of an empty chain that identifies the version of the rules.
 func (n *Net) marker() string {
 	sum := sha256.Sum256([]byte(n.rules()))
 	return "rules-" + hex.EncodeToString(sum[:6])
 }
 
-// ensureTable writes the table unless it exists as this version would write it.
+// ensureTable writes the table unless it exists in this version.
 func (n *Net) ensureTable(ctx context.Context) error {
 	if chainExists(n.Name, n.marker()) {
 		return nil
@@ -95,7 +92,7 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	return nil
 }
 
-// restoreTable writes the table unless somebody has meanwhile, and returns the elements
+// restoreTable writes the table unless somebody else has meanwhile, and returns the elements
 // that it has written.
 func (n *Net) restoreTable(ctx context.Context) ([]element, error) {
 	unlock, err := n.lock(ctx, tableLock)
@@ -109,9 +106,9 @@ func (n *Net) restoreTable(ctx context.Context) ([]element, error) {
 	return n.writeTable(ctx)
 }
 
-// Heal writes the table again if the bridge exists but not the table as this version
-// would write it: somebody has flushed the ruleset, and the pods have neither a way
-// out nor host ports. It reports whether it was missing.
+// Heal writes the table again if the bridge exists but the table of this version does not:
+// somebody has flushed the ruleset, and the pods have neither a way out nor host ports. It
+// reports whether the table was missing.
 func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	if _, ok := linkIndex(n.Bridge); !ok || chainExists(n.Name, n.marker()) {
 		return false, nil
@@ -119,8 +116,8 @@ func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	return true, n.ensureTable(ctx)
 }
 
-// writeTable replaces the table, with the host ports of all pods, which it returns. nft
-// applies its input as one transaction, so there is no moment without a table.
+// writeTable replaces the table, including the host ports of all pods, which it returns. nft
+// applies its input as one transaction, so the table is never missing.
 func (n *Net) writeTable(ctx context.Context) ([]element, error) {
 	ports, err := n.allElements()
 	if err != nil {
@@ -130,13 +127,12 @@ func (n *Net) writeTable(ctx context.Context) ([]element, error) {
 		n.Name, n.marker(), n.rules(), n.commands("add", ports)))
 }
 
-// nftLife bounds one run of nft, for callers without a deadline too: it waits while
-// others load large rulesets, which takes seconds at most.
+// nftLife bounds one run of nft, even for callers without a deadline: nft waits while others
+// load large rulesets, which takes seconds at most.
 const nftLife = time.Minute
 
-// nft runs commands of nft(8), whose syntax is stable, unlike the netlink messages
-// behind it. If nft is killed because ctx ends, the kernel may or may not have
-// carried out the commands.
+// nft runs commands of nft(8), whose syntax is stable, unlike the netlink messages behind it. If
+// nft is killed because ctx ends, the kernel may or may not have executed the commands.
 func nft(ctx context.Context, commands string) error {
 	ctx, cancel := context.WithTimeout(ctx, nftLife)
 	defer cancel()
@@ -157,7 +153,7 @@ func nft(ctx context.Context, commands string) error {
 }
 
 // chainExists reports whether the kernel has a chain in the table of family inet
-// (NFT_MSG_GETCHAIN). It takes microseconds, as every ADD asks it.
+// (NFT_MSG_GETCHAIN). It takes microseconds, because every ADD calls it.
 func chainExists(table, chain string) bool {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_INET, Version: nl.NFNETLINK_V0})

@@ -26,8 +26,8 @@ type PortMapping struct {
 	HostIP        string `json:"hostIP"`
 }
 
-// An element is one entry of one of the table's maps. The pod's elements are also kept
-// in a file, from which the table can be rewritten.
+// An element is one entry of one of the table's maps. The pod's elements are also stored in a
+// file, from which the table can be rewritten.
 type element struct {
 	Map   string `json:"map"`
 	Key   string `json:"key"`
@@ -50,9 +50,9 @@ func (n *Net) commands(verb string, list []element) string {
 	return text.String()
 }
 
-// elements returns the entries that forward ports to a pod with addrs. A port with one
-// host address concerns the family of that address only; 0.0.0.0 and :: stand for all
-// addresses of their family.
+// elements returns the entries that forward ports to a pod with addrs. A port with a host
+// address applies only to the family of that address; 0.0.0.0 and :: mean all addresses of their
+// family.
 func elements(ports []PortMapping, addrs []netip.Addr) ([]element, error) {
 	var all []element
 	seen := make(map[element]bool)
@@ -96,8 +96,8 @@ func elements(ports []PortMapping, addrs []netip.Addr) ([]element, error) {
 	return all, nil
 }
 
-// openPorts forwards ports to a pod with addrs. The error is fault.Exists if another
-// pod has one of them: the kubelet tries again, and the other pod may be about to go.
+// openPorts forwards ports to a pod with addrs. The error is fault.Exists if another pod has one
+// of them: the kubelet retries, and the other pod may be about to go.
 func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, addrs []netip.Addr) (err error) {
 	own, err := elements(ports, addrs)
 	if err != nil || len(own) == 0 {
@@ -111,8 +111,8 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	return nil
 }
 
-// addPorts adds the elements of a pod to the table. It returns those that have been added:
-// all pods', if the table had gone.
+// addPorts adds the elements of a pod to the table. It returns the added elements: those of all
+// pods, if the table was gone.
 func (n *Net) addPorts(ctx context.Context, id string, own []element) ([]element, error) {
 	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
@@ -193,17 +193,16 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	return nil
 }
 
-// takeBack removes the pod's elements from the table and then its file, which must
-// exist as long as the table may have one of them: addresses are reused, and a leaked
-// element would forward its port to the next pod with the address. The caller holds
-// the table's lock.
+// takeBack removes the pod's elements from the table and then its file, which must exist as long
+// as the table may have one of them: addresses are reused, and a leaked element would forward
+// its port to the next pod with the address. The caller holds the table's lock.
 func (n *Net) takeBack(ctx context.Context, id string) error {
 	own, err := n.loadPorts(id)
 	if err != nil {
 		return err
 	}
-	// An empty file is left by an attempt that failed.
-	if len(own) == 0 || nft(ctx, n.commands("delete", own)) != nil { // or the table is not as the file says
+	// A failed attempt leaves an empty file.
+	if len(own) == 0 || nft(ctx, n.commands("delete", own)) != nil { // or the table differs from the file
 		if err := n.rewriteWithout(ctx, id); err != nil {
 			return err
 		}
@@ -214,9 +213,9 @@ func (n *Net) takeBack(ctx context.Context, id string) error {
 	return nil
 }
 
-// rewriteWithout rewrites the table without the elements of these pods. Without a table, as after a
-// reboot, there is nothing to remove. Their files are truncated first, not removed, which needs no
-// space on the disk.
+// rewriteWithout rewrites the table without the elements of these pods. Without a table, as
+// after a reboot, there is nothing to remove. It first truncates their files instead of removing
+// them; that needs no disk space.
 func (n *Net) rewriteWithout(ctx context.Context, ids ...string) error {
 	for _, id := range ids {
 		if err := os.Truncate(n.portsPath(id), 0); err != nil {

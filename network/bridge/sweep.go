@@ -12,9 +12,9 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Sweep removes what belongs to none of keep, a list of container IDs: devices,
-// host ports and addresses that a power cut or a crash has left without a record.
-// Nothing may be added meanwhile.
+// Sweep removes what belongs to none of keep, a list of container IDs: devices, host ports and
+// addresses that a power cut or a crash has left without a record. Nothing may be added
+// meanwhile.
 func (n *Net) Sweep(ctx context.Context, keep []string) error {
 	if _, err := os.Stat(n.dir()); errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -31,8 +31,7 @@ func (n *Net) Sweep(ctx context.Context, keep []string) error {
 	return n.releaseAll(gone)
 }
 
-// Destroy removes the bridge and the table. The caller makes sure that no pod uses
-// them.
+// Destroy removes the bridge and the table. The caller must ensure that no pod uses them.
 func (n *Net) Destroy(ctx context.Context) error {
 	if err := n.sweepLinks(nil); err != nil {
 		return err
@@ -48,8 +47,8 @@ func (n *Net) Destroy(ctx context.Context) error {
 	return nft(ctx, "delete table inet "+n.Name+"\n")
 }
 
-// vethPattern matches the names that vethName returns, and so no port that
-// somebody else has plugged into the bridge.
+// vethPattern matches the names that vethName returns, so no port that somebody else has plugged
+// into the bridge.
 var vethPattern = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
 
 // sweepLinks deletes the devices of all but keep.
