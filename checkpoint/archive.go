@@ -13,10 +13,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A checkpoint of a container is a directory, or a tar archive of one, in the
-// format that Podman, CRI-O and containerd write and checkpointctl reads:
+// A checkpoint of a container is a directory, or a tar archive of one, in the format that
+// Podman, CRI-O and containerd write and checkpointctl reads:
 //
-//	config.dump            which container it was, see Container
+//	config.dump            describes the container, see Container
 //	spec.dump              its OCI configuration
 //	checkpoint/            CRIU's images
 //	dump.log, stats-dump   CRIU's log and statistics
@@ -37,12 +37,12 @@ const (
 	CrispDump    = "crisp.dump"
 )
 
-// known are the files of a checkpoint, besides those below Images, that are read
-// from an archive. Other runtimes write more, for themselves.
+// known are the files of a checkpoint, besides those below Images, that are read from an
+// archive. Other runtimes write more, for their own use.
 var known = []string{ConfigDump, SpecDump, RootFSDiff, DeletedFiles, DevShm, CrispDump}
 
-// A Container is the content of config.dump: the fields that all runtimes which
-// write it agree on, by checkpointctl's names.
+// A Container is the content of config.dump: the fields common to all runtimes that write it, by
+// checkpointctl's names.
 type Container struct {
 	ID              string    `json:"id"`
 	Name            string    `json:"name"`
@@ -56,7 +56,7 @@ type Container struct {
 	Restored        bool      `json:"restored"`
 }
 
-// Write writes v as JSON into the file name of a checkpoint's directory.
+// Write writes v as JSON to the file name in a checkpoint's directory.
 func Write(dir, name string, v any) error {
 	data, err := json.MarshalIndent(v, "", "  ")
 	if err != nil {

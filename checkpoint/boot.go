@@ -18,7 +18,7 @@ type Boot uint8
 
 const (
 	Fresh   Boot = iota // nothing: the directory is new
-	Restart             // the daemon ended, cleanly or not; the machine ran on
+	Restart             // the daemon ended, cleanly or not; the machine kept running
 	Reboot              // the machine was restarted after the daemon had ended cleanly
 	Unclean             // the machine was restarted without that: power loss, reset, panic
 )
@@ -27,8 +27,8 @@ func (b Boot) String() string {
 	return [...]string{"fresh", "restart", "reboot", "unclean"}[b]
 }
 
-// Rebooted reports whether the machine was restarted: no process, mount or
-// namespace of before exists any more.
+// Rebooted reports whether the machine was restarted: no earlier process, mount or namespace
+// exists any more.
 func (b Boot) Rebooted() bool { return b == Reboot || b == Unclean }
 
 // Boot returns what Open found.
@@ -56,8 +56,7 @@ func (m *Manager) readBoot() error {
 	case err != nil:
 		return fmt.Errorf("read boot mark: %w", err)
 	case json.Unmarshal(data, &old) != nil || old.BootID == "":
-		// The file is replaced whole, so it takes a damaged disk to get here: assume the
-		// worst.
+		// The file is replaced atomically, so only a damaged disk leads here: assume the worst.
 		m.log.Warn("boot mark was unreadable")
 		m.boot = Unclean
 	case old.BootID == m.bootID:
@@ -78,8 +77,8 @@ func (m *Manager) writeBoot(b bootFile) error {
 	path := filepath.Join(m.dir, "boot.json")
 	err = atomicfile.Write(path, data, 0o600)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		// A daemon that did not start could not free any space. A mark that a power cut
-		// leaves half written counts as an unclean end.
+		// A daemon that does not start cannot free any space. A mark left half written by a
+		// power cut counts as an unclean end.
 		if again := overwrite(path, data); again == nil {
 			return nil
 		}
@@ -90,8 +89,7 @@ func (m *Manager) writeBoot(b bootFile) error {
 	return nil
 }
 
-// overwrite changes a file in place, which needs no free space if the size stays about
-// the same.
+// overwrite changes a file in place, which needs no free space if its size stays about the same.
 func overwrite(path string, data []byte) (err error) {
 	f, err := os.OpenFile(path, os.O_WRONLY, 0)
 	if err != nil {

@@ -1,22 +1,20 @@
-// Package checkpoint keeps durable records: small JSON documents with a version
-// and a checksum, replaced whole and synced before Save returns.
+// Package checkpoint stores durable records: small JSON documents with a version and a checksum,
+// replaced atomically and synced before Save returns.
 //
 //	<dir>/<kind>/<id>/record.json   {"version":1,"checksum":"sha256:…","payload":…}
 //	<dir>/quarantine/               records that did not decode, moved aside
 //	<dir>/boot.json                 boot id and clean-shutdown mark
 //
-// A record that fails its checksum is moved aside and logged, and never stops the
-// daemon: the owner of the kind finds what it referred to by sweeping. The
-// directory of a record is shared with its owner, which keeps files of its own
-// there; Remove removes all of them.
+// A record that fails its checksum is moved aside and logged, and never stops the daemon: the
+// owner of the kind finds what the record referred to by sweeping. The owner also keeps files of
+// its own in the record's directory; Remove removes all of them.
 //
-// A record that is intact and of a later version is another matter: Open fails and
-// changes nothing, because going back from a newer crispd must not look like damage
-// (version.go).
+// If a record is intact but has a later version, Open fails and changes nothing: a downgrade
+// from a newer crispd must not look like damage (version.go).
 //
-// An interrupted Save leaves the old record, or a directory without one. A Remove
-// interrupted by a power cut may leave the record: removals are not synced, because
-// removing it again costs less than waiting for the disk each time.
+// An interrupted Save leaves the old record, or a directory without one. A Remove interrupted by
+// a power cut may leave the record: removals are not synced, because removing it again costs
+// less than waiting for the disk each time.
 package checkpoint
 
 import (
@@ -28,8 +26,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// A Manager keeps the records below one directory. Its methods may be called
-// concurrently, but not for the same record.
+// A Manager stores the records below one directory. Its methods may be called concurrently, but
+// not for the same record.
 type Manager struct {
 	dir    string
 	bootID string
@@ -38,10 +36,9 @@ type Manager struct {
 	kinds  sync.Map // directories of kinds whose entries have been synced
 }
 
-// Open makes dir if it does not exist (mode 0700) and determines from
-// <dir>/boot.json what happened since the last Open. The error is fault.WrongState
-// if a newer crispd has written one of the records; then nothing is changed, not
-// even boot.json.
+// Open creates dir if it does not exist (mode 0700) and determines from <dir>/boot.json what
+// happened since the last Open. The error is fault.WrongState if a newer crispd has written one
+// of the records; then nothing is changed, not even boot.json.
 func Open(dir string, log *slog.Logger) (*Manager, error) {
 	bootID, err := kernel.BootID()
 	if err != nil {

@@ -13,11 +13,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// PlainDiff turns RootFSDiff of a checkpoint's directory into a plain tar archive of
-// files, and returns the paths to be removed before they are written. containerd
-// stores a layer there: compressed, and with whiteouts for removed files. Others
-// store plain archives, which are left as they are, and DeletedFiles. The files of a
-// layer may have max bytes in total; the layer is hostile.
+// PlainDiff turns RootFSDiff in a checkpoint's directory into a plain tar archive of files, and
+// returns the paths to remove before writing them. containerd stores a layer there: compressed,
+// and with whiteouts for removed files. Others store DeletedFiles and plain archives, which are
+// left as they are. The files of a layer may have max bytes in total; the layer is untrusted.
 func PlainDiff(ctx context.Context, dir string, max int64) (removed []string, err error) {
 	in, err := OpenFile(dir, RootFSDiff)
 	if errors.Is(err, fault.NotFound) {

@@ -9,12 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A nameless is a file of mode 0600 that has no name until it is complete: a crash
-// before that leaves nothing.
+// A nameless is a file of mode 0600 that has no name until it is complete: a crash before that
+// leaves nothing.
 type nameless struct {
 	*os.File
 	path  string // its final path
-	aside string // its temporary path, where the file system cannot make files without a name
+	aside string // its temporary path, if the file system does not support O_TMPFILE
 }
 
 // openTmpfile opens a file without a name in the directory dir. Tests replace it.
@@ -22,9 +22,9 @@ var openTmpfile = func(dir string) (int, error) {
 	return unix.Open(dir, unix.O_RDWR|unix.O_TMPFILE|unix.O_CLOEXEC, 0o600)
 }
 
-// createNameless makes a file for path, whose directory exists. NFS and some others have
-// no O_TMPFILE (open(2): EOPNOTSUPP): there a crash leaves a file whose name begins with
-// a dot and ends with ".tmp".
+// createNameless creates a file for path, whose directory exists. NFS and some others do not
+// support O_TMPFILE (open(2): EOPNOTSUPP): there a crash leaves a file whose name begins with a
+// dot and ends with ".tmp".
 func createNameless(path string) (*nameless, error) {
 	fd, err := openTmpfile(filepath.Dir(path))
 	if err == nil {
@@ -61,7 +61,7 @@ func (f *nameless) name() error {
 	return nil
 }
 
-// discard closes the file, which is gone then unless it was named.
+// discard closes the file, which deletes it unless it was named.
 func (f *nameless) discard() error {
 	err := f.Close()
 	if f.aside != "" {

@@ -18,9 +18,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree"
 )
 
-// Pack writes the directory dir as an archive to the path file, whose directory
-// exists. The archive has mode 0600, because it holds the memory of processes. It
-// appears complete or not at all; an existing one is replaced.
+// Pack writes the directory dir as an archive to the path file, whose directory exists. The
+// archive has mode 0600, because it holds the memory of processes. It appears complete or not at
+// all, and replaces an existing one.
 func Pack(ctx context.Context, dir, file string) (err error) {
 	parent := filepath.Dir(file)
 	out, err := createNameless(file)
@@ -58,12 +58,11 @@ func PackFiles(ctx context.Context, dir string, out io.Writer) error {
 	return buffered.Flush()
 }
 
-// maxPath bounds the paths in an archive: nobody could use longer ones.
+// maxPath bounds the paths in an archive: longer ones are unusable.
 const maxPath = unix.PathMax - 1
 
-// add writes one file to the archive. It leaves out anything that is neither a
-// directory nor a regular file, such as CRIU's sockets, and files that are removed
-// meanwhile.
+// add writes one file to the archive. It leaves out anything but directories and regular files,
+// such as CRIU's sockets, and files removed meanwhile.
 func add(tw *tar.Writer, file *tree.File) error {
 	kind := file.Stat.Mode & unix.S_IFMT
 	if file.IsTop() || kind != unix.S_IFDIR && kind != unix.S_IFREG {
@@ -100,7 +99,7 @@ func add(tw *tar.Writer, file *tree.File) error {
 	if err := tw.WriteHeader(hdr); err != nil {
 		return err
 	}
-	_, err = io.CopyN(tw, io.MultiReader(f, zeroes{}), hdr.Size) // it may have been cut
+	_, err = io.CopyN(tw, io.MultiReader(f, zeroes{}), hdr.Size) // it may have been truncated
 	return err
 }
 

@@ -23,9 +23,8 @@ const (
 	quarantine = "quarantine"
 )
 
-// Draft writes v as the record id of kind, which does not exist yet, for as long as the machine
-// is not restarted: it is not synced, and a power cut may take it along. Save replaces it. The
-// error is that of Save.
+// Draft writes v as the record id of kind, which does not exist yet. A draft is not synced: a
+// power cut may lose it. Save replaces it. The error is that of Save.
 func (m *Manager) Draft(kind, id string, v any) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
@@ -57,7 +56,7 @@ func (m *Manager) Save(kind, id string, v any) error {
 	}
 	path := filepath.Join(dir, recordFile)
 	_, err = os.Stat(path)
-	first := err != nil // or that is not known
+	first := err != nil // or that is unknown
 	write := atomicfile.Write
 	if errors.Is(err, fs.ErrNotExist) {
 		write = atomicfile.WriteNew // see IDs
@@ -81,8 +80,8 @@ func (m *Manager) Save(kind, id string, v any) error {
 	return nil
 }
 
-// syncNames syncs the directory of a new record and, once, that of its kind, whoever
-// has made them.
+// syncNames syncs the directory of a new record and, once, that of its kind, whoever created
+// them.
 func (m *Manager) syncNames(dir string) error {
 	kind := filepath.Dir(dir)
 	if err := atomicfile.SyncDir(kind); err != nil {
@@ -131,11 +130,10 @@ func (m *Manager) Load(kind, id string, v any) error {
 	return nil
 }
 
-// IDs lists the records of kind in ascending order. It removes the leftovers of
-// interrupted Saves, to which after a power cut belong parts of records, and moves
-// corrupt records aside, logs them and leaves them out.
-// The error is fault.WrongState for a record of a newer crispd. A record that cannot
-// be read for reasons of the machine is an error too: it is not corrupt.
+// IDs lists the records of kind in ascending order. It removes the leftovers of interrupted
+// Saves, which after a power cut include partly written records; it moves corrupt records aside,
+// logs them and leaves them out. The error is fault.WrongState for a record of a newer crispd. A
+// record that the machine fails to read is an error too: it is not corrupt.
 func (m *Manager) IDs(kind string) ([]string, error) {
 	if err := plain(kind); err != nil {
 		return nil, err
@@ -181,9 +179,8 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 	return ids, nil
 }
 
-// Remove deletes the record id of kind and its directory, the record first: a crash
-// in between leaves a directory without a record. Removing a record that does not
-// exist is no error.
+// Remove deletes the record id of kind and its directory, the record first: a crash in between
+// leaves a directory without a record. It is no error if the record does not exist.
 func (m *Manager) Remove(kind, id string) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
@@ -200,7 +197,7 @@ func (m *Manager) Remove(kind, id string) error {
 	return nil
 }
 
-// setAside moves a corrupt record to quarantine, where somebody may look at it.
+// setAside moves a corrupt record to quarantine, for somebody to examine.
 func (m *Manager) setAside(kind, id, path string, why error) {
 	to := filepath.Join(m.dir, quarantine, fmt.Sprintf("%s-%s.%d.json", kind, id, time.Now().UnixNano()))
 	os.Remove(filepath.Join(filepath.Dir(path), draftFile)) // of an earlier time
@@ -214,8 +211,8 @@ func (m *Manager) setAside(kind, id, path string, why error) {
 	m.log.Error("record was corrupt and moved aside", "kind", kind, "id", id, "to", to, "err", why)
 }
 
-// read returns the record in a directory, or the draft if there is no record. What a power cut has
-// left of a draft is none: fs.ErrNotExist.
+// read returns the record in a directory, or the draft if there is no record. A draft damaged by
+// a power cut counts as none: fs.ErrNotExist.
 func read(dir string) ([]byte, error) {
 	data, err := atomicfile.Read(filepath.Join(dir, recordFile))
 	if !errors.Is(err, fs.ErrNotExist) {
@@ -276,9 +273,8 @@ func encode(v any) ([]byte, error) {
 	return json.Marshal(envelope{version, checksum(payload), payload})
 }
 
-// decode returns the payload of a record. The error is a newerError, or what is wrong
-// with it. The checksum is verified first: only an intact record can be believed
-// about its version.
+// decode returns the payload of a record. The error is a newerError, or describes the damage.
+// The checksum is verified first: only the version of an intact record can be trusted.
 func decode(data []byte) (json.RawMessage, error) {
 	var e envelope
 	if err := json.Unmarshal(data, &e); err != nil {

@@ -21,15 +21,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// maxEntries bounds the number of entries that are read of an archive. CRIU writes
-// about five files per process.
+// maxEntries bounds the number of entries read from an archive. CRIU writes about five files per
+// process.
 const maxEntries = 1 << 20
 
-// Unpack reads an archive, plain or compressed by gzip or zstd, and writes the files
-// of a checkpoint below dir, which is empty; other entries are skipped. The archive
-// is hostile: only regular files are taken, of names that are known beforehand or
-// lie directly below Images, with at most max bytes in total. The error is
-// fault.Invalid if the archive is to blame.
+// Unpack reads an archive, plain or compressed by gzip or zstd, and writes the files of a
+// checkpoint below dir, which is empty; it skips other entries. The archive is untrusted: only
+// regular files with known names, or directly below Images, are extracted, with at most max
+// bytes in total. The error is fault.Invalid if the archive is to blame.
 func Unpack(ctx context.Context, archive io.Reader, dir string, max int64) error {
 	plain, err := decompress(archive)
 	if err != nil {
@@ -78,8 +77,8 @@ func eachEntry(ctx context.Context, tr *tar.Reader, what string, f func(*tar.Hea
 	return fault.Invalid.Errorf("%s has more than %d entries", what, maxEntries)
 }
 
-// An interruptible reader ends with its context. Skipped entries are read too, and a
-// few compressed bytes may expand to very many.
+// An interruptible reader ends with its context. Skipped entries are read too, and a few
+// compressed bytes may expand to very many.
 type interruptible struct {
 	ctx context.Context
 	r   io.Reader
@@ -93,9 +92,9 @@ func (i interruptible) Read(p []byte) (int, error) {
 	return i.r.Read(p)
 }
 
-// A blaming reader turns an error into fault.Invalid, of a damaged archive, unless
-// the disk or the caller is its cause: a fault in the middle of a file is only found
-// while the file is written.
+// A blaming reader turns an error into fault.Invalid, for a damaged archive, unless the disk or
+// the caller caused it: damage in the middle of a file is only found while the file is being
+// written.
 type blaming struct{ r io.Reader }
 
 func (b blaming) Read(p []byte) (int, error) {
@@ -107,7 +106,7 @@ func (b blaming) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// entryName returns where an entry of an archive is written to; false = skip it.
+// entryName returns where to write an entry of an archive; false = skip it.
 func entryName(hdr *tar.Header) (string, bool) {
 	if hdr.Typeflag == tar.TypeDir || hdr.Typeflag == tar.TypeXGlobalHeader {
 		return "", false
@@ -150,7 +149,7 @@ func extract(ctx context.Context, r io.Reader, file string, size int64) error {
 // The magic numbers of compressed files: RFC 1952, RFC 8878.
 var gzipMagic, zstdMagic = []byte{0x1f, 0x8b}, []byte{0x28, 0xb5, 0x2f, 0xfd}
 
-// compressed decides by the first four bytes.
+// compressed reports whether the first four bytes are those of a compressed file.
 func compressed(magic []byte) bool {
 	return bytes.HasPrefix(magic, gzipMagic) || bytes.Equal(magic, zstdMagic)
 }
@@ -179,8 +178,8 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 	return io.NopCloser(b), nil
 }
 
-// Copy copies a checkpoint's directory, which is not changed, to dir, which is
-// empty. It leaves out what Unpack would not take from an archive.
+// Copy copies a checkpoint's directory, which must not change, to dir, which is empty. It leaves
+// out what Unpack would skip in an archive.
 func Copy(ctx context.Context, from, dir string, max int64) error {
 	if err := os.Mkdir(filepath.Join(dir, Images), 0o700); err != nil {
 		return err

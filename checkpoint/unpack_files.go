@@ -17,8 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// UnpackFiles is the inverse of PackFiles: it writes those directories and regular files
-// of the stream below dir that do not exist there. The stream is hostile.
+// UnpackFiles is the inverse of PackFiles: it writes the directories and regular files of the
+// stream that do not exist yet below dir. The stream is untrusted.
 func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
 	root, err := os.OpenRoot(dir) // confines all paths to dir
 	if err != nil {
@@ -38,7 +38,7 @@ func UnpackFiles(ctx context.Context, r io.Reader, dir string) error {
 	})
 }
 
-// isOurs reports whether an error is the disk's or the machine's, not the stream's.
+// isOurs reports whether the disk or the machine caused an error, not the stream.
 func isOurs(err error) bool {
 	return slices.ContainsFunc([]error{unix.ENOSPC, unix.EDQUOT, unix.EIO, unix.EROFS, unix.EMFILE, unix.ENFILE, unix.ENOMEM}, func(is error) bool { return errors.Is(err, is) })
 }

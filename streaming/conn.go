@@ -23,10 +23,10 @@ func (l listener) Accept() (net.Conn, error) {
 	return &conn{Conn: c, gone: make(chan struct{})}, nil
 }
 
-// conn is a connection whose channel gone is closed once either side has closed it.
-// After the upgrade somebody always reads from it (both protocols need that for their
-// control frames), so a client that disconnects is noticed at once, even if the
-// command at our end neither reads nor writes.
+// conn is a connection whose channel gone is closed once either side has closed it. After the
+// upgrade somebody always reads from it (both protocols need that for their control frames), so
+// a client that disconnects is noticed at once, even if the command at our end neither reads nor
+// writes.
 type conn struct {
 	net.Conn
 	once   sync.Once
@@ -44,21 +44,21 @@ func (c *conn) Read(p []byte) (int, error) {
 		return 0, net.ErrClosed
 	}
 	n, err := c.Conn.Read(p)
-	// A deadline that passed is how net/http stops its own reading.
+	// net/http stops its own reading with a deadline in the past.
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		c.leave()
 	}
 	return n, err
 }
 
-// lingerTime bounds how long a client may take to notice the end of what it was sent.
+// lingerTime bounds how long a client may take to notice the end of its stream.
 const lingerTime = time.Minute
 
-// Close closes our end of the connection. Data already written is still delivered,
-// perhaps the end of a stream and an exit code: a close(2) with unread data, which a
-// client that keeps sending always has in flight, would discard it (RFC 1122,
-// 4.2.2.13: "it SHOULD send a RST to show that data was lost"). So Close closes only
-// the sending direction, and reads the rest until the client closes its end.
+// Close closes our end of the connection. Data already written is still delivered, perhaps the
+// end of a stream and an exit code: a close(2) with unread data, which a client that keeps
+// sending always has in flight, would discard it (RFC 1122, 4.2.2.13: "it SHOULD send a RST to
+// show that data was lost"). So Close closes only the sending direction, and reads the rest
+// until the client closes its end.
 func (c *conn) Close() error {
 	c.leave()
 	half, ok := c.Conn.(interface{ CloseWrite() error })

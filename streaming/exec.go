@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Exec returns the URL at which req will be served, once. req.ContainerId is passed to
-// the Runtime unchanged.
+// Exec returns the URL at which req will be served, once. req.ContainerId is passed to the
+// Runtime unchanged.
 func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	o := remotecommand.Options{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.Tty}
 	if err := check(o); err != nil {
@@ -30,10 +30,10 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 			})
 			return
 		}
-		// Over SPDY, and WebSocket protocols before v5, the library decodes terminal
-		// sizes (handleResizeEvents) and buffers each value whole, however long it is.
-		// It makes the streams itself, from the connection that it hijacks: short of
-		// parsing SPDY's frames before it does, there is no place to bound one.
+		// Over SPDY, and WebSocket protocols before v5, the library decodes terminal sizes
+		// (handleResizeEvents) and buffers each value completely, however long it is. It creates
+		// the streams itself, from the connection that it hijacks: only parsing SPDY's frames
+		// before it does could bound one.
 		remotecommand.ServeExec(w, r, a, "", "", req.ContainerId, req.Cmd, &o,
 			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
@@ -66,8 +66,8 @@ func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 	return &cri.AttachResponse{Url: s.base + path}, nil
 }
 
-// check checks a request by what CRI says of ExecRequest: "One of `stdin`,
-// `stdout`, and `stderr` MUST be true. If `tty` is true, `stderr` MUST be false."
+// check checks a request against CRI's ExecRequest: "One of `stdin`, `stdout`, and `stderr` MUST
+// be true. If `tty` is true, `stderr` MUST be false."
 func check(o remotecommand.Options) error {
 	if o.TTY && o.Stderr {
 		return fault.Invalid.Errorf("stderr cannot be asked for with a terminal: there is one stream for both")
@@ -107,7 +107,7 @@ func (a *adapter) AttachContainer(ctx context.Context, _, _, container string, i
 	return a.runtime.AttachStream(ctx, container, streams(ctx, in, out, errw, tty, resize))
 }
 
-// PortForward forwards one connection. The library's context is not the client's.
+// PortForward forwards one connection. The library's context does not end with the client.
 func (a *adapter) PortForward(_ context.Context, sandbox, _ string, port int32, stream io.ReadWriteCloser) error {
 	return a.forwards.carry(a.ctx, stream, func(ctx context.Context, rw io.ReadWriteCloser) error {
 		return a.runtime.ForwardStream(ctx, sandbox, port, rw)

@@ -5,17 +5,16 @@ import (
 	"sync"
 )
 
-// maxAhead bounds what is read ahead of a stream, in bytes. The kernel's buffers come on
-// top of it.
+// maxAhead bounds the bytes read ahead of a stream. The kernel's buffers come on top of it.
 const maxAhead = 512 << 10
 
-// readAhead is what has been read of a stream before somebody wanted it. The streams of
-// a connection share its frames: one that is not read holds up the others, the client's
-// pings and the news that it has gone.
+// readAhead holds what was read of a stream before anybody wanted it. The streams of a
+// connection share its frames: one that is not read blocks the others, the client's pings and
+// the news of its exit.
 type readAhead struct {
 	mu  sync.Mutex
 	buf []byte // guarded by mu
-	err error  // how the stream has ended, after buf; guarded by mu
+	err error  // how the stream ended, after buf; guarded by mu
 
 	data, room chan struct{} // there may be some
 }
@@ -24,8 +23,8 @@ func newReadAhead() *readAhead {
 	return &readAhead{data: make(chan struct{}, 1), room: make(chan struct{}, 1)}
 }
 
-// fill reads in until it ends. Where there is no room it calls wait, which returns true
-// once it was notified of some, and false to have the rest of in dropped.
+// fill reads in until it ends. If there is no room it calls wait, which returns true when
+// notified of some, and false to drop the rest of in.
 func (r *readAhead) fill(in io.Reader, wait func(room <-chan struct{}) bool) {
 	buf := make([]byte, 32<<10)
 	for {

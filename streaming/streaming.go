@@ -1,22 +1,21 @@
-// Package streaming serves Exec, Attach and PortForward: the CRI calls that return a
-// URL, at which the streams are then served over SPDY or WebSocket.
+// Package streaming serves Exec, Attach and PortForward: the CRI calls that return a URL, at
+// which the streams are then served over SPDY or WebSocket.
 //
 //	kubelet ── Exec ──▶ crispd ── URL with token ──▶ kubelet
 //	kubelet ══ HTTP upgrade at that URL ══▶ Server ── Runtime.Exec ──▶ container
 //
-// A URL is valid for one connection and one minute (token.go). Its token is all the
-// authentication there is, so by default the server listens on the loopback device:
-// the kubelet proxies.
+// A URL is valid for one connection and one minute (token.go). Its token is the only
+// authentication, so by default the server listens on the loopback device: the kubelet proxies.
 //
-// SPDY and the older WebSocket protocols are implemented by k8s.io/cri-streaming.
-// This package adds what that library lacks:
+// k8s.io/cri-streaming implements SPDY and the older WebSocket protocols. This package adds what
+// that library lacks:
 //
 //	v5.channel.k8s.io for Exec and Attach, the WebSocket protocol that can close
 //	    stdin and the only one that client-go speaks by itself (websocket.go);
 //	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (tunnel.go);
-//	streams that do not hold up the others of their connection: input that a command
+//	streams that do not block the others of their connection: input that a command
 //	    does not read (readahead.go), connections of PortForward (forwarded.go);
-//	noticing that the client disconnected while a command is silent. The library's
+//	detecting that the client disconnected while a command is silent. The library's
 //	    context never ends, because the connection was hijacked from net/http, and
 //	    the command would run for ever: each connection reports its end (conn.go).
 package streaming
@@ -32,11 +31,11 @@ import (
 	"time"
 )
 
-// A Runtime does the work for the server. The contexts end when the client has
-// disconnected or the server is closed.
+// A Runtime does the work for the server. The contexts end when the client has disconnected or
+// the server is closed.
 type Runtime interface {
-	// ExecStream runs cmd in a container and returns its exit code once it has
-	// ended and its output has been written.
+	// ExecStream runs cmd in a container and returns its exit code once it has ended and its
+	// output has been written.
 	ExecStream(ctx context.Context, container string, cmd []string, s Streams) (code int32, err error)
 	// AttachStream connects to a container's own streams until it ends or ctx does.
 	AttachStream(ctx context.Context, container string, s Streams) error
@@ -44,9 +43,9 @@ type Runtime interface {
 	ForwardStream(ctx context.Context, sandbox string, port int32, rw io.ReadWriteCloser) error
 }
 
-// Streams are the client's ends. A stream that the client did not ask for is nil.
-// With TTY, Stderr is nil and Resize carries the sizes of the client's terminal; it
-// is closed when no more will come, and may be nil.
+// Streams are the client's ends. A stream that the client did not request is nil. With TTY,
+// Stderr is nil and Resize carries the sizes of the client's terminal; Resize is closed when no
+// more will come, and may be nil.
 type Streams struct {
 	Stdin          io.Reader
 	Stdout, Stderr io.WriteCloser
@@ -71,8 +70,8 @@ const (
 	idleTimeout   = 4 * time.Hour
 )
 
-// creationTimeout bounds how long a client may take after that to open its streams;
-// it may have gone away. Tests replace it.
+// creationTimeout bounds how long a client may take after that to open its streams; it may have
+// gone. Tests replace it.
 var creationTimeout = 30 * time.Second
 
 // A Server serves the streams of one crispd.
@@ -135,7 +134,7 @@ func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	s.http = &http.Server{
 		Handler:           mux,
 		ReadHeaderTimeout: headerTimeout,
-		IdleTimeout:       headerTimeout, // of connections without a request, which have not shown a token yet
+		IdleTimeout:       headerTimeout, // of connections without a request, which have shown no token yet
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 		ConnContext:       connContext,
 		ConnState:         connState,
@@ -165,8 +164,7 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 		http.NotFound(w, r)
 		return
 	}
-	// If a client did not create its streams in time, the library leaves its
-	// connection open.
+	// If a client did not create its streams in time, the library leaves its connection open.
 	defer closeTaken(r.Context())
 	s.sessions.Add(1)
 	defer s.sessions.Add(-1)

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A token is valid for tokenLife; at most maxTokens wait for their connection,
-// so that a caller who never connects cannot fill the memory.
+// A token is valid for tokenLife; at most maxTokens wait for their connection, so that a caller
+// who never connects cannot exhaust the memory.
 const (
 	tokenLife = time.Minute
 	maxTokens = 1000
@@ -31,7 +31,7 @@ type ticket struct {
 	expires time.Time
 }
 
-// add keeps job under a new token and returns the path of its URL.
+// add stores job under a new token and returns the path of its URL.
 func (t *tokens) add(kind string, job job) (path string, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

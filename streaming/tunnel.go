@@ -14,10 +14,9 @@ import (
 	"k8s.io/streaming/pkg/httpstream/spdy"
 )
 
-// tunnel serves a SPDY connection whose bytes travel in binary messages of a
-// WebSocket, for clients behind proxies that do not support SPDY. handle gets
-// the request for a SPDY upgrade as if it came from the inner end of the
-// tunnel.
+// tunnel serves a SPDY connection whose bytes travel in binary messages of a WebSocket, for
+// clients behind proxies that do not support SPDY. handle gets the request for a SPDY upgrade as
+// if it came from the inner end of the tunnel.
 func tunnel(w http.ResponseWriter, r *http.Request, handle http.HandlerFunc) {
 	inner := r.Clone(r.Context())
 	server := websocket.Server{
@@ -46,8 +45,8 @@ func tunnel(w http.ResponseWriter, r *http.Request, handle http.HandlerFunc) {
 	server.ServeHTTP(w, r)
 }
 
-// tunnelEnd is the response to an upgrade that has already happened: it sends
-// nothing, and hands the tunnel to whoever hijacks the connection.
+// tunnelEnd is the response to an upgrade that has already happened: it sends nothing, and
+// returns the tunnel when the connection is hijacked.
 type tunnelEnd struct {
 	conn   net.Conn
 	header http.Header

@@ -75,9 +75,8 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 // maxSize bounds one terminal size, in bytes of JSON.
 const maxSize = 1024
 
-// readSizes decodes the terminal sizes that the client sends. It must read on even
-// if they are not wanted or malformed, or the connection's other channels would
-// block.
+// readSizes decodes the terminal sizes that the client sends. It must keep reading even if they
+// are unwanted or malformed, or the connection's other channels would block.
 func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.TerminalSize) {
 	defer close(sizes)
 	bounded := &io.LimitedReader{R: r}
@@ -97,7 +96,7 @@ func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.Term
 	}
 }
 
-// status encodes how a command ended, as clients read it from the error channel.
+// status encodes the result of a command, as clients read it from the error channel.
 func status(code int32, err error) []byte {
 	st := metav1.Status{Status: metav1.StatusSuccess}
 	switch {
