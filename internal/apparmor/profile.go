@@ -5,19 +5,19 @@ import (
 	"strings"
 )
 
-// text is the default profile, in the language of apparmor.d(5); NAME becomes
-// the profile's name.
+// text is the default profile, in the language of apparmor.d(5); NAME is replaced by the
+// profile's name.
 //
-// It permits what the container's namespaces, capabilities, seccomp filter and
-// user permit, except what reaches beyond the container even so: mounts, and the
-// kernel's settings in /proc and /sys. A process of the container may trace and
-// signal only processes with the same profile.
+// It permits what the container's namespaces, capabilities, seccomp filter and user permit,
+// except what would still reach beyond the container: mounts, and the kernel's settings in /proc
+// and /sys. A process of the container may trace and signal only processes with the same
+// profile.
 //
-// "deny" has precedence over rules that allow, so files that stay writable among
-// others that do not are excluded letter by letter: apparmor.d(5) has no "except".
+// "deny" takes precedence over rules that allow. apparmor.d(5) has no "except", so files that
+// stay writable among denied ones are spared letter by letter.
 //
-// There is no abi line on purpose: then the parser compiles for what it has always
-// mediated, and a newer kernel does not refuse what this text cannot name.
+// The missing abi line is intentional: the parser then compiles for what it has always mediated,
+// and a newer kernel does not refuse what this text cannot name.
 const text = `
 profile NAME flags=(attach_disconnected,mediate_deleted) {
   file,
@@ -70,7 +70,7 @@ func profile(name string) (string, error) {
 	return strings.ReplaceAll(text, "NAME", name), nil
 }
 
-// plain reports whether r needs no quotes in apparmor.d(5).
+// plain reports whether r needs no quoting in apparmor.d(5).
 func plain(r rune) bool {
 	return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' || r >= '0' && r <= '9' || r == '-' || r == '_' || r == '.'
 }

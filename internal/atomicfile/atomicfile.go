@@ -1,6 +1,6 @@
-// Package atomicfile replaces files whole: a reader, or the machine after a
-// power cut, finds either the old content or the new, never a part. Only a new
-// file may be there in part after a power cut, if its maker says so (WriteNew).
+// Package atomicfile replaces files atomically: a reader, or the machine after a power cut,
+// finds either the old content or the new, never a part. Only a new file may be partly there
+// after a power cut, if its creator accepts that (WriteNew).
 package atomicfile
 
 import (
@@ -23,9 +23,9 @@ func Write(path string, data []byte, perm os.FileMode) error {
 	return replace(path, data, perm, true)
 }
 
-// WriteNew is Write of a file that does not exist yet, in half the time: the file and its name
-// are synced side by side, and a journal commits both at once. The price: after a power cut
-// before it returns, the file may be there in part (IsPart).
+// WriteNew is Write for a file that does not exist yet, in half the time: the file and its name
+// are synced in parallel, and a journal commits both at once. In exchange, a power cut before it
+// returns may leave part of the file (IsPart).
 func WriteNew(path string, data []byte, perm os.FileMode) (err error) {
 	if err := replace(path, data, perm, false); err != nil {
 		return err
@@ -41,15 +41,15 @@ func WriteNew(path string, data []byte, perm os.FileMode) (err error) {
 	return errors.Join(err, <-named)
 }
 
-// IsPart reports whether data is what a power cut can leave of a file that was being written
-// by WriteNew: nothing, zeros, or its beginning, err being what its JSON decoder says of it.
+// IsPart reports whether data is what a power cut can leave of a file written by WriteNew:
+// nothing, zeros, or its beginning; err is the JSON decoder's error for it.
 func IsPart(data []byte, err error) bool {
 	var syntax *json.SyntaxError
 	return len(bytes.Trim(data, "\x00")) == 0 || errors.As(err, &syntax) && syntax.Offset >= int64(len(data))
 }
 
-// WriteVolatile is Write without the syncs: whole for every reader, and lost with
-// the power. It is for files that a reboot voids anyway, below /run.
+// WriteVolatile is Write without the syncs: atomic for every reader, and lost in a power cut. It
+// is for files that a reboot voids anyway, below /run.
 func WriteVolatile(path string, data []byte, perm os.FileMode) error {
 	return replace(path, data, perm, false)
 }
@@ -79,8 +79,8 @@ func ReadJSON(path string, into any) error {
 
 func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) {
 	dir := filepath.Dir(path)
-	// The name starts with a dot and keeps the suffix ".tmp", so that whoever
-	// lists the directory can tell what a crash left behind.
+	// The name starts with a dot and ends with ".tmp", so that leftovers of a crash can be
+	// recognized in the directory.
 	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*.tmp")
 	if err != nil {
 		return err
@@ -114,8 +114,7 @@ func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) 
 	return nil
 }
 
-// Read is os.ReadFile that tries again if the disk gave an error: an error that passes is not
-// the file's.
+// Read is os.ReadFile that retries after a disk error: a transient error is not the file's.
 func Read(path string) ([]byte, error) {
 	data, err := os.ReadFile(path)
 	if errors.Is(err, unix.EIO) {
@@ -125,16 +124,16 @@ func Read(path string) ([]byte, error) {
 }
 
 // Damaged reports whether err means that its file cannot be read, now or later: it does not
-// exist, or the disk does not give it back (EUCLEAN and EBADMSG are what ext4 and xfs return
-// for metadata that make no sense). Other errors, such as EMFILE or ENOMEM, are not the file's,
-// and the file must not be taken for lost because of them.
+// exist, or the disk does not return it (ext4 and xfs return EUCLEAN and EBADMSG for invalid
+// metadata). Other errors, such as EMFILE or ENOMEM, are not the file's, and the file must not
+// be considered lost because of them.
 func Damaged(err error) bool {
 	causes := []error{fs.ErrNotExist, unix.ENOTDIR, unix.EIO, unix.EUCLEAN, unix.EBADMSG}
 	return slices.ContainsFunc(causes, func(cause error) bool { return errors.Is(err, cause) })
 }
 
-// MakeDirs is os.MkdirAll that returns once the directory at path has its name on disk, and so
-// have missing parents. An existing directory's name is synced too: its maker may have died
+// MakeDirs is os.MkdirAll that returns once the names of the directory at path, and of missing
+// parents, are on disk. An existing directory's name is synced too: its creator may have died
 // before doing so.
 func MakeDirs(path string, perm os.FileMode) error {
 	parent := filepath.Dir(path)

@@ -1,4 +1,4 @@
-// Package backoff paces repeated tries at something that cannot be waited for otherwise.
+// Package backoff paces retries of something that cannot be waited for otherwise.
 package backoff
 
 import (
@@ -8,20 +8,20 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
-// A Backoff is a series of pauses between tries, each twice as long as the one before it.
+// A Backoff is a series of pauses between attempts, each twice as long as the one before.
 type Backoff struct{ next, most time.Duration }
 
 // New begins with first; most bounds the pauses.
 func New(first, most time.Duration) *Backoff { return &Backoff{first, most} }
 
-// Next returns how long the next pause is to be.
+// Next returns the length of the next pause.
 func (b *Backoff) Next() time.Duration {
 	d := b.next
 	b.next = min(2*d, b.most)
 	return d
 }
 
-// Wait passes the next pause. If ctx ends first, that is the error.
+// Wait waits for the next pause. If ctx ends first, it returns ctx's error.
 func (b *Backoff) Wait(ctx context.Context) error {
 	if !periodic.Pause(ctx, b.Next()) {
 		return ctx.Err()

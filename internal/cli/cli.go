@@ -1,6 +1,6 @@
-// Package cli has what crisp and crispd share, whose commands are cobra's: help in one
-// format, completion for shells, and a man page (man.go). All three are generated from
-// the table of commands itself, so none of them lacks a flag.
+// Package cli has what crisp and crispd share, whose commands are cobra's: help in one format,
+// shell completion, and a man page (man.go). All three are generated from the table of commands
+// itself, so none of them can lack a flag.
 package cli
 
 import (
@@ -18,9 +18,9 @@ func init() { cobra.EnableCommandSorting = false } // people read them in their 
 // Shells are the shells with completion.
 var Shells = []string{"bash", "zsh", "fish"}
 
-// Complete adds to root, which has all its commands and its output, the command
-// "completion" and help, which ends with notes. A usage error is returned as the error
-// that usage makes; root prints none itself.
+// Complete adds to root, which has all its commands and its output, the command "completion" and
+// help, which ends with notes. A usage error is returned as the error of usage; root prints none
+// itself.
 func Complete(root *cobra.Command, usage func(format string, args ...any) error, notes string) {
 	root.SilenceErrors, root.SilenceUsage = true, true
 	root.DisableFlagsInUseLine = true
@@ -72,8 +72,8 @@ func Complete(root *cobra.Command, usage func(format string, args ...any) error,
 	}
 }
 
-// DoubleDashes replaces -name in args by --name, up to "--", if that is a flag of a
-// command of root: units and scripts may still have the old form.
+// DoubleDashes replaces -name in args by --name, up to "--", if that is a flag of a command of
+// root: units and scripts may still use the old form.
 func DoubleDashes(root *cobra.Command, args []string) []string {
 	known := make(map[string]bool)
 	for _, cmd := range append(root.Commands(), root) {
@@ -128,7 +128,7 @@ func printFlags(out io.Writer, flags []*pflag.Flag) {
 	}
 }
 
-// dashed returns a flag as it is typed.
+// dashed returns a flag as a user types it.
 func dashed(f *pflag.Flag) string {
 	switch {
 	case f.Shorthand == f.Name:
@@ -144,8 +144,7 @@ func commands(root *cobra.Command) []*cobra.Command {
 	return slices.DeleteFunc(slices.Clone(root.Commands()), func(c *cobra.Command) bool { return !c.IsAvailableCommand() })
 }
 
-// flagsOf returns the flags of a set in order, without hidden ones and the one for
-// help.
+// flagsOf returns the flags of a set in order, except hidden ones and help.
 func flagsOf(set *pflag.FlagSet) []*pflag.Flag {
 	var list []*pflag.Flag
 	set.VisitAll(func(f *pflag.Flag) {

@@ -52,8 +52,8 @@ func writeFlags(b *strings.Builder, flags []*pflag.Flag) {
 	}
 }
 
-// Paragraphs converts plain text to man(7): an empty line separates paragraphs,
-// and lines that begin with a space are shown as they are.
+// Paragraphs converts plain text to man(7): an empty line separates paragraphs, and lines that
+// begin with a space are shown verbatim.
 func Paragraphs(text string) string {
 	var b strings.Builder
 	for i, par := range strings.Split(strings.Trim(text, "\n"), "\n\n") {

@@ -1,18 +1,17 @@
-// Package crilog reads and writes the log format that CRI prescribes.
+// Package crilog reads and writes CRI's log format.
 //
-// A log is a file of records, one per line (kubernetes/design-proposals, "CRI
-// log"; the kubelet's reader is pkg/kubelet/kuberuntime/logs):
+// A log is a file of records, one per line (kubernetes/design-proposals, "CRI log"; the
+// kubelet's reader is pkg/kubelet/kuberuntime/logs):
 //
 //	2016-10-06T00:17:09.669794202Z stdout F the end of a line
 //	<RFC3339Nano>                  <stream> <tag> <content>
 //
-// The tag is F if the content ends a line of the container's output and P if more
-// of that line follows in the next record of the same stream. A final line that
-// the container never ended stays P.
+// The tag is F if the content ends a line of the container's output and P if the line continues
+// in the next record of the same stream. A final line that the container never ended stays P.
 //
-// Nothing is buffered: output that does not end a line is recorded as P as soon
-// as there is nothing more to read. So a process that dies between two writes
-// loses nothing, and a prompt is visible.
+// Nothing is buffered: output that does not end a line is recorded as P as soon as there is
+// nothing more to read. So a process that dies between two writes loses nothing, and a prompt is
+// visible.
 package crilog
 
 import (
@@ -34,13 +33,13 @@ const (
 type Record struct {
 	Time    time.Time
 	Stream  string
-	Partial bool   // the line goes on in the stream's next record
+	Partial bool   // the line continues in the stream's next record
 	Content []byte // without the newline
 }
 
-// Append appends to dst the records of p, as output of stream at time t. No
-// record has more than max bytes of content. Concatenating the contents, with a
-// newline after each that is not partial, gives p again.
+// Append appends to dst the records of p, as output of stream at time t. No record has more than
+// max bytes of content. Concatenating the contents, with a newline after each that is not
+// partial, yields p again.
 func Append(dst []byte, t time.Time, stream string, p []byte, max int) []byte {
 	var room [64]byte
 	stamp := append(t.AppendFormat(room[:0], time.RFC3339Nano), ' ')
@@ -71,8 +70,8 @@ func Parse(line []byte) (Record, error) {
 	return p.Parse(line)
 }
 
-// A Parser parses many lines: most have the same second as the previous one. The
-// zero value is ready for use.
+// A Parser parses many lines: most have the same second as the line before. The zero value is
+// ready for use.
 type Parser struct {
 	second [len("2006-01-02T15:04:05")]byte // that of at, if at is not zero
 	at     time.Time                        // UTC

@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A log can lose its name while it is written. Somebody removes it, to have its space. Or the
-// kubelet takes a rotation back: it renames the log and calls for a new one, and if that call
-// fails it renames the old log back, over the new one if there is one by then. Whatever the
-// reason of the failure, such as the end of the daemon that was to answer, the Writer may have
-// been told, and then writes to a file that nobody can find.
+// A log can lose its name while it is being written. Somebody removes it to free its space. Or
+// the kubelet reverts a rotation: it renames the log and requests a new one, and if that call
+// fails it renames the old log back, over the new one if that exists by then. Whatever made the
+// call fail, such as the end of the daemon that should have answered, the Writer may have got
+// the request, and then writes to a file that nobody can find.
 
-// maxRescued is how much of such a file is put into the log, in bytes: a rotation is taken back
+// maxRescued is how many bytes of such a file are copied to the log: a rotation is reverted
 // within seconds.
 const maxRescued = 64 << 20
 
-// follow goes on in the file at the log's path if the present one has lost its name. If there is
-// none it is made, but for a log that is about to be closed. The caller holds mu.
+// follow switches to the file at the log's path if the current file has lost its name. If there
+// is none it creates one, except for a log that is about to be closed. The caller holds mu.
 func (w *Writer) follow(makes bool) {
 	if !nameless(w.file) {
 		return
@@ -32,7 +32,7 @@ func (w *Writer) follow(makes bool) {
 	}
 	f, err := create(w.path)
 	if err != nil {
-		return // its directory is gone; it is tried again
+		return // its directory is gone; retried later
 	}
 	old := w.file
 	w.file = f
@@ -43,14 +43,14 @@ func (w *Writer) follow(makes bool) {
 	w.end(old)
 }
 
-// nameless reports whether f has been removed, or is of a file system that counts no names.
+// nameless reports whether f has been removed, or its file system does not count names.
 func nameless(f *os.File) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
 }
 
 // counted reports whether the file system of f, which is or was at path, counts the names of a
-// file. Some of FUSE say of each that it has none.
+// file. Some FUSE file systems report none for every file.
 func counted(f *os.File, path string) bool {
 	at, err := os.Lstat(path)
 	return !nameless(f) || err == nil && !isFile(at, f)
@@ -61,7 +61,7 @@ func isFile(at os.FileInfo, f *os.File) bool {
 	return err == nil && os.SameFile(at, info)
 }
 
-// rescue appends to the log what is in old, its former file. The caller holds mu.
+// rescue appends the content of old, the log's former file, to the log. The caller holds mu.
 func (w *Writer) rescue(old *os.File) {
 	n, err := appendFrom(w.file, old)
 	var over int64
@@ -95,8 +95,8 @@ func appendFrom(to, from *os.File) (n int64, err error) {
 	return n, errors.Join(err, mend(to))
 }
 
-// end closes a file that the log has no more to do with. The new one is in use: if the old one
-// could not be written out (close(2)), that is no reason to call for the new one again.
+// end closes a file that is no longer the log's. The new one is in use: if the old one could not
+// be flushed (close(2)), that is no reason to request a new one again.
 func (w *Writer) end(old *os.File) {
 	if err := old.Close(); err != nil {
 		w.reportLoss(err, 0)

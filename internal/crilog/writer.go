@@ -22,25 +22,25 @@ type Writer struct {
 
 	mu     sync.Mutex
 	file   *os.File
-	alone  bool // the file began empty in place of another, or nobody knows; guarded by mu, as are the others
+	alone  bool // the file began empty in place of another, or that is unknown; guarded by mu, as are the others
 	closed bool
 	last   time.Time // of the latest record
-	lost   int64     // bytes of output dropped since the last one that was written
+	lost   int64     // bytes of output dropped since the last successful write
 }
 
-// buffers are used by Writers while they write: a silent container holds none, and one
-// that prints without end makes no garbage.
+// buffers are used by Writers while they write: a silent container holds none, and a busy one
+// makes no garbage.
 var buffers = sync.Pool{New: func() any { return new([]byte) }}
 
 // keep is the size up to which buffers are reused, for 64 KiB of lines of a few bytes.
 const keep = 4 << 20
 
-// Open opens the log at path for appending and creates it, mode 0640, and its
-// directory if they are not there. A max of 0 is MaxLine.
+// Open opens the log at path for appending and creates it, mode 0640, and its directory if they
+// are missing. A max of 0 is MaxLine.
 //
-// Output that cannot be written is dropped, because a container must not wait for
-// a full disk: report is called with the reason when the first byte is lost, and
-// with a nil error and the number of bytes when writing works again.
+// Output that cannot be written is dropped, because a container must not wait for a full disk:
+// report is called with the reason when the first byte is lost, and with a nil error and the
+// number of bytes when writing works again.
 func Open(path string, max int, report func(err error, lost int64)) (*Writer, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
@@ -58,8 +58,8 @@ func Open(path string, max int, report func(err error, lost int64)) (*Writer, er
 	return w, nil
 }
 
-// mend ends the last record of a log whose writer was killed while it wrote; otherwise
-// the next record would continue it.
+// mend ends the last record of a log whose writer was killed while writing; otherwise the next
+// record would continue it.
 func mend(f *os.File) error {
 	fi, err := f.Stat()
 	if err != nil {
@@ -84,7 +84,7 @@ func mend(f *os.File) error {
 	return err
 }
 
-// Resume is Open for a log that is already open; the Writer takes f over.
+// Resume is Open for a log that is already open; the Writer takes ownership of f.
 func Resume(f *os.File, path string, max int, report func(err error, lost int64)) *Writer {
 	if max <= 0 {
 		max = MaxLine
@@ -92,9 +92,9 @@ func Resume(f *os.File, path string, max int, report func(err error, lost int64)
 	return &Writer{path: path, max: max, report: report, file: f, alone: counted(f, path)}
 }
 
-// create opens a log for appending. A pod that may write to the log directory could
-// put something else there: a symlink could lead to any file of the host, and a FIFO
-// would block the writer.
+// create opens a log for appending. A pod with write access to the log directory could put
+// something else there: a symlink could lead to any file of the host, and a FIFO would block the
+// writer.
 func create(path string) (*os.File, error) {
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_APPEND|os.O_WRONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK, 0o640)
 	if errors.Is(err, unix.ELOOP) {
@@ -114,12 +114,11 @@ func create(path string) (*os.File, error) {
 	return f, nil
 }
 
-// A Keeper keeps what is being written until it is in the log, in case the writer is
-// killed.
+// A Keeper keeps what is being written until it is in the log, in case the writer is killed.
 type Keeper interface {
-	// Writing comes before a write to a file of that inode and size.
+	// Writing is called before a write to a file of that inode and size.
 	Writing(inode uint64, size int64)
-	// Written comes after it, and before the next write to the log.
+	// Written is called after it, and before the next write to the log.
 	Written()
 }
 
@@ -156,13 +155,12 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	}
 }
 
-// wrongClock is by how much a clock that was set back must have been wrong for times in the log
-// to follow it.
+// wrongClock is how far the clock must have been ahead for times in the log to follow it back.
 const wrongClock = time.Minute
 
-// setTime sets the time of the next record. A clock that is set back by some seconds does not
-// make times in the log go back, as readers look for a time in them. One that was wrong is
-// followed: all records would have one and the same time until it is there again.
+// setTime sets the time of the next record. If the clock is set back by some seconds, times in
+// the log do not go back, because readers search for times there. A clock that was wrong is
+// followed back: otherwise all records would have the same time until it is reached again.
 func (w *Writer) setTime() {
 	if now := time.Now().UTC().Round(0); now.After(w.last) || w.last.Sub(now) > wrongClock {
 		w.last = now
@@ -176,10 +174,9 @@ func writing(k Keeper, f *os.File) {
 	}
 }
 
-// Complete appends to the log at path the records of p, which a Keeper has kept for a
-// Writer that was killed. If size is not negative, the Writer was writing them when
-// the file with that inode had that size: what it had written is kept, up to the end
-// of a record.
+// Complete appends to the log at path the records of p, which a Keeper has kept for a Writer
+// that was killed. If size is not negative, the Writer was writing them when the file with that
+// inode had that size: whole records that it had written stay.
 func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, size int64) error {
 	if max <= 0 {
 		max = MaxLine
@@ -214,8 +211,8 @@ func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, si
 	return err
 }
 
-// cutTorn removes an incomplete record from the end of f, and returns the number of
-// records after the first size bytes.
+// cutTorn removes an incomplete record from the end of f, and returns the number of records
+// after the first size bytes.
 func cutTorn(f *os.File, size, end int64) (records int, err error) {
 	r, err := os.Open(fmt.Sprintf("/proc/self/fd/%d", f.Fd())) // f is write-only
 	if err != nil {
@@ -234,7 +231,7 @@ func cutTorn(f *os.File, size, end int64) (records int, err error) {
 	return bytes.Count(tail, []byte{'\n'}), nil
 }
 
-// drop counts what was lost and removes a record that was written in part.
+// drop counts lost bytes and removes a partly written record.
 func (w *Writer) drop(data []byte, n int, size int64, err error) {
 	whole := bytes.LastIndexByte(data[:n], '\n') + 1
 	if torn := int64(n - whole); torn > 0 {
@@ -254,9 +251,9 @@ func (w *Writer) reportLoss(err error, lost int64) {
 	}
 }
 
-// Reopen starts a new file at the log's path, after somebody has renamed the old one.
-// When it returns the new file exists and nothing more goes to the old one. If it
-// fails, writing goes on in the old one.
+// Reopen starts a new file at the log's path, after somebody has renamed the old one. When it
+// returns the new file exists and nothing more goes to the old one. If it fails, writing
+// continues in the old one.
 func (w *Writer) Reopen() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()

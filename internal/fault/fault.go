@@ -1,8 +1,8 @@
-// Package fault gives an error a kind, so that code far from the failure can
-// decide what to do about it without reading its text.
+// Package fault gives an error a kind, so that code far from the failure can decide what to do
+// about it without parsing its text.
 //
-// A Kind is itself an error. Callers ask errors.Is(err, fault.NotFound); the
-// gRPC edge (server/interceptor.go) turns a kind into a status code.
+// A Kind is itself an error. Callers use errors.Is(err, fault.NotFound); the gRPC edge
+// (server/interceptor.go) turns a kind into a status code.
 package fault
 
 import (
@@ -17,16 +17,16 @@ type Kind uint8
 const (
 	Internal    Kind = iota // nothing; look at the log
 	Invalid                 // fix the request
-	NotFound                // the object is not there
+	NotFound                // the object does not exist
 	Exists                  // the name is taken
 	WrongState              // the object is busy, or past that point
 	Unavailable             // try again later
 )
 
-// kinds is in the order in which KindOf asks for them.
+// kinds is in the order in which KindOf checks them.
 var kinds = []Kind{Invalid, NotFound, Exists, WrongState, Unavailable}
 
-// String is the kind's name as it stands in logs and metrics.
+// String returns the kind's name as used in logs and metrics.
 func (k Kind) String() string {
 	switch k {
 	case Invalid:
@@ -51,8 +51,7 @@ func (k Kind) Errorf(format string, args ...any) error {
 	return &kinded{k, fmt.Errorf(format, args...)}
 }
 
-// KindOf returns the kind of err: the outermost one given in its chain, or
-// Internal if none is.
+// KindOf returns the kind of err: the outermost in its chain, or Internal if there is none.
 func KindOf(err error) Kind {
 	var k *kinded
 	if errors.As(err, &k) {
@@ -66,8 +65,8 @@ func KindOf(err error) Kind {
 	return Internal
 }
 
-// Optional drops err if it is of kind NotFound and what was not found is optional, as a field of
-// Kubernetes says: nil means that it is not.
+// Optional drops err if it is of kind NotFound and optional, a field of Kubernetes, is true; nil
+// means false.
 func Optional(optional *bool, err error) error {
 	if optional != nil && *optional && errors.Is(err, NotFound) {
 		return nil

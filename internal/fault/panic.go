@@ -5,17 +5,17 @@ import (
 	"runtime/debug"
 )
 
-// A Panic is the error that Protect made of one; its kind is Internal.
+// A Panic is the error that Protect returns for a panic; its kind is Internal.
 type Panic struct {
 	Value any
 	Stack []byte // of the goroutine that panicked, as debug.Stack has it; for the log
 }
 
-// Error does not have the stack, which is not for clients.
+// Error omits the stack, which is not for clients.
 func (p *Panic) Error() string { return fmt.Sprintf("internal error: %v", p.Value) }
 
-// Protect runs work, and turns a panic into a *Panic: one request or image fails, and not the
-// daemon. It does not reach goroutines that work begins.
+// Protect runs work, and turns a panic into a *Panic: one request or image fails, not the
+// daemon. It does not cover goroutines that work starts.
 func Protect(work func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {

@@ -1,6 +1,6 @@
-// Package flock locks files, flock(2). A lock belongs to the open file, with all its
-// inherited descriptors: it ends when all of them are closed, at the latest when their
-// processes exit.
+// Package flock locks files, flock(2). A lock belongs to the open file description and all its
+// inherited descriptors: it ends when all of them are closed, at the latest when their processes
+// exit.
 package flock
 
 import (
@@ -27,17 +27,16 @@ func Try(f *os.File) error {
 	return os.NewSyscallError("flock", err)
 }
 
-// Unlock releases the lock while f stays open, here or in a process that has inherited
-// it.
+// Unlock releases the lock while f stays open, here or in a process that inherited it.
 func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 
-// patience is how long a daemon waits for the lock of its predecessor. If that was killed, the
-// lock is held for another moment by what it had just forked: a child has copies of all
-// descriptors until its execve(2) closes them, and on a busy machine that takes a while.
+// patience is how long a daemon waits for its predecessor's lock. If the predecessor was killed,
+// its freshly forked children hold the lock a moment longer: a child has copies of all
+// descriptors until its execve(2) closes them, which takes a while on a busy machine.
 const patience = 3 * time.Second
 
-// Inherit locks f, or returns ErrHeld if somebody else holds the lock for longer than a daemon
-// that was killed can.
+// Inherit locks f, or returns ErrHeld if somebody holds the lock for longer than a killed daemon
+// can.
 func Inherit(f *os.File) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
@@ -48,7 +47,7 @@ func Inherit(f *os.File) error {
 	return err
 }
 
-// Take opens a file, which it makes with mode 0600 if it is missing, and locks it as Inherit does.
+// Take opens a file, creating it with mode 0600 if it is missing, and locks it like Inherit.
 func Take(path string) (*os.File, error) {
 	for {
 		f, err := open(path)
@@ -62,14 +61,14 @@ func Take(path string) (*os.File, error) {
 		if IsAt(f, path) {
 			return f, nil
 		}
-		f.Close() // it was removed before it was locked: others would lock another one
+		f.Close() // it was removed before it was locked: others would lock a new one
 	}
 }
 
-// Renew returns f, which is locked, if it is the file at path. If somebody has removed that, who
-// comes next would lock a file of their own: Renew makes it anew, locks it and returns it in place
-// of f, which the caller closes. If the lock was taken by somebody who came before, the error is
-// ErrHeld.
+// Renew returns f, which is locked, if it is the file at path. If somebody has removed that
+// file, others would create and lock their own: Renew recreates it, locks it and returns it in
+// place of f, which the caller closes. The error is ErrHeld if somebody else has locked it
+// first.
 func Renew(f *os.File, path string) (*os.File, error) {
 	if IsAt(f, path) {
 		return f, nil
@@ -85,7 +84,7 @@ func Renew(f *os.File, path string) (*os.File, error) {
 	return next, nil
 }
 
-// IsAt reports whether f is the file at path. A lock of another one keeps out nobody.
+// IsAt reports whether f is the file at path. A lock on any other file excludes nobody.
 func IsAt(f *os.File, path string) bool {
 	own, err := f.Stat()
 	if err != nil {
@@ -99,8 +98,7 @@ func open(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // with O_CLOEXEC, as always
 }
 
-// Lock locks f as soon as nobody else holds the lock. It polls, so that ctx can end the
-// wait.
+// Lock locks f as soon as nobody else holds the lock. It polls, so that ctx can end the wait.
 func Lock(ctx context.Context, f *os.File) error {
 	pause := backoff.New(100*time.Microsecond, 20*time.Millisecond)
 	for {

@@ -65,11 +65,11 @@ import (
 // Accelerated reports whether ISA-L is used.
 var Accelerated = sync.OnceValue(func() bool { return C.load() != 0 })
 
-// inputSize is the size in bytes of the pieces that are read.
+// inputSize is the size in bytes of each read.
 const inputSize = 64 << 10
 
-// A fast reader inflates with ISA-L. It reads the members' headers itself: isal_inflate of
-// ISA-L 2.30 forgets which fields a header has when its input ends within.
+// A fast reader inflates with ISA-L. It reads the members' headers itself: isal_inflate of ISA-L
+// 2.30 forgets a header's fields when its input ends within the header.
 type fast struct {
 	in      *bufio.Reader
 	state   *C.struct_inflate_state // nil: closed
@@ -87,7 +87,7 @@ func newFast(r io.Reader) (io.ReadCloser, error) {
 	return &fast{in: bufio.NewReaderSize(r, inputSize), state: state, first: true}, nil
 }
 
-// Close releases what the reader has. Reading is an error from then on.
+// Close releases the reader's memory. Reading is an error from then on.
 func (f *fast) Close() error {
 	C.free(unsafe.Pointer(f.state))
 	f.state, f.err = nil, errors.New("read of a closed gzip stream")
@@ -146,8 +146,8 @@ const (
 	hasComment  = 1 << 4
 )
 
-// header reads the header of a member. io.EOF means that there is no other. The checksum that it
-// may have is not verified: nothing in the header is used.
+// header reads the header of a member. io.EOF means that there is no other. It does not verify
+// the header's optional checksum: nothing in the header is used.
 func (f *fast) header() error {
 	fixed, err := f.in.Peek(10)
 	if len(fixed) == 0 && err == io.EOF && !f.first {

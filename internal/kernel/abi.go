@@ -9,9 +9,9 @@ import (
 // x32Bit marks a system call of the x32 ABI (asm/unistd.h).
 const x32Bit = 0x40000000
 
-// probeABIs probes which other programs an amd64 kernel runs. It calls getpid(2) by
-// the x32 ABI, which most kernels are built without; 32-bit programs run if there
-// is a certain sysctl (Documentation/admin-guide/sysctl/abi).
+// probeABIs probes which other ABIs an amd64 kernel supports. It calls getpid(2) by the x32 ABI,
+// which most kernels are built without; 32-bit programs run if a certain sysctl exists
+// (Documentation/admin-guide/sysctl/abi).
 func (f *Features) probeABIs() {
 	if runtime.GOARCH != "amd64" {
 		return

@@ -10,8 +10,8 @@ import (
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// probeCgroups examines the hierarchy mounted at root. On a hybrid host, with v1
-// controllers at root and an empty v2 in root/unified, v1 is used.
+// probeCgroups examines the hierarchy mounted at root. On a hybrid host, with v1 controllers at
+// root and an empty v2 in root/unified, v1 counts.
 func (f *Features) probeCgroups(root string) {
 	var fs unix.Statfs_t
 	f.CgroupV2 = unix.Statfs(root, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
@@ -24,16 +24,16 @@ func (f *Features) probeCgroups(root string) {
 	f.CgroupKill = belowRoot(root, "cgroup.kill") || f.AtLeast(5, 14)
 }
 
-// SwapLimit reports whether the swap of a cgroup can be limited: v1 limits memory and
-// swap together, v2 swap alone.
+// SwapLimit reports whether the swap of a cgroup can be limited: v1 limits memory and swap
+// together, v2 swap alone.
 func SwapLimit() bool { return swapLimit(cgroupRoot) }
 
 func swapLimit(root string) bool {
 	return exists(filepath.Join(root, "memory", "memory.memsw.limit_in_bytes")) || belowRoot(root, "memory.swap.max")
 }
 
-// belowRoot reports whether cgroups of the unified hierarchy have a file of this name.
-// The root cgroup has no file with a limit; our own, or one below the root, does.
+// belowRoot reports whether cgroups of the unified hierarchy have a file called name. The root
+// cgroup has no limit files; our own, or one below the root, does.
 func belowRoot(root, name string) bool {
 	dirs, _ := filepath.Glob(filepath.Join(root, "*/"))
 	all, _ := Hierarchies()

@@ -14,8 +14,8 @@ import (
 
 // A Hierarchy is a mounted cgroup hierarchy: that of v2, or one of v1.
 type Hierarchy struct {
-	Dir   string // where it is mounted
-	Whole bool   // its root is mounted, not only a cgroup below that
+	Dir   string // mount point
+	Whole bool   // its root is mounted, not only a cgroup below it
 	// Controllers are v1's, as in /proc/self/cgroup: "cpu", "cpuacct", or "name=systemd" for a
 	// hierarchy without any. For v2 it is "", whatever its controllers are.
 	Controllers []string
@@ -28,8 +28,8 @@ func (h Hierarchy) V2() bool { return slices.Contains(h.Controllers, "") }
 // Own returns the directory of our own cgroup. It exists if the hierarchy is Whole.
 func (h Hierarchy) Own() string { return filepath.Join(h.Dir, h.own) }
 
-// Hierarchies returns the hierarchies of this host that we can see, each once. On a hybrid
-// host, v2 is one of them.
+// Hierarchies returns the hierarchies of this host that we can see, each once. On a hybrid host,
+// v2 is one of them.
 func Hierarchies() ([]Hierarchy, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {

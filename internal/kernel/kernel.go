@@ -1,9 +1,8 @@
-// Package kernel finds out, once at startup, what this host's kernel supports and
-// what it permits us to do. Nothing here changes the host, forks, or mounts.
+// Package kernel determines, once at startup, what this host's kernel supports and permits us to
+// do. Nothing here changes the host, forks, or mounts.
 //
-// A feature is probed where there is a harmless way (the error for an invalid
-// argument shows whether a system call exists), and inferred from the kernel's
-// version where there is none.
+// A feature is probed if there is a harmless way (the error for an invalid argument shows
+// whether a system call exists), otherwise inferred from the kernel's version.
 package kernel
 
 import (
@@ -30,7 +29,7 @@ type Features struct {
 	Capabilities uint64 // bit n = capability n of capabilities(7): bounding and permitted
 	OOMScoreAdj  int    // our own; without CAP_SYS_RESOURCE the lowest that we can set
 
-	Overlay     bool // overlayfs, loaded if need be
+	Overlay     bool // overlayfs, loaded if needed
 	RecursiveRO bool // mount_setattr(2), 5.12
 	IDMap       bool // overlayfs on ID-mapped layers, 5.19
 	UserNS      bool // user namespaces exist, and the administrator permits some
@@ -117,8 +116,8 @@ func capabilities(status string) uint64 {
 	return set("CapPrm") & set("CapBnd")
 }
 
-// hasOverlay opens an overlayfs context, which loads the module where it is one
-// (fsopen(2)); a host that forbids that may have it loaded already.
+// hasOverlay opens an overlayfs context, which loads the module if it is one (fsopen(2)); a host
+// that forbids that may have it loaded already.
 func hasOverlay() bool {
 	if fd, err := unix.Fsopen("overlay", unix.FSOPEN_CLOEXEC); err == nil {
 		unix.Close(fd)

@@ -7,8 +7,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 )
 
-// MountOn returns the mount that path, which has no symbolic links in it, is on; nil if that is none
-// that we see, as in a chroot.
+// MountOn returns the mount that contains path, which must not have symbolic links; nil if we
+// cannot see it, as in a chroot.
 func MountOn(path string) (*mountinfo.Info, error) {
 	mounts, err := mountinfo.GetMounts(mountinfo.ParentsFilter(path))
 	if err != nil {
@@ -17,10 +17,10 @@ func MountOn(path string) (*mountinfo.Info, error) {
 	return visible(mounts), nil
 }
 
-// visible returns the mount that a path is on, of all those at or above it. Not the longest mount
-// point decides: a mount at /a, made after one at /a/b, hides that. So it goes from mount to mount
-// as the kernel does, which at each directory looks for what is mounted there on the mount that it
-// has come to. There is one at most: a second mount on the same point is mounted on the first.
+// visible returns the mount that contains a path, of all those at or above it. The longest mount
+// point does not decide: a mount at /a, made after one at /a/b, hides that. So visible goes from
+// mount to mount as the kernel does, which at each directory looks for a mount there on the
+// current mount. There is at most one: a second mount on the same point is mounted on the first.
 func visible(mounts []*mountinfo.Info) (on *mountinfo.Info) {
 	listed := make(map[int]bool)
 	for _, m := range mounts {
@@ -31,7 +31,7 @@ func visible(mounts []*mountinfo.Info) (on *mountinfo.Info) {
 		for _, m := range mounts {
 			below := on == nil && (!listed[m.Parent] || m.Parent == m.ID)
 			if on != nil {
-				// What is mounted on our own root is not seen from it (path_resolution(7)).
+				// A mount on our own root cannot be seen from it (path_resolution(7)).
 				below = m.Parent == on.ID && m.ID != on.ID && m.Mountpoint != "/"
 			}
 			if below && (next == nil || len(m.Mountpoint) < len(next.Mountpoint)) {
@@ -45,15 +45,15 @@ func visible(mounts []*mountinfo.Info) (on *mountinfo.Info) {
 	}
 }
 
-// IsShared reports whether what is mounted below m appears in the mounts of its peer group too
-// (mount_namespaces(7), "Shared subtrees").
+// IsShared reports whether mounts below m propagate to its peer group (mount_namespaces(7),
+// "Shared subtrees").
 func IsShared(m *mountinfo.Info) bool { return hasTag(m, "shared:") }
 
-// IsSlave reports whether what is mounted below m's master appears below m. A mount can be shared
-// and slave at once.
+// IsSlave reports whether mounts below m's master propagate to m. A mount can be shared and
+// slave at once.
 func IsSlave(m *mountinfo.Info) bool { return hasTag(m, "master:") }
 
-// hasTag looks in the optional fields of a mount (proc_pid_mountinfo(5)).
+// hasTag searches the optional fields of a mount (proc_pid_mountinfo(5)).
 func hasTag(m *mountinfo.Info, tag string) bool {
 	for field := range strings.FieldsSeq(m.Optional) {
 		if strings.HasPrefix(field, tag) {

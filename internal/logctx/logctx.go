@@ -1,5 +1,5 @@
-// Package logctx lets log attributes travel in a context, so that a line logged
-// deep below an RPC still says which RPC and which object it is about.
+// Package logctx carries log attributes in a context, so that a line logged deep below an RPC
+// still says which RPC and which object it is about.
 package logctx
 
 import (
@@ -9,8 +9,8 @@ import (
 
 type key struct{}
 
-// With returns a context whose log lines carry args too; they are pairs or
-// slog.Attrs, as for slog.Logger.With.
+// With returns a context whose log lines also carry args; they are pairs or slog.Attrs, as for
+// slog.Logger.With.
 func With(ctx context.Context, args ...any) context.Context {
 	old, _ := ctx.Value(key{}).([]any)
 	return context.WithValue(ctx, key{}, append(old[:len(old):len(old)], args...))

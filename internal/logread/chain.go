@@ -55,7 +55,7 @@ func (l *Log) rotated() ([]string, error) {
 	return slices.Compact(stamps), nil
 }
 
-// named reports whether f is the file that has the log's name.
+// named reports whether f is the file with the log's name.
 func (l *Log) named(f *os.File) bool { return isAt(f, l.path) }
 
 func isAt(f *os.File, path string) bool {
@@ -82,8 +82,8 @@ func (l *Log) open(stamp string) (file, error) {
 	return file{f, stamp, true}, err
 }
 
-// unpack replaces a compressed file by an unnamed temporary one with its content, which can be
-// read backwards too.
+// unpack replaces a compressed file by an unnamed temporary file with its content, which can
+// also be read backwards.
 func (f *file) unpack() error {
 	if !f.packed {
 		return nil
@@ -128,9 +128,9 @@ func (l *Log) isNow(f *os.File, stamp string) bool {
 	return bytes.Equal(ours[:n], theirs[:m])
 }
 
-// younger returns the names that lie after the open file, and notes which is the open file's own. All
-// files that appeared since the open file had the log's name are younger, whatever the clock says; one of
-// them is the open file itself.
+// younger returns the names that come after the open file, and records which of them is the open
+// file's own. All files that appeared since the open file had the log's name are younger,
+// whatever the clock says; one of them is the open file itself.
 func (l *Log) younger(names []string) []string {
 	fresh := slices.DeleteFunc(slices.Clone(names), func(s string) bool { return l.done[s] })
 	if l.reading.stamp == "" {
@@ -143,8 +143,8 @@ func (l *Log) younger(names []string) []string {
 	return fresh
 }
 
-// next opens the file after the open one. there is false if the open file is the current one,
-// or the new one does not exist yet.
+// next opens the file after the open one. there is false if the open file is the current one, or
+// the new one does not exist yet.
 func (f *follower) next() (next file, there bool, err error) {
 	l := f.Log
 	for {

@@ -7,17 +7,16 @@ import (
 )
 
 const (
-	// period is how often to look at the log and ask about the container when no event
-	// arrives; poll is that without inotify.
+	// period is how often to check the log and the container when no event arrives; poll is the
+	// same without inotify.
 	period = time.Second
 	poll   = 200 * time.Millisecond
-	// soon is the first pause when something is about to happen. Pauses double up to a
-	// period.
+	// soon is the first pause when something is about to happen. Pauses double up to a period.
 	soon = 5 * time.Millisecond
 
-	// How long a file stays open that may still be written to: settle after the next one
-	// appeared, if a writer cannot be detected; patience, if a writer has it open but does
-	// not write; linger after the container has ended.
+	// How long a file that may still be written to stays open: settle after the next one
+	// appeared, if a writer cannot be detected; patience, if a writer has it open but does not
+	// write; linger after the container has ended.
 	settle   = time.Second
 	patience = 10 * time.Second
 	linger   = 2 * time.Second
@@ -37,7 +36,7 @@ type follower struct {
 	pause time.Duration
 }
 
-// follow reads on in the open file and then the later ones, until the container has ended.
+// follow keeps reading the open file and then the later ones, until the container has ended.
 func (l *Log) follow(ctx context.Context, p *printer, s *scan) error {
 	w, err := l.watches(filepath.Dir(l.path))
 	if err != nil {
@@ -60,7 +59,7 @@ func (f *follower) watchFile() {
 	}
 }
 
-// step reads what is there. Then it moves on to the next file if the open one is complete, and
+// step reads what is available. Then it moves on to the next file if the open one is complete,
 // else waits. It reports whether the end of the log is reached.
 func (f *follower) step(ctx context.Context) (over bool, err error) {
 	f.between()
@@ -100,7 +99,7 @@ func (f *follower) step(ctx context.Context) (over bool, err error) {
 	return false, ctx.Err()
 }
 
-// read writes everything that the open file has.
+// read prints everything in the open file.
 func (f *follower) read(ctx context.Context) error {
 	grew, err := f.s.read(ctx, f.p, -1)
 	if grew {
@@ -128,8 +127,8 @@ func (f *follower) complete(there bool, next file) bool {
 	case !known:
 		return time.Since(f.seen) > settle
 	}
-	// A writer has it open. By now a runtime should write to the next file, unless
-	// nobody asked it to follow the rotation.
+	// A writer has it open. By now a runtime should write to the next file, unless nobody asked
+	// it to reopen the log.
 	info, err := next.Stat()
 	return err == nil && info.Size() > 0 && time.Since(f.seen) > patience && time.Since(f.grown) > patience
 }
@@ -146,7 +145,7 @@ func (f *follower) advance(next file) {
 	f.watchFile()
 }
 
-// ask asks whether the container has ended, unless it was asked just now.
+// ask asks whether the container has ended, unless it did so just before.
 func (f *follower) ask(ctx context.Context) (ended bool, err error) {
 	after := period
 	if f.w.close {

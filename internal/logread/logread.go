@@ -19,9 +19,8 @@
 //	          │ there is none, and the container has ended:
 //	          └──────▶ the end
 //
-// The old file may be incomplete even if the new one exists: the runtime may be in the middle
-// of a write. The kernel tells whether a file is open for writing when asked for a read lease
-// (fcntl(2)).
+// The old file may be incomplete even if the new one exists: the runtime may be in the middle of
+// a write. A read lease (fcntl(2)) shows whether a file is open for writing.
 //
 // Rotated files are part of the log as long as they exist. The kubelet's reader knows only the
 // current file.
@@ -43,40 +42,40 @@ import (
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
-// Options say what to read of a log and where to write it. Fields that v1.PodLogOptions has
-// too have the same meaning.
+// Options say what to read of a log and where to write it. Fields that v1.PodLogOptions also has
+// have the same meaning.
 type Options struct {
 	Stdout, Stderr io.Writer // nil leaves out that stream
-	// Tail is how many lines to read from the end; nil is all. A line ends where the
-	// container wrote a newline and may be several records. Only lines of the wanted
-	// streams count.
+	// Tail is how many lines to read from the end; nil means all. A line ends where the
+	// container wrote a newline and may be several records. Only lines of the requested streams
+	// count.
 	Tail       *int64
 	Since      time.Time // earlier records are left out
 	Limit      *int64    // bytes to write at most, including timestamps; nil is no limit
 	Timestamps bool      // before each line, in RFC 3339 with nine digits
-	// Running reports whether the container is running. With it the log is followed until
-	// it returns false or an error and everything written before is read; with nil only
-	// what exists now is read.
+	// Running reports whether the container is running. With it the log is followed until it
+	// returns false or an error and everything written before is read; if it is nil only what
+	// exists now is read.
 	Running func(context.Context) (bool, error)
-	// Damaged is called for each record or compressed file that is left out because it
-	// cannot be read. It may be nil.
+	// Damaged is called for each record or compressed file that is skipped because it cannot be
+	// read. It may be nil.
 	Damaged func(error)
 }
 
-// A Log is a log that is being read.
+// A Log is a log being read.
 type Log struct {
 	path    string
 	reading file            // the open one, read after the older ones
 	older   []string        // stamps of the rotated files before it, oldest first
 	done    map[string]bool // stamps of these and of reading, if it has one
 
-	between func()                                 // called by tests wherever a rotation can interfere
+	between func()                                 // tests call it wherever a rotation can interfere
 	writer  func(f *os.File) (has, known bool)     // filelease.HasWriter; tests replace it
 	watches func(dir string) (w *watch, err error) // newWatch; tests replace it
 }
 
-// Open opens the log at path. The file itself may be missing for a moment during a rotation.
-// If there is no log the error is fs.ErrNotExist.
+// Open opens the log at path. The file itself may be missing for a moment during a rotation. The
+// error is fs.ErrNotExist if there is no log.
 func Open(path string) (*Log, error) {
 	return open(path, func() {})
 }
@@ -127,7 +126,7 @@ func open(path string, between func()) (*Log, error) {
 // Close closes the log's files.
 func (l *Log) Close() error { return l.reading.Close() }
 
-// Copy writes what o asks for. It can be called once. If ctx ends first, the error is ctx's.
+// Copy writes what o requests. It can be called once. If ctx ends first, the error is ctx's.
 func (l *Log) Copy(ctx context.Context, o Options) error {
 	p := &printer{Options: o, left: math.MaxInt64}
 	if o.Limit != nil {
@@ -200,7 +199,7 @@ func (l *Log) openOlder() (older []file, err error) {
 	return older, nil
 }
 
-// awaitWriter waits until a rotated file has no writer. It may have been renamed just now.
+// awaitWriter waits until a rotated file has no writer. It may have just been renamed.
 func (l *Log) awaitWriter(ctx context.Context, f file) error {
 	for begun := time.Now(); !f.packed && time.Since(begun) < linger; {
 		l.between()
@@ -234,8 +233,8 @@ func copyOlder(ctx context.Context, p *printer, f *file) error {
 	return (&scan{f: f.File}).all(ctx, p)
 }
 
-// copyTail writes those of the last lines that are in rotated files, and returns the offset of
-// the first one in the open file, of which it looks at size bytes.
+// copyTail prints those of the last lines that are in rotated files, and returns the offset of
+// the first one in the open file, of which it examines size bytes.
 func (l *Log) copyTail(ctx context.Context, p *printer, older []file, size int64) (int64, error) {
 	t := &tail{lines: *p.Tail, wanted: p.wanted()}
 	at, found, err := t.find(l.reading.File, size)

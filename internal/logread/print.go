@@ -9,13 +9,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// errLimit ends the reading when Options.Limit is reached.
+// errLimit ends reading when Options.Limit is reached.
 var errLimit = errors.New("as much as was asked for is written")
 
 // streams are the names of the streams, by index.
 var streams = [2]string{crilog.Stdout, crilog.Stderr}
 
-// A printer writes records as the options ask for. It is buffered and must be flushed before
+// A printer prints records according to the options. It is buffered and must be flushed before
 // every wait.
 type printer struct {
 	Options
@@ -25,11 +25,11 @@ type printer struct {
 	to   int // the stream of buf
 }
 
-// wanted reports for each stream whether it is wanted.
+// wanted reports which streams are requested.
 func (p *printer) wanted() [2]bool { return [2]bool{p.Stdout != nil, p.Stderr != nil} }
 
 // tooOld reports whether everything in a complete file is older than Since. It allows for the
-// kernel's times of files, which may be some milliseconds behind the records.
+// kernel's file times, which may be some milliseconds behind the records.
 func (p *printer) tooOld(f *os.File) (bool, error) {
 	if p.Since.IsZero() {
 		return false, nil
@@ -80,7 +80,7 @@ func (p *printer) print(r crilog.Record, stamp []byte) error {
 	return errLimit
 }
 
-// flush writes what is in the buffer.
+// flush writes the buffered output.
 func (p *printer) flush() error {
 	if len(p.buf) == 0 {
 		return nil
@@ -94,8 +94,8 @@ func (p *printer) flush() error {
 	return err
 }
 
-// appendStamp appends a time in RFC 3339 with nine digits of fraction, as the kubelet writes
-// it. Runtimes leave out trailing zeros.
+// appendStamp appends a time in RFC 3339 with nine digits of fraction, as the kubelet prints it.
+// Runtimes omit trailing zeros.
 func appendStamp(dst, stamp []byte) []byte {
 	const seconds, digits = len("2006-01-02T15:04:05"), 9
 	if len(stamp) < seconds {

@@ -15,9 +15,9 @@ const block = 64 << 10
 // A scan reads the records of one file.
 type scan struct {
 	f  *os.File
-	at int64 // offset at which the next record begins, or the present one continues
-	// inside is set within a record that is longer than a block and begins with head;
-	// lost, if that record is damaged and left out.
+	at int64 // offset at which the next record begins, or the current one continues
+	// inside is set within a record that is longer than a block and begins with head; lost, if
+	// that record is damaged and skipped.
 	inside, lost bool
 	head         crilog.Record
 	parser       crilog.Parser
@@ -27,7 +27,7 @@ type scan struct {
 
 // read prints all complete records and reports whether there were any. If stop is not negative
 // it begins no record at or after that offset. An incomplete record is read again later: a
-// writer whose disk is full takes back what it has written of it.
+// writer whose disk is full removes what it has written of it.
 func (s *scan) read(ctx context.Context, p *printer, stop int64) (grew bool, err error) {
 	if s.buf == nil {
 		s.buf = make([]byte, block)
@@ -62,7 +62,7 @@ func (s *scan) read(ctx context.Context, p *printer, stop int64) (grew bool, err
 	return grew, nil
 }
 
-// lines prints the complete records in data and returns how many bytes these were.
+// lines prints the complete records in data and returns how many bytes they take.
 func (s *scan) lines(p *printer, data []byte, stop int64) (used int, err error) {
 	for err == nil && (stop < 0 || s.inside || s.at+int64(used) < stop) {
 		i := bytes.IndexByte(data[used:], '\n')
@@ -116,7 +116,7 @@ func (s *scan) begin(p *printer, piece []byte) error {
 	return p.print(r, s.stamp)
 }
 
-// truncated reports whether the file was emptied, and goes back to its beginning if so.
+// truncated reports whether the file was truncated, and if so restarts at its beginning.
 func (s *scan) truncated() (bool, error) {
 	info, err := s.f.Stat()
 	if err != nil || info.Size() >= s.at {
@@ -147,7 +147,7 @@ func (s *scan) all(ctx context.Context, p *printer) error {
 	return s.finish(p)
 }
 
-// stampOf returns the time of a record as in the log.
+// stampOf returns the time of a record as written in the log.
 func stampOf(line []byte) []byte {
 	stamp, _, _ := bytes.Cut(line, []byte{' '})
 	return stamp

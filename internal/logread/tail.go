@@ -8,10 +8,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// tailBlock is how many bytes are read at once, backwards. Mostly only a few lines are wanted.
+// tailBlock is how many bytes are read at once, backwards. Usually only a few lines are wanted.
 const tailBlock = 8 << 10
 
-// headerSize is more bytes than the time, stream and tag of a record have.
+// headerSize is larger than the time, stream and tag of any record, in bytes.
 const headerSize = 128
 
 // A tail finds where the last lines begin, backwards through the files of a log.
@@ -22,14 +22,14 @@ type tail struct {
 	buf    []byte
 }
 
-// find looks through the first size bytes of a file and returns where the last lines begin. If
-// found is false, all of the file is wanted and some lines of earlier ones. An incomplete
-// record at the end does not count, and comes after the returned offset.
+// find searches the first size bytes of a file and returns where the last lines begin. If found
+// is false, all of the file is wanted and some lines of earlier ones. An incomplete record at
+// the end does not count, and comes after the returned offset.
 func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
 	if t.buf == nil {
 		t.buf = make([]byte, tailBlock+headerSize)
 	}
-	carry := 0 // bytes at the start of buf that belong to the block after
+	carry := 0 // bytes at the start of buf that belong to the next block
 	after, whole := size, false
 	for right := size; right > 0; {
 		left := max(0, right-tailBlock)
@@ -38,7 +38,7 @@ func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
 		if _, err := f.ReadAt(t.buf[:n], left); err != nil && err != io.EOF {
 			return 0, false, err
 		} else if err == io.EOF {
-			return 0, true, nil // emptied just now: nothing to skip
+			return 0, true, nil // truncated just now: nothing to skip
 		}
 		data := t.buf[:n+carry]
 		if right == size {
@@ -66,7 +66,7 @@ func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
 	return 0, false, nil
 }
 
-// ends reports whether the record at the start of data is the last one of a wanted line.
+// ends reports whether the record at the start of data ends a wanted line.
 func (t *tail) ends(data []byte) bool {
 	head, _, _ := bytes.Cut(data[:min(len(data), headerSize)], []byte{'\n'})
 	r, err := crilog.Parse(head)

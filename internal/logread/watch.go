@@ -13,9 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
-// A watch wakes the reader when there may be something to read. It uses inotify(7) directly.
-// The package fsnotify does not report that a file was closed, by which the end of a container
-// is noticed at once, and it cannot watch a file whose name changes.
+// A watch wakes the reader when there may be something to read. It uses inotify(7) directly: the
+// package fsnotify does not report that a file was closed, which shows the end of a container at
+// once, and it cannot watch a file whose name changes.
 type watch struct {
 	fd    int
 	f     *os.File // of fd, in Go's poller; nil without inotify
@@ -39,7 +39,7 @@ func newWatch(dir string) (*watch, error) {
 	return w, nil
 }
 
-// follow watches f instead of the file before.
+// follow watches f instead of the previous file.
 func (w *watch) follow(f *os.File) error {
 	if w.f == nil {
 		return nil
@@ -56,7 +56,7 @@ func (w *watch) follow(f *os.File) error {
 	return nil
 }
 
-// end closes inotify. From now on the watch only waits.
+// end closes inotify. From then on the watch only waits.
 func (w *watch) end() {
 	if w.f != nil {
 		w.f.Close()

@@ -1,9 +1,9 @@
-// Package notify is a bounded broadcast: what is published reaches every
-// subscriber, in the same order, and the publisher never waits.
+// Package notify is a bounded broadcast: every value reaches every subscriber, in the same
+// order, and the publisher never blocks.
 //
 // Each subscriber has its own queue. A subscriber whose queue is full is dropped, which Err
-// reports: a stream with an unnoticed gap would be worse than one that ends, because its
-// reader can start over from a full list.
+// reports: a stream with an unnoticed gap would be worse than one that ends, because its reader
+// can start over from a full list.
 package notify
 
 import (
@@ -29,8 +29,7 @@ type Subscription[T any] struct {
 	err error // written before c is closed
 }
 
-// Subscribe returns a subscription that holds up to n values which were not read
-// yet. The caller must Close it.
+// Subscribe returns a subscription that holds up to n unread values. The caller must Close it.
 func (h *Hub[T]) Subscribe(n int) *Subscription[T] {
 	s := &Subscription[T]{hub: h, c: make(chan T, n)}
 	h.mu.Lock()
@@ -56,17 +55,18 @@ func (h *Hub[T]) Publish(v T) {
 	}
 }
 
-// HasSubscribers reports whether there is a subscriber: without one an expensive value need not be made.
+// HasSubscribers reports whether there is a subscriber; without one, expensive values need not
+// be created.
 func (h *Hub[T]) HasSubscribers() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return len(h.subs) > 0
 }
 
-// Dropped counts the subscribers that were dropped because they were too slow.
+// Dropped returns the number of subscribers dropped for being too slow.
 func (h *Hub[T]) Dropped() uint64 { return h.dropped.Load() }
 
-// endLocked takes s from the hub; h.mu is held.
+// endLocked removes s from the hub; h.mu is held.
 func (h *Hub[T]) endLocked(s *Subscription[T], err error) {
 	if _, ok := h.subs[s]; !ok {
 		return

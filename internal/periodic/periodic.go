@@ -6,8 +6,7 @@ import (
 	"time"
 )
 
-// Run calls f each time a period has passed, until ctx ends. Periods that pass while f runs are
-// not made up for.
+// Run calls f once per period, until ctx ends. It skips periods that pass while f runs.
 func Run(ctx context.Context, period time.Duration, f func(context.Context)) {
 	tick := time.NewTicker(period)
 	defer tick.Stop()

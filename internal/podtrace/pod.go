@@ -1,7 +1,7 @@
-// Package podtrace sends spans to an OpenTelemetry collector, those of one pod as one trace. crispd sends
-// what its calls did for the pod, the agent what it did and waited for, and neither knows of the other:
-// the IDs of the trace and of its root follow from the pod, and so does whether it is sampled, if both
-// have the same rate.
+// Package podtrace sends spans to an OpenTelemetry collector, all spans of one pod as one trace.
+// crispd sends the work of its calls for the pod, the agent its own work and waits, and neither
+// knows of the other: the IDs of the trace and of its root are derived from the pod, and so is
+// whether it is sampled, if both use the same rate.
 package podtrace
 
 import (
@@ -16,16 +16,16 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// A Pod is whom a call is for. The calls for one pod are one trace, so that it can be seen
-// where the pod's time went, unless their caller has a trace of his own. The IDs of that trace
-// and of its root follow from the pod's key: no call need know of another.
+// A Pod is the pod that a call serves. The calls for one pod form one trace, which shows where
+// the pod's time went, unless their caller has a trace of its own. The IDs of that trace and of
+// its root are derived from the pod's key, so calls need not know of each other.
 type Pod struct {
-	Key   string // distinguishes the pod, and the attempts of its sandbox, see Key; "" = none
+	Key   string // identifies the pod and the attempt of its sandbox, see Key; "" = none
 	Name  string // namespace/name
-	First bool   // the call is the first of the pod: the root of the trace is sent with it
+	First bool   // the call is the pod's first: the root of the trace is sent with it
 }
 
-// Key is the key of a pod with this UID, and of one attempt of its sandbox.
+// Key returns the key of a pod with this UID and of one attempt of its sandbox.
 func Key(uid string, attempt uint32) string { return fmt.Sprint(uid, " ", attempt) }
 
 // IDs returns the IDs of the pod's trace and of its root.
@@ -47,8 +47,8 @@ func (p Pod) Root(sampler sdk.Sampler) trace.SpanContext {
 	return trace.NewSpanContext(c)
 }
 
-// SendRoot sends the root of the pod's trace. What follows the first call begins after its end, as
-// OpenTelemetry allows: when the pod ends is not known yet.
+// SendRoot sends the root of the pod's trace. Later calls begin after its end, as OpenTelemetry
+// allows: the end of the pod is not known yet.
 func (p Pod) SendRoot(tracer trace.Tracer, begin, end time.Time) {
 	ctx := context.WithValue(context.Background(), podKey{}, p)
 	_, sp := tracer.Start(ctx, "pod "+p.Name, trace.WithNewRoot(), trace.WithTimestamp(begin))
@@ -58,7 +58,7 @@ func (p Pod) SendRoot(tracer trace.Tracer, begin, end time.Time) {
 
 type podKey struct{}
 
-// IDs are the IDs of new spans: random ones, but for the root of a pod's trace.
+// IDs generates the IDs of new spans: random, except for the root of a pod's trace.
 type IDs struct{}
 
 // NewIDs implements sdk.IDGenerator.

@@ -23,7 +23,7 @@ const flushTime = 2 * time.Second
 // complaintEvery is how often the log says that the collector does not respond.
 const complaintEvery = 10 * time.Minute
 
-// Options say which traces begin here, and where the spans are sent.
+// Options say which traces begin here, and where to send the spans.
 type Options struct {
 	// Endpoint is the collector: "host:port" or "http://host:port" for unencrypted
 	// gRPC, "https://host:port", or "unix:///path".
@@ -35,11 +35,11 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-// A Sender makes spans and sends them in the background. While nobody takes them some are kept, and
-// later ones dropped.
+// A Sender creates spans and sends them in the background. While the collector does not accept
+// them it keeps some, and drops later ones.
 type Sender struct {
 	Tracer   trace.Tracer
-	Sampler  sdk.Sampler // of traces that begin here
+	Sampler  sdk.Sampler // for traces that begin here
 	provider *sdk.TracerProvider
 }
 
@@ -47,8 +47,8 @@ type Sender struct {
 func New(o Options) (*Sender, error) {
 	url := o.Endpoint
 	if strings.HasPrefix(url, "unix:") {
-		// OTLP's URLs cannot name unix sockets; the option for host:port passes its
-		// text to gRPC, which can.
+		// OTLP's URLs cannot name unix sockets; the option for host:port passes its text to
+		// gRPC, which accepts them.
 		return to(o, otlptracegrpc.WithEndpoint(url), otlptracegrpc.WithInsecure())
 	}
 	if !strings.Contains(url, "://") {
@@ -66,7 +66,7 @@ func to(o Options, where ...otlptracegrpc.Option) (*Sender, error) {
 	return NewWith(o, sdk.WithBatcher(exporter)), nil
 }
 
-// NewWith is New with another way to send.
+// NewWith is New with another exporter.
 func NewWith(o Options, send sdk.TracerProviderOption) *Sender {
 	sampler := sdk.TraceIDRatioBased(float64(o.PerMillion) / 1e6)
 	provider := sdk.NewTracerProvider(
@@ -79,7 +79,7 @@ func NewWith(o Options, send sdk.TracerProviderOption) *Sender {
 	return &Sender{Tracer: provider.Tracer("github.com/crisp-cri/crisp"), Sampler: sampler, provider: provider}
 }
 
-// Close sends the last spans, within two seconds.
+// Close sends the last spans, for at most two seconds.
 func (s *Sender) Close() error {
 	if s == nil {
 		return nil
@@ -92,7 +92,7 @@ func (s *Sender) Close() error {
 	return nil
 }
 
-// complain logs the collector's failures, but at most one in complaintEvery.
+// complain logs the collector's failures, at most once per complaintEvery.
 func complain(log *slog.Logger) otel.ErrorHandlerFunc {
 	var last atomic.Int64
 	return func(err error) {

@@ -30,8 +30,8 @@ func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' }
 // Exiting reports whether the first thread of the process has begun to exit.
 func (s Stat) Exiting() bool { return s.Flags&exiting != 0 }
 
-// Read reads the stat of a process. The PID may have been reused, unless the
-// caller checks a pidfd afterwards.
+// Read reads the stat of a process. The PID may have been reused, unless the caller checks a
+// pidfd afterwards.
 func Read(pid int) (Stat, error) {
 	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {

@@ -1,20 +1,19 @@
-// Package pullapi is the service crisp.v1.Pulls: it tells how far the pulls of a running
-// crispd are.
+// Package pullapi is the service crisp.v1.Pulls: it reports the progress of a running crispd's
+// pulls.
 //
-// It has one method, a server stream beside CRI, in the shape of Kubernetes' drafts for CRI
-// itself (KEP-3542: progress by time, as bytes and total; KEP-5334: as a stream that a client
-// follows for a pod):
+// It has one method, a server stream beside CRI, modelled on Kubernetes' drafts for CRI itself
+// (KEP-3542: progress over time, as bytes and total; KEP-5334: as a stream that a client follows
+// for a pod):
 //
 //	rpc Watch(google.protobuf.Struct) returns (stream google.protobuf.Struct);
 //
-// The request may have "image" and "pod" (namespace/name), to be told of the pulls of that
-// image or for that pod alone; "interval", the seconds between two answers (1 without, at least
-// 0.1); and "once": true for a single answer. Each answer has "pulls", a list of pulls.Pull in
-// JSON; the first comes at once. The stream ends when its client leaves.
+// The request may have "image" and "pod" (namespace/name), to select the pulls of that image or
+// for that pod; "interval", the seconds between two answers (default 1, at least 0.1); and
+// "once": true for a single answer. Each answer has "pulls", a list of pulls.Pull in JSON; the
+// first comes at once. The stream ends when its client leaves.
 //
 // The service is too small for a code generator: its description is written by hand for both
-// sides, which import this package. A client must expect a runtime that does not have it
-// (Unimplemented).
+// sides, which import this package. A client must expect a runtime without it (Unimplemented).
 package pullapi
 
 import (
@@ -39,7 +38,7 @@ const (
 	leastInterval = 100 * time.Millisecond
 )
 
-// A Request says what a client wants to be told.
+// A Request selects the pulls to report.
 type Request struct {
 	Image    string        // pulls of this image; "" = of any
 	Pod      string        // pulls for this pod, namespace/name; "" = for any
@@ -76,7 +75,7 @@ func Watch(ctx context.Context, cc grpc.ClientConnInterface, r Request, report f
 	if err != nil {
 		return err
 	}
-	if err := stream.SendMsg(req); err != nil && err != io.EOF { // of which RecvMsg tells the reason
+	if err := stream.SendMsg(req); err != nil && err != io.EOF { // RecvMsg then returns the reason
 		return err
 	}
 	if err := stream.CloseSend(); err != nil {
@@ -132,7 +131,7 @@ func serve(srv any, stream grpc.ServerStream) error {
 	}
 }
 
-// of returns the pulls that the client wants to be told of.
+// of returns the pulls that the client has selected.
 func (r Request) of(all []pulls.Pull) []pulls.Pull {
 	list := []pulls.Pull{}
 	for _, p := range all {
@@ -147,7 +146,7 @@ func (r Request) of(all []pulls.Pull) []pulls.Pull {
 	return list
 }
 
-// encode puts the pulls into a message, and decode takes them out.
+// encode writes the pulls to a message, and decode reads them.
 func encode(list []pulls.Pull) (*structpb.Struct, error) {
 	text, err := json.Marshal(map[string]any{"pulls": list})
 	if err != nil {

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Bar draws a fraction as so many characters: "[=====>    ]".
+// Bar draws a fraction with width characters: "[=====> ]".
 func Bar(f float64, width int) string {
 	inner := max(width-2, 1)
 	n := int(min(max(f, 0), 1) * float64(inner))
@@ -46,7 +46,7 @@ func (l Layer) text() string {
 	return l.State
 }
 
-// shortDigest is as much of a digest as people compare.
+// shortDigest returns as much of a digest as people compare.
 func shortDigest(digest string) string {
 	_, hex, ok := strings.Cut(digest, ":")
 	if !ok {
@@ -55,7 +55,7 @@ func shortDigest(digest string) string {
 	return hex[:min(len(hex), 12)]
 }
 
-// Write lists pulls under way, with their layers, and those that have ended lately.
+// Write lists pulls under way, with their layers, and recently ended ones.
 func Write(w io.Writer, list []Pull, now time.Time) error {
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "IMAGE\tSTAGE\tFOR\tBYTES\tPROGRESS\tFROM\tWAITERS")

@@ -1,5 +1,5 @@
-// Package pulls describes how far pulls of images are, in the form in which crispd tells it
-// (JSON) and in words. It knows neither images nor CRI, so that both sides of a socket can
+// Package pulls describes the progress of image pulls, in the form in which crispd reports it
+// (JSON) and in words. It depends on neither images nor CRI, so that both sides of a socket can
 // import it.
 package pulls
 
@@ -14,40 +14,40 @@ import (
 
 // The states of a layer, in their order.
 const (
-	Waiting     = "waiting"     // nothing of it was asked for yet
+	Waiting     = "waiting"     // not requested yet
 	Downloading = "downloading" // and being unpacked at the same time
-	Unpacking   = "unpacking"   // all of it has come
+	Unpacking   = "unpacking"   // completely received
 	Done        = "done"
 	Here        = "here" // it was on the node before the pull
 )
 
-// A Pull is one pull under way, or one that has ended lately.
+// A Pull is one pull under way, or recently ended.
 type Pull struct {
 	Image    string    `json:"image"`            // its full name
-	From     string    `json:"from,omitempty"`   // the place that it comes from: "mirror.example:5000/library"; "" = none has answered yet
-	Mirror   bool      `json:"mirror,omitempty"` // From is not the registry that the name says
+	From     string    `json:"from,omitempty"`   // the place it comes from: "mirror.example:5000/library"; "" = none has answered yet
+	Mirror   bool      `json:"mirror,omitempty"` // From is not the registry in the name
 	Stage    string    `json:"stage"`            // registry, layers or sync; "" before and after
 	Begun    time.Time `json:"begun"`
 	Ended    time.Time `json:"ended,omitzero"`
-	Err      string    `json:"error,omitempty"` // why it has failed
-	Waiters  int       `json:"waiters"`         // calls that wait for it
+	Err      string    `json:"error,omitempty"` // why it failed
+	Waiters  int       `json:"waiters"`         // calls waiting for it
 	For      []string  `json:"for,omitempty"`   // the pods among them, as namespace/name
-	Bytes    int64     `json:"bytes"`           // that have come, as they are in the registry
+	Bytes    int64     `json:"bytes"`           // received, as stored in the registry
 	Total    int64     `json:"total"`           // of Bytes in the end: layers that are here do not count; 0 = not known yet
-	Rate     float64   `json:"rate"`            // bytes in a second, lately
+	Rate     float64   `json:"rate"`            // recent bytes per second
 	Layers   []Layer   `json:"layers,omitempty"`
-	AllKnown bool      `json:"allKnown,omitempty"` // Total counts each layer: an archive may not tell a size
+	AllKnown bool      `json:"allKnown,omitempty"` // Total counts each layer: an archive may not give a size
 }
 
 // A Layer is one layer of a pull.
 type Layer struct {
 	Digest string `json:"digest"` // of the blob in the registry
 	Size   int64  `json:"size"`   // of the blob; negative = not known
-	Bytes  int64  `json:"bytes"`  // of them that have come
+	Bytes  int64  `json:"bytes"`  // received of Size
 	State  string `json:"state"`
 }
 
-// Fraction returns how much has come, from 0 to 1; ok reports whether that is known.
+// Fraction returns the received share, from 0 to 1; ok reports whether that is known.
 func (p Pull) Fraction() (f float64, ok bool) {
 	if !p.AllKnown {
 		return 0, false
@@ -58,8 +58,8 @@ func (p Pull) Fraction() (f float64, ok bool) {
 	return min(float64(p.Bytes)/float64(p.Total), 1), true
 }
 
-// Left returns how long the rest takes to come at the present rate; ok reports whether that
-// can be told.
+// Left returns how long the rest will take at the current rate; ok reports whether that can be
+// estimated.
 func (p Pull) Left() (left time.Duration, ok bool) {
 	if f, known := p.Fraction(); !known || p.Rate < 1 || f == 1 {
 		return 0, false
@@ -71,7 +71,7 @@ func (p Pull) Left() (left time.Duration, ok bool) {
 	return time.Duration(seconds * float64(time.Second)), true
 }
 
-// String tells how far the pull is: "43 %, 12 MB/s, 1 m left".
+// String describes the progress of the pull: "43 %, 12 MB/s, 1 m left".
 func (p Pull) String() string {
 	f, ok := p.Fraction()
 	switch {
@@ -89,7 +89,7 @@ func (p Pull) String() string {
 	return text
 }
 
-// Source tells where it comes from: "from the mirror HOST", or "from HOST".
+// Source describes where it comes from: "from the mirror HOST", or "from HOST".
 func (p Pull) Source() string {
 	switch {
 	case p.From == "":
@@ -115,7 +115,7 @@ func Size(n int64) string {
 	return fmt.Sprintf("%.0f %s", f, units[i])
 }
 
-// Brief returns a duration as people say it: "45 s", "3 m", "2 h".
+// Brief returns a duration for people: "45 s", "3 m", "2 h".
 func Brief(d time.Duration) string {
 	switch {
 	case d < 90*time.Second:
@@ -126,7 +126,7 @@ func Brief(d time.Duration) string {
 	return fmt.Sprintf("%.0f h", d.Hours())
 }
 
-// Of returns the pull that the pod, namespace/name, waits for: the first to have begun.
+// Of returns the pull that the pod, namespace/name, waits for: the earliest.
 func Of(list []Pull, pod string) (Pull, bool) {
 	var found []Pull
 	for _, p := range list {
@@ -142,7 +142,7 @@ func Of(list []Pull, pod string) (Pull, bool) {
 	}), true
 }
 
-// Same reports whether image is what p pulls: its full name, or the name as a user writes it.
+// Same reports whether p pulls image: its full name, or the name as a user writes it.
 func (p Pull) Same(image string) bool {
 	return image == p.Image || strings.HasSuffix(p.Image, "/"+image) || strings.HasSuffix(p.Image, "/"+image+":latest") || p.Image == image+":latest"
 }

@@ -1,7 +1,6 @@
-// Package regular opens files that others may have replaced, such as pods. It opens
-// only regular files: a FIFO would block until somebody writes to it, and merely
-// opening a device can have effects. So it examines a file (O_PATH of open(2)) before
-// it opens it.
+// Package regular opens files that others, such as pods, may have replaced. It opens only
+// regular files: a FIFO would block until somebody writes to it, and merely opening a device can
+// have effects. So it examines a file (O_PATH of open(2)) before it opens it.
 package regular
 
 import (
@@ -73,7 +72,7 @@ func open(fd int, path string, err error) (*os.File, error) {
 	return os.NewFile(uintptr(file), path), nil
 }
 
-// retry calls f until no signal interrupts it, which some file systems allow.
+// retry calls f until no signal interrupts it, which can happen on some file systems.
 func retry(f func() (int, error)) (int, error) {
 	for {
 		fd, err := f()
@@ -83,7 +82,7 @@ func retry(f func() (int, error)) (int, error) {
 	}
 }
 
-// ReadAll reads the rest of a file. It is an error if that is more than most bytes.
+// ReadAll reads the rest of a file. More than most bytes are an error.
 func ReadAll(f *os.File, most int64) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(f, most+1))
 	if err != nil {

@@ -28,9 +28,8 @@ func Interval() time.Duration {
 	return interval
 }
 
-// Watchdog sends two keep-alives in each interval, but only after alive has
-// returned nil, which must not take longer than half of the interval. status is
-// what the manager shows.
+// Watchdog sends two keep-alives in each interval, but only after alive has returned nil, which
+// must not take longer than half of the interval. The manager shows status.
 func Watchdog(ctx context.Context, interval time.Duration, alive func(context.Context) error, status func() string, log *slog.Logger) {
 	tick := time.NewTicker(interval / 2)
 	defer tick.Stop()

@@ -13,9 +13,9 @@ import (
 )
 
 // A Store keeps descriptors with the service manager while the daemon does not run
-// (FileDescriptorStoreMax= of systemd.service(5), FDSTORE=1 of sd_notify(3)). The daemon
-// chooses the names; they come back in one environment variable of at most 128 KiB
-// (MAX_ARG_STRLEN, execve(2)), so they should be short, and must not have a colon.
+// (FileDescriptorStoreMax= of systemd.service(5), FDSTORE=1 of sd_notify(3)). The daemon chooses
+// the names; they come back in one environment variable of at most 128 KiB (MAX_ARG_STRLEN,
+// execve(2)), so they should be short, and must not contain a colon.
 type Store struct{ address string }
 
 // NewStore returns the store of the service manager, or nil without a manager.
@@ -26,9 +26,9 @@ func NewStore() *Store {
 	return nil
 }
 
-// Keep gives the manager a duplicate of f. The manager does not close it when its other end is
-// closed (FDPOLL=0, systemd 246): the data in a pipe then is still to be read. If the manager
-// has no room left, only its own log says so.
+// Keep passes a duplicate of f to the manager. The manager does not close it when its other end
+// is closed (FDPOLL=0, systemd 246): a pipe may still hold unread data. If the manager has no
+// room left, only its own log says so.
 func (s *Store) Keep(name string, f *os.File) error {
 	raw, err := f.SyscallConn()
 	if err != nil {
@@ -75,9 +75,9 @@ func (s *Store) send(state string, rights []byte) error {
 // firstKept is the first descriptor that a manager passes, SD_LISTEN_FDS_START.
 const firstKept = 3
 
-// Kept takes over the descriptors that the manager has kept (sd_listen_fds(3)), by name,
-// before anything is executed that could inherit them. They are bare numbers, close-on-exec,
-// as the poller would watch an os.File.
+// Kept takes over the descriptors that the manager has kept (sd_listen_fds(3)), by name, before
+// anything is executed that could inherit them. They are bare numbers, close-on-exec, because
+// the poller would watch an os.File.
 func Kept() (map[string]int, error) {
 	pid, n, list := os.Getenv("LISTEN_PID"), os.Getenv("LISTEN_FDS"), os.Getenv("LISTEN_FDNAMES")
 	for _, name := range []string{"LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES"} {

@@ -1,12 +1,12 @@
-// Package singleflight shares one run of work among the callers who ask for the same while it
-// goes on. It is golang.org/x/sync/singleflight for work that has a context: each caller waits
-// no longer than its own context lasts, and the work's context is not that of the caller who
+// Package singleflight shares one run of work among the callers who ask for the same thing
+// meanwhile. It is golang.org/x/sync/singleflight for work with a context: each caller waits no
+// longer than its own context lasts, and the work does not run on the context of the caller who
 // began it.
 //
-//	Join ──▶ under way ──▶ ended: the key is free, and each who waits gets the outcome
+//	Join ──▶ under way ──▶ ended: the key is free, and each waiting caller gets the outcome
 //	             │
 //	             └ the last caller leaves: cancelled, and the key is free at once;
-//	               in a Group that is Detached it goes on
+//	               in a Detached Group it continues
 package singleflight
 
 import (
@@ -17,15 +17,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A Group is the work under way, by key. T is what the work has in common with those who wait
-// for it.
+// A Group is the work under way, by key. T is what the work shares with those who wait for it.
 type Group[T any] struct {
-	// Begin runs f in a goroutine of its own and returns true; false = nothing may begin any
-	// more. What it runs does not panic.
+	// Begin runs f in its own goroutine and returns true; false = nothing may begin any more.
+	// What it runs does not panic.
 	Begin func(f func()) bool
 	// Ctx cancels all work when it ends.
 	Ctx context.Context
-	// Detached work goes on when its last caller has left.
+	// Detached work continues when its last caller has left.
 	Detached bool
 
 	mu    sync.Mutex
@@ -34,7 +33,7 @@ type Group[T any] struct {
 
 // A Call is one run of work.
 type Call[T any] struct {
-	// Shared is made before the work begins. What the work writes to it may be read when Wait
+	// Shared is created before the work begins. What the work writes to it may be read once Wait
 	// has returned without an error of the caller's own context.
 	Shared T
 
@@ -47,10 +46,9 @@ type Call[T any] struct {
 	waiters int // guarded by Group.mu
 }
 
-// Join returns the run under key. If there is none it makes what is shared and begins work;
-// mine reports whether it did. The work's context has the values of ctx, and the stages of the
-// work are shown to all its callers. Join returns nil if nothing may begin any more. The caller
-// must Wait.
+// Join returns the run under key. If there is none it calls share and begins work; mine reports
+// whether it did. The work's context has the values of ctx, and all callers see the stages of
+// the work. Join returns nil if nothing may begin any more. The caller must Wait.
 func (g *Group[T]) Join(ctx context.Context, key string, share func() T, work func(context.Context, T) error) (c *Call[T], mine bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -93,8 +91,8 @@ func (g *Group[T]) begin(ctx context.Context, key string, share func() T, work f
 	return c
 }
 
-// Wait returns the work's error when it has ended. If ctx ends first, it takes the caller off
-// the work and returns ctx's error.
+// Wait returns the work's error when it has ended. If ctx ends first, the caller leaves the work
+// and Wait returns ctx's error.
 func (c *Call[T]) Wait(ctx context.Context) error {
 	select {
 	case <-c.done:
@@ -105,8 +103,8 @@ func (c *Call[T]) Wait(ctx context.Context) error {
 	}
 }
 
-// leave takes a caller off c. Without callers it is cancelled, unless its group is Detached,
-// and a later caller does not join it.
+// leave removes a caller from c. The last caller cancels it, unless its group is Detached, and
+// later callers do not join it.
 func (c *Call[T]) leave() {
 	g := c.group
 	g.mu.Lock()

@@ -1,16 +1,16 @@
-// Package stage records what a call spends its time on, wherever below it that is, so that one
-// place can report it: in the call's log line, as metrics, as spans.
+// Package stage records where a call spends its time, at any depth, so that one place can report
+// it: in the call's log line, as metrics, as spans.
 //
 //	RunPodSandbox ├─ namespaces ─┤├─ cni ──────────────────┤├─ plugins ─┤
 //	                               ├─ cni.portmap ─┤
 //
 // The stages of a call follow each other: Next ends the previous one. A stage may have parts,
-// which may overlap: Enter begins one, and returns the function that ends it. For a call that
-// is not recorded, both look into the context and do nothing.
+// which may overlap: Enter begins one, and returns the function that ends it. For a call that is
+// not recorded, both check the context and do nothing.
 //
-// Names are short and few, as in crispd they become keys of log lines and labels of metrics: a
-// noun, and for a part the stage's noun, a dot and a noun. There they never contain what a user
-// chose.
+// Names are short and few, because in crispd they become keys of log lines and labels of
+// metrics: a noun, and for a part the stage's noun, a dot and a noun. There they never contain
+// anything that a user chose.
 package stage
 
 import (
@@ -19,13 +19,13 @@ import (
 	"time"
 )
 
-// maxSpans bounds the spans of one call. Only images of very many layers have so many.
+// maxSpans bounds the spans of one call. Only images with very many layers reach it.
 const maxSpans = 256
 
 // A Span is one stage, or a part of one.
 type Span struct {
 	Name       string
-	Begin, End time.Time // End is zero while it goes on
+	Begin, End time.Time // End is zero while it continues
 	Part       bool
 }
 
@@ -45,7 +45,7 @@ type Log struct {
 
 type key struct{}
 
-// With returns a context, and the log that its stages go to.
+// With returns a context, and the log that records its stages.
 func With(ctx context.Context, o Observer) (context.Context, *Log) {
 	l := &Log{observe: o, current: -1}
 	return context.WithValue(ctx, key{}, l), l
@@ -62,7 +62,7 @@ func Fork(ctx context.Context) (context.Context, *Log) {
 	return With(ctx, l.observe)
 }
 
-// Join returns to with the log of from, if that has one: for work whose life is another's.
+// Join returns to with the log of from, if any: for work that runs on another's lifetime.
 func Join(to, from context.Context) context.Context {
 	if l, _ := from.Value(key{}).(*Log); l != nil {
 		return context.WithValue(to, key{}, l)
@@ -70,7 +70,7 @@ func Join(to, from context.Context) context.Context {
 	return to
 }
 
-// Follow adds the stages of work that the call of ctx waits for to the call's own.
+// Follow adds the stages of work to those of ctx's call, which waits for it.
 func Follow(ctx context.Context, work *Log) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil || work == nil || l == work {
@@ -81,7 +81,7 @@ func Follow(ctx context.Context, work *Log) {
 	l.others = append(l.others, work)
 }
 
-// Next begins the stage name of the call of ctx, which ends the previous one.
+// Next begins the stage name in ctx's call and ends the previous one.
 func Next(ctx context.Context, name string) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -93,7 +93,7 @@ func Next(ctx context.Context, name string) {
 	l.current = l.beginLocked(name, false)
 }
 
-// Enter begins a part of the current stage of the call of ctx; end ends it.
+// Enter begins a part of the current stage of ctx's call; end ends it.
 func Enter(ctx context.Context, name string) (end func()) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -105,7 +105,7 @@ func Enter(ctx context.Context, name string) (end func()) {
 	return func() { l.end(i) }
 }
 
-// Count adds n to the count called name of the call of ctx.
+// Count adds n to the count called name of ctx's call.
 func Count(ctx context.Context, name string, n int64) {
 	l, _ := ctx.Value(key{}).(*Log)
 	if l == nil {
@@ -161,7 +161,7 @@ func (l *Log) end(i int) {
 	}
 }
 
-// Spans returns the spans recorded so far, with those of followed work, in the order of their
+// Spans returns the spans recorded so far, including those of followed work, ordered by
 // beginning within each.
 func (l *Log) Spans() []Span {
 	l.mu.Lock()

@@ -2,15 +2,15 @@ package stage
 
 import "time"
 
-// A Share is how much of a call one name took.
+// A Share is how much of a call's time one name took.
 type Share struct {
 	Name string
 	Took time.Duration
 }
 
-// Shares sums the spans by name, in the order in which the names first occur. Only
-// the time from begin to end counts: followed work may have begun long before, and
-// an open span counts until end.
+// Shares sums the spans by name, in the order in which the names first occur. Only the time from
+// begin to end counts: followed work may have begun long before, and an open span counts until
+// end.
 func Shares(spans []Span, begin, end time.Time) []Share {
 	var list []Share
 	index := make(map[string]int, len(spans))

@@ -1,5 +1,5 @@
-// Package thread runs work that changes its own thread for good: one that has
-// entered other namespaces, or another user, must run no goroutine after that.
+// Package thread runs work that changes its own thread for good: a thread that has entered other
+// namespaces, or changed its user, must run no goroutine afterwards.
 package thread
 
 import (
@@ -8,13 +8,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Run calls f on a thread that ends with it, and waits. The changes that f makes to its
-// thread with system calls (unshare(2), setns(2), setresuid(2)) are never seen by other
-// goroutines.
+// Run calls f on a thread that ends with it, and waits. Other goroutines never see the changes
+// that f makes to its thread with system calls (unshare(2), setns(2), setresuid(2)).
 //
-// A goroutine that ends locked takes its thread with it. The main thread is an exception: the
-// runtime parks it for good, in its changed state, which /proc/self would then show as ours. It
-// is kept out of the way meanwhile.
+// A goroutine that ends while locked takes its thread with it. The main thread is an exception:
+// the runtime parks it for good, in its changed state, which /proc/self would then show as ours.
+// Run keeps the main thread occupied meanwhile.
 func Run(f func() error) error {
 	result := make(chan error, 1)
 	go run(func() { result <- f() })
@@ -22,7 +21,7 @@ func Run(f func() error) error {
 }
 
 func run(f func()) {
-	runtime.LockOSThread() // never unlocked, but on the main thread
+	runtime.LockOSThread() // never unlocked, except on the main thread
 	if unix.Gettid() != unix.Getpid() {
 		f()
 		return

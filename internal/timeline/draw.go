@@ -9,23 +9,22 @@ import (
 // A Row is a line of a waterfall.
 type Row struct {
 	Label string // indented
-	Begin string // since the beginning
+	Begin string // since the start
 	Took  string
 	Bar   string
-	Note  string // what went wrong, or the detail
+	Note  string // the error, or the detail
 }
 
-// shown and shownPart are the shares of the whole that a stage and a part must have to be
-// drawn.
+// shown and shownPart are the minimum shares of the whole for drawing a stage and a part.
 const (
 	shown     = 0.01
 	shownPart = 0.02
 )
 
-// Draw draws stages as a waterfall: each line a stage, its bar where it lies between two
-// moments, with the parts that took long below it. A stage that goes on ends at to. Short ones
-// are summed up in the last line, but for those that have failed or go on, and the first
-// output, which is what one looks for.
+// Draw draws stages as a waterfall: a line for each stage, its bar between two moments, with the
+// parts that took long below it. A stage still under way ends at to. Short stages are summed up
+// in the last line, except failed ones, those under way, and the first output, which people look
+// for.
 func Draw(list []Stage, from, to time.Time, width int) []Row {
 	var rows []Row
 	var short int
@@ -69,7 +68,7 @@ func draw(rows []Row, s Stage, from, to time.Time, width, depth int) []Row {
 	return rows
 }
 
-// bar draws where s lies: "   ====   ".
+// bar draws the position of s: " ==== ".
 func bar(s Stage, from, to time.Time, width int) string {
 	whole := to.Sub(from)
 	if whole <= 0 || width < 1 {

@@ -13,10 +13,10 @@ import (
 // maxFile bounds a file of WriteFile, in bytes. Most have some three thousand.
 const maxFile = 64 << 10
 
-// cutShort is what became of a stage during which its process ended.
+// cutShort is the error of a stage during which its process ended.
 const cutShort = "cut short by a restart"
 
-// A Saved is what is known of one pod's start, for the next process.
+// A Saved is what is known about one pod's start, for the next process.
 type Saved struct {
 	Pod     Pod          `json:"pod"`
 	Seen    time.Time    `json:"seen,omitzero"`  // by the agent
@@ -25,15 +25,15 @@ type Saved struct {
 	Stages  []SavedStage `json:"stages"`
 }
 
-// A SavedStage is a Stage, and whether a Wait began it.
+// A SavedStage is a Stage, and whether Wait began it.
 type SavedStage struct {
 	Stage
 	Wait   bool   `json:"wait,omitempty"`
 	Number uint64 `json:"n,omitempty"` // of the pod's stages, in a file of Keep
 }
 
-// Save returns the stages of the pod with this UID, and a number that grows with each change of them;
-// 0 if there are none.
+// Save returns the stages of the pod with this UID, and a number that grows with each change of
+// them; 0 if there are none.
 func (r *Recorder) Save(uid string) ([]SavedStage, uint64) {
 	r.mu.Lock()
 	p := r.pods[uid]
@@ -56,7 +56,7 @@ func saved(list []Open) []SavedStage {
 	return all
 }
 
-// Changes returns the number that Save would.
+// Changes returns the number that Save would return.
 func (r *Recorder) Changes(uid string) uint64 {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -66,8 +66,8 @@ func (r *Recorder) Changes(uid string) uint64 {
 	return 0
 }
 
-// Restore takes in what an earlier process has saved of a pod, unless there are stages of it already.
-// Waits go on until Wait says otherwise; what else was going on has ended.
+// Restore loads the stages that an earlier process saved for a pod, unless the pod has stages
+// already. Waits continue until the next Wait; other open stages have ended.
 func (r *Recorder) Restore(pod Pod, list []SavedStage) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -84,9 +84,9 @@ func (r *Recorder) Restore(pod Pod, list []SavedStage) {
 	}
 }
 
-// WriteFile keeps s in the file at path, in whose directory there is no other writer. It syncs nothing:
-// a power cut may lose the file, which only costs what s tells. One that would be too large loses the
-// parts of its stages, then stages from the middle.
+// WriteFile writes s to the file at path; nobody else may write in that directory. It syncs
+// nothing: a power cut may lose the file, and with it only what s says. If s is too large it
+// loses the parts of its stages, then stages from the middle.
 func WriteFile(path string, s Saved) error {
 	data, err := json.Marshal(s)
 	for len(data) > maxFile && err == nil {
@@ -115,17 +115,18 @@ func WriteFile(path string, s Saved) error {
 	return err
 }
 
-// kept is what a file of Keep has of a record; guarded by Recorder.mu.
+// kept describes a record's file of Keep; guarded by Recorder.mu.
 type kept struct {
-	path    string // "" = no file is known to be right
-	changes uint64 // up to these
-	more    int    // bytes that came after the file was written whole
+	path    string // "" = no file is known to be valid
+	changes uint64 // that the file has
+	more    int    // bytes appended since the file was written completely
 	busy    bool   // it is being written
 }
 
-// Keep brings the file at path up to date with what r has of a pod. It appends the stages that have
-// changed since the last Keep. It writes the file whole where that was of another path or failed, or
-// where more than maxFile has been appended. A second Keep meanwhile leaves its stages to the first.
+// Keep brings the file at path up to date with r's stages of a pod. It appends the stages that
+// have changed since the last Keep. It rewrites the file if the path changed, the last Keep
+// failed, or more than maxFile has been appended. A concurrent Keep leaves its stages to the
+// first.
 func (r *Recorder) Keep(uid, path string) (err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -141,7 +142,7 @@ func (r *Recorder) Keep(uid, path string) (err error) {
 		}
 		since := p.kept.changes
 		list := slices.DeleteFunc(p.copyLocked(), func(o Open) bool {
-			return o.changed <= since && o.log == nil // of one that goes on the parts change, too
+			return o.changed <= since && o.log == nil // the parts of an open stage change, too
 		})
 		p.kept.busy = true
 		r.mu.Unlock()
@@ -161,7 +162,7 @@ func (r *Recorder) Keep(uid, path string) (err error) {
 	return err
 }
 
-// more is what follows the Saved in a file of Keep, any number of times.
+// more follows the Saved in a file of Keep, any number of times.
 type more struct {
 	Stages []SavedStage `json:"stages"`
 }
@@ -180,8 +181,8 @@ func appendStages(path string, list []SavedStage) (int, error) {
 	return n, errors.Join(err, f.Close())
 }
 
-// ReadFile reads what WriteFile or Keep wrote: of the same stage the last that was written. A line whose
-// end is missing, of a disk that was full, counts as the end.
+// ReadFile reads what WriteFile or Keep wrote; of the same stage the last version counts. A line
+// without its end, left by a full disk, counts as the end.
 func ReadFile(path string) (s Saved, err error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// Bounds of a Recorder. Of a pod's stages the first are kept, which are its start, and the last,
-// which are what it does now.
+// Bounds of a Recorder. Of a pod's stages it keeps the first, which are its start, and the last,
+// which are its current work.
 const (
 	maxPods  = 512
 	maxFirst = 64
@@ -18,32 +18,32 @@ const (
 	maxText  = 1024 // bytes of a detail or an error
 )
 
-// A Recorder keeps the stages of pods: of the last ones that had any. The zero value is ready.
+// A Recorder records the stages of the pods that had stages last. The zero value is ready.
 type Recorder struct {
 	mu    sync.Mutex
 	pods  map[string]*record // by UID; guarded by mu
-	order []string           // UIDs, the one that was written to last at the end; guarded by mu
+	order []string           // UIDs, most recently written last; guarded by mu
 }
 
-// record is what a Recorder has of one pod.
+// record is a Recorder's data about one pod.
 type record struct {
 	pod     Pod
 	list    []*Open
-	changes uint64 // stages that began, ended or came to be known better
-	added   uint64 // stages, those included that are no longer in list
+	changes uint64 // number of stages that began, ended or were refined
+	added   uint64 // number of stages, including those no longer in list
 	kept    kept
 }
 
-// An Open is a stage in a Recorder, which may go on.
+// An Open is a stage in a Recorder, which may be under way.
 type Open struct {
 	recorder *Recorder
 	record   *record
 	stage    Stage      // guarded by recorder.mu
-	log      *stage.Log // whose spans are its parts while it goes on; nil = none; guarded by recorder.mu
-	flat     bool       // the spans stand for it
+	log      *stage.Log // its spans are the stage's parts while it is open; nil = none; guarded by recorder.mu
+	flat     bool       // its spans represent it
 	wait     bool       // begun by Wait
-	number   uint64     // of the record's stages, from 1
-	changed  uint64     // the record's changes when it changed last; guarded by recorder.mu
+	number   uint64     // among the record's stages, from 1
+	changed  uint64     // the record's changes at its last change; guarded by recorder.mu
 }
 
 // changedLocked counts a change of the stage.
@@ -55,7 +55,7 @@ func (o *Open) changedLocked() {
 // Begin begins a stage, whose parts are the spans of log. log may be nil.
 func (r *Recorder) Begin(pod Pod, s Stage, log *stage.Log) *Open { return r.begin(pod, s, log, false) }
 
-// BeginFlat begins an action: its spans are stages of the pod themselves, of s's container.
+// BeginFlat begins an action whose spans are themselves stages of the pod, of s's container.
 func (r *Recorder) BeginFlat(pod Pod, s Stage, log *stage.Log) *Open {
 	return r.begin(pod, s, log, true)
 }
@@ -83,8 +83,8 @@ func (r *Recorder) addLocked(pod Pod, o *Open) {
 	}
 }
 
-// Wait says what the pod waits for from now on, beside what is being done for it: a stage
-// begins for each that was not in the list before, and those end that are not any more.
+// Wait sets what the pod waits for from now on, besides the work for it: a stage begins for each
+// new entry of the list, and ends for each that is no longer there.
 func (r *Recorder) Wait(pod Pod, list []Stage) {
 	now := time.Now()
 	r.mu.Lock()
@@ -114,7 +114,7 @@ func (r *Recorder) Wait(pod Pod, list []Stage) {
 	}
 }
 
-// EndWait ends a wait of the pod's, if it goes on.
+// EndWait ends a wait of the pod, if it is open.
 func (r *Recorder) EndWait(uid, name, container string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -130,7 +130,7 @@ func (r *Recorder) EndWait(uid, name, container string) {
 	}
 }
 
-// recordLocked returns the record of a pod, made or moved to the end of the order.
+// recordLocked returns the record of a pod, created or moved to the end of the order.
 func (r *Recorder) recordLocked(pod Pod) *record {
 	p := r.pods[pod.UID]
 	if p == nil {
@@ -150,8 +150,8 @@ func (r *Recorder) recordLocked(pod Pod) *record {
 	return p
 }
 
-// Repeat adds a stage that has ended: if the last of its name and container has too, that one
-// is extended to cover both. A container is probed very often.
+// Repeat adds a stage that has ended: if the last one of its name and container has ended too,
+// that one is extended to cover both. A container is probed very often.
 func (r *Recorder) Repeat(pod Pod, s Stage) {
 	r.mu.Lock()
 	if p := r.pods[pod.UID]; p != nil {
@@ -170,8 +170,8 @@ func (r *Recorder) Repeat(pod Pod, s Stage) {
 	r.Begin(pod, s, nil)
 }
 
-// End ends the stage. It may be called more than once; the first call counts, and all do
-// nothing for a nil Open.
+// End ends the stage. It may be called more than once; the first call counts, and on a nil Open
+// it does nothing.
 func (o *Open) End(detail, err string) {
 	if o == nil {
 		return
@@ -183,14 +183,14 @@ func (o *Open) End(detail, err string) {
 	done := parts(log.Spans())
 	o.recorder.mu.Lock()
 	defer o.recorder.mu.Unlock()
-	for i := range done { // what did not end by itself has ended now
+	for i := range done { // parts still open end with the stage
 		done[i].close(o.stage.End)
 	}
 	o.stage.Parts, o.log = done, nil
 	o.changedLocked()
 }
 
-// end ends the stage and returns the log that its parts are to be taken from; nil = none.
+// end ends the stage and returns the log with its parts; nil = none.
 func (o *Open) end(detail, err string) *stage.Log {
 	o.recorder.mu.Lock()
 	defer o.recorder.mu.Unlock()
@@ -207,7 +207,7 @@ func (o *Open) end(detail, err string) *stage.Log {
 	return o.log
 }
 
-// clip bounds what others have said.
+// clip bounds text from others.
 func (s *Stage) clip() {
 	for _, text := range []*string{&s.Detail, &s.Err} {
 		if len(*text) > maxText {
@@ -225,7 +225,7 @@ func (s *Stage) close(at time.Time) {
 	}
 }
 
-// Of returns the stages of the pod with this UID, in the order of their beginning.
+// Of returns the stages of the pod with this UID, ordered by beginning.
 func (r *Recorder) Of(uid string) []Stage {
 	r.mu.Lock()
 	var list []Open
@@ -236,7 +236,7 @@ func (r *Recorder) Of(uid string) []Stage {
 	return stagesOf(list)
 }
 
-// copyLocked returns what the record has now.
+// copyLocked returns a copy of the record's stages.
 func (rec *record) copyLocked() []Open {
 	list := make([]Open, len(rec.list))
 	for i, o := range rec.list {
@@ -254,7 +254,7 @@ func stagesOf(list []Open) []Stage {
 	return stages
 }
 
-// stages returns what o stands for.
+// stages returns the stages that o represents.
 func (o Open) stages() []Stage {
 	s := o.stage
 	if o.log != nil {
@@ -276,7 +276,7 @@ func (o Open) stages() []Stage {
 	return list
 }
 
-// Pods returns the pods of which there are stages.
+// Pods returns the pods that have stages.
 func (r *Recorder) Pods() []Pod {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -287,7 +287,7 @@ func (r *Recorder) Pods() []Pod {
 	return list
 }
 
-// Going returns the pods that have a stage going on, each with these stages alone.
+// Going returns the pods that have open stages, each with only these.
 func (r *Recorder) Going() map[Pod][]Stage {
 	r.mu.Lock()
 	open := make(map[Pod][]Open)
@@ -305,7 +305,7 @@ func (r *Recorder) Going() map[Pod][]Stage {
 	return going
 }
 
-// Forget drops what there is of a pod.
+// Forget drops everything about a pod.
 func (r *Recorder) Forget(uid string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

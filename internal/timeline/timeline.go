@@ -1,13 +1,12 @@
-// Package timeline keeps where a pod's time went while it started: a list of stages, each
-// with its parts. Both crispd and the agent keep their half in a Recorder, and report it in this
-// form (JSON); who has both joins them (Join), measures (Cover) and draws (Draw).
+// Package timeline records where a pod's time went while it started: a list of stages, each with
+// its parts. Both crispd and the agent keep their half in a Recorder, and report it in this form
+// (JSON); whoever has both joins them (Join), measures (Cover) and draws (Draw).
 //
 //	agent    volumes ┤├ sandbox ────────────┤├ pull ──────────────┤├ create ┤├ start ┤├ readiness probe ─┤
 //	crispd            ├ sandbox ───────────┤  ├ pull ────────────┤  ├ create┤ ├ start┤
 //	                   namespaces ┤├ cni ──┤    registry ┤├ layers ┤
 //
-// Times are those of the node's clock: one that is set while a pod starts shows in its
-// timeline.
+// Times are the node's: a clock that is set while a pod starts shows in its timeline.
 package timeline
 
 import (
@@ -19,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A Pod names a pod.
+// A Pod identifies a pod.
 type Pod struct {
 	UID       string `json:"uid"`
 	Namespace string `json:"namespace"`
@@ -35,14 +34,14 @@ type Stage struct {
 	Container string    `json:"container,omitempty"` // whose it is; "" = the pod's
 	Attempt   uint32    `json:"attempt,omitempty"`   // of the container
 	Begin     time.Time `json:"begin"`
-	End       time.Time `json:"end,omitzero"`     // zero while it goes on
-	Times     int       `json:"times,omitempty"`  // how often it was done between Begin and End, if more than once
+	End       time.Time `json:"end,omitzero"`     // zero while it is open
+	Times     int       `json:"times,omitempty"`  // how often it happened between Begin and End, if more than once
 	Detail    string    `json:"detail,omitempty"` // for people
 	Err       string    `json:"error,omitempty"`  // how it failed
 	Parts     []Stage   `json:"parts,omitempty"`
 }
 
-// Took returns how long the stage took, or takes already at now.
+// Took returns how long the stage took, or has taken by now if it is open.
 func (s Stage) Took(now time.Time) time.Duration { return s.until(now).Sub(s.Begin) }
 
 func (s Stage) until(now time.Time) time.Time {
@@ -60,12 +59,12 @@ func (s Stage) Label() string {
 	return s.Name + " " + s.Container
 }
 
-// maxParts bounds the parts of one stage that are kept: the longest. Only images of very many
-// layers have more.
+// maxParts bounds the parts kept of one stage: the longest. Only images with very many layers
+// have more.
 const maxParts = 24
 
-// parts makes stages of spans: parts lie in the stage during which they began. One that goes
-// on has no end.
+// parts turns spans into stages: parts belong to the stage during which they began. An open one
+// has no end.
 func parts(spans []stage.Span) []Stage {
 	var list []Stage
 	for _, s := range spans {
@@ -124,17 +123,16 @@ func Later(a, b time.Time) time.Time {
 	return a
 }
 
-// Sort brings stages into the order of their beginning; of two that begin together the longer
-// comes first.
+// Sort orders stages by beginning; of two that begin together the longer comes first.
 func Sort(list []Stage) {
 	slices.SortStableFunc(list, func(a, b Stage) int {
 		return cmp.Or(a.Begin.Compare(b.Begin), b.End.Compare(a.End), strings.Compare(a.Label(), b.Label()))
 	})
 }
 
-// Join puts the runtime's stages into those of the agent's that waited for them: a stage of
-// the same name and container that overlaps. Others stand beside, unless an agent's stage
-// covers their time: what the agent has probed or executed it knows already.
+// Join inserts the runtime's stages into the agent's stages that waited for them: those with the
+// same name and container that overlap. Others are added to the list, unless an agent's stage
+// covers their time: the agent knows what it has probed or executed.
 func Join(agent, runtime []Stage, now time.Time) []Stage {
 	list := slices.Clone(agent)
 	for _, r := range runtime {
@@ -187,8 +185,8 @@ func Cover(list []Stage, from, to time.Time) float64 {
 	return float64(covered) / float64(to.Sub(from))
 }
 
-// Sum returns how long each label took within the time between two moments, the longest
-// first. What overlaps counts for each.
+// Sum returns how long each label took between two moments, longest first. Overlapping stages
+// count in full.
 func Sum(list []Stage, from, to time.Time) []stage.Share {
 	var spans []stage.Span
 	for _, s := range list {
@@ -199,8 +197,8 @@ func Sum(list []Stage, from, to time.Time) []stage.Share {
 	return shares
 }
 
-// Deepest returns the innermost part of s that goes on, s itself if there is none: "cni.slow"
-// of a sandbox.
+// Deepest returns the innermost open part of s, s itself if there is none: "cni.slow" of a
+// sandbox.
 func (s Stage) Deepest() Stage {
 	for i := len(s.Parts) - 1; i >= 0; i-- {
 		if s.Parts[i].End.IsZero() {
@@ -210,8 +208,8 @@ func (s Stage) Deepest() Stage {
 	return s
 }
 
-// Longest returns the part of s that took most of its time, at any depth, and s itself if
-// none took half of it.
+// Longest returns the part of s that took at least half of its time, at any depth, or s itself
+// if none did.
 func (s Stage) Longest(now time.Time) Stage {
 	for _, p := range s.Parts {
 		if 2*p.Took(now) >= s.Took(now) {

@@ -7,20 +7,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPasses bounds how often a directory is read again because somebody fills it while
-// it is being emptied.
+// maxPasses bounds how often a directory is read again because somebody fills it while it is
+// being emptied.
 const maxPasses = 100
 
 // removal is the state of a directory in Remove.
 type removal struct {
-	failed bool // something in it is there to stay
+	failed bool // something in it cannot be removed
 	passes uint8
 }
 
-// Remove removes the file at path and everything below it. A missing file is no error.
-// A mount is not entered, unless it is path itself, and stays: EBUSY. Remove needs no
-// space on the disk. After an error it goes on with the rest, and returns the first
-// error, an *fs.PathError. It stops when ctx ends.
+// Remove removes the file at path and everything below it. A missing file is no error. Remove
+// does not enter a mount, unless it is path itself, and leaves it in place: EBUSY. It needs no
+// disk space. After an error it continues with the rest, and returns the first error, an
+// *fs.PathError. It stops when ctx ends.
 func Remove(ctx context.Context, path string) error {
 	return RemoveAt(ctx, unix.AT_FDCWD, path)
 }
@@ -59,7 +59,7 @@ func RemoveAt(ctx context.Context, dir int, name string) error {
 	}
 }
 
-// notEmpty reports whether err is that of rmdir(2) for a directory that is not empty.
+// notEmpty reports whether err is rmdir(2)'s error for a directory that is not empty.
 func notEmpty(err error) bool { return err == unix.ENOTEMPTY || err == unix.EEXIST }
 
 type remove struct {
@@ -68,7 +68,7 @@ type remove struct {
 	err error // the first
 }
 
-// note keeps the first error, and marks the directory as one that cannot be removed.
+// note keeps the first error, and marks the directory as not removable.
 func (r *remove) note(op, name string, err error) {
 	if r.err == nil {
 		r.err = &fs.PathError{Op: op, Path: r.path(r.top, name), Err: err}
@@ -125,10 +125,10 @@ func (r *remove) descend(name string, passes uint8) {
 	}
 	switch err {
 	case unix.EXDEV:
-		err = unix.EBUSY // as rmdir(2) would say of a mount
-	case unix.ENOTDIR, unix.ELOOP: // something else by now
+		err = unix.EBUSY // like rmdir(2) of a mount
+	case unix.ENOTDIR, unix.ELOOP: // replaced by something else meanwhile
 		err = unix.Unlinkat(r.fd(), name, 0)
-	default: // it cannot be read, but may be empty
+	default: // unreadable, but perhaps empty
 		if unix.Unlinkat(r.fd(), name, unix.AT_REMOVEDIR) == nil {
 			err = nil
 		}
@@ -138,9 +138,9 @@ func (r *remove) descend(name string, passes uint8) {
 	}
 }
 
-// leave removes a directory that was read to its end, and goes up. If the directory is
-// not empty although nothing in it failed, it is read again: somebody fills it, or has
-// misled us, or reading while removing has left something out.
+// leave removes a directory that was read to its end, and goes up. If the directory is not empty
+// although nothing in it failed, it is read again: somebody fills it, or has misled us, or
+// reading while removing has skipped something.
 func (r *remove) leave() error {
 	depth := len(r.list)
 	name, state := r.here().name, r.here().state
@@ -148,7 +148,7 @@ func (r *remove) leave() error {
 		return &fs.PathError{Op: "remove", Path: shorten(r.top), Err: err}
 	}
 	if len(r.list) != depth-1 {
-		return nil // what was left is found again from further up
+		return nil // the remainder is found again from further up
 	}
 	err := unix.Unlinkat(r.fd(), name, unix.AT_REMOVEDIR)
 	switch {

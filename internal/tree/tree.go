@@ -1,16 +1,16 @@
-// Package tree walks and removes directory trees that others have made, such as
-// containers, and may be changing meanwhile.
+// Package tree walks and removes directory trees that others, such as containers, have created
+// and may be changing meanwhile.
 //
-// It uses descriptors and single names: never paths, which are limited to 4096
-// bytes, and never symlinks. However deep a tree is, only few of its directories
-// are open at a time; on the way back a directory is opened again by "..", and
-// accepted if it is the one that was left. For each directory on the way down it
-// keeps some hundred bytes, and the position in it, but not its other entries:
+// It uses descriptors and single names: never paths, which are limited to 4096 bytes, and never
+// symlinks. However deep a tree is, only a few of its directories are open at a time; on the way
+// back a directory is opened again by "..", and accepted if it is the one that was left. For
+// each directory on the way down it stores some hundred bytes, and the position in it, but not
+// its other entries:
 //
 //	top ─▶ … closed: name, inode, offset … ─▶ … the last maxOpen, open … ─▶ here
 //
-// So memory grows only with the depth of a tree. Somebody who moves directories
-// meanwhile can hide something from a walk, but cannot lead it out of the tree.
+// So memory grows only with the depth of a tree. Somebody who moves directories meanwhile can
+// hide something from a walk, but cannot lead it out of the tree.
 package tree
 
 import (
@@ -63,8 +63,7 @@ type levels struct {
 
 const dirFlags = unix.O_RDONLY | unix.O_DIRECTORY | unix.O_NOFOLLOW | unix.O_CLOEXEC
 
-// openDir opens the directory name in dir. The error is unix.EXDEV if it is a
-// mount.
+// openDir opens the directory name in dir. The error is unix.EXDEV if it is a mount.
 func (l *levels) openDir(dir int, name string) (int, error) {
 	how := unix.OpenHow{Flags: dirFlags}
 	if !l.mounts {
@@ -72,7 +71,7 @@ func (l *levels) openDir(dir int, name string) (int, error) {
 	}
 	for {
 		fd, err := unix.Openat2(dir, name, &how)
-		if err != unix.EINTR && err != unix.EAGAIN { // openat2(2): EAGAIN can be tried again
+		if err != unix.EINTR && err != unix.EAGAIN { // openat2(2): EAGAIN can be retried
 			return fd, err
 		}
 	}
@@ -138,8 +137,7 @@ func (l *levels) here() *level { return &l.list[len(l.list)-1] }
 
 func (l *levels) fd() int { return l.here().open.fd }
 
-// pop goes up, and further up if the level above has been moved. It is not called
-// at the top.
+// pop goes up, and further up if the level above was moved. It is not called at the top.
 func (l *levels) pop() error {
 	last := len(l.list) - 1
 	up := &l.list[last-1]
@@ -171,8 +169,8 @@ func (l *levels) back(i int) error {
 	return l.reopen(i-1, fd)
 }
 
-// reopen takes over fd as the directory of level i, if it is that, and seeks to
-// where reading stopped.
+// reopen takes over fd as the directory of level i, if it is the same, and seeks to where
+// reading stopped.
 func (l *levels) reopen(i int, fd int) error {
 	up := &l.list[i]
 	var st unix.Stat_t
@@ -191,8 +189,8 @@ func (l *levels) reopen(i int, fd int) error {
 	return nil
 }
 
-// search descends again from the top, as far as the levels still exist, after
-// somebody has moved some. All but the top are closed.
+// search descends again from the top, as far as the levels still exist, after somebody has moved
+// some. All except the top are closed.
 func (l *levels) search() error {
 	if l.lost++; l.lost > maxLost {
 		return errShuffled
@@ -233,8 +231,8 @@ func (l *levels) next() (name string, kind byte, ok bool, err error) {
 	return here.read()
 }
 
-// names reads all names of a directory and sorts them, as the order of getdents(2)
-// depends on the file system.
+// names reads all names of a directory and sorts them, because the order of getdents(2) depends
+// on the file system.
 func (l *levels) names(d *level) error {
 	d.listed = true
 	for {
@@ -302,8 +300,7 @@ func shorten(path string) string {
 	return strings.ToValidUTF8(path[:keep], "") + "…" + strings.ToValidUTF8(path[len(path)-keep:], "")
 }
 
-// gone reports whether err means that a name no longer exists, or is no longer a
-// directory.
+// gone reports whether err means that a name no longer exists, or is no longer a directory.
 func gone(err error) bool {
 	return err == unix.ENOENT || err == unix.ENOTDIR || err == unix.ELOOP
 }

@@ -9,20 +9,19 @@ import (
 
 // Options are the options of Walk.
 type Options struct {
-	// Sorted visits the names of each directory in order. They are kept in memory
-	// while the walk is below the directory.
+	// Sorted visits the names of each directory in order. They stay in memory while the walk is
+	// below the directory.
 	Sorted bool
-	// Mounts makes the walk enter mounts in the tree, instead of only visiting
-	// them.
+	// Mounts makes the walk enter mounts in the tree, instead of only visiting them.
 	Mounts bool
-	// Leave is called after everything in a directory was visited; of the File
-	// only FD and Path are set. It may be nil.
+	// Leave is called after everything in a directory was visited; only FD and Path of the File
+	// are set. It may be nil.
 	Leave func(*File) error
 }
 
 // A File is a file that Walk visits. It is valid during the visit.
 type File struct {
-	Dir  int         // descriptor of the directory that it is in, or AT_FDCWD
+	Dir  int         // descriptor of its directory, or AT_FDCWD
 	Name string      // in Dir
 	FD   int         // of a directory that will be walked, open for reading; else -1
 	Stat unix.Stat_t // of the file itself, if it is a symlink
@@ -33,8 +32,8 @@ type File struct {
 // PathLen returns the length of the file's path from the top, in bytes.
 func (f *File) PathLen() int { return f.levels.length + len(f.Name) }
 
-// Path returns the file's path from the top; that of the top is "". It may be very
-// long: check PathLen first.
+// Path returns the file's path from the top; that of the top is "". It may be very long: check
+// PathLen first.
 func (f *File) Path() string {
 	if len(f.levels.list) == 0 {
 		return ""
@@ -52,11 +51,10 @@ func (f *File) IsTop() bool { return len(f.levels.list) == 0 }
 // IsDir reports whether f is a directory.
 func (f *File) IsDir() bool { return f.Stat.Mode&unix.S_IFMT == unix.S_IFDIR }
 
-// Walk calls visit for the file at the path top and everything below it, a
-// directory before its content. Files that vanish meanwhile may be left out. visit
-// returns fs.SkipDir for a directory that is not to be entered; any other error
-// ends the walk, and so does the end of ctx. The file at top may be of any kind,
-// and may be a mount.
+// Walk calls visit for the file at the path top and everything below it, a directory before its
+// content. Files that vanish meanwhile may be left out. visit returns fs.SkipDir to skip a
+// directory's content; any other error ends the walk, as does the end of ctx. The file at top
+// may be of any kind, and may be a mount.
 func Walk(ctx context.Context, top string, o Options, visit func(*File) error) error {
 	return WalkAt(ctx, unix.AT_FDCWD, top, o, visit)
 }

@@ -1,5 +1,5 @@
-// Package undo rolls back work of several steps. Each step declares how it is
-// undone on the spot; if the whole fails, the steps run backwards.
+// Package undo rolls back work of several steps. Each step declares on the spot how to undo it;
+// if the whole fails, the undo functions run in reverse order.
 //
 //	func create() (err error) {
 //		var steps undo.Stack
@@ -37,8 +37,7 @@ type step struct {
 	undo func() error
 }
 
-// Add records how to undo what was just done. what names it in the error of an undo
-// that failed.
+// Add records how to undo the step just done. what names the step in the error of a failed undo.
 func (s *Stack) Add(what string, undo func() error) {
 	s.steps = append(s.steps, step{what, undo})
 }

@@ -8,14 +8,14 @@ import (
 	"syscall"
 )
 
-// A Dir is a directory that is made anew, with the mode and owner that it had.
+// A Dir is a directory that can be recreated, with the mode and owner that it had.
 type Dir struct {
 	path string
-	last owned // as it was last seen
+	last owned // as last seen
 }
 
-// MakeDir makes a directory, with this mode, and those above it that are missing. One that is there
-// keeps the mode that it has.
+// MakeDir creates a directory, with this mode, and missing ones above it. An existing directory
+// keeps its mode.
 func MakeDir(path string, mode fs.FileMode) (*Dir, error) {
 	d := &Dir{filepath.Clean(path), owned{mode: mode}}
 	_, err := d.Look()
@@ -25,7 +25,7 @@ func MakeDir(path string, mode fs.FileMode) (*Dir, error) {
 // Path returns the directory's path.
 func (d *Dir) Path() string { return d.path }
 
-// Look makes the directory if it is gone, and reports whether it did.
+// Look recreates the directory if it is gone, and reports whether it did.
 func (d *Dir) Look() (again bool, err error) {
 	info, err := os.Stat(d.path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -47,7 +47,7 @@ func (d *Dir) Look() (again bool, err error) {
 
 // An owned is a file's mode and owner.
 type owned struct {
-	info     fs.FileInfo // nil = not known, and the owner neither
+	info     fs.FileInfo // nil = unknown, as is the owner
 	mode     fs.FileMode
 	uid, gid int
 }
@@ -60,8 +60,8 @@ func own(info fs.FileInfo) owned {
 	return o
 }
 
-// restore gives a new file mode and owner of the one before. The owner comes first: until then the
-// mode is that of a new file, which lets in fewer.
+// restore gives a new file the mode and owner of its predecessor. The owner comes first: until
+// then the file has the mode of a new one, which admits fewer.
 func (o owned) restore(path string) error {
 	if o.info != nil {
 		if err := os.Lchown(path, o.uid, o.gid); err != nil {

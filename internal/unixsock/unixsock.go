@@ -1,6 +1,6 @@
-// Package unixsock listens at Unix sockets whose files somebody may remove: by hand, or a program
-// that keeps /run or /tmp clean. Nobody could connect from then on, though the daemon runs and has
-// its connections. Look, which Watch calls again and again, puts the file back:
+// Package unixsock listens on Unix sockets whose files somebody may remove: by hand, or a
+// program that cleans /run or /tmp. From then on nobody could connect, although the daemon runs
+// and has its connections. Look, which Watch calls periodically, restores the file:
 //
 //	at the path          what Look does
 //	the socket's file    nothing
@@ -9,9 +9,9 @@
 //	a live socket        leaves it: it is somebody else's now, a successor's perhaps
 //	anything else        leaves it
 //
-// A socket that was bound once cannot be bound to a path again (unix(7)), and a name that was
-// removed cannot be given back to its file (linkat(2)): so it is another socket. The first is
-// closed; who had connected to it has been accepted long before.
+// A socket that was bound once cannot be bound to a path again (unix(7)), and a removed name
+// cannot be given back to its file (linkat(2)): so Look uses another socket. The first is
+// closed; its connections were accepted long before.
 package unixsock
 
 import (
@@ -30,10 +30,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// Options say what files Listen and Bind make.
+// Options are the modes of the files that Listen and Bind create.
 type Options struct {
 	Mode fs.FileMode // of the socket
-	Dir  fs.FileMode // of its directory, where that is missing
+	Dir  fs.FileMode // of its directory, if that is missing
 }
 
 // A Listener is a net.Listener at a path.
@@ -42,13 +42,13 @@ type Listener struct {
 
 	mu     sync.Mutex
 	socket *net.UnixListener // guarded by mu
-	file   owned             // what socket is bound to, as it was last seen; guarded by mu
+	file   owned             // what socket is bound to, as last seen; guarded by mu
 	dir    *Dir              // of path; guarded by mu
 	closed bool              // guarded by mu
 }
 
-// Listen listens at path. A socket that a dead process has left there is replaced; one that
-// somebody listens at is an error, and so is any other file.
+// Listen listens at path. It replaces a socket left there by a dead process; a socket that
+// somebody listens on is an error, and so is any other file.
 func Listen(path string, o Options) (*Listener, error) {
 	if err := free(path); err != nil {
 		return nil, err
@@ -56,8 +56,8 @@ func Listen(path string, o Options) (*Listener, error) {
 	return Bind(path, o)
 }
 
-// Bind is Listen for who knows that nobody else listens at path, by a lock: a child that a killed
-// predecessor had just forked may have its socket for another moment.
+// Bind is Listen for a caller who knows, by a lock, that nobody else listens at path: a freshly
+// forked child of a killed predecessor may have its socket a moment longer.
 func Bind(path string, o Options) (*Listener, error) {
 	if err := remove(path); err != nil {
 		return nil, err
@@ -78,7 +78,7 @@ func Bind(path string, o Options) (*Listener, error) {
 }
 
 // Resume returns a Listener of a socket that was bound to path by the program that executed this
-// one. Whether its file is still there, the first Look tells.
+// one. The first Look finds whether its file still exists.
 func Resume(socket *net.UnixListener, path string, o Options) *Listener {
 	socket.SetUnlinkOnClose(false)
 	l := &Listener{path: path, socket: socket, file: owned{mode: o.Mode}, dir: &Dir{filepath.Dir(path), owned{mode: o.Dir}}}
@@ -86,7 +86,7 @@ func Resume(socket *net.UnixListener, path string, o Options) *Listener {
 	return l
 }
 
-// see remembers the file at the path as the socket's.
+// see records the file at the path as the socket's.
 func (l *Listener) see() error {
 	at, err := os.Lstat(l.path)
 	if err != nil {
@@ -101,8 +101,8 @@ func (l *Listener) see() error {
 
 // bind binds a socket to path that only its owner can connect to.
 func bind(path string) (l *net.UnixListener, err error) {
-	// Nobody else may connect between bind and chmod, so a umask sets the mode, on a
-	// thread with one of its own: the process makes files meanwhile.
+	// Nobody else may connect between bind and chmod, so a umask sets the mode, on a thread of
+	// its own: the process creates files meanwhile.
 	err = thread.Run(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
 			return os.NewSyscallError("unshare", err)
@@ -114,7 +114,7 @@ func bind(path string) (l *net.UnixListener, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on %s: %w", path, err)
 	}
-	l.SetUnlinkOnClose(false) // what is at the path by then may be another's
+	l.SetUnlinkOnClose(false) // the file at the path may be another's by then
 	return l, nil
 }
 
@@ -152,8 +152,8 @@ func remove(path string) error {
 	return nil
 }
 
-// Look puts the file back if it is gone, and reports whether it did. An error leaves things as
-// they are. After Close it does nothing.
+// Look restores the file if it is gone, and reports whether it did. On an error nothing changes.
+// After Close it does nothing.
 func (l *Listener) Look() (again bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -187,8 +187,8 @@ func (l *Listener) Look() (again bool, err error) {
 	return true, l.see()
 }
 
-// there returns what is at the path if that is the file of the socket, else nil. Its inode number
-// is not used again meanwhile: the socket keeps the inode.
+// there returns the file at the path if it is the socket's, else nil. Its inode number is not
+// reused meanwhile: the socket keeps the inode.
 func (l *Listener) there() fs.FileInfo {
 	at, err := os.Lstat(l.path)
 	if err != nil || l.file.info == nil || !os.SameFile(at, l.file.info) {
@@ -203,7 +203,7 @@ func (l *Listener) AcceptUnix() (*net.UnixConn, error) {
 		socket := l.current()
 		conn, err := socket.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) && l.current() != socket {
-			continue // it was put back
+			continue // Look has replaced it
 		}
 		return conn, err
 	}
@@ -213,7 +213,7 @@ func (l *Listener) AcceptUnix() (*net.UnixConn, error) {
 func (l *Listener) Accept() (net.Conn, error) {
 	conn, err := l.AcceptUnix()
 	if err != nil {
-		return nil, err // and no *net.UnixConn that is nil
+		return nil, err // and not a nil *net.UnixConn
 	}
 	return conn, nil
 }
@@ -221,7 +221,7 @@ func (l *Listener) Accept() (net.Conn, error) {
 // Addr implements net.Listener.
 func (l *Listener) Addr() net.Addr { return &net.UnixAddr{Name: l.path, Net: "unix"} }
 
-// SyscallConn gives access to the descriptor, which Look may replace.
+// SyscallConn returns the descriptor, which Look may replace.
 func (l *Listener) SyscallConn() (syscall.RawConn, error) { return l.current().SyscallConn() }
 
 func (l *Listener) current() *net.UnixListener {
@@ -237,7 +237,7 @@ func (l *Listener) Closed() bool {
 	return l.closed
 }
 
-// Close ends listening and removes the socket's file, unless another is in its place.
+// Close stops listening and removes the socket's file, unless another is in its place.
 func (l *Listener) Close() error {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -12,8 +12,8 @@ import (
 // Period is how often Watch looks. A look is a few calls of stat(2).
 const Period = 3 * time.Second
 
-// Watch calls look each Period until ctx ends. It logs the paths of what was put back, and an
-// error where it is another than that of the look before.
+// Watch calls look each Period until ctx ends. It logs the restored paths, and an error if it
+// differs from the previous one.
 func Watch(ctx context.Context, log *slog.Logger, look func() (again []string, err error)) {
 	last := ""
 	periodic.Run(ctx, Period, func(context.Context) {

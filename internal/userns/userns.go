@@ -1,9 +1,9 @@
-// Package userns makes user namespaces.
+// Package userns creates user namespaces.
 //
-// No thread of a multithreaded program can enter a new user namespace
-// (unshare(2): EINVAL), so each is made with a process. That process never runs:
-// it is traced, and stops before the first instruction of the program it
-// executes. The caller pins or opens the namespaces meanwhile.
+// No thread of a multithreaded program can enter a new user namespace (unshare(2): EINVAL), so
+// each is created with a process. That process never runs: it is traced, and stops before the
+// first instruction of the program it executes. The caller pins or opens the namespaces
+// meanwhile.
 package userns
 
 import (
@@ -16,8 +16,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Map maps the IDs inside of a user namespace to those outside: one range of
-// each kind, which begins with 0 inside.
+// A Map maps the IDs inside a user namespace to those outside: one range of each kind, which
+// begins at 0 inside.
 type Map struct{ UID, GID Range }
 
 // A Range is Length IDs beginning with Host.
@@ -26,10 +26,9 @@ type Range struct{ Host, Length uint32 }
 // Translate returns the ID outside for id, and false if it is not mapped.
 func (r Range) Translate(id uint32) (uint32, bool) { return r.Host + id, id < r.Length }
 
-// Make makes a user namespace with the mappings m, and with it the others that
-// flags name (unix.CLONE_NEW…), which belong to it. It calls use with the
-// directory of their links, /proc/<pid>/ns; namespaces that use does not keep
-// are gone when Make returns.
+// Make creates a user namespace with the mappings m, and with it the others that flags name
+// (unix.CLONE_NEW…), which belong to it. It calls use with the directory of their links,
+// /proc/<pid>/ns; namespaces that use does not keep are gone when Make returns.
 func Make(m Map, flags uintptr, use func(ns string) error) (err error) {
 	runtime.LockOSThread() // tracer and Pdeathsig belong to the thread
 	defer runtime.UnlockOSThread()
@@ -52,8 +51,7 @@ func Make(m Map, flags uintptr, use func(ns string) error) (err error) {
 	return use(fmt.Sprintf("/proc/%d/ns", pid))
 }
 
-// Open makes a user namespace with the mappings m that lives as long as the file
-// is open.
+// Open creates a user namespace with the mappings m that lives as long as the file is open.
 func Open(m Map) (f *os.File, err error) {
 	err = Make(m, 0, func(ns string) error {
 		f, err = os.Open(ns + "/user")
@@ -66,8 +64,7 @@ func (r Range) ids() []syscall.SysProcIDMap {
 	return []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(r.Host), Size: int(r.Length)}}
 }
 
-// end kills a child of ours and reaps it. Its stop is reported first
-// (ptrace(2)).
+// end kills a child of ours and reaps it. The child's stop is reported first (ptrace(2)).
 func end(pid int) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return os.NewSyscallError("kill", err)
