@@ -16,10 +16,10 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// maxSocketPath is the length of sun_path without its null byte (unix(7)).
+// maxSocketPath is the length of sun_path without its NUL byte (unix(7)).
 const maxSocketPath = 107
 
-// check refuses values of the right type that make no sense.
+// check refuses values that have the right type but make no sense.
 func (c *Config) check() error {
 	for _, f := range []struct{ key, path string }{{"root", c.Root}, {"state", c.State}, {"socket", c.Socket}, {"cni.conf_dir", c.CNI.ConfDir}, {"nri.socket", c.NRI.Socket}} {
 		if !filepath.IsAbs(f.path) {
@@ -75,7 +75,7 @@ func (c *Config) check() error {
 	return c.checkLists()
 }
 
-// handlerName matches DNS labels, which are what a RuntimeClass may name.
+// handlerName matches DNS labels, the names that a RuntimeClass allows.
 var handlerName = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 func (c *Config) checkHandlers() error {
@@ -143,7 +143,7 @@ func (c *Config) checkLists() error {
 	return nil
 }
 
-// wrong returns an error for the value of key, with the place where that value is set.
+// wrong returns an error for the value of key, with the place where it is set.
 func (c *Config) wrong(key, format string, args ...any) error {
 	return fmt.Errorf("%s: %s: %s", c.Origin(key), key, fmt.Sprintf(format, args...))
 }
@@ -159,8 +159,8 @@ func isAddress(s string) bool {
 	return err == nil && isPort(port)
 }
 
-// IsEndpoint reports whether s is where a collector of traces may be: an address; host:port may have http:// or https://
-// before it.
+// IsEndpoint reports whether s can be the endpoint of a trace collector: an address; host:port
+// may follow http:// or https://.
 func IsEndpoint(s string) bool {
 	host := strings.TrimPrefix(strings.TrimPrefix(s, "https://"), "http://")
 	return isAddress(host) && (host == s || !strings.Contains(host, "://"))

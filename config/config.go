@@ -1,5 +1,5 @@
-// Package config reads crispd's configuration: one plain struct, fixed once it
-// is loaded. Only cmd imports it; every other package takes plain options.
+// Package config reads crispd's configuration into one plain struct, which is fixed once it is
+// loaded. Only cmd imports it; every other package takes plain options.
 //
 // A value comes from the first of these that sets it:
 //
@@ -8,12 +8,11 @@
 //	the configuration file              /etc/crisp/config.toml
 //	the default                         which may depend on root and state
 //
-// A later value replaces an earlier one whole, lists too. An unknown key, a value of
-// the wrong type and one that makes no sense are errors that name the file and the
-// line: a typing error must not become a default.
+// A later value replaces an earlier one completely, even a list. An unknown key, a value of the
+// wrong type and one that makes no sense are errors that name the file and the line: a typo must
+// not become a default.
 //
-// All paths depend on root and state, so that two instances with different ones share
-// nothing.
+// All paths depend on root and state, so that two instances that differ in both share nothing.
 package config
 
 import "time"
@@ -35,13 +34,13 @@ type Config struct {
 	State string `toml:"state"`
 	// Socket is the unix socket of the CRI. Default: crisp.sock in state.
 	Socket string `toml:"socket"`
-	// CAdvisorSocket is the unix socket where the kubelet's cAdvisor is told whose a
-	// cgroup is, in the part of containerd's API that it asks for that: kubelet
-	// --containerd=SOCKET. Only root can use it. "none" is nowhere. Default:
-	// cadvisor.sock in state.
+	// CAdvisorSocket is the unix socket where the kubelet's cAdvisor looks up the container or
+	// pod of a cgroup, over the part of containerd's API that it uses for that: kubelet
+	// --containerd=SOCKET. Only root can use it. "none" disables it. Default: cadvisor.sock in
+	// state.
 	CAdvisorSocket string `toml:"cadvisor_socket"`
-	// CgroupDriver is "systemd", "cgroupfs", or "auto": systemd where it runs the
-	// host on cgroup v2. The kubelet asks for the driver and must use the same one.
+	// CgroupDriver is "systemd", "cgroupfs", or "auto": systemd where it runs the host on cgroup
+	// v2. The kubelet asks crispd for the driver and must use the same one.
 	CgroupDriver string `toml:"cgroup_driver"`
 	// LogMaxLine is the longest line of a container's log, in bytes; longer ones are
 	// split, as CRI's log format defines. Default 16384.
@@ -49,41 +48,37 @@ type Config struct {
 	// SeccompProfile is a file that replaces the built-in default profile
 	// (RuntimeDefault). Default: none.
 	SeccompProfile string `toml:"seccomp_profile"`
-	// AppArmorProfile is the name of a loaded AppArmor profile for containers that
-	// ask for RuntimeDefault or set no profile; "unconfined" does not confine them.
-	// Default: "", which is crisp's own profile; crispd loads it.
+	// AppArmorProfile is the name of a loaded AppArmor profile for containers that ask for
+	// RuntimeDefault or set no profile; "unconfined" leaves them unconfined. Default: "",
+	// crisp's own profile, which crispd loads.
 	AppArmorProfile string `toml:"apparmor_profile"`
-	// SELinux gives pods SELinux labels of their own where SELinux is on. Default
-	// true.
+	// SELinux gives each pod its own SELinux labels where SELinux is on. Default true.
 	SELinux bool `toml:"selinux"`
-	// DefaultCapabilities are the capabilities, without CAP_, of a container that
-	// asks for none; an empty list means none. Default: the fourteen that container
-	// engines agree on.
+	// DefaultCapabilities are the capabilities, without CAP_, of a container that requests none;
+	// an empty list means none. Default: the fourteen that container engines agree on.
 	DefaultCapabilities []string `toml:"default_capabilities"`
-	// Rlimits are resource limits of every container, as "nofile=1024:524288"
-	// (soft:hard; -1 = unlimited). Default: none, so that containers have crispd's
-	// own.
+	// Rlimits are resource limits of every container, as "nofile=1024:524288" (soft:hard; -1 =
+	// unlimited). Default: none, so that containers inherit crispd's.
 	Rlimits []string `toml:"rlimits"`
-	// DeviceOwnership makes a container's user, instead of the host's owner, own the
-	// container's devices, so that using them does not take root. Default false.
+	// DeviceOwnership makes a container's user own the container's devices, instead of the owner
+	// on the host, so that using them does not require root. Default false.
 	DeviceOwnership bool `toml:"device_ownership_from_security_context"`
 
-	// RejectMountSources are host paths that a container cannot mount when they are
-	// missing; other missing ones are made. Default: none.
+	// RejectMountSources are host paths that a container cannot mount when they are missing;
+	// other missing paths are created. Default: none.
 	RejectMountSources []string `toml:"reject_mount_sources"`
-	// RestoreFromImages lets CreateContainer restore a container from a checkpoint
-	// image, which anybody who may create a pod can name: CRIU restores its content
-	// as root. Default false. Archives on this node and RestorePod, which pods cannot
-	// ask for, are always restored.
+	// RestoreFromImages lets CreateContainer restore a container from a checkpoint image, which
+	// anybody who may create a pod can name: CRIU restores its content as root. Default false.
+	// Archives on this node and RestorePod, which pods cannot request, are always restored.
 	RestoreFromImages bool `toml:"restore_from_images"`
-	// FastInit lets a first process that is written in C start containers and execs,
-	// which takes a third of the time that libcontainer's own takes. What it does not know
-	// (user namespaces, terminals, SELinux, hooks, shared mounts, profiles that notify)
-	// is left to libcontainer, as is everything where CRIU is installed. Default true.
+	// FastInit starts containers and execs with a first process written in C, which takes a
+	// third of the time that libcontainer's own takes. libcontainer still starts what it does
+	// not support (user namespaces, terminals, SELinux, hooks, shared mounts, profiles that
+	// notify), and everything where CRIU is installed. Default true.
 	FastInit bool `toml:"fast_init"`
-	// HooksDirs are searched for the files of oci-hooks(5), which add hooks to
-	// containers; a file of the same name in a later directory wins. Default:
-	// /usr/share/containers/oci/hooks.d, /etc/containers/oci/hooks.d.
+	// HooksDirs are searched for oci-hooks(5) files, which add hooks to containers; a file in a
+	// later directory replaces one of the same name. Default: /usr/share/containers/oci/hooks.d,
+	// /etc/containers/oci/hooks.d.
 	HooksDirs []string `toml:"hooks_dir"`
 
 	Log       Log       `toml:"log"`
@@ -95,8 +90,8 @@ type Config struct {
 	Metrics   Metrics   `toml:"metrics"`
 	Tracing   Tracing   `toml:"tracing"`
 
-	// Handlers are the runtime handlers for RuntimeClass, each a table
-	// [handlers.NAME]. The default one, "" and "crisp", is not among them.
+	// Handlers are the runtime handlers for RuntimeClass, each a table [handlers.NAME]. The
+	// default one, "" and "crisp", is not among them.
 	Handlers map[string]*Handler `toml:"handlers"`
 
 	origin map[string]string
@@ -118,20 +113,19 @@ type CNI struct {
 	// BinDirs are searched for plugins, in order. Default: crisp's own plugins,
 	// /opt/cni/bin, /usr/lib/cni, /usr/libexec/cni.
 	BinDirs []string `toml:"bin_dirs"`
-	// DefaultNetwork makes crisp provide a network of its own where conf_dir has
-	// none: true, false, or "auto": not while the kubelet of a cluster is connected,
-	// whose pods wait for the cluster's network. Default "auto".
+	// DefaultNetwork makes crisp provide its own network if conf_dir has none: true, false, or
+	// "auto": not while a cluster's kubelet is connected, whose pods wait for the cluster's
+	// network. Default "auto".
 	DefaultNetwork Auto `toml:"default_network"`
-	// PodCIDRs are the subnets of the default network, at most one per family, in the
-	// order of a pod's addresses. Default: one per family that is derived from root
-	// and state, IPv4 first.
+	// PodCIDRs are the subnets of the default network, at most one per family, in the order of a
+	// pod's addresses. Default: one per family, derived from root and state, IPv4 first.
 	PodCIDRs []string `toml:"pod_cidrs"`
 }
 
 // CDI is the Container Device Interface.
 type CDI struct {
-	// SpecDirs are searched for vendors' descriptions of devices; a later directory
-	// wins. Default: /etc/cdi, /var/run/cdi, where vendors put them.
+	// SpecDirs are searched for vendors' descriptions of devices; a later directory takes
+	// precedence. Default: /etc/cdi, /var/run/cdi, where vendors put them.
 	SpecDirs []string `toml:"spec_dirs"`
 }
 
@@ -158,10 +152,9 @@ type Streaming struct {
 
 // Image configures how images are pulled and kept.
 type Image struct {
-	// Layers is the form in which new layers are kept: as "directories" or, with "auto" and
-	// "erofs", as EROFS file systems, if the kernel mounts those from files (Linux 6.12);
-	// where it does not, they are directories, of which "erofs" warns. Layers that are
-	// there stay as they are. Default "auto".
+	// Layers is the form of new layers: "directories" or, with "auto" and "erofs", EROFS file
+	// systems, if the kernel can mount those from files (Linux 6.12); otherwise they are
+	// directories, and "erofs" logs a warning. Existing layers stay as they are. Default "auto".
 	Layers string `toml:"layers"`
 	// Pinned are names of images that the kubelet must not collect; * matches any
 	// characters. Default: none.
@@ -169,8 +162,8 @@ type Image struct {
 	// MaxParallel is how many layers one pull fetches and unpacks at once.
 	// Default 4.
 	MaxParallel int `toml:"max_parallel"`
-	// ProgressTimeout ends a pull for which no byte has arrived for so long; 0 never
-	// does. Default 1m.
+	// ProgressTimeout ends a pull that has received no byte for this long; 0 never does. Default
+	// 1m.
 	ProgressTimeout time.Duration `toml:"progress_timeout"`
 	// RegistriesConf is a registries.conf(5). Default:
 	// $CONTAINERS_REGISTRIES_CONF, then /etc/containers/registries.conf.
@@ -181,8 +174,8 @@ type Image struct {
 	// Policy is a policy.json(5). Default: /etc/containers/policy.json; without that
 	// file every image is accepted.
 	Policy string `toml:"policy"`
-	// PolicyDir has policies of Kubernetes namespaces, which replace the node's:
-	// NAMESPACE.json. Default /etc/crisp/policies.
+	// PolicyDir has policies of Kubernetes namespaces, which replace the node's: NAMESPACE.json.
+	// Default /etc/crisp/policies.
 	PolicyDir string `toml:"policy_dir"`
 	// RegistriesDir is a containers-registries.d(5), which says where signatures
 	// are. Default: /etc/containers/registries.d.
@@ -198,11 +191,11 @@ type Image struct {
 	DecryptionKeysPath string `toml:"decryption_keys_path"`
 }
 
-// Metrics are crispd's own, in Prometheus' text format at /metrics. The debug socket,
-// which only root can use, always serves them.
+// Metrics are crispd's own, in Prometheus' text format at /metrics. The debug socket, which only
+// root can use, always serves them.
 type Metrics struct {
-	// Address is where else they are served: host:port, or unix:///path. Whoever can
-	// reach it can read them. Default: nowhere.
+	// Address is where else they are served: host:port, or unix:///path. Everybody who can
+	// connect can read them. Default: nowhere.
 	Address string `toml:"address"`
 }
 
@@ -213,9 +206,8 @@ type Tracing struct {
 	// http://host:port unencrypted, https://host:port, or unix:///path. Default:
 	// none; nothing is traced.
 	Endpoint string `toml:"endpoint"`
-	// SamplesPerMillion is how many of a million calls begin a trace of their own. A
-	// call that is part of its client's trace, as the kubelet's are, is sampled if
-	// that trace is. Default 0.
+	// SamplesPerMillion is how many of a million calls begin a new trace. A call that is part of
+	// its client's trace, as the kubelet's are, is sampled if that trace is. Default 0.
 	SamplesPerMillion int `toml:"samples_per_million"`
 }
 
@@ -230,22 +222,20 @@ type Handler struct {
 	// SeccompProfile is a file that replaces the default profile. Default: the key of
 	// that name outside of the handlers.
 	SeccompProfile string `toml:"seccomp_profile"`
-	// CgroupNamespace is "private" for containers that see their cgroup as the root,
-	// "host" for ones that see the node's, or "auto": private on cgroup v2.
-	// Privileged containers always see the node's. Default auto.
+	// CgroupNamespace is "private" for containers that see their cgroup as the root, "host" for
+	// containers that see the node's, or "auto": private on cgroup v2. Privileged containers
+	// always see the node's. Default auto.
 	CgroupNamespace string `toml:"cgroup_namespace"`
-	// CNIConfDir is watched for the network configurations of this handler's pods,
-	// which never use the default network. Default: none; they are in the same
-	// network as all others.
+	// CNIConfDir is watched for the network configurations of this handler's pods, which never
+	// use the default network. Default: none; they use the same network as all others.
 	CNIConfDir string `toml:"cni_conf_dir"`
-	// Annotations are the annotations of pods and containers that Engine gets,
-	// besides io.kubernetes.cri.*, which it always gets: "run.oci.*", where * matches
-	// any characters but /. They let whoever may create a pod decide how it is run.
-	// Default: none.
+	// Annotations are the annotations of pods and containers that Engine gets, besides
+	// io.kubernetes.cri.*, which it always gets: "run.oci.*", where * matches any characters but
+	// /. They let whoever may create a pod decide how it is run. Default: none.
 	Annotations []string `toml:"annotations"`
 }
 
-// None is the CAdvisorSocket that is none.
+// None as CAdvisorSocket disables it.
 const None = "none"
 
 // Libcontainer is the built-in engine.
@@ -260,8 +250,8 @@ func (c *Config) Origin(key string) string {
 	return "default"
 }
 
-// DefaultInstance reports whether this is the machine's default instance, which may
-// use the well-known paths; any other one uses only root and state.
+// DefaultInstance reports whether this is the machine's default instance, which may use the
+// well-known paths; others use only root and state.
 func (c *Config) DefaultInstance() bool {
 	return c.Root == DefaultRoot && c.State == DefaultState
 }

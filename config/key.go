@@ -16,7 +16,7 @@ type key struct {
 	value reflect.Value
 }
 
-// Auto is true, false, or decided by the circumstances.
+// Auto is true, false, or decided by crispd.
 type Auto string
 
 // The values of an Auto.
@@ -55,8 +55,7 @@ func keys(c *Config) []key {
 	return list
 }
 
-// assign sets the key to a decoded TOML value. The error says what type is
-// wanted.
+// assign sets the key to a decoded TOML value. The error names the expected type.
 func (k key) assign(v any) error {
 	switch k.value.Interface().(type) {
 	case string:

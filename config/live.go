@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// reloadable are the keys that a reload changes, with what their change affects. Any other
-// change takes a restart of crispd, which containers do not notice. A name that ends
-// with a dot stands for all keys below it.
+// reloadable maps the keys that a reload changes to what the change affects. Any other change
+// requires a restart of crispd, which containers do not notice. A name that ends with a dot
+// means all keys below it.
 var reloadable = map[string]string{
 	"apparmor_profile":                       "containers made from then on",
 	"cdi.spec_dirs":                          "containers made from then on",
@@ -29,7 +29,7 @@ var reloadable = map[string]string{
 	"tracing.samples_per_million":            "calls that begin from then on",
 }
 
-// Takes returns what a change of key affects without a restart; "" if it takes one.
+// Takes returns what a change of key affects without a restart; "" if it requires one.
 func Takes(key string) string {
 	if effect, ok := reloadable[key]; ok {
 		return effect
@@ -45,20 +45,20 @@ func Takes(key string) string {
 // layersKey is the form of layers, which is chosen at startup.
 const layersKey = "image.layers"
 
-// ownNetwork ends the key of a handler's own network, which is opened at startup.
+// ownNetwork is the suffix of the key of a handler's own network, which is opened at startup.
 const ownNetwork = ".cni_conf_dir"
 
 // A Change is a key whose value has changed.
 type Change struct {
 	Key      string
-	Old, New string // in TOML; "" if the handler did not or does not exist
+	Old, New string // in TOML; "" if the handler did not exist or no longer does
 	At       string // where the new value is set, as Origin returns it
 	Takes    string // what it affects now; "" = nothing before a restart
 }
 
-// Reload reads the configuration again and returns its changes. The returned Config
-// is c with those changes that take effect at once; c itself stays as it is. After
-// an error, which names file and line, nothing has changed.
+// Reload reads the configuration again and returns its changes. The returned Config is c with
+// the changes that take effect at once; c itself stays as it is. After an error, which names
+// file and line, nothing has changed.
 func (c *Config) Reload(src Source) (*Config, []Change, error) {
 	next, err := Load(src)
 	if err != nil {
@@ -91,7 +91,7 @@ func (c *Config) Reload(src Source) (*Config, []Change, error) {
 		case was && !is:
 			ch.Takes = Takes(handlersTable + ".") // the whole handler is removed, with its network
 		case !was && ch.Takes == "":
-			// Without its network open, the handler's pods would get another one.
+			// Without its network, the handler's pods would get another one.
 			delete(next.Handlers, strings.TrimSuffix(strings.TrimPrefix(name, handlersTable+"."), ownNetwork))
 		}
 		changes = append(changes, ch)
@@ -99,7 +99,7 @@ func (c *Config) Reload(src Source) (*Config, []Change, error) {
 	return next, withoutAbsent(changes, next), nil
 }
 
-// withoutAbsent marks all keys of a handler that takes a restart as taking one.
+// withoutAbsent marks all keys of a handler that requires a restart accordingly.
 func withoutAbsent(changes []Change, next *Config) []Change {
 	for i, ch := range changes {
 		name, ok := strings.CutPrefix(ch.Key, handlersTable+".")

@@ -171,9 +171,8 @@ func lookup(tree map[string]any, name toml.Key) any {
 	return v
 }
 
-// position returns where name is in a file, as file:line. The decoder gives
-// positions only in errors: so decode into a struct that has only this field,
-// whose decoding fails.
+// position returns where name is in a file, as file:line. The decoder reports positions only in
+// errors: so position decodes into a struct that has only this field, whose decoding fails.
 func position(file string, data []byte, name toml.Key) string {
 	t := reflect.TypeFor[refusing]()
 	for _, part := range slices.Backward(name) {
@@ -189,5 +188,5 @@ func position(file string, data []byte, name toml.Key) string {
 
 type refusing struct{}
 
-// UnmarshalTOML makes the decoder return its position.
+// UnmarshalTOML makes the decoder report its position.
 func (*refusing) UnmarshalTOML(any) error { return errors.New("here") }

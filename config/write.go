@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Write prints the configuration in force as TOML that Load reads, each value
-// with its origin as a comment.
+// Write prints the current configuration as TOML that Load can read, each value with its origin
+// as a comment.
 func (c *Config) Write(w io.Writer) error {
 	var out bytes.Buffer
 	table := ""
@@ -46,7 +46,7 @@ func literal(v any) string {
 	return fmt.Sprint(v)
 }
 
-// quote writes a basic string of TOML, which has JSON's escapes.
+// quote writes a TOML basic string, which has JSON's escapes.
 func quote(s string) string {
 	var b bytes.Buffer
 	e := json.NewEncoder(&b)
