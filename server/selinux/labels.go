@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Options are the parts of a label that a pod or a container may choose by CRI; ""
-// = not chosen.
+// Options are the parts of a label that a pod or a container may choose through CRI; "" = not
+// chosen.
 type Options struct {
 	User, Role, Type, Level string
 }
@@ -27,9 +27,9 @@ func (o Options) apply(c selinux.Context) {
 // categories is the conventional number of categories, c0 to c1023.
 const categories = 1024
 
-// Pod returns the labels of a pod. Its level is reserved, exclusively unless the
-// options name it, until Release. host says that the pod uses the host's PID or IPC
-// namespace. The error is fault.Invalid for labels that the policy does not know.
+// Pod returns the labels of a pod. Its level is reserved, exclusively unless the options name
+// it, until Release. host says that the pod uses the host's PID or IPC namespace. The error is
+// fault.Invalid for labels that the policy does not know.
 func (p *Policy) Pod(id string, o Options, host bool) (Labels, error) {
 	if p == nil || o == (Options{}) && (host || p.process == nil) {
 		return Labels{}, nil
@@ -61,16 +61,16 @@ func (p *Policy) Container(pod Labels, o Options, privileged bool) (l Labels, er
 			return Labels{}, err
 		}
 	}
-	// CRI, of privileged mode: "SELinux restrictions are not applied". Invalid
-	// options are an error all the same.
+	// CRI, of privileged mode: "SELinux restrictions are not applied". Invalid options are still
+	// an error.
 	if privileged {
 		l.Process = ""
 	}
 	return l, nil
 }
 
-// compose applies options to base or, where that is empty, to the policy's labels.
-// The type is that of the process: files keep the one that all containers may use.
+// compose applies options to base or, if that is empty, to the policy's labels. The type applies
+// to the process: files keep the type that all containers may use.
 func (p *Policy) compose(base Labels, o Options) (Labels, error) {
 	process, file := maps.Clone(p.process), maps.Clone(p.file)
 	for _, b := range []struct {

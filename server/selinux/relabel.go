@@ -19,8 +19,8 @@ import (
 // xattr is the extended attribute with a file's label (selinux(8)).
 const xattr = "security.selinux"
 
-// system are the directories that must not be relabelled for a pod: others could no
-// longer read them. What they contain is another matter.
+// system are the directories that must not be relabelled for a pod: others could no longer read
+// them. Their subdirectories may be.
 var system = []string{
 	"/", "/bin", "/boot", "/dev", "/etc", "/home", "/lib", "/lib32", "/lib64", "/libx32", "/media", "/mnt", "/opt", "/proc",
 	"/root", "/run", "/sbin", "/srv", "/sys", "/tmp", "/usr", "/usr/bin", "/usr/lib", "/usr/lib64", "/usr/libexec", "/usr/local",
@@ -37,16 +37,16 @@ func Refuse(path string) error {
 	return nil
 }
 
-// Relabel labels the file at path and everything below it. Symlinks are labelled and
-// not followed, not even one that somebody puts in place of a directory meanwhile.
+// Relabel labels the file at path and everything below it. Symlinks are labelled and not
+// followed, even if somebody replaces a directory by one meanwhile.
 //
-// The top is labelled last. If it already has the label, so does everything below,
-// or it has inherited the right one since; so only the top is examined: a volume is
-// walked once, not at each start of each container. An interrupted walk leaves the
-// top as it was, and the next one starts over.
+// The top is labelled last. If it already has the label, so does everything below, or has
+// inherited the right one since. So only the top is examined: a volume is walked once, not at
+// each start of each container. An interrupted walk leaves the top unchanged, and the next one
+// starts over.
 //
-// still is called before each directory; its error, and the context's, ends the
-// walk. A file system without labels is left as it is.
+// still is called before each directory; its error, or the context's, ends the walk. A file
+// system without labels stays unchanged.
 func Relabel(ctx context.Context, path, label string, still func() error) error {
 	f, err := os.OpenFile(path, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -88,8 +88,8 @@ func Relabel(ctx context.Context, path, label string, still func() error) error 
 	return nil
 }
 
-// set labels the file of a descriptor. A descriptor of O_PATH refers to the file
-// itself, even if it is a symlink.
+// set labels the file of a descriptor. An O_PATH descriptor refers to the file itself, even if
+// it is a symlink.
 func set(fd int, label string) error {
 	if have, err := get(fd); err == nil && have == label {
 		return nil

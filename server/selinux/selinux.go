@@ -1,11 +1,10 @@
-// Package selinux gives pods and containers their SELinux labels, and relabels
-// what is mounted into them.
+// Package selinux assigns SELinux labels to pods and containers, and relabels what is mounted
+// into them.
 //
-// A label is user:role:type:level. The policy decides which user, role and type
-// containers have: its file lxc_contexts says so for every runtime
-// (selinux_lxc_contexts(5)). We choose the level: two categories that no other pod
-// of the node has, which separates pods of the same type. All containers of a pod
-// share it, and so the pod's files.
+// A label is user:role:type:level. The policy decides the user, role and type of containers: its
+// file lxc_contexts defines them for every runtime (selinux_lxc_contexts(5)). We choose the
+// level: two categories that no other pod of the node has, which separates pods of the same
+// type. All containers of a pod share it, and so the pod's files.
 //
 //	container        process label                       mount label
 //	plain            the pod's                           the pod's: context= of the root file system
@@ -13,14 +12,13 @@
 //	privileged       none: the policy's transition       the pod's
 //	host PID or IPC  none, and no mount label, unless the pod's options name one
 //
-// None means that the kernel decides, from crisp-executor's own label: a policy
-// for containers makes it spc_t. The processes of such a pod share with the host
-// what labels would separate.
+// None means that the kernel decides, from crisp-executor's own label: a policy for containers
+// makes it spc_t. The processes of such a pod share with the host what labels would separate.
 //
 // All images have one label, for files that containers may run: ReadOnly.
 //
-// On a host without SELinux there is no Policy: the methods of a nil Policy do
-// nothing, and options have no effect.
+// On a host without SELinux there is no Policy: the methods of a nil Policy do nothing, and
+// options have no effect.
 package selinux
 
 import (
@@ -42,7 +40,7 @@ type Labels struct {
 
 // A Policy is the loaded SELinux policy, and the levels in use.
 type Policy struct {
-	process, file selinux.Context // of containers, level and all; nil = the policy has none
+	process, file selinux.Context // of containers, including the level; nil = the policy has none
 	readOnly      string          // see ReadOnly
 	canonical     func(full string) (string, error)
 
@@ -50,9 +48,9 @@ type Policy struct {
 	levels map[string]string // pod → its level
 }
 
-// Open looks at the policy of this host; nil where SELinux is off. An error says
-// that the policy knows no containers: the Policy that comes with it labels only
-// what asks for a whole label.
+// Open reads the policy of this host; nil where SELinux is off. The error means that the policy
+// has no labels for containers: the Policy returned with it labels only what requests a complete
+// label.
 func Open() (*Policy, error) {
 	if !selinux.GetEnabled() {
 		return nil, nil
@@ -80,8 +78,8 @@ func Open() (*Policy, error) {
 	return p, nil
 }
 
-// New is Open with labels and a kernel of the caller's choice: canonical returns a
-// label as the kernel writes it, or an error. A label that is "" is missing.
+// New is Open with labels and a kernel of the caller's choice: canonical returns a label as the
+// kernel writes it, or an error. An empty label is missing.
 func New(process, file string, canonical func(string) (string, error)) *Policy {
 	p := &Policy{canonical: canonical, levels: map[string]string{}}
 	if process != "" && file != "" {
@@ -100,8 +98,7 @@ func bare(full string) selinux.Context {
 	return c
 }
 
-// Shared returns the label of files that all containers may read; "" without a
-// policy.
+// Shared returns the label of files that all containers may read; "" without a policy.
 func (p *Policy) Shared() string {
 	if p == nil || p.file == nil {
 		return ""
@@ -118,7 +115,7 @@ func (p *Policy) ReadOnly() string {
 	return p.readOnly
 }
 
-// check returns the labels as the kernel writes them, for comparing them.
+// check returns the labels as the kernel writes them, for comparison.
 func (p *Policy) check(l Labels) (Labels, error) {
 	for _, s := range []*string{&l.Process, &l.Mount} {
 		if *s == "" {

@@ -7,12 +7,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// appArmor returns the profile that confines the container, "" = none. The new
-// field takes precedence over the deprecated string. RuntimeDefault, or no profile,
-// means the node's default profile. A host without AppArmor confines no container,
-// as CRI allows; but a profile requested by name is refused there, and so is
-// RuntimeDefault where the kernel could confine the container but our profile is
-// missing.
+// appArmor returns the profile that confines the container, "" = none. The new field takes
+// precedence over the deprecated string. RuntimeDefault, or no profile, means the node's default
+// profile. A host without AppArmor confines no container, as CRI allows; but it refuses a
+// profile requested by name. RuntimeDefault is refused where the kernel could confine the
+// container but our profile is missing.
 func appArmor(sc *cri.LinuxContainerSecurityContext, h Host) (string, error) {
 	if sc.GetPrivileged() {
 		return "", nil

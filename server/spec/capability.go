@@ -23,8 +23,8 @@ var allCapabilities = []string{
 	"CAP_CHECKPOINT_RESTORE",
 }
 
-// DefaultCapabilities are the capabilities of a container that asks for none,
-// unless the node's configuration sets others.
+// DefaultCapabilities are the capabilities of a container that requests none, unless the node's
+// configuration sets others.
 func DefaultCapabilities() []string {
 	return []string{
 		"CAP_CHOWN", "CAP_DAC_OVERRIDE", "CAP_FOWNER", "CAP_FSETID", "CAP_KILL", "CAP_SETGID", "CAP_SETUID",
@@ -36,9 +36,8 @@ func DefaultCapabilities() []string {
 // whichever list it is: dropping ALL and adding X leaves X. What is both added and dropped,
 // ALL or by its name, is dropped, as by containerd and CRI-O.
 //
-// The inheritable set has only the ambient capabilities: a file without the
-// set-user-ID bit but with inheritable capabilities must not raise them
-// (CVE-2022-24769).
+// The inheritable set has only the ambient capabilities: a file without the set-user-ID bit but
+// with inheritable capabilities must not raise them (CVE-2022-24769).
 func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCapabilities, error) {
 	have := h.Capabilities
 	if have == nil {
@@ -106,8 +105,7 @@ func ordered(set map[string]bool) []string {
 	return list
 }
 
-// CapabilitiesOf returns the names of a set in which bit n is capability number
-// n.
+// CapabilitiesOf returns the names of a set in which bit n is capability number n.
 func CapabilitiesOf(mask uint64) []string {
 	list := []string{}
 	for n, c := range allCapabilities {
@@ -118,8 +116,8 @@ func CapabilitiesOf(mask uint64) []string {
 	return list
 }
 
-// CapabilityNames checks names and returns them as CAP_…: in CRI and in
-// configurations they lack that prefix and are in any case.
+// CapabilityNames checks names and returns them as CAP_…: CRI and configurations omit that
+// prefix and use any case.
 func CapabilityNames(names []string) ([]string, error) {
 	list, all, err := capabilityNames(names)
 	if all {

@@ -7,9 +7,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// devices returns the device nodes to make and the rules of the device cgroup.
-// libcontainer adds the nodes that every container has (null, zero, tty, …),
-// and their rules.
+// devices returns the device nodes to create and the rules of the device cgroup. libcontainer
+// adds the nodes that every container has (null, zero, tty, …), and their rules.
 func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 	var nodes []specs.LinuxDevice
 	rules := []specs.LinuxDeviceCgroup{{Allow: privileged(in), Access: "rwm"}}

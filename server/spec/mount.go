@@ -16,8 +16,8 @@ const errRROUnsupported = "RROUnsupported"
 
 // mounts returns the file systems that every container has, the sandbox's files, the image's
 // volumes and CRI's mounts, parents before children. A CRI mount replaces the default one at the
-// same path. One at /dev replaces everything below it too, and so does one that propagates to the
-// host; one at /sys brings cgroups along, as the host's does for those who watch all of them.
+// same path. One at /dev also replaces everything below it, as does one that propagates to the
+// host; one at /sys includes the host's cgroups, for containers that watch all of them.
 func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
 	taken := map[string]bool{}
 	var asked []specs.Mount
@@ -52,8 +52,8 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 	return list, rootfsPropagation, nil
 }
 
-// spreads returns where the CRI mount is by which a mount at p would appear on the host too, over
-// the host's own files; "" if that is none.
+// spreads returns the path of the CRI mount through which a mount at p would also appear on the
+// host, over the host's own files; "" if there is none.
 func spreads(list []Mount, p string) string {
 	on, to := "", cri.MountPropagation_PROPAGATION_PRIVATE
 	for _, m := range list {
@@ -68,8 +68,8 @@ func spreads(list []Mount, p string) string {
 	return on
 }
 
-// checkCovers refuses paths to be masked or read-only that would be so on the host too, as both are
-// done by mounts.
+// checkCovers refuses masked or read-only paths that would be so on the host too, as both are
+// implemented by mounts.
 func checkCovers(list []Mount, paths []string) error {
 	for _, p := range paths {
 		if on := spreads(list, path.Join("/", p)+"/"); on != "" {
@@ -102,8 +102,8 @@ func kernelMounts(in Input) []specs.Mount {
 		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{"nosuid", "noexec", "nodev", "relatime", access}},
 	}
 	if in.Host.CgroupV2 && !ownCgroupNamespace(in) {
-		// Mounted anew in the host's cgroup namespace, the file system would take the options of this
-		// mount for all others (nsdelegate would be lost). Mounts below the host's are not wanted.
+		// A new mount in the host's cgroup namespace would apply its options to all others
+		// (nsdelegate would be lost). Mounts below the host's are not wanted.
 		list[len(list)-1] = specs.Mount{Destination: "/sys/fs/cgroup", Type: "bind", Source: "/sys/fs/cgroup", Options: []string{"bind", "rprivate", "nosuid", "noexec", "nodev", "relatime", access}}
 	}
 	if in.IDs != nil {
@@ -136,7 +136,7 @@ func fileMounts(in Input) []specs.Mount {
 		list[i].UIDMappings, list[i].GIDMappings = uids, gids
 	}
 	if in.Namespaces[string(specs.IPCNamespace)] == hostNamespace {
-		add(in.Files.Shm, "/dev/shm") // with the options that the host's has
+		add(in.Files.Shm, "/dev/shm") // with the options of the host's
 	} else {
 		add(in.Files.Shm, "/dev/shm", "nosuid", "noexec", "nodev", "rw")
 	}
@@ -190,7 +190,7 @@ func bind(m Mount, h Host) (specs.Mount, error) {
 	return specs.Mount{Destination: dest, Type: "bind", Source: m.Source, Options: options, UIDMappings: uids, GIDMappings: gids}, nil
 }
 
-// mountOptions are the options of a bind mount that CRI's mount_options may have: those that
+// mountOptions are the options of a bind mount that CRI's mount_options may contain: those that
 // restrict it, and those for access times.
 var mountOptions = []string{"noexec", "nodev", "nosuid", "ro", "noatime", "nodiratime", "relatime", "strictatime", "nosymfollow"}
 

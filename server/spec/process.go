@@ -40,8 +40,8 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	if err := checkNUL(argv, envs, cwd); err != nil {
 		return nil, fmt.Errorf("container %s: %w", in.Container.GetMetadata().GetName(), err)
 	}
-	// An oom_score_adj of 0 is a value too: the executor's own, which is low,
-	// must not be inherited.
+	// An oom_score_adj of 0 is a value too: the executor's own, which is low, must not be
+	// inherited.
 	adj := max(int(in.Container.GetLinux().GetResources().GetOomScoreAdj()), in.Host.MinOOMScoreAdj)
 	return &specs.Process{
 		Terminal:        in.Container.GetTty(),
@@ -58,7 +58,7 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	}, nil
 }
 
-// checkNUL refuses text that the kernel would cut off: an image may have some. What comes from the
+// checkNUL refuses text that the kernel would cut off: an image may contain it. Text from the
 // client was checked with the request.
 func checkNUL(args, env []string, cwd string) error {
 	has := func(s string) bool { return strings.Contains(s, "\x00") }
@@ -75,8 +75,8 @@ func checkNUL(args, env []string, cwd string) error {
 	return nil
 }
 
-// args combines CRI's command and args with the image's entrypoint and cmd: a
-// command replaces both of the image's, args alone replace cmd.
+// args combines CRI's command and args with the image's entrypoint and cmd: a command replaces
+// both of the image's, args alone replace cmd.
 func args(in Input) ([]string, error) {
 	command, args := in.Container.GetCommand(), in.Container.GetArgs()
 	if len(command) == 0 {
@@ -92,8 +92,8 @@ func args(in Input) ([]string, error) {
 	return argv, nil
 }
 
-// env combines, from lowest to highest precedence, our variables, the image's
-// and CRI's. A variable keeps its first position and has its last value.
+// env combines, from lowest to highest precedence, our variables, the image's and CRI's. A
+// variable keeps its first position and its last value.
 func env(in Input) ([]string, error) {
 	var e environ
 	e.set("PATH", defaultPath)
@@ -139,9 +139,8 @@ func (e *environ) set(key, value string) {
 	e.list = append(e.list, key+"="+value)
 }
 
-// ExecProcess returns the process of an exec in a container whose own process
-// is p: it has the same user, capabilities, environment and limits, but other
-// arguments.
+// ExecProcess returns the process of an exec in a container whose own process is p: it has the
+// same user, capabilities, environment and limits, but other arguments.
 func ExecProcess(p *specs.Process, args []string, tty bool) *specs.Process {
 	exec := *p
 	exec.Args = args

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Resources converts limits; r may be nil. Zero means not set. oom_score_adj,
-// for which zero is a value, is no cgroup limit and not included. CPU shares
-// stay shares: libcontainer converts them to the weight of cgroup v2.
+// Resources converts limits; r may be nil. Zero means not set. oom_score_adj, for which zero is
+// a value, is not a cgroup limit and not included. CPU shares stay shares: libcontainer converts
+// them to the weight of cgroup v2.
 func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
 	out := &specs.LinuxResources{}
 	if r == nil {
@@ -38,8 +38,7 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 	}
 	for _, l := range r.HugepageLimits {
 		if !h.Hugetlb {
-			// The kubelet lists every page size with 0; only a real limit needs
-			// the controller.
+			// The kubelet lists every page size with 0; only a real limit needs the controller.
 			if l.Limit == 0 {
 				continue
 			}
@@ -61,9 +60,8 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 	return out, nil
 }
 
-// memory sets the memory and swap limits. Without a limit for memory and swap
-// together in CRI, that is the memory limit: a container does not swap unless it
-// is allowed to.
+// memory sets the memory and swap limits. If CRI has no limit for memory and swap together, it
+// is the memory limit: a container does not swap unless it is allowed to.
 func memory(out *specs.LinuxResources, r *cri.LinuxContainerResources, h Host) error {
 	limit, swap := r.MemoryLimitInBytes, r.MemorySwapLimitInBytes
 	if limit == 0 && swap == 0 {
@@ -91,9 +89,9 @@ func set[T int64 | uint64](v T) *T {
 	return &v
 }
 
-// MergeResources returns old with the fields set that are set in change; both
-// may be nil. CRI's UpdateContainerResources leaves zero fields unchanged.
-// The limit of memory and swap together follows that of memory if it allowed no swap.
+// MergeResources returns old with the fields that are set in change; both may be nil. CRI's
+// UpdateContainerResources leaves zero fields unchanged. The limit of memory and swap together
+// follows that of memory if it allowed no swap.
 func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{}
 	if old != nil {
@@ -105,7 +103,7 @@ func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContaine
 	merge(&out.CpuPeriod, change.CpuPeriod)
 	merge(&out.CpuQuota, change.CpuQuota)
 	merge(&out.CpuShares, change.CpuShares)
-	if swap := out.MemorySwapLimitInBytes; swap > 0 && swap == out.MemoryLimitInBytes { // no swap, as long as nobody asks for some
+	if swap := out.MemorySwapLimitInBytes; swap > 0 && swap == out.MemoryLimitInBytes { // no swap, unless requested
 		merge(&out.MemorySwapLimitInBytes, change.MemoryLimitInBytes)
 	}
 	merge(&out.MemoryLimitInBytes, change.MemoryLimitInBytes)
@@ -134,9 +132,9 @@ func merge[T comparable](old *T, change T) {
 	}
 }
 
-// CgroupsPath returns the name of a container's cgroup below the sandbox's
-// parent: a path with the cgroupfs driver; "slice:prefix:name" with systemd's,
-// which becomes the scope <prefix>-<name>.scope in that slice.
+// CgroupsPath returns the name of a container's cgroup below the sandbox's parent: a path with
+// the cgroupfs driver; "slice:prefix:name" with systemd's, which becomes the scope
+// <prefix>-<name>.scope in that slice.
 func CgroupsPath(parent, id string, systemd bool) string {
 	if systemd {
 		return path.Base(parent) + ":crisp:" + id

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// SeccompOf returns which seccomp profile sc asks for, by the deprecated string
-// too, and the file of a Localhost one. Without a profile, or with privilege, it
-// is Unconfined. CRI: "Default: "", which is identical with unconfined."
+// SeccompOf returns which seccomp profile sc requests, also by the deprecated string, and the
+// file of a Localhost one. Without a profile, or with privilege, it is Unconfined. CRI:
+// "Default: "", which is identical with unconfined."
 func SeccompOf(sc *cri.LinuxContainerSecurityContext) (kind cri.SecurityProfile_ProfileType, file string, err error) {
 	kind = cri.SecurityProfile_Unconfined
 	switch p, old := sc.GetSeccomp(), sc.GetSeccompProfilePath(); {
@@ -66,9 +66,8 @@ func seccomp(in Input, caps []string) (*specs.LinuxSeccomp, error) {
 			return ParseSeccomp(in.Host.SeccompDefault, caps, runtime.GOARCH)
 		}
 		profile := DefaultSeccomp(caps, runtime.GOARCH)
-		// Each further architecture makes the filter a third longer and the start
-		// of a container some milliseconds, for programs that could not run
-		// anyway.
+		// Each further architecture makes the filter a third longer and the start of a container
+		// some milliseconds slower, for programs that could not run anyway.
 		if in.Host.Arches != nil {
 			profile.Architectures = in.Host.Arches
 		}
@@ -77,8 +76,8 @@ func seccomp(in Input, caps []string) (*specs.LinuxSeccomp, error) {
 	return nil, nil
 }
 
-// A profileFile is a profile file: OCI's linux.seccomp, or the format that
-// container engines ship, whose rules have conditions.
+// A profileFile is a profile file: OCI's linux.seccomp, or the format that container engines
+// ship, whose rules have conditions.
 type profileFile struct {
 	specs.LinuxSeccomp
 	ArchMap []struct {
@@ -93,16 +92,16 @@ type profileFile struct {
 	} `json:"syscalls"`
 }
 
-// A ruleFilter is the condition of a rule. Kernel versions ("minKernel") are
-// ignored: those in use are all older than what crisp requires.
+// A ruleFilter is the condition of a rule. Kernel versions ("minKernel") are ignored: those in
+// use are all older than crisp's minimum.
 type ruleFilter struct {
 	Caps   []string `json:"caps"`
 	Arches []string `json:"arches"`
 }
 
-// ParseSeccomp parses a profile file: OCI's own format, or the common one with
-// "archMap" and rules that include or exclude capabilities and architectures.
-// caps are written as CAP_…, arch as runtime.GOARCH.
+// ParseSeccomp parses a profile file: OCI's own format, or the common one with "archMap" and
+// rules that include or exclude capabilities and architectures. caps are names with CAP_, arch
+// is as in runtime.GOARCH.
 func ParseSeccomp(profile []byte, caps []string, arch string) (*specs.LinuxSeccomp, error) {
 	var f profileFile
 	if err := json.Unmarshal(profile, &f); err != nil {
@@ -135,9 +134,8 @@ func ParseSeccomp(profile []byte, caps []string, arch string) (*specs.LinuxSecco
 	return &out, nil
 }
 
-// applies reports whether the filter matches. An include needs all capabilities
-// and one of the architectures; an exclude any one of either. An empty list is no
-// condition.
+// applies reports whether the filter matches. An include needs all capabilities and one of the
+// architectures; an exclude any one of either. An empty list is no condition.
 func (f ruleFilter) applies(caps []string, arch string, include bool) bool {
 	isMissing := func(c string) bool { return !slices.Contains(caps, c) }
 	if include {

@@ -8,14 +8,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// DefaultSeccomp returns the built-in profile for a container with the given
-// capabilities (CAP_…) on the given architecture (as runtime.GOARCH).
+// DefaultSeccomp returns the built-in profile for a container with the given capabilities
+// (CAP_…) on the given architecture (as runtime.GOARCH).
 //
-// System calls that are not listed fail with EPERM. The listed ones are those that
-// ordinary programs need and that cannot reach past the container's namespaces; some
-// come with the capability that the kernel requires anyway. Without CAP_SYS_ADMIN a
-// clone that makes namespaces is refused; clone3 has its flags in memory, where no
-// filter can see them, so it returns ENOSYS and C libraries fall back to clone.
+// System calls that are not listed fail with EPERM. The listed ones are needed by ordinary
+// programs and cannot reach past the container's namespaces; some come with the capability that
+// the kernel requires anyway. Without CAP_SYS_ADMIN a clone that creates namespaces is refused;
+// clone3 has its flags in memory, where no filter can see them, so it returns ENOSYS and C
+// libraries fall back to clone.
 func DefaultSeccomp(caps []string, arch string) *specs.LinuxSeccomp {
 	eperm, enosys := uint(unix.EPERM), uint(unix.ENOSYS)
 	p := &specs.LinuxSeccomp{
@@ -54,20 +54,20 @@ func DefaultSeccomp(caps []string, arch string) *specs.LinuxSeccomp {
 	return p
 }
 
-// namespaceFlags are the flags of clone(2) that make namespaces.
+// namespaceFlags are the flags of clone(2) that create namespaces.
 const namespaceFlags = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC |
 	unix.CLONE_NEWUSER | unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
-// socketFamilies are the permitted address families of socket(2), as masks of its first
-// argument and the remaining values: all below 48 (Linux 6.18 has 46) but two. AF_ALG,
-// 38, is the kernel's cryptography, in no namespace and the way to write into the page
-// cache of CVE-2026-31431; AF_VSOCK, 40, in no network namespace either, reaches the
-// hypervisor. The kernel uses 32 bits of the register, so a comparison of all 64 could
-// be evaded by setting the others.
+// socketFamilies are the permitted address families of socket(2), as masks of its first argument
+// and the remaining values: all below 48 (Linux 6.18 has 46) except two. AF_ALG, 38, is the
+// kernel's cryptography; it belongs to no namespace and is the way into the page cache of
+// CVE-2026-31431. AF_VSOCK, 40, does not belong to a network namespace either, and reaches the
+// hypervisor. The kernel uses 32 bits of the register, so a comparison of all 64 could be evaded
+// by setting the others.
 //
-// A 32-bit program can reach both through socketcall(2), which has its arguments in
-// memory. Most such programs make all their sockets with it, so it cannot be refused;
-// our AppArmor profile refuses AF_ALG where there is AppArmor.
+// A 32-bit program can reach both through socketcall(2), whose arguments are in memory. Most
+// such programs create all their sockets with it, so it cannot be refused; our AppArmor profile
+// refuses AF_ALG where there is AppArmor.
 var socketFamilies = []struct{ mask, value uint64 }{
 	{0xffffffe0, 0},  // 0 to 31
 	{0xfffffffc, 32}, // 32 to 35
@@ -82,7 +82,7 @@ var socketFamilies = []struct{ mask, value uint64 }{
 // choose: PER_LINUX, PER_LINUX32, both with UNAME26, and the query.
 var personalities = []uint64{0, 0x0008, 0x20000, 0x20008, 0xffffffff}
 
-// seccompArch lists the architectures whose programs a kernel runs, its own first.
+// seccompArch lists the architectures whose programs a kernel can run, its own first.
 var seccompArch = map[string][]specs.Arch{
 	"amd64":   {specs.ArchX86_64, specs.ArchX86, specs.ArchX32},
 	"arm64":   {specs.ArchAARCH64, specs.ArchARM},
@@ -91,8 +91,8 @@ var seccompArch = map[string][]specs.Arch{
 	"s390x":   {specs.ArchS390X, specs.ArchS390},
 }
 
-// capabilitySyscalls are permitted with the capability. A call that two of them permit
-// is listed with both.
+// capabilitySyscalls are permitted with the capability. A call permitted by two capabilities is
+// listed with both.
 var capabilitySyscalls = []struct{ capability, names string }{
 	{"CAP_BPF", "bpf"},
 	{"CAP_DAC_READ_SEARCH", "open_by_handle_at"},
@@ -120,8 +120,8 @@ var syscallsOfArch = map[string]string{
 	"s390x":   "s390_pci_mmio_read s390_pci_mmio_write s390_runtime_instr",
 }
 
-// syscallsAlways are always permitted. ptrace and process_vm_* are safe since seccomp is
-// checked again after a tracer's change (Linux 4.8).
+// syscallsAlways are always permitted. ptrace and process_vm_* are safe since the kernel checks
+// seccomp again after a tracer's change (Linux 4.8).
 const syscallsAlways = `
 	access cachestat chdir chmod chown chown32 close close_range copy_file_range creat dup dup2 dup3 faccessat faccessat2
 	fadvise64 fadvise64_64 fallocate fchdir fchmod fchmodat fchmodat2 fchown fchown32 fchownat fcntl fcntl64 fdatasync

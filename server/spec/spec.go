@@ -1,14 +1,14 @@
 // Package spec translates a CRI container into an OCI runtime specification.
 //
-// It is pure: it does not read the disk, the kernel's state or the clock. The
-// caller looks up what is needed (where a mount's source really is, which node a
-// device has, what the image's /etc/passwd says, the bytes of a seccomp profile)
-// and passes it in Input, so that a pair of JSON documents can test every rule.
+// It is pure: it does not read the disk, the kernel's state or the clock. The caller looks up
+// what is needed (the real path of a mount's source, a device's node, the image's /etc/passwd,
+// the bytes of a seccomp profile) and passes it in Input, so that a pair of JSON documents can
+// test every rule.
 //
 // The steps of a container's creation are:
 //
 //	ResolveUser   passwd and group of the root file system → User
-//	SeccompOf     which profile the CRI asks for, and which file that means
+//	SeccompOf     which profile the CRI requests, and which file that means
 //	Build         Input → specs.Spec
 //	RawEnv        the environment as bytes, if JSON cannot carry it
 //
@@ -17,9 +17,8 @@
 //	ExecProcess      the container's process, with other arguments
 //	MergeResources   the limits after an update; Resources converts them to OCI's
 //
-// Everything here is for Linux only. A namespace of the sandbox is joined by its
-// path; the host's name and the sysctls were set when it was made, so the
-// specification has neither.
+// Everything here is for Linux only. A container joins a namespace of the sandbox by its path;
+// the hostname and the sysctls were set when that was created, so the specification has neither.
 package spec
 
 import (
@@ -33,8 +32,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Host has what is the same for all containers: the facts of this machine and
-// the node's defaults.
+// A Host has what is the same for all containers: the properties of this machine and the node's
+// defaults.
 type Host struct {
 	CgroupV2       bool         // the unified hierarchy; "unified" resources need it
 	SwapLimit      bool         // the kernel accounts and limits swap
@@ -47,8 +46,8 @@ type Host struct {
 	MinOOMScoreAdj int          // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
 
 	AppArmorDefault     string              // profile for RuntimeDefault; "" = it could not be loaded
-	Capabilities        []string            // that the executor can give, as CAP_…; nil = all known
-	DefaultCapabilities []string            // of a container that asks for none; nil = DefaultCapabilities()
+	Capabilities        []string            // that the executor can grant, as CAP_…; nil = all known
+	DefaultCapabilities []string            // of a container that requests none; nil = DefaultCapabilities()
 	SeccompDefault      []byte              // JSON that replaces the built-in default profile; nil = built in
 	Rlimits             []specs.POSIXRlimit // of every container
 	CgroupNamespace     string              // "private", "host"; "" = private on cgroup v2. Privileged containers always have the host's
@@ -65,15 +64,14 @@ type Input struct {
 	User      User           // from ResolveUser
 	Hostname  string         // the value of $HOSTNAME
 
-	// IDs are the mappings of the sandbox's user namespace; nil = the host's. The
-	// owners in the root file system and the image mounts are mapped already.
+	// IDs are the mappings of the sandbox's user namespace; nil = the host's. The owners in the
+	// root file system and the image mounts are already mapped.
 	IDs *userns.Map
 
-	// Namespaces says, for each of "network", "uts", "ipc", "pid", which
-	// namespace the container joins: a path, "host" for the host's, "" or missing
-	// for a new one. The mount namespace is always a new one; the cgroup
-	// namespace depends on Host and privilege. "user" is a path, and is used only
-	// with IDs.
+	// Namespaces says, for each of "network", "uts", "ipc", "pid", which namespace the container
+	// joins: a path, "host" for the host's, "" or missing for a new one. The mount namespace is
+	// always new; the cgroup namespace depends on Host and privilege. "user" is a path, used
+	// only with IDs.
 	Namespaces map[string]string
 
 	Mounts  []Mount  // one for each of Container.Mounts, in their order
@@ -88,32 +86,32 @@ type Input struct {
 	MountLabel     string // SELinux; "" = none
 }
 
-// Files are the host paths of the files that a sandbox gives its containers. A
-// file whose path is "" is not mounted.
+// Files are the host paths of the files that a sandbox provides to its containers. A file whose
+// path is "" is not mounted.
 type Files struct {
 	Hosts, Hostname, ResolvConf string
 	Shm                         string // a directory: the sandbox's tmpfs, or the host's /dev/shm
 }
 
-// A Mount is a mount that CRI asks for, with its source resolved.
+// A Mount is a mount requested through CRI, with its source resolved.
 type Mount struct {
 	*cri.Mount
 	// Source is the absolute path on the host, with symlinks resolved: of
 	// host_path, or of the mounted image (including image_sub_path).
 	Source string
-	// Shared and Slave are the propagation of the mount that Source is on
-	// ("shared:" and "master:" of proc_pid_mountinfo(5)).
+	// Shared and Slave are the propagation of the mount that contains Source ("shared:" and
+	// "master:" of proc_pid_mountinfo(5)).
 	Shared, Slave bool
 }
 
-// A Volume is a directory of the container's own, mounted because its image
-// declares it. The owners in it are mapped already.
+// A Volume is a directory of one container, mounted because its image declares it. The owners in
+// it are already mapped.
 type Volume struct {
 	Path   string // in the root file system: absolute, without links
 	Source string // absolute path on the host
 }
 
-// A Device is a device node and what the container may do with it.
+// A Device is a device node and the container's access to it.
 type Device struct {
 	specs.LinuxDevice
 	Source string // absolute path on the host; needed only where no node can be made (see BindsNodes)
@@ -166,8 +164,8 @@ func Build(in Input) (*specs.Spec, error) {
 		RootfsPropagation: rootfsPropagation,
 		MountLabel:        in.MountLabel,
 	}
-	// The lists are used as they are: an empty one means none, by which the
-	// kubelet expresses procMount: Unmasked.
+	// The lists are used as they are: an empty one means none, which is how the kubelet
+	// expresses procMount: Unmasked.
 	if !sc.GetPrivileged() {
 		linux.MaskedPaths = sc.GetMaskedPaths()
 		linux.ReadonlyPaths = sc.GetReadonlyPaths()

@@ -27,25 +27,23 @@ const maxID = math.MaxUint32 - 1
 // of setgroups(2), since Linux 2.6.4.
 const maxGroups = 65536
 
-// maxMemberships is the maximum number of groups that an image can put its user
-// into. They are kept as long as the container, and returned with every status.
+// maxMemberships is the maximum number of groups of the image that its user may be in. They are
+// kept as long as the container, and returned with every status.
 const maxMemberships = 4096
 
-// ResolveUser returns the user that a container runs as. CRI's user takes
-// precedence over the image's ("user", "uid", "user:group", …, as in the image's
-// config). passwd and group are the files of the container's root file system; nil
-// = there is none.
+// ResolveUser returns the user that a container runs as. CRI's user takes precedence over the
+// image's ("user", "uid", "user:group", …, as in the image's config). passwd and group are the
+// files of the container's root file system; nil = there is none.
 //
-// CRI: "run_as_group should only be specified when run_as_user or
-// run_as_username is specified; otherwise, the runtime MUST error." and "the
-// user MUST exist in the container image". A number need not.
+// CRI: "run_as_group should only be specified when run_as_user or run_as_username is specified;
+// otherwise, the runtime MUST error." and "the user MUST exist in the container image". A number
+// need not.
 //
-// A number is always that UID or GID, even if the image's files have it as a name:
-// Kubernetes has checked the number (runAsNonRoot), and an image must not give it
-// another meaning.
+// A number is always that UID or GID, even if the image's files use it as a name: Kubernetes has
+// checked the number (runAsNonRoot), and an image must not give it another meaning.
 //
-// The primary group is always among the supplementary ones: a file that denies
-// access to a group must not become accessible by dropping the primary group.
+// The primary group is always among the supplementary ones: a file that denies access to a group
+// must not become accessible by dropping the primary group.
 func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd, group io.Reader) (User, error) {
 	wanted, wantedGroup, err := userWanted(sc, imageUser)
 	if err != nil {
@@ -96,8 +94,8 @@ func ResolveUser(sc *cri.LinuxContainerSecurityContext, imageUser string, passwd
 	return u, nil
 }
 
-// An account is a user or a group as requested: a name, or a number, which is never
-// looked up as a name.
+// An account is a requested user or group: a name, or a number, which is never looked up as a
+// name.
 type account struct {
 	name    string // as requested
 	id      uint32 // if numeric
@@ -143,8 +141,8 @@ func number(field string, v *cri.Int64Value) (account, error) {
 	return account{name: strconv.FormatInt(v.Value, 10), id: uint32(v.Value), numeric: true}, nil
 }
 
-// written parses an account of an image's config. Whatever looks like a number is
-// one, even out of range: a name that is a number must have no meaning.
+// written parses an account of an image's config. Whatever looks like a number is one, even out
+// of range: a name that is a number must have no meaning.
 func written(kind, s string) (account, error) {
 	n, err := strconv.ParseInt(s, 10, 64)
 	if errors.Is(err, strconv.ErrRange) || (err == nil && (n < 0 || n > maxID)) {
@@ -164,8 +162,8 @@ type passwdEntry struct {
 	home     string
 }
 
-// findUser finds the requested user in a passwd(5) file: the first entry with that
-// name, or with that number.
+// findUser finds the requested user in a passwd(5) file: the first entry with that name, or with
+// that number.
 func findUser(passwd io.Reader, wanted account) (e passwdEntry, found bool, err error) {
 	err = eachLine(passwd, func(field []string) bool {
 		if len(field) < 4 {
@@ -196,8 +194,8 @@ func (a account) is(name string, id uint32) bool {
 	return name == a.name
 }
 
-// findGroups finds in a group(5) file the requested group (a name, or a number that
-// need not be in it) and the groups that user, if not "", is a member of.
+// findGroups finds in a group(5) file the requested group (a name, or a number, which need not
+// be in it) and the groups that user, if not "", is a member of.
 func findGroups(group io.Reader, wanted *account, user string) (gid uint32, member []uint32, err error) {
 	found := wanted == nil || wanted.numeric
 	if wanted != nil {
@@ -240,8 +238,8 @@ func isMember(list, user string) bool {
 	return false
 }
 
-// eachLine calls f with the fields of each line until f returns false. The files
-// come from an image, so a line longer than 1 MiB is an error.
+// eachLine calls f with the fields of each line until f returns false. The files come from an
+// image, so a line longer than 1 MiB is an error.
 func eachLine(r io.Reader, f func(field []string) bool) error {
 	if r == nil {
 		return nil

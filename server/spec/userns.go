@@ -28,18 +28,17 @@ func checkMapped(in Input) error {
 	return nil
 }
 
-// inUserNamespace replaces the mounts that cannot be made in a user namespace.
+// inUserNamespace replaces mounts that cannot be made in a user namespace.
 func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
 	for i := range list {
 		switch m := &list[i]; m.Destination {
 		case "/sys":
-			// A sysfs shows a network namespace, and only the owner of that can
-			// mount one: with the host's network /sys is a bind mount of the
-			// host's.
+			// A sysfs shows a network namespace, and only that namespace's owner can mount one:
+			// with the host's network /sys is a bind mount of the host's.
 			if in.Namespaces[string(specs.NetworkNamespace)] != hostNamespace {
 				continue
 			}
-			access := "rro" // the file systems mounted below it too
+			access := "rro" // including the file systems mounted below it
 			if privileged(in) {
 				access = "rw"
 			}
@@ -85,10 +84,9 @@ func sandboxMappings(in Input) (uids, gids []specs.LinuxIDMapping) {
 	return one(in.IDs.UID), one(in.IDs.GID)
 }
 
-// mappings returns the ID mappings that a CRI mount asks for. Only the mount
-// itself is ID-mapped, not the file systems mounted below it, which may not
-// support it. CRI has the IDs of the container and of the host; those on disk are
-// the container's.
+// mappings returns the ID mappings that a CRI mount requests. Only the mount itself is
+// ID-mapped, not the file systems mounted below it, which may not support it. CRI has the IDs of
+// the container and of the host; those on disk are the container's.
 func mappings(m Mount, dest string) (uids, gids []specs.LinuxIDMapping, err error) {
 	if m.Image.GetImage() != "" {
 		return nil, nil, nil // it has the sandbox's
