@@ -1,30 +1,31 @@
-// Package cadvisor tells cAdvisor, which is part of the kubelet, whose a cgroup is. Without it
-// the kubelet's /metrics/cadvisor names no container, and its /stats/summary has neither network
-// nor process counts, unless the feature gate PodAndContainerStatsFromCRI is on.
+// Package cadvisor tells cAdvisor, which is part of the kubelet, which container or sandbox a
+// cgroup belongs to. Without it the kubelet's /metrics/cadvisor names no container, and its
+// /stats/summary has neither network nor process counts, unless the feature gate
+// PodAndContainerStatsFromCRI is on.
 //
-// cAdvisor finds a cgroup with 64 hexadecimal digits in its name and asks one of the runtimes that
-// it knows who that is. So a Server speaks containerd's API (containerd.services.*.v1), as much of
-// it as cAdvisor calls, for kubelet --containerd=SOCKET:
+// cAdvisor finds a cgroup with 64 hexadecimal digits in its name and asks each of the runtimes
+// that it knows about it. So a Server speaks containerd's API (containerd.services.*.v1), as
+// much of it as cAdvisor calls, for kubelet --containerd=SOCKET:
 //
 //	Version          once, when the kubelet starts
-//	Containers.Get   labels, image and spec, of a sandbox and of a container alike
-//	Tasks.Get        the PID; again and again for 3 s while there is none yet
+//	Containers.Get   labels, image and spec, of a sandbox as of a container
+//	Tasks.Get        the PID; repeated for 3 s while there is none yet
 //
-// It reads snapshots and changes nothing but stand-ins.
+// It reads snapshots and changes only stand-ins.
 //
 // # Stand-ins
 //
-// The pod's network is counted in /proc/PID/net/dev of what containerd has as the pause container:
-// a container whose label io.cri-containerd.kind is "sandbox". Here nothing runs for a sandbox,
-// unless it shares its PID namespace and has an init. Any process of the pod will do, but cAdvisor
-// asks for the PID once, when it first sees the cgroup:
+// cAdvisor counts the pod's network in /proc/PID/net/dev of containerd's pause container: a
+// container whose label io.cri-containerd.kind is "sandbox". In crisp no process runs for a
+// sandbox, unless it shares its PID namespace and has an init. Any process of the pod will do,
+// but cAdvisor asks for the PID once, when it first sees the cgroup:
 //
-//	container starts ─▶ stand-in made ─▶ cAdvisor asks: the PID of that container
-//	that one exits   ─▶ stand-in made anew ─▶ cAdvisor asks: the PID of another one
+//	container starts ─▶ stand-in created ─▶ cAdvisor asks: the PID of that container
+//	that one exits   ─▶ stand-in replaced ─▶ cAdvisor asks: the PID of another one
 //	the last exits   ─▶ stand-in removed ─▶ no network is counted
 //
-// Stand-ins (oci.Sandbox.RenewStandIn) are made once somebody has called, so that nobody else pays
-// for them.
+// Stand-ins (oci.Sandbox.RenewStandIn) are created only once somebody has called, so that nobody
+// else pays for them.
 package cadvisor
 
 import (
@@ -51,46 +52,46 @@ type Object struct {
 	ID        string
 	Sandbox   string // of a container, the ID of its sandbox; "" for a sandbox
 	Labels    map[string]string
-	Image     string // a name of it
+	Image     string // one of its names
 	CreatedAt time.Time
 	Spec      *specs.Spec // with a Process
 	Pid       int         // 0 = it has not started, or has ended
 	Exit      *Exit       // nil = it has not ended
 }
 
-// An Exit is how a container ended.
+// An Exit describes how a container ended.
 type Exit struct {
 	At   time.Time
 	Code uint32
 }
 
-// A Source knows the sandboxes and containers.
+// A Source provides the sandboxes and containers.
 type Source interface {
 	// Version returns crisp's version.
 	Version() string
-	// Object returns the one with this full ID, or fault.NotFound.
+	// Object returns the object with this full ID, or fault.NotFound.
 	Object(id string) (Object, error)
 	// Sandboxes returns the IDs of all that may have stand-ins.
 	Sandboxes() []string
-	// Inmates returns the PIDs of processes in the sandbox's network, those that have been
-	// there for longest first; none if it must not have a stand-in.
+	// Inmates returns the PIDs of processes in the sandbox's network, longest present first;
+	// none if it must not have a stand-in.
 	Inmates(sandbox string) []int
-	// StandIn makes a sandbox's stand-in, anew if it is there, or removes it.
+	// StandIn creates or replaces a sandbox's stand-in, or removes it.
 	StandIn(sandbox string, present bool) error
 }
 
-// A Server answers cAdvisor. A nil one may be told of changes, and closed.
+// A Server answers cAdvisor. Changed and Close may be called on a nil Server.
 type Server struct {
 	source Source
 	log    *slog.Logger
 	asked  atomic.Bool   // somebody has called
-	wake   chan struct{} // when changed has grown
+	wake   chan struct{} // changed has grown
 	ended  chan struct{} // closed by Close
 	done   chan struct{} // closed when the goroutine has ended
 
 	mu      sync.Mutex
-	changed map[string]bool // IDs of sandboxes to look at; guarded by mu
-	pids    map[string]int  // sandbox → PID for which its stand-in was made; guarded by mu
+	changed map[string]bool // IDs of sandboxes to check; guarded by mu
+	pids    map[string]int  // sandbox → PID for which its stand-in was created; guarded by mu
 }
 
 // New returns a Server; Close ends it.
@@ -104,7 +105,7 @@ func New(source Source, log *slog.Logger) *Server {
 	return s
 }
 
-// Close ends the work on stand-ins, which stay for the next Server. It is called once.
+// Close ends the work on stand-ins, which stay for the next Server. It must be called once.
 func (s *Server) Close() {
 	if s == nil {
 		return
@@ -113,17 +114,17 @@ func (s *Server) Close() {
 	<-s.done
 }
 
-// Register makes s answer on g.
+// Register registers s on g.
 func Register(g grpc.ServiceRegistrar, s *Server) {
 	version.RegisterVersionServer(g, versionService{server: s})
 	containers.RegisterContainersServer(g, containerService{server: s})
 	tasks.RegisterTasksServer(g, taskService{server: s})
 }
 
-// namespace is the one in which containerd keeps what CRI makes.
+// namespace is the containerd namespace of CRI's objects.
 const namespace = "k8s.io"
 
-// begin is the start of each call. The namespace is in the header that containerd's clients send.
+// begin starts each call. containerd's clients send the namespace in a header.
 func (s *Server) begin(ctx context.Context) error {
 	if !s.asked.Swap(true) {
 		s.Changed(s.source.Sandboxes()...)
@@ -135,8 +136,8 @@ func (s *Server) begin(ctx context.Context) error {
 	return nil
 }
 
-// Changed tells that containers of the sandboxes have started or ended, or they themselves. It
-// does not block.
+// Changed reports that the sandboxes or their containers have started or ended. It does not
+// block.
 func (s *Server) Changed(sandboxes ...string) {
 	if s == nil || !s.asked.Load() {
 		return
@@ -149,7 +150,7 @@ func (s *Server) Changed(sandboxes ...string) {
 	poke.Wake(s.wake)
 }
 
-// run brings the stand-ins of changed sandboxes up to date.
+// run updates the stand-ins of changed sandboxes.
 func (s *Server) run() {
 	defer close(s.done)
 	for {
@@ -170,7 +171,7 @@ func (s *Server) run() {
 	}
 }
 
-// settle makes the sandbox's stand-in tell of a process that is alive.
+// settle makes the sandbox's stand-in represent a live process.
 func (s *Server) settle(id string) error {
 	inmates := s.source.Inmates(id)
 	pid := s.pid(id)
@@ -187,7 +188,7 @@ func (s *Server) settle(id string) error {
 	return nil
 }
 
-// pid returns the PID that the sandbox's stand-in tells of, or 0.
+// pid returns the PID that the sandbox's stand-in represents, or 0.
 func (s *Server) pid(id string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()

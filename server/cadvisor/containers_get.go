@@ -21,7 +21,7 @@ type containerService struct {
 // specType is the type URL of an OCI runtime spec, whose value is JSON.
 const specType = "types.containerd.io/opencontainers/runtime-spec/1/Spec"
 
-// kindLabel is by which containerd tells sandboxes from containers.
+// kindLabel is the label by which containerd distinguishes sandboxes and containers.
 const kindLabel = "io.cri-containerd.kind"
 
 // Get returns a sandbox or a container, from before it starts until it is removed.

@@ -16,8 +16,8 @@ type taskService struct {
 	server *Server
 }
 
-// Get returns the process of a container, or one in the network of a sandbox. There is none,
-// fault.NotFound, before the start: cAdvisor asks again.
+// Get returns the process of a container, or one in the network of a sandbox. Before the start
+// the error is fault.NotFound: cAdvisor asks again.
 func (t taskService) Get(ctx context.Context, req *tasks.GetRequest) (*tasks.GetResponse, error) {
 	if err := t.server.begin(ctx); err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ type versionService struct {
 	server *Server
 }
 
-// Version returns crisp's version. It is asked without a namespace too.
+// Version returns crisp's version. It is also called without a namespace.
 func (v versionService) Version(ctx context.Context, _ *emptypb.Empty) (*version.VersionResponse, error) {
 	_ = v.server.begin(ctx)
 	return &version.VersionResponse{Version: v.server.source.Version()}, nil

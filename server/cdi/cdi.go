@@ -1,14 +1,14 @@
-// Package cdi gives containers the devices that their vendors describe: the
-// Container Device Interface, CNCF TAG runtime, version 1.1.
+// Package cdi adds devices to containers as their vendors describe them: the Container Device
+// Interface, CNCF TAG runtime, version 1.1.
 //
-// A file in one of the directories (JSON or YAML) says what a container needs
-// for a device to work in it: device nodes, mounts, variables, hooks. A
-// container names devices as vendor.com/class=name, in CRI's field or, as device
-// plugins older than the field do, in annotations below cdi.k8s.io/.
+// A file in one of the directories (JSON or YAML) says what a container needs for a device to
+// work in it: device nodes, mounts, variables, hooks. A container names devices as
+// vendor.com/class=name, in CRI's field or, for device plugins older than that field, in
+// annotations below cdi.k8s.io/.
 //
-// The directories are read whenever a container asks for a device, and only
-// then. So a file that a vendor's tool has just written is found, there is
-// nothing to watch, and a node without such devices pays nothing.
+// The directories are read whenever a container requests a device, and only then. So a file that
+// a vendor's tool has just written is found, nothing needs watching, and a node without such
+// devices pays nothing.
 package cdi
 
 import (
@@ -28,9 +28,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
-// Names returns the devices that a container asks for, each once: those of CRI's
-// field in their order, then those of the annotations in the order of their
-// keys.
+// Names returns the devices that a container requests, each once: those of CRI's field in their
+// order, then those of the annotations in the order of their keys.
 func Names(field []string, annotations map[string]string) ([]string, error) {
 	names := slices.Clone(field)
 	for _, key := range slices.Sorted(maps.Keys(annotations)) {
@@ -64,7 +63,7 @@ func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	if err := readable(dirs); err != nil {
 		return fmt.Errorf("CDI device %s: %w", strings.Join(names, ", "), err)
 	}
-	// The library panics at a null in a list, without naming the file.
+	// The library panics on a null in a list, without naming the file.
 	defer func() {
 		if p := recover(); p != nil {
 			err = fault.Invalid.Errorf("CDI device %s: %s: %v", strings.Join(names, ", "), culprits(dirs), p)
@@ -107,7 +106,7 @@ func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	return nil
 }
 
-// files returns what the library reads in dirs.
+// files returns the files that the library reads in dirs.
 func files(dirs []string) (list []string) {
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
@@ -124,8 +123,8 @@ func files(dirs []string) (list []string) {
 	return list
 }
 
-// readable refuses directories with something that is no file: the library would read a FIFO
-// until somebody writes to it. Agents of vendors, which run in pods, may put anything there.
+// readable refuses directories with anything but regular files: the library would read a FIFO
+// until somebody writes to it. Vendors' agents, which run in pods, may put anything there.
 func readable(dirs []string) error {
 	for _, path := range files(dirs) {
 		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {

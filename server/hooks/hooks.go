@@ -1,5 +1,5 @@
-// Package hooks reads oci-hooks(5): files by which an administrator, or the
-// package of a device, adds OCI hooks to the containers that they choose.
+// Package hooks reads oci-hooks(5): files by which an administrator, or the package of a device,
+// adds OCI hooks to selected containers.
 //
 // A file is JSON of version 1.0.0:
 //
@@ -10,15 +10,15 @@
 //	  "stages": ["createRuntime", "poststop"]
 //	}
 //
-// A hook applies if all conditions given in "when" hold, and at least one is
-// given. A list of patterns holds if one of them matches. Patterns are regular
-// expressions (RE2) that may match anywhere in the text.
+// A hook applies if all conditions given in "when" hold, and at least one is given. A list of
+// patterns holds if one of them matches. Patterns are regular expressions (RE2) that may match
+// anywhere in the text.
 //
-// A file of a later directory replaces that of the same name in an earlier one;
-// hooks are added in the order of the file names in lower case.
+// A file of a later directory replaces the file of the same name in an earlier one; hooks are
+// added in the order of the file names in lower case.
 //
-// A broken file is an error for every container: a hook may be what confines
-// containers, and nobody would notice that one runs without it.
+// A broken file is an error for every container: a hook may be what confines containers, and
+// nobody would notice that one runs without it.
 package hooks
 
 import (
@@ -44,7 +44,7 @@ import (
 // version is the only version of the format.
 const version = "1.0.0"
 
-// A Container is what conditions are evaluated against.
+// A Container is the container that conditions are evaluated against.
 type Container struct {
 	Annotations map[string]string // the sandbox's and the container's
 	Command     string            // argv[0]
@@ -95,7 +95,7 @@ func Inject(s *specs.Spec, dirs []string, c Container) error {
 	return nil
 }
 
-// Check reads all files of dirs and returns what is wrong with them.
+// Check reads all files of dirs and returns their errors.
 func Check(dirs []string) error {
 	files, err := list(dirs)
 	errs := []error{err}
@@ -141,7 +141,7 @@ func list(dirs []string) ([]string, error) {
 const maxFile = 1 << 20
 
 func read(file string) (*hook, error) {
-	f, err := regular.Open(file) // something else may block
+	f, err := regular.Open(file) // opening something else may block
 	if err != nil {
 		return nil, err
 	}
@@ -204,8 +204,8 @@ func hooksAt(h *specs.Hooks, name string) *[]specs.Hook {
 	return nil
 }
 
-// match reports whether all given conditions hold. Every pattern is compiled,
-// so that a broken one is found whatever the container.
+// match reports whether all given conditions hold. It compiles every pattern, so that a broken
+// one is found whatever the container.
 func (w when) match(c Container) (bool, error) {
 	given, matches := 0, true
 	condition := func(ok bool) { given, matches = given+1, matches && ok }

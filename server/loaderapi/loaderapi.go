@@ -1,18 +1,17 @@
-// Package loaderapi is the service crisp.v1.Loader: it loads an image archive into a
-// running crispd, for images that come from no registry, saves an image as one, and gives
-// images names. CRI has no calls for that.
+// Package loaderapi is the service crisp.v1.Loader: it loads an image archive into a running
+// crispd, for images from no registry, saves an image as an archive, and tags images. CRI has no
+// calls for that.
 //
 //	rpc Load(stream google.protobuf.BytesValue) returns (google.protobuf.ListValue);
 //	rpc Save(google.protobuf.StringValue) returns (stream google.protobuf.BytesValue);
 //	rpc Tag(google.protobuf.ListValue) returns (google.protobuf.StringValue);
 //
-// The messages of Load are the archive, split anywhere; the response is the list of the
-// names (strings) of the images, or the IDs of those without a name. Save takes any name of an
-// image; the first message of the response is the ID that the image has in the archive, which
-// differs where a layer could not be made as it came, and all others are the archive. Tag takes any name of
-// an image and the tag that it is to have; the response is that tag in full. The service is too small
-// for a code generator: its description is written by hand for both sides, which import
-// this package.
+// The messages of Load are the archive, split anywhere; the response lists the names (strings)
+// of the images, or the IDs of those without a name. Save takes any name of an image; the first
+// message of the response is the image's ID in the archive, which differs if a layer could not
+// be reproduced exactly, and all others are the archive. Tag takes any name of an image and the
+// new tag; the response is the full tag. The service is too small for a code generator: its
+// description is written by hand for both sides, which import this package.
 package loaderapi
 
 import (
@@ -33,17 +32,17 @@ const (
 	TagMethod  = "/crisp.v1.Loader/Tag"
 )
 
-// chunk is how much of an archive one message carries, in bytes: enough to make the
-// messages' overhead negligible, and below any message limit.
+// chunk is how much of an archive one message carries, in bytes: enough to make the messages'
+// overhead negligible, and below any message limit.
 const chunk = 1 << 20
 
 // A Loader stores the images of an archive and returns their names.
 type Loader interface {
 	Load(ctx context.Context, archive io.Reader) (names []string, err error)
-	// Save writes an image as an archive to what begin returns, which is called once, with the
-	// ID that the image has in the archive.
+	// Save writes an image as an archive to the result of begin, which it calls once, with the
+	// image's ID in the archive.
 	Save(ctx context.Context, image string, begin func(id string) (io.Writer, error)) error
-	// Tag gives an image one more tag and returns it in full.
+	// Tag adds a tag to an image and returns the full tag.
 	Tag(ctx context.Context, image, tag string) (string, error)
 }
 
@@ -62,8 +61,8 @@ var desc = grpc.ServiceDesc{
 // Register registers l as the service on g.
 func Register(g grpc.ServiceRegistrar, l Loader) { g.RegisterService(&desc, l) }
 
-// Load sends the OCI or docker archive (tar, plain or gzip) from r over cc and returns
-// the names of the images that crispd made of it.
+// Load sends the OCI or docker archive (tar, plain or gzip) from r over cc and returns the names
+// of the loaded images.
 func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]string, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel() // ends the stream when reading r fails
@@ -104,7 +103,7 @@ func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]stri
 	return names, nil
 }
 
-// Tag gives an image one more tag and returns it in full.
+// Tag adds a tag to an image and returns the full tag.
 func Tag(ctx context.Context, cc grpc.ClientConnInterface, image, tag string) (string, error) {
 	in, err := structpb.NewList([]any{image, tag})
 	if err != nil {
@@ -115,7 +114,7 @@ func Tag(ctx context.Context, cc grpc.ClientConnInterface, image, tag string) (s
 	return out.Value, err
 }
 
-// serveTag is the server's side of Tag, as generated code would have it.
+// serveTag is the server's side of Tag, in the form of generated code.
 func serveTag(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
 	in := new(structpb.ListValue)
 	if err := decode(in); err != nil {
@@ -136,8 +135,8 @@ func serveTag(srv any, ctx context.Context, decode func(any) error, intercept gr
 	return intercept(ctx, in, &grpc.UnaryServerInfo{Server: srv, FullMethod: TagMethod}, handle)
 }
 
-// serve is the server's side of Load. It passes the messages to the Loader as one
-// reader, so that the archive is never in memory as a whole.
+// serve is the server's side of Load. It passes the messages to the Loader as one reader, so
+// that the archive is never completely in memory.
 func serve(srv any, stream grpc.ServerStream) error {
 	names, err := srv.(Loader).Load(stream.Context(), &reader{stream: stream})
 	if err != nil {

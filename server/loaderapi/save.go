@@ -10,7 +10,7 @@ import (
 	"google.golang.org/protobuf/types/known/wrapperspb"
 )
 
-// Save writes the archive of an image to w and returns the ID that the image has in it. After an error,
+// Save writes the archive of an image to w and returns the image's ID in it. After an error,
 // part of the archive may have been written.
 func Save(ctx context.Context, cc grpc.ClientConnInterface, image string, w io.Writer) (id string, err error) {
 	ctx, cancel := context.WithCancel(ctx)
@@ -42,8 +42,8 @@ func Save(ctx context.Context, cc grpc.ClientConnInterface, image string, w io.W
 	}
 }
 
-// serveSave is the server's side of Save. It sends the archive as the Loader writes it, and so no faster
-// than the client reads.
+// serveSave is the server's side of Save. It sends the archive while the Loader writes it, no
+// faster than the client reads.
 func serveSave(srv any, stream grpc.ServerStream) error {
 	var image wrapperspb.StringValue
 	if err := stream.RecvMsg(&image); err != nil {

@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// adjust applies the plugins' adjustments to a container's specification. The
-// library does it, except for the limits that it leaves out.
+// adjust applies the plugins' adjustments to a container's specification. The library does it,
+// except for the limits that it omits.
 func (p *Plugins) adjust(spec *specs.Spec, want *api.ContainerAdjustment) error {
 	if want == nil {
 		return nil
@@ -36,8 +36,8 @@ func (p *Plugins) adjust(spec *specs.Spec, want *api.ContainerAdjustment) error 
 	return nil
 }
 
-// adjustMemory sets what the library does not. The library takes a memory limit
-// for the limit of memory and swap together, too.
+// adjustMemory sets the limits that the library does not. The library also uses a memory limit
+// as the limit of memory and swap together.
 func (p *Plugins) adjustMemory(res *specs.LinuxResources, want *api.LinuxMemory) {
 	if res == nil || want == nil {
 		return
@@ -64,7 +64,7 @@ func replace[T any](old **T, v *T) {
 	}
 }
 
-// lastOf keeps the last limit of each type, as the library appends.
+// lastOf keeps the last limit of each type: the library appends.
 func lastOf(limits []specs.POSIXRlimit) []specs.POSIXRlimit {
 	var out []specs.POSIXRlimit
 	for i, l := range limits {
@@ -75,8 +75,8 @@ func lastOf(limits []specs.POSIXRlimit) []specs.POSIXRlimit {
 	return out
 }
 
-// noBlockIO and noRDT refuse the names of classes, which a runtime would look up
-// in files of its own. (RDT can be configured without a class.)
+// noBlockIO and noRDT refuse class names, which a runtime would look up in files of its own.
+// (RDT can be configured without a class.)
 func noBlockIO(class string) (*specs.LinuxBlockIO, error) {
 	return nil, fault.Invalid.Errorf("block I/O class %q: there are no classes", class)
 }

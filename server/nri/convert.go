@@ -18,12 +18,12 @@ type Pod struct {
 	IPs     []string
 	NetNS   string // path; "" = the host's
 
-	// Overhead and Resources are the kubelet's latest values; they replace the
-	// ones in Config unless they are nil.
+	// Overhead and Resources are the kubelet's latest values; unless nil they replace those in
+	// Config.
 	Overhead, Resources *cri.LinuxContainerResources
 }
 
-// A State is the state of a container as plugins know it.
+// A State is a container's state as plugins know it.
 type State uint8
 
 // The states that plugins know.
@@ -49,8 +49,7 @@ type Container struct {
 	Reason, Message                  string
 }
 
-// An Update changes the limits of a container. Unset fields leave theirs
-// unchanged.
+// An Update changes the limits of a container. Unset fields change nothing.
 type Update struct {
 	Container     string
 	Resources     *specs.LinuxResources
@@ -135,7 +134,7 @@ func containerOf(c Container) *api.Container {
 	return out
 }
 
-// describe sets the fields that come from the specification.
+// describe sets the fields taken from the specification.
 func describe(out *api.Container, spec *specs.Spec) {
 	if spec == nil {
 		return
@@ -174,8 +173,8 @@ func resourcesOf(r *specs.LinuxResources) *api.LinuxResources {
 	return api.FromOCILinuxResources(r, nil)
 }
 
-// limitsOf converts the resources of a pod. They are a sum that is not applied
-// to anything, and zero in it means not set.
+// limitsOf converts the resources of a pod. They are a sum that applies to nothing, and zero
+// means not set.
 func limitsOf(r *cri.LinuxContainerResources) *api.LinuxResources {
 	if r == nil {
 		return nil
@@ -209,8 +208,7 @@ func updatesOf(list []*api.ContainerUpdate) []Update {
 	return out
 }
 
-// compact removes the groups in which nothing is set: the library adds them
-// empty.
+// compact removes groups without a set field: the library adds them empty.
 func compact(r *specs.LinuxResources) *specs.LinuxResources {
 	if r.Memory != nil && *r.Memory == (specs.LinuxMemory{}) {
 		r.Memory = nil
@@ -228,8 +226,8 @@ func nanoseconds(t time.Time) int64 {
 	return t.UnixNano()
 }
 
-// validEnv returns an environment that protobuf can carry. Bytes that are not
-// UTF-8 become replacement characters; in the container they stay as they are.
+// validEnv returns an environment that protobuf can carry. Bytes that are not UTF-8 become
+// replacement characters; in the container they stay unchanged.
 func validEnv(env []string) []string {
 	out := make([]string, len(env))
 	for i, kv := range env {

@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An editor implements the small part of an OCI specification generator that
-// the library makes its adjustments with.
+// An editor implements the small part of an OCI specification generator through which the
+// library applies its adjustments.
 type editor struct{ spec *specs.Spec }
 
 func (e *editor) Spec() *specs.Spec { return e.spec }
@@ -112,8 +112,7 @@ func (e *editor) hooks() *specs.Hooks {
 	return e.spec.Hooks
 }
 
-// AddPreStartHook adds to a list that OCI has deprecated; plugins still may use
-// it.
+// AddPreStartHook adds to a list that OCI has deprecated; plugins may still use it.
 func (e *editor) AddPreStartHook(h specs.Hook) {
 	e.hooks().Prestart = append(e.hooks().Prestart, h)
 }
@@ -172,8 +171,7 @@ func (e *editor) AddLinuxResourcesDevice(allow bool, typ string, major, minor *i
 	r.Devices = append(r.Devices, specs.LinuxDeviceCgroup{Allow: allow, Type: typ, Major: major, Minor: minor, Access: access})
 }
 
-// without returns a copy of list without the items that drop selects: plugins
-// are shown the original.
+// without returns a copy of list without the items that drop selects: plugins see the original.
 func without[T any](list []T, drop func(T) bool) []T {
 	return slices.DeleteFunc(slices.Clone(list), drop)
 }

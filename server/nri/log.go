@@ -10,14 +10,13 @@ import (
 	nrilog "github.com/containerd/nri/pkg/log"
 )
 
-// lines is the destination of the library's log, of which a process has only
-// one; nil discards it.
+// lines receives the library's log, of which a process has only one; nil discards it.
 var lines atomic.Pointer[slog.Logger]
 
 var route = sync.OnceFunc(func() { nrilog.Set(logger{}) })
 
-// A logger sends the library's log to slog. The messages are the library's own,
-// with variables in them.
+// A logger sends the library's log to slog. The messages are the library's own, with variables
+// in them.
 type logger struct{}
 
 func (logger) line(ctx context.Context, level slog.Level, format string, args []any) {
@@ -30,8 +29,7 @@ func (l logger) Debugf(ctx context.Context, format string, args ...any) {
 	l.line(ctx, slog.LevelDebug, format, args)
 }
 
-// What the library logs at Info (several lines for each connection) is of use
-// for debugging only.
+// Infof logs at debug level: the library logs several lines for each connection at Info.
 func (l logger) Infof(ctx context.Context, format string, args ...any) {
 	l.line(ctx, slog.LevelDebug, format, args)
 }

@@ -1,7 +1,7 @@
-// Package nri is the runtime's side of the Node Resource Interface: plugins that
-// watch pods and containers and may change their configuration. The adaptation
-// library implements the protocol, the order of the plugins and the merging of
-// their adjustments; this package connects it to the server.
+// Package nri is the runtime's side of the Node Resource Interface: plugins that watch pods and
+// containers and may change their configuration. The adaptation library implements the protocol,
+// the order of the plugins and the merging of their adjustments; this package connects it to the
+// server.
 //
 //	server ──Turn──▶ Plugins ──▶ adaptation ══socket══▶ plugin
 //	   ▲                            │
@@ -9,30 +9,27 @@
 //
 // # Exactly once
 //
-// A plugin that joins is sent all existing objects (Synchronize) and after that
-// each change. So that it learns of every object once, notifying plugins of a
-// change and making it visible happen within one Turn, during which no plugin
-// can join:
+// A plugin that joins receives all existing objects (Synchronize) and after that each change. So
+// that it learns of every object once, notifying plugins of a change and making it visible
+// happen within one Turn, during which no plugin can join:
 //
 //	Turn ─▶ CreateContainer hook ─▶ container on record ─▶ End
 //	        ─────────────────── no Synchronize ──────────────
 //
-// A Turn must be short, and its holder must not begin another: a plugin that
-// waits to join makes new Turns wait, and with them creations, but nothing that
-// only reads.
+// A Turn must be short, and its holder must not begin another: a plugin that waits to join
+// blocks new Turns, and with them creations, but nothing that only reads.
 //
 // # Without plugins
 //
-// Without a plugin a Turn is a read lock, HasPlugins is false, and nothing is
-// converted. A plugin that has disconnected is noticed in the first Turn after
-// that.
+// Without a plugin a Turn is a read lock, HasPlugins is false, and nothing is converted. The
+// first Turn after a plugin has disconnected notices that.
 //
 // # Trust
 //
-// A plugin that does not answer in time is dropped and the call goes on, unless
-// the plugin asked to be waited for (the library's FailurePolicy). One that
-// answers with an error fails the creation, the update or the start, which is
-// rolled back. No plugin can keep a pod from being stopped.
+// A plugin that does not answer in time is dropped and the call continues, unless the plugin
+// asked to be waited for (the library's FailurePolicy). If a plugin answers with an error, the
+// creation, update or start fails and is rolled back. No plugin can prevent a pod from being
+// stopped.
 package nri
 
 import (
@@ -49,11 +46,11 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// runtimeName is the name of the runtime that plugins are sent.
+// runtimeName is the name of the runtime that plugins receive.
 const runtimeName = "crisp"
 
-// The time that a plugin has to register and synchronize, and for each request
-// after that. They are the library's defaults, which plugins expect.
+// The time limits for a plugin to register and synchronize, and for each request after that.
+// They are the library's defaults, which plugins expect.
 const (
 	registrationTime = adaptation.DefaultPluginRegistrationTimeout
 	requestTime      = adaptation.DefaultPluginRequestTimeout
@@ -61,7 +58,7 @@ const (
 
 // Options are the arguments of New.
 type Options struct {
-	Socket    string // where plugins connect; its directory is made
+	Socket    string // where plugins connect; its directory is created
 	PluginDir string // plugins in it are started; "" = none
 	ConfigDir string // their configurations; "" = none
 	Version   string // of crisp
@@ -72,7 +69,7 @@ type Options struct {
 	InjectCDI func(spec *specs.Spec, names []string) error
 }
 
-// A Runtime is what plugins read and change outside of any call of ours.
+// A Runtime is what plugins read and change outside of our calls.
 type Runtime interface {
 	// Snapshot returns all existing pods and containers.
 	Snapshot() ([]Pod, []Container)
@@ -88,7 +85,7 @@ type Plugins struct {
 	o       Options
 	runtime Runtime
 	nri     *adaptation.Adaptation
-	count   atomic.Int32 // of plugins that have joined and are not known to be gone
+	count   atomic.Int32 // plugins that have joined and are not known to be gone
 }
 
 // New returns Plugins to which nobody can connect yet.
@@ -114,7 +111,7 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 	if p.nri, err = adaptation.New(runtimeName, o.Version, p.synchronize, p.update, options...); err != nil {
 		return nil, fmt.Errorf("set up NRI: %w", err)
 	}
-	lines.Store(o.Log) // not before: New complains that it was built without WebAssembly
+	lines.Store(o.Log) // not earlier: New complains that it was built without WebAssembly
 	return p, nil
 }
 
@@ -137,10 +134,9 @@ func (p *Plugins) Close() {
 	}
 }
 
-// synchronize sends plugins that join all existing objects. The library makes
-// sure that there is no Turn, so this is the only request under way. Its time is
-// that of a registration, because a plugin may have a whole node's containers to
-// look at.
+// synchronize sends all existing objects to joining plugins. The library ensures that there is
+// no Turn, so this is the only request under way. Its time limit is that of a registration,
+// because a plugin may have to examine a whole node's containers.
 func (p *Plugins) synchronize(ctx context.Context, notify adaptation.SyncCB) error {
 	adaptation.SetPluginRequestTimeout(registrationTime)
 	defer adaptation.SetPluginRequestTimeout(requestTime)
@@ -155,7 +151,7 @@ func (p *Plugins) synchronize(ctx context.Context, notify adaptation.SyncCB) err
 	return nil
 }
 
-// update applies the updates that a plugin asks for on its own.
+// update applies the updates that a plugin requests on its own.
 func (p *Plugins) update(ctx context.Context, list []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
 	failed := map[string]bool{}
 	for _, u := range p.runtime.Update(ctx, updatesOf(list)) {
@@ -170,8 +166,8 @@ func (p *Plugins) update(ctx context.Context, list []*adaptation.ContainerUpdate
 	return back, nil
 }
 
-// evictions wraps each call of a plugin: the library ignores the evictions in a
-// plugin's request for updates.
+// evictions wraps each call of a plugin: the library ignores the evictions in a plugin's request
+// for updates.
 func (p *Plugins) evictions(ctx context.Context, unmarshal ttrpc.Unmarshaler, _ *ttrpc.UnaryServerInfo, method ttrpc.Method) (any, error) {
 	var evict []*adaptation.ContainerEviction
 	answer, err := method(ctx, func(v any) error {

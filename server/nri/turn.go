@@ -7,15 +7,15 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// A Turn is a period in which no plugin can join, with the calls that notify
-// plugins of what happens in it. The zero Turn notifies nobody.
+// A Turn is a period in which no plugin can join, with the calls that notify plugins of its
+// events. The zero Turn notifies nobody.
 type Turn struct {
 	p     *Plugins
 	block *adaptation.PluginSyncBlock
 }
 
-// Turn begins a Turn, which must be ended. It waits while a plugin joins. The
-// holder of a Turn must not begin another.
+// Turn begins a Turn, which the caller must end. It waits while a plugin joins. The holder of a
+// Turn must not begin another.
 func (p *Plugins) Turn() Turn {
 	if p == nil {
 		return Turn{}
@@ -26,8 +26,8 @@ func (p *Plugins) Turn() Turn {
 // End ends the Turn. Ending it twice is no error.
 func (t Turn) End() { t.block.Unblock() }
 
-// HasPlugins reports whether there are plugins. The calls below require it to be
-// true: without plugins there is nothing to convert.
+// HasPlugins reports whether there are plugins. The calls below require it to be true: without
+// plugins nothing needs converting.
 func (t Turn) HasPlugins() bool { return t.p != nil && t.p.count.Load() > 0 }
 
 // RunPodSandbox notifies plugins of a pod that is about to be ready.
@@ -35,8 +35,7 @@ func (t Turn) RunPodSandbox(ctx context.Context, pod Pod) error {
 	return t.p.nri.RunPodSandbox(ctx, &adaptation.RunPodSandboxRequest{Pod: podOf(pod)})
 }
 
-// UpdatePodSandbox notifies plugins of a pod's new resources, which it already
-// has.
+// UpdatePodSandbox notifies plugins of a pod's new resources, which it already has.
 func (t Turn) UpdatePodSandbox(ctx context.Context, pod Pod) error {
 	req := &adaptation.UpdatePodSandboxRequest{Pod: podOf(pod)}
 	req.OverheadLinuxResources, req.LinuxResources = req.Pod.Linux.PodOverhead, req.Pod.Linux.PodResources
@@ -59,9 +58,9 @@ func (t Turn) RemovePodSandbox(ctx context.Context, pod Pod) error {
 	return t.p.nri.RemovePodSandbox(ctx, &adaptation.RemovePodSandboxRequest{Pod: podOf(pod)})
 }
 
-// CreateContainer asks plugins for adjustments of a container, applies them to
-// its Spec, and returns the limits that plugins have set and the updates that
-// they want of other containers.
+// CreateContainer asks plugins for adjustments of a container, applies them to its Spec, and
+// returns the limits that plugins have set and the updates that they request for other
+// containers.
 func (t Turn) CreateContainer(ctx context.Context, pod Pod, c Container) (*specs.LinuxResources, []Update, error) {
 	answer, err := t.p.nri.CreateContainer(ctx, &adaptation.CreateContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 	if err != nil {
@@ -78,7 +77,7 @@ func (t Turn) PostCreateContainer(ctx context.Context, pod Pod, c Container) err
 	return t.p.nri.PostCreateContainer(ctx, &adaptation.PostCreateContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// StartContainer notifies plugins of a container that is about to be started.
+// StartContainer notifies plugins of a container about to start.
 func (t Turn) StartContainer(ctx context.Context, pod Pod, c Container) error {
 	return t.p.nri.StartContainer(ctx, &adaptation.StartContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
@@ -88,8 +87,8 @@ func (t Turn) PostStartContainer(ctx context.Context, pod Pod, c Container) erro
 	return t.p.nri.PostStartContainer(ctx, &adaptation.PostStartContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// UpdateContainer asks plugins to revise an update of c's limits. It returns the
-// revised update, and the updates that they want of other containers.
+// UpdateContainer asks plugins to revise an update of c's limits. It returns the revised update,
+// and the updates that they request for other containers.
 func (t Turn) UpdateContainer(ctx context.Context, pod Pod, c Container, change *specs.LinuxResources) (own *specs.LinuxResources, others []Update, err error) {
 	answer, err := t.p.nri.UpdateContainer(ctx, &adaptation.UpdateContainerRequest{
 		Pod: podOf(pod), Container: containerOf(c), LinuxResources: resourcesOf(change),
@@ -113,8 +112,8 @@ func (t Turn) PostUpdateContainer(ctx context.Context, pod Pod, c Container) err
 	return t.p.nri.PostUpdateContainer(ctx, &adaptation.PostUpdateContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 }
 
-// StopContainer notifies plugins of a container that has ended, and returns the
-// updates that they want of others.
+// StopContainer notifies plugins of a container that has ended, and returns the updates that
+// they request for others.
 func (t Turn) StopContainer(ctx context.Context, pod Pod, c Container) ([]Update, error) {
 	answer, err := t.p.nri.StopContainer(ctx, &adaptation.StopContainerRequest{Pod: podOf(pod), Container: containerOf(c)})
 	return updatesOf(answer.GetUpdate()), err

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// ServeCalls serves the list of calls in flight, the oldest first, with the stage
-// that each is in: the first thing to look at when a node hangs.
+// ServeCalls serves the list of calls in flight, oldest first, with their current stages: the
+// first thing to look at when a node hangs.
 func (t *Telemetry) ServeCalls(w http.ResponseWriter, _ *http.Request) {
 	var list []*Call
 	t.calls.Range(func(c, _ any) bool {

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// A State is what a scrape finds.
+// A State is what a scrape collects.
 type State struct {
 	Containers, Sandboxes map[string]int // by state
 	Images                int
@@ -17,8 +17,8 @@ type State struct {
 	Pulls                 []pulls.Pull
 }
 
-// Watch makes each scrape call state, and look at the process that executor names, of which there
-// is nothing while that returns an error. It must be called once.
+// Watch makes each scrape call state, and examine the process that executor returns; there are
+// no metrics of it while executor returns an error. It must be called once.
 func (t *Telemetry) Watch(state func() State, executor func() (pid int, err error)) {
 	if t != nil {
 		t.registry.MustRegister(states(state),
@@ -64,11 +64,11 @@ func (f states) Collect(c chan<- prometheus.Metric) {
 	collectPulls(c, s.Pulls)
 }
 
-// maxPullSeries bounds the images that have series of their own.
+// maxPullSeries bounds the number of images with series of their own.
 const maxPullSeries = 100
 
-// collectPulls tells how far pulls are. Two pulls of one image, with credentials of two
-// callers, are one series: that of the first.
+// collectPulls reports the progress of pulls. Two pulls of one image, with the credentials of
+// two callers, are one series: that of the first.
 func collectPulls(c chan<- prometheus.Metric, list []pulls.Pull) {
 	seen := make(map[string]bool)
 	for _, p := range list {

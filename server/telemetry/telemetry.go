@@ -1,14 +1,13 @@
-// Package telemetry reports on crispd's own work: metrics for Prometheus and traces
-// for a collector that speaks OTLP.
+// Package telemetry reports on crispd's own work: metrics for Prometheus and traces for a
+// collector that speaks OTLP.
 //
-// Both are made where a call begins and ends, in the server's interceptor, from what
-// package stage recorded of the call; nothing below the server knows of either.
-// States, as opposed to events (such as how many containers run), are collected at
-// each scrape.
+// Both are created where a call begins and ends, in the server's interceptor, from package
+// stage's record of the call; nothing below the server knows of either. States, as opposed to
+// events (such as how many containers run), are collected at each scrape.
 //
-// The names follow Prometheus' conventions: seconds, bytes, _total. Labels have few
-// values: a method, a status code, a stage; never a name or an ID. Only the images that are
-// being pulled have series of their own, which end with the pull.
+// The names follow Prometheus' conventions: seconds, bytes, _total. Labels have few values: a
+// method, a status code, a stage; never a name or an ID. Only images being pulled have series of
+// their own, which end with the pull.
 package telemetry
 
 import (
@@ -37,8 +36,8 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// A Telemetry has the metrics and traces of one crispd. A nil one only records
-// stages for the log.
+// A Telemetry has the metrics and traces of one crispd. A nil one only records stages for the
+// log.
 type Telemetry struct {
 	log      *slog.Logger
 	version  string
@@ -55,8 +54,8 @@ type Telemetry struct {
 	ooms      prometheus.Counter
 }
 
-// New makes the metrics, and connects to the collector if one is configured; it need
-// not be up yet.
+// New creates the metrics, and connects to the collector if one is configured; it need not be up
+// yet.
 func New(o Options) (*Telemetry, error) {
 	t := &Telemetry{log: o.Log, version: o.Version, registry: prometheus.NewRegistry()}
 	t.rpcs = histogram("crisp_rpc_duration_seconds", "How long calls of CRI took, by method and status code.", "rpc", "code")
@@ -117,8 +116,8 @@ type Call struct {
 	span   *span // nil = not traced
 }
 
-// Begin begins the call of an RPC, which is for a pod or for none. Stages entered with the
-// returned context belong to it.
+// Begin begins the call of an RPC, for a pod or none. Stages entered with the returned context
+// belong to it.
 func (t *Telemetry) Begin(ctx context.Context, rpc string, pod Pod) (context.Context, *Call) {
 	c := &Call{RPC: rpc, Begin: time.Now(), t: t}
 	var observe stage.Observer
@@ -139,11 +138,10 @@ func (t *Telemetry) Begin(ctx context.Context, rpc string, pod Pod) (context.Con
 // Stages returns the record of the call's stages.
 func (c *Call) Stages() *stage.Log { return c.stages }
 
-// TraceID returns the ID of the trace that the call belongs to, "" if it is not
-// recorded.
+// TraceID returns the ID of the call's trace; "" if it is not recorded.
 func (c *Call) TraceID() string { return c.span.traceID() }
 
-// An Outcome is how a call ended.
+// An Outcome describes how a call ended.
 type Outcome struct {
 	Code   string // of gRPC: "OK", "NotFound"
 	Err    error
@@ -179,8 +177,8 @@ func (c *Call) End(o Outcome) (took time.Duration, shares []stage.Share) {
 	return took, shares
 }
 
-// Bytes is the name of the count of bytes in a pull.
+// Bytes is the name of the count of a pull's bytes.
 const Bytes = "bytes"
 
-// Counted returns what the call has counted under name, such as bytes.
+// Counted returns the call's count under name, such as bytes.
 func (c *Call) Counted(name string) int64 { return c.stages.Counted(name) }

@@ -16,21 +16,21 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A Pod is whom a call is for.
+// A Pod is the pod that a call serves.
 type Pod = podtrace.Pod
 
-// Traces says which calls are traced, and where the spans are sent.
+// Traces says which calls are traced, and where to send the spans.
 type Traces struct {
 	// Endpoint is the collector: "host:port" or "http://host:port" for unencrypted
 	// gRPC, "https://host:port", or "unix:///path". "" means none: nothing is
 	// traced.
 	Endpoint string
-	// PerMillion is how many calls of a million begin a trace. A call that belongs
-	// to its caller's trace is sampled if that is: the kubelet decides for its own.
+	// PerMillion is how many of a million calls begin a trace. A call that belongs to its
+	// caller's trace is sampled if that is: the kubelet decides for its own.
 	PerMillion int
 }
 
-// tracing is a Traces in force. A nil one is off.
+// tracing is the current Traces. A nil one is off.
 type tracing struct{ *podtrace.Sender }
 
 // Trace replaces the configuration of the traces.
@@ -55,13 +55,13 @@ type span struct {
 	tracer trace.Tracer
 	ctx    context.Context
 	span   trace.Span
-	pod    *Pod // whose trace this is the first call of; nil = none's
+	pod    *Pod // this is the first call of its trace; nil = of no pod's
 }
 
-// begin begins the span of a call, which belongs to its caller's trace if the
-// request says so by W3C Trace Context.
+// begin begins the span of a call, which belongs to its caller's trace if the request says so by
+// W3C Trace Context.
 //
-// A call for a pod that belongs to no trace joins that of the pod, see Pod.
+// A call for a pod that belongs to no trace joins the pod's, see Pod.
 func (t *tracing) begin(ctx context.Context, rpc string, pod Pod) (context.Context, *span) {
 	if t == nil {
 		return ctx, nil
