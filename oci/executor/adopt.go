@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// adopt serves wire.AdoptRequest. A process that no longer exists is adopted too,
-// so that its exit is reported.
+// adopt serves wire.AdoptRequest. It also adopts a process that no longer exists, so that its
+// exit is reported.
 func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	x.gate.begin()
 	defer x.gate.end() // not before a failure is rolled back
@@ -37,7 +37,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	x.hands.complete(s)
 	log, err := openLog(s, x.log)
 	if err != nil {
-		// The container runs, whether or not its output can be kept.
+		// The container runs, even if its output is lost.
 		x.log.Warn("container output is being lost", "container", c.ID, "err", err)
 	}
 	var ends [4]*os.File
@@ -65,7 +65,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	return nil
 }
 
-// adoptChild makes a child of a process that another executor has started.
+// adoptChild makes a child for a process that another executor started.
 func adoptChild(pid int, start uint64, pidfd *os.File) (*child, error) {
 	lost := &child{pid: pid}
 	if pidfd != nil {
@@ -91,7 +91,7 @@ func adoptChild(pid int, start uint64, pidfd *os.File) (*child, error) {
 	return &child{pid: pid, pidfd: f}, nil
 }
 
-// repoll puts a received file into the poller. It takes f over; nil stays nil.
+// repoll puts a received file into the poller. It takes ownership of f; nil stays nil.
 func repoll(f *os.File) (*os.File, error) {
 	if f == nil {
 		return nil, nil

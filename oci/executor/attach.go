@@ -24,10 +24,10 @@ type attachment struct {
 	typed []byte              // read from stdin, not yet written: only changed inside the gate
 	once  sync.Once
 
-	client int // process that has attached; 0 = not visible from here
-	// waits is set if the container waits for a slow client: one that types, not one that
-	// only watches. backlog then has, by stream, the output that was read and logged but is
-	// not yet written: only the stream's pump changes it, inside the gate.
+	client int // process that attached; 0 = not visible from here
+	// waits is set if the container waits for a slow client: one that types, not one that only
+	// watches. backlog then holds, by stream, output that was read and logged but not yet
+	// written: only the stream's pump changes it, inside the gate.
 	waits   bool
 	backlog map[string]*[]byte
 }
@@ -37,7 +37,7 @@ func attaches(client int, waits bool) *attachment {
 	return &attachment{outs: make(map[string]*os.File), backlog: make(map[string]*[]byte), client: client, waits: waits}
 }
 
-// add gives a an output stream.
+// add adds an output stream to a.
 func (a *attachment) add(stream string, f *os.File, backlog []byte) {
 	a.outs[stream], a.backlog[stream] = f, &backlog
 }
@@ -51,9 +51,8 @@ func (a *attachment) close() {
 	})
 }
 
-// attachRoom is how far a client may fall behind before it is dropped, or waited for. The
-// kernel uses memory only for what is in the pipe (pipe(7); we accept a lower limit of the
-// user's).
+// attachRoom is how far a client may fall behind before it is dropped, or waited for. The kernel
+// uses memory only for data in the pipe (pipe(7); a lower limit of the user is accepted).
 const attachRoom = 1 << 20 // bytes
 
 // attach serves wire.AttachRequest.
@@ -130,7 +129,7 @@ func (io *stdio) attach(a *attachment, g *gate, log *slog.Logger) bool {
 	return true
 }
 
-// detach closes a client's output. Its input, if open, goes on: `echo x | attach` must not
+// detach closes a client's output. Its input, if open, continues: `echo x | attach` must not
 // lose the x because the output is not read. It is called outside the gate.
 func (io *stdio) detach(a *attachment) {
 	io.forget(a)
@@ -144,21 +143,21 @@ func (io *stdio) forget(a *attachment) {
 	io.attached = without(io.attached, a)
 }
 
-// closeOuts waits for a pump that is about to write to one of them, and may not have entered
-// the gate yet.
+// closeOuts waits for pumps that are about to write to the outputs and may not have entered the
+// gate yet.
 func (a *attachment) closeOuts() {
 	for _, f := range a.outs {
 		f.Close()
 	}
 }
 
-// without returns a copy of list without one; a loop over the old list is not affected.
+// without returns a copy of list without one; loops over the old list are not affected.
 func without(list []*attachment, one *attachment) []*attachment {
 	return slices.DeleteFunc(slices.Clone(list), func(a *attachment) bool { return a == one })
 }
 
-// tee sends p to all attachments. One whose pipe is full is dropped or, if the container
-// waits for it, keeps the rest of p as its backlog.
+// tee sends p to all attachments. One whose pipe is full is dropped or, if the container waits
+// for it, keeps the rest of p as its backlog.
 func (io *stdio) tee(o *output, p []byte) {
 	for _, a := range io.attachments() {
 		rest, err := a.write(o.stream, p)
@@ -207,8 +206,8 @@ func (io *stdio) hasBacklog(o *output) bool {
 	return slices.ContainsFunc(io.attachments(), func(a *attachment) bool { return len(*a.backlog[o.stream]) > 0 })
 }
 
-// attachPatience is how long the container waits for a client that types and reads
-// nothing; once the container has ended, it is the limit for all of it together.
+// attachPatience is how long the container waits for a client that types but reads nothing; once
+// the container has ended, it limits the total wait.
 const attachPatience = 10 * time.Second
 
 // settle waits, outside the gate, until the clients have read their backlogs of o. It drops
@@ -244,8 +243,8 @@ func (io *stdio) settle(o *output, g *gate) {
 	}
 }
 
-// feed copies a client's input to the container until the client closes its end; with
-// stdinOnce the container's input is closed then.
+// feed copies a client's input to the container until the client closes its end; with stdinOnce
+// this closes the container's input.
 func (io *stdio) feed(a *attachment, g *gate) {
 	from, err := a.stdin.SyscallConn()
 	if err != nil {
@@ -298,8 +297,8 @@ func (io *stdio) feed(a *attachment, g *gate) {
 	}
 }
 
-// exiting reports whether a process is about to exit, or has: the kernel closes its files
-// then (its last thread does, when the first has begun to exit or is a zombie).
+// exiting reports whether a process has exited or is about to: the kernel then closes its files
+// (the last thread does, after the first has begun to exit or is a zombie).
 func exiting(pid int) bool {
 	if pid == 0 {
 		return false
@@ -333,7 +332,7 @@ func (x *Executor) reopenLog(id string) error {
 	if c.io.log == nil {
 		return nil
 	}
-	x.gate.enter() // an upgrade hands the open file over
+	x.gate.enter() // an upgrade hands over the open file
 	defer x.gate.leave()
 	return c.io.log.Reopen()
 }
@@ -350,7 +349,7 @@ func openLog(s settings, log *slog.Logger) (*crilog.Writer, error) {
 	return w, nil
 }
 
-// logTrouble returns the function to which a container's log reports.
+// logTrouble returns the function that a container's log reports to.
 func logTrouble(id string, log *slog.Logger) func(error, int64) {
 	return func(err error, lost int64) {
 		if err != nil {

@@ -21,17 +21,17 @@ import (
 )
 
 // libcontainer waits for its children without a time limit: for a mount that does not respond,
-// for a hook, for a process that somebody in the container has stopped. So whatever may wait
-// like that is an attempt, whose processes are killed when its context ends. All of them can be
-// found, though libcontainer names none before it has finished: they are the children of the
-// thread that it was called on, and the members of the cgroup that they were put into.
+// for a hook, for a process that somebody in the container has stopped. So any call that may
+// wait like this is an attempt, whose processes are killed when its context ends. All of them
+// can be found, although libcontainer names none before it has finished: they are the children
+// of the thread it was called on, and the members of the cgroup they were put into.
 
 const (
 	// startBound bounds the start of a container; it is longer than crispd waits.
 	startBound = 5 * time.Minute
 	// execBound bounds the start of an exec; a kubelet waits as long for any call.
 	execBound = 2 * time.Minute
-	// removeBound bounds the removal of a container: of its cgroup, with hooks.
+	// removeBound bounds the removal of a container: of its cgroup, including hooks.
 	removeBound = 2 * time.Minute
 	// hookBound bounds a hook without a timeout.
 	hookBound = time.Minute
@@ -64,19 +64,19 @@ func boundHooks(h *specs.Hooks) {
 	}
 }
 
-// A stuckError is an attempt that did not end although all of it was killed: a process is in
-// uninterruptible sleep, or a service does not respond.
+// A stuckError is an attempt that did not end although all its processes were killed: a process
+// is in uninterruptible sleep, or a service does not respond.
 type stuckError struct {
 	err  error
-	over <-chan struct{} // closed when it has ended after all
+	over <-chan struct{} // closed when it ends after all
 }
 
 func (e *stuckError) Error() string { return e.err.Error() + "; it cannot be killed" }
 func (e *stuckError) Unwrap() error { return e.err }
 
-// attempt calls f, which starts processes, and kills them when ctx ends: those that it started,
-// their descendants, and everything in the cgroup group (nil = none). The error is then why ctx
-// ended, or a stuckError if f goes on nevertheless. what names f in errors.
+// attempt calls f, which starts processes, and kills them when ctx ends: its children, their
+// descendants, and everything in the cgroup group (nil = none). It then returns why ctx ended,
+// or a stuckError if f still runs. what names f in errors.
 func attempt(ctx context.Context, what string, group map[string]string, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return givenUp(ctx, what)
@@ -137,7 +137,7 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 	}
 }
 
-// givenUp returns why ctx ended. It is not fault.Unavailable, as trying again at once would not
+// givenUp returns why ctx ended. It is not fault.Unavailable, as an immediate retry would not
 // help.
 func givenUp(ctx context.Context, what string) error {
 	cause := context.Cause(ctx)
@@ -147,8 +147,8 @@ func givenUp(ctx context.Context, what string) error {
 	return fault.Internal.Errorf("%s was given up: %w", what, cause)
 }
 
-// outliving returns a context that ends with ctx and after bound, but not with the connection
-// of its caller.
+// outliving returns a context that ends with ctx and after bound, but not with the connection of
+// its caller.
 func outliving(ctx context.Context, bound time.Duration) (context.Context, context.CancelCauseFunc) {
 	timed, stop := context.WithTimeout(context.WithoutCancel(ctx), bound)
 	out, cancel := context.WithCancelCause(timed)

@@ -10,18 +10,16 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// initName is what libcontainer's child calls itself until it executes the
-// container's program.
+// initName is the name of libcontainer's child until it executes the container's program.
 const initName = "runc:[2:INIT]"
 
-// execPatience bounds how long a started container may take to execute its
-// program; after it, it counts as started. Waiting is worth it, because what fails
-// there (a script without its interpreter, a program for another machine) could
-// otherwise only be told by an exit code.
+// execPatience bounds how long a started container may take to execute its program; afterwards
+// it counts as started. The wait is worth it, because a failure there (a script without its
+// interpreter, a program for another machine) would otherwise only show as an exit code.
 const execPatience = 2 * time.Second
 
-// awaitExec returns once the process has executed its program. If that fails, the
-// process has written why to its stderr, and has exited.
+// awaitExec returns once the process has executed its program. If that fails, the process has
+// written the reason to its stderr, and has exited.
 func awaitExec(pid int, ends *stdioEnds) error {
 	pause := 100 * time.Microsecond
 	for deadline := time.Now().Add(execPatience); time.Now().Before(deadline); pause = min(5*pause/4, 2*time.Millisecond) {

@@ -13,19 +13,19 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// libcontainer writes down what a container is when its init is nearly made. An executor that is
-// killed before that leaves processes, and hooks that hang, in a cgroup that its successor
-// would not know. So the cgroups are written down before anything is put into them.
+// libcontainer saves a container's state only when its init is almost complete. An executor that
+// is killed earlier leaves processes, and hooks that hang, in a cgroup that its successor would
+// not know. So the cgroups are saved before anything enters them.
 
-// begunFile, in libcontainer's directory of a container, has a begun.
+// begunFile, in libcontainer's directory of a container, holds a begun.
 const begunFile = "begun.json"
 
-// A begun is what there may be of a container before libcontainer tells of it.
+// A begun says what may exist of a container before libcontainer saves its state.
 type begun struct {
 	Cgroups map[string]string // by controller
 }
 
-// noteCgroups writes down the cgroups that a new container is to have.
+// noteCgroups saves the future cgroups of a new container.
 func (b *builtins) noteCgroups(lc *libcontainer.Container) error {
 	paths, err := cgroupPaths(lc)
 	if err != nil {
@@ -38,8 +38,8 @@ func (b *builtins) noteCgroups(lc *libcontainer.Container) error {
 	return os.WriteFile(filepath.Join(b.root, lc.ID(), begunFile), data, 0o600)
 }
 
-// sweepBegun removes a container of which libcontainer has written no state, with its
-// processes. dir is libcontainer's directory of it.
+// sweepBegun removes a container whose state libcontainer has not saved, with its processes. dir
+// is libcontainer's directory of the container.
 func sweepBegun(dir string) error {
 	var b begun
 	if atomicfile.ReadJSON(filepath.Join(dir, begunFile), &b) == nil { // else it had not begun

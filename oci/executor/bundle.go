@@ -12,25 +12,25 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// A container of libcontainer that has hooks has a bundle for them: a directory with config.json,
-// as runtimes that are programs have it of their callers. The state that a hook reads names it
-// (runtime-spec, "State"), and those of GPUs find the root file system and the environment there.
+// A libcontainer container with hooks has a bundle for them: a directory with config.json, like
+// the one that callers give to runtimes that are programs. The state on a hook's stdin names it
+// (runtime-spec, "State"), and GPU hooks find the root file system and the environment there.
 
 // bundleLabel, in a container's configuration, names the bundle in the state that hooks get.
 const bundleLabel = "bundle="
 
-// bundle returns the directory of container id. Unlike the executor's own, its parents may be
-// passed through: a hook may run in the container's user namespace.
+// bundle returns the directory of container id. Unlike the executor's own, its parents are
+// searchable by others: a hook may run in the container's user namespace.
 func (b *builtins) bundle(id string) string { return filepath.Join(b.state, "bundles", id) }
 
-// nameBundle has hooks find the bundle of container id, which writeBundle makes.
+// nameBundle makes hooks find the bundle of container id, which writeBundle creates.
 func (b *builtins) nameBundle(id string, config *configs.Config) {
 	config.Labels = slices.DeleteFunc(config.Labels, func(l string) bool { return strings.HasPrefix(l, bundleLabel) })
 	config.Labels = append(config.Labels, bundleLabel+b.bundle(id))
 }
 
-// writeBundle makes the bundle of a container that has hooks. The owner of the container's user
-// namespace may read it, and nobody else: environments have secrets.
+// writeBundle creates the bundle of a container with hooks. Only the owner of the container's
+// user namespace may read it: environments contain secrets.
 func (b *builtins) writeBundle(p *plan) error {
 	if !hasHooks(p.config) {
 		return nil
@@ -66,8 +66,9 @@ func hasHooks(config *configs.Config) bool {
 	return false
 }
 
-// bearPoststop lets the poststop hooks fail: "the runtime MUST log a warning, but the remaining
-// hooks and lifecycle continue as if the hook had succeeded" (runtime-spec, "Lifecycle").
+// bearPoststop makes failures of poststop hooks harmless: "the runtime MUST log a warning, but
+// the remaining hooks and lifecycle continue as if the hook had succeeded" (runtime-spec,
+// "Lifecycle").
 func (b *builtins) bearPoststop(id string, config *configs.Config) {
 	for i, h := range config.Hooks[configs.Poststop] {
 		config.Hooks[configs.Poststop][i] = configs.NewFunctionHook(func(s *specs.State) error {

@@ -19,9 +19,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// cgroupPaths returns the directories of a container by controller. The key "" is
-// the v2 hierarchy: the only one, or on a hybrid host (v1 controllers, and a v2
-// hierarchy without any beside them) one of many.
+// cgroupPaths returns a container's directories by controller. The key "" is the v2 hierarchy:
+// the only one, or on a hybrid host (v1 controllers, and a v2 hierarchy without any) one of
+// many.
 func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
 	st, err := lc.State()
 	if err != nil {
@@ -30,10 +30,10 @@ func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
 	return maps.Clone(st.CgroupPaths), nil // the cgroup manager changes its own
 }
 
-// joinAll puts processes into those cgroups of their container, paths, that libcontainer
-// has left out: in a hierarchy without controllers, such as v2's on a hybrid host, it
-// ignores failures. Nothing could be executed in such a container, and its remaining
-// processes would not be found when it ends.
+// joinAll moves processes into those of their container's cgroups, paths, that libcontainer has
+// left out: it ignores failures in a hierarchy without controllers, such as v2's on a hybrid
+// host. Nothing could be executed in such a container, and its remaining processes would not be
+// found when it ends.
 func joinAll(paths map[string]string, pids ...int) error {
 	for _, pid := range pids {
 		in, err := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", pid))
@@ -55,7 +55,7 @@ func joinAll(paths map[string]string, pids ...int) error {
 	return nil
 }
 
-// members returns the processes of the cgroup and of those below it.
+// members returns the processes of the cgroup and those below it.
 func members(paths map[string]string) ([]int, error) {
 	for _, key := range []string{"", "freezer", "pids", "memory", "devices"} {
 		if dir := paths[key]; dir != "" {
@@ -69,13 +69,13 @@ func members(paths map[string]string) ([]int, error) {
 	return nil, fault.Internal.Errorf("cgroup %v has no hierarchy that lists processes", paths)
 }
 
-// signalAll signals every process of the cgroup. SIGKILL misses none, not even those
-// that are being forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup
-// meanwhile. It thaws a frozen cgroup.
+// signalAll signals every process of the cgroup. SIGKILL misses none, not even those being
+// forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup meanwhile. It thaws a
+// frozen cgroup.
 func signalAll(paths map[string]string, sig unix.Signal) error {
 	if sig == unix.SIGKILL {
 		if dir := paths[""]; dir != "" && os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
-			// In v1, a frozen process dies only when it is thawed.
+			// On v1 a frozen process dies only when it is thawed.
 			freeze(paths, false)
 			return nil
 		}
@@ -85,12 +85,11 @@ func signalAll(paths map[string]string, sig unix.Signal) error {
 	return signalEach(func() ([]int, error) { return members(paths) }, sig)
 }
 
-// signalBatch is how many processes signalEach has open at once, as descriptors.
+// signalBatch is how many pidfds signalEach has open at once.
 const signalBatch = 256
 
-// signalEach signals the processes that list returns as members. PIDs may have been
-// reused by the time they are used: it signals a process that is still a member once
-// there is a pidfd of it.
+// signalEach signals the processes that list returns. PIDs may have been reused in the meantime,
+// so it signals a process only if it is still a member once its pidfd is open.
 func signalEach(list func() ([]int, error), sig unix.Signal) error {
 	pids, err := list()
 	if err != nil {
@@ -127,8 +126,8 @@ func signalEach(list func() ([]int, error), sig unix.Signal) error {
 	return errors.Join(errs...)
 }
 
-// freeze freezes or thaws the cgroup, as far as possible: a process that cannot be
-// frozen can still be killed.
+// freeze freezes or thaws the cgroup, as far as possible: a process that cannot be frozen can
+// still be killed.
 func freeze(paths map[string]string, on bool) {
 	dir, file, value := paths["freezer"], "freezer.state", "THAWED"
 	if on {
@@ -147,7 +146,7 @@ func freeze(paths map[string]string, on bool) {
 	if os.WriteFile(path, []byte(value), 0) != nil || !on {
 		return
 	}
-	for range 20 { // v1 says FREEZING until all have stopped
+	for range 20 { // v1 reports FREEZING until all have stopped
 		if data, err := os.ReadFile(path); err != nil || string(data) != "FREEZING\n" {
 			return
 		}

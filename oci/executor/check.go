@@ -15,22 +15,21 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A new program would run for the first time in place of the one that all containers
-// depend on, with no way back. So it is run beside it first, to check that it
-// understands the state that it will be given.
+// A new program would run for the first time in place of the one that all containers depend on,
+// with no way back. So it first runs beside it, to check that it understands the state it will
+// get.
 
-// CheckArg is the argument with which the program only reads the state of an executor
-// from stdin and reports, by its exit status, whether it can resume from it.
+// CheckArg is the argument that makes the program only read an executor's state from stdin and
+// report, by its exit status, whether it can resume from it.
 const CheckArg = "--check-state"
 
-// unknownFlag is the exit status of a program that is older than CheckArg (package
-// flag).
+// unknownFlag is the exit status of a program that is older than CheckArg (package flag).
 const unknownFlag = 2
 
-// checkTime bounds how long the check may take: the gate is shut meanwhile.
+// checkTime bounds the check: the gate is shut meanwhile.
 const checkTime = 5 * time.Second
 
-// CheckState does what CheckArg says and exits.
+// CheckState does what CheckArg promises and exits.
 func CheckState() {
 	if _, err := readSaved(os.Stdin); err != nil {
 		fmt.Fprintln(os.Stderr, err)

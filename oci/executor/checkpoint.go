@@ -14,8 +14,8 @@ import (
 
 // criuOpts returns libcontainer's options for a dump and for its restore.
 //
-// Cgroups are "soft": CRIU enters the cgroup that we made and makes those that the
-// container had made below it, with the namespace that it sees them in.
+// Cgroups are "soft": CRIU enters the cgroup that we created and creates those that the
+// container had created below it, with the namespace in which it sees them.
 func criuOpts(dir string) *libcontainer.CriuOpts {
 	return &libcontainer.CriuOpts{
 		ImagesDirectory:   filepath.Join(dir, "checkpoint"),
@@ -77,7 +77,7 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 	if err != nil || spec.Process.OOMScoreAdj == nil {
 		return reply, files, err
 	}
-	// CRIU gives the processes the limits that they had.
+	// CRIU restores the previous limits of the processes.
 	if serr := make(scores).replace(reply.Cgroups, *spec.Process.OOMScoreAdj); serr != nil {
 		x.log.Warn("oom_score_adj of a restored container is not as asked", "container", req.ID, "err", serr)
 	}

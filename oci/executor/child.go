@@ -13,8 +13,8 @@ import (
 )
 
 // A child is a process that is waited for through its pidfd: a container's init or an exec.
-// Normally it is our own child; one adopted from an executor that died has another parent,
-// which reaps it.
+// Normally it is our own child; one adopted from a dead executor has another parent, which reaps
+// it.
 type child struct {
 	pid   int
 	pidfd *os.File // in the poller
@@ -34,7 +34,7 @@ func newChild(pid int) (*child, error) {
 	return &child{pid: pid, pidfd: f, ours: true}, nil
 }
 
-// polled makes fd a file that is waited for in the poller, not in a thread.
+// polled makes a file of fd whose waits use the poller, not a thread.
 func polled(fd int, name string) (*os.File, error) {
 	if err := unix.SetNonblock(fd, true); err != nil {
 		unix.Close(fd)
@@ -43,7 +43,7 @@ func polled(fd int, name string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), name), nil
 }
 
-// wait returns when the process has ended; it need not be reaped yet.
+// wait returns when the process has ended; it may not be reaped yet.
 func (p *child) wait() error {
 	return ready(p.pidfd, unix.POLLIN)
 }
@@ -61,14 +61,14 @@ func ready(f *os.File, events int16) error {
 	})
 }
 
-// look returns the exit code of a process for which wait has returned. A child of ours
-// stays a zombie, which keeps its code in the kernel, until it is reaped.
+// look returns the exit code of a process for which wait has returned. A child of ours stays a
+// zombie, which keeps its code in the kernel, until it is reaped.
 func (p *child) look() (int32, error) {
 	if !p.ours {
 		return p.lookUp()
 	}
 	for {
-		// By PID: it is a zombie of ours, so the PID cannot be reused.
+		// By PID: it is our zombie, so the PID cannot be reused.
 		info, err := waitid(unix.P_PID, p.pid, unix.WEXITED|unix.WNOWAIT)
 		switch {
 		case err == unix.EINTR:
@@ -91,11 +91,11 @@ func (p *child) reap() {
 	}
 }
 
-// cldExited is CLD_EXITED: the status is the argument of exit, otherwise a signal.
+// cldExited is CLD_EXITED: the status is the argument of exit; otherwise it is a signal.
 const cldExited = 1
 
-// A childInfo is the beginning of the siginfo_t of a child, sigaction(2). Package unix has
-// no fields for the union.
+// A childInfo is the beginning of the siginfo_t of a child, sigaction(2). Package unix has no
+// fields for the union.
 type childInfo struct {
 	signo, errno, code int32
 	_                  [0]uintptr // the union has a pointer's alignment
@@ -111,13 +111,13 @@ func waitid(kind, id, options int) (childInfo, error) {
 	return *(*childInfo)(unsafe.Pointer(&info)), err
 }
 
-// adoptedPatience bounds how long the foreign parent of an adopted process may take to
-// reap it: only then does the kernel report the exit code.
+// adoptedPatience bounds how long the foreign parent of an adopted process may take to reap it:
+// only then does the kernel report the exit code.
 const adoptedPatience = 5 * time.Second
 
-// lookUp finds the exit code of a process that is not our child. Since Linux 6.15 the
-// pidfd has it (PIDFD_GET_INFO with PIDFD_INFO_EXIT) once the process has been reaped;
-// before that, field 52 of its stat has it while it is a zombie.
+// lookUp finds the exit code of a process that is not our child. Since Linux 6.15 the pidfd
+// reports it (PIDFD_GET_INFO with PIDFD_INFO_EXIT) once the process has been reaped; until then,
+// field 52 of its stat has it while it is a zombie.
 func (p *child) lookUp() (int32, error) {
 	deadline := time.Now().Add(adoptedPatience)
 	for {
@@ -158,7 +158,7 @@ func exitCode(ws unix.WaitStatus) int32 {
 	return int32(ws.ExitStatus())
 }
 
-// signal sends sig. A process that has ended is no error.
+// signal sends sig. It is no error if the process has ended.
 func (p *child) signal(sig unix.Signal) error {
 	err := withFD(p.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })
 	if err == unix.ESRCH || err == os.ErrClosed {
@@ -167,20 +167,20 @@ func (p *child) signal(sig unix.Signal) error {
 	return err
 }
 
-// exists reports whether the process has not been reaped: then whatever was found by its
-// PID a moment ago belongs to it.
+// exists reports whether the process has not been reaped: then data just found by its PID
+// belongs to it.
 func (p *child) exists() bool {
 	return withFD(p.pidfd, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) == nil
 }
 
-// ends reports whether the process has ended or is about to: its PID namespace is emptied
-// before it has.
+// ends reports whether the process has ended or is about to: its PID namespace is emptied before
+// it ends.
 func (p *child) ends() bool { return exiting(p.pid) || !p.exists() }
 
 func (p *child) close() { p.pidfd.Close() }
 
-// withFD calls f with the descriptor of a file that stays open meanwhile. Unlike
-// os.File.Fd, it leaves the file in the poller.
+// withFD calls f with the descriptor of a file that stays open meanwhile. Unlike os.File.Fd, it
+// keeps the file in the poller.
 func withFD(file *os.File, f func(fd int) error) error {
 	raw, err := file.SyscallConn()
 	if err != nil {
@@ -193,7 +193,7 @@ func withFD(file *os.File, f func(fd int) error) error {
 	return inner
 }
 
-// dup duplicates a file under the same name, for sending.
+// dup duplicates a file under the same name, to be sent.
 func dup(f *os.File) (*os.File, error) {
 	var d *os.File
 	err := withFD(f, func(fd int) error {
@@ -206,7 +206,7 @@ func dup(f *os.File) (*os.File, error) {
 	return d, err
 }
 
-// startTime returns when a process started, in the kernel's clock ticks.
+// startTime returns the start time of a process, in clock ticks since boot.
 func startTime(pid int) (uint64, error) {
 	stat, err := procstat.Read(pid)
 	return stat.StartTime, err

@@ -19,20 +19,19 @@ import (
 	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
-// A seccomp profile is compiled by libcontainer, which loads the program into the kernel at
-// once and shows it to nobody. So a process of our own compiles it, under a filter that
-// asks us about each attempt to load another one (seccomp_unotify(2)): we read the program
-// from its memory, and answer that it was loaded. What a container gets is then exactly
-// what libcontainer would have loaded into it.
+// libcontainer compiles a seccomp profile and loads the program into the kernel at once, without
+// exposing it. So a process of our own compiles it, under a filter that reports each attempt to
+// load another one (seccomp_unotify(2)): we read the program from its memory, and answer that it
+// was loaded. A container then gets exactly what libcontainer would have loaded.
 
-// CompileArg is the argument of this program that makes it such a process: stdin has the
-// profile as JSON, descriptor 3 is the socket for the listener.
+// CompileArg is the argument that makes this program such a process: stdin has the profile as
+// JSON, descriptor 3 is the socket for the listener.
 const CompileArg = "compile-seccomp"
 
 // compileTime bounds a compilation.
 const compileTime = 30 * time.Second
 
-// compile returns the program of a profile that nobody listens to.
+// compile returns the program of a profile that has no listener.
 func compile(profile *configs.Seccomp) (*fastinit.Filter, error) {
 	data, err := json.Marshal(profile)
 	if err != nil {
@@ -67,15 +66,15 @@ func compile(profile *configs.Seccomp) (*fastinit.Filter, error) {
 	return f, err
 }
 
-// supervise answers what the process pid asks until it has ended.
+// supervise answers the notifications of the process pid until it has ended.
 func supervise(socket, pid int) (*fastinit.Filter, error) {
 	listener, err := receiveFD(socket, 0)
 	if err != nil {
 		return nil, fmt.Errorf("compile seccomp profile: %w", err)
 	}
 	defer unix.Close(listener)
-	// That nobody has the filter any more is only seen when the process has been reaped, before
-	// Linux 6.11.
+	// Before Linux 6.11 the end of the filter's last user shows only when the process has been
+	// reaped.
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return nil, os.NewSyscallError("pidfd_open", err)
@@ -135,8 +134,8 @@ func notifyIoctl(fd int, request uint, arg unsafe.Pointer) error {
 	return nil
 }
 
-// program returns the program that a call is to load; ok is false if it loads none: libseccomp
-// tries flags out with a null pointer.
+// program returns the program that a call wants to load; ok is false if it loads none:
+// libseccomp probes flags with a null pointer.
 func (n *notification) program(pid int) (_ *fastinit.Filter, ok bool, err error) {
 	var flags uint64
 	switch {
@@ -159,7 +158,7 @@ func (n *notification) program(pid int) (_ *fastinit.Filter, ok bool, err error)
 	return &fastinit.Filter{Program: program, Flags: flags}, true, err
 }
 
-// readMemory reads from a process, all that is asked for.
+// readMemory reads from a process, all of to or an error.
 func readMemory(pid int, from uint64, to []byte) error {
 	local := []unix.Iovec{{Base: &to[0], Len: uint64(len(to))}}
 	n, err := unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: uintptr(from), Len: len(to)}}, 0)
@@ -193,8 +192,8 @@ func receiveFD(socket, flags int) (int, error) {
 	return rights[0], nil
 }
 
-// Compile is the process that compiles. It does not return. The calling goroutine is locked
-// to its thread.
+// Compile is the compiling process. It does not return. The calling goroutine is locked to its
+// thread.
 func Compile() {
 	if err := compileHere(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -211,8 +210,8 @@ func compileHere() error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return os.NewSyscallError("prctl", err)
 	}
-	// Of each call: seccomp(2) and prctl(PR_SET_SECCOMP) are asked about. Where the low half of
-	// an argument comes last, nothing is, and the profile is left to libcontainer.
+	// seccomp(2) and prctl(PR_SET_SECCOMP) are reported. On big-endian machines nothing is, and
+	// the profile is left to libcontainer.
 	const load, equal, answer = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
 	program := []unix.SockFilter{
 		{Code: load, K: 0}, // nr
@@ -231,7 +230,7 @@ func compileHere() error {
 	if err := unix.Sendmsg(3, []byte{0}, unix.UnixRights(int(fd)), nil, 0); err != nil {
 		return os.NewSyscallError("sendmsg", err)
 	}
-	unix.Close(int(fd)) // or our end would not be noticed
+	unix.Close(int(fd)) // or our end would not see it close
 	unix.Close(3)
 	_, err := seccomp.InitSeccomp(&profile)
 	return err

@@ -22,19 +22,18 @@ import (
 	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
-// CRIU is a program that libcontainer runs, one process for each dump and each restore.
-// Settings that libcontainer has no option for are in a configuration file, named by one
-// of the container's labels. An annotation of that name would let its author choose what
-// CRIU does as root, so it is dropped.
+// CRIU is a program that libcontainer runs, one process for each dump and each restore. Settings
+// for which libcontainer has no option are in a configuration file, named by one of the
+// container's labels. An annotation of that name would let its author choose what CRIU does as
+// root, so it is dropped.
 
 const criuLabel = "org.criu.config="
 
 func isCRIULabel(label string) bool { return strings.HasPrefix(label, criuLabel) }
 
-// criuOptions apply to every call. Connections of a pod end with its address, so they
-// are restored closed, and a dump does not touch them. How the network is locked
-// meanwhile cannot be set here: CRIU up to 4.2 crashes if that option comes from such a
-// file.
+// criuOptions apply to every call. A pod's connections end with its address, so they are
+// restored closed, and a dump does not touch them. How the network is locked meanwhile cannot be
+// set here: CRIU up to 4.2 crashes if that option comes from such a file.
 const criuOptions = `tcp-close
 ghost-limit 268435456
 `
@@ -43,16 +42,16 @@ ghost-limit 268435456
 type criu struct {
 	log    *slog.Logger
 	config string      // the configuration file
-	absent atomic.Bool // at startup it was missing or did not work
+	absent atomic.Bool // it was missing at startup or did not work
 
-	// Of what was found to work:
+	// Of the program that was found to work:
 	mu   sync.Mutex
 	path string    // guarded by mu; "" = none yet
 	mod  time.Time // guarded by mu
 }
 
-// ready returns nil if CRIU is installed and reports that it works on this kernel. It
-// asks each version of the program once.
+// ready returns nil if CRIU is installed and reports that it works on this kernel. It checks
+// each version of the program once.
 func (p *criu) ready(ctx context.Context) error {
 	path, err := exec.LookPath("criu")
 	if err != nil {
@@ -89,7 +88,7 @@ func (p *criu) look() {
 	}
 }
 
-// endingCRIU kills the CRIU that works in dir when ctx is done, until stop is called.
+// endingCRIU kills the CRIU that works in dir when ctx ends, until stop is called.
 func endingCRIU(ctx context.Context, dir string) (stop func()) {
 	over, stopped := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -112,9 +111,9 @@ func endingCRIU(ctx context.Context, dir string) (stop func()) {
 	return func() { close(over); <-stopped }
 }
 
-// endCRIU kills every CRIU that works in dir or below, waits until they have exited, and
-// reports whether there were any. It goes by their working directories, so that it finds
-// those of an executor that died, too.
+// endCRIU kills every CRIU that works in dir or below, waits until they have exited, and reports
+// whether there were any. It finds them by their working directories, even those of a dead
+// executor.
 func endCRIU(dir string) (found bool, err error) {
 	for range 500 {
 		if killIn(dir) == 0 {
@@ -171,13 +170,13 @@ const criuUnlock = `*filter
 COMMIT
 `
 
-// unlockTime bounds each program that unlocks the network. They wait for one another by
-// a lock file that a process of the host may hold: iptables(8), --wait.
+// unlockTime bounds each program that unlocks the network. They wait for one another on a lock
+// file that a process of the host may hold: iptables(8), --wait.
 const unlockTime = 10 * time.Second
 
-// unlock removes what a killed CRIU may have left in the network namespace of the
-// container's init: rules that drop all packets, however they were made. It is no error
-// if there are none. Each program that it runs may take bound.
+// unlock removes what a killed CRIU may have left in the network namespace of the container's
+// init: rules that drop all packets, in iptables or nftables. It is no error if there are none.
+// Each program that it runs may take bound.
 func unlock(init *child, bound time.Duration) error {
 	call := func(stdin, name string, args ...string) ([]byte, error) {
 		ctx, cancel := context.WithTimeout(context.Background(), bound)
@@ -221,7 +220,7 @@ func unlock(init *child, bound time.Duration) error {
 	})
 }
 
-// criuFailure returns the error of a failed CRIU: the errors at the end of its log.
+// criuFailure returns the error of a failed CRIU, with the errors at the end of its log.
 func criuFailure(ctx context.Context, what, log string, err error) error {
 	if ctx.Err() != nil {
 		return fault.Unavailable.Errorf("%s was given up: %w", what, ctx.Err())

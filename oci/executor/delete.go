@@ -1,8 +1,8 @@
 package executor
 
-// delete serves MethodDelete: it removes the cgroup and libcontainer's state of
-// a container that has ended, after killing its remaining processes. An unknown
-// container is no error, but the leftovers of a crash are removed too.
+// delete serves MethodDelete: it removes the cgroup and libcontainer's state of a container that
+// has ended, after killing its remaining processes. An unknown container is no error, and
+// leftovers of a crash are removed for it, too.
 //
 // The error is fault.Unavailable if a process does not die yet; try again.
 func (x *Executor) delete(id string) error {

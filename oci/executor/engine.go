@@ -29,17 +29,18 @@ import (
 )
 
 // An engine is an OCI runtime, a program such as runc or crun, in place of libcontainer for one
-// container. It creates, starts, updates and deletes; once it has exited, the container's processes
-// are children of the executor, which is a subreaper, and everything else is as with libcontainer.
+// container. It creates, starts, updates and deletes; once it has exited, the container's
+// processes are children of the executor, which is a subreaper, and everything else is as with
+// libcontainer.
 //
-// The data that must outlive the executor are in the container's bundle: a process that finds a
-// bundle knows that the container is an engine's.
+// Data that must outlive the executor is in the container's bundle: a container with a bundle
+// there is an engine's.
 type engine struct {
 	Path    string            // of the program
 	Systemd bool              // systemd makes its cgroups
 	OwnPID  bool              // as container.ownPID
 	Cgroups map[string]string // as container.ref.Cgroups
-	Score   int               // oom_score_adj of the program and of what it starts, its hooks too
+	Score   int               // oom_score_adj of the program and of its children, including hooks
 
 	all *engines
 	id  string
@@ -56,13 +57,13 @@ type engines struct {
 	subgroup sync.Map // path of an engine → whether it has engine.subgroups
 }
 
-// engineTime bounds one call of an engine. One that takes longer hangs.
+// engineTime bounds one call of an engine: a longer one hangs.
 const engineTime = time.Minute
 
 // bundle returns the directory of container id, if an engine runs it.
 func (a *engines) bundle(id string) string { return filepath.Join(a.root, "bundles", id) }
 
-// create makes the bundle of a container.
+// create creates the bundle of a container.
 func (a *engines) create(id, path string, systemd bool, config *configs.Config) (*engine, error) {
 	if !filepath.IsAbs(path) || filepath.Base(id) != id {
 		return nil, fault.Invalid.Errorf("engine %q of container %q is not an absolute path", path, id)
@@ -116,7 +117,7 @@ func (e *engine) put(name string, v any) (path string, err error) {
 	return path, os.WriteFile(path, data, 0o600)
 }
 
-// call runs the engine until it exits. Its stdio is w's, if not nil, and inherited by a process
+// call runs the engine until it exits. ends, if not nil, is its stdio, inherited by a process
 // that it starts; extra become descriptors 3 and on.
 func (e *engine) call(ctx context.Context, ends *stdioEnds, extra []*os.File, args ...string) error {
 	defer e.all.reaper.expectChild()()
@@ -164,11 +165,11 @@ func lastError(log string) string {
 	return enginePrefix.ReplaceAllString(text, "")
 }
 
-// serial returns a number that this executor uses once.
+// serial returns a number that is unique in this executor.
 func (a *engines) serial() string { return strconv.FormatUint(a.serials.Add(1), 36) }
 
-// pidOf reads what the engine wrote to --pid-file, and keeps the process from being reaped as an
-// orphan.
+// pidOf reads the PID that the engine wrote to --pid-file, and protects the process from being
+// reaped as an orphan.
 func (e *engine) pidOf(file string) (int, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -195,7 +196,7 @@ func (e *engine) update(r *specs.LinuxResources, _ *int) error {
 }
 
 // remove implements ociRuntime: it has the engine delete the container, and kill it if it still
-// runs. If the engine cannot, remove does without it: an engine that is no longer installed must
+// runs. If the engine fails, remove does without it: an engine that is no longer installed must
 // not keep a container for ever.
 func (e *engine) remove() error {
 	if err := e.call(context.Background(), nil, nil, "delete", "--force", e.id); err != nil {
@@ -236,8 +237,8 @@ func (e *engine) root() string {
 	return filepath.Join(e.all.root, "engines", strings.ReplaceAll(strings.Trim(e.Path, "/"), "/", "-"))
 }
 
-// subgroups implements ociRuntime. It looks for a flag that runc has had since 1.1 and crun since
-// 1.6, there for cgroup v2 only.
+// subgroups implements ociRuntime. It looks for a flag that runc has had since 1.1 and crun
+// since 1.6, on cgroup v2 only.
 func (e *engine) subgroups() bool {
 	if known, ok := e.all.subgroup.Load(e.Path); ok {
 		return known.(bool)
@@ -248,7 +249,7 @@ func (e *engine) subgroups() bool {
 	text := string(help)
 	can := err == nil && strings.Contains(text, "--cgroup") &&
 		(cgroups.IsCgroup2UnifiedMode() || strings.Contains(text, "<controller>"))
-	if err == nil { // else the failure may be a passing one
+	if err == nil { // else the failure may be transient
 		e.all.subgroup.Store(e.Path, can)
 	}
 	return can
@@ -265,7 +266,7 @@ func groupFlag(group map[string]string) []string {
 	return nil
 }
 
-// preserve returns the flag that passes n more descriptors.
+// preserve returns the flag that passes n additional descriptors.
 func preserve(n int) []string {
 	if n == 0 {
 		return nil

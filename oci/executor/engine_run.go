@@ -16,13 +16,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
-// engineVersion is the version of the runtime specification that a bundle claims.
-// crun before 1.8.5 refuses a later one ("unknown version specified"); later fields
-// are read all the same by runtimes that know them.
+// engineVersion is the version of the runtime specification that a bundle claims. crun before
+// 1.8.5 refuses later ones ("unknown version specified"); runtimes that know later fields read
+// them anyway.
 const engineVersion = "1.0.2"
 
-// noSubgroup keeps crun from making a cgroup of its own below a scope, where we would
-// not look for the container's processes and counters: crun(1).
+// noSubgroup keeps crun from creating a cgroup of its own below a scope, where we would not look
+// for the container's processes and counters: crun(1).
 const noSubgroup = "run.oci.systemd.subgroup"
 
 // start implements ociRuntime.
@@ -122,7 +122,7 @@ func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process,
 	return ends, pid, err
 }
 
-// callWithStdio calls the engine for a process with a stdio of its own.
+// callWithStdio calls the engine for a process with its own stdio.
 func (e *engine) callWithStdio(ctx context.Context, process *libcontainer.Process, s settings, args []string) (_ *stdioEnds, err error) {
 	if s.TTY {
 		return e.callConsole(ctx, process, args)
@@ -140,10 +140,10 @@ func (e *engine) callWithStdio(ctx context.Context, process *libcontainer.Proces
 	return ends, nil
 }
 
-// callConsole calls the engine for a process with a terminal, which the engine sends
-// to the given socket.
+// callConsole calls the engine for a process with a terminal, which the engine sends to the
+// given socket.
 func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process, args []string) (*stdioEnds, error) {
-	// Not in the bundle: a socket's path has 108 bytes at most (unix(7)).
+	// Not in the bundle: a socket's path has at most 108 bytes (unix(7)).
 	socket := filepath.Join(e.all.state, "tty."+e.all.serial())
 	l, err := listen(socket) // a dead executor may have left a socket of that number
 	if err != nil {
@@ -153,7 +153,7 @@ func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process,
 	if err := e.call(ctx, nil, process.ExtraFiles, append(args, "--console-socket", socket, e.id)...); err != nil {
 		return nil, err
 	}
-	// The engine has exited, so what it sent has arrived.
+	// The engine has exited, so whatever it sent has arrived.
 	if err := l.SetDeadline(time.Now().Add(time.Second)); err != nil {
 		return nil, err
 	}
@@ -169,7 +169,8 @@ func (e *engine) callConsole(ctx context.Context, process *libcontainer.Process,
 	return ends, ends.receive()
 }
 
-// listen listens at path, a socket of ours alone. It replaces one that an earlier executor left.
+// listen listens at path, a socket that only we use. It replaces one left by an earlier
+// executor.
 func listen(path string) (*net.UnixListener, error) {
 	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
 		return nil, err

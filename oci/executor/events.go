@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A subscribers is the set of clients that want events.
+// A subscribers is the set of clients that subscribed to events.
 type subscribers struct {
 	mu  sync.Mutex
 	all map[*wire.Conn]struct{} // guarded by mu

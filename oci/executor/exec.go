@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An execution is one exec: a process beside a container's own, in a cgroup below
-// the container's, so that it can be killed with everything that it started.
+// An execution is one exec: a process beside a container's own, in a cgroup below the
+// container's, so that it can be killed with everything that it started.
 type execution struct {
 	id    string
 	c     *container
@@ -46,7 +46,7 @@ func (x *Executor) exec(ctx context.Context, from *wire.Conn, req wire.ExecReque
 	return &wire.ExecReply{ExecID: e.id, Pid: e.proc.pid}, files, nil
 }
 
-// newExec starts an exec and adds it to the table, or leaves nothing of it.
+// newExec starts an exec and adds it to the table, or leaves nothing behind.
 func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (*execution, *stdioEnds, error) {
 	x.gate.begin()
 	defer x.gate.end() // not before it is in the table, or a failure is rolled back
@@ -55,7 +55,7 @@ func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRe
 		return nil, nil, err
 	}
 	x.execs.register(e)
-	// All that was in the container's cgroup may have been killed before the process was in there.
+	// The container's processes may have been killed before this one was in its cgroup.
 	if c := e.c; !c.ownPID && c.proc.ends() {
 		if err := e.kill(); err != nil {
 			x.log.Warn("exec in an ended container could not be killed", "container", c.ID, "pid", e.proc.pid, "err", err)
@@ -77,7 +77,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 		return nil, nil, err
 	}
 	if req.Fast || !cgroups.IsCgroup2UnifiedMode() {
-		x.warmer.warm() // in v2, libcontainer starts it where it belongs
+		x.warmer.warm() // on v2 libcontainer starts it in its cgroup
 	}
 	var spec specs.Process
 	if err := json.Unmarshal(req.Process, &spec); err != nil {
@@ -120,9 +120,8 @@ func (ends *stdioEnds) passed() []*os.File {
 	return slices.DeleteFunc(append(ends.ours[:], ends.pty), func(f *os.File) bool { return f == nil })
 }
 
-// kill kills the process and everything that it started. Its descendants cannot
-// escape: they inherit the sub-cgroup, in a PID namespace or not, whatever their
-// session.
+// kill kills the process and everything that it started. Its descendants cannot escape: they
+// inherit the sub-cgroup, with or without a PID namespace, whatever their session.
 func (e *execution) kill() error {
 	var err error
 	if e.group != nil {

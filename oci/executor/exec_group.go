@@ -13,9 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/backoff"
 )
 
-// makeGroup makes the sub-cgroup, in v1's freezer or in the v2 hierarchy, and returns what
-// libcontainer needs to know of it. Without one the exec runs in the container's own cgroup,
-// and only its first process can be killed.
+// makeGroup creates the sub-cgroup, in v1's freezer or in the v2 hierarchy, and returns
+// libcontainer's description of it. Without a sub-cgroup the exec runs in the container's own
+// cgroup, and only its first process can be killed.
 func (e *execution) makeGroup() map[string]string {
 	controller := groupController(e.c.ref.Cgroups)
 	base := e.c.ref.Cgroups[controller]
@@ -44,8 +44,8 @@ func groupController(paths map[string]string) string {
 	return ""
 }
 
-// The pauses between two attempts to remove the cgroup of an exec, in which processes that it
-// has left live on, grow from groupRetry by doubling up to groupRetryMax.
+// The pauses between two attempts to remove an exec's cgroup, in which processes that it left
+// behind live on, double from groupRetry up to groupRetryMax.
 const (
 	groupRetry    = 100 * time.Millisecond
 	groupRetryMax = time.Minute
@@ -58,8 +58,8 @@ func (e *execution) removeGroup() {
 	}
 }
 
-// endGroup is removeGroup for an exec that failed. An engine may have started the process
-// before it failed; that process then has no owner.
+// endGroup is removeGroup for an exec that failed. An engine may have started the process before
+// it failed; that process then has no owner.
 func (e *execution) endGroup() error {
 	defer e.removeGroup()
 	if e.group == nil {
@@ -81,10 +81,10 @@ func removeEmpty(dir string, pause *backoff.Backoff, gone <-chan struct{}) {
 	time.AfterFunc(pause.Next(), func() { removeEmpty(dir, pause, gone) })
 }
 
-// execGroup is the name of an exec's cgroup: of a session, and a number.
+// execGroup is the name of an exec's cgroup: a session and a number.
 var execGroup = regexp.MustCompile(`^exec-([0-9a-z]+)-[0-9a-z]+$`)
 
-// endForeign kills the execs in c of a dead executor: they have lost their stdio, nobody will
+// endForeign kills the execs of a dead executor in c: they have lost their stdio, nobody will
 // ask for their exit codes, and no timeout would end them. Those of an engine without
 // sub-cgroups cannot be found.
 func (t *execs) endForeign(c *container) error {
@@ -116,7 +116,7 @@ func (t *execs) removeSpentGroups(c *container) {
 	t.mu.Lock()
 	for _, e := range t.all {
 		select {
-		case <-e.ended: // its code is still to be asked for
+		case <-e.ended: // its code has still to be reported
 		default:
 			live["exec-"+e.id] = true
 		}

@@ -34,7 +34,7 @@ func (t *execs) count() int {
 	return len(t.all)
 }
 
-// open makes an exec; register begins it.
+// open creates an exec; register begins it.
 func (t *execs) open(c *container, from *wire.Conn) *execution {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -42,7 +42,7 @@ func (t *execs) open(c *container, from *wire.Conn) *execution {
 	return &execution{id: t.session + "-" + strconv.FormatUint(t.last, 10), c: c, owner: from, ended: make(chan struct{}), gone: make(chan struct{})}
 }
 
-// register puts a started exec into the table and watches it.
+// register adds a started exec to the table and watches it.
 func (t *execs) register(e *execution) {
 	t.reaper.know(e.proc.pid)
 	t.mu.Lock()
@@ -74,9 +74,9 @@ func (t *execs) watch(e *execution) {
 }
 
 // guard kills the exec when the connection that owns it ends, and removes it. An upgrade ends
-// all connections, which must not count: guard waits behind the gate then, and goes on only if
-// the upgrade fails. crispd has one connection for as long as it runs, and probes many an exec
-// on it: guard ends with the exec.
+// all connections, which must not count: guard then waits behind the gate, and continues only if
+// the upgrade fails. crispd has one connection for as long as it runs, with many probes: guard
+// ends with the exec.
 func (t *execs) guard(e *execution, owner *wire.Conn) {
 	select {
 	case <-e.gone:
@@ -86,7 +86,7 @@ func (t *execs) guard(e *execution, owner *wire.Conn) {
 	t.abandonIf(e, func() bool { return e.owner == owner })
 }
 
-// abandon ends an exec whose exit code will not be asked for.
+// abandon ends an exec whose exit code nobody will ask for.
 func (t *execs) abandon(e *execution) { t.abandonIf(e, func() bool { return true }) }
 
 // abandonIf is abandon if the exec is still in the table and left, called with mu held, returns
@@ -109,7 +109,7 @@ func (t *execs) killIf(e *execution, left func() bool) bool {
 		return false
 	}
 	select {
-	case <-e.ended: // processes that it left live on, as after an exec.wait
+	case <-e.ended: // processes that it left behind live on, as after an exec.wait
 		return true
 	default:
 	}
@@ -129,7 +129,7 @@ func (t *execs) forget(e *execution) {
 	t.mu.Unlock()
 }
 
-// wait serves MethodExecWait, call. The exec is not removed before the answer is out: only the
+// wait serves MethodExecWait. It removes the exec only after the answer was sent: only the
 // executor knows the code.
 func (t *execs) wait(ctx context.Context, from *wire.Conn, call *wire.Call, id string) (*wire.ExecWaitReply, error) {
 	t.mu.Lock()

@@ -1,11 +1,11 @@
-// Package executor is the parent of every container of a node: it runs them with
-// libcontainer, owns their stdio, logs and terminals, watches them for OOM kills and
-// records how they ended. crispd controls it over oci/wire and may come and go; the
-// executor knows nothing of CRI, images or networks.
+// Package executor is the parent of every container of a node: it runs them with libcontainer,
+// owns their stdio, logs and terminals, watches them for OOM kills and records how they ended.
+// crispd controls it over oci/wire and may come and go; the executor knows nothing of CRI,
+// images or networks.
 //
-// libcontainer executes /proc/self/exe once for each container and each exec, so this
-// program stays small, initializes little, and runs from a sealed memfd (Seal), which
-// spares libcontainer a copy of the binary each time.
+// libcontainer executes /proc/self/exe once for each container and each exec, so this program
+// stays small, initializes little, and runs from a sealed memfd (Seal), which spares
+// libcontainer a copy of the binary each time.
 //
 // # One container
 //
@@ -14,29 +14,29 @@
 //	            ▼ failed   └─ look, kill the   ┘ init reaped,
 //	           gone           rest, drain stdio  then reported
 //
-// Each has one goroutine that waits for its pidfd and one for each output stream;
-// all sleep in the poller, none holds a thread or a buffer while nothing happens.
+// Each has one goroutine that waits for its pidfd and one for each output stream; all sleep in
+// the poller, none holds a thread or a buffer while nothing happens.
 //
 // # Locks
 //
-// table.mu guards the containers and their phases, execs.mu the execs; neither is ever
-// held over a system call that can block. libcontainer's own mutex is held through a
-// whole exec, so each exec borrows a libcontainer.Container of its own (handle_pool.go). So
-// a process in uninterruptible sleep blocks only the callers that want it to end.
+// table.mu guards the containers and their phases, execs.mu the execs; neither is ever held over
+// a system call that can block. libcontainer holds its own mutex throughout an exec, so each
+// exec borrows a libcontainer.Container of its own (handle_pool.go). So a process in
+// uninterruptible sleep blocks only the callers that want it to end.
 //
 // # OCI runtimes
 //
-// A container may have an OCI runtime, a program on disk, in place of libcontainer
-// (engine.go). Each call of it ends; the container's parent is the executor all the
-// same, and after the start the code is the same. ociRuntime has the differences.
+// A container may use an OCI runtime, a program on disk, in place of libcontainer (engine.go).
+// Each call of the program ends; the executor is still the container's parent, and after the
+// start the code is the same. ociRuntime has the differences.
 //
 // # Crash and upgrade
 //
-// When the executor dies, its containers run on: crispd keeps duplicates of their
-// pipes and pidfds and gives them to a new executor (adopt.go). That one finds output
-// that was read from a container but not logged yet in a file (inhand.go). On an
-// upgrade the executor executes the new program in its own place (upgrade.go); gate.go
-// brings every goroutine to a point where all that it knows is in the tables.
+// When the executor dies, its containers keep running: crispd has duplicates of their pipes and
+// pidfds and gives them to a new executor (adopt.go). That one finds output that was read from a
+// container but not logged yet in a file (inhand.go). On an upgrade the executor executes the
+// new program in its own place (upgrade.go); gate.go brings every goroutine to a point where all
+// its state is in the tables.
 package executor
 
 import (
@@ -61,11 +61,11 @@ import (
 type Options struct {
 	Socket  string // where it listens; mode 0600
 	State   string // crisp's state directory; libcontainer's is <State>/executor
-	Version string // as "hello" returns it
+	Version string // as in HelloReply
 	Log     *slog.Logger
 
-	// Lock is the lock of State's executor, if our parent holds it for us; nil means
-	// that New takes it.
+	// Lock is the lock of State's executor, if our parent holds it for us; nil means that New
+	// takes it.
 	Lock *os.File
 }
 
@@ -91,14 +91,14 @@ type Executor struct {
 	criu        *criu
 }
 
-// New makes the executor of a state directory and listens. The error is fault.Exists
-// if the directory has one.
+// New creates the executor of a state directory and listens. The error is fault.Exists if the
+// directory already has one.
 func New(o Options) (*Executor, error) {
 	kept, err := makeDirs(o.State)
 	if err != nil {
 		return nil, err
 	}
-	// One that was passed to us is locked already: a lock belongs to the open file.
+	// A lock that was passed to us is already held: it belongs to the open file.
 	if kept.lock = o.Lock; kept.lock == nil {
 		kept.lock, err = flock.Take(filepath.Join(o.State, lockName))
 	}
@@ -108,7 +108,7 @@ func New(o Options) (*Executor, error) {
 	case err != nil:
 		return nil, err
 	}
-	// Nobody else can listen there, as we hold the lock.
+	// Nobody else can listen there, because we hold the lock.
 	if kept.listener, err = unixsock.Bind(o.Socket, socketFiles); err != nil {
 		kept.lock.Close()
 		return nil, err
@@ -122,8 +122,8 @@ func New(o Options) (*Executor, error) {
 }
 
 func assemble(o Options, kept kept) (*Executor, error) {
-	// It is for libcontainer's children: they need one thread, and start faster with
-	// it. Go has read our own already.
+	// For libcontainer's children: they need one thread, and start faster with it. Go has
+	// already read our own value.
 	os.Setenv(processorsEnv, "1")
 	x := &Executor{
 		opts:   o,
@@ -151,9 +151,9 @@ func assemble(o Options, kept kept) (*Executor, error) {
 	return x, nil
 }
 
-// Serve answers calls until Close, CloseIdle or a "shutdown". Its caller is the main
-// goroutine, locked to the main thread since before anything was forked, so that the
-// children of that thread are orphans (orphan.go).
+// Serve answers calls until Close, CloseIdle or a "shutdown". It must be called on the main
+// goroutine, locked to the main thread since before anything was forked, so that the children of
+// that thread are orphans (orphan.go).
 func (x *Executor) Serve() {
 	go x.reaper.loop(x.table.quit)
 	go x.criu.look()
@@ -171,35 +171,35 @@ const (
 	deleting
 )
 
-// A container is one container. Fields that are not guarded are set before the phase
-// becomes running and do not change.
+// A container is one container. Fields that are not guarded are set before the phase becomes
+// running and do not change.
 type container struct {
 	settings
 	ref wire.RunReply // Cgroups has all hierarchies, see cgroupPaths
 
 	phase phase      // guarded by table.mu
-	exit  *wire.Exit // set when it has been reaped, final from ended on; guarded by table.mu
+	exit  *wire.Exit // set when the init has ended, final once the phase is ended; guarded by table.mu
 
-	ownPID  bool // it has a PID namespace of its own: all its processes end with its init
+	ownPID  bool // it has its own PID namespace: all its processes end with its init
 	proc    *child
 	io      *stdio
 	oom     *oomCounter // nil if there is no memory controller
 	runtime ociRuntime
 
 	updating sync.Mutex // one update at a time
-	dumping  sync.Mutex // held while CRIU looks at it, and to thaw it
+	dumping  sync.Mutex // held while CRIU works on it, and to thaw it
 	freezing sync.Mutex // held to freeze and to thaw it; taken after dumping
-	frozen   *freezeOp  // that keeps it frozen; guarded by table.mu
+	frozen   *freezeOp  // the freeze that keeps it frozen; guarded by table.mu
 
 	gone chan struct{} // closed when phase becomes ended
 
-	giveUp context.CancelCauseFunc // ends its start; nil if it was adopted
-	from   *wire.Conn              // that asked for its start; nil likewise
+	giveUp context.CancelCauseFunc // cancels its start; nil if it was adopted
+	from   *wire.Conn              // requested its start; nil likewise
 	toKill bool                    // giveUp was called by a kill; guarded by table.mu
 	stuck  bool                    // its start cannot be ended; guarded by table.mu
 }
 
-// settings are what matters of a container after its start.
+// settings are what must be known of a container after its start.
 type settings struct {
 	wire.Settings
 	Silent bool // all of its stdio is /dev/null: a pod's init
@@ -227,7 +227,7 @@ func (c *container) reply() wire.RunReply {
 	return r
 }
 
-// exitOf returns the Exit of a container from what is known of its end.
+// exitOf returns the Exit of a container from what is known about its end.
 func exitOf(id string, code int32, oom bool, at time.Time) *wire.Exit {
 	return &wire.Exit{ID: id, Code: code, At: at, OOMKilled: oom, Reason: wire.ReasonOf(code, oom)}
 }

@@ -28,19 +28,19 @@ import (
 // fastLabel, in a container's configuration, says that fastinit started it.
 const fastLabel = "crisp.init=fast"
 
-// A fast is what the executor knows of a container that fastinit started, and libcontainer
-// does not, before it has read its state.
+// A fast is what the executor knows about a container that fastinit started, which libcontainer
+// does not know before it has read the state.
 type fast struct {
 	config  *configs.Config
 	manager cgroups.Manager
 	paths   map[string]string // cgroups by controller
 }
 
-// fastPlan plans a container for fastinit. The error is fastinit.ErrUnsupported if that is
-// libcontainer's to start.
+// fastPlan plans a container for fastinit. The error is fastinit.ErrUnsupported if libcontainer
+// has to start it.
 func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *preparedMounts, error) {
 	all := b.all
-	// CRIU wants mounts as libcontainer makes them.
+	// CRIU requires mounts as libcontainer makes them.
 	if all.fast == nil || !p.fast || p.TTY || p.Silent || len(p.process.ExtraFiles) > 0 || !all.criu.absent.Load() {
 		return nil, &preparedMounts{}, fastinit.ErrUnsupported
 	}
@@ -66,7 +66,7 @@ func (b *builtin) fastPlan(p *plan, group map[string]string) (*fastinit.Plan, *p
 }
 
 // tryFast starts the container's init with fastinit. The error is fastinit.ErrUnsupported if
-// that is libcontainer's to do; nothing is left of it then.
+// libcontainer has to; nothing is left behind then.
 func (b *builtin) tryFast(ctx context.Context, p *plan, ends *stdioEnds, group map[string]string) (pid int, trees *preparedMounts, err error) {
 	plan, trees, err := b.fastPlan(p, group)
 	if err == nil {
@@ -81,8 +81,8 @@ func (b *builtin) tryFast(ctx context.Context, p *plan, ends *stdioEnds, group m
 	return pid, trees, err
 }
 
-// fastProcess converts a process, of which the container's configuration has what it does
-// not say itself. fastinit.ErrUnsupported: it is libcontainer's.
+// fastProcess converts a process, with the container's configuration for what the process does
+// not say itself. fastinit.ErrUnsupported: libcontainer has to start it.
 func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) (fastinit.Process, error) {
 	q := fastinit.Process{
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.UID, GID: p.GID, Groups: p.AdditionalGroups,
@@ -121,7 +121,7 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, ends *stdioEnds, group
 		return 0, err
 	}
 	steps.Add("cgroup", m.Destroy)
-	// The last one done is the first one undone: nothing can be in the cgroup then.
+	// The last step is undone first: then nothing can be in the cgroup.
 	steps.Add("process", func() error { return b.all.endChild(child) })
 	if err := b.setScore(child.Pid, p, p.config); err != nil {
 		return 0, err
@@ -150,9 +150,9 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, ends *stdioEnds, group
 	return child.Pid, nil
 }
 
-// enterCgroups makes a container's cgroups, writes its state, and puts the child into the
-// cgroups when it waits. Before that it makes devices: on cgroup v1 all are forbidden for a
-// moment while the rules are set. Only systemd wants the process first.
+// enterCgroups creates a container's cgroups, saves its state, and moves the child into the
+// cgroups when it waits. The child makes its devices before that: on cgroup v1 all are forbidden
+// for a moment while the rules are set. Only systemd requires the process first.
 func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *plan, group map[string]string) error {
 	first := -1 // none yet
 	if p.config.Cgroups.Systemd {
@@ -167,7 +167,7 @@ func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *plan
 	if err := m.Set(p.config.Cgroups.Resources); err != nil {
 		return fmt.Errorf("error setting cgroup config: %w", err)
 	}
-	// The child is still at its mounts, in the most common case.
+	// Usually the child is still making its mounts.
 	if err := b.saveState(child.Pid, p.config, group); err != nil {
 		return err
 	}
@@ -200,8 +200,8 @@ func (b *builtins) endChild(child *fastinit.Child) error {
 	return b.reaper.end(child.Pid, func() { unix.Wait4(child.Pid, nil, 0, nil) })
 }
 
-// oomKilled returns err, or what is known better: that a process of the container was killed
-// for want of memory.
+// oomKilled returns err, or a better explanation: a process of the container was killed by the
+// OOM killer.
 func oomKilled(m cgroups.Manager, err error) error {
 	if n, oerr := m.OOMKillCount(); oerr == nil && n > 0 {
 		return errors.New("container init was OOM-killed (memory limit too low?)")
@@ -218,8 +218,8 @@ func executed(pid int) error {
 	return nil // or it has been reaped, for its waiter to see
 }
 
-// setScore sets a child's oom_score_adj: before it is in the container's cgroup, where it
-// could not be killed for want of memory with that of the executor.
+// setScore sets a child's oom_score_adj before it enters the container's cgroup, where the
+// executor's score would protect it from the OOM killer.
 func (b *builtin) setScore(pid int, p *plan, config *configs.Config) error {
 	for _, score := range []*int{p.spec.Process.OOMScoreAdj, b.score.Load(), config.OomScoreAdj} {
 		if score != nil {
@@ -229,7 +229,7 @@ func (b *builtin) setScore(pid int, p *plan, config *configs.Config) error {
 	return nil
 }
 
-// adjust gives a child what it may not give itself, or not any more.
+// adjust sets limits that a child may not set itself, or no longer.
 func adjust(pid int, config *configs.Config, p *libcontainer.Process) error {
 	limits := config.Rlimits
 	if len(p.Rlimits) > 0 {
@@ -244,16 +244,16 @@ func adjust(pid int, config *configs.Config, p *libcontainer.Process) error {
 	return nil
 }
 
-// everyCPU is the set of all processors that Linux can have, of which unix.CPUSet has 1024.
+// everyCPU is the set of all CPUs that Linux can have; unix.CPUSet has only 1024.
 var everyCPU = bytes.Repeat([]byte{0xff}, 64<<10/8)
 
-// resetAffinity lets a process run on all processors that its cgroup allows, and not only on those
-// of whoever began us. As with libcontainer, it is no failure if that cannot be done.
+// resetAffinity lets a process run on all CPUs that its cgroup allows, not only on those of our
+// own parent. As with libcontainer, it is no error if that fails.
 func resetAffinity(pid int) {
 	_, _, _ = unix.RawSyscall(unix.SYS_SCHED_SETAFFINITY, uintptr(pid), uintptr(len(everyCPU)), uintptr(unsafe.Pointer(&everyCPU[0])))
 }
 
-// saveState writes what libcontainer writes of a container that it has started.
+// saveState writes what libcontainer saves about a container that it has started.
 func (b *builtin) saveState(pid int, config *configs.Config, group map[string]string) error {
 	started, err := startTime(pid)
 	if err != nil {
@@ -291,7 +291,7 @@ func (b *builtin) saveState(pid int, config *configs.Config, group map[string]st
 	return os.Rename(path+".new", path)
 }
 
-// removeFast removes a container that fastinit started and that has no hook to run then.
+// removeFast removes a container that fastinit started and that has no poststop hooks.
 func (b *builtin) removeFast() error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeBound)
 	defer cancel()
@@ -303,7 +303,7 @@ func (b *builtin) removeFast() error {
 	})
 }
 
-// execFast starts an exec with fastinit; ok is false if that is libcontainer's to start.
+// execFast starts an exec with fastinit; ok is false if libcontainer has to.
 func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, ends *stdioEnds) (pid int, ok bool, err error) {
 	if b.all.fast == nil || !p.fast || p.TTY {
 		return 0, false, nil
@@ -336,8 +336,8 @@ func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, ends *std
 	return pid, true, err
 }
 
-// retries reports whether libcontainer is to try what the fast init has failed at: what can be
-// done, and how a failure is worded, is libcontainer's to say.
+// retries reports whether libcontainer should retry what the fast init failed at: libcontainer
+// decides what is possible, and how a failure is worded.
 func (b *builtins) retries(ctx context.Context, id string, err error) bool {
 	if err == nil || ctx.Err() != nil || errors.As(err, new(*stuckError)) {
 		return false
@@ -346,7 +346,7 @@ func (b *builtins) retries(ctx context.Context, id string, err error) bool {
 	return true
 }
 
-// configuration returns the container's configuration, which is not to be changed.
+// configuration returns the container's configuration, which must not be changed.
 func (b *builtin) configuration() (*configs.Config, error) {
 	if b.fast != nil {
 		return b.fast.config, nil
@@ -364,7 +364,7 @@ func (b *builtin) configuration() (*configs.Config, error) {
 func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, ends *stdioEnds) (_ int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	// A duplicate: the container may end meanwhile, and its descriptor become another's.
+	// A duplicate: the container may end meanwhile, and its descriptor be reused.
 	init, err := dup(e.c.proc.pidfd)
 	if err != nil {
 		return 0, fmt.Errorf("container %s: %w", b.id, err)
@@ -396,10 +396,10 @@ func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, conf
 	return child.Pid, executed(child.Pid)
 }
 
-// join puts a process into the exec's cgroups: the container's, except where it has its own. It
-// is not born there: until it has executed its program, a fork of Go shares the executor's
-// memory, and the kernel would kill both for want of the container's; and who may freeze that
-// cgroup would hold up all forks of the executor.
+// join moves a process into the exec's cgroups: the container's, except where it has its own. It
+// does not start there: until it has executed its program, a fork of Go shares the executor's
+// memory, and the OOM killer would kill both if the container ran out of memory; and whoever
+// freezes that cgroup would block all forks of the executor.
 func (e *execution) join(pid int) error {
 	for controller, dir := range e.c.ref.Cgroups {
 		if own, ok := e.group[controller]; ok {

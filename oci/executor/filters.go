@@ -10,7 +10,7 @@ import (
 )
 
 // filters are the compiled seccomp profiles. libcontainer's child compiles the profile each
-// time, which takes 8 to 15 ms; fastinit's gets what was compiled once.
+// time, which takes 8 to 15 ms; fastinit's gets it compiled once.
 type filters struct {
 	log *slog.Logger
 
@@ -20,7 +20,7 @@ type filters struct {
 
 // A filter is one profile.
 type filter struct {
-	profile configs.Seccomp // keeps the key from being used again
+	profile configs.Seccomp // keeps the key from being reused
 	once    sync.Once
 	program *fastinit.Filter
 	err     error
@@ -30,8 +30,8 @@ func newFilters(log *slog.Logger) *filters {
 	return &filters{log: log, all: make(map[*configs.Syscall]*filter)}
 }
 
-// of returns the program of an interned profile; nil is none. The error is
-// fastinit.ErrUnsupported if it has to be left to libcontainer.
+// of returns the program of an interned profile; nil means none. The error is
+// fastinit.ErrUnsupported if libcontainer has to load it.
 func (f *filters) of(profile *configs.Seccomp) (*fastinit.Filter, error) {
 	if profile == nil {
 		return nil, nil

@@ -78,7 +78,7 @@ func (t *table) take(op *freezeOp, all []*container) error {
 	return nil
 }
 
-// isFrozen reports whether somebody keeps c frozen.
+// isFrozen reports whether a freeze keeps c frozen.
 func (t *table) isFrozen(c *container) bool { return t.freezeOf(c) != nil }
 
 // freezeOf returns the freeze that keeps c frozen, or nil.
@@ -102,8 +102,8 @@ func (x *Executor) thaw(req wire.ThawRequest) error {
 	return errors.Join(errs...)
 }
 
-// thawOp thaws those of the containers that op keeps frozen, and leaves those that another
-// freeze has taken over.
+// thawOp thaws those of the containers that op keeps frozen, and leaves those of other freezes
+// alone.
 func (t *table) thawOp(ids []string, op *freezeOp) error {
 	var errs []error
 	for _, id := range ids {
@@ -112,8 +112,8 @@ func (t *table) thawOp(ids []string, op *freezeOp) error {
 	return errors.Join(errs...)
 }
 
-// thawOne thaws a container, unless only is not nil and another freeze keeps it frozen. criu is set if a
-// CRIU at work was killed.
+// thawOne thaws a container, unless only is not nil and another freeze keeps it frozen. criu is
+// set if a CRIU at work was killed.
 func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 	c := t.get(id)
 	if c == nil || c.proc == nil {
@@ -147,12 +147,12 @@ func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 	return errors.Join(errs...)
 }
 
-// freezePatience bounds how long a cgroup may take to freeze: a process in uninterruptible
-// sleep does not freeze, and must not keep the others from running.
+// freezePatience bounds how long a cgroup may take to freeze: a process in uninterruptible sleep
+// does not freeze, and must not keep the others stopped.
 const freezePatience = 10 * time.Second
 
-// freezeWhole freezes c's cgroup for op and returns when all its processes have stopped. It
-// does nothing once op is over.
+// freezeWhole freezes c's cgroup for op and returns when all its processes have stopped. It does
+// nothing once op is over.
 func (t *table) freezeWhole(ctx context.Context, op *freezeOp, c *container) error {
 	try := func() (frozen bool, err error) {
 		c.freezing.Lock()
@@ -194,8 +194,8 @@ func thawWhole(paths map[string]string) error {
 	return fault.Internal.Errorf("it stays frozen")
 }
 
-// thawSoon bounds how long an exec waits for a frozen cgroup: a change of limits freezes one
-// for milliseconds (cgroup v1).
+// thawSoon bounds how long an exec waits for a frozen cgroup: a change of limits freezes one for
+// milliseconds (cgroup v1).
 const thawSoon = time.Second
 
 // awaitThawed returns fault.WrongState if c is frozen: a process that enters it would stop
@@ -228,7 +228,7 @@ func freezing(paths map[string]string) bool {
 	return err == nil && frozen
 }
 
-// freezerState reports whether all processes of the cgroup have stopped: in v2 by a line of
+// freezerState reports whether all processes of the cgroup have stopped: on v2 from a line of
 // cgroup.events, which follows a write to cgroup.freeze.
 func freezerState(paths map[string]string) (frozen bool, err error) {
 	file, want := filepath.Join(paths["freezer"], "freezer.state"), "FROZEN"

@@ -5,17 +5,17 @@ import (
 	"time"
 )
 
-// A gate lets an upgrade wait until every goroutine is at rest. Work that takes something out
-// of the kernel (bytes from a pipe, an exit status) and stores it elsewhere is done inside;
-// waiting is done outside. So while the gate is shut, all state is in the kernel or in the
-// Executor's tables.
+// A gate lets an upgrade wait until every goroutine is at rest. Work that takes something out of
+// the kernel (bytes from a pipe, an exit status) and stores it elsewhere happens inside; waiting
+// happens outside. So while the gate is shut, all state is in the kernel or in the Executor's
+// tables.
 //
-// A failure inside is rolled back inside too: outside nothing is half done.
+// A failure inside is also rolled back inside: outside nothing is half done.
 //
 // No goroutine inside may wait for one that has yet to enter.
 //
 // Work that may take long (a start, a dump) calls begin and end instead: close waits for it
-// before it shuts the gate, so that no container's output is held up meanwhile.
+// before it shuts the gate, so that it delays no container's output.
 type gate struct {
 	mu      sync.Mutex
 	in      int           // guarded by mu
@@ -25,7 +25,7 @@ type gate struct {
 	idle    chan struct{} // not nil while close waits, closed when it may go on; guarded by mu
 }
 
-// begin is enter for work that may take long. It waits as soon as close has been called.
+// begin is enter for work that may take long. It blocks as soon as close has been called.
 func (g *gate) begin() {
 	g.mu.Lock()
 	for g.closing != nil {
@@ -49,7 +49,7 @@ func (g *gate) await(c chan struct{}) {
 	g.mu.Lock()
 }
 
-// wake lets close go on if none are left of those that it waits for.
+// wake lets close continue if none are left of those that it waits for.
 func (g *gate) wake(left int) {
 	if left == 0 && g.idle != nil {
 		close(g.idle)
@@ -77,8 +77,8 @@ func (g *gate) leave() {
 }
 
 // close waits until no long work is under way, shuts the gate and waits until no goroutine is
-// inside. When one of the two takes longer than its patience it gives up and returns false,
-// with the gate as it was.
+// inside. If either takes longer than its patience it gives up and returns false, with the gate
+// open again.
 func (g *gate) close(long, short time.Duration) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()

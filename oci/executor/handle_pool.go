@@ -6,9 +6,9 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 )
 
-// A handlePool lends libcontainer's handle of a container to one caller at a time.
-// libcontainer locks the handle from the start of an exec until its program runs;
-// other callers meanwhile get another one, loaded from libcontainer's state.
+// A handlePool lends libcontainer's handle of a container to one caller at a time. libcontainer
+// locks the handle from the start of an exec until its program runs; other callers meanwhile get
+// another one, loaded from libcontainer's state.
 type handlePool struct {
 	mu   sync.Mutex
 	free *libcontainer.Container // guarded by mu; one is kept

@@ -9,12 +9,11 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// settleLife bounds how long a list waits for calls that a killed crispd left
-// behind.
+// settleLife bounds how long a list waits for calls that a killed crispd left behind.
 const settleLife = time.Second
 
-// Call serves one call; it implements wire.Handler. Package wire describes each call
-// at its request.
+// Call serves one call; it implements wire.Handler. Package wire documents each call at its
+// request.
 func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (any, []*os.File, error) {
 	switch call.Method {
 	case wire.MethodHello:
@@ -24,12 +23,11 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		x.gate.leave()
 		return nil, nil, nil
 	case wire.MethodList:
-		// A container that a killed crispd was just starting must not be mistaken
-		// for one that never ran, or it would run twice. Its call may not even have
-		// been read: then neither our table nor "delete" knows of it, so that
-		// crispd's handling of interrupted starts (oci's outcome) is not enough. Nor
-		// is this: a start may take longer than the caller of list should wait. A
-		// start that has not begun by then never will (reserve).
+		// A container that a killed crispd was just starting must not be mistaken for one that
+		// never ran, or it would run twice. Its call may not even have been read: then neither
+		// our table nor "delete" knows it, so that crispd's handling of interrupted starts
+		// (oci's outcome) is not enough. Nor is this: a start may take longer than the caller of
+		// list should wait. A start that has not begun by then never will (reserve).
 		ctx, cancel := context.WithTimeout(ctx, settleLife)
 		defer cancel()
 		from.Settle(ctx)
@@ -90,7 +88,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	return nil, nil, fault.Invalid.Errorf("unknown method %q", call.Method)
 }
 
-// with decodes the request of f.
+// with calls f with the decoded request.
 func with[Req any](call *wire.Call, f func(Req) (any, []*os.File, error)) (any, []*os.File, error) {
 	var req Req
 	if err := call.Decode(&req); err != nil {
@@ -119,7 +117,7 @@ func (x *Executor) descriptors(ref wire.Ref) ([]*os.File, error) {
 	return c.descriptors()
 }
 
-// shutdown serves MethodShutdown. The answer is on its way before the process exits.
+// shutdown serves MethodShutdown. The answer is sent before the process exits.
 func (x *Executor) shutdown(call *wire.Call) error {
 	if n := x.table.count(); n > 0 {
 		return fault.WrongState.Errorf("executor has %d containers", n)

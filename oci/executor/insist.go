@@ -8,10 +8,9 @@ import (
 // maxPanics bounds how often one container's goroutine is restarted.
 const maxPanics = 10
 
-// insist calls f, and again when it panics, up to maxPanics times: a container's
-// output, or how it ends, must not end the parent of all the others. What f was working
-// on is lost; it must release its locks and leave the gate by defer. insist reports
-// whether f returned in the end.
+// insist calls f, and again when it panics, up to maxPanics times: a container's output, or its
+// exit, must not end the parent of all the others. The work in progress is lost; f must release
+// its locks and leave the gate by defer. insist reports whether f finally returned.
 func insist(log *slog.Logger, what, container string, f func()) bool {
 	for range maxPanics {
 		if returns(log, what, container, f) {

@@ -12,7 +12,7 @@ import (
 	libseccomp "github.com/seccomp/libseccomp-golang" // ours: oci/libseccomp
 )
 
-// maxInterned bounds the number of seccomp profiles that are kept.
+// maxInterned bounds the number of seccomp profiles kept.
 const maxInterned = 64
 
 // A profile is a seccomp profile that containers share.
@@ -21,16 +21,15 @@ type profile struct {
 	shared  *configs.Seccomp // with its program, once compile is done
 }
 
-// intern makes containers share their seccomp profile: it is most of a container's
-// configuration, and nearly always the same. libcontainer does not change it. own
-// becomes a copy of the shared one, with its filter compiled; nobody else may use it
-// yet.
+// intern makes containers share their seccomp profile, which is most of a container's
+// configuration, and nearly always the same. libcontainer does not change it. own becomes a copy
+// of the shared one, with its filter compiled; nobody else may use it yet.
 func (b *builtins) intern(own *configs.Seccomp) {
 	if own == nil {
 		return
 	}
-	// libcontainer's state has the program of the executor that wrote it, which may have
-	// had another libseccomp.
+	// libcontainer's state has the program of the executor that wrote it, which may have had
+	// another libseccomp.
 	own.Syscalls = slices.DeleteFunc(own.Syscalls, givesProgram)
 	data, err := json.Marshal(own)
 	if err != nil {
@@ -51,9 +50,9 @@ func (b *builtins) intern(own *configs.Seccomp) {
 	*own = *p.shared
 }
 
-// compiled returns a profile with its filter's program, which spares libcontainer's
-// children its compilation; see package libseccomp. What it returns is a profile of the
-// same meaning to a libcontainer that knows nothing of programs, as an older executor's.
+// compiled returns a profile with its filter's program, which spares libcontainer's children its
+// compilation; see package libseccomp. To a libcontainer that knows nothing of programs, such as
+// an older executor's, the returned profile means the same.
 func (b *builtins) compiled(p configs.Seccomp) *configs.Seccomp {
 	program, err := libseccomp.Compile(func() error { _, err := seccomp.InitSeccomp(&p); return err })
 	if err != nil {
@@ -62,17 +61,17 @@ func (b *builtins) compiled(p configs.Seccomp) *configs.Seccomp {
 	}
 	rule := &configs.Syscall{Name: libseccomp.Rule(program), Action: configs.Allow}
 	if p.DefaultAction == configs.Allow {
-		rule.Action = configs.Errno // of the default action it would be left out
+		rule.Action = configs.Errno // with the default action it would be left out
 	}
 	p.Syscalls = slices.Concat([]*configs.Syscall{rule}, p.Syscalls)
 	return &p
 }
 
-// givesProgram reports whether a rule is that of compiled.
+// givesProgram reports whether a rule was added by compiled.
 func givesProgram(rule *configs.Syscall) bool { return libseccomp.IsRule(rule.Name) }
 
-// load makes a view of a container from libcontainer's state. As it may be kept while
-// the container runs (handlePool), its profile is shared with other containers too.
+// load loads a handle of a container from libcontainer's state. It may be kept while the
+// container runs (handlePool), so its profile is shared with other containers too.
 func (b *builtins) load(id string) (*libcontainer.Container, error) {
 	lc, err := libcontainer.Load(b.root, id)
 	if err != nil {

@@ -14,12 +14,12 @@ import (
 // lockName is the lock of a state directory's executor.
 const lockName = "executor.lock"
 
-// socketFiles are what is made for the socket. Others may pass through the state directory, as
-// crispd makes it.
+// socketFiles are the modes for the socket and its directory. Others may pass through the state
+// directory, as crispd creates it.
 var socketFiles = unixsock.Options{Mode: 0o600, Dir: 0o711}
 
-// A kept is what the executor puts back if somebody removes it. Without its socket no crispd would
-// reach it, without its lock a second executor could be started for the same containers.
+// A kept is what the executor restores if somebody removes it. Without its socket no crispd
+// would reach it, without its lock a second executor could be started for the same containers.
 // lock and listener are replaced inside the gate.
 type kept struct {
 	state, own *unixsock.Dir // the state directory, and libcontainer's in it
@@ -34,7 +34,7 @@ func makeDirs(state string) (k kept, err error) {
 	return k, err
 }
 
-// watchFiles looks at the files until the executor is about to end.
+// watchFiles checks the files until the executor is about to end.
 func (x *Executor) watchFiles() {
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
@@ -44,10 +44,10 @@ func (x *Executor) watchFiles() {
 	unixsock.Watch(ctx, x.log, x.lookAtFiles)
 }
 
-// lookAtFiles puts back what is gone. If another process has the lock, as a crispd has for a
-// moment before it starts an executor, the socket may be about to be another's.
+// lookAtFiles restores missing files. If another process has the lock, as a crispd has for a
+// moment before it starts an executor, the socket may be about to become another's.
 func (x *Executor) lookAtFiles() (again []string, err error) {
-	x.gate.enter() // an upgrade hands over the lock and the socket that there are
+	x.gate.enter() // an upgrade hands over the current lock and socket
 	defer x.gate.leave()
 	for _, dir := range []*unixsock.Dir{x.kept.state, x.kept.own} {
 		if _, err := dir.Look(); err != nil {

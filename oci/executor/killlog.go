@@ -13,22 +13,21 @@ import (
 // kernelLog is the device of Documentation/ABI/testing/dev-kmsg.
 const kernelLog = "/dev/kmsg"
 
-// logBound is the maximum number of records read from the kernel's log: more than its
-// largest buffer holds, so that a process that keeps writing to it does not delay
-// readers.
+// logBound is the maximum number of records read from the kernel's log: more than its largest
+// buffer holds, so that a process that keeps writing to it cannot delay readers.
 const logBound = 1 << 18
 
-// A victim is a process that the OOM killer may have killed: one of the cgroup whose
-// path ends with the unique name group, or of one below; or process pid, whose number
-// the kernel's log may have for other processes from before since.
+// A victim is a process that the OOM killer may have killed: one of the cgroup whose path ends
+// with the unique name group, or of one below; or process pid, unless the kernel's record is
+// older than since, when the PID may have been another process's.
 type victim struct {
 	group string
 	pid   int           // 0: unknown
 	since time.Duration // on the clock of the kernel's log
 }
 
-// newVictim returns the victim of a container whose init has the pid and began at
-// start, field 22 of proc_pid_stat(5); 0: unknown.
+// newVictim returns the victim of a container whose init has the pid and began at start, field
+// 22 of proc_pid_stat(5); 0: unknown.
 func newVictim(cgroup string, pid int, start uint64) victim {
 	v := victim{group: filepath.Base(cgroup)}
 	if start != 0 && initialPIDs() {
@@ -39,9 +38,8 @@ func newVictim(cgroup string, pid int, start uint64) victim {
 	return v
 }
 
-// logSlack is how far the clock of the kernel's log may be behind
-// CLOCK_MONOTONIC_RAW. Both count the same hardware, uncorrected by NTP, but do not
-// begin at the same moment.
+// logSlack is how far the clock of the kernel's log may be behind CLOCK_MONOTONIC_RAW. Both
+// count the same hardware, uncorrected by NTP, but do not begin at the same moment.
 const logSlack = 2 * time.Second
 
 func clock(id int32) time.Duration {
@@ -52,14 +50,14 @@ func clock(id int32) time.Duration {
 	return time.Duration(t.Nano())
 }
 
-// logged searches the kernel's log for a kill of v by the OOM killer, see killed. It
-// is used when the cgroup with the counter is gone.
+// logged searches the kernel's log for a kill of v by the OOM killer, see killed. It is used
+// when the cgroup with the counter is gone.
 //
-// Only the log has no race: the kernel writes to it before it releases the victim,
-// and a cgroup outlives its processes. systemd does not set a scope's Result if the
-// scope is delegated (OOMPolicy= of systemd.scope(5), systemd 253), and it vanishes
-// with the scope. The counter of the parent cgroup does not tell whose process was
-// killed. And keeping the scope would take a process in it, one for each container.
+// Only the log has no race: the kernel writes to it before it releases the victim, and a cgroup
+// outlives its processes. systemd does not set the Result of a delegated scope (OOMPolicy= of
+// systemd.scope(5), systemd 253), and it vanishes with the scope. The counter of the parent
+// cgroup does not say whose process was killed. And keeping the scope would take a process in
+// it, one for each container.
 func (v victim) logged() bool {
 	fd, err := unix.Open(kernelLog, unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -84,8 +82,8 @@ func (v victim) logged() bool {
 //	6,844,83725,-;oom-kill:constraint=…,oom_memcg=PATH,task_memcg=PATH,task=NAME,pid=PID,uid=0
 //	3,845,83731,-;Memory cgroup out of memory: Killed process PID (NAME) total-vm:…
 //
-// The kernel omits the first one when it kills often: dump_oom_victim and
-// __oom_kill_process of mm/oom_kill.c. The third field is a time in microseconds.
+// The kernel omits the first one when it kills often: dump_oom_victim and __oom_kill_process of
+// mm/oom_kill.c. The third field is a time in microseconds.
 func (v victim) killed(record string) bool {
 	head, text, ok := strings.Cut(record, ";")
 	fields := strings.Split(head, ",")

@@ -3,9 +3,9 @@ package executor
 import "github.com/crisp-cri/crisp/internal/fault"
 
 // Leaving is decided under table.mu, which also guards every container's place in the table
-// (reserve): an accepted container keeps the executor running, and after the decision none
-// is accepted. Clients see their connections end (wire.Serve) and connect to the next
-// executor, which cannot begin before this process has exited: it holds the lock.
+// (reserve): an accepted container keeps the executor running, and after the decision none is
+// accepted. Clients see their connections end (wire.Serve) and connect to the next executor,
+// which cannot begin before this process has exited: it holds the lock.
 
 // errLeaving is the error of calls that come after the decision. Its kind is that of a lost
 // connection: in both cases nothing was done.
@@ -22,8 +22,8 @@ func (x *Executor) Close() error {
 	})
 }
 
-// CloseIdle is Close for a shutdown of the machine: only containers that are alive prevent
-// it, and execs whose code was not reported. How the others ended is on disk.
+// CloseIdle is Close for a shutdown of the machine: only live containers prevent it, and execs
+// whose code was not reported. The exits of other containers are on disk.
 func (x *Executor) CloseIdle() error {
 	execs := x.execs.count()
 	return x.leave(func(containers map[string]*container) error {
@@ -61,7 +61,7 @@ func (t *table) leave(may func(map[string]*container) error) error {
 	return nil
 }
 
-// left reports whether the executor is to exit. With mu held that cannot change.
+// left reports whether the executor is about to exit. With mu held that cannot change.
 func (t *table) left() bool {
 	select {
 	case <-t.quit:
@@ -71,7 +71,7 @@ func (t *table) left() bool {
 	}
 }
 
-// unlessLeft calls f, unless the executor is to exit, which is not decided meanwhile.
+// unlessLeft calls f, unless the executor is about to exit, which cannot be decided meanwhile.
 func (t *table) unlessLeft(f func() error) error {
 	t.mu.Lock()
 	defer t.mu.Unlock()

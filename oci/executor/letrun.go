@@ -9,9 +9,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// letRun makes libcontainer's init, which is ready, execute the container's program,
-// by reading what it writes into the fifo. libcontainer's own way leaves a thread in
-// open(2) for good if the process exits before it has opened its end.
+// letRun makes libcontainer's init, which is ready, execute the container's program, by reading
+// what it writes to the fifo. libcontainer's own way leaves a thread in open(2) for good if the
+// process exits before it has opened its end.
 func letRun(fifo string, pid int) error {
 	pidfd, err := unix.PidfdOpen(pid, 0) // our child, and not reaped
 	if err != nil {
@@ -23,8 +23,7 @@ func letRun(fifo string, pid int) error {
 		return &os.PathError{Op: "open", Path: fifo, Err: err}
 	}
 	defer unix.Close(f)
-	// A fifo is not hung up if nobody has opened it for writing since we opened it,
-	// fifo(7).
+	// A fifo is not hung up if nobody has opened it for writing since we opened it, fifo(7).
 	ends := []unix.PollFd{{Fd: int32(f), Events: unix.POLLIN}, {Fd: int32(pidfd), Events: unix.POLLIN}}
 	for {
 		if _, err := unix.Poll(ends, -1); err == unix.EINTR {
@@ -33,7 +32,7 @@ func letRun(fifo string, pid int) error {
 			return os.NewSyscallError("poll", err)
 		}
 		if n, err := unix.Read(f, make([]byte, 16)); err == nil && n > 0 {
-			return os.Remove(fifo) // by that libcontainer knows that it is running
+			return os.Remove(fifo) // tells libcontainer that it is running
 		}
 		if ends[0].Revents != 0 || ends[1].Revents != 0 {
 			return fault.Internal.Errorf("container ended before its program was executed")

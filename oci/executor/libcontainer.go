@@ -27,7 +27,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 )
 
-// A builtins has what the containers of libcontainer share.
+// A builtins has what libcontainer's containers share.
 type builtins struct {
 	root   string // libcontainer's state directory
 	state  string // Options.State
@@ -133,7 +133,7 @@ func scoreHooks(config *configs.Config, names ...configs.HookName) {
 	}
 }
 
-// create makes the container. If one of that ID exists, sweep must remove it.
+// create creates the container. If one of that ID exists, sweep must remove it.
 func (b *builtins) create(id string, config *configs.Config, sweep func(id string) error) (*builtin, error) {
 	lc, err := libcontainer.Create(b.root, id, config)
 	if errors.Is(err, libcontainer.ErrExist) {
@@ -187,7 +187,7 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 	steps.Add("prepared mounts", trees.detach)
 	ends.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
-		steps = undo.Stack{} // the attempt still holds all of it
+		steps = undo.Stack{} // the attempt still holds everything
 		return nil, &stuckStartError{stuck, func() error {
 			ends.closeOurs()
 			trees.detach()
@@ -333,8 +333,8 @@ func (b *builtin) update(r *specs.LinuxResources, score *int) error {
 	if err != nil {
 		return err
 	}
-	// Set puts SkipDevices into the view, which then cannot start processes; the state that
-	// it saves does not have it.
+	// Set puts SkipDevices into the handle, which then cannot start processes; the state that it
+	// saves does not have it.
 	defer b.handles.drop()
 	config := overlaid(lc.Config(), r)
 	if score != nil {
@@ -351,7 +351,7 @@ func (b *builtin) update(r *specs.LinuxResources, score *int) error {
 
 // checkpoint implements ociRuntime.
 func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error {
-	// A view of our own, as libcontainer locks it while CRIU runs.
+	// Our own handle, because libcontainer locks it while CRIU runs.
 	lc, err := libcontainer.Load(b.all.root, b.id)
 	if err != nil {
 		return fmt.Errorf("load container %s: %w", b.id, err)
@@ -405,9 +405,9 @@ func (b *builtin) removeContainer() error {
 	return nil
 }
 
-// discard is destroy for a container that nothing but empty cgroups and a directory is left of,
-// as of nearly all that have ended. libcontainer looks for processes first, in the freezer and
-// in a procfs that it mounts for that. What is not done is left to destroy.
+// discard is destroy for a container of which only empty cgroups and a directory are left, as of
+// nearly all that have ended. libcontainer would first look for processes, in the freezer and in
+// a procfs mounted for that. What discard does not do is left to destroy.
 func (b *builtin) discard(lc *libcontainer.Container) (done bool) {
 	config := lc.Config()
 	if config.Cgroups == nil || config.Cgroups.Systemd || config.IntelRdt != nil || len(config.Hooks[configs.Poststop]) > 0 {
@@ -454,7 +454,7 @@ func (b *builtins) destroy(id string, lc *libcontainer.Container) error {
 	ctx, cancel := context.WithTimeout(context.Background(), removeBound)
 	defer cancel()
 	return attempt(ctx, "removal of container "+id, nil, func() error {
-		// Status makes the view notice that its init is gone; otherwise Destroy would signal
+		// Status makes the handle notice that its init is gone; otherwise Destroy would signal
 		// the PID, which may have been reused.
 		if _, err := lc.Status(); err != nil {
 			return err
@@ -466,8 +466,8 @@ func (b *builtins) destroy(id string, lc *libcontainer.Container) error {
 	})
 }
 
-// shortError removes the steps of libcontainer's start from its errors: users see them, and
-// can act on the last part only.
+// shortError removes the steps of libcontainer's start from its errors: users see them, and can
+// act only on the last part.
 func shortError(err error) error {
 	if err == nil {
 		return nil
@@ -492,8 +492,8 @@ func shortError(err error) error {
 }
 
 // endInit kills the init that an earlier executor started, if it is alive, and waits for its
-// end. An init that was moved is not in the container's cgroup, and one that is about to
-// exit is in none for a while. The error is fault.Unavailable if it has not ended yet.
+// exit. An init that was moved is not in the container's cgroup, and one that is about to exit
+// is in none for a while. The error is fault.Unavailable if it has not ended yet.
 func endInit(lc *libcontainer.Container) error {
 	state, err := lc.State()
 	if err != nil || state.InitProcessPid <= 0 {

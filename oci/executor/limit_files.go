@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// written are the files of a cgroup that an update may write, by v1 controller; "" are those
-// of v2. Some kernels lack some of them.
+// written are the cgroup files that an update may write, by v1 controller; "" are those of v2.
+// Some kernels lack some of them.
 var written = map[string][]string{
 	"memory":  {"memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.soft_limit_in_bytes"},
 	"cpu":     {"cpu.shares", "cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.cfs_burst_us", "cpu.idle", "cpu.rt_runtime_us", "cpu.rt_period_us"},
@@ -24,12 +24,12 @@ var written = map[string][]string{
 	},
 }
 
-// limitFiles are such files, by path, with their content.
+// limitFiles are such files, by path, with their contents.
 type limitFiles map[string]string
 
-// readLimitFiles reads the files that an update of the cgroup may change; unified has the
-// names of more files of v2. Of a file with several lines, such as io.max, the old lines are
-// restored; a new line stays.
+// readLimitFiles reads the files that an update of the cgroup may change; unified has the names
+// of further v2 files. In a file with several lines, such as io.max, the old lines are restored;
+// a new line stays.
 func readLimitFiles(paths map[string]string, unified map[string]string) limitFiles {
 	s := make(limitFiles)
 	for controller, dir := range paths {
@@ -58,7 +58,7 @@ func (s limitFiles) read(file string) {
 }
 
 // restore writes back the files that have changed. It makes two passes, as a limit may not
-// go above or below another one that is restored later.
+// exceed or undercut another one that is restored later.
 func (s limitFiles) restore() error {
 	var errs []error
 	for range 2 {
@@ -91,9 +91,9 @@ func restoreFile(file, was string) error {
 	return nil
 }
 
-// inheritCpuset gives a set of CPUs or memory nodes the value that it had while it was
-// empty: its parent's. The kernel does not let it become empty again while there are
-// processes (validate_change in kernel/cgroup/cpuset.c).
+// inheritCpuset sets a set of CPUs or memory nodes to its effective value while it was empty:
+// its parent's. The kernel does not let it become empty again while there are processes
+// (validate_change in kernel/cgroup/cpuset.c).
 func inheritCpuset(file string) error {
 	dir, name := filepath.Split(file)
 	all, err := os.ReadFile(filepath.Join(filepath.Dir(filepath.Clean(dir)), name+".effective"))

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// limits are the limits of what this process can give others if it lacks
-// CAP_SYS_RESOURCE: no better OOM score and no higher hard limit than its own.
-// Containers that ask for more get that much, as otherwise none could start.
+// limits are what this process can grant others if it lacks CAP_SYS_RESOURCE: no better OOM
+// score and no higher hard limit than its own. Containers that request more get that much, as
+// otherwise none could start.
 type limits struct {
 	bound bool
 	score int // lowest oom_score_adj
@@ -35,7 +35,7 @@ func readLimits(log *slog.Logger) limits {
 	return l
 }
 
-// clamp lowers what p asks for to what it can get, and logs that once.
+// clamp lowers p's requests to what it can get, and logs that once.
 func (l *limits) clamp(p *specs.Process) {
 	if !l.bound {
 		return
@@ -57,7 +57,7 @@ func (l *limits) clamp(p *specs.Process) {
 	}
 }
 
-// atLeast returns the oom_score_adj for a process that asks for adj.
+// atLeast returns the oom_score_adj for a process that requests adj.
 func (l *limits) atLeast(adj int) int {
 	if !l.bound || adj >= l.score {
 		return adj

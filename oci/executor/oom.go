@@ -19,21 +19,20 @@ import (
 )
 
 // An oomCounter reads how many processes of a container the OOM killer has killed, through a
-// descriptor that stays open. Reading fails once the cgroup is gone, which happens together
-// with the last process: systemd removes empty scopes. The kernel's notification may come too
-// late for the counter, because it reports changes once in 10 ms
-// (CGROUP_FILE_NOTIFY_MIN_INTV). Then the kernel's log is searched, unless a last read was in
-// time.
+// descriptor that stays open. Reading fails once the cgroup is gone, which can be right after
+// its last process: systemd removes empty scopes. The kernel's notification may come too late
+// for the counter, because it reports changes at most every 10 ms (CGROUP_FILE_NOTIFY_MIN_INTV).
+// Then the kernel's log is searched, unless a last read was in time.
 type oomCounter struct {
 	victim
-	events   *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was gone already
-	notify   *os.File // v1: the eventfd that an OOM wakes; v2: nil, events itself is polled
+	events   *os.File // memory.events (v2) or memory.oom_control (v1, Linux 4.13); nil: the cgroup was already gone
+	notify   *os.File // v1: the eventfd that an OOM signals; v2: nil, events itself is polled
 	seen     atomic.Int64
 	reported atomic.Int64
 	key      int32 // in the oomWatch
 
 	settle sync.Once
-	last   atomic.Bool // seen will not change
+	last   atomic.Bool // seen will not change any more
 }
 
 // newOOMCounter returns nil if the container has no memory cgroup.
@@ -76,7 +75,7 @@ func newOOMCounter(ref wire.RunReply) (*oomCounter, error) {
 	return o, nil
 }
 
-// openRaw opens a file without the poller, which would take kernfs's events away.
+// openRaw opens a file without the poller, which would consume kernfs's events.
 func openRaw(path string) (*os.File, error) {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -85,7 +84,7 @@ func openRaw(path string) (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// count reads the number of kills so far.
+// count returns the number of kills so far.
 func (o *oomCounter) count() int64 {
 	if o.last.Load() {
 		return o.seen.Load()
@@ -114,17 +113,18 @@ func (o *oomCounter) count() int64 {
 	return o.seen.Load()
 }
 
-// learn raises seen: of two concurrent readers, the later may have read before.
+// learn raises seen: of two concurrent readers, the later may have read earlier.
 func (o *oomCounter) learn(n int64) {
 	for old := o.seen.Load(); n > old && !o.seen.CompareAndSwap(old, n); old = o.seen.Load() {
 	}
 }
 
-// lost reports whether the container has lost a process. It is false for a nil counter.
+// lost reports whether the OOM killer killed a process of the container. It is false for a nil
+// counter.
 func (o *oomCounter) lost() bool { return o != nil && o.count() > 0 }
 
-// lostAll is lost when no process of the container is left, so that this is the last read of
-// the counter.
+// lostAll is lost when no process of the container is left, so that this is the last read of the
+// counter.
 func (o *oomCounter) lostAll() bool {
 	if o == nil {
 		return false
@@ -146,8 +146,8 @@ func (o *oomCounter) close() {
 	}
 }
 
-// An oomWatch waits for the memory events of all containers with one goroutine: in an epoll of
-// its own, which Go's poller waits for, because that does not ask for EPOLLPRI.
+// An oomWatch waits for the memory events of all containers with one goroutine: in its own
+// epoll, which Go's poller waits for, because Go does not request EPOLLPRI.
 type oomWatch struct {
 	log    *slog.Logger
 	epoll  *os.File
@@ -194,7 +194,7 @@ func (w *oomWatch) add(id string, o *oomCounter) error {
 	return w.ctl(unix.EPOLL_CTL_ADD, f, &unix.EpollEvent{Events: events | unix.EPOLLET, Fd: o.key})
 }
 
-// flush stops watching o, which may be nil, after a last look.
+// flush stops watching o, which may be nil, after a last check.
 func (w *oomWatch) flush(o *oomCounter) {
 	if o == nil {
 		return
@@ -237,7 +237,7 @@ func (w *oomWatch) loop() {
 	})
 }
 
-// check reports kills that have not been reported; done is set if there were any, or c is gone.
+// check reports new kills; done is set if there were any, or c is gone.
 func (w *oomWatch) check(key int32) (done bool) {
 	w.mu.Lock()
 	c, ok := w.counters[key]
@@ -253,8 +253,7 @@ func (w *oomWatch) check(key int32) (done bool) {
 	return true
 }
 
-// woken handles an event of the kernel. In v1 it comes before the kill is counted, or even
-// done.
+// woken handles an event of the kernel. On v1 it comes before the kill is counted, or even done.
 func (w *oomWatch) woken(key int32) {
 	w.mu.Lock()
 	c := w.counters[key]

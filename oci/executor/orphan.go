@@ -16,13 +16,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// The executor is a child subreaper: processes in a container whose parent is gone become
-// its children, if the container has no PID namespace of its own. They must be reaped,
-// but not by wait(-1), which would also take the children that libcontainer and watch
-// wait for.
+// The executor is a child subreaper: processes in a container whose parent is gone become its
+// children, if the container has no PID namespace of its own. They must be reaped, but not by
+// wait(-1), which would also reap the children that libcontainer and watch wait for.
 //
-// The kernel makes them children of the main thread; what we start ourselves are children of
-// the threads that forked it. The main thread forks nothing (see Serve). After an upgrade it has
+// The kernel makes them children of the main thread; processes that we start are children of the
+// threads that forked them. The main thread forks nothing (see Serve). After an upgrade it has
 // all children; by then those that somebody waits for are known. An exec can give its own
 // children to the thread that forked it (CLONE_PARENT): those are recognized by their age.
 
@@ -30,12 +29,12 @@ const (
 	// orphanAge is how long a zombie is left alone. A child of ours may become the main
 	// thread's, when the thread that forked it exits, and is reaped at once.
 	orphanAge = 100 * time.Millisecond
-	// doubtAge is orphanAge for the children of other threads, and for all while an
-	// engine makes a process: its parent, the engine, has exited before we know of it. A
-	// machine may stall for seconds, and reaping such a zombie would lose an exit code.
+	// doubtAge is orphanAge for the children of other threads, and for all while an engine
+	// creates a process: its parent, the engine, exits before we know it. A machine may stall
+	// for seconds, and reaping such a zombie would lose an exit code.
 	doubtAge = 30 * time.Second
-	// orphanPause is the shortest interval of examining the main thread's children,
-	// doubtPause that of examining those of other threads.
+	// orphanPause is the shortest interval between checks of the main thread's children,
+	// doubtPause that for children of other threads.
 	orphanPause = 50 * time.Millisecond
 	doubtPause  = time.Second
 )
@@ -51,7 +50,7 @@ type reaper struct {
 
 func newReaper(g *gate) *reaper { return &reaper{gate: g, known: make(map[int]struct{})} }
 
-// know keeps a child from being reaped as an orphan, until forget.
+// know protects a child from being reaped as an orphan, until forget.
 func (r *reaper) know(pid int) {
 	r.mu.Lock()
 	r.known[pid] = struct{}{}
@@ -72,7 +71,7 @@ func (r *reaper) isKnown(pid int) bool {
 	return known
 }
 
-// knowProcess is know for a process that has been started.
+// knowProcess is know for a started process.
 func (r *reaper) knowProcess(process *libcontainer.Process) error {
 	pid, err := process.Pid()
 	if err == nil {
@@ -98,8 +97,8 @@ func (r *reaper) end(pid int, reap func()) error {
 	}
 }
 
-// expectChild notes that an OCI runtime is about to make a process, until done is called:
-// when the process is known, or has been reaped.
+// expectChild says that an OCI runtime is about to create a process, until done is called: when
+// the process is known, or has been reaped.
 func (r *reaper) expectChild() (done func()) {
 	r.creating.Add(1)
 	return func() { r.creating.Add(-1) }
@@ -144,11 +143,11 @@ func (r *reaper) loop(quit <-chan struct{}) {
 	}
 }
 
-// zombies has when each was first seen.
+// zombies records when each was first seen.
 type zombies map[int]time.Time
 
-// reapOld reaps the zombies in the lists of children that have no known waiter and that have
-// been seen for age. It returns those that remain.
+// reapOld reaps the zombies in the lists of children that nobody waits for and that were first
+// seen at least age ago. It returns those that remain.
 func (r *reaper) reapOld(seen zombies, lists []string, age time.Duration) zombies {
 	remain, now := make(zombies), time.Now()
 	r.gate.enter()
@@ -172,7 +171,7 @@ func (r *reaper) reapOld(seen zombies, lists []string, age time.Duration) zombie
 	return remain
 }
 
-// isZombie reports whether a child has ended; it is not reaped.
+// isZombie reports whether a child has ended; it does not reap it.
 func isZombie(pid int) bool {
 	info, err := waitid(unix.P_PID, pid, unix.WEXITED|unix.WNOHANG|unix.WNOWAIT)
 	return err == nil && info.pid == int32(pid)

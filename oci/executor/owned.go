@@ -11,23 +11,23 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Hooks that run outside of the container, and engines, are in the executor's own cgroup
-// with all that they start. One that hangs stays when the executor is killed, and no
-// cgroup of the container tells of it. So each has a variable in its environment that says
-// whose it is, and what it starts inherits that.
+// Hooks that run outside of the container, and engines, are in the executor's own cgroup with
+// everything that they start. One that hangs outlives a killed executor, and no cgroup of the
+// container leads to it. So each has a variable in its environment that names its container, and
+// its children inherit that.
 //
-// It is asked for only where a container is removed that this executor has not begun: what
-// a hook leaves running on purpose is the container's, and lives as long.
+// The variable is checked only when a container is removed that this executor has not started:
+// what a hook intentionally leaves running belongs to the container, and lives as long.
 
 // ownerEnv names that variable.
 const ownerEnv = "_CRISP_CONTAINER"
 
-// owner is the variable for a container; it names the instance of crisp too, which may
+// owner returns the variable for a container; it also names the instance of crisp, which may
 // share its cgroup with another.
 func owner(root, id string) string { return ownerEnv + "=" + filepath.Join(root, id) }
 
-// ownHooks marks the hooks that are run outside of the container. A hook without an environment
-// has ours.
+// ownHooks marks the hooks that run outside of the container. A hook without an environment gets
+// ours.
 func ownHooks(h *specs.Hooks, mark string) {
 	if h == nil {
 		return
@@ -42,15 +42,15 @@ func ownHooks(h *specs.Hooks, mark string) {
 	}
 }
 
-// endOwned kills what hooks and engines have left running that an earlier executor ran for
-// a container, and waits until it is gone. fault.Unavailable: some would not go yet.
+// endOwned kills what an earlier executor's hooks and engines have left running for a container,
+// and waits until it is gone. fault.Unavailable: some processes have not ended yet.
 func endOwned(mark string) error {
 	list := func() ([]int, error) { return owned(mark), nil }
 	return endListed("processes of hooks", list, func() error { return signalEach(list, unix.SIGKILL) })
 }
 
-// owned returns the processes of our own cgroup that have mark in their environment. One that
-// has ended has none.
+// owned returns the processes of our own cgroup that have mark in their environment. A process
+// that has ended has none.
 func owned(mark string) (pids []int) {
 	for _, pid := range neighbours() {
 		env, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")

@@ -17,8 +17,8 @@ import (
 )
 
 // podInit serves wire.PodInitRequest. The pod's init is a container like any other, with as
-// little as possible in it: no capabilities, no user, no file but itself. The containers of
-// the pod can see its root through /proc/1/root.
+// little as possible in it: no capabilities, no privileged user, no file except itself. The
+// containers of the pod can see its root through /proc/1/root.
 func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
 	x.warmer.warm()
 	root := filepath.Join(x.opts.State, "podinit")
@@ -41,7 +41,7 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 		},
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-			// A bind mount of /dev keeps libcontainer from making devices.
+			// A bind mount of /dev keeps libcontainer from creating devices.
 			{Destination: "/dev", Type: "bind", Source: filepath.Join(root, "dev"), Options: []string{"bind", "ro"}},
 		},
 		Linux: &specs.Linux{
@@ -50,8 +50,8 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 		},
 	}
 	if req.MountLabel != "" {
-		// A search for the pod's mount label in /proc/1/mountinfo, as critest does, finds it
-		// here: a bind mount cannot have one.
+		// A search for the pod's mount label in /proc/1/mountinfo, as in critest, finds it here:
+		// a bind mount cannot have one.
 		spec.Linux.MountLabel = req.MountLabel
 		spec.Mounts = append(spec.Mounts, specs.Mount{
 			Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "nodev", "ro", "mode=555", "size=4k"},
@@ -72,9 +72,9 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 
 const nobody = 65534
 
-// podRoot makes root, the directory that is every pod init's root, with a copy of the
-// program at path in it, and renews the copy if the program has changed. Both get the
-// SELinux label fileLabel, unless it is "".
+// podRoot creates root, the root directory of every pod's init, with a copy of the program at
+// path in it, and replaces the copy if the program has changed. Both get the SELinux label
+// fileLabel, unless it is "".
 func podRoot(root, path, fileLabel string) error {
 	want, err := os.ReadFile(path)
 	if err != nil {
@@ -89,7 +89,7 @@ func podRoot(root, path, fileLabel string) error {
 			return err
 		}
 	}
-	// Renamed into place, as the old one may be running.
+	// Renamed into place, because the old one may be running.
 	f, err := os.CreateTemp(root, ".init.*.tmp")
 	if err != nil {
 		return err

@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// newProcess converts a process for libcontainer. env, if not nil, replaces
-// p.Env. The caller closes the ExtraFiles once it has started.
+// newProcess converts a process for libcontainer. env, if not nil, replaces p.Env. The caller
+// closes the ExtraFiles once it has started.
 func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 	if len(p.Args) == 0 {
 		return nil, fault.Invalid.Errorf("process without arguments")
@@ -90,15 +90,15 @@ var rlimits = map[string]int{
 	"RLIMIT_STACK":      unix.RLIMIT_STACK,
 }
 
-// stdioEnds are the descriptors of the stdio of a process that is about to be started: both
-// ends of its pipes, or the socket on which its terminal will be sent.
+// stdioEnds are the stdio descriptors of a process about to start: both ends of its pipes, or
+// the socket on which its terminal will be sent.
 type stdioEnds struct {
 	theirs, ours [3]*os.File
 	console      *os.File // our end; the other is in theirs[0]
 	pty          *os.File
 }
 
-// connect gives a process its stdio.
+// connect creates a process's stdio.
 func connect(p *libcontainer.Process, s settings) (*stdioEnds, error) {
 	ends := &stdioEnds{}
 	if s.Silent {
@@ -121,7 +121,7 @@ func connect(p *libcontainer.Process, s settings) (*stdioEnds, error) {
 	return ends, nil
 }
 
-// receive takes the terminal that the started process has sent.
+// receive receives the terminal that the started process has sent.
 func (ends *stdioEnds) receive() error {
 	if ends.console == nil {
 		return nil
@@ -145,8 +145,8 @@ func (ends *stdioEnds) closeOurs() error {
 	return nil
 }
 
-// setEnv replaces the environment. libcontainer sends it to its child as JSON,
-// which can only carry UTF-8: see trampoline.go for other bytes.
+// setEnv replaces the environment. libcontainer sends it to its child as JSON, which can carry
+// only UTF-8: see trampoline.go for other bytes.
 func setEnv(p *libcontainer.Process, env [][]byte) error {
 	p.Env = make([]string, 0, len(env))
 	var raw []string

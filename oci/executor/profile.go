@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// profileNow serves wire.ProfileRequest. A profile of memory is of what is reachable now: it
-// begins with a garbage collection.
+// profileNow serves wire.ProfileRequest. A memory profile shows what is reachable now: it begins
+// with a garbage collection.
 func profileNow(req wire.ProfileRequest) ([]byte, error) {
 	if !slices.Contains([]string{"goroutine", "heap", "allocs"}, req.Name) {
 		return nil, fault.NotFound.Errorf("executor has no profile %q", req.Name)
@@ -26,7 +26,7 @@ func profileNow(req wire.ProfileRequest) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// bounded takes wire.MaxProfile bytes.
+// bounded accepts at most wire.MaxProfile bytes.
 type bounded struct{ bytes.Buffer }
 
 func (b *bounded) Write(p []byte) (int, error) {

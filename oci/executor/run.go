@@ -42,10 +42,10 @@ func specOf(req wire.RunRequest) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// A startFunc starts the first process of a new container, whose cgroups are to be at group.
+// A startFunc starts the first process of a new container, whose cgroups will be at group.
 type startFunc func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
 
-// create starts a container and leaves nothing behind if it cannot. A nil start is an ordinary
+// create starts a container and leaves nothing behind if it fails. A nil start is an ordinary
 // one.
 func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start startFunc) (_ *wire.RunReply, files []*os.File, err error) {
 	x.gate.begin()
@@ -124,7 +124,7 @@ func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdioEnds) (*wi
 	return &reply, files, nil
 }
 
-// countOOM begins to count c's kills for want of memory.
+// countOOM begins to count c's OOM kills.
 func (x *Executor) countOOM(c *container) {
 	var err error
 	if c.oom, err = newOOMCounter(c.ref); err != nil {
@@ -132,7 +132,7 @@ func (x *Executor) countOOM(c *container) {
 	}
 }
 
-// learn determines what clients are told of a new process and its container.
+// learn determines what clients are told about a new process and its container.
 func (c *container) learn() (err error) {
 	c.ref.Pid = c.proc.pid
 	if c.ref.StartTime, err = startTime(c.ref.Pid); err != nil {
@@ -172,8 +172,7 @@ func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*pla
 	return &plan{settings: s, process: process, spec: spec, config: config, req: req}, err
 }
 
-// awaitStuck keeps the place of a container whose start cannot be ended until it has ended
-// after all.
+// awaitStuck keeps the place of a container whose start cannot be ended until it ends after all.
 func (x *Executor) awaitStuck(c *container, stuck *stuckStartError) {
 	x.table.strand(c)
 	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
@@ -187,7 +186,7 @@ func (x *Executor) awaitStuck(c *container, stuck *stuckStartError) {
 }
 
 // sweep removes the leftovers of a container that is not in the table: its executor died and
-// nobody handed it to us. Its remaining processes are killed.
+// nobody handed it to us. It kills the remaining processes.
 func (x *Executor) sweep(id string) error {
 	if filepath.Base(id) != id {
 		return fault.Invalid.Errorf("container ID %q", id)
@@ -198,6 +197,6 @@ func (x *Executor) sweep(id string) error {
 	if err := x.runtimeOf(id).sweep(); err != nil {
 		return err
 	}
-	// An executor may have had no time to name the engine, or to write libcontainer's state.
+	// An executor may have had no time to record the engine, or to write libcontainer's state.
 	return errors.Join(os.RemoveAll(x.engines.bundle(id)), os.RemoveAll(x.builtins.bundle(id)))
 }

@@ -10,13 +10,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// scores are the previous oom_score_adj of processes, by PID; "" = it ended
-// before it was read.
+// scores are the previous oom_score_adj of processes, by PID; "" = it ended before it was read.
 type scores map[int]string
 
-// replace gives every process of the cgroup the score. A process that is forked
-// meanwhile may still have its parent's old one, so it repeats until there is no
-// new process, within reason.
+// replace gives every process of the cgroup the score. A process forked meanwhile may still have
+// its parent's old one, so replace repeats until there is no new process, within reason.
 func (s scores) replace(paths map[string]string, score int) error {
 	for range 10 {
 		pids, err := members(paths)

@@ -12,13 +12,13 @@ import (
 
 const baseSeals = unix.F_SEAL_SEAL | unix.F_SEAL_SHRINK | unix.F_SEAL_GROW | unix.F_SEAL_WRITE
 
-// sealedName is the name of the program where it runs from: of a memfd, or of the only file in
-// a file system.
+// sealedName is the program's name where it runs from: of a memfd, or of the only file in a file
+// system.
 const sealedName = "crisp-executor"
 
-// Sealed reports whether this process runs from a copy that Seal made, which a container
-// can neither change nor reach through /proc (CVE-2019-5736). libcontainer then
-// executes it without making a copy first, if it is a memfd.
+// Sealed reports whether this process runs from a copy made by Seal, which a container can
+// neither change nor reach through /proc (CVE-2019-5736). libcontainer then executes it without
+// making a copy first, if it is a memfd.
 func Sealed() bool {
 	f, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -29,8 +29,8 @@ func Sealed() bool {
 	return err == nil && seals&baseSeals == baseSeals || isReadOnlyCopy(f)
 }
 
-// Seal returns a copy of the program at path that cannot be changed any more, close-on-exec: a
-// sealed memfd, or an equivalent where the system forbids programs in those.
+// Seal returns an immutable copy of the program at path, close-on-exec: a sealed memfd, or an
+// equivalent where the system forbids programs in those.
 func Seal(path string) (*os.File, error) {
 	src, err := os.Open(path)
 	if err != nil {
@@ -79,10 +79,10 @@ func sealedMemfd(src *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// readOnlyCopy returns a copy of src in a file system of its own, also in memory, which is
-// mounted nowhere and read-only: not its mount, which the holder of the file could bypass, but
-// the whole file system. libcontainer accepts only memfds as sealed, and makes a copy of the
-// copy for each start.
+// readOnlyCopy returns a copy of src in its own file system, also in memory, which is mounted
+// nowhere and read-only: not just its mount, which the holder of the file could bypass, but the
+// whole file system. libcontainer accepts only memfds as sealed, and copies this copy for each
+// start.
 func readOnlyCopy(src *os.File) (*os.File, error) {
 	fsys, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
 	if err != nil {
@@ -136,9 +136,9 @@ func isReadOnlyCopy(f *os.File) bool {
 		st.Type == unix.TMPFS_MAGIC && st.Flags&unix.ST_RDONLY != 0
 }
 
-// sealTries is how often to try setting the seals. While anybody, such as the kernel's
-// compaction of memory, holds a page of the file, the kernel waits for 150 ms and returns
-// EBUSY (mm/memfd.c, memfd_wait_for_pins).
+// sealTries is how often to try setting the seals. While anybody, such as the kernel's memory
+// compaction, holds a page of the file, the kernel waits for 150 ms and returns EBUSY
+// (mm/memfd.c, memfd_wait_for_pins).
 const sealTries = 30
 
 func addSeals(f *os.File, seals int) (err error) {
@@ -150,8 +150,7 @@ func addSeals(f *os.File, seals int) (err error) {
 	return err
 }
 
-// Execute replaces this process by a program that Seal returned. It returns only if it
-// cannot.
+// Execute replaces this process by a program that Seal returned. It returns only on failure.
 func Execute(program *os.File, args, env []string) error {
 	err := unix.Exec(fmt.Sprintf("/proc/self/fd/%d", program.Fd()), args, env)
 	runtime.KeepAlive(program) // the garbage collector would close it before it is executed

@@ -31,13 +31,13 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 		return err
 	}
 	if sig == unix.SIGKILL {
-		freeze(c.ref.Cgroups, false) // in v1, a frozen process does not die
+		freeze(c.ref.Cgroups, false) // on v1 a frozen process does not die
 	}
 	return nil
 }
 
-// toSignal returns the container that a signal is for, and whether it has ended. nil,
-// without an error, means that it was starting and its start has been cancelled.
+// toSignal returns the container to signal, and whether it has ended. nil without an error means
+// that it was starting and its start has been cancelled.
 func (t *table) toSignal(id string, sig unix.Signal) (c *container, over bool, err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

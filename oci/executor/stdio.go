@@ -15,9 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A stdio is the executor's side of a container's stdin, stdout and stderr, or of its
-// terminal: output goes to the log and to attached clients, input of attached clients to its
-// stdin.
+// A stdio is the executor's side of a container's stdin, stdout and stderr, or of its terminal:
+// output goes to the log and to attached clients, input from attached clients to its stdin.
 type stdio struct {
 	id        string         // of the container
 	log       *crilog.Writer // nil = output is discarded
@@ -27,17 +26,17 @@ type stdio struct {
 	hands     *hands    // set by start
 
 	mu       sync.Mutex
-	attached []*attachment // that watch; guarded by mu
-	typing   []*attachment // that type, watching or not; guarded by mu
+	attached []*attachment // watching clients; guarded by mu
+	typing   []*attachment // typing clients, watching or not; guarded by mu
 	over     bool          // nobody can attach any more; guarded by mu
 }
 
-// An output is one stream that the container writes.
+// An output is one stream that the container writes to.
 type output struct {
 	file   *os.File // in the poller
-	stream string   // as the log names it
+	stream string   // its name in the log
 	tty    bool
-	cr     bool          // tty: a \r is held back; of the pump
+	cr     bool          // tty: a \r is held back; used by the pump
 	late   time.Time     // how long to wait for clients after the end; used by the pump
 	last   atomic.Bool   // the container has ended: only the rest of its output remains
 	done   chan struct{} // closed when nothing more will be read
@@ -46,8 +45,8 @@ type output struct {
 // chunk is how much is read from a container at once: the size of a pipe.
 const chunk = 64 << 10
 
-// lastWords bounds how much is read after the end of a container from a pipe to which somebody
-// outside of it keeps writing.
+// lastWords bounds how much is read after a container's exit from a pipe to which somebody
+// outside keeps writing.
 const lastWords = 16 << 20 // bytes
 
 func newStdio(s settings, log *crilog.Writer, stdin, stdout, stderr, pty *os.File) *stdio {
@@ -79,8 +78,8 @@ func (io *stdio) start(g *gate, hs *hands, log *slog.Logger) {
 	}
 }
 
-// pump reads o until its end, or until drain is called and nothing is left. It reads
-// nothing while a client that it waits for has a backlog.
+// pump reads o until its end, or until drain is called and nothing is left. It reads nothing
+// while a client that it waits for has a backlog.
 func (io *stdio) pump(o *output, g *gate) {
 	raw, err := o.file.SyscallConn()
 	if err != nil {
@@ -102,7 +101,7 @@ func (io *stdio) pump(o *output, g *gate) {
 			}
 		}
 	}
-	io.settle(o, g) // what was left by an upgrade
+	io.settle(o, g) // left by an upgrade
 	for backlog = true; backlog; io.settle(o, g) {
 		backlog = false
 		// Read calls step when fd is readable, and returns once step returns true.
@@ -117,15 +116,15 @@ func (io *stdio) pump(o *output, g *gate) {
 	}
 }
 
-// copy reads fd until it is empty or at its end, but no more than some buffers full, and
-// returns how much it read and whether it is at its end.
+// copy reads fd until it is empty or at its end, but at most some buffers full, and returns how
+// much it read and whether it is at its end.
 //
 // A terminal's EIO means that no process in the container has it open at the moment: an init
 // that has closed its stdio may open /dev/console again. It is the end only once the container
 // has ended.
 //
-// A line that is cut at the end of the buffer, while more can be read, is joined with what
-// follows; one that has merely not continued yet is written as it is.
+// A line cut at the end of the buffer, while more can be read, is joined with what follows; a
+// line that merely has not continued yet is written as it is.
 func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 	g.enter()
 	defer g.leave()
@@ -146,7 +145,7 @@ func (io *stdio) copy(fd int, o *output, g *gate) (total int, end bool) {
 		upto := len(p)
 		if h.full() {
 			if line := bytes.LastIndexByte(p, '\n') + 1; upto-line <= handed {
-				upto = line // else the line is too long to be kept whole
+				upto = line // else the line is too long to be kept together
 			}
 		}
 		io.write(o, h, upto)
@@ -176,8 +175,8 @@ func (io *stdio) write(o *output, h *hand, n int) {
 	io.log.Write(o.stream, p, h)
 }
 
-// cooked returns what was written to a terminal that shows p. cr says that a \r precedes p;
-// last reports a \r at the end of p, which is left out, as a \n may follow.
+// cooked returns what was written to a terminal that shows p. cr says that a \r precedes p; last
+// reports a \r at the end of p, which is left out, as a \n may follow.
 func cooked(p []byte, cr bool) (_ []byte, last bool) {
 	out := make([]byte, 0, len(p)+1)
 	if cr {
@@ -202,7 +201,7 @@ func unwrapCR(p []byte) []byte {
 	return out
 }
 
-// drain reads the rest of the pipes after the container's end, and returns when the pumps have
+// drain reads the rest of the pipes after the container's exit, and returns when the pumps have
 // stopped. A process elsewhere that holds a pipe open does not delay it.
 func (io *stdio) drain() {
 	for _, o := range io.outs {
@@ -224,9 +223,8 @@ func (io *stdio) end() {
 	}
 }
 
-// release closes everything else after end; attached clients see the end of the output. It
-// waits for users of the files that may not have entered the gate yet, so it is called
-// outside.
+// release closes everything else after end; attached clients see the end of the output. It waits
+// for users of the files that may not have entered the gate yet, so it is called outside.
 func (io *stdio) release() {
 	io.mu.Lock()
 	all := append(io.attached, io.typing...)
@@ -258,8 +256,7 @@ func (io *stdio) pty() *os.File {
 	return nil
 }
 
-// duplicates returns the files that crispd keeps in case the executor dies, see
-// wire.RunRequest.
+// duplicates returns the files that crispd keeps in case the executor dies, see wire.RunRequest.
 func (io *stdio) duplicates() (files []*os.File, err error) {
 	add := func(f *os.File) {
 		if f == nil || err != nil {
@@ -283,8 +280,8 @@ func (io *stdio) duplicates() (files []*os.File, err error) {
 	return files, nil
 }
 
-// pipes makes the stdio of a process without a terminal. The container's ends are
-// blocking, ours are in the poller. Without wantStdin, it is /dev/null.
+// pipes creates the stdio of a process without a terminal. The container's ends are blocking,
+// ours are in the poller. Without wantStdin, stdin is /dev/null.
 func pipes(wantStdin bool) (theirs [3]*os.File, ours [3]*os.File, err error) {
 	defer func() {
 		if err != nil {

@@ -13,14 +13,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// Strays. libcontainer starts a process by bootstrap processes (nsexec), which begin in the
-// executor's own cgroup; on cgroup v1, those of an exec join the container's last of all. When
-// the executor is killed, their pipes are closed, and they exit. But one that a container has
-// stopped, as it can do to an exec that it sees, waits for ever, and so does its parent, which
-// waits for it: they are in no container's cgroup.
+// Strays. libcontainer starts a process with bootstrap processes (nsexec), which begin in the
+// executor's own cgroup; on cgroup v1, those of an exec join the container's only at the end.
+// When the executor is killed, their pipes are closed, and they exit. But one that a container
+// has stopped, as it can stop an exec that it sees, waits for ever, and so does its parent,
+// which waits for it: they are in no container's cgroup.
 
-// endStrays kills the bootstrap processes of earlier executors, of libcontainer's state directory root.
-// We have none yet.
+// endStrays kills the bootstrap processes of earlier executors with the libcontainer state
+// directory root. We have none yet.
 func endStrays(root string, log *slog.Logger) {
 	list := func() ([]int, error) { return strays(root), nil }
 	if pids := strays(root); len(pids) > 0 {
@@ -29,8 +29,8 @@ func endStrays(root string, log *slog.Logger) {
 	}
 }
 
-// strays returns the processes of our own cgroup that are bootstrap processes which no
-// executor waits for; none if the cgroup cannot be read.
+// strays returns the bootstrap processes in our own cgroup that no executor waits for; none if
+// the cgroup cannot be read.
 func strays(root string) []int {
 	return slices.DeleteFunc(neighbours(), func(pid int) bool { return !isStray(pid, root) })
 }
@@ -50,18 +50,18 @@ func strayCgroup() string {
 	return own[""]
 }
 
-// isStray reports whether a process of our own cgroup is a bootstrap process that no
-// executor waits for.
+// isStray reports whether a process of our own cgroup is a bootstrap process that no executor
+// waits for.
 func isStray(pid int, root string) bool {
 	if !runsOurProgram(pid, root) || !isBootstrap(pid) {
 		return false
 	}
 	stat, err := procstat.Read(pid)
-	// An instance without a cgroup of its own, such as a test's, may share ours.
+	// An instance without its own cgroup, such as a test's, may share ours.
 	return err == nil && stat.Parent > 0 && (!runsOurProgram(stat.Parent, root) || isBootstrap(stat.Parent))
 }
 
-// runsOurProgram reports whether a process runs from what Seal made, or from libcontainer's
+// runsOurProgram reports whether a process runs from a copy made by Seal, or from libcontainer's
 // copy of that.
 func runsOurProgram(pid int, root string) bool {
 	exe, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", pid))

@@ -8,10 +8,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A table has the containers of an executor. Leaving is decided under its lock, see
-// leave.go.
+// A table has the containers of an executor. Leaving is decided under its lock, see leave.go.
 type table struct {
-	quit chan struct{} // closed, with mu held, when the executor is to end
+	quit chan struct{} // closed, with mu held, when the executor has to end
 
 	mu         sync.Mutex
 	containers map[string]*container // guarded by mu
@@ -21,7 +20,7 @@ func newTable() *table {
 	return &table{quit: make(chan struct{}), containers: make(map[string]*container)}
 }
 
-// get returns a container, whatever its phase; nil = unknown.
+// get returns a container in any phase; nil = unknown.
 func (t *table) get(id string) *container {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -35,9 +34,9 @@ func (t *table) count() int {
 	return len(t.containers)
 }
 
-// reserve adds a new container to the table; the error is errLeaving if the executor is
-// about to exit. For a container to be started, from is the client that asked for it,
-// and giveUp cancels the start.
+// reserve adds a new container to the table; the error is errLeaving if the executor is about to
+// exit. For a container to be started, from is the client that requested it, and giveUp cancels
+// the start.
 func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseFunc) (*container, error) {
 	if s.ID == "" {
 		return nil, fault.Invalid.Errorf("container without an ID")
@@ -47,7 +46,7 @@ func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseF
 	if t.left() {
 		return nil, errLeaving
 	}
-	if from != nil && from.Passed() { // the next client already takes it for one that never ran
+	if from != nil && from.Passed() { // the next client already assumes that it never ran
 		return nil, fault.WrongState.Errorf("container %s: %w", s.ID, wire.ErrGone)
 	}
 	if _, ok := t.containers[s.ID]; ok {
@@ -58,7 +57,7 @@ func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseF
 	return c, nil
 }
 
-// add adds a container that another executor has started.
+// add adds a container that another executor started.
 func (t *table) add(c *container) {
 	t.mu.Lock()
 	t.containers[c.ID] = c
@@ -104,8 +103,7 @@ func (t *table) strand(c *container) {
 	t.mu.Unlock()
 }
 
-// reaped records how a container has ended, which is reported only when the phase
-// changes.
+// reaped records how a container has ended; that is reported only when the phase changes.
 func (t *table) reaped(c *container, e *wire.Exit) {
 	t.mu.Lock()
 	c.exit = e
@@ -166,9 +164,9 @@ func (t *table) ending(c *container) *wire.Exit {
 	return c.exit
 }
 
-// endsUnder returns why an exec in c, or an update of it, has failed if c ended
-// meanwhile. Processes that were being started in it are killed before the end of c is
-// known: its init can only exit then.
+// endsUnder returns why an exec in c, or an update of it, has failed if c ended meanwhile.
+// Processes being started in it are killed before the exit of c is known: only then can its init
+// exit.
 func (t *table) endsUnder(c *container) error {
 	if _, err := t.runs(c.ID); err != nil {
 		return err
@@ -191,8 +189,8 @@ func (t *table) startingOne() (id string, found bool) {
 	return "", false
 }
 
-// endLeft cancels the starts whose clients have disconnected, and reports whether there
-// are any: one that hangs must not keep a node from its new executor.
+// endLeft cancels the starts whose clients have disconnected, and reports whether there are any:
+// one that hangs must not keep a node from its new executor.
 func (t *table) endLeft() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -17,18 +17,17 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// An environment need not be UTF-8, but libcontainer passes it to its child as
-// JSON, which must be: other bytes would become U+FFFD. So the variables that JSON
-// cannot carry are put into a memfd, and libcontainer executes this program again,
-// which adds them to its environment and executes the real one. It costs such a
-// container a millisecond, and others nothing. This program must be linked
-// statically, as it is executed in the container's root.
+// An environment need not be UTF-8, but libcontainer passes it to its child as JSON, which must
+// be: other bytes would become U+FFFD. So variables that JSON cannot carry go into a memfd, and
+// libcontainer executes this program again, which adds them to its environment and executes the
+// real one. It costs such a container a millisecond, and others nothing. This program must be
+// linked statically, as it is executed in the container's root.
 
-// BounceArg is the first argument of this program for that; the next is the number
-// of the memfd, then comes the command.
+// BounceArg is the first argument of this program for that; the number of the memfd and the
+// command follow.
 const BounceArg = "bounce"
 
-// bounce makes p get the variables in raw too.
+// bounce passes p the variables in raw too.
 func bounce(p *libcontainer.Process, raw []string) error {
 	self, err := os.Open("/proc/self/exe")
 	if err != nil {
@@ -52,16 +51,15 @@ func bounce(p *libcontainer.Process, raw []string) error {
 	return nil
 }
 
-// dynamic reports whether a program needs an interpreter, which a container's root
-// is unlikely to have.
+// dynamic reports whether a program needs an interpreter, which a container's root is unlikely
+// to have.
 func dynamic(f *os.File) bool {
 	program, err := elf.NewFile(f)
 	return err != nil || slices.ContainsFunc(program.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP })
 }
 
-// Bounce is the other half, in the container: args are those after BounceArg. It
-// does not return; if the program cannot be executed the exit status is 127, as in
-// a shell.
+// Bounce is the other half, in the container: args are those after BounceArg. It does not
+// return; if the program cannot be executed the exit status is 127, as in a shell.
 func Bounce(args []string) {
 	err := rebound(args)
 	fmt.Fprintln(os.Stderr, err)

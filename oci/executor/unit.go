@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// withoutTasksMax sets no limit of processes if none was requested: systemd has a default for
+// withoutTasksMax sets no limit on processes if none was requested: systemd has a default for
 // every scope (DefaultTasksMax=). The kubelet limits the pod.
 func withoutTasksMax(linux *specs.Linux) {
 	if linux.Resources == nil {
@@ -31,8 +31,8 @@ func withoutTasksMax(linux *specs.Linux) {
 // unitTime bounds a call to systemd.
 const unitTime = 30 * time.Second
 
-// scopeOf returns the name of the scope that systemd made a container's cgroup for, "" if it is
-// not a scope on v2.
+// scopeOf returns the name of the systemd scope of a container's cgroup; "" if it is not a scope
+// on v2.
 func scopeOf(paths map[string]string) string {
 	if unit := filepath.Base(paths[""]); strings.HasSuffix(unit, ".scope") && cgroups.IsCgroup2UnifiedMode() {
 		return unit
@@ -40,8 +40,8 @@ func scopeOf(paths map[string]string) string {
 	return ""
 }
 
-// restoreUnit tells systemd of limits that were restored without it: otherwise it would write
-// its own values the next time that it goes through its units, as for `systemctl
+// restoreUnit tells systemd the limits that were restored behind its back: otherwise it would
+// write its own values the next time that it goes through its units, as for `systemctl
 // daemon-reload`.
 func (s limitFiles) restoreUnit(unit string) error {
 	if unit == "" {

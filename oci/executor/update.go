@@ -17,8 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// update serves wire.UpdateRequest: it applies the limits in the request on top of those in
-// force; if part of it is refused, all of it is undone.
+// update serves wire.UpdateRequest: it applies the limits in the request on top of the current
+// ones; if any part is refused, all of it is undone.
 func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	var r specs.LinuxResources
 	if len(req.Resources) > 0 {
@@ -50,8 +50,8 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 			return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
 		}
 	}
-	// libcontainer restores the limits that it was given before; limits that were never set
-	// stay in force.
+	// libcontainer restores the limits that it was given before; limits that were never set stay
+	// in force.
 	files := readLimitFiles(paths, r.Unified)
 	steps.Add("unit", func() error { return files.restoreUnit(scopeOf(paths)) }) // after the files
 	steps.Add("limits", files.restore)
@@ -64,8 +64,8 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	return nil
 }
 
-// fits refuses a memory limit below what the container uses without the page cache that it
-// can do without. On v2 the kernel would accept it, and kill.
+// fits refuses a memory limit below the container's usage without reclaimable page cache. On v2
+// the kernel would accept it, and kill.
 func fits(id string, paths map[string]string, m *specs.LinuxMemory) error {
 	if m == nil || m.Limit == nil || *m.Limit <= 0 {
 		return nil
@@ -88,8 +88,8 @@ func fits(id string, paths map[string]string, m *specs.LinuxMemory) error {
 	return nil
 }
 
-// overlaid returns config with r applied on top of its resources. Device rules must not be
-// changed here: there may be rules in force that libcontainer does not know of.
+// overlaid returns config with r applied on top of its resources. It must not change device
+// rules: libcontainer may not know all rules in force.
 func overlaid(config configs.Config, r *specs.LinuxResources) configs.Config {
 	group := *config.Cgroups
 	now := *group.Resources

@@ -19,23 +19,21 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An upgrade replaces the program and keeps the process, with its children and its
-// open descriptors. The tables are passed as JSON in a memfd, whose number is in the
-// environment.
+// An upgrade replaces the program and keeps the process, with its children and its open
+// descriptors. The tables are passed as JSON in a memfd, whose number is in the environment.
 
 // resumeEnv is the variable with the number of the memfd.
 const resumeEnv = "_CRISP_EXECUTOR_RESUME"
 
 const (
-	// quiet bounds how long an upgrade waits for operations that may take long,
-	// shutFor how long for the rest, while the output of all containers waits for us.
+	// quiet bounds how long an upgrade waits for operations that may take long, shutFor how long
+	// for the rest, while the output of all containers waits for us.
 	quiet   = 10 * time.Second
 	shutFor = 3 * time.Second
 )
 
-// savedVersion is the version of a saved, and the newest that this program can resume;
-// raise it when an older program would misread or lose something. A state without a
-// version is of version 1.
+// savedVersion is the version of a saved, and the newest that this program can resume; raise it
+// when an older program would misread or lose something. A state without a version is version 1.
 const savedVersion = 1
 
 // A saved is the whole state of an executor. Numbers are descriptors; -1 = none.
@@ -57,9 +55,9 @@ type savedContainer struct {
 	Pidfd                           int
 	Stdin, Stdout, Stderr, PTY, Log int
 	Attached                        []savedAttachment
-	Typing                          []savedAttachment `json:",omitempty"` // and no longer watch
+	Typing                          []savedAttachment `json:",omitempty"` // typing clients that no longer watch
 	Frozen                          bool              `json:",omitempty"`
-	Types                           bool              `json:",omitempty"` // settings.Stdin, whose name is taken by a descriptor
+	Types                           bool              `json:",omitempty"` // settings.Stdin; a descriptor already has that name
 }
 
 type savedAttachment struct {
@@ -79,7 +77,7 @@ type savedExec struct {
 	Code          int32
 }
 
-// upgrade serves MethodUpgrade. If the program cannot be executed, this one goes on.
+// upgrade serves MethodUpgrade. If the program cannot be executed, this one continues.
 func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 	program, err := Seal(req.Path)
 	if err != nil {
@@ -118,7 +116,7 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 
 // become executes program in place of this one, unless we are about to exit.
 func (x *Executor) become(program *os.File, env []string) error {
-	// Later requests are the new program's to handle.
+	// Later requests are for the new program.
 	return x.table.unlessLeft(func() error { return Execute(program, os.Args, env) })
 }
 
@@ -136,10 +134,9 @@ func withoutVars(env []string, names ...string) []string {
 	})
 }
 
-// save writes the tables into a memfd and makes all descriptors that they name
-// inheritable, if program understands the tables. The gate is shut, so that no
-// container can start meanwhile; one that is starting already has nothing yet that
-// could be handed over.
+// save writes the tables to a memfd and makes all descriptors in them inheritable, if program
+// understands the tables. The gate is shut, so that no container can start meanwhile; one that
+// is starting has nothing yet that could be handed over.
 func (x *Executor) save(program *os.File) (*os.File, error) {
 	if id, found := x.table.startingOne(); found {
 		return nil, fault.Unavailable.Errorf("upgrade: container %s is starting, try again", id)
@@ -168,8 +165,8 @@ func (x *Executor) save(program *os.File) (*os.File, error) {
 	return f, nil
 }
 
-// inherit sets or clears, on every descriptor in the tables, whether it survives
-// execve, and returns the tables with the descriptors' numbers.
+// inherit sets or clears, on every descriptor in the tables, whether it survives execve, and
+// returns the tables with the descriptors' numbers.
 func (x *Executor) inherit(on bool) *saved {
 	flag := unix.FD_CLOEXEC
 	if on {
@@ -203,7 +200,7 @@ func (t *table) save(s *saved, fd func(*os.File) int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, c := range t.containers {
-		if !c.stuck { // delete will find what is left of a stuck one
+		if !c.stuck { // delete will find the leftovers of a stuck one
 			s.Containers = append(s.Containers, c.save(fd))
 		}
 	}
@@ -279,13 +276,12 @@ func (e *execution) save(fd func(*os.File) int) savedExec {
 	return s
 }
 
-// Resuming reports whether this process continues the work of an executor that
-// executed it.
+// Resuming reports whether this process continues the work of an executor that executed it.
 func Resuming() bool { return os.Getenv(resumeEnv) != "" }
 
-// Resume is New in a process that is Resuming. The error is fault.WrongState, before
-// anything is taken over, if a newer executor saved the state: the containers then run
-// without an executor until crispd hands them to one, as after a crash.
+// Resume is New in a process that is Resuming. If a newer executor saved the state, the error is
+// fault.WrongState, before anything is taken over: the containers then run without an executor
+// until crispd hands them to one, as after a crash.
 func Resume(o Options) (*Executor, error) {
 	n, err := strconv.Atoi(os.Getenv(resumeEnv))
 	os.Unsetenv(resumeEnv)
@@ -341,7 +337,7 @@ func take(fd int, name string) *os.File {
 		return nil
 	}
 	unix.CloseOnExec(fd)
-	return os.NewFile(uintptr(fd), name) // non-blocking descriptors are put into the poller
+	return os.NewFile(uintptr(fd), name) // puts non-blocking descriptors into the poller
 }
 
 func (x *Executor) resume(s savedContainer) {
@@ -378,7 +374,7 @@ func (x *Executor) resume(s savedContainer) {
 }
 
 // thawSaved thaws c if it was frozen before the upgrade: a freeze lasts as long as the
-// connection that asked for it, and all connections have ended.
+// connection that requested it, and all connections have ended.
 func (x *Executor) thawSaved(c *container, s savedContainer) {
 	if !s.Frozen {
 		return
@@ -391,7 +387,7 @@ func (x *Executor) thawSaved(c *container, s savedContainer) {
 // unclaimed is how long an exec waits for an exec.wait after an upgrade.
 const unclaimed = 30 * time.Second
 
-// resume continues with an exec that was saved.
+// resume continues a saved exec.
 func (t *execs) resume(s savedExec, c *container) {
 	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}), gone: make(chan struct{}),
 		proc: &child{pid: s.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: true}}

@@ -10,9 +10,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// giveStdio makes the root of a process's user namespace own the process's pipes.
-// Otherwise nobody in there could open them by their names, such as /dev/stdout;
-// libcontainer's init gives them to the process's user, which it may only do then.
+// giveStdio makes the root of a process's user namespace the owner of the process's pipes.
+// Otherwise nobody in there could open them by their names, such as /dev/stdout; libcontainer's
+// init passes them on to the process's user, which requires that.
 func giveStdio(p *libcontainer.Process, config *configs.Config) error {
 	if !config.Namespaces.Contains(configs.NEWUSER) {
 		return nil

@@ -11,13 +11,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// Moving a process between cgroups takes a lock whose first taker waits for an RCU
-// grace period, about 10 ms: more than all the rest of a start. Takers in the next few
-// milliseconds need not wait (cgroup_threadgroup_rwsem is a per-CPU semaphore;
-// kernel/rcu/sync.c). The mount option favordynmods keeps the lock warm for good, at
-// the cost of every fork on the machine. A warmer keeps it warm only while containers
-// are being started, by moving the executor to the cgroup that it is in already, which
-// takes about 20 µs when the lock is warm. The first wait thus overlaps with what
+// Moving a process between cgroups takes a lock whose first taker waits for an RCU grace period,
+// about 10 ms: more than all the rest of a start. Takers in the next few milliseconds need not
+// wait (cgroup_threadgroup_rwsem is a per-CPU semaphore; kernel/rcu/sync.c). The mount option
+// favordynmods keeps the lock warm for good, at the cost of every fork on the machine. A warmer
+// keeps it warm only while containers are being started, by moving the executor to its current
+// cgroup, which takes about 20 µs when the lock is warm. So the first wait overlaps with what
 // precedes libcontainer's move, or with crispd's preparations (wire.MethodWarm).
 type warmer struct {
 	procs *os.File // cgroup.procs of our own cgroup; nil if there is none
@@ -43,8 +42,8 @@ func newWarmer() *warmer {
 	return &warmer{}
 }
 
-// ownCgroups returns the directories of our own cgroup by controller, in the
-// hierarchies that are mounted as a whole; the key "" is v2's.
+// ownCgroups returns the directories of our own cgroup by controller, in the hierarchies that
+// are mounted completely; the key "" is v2's.
 func ownCgroups() map[string]string {
 	all, _ := kernel.Hierarchies()
 	dirs := make(map[string]string)

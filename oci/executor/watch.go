@@ -7,16 +7,16 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// watch sees a container to its end: it waits for its init, kills what is left of it,
-// reads the rest of its output, writes the exit record and notifies the subscribers.
-// The init is reaped only when its exit is on disk: until then a successor can find its
-// exit code. After an upgrade it is called again with the saved state.
+// watch sees a container to its end: it waits for its init, kills the remaining processes, reads
+// the rest of its output, writes the exit record and notifies the subscribers. The init is
+// reaped only when its exit is on disk: until then a successor can find its exit code. After an
+// upgrade watch is called again with the saved state.
 func (x *Executor) watch(c *container) {
 	if x.table.ending(c) == nil {
 		if err := c.proc.wait(); err != nil {
 			x.log.Error("container cannot be waited for", "container", c.ID, "err", err)
 		}
-		// First of all, as systemd is about to remove the cgroup.
+		// First of all, because systemd is about to remove the cgroup.
 		killed := c.killed()
 		x.learnExit(c, killed)
 	}
@@ -42,8 +42,8 @@ func (x *Executor) learnExit(c *container, killed bool) {
 	x.table.reaped(c, e)
 }
 
-// killed reports whether the OOM killer killed a process of c, whose init has ended. If
-// c has a PID namespace, no process is left.
+// killed reports whether the OOM killer killed a process of c, whose init has ended. If c has a
+// PID namespace, no process is left.
 func (c *container) killed() bool {
 	if c.ownPID {
 		return c.oom.lostAll()
@@ -61,8 +61,8 @@ func (x *Executor) finish(c *container) {
 	default:
 	}
 	e := x.table.ending(c)
-	// The OOM killer may have killed a process in the cgroup last of all, after the
-	// init was gone.
+	// The OOM killer may have killed a process in the cgroup at the very end, after the init was
+	// gone.
 	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
 		e = exitOf(c.ID, e.Code, true, e.At)
 	}
