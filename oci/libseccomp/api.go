@@ -2,8 +2,8 @@ package seccomp
 
 import "github.com/seccomp/libseccomp-golang/upstream"
 
-// What runc uses of the binding is the binding's own. Nothing else is here, so that a
-// release of runc that uses more does not build before somebody has looked.
+// runc uses these of the binding, unchanged. Nothing else is here, so that a release of runc
+// that uses more does not build before somebody has checked it.
 type (
 	ScmpAction    = seccomp.ScmpAction
 	ScmpArch      = seccomp.ScmpArch

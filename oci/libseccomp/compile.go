@@ -1,6 +1,6 @@
-// Package seccomp takes the place of libseccomp's Go binding in runc's libcontainer, by a
-// "replace" in go.mod: it lets the filter of a seccomp profile be compiled once, and not
-// by each process that loads it, which libseccomp takes 8 to 15 ms for.
+// Package seccomp replaces libseccomp's Go binding in runc's libcontainer, by a "replace" in
+// go.mod: the filter of a seccomp profile is compiled once, and not by each process that loads
+// it, which takes libseccomp 8 to 15 ms.
 //
 //	executor                                   container's first process, exec
 //	Compile(runc's InitSeccomp(profile))       runc's InitSeccomp(profile with the rule)
@@ -9,12 +9,12 @@
 //	  runc gives up, nothing is loaded           runc exports the program: the given one
 //	Rule(program)                                runc completes, loads and reports it
 //
-// So what a profile means is runc's and libseccomp's business alone, in both processes:
-// the actions, flags, the ENOSYS of system calls that a profile does not know, and the
-// descriptor of a filter that notifies. The program travels as the name of a rule of the
-// profile, as the profile is all of runc's input. Without that rule, or with one that
-// cannot be read, libseccomp compiles as ever; so does a runc without this package, for
-// which the name is that of no system call.
+// So only runc and libseccomp define what a profile means, in both processes: the actions,
+// flags, the ENOSYS of system calls that a profile does not know, and the descriptor of a filter
+// that notifies. The program travels as the name of a rule of the profile, because the profile
+// is runc's only input. Without that rule, or with one that cannot be parsed, libseccomp
+// compiles as usual; so does a runc without this package, to which the name is not a system
+// call.
 package seccomp
 
 import (
@@ -37,10 +37,10 @@ const (
 	maxLength   = 4096 // instructions: BPF_MAXINSNS
 )
 
-// given is the program that this process was given, nil if none; a process has one profile.
+// given is the program passed to this process, nil if none; a process has one profile.
 var given []byte
 
-// compiling is what Compile makes; guarded by compilers.
+// compiling is Compile's current work; guarded by compilers.
 var (
 	compilers sync.Mutex
 	compiling *compilation
@@ -53,8 +53,8 @@ type compilation struct {
 
 var errCompiled = errors.New("filter is compiled, and not to be loaded")
 
-// Compile returns the program of the filter that load makes. load exports the program and
-// is refused it, so that it cannot go on to load it.
+// Compile returns the program of the filter that load makes. load exports the program and gets
+// an error, so that it cannot continue and load it.
 func Compile(load func() error) ([]byte, error) {
 	compilers.Lock()
 	defer compilers.Unlock()
@@ -98,9 +98,9 @@ func (c *compilation) export(f *seccomp.ScmpFilter) error {
 	return errCompiled
 }
 
-// Rule returns the name of a rule that gives a program to the process that loads the
-// profile. It has to come first, and its action to be another than the profile's default:
-// runc leaves rules without effect out.
+// Rule returns the name of a rule that passes a program to the process that loads the profile.
+// It has to come first, and its action must differ from the profile's default: runc omits rules
+// without effect.
 func Rule(program []byte) string {
 	return rulePrefix + base64.StdEncoding.EncodeToString(program)
 }
@@ -128,8 +128,8 @@ func check(program []byte) error {
 	return nil
 }
 
-// GetSyscallFromName returns the number of a system call. Asked for one of Rule's names it
-// takes the program, which stands for all rules.
+// GetSyscallFromName returns the number of a system call. For one of Rule's names it takes over
+// the program, which replaces all rules.
 func GetSyscallFromName(name string) (ScmpSyscall, error) {
 	if IsRule(name) && compiling == nil {
 		program, err := Program(name)
@@ -139,7 +139,7 @@ func GetSyscallFromName(name string) (ScmpSyscall, error) {
 		given = program
 	}
 	if given != nil {
-		return 0, nil // of no effect, see AddRule
+		return 0, nil // without effect, see AddRule
 	}
 	return seccomp.GetSyscallFromName(name)
 }

@@ -35,7 +35,7 @@ func (f *ScmpFilter) real() *seccomp.ScmpFilter {
 // AddArch adds an architecture.
 func (f *ScmpFilter) AddArch(arch ScmpArch) error { return f.real().AddArch(arch) }
 
-// AddRule adds a rule without conditions, which a given program has already.
+// AddRule adds a rule without conditions; a given program already has it.
 func (f *ScmpFilter) AddRule(call ScmpSyscall, action ScmpAction) error {
 	if given != nil {
 		return nil
@@ -51,8 +51,8 @@ func (f *ScmpFilter) AddRuleConditional(call ScmpSyscall, action ScmpAction, con
 	return f.real().AddRuleConditional(call, action, conds)
 }
 
-// ExportBPF writes the program. In Compile it keeps it and returns an error instead, with
-// which its caller gives up.
+// ExportBPF writes the program. In Compile it keeps it and returns an error instead, at which
+// its caller gives up.
 func (f *ScmpFilter) ExportBPF(file *os.File) error {
 	switch {
 	case f.compile != nil:
@@ -64,7 +64,7 @@ func (f *ScmpFilter) ExportBPF(file *os.File) error {
 	return f.real().ExportBPF(file)
 }
 
-// GetLogBit, GetNoNewPrivsBit, GetSSB and GetWaitKill return how the program is to be loaded.
+// GetLogBit, GetNoNewPrivsBit, GetSSB and GetWaitKill return how to load the program.
 
 func (f *ScmpFilter) GetLogBit() (bool, error)        { return f.real().GetLogBit() }
 func (f *ScmpFilter) GetNoNewPrivsBit() (bool, error) { return f.real().GetNoNewPrivsBit() }

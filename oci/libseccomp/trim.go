@@ -11,6 +11,6 @@ package seccomp
 // }
 import "C"
 
-// trim gives the C library's free memory back to the kernel. libseccomp takes a megabyte to
-// compile a filter, and nothing else here needs the C library's memory.
+// trim returns the C library's free memory to the kernel. libseccomp takes a megabyte to compile
+// a filter, and nothing else here needs the C library's memory.
 func trim() { C.trim() }

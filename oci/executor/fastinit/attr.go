@@ -8,7 +8,7 @@ import (
 // A mountAttr is what mount_setattr(2) sets and clears.
 type mountAttr struct{ set, clear uint64 }
 
-// plainAttrs are the flags of mount(2) with their attribute.
+// plainAttrs are the flags of mount(2) with their attributes.
 var plainAttrs = []struct {
 	flag int
 	attr uint64
@@ -20,7 +20,7 @@ var plainAttrs = []struct {
 
 const atimeFlags = unix.MS_NOATIME | unix.MS_RELATIME | unix.MS_STRICTATIME
 
-// newAttr converts the flags of a new mount; ok is false if there is no attribute for one.
+// newAttr converts the flags of a new mount; ok is false if a flag has no attribute.
 func newAttr(flags int) (attr uint64, ok bool) {
 	for _, a := range plainAttrs {
 		if flags&a.flag != 0 {
@@ -37,9 +37,8 @@ func newAttr(flags int) (attr uint64, ok bool) {
 	return attr, flags&^atimeFlags == 0
 }
 
-// bindAttr returns what a bind mount changes of its source's attributes. If it asks for
-// any, those that it does not ask for are cleared, except when files were accessed, as with
-// libcontainer.
+// bindAttr returns how a bind mount changes its source's attributes. If it requests any, all
+// others are cleared, except those for access times, as with libcontainer.
 func bindAttr(m *configs.Mount) (mountAttr, bool) {
 	flags := m.Flags &^ (unix.MS_BIND | unix.MS_REC)
 	if flags == 0 && m.ClearedFlags == 0 {

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Setting is what Container needs beside the configuration.
+// A Setting is what Container needs besides the configuration.
 type Setting struct {
 	ID       string
 	CgroupV2 bool
@@ -78,7 +78,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	return p, p.process(q)
 }
 
-// supported reports whether a configuration has only what Container knows.
+// supported reports whether a configuration has only what Container supports.
 func supported(c *configs.Config) bool {
 	switch {
 	case c.NoPivotRoot, c.ParentDeathSignal != 0, c.Umask != nil, c.MountLabel != "", c.ProcessLabel != "",
@@ -103,13 +103,13 @@ func supported(c *configs.Config) bool {
 	})
 }
 
-// SeccompSupported reports whether a profile needs nobody to listen to it.
+// SeccompSupported reports whether a profile needs no listener.
 func SeccompSupported(s *configs.Seccomp) bool {
 	return s == nil || s.ListenerPath == "" && s.DefaultAction != configs.Notify &&
 		!slices.ContainsFunc(s.Syscalls, func(c *configs.Syscall) bool { return c == nil || c.Action == configs.Notify })
 }
 
-// tree clones a tree of the host into a slot. top holds for its first mount, all for all of
+// tree clones a tree of the host into a slot. top applies to its first mount, all to all of
 // them.
 func (p *Plan) tree(slot uint64, source string, recursive bool, top, all mountAttr, propagation int) {
 	p.add(stepTree, "bind "+source, slot, recursive, top.set, top.clear, all.set, all.clear,
@@ -150,9 +150,9 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 			}
 			all = mountAttr{r.Attr_set, r.Attr_clr}
 		}
-		// What the host mounts between the clone and its attachment would be missed by one that
-		// is to receive it.
-		propagation := unix.MS_SLAVE | unix.MS_REC // of who asks for none, as with libcontainer
+		// A private clone would miss what the host mounts between the clone and its attachment,
+		// although it should receive it.
+		propagation := unix.MS_SLAVE | unix.MS_REC // the default, as with libcontainer
 		switch n := len(m.PropagationFlags); {
 		case n == 1 && m.PropagationFlags[0]&^unix.MS_REC == unix.MS_PRIVATE:
 			propagation = m.PropagationFlags[0]
@@ -191,13 +191,13 @@ func inProc(name string) bool {
 	return clean == "/proc" || strings.HasPrefix(clean, "/proc/")
 }
 
-// flagOf are the namespaces of which a container may have a new one, or join one.
+// flagOf are the namespaces that a container may create or join.
 var flagOf = map[configs.NamespaceType]int{
 	configs.NEWNET: unix.CLONE_NEWNET, configs.NEWIPC: unix.CLONE_NEWIPC, configs.NEWUTS: unix.CLONE_NEWUTS,
 	configs.NEWPID: unix.CLONE_NEWPID, configs.NEWNS: unix.CLONE_NEWNS, configs.NEWCGROUP: unix.CLONE_NEWCGROUP,
 }
 
-// namespaces appends the steps after which the child is in its namespaces, and in a mount
+// namespaces appends the steps that put the child into its namespaces, and into a mount
 // namespace without any of the host's mounts.
 func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	fresh, mounts, joinsPID := 0, false, false
@@ -230,10 +230,10 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	}
 	p.add(stepJoin, "leave the host's mounts", extraFD, unix.CLONE_NEWNS)
 	p.add(stepUnshare, "make mount namespace", unix.CLONE_NEWNS)
-	if joinsPID { // whoever is in there must not meet a process that sees the host's mounts
+	if joinsPID { // processes in there must not meet one that sees the host's mounts
 		p.fork()
 	}
-	if p.JoinsEarly { // the cgroup that it is in becomes the namespace's root
+	if p.JoinsEarly { // its current cgroup becomes the namespace's root
 		p.add(stepWait, "wait for the executor")
 		p.add(stepUnshare, "make cgroup namespace", unix.CLONE_NEWCGROUP)
 	}
@@ -279,7 +279,7 @@ func (p *Plan) mounts(config *configs.Config, binds map[int]uint64, nodes map[st
 	return nil
 }
 
-// mountable reports whether a mount without a source is one of those that the child makes.
+// mountable reports whether the child can make a mount without a source.
 func mountable(m *configs.Mount) bool {
 	if len(m.PropagationFlags) > 0 || m.RecAttr != nil || m.IDMapping != nil || m.Extensions != 0 {
 		return false

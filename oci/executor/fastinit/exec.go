@@ -5,7 +5,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Exec plans a process in a container that runs, whose init is to be given to Start.
+// Exec plans a process in a running container, whose init must be passed to Start.
 func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 	switch {
 	case config.RootlessEUID, config.ProcessLabel != "", config.Umask != nil, config.Personality != nil, config.MemoryPolicy != nil,

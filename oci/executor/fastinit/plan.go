@@ -7,7 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A step is what the child can do; child.c has the arguments of each.
+// A step is an operation of the child; child.c defines the arguments of each.
 type step uint64
 
 const (
@@ -36,14 +36,14 @@ const (
 // maxSlots bounds the mounts that the child keeps at once.
 const maxSlots = 900 // of 1024 descriptors that a process usually may have
 
-// A Plan is what a child is to do.
+// A Plan is what a child has to do.
 type Plan struct {
 	// JoinsEarly is set if the child waits twice: until it is in its cgroups, and until
 	// everything is ready for its program.
 	JoinsEarly bool
 
 	newPID bool // it is the first process of a PID namespace
-	forks  int  // the step after which it goes on as another process, in a PID namespace that there is; 0 = none
+	forks  int  // the step after which it continues as another process, in an existing PID namespace; 0 = none
 
 	data  []byte
 	what  []string // describes each step
@@ -52,8 +52,8 @@ type Plan struct {
 	cwd   string
 }
 
-// add appends a step with its arguments: int, uint64, string, []string or []byte. what is
-// the beginning of its errors.
+// add appends a step with its arguments: int, uint64, string, []string or []byte. what begins
+// its errors.
 func (p *Plan) add(s step, what string, args ...any) {
 	p.what = append(p.what, what)
 	p.number(uint64(s))
@@ -94,7 +94,7 @@ func (p *Plan) bytes(b []byte) {
 	}
 }
 
-// slot returns a place in which the child keeps a mount.
+// slot returns a slot in which the child keeps a mount.
 func (p *Plan) slot() (uint64, error) {
 	if p.slots == maxSlots {
 		return 0, ErrUnsupported
@@ -103,7 +103,7 @@ func (p *Plan) slot() (uint64, error) {
 	return p.slots - 1, nil
 }
 
-// A report is what the child says of a step: fixed by child.c.
+// A report is the child's message about a step; child.c defines its form.
 type report struct {
 	kind, step, detail uint64
 	errno              int64
@@ -116,7 +116,7 @@ func parse(b []byte) report {
 	return report{n.Uint64(b), n.Uint64(b[8:]), n.Uint64(b[16:]), int64(n.Uint64(b[24:]))}
 }
 
-// failure converts a report into what users are told; libcontainer's words, where it has any.
+// failure converts a report into an error for users, in libcontainer's words where it has any.
 func (p *Plan) failure(r report) error {
 	what := fmt.Sprintf("step %d", r.step)
 	if r.step < uint64(len(p.what)) {

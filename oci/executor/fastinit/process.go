@@ -23,7 +23,7 @@ type Process struct {
 	Seccomp         *Filter // nil = none
 }
 
-// A Filter is a seccomp program as the kernel takes it.
+// A Filter is a seccomp program in the kernel's form.
 type Filter struct {
 	Program []byte // struct sock_filter, seccomp(2)
 	Flags   uint64 // of SECCOMP_SET_MODE_FILTER
@@ -59,7 +59,7 @@ func (p *Plan) process(q Process) error {
 	return nil
 }
 
-// capabilities are the bits by name.
+// capabilities maps names to bits.
 var capabilities = sync.OnceValue(func() map[string]uint64 {
 	m := make(map[string]uint64)
 	for _, c := range capability.ListKnown() {
@@ -68,8 +68,7 @@ var capabilities = sync.OnceValue(func() map[string]uint64 {
 	return m
 })
 
-// bits returns a set of capabilities as capset(2) has it. Unknown ones are passed over, as by
-// libcontainer.
+// bits returns a set of capabilities for capset(2). It skips unknown ones, like libcontainer.
 func bits(names []string) (set uint64) {
 	for _, n := range names {
 		set |= capabilities()[n]
@@ -77,7 +76,7 @@ func bits(names []string) (set uint64) {
 	return set
 }
 
-// unique drops all variables of a name but the last.
+// unique drops all but the last variable of each name.
 func unique(env []string) []string {
 	seen := make(map[string]bool, len(env))
 	out := make([]string, 0, len(env))

@@ -10,19 +10,19 @@ import (
 	"syscall"
 )
 
-// spawning is held for each call of spawn: it has one set of descriptors.
+// spawning is held for each call of spawn, which has only one set of descriptors.
 var spawning sync.Mutex
 
-// reserve keeps the descriptors that spawn needs. Called early, it gets low ones: a fork
-// copies those below them too.
+// reserve reserves the descriptors that spawn needs. Called early, it gets low ones: a fork also
+// copies those below them.
 func reserve() error {
 	spawning.Lock()
 	defer spawning.Unlock()
 	return errnoOf(C.spawn_reserve())
 }
 
-// spawn forks a child of the calling thread with these files as its descriptors from 0 on,
-// and returns its PID when it executes the program.
+// spawn forks a child of the calling thread with these files as its descriptors from 0 on, and
+// returns its PID when it executes the program.
 func spawn(files [C.SPAWN_FILES]*os.File, flags uintptr) (int, error) {
 	var fds [C.SPAWN_FILES]C.int
 	for i, f := range files {

@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// extraFD is the descriptor that a child gets beside its stdio, the connection and the plan:
-// the template for a container, the pidfd of its container's init for an exec.
+// extraFD is the child's descriptor besides stdio, the connection and the plan: the template for
+// a container, the pidfd of its container's init for an exec.
 const extraFD = 5
 
 // Options are the arguments of Start.
@@ -19,16 +19,15 @@ type Options struct {
 	Init  *os.File    // for an Exec: the pidfd of the container's init
 }
 
-// A Child is a process that was started. It waits when it is ready (Await), until Proceed.
+// A Child is a started process. When it is ready it waits (Await), until Proceed.
 type Child struct {
 	Pid   int
 	plan  *Plan
 	conn  *os.File
-	early []report // what it sent before its PID was known
+	early []report // received before its PID was known
 }
 
-// Start forks a child, which is a child of the calling thread. The caller has locked the
-// goroutine to it.
+// Start forks a child of the calling thread, to which the caller has locked the goroutine.
 func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
@@ -58,7 +57,7 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	if err != nil {
 		return nil, fmt.Errorf("start init: %w", err)
 	}
-	theirs.Close() // or its end would not be noticed
+	theirs.Close() // or its end would go unnoticed
 	c := &Child{Pid: pid, plan: p, conn: conn}
 	if p.forks > 0 {
 		return c, c.follow()
@@ -66,7 +65,7 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	return c, nil
 }
 
-// follow returns when the child goes on as another process.
+// follow returns when the child continues as another process.
 func (c *Child) follow() error {
 	first := c.Pid
 	defer unix.Wait4(first, nil, 0, nil)
@@ -82,7 +81,7 @@ func (c *Child) follow() error {
 			return nil
 		case r.kind == 'e' && r.step <= uint64(c.plan.forks): // before it could fork
 			return c.plan.failure(r)
-		default: // of the other process, which was quicker
+		default: // of the other process, which was faster
 			c.early = append(c.early, r)
 		}
 	}
@@ -95,12 +94,12 @@ func fdOf(f *os.File) (fd uintptr) {
 		err = raw.Control(func(n uintptr) { fd = n })
 	}
 	if err != nil {
-		return ^uintptr(0) // closed: the fork will say so
+		return ^uintptr(0) // closed: the fork will report it
 	}
 	return fd
 }
 
-// file returns a plan as a file.
+// file writes a plan to a memfd.
 func (p *Plan) file() (*os.File, error) {
 	fd, err := unix.MemfdCreate("plan", unix.MFD_CLOEXEC)
 	if err != nil {
@@ -114,13 +113,13 @@ func (p *Plan) file() (*os.File, error) {
 	return f, nil
 }
 
-// fork appends the step by which the child goes on in the PID namespace that it has joined.
+// fork appends the step by which the child continues in the PID namespace that it has joined.
 func (p *Plan) fork() {
 	p.forks = len(p.what)
 	p.add(stepFork, "fork")
 }
 
-// errEnded means that the child has ended without a word.
+// errEnded means that the child ended without a report.
 var errEnded = errors.New("init ended before its program was executed")
 
 // Await returns when the child waits for Proceed.
@@ -139,14 +138,14 @@ func (c *Child) Await() error {
 	}
 }
 
-// Proceed lets the child go on.
+// Proceed lets the child continue.
 func (c *Child) Proceed() error {
 	_, err := c.conn.Write([]byte{'g'})
 	return err
 }
 
-// Executed returns when the child has executed its program, or has ended: whoever knows its
-// PID can tell by its name. The connection is closed then.
+// Executed returns when the child has executed its program, or has ended: its name tells which.
+// The connection is closed then.
 func (c *Child) Executed() error {
 	for {
 		switch r, err := c.read(); {
@@ -160,7 +159,7 @@ func (c *Child) Executed() error {
 	}
 }
 
-// Close ends the connection; a child that waits exits then.
+// Close ends the connection; a waiting child then exits.
 func (c *Child) Close() { c.conn.Close() }
 
 func (c *Child) read() (report, error) {

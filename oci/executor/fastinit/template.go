@@ -15,8 +15,8 @@ type Starter struct {
 	template *os.File // the mount namespace that children copy
 }
 
-// New makes a starter, whose children execute this program. The error says what the kernel
-// cannot do: the attributes of mounts that it sets need Linux 5.14.
+// New returns a starter, whose children execute this program. The error says what the kernel
+// lacks: the mount attributes that it sets require Linux 5.14.
 func New() (*Starter, error) {
 	if err := reserve(); err != nil {
 		return nil, err
