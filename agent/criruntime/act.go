@@ -96,8 +96,8 @@ func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Actio
 	return Fault(err)
 }
 
-// prepare makes what the pod needs on this node. It is done before each start of
-// a container too: what a volume shows may have been lost or may have changed.
+// prepare makes what the pod needs on this node. It also runs before each start of a container:
+// the content of a volume may have been lost or changed.
 func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
 	stage.Next(ctx, "volumes")
 	if err := d.makeFiles(ctx, pod); err != nil {
@@ -111,7 +111,7 @@ func (d *Driver) prepare(ctx context.Context, pod *v1.Pod) error {
 	return err
 }
 
-// ready asks whether the runtime can run a sandbox now.
+// ready returns an error if the runtime cannot run a sandbox now.
 func (d *Driver) ready(ctx context.Context, hostNetwork bool) error {
 	resp, err := d.runtime.Status(ctx, false)
 	if err != nil {

@@ -14,8 +14,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// containerConfig translates one container, reads what it refers to, and makes what it
-// mounts. images are the references of the images that it mounts, by their names.
+// containerConfig translates one container, reads the objects that its environment refers to,
+// and makes the sources of its mounts. images maps the references in its image volumes to the
+// runtime's.
 func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images map[string]string) (*cri.ContainerConfig, error) {
 	refs, err := d.references(in.Pod, c.Spec)
 	if err != nil {
@@ -95,8 +96,8 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, e
 	return refs, errors.Join(problems...)
 }
 
-// envFile reads a file of an emptyDir. It is the containers' own: it may be a link that
-// leads out, or a pipe that nobody writes to.
+// envFile reads a file of an emptyDir. The containers control it: it may be a link that leads
+// out, or a pipe that nobody writes to.
 func (d *Driver) envFile(pod *v1.Pod, file podspec.FileRef) ([]byte, error) {
 	dir, ok := d.volumes.EmptyDirs(pod)[file.Volume]
 	if !ok {
@@ -117,7 +118,7 @@ func (d *Driver) envFile(pod *v1.Pod, file podspec.FileRef) ([]byte, error) {
 	return data, nil
 }
 
-// sources are what the mounts of a container show.
+// sources returns the sources of a container's mounts.
 func (d *Driver) sources(pod *v1.Pod, c *podspec.Container, images map[string]string) ([]podspec.Source, error) {
 	var list []podspec.Source
 	for i := range c.Spec.VolumeMounts {

@@ -1,18 +1,17 @@
-// Package criruntime drives a container runtime for the agent's workers: it observes
-// pods and does the actions of a plan, all through CRI and nothing else. The
-// same driver runs against crispd, containerd or a fake.
+// Package criruntime drives a container runtime for the agent's workers: it observes pods and
+// does the actions of a plan, through CRI alone. The same driver runs against crispd, containerd
+// or a fake.
 //
-// The runtime is the ground truth for what runs; the labels and annotations that
-// criruntime puts on sandboxes and containers are how it finds its own again
-// (agent/podspec). What pods become is translated there, and their files are kept
-// by agent/podfiles: the driver gathers what the translation depends on, observes
-// and acts. It reads, below the agent's root,
+// The runtime is the ground truth for what runs; criruntime finds its pods again by the labels
+// and annotations that it puts on sandboxes and containers (agent/podspec). podspec translates
+// pods, and agent/podfiles keeps their files: the driver gathers the input of the translation,
+// observes and acts. Below the agent's root it reads
 //
 //	config.json             credentials of the node for registries, as docker writes it
-//	images/                 with whose credentials images were pulled: see the package pullrecords
+//	images/                 the credentials with which images were pulled: see pullrecords
 //	seccomp/                the profiles of type Localhost
 //
-// A Driver is used by all workers at once.
+// All workers share one Driver.
 package criruntime
 
 import (
@@ -33,7 +32,7 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-// Options are what a Driver works with.
+// Options configure a Driver.
 type Options struct {
 	Root           string // the agent's directory, absolute
 	Runtime        internalapi.RuntimeService
@@ -42,14 +41,14 @@ type Options struct {
 	NodeName       string
 	ResolvConf     string   // of the node; what pods get for dnsPolicy Default
 	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; none: as Default
-	ClusterDomain  string   // what the names of pods with a subdomain end in
+	ClusterDomain  string   // suffix of the names of pods with a subdomain
 	SeccompDefault bool     // RuntimeDefault for containers that name no profile
 	NoCPUQuota     bool     // do not enforce CPU limits
 	Pulls          Pulls
-	MaxBackoff     time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
+	MaxBackoff     time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
 
-	Plugins *keyring.Plugins    // know more credentials; may be nil
-	Pulled  *pullrecords.Ledger // which pods may use which image; nil: all pods all images
+	Plugins *keyring.Plugins    // provide more credentials; may be nil
+	Pulled  *pullrecords.Ledger // which pods may use which image; nil: every pod may use every image
 
 	Progress PullWatcher
 
@@ -60,7 +59,7 @@ type Options struct {
 	Log              *slog.Logger
 }
 
-// A Driver carries out actions. It implements worker.Runtime but for Report.
+// A Driver carries out actions. It implements worker.Runtime except for Report.
 type Driver struct {
 	o       Options
 	files   *podfiles.Store
@@ -70,12 +69,12 @@ type Driver struct {
 	puller  *puller
 	events  podEvents
 	volumes *volume.Maker
-	// resolved is resolvedConf; another one in tests.
+	// resolved is resolvedConf, except in tests.
 	resolved string
 
 	mu    sync.Mutex
 	seen  map[podsync.Key]seen // as of the last Observe; guarded by mu
-	clean map[string]bool      // pods that hold nothing any more, by UID; guarded by mu
+	clean map[string]bool      // pods that hold no resources any more, by UID; guarded by mu
 }
 
 // New returns a Driver.
@@ -102,8 +101,8 @@ func New(o Options) *Driver {
 // podEvents records events of pods and their containers.
 type podEvents struct{ event.Recorder }
 
-// record records an event of a container. Its message names the container and not
-// the ID, or no two events would be the same.
+// record records an event of a container. The message names the container instead of the ID:
+// otherwise no two events would be equal, to be counted as one.
 func (e podEvents) record(pod *v1.Pod, container, id, kind, reason, message string) {
 	if id != "" {
 		message = strings.ReplaceAll(message, id, container)

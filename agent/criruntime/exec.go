@@ -15,8 +15,8 @@ import (
 // maxOutput is how much of a probe's output is kept for its event.
 const maxOutput = 10 << 10
 
-// ProbeExec runs the command of a probe, as probe.Prober says. Of the container's
-// environment it knows what the manifest says outright.
+// ProbeExec implements probe.Prober: it runs the command of a probe. It expands only the
+// environment variables whose values are in the manifest.
 func (d *Driver) ProbeExec(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (probe.Answer, error) {
 	env := map[string]string{}
 	for _, e := range c.Env {

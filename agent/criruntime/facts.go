@@ -20,12 +20,12 @@ func readKernel() podspec.Kernel {
 	k.Swap = kernel.SwapLimit()
 	_, err = os.Stat("/sys/fs/selinux/enforce")
 	k.SELinux = err == nil
-	k.Throttles, _ = filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // the pattern is good
+	k.Throttles, _ = filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // no error: the pattern is valid
 	slices.SortFunc(k.Throttles, func(a, b string) int { return cpuOf(a) - cpuOf(b) })
 	return k
 }
 
 func cpuOf(path string) int {
-	n, _ := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(path)), "cpu")) // by the glob's pattern
+	n, _ := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(path)), "cpu")) // the glob's pattern ensures a number
 	return n
 }

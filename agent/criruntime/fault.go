@@ -11,19 +11,18 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// An Error is an action that failed, with the reason under which the kubelet
-// shows the same.
+// An Error is the error of an action that failed, with the kubelet's reason for it.
 type Error struct {
 	reason string
 	err    error
 }
 
-// Reason is one CamelCase word: the reason of a container's waiting state.
+// Reason returns one CamelCase word, for a container's waiting state.
 func (e *Error) Reason() string { return e.reason }
 func (e *Error) Error() string  { return e.err.Error() }
 func (e *Error) Unwrap() error  { return e.err }
 
-// Reasoned gives an error the reason under which it is shown; nil stays nil.
+// Reasoned attaches the reason to show for an error; nil stays nil.
 func Reasoned(reason string, err error) error {
 	if err == nil {
 		return nil
@@ -31,8 +30,8 @@ func Reasoned(reason string, err error) error {
 	return &Error{reason, err}
 }
 
-// Fault gives an error of a CRI call its kind, and as text the sentence of the
-// runtime alone.
+// Fault maps the status code of a CRI call's error to a fault kind, and its text to the
+// runtime's message alone.
 func Fault(err error) error {
 	if err == nil || errors.Is(err, context.Canceled) {
 		return err
@@ -60,7 +59,7 @@ func Fault(err error) error {
 	return errors.New(s.Message())
 }
 
-// innermost takes gRPC's wrapping off the sentence of the dialler.
+// innermost strips gRPC's wrapping from the dialler's error.
 func innermost(text string) string {
 	if i := strings.Index(text, "dial unix "); i >= 0 {
 		return strings.Trim(text[i:], `"`)
@@ -68,7 +67,7 @@ func innermost(text string) string {
 	return text
 }
 
-// reasonOf is the reason of an error that knows one, or "".
+// reasonOf returns the reason of an error that has one, or "".
 func reasonOf(err error) string {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.reason
@@ -76,8 +75,8 @@ func reasonOf(err error) string {
 	return ""
 }
 
-// unimplemented reports whether the runtime does not have the call. Some say so
-// without the code for it.
+// unimplemented reports whether the runtime does not implement the call. Some runtimes say so
+// with another code.
 func unimplemented(err error) bool {
 	s, ok := status.FromError(err)
 	return ok && (s.Code() == codes.Unimplemented || strings.Contains(s.Message(), "not implemented"))

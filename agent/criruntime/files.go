@@ -35,8 +35,8 @@ func (d *Driver) forgetFiles(uid string) error {
 	return nil
 }
 
-// release removes what only a pod that runs needs: its volumes, its cgroup and its
-// user IDs. Nothing of it runs. It is safe to repeat.
+// release removes what only a running pod needs: its volumes, its cgroup and its user IDs. The
+// caller ensures that nothing of it runs. It is safe to repeat.
 func (d *Driver) release(uid string) error {
 	if err := d.volumes.Remove(types.UID(uid)); err != nil {
 		return err
@@ -58,7 +58,7 @@ func (d *Driver) setClean(uid string, is bool) {
 	}
 }
 
-// Clean reports whether a pod holds nothing any more that only a pod that runs needs.
+// Clean reports whether a pod holds nothing any more that only a running pod needs.
 func (d *Driver) Clean(uid types.UID) bool {
 	d.mu.Lock()
 	clean := d.clean[string(uid)]

@@ -21,7 +21,7 @@ import (
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
 
-// A puller brings images here, for pods that may use them.
+// A puller pulls images, and checks that pods may use them.
 type puller struct {
 	images   internalapi.ImageManagerService
 	config   string              // path of the node's own credentials, as docker writes them
@@ -35,8 +35,8 @@ type puller struct {
 	log      *slog.Logger
 }
 
-// ensure brings the image of a container here, as its pull policy says. It returns the
-// reference to create the container from, and the image.
+// ensure pulls the image of a container if its pull policy says so. It returns the reference to
+// create the container from, and the image.
 func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (string, *cri.Image, error) {
 	handler, err := handlerOf(pod, p.objects, p.host)
 	if err != nil {
@@ -76,14 +76,14 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 		err = Reasoned("ImageInspectError", fmt.Errorf("image %s vanished after it was pulled", c.Image))
 	}
 	if err == nil && p.pulled != nil {
-		if err := p.pulled.Done(spec.Image, image.Id, by); err != nil { // others will have to pull it again
+		if err := p.pulled.Done(spec.Image, image.Id, by); err != nil { // without a record other pods have to pull it again
 			p.log.WarnContext(ctx, "pull not noted", "err", err)
 		}
 	}
 	return ref, image, err
 }
 
-// mayUse reports whether a pod may use an image that is here: it could pull it.
+// mayUse reports whether a pod may use a local image, because it could pull it.
 func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error) {
 	if p.pulled == nil {
 		return true, nil
@@ -99,13 +99,13 @@ func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error
 		}
 	}
 	may, err := p.pulled.MayUse(name, image.Id, secrets)
-	if err != nil { // if it may not use the image, it pulls, and the record is written anew
+	if err != nil { // the pod pulls if it may not use the image, which writes the record anew
 		p.log.Warn("record of who may use an image not read or written", "image", name, "err", err)
 	}
 	return may, nil
 }
 
-// image asks for an image; nil is one that is not there.
+// image returns the local image, nil if there is none.
 func (p *puller) image(ctx context.Context, spec *cri.ImageSpec) (*cri.Image, error) {
 	resp, err := p.images.ImageStatus(ctx, spec, false)
 	if err = Fault(err); errors.Is(err, fault.Invalid) {
@@ -116,7 +116,7 @@ func (p *puller) image(ctx context.Context, spec *cri.ImageSpec) (*cri.Image, er
 	return resp.GetImage(), nil
 }
 
-// tagged adds the tag that an image without tag and digest has.
+// tagged adds the default tag to an image reference with neither tag nor digest.
 func tagged(image string) string {
 	name := image[strings.LastIndex(image, "/")+1:]
 	if strings.ContainsAny(name, ":@") {
@@ -125,9 +125,8 @@ func tagged(image string) string {
 	return image + ":latest"
 }
 
-// pull waits for its turn and pulls, with each credential that fits until one is
-// taken. It returns the secret of that one; nil if it was the node's, or none was
-// needed.
+// pull waits for its turn and pulls, trying each matching credential until the registry accepts
+// one. It returns that credential's secret; nil if the node's was used, or none was needed.
 func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *cri.ImageSpec, sandbox *cri.PodSandboxConfig) (ref string, by *keyring.Source, err error) {
 	credentials, err := p.credentials(ctx, pod, spec.Image)
 	if err != nil {
@@ -148,7 +147,7 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 			if err == nil {
 				return
 			}
-			if noteErr := p.pulled.Failed(spec.Image); noteErr != nil { // others will have to pull it, if it came
+			if noteErr := p.pulled.Failed(spec.Image); noteErr != nil { // other pods have to pull it too, if it arrived
 				p.log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
 			}
 		}()
@@ -196,8 +195,8 @@ func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials [
 	return "", nil, errors.Join(errs...)
 }
 
-// credentials are the pod's pull secrets, what plugins know, and the node's own. A missing
-// secret is reported and left out: the pull may succeed without.
+// credentials returns those of the pod's pull secrets, of the plugins, and of the node. A
+// missing secret is reported and left out: the pull may succeed without it.
 func (p *puller) credentials(ctx context.Context, pod *v1.Pod, image string) ([]keyring.Credential, error) {
 	ring, missing, err := p.ring(pod)
 	if err != nil {
@@ -215,8 +214,7 @@ func (p *puller) credentials(ctx context.Context, pod *v1.Pod, image string) ([]
 	return slices.Insert(found, node, p.plugins.Lookup(ctx, image)...), nil
 }
 
-// ring has the pod's pull secrets, but for those that are missing, and the node's own
-// credentials.
+// ring returns the pod's pull secrets, except the missing ones, and the node's own credentials.
 func (p *puller) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err error) {
 	if ring, err = keyring.Load(p.config); err != nil {
 		return nil, nil, err

@@ -13,8 +13,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// hook runs a postStart or preStop handler in or against the container id of c.
-// There is no limit but ctx.
+// hook runs a postStart or preStop handler in or against the container id of c. Only ctx limits
+// its time.
 func (d *Driver) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, h *v1.LifecycleHandler) error {
 	switch {
 	case h.Exec != nil:
@@ -29,8 +29,8 @@ func (d *Driver) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id stri
 	return errors.New("handler names no action that there is")
 }
 
-// httpHook makes one request; what the answer says does not matter. A server that
-// was asked for HTTPS and speaks HTTP is asked again so.
+// httpHook makes one request and ignores the response. A server that answers an HTTPS request
+// with HTTP is asked again by HTTP.
 func (d *Driver) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, a *v1.HTTPGetAction) error {
 	host := a.Host
 	if host == "" {
@@ -63,7 +63,7 @@ func (d *Driver) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, a *
 	return err
 }
 
-// addresses are those of the pod's sandbox, or the node's on its network.
+// addresses returns those of the pod's sandbox, or the node's with its network.
 func (d *Driver) addresses(ctx context.Context, pod *v1.Pod) ([]string, error) {
 	have, err := d.observeSandboxes(ctx, pod)
 	if err != nil {

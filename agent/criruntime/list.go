@@ -21,16 +21,16 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Found is a pod as the runtime alone knows it.
+// A Found is a pod as the runtime reports it.
 type Found struct {
-	// Pod has its metadata, the names and images of its containers and its
-	// status. The rest of its spec is not in the runtime.
+	// Pod has its metadata, the names and images of its containers and its status. The runtime
+	// has no more of its spec.
 	Pod  *v1.Pod
 	Have podsync.Have
 }
 
-// List returns all pods of a runtime by namespace and name, whoever made them:
-// an agent, a kubelet or crictl. No agent needs to run.
+// List returns all pods of a runtime by namespace and name, whoever made them: an agent, a
+// kubelet or crictl. It works without an agent.
 func List(ctx context.Context, runtime internalapi.RuntimeService, node status.Node) ([]Found, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, nil)
 	if err != nil {
@@ -42,7 +42,7 @@ func List(ctx context.Context, runtime internalapi.RuntimeService, node status.N
 	}
 	pods := map[string]*Found{} // by UID
 	uids := map[string]string{} // sandbox → UID
-	// The newest sandbox of a pod comes last and tells its labels.
+	// The newest sandbox of a pod comes last, so that its labels count.
 	slices.SortStableFunc(sandboxes, func(a, b *cri.PodSandbox) int { return cmp.Compare(a.CreatedAt, b.CreatedAt) })
 	for _, sb := range sandboxes {
 		resp, err := runtime.PodSandboxStatus(ctx, sb.Id, false)
@@ -124,15 +124,14 @@ func (f *Found) complete(node status.Node) {
 			spec.Containers = append(spec.Containers, v1.Container{Name: c.Name, Image: c.Image})
 		}
 	}
-	spec.HostNetwork = f.Have.Sandboxes[0].HostNetwork // a found pod has at least one
+	spec.HostNetwork = f.Have.Sandboxes[0].HostNetwork // a found pod has at least one sandbox
 	f.Pod.CreationTimestamp = metav1.Time{Time: f.Have.Sandboxes[len(f.Have.Sandboxes)-1].CreatedAt}
 	f.Pod.Status = status.Of(f.Pod, f.Have, nil, node, time.Now())
 	f.explain()
 }
 
-// explain adds what the runtime does not know and the agent leaves in files: that
-// the pod is being ended or was stopped, and why containers wait. It is shown as far as it fits
-// what the runtime has.
+// explain adds what only the agent's files tell: that the pod is ending or was stopped, and why
+// containers wait. It adds only what matches the state in the runtime.
 func (f *Found) explain() {
 	dir := f.Pod.Annotations[podspec.AnnotationDir]
 	if dir == "" || filepath.Base(dir) != string(f.Pod.UID) {

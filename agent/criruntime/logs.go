@@ -32,7 +32,7 @@ func (d *Driver) Logs(ctx context.Context) (map[string]string, error) {
 		if path == "" {
 			resp, err := d.runtime.ContainerStatus(ctx, c.Id, false)
 			if err != nil {
-				continue // it has gone meanwhile
+				continue // removed meanwhile
 			}
 			path = resp.GetStatus().GetLogPath()
 		}
@@ -43,13 +43,13 @@ func (d *Driver) Logs(ctx context.Context) (map[string]string, error) {
 	return logs, nil
 }
 
-// Reopen has the runtime open the log of a container anew.
+// Reopen makes the runtime reopen the log of a container.
 func (d *Driver) Reopen(ctx context.Context, id string) error {
 	return Fault(d.runtime.ReopenContainerLog(ctx, id))
 }
 
 // Running returns a logread.Options.Running for a container. A container that the runtime does
-// not know has ended; while the runtime is away, a container that ran still does.
+// not know has ended; while the runtime is away, a container counts as running.
 func Running(runtime internalapi.RuntimeService, id string) func(context.Context) (bool, error) {
 	return func(ctx context.Context) (bool, error) {
 		resp, err := runtime.ContainerStatus(ctx, id, false)

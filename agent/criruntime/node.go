@@ -15,8 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// handlerOf is what the pod's RuntimeClass names; "" is the runtime's default. A
-// name that the runtime does not know is an error that lists those it does.
+// handlerOf returns the handler of the pod's RuntimeClass; "" is the runtime's default. A
+// handler that the runtime does not have is an error, which lists those that it has.
 func handlerOf(pod *v1.Pod, objects Objects, host Host) (string, error) {
 	class, err := classOf(pod, objects)
 	if err != nil || class == nil {
@@ -28,7 +28,7 @@ func handlerOf(pod *v1.Pod, objects Objects, host Host) (string, error) {
 	return class.Handler, nil
 }
 
-// classOf is the RuntimeClass that a pod names; nil if it names none.
+// classOf returns the RuntimeClass that a pod names; nil if it names none.
 func classOf(pod *v1.Pod, objects Objects) (*nodev1.RuntimeClass, error) {
 	if pod.Spec.RuntimeClassName == nil || *pod.Spec.RuntimeClassName == "" {
 		return nil, nil
@@ -36,8 +36,8 @@ func classOf(pod *v1.Pod, objects Objects) (*nodev1.RuntimeClass, error) {
 	return objects.RuntimeClass(*pod.Spec.RuntimeClassName)
 }
 
-// Overhead is what the pod needs besides what its containers do: its own, or its
-// RuntimeClass's.
+// Overhead returns the resources of the pod beyond those of its containers: from its spec, or
+// from its RuntimeClass.
 func Overhead(pod *v1.Pod, objects Objects) v1.ResourceList {
 	if pod.Spec.Overhead != nil {
 		return pod.Spec.Overhead
@@ -48,7 +48,7 @@ func Overhead(pod *v1.Pod, objects Objects) v1.ResourceList {
 	return nil
 }
 
-// node is what is known of the node now.
+// node returns what podspec needs of the node.
 func (d *Driver) node() podspec.Node {
 	return podspec.Node{
 		Agent:          d.agent,
@@ -63,12 +63,12 @@ func (d *Driver) node() podspec.Node {
 	}
 }
 
-// sized is what a pod's resources depend on.
+// sized returns the part of the Input that a pod's resources depend on.
 func (d *Driver) sized(pod *v1.Pod) *podspec.Input {
 	return &podspec.Input{Node: d.node(), Pod: pod, Overhead: Overhead(pod, d.o.Objects)}
 }
 
-// input is what a pod's sandbox and its containers depend on, but for their addresses.
+// input returns the Input of a pod's sandbox and containers, without their addresses.
 func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	in = d.sized(pod)
 	in.Dir, in.LogDir = d.files.Dir(string(pod.UID)), d.files.LogDir(pod)
@@ -86,8 +86,7 @@ func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	return in, nil
 }
 
-// UserIDs are the IDs of the node that the user namespaces of all sandboxes have, whoever
-// made them.
+// UserIDs returns the host IDs in the user namespaces of all sandboxes, whoever made them.
 func UserIDs(runtime internalapi.RuntimeService) ([]*cri.IDMapping, error) {
 	ctx := context.Background() // each call has its time limit
 	list, err := runtime.ListPodSandbox(ctx, nil)

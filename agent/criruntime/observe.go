@@ -15,8 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// seen are the statuses that hold as long as their object is in the same state:
-// a container that has exited exits no more, and a sandbox keeps its addresses.
+// seen has the statuses, which hold as long as the state of their object does: an exited
+// container does not exit again, and a sandbox keeps its addresses.
 type seen struct {
 	sandboxes  map[string]*cri.PodSandboxStatus
 	containers map[string]*cri.ContainerStatus
@@ -43,7 +43,7 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	for _, sb := range sandboxes {
 		status, err := d.sandboxStatus(ctx, sb, last.sandboxes[sb.Id])
 		switch {
-		case errors.Is(err, fault.NotFound): // removed since the list was made
+		case errors.Is(err, fault.NotFound): // removed after the list was made
 			continue
 		case err != nil:
 			return podsync.Have{}, err
@@ -116,7 +116,7 @@ func (d *Driver) containerStatus(ctx context.Context, c *cri.Container, last *cr
 	return status, nil
 }
 
-// forget drops the statuses under key, so that they are asked for again.
+// forget drops the statuses under key, so that the next Observe asks for them.
 func (d *Driver) forget(key podsync.Key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -139,8 +139,7 @@ func (d *Driver) remember(key podsync.Key, s seen) {
 	d.seen[key] = s
 }
 
-// Sort brings the newest to the front. Attempts decide before clocks do: those
-// may have been set back.
+// Sort puts the newest first. Attempts count before times: the clock may have been set back.
 func Sort(have *podsync.Have) {
 	slices.SortStableFunc(have.Sandboxes, func(a, b podsync.Sandbox) int {
 		if a.UID == b.UID && a.Attempt != b.Attempt {
@@ -156,7 +155,7 @@ func Sort(have *podsync.Have) {
 	})
 }
 
-// SandboxOf puts together what the list and the status say of a sandbox.
+// SandboxOf merges a sandbox's list entry and status.
 func SandboxOf(sb *cri.PodSandbox, status *cri.PodSandboxStatus) podsync.Sandbox {
 	return podsync.Sandbox{
 		ID:          sb.Id,
@@ -187,8 +186,7 @@ var states = map[cri.ContainerState]podsync.State{
 	cri.ContainerState_CONTAINER_EXITED:  podsync.Exited,
 }
 
-// ContainerOf puts together what the list and the status say of a container. The
-// status wins where both speak: it is younger.
+// ContainerOf merges a container's list entry and status. The status, which is newer, wins.
 func ContainerOf(c *cri.Container, status *cri.ContainerStatus) podsync.Container {
 	image := cmp.Or(c.GetImage().GetUserSpecifiedImage(), status.GetImage().GetUserSpecifiedImage(), status.GetImage().GetImage())
 	return podsync.Container{
@@ -222,7 +220,7 @@ func userOf(u *cri.LinuxContainerUser) *v1.ContainerUser {
 	return &v1.ContainerUser{Linux: &v1.LinuxContainerUser{UID: u.Uid, GID: u.Gid, SupplementalGroups: u.SupplementalGroups}}
 }
 
-// timeOf reads CRI's nanoseconds, of which 0 means never.
+// timeOf converts CRI's nanoseconds, where 0 means never.
 func timeOf(ns int64) time.Time {
 	if ns == 0 {
 		return time.Time{}

@@ -11,10 +11,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A PullWatcher knows how far pulls are.
+// A PullWatcher reports the progress of pulls.
 type PullWatcher interface {
-	// Follow calls report now and then, for as long as ctx, with how far the pull of image for
-	// a pod, namespace/name, is. It returns earlier if that cannot be known.
+	// Follow calls report now and then, until ctx ends, with the progress of the pull of image
+	// for a pod (namespace/name). It returns earlier if the progress cannot be known.
 	Follow(ctx context.Context, image, pod string, report func(pulls.Pull))
 }
 
@@ -49,8 +49,8 @@ func (p *puller) follow(ctx context.Context, pod *v1.Pod, c *v1.Container, image
 	}
 }
 
-// quarters is how many quarters of an image have come; all of them have an event of their
-// own, when the pull has ended.
+// quarters returns how many quarters of an image have arrived; 0 for all of it, for which the
+// end of the pull records an event.
 func quarters(p pulls.Pull) int {
 	f, ok := p.Fraction()
 	if !ok || f == 1 {

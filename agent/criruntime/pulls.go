@@ -7,17 +7,17 @@ import (
 	"k8s.io/client-go/util/flowcontrol"
 )
 
-// Pulls limits how images are pulled. The zero value is 3 at a time, 5 a second,
-// and 10 at once after a pause.
+// Pulls limits the pulls of images. The zero value allows 3 at a time, 5 a second, and 10 at
+// once after a pause.
 type Pulls struct {
-	Parallel int     // at a time; less than 0 is without limit
-	PerSec   float64 // less than 0, or no more than 0 as a float32, is without limit
+	Parallel int     // at a time; less than 0 is unlimited
+	PerSec   float64 // less than 0, or 0 when rounded to a float32, is unlimited
 	Burst    int
 }
 
-// A queue lets pulls begin, the first that came first.
+// A queue starts pulls in the order of their arrival.
 type queue struct {
-	slots chan struct{} // nil: without limit
+	slots chan struct{} // nil is unlimited
 	rate  flowcontrol.RateLimiter
 }
 
@@ -29,7 +29,7 @@ func newQueue(p Pulls) *queue {
 		p.PerSec, p.Burst = 5, 10
 	}
 	q := &queue{rate: flowcontrol.NewFakeAlwaysRateLimiter()}
-	if perSec := float32(p.PerSec); perSec > 0 { // at another rate a bucket never fills
+	if perSec := float32(p.PerSec); perSec > 0 { // at any other rate a bucket never fills
 		q.rate = flowcontrol.NewTokenBucketRateLimiter(perSec, max(p.Burst, 1))
 	}
 	if p.Parallel > 0 {

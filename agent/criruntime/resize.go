@@ -56,7 +56,7 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 		}
 	}
 	if changed {
-		d.forget(podsync.KeyOf(pod)) // the statuses tell of resources
+		d.forget(podsync.KeyOf(pod)) // the statuses include the resources
 	}
 	return nil
 }
@@ -70,8 +70,7 @@ func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) erro
 	return d.o.ContainerManager.Resize(pod)
 }
 
-// resizeContainer changes one resource of a container that runs and leaves the
-// other as it was.
+// resizeContainer changes one resource of a running container and leaves the other as it was.
 func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, name v1.ResourceName) error {
 	found, err := d.running(ctx, pod, c.Name)
 	if err != nil || found == "" {
@@ -104,7 +103,7 @@ func set(into *v1.ResourceList, from v1.ResourceList, name v1.ResourceName) {
 	(*into)[name] = q.DeepCopy()
 }
 
-// running returns the ID of the pod's container of this name that runs, or "".
+// running returns the ID of the pod's running container of this name, or "".
 func (d *Driver) running(ctx context.Context, pod *v1.Pod, name string) (string, error) {
 	selector := d.of(podsync.KeyOf(pod))
 	selector[podspec.LabelPodUID], selector[podspec.LabelContainerName] = string(pod.UID), name

@@ -11,11 +11,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// resolvedConf is where systemd-resolved names the servers that it asks, behind the
-// stub on a loopback address that its resolv.conf names (systemd-resolved.service(8)).
+// resolvedConf has the upstream servers of systemd-resolved. The node's resolv.conf has only its
+// stub, on a loopback address (systemd-resolved.service(8)).
 const resolvedConf = "/run/systemd/resolve/resolv.conf"
 
-// nodeDNS reads what of the node's DNS the pod needs.
+// nodeDNS reads the DNS settings of the node that the pod needs.
 func (d *Driver) nodeDNS(pod *v1.Pod) (dns podspec.NodeDNS, err error) {
 	if pod.Spec.DNSPolicy == v1.DNSNone || d.o.ResolvConf == "" {
 		return dns, nil
@@ -25,7 +25,7 @@ func (d *Driver) nodeDNS(pod *v1.Pod) (dns podspec.NodeDNS, err error) {
 		return dns, err
 	}
 	dns.Behind, err = readResolvConf(d.resolved)
-	if errors.Is(err, fs.ErrNotExist) { // something else than systemd-resolved listens there
+	if errors.Is(err, fs.ErrNotExist) { // another program than systemd-resolved listens there
 		err = nil
 	}
 	return dns, err

@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 )
 
-// agentID is the same for each agent on this root directory, and another for
-// every other.
+// agentID returns an ID that is the same for every agent on this root directory, and differs
+// from those on other roots.
 func agentID(root string) string {
 	sum := sha256.Sum256([]byte(root))
 	return hex.EncodeToString(sum[:6])

@@ -13,9 +13,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// startContainer brings the image, creates the container, starts it and runs its
-// hook. One that was created and did not start stays, for its message; the next
-// plan goes on from there.
+// startContainer pulls the image, creates the container, starts it and runs its hook. A
+// container that was created and did not start stays, for its message; the next plan goes on
+// from there.
 func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
 	c := podsync.ContainerOf(&pod.Spec, a.Name)
 	if c == nil {
@@ -98,7 +98,7 @@ func (d *Driver) createAndStart(ctx, interrupt context.Context, pod *v1.Pod, c *
 	if err == nil || interrupt.Err() != nil {
 		return nil // in the latter case the container is about to be stopped
 	}
-	// What the hook said is in no event and no status: it may be secret.
+	// Neither an event nor a status has the hook's output: it may be secret.
 	d.o.Log.WarnContext(ctx, "hook after the start failed", "container", c.Name, "err", err)
 	d.events.record(pod, c.Name, id, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
 	now := make(chan struct{})

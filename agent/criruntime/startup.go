@@ -10,9 +10,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Startup returns what the runtime did for the pod with this UID, as crispd has it in its
-// verbose answers: of its sandbox, once that is listed, and of what is under way. Another
-// runtime tells nothing of it.
+// Startup returns the timeline of the runtime's work for the pod with this UID, which crispd
+// includes in its verbose answers: of its sandbox, once listed, and of calls under way. Other
+// runtimes have none.
 func Startup(ctx context.Context, runtime internalapi.RuntimeService, uid string) []timeline.Stage {
 	sandboxes, err := runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: map[string]string{podspec.LabelPodUID: uid}})
 	if err != nil {

@@ -9,10 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// PodStats lists what the pods of a runtime use. Where the runtime does not tell it of
-// pods, a pod uses what its containers do; its network and its processes are not
-// known then. There are runtimes without the call, and containerd 1.6 answers it
-// with an error as long as there is one sandbox that is not ready.
+// PodStats returns the resource usage of a runtime's pods. If the runtime reports none for pods,
+// a pod's usage is the sum of its containers', without network and processes. Some runtimes do
+// not have the call, and containerd 1.6 fails it while one sandbox is not ready.
 func PodStats(ctx context.Context, runtime internalapi.RuntimeService) ([]*cri.PodSandboxStats, error) {
 	stats, err := runtime.ListPodSandboxStats(ctx, nil)
 	if err == nil {
@@ -36,11 +35,11 @@ func PodStats(ctx context.Context, runtime internalapi.RuntimeService) ([]*cri.P
 	return podStats(sandboxes, containers, list), nil
 }
 
-// podStats sums up the containers that run in each sandbox that is ready.
+// podStats sums up the running containers of each ready sandbox.
 func podStats(sandboxes []*cri.PodSandbox, containers []*cri.Container, list []*cri.ContainerStats) []*cri.PodSandboxStats {
 	home := map[string]string{} // container → sandbox
 	for _, c := range containers {
-		if c.State == cri.ContainerState_CONTAINER_RUNNING { // containerd tells of others too
+		if c.State == cri.ContainerState_CONTAINER_RUNNING { // containerd reports others too
 			home[c.Id] = c.PodSandboxId
 		}
 	}
@@ -72,7 +71,7 @@ func sumCPU(list []*cri.ContainerStats) *cri.CpuUsage {
 		sum.Timestamp = max(sum.Timestamp, s.GetCpu().GetTimestamp())
 		sum.UsageCoreNanoSeconds.Value += s.GetCpu().GetUsageCoreNanoSeconds().GetValue()
 		if rate := s.GetCpu().GetUsageNanoCores(); rate == nil {
-			sum.UsageNanoCores = nil // one that is not known makes the sum unknown
+			sum.UsageNanoCores = nil // one unknown value makes the sum unknown
 		} else if sum.UsageNanoCores != nil {
 			sum.UsageNanoCores.Value += rate.Value
 		}

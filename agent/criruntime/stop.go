@@ -12,12 +12,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// leastGrace is what a container always gets between SIGTERM and SIGKILL: no
-// program could use less.
+// leastGrace is the minimum time for a container between SIGTERM and SIGKILL: no program could
+// use less.
 const leastGrace = 2 // seconds
 
-// Stop ends a container, as worker.Runtime says: its hook runs at once, then it
-// waits for its turn, and what is left of the grace period is for its processes.
+// Stop implements worker.Runtime: the container's hook runs at once, then Stop waits for its
+// turn, and the processes get the rest of the grace period.
 func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error {
 	owner, c, err := d.owner(ctx, pod, a)
 	if err != nil || c == nil {
@@ -37,8 +37,8 @@ func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a 
 	return gone(d.runtime.StopContainer(ctx, a.ID, max(left, leastGrace)))
 }
 
-// because returns the message of the event. Containers that end together with their pod need
-// no reason of their own.
+// because returns the message of the event. Containers that end together with their pod have no
+// reason of their own.
 func because(a podsync.Action, name string) string {
 	if a.Restart {
 		return a.Why
@@ -46,9 +46,8 @@ func because(a podsync.Action, name string) string {
 	return "Stopping container " + name
 }
 
-// owner finds out whose the container is: the pod that is wanted, or one that was
-// accepted once, or, when nobody knows it any more, what its labels say. c is nil
-// if the container does not exist.
+// owner returns the pod of the container and its spec: the wanted pod, or one accepted earlier,
+// or, if neither is known, what the labels say. c is nil if the container does not exist.
 func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.Pod, *v1.Container, error) {
 	if pod == nil || string(pod.UID) != a.UID {
 		pod = d.files.Pod(types.UID(a.UID))
@@ -66,9 +65,8 @@ func (d *Driver) owner(ctx context.Context, pod *v1.Pod, a podsync.Action) (*v1.
 	return pod, c, nil
 }
 
-// preStop runs the hook, for left seconds at most, and returns how many it took.
-// One that fails does not save the container. What it said is in no event: it may
-// be secret.
+// preStop runs the hook, for at most left seconds, and returns how many it took. The container
+// is stopped even if the hook fails. No event has the hook's output: it may be secret.
 func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id string, left int64) int64 {
 	begin := time.Now()
 	limited, cancel := context.WithTimeout(ctx, podsync.Seconds(left))
@@ -80,8 +78,7 @@ func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id s
 	return int64(time.Since(begin) / time.Second)
 }
 
-// await waits for the turn, for left seconds at most, and returns how many it
-// took.
+// await waits for the turn, for at most left seconds, and returns how many it took.
 func await(ctx context.Context, turn <-chan struct{}, left int64) int64 {
 	begin := time.Now()
 	alarm := time.NewTimer(podsync.Seconds(left))
@@ -94,7 +91,7 @@ func await(ctx context.Context, turn <-chan struct{}, left int64) int64 {
 	return int64(time.Since(begin) / time.Second)
 }
 
-// gone drops the error that an object does not exist.
+// gone returns nil for the error that an object does not exist.
 func gone(err error) error {
 	if err = Fault(err); errors.Is(err, fault.NotFound) {
 		return nil

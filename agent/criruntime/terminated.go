@@ -11,8 +11,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// addMessage adds to the status of a container that has exited what it has left:
-// the end of the file, or, if it failed and wants that, of its log.
+// addMessage adds the termination message to the status of an exited container: the end of its
+// file or, if the container failed and its policy says so, of its log.
 func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
 	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[podspec.AnnotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
 		s.ExitCode != 0 && s.Reason != "ContainerCannotRun"

@@ -12,8 +12,8 @@ import (
 // Volumes makes the volumes of pods.
 func (d *Driver) Volumes() *volume.Maker { return d.volumes }
 
-// imageVolumes pulls the images that the container mounts. It returns the runtime's
-// references to them by those in the volumes.
+// imageVolumes pulls the images that the container mounts. It returns the runtime's references
+// to them by those in the volumes.
 func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (map[string]string, error) {
 	refs := map[string]string{}
 	for i := range c.VolumeMounts {
