@@ -1,7 +1,6 @@
-// Package agent runs pods on one node without a cluster: what the kubelet is to
-// a cluster, it is to a directory of manifests. It needs nothing of the runtime but
-// CRI, so it runs on crispd as on any other; crispd also reports how far pulls are
-// (pullwatch).
+// Package agent runs pods on one node without a cluster, from a directory of manifests, as the
+// kubelet does for a cluster. It uses only CRI, so it runs on any runtime; of crispd it also
+// reads the progress of pulls (pullwatch).
 //
 //	manifests ─▶ source ─▶ manifest ─▶ desired ─┐
 //	             (watch)   (decode)    (merge)  │ which pods are wanted
@@ -17,18 +16,16 @@
 //	  └──▶ wake workers ◀── probe results     status   what is known of each pod
 //
 // Beside the workers, housekeeping looks after the node (evictions, images, logs), and api
-// shows all of it where listen serves. This package makes the parts (newAgent), and its
-// loop passes changes between them.
+// serves all of it where listen listens. This package makes the parts (newAgent), and its loop
+// passes changes between them.
 //
-// The runtime and the labels of what runs in it are the ground truth. The agent
-// may be killed at any moment: the next one observes, finds by labels what its
-// predecessor made, and goes on. The runtime may be killed too; the agent waits
-// for it without a limit and changes nothing meanwhile. An agent that ends leaves
-// all containers running, unless Options.StopPods is set.
+// The runtime and the labels of its sandboxes and containers are the ground truth. The agent may
+// be killed at any moment: the next one observes, and finds by labels what its predecessor made.
+// The runtime may be killed too: the agent waits for it without a limit and changes nothing
+// meanwhile. When the agent ends, all containers run on, unless Options.StopPods is set.
 //
-// Pods are found by namespace and name. The UID follows from the manifest's
-// content, so an edited manifest is another pod of the same name, and it begins
-// when the old one has ended.
+// Pods are found by namespace and name. The UID is derived from the manifest's content, so an
+// edited manifest is another pod of the same name, which starts when the old one has ended.
 package agent
 
 import (
@@ -83,7 +80,7 @@ type Options struct {
 	URLHeader      http.Header        // of the requests for it
 	Root           string             // the agent's own directory
 	Serve          Serve              // where it serves its API
-	LogDir         string             // of the pods' logs; "" is <Root>/logs
+	LogDir         string             // directory of the agent's files
 	NodeName       string             // "" is the host name
 	NodeIPs        []netip.Addr       // nil: detected, and followed when they change
 	ResolvConf     string             // of the node; "" gives pods the runtime's choice
@@ -92,19 +89,19 @@ type Options struct {
 	SeccompDefault bool               // RuntimeDefault for containers that name no profile
 	NoCPUQuota     bool               // CPU limits are not enforced
 	Pulls          criruntime.Pulls   // limits of pulling images
-	PullPolicy     pullrecords.Policy // for which local images a pod needs credentials; "" is the kubelet's default
+	PullPolicy     pullrecords.Policy // which local images need credentials to use; "" is the kubelet's default
 	PullUnasked    []string           // images that need none, by the policy NeverVerifyAllowlisted
 	Plugins        string             // file with a CredentialProviderConfig; "" for none
 	PluginDir      string             // of its programs
 	LogLinks       string             // directory of links to the containers' logs; "" for none
 	StopPods       bool               // stop the pods when the agent ends; else they run on
-	Node           host.Config        // what pods may have of the node
+	Node           host.Config        // what pods may use of the node
 	Log            *slog.Logger
 
 	Tracing Tracing          // the collector of spans of pods' starts
 	traces  *podtrace.Sender // nil = none
 
-	MaxBackoff time.Duration // of containers that exit again and again; 0 is podsync.DefaultMaxBackoff
+	MaxBackoff time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
 
 	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds, or fails with an error of kind
@@ -190,7 +187,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	}
 	files := d.files
 
-	// What is wanted, and what is known of it.
+	// The wanted pods, and their state.
 	wanted := desired.New(o.sources())
 	wanted.Resume(files.Accepted(), files.LoadStatus)
 	going := func(pod *v1.Pod) bool { return files.Ending(pod.UID) }
@@ -203,7 +200,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	statuses := status.NewStore(h, files, results, o.Log)
 	pods := nodepods.New(wanted, files, statuses)
 
-	// What acts.
+	// The parts that act.
 	containers := containermanager.New(containermanager.Options{
 		NoPodCgroups: o.Node.NoPodCgroups, CgroupRoot: o.Node.CgroupRoot, PodPIDs: o.Node.PodPIDs, NoCPUQuota: o.NoCPUQuota, Reserved: o.Node.Reserved(),
 		Node: shown.Node, Readiness: h.Readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),

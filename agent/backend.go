@@ -54,7 +54,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 			b.a.status.Drop(types.UID(uid))
 		}
 	}
-	if have.Ends(pod) { // what exists belongs to the pod that ends, not to the one that is to begin
+	if have.Ends(pod) { // the existing sandbox and containers belong to the pod that ends, not to the next one
 		have = podsync.Have{Files: have.Files, Ending: have.Ending}
 	}
 	var old *v1.PodStatus
@@ -63,7 +63,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	}
 	now := b.a.status.Report(pod, have)
 	if now != nil {
-		b.a.startup.Status(pod, now, have.Failures) // before what waits for the disk: the status is there to be seen
+		b.a.startup.Status(pod, now, have.Failures) // before the writes below: the status is already visible
 		b.a.recordEnding(pod)
 		status.RecordBackOffEvents(b.a.events, pod, old, now)
 		if err := b.a.files.Change(pod); err != nil {
@@ -84,7 +84,7 @@ func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 	a.probe(pod, now)
 }
 
-// Ended removes the object of a deleted pod of which nothing is left.
+// Ended removes the object of a deleted pod once nothing of the pod is left.
 func (b backend) Ended(key podsync.Key, uid types.UID) {
 	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
 		b.a.o.Log.Error("object of an ended pod not deleted", "pod", key.String(), "err", err)

@@ -11,14 +11,14 @@ import (
 // it.
 var stalled = 2 * time.Minute
 
-// A heartbeat knows whether the loop still turns.
+// A heartbeat detects a stuck loop.
 type heartbeat struct {
 	last atomic.Int64 // when the loop last began a turn; Unix ns
 }
 
 func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
 
-// Health returns an error if the loop has not begun, or is stuck.
+// Health returns an error if the loop has not started, or is stuck.
 func (h *heartbeat) Health() error {
 	last := h.last.Load()
 	if last == 0 {

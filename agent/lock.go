@@ -14,16 +14,16 @@ import (
 	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
-// A rootLock lets only one agent work on a directory.
+// A rootLock ensures that only one agent works on a directory.
 type rootLock struct {
 	dir  *unixsock.Dir
 	path string
 
 	mu   sync.Mutex
-	file *os.File // nil = given back; guarded by mu
+	file *os.File // nil after close; guarded by mu
 }
 
-// lockRoot makes the directory and locks it: fault.Exists is the error of a second agent.
+// lockRoot makes the directory and locks it. If another agent has it, the error is fault.Exists.
 func lockRoot(root string) (*rootLock, error) {
 	dir, err := unixsock.MakeDir(root, 0o750)
 	if err != nil {
@@ -44,7 +44,7 @@ func (l *rootLock) close() {
 	l.file = nil
 }
 
-// watch puts back the lock and the socket if somebody removes them, until ctx ends.
+// watch restores the lock and the socket if somebody removes them, until ctx ends.
 func (l *rootLock) watch(ctx context.Context, s *listen.Server, log *slog.Logger) {
 	unixsock.Watch(ctx, log, func() ([]string, error) {
 		again, err := l.look()

@@ -64,21 +64,21 @@ type agent struct {
 	// Only the loop uses these.
 	shownIPs []string         // the addresses in the node's status
 	deferred []desired.Change // changes before the runtime has answered
-	early    []podsync.Key    // pods that the runtime has reported before all sources have
+	early    []podsync.Key    // pods that the runtime reported before all sources did
 }
 
 const (
-	// tick is how often the loop turns when nothing happens.
+	// tick is how often the loop runs when nothing happens.
 	tick = time.Second
-	// again is how often the loop checks what sends no changes.
+	// again is how often the loop checks state that sends no changes.
 	again = 2 * time.Second
 )
 
-// loop passes what the sources and the runtime report to the workers, until ctx ends. Before
-// the runtime has answered it only keeps what is wanted; sources report and objects are served
-// meanwhile. An error means that there will be no runtime, and nothing was run. Nothing in the
-// loop may block for long: health checks and the watchdog report a loop that stands still
-// (heartbeat). Probes bypass it: Probed changes the pod's status and wakes its worker.
+// loop passes the reports of the sources and the runtime to the workers, until ctx ends. Before
+// the runtime has answered it only updates the wanted state; the API already serves objects. An
+// error means that there will be no runtime, and no pod was started. Nothing in the loop may
+// block for long: health checks and the watchdog report a stuck loop (heartbeat). Probes bypass
+// it: Probed changes the pod's status and wakes its worker.
 func (a *agent) loop(ctx context.Context) error {
 	updates, changes := make(chan source.Update), make(chan pleg.Change)
 	answered, tried := make(chan criconn.Answer, 1), make(chan struct{}, 1)
@@ -131,7 +131,7 @@ func (a *agent) loop(ctx context.Context) error {
 	}
 }
 
-// connected begins to run pods, as the runtime has answered.
+// connected starts to run pods once the runtime has answered.
 func (a *agent) connected(ctx context.Context, r criconn.Answer, changes chan<- pleg.Change) (*worker.Pool, error) {
 	version, err := a.runtime.Connect(ctx, r.Runtime, r.Images)
 	if err != nil {
@@ -167,8 +167,8 @@ func (a *agent) end(ctx context.Context, pool *worker.Pool) {
 	a.o.Log.Info("agent ended", "pods_stopped", a.o.StopPods)
 }
 
-// lookAgain ends the probes of pods that are no longer wanted, and checks what changes with time
-// or outside the agent.
+// lookAgain ends the probes of pods that are no longer wanted, and checks state that changes
+// with time or outside the agent.
 func (a *agent) lookAgain() {
 	wanted := map[types.UID]bool{}
 	for _, pod := range a.wanted.Pods() {
@@ -187,7 +187,7 @@ func (a *agent) lookAgain() {
 	a.showAddresses()
 }
 
-// keepStartups forgets the startup stages of pods of which nothing is left.
+// keepStartups drops the startup stages of pods of which nothing is left.
 func (a *agent) keepStartups(wanted map[types.UID]bool) {
 	there := maps.Clone(wanted)
 	for _, pod := range a.files.Accepted() {
@@ -196,8 +196,8 @@ func (a *agent) keepStartups(wanted map[types.UID]bool) {
 	a.startup.Keep(there)
 }
 
-// changed wakes the worker of a pod that has changed in the runtime. A pod without a worker gets
-// one, which ends it if it is not wanted, as soon as all sources have reported.
+// changed wakes the worker of a pod that has changed in the runtime. If the pod has no worker,
+// it gets one as soon as all sources have reported, which ends the pod if it is not wanted.
 func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 	switch {
 	case pool.Wake(key):
@@ -208,7 +208,7 @@ func (a *agent) changed(pool *worker.Pool, key podsync.Key) {
 	}
 }
 
-// update passes an update of a source to the workers.
+// update passes the changes by a source's update to the workers.
 func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) {
 	first := !a.wanted.Ready()
 	changes, refers, problems := a.wanted.Update(u)
@@ -220,7 +220,7 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 		return
 	}
 	a.keeper.RefreshVolumes()
-	if refers { // pods refer to objects that have changed
+	if refers { // pods may refer to the changed objects
 		for _, pod := range a.wanted.Pods() {
 			pool.Again(podsync.KeyOf(pod))
 		}
@@ -230,8 +230,8 @@ func (a *agent) update(ctx context.Context, pool *worker.Pool, u source.Update) 
 	}
 }
 
-// ready is called when all sources have reported. From then on pods that are not wanted are
-// ended: those that have files, and those that the runtime has reported.
+// ready is called when all sources have reported. From then on the agent ends pods that are not
+// wanted: those that have files, and those that the runtime has reported.
 func (a *agent) ready(pool *worker.Pool) {
 	for _, pod := range a.files.Accepted() {
 		a.early = append(a.early, podsync.KeyOf(pod))
@@ -255,7 +255,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		a.api.Poke()
 		return
 	}
-	for _, c := range changes { // first, so that new pods are admitted beside what these are allocated
+	for _, c := range changes { // first, so that new pods are admitted beside these pods' allocations
 		if c.Pod != nil && a.files.Pod(c.Pod.UID) != nil {
 			a.allocate(c.Pod)
 		}
@@ -268,7 +268,7 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 				a.stopped.Forget(c.Key)
 			}
 		} else if a.files.Ending(c.Pod.UID) {
-			a.status.Drop(c.Pod.UID) // the status is that of the pod that ends
+			a.status.Drop(c.Pod.UID) // the status is that of the old pod
 		}
 		if v := a.admit(c); v != nil {
 			pool.Reject(c.Key, c.Pod, *v)
@@ -276,14 +276,14 @@ func (a *agent) apply(ctx context.Context, pool *worker.Pool, changes []desired.
 		}
 		pool.Set(c.Key, a.allocate(c.Pod))
 		if c.Pod != nil && c.Pod.Annotations[podsync.AnnotationEnded] != "" {
-			pool.Halt(c.Key, c.Pod.UID, false) // it may be pulling an image
+			pool.Halt(c.Key, c.Pod.UID, false) // its worker may be pulling an image
 		}
 	}
 	a.api.Poke()
 }
 
 // recordEndings records that pods that are no longer wanted are ending, before the API shows
-// that they are gone. Their workers, which would record it too, may be busy for long.
+// that they are gone. Their workers would record it too, but may be busy for long.
 func (a *agent) recordEndings() {
 	if !a.wanted.Ready() {
 		return
@@ -293,8 +293,8 @@ func (a *agent) recordEndings() {
 	}
 }
 
-// recordEnding does so for one pod. A worker that has made files for its pod calls it: if the pod
-// had none when it ceased to be wanted, recordEndings has passed it over.
+// recordEnding does so for one pod. A worker calls it after it has made files for its pod: if
+// the pod had none when it became unwanted, recordEndings has skipped it.
 func (a *agent) recordEnding(pod *v1.Pod) {
 	if !a.wanted.Ready() || a.files.Pod(pod.UID) == nil {
 		return
@@ -304,9 +304,9 @@ func (a *agent) recordEnding(pod *v1.Pod) {
 	}
 }
 
-// admit returns why a new pod may not run here; nil if it may. A pod that an earlier agent has
-// admitted is not checked again: it runs. A rejected pod is, as there may be room now, unless it
-// belongs to a workload, which has made another in its place.
+// admit returns why a new pod may not run here; nil if it may. A pod that an earlier agent
+// admitted already runs and is not checked again. A rejected pod is, since there may be room
+// now, unless it belongs to a workload, which has replaced it.
 func (a *agent) admit(c desired.Change) *podsync.Verdict {
 	if c.Op != desired.Add {
 		return nil
@@ -319,13 +319,13 @@ func (a *agent) admit(c desired.Change) *podsync.Verdict {
 	return a.admission.Admit(c.Pod, a.pods.Allocated())
 }
 
-// mayRetry reports whether a pod was rejected and may be admitted later: it has never begun, so
-// it has no state, and no workload has made another in its place.
+// mayRetry reports whether a pod was rejected and may be admitted later: it has never started,
+// so it has no state, and no workload has replaced it.
 func mayRetry(pod *v1.Pod, s *v1.PodStatus) bool {
 	return status.Rejected(s) && pod.Annotations[workload.AnnotationWorkload] == "" && pod.DeletionTimestamp == nil
 }
 
-// dropStatus forgets the status of a rejected pod.
+// dropStatus removes the status of a rejected pod.
 func (a *agent) dropStatus(pod *v1.Pod) bool {
 	if err := a.files.DropStatus(pod); err != nil {
 		a.o.Log.Error("status of a rejected pod not removed", "pod", podsync.KeyOf(pod).String(), "err", err)

@@ -11,12 +11,12 @@ import (
 	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
-// Serve says where the agent serves its API. It always does on a Unix socket, to root and the
+// Serve says where the agent serves its API. It always serves the Unix socket, for root and the
 // group "crisp".
 type Serve struct {
 	Socket   string // path of the Unix socket; "" for <Root>/agent.sock
 	Listen   string // loopback address for kubectl, with the token in <Root>/token; <Root>/kubeconfig has both; "" for none
-	ReadOnly string // loopback address of what a kubelet serves on its read-only port; "" for none
+	ReadOnly string // loopback address for the paths of a kubelet's read-only port; "" for none
 	Health   string // loopback address of the health checks; "" for none
 	Page     bool   // a page for browsers at Listen, below /page/
 	Version  string // of crisp
@@ -43,7 +43,7 @@ func (a *agent) serve(ctx context.Context, events *event.Store) (*listen.Server,
 	})
 }
 
-// notifyWatchers wakes the API's watchers at events and changes of the node.
+// notifyWatchers wakes the API's watchers when there are events and changes of the node.
 func (a *agent) notifyWatchers(ctx context.Context, events *event.Store) {
 	_, sub := events.Watch()
 	defer sub.Close()
@@ -54,7 +54,7 @@ func (a *agent) notifyWatchers(ctx context.Context, events *event.Store) {
 		case <-a.conditions.Node.Changed():
 			a.api.Poke()
 		case _, ok := <-sub.C():
-			if !ok { // more events than the subscription takes ended it: subscribe again
+			if !ok { // the subscription ends when it overflows: subscribe again
 				_, sub = events.Watch()
 			}
 			a.api.Poke()

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// sources returns the names of the sources. Before all of them have reported, no pod is ended.
+// sources returns the names of the sources, all of which must report before any pod is ended.
 func (o *Options) sources() []string {
 	list := []string{manifest.SourceFile}
 	if o.URL != "" {
@@ -46,7 +46,7 @@ func (a *agent) startSources(ctx context.Context, updates chan<- source.Update) 
 	}()
 }
 
-// expire deletes the jobs that have ended and whose ttlSecondsAfterFinished have passed.
+// expire deletes ended jobs whose ttlSecondsAfterFinished have passed.
 func (a *agent) expire() {
 	for _, o := range a.wanted.Expired() {
 		if _, err := a.store.Delete(manifest.Key(o), o.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {

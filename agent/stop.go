@@ -18,9 +18,9 @@ import (
 // on.
 const stopPatience = time.Minute
 
-// stopPods stops all pods that are wanted, those of the lowest priority first, and returns when
-// none runs, or when the runtime has not answered for stopPatience. It does not delete them: the
-// next agent starts them again, as their restart policies say.
+// stopPods stops all wanted pods, those of the lowest priority first, and returns when none
+// runs, or when the runtime has not answered for stopPatience. It does not delete them: the next
+// agent starts them again if their restart policies say so.
 func (a *agent) stopPods(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -55,7 +55,7 @@ func (a *agent) stopPods(ctx context.Context) {
 	}
 }
 
-// A stopper shows workers only what runs, so that a pod that is stopped is gone for them.
+// A stopper shows workers only what runs, so that they consider a stopped pod gone.
 type stopper struct{ backend }
 
 func (s stopper) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
@@ -68,7 +68,7 @@ func (s stopper) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	return have, err
 }
 
-// Report reports no status: that the agent ends changes none.
+// Report reports no status: the end of the agent changes none.
 func (s stopper) Report(*v1.Pod, podsync.Have) *v1.PodStatus { return nil }
 
 // Ended does nothing: the pod is still wanted.

@@ -8,8 +8,8 @@ import (
 )
 
 // notifySystemd notifies the service manager that the agent serves and, if the unit has
-// WatchdogSec, regularly that it is alive, as long as the loop turns. It does so without a
-// runtime too, because a restart of the agent would not bring that back.
+// WatchdogSec, regularly that it is alive while the loop runs. It does so even without a
+// runtime, because restarting the agent would not bring that back.
 func (a *agent) notifySystemd(ctx context.Context) {
 	sdnotify.Notify("READY=1\nSTATUS=" + a.conditions.Line(readiness.State{}))
 	if interval := sdnotify.Interval(); interval > 0 {

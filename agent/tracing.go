@@ -3,7 +3,7 @@ package agent
 import "github.com/crisp-cri/crisp/internal/podtrace"
 
 // Tracing configures the OpenTelemetry collector that gets the stages of pods' starts as spans.
-// crispd sends its calls likewise: a pod's spans from both are one trace if both sample at the
+// crispd sends its calls likewise: a pod's spans from both form one trace if both sample at the
 // same rate.
 type Tracing struct {
 	Endpoint          string // host:port, an http or https URL, or unix:///path; "" for no tracing
