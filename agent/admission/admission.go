@@ -134,7 +134,7 @@ func (a *Admitter) CanAdmit(pod *v1.Pod, others []*v1.Pod) bool {
 	return v == nil
 }
 
-// CanResize returns why the pod cannot have what it requests now, nil if it can.
+// CanResize returns why the node has no room now for the pod's requests, or nil.
 func (a *Admitter) CanResize(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
 	if v := admit.Fits(pod, a.beside(pod, others), a.node()); v != nil {
 		return &podsync.Pending{Reason: v1.PodReasonDeferred, Message: v.Message}

@@ -99,7 +99,7 @@ func pressure(pod *v1.Pod, n *Node) *podsync.Verdict {
 	return &podsync.Verdict{Reason: "Evicted", Message: fmt.Sprintf("The node had condition: %v. ", n.Pressure)}
 }
 
-// system rejects pods of another operating system.
+// system rejects pods for another operating system.
 func system(pod *v1.Pod, n *Node) *podsync.Verdict {
 	if os := pod.Spec.OS; os != nil && os.Name != v1.Linux {
 		return reject("PodOSNotSupported", "Failed to admit pod as the OS field doesn't match node OS")
@@ -167,7 +167,7 @@ func amount(name v1.ResourceName, list v1.ResourceList) int64 {
 func lacks(name v1.ResourceName, pod *v1.Pod, others []*v1.Pod, n *Node) (*podsync.Verdict, int64) {
 	capacity, limited := n.Allocatable[name]
 	wants := requests(name, pod, n)
-	if wants == 0 || !limited && !manifest.IsHugePages(name) { // a size of huge pages that the node does not list is one of which it has none
+	if wants == 0 || !limited && !manifest.IsHugePages(name) { // the node has no huge pages of a size that it does not list
 		return nil, 0
 	}
 	used := int64(0)

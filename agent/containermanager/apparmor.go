@@ -15,8 +15,8 @@ import (
 // profiles lists the profiles that the kernel has loaded, one a line: NAME (MODE).
 const profiles = "/sys/kernel/security/apparmor/profiles"
 
-// checkAppArmor returns an error, with the kubelet's message, if a profile that the pod needs is not
-// loaded. The runtime would say so only later.
+// checkAppArmor returns an error, with the kubelet's message, if a profile that the pod needs is
+// not loaded. The runtime would report it only later.
 func checkAppArmor(pod *v1.Pod) error {
 	want := map[string]bool{}
 	add := func(p *v1.AppArmorProfile) {

@@ -1,5 +1,5 @@
 // Package containermanager gives pods what they need on this node besides files: a cgroup with
-// the kubelet's limits, and IDs of the node for their user namespaces.
+// the kubelet's limits, and host IDs for their user namespaces.
 package containermanager
 
 import (
@@ -59,7 +59,7 @@ func (m *Manager) CgroupDriver() string {
 }
 
 // Open makes the cgroups above those of pods, with the runtime's cgroup driver. It is called
-// before the first pod is prepared. If it fails pods run without cgroups of the agent.
+// before the first pod is prepared. If it fails, the runtime places the pods' cgroups.
 func (m *Manager) Open(ctx context.Context) (err error) {
 	driver := "cgroupfs"
 	if resp, err := m.o.Runtime.RuntimeConfig(ctx); err == nil && resp.GetLinux().GetCgroupDriver() == cri.CgroupDriver_SYSTEMD {

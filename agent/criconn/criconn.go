@@ -69,7 +69,7 @@ func (c *Connection) Connected() bool {
 	}
 }
 
-// RuntimeName returns the runtime's name by CRI, "" before it has answered.
+// RuntimeName returns the runtime's name in CRI's Version, "" before it has answered.
 func (c *Connection) RuntimeName() string {
 	if !c.Connected() {
 		return ""

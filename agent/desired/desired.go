@@ -1,10 +1,9 @@
-// Package desired keeps what this node is to run. It merges the reports of the sources
-// into one set of objects, expands workloads to pods, and gives the changes to the agent's
-// loop.
+// Package desired keeps the wanted state of this node. It merges the reports of the sources into
+// one set of objects, expands workloads to pods, and passes the changes to the agent's loop.
 //
-// An object is identified by kind, namespace and name. If these are the same for two
-// objects, the one of the first source wins (file, http, api), and within a source the first
-// one; the other is reported as an error of its file.
+// An object is identified by kind, namespace and name. Of two objects with the same identity,
+// that of the first source wins (file, http, api), and within a source the first one; the other
+// is reported as an error of its file.
 //
 // A pod that no source wants is not ended before every source has reported (Ready): a slow
 // source may want it.
@@ -30,7 +29,7 @@ const (
 	Update
 	// Reconcile: the same pod has changed, but nothing that its containers depend on.
 	Reconcile
-	// Delete: the pod is to end, within its DeletionGracePeriodSeconds.
+	// Delete: the pod must end, within its DeletionGracePeriodSeconds.
 	Delete
 	// Remove: no pod is wanted under the key any more.
 	Remove
@@ -40,8 +39,8 @@ var ops = map[Op]string{Add: "ADD", Update: "UPDATE", Reconcile: "RECONCILE", De
 
 func (o Op) String() string { return ops[o] }
 
-// A Change is how the wanted pod under Key has changed. Pod is nil if none is wanted
-// any more; it is read-only.
+// A Change says how the wanted pod under Key has changed. Pod is read-only, and nil if none is
+// wanted any more.
 type Change struct {
 	Op  Op
 	Key podsync.Key
@@ -49,8 +48,7 @@ type Change struct {
 }
 
 // Defer adds changes to those that wait for the runtime, and returns them. A pod that changes
-// while its addition waits is still to be added; for one that is removed nothing has to be
-// done.
+// while its Add waits stays an Add; one that is removed meanwhile needs no change at all.
 func Defer(deferred, changes []Change) []Change {
 	for _, c := range changes {
 		i := slices.IndexFunc(deferred, func(h Change) bool { return h.Key == c.Key })

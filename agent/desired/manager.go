@@ -39,7 +39,7 @@ type Manager struct {
 	ephemeral map[types.UID][]v1.EphemeralContainer // those added to running pods
 	statuses  map[types.UID]v1.PodStatus            // of the workloads' pods
 	expanded  map[string]workload.Plan              // by manifest.Key
-	alarm     *time.Timer                           // wakes the loop when a workload is to be planned again
+	alarm     *time.Timer                           // wakes the loop when a workload must be planned again
 }
 
 // New returns a Manager that wants nothing yet. It is Ready when all of sources have
@@ -69,16 +69,15 @@ func (m *Manager) Resume(accepted []*v1.Pod, status func(*v1.Pod) *v1.PodStatus)
 	}
 }
 
-// Ready reports whether all sources have reported. Until then no pod may be ended because it is
-// not wanted.
+// Ready reports whether all sources have reported. Until then no pod ends for being unwanted.
 func (m *Manager) Ready() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.readyLocked()
 }
 
-// Local reports whether all sources but http have reported. They do so soon after the
-// start, while the server of http may be down for a long time.
+// Local reports whether all sources except http have reported. They do so soon after the start,
+// while the http server may be down for a long time.
 func (m *Manager) Local() bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -105,8 +104,8 @@ func (m *Manager) Pods() []*v1.Pod {
 	return slices.SortedFunc(maps.Values(m.pods), func(a, b *v1.Pod) int { return podsync.KeyOf(a).Compare(podsync.KeyOf(b)) })
 }
 
-// Update takes in the report of a source. refers tells whether an object has changed that pods
-// may refer to; problems are the errors of files that were not returned before.
+// Update takes in the report of a source. refers tells whether an object changed that pods may
+// refer to; problems are the errors of files that were not returned before.
 func (m *Manager) Update(u source.Update) (changes []Change, refers bool, problems []error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -119,7 +118,7 @@ func (m *Manager) Update(u source.Update) (changes []Change, refers bool, proble
 }
 
 // refer reports whether any object but a pod has changed. It compares pointers: sources keep
-// the objects that have not changed.
+// unchanged objects.
 func refer(old, now map[string]manifest.Object) bool {
 	differ := func(a, b map[string]manifest.Object) bool {
 		for key, o := range a {
@@ -151,7 +150,7 @@ func (m *Manager) withEphemeralLocked(pod *v1.Pod) *v1.Pod {
 	return pod
 }
 
-// Reconcile plans the workloads again and returns the changes. It is to be called when Due
+// Reconcile plans the workloads again and returns the changes. The loop calls it when Due
 // receives a value.
 func (m *Manager) Reconcile() []Change {
 	m.mu.Lock()
@@ -159,7 +158,7 @@ func (m *Manager) Reconcile() []Change {
 	return m.expandLocked(time.Now())
 }
 
-// Due receives a value when Reconcile is to be called.
+// Due receives a value when Reconcile should run.
 func (m *Manager) Due() <-chan struct{} { return m.due }
 
 func (m *Manager) poke() { poke.Wake(m.due) }

@@ -91,7 +91,7 @@ func (m *Manager) shownLocked(key string) manifest.Object {
 	return m.objects[key]
 }
 
-// Expired returns the workloads that are to be deleted, see workload.Plan.
+// Expired returns the workloads to delete, see workload.Plan.
 func (m *Manager) Expired() []manifest.Object {
 	m.mu.Lock()
 	defer m.mu.Unlock()

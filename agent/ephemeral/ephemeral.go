@@ -1,8 +1,8 @@
 // Package ephemeral keeps the ephemeral containers that were added to running pods (kubectl
 // debug), in a file for each pod, so that they outlive the agent. Manifests cannot have any.
 //
-// They belong to the pod that they were added to, and go with it. A later pod of the same content
-// has the same UID if it is of a file, but it must not come with somebody's shell.
+// They go with the pod that they were added to. A later pod from a file with the same content
+// has the same UID, but must not start with somebody's shell.
 package ephemeral
 
 import (
@@ -22,8 +22,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A Store has the ephemeral containers of all pods, as a file UID.json for each pod that has
-// any: a JSON list.
+// A Store has the ephemeral containers of all pods: for each pod that has any, a file UID.json
+// with a JSON list.
 type Store struct {
 	dir    string
 	wanted *desired.Manager
@@ -100,7 +100,7 @@ func (s *Store) Keep(pods map[types.UID]bool) {
 		if err := os.Remove(s.path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			s.log.Warn("ephemeral containers of a pod that is gone not removed", "path", s.path(uid), "err", err)
 		}
-		delete(s.pods, uid) // what could not be removed is the next agent's to remove
+		delete(s.pods, uid) // the next agent removes the files that could not be removed
 	}
 }
 

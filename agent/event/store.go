@@ -56,8 +56,8 @@ type same struct {
 }
 
 // Open returns the Store of the file <dir>/events.jsonl, which holds at most most events. node
-// is the name of this node. Lines that are longer than maxLine or cannot be decoded are
-// dropped. If the file cannot be written, every event is another attempt.
+// is the name of this node. Lines that are longer than maxLine or cannot be decoded are dropped.
+// If the file cannot be written, every event tries again.
 func Open(dir, node string, most int, log *slog.Logger) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return nil, err
@@ -227,8 +227,8 @@ func (s *Store) List() []*v1.Event {
 	return list
 }
 
-// Watch returns all events so far and a subscription to later ones. An event of this moment
-// may be in both. The caller must Close the subscription.
+// Watch returns all events so far and a subscription to later ones. An event that happens during
+// the call may be in both. The caller must Close the subscription.
 func (s *Store) Watch() ([]*v1.Event, *notify.Subscription[v1.Event]) {
 	sub := s.hub.Subscribe(256)
 	return s.List(), sub

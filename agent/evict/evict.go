@@ -27,7 +27,7 @@ import (
 	helper "k8s.io/component-helpers/resource"
 )
 
-// A Signal is something that a node can run short of.
+// A Signal is a resource that a node can run short of.
 type Signal string
 
 // The signals, by the kubelet's names.
@@ -64,17 +64,17 @@ var meanings = map[Signal]meaning{
 // An Observation is what a signal measures: bytes, inodes or threads.
 type Observation struct{ Available, Capacity int64 }
 
-// A Pod is a running pod with what it uses.
+// A Pod is a running pod with its usage.
 type Pod struct {
 	*v1.Pod
 	Requests v1.ResourceList
 	Use      map[v1.ResourceName]int64 // memory, ephemeral-storage in bytes; pids, inodes
-	// Containers are the bytes of the containers' writable layers and logs, Volumes those
-	// of the emptyDirs; both by name.
+	// Containers has the bytes of the containers' writable layers and logs, Volumes those of the
+	// emptyDirs; both by name.
 	Containers, Volumes map[string]int64
 }
 
-// Options are what a Manager works with.
+// Options configure a Manager.
 type Options struct {
 	Thresholds []Threshold
 	// MinReclaim is how much more than the threshold must be available before a shortage
@@ -87,7 +87,7 @@ type Options struct {
 	Log        *slog.Logger
 }
 
-// A Node is the node that may run short of something.
+// A Node measures its resources, and reclaims them.
 type Node interface {
 	// Measure returns an observation for each signal that can be measured.
 	Measure(context.Context) map[Signal]Observation
@@ -100,7 +100,7 @@ type Node interface {
 	SetPressure(kind v1.NodeConditionType, is bool, reason, message string)
 }
 
-// Pods are the pods of the node.
+// Pods measures the node's pods, and evicts them.
 type Pods interface {
 	// Usage returns all running pods, or only those with disk limits of their own.
 	Usage(ctx context.Context, all bool) ([]Pod, error)
@@ -231,7 +231,7 @@ type need struct {
 	Observation
 }
 
-// due records which thresholds are met, and returns those that have been for their grace
+// due records which thresholds are met, and returns those that have been met for their grace
 // period, in the order of signals.
 func (m *Manager) due(now map[Signal]Observation) []need {
 	var list []need

@@ -19,7 +19,7 @@ type Config struct {
 	PodPIDs      int64  // maximum number of processes of a pod; 0 is no limit
 	MaxPods      int64  // maximum number of pods; 0 is node.DefaultPods
 	NodeLabels   map[string]string
-	// SystemReserved and KubeReserved are the node's resources that are not for pods.
+	// SystemReserved and KubeReserved are the resources of the node that pods may not use.
 	SystemReserved, KubeReserved v1.ResourceList
 	UnsafeSysctls                []string // that pods may set besides the safe ones
 	NoPrivileged                 bool     // reject privileged containers

@@ -10,7 +10,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Host has what is known about this node. It implements criruntime.Host and status.Host.
+// A Host has the current state of this node. It implements criruntime.Host and status.Host.
 type Host struct {
 	Addresses *node.Addresses
 	Node      *node.State
@@ -30,7 +30,7 @@ func (h Host) Allocatable() v1.ResourceList { return h.Node.Node().Status.Alloca
 // Handlers returns the names of the runtime's handlers, sorted.
 func (h Host) Handlers() []string { return h.Readiness.Get().HandlerNames() }
 
-// Features returns the features of a handler that the runtime reports, nil if not known.
+// Features returns the features that the runtime reports for a handler, nil if not known.
 func (h Host) Features(handler string) *cri.RuntimeHandlerFeatures {
 	return h.Readiness.HandlerFeatures(handler)
 }

@@ -25,11 +25,11 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-// Options are what a Keeper works with.
+// Options configure a Keeper.
 type Options struct {
 	Rules    Rules
 	NodeName string
-	Root     string // the agent's own directory
+	Root     string // directory of the agent's files
 	LogDir   string // of the pods' logs
 	LogLinks string // directory of links to the containers' logs; "" for none
 
@@ -46,11 +46,11 @@ type Options struct {
 	Log     *slog.Logger
 }
 
-// Rules say how the node is looked after. The zero value has no thresholds and no bounds.
+// Rules configure the housekeeping. The zero value has no thresholds and no bounds.
 type Rules struct {
 	ImageHigh, ImageLow int           // percent; see imagegc
 	ImageMin, ImageMax  time.Duration // ages
-	LogSize             int64         // bytes from which a log is rotated; 0 is never
+	LogSize             int64         // bytes above which a log is rotated; 0 is never
 	LogFiles            int           // files of a log, with the current one
 	LogPeriod           time.Duration // how often the sizes of logs are checked
 	Evict               []evict.Threshold
@@ -102,8 +102,7 @@ func New(o Options) *Keeper {
 // Pressure returns the pressure conditions of the node that are true now.
 func (k *Keeper) Pressure() []v1.NodeConditionType { return k.evict.Pressure() }
 
-// Begin starts the housekeeping, which goes on until ctx ends. The runtime must have answered
-// before.
+// Begin starts the housekeeping, which ends with ctx. The runtime must already have answered.
 func (k *Keeper) Begin(ctx context.Context) {
 	k.warnOfSwap(volume.MaySwap())
 	r := &k.o.Rules

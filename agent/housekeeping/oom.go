@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// systemOOM matches the kernel's message about an OOM kill because the machine, and not a
-// memory cgroup, has run out of memory. A container's own OOM kill is known from its exit.
+// systemOOM matches the kernel's message about an OOM kill for lack of memory on the whole
+// machine, not in a memory cgroup. A container's own OOM kill is known from its exit.
 var systemOOM = regexp.MustCompile(`oom-kill:constraint=CONSTRAINT_(?:NONE|CPUSET|MEMORY_POLICY).*,task=(.+),pid=(\d+),uid=\d+`)
 
 // oomEvent returns the message of the event for a line of the kernel's log, "" if the line is
@@ -25,8 +25,8 @@ func oomEvent(line string) string {
 	return ""
 }
 
-// watchOOM calls report for each process that the kernel kills because the machine has run
-// out of memory, from now on until ctx ends. OOM kills of a memory cgroup are left out.
+// watchOOM calls report for each process that the kernel kills because the machine ran out of
+// memory, from now on until ctx ends. It leaves out OOM kills of a memory cgroup.
 func watchOOM(ctx context.Context, log *slog.Logger, report func(string)) {
 	f, err := os.OpenFile("/dev/kmsg", os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if err == nil {

@@ -74,8 +74,8 @@ func (k *Keeper) ImagesApart() bool {
 	return node.Dev != images.Dev
 }
 
-// pidsNow reads how many threads there are, from proc_loadavg(5), and how many there may be:
-// the lower of pid_max and threads-max.
+// pidsNow reads the number of threads, from proc_loadavg(5), and its maximum: the lower of
+// pid_max and threads-max.
 func pidsNow() (o evict.Observation, ok bool) {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
@@ -137,8 +137,8 @@ func (k *Keeper) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
 	return pods, nil
 }
 
-// bounded reports whether a pod has a limit of disk space, which is enforced only by measuring
-// what it uses.
+// bounded reports whether a pod has a limit of disk space, which can only be enforced by
+// measuring its usage.
 func bounded(pod *v1.Pod) bool {
 	for _, v := range pod.Spec.Volumes {
 		if v.EmptyDir != nil && v.EmptyDir.SizeLimit != nil {
@@ -149,8 +149,8 @@ func bounded(pod *v1.Pod) bool {
 	return ok
 }
 
-// measurePod fills in what a pod uses: s has its memory, processes and writable layers, the disk
-// its logs and emptyDirs.
+// measurePod fills in the usage of a pod: memory, processes and writable layers from s, logs and
+// emptyDirs from the disk.
 func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	p.Use[v1.ResourceMemory] = int64(s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue())
 	p.Use["pids"] = int64(s.GetLinux().GetProcess().GetProcessCount().GetValue())
@@ -165,7 +165,7 @@ func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 	layerFiles := inodes
 	logs := k.o.Files.LogDir(p.Pod)
 	for c := range podsync.Lasting(&p.Spec) {
-		p.Containers[c.Name] += 0 // its log counts while it does not run, too
+		p.Containers[c.Name] += 0 // its log counts even while it does not run
 	}
 	for name := range p.Containers {
 		used, _ := volume.Usage(filepath.Join(logs, name))

@@ -28,8 +28,8 @@ const (
 	removingPeriod = 100 * time.Millisecond
 )
 
-// removeDead has the workers remove the dead containers of finished pods, whose images are
-// then unused, and earlier attempts of containers in the other pods.
+// removeDead makes the workers remove the dead containers of finished pods, so that their images
+// become unused, and earlier attempts of containers in the other pods.
 func (k *Keeper) removeDead(ctx context.Context) {
 	finished := map[types.UID]bool{}
 	for _, pod := range k.o.Pods.Wanted() {

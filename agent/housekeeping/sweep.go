@@ -15,11 +15,11 @@ import (
 const (
 	// sweeping is how often leftovers are removed.
 	sweeping = time.Minute
-	// pruning is how often the pull records of images that are gone are removed.
+	// pruning is how often the pull records of removed images are removed.
 	pruning = 10 * time.Minute
 )
 
-// sweep removes what was left behind by pods whose end this agent has not seen.
+// sweep removes the leftovers of pods whose end this agent has not seen.
 func (k *Keeper) sweep(ctx context.Context) {
 	if !k.o.Pods.Ready() {
 		return
@@ -41,8 +41,8 @@ func (k *Keeper) sweep(ctx context.Context) {
 	}
 }
 
-// sweepLogs removes the logs of pods that are not known. It does so only if the directory of
-// logs is below the agent's own, where nobody else's logs are.
+// sweepLogs removes the logs of unknown pods, but only if the directory of logs is below the
+// agent's own, where nobody else's logs are.
 func (k *Keeper) sweepLogs(known map[string]bool) error {
 	if rest, err := filepath.Rel(k.o.Root, k.o.LogDir); err != nil || !filepath.IsLocal(rest) {
 		return nil
@@ -64,7 +64,7 @@ func (k *Keeper) sweepLogs(known map[string]bool) error {
 	return err
 }
 
-// prunePulled forgets the pull records of images that are gone.
+// prunePulled removes the pull records of removed images.
 func (k *Keeper) prunePulled(ctx context.Context) error {
 	if time.Since(k.pruned) < pruning {
 		return nil

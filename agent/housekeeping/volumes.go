@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// refresh is how often volumes are brought up to date even if no object has changed.
+// refresh is how often volumes are refreshed even if no object has changed.
 const refresh = 30 * time.Second
 
 // keepVolumes keeps volumes up to date with their objects, until ctx ends.
@@ -41,6 +41,6 @@ func (k *Keeper) keepVolumes(ctx context.Context) {
 	}
 }
 
-// RefreshVolumes has volumes brought up to date soon. It is called when objects that they may
+// RefreshVolumes makes the Keeper refresh volumes soon. It is called when objects that they may
 // project have changed.
 func (k *Keeper) RefreshVolumes() { poke.Wake(k.volumesDue) }

@@ -29,7 +29,7 @@ func Request(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.
 	}
 	u, err := url.Parse(a.Path)
 	if err != nil {
-		u = &url.URL{Path: a.Path} // it is sent all the same
+		u = &url.URL{Path: a.Path} // the server gets the path as it is
 	}
 	u.Scheme = cmp.Or(strings.ToLower(string(a.Scheme)), "http")
 	u.Host = net.JoinHostPort(cmp.Or(a.Host, host), strconv.Itoa(port))
@@ -57,8 +57,8 @@ func Request(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.
 // UserAgent returns the kubelet's User-Agent for a purpose: "kube-probe/1.36".
 func UserAgent(purpose string) string { return "kube-" + purpose + "/" + version }
 
-// Port returns the number of a port, which may be given by the name of a port of c. It fails
-// if c has no such port or the number is none from 1 to 65535.
+// Port returns the number of a port, which may be given by the name of a port of c. It fails if
+// c has no such port or the number is not from 1 to 65535.
 func Port(p intstr.IntOrString, c *v1.Container) (int, error) {
 	n := p.IntValue()
 	if p.Type == intstr.String {
@@ -74,9 +74,9 @@ func Port(p intstr.IntOrString, c *v1.Container) (int, error) {
 	return n, nil
 }
 
-// Client returns a client that uses no proxy, since pods are near, does not verify
-// certificates, since nobody has signed those of pods, closes connections after use, and
-// follows redirects for at most 10 requests, but none to another host.
+// Client returns a client that uses no proxy, since pods are near, does not verify certificates,
+// since those of pods are self-signed, closes connections after use, and follows at most 10
+// redirects, none of them to another host.
 func Client() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{
@@ -97,8 +97,8 @@ func Client() *http.Client {
 	}
 }
 
-// Dialer returns a Dialer whose connections do not stay in TIME_WAIT, where each of the many
-// probes would occupy a port of the node for a minute (SO_LINGER of a second, socket(7)).
+// Dialer returns a Dialer whose connections leave TIME_WAIT after a second (SO_LINGER,
+// socket(7)): otherwise each of the many probes would occupy a port of the node for a minute.
 func Dialer() *net.Dialer {
 	return &net.Dialer{
 		KeepAlive: -1,

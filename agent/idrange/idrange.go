@@ -1,9 +1,8 @@
-// Package idrange assigns user and group IDs to pods with user namespaces: to each pod
-// 65536 IDs of the node that no other pod has. They are recorded in the pod's directory,
-// in pods/<uid>/userns in the kubelet's format, because they must not change while the pod
-// exists, even if the agent restarts. Ranges of the runtime's sandboxes are never assigned:
-// they may belong to another agent, to a kubelet, or to a pod of this agent whose record
-// cannot be read.
+// Package idrange assigns user and group IDs to pods with user namespaces: to each pod 65536
+// host IDs that no other pod has. It records them in the pod's directory, in pods/<uid>/userns
+// in the kubelet's format, because they must not change while the pod exists, even if the agent
+// restarts. It never assigns the ranges of existing sandboxes: they may belong to another agent,
+// to a kubelet, or to a pod of this agent whose record cannot be read.
 package idrange
 
 import (
@@ -24,8 +23,8 @@ import (
 // Length is how many IDs a pod gets: the range of 16-bit IDs.
 const Length = 65536
 
-// owners are the users whose subordinate IDs (subuid(5), subgid(5)) are for pods. Those of the
-// first one that has any count.
+// owners are the users whose subordinate IDs (subuid(5), subgid(5)) are for pods. The first one
+// that has any counts.
 var owners = []string{"crisp", "kubelet"}
 
 // A Pool has the ranges of IDs. It is safe for concurrent use.
@@ -50,7 +49,7 @@ type record struct {
 }
 
 // Open returns a Pool, with the ranges that are recorded in the pods' directories below pods.
-// Without subordinate IDs for pods it assigns all IDs from 65536 on, but the last 65536: the
+// Without subordinate IDs for pods it assigns all IDs from 65536 on, except the last 65536: the
 // greatest ID is invalid.
 func Open(pods string, log *slog.Logger) (*Pool, error) {
 	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}, lost: map[string]bool{}}
@@ -88,8 +87,8 @@ func (p *Pool) read(uid string) (uint32, error) {
 
 func (p *Pool) file(uid string) string { return filepath.Join(p.pods, uid, "userns") }
 
-// subordinate returns the whole ranges in the subordinate IDs of the first of the owners that
-// has the same ones in both files.
+// subordinate returns the whole ranges in the subordinate IDs of the first owner that has the
+// same ones in both files.
 func subordinate(uids, gids string) (first, last uint32, ok bool) {
 	for _, owner := range owners {
 		from, n := rangeOf(uids, owner)
@@ -124,9 +123,9 @@ func rangeOf(path, owner string) (from, n uint32) {
 	return 0, 0
 }
 
-// Of returns the IDs of a pod, and assigns some if it has none. inUse returns the IDs of the
-// runtime's sandboxes; it may be nil. If the pod has a record that cannot be read, Of fails:
-// with new IDs the pod could not use the files that it has written.
+// Of returns the IDs of a pod, and assigns some if it has none. inUse returns the IDs of
+// existing sandboxes; it may be nil. If the pod has a record that cannot be read, Of fails: with
+// new IDs the pod could not use the files that it has written.
 func (p *Pool) Of(uid string, inUse func() ([]*cri.IDMapping, error)) (*cri.UserNamespace, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -173,8 +172,8 @@ func (p *Pool) take(uid string, inUse func() ([]*cri.IDMapping, error)) (uint32,
 	return 0, fmt.Errorf("all %d ranges of user IDs are taken", p.last-p.first+1)
 }
 
-// regain tries again to read a record that could not be read before. found is false if it has
-// been removed since. The caller holds mu.
+// regain retries to read a record. found is false if the record has been removed meanwhile. The
+// caller holds mu.
 func (p *Pool) regain(uid string, used map[uint32]bool) (n uint32, found bool, err error) {
 	n, err = p.read(uid)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -214,7 +213,7 @@ func (p *Pool) Free(uid string) error {
 	if err := os.Remove(p.file(uid)); err != nil && !os.IsNotExist(err) {
 		return err
 	}
-	// Otherwise the record could be back after a power cut, when another pod has the IDs.
+	// Otherwise a power cut could bring the record back, after another pod got the IDs.
 	if err := atomicfile.SyncDir(filepath.Dir(p.file(uid))); err != nil && !os.IsNotExist(err) {
 		return err
 	}

@@ -1,6 +1,6 @@
-// Package imagegc removes unused images when their file system is too full, and those that
-// have been unused for a long time. Pinned images and images in use always stay. The rules
-// are the kubelet's.
+// Package imagegc removes unused images when their file system is too full, and those that have
+// been unused for a long time. It never removes pinned images or images in use. The rules are
+// the kubelet's.
 package imagegc
 
 import (
@@ -23,7 +23,7 @@ type Images interface {
 	RemoveImage(ctx context.Context, image *cri.ImageSpec) error
 }
 
-// Options say when images are removed.
+// Options say when a Collector removes images.
 type Options struct {
 	Images Images
 	Node   Node

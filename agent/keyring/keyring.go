@@ -3,8 +3,8 @@
 //
 // A credential is for a registry, or for the repositories in it whose path has a given prefix.
 // Its host may have wildcards ("*.example.com"), each for one part of the name. The most
-// specific credentials come first. Several may match, since secrets are rotated; each is
-// tried.
+// specific credentials come first. Several may match, since secrets are rotated; each is tried
+// in turn.
 package keyring
 
 import (
@@ -58,7 +58,7 @@ type auth struct {
 	Auth     string `json:"auth"` // base64 of username:password
 }
 
-// Load reads a docker config.json. If the file does not exist the ring is empty.
+// Load reads a docker config.json. A missing file makes an empty Ring.
 func Load(name string) (*Ring, error) {
 	r := &Ring{}
 	data, err := os.ReadFile(name)
@@ -71,7 +71,7 @@ func Load(name string) (*Ring, error) {
 	return r, r.addJSON(name, data)
 }
 
-// With returns a ring that also has the credentials of pull secrets. For the same place they
+// With returns a Ring that also has the credentials of pull secrets. For the same place they
 // come before those of r.
 func (r *Ring) With(secrets ...*v1.Secret) (*Ring, error) {
 	all := &Ring{}

@@ -21,10 +21,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// Plugins are the kubelet's credential providers: programs that are asked for the
-// credentials of images that match their configuration. A program reads a
-// CredentialProviderRequest from its standard input and answers with a
-// CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1) on its standard output.
+// Plugins are the kubelet's credential providers: programs that provide the credentials of the
+// images that match their configuration. A program reads a CredentialProviderRequest from its
+// standard input and writes a CredentialProviderResponse (credentialprovider.kubelet.k8s.io/v1)
+// to its standard output.
 type Plugins struct {
 	dir       string
 	providers []config.CredentialProvider
@@ -135,7 +135,7 @@ func (p *Plugins) ask(ctx context.Context, of *config.CredentialProvider, image 
 	return r.Auth, nil
 }
 
-// keep caches credentials for so long, and forgets those whose time is over.
+// keep caches credentials for d, and drops expired ones.
 func (p *Plugins) keep(key string, auth map[string]credentialprovider.AuthConfig, d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

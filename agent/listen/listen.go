@@ -1,8 +1,8 @@
 // Package listen serves the agent's HTTP API: at a Unix socket for root and a group, and at a
-// loopback address with a token, with TLS or without. What everyone may see is served at two
-// more loopback addresses, without a token.
+// loopback address with a token, with or without TLS. It serves the public parts at two more
+// loopback addresses, without a token.
 //
-//	<root>/token        the bearer token that clients of the address need
+//	<root>/token        the bearer token for the address
 //	<root>/tls.pem      the certificate of the address, and its key
 //	<root>/kubeconfig   address, certificate and token, for kubectl
 package listen
@@ -31,9 +31,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
-// Options say where the API is served.
+// Options say where to serve the API.
 type Options struct {
-	Root     string // the agent's own directory
+	Root     string // directory of the agent's files
 	Socket   string // path of the Unix socket
 	Address  string // loopback address of the API with the token, with TLS or without; "" for none
 	ReadOnly string // loopback address of the kubelet's read-only port; "" for none
@@ -43,7 +43,7 @@ type Options struct {
 
 // Handlers answer requests.
 type Handlers struct {
-	All    http.Handler // the whole API, for the socket, which has profiles beside it, and Address
+	All    http.Handler // the whole API: for Address and, with profiles, for the socket
 	Shown  http.Handler // for ReadOnly: only its readOnlyPaths are served
 	Health http.Handler // health checks
 	Page   http.Handler // PagePath at the address, with its own authentication; nil leaves it to All
@@ -63,7 +63,7 @@ type Server struct {
 	servers []*http.Server
 }
 
-// Close ends serving.
+// Close stops serving.
 func (s *Server) Close() {
 	for _, served := range s.servers {
 		served.Close()
@@ -73,11 +73,11 @@ func (s *Server) Close() {
 	}
 }
 
-// Look puts the Unix socket back if somebody has removed it, and returns its path then.
+// Look restores the Unix socket if somebody has removed it, and then returns its path.
 func (s *Server) Look() (again []string, err error) { return unixsock.LookAll(s.socket) }
 
-// Begin begins to serve at all addresses, until Close. An address that is no loopback address is a
-// fault.Invalid.
+// Begin starts to serve at all addresses, until Close. An address that is not a loopback address
+// is a fault.Invalid.
 func Begin(ctx context.Context, h Handlers, o Options) (_ *Server, err error) {
 	s, running := server{o, h}, &Server{}
 	defer func() {
@@ -127,7 +127,7 @@ func Begin(ctx context.Context, h Handlers, o Options) (_ *Server, err error) {
 }
 
 // socketGroup is the group that may use the socket besides root. Its members can start
-// privileged pods: they are as good as root.
+// privileged pods, and so have all rights of root.
 const socketGroup = "crisp"
 
 func groupID(name string) (int, bool) {
@@ -152,7 +152,7 @@ func letGroup(gid int, root, socket string) error {
 
 // listenUnix listens at a socket for root and the group.
 func listenUnix(root, path string) (*unixsock.Listener, error) {
-	// The lock of the root says that nobody else serves there.
+	// The lock of the root ensures that no other agent serves there.
 	l, err := unixsock.Bind(path, unixsock.Options{Mode: 0o660, Dir: 0o750})
 	if err != nil {
 		return nil, err
@@ -161,7 +161,7 @@ func listenUnix(root, path string) (*unixsock.Listener, error) {
 		err = letGroup(gid, root, path)
 	}
 	if err == nil {
-		_, err = l.Look() // whose the socket is from now on
+		_, err = l.Look() // remembers the socket's owner and group, to restore them
 	}
 	if err != nil {
 		return nil, errors.Join(err, l.Close())
@@ -169,7 +169,7 @@ func listenUnix(root, path string) (*unixsock.Listener, error) {
 	return l, nil
 }
 
-// listenLoopback refuses addresses that other machines can reach.
+// listenLoopback listens at an address. It refuses those that other machines can reach.
 func listenLoopback(address string) (net.Listener, error) {
 	at, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -181,7 +181,7 @@ func listenLoopback(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// secure makes a listener accept TLS too, and writes a kubeconfig for it.
+// secure returns a listener that also accepts TLS, and writes a kubeconfig for it.
 func (s server) secure(l net.Listener) (net.Listener, error) {
 	token, err := Token(s.o.Root)
 	if err != nil {
@@ -193,11 +193,11 @@ func (s server) secure(l net.Listener) (net.Listener, error) {
 	if err := kept.renew(); err != nil {
 		return nil, errors.Join(err, l.Close())
 	}
-	// Streams, as of exec, are upgrades of HTTP/1.1.
+	// Streams such as those of exec upgrade HTTP/1.1.
 	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
 }
 
-// Token returns the token in <root>/token, which is made if there is none or a blank one: 128
+// Token returns the token in <root>/token. If it is missing or blank, Token makes one of 128
 // random bits in hexadecimal.
 func Token(root string) (string, error) {
 	path := filepath.Join(root, "token")
@@ -235,8 +235,8 @@ func (s server) withToken() (http.Handler, error) {
 var readOnlyPaths = []string{"/healthz", "/pods", "/metrics", "/stats/summary", "/configz"}
 
 // readOnly serves the readOnlyPaths of h, if the host of a request is a loopback address or
-// localhost. That prevents DNS rebinding: when the name of a page in a browser on this node
-// was made to resolve to 127.0.0.1, its requests have that name as their host.
+// localhost. That prevents DNS rebinding: a page in a browser on this node, whose host name an
+// attacker made to resolve to 127.0.0.1, still sends that name as the host.
 func readOnly(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if !IsLocal(r.Host) {

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// withProfiles answers below /debug/pprof/, as a kubelet does, and leaves the rest to h.
-// Profiles have whatever is in memory: they are for the socket, whose users may do everything.
+// withProfiles handles the paths below /debug/pprof/, as a kubelet does, and leaves the rest to
+// h. Profiles expose memory: only the socket has them, whose users may do everything.
 func withProfiles(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch name, is := strings.CutPrefix(r.URL.Path, "/debug/pprof/"); {

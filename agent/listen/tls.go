@@ -28,7 +28,7 @@ import (
 // A damagedError says that the certificate's file has none.
 type damagedError struct{ error }
 
-// certificate returns the self-signed certificate in <root>/tls.pem, where its key is too. It
+// certificate returns the self-signed certificate in <root>/tls.pem, which also has its key. It
 // makes a new one, for ten years, if there is none or if it expires within 30 days.
 func certificate(root string) (cert tls.Certificate, pemText []byte, err error) {
 	path := filepath.Join(root, "tls.pem")
@@ -54,7 +54,7 @@ func certificate(root string) (cert tls.Certificate, pemText []byte, err error) 
 	return cert, text, err
 }
 
-// A keptCertificate is the certificate of a listener, renewed in time while that is open.
+// A keptCertificate is the certificate of a listener, renewed while the listener is open.
 type keptCertificate struct {
 	root    string
 	renewed func(pemText []byte) error // called with a new certificate before it is used
@@ -65,8 +65,8 @@ type keptCertificate struct {
 	asked time.Time        // when it was last checked; guarded by mu
 }
 
-// certificatePeriod is how long after the last check a connection has the certificate checked
-// again.
+// certificatePeriod is the minimum time between two checks of the certificate, which new
+// connections trigger.
 const certificatePeriod = time.Hour
 
 func (k *keptCertificate) renew() error {
@@ -92,8 +92,8 @@ func (k *keptCertificate) renewLocked() error {
 	return nil
 }
 
-// get is tls.Config.GetCertificate. If the certificate cannot be renewed it returns the old
-// one, which is better than none.
+// get implements tls.Config.GetCertificate. If it cannot renew the certificate it returns the
+// old one.
 func (k *keptCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -157,8 +157,8 @@ current-context: crisp
 	return atomicfile.Write(filepath.Join(root, "kubeconfig"), []byte(text), 0o600)
 }
 
-// An eitherListener speaks TLS with clients that begin with a TLS handshake, and plain HTTP
-// with all others.
+// An eitherListener speaks TLS with clients that start a TLS handshake, and plain HTTP with all
+// others.
 type eitherListener struct {
 	net.Listener
 	config *tls.Config
@@ -172,7 +172,7 @@ func (l eitherListener) Accept() (net.Conn, error) {
 	return &eitherConn{Conn: c, config: l.config}, nil
 }
 
-// An eitherConn decides by the first byte of the client, which speaks first in both protocols.
+// An eitherConn decides by the client's first byte: in both protocols the client speaks first.
 type eitherConn struct {
 	net.Conn
 	config *tls.Config
@@ -181,7 +181,7 @@ type eitherConn struct {
 	err    error
 }
 
-// handshakeRecord is the type of a TLS record that begins a handshake (RFC 8446, 5.1).
+// handshakeRecord is the type of a TLS record that starts a handshake (RFC 8446, 5.1).
 const handshakeRecord = 0x16
 
 func (c *eitherConn) decide() error {
@@ -215,7 +215,7 @@ func (c *eitherConn) Write(p []byte) (int, error) {
 	return c.inner.Write(p)
 }
 
-// A peeked connection first reads what was peeked at.
+// A peeked connection first reads the peeked bytes.
 type peeked struct {
 	net.Conn
 	in *bufio.Reader

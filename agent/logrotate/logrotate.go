@@ -21,8 +21,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
-// A Runtime writes the logs. Logs returns the log paths of the running containers by ID.
-// Reopen has the runtime open the path of a container's log again.
+// A Runtime writes the logs. Logs returns the log paths of the running containers by ID. Reopen
+// makes the runtime open the path of a container's log again.
 type Runtime interface {
 	Logs(ctx context.Context) (map[string]string, error)
 	Reopen(ctx context.Context, id string) error
@@ -110,15 +110,15 @@ func (r *Rotator) rotate(ctx context.Context, id, path string) error {
 		return err
 	}
 	if err := r.Runtime.Reopen(ctx, id); err != nil {
-		// The container still writes to the old file, which gets its name back.
+		// The container still writes to the old file: restore its name.
 		return errors.Join(err, os.Rename(to, path))
 	}
 	return nil
 }
 
-// stampAfter returns the time for the name of a file that is rotated now. It is after those of the
-// files that were rotated before, also if the clock was set back since: the order of their
-// names is that in which they are read and removed.
+// stampAfter returns the time for the name of a file that is rotated now. It is after those of
+// earlier rotated files, even if the clock was set back: the files are read and removed in the
+// order of their names.
 func stampAfter(path string, old []string) string {
 	now := time.Now().Format(stamp)
 	if len(old) == 0 {
@@ -131,7 +131,7 @@ func stampAfter(path string, old []string) string {
 	return now
 }
 
-// clean removes what an interrupted compression has left behind, and returns the rotated files,
+// clean removes the leftovers of an interrupted compression, and returns the rotated files,
 // oldest first.
 func clean(path string) ([]string, error) {
 	entries, err := os.ReadDir(filepath.Dir(path))

@@ -25,8 +25,7 @@ type Addresses struct {
 	known []string  // primary first; replaced, never changed; guarded by mu
 }
 
-// NewAddresses returns the given addresses, or, if given is nil, those that the node has when
-// they are asked for.
+// NewAddresses returns the given addresses or, if given is nil, Addresses that detects them.
 func NewAddresses(given []netip.Addr) *Addresses {
 	if given != nil {
 		return &Addresses{look: func() []netip.Addr { return given }}

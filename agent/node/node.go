@@ -1,6 +1,6 @@
 // Package node keeps the Node object of this machine: its capacity, its allocatable resources
-// and its conditions. Other parts of the agent set what they know; the local API and "crisp
-// status" show it. None of it is on disk, since all of it can be determined anew.
+// and its conditions. Other parts of the agent update it; the local API and "crisp status" show
+// it. None of it is on disk, since all of it can be determined anew.
 package node
 
 import (
@@ -22,7 +22,7 @@ import (
 // DefaultPods is the default of the kubelet's maxPods.
 const DefaultPods = 110
 
-// A State has the present Node object. It is safe for concurrent use.
+// A State has the current Node object. It is safe for concurrent use.
 type State struct {
 	changed chan struct{} // of capacity 1
 
@@ -78,8 +78,8 @@ func osImage() string {
 	return ""
 }
 
-// Changed returns the channel that receives a value when the node has changed. It is meant for
-// one receiver.
+// Changed returns the channel that receives a value when the node has changed, for a single
+// receiver.
 func (s *State) Changed() <-chan struct{} { return s.changed }
 
 // Edit changes the node: edit changes a copy, which replaces the node.
@@ -92,8 +92,8 @@ func (s *State) Edit(edit func(*v1.Node)) {
 	poke.Wake(s.changed)
 }
 
-// SetCondition sets a condition. The time of its last transition stays if the status is the
-// same as before.
+// SetCondition sets a condition. The time of its last transition changes only if the status
+// does.
 func (s *State) SetCondition(kind v1.NodeConditionType, status v1.ConditionStatus, reason, message string) {
 	s.Edit(func(n *v1.Node) {
 		now := metav1.Now().Rfc3339Copy()

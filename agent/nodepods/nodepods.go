@@ -1,8 +1,8 @@
 // Package nodepods has the pods of this node, and the resources that are allocated to them.
 //
-// If a pod requests other resources than it was accepted with (an in-place resize, KEP-1287),
-// it is allocated these if the node has them. Otherwise the resize is pending and the pod keeps
-// what it has: resources that are only requested do not count as used.
+// If a pod requests other resources than those it was accepted with (an in-place resize,
+// KEP-1287), it gets them if the node has them. Otherwise the resize is pending and the pod
+// keeps its resources: requested resources that are not allocated do not count as used.
 package nodepods
 
 import (
@@ -39,7 +39,7 @@ func New(wanted *desired.Manager, files *podfiles.Store, statuses *status.Store)
 // Ready reports whether all sources have reported.
 func (p *Pods) Ready() bool { return p.wanted.Ready() }
 
-// Wanted returns the pods that are to run here, ordered by key.
+// Wanted returns the pods that should run here, ordered by key.
 func (p *Pods) Wanted() []*v1.Pod { return p.wanted.Pods() }
 
 // Requests returns the requests of a pod, with its overhead.
@@ -47,13 +47,13 @@ func (p *Pods) Requests(pod *v1.Pod) v1.ResourceList {
 	return podspec.Requests(pod, criruntime.Overhead(pod, p.wanted))
 }
 
-// Limits returns the limits of a pod. Its overhead is added to those that it has.
+// Limits returns the limits of a pod. Its overhead is added to existing limits.
 func (p *Pods) Limits(pod *v1.Pod) v1.ResourceList {
 	return podspec.Limits(pod, criruntime.Overhead(pod, p.wanted))
 }
 
-// Allocated returns the wanted pods with the resources that are allocated to them: those of a
-// pending resize are not.
+// Allocated returns the wanted pods with the resources that are allocated to them, without those
+// of a pending resize.
 func (p *Pods) Allocated() []*v1.Pod {
 	pods := p.wanted.Pods()
 	pending := p.pending()
@@ -81,8 +81,8 @@ func withResourcesOf(pod, was *v1.Pod) *v1.Pod {
 	return kept
 }
 
-// Active returns the pods, among these, that have not ended. A failed pod is active while one of
-// its containers still runs, in its grace period: it occupies its ports and its memory.
+// Active returns those of pods that have not ended. A failed pod is active while one of its
+// containers still runs, in its grace period: it occupies ports and memory.
 func (p *Pods) Active(pods []*v1.Pod) []*v1.Pod {
 	return slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool { return over(p.status.Last(pod)) })
 }
@@ -103,9 +103,9 @@ func (p *Pods) Finished(pod *v1.Pod) bool {
 // HasStatus reports whether the pod has a status, and so has been admitted or rejected.
 func (p *Pods) HasStatus(pod *v1.Pod) bool { return p.status.Last(pod) != nil }
 
-// Allocate returns the pod with the resources that are allocated to it: those it requests, or, if
-// these differ from those it was accepted with and fits says why they cannot be had, the latter.
-// The resize is then pending.
+// Allocate returns the pod with the resources that are allocated to it: those it requests or, if
+// they differ from those it was accepted with and fits returns why it cannot get them, the
+// latter. The resize is then pending.
 func (p *Pods) Allocate(pod *v1.Pod, fits func(*v1.Pod) *podsync.Pending) *v1.Pod {
 	was := p.files.Pod(pod.UID)
 	var why *podsync.Pending
@@ -122,7 +122,7 @@ func (p *Pods) Allocate(pod *v1.Pod, fits func(*v1.Pod) *podsync.Pending) *v1.Po
 	return withResourcesOf(pod, was)
 }
 
-// Pending says why the resize of a pod is pending; nil if there is none.
+// Pending returns why the resize of a pod is pending; nil if none is.
 func (p *Pods) Pending(uid types.UID) *podsync.Pending {
 	if why, ok := p.pending()[uid]; ok {
 		return &why
