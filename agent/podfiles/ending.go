@@ -14,8 +14,8 @@ import (
 )
 
 // MarkEnding records that the pods with files in have are being ended, except pod, the wanted
-// one, which may be nil. The next agent and the command line see the record too. It returns
-// the UIDs of all pods in have whose end has begun.
+// one, which may be nil. The next agent and the command line also see the record. It returns the
+// UIDs of all pods in have whose end has begun.
 func (s *Store) MarkEnding(pod *v1.Pod, have podsync.Have) []string {
 	for _, uid := range have.Files {
 		if pod != nil && string(pod.UID) == uid || s.Ending(types.UID(uid)) {

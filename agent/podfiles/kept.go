@@ -12,8 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Kept reads from a pod's directory its last status, nil if that cannot be read, and when its
-// end began, nil if it has not.
+// Kept reads a pod's last status from its directory, nil if it cannot be read, and when its end
+// began, nil if it has not.
 func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 	if info, err := os.Stat(filepath.Join(dir, endingFile)); err == nil {
 		ending = &metav1.Time{Time: info.ModTime()}
@@ -32,8 +32,8 @@ func Kept(dir string) (status *v1.PodStatus, ending *metav1.Time) {
 const maxStatus = 4 << 20
 
 // readKept reads a file of the agent. On the pods of a kubelet any user can set the annotation
-// that the path comes from. So readKept opens only a regular file that root or this user owns,
-// and reads no more than maxStatus bytes.
+// that has the path. So readKept opens only a regular file that root or this user owns, and
+// reads no more than maxStatus bytes.
 func readKept(path string) ([]byte, error) {
 	f, err := regular.OpenNoLink(path)
 	if err != nil {

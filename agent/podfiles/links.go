@@ -12,7 +12,7 @@ import (
 // allows 255.
 const linkName = 251
 
-// logLink is the path at which log shippers look for the log of a container.
+// logLink returns the path at which log shippers look for the log of a container.
 func (s *Store) logLink(pod *v1.Pod, container, id string) string {
 	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, container, id)
 	return filepath.Join(s.o.LogLinks, name[:min(len(name), linkName)]+".log")

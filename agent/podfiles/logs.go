@@ -15,18 +15,18 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// LogDir is the directory of a pod's logs, with a directory for each container.
+// LogDir returns the directory of a pod's logs, with a directory for each container.
 func (s *Store) LogDir(pod *v1.Pod) string {
 	return s.logDir(pod.Namespace, pod.Name, string(pod.UID))
 }
 
-// logDir has the kubelet's layout, which log shippers know.
+// logDir uses the kubelet's layout, which log shippers know.
 func (s *Store) logDir(namespace, name, uid string) string {
 	return filepath.Join(s.o.LogDir, namespace+"_"+name+"_"+uid)
 }
 
-// Attempts returns, by container, the number of attempts according to the logs that they left.
-// It counts only for containers that the runtime does not have, since it may have lost them.
+// Attempts returns, by container, the number of attempts according to the log files. It counts
+// only for containers that the runtime does not have: it may have lost them.
 func (s *Store) Attempts(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 	counts := map[string]uint32{}
 	dir := s.LogDir(pod)
@@ -51,16 +51,16 @@ func (s *Store) Attempts(pod *v1.Pod, have podsync.Have) map[string]uint32 {
 	return counts
 }
 
-// attemptOf returns the attempt of a container from the name of a log of it: 3 of 3.log, and of
-// 3.log.20261101-120000.gz, which was rotated.
+// attemptOf returns the attempt in the name of a log: 3 for 3.log and for the rotated
+// 3.log.20261101-120000.gz.
 func attemptOf(log string) (attempt uint32, ok bool) {
 	number, _, ok := strings.Cut(log, ".log")
 	n, err := strconv.ParseUint(number, 10, 32)
 	return uint32(n), ok && err == nil
 }
 
-// PruneLogs removes the logs of a container of the pod uid, rotated ones too, but for those of its
-// newest attempts, as many as most. It is safe to repeat.
+// PruneLogs removes the logs of a container of the pod uid, including rotated ones, except those
+// of its newest attempts, at most most of them. It is safe to repeat.
 func (s *Store) PruneLogs(uid types.UID, container string, most int) error {
 	pod := s.Pod(uid)
 	if pod == nil {

@@ -51,8 +51,8 @@ func Message(path string) (string, error) {
 	return string(data), err
 }
 
-// LogTail returns the end of a container's log, up to 80 lines and 2048 bytes, for use instead
-// of a missing message; or a sentence that says why the log cannot be read.
+// LogTail returns the end of a container's log, up to 80 lines and 2048 bytes, as a substitute
+// for a missing message; or a sentence that says why the log cannot be read.
 func LogTail(ctx context.Context, path string) string {
 	lines := int64(maxLogLines)
 	var text end

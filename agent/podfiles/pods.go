@@ -16,9 +16,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// find finds the pods that have files. A directory without a readable pod.json is left alone:
-// another version may have written it, the disk may have failed, or it is a kubelet's. Only an
-// empty one is removed: this package leaves such behind when it is interrupted.
+// find finds the pods that have files. It ignores a directory without a readable pod.json:
+// another version may have written it, the disk may have failed, or it is a kubelet's. It
+// removes only empty ones, which interruptions of this package leave behind.
 func (s *Store) find() error {
 	if err := atomicfile.MakeDirs(s.dir(), 0o750); err != nil {
 		return err
@@ -43,8 +43,8 @@ func (s *Store) find() error {
 	return nil
 }
 
-// removeEmpty removes the directory of a pod whose creation or removal was interrupted. It
-// fails if there is more in it than an unfinished pod.json.
+// removeEmpty removes the directory of a pod whose creation or removal was interrupted. It fails
+// if the directory has more than an unfinished pod.json.
 func (s *Store) removeEmpty(uid string) error {
 	unfinished, err := filepath.Glob(filepath.Join(s.Dir(uid), "."+podFile+".*.tmp"))
 	if err != nil {
@@ -107,7 +107,7 @@ func (s *Store) Last(key podsync.Key) *v1.Pod {
 	return last
 }
 
-// Accept records a pod in pod.json, durably, unless this very pod is recorded already.
+// Accept records a pod in pod.json, durably, unless this version of it is recorded already.
 func (s *Store) Accept(pod *v1.Pod) error {
 	uid := string(pod.UID)
 	old := s.Pod(pod.UID)

@@ -14,7 +14,7 @@ import (
 // SaveStatus keeps the status of a pod for the next agent, and for the command line while
 // no agent runs.
 func (s *Store) SaveStatus(pod *v1.Pod, status *v1.PodStatus) error {
-	// A pod that never ran may have a status too: that it was rejected.
+	// A pod that never ran may also have a status: that it was rejected.
 	if err := s.Accept(pod); err != nil {
 		return err
 	}
@@ -39,8 +39,8 @@ func (s *Store) DropStatus(pod *v1.Pod) error {
 	return err
 }
 
-// LoadStatus returns the saved status of a pod, nil if there is none. It returns nil for a pod
-// that is being ended, too: if the pod is wanted again it begins anew.
+// LoadStatus returns the saved status of a pod, nil if there is none. It also returns nil for a
+// pod that is being ended: if the pod is wanted again it starts over.
 func (s *Store) LoadStatus(pod *v1.Pod) *v1.PodStatus {
 	if s.Ending(pod.UID) {
 		return nil

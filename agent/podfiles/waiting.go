@@ -21,10 +21,10 @@ func RecordEndpoint(root, endpoint string) error {
 	return atomicfile.WriteJSON(filepath.Join(root, agentFile), agentRecord{endpoint})
 }
 
-// Waiting returns the pods that the agent of this root has accepted and that have no
-// sandbox yet, because a volume is missing or the network is not ready: those whose UIDs are
-// not in known, the pods of the runtime. It returns none if the agent uses another runtime
-// than endpoint or its files cannot be read.
+// Waiting returns the pods that the agent of this root has accepted and that have no sandbox
+// yet, because a volume is missing or the network is not ready: those whose UIDs are not in
+// known, the UIDs of the runtime's pods. It returns none if the agent uses another runtime than
+// endpoint or its files cannot be read.
 func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
 	var record agentRecord
 	if atomicfile.ReadJSON(filepath.Join(root, agentFile), &record) != nil || record.Endpoint != endpoint {

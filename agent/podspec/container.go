@@ -9,8 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Container translates a container of the pod. It is an error if its user is, or may be, root
-// despite runAsNonRoot, or if what a mount needs is missing.
+// Container translates a container of the pod. It fails if the container's user is, or may be,
+// root despite runAsNonRoot, or if the source of a mount is missing.
 func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
 	spec := c.Spec
 	if err := verifyNonRoot(in.Pod, spec, c.Image); err != nil {

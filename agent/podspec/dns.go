@@ -28,9 +28,9 @@ type NodeDNS struct {
 	Behind *cri.DNSConfig // the upstream servers of a local stub resolver in Own; nil if there is none
 }
 
-// NeedsBehind reports whether a pod needs the upstream servers of a stub resolver: it has a
-// network of its own, where nothing listens on loopback addresses, and the node's
-// resolv.conf has no other servers.
+// NeedsBehind reports whether a pod needs the upstream servers of a stub resolver: it has its
+// own network, where nothing listens on loopback addresses, and the node's resolv.conf has no
+// other servers.
 func NeedsBehind(pod *v1.Pod, own *cri.DNSConfig) bool {
 	return !pod.Spec.HostNetwork && len(own.Servers) > 0 && !slices.ContainsFunc(own.Servers, remote)
 }
@@ -62,9 +62,9 @@ func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 	return dns, warnings
 }
 
-// nodeDNS returns what the pod gets of the node's resolv.conf. A pod with a network of its
-// own gets the upstream servers of a stub resolver instead of loopback servers. dropped says
-// that loopback servers were left out.
+// nodeDNS returns the pod's share of the node's resolv.conf. A pod with its own network gets the
+// upstream servers of a stub resolver instead of loopback servers. dropped says that loopback
+// servers were left out.
 func (in *Input) nodeDNS() (dns *cri.DNSConfig, dropped bool) {
 	if in.DNS.Own == nil || in.Pod.Spec.DNSPolicy == v1.DNSNone {
 		return &cri.DNSConfig{}, false
@@ -88,7 +88,7 @@ func loopback(server string) bool {
 
 func remote(server string) bool { return !loopback(server) }
 
-// limitDNS removes what is over the limits of resolvers, and returns warnings about it.
+// limitDNS removes the excess over the limits of resolvers, and returns warnings about it.
 func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	servers, searches := unique(dns.Servers), unique(dns.Searches)
 	dns.Servers = servers[:min(len(servers), maxNameservers)]
@@ -107,8 +107,8 @@ func limitDNS(dns *cri.DNSConfig) (warnings []string) {
 	return warnings
 }
 
-// ParseResolvConf parses resolv.conf(5). The last search or domain line counts, and options of
-// all lines do.
+// ParseResolvConf parses resolv.conf(5). The last search or domain line counts, and the options
+// of all lines.
 func ParseResolvConf(r io.Reader) (*cri.DNSConfig, error) {
 	dns := &cri.DNSConfig{}
 	lines := bufio.NewScanner(r)

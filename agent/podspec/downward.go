@@ -12,8 +12,8 @@ import (
 	downward "k8s.io/kubectl/pkg/util/resource"
 )
 
-// Field returns a field of the pod for the downward API. It is an error if the node has no
-// address yet and the field is one.
+// Field returns a field of the pod for the downward API. It fails if the field is an address of
+// the node, which has none yet.
 func (in *Input) Field(fieldPath string) (string, error) {
 	pod, ips := in.Pod, in.IPs
 	if host := strings.HasPrefix(fieldPath, "status.hostIP"); host || pod.Spec.HostNetwork && strings.HasPrefix(fieldPath, "status.podIP") {
@@ -34,9 +34,9 @@ func (in *Input) Field(fieldPath string) (string, error) {
 	return fieldpath.ExtractFieldPathAsString(pod, fieldPath)
 }
 
-// Resource returns a container's request or limit in units of the divisor, rounded up. A
-// container without a limit has that of the pod as a whole, or else the node's allocatable
-// amount.
+// Resource returns a container's request or limit in units of the divisor, rounded up. The
+// default of a container without a limit is the limit of the pod as a whole, or else the node's
+// allocatable amount.
 func (in *Input) Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	if ref.ContainerName != "" {
 		if c = podsync.ContainerOf(&in.Pod.Spec, ref.ContainerName); c == nil {

@@ -68,7 +68,7 @@ func (r References) envFrom(namespace string, from v1.EnvFromSource) (map[string
 	return nil, nil
 }
 
-// referred returns one of the objects that a container refers to, or fault.NotFound.
+// referred returns one of the objects that a container refers to; the error is fault.NotFound.
 func referred[T any](objects map[string]*T, kind, namespace, name string) (*T, error) {
 	if o := objects[name]; o != nil {
 		return o, nil
@@ -76,8 +76,8 @@ func referred[T any](objects map[string]*T, kind, namespace, name string) (*T, e
 	return nil, fault.NotFound.Errorf("there is no %s %s/%s", kind, namespace, name)
 }
 
-// valueFrom returns the value that from refers to. there is false for an optional value that
-// does not exist; another one that does not is fault.NotFound.
+// valueFrom returns the value that from refers to. there is false for a missing optional value;
+// the error for another missing value is fault.NotFound.
 func (in *Input) valueFrom(c *v1.Container, from *v1.EnvVarSource, refs References) (value []byte, there bool, err error) {
 	pod := in.Pod
 	var ref string

@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// MaxEnvFile is the most bytes of a file of variables that are read.
+// MaxEnvFile is the maximum size of a file of variables, in bytes.
 const MaxEnvFile = 1 << 20
 
 // fileValue returns the value of a key in a file that a container has written to an

@@ -35,7 +35,7 @@ const (
 	// kubelet, which have none: an agent sees and ends only pods with its own value.
 	LabelAgent = "io.crisp.agent"
 
-	// What "crisp get" needs to know of a pod while no agent runs.
+	// The state that "crisp get" needs while no agent runs.
 	AnnotationDir            = "io.crisp.pod.dir"            // directory of status.json
 	AnnotationContainers     = "io.crisp.pod.containers"     // names, comma-separated
 	AnnotationInitContainers = "io.crisp.pod.initContainers" // likewise
@@ -120,8 +120,8 @@ func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string,
 	return annotations, nil
 }
 
-// Restored returns a container and its pod, as far as the container's labels and annotations
-// have them: enough to run its preStop hook when the pod is no longer known.
+// Restored returns a container and its pod from the container's labels and annotations: enough
+// to run the preStop hook when the pod is no longer known.
 func Restored(labels, annotations map[string]string) (*v1.Pod, *v1.Container) {
 	pod := &v1.Pod{}
 	pod.Name, pod.Namespace, pod.UID = labels[LabelPodName], labels[LabelPodNamespace], types.UID(labels[LabelPodUID])

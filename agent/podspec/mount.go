@@ -41,7 +41,7 @@ func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	return append(mounts, &cri.Mount{ContainerPath: Absolute(c.Spec.TerminationMessagePath), HostPath: c.MessageFile}), nil
 }
 
-// Absolute returns a path in a container as an absolute one; a relative path begins at its
+// Absolute returns a path in a container as an absolute path; a relative path starts at its
 // root.
 func Absolute(path string) string {
 	if !filepath.IsAbs(path) {
@@ -112,7 +112,7 @@ func expandPath(expr string, env []*cri.KeyValue) (string, error) {
 	return path, nil
 }
 
-// recursive reports whether a mount is to be read-only recursively.
+// recursive reports whether a mount must be read-only recursively.
 func (in *Input) recursive(m *v1.VolumeMount, readOnly bool) (bool, error) {
 	if ptr.Deref(m.RecursiveReadOnly, v1.RecursiveReadOnlyDisabled) == v1.RecursiveReadOnlyDisabled || !readOnly {
 		return false, nil

@@ -1,11 +1,11 @@
-// Package podspec translates pods to CRI: to configurations of sandboxes and containers,
-// with their labels, resources and environment, and to /etc/hosts. It is pure: it reads no
-// disk, asks no runtime and knows no clock. Everything that the translation depends on is
-// in an Input, which the package criruntime gathers.
+// Package podspec translates pods to CRI: to configurations of sandboxes and containers, with
+// their labels, resources and environment, and to /etc/hosts. It is pure: it reads no disk,
+// calls no runtime and knows no clock. Everything that the translation depends on is in an
+// Input, which the package criruntime gathers.
 //
-// It also reads back the labels and annotations that the runtime keeps. By them an agent
-// finds its pods again, and ends them with the hooks and grace periods that they were created
-// with (labels.go).
+// It also parses the labels and annotations that the runtime keeps. With them an agent finds its
+// pods again, and ends them with the hooks and grace periods that they were created with
+// (labels.go).
 //
 // The golden files in testdata show how each field of a pod is translated.
 package podspec
@@ -58,14 +58,14 @@ type Input struct {
 	RecursiveReadOnly bool
 }
 
-// A Container is a container that is to be created.
+// A Container is a container to create.
 type Container struct {
 	Spec     *v1.Container
 	Attempt  uint32
 	Backoff  time.Duration // that preceded its start
 	Target   string        // ID of the container whose PID namespace it shares; "" is none
 	Image    *cri.Image
-	ImageRef string // by which the runtime knows Image
+	ImageRef string // the runtime's reference for Image
 
 	Env         []*cri.KeyValue // made by Environment
 	Sources     []Source        // one for each of Spec.VolumeMounts
@@ -73,15 +73,15 @@ type Container struct {
 	MessageFile string          // path of the file to mount at terminationMessagePath
 }
 
-// A Source is what one of a container's volume mounts shows.
+// A Source is the source of one of a container's volume mounts.
 type Source struct {
 	Path     string // on this node; "" for an image
 	Image    string // reference of the image; "" for anything else
 	ReadOnly bool   // read-only whatever the container asks for
 }
 
-// References are the objects and files that a container's environment refers to. What is
-// missing here does not exist.
+// References are the objects and files that a container's environment refers to. Those that do
+// not exist are missing here.
 type References struct {
 	ConfigMaps map[string]*v1.ConfigMap // by name
 	Secrets    map[string]*v1.Secret    // by name

@@ -45,7 +45,7 @@ func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
 }
 
 // limits returns the resources that containers and sandboxes have in common. A nil request
-// means the limit.
+// defaults to the limit.
 func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
 	out.CpuShares = int64(cgroup.Shares(cmp.Or(request, &cpu).MilliValue()))
@@ -82,14 +82,13 @@ func Requests(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	return helper.PodRequests(with(pod, overhead), helper.PodResourcesOptions{})
 }
 
-// Limits returns the limits of a pod, likewise. The overhead is added only to limits that the
-// pod has.
+// Limits returns the limits of a pod, likewise. The overhead is added only to existing limits.
 func Limits(pod *v1.Pod, overhead v1.ResourceList) v1.ResourceList {
 	return helper.PodLimits(with(pod, overhead), helper.PodResourcesOptions{})
 }
 
-// with returns the pod with this overhead, and with requests of the huge pages that it limits
-// as a whole: they cannot be overcommitted.
+// with returns the pod with this overhead, and with requests for the huge pages that it limits
+// as a whole: huge pages cannot be overcommitted.
 func with(pod *v1.Pod, overhead v1.ResourceList) *v1.Pod {
 	pod = &v1.Pod{Spec: pod.Spec}
 	pod.Spec.Overhead = overhead
@@ -107,8 +106,8 @@ func with(pod *v1.Pod, overhead v1.ResourceList) *v1.Pod {
 	return pod
 }
 
-// Limited reports whether the pod as a whole has a limit of the resource or, without resources
-// of its own for it, each of its containers and init containers.
+// Limited reports whether the pod as a whole has a limit of the resource or, if its own
+// resources do not name it, each of its containers and init containers.
 func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 	if all := pod.Spec.Resources; all != nil {
 		if q, ok := all.Limits[name]; ok {
@@ -142,8 +141,8 @@ func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 const nodeCritical = 2_000_001_000
 
 // oomScoreAdj returns the kubelet's value: -997 for a guaranteed pod, 1000 for a best-effort
-// one, and else a value in between that falls as the container requests more of the node's
-// memory. That of a sidecar is at most the largest of the pod's regular containers.
+// one, and otherwise a value in between that falls as the container requests more of the node's
+// memory. A sidecar's is at most the largest of the pod's regular containers.
 func oomScoreAdj(pod *v1.Pod, c *v1.Container, capacity int64) int64 {
 	const guaranteed, bestEffort = -997, 1000
 	if podsync.Priority(pod) >= nodeCritical {
@@ -184,8 +183,8 @@ func unreserved(pod *v1.Pod) int64 {
 	return max(left, 0) / int64(len(pod.Spec.Containers)+len(pod.Spec.InitContainers))
 }
 
-// MostMemory returns how much memory a pod can use, in bytes: its limit, or the node's
-// allocatable memory if that is less or there is no limit; 0 if unknown.
+// MostMemory returns the maximum memory of a pod, in bytes: its limit, or the node's allocatable
+// memory if that is less or there is no limit; 0 if unknown.
 func (in *Input) MostMemory() int64 {
 	most := in.Node.Allocatable[v1.ResourceMemory]
 	if limit := Limits(in.Pod, in.Overhead)[v1.ResourceMemory]; Limited(in.Pod, v1.ResourceMemory) && (most.IsZero() || limit.Cmp(most) < 0) {
@@ -202,7 +201,7 @@ func ResourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
 		out.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(r.CpuQuota*1000/r.CpuPeriod, resource.DecimalSI)
 	}
 	if r.GetCpuShares() > cgroup.MinShares {
-		milli := (r.CpuShares*1000 + 1023) / 1024 // the least that gives these shares
+		milli := (r.CpuShares*1000 + 1023) / 1024 // the least number with these shares
 		out.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(milli, resource.DecimalSI)
 	}
 	if r.GetMemoryLimitInBytes() > 0 {

@@ -11,9 +11,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Sandbox translates the pod's sandbox. CreateContainer gets the same config, so it must
-// depend only on the pod, the attempt and the node. warnings say what was left out of its DNS
-// configuration.
+// Sandbox translates the pod's sandbox. CreateContainer gets the same config, so it must depend
+// only on the pod, the attempt and the node. warnings describe what its DNS configuration leaves
+// out.
 func (in *Input) Sandbox(attempt uint32) (config *cri.PodSandboxConfig, warnings []string, err error) {
 	pod := in.Pod
 	dns, warnings := in.dnsConfig()
@@ -72,8 +72,8 @@ func truncateHostname(name string) string {
 }
 
 // kernelHostname returns the host name to set in the kernel: the short one, or with
-// setHostnameAsFQDN the full one. It is "" on the host's network, where the host's own
-// name stays.
+// setHostnameAsFQDN the full one. It is "" with the host's network, where the host keeps its
+// name.
 func (in *Input) kernelHostname() (string, error) {
 	pod := in.Pod
 	if pod.Spec.HostNetwork {
@@ -109,8 +109,8 @@ func (in *Input) namespaces() *cri.NamespaceOption {
 }
 
 // portMappings returns all ports of the sidecars and containers, even those without a host port:
-// a network plugin may use them. The kubelet leaves out those of sidecars, whose host ports
-// then lead nowhere.
+// a network plugin may use them. The kubelet leaves out those of sidecars, so that their host
+// ports do not work.
 func portMappings(pod *v1.Pod) []*cri.PortMapping {
 	var mappings []*cri.PortMapping
 	for c := range podsync.Lasting(&pod.Spec) {

@@ -37,8 +37,8 @@ func anyPrivileged(pod *v1.Pod) bool {
 	return false
 }
 
-// securityContext merges the container's security context over the pod's. If neither names
-// a user, the image does.
+// securityContext overlays the container's security context on the pod's. If neither names a
+// user, the image's is used.
 func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
 	of, above := contexts(in.Pod, c)
 	out := &cri.LinuxContainerSecurityContext{
@@ -77,8 +77,8 @@ func contexts(pod *v1.Pod, c *v1.Container) (*v1.SecurityContext, *v1.PodSecurit
 	return cmp.Or(c.SecurityContext, &v1.SecurityContext{}), cmp.Or(pod.Spec.SecurityContext, &v1.PodSecurityContext{})
 }
 
-// imageUser returns the user of an image: an ID, or a name whose ID is known only inside the
-// image. The default is root.
+// imageUser returns the user of an image: an ID, or a name whose ID only the image has. The
+// default is root.
 func imageUser(image *cri.Image) (*cri.Int64Value, string) {
 	switch {
 	case image.GetUid() != nil:
@@ -148,8 +148,8 @@ func (n *Node) seccomp(p *v1.SeccompProfile) *cri.SecurityProfile {
 	return &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Unconfined}
 }
 
-// verifyNonRoot enforces runAsNonRoot. The user must be an ID: what a name stands for is
-// known only inside the image.
+// verifyNonRoot enforces runAsNonRoot. The user must be an ID: only the image can resolve a
+// name.
 func verifyNonRoot(pod *v1.Pod, c *v1.Container, image *cri.Image) error {
 	of, above := contexts(pod, c)
 	if !ptr.Deref(cmp.Or(of.RunAsNonRoot, above.RunAsNonRoot), false) {

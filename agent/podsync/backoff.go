@@ -6,8 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// DefaultMaxBackoff is the longest back-off of a container that exits again and again, unless
-// another one is set. It is the kubelet's.
+// DefaultMaxBackoff is the default of the longest back-off of a container that keeps exiting. It
+// is the kubelet's.
 const DefaultMaxBackoff = 300 * time.Second
 
 const (
@@ -36,8 +36,8 @@ func nextBackoff(c Container) time.Duration {
 	return min(2*c.Backoff, longest)
 }
 
-// after returns when wait has passed since the end of c. If c ended in the future, the clock
-// was set back: how much has passed is unknown, and wait counts as over.
+// after returns when wait has passed since the end of c. If c ended in the future, the clock was
+// set back: the elapsed time is unknown, and wait counts as over.
 func after(c Container, wait time.Duration, now time.Time) time.Time {
 	if c.FinishedAt.After(now) {
 		return now
@@ -46,9 +46,8 @@ func after(c Container, wait time.Duration, now time.Time) time.Time {
 }
 
 // RestartAt returns when the successor of found, which has exited, may start, and the back-off
-// that precedes that start. If the agent stopped found, the time that it ran counts too: the
-// back-off runs from the end of the container before it. After a change of the definition there
-// is no back-off.
+// before that start. If the agent stopped found, its run time counts too: the back-off starts at
+// the end of the container before it. After a change of the definition there is no back-off.
 func (h *Have) RestartAt(c *v1.Container, found Container, now time.Time) (time.Time, time.Duration) {
 	if changed(c, found) {
 		return after(found, 0, now), resetBackoff

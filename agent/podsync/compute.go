@@ -37,7 +37,7 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 	return p.plan
 }
 
-// Ends reports whether the pod, which may be nil, must end completely before it begins anew.
+// Ends reports whether the pod, which may be nil, must end completely before it starts over.
 func (h *Have) Ends(pod *v1.Pod) bool {
 	return pod != nil && slices.Contains(h.Ending, string(pod.UID))
 }
@@ -48,9 +48,9 @@ type planner struct {
 	now  time.Time
 	plan Plan
 
-	kill    bool // the pod is over: it has failed, or nothing of it is to run any more
+	kill    bool // the pod is over: it has failed, or nothing of it should run any more
 	kills   int  // containers that are stopped while the pod goes on
-	keep    int  // regular containers that run and stay
+	keep    int  // regular containers that run and continue
 	starts  int  // containers that are started now or after their back-off
 	resized bool
 }
@@ -70,9 +70,8 @@ func (p *planner) again(at time.Time) {
 	}
 }
 
-// clearOthers plans the end of every pod of this name with another UID and reports whether
-// there is one. The wanted pod does not begin before: both would use the same host ports
-// and volumes.
+// clearOthers plans the end of every pod of this name with another UID and reports whether there
+// is one. The wanted pod waits for that: both would use the same host ports and volumes.
 func (p *planner) clearOthers() bool {
 	wanted := ""
 	if p.want != nil {
@@ -105,7 +104,7 @@ func Terminal(s *v1.PodStatus) bool {
 	return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
 }
 
-// settle plans to stop what is left of a pod that is over and to release its resources. Its
+// settle plans to stop the rest of a pod that is over and to release its resources. Its
 // containers stay for their logs and exit codes while there is disk space.
 func (p *planner) settle() {
 	why := "pod has finished"
@@ -121,8 +120,8 @@ func (p *planner) settle() {
 	}
 }
 
-// deadline has Compute called again when the pod's deadline has passed. The status then
-// fails the pod.
+// deadline makes the caller run Compute again when the pod's deadline has passed. The status
+// then fails the pod.
 func (p *planner) deadline() {
 	if at, ok := Deadline(p.want, p.have.Status); ok && at.After(p.now) {
 		p.again(at)
@@ -174,8 +173,8 @@ func (p *planner) sandboxReady() bool {
 	return false
 }
 
-// needsSandbox reports whether a container would run in a new sandbox: one that has not begun yet,
-// or whose end lets it start again.
+// needsSandbox reports whether a container would run in a new sandbox: it has not started yet,
+// or may restart after its end.
 func (p *planner) needsSandbox() bool {
 	spec := &p.want.Spec
 	for i := range spec.Containers {
@@ -234,14 +233,14 @@ func (h *Have) Newest(uid, name string) (Container, bool) {
 	return Container{}, false
 }
 
-// keptRuns is how many runs of a container stay: the last one and the one before it.
+// keptRuns is how many runs of a container are kept: the last one and the one before it.
 const keptRuns = 2
 
-// collect plans the removal of what is no longer of use. Of each name the newest container
-// stays, and the one before it, whose log "crisp logs -p" shows; of dead sandboxes without
-// containers only the newest stays. While disk space is short, only the newest container of
-// each name stays, and none of a finished pod. Logs go with their containers, but for the last
-// one of each name: a container that crashes again and again must not fill the disk.
+// collect plans the removal of unused containers and sandboxes. It keeps the newest container of
+// each name, and the one before it, whose log "crisp logs -p" shows; of dead sandboxes without
+// containers it keeps the newest. While disk space is short, it keeps only the newest container
+// of each name, and none of a finished pod. Logs go with their containers, except the last one
+// of each name: a container that keeps crashing must not fill the disk.
 func (p *planner) collect() {
 	if p.want == nil || p.want.DeletionTimestamp != nil {
 		return

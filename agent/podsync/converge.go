@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// converge plans for the containers of a pod whose sandbox is ready. If containers have to be
+// converge plans for the containers of a pod whose sandbox is ready. If containers must be
 // stopped, the plan has only that.
 func (p *planner) converge() {
 	sandbox := p.have.Sandboxes[0].ID
@@ -44,7 +44,7 @@ func (p *planner) ephemeral(sandbox string) {
 	}
 }
 
-// regular plans for the regular containers, and counts those that stay and those that start.
+// regular plans for the regular containers, and counts those that continue and those that start.
 func (p *planner) regular(sandbox string) {
 	for i := range p.want.Spec.Containers {
 		c := &p.want.Spec.Containers[i]
@@ -84,14 +84,14 @@ func changed(c *v1.Container, found Container) bool {
 	return found.Hash != "" && found.Hash != Hash(c)
 }
 
-// killOne plans to stop one container of a pod that goes on.
+// killOne plans to stop one container while its pod continues.
 func (p *planner) killOne(found Container, probe *v1.Probe, why string) {
 	p.kills++
 	p.add(Action{Verb: StopContainer, ID: found.ID, UID: found.UID, Name: found.Name, Grace: p.grace(found, probe), Restart: true, Why: why})
 }
 
-// asked plans to stop a container that is to be restarted on request, and reports whether it is. A
-// sidecar is stopped after those that it serves, if these are to be restarted too.
+// asked plans to stop a container that must restart on request, and reports whether it must. A
+// sidecar stops after the containers that it serves, if these must restart too.
 func (p *planner) asked(c *v1.Container, found Container) bool {
 	grace, asked := p.have.Restart[found.ID]
 	if !asked {
@@ -123,8 +123,8 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 		p.killOne(found, nil, "container is in an unknown state")
 		return
 	case Created:
-		// An agent ended between create and start. The container never ran, so this
-		// is not a restart: its attempt is used again.
+		// An agent was killed between create and start. The container never ran, so this is not
+		// a restart and uses the same attempt again.
 		p.add(Action{Verb: RemoveContainer, ID: found.ID, UID: found.UID, Name: c.Name, Why: "container was never started"})
 		return
 	}
@@ -135,7 +135,7 @@ func (p *planner) start(c *v1.Container, sandbox string) {
 		if found.Attempt == 0 {
 			a.Backoff = resetBackoff
 		}
-		p.add(a) // the agent stopped it: no back-off
+		p.add(a) // the agent stopped the container: no back-off
 		return
 	}
 	at, wait := p.have.RestartAt(c, found, p.now)

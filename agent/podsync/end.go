@@ -7,13 +7,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// AnnotationEnded ends the wanted pod as Failed, for the reason that is its value: the workload
-// of the pod has failed, and keeps it as its record.
+// AnnotationEnded ends the wanted pod as Failed; its value is the reason. The pod's workload has
+// failed, and keeps the pod as a record.
 const AnnotationEnded = "io.crisp.workload.ended"
 
-// end plans the next step of ending the pod uid and reports whether anything of it is
-// left. The steps are: stop the containers, stop the sandboxes, remove the containers, the
-// files, the sandboxes. The sandbox is last because a restarted agent finds the rest by it.
+// end plans the next step of ending the pod uid and reports whether anything of it is left. The
+// steps are: stop the containers, stop the sandboxes, remove the containers, the files, the
+// sandboxes. The sandbox is last because a restarted agent finds the rest through it.
 func (p *planner) end(uid, why string) bool {
 	if p.stopAll(uid, why) {
 		return true
@@ -44,8 +44,8 @@ func (p *planner) end(uid, why string) bool {
 	return left
 }
 
-// stopAll plans to stop every live container of the pod uid and reports whether there is
-// one. Sidecars end after the containers that they serve, in reverse order of their start.
+// stopAll plans to stop every live container of the pod uid and reports whether there is one.
+// Sidecars stop after the containers that they serve, in reverse order of their start.
 func (p *planner) stopAll(uid, why string) bool {
 	pod := p.pod(uid)
 	live := false
@@ -63,8 +63,8 @@ func (p *planner) stopAll(uid, why string) bool {
 	return live
 }
 
-// before returns the IDs of the live containers that must have ended before c, if c is a
-// sidecar: the regular containers and the sidecars that were started later.
+// before returns the IDs of the live containers that must end before the sidecar c: the regular
+// containers and the sidecars that started later. For another container it returns none.
 func (p *planner) before(pod *v1.Pod, c Container) []string {
 	index := func(name string) int {
 		return slices.IndexFunc(pod.Spec.InitContainers, func(i v1.Container) bool { return i.Name == name })
@@ -106,8 +106,8 @@ func (p *planner) stopSandboxes(which func(Sandbox) bool, why string) bool {
 	return found
 }
 
-// alive reports whether a container must be stopped before another is started in its place: it
-// runs, or its state is unknown.
+// alive reports whether a container must be stopped before its successor starts: it runs, or its
+// state is unknown.
 func alive(c Container) bool { return c.State == Running || c.State == Unknown }
 
 // stop plans to stop c with the grace period of its pod.
@@ -115,9 +115,9 @@ func (p *planner) stop(c Container, why string) Action {
 	return Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Grace: p.grace(c, nil), Why: why}
 }
 
-// grace returns how long c has to end: by the verdict or the stop, or else by the deletion, the
-// probe that has failed (nil if none has), or the pod. If the pod is unknown, it is the grace
-// period that c was created with.
+// grace returns how long c has to end: according to the verdict or the stop, or else to the
+// deletion, the failed probe (nil if none failed), or the pod. If the pod is unknown, it is the
+// grace period that c was created with.
 func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
 	pod := p.pod(c.UID)
 	wanted := p.want != nil && pod == p.want

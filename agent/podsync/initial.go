@@ -4,9 +4,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// initial plans for the init containers and sidecars and reports whether the pod is
-// initialised. It goes from the last to the first: the last one that was started says how
-// far the pod has come, even if earlier ones were removed since.
+// initial plans for the init containers and sidecars and reports whether the pod is initialised.
+// It goes from the last to the first: the last one that was started shows the pod's progress,
+// even if earlier ones were removed since.
 func (p *planner) initial(sandbox string) (done bool) {
 	list := p.want.Spec.InitContainers
 	if len(list) == 0 {
@@ -89,8 +89,8 @@ func (p *planner) initStep(c *v1.Container, found Container) step {
 	return wait
 }
 
-// sidecarStep returns the next step for a running sidecar. The next container waits for its
-// startup probe, but not for its liveness probe.
+// sidecarStep returns the next step for a running sidecar. The next container waits for the
+// sidecar's startup probe, but not for its liveness probe.
 func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 	if p.asked(c, found) {
 		return next
@@ -113,8 +113,8 @@ func (p *planner) sidecarStep(c *v1.Container, found Container) step {
 	return next
 }
 
-// started reports whether the startup probe of a container has succeeded. Of one whose probe has
-// said nothing yet, an earlier agent may have written so into its status.
+// started reports whether the startup probe of a container has succeeded. A probe without a
+// result yet may have succeeded under an earlier agent, according to the status.
 func (p *planner) started(c Container) bool {
 	if result := p.have.Probes[c.ID].Startup; result != Unknowable || p.have.Status == nil {
 		return result == Success

@@ -1,11 +1,11 @@
-// Package podsync decides what to do for a pod. It is one pure function, Compute: what is
-// wanted, what exists and the time go in, the next actions come out. Nothing here waits,
-// does I/O or keeps state.
+// Package podsync decides what to do for a pod. Its core is one pure function, Compute: from the
+// wanted state, the existing state and the time it computes the next actions. Nothing here
+// waits, does I/O or keeps state.
 //
 // A worker (agent/worker) loops: observe, Compute, act, observe again. So a plan has only
-// actions that can be done now, in one step; what depends on their outcome is left to the
-// next Compute. An agent that was killed between two actions needs no recovery: the next
-// one observes and goes on.
+// actions that can be done now, in one step; steps that depend on their outcome are left to the
+// next Compute. An agent that was killed between two actions needs no recovery: the next one
+// observes and continues.
 //
 //	          others of this name? ── end them
 //	                   │ none
@@ -17,7 +17,7 @@
 //	                   ▼
 //	   ephemeral · init and sidecars · containers · end or resize
 //
-// The rules are the kubelet's. What must outlive the agent is kept with the objects in the
+// The rules are the kubelet's. State that must outlive the agent is kept with the objects in the
 // runtime or in the pod's directory, never here: the attempt of a container is its restart
 // count, and the back-off before its start is one of its annotations.
 package podsync
@@ -43,37 +43,36 @@ func (k Key) Compare(other Key) int {
 // KeyOf returns the Key of a pod.
 func KeyOf(pod *v1.Pod) Key { return Key{pod.Namespace, pod.Name} }
 
-// Have is what exists under one Key, of any UID, each list newest first.
+// Have is the existing state under one Key, of any UID, each list newest first.
 type Have struct {
 	Sandboxes  []Sandbox
 	Containers []Container
 	// Files are the UIDs that have files on this node: volumes, hosts file.
 	Files []string
-	// Ending are those of Files that are being ended because they were not wanted. If such
-	// a pod is wanted again, it first ends completely and then begins anew.
+	// Ending has those of Files that are being ended because they were not wanted. If such a pod
+	// is wanted again, it first ends completely and then starts over.
 	Ending []string
 	// HasResources says that the wanted pod may have volumes, a cgroup and user IDs.
 	HasResources bool
 	// Scarce says that disk space is short: dead containers are removed earlier.
 	Scarce bool
-	// Accepted are the pods of Files as they were accepted, by UID: a pod that is no longer
-	// wanted is ended by the spec here.
+	// Accepted has the pods of Files as they were accepted, by UID: a pod that is no longer
+	// wanted is ended by this spec.
 	Accepted map[string]*v1.Pod
-	// Logs counts the attempts of the wanted pod's containers that have left a log, by
-	// name: the restart count of a container that the runtime does not have any more.
+	// Logs counts the attempts of the wanted pod's containers that have left a log, by name: the
+	// restart count of a container that the runtime has lost.
 	Logs map[string]uint32
-	// Actual are the resources last given to the runtime, by name of the wanted pod's
-	// container.
+	// Actual has the resources last given to the runtime, by name of the wanted pod's container.
 	Actual map[string]v1.ResourceRequirements
 
-	// Failures are the recent failures, by Action.Subject. An action on the same subject
-	// waits for Until. The worker keeps them, not the runtime.
+	// Failures has the recent failures, by Action.Subject. An action on the same subject waits
+	// for Until. The worker keeps them, not the runtime.
 	Failures map[string]Failure
-	// Restarted are the IDs of containers that were stopped in order to be started
-	// again. The worker keeps them too.
+	// Restarted has the IDs of containers that were stopped in order to restart. The worker
+	// keeps them too.
 	Restarted map[string]bool
-	// Restart are the IDs of containers to restart on request, with the grace period of
-	// the request; nil is the pod's own. The worker keeps them too.
+	// Restart has the IDs of containers to restart on request, with the grace period of the
+	// request; nil is the pod's own. The worker keeps them too.
 	Restart map[string]*time.Duration
 	// Stop is the last stop of the wanted pod on request; nil if there was none, or if all
 	// containers that it interrupted run again.
@@ -82,7 +81,7 @@ type Have struct {
 	Verdict *Verdict
 	// Pending says why a resize of the wanted pod is not done; nil if none is pending.
 	Pending *Pending
-	// Probes are the results of the probes of the wanted pod's containers, by container ID.
+	// Probes has the results of the probes of the wanted pod's containers, by container ID.
 	Probes map[string]Probes
 	// Status is the last status of the wanted pod; nil before there is one.
 	Status *v1.PodStatus
@@ -132,7 +131,7 @@ type Sandbox struct {
 	CreatedAt   time.Time
 }
 
-// State is where a container is in its life.
+// State is the state of a container.
 type State uint8
 
 const (
@@ -148,7 +147,7 @@ type Container struct {
 	UID       string // of the pod
 	SandboxID string
 	Name      string
-	Attempt   uint32 // how many containers of this name came before it
+	Attempt   uint32 // number of earlier containers of this name
 	State     State
 
 	CreatedAt, StartedAt, FinishedAt time.Time
@@ -193,7 +192,7 @@ var verbs = map[Verb]string{
 
 func (v Verb) String() string { return verbs[v] }
 
-// An Action is one thing to do. UID and Why are always set, the others as Verb says.
+// An Action is one step of a plan. UID and Why are always set, the others as Verb says.
 type Action struct {
 	Verb      Verb
 	ID        string
@@ -203,15 +202,15 @@ type Action struct {
 	Attempt   uint32
 	Grace     time.Duration // until SIGKILL, the preStop hook included
 	After     []string      // IDs of containers that must have ended before this one is stopped
-	Restart   bool          // the container is stopped in order to be started again
+	Restart   bool          // the container is stopped in order to restart
 	Logs      int           // how many runs of the container keep their logs; 0 is all
 	Backoff   time.Duration
 	Target    string // ID of the container whose processes an ephemeral container sees
 	Why       string // for the log and for the pod's events
 }
 
-// Subject returns what the action is about. If it fails, only actions on the same subject are
-// delayed.
+// Subject identifies the object of the action. A failure delays only actions on the same
+// subject.
 func (a Action) Subject() string {
 	switch a.Verb {
 	case RunSandbox:
@@ -235,7 +234,7 @@ const (
 // ContainerSubject returns the Subject of starting the container of this name.
 func ContainerSubject(name string) string { return "container " + name }
 
-// A Plan is what to do next.
+// A Plan says what to do next.
 type Plan struct {
 	// Actions are done in order. When one fails, the later ones on its Subject are delayed
 	// and the others are still done.

@@ -30,8 +30,8 @@ func rule(c *v1.Container, code int32) *v1.ContainerRestartRule {
 	return nil
 }
 
-// Restarts reports whether a container is to run again after it has exited with code. The
-// first matching rule decides, then the container's policy, then the pod's.
+// Restarts reports whether a container must run again after it has exited with code. The first
+// matching rule decides, then the container's policy, then the pod's.
 func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 	if rule(c, code) != nil { // the actions of rules are Restart and RestartAllContainers
 		return true
@@ -45,18 +45,18 @@ func Restarts(spec *v1.PodSpec, c *v1.Container, code int32) bool {
 	return true
 }
 
-// InitFailed reports whether an init container that has ended so has failed. One of which
-// something was killed for lack of memory has, whatever its exit code.
+// InitFailed reports whether an init container that ended with code and reason has failed. An
+// OOM kill in it is a failure, whatever its exit code.
 func InitFailed(code int32, reason string) bool { return code != 0 || reason == "OOMKilled" }
 
-// RestartsInit reports whether an init container that is no sidecar is to run again after it has
-// ended so. It is not asked for again once it has succeeded.
+// RestartsInit reports whether an init container that is not a sidecar must run again after it
+// ended with code and reason. It does not run again once it has succeeded.
 func RestartsInit(spec *v1.PodSpec, c *v1.Container, code int32, reason string) bool {
 	return InitFailed(code, reason) && (Restarts(spec, c, code) || restartsAtAll(spec, c))
 }
 
-// restartsAtAll reports whether a container that the agent kills is to be started again.
-// Restart rules do not count, because they are about exit codes.
+// restartsAtAll reports whether a container that the agent kills must start again. Restart rules
+// do not count, because they are about exit codes.
 func restartsAtAll(spec *v1.PodSpec, c *v1.Container) bool {
 	return policyOf(spec, c) != v1.ContainerRestartPolicyNever
 }

@@ -6,9 +6,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// RestartsAll reports whether all containers of a pod, init containers included, are to start
-// again, because a restart rule of one that has exited says so. That one is removed last, so
-// that the next agent goes on if this one is killed meanwhile.
+// RestartsAll reports whether all containers of a pod, including init containers, must start
+// again, because a restart rule of an exited one says so. That one is removed last, so that the
+// next agent continues if this one is killed meanwhile.
 func RestartsAll(pod *v1.Pod, have Have) bool {
 	for spec := range Containers(&pod.Spec) {
 		if c, ok := have.Newest(string(pod.UID), spec.Name); ok && causesAll(spec, c) {
@@ -40,10 +40,10 @@ func MayRestartAll(spec *v1.PodSpec) bool {
 	return false
 }
 
-// restartAll plans the next step of a restart of all containers in the same sandbox, and
-// reports whether there is one: kill what runs, without a grace period as in the kubelet;
-// remove the dead containers except those whose rule caused it; remove these. Ephemeral
-// containers are left alone.
+// restartAll plans the next step of a restart of all containers in the same sandbox, and reports
+// whether there is one: kill what runs, without a grace period as in the kubelet; remove the
+// dead containers except those whose rule caused the restart; remove these. Ephemeral containers
+// are left alone.
 func (p *planner) restartAll() bool {
 	if !RestartsAll(p.want, p.have) {
 		return false

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// mostSeconds is 146 years: half of what a time.Duration can be, so that the sum of two fits.
+// mostSeconds is 146 years: half of the longest time.Duration, so that the sum of two fits.
 const mostSeconds = math.MaxInt64 / 2 / int64(time.Second)
 
 // Seconds returns n seconds, but no more than 146 years and no less than their negative:
