@@ -17,7 +17,7 @@ import (
 )
 
 // makeEmptyDir makes the directory of a volume and mounts its medium there, unless that is
-// mounted already: the content lives as long as the pod, not only as long as its sandbox. A
+// already mounted: the content lives as long as the pod, not only as long as its sandbox. A
 // reboot empties a tmpfs.
 func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	path := m.Path(pod, v)
@@ -42,7 +42,7 @@ func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	return open(path, pod)
 }
 
-// open gives a directory the mode 0777 and the pod's fsGroup.
+// open sets the mode 0777 and the pod's fsGroup on a directory.
 func open(path string, pod *v1.Pod) error {
 	if err := os.Chmod(path, 0o777); err != nil {
 		return err
@@ -50,8 +50,8 @@ func open(path string, pod *v1.Pod) error {
 	return own(path, pod, false)
 }
 
-// mountMemory mounts a tmpfs, which is not swapped out if the kernel supports that. limit is
-// its size in bytes; 0 is the kernel's default, half of the memory (tmpfs(5)).
+// mountMemory mounts a tmpfs, without swap if the kernel supports that. limit is its size in
+// bytes; 0 is the kernel's default, half of the memory (tmpfs(5)).
 func mountMemory(path string, limit int64) error {
 	options := "mode=0777"
 	if limit > 0 {
@@ -68,7 +68,7 @@ func mountMemory(path string, limit int64) error {
 }
 
 // memoryLimit returns the size of a volume in memory, in bytes: its sizeLimit, but no more than
-// the pod's memory, which is 0 if unknown; 0 if there is neither.
+// memory, the pod's, which is 0 if unknown; 0 if there is neither.
 func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
 	if e.SizeLimit == nil || e.SizeLimit.IsZero() || memory != 0 && memory < e.SizeLimit.Value() {
 		return memory
@@ -76,8 +76,8 @@ func memoryLimit(memory int64, e *v1.EmptyDirVolumeSource) int64 {
 	return e.SizeLimit.Value()
 }
 
-// mountHugePages mounts a hugetlbfs of pages of this size. "" is the one size that the
-// pod requests; a pod that requests several must name one.
+// mountHugePages mounts a hugetlbfs with pages of the size page. "" stands for the one size that
+// the pod requests; a pod that requests several must name one.
 func mountHugePages(path, page string, pod *v1.Pod) error {
 	if page == "" {
 		sizes := pageSizes(&pod.Spec)
@@ -116,18 +116,18 @@ func pageSizes(spec *v1.PodSpec) []string {
 	return sizes
 }
 
-// Usage returns the bytes on disk and the inodes that a directory and all below it use. It
-// counts a file with several links once, and leaves out mounts.
+// Usage returns the bytes on disk and the inodes in use by a directory and everything below it.
+// It counts a file with several links once, and leaves out mounts.
 func Usage(dir string) (bytes, inodes int64) {
 	seen := map[uint64]bool{} // of files with several links
 	var top uint64
-	// After an error, what was counted so far is better than nothing.
+	// After an error, the partial count is better than none.
 	_ = tree.Walk(context.Background(), dir, tree.Options{}, func(f *tree.File) error {
 		if f.IsTop() {
 			top = uint64(f.Stat.Dev)
 		}
 		if uint64(f.Stat.Dev) != top {
-			return nil // a mount, which is not walked
+			return nil // a mount, which Walk does not enter
 		}
 		if f.Stat.Nlink > 1 && !f.IsDir() {
 			if seen[f.Stat.Ino] {

@@ -17,7 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A volume that shows objects is a directory of this form:
+// A volume with the content of objects is a directory of this form:
 //
 //	..2026_11_22_01_02_03.123456789/   the files
 //	..data -> ..2026_11_22_01_02_03.123456789
@@ -31,14 +31,14 @@ const (
 	dataNew  = "..data_tmp"
 )
 
-// A file is a file that a volume shows.
+// A file is a file in such a volume.
 type file struct {
 	data []byte
 	mode fs.FileMode
 }
 
-// makeFiles makes a volume that shows objects. It is in memory unless it shows a ConfigMap, as
-// all others may have secrets.
+// makeFiles makes a volume with the content of objects. It is in memory, because it may have
+// secrets, unless it is of a ConfigMap.
 func (m *Maker) makeFiles(pod *v1.Pod, v *v1.Volume) error {
 	dir := m.Path(pod, v)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
@@ -59,7 +59,7 @@ func (m *Maker) makeFiles(pod *v1.Pod, v *v1.Volume) error {
 	return m.writeFiles(pod, v)
 }
 
-// writeFiles brings the volume's files up to date with its objects.
+// writeFiles updates the volume's files to its objects.
 func (m *Maker) writeFiles(pod *v1.Pod, v *v1.Volume) error {
 	files, err := m.files(pod, v)
 	if err != nil {
@@ -73,8 +73,9 @@ func (m *Maker) writeFiles(pod *v1.Pod, v *v1.Volume) error {
 	return write(m.Path(pod, v), files, nested(v.Name, pod), pod)
 }
 
-// nested returns the places below a volume where containers of the pod mount others, relative to
-// it. The volume is read-only in the container, so that the runtime cannot make them there.
+// nested returns the mount points of other volumes below a volume in the pod's containers, as
+// relative paths. The volume is read-only in the container, so the runtime cannot make them
+// there.
 func nested(name string, pod *v1.Pod) []string {
 	var places []string
 	for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -93,7 +94,7 @@ func nested(name string, pod *v1.Pod) []string {
 	return places
 }
 
-// makePlaces makes directories for mounts where the volume shows no file.
+// makePlaces makes directories for the mounts that are not on one of the volume's files.
 func makePlaces(dir string, places []string, files map[string]file) error {
 	shown := tops(files)
 	for _, place := range places {
@@ -107,15 +108,15 @@ func makePlaces(dir string, places []string, files map[string]file) error {
 	return nil
 }
 
-// write replaces the files of dir all at once, unless nothing has changed. places are where
-// others are mounted.
+// write replaces the files of dir atomically, unless nothing has changed. places are the mount
+// points of other volumes.
 func write(dir string, files map[string]file, places []string, pod *v1.Pod) error {
 	old, err := os.Readlink(filepath.Join(dir, dataLink))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	if !filepath.IsLocal(old) || strings.Contains(old, "/") {
-		old = "" // not ours
+		old = "" // of another program
 	}
 	if old != "" && same(filepath.Join(dir, old), files, pod) {
 		return errors.Join(link(dir, files), makePlaces(dir, places, files))
@@ -136,7 +137,7 @@ func write(dir string, files map[string]file, places []string, pod *v1.Pod) erro
 	return makePlaces(dir, places, files)
 }
 
-// swap has the volume show the files of now, a directory in dir.
+// swap makes the volume show the files in now, a directory in dir.
 func swap(dir, now string, files map[string]file) error {
 	if err := link(dir, files); err != nil {
 		return err
@@ -148,7 +149,7 @@ func swap(dir, now string, files map[string]file) error {
 	return os.Rename(filepath.Join(dir, dataNew), filepath.Join(dir, dataLink))
 }
 
-// fill writes the files below dir and gives them to the pod's fsGroup.
+// fill writes the files below dir and sets the pod's fsGroup on them.
 func fill(dir string, files map[string]file, pod *v1.Pod) error {
 	if err := os.Chmod(dir, 0o755); err != nil {
 		return err
@@ -210,7 +211,7 @@ func tops(files map[string]file) []string {
 	return slices.Sorted(maps.Keys(names))
 }
 
-// link makes the links in dir that lead through ..data.
+// link makes the links in dir that point through ..data.
 func link(dir string, files map[string]file) error {
 	for _, top := range tops(files) {
 		target := filepath.Join(dataLink, top)
@@ -228,8 +229,8 @@ func link(dir string, files map[string]file) error {
 	return nil
 }
 
-// sweep removes links that are no longer wanted and old directories of files, including
-// those that a crash has left. What is mounted in a container stays: the kernel would unmount it
+// sweep removes links that are no longer wanted and old directories of files, including the
+// leftovers of a crash. It keeps mount points of containers: the kernel would unmount them
 // there.
 func sweep(dir, now string, files map[string]file, places []string) error {
 	entries, err := os.ReadDir(dir)

@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// hostPathKinds is the kind of file that each type requires at the path; 0 is a regular file.
-// The types ...OrCreate create it if nothing is there.
+// hostPathKinds has the kind of file that each type requires at the path; 0 is a regular file.
+// The types ...OrCreate create a missing one.
 var hostPathKinds = map[v1.HostPathType]fs.FileMode{
 	v1.HostPathDirectoryOrCreate: fs.ModeDir,
 	v1.HostPathDirectory:         fs.ModeDir,

@@ -13,17 +13,17 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// The permissions that a pod's fsGroup gets.
+// The permissions of a pod's fsGroup.
 const (
 	writeMask = fs.FileMode(0o660)
 	readMask  = fs.FileMode(0o440)
 	enterMask = fs.FileMode(0o110) // of directories, in addition
 )
 
-// own gives dir and everything below it to the pod's fsGroup, if it has one, with the group's
-// permissions: to read and, unless readOnly, to write. New files inherit the group through the
-// set-group-ID bits. With fsGroupChangePolicy OnRootMismatch, dir is not walked if it has the
-// group and permissions itself. Files that are removed meanwhile are skipped.
+// own gives dir and everything below it to the pod's fsGroup, if it has one, and grants the
+// group permission to read and, unless readOnly, to write. New files inherit the group through
+// the set-group-ID bits. With fsGroupChangePolicy OnRootMismatch, own does not walk a dir that
+// already has the group and permissions. It skips files that are removed meanwhile.
 func own(dir string, pod *v1.Pod, readOnly bool) error {
 	sc := pod.Spec.SecurityContext
 	if sc == nil || sc.FSGroup == nil {
@@ -54,8 +54,8 @@ func own(dir string, pod *v1.Pod, readOnly bool) error {
 	})
 }
 
-// give gives an open file to the group and adds the permissions of mask. A symbolic link
-// has no mode.
+// give changes the group of an open file and adds the permissions of mask. A symbolic link has
+// no mode.
 func give(fd, gid int, mask fs.FileMode) error {
 	path := fmt.Sprintf("/proc/self/fd/%d", fd) // fchmod(2) does not work with O_PATH
 	var st unix.Stat_t
@@ -72,7 +72,7 @@ func give(fd, gid int, mask fs.FileMode) error {
 	case unix.S_IFDIR:
 		mode |= unix.S_ISGID | uint32(enterMask)
 	}
-	// chown(2) may have cleared the set-ID bits, which mode has.
+	// chown(2) may have cleared the set-ID bits that mode has.
 	if err := unix.Chmod(path, mode); err != nil {
 		return &fs.PathError{Op: "chmod", Path: nameOf(path), Err: err}
 	}

@@ -12,10 +12,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// defaultMode is the mode of files if neither the volume nor the item has one.
+// defaultMode is the mode of files if neither the volume nor the item sets one.
 const defaultMode = 0o644
 
-// files returns the files that the volume shows now, by path.
+// files returns the current files of the volume, by path.
 func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 	sources, mode := projections(v)
 	all := map[string]file{}
@@ -29,8 +29,8 @@ func (m *Maker) files(pod *v1.Pod, v *v1.Volume) (map[string]file, error) {
 	return all, nil
 }
 
-// projections returns the sources of a volume in the form of a projected volume's, and the mode
-// of its files.
+// projections returns the sources of a volume as those of a projected volume, and the mode of
+// its files.
 func projections(v *v1.Volume) (sources []v1.VolumeProjection, mode *int32) {
 	switch c, s, d := v.ConfigMap, v.Secret, v.DownwardAPI; {
 	case c != nil:
@@ -44,7 +44,7 @@ func projections(v *v1.Volume) (sources []v1.VolumeProjection, mode *int32) {
 	return v.Projected.Sources, v.Projected.DefaultMode
 }
 
-// project returns the files of one source. mode is that of files that have none of their own.
+// project returns the files of one source. mode is the default mode of its files.
 func (m *Maker) project(pod *v1.Pod, source v1.VolumeProjection, mode int32) (map[string]file, error) {
 	switch c, s, d := source.ConfigMap, source.Secret, source.DownwardAPI; {
 	case c != nil:

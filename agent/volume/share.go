@@ -13,10 +13,10 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// share makes the place of a volume that a container mounts with a mountPropagation a shared
-// mount. Where systemd does not run, / is usually private, and what is mounted below a
-// directory of it reaches no container, so that runtimes refuse such a mount. Kubelets share
-// all of their directory for that; here a volume has its mount until the pod is removed.
+// share turns the directory of a volume into a shared mount if a container mounts it with a
+// mountPropagation. Without systemd / is usually private, so that mounts below the directory
+// would reach no container, and runtimes refuse such a mount. Kubelets share all of their
+// directory; here each such volume is a mount until the pod is removed.
 func (m *Maker) share(pod *v1.Pod, v *v1.Volume) error {
 	if plugin(v) == "" || !propagates(&pod.Spec, v.Name) {
 		return nil
@@ -52,8 +52,8 @@ func propagates(spec *v1.PodSpec, volume string) bool {
 	return false
 }
 
-// onItself reports whether a mount is of a volume's directory on itself.
+// onItself reports whether a mount is a bind mount of a volume's directory on itself.
 func (m *Maker) onItself(mount *mountinfo.Info) bool {
-	rest, err := filepath.Rel(filepath.Join(m.root, "pods"), mount.Mountpoint) // which may be a file system of their own
+	rest, err := filepath.Rel(filepath.Join(m.root, "pods"), mount.Mountpoint) // pods may be on its own file system
 	return err == nil && strings.HasSuffix(mount.Root, "/"+rest)
 }

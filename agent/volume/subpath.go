@@ -12,14 +12,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// SubPath bind-mounts path, which is below a volume, at a place of its own and returns that
-// place. A container gets that instead of the path itself: after a check, the pod could replace
-// the path by a link to anything on the node, but here what was opened is mounted. A path that
-// leads out of the volume is an error. A missing path becomes a directory, unless the volume is
-// read-only.
+// SubPath bind-mounts path, which is below a volume, at a separate place and returns that place.
+// A container mounts the place instead of the path itself: after a check, the pod could replace
+// the path by a link to anything on the node, but the bind mount is of the file that SubPath
+// opened. A path that leads out of the volume is an error. A missing path becomes a directory,
+// unless the volume is read-only.
 //
-// i is the index of the mount in the container. An existing mount stays if it still shows
-// what is at path.
+// i is the index of the mount in the container. An existing mount stays if it still shows the
+// file at path.
 func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int) (string, error) {
 	if !filepath.IsLocal(path) {
 		return "", fmt.Errorf("subPath %q leads out of volume %s", path, v.Name)
@@ -45,7 +45,7 @@ func (m *Maker) SubPath(pod *v1.Pod, v *v1.Volume, path, container string, i int
 	return target, bind(fd, target)
 }
 
-// openResolved opens a path with absolute links, if its target is below top too. It opens the
+// openResolved opens a path with absolute links, if its target is also below top. It opens the
 // target without following links, so that a link that the pod makes meanwhile is an error.
 func openResolved(root *os.File, top, path string) (int, error) {
 	top, err := filepath.EvalSymlinks(top)
@@ -64,7 +64,7 @@ func openResolved(root *os.File, top, path string) (int, error) {
 }
 
 // openBelow opens path without leaving root, and follows links that stay inside. With create it
-// makes directories that are missing.
+// makes missing directories.
 func openBelow(root *os.File, path string, create bool) (int, error) {
 	how := &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC, Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_MAGICLINKS}
 	fd, err := openat2(root, path, how)
@@ -85,7 +85,7 @@ func openBelow(root *os.File, path string, create bool) (int, error) {
 		if err != nil {
 			return -1, err
 		}
-		// Like the volume, despite the umask.
+		// the mode of the volume, despite the umask
 		err = unix.Fchmod(made, uint32(info.Mode().Perm()))
 		unix.Close(made)
 		if err != nil {
@@ -120,7 +120,7 @@ func bind(fd int, target string) error {
 		return nil
 	}
 	if err == nil {
-		// The mount shows another file by now: its object has changed.
+		// The mount still shows an old file: the object has changed.
 		if err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL {
 			return fmt.Errorf("unmount %s: %w", target, err)
 		}

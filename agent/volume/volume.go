@@ -36,14 +36,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Objects returns the objects that volumes show, or fault.NotFound.
+// Objects returns the objects in volumes; the error for a missing one is fault.NotFound.
 type Objects interface {
 	ConfigMap(namespace, name string) (*v1.ConfigMap, error)
 	Secret(namespace, name string) (*v1.Secret, error)
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, error)
 }
 
-// Facts returns what the downward API shows of a pod, and how much memory the pod has.
+// Facts returns the downward API's fields of a pod, and the pod's memory.
 type Facts interface {
 	Field(pod *v1.Pod, path string) (string, error)
 	Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error)
@@ -64,7 +64,7 @@ type Maker struct {
 // New returns a Maker. root is the agent's directory, which exists.
 func New(root string, o Objects, f Facts) *Maker {
 	if real, err := filepath.EvalSymlinks(root); err == nil {
-		root = real // the kernel's list of mounts knows no links
+		root = real // mountinfo has no symbolic links
 	}
 	return &Maker{root: root, objects: o, facts: f}
 }
@@ -100,8 +100,8 @@ func plugin(v *v1.Volume) string {
 	return ""
 }
 
-// Path returns the path of the volume on this node; "" for an image, which only the runtime can
-// mount.
+// Path returns the path of the volume on this node; "" for an image, which only the runtime
+// mounts.
 func (m *Maker) Path(pod *v1.Pod, v *v1.Volume) string {
 	switch {
 	case v.HostPath != nil:
@@ -136,8 +136,8 @@ func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 	return dirs
 }
 
-// Make makes the volumes of the pod that are missing and brings the others up to date with
-// their objects. Each volume is a part of the stage in ctx (internal/stage).
+// Make makes the missing volumes of the pod and updates the others to their objects. Each volume
+// is a part of the stage in ctx (internal/stage).
 func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	for i := range pod.Spec.Volumes {
@@ -171,8 +171,8 @@ func (m *Maker) make(pod *v1.Pod, v *v1.Volume) error {
 	return m.makeFiles(pod, v)
 }
 
-// Refresh brings the volumes of a pod up to date with their objects. The files of an
-// object that no longer exists stay. A volume without files yet is left to Make.
+// Refresh updates the volumes of a pod to their objects. The files of an object that no longer
+// exists stay. A volume without files yet is left to Make.
 func (m *Maker) Refresh(pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	var problems []error
@@ -190,9 +190,9 @@ func (m *Maker) Refresh(pod *v1.Pod) error {
 
 func showsObjects(v *v1.Volume) bool { return plugin(v) != "" && v.EmptyDir == nil }
 
-// Remove removes the volumes of a pod that does not run any more, but for claims. It unmounts
-// what this package has mounted, and fails while anything else is mounted there, because it
-// must not remove the files of another's mount.
+// Remove removes the volumes, except claims, of a pod that no longer runs. It unmounts the
+// mounts of this package, and fails while there is any other mount, whose files it must not
+// remove.
 func (m *Maker) Remove(uid types.UID) error {
 	defer m.lock(uid)()
 	dir := m.podDir(uid)
@@ -200,7 +200,7 @@ func (m *Maker) Remove(uid types.UID) error {
 	if err != nil {
 		return err
 	}
-	// The innermost mount first, and of several at one place the last.
+	// The innermost mount first, and of several at one place the last one.
 	slices.SortStableFunc(mounts, func(a, b *mountinfo.Info) int { return len(b.Mountpoint) - len(a.Mountpoint) })
 	for _, mount := range mounts {
 		if !m.ours(uid, mount) {
@@ -219,8 +219,8 @@ func (m *Maker) Remove(uid types.UID) error {
 	return nil
 }
 
-// ours reports whether this package makes such a mount: a tmpfs or hugetlbfs at a volume's
-// place, or its directory itself (share.go), or anything at a subPath's.
+// ours reports whether a mount is one of this package: a tmpfs or hugetlbfs at a volume's place,
+// its directory mounted on itself (share.go), or anything at a subPath's place.
 func (m *Maker) ours(uid types.UID, mount *mountinfo.Info) bool {
 	if rest, err := filepath.Rel(m.subpaths(uid), mount.Mountpoint); err == nil && depth(rest) == 3 {
 		return true
@@ -285,7 +285,7 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 // newClaim makes the directory of a claim. Every user may write to it from the moment it
 // appears.
 func (m *Maker) newClaim(dir string) error {
-	m.claims.Lock() // other pods may have the claim too
+	m.claims.Lock() // other pods may use the claim too
 	defer m.claims.Unlock()
 	if _, err := os.Stat(dir); err == nil {
 		return nil
@@ -313,7 +313,7 @@ func (m *Maker) claimReadOnly(pod *v1.Pod, v *v1.Volume) bool {
 	return len(modes) > 0 && !slices.ContainsFunc(modes, func(mode v1.PersistentVolumeAccessMode) bool { return mode != v1.ReadOnlyMany })
 }
 
-// ReadOnly reports whether a volume is read-only whatever the container asks for.
+// ReadOnly reports whether a volume is read-only, whatever the container requests.
 func (m *Maker) ReadOnly(pod *v1.Pod, v *v1.Volume) bool {
 	return showsObjects(v) || v.Image != nil || v.PersistentVolumeClaim != nil && m.claimReadOnly(pod, v)
 }
