@@ -1,10 +1,10 @@
 // Package pleg detects changes in the runtime. The name is the kubelet's: pod lifecycle event
 // generator.
 //
-// Changes are found by a relist: sandboxes and containers are listed and compared with the
-// previous lists. An event of the runtime is only a hint that a relist is worthwhile. So a
-// lost event costs at most one period, and a runtime without events, or one that is being
-// restarted, needs no special case.
+// A relist finds the changes: it lists sandboxes and containers and compares them with the
+// previous lists. An event of the runtime is only a hint that a relist is worthwhile. So a lost
+// event costs at most one period, and a runtime without events, or one that restarts, needs no
+// special case.
 package pleg
 
 import (
@@ -35,7 +35,7 @@ const (
 	reconnectMax = time.Minute
 )
 
-// A Runtime is what a Generator watches.
+// A Runtime lists and streams the state that a Generator watches.
 type Runtime interface {
 	// States returns the states of all sandboxes and containers of each pod of this agent.
 	States(ctx context.Context) (map[podsync.Key]States, error)
@@ -54,10 +54,10 @@ type Generator struct {
 	last atomic.Int64 // when a relist last succeeded, or Run began, in Unix nanoseconds; 0 before
 }
 
-// New returns a Generator that has listed nothing yet.
+// New returns a Generator that has not listed yet.
 func New(runtime Runtime, log *slog.Logger) *Generator { return &Generator{runtime: runtime, log: log} }
 
-// silence is how long relists may fail before Health does, as in the kubelet.
+// silence is how long relists may fail before Health fails, as in the kubelet.
 const silence = 3 * time.Minute
 
 // Health returns an error if no relist has succeeded for silence, even if the runtime answers
@@ -70,7 +70,7 @@ func (g *Generator) Health() error {
 	return nil
 }
 
-// A Change is what one relist found.
+// A Change is the result of one relist.
 type Change struct {
 	// Keys are the pods that have changed, appeared or disappeared since the last relist.
 	Keys []podsync.Key
@@ -132,7 +132,7 @@ func differ(a, b map[podsync.Key]States) []podsync.Key {
 	return keys
 }
 
-// listen turns events into hints, and opens the stream again whenever it ends.
+// listen turns events into hints, and reopens the stream whenever it ends.
 func (g *Generator) listen(ctx context.Context, hints chan<- struct{}) {
 	wait := backoff.New(reconnect, reconnectMax)
 	for ctx.Err() == nil {

@@ -18,14 +18,14 @@ func (w *Workers) Stop(pod *v1.Pod, grace *int64) error {
 	return nil
 }
 
-// Start has a stopped pod run again. It reports whether the pod was stopped by Stop.
+// Start makes a stopped pod run again. It reports whether the pod was stopped by Stop.
 func (w *Workers) Start(pod *v1.Pod) (bool, error) {
 	was, err := w.o.Stopped.Start(podsync.KeyOf(pod), time.Now())
 	w.Wake(podsync.KeyOf(pod))
 	return was, err
 }
 
-// halt interrupts the worker of a pod that is to be stopped, see worker.Pool.Halt.
+// halt interrupts the worker of a pod that must stop, see worker.Pool.Halt.
 func (w *Workers) halt(pod *v1.Pod, sooner bool) {
 	if pool := w.pool.Load(); pool != nil {
 		pool.Halt(podsync.KeyOf(pod), pod.UID, sooner)

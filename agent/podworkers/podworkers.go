@@ -1,5 +1,5 @@
-// Package podworkers gives access to the workers of all pods to other parts of the agent than
-// its loop: to the API (stop, start, restart, drain) and to the housekeeping.
+// Package podworkers gives the API (stop, start, restart, drain) and the housekeeping access to
+// the workers of all pods, which belong to the agent's loop.
 package podworkers
 
 import (
@@ -17,7 +17,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Options are what Workers work with.
+// Options configure Workers.
 type Options struct {
 	Events   event.Recorder
 	Wanted   *desired.Manager
@@ -34,7 +34,7 @@ type Workers struct {
 	scarce atomic.Bool // disk space is short: dead containers are removed
 }
 
-// New returns the Workers of a loop that has yet to begin.
+// New returns the Workers of a loop that has not started yet.
 func New(o Options) *Workers { return &Workers{o: o} }
 
 // Begin sets the pool of workers. The loop calls it when it begins.
@@ -43,10 +43,10 @@ func (w *Workers) Begin(pool *worker.Pool) { w.pool.Store(pool) }
 // Pool returns the pool of workers, nil before the loop begins.
 func (w *Workers) Pool() *worker.Pool { return w.pool.Load() }
 
-// Scarce reports whether dead containers are to be removed, see Tidy.
+// Scarce reports whether dead containers should be removed, see Tidy.
 func (w *Workers) Scarce() bool { return w.scarce.Load() }
 
-// Wake has the worker of key look at its pod.
+// Wake makes the worker of key look at its pod.
 func (w *Workers) Wake(key podsync.Key) {
 	if pool := w.pool.Load(); pool != nil {
 		pool.Wake(key)
@@ -60,7 +60,7 @@ func (w *Workers) Restart(pod *v1.Pod, ids []string, grace *time.Duration) bool 
 	return pool != nil && pool.Restart(podsync.KeyOf(pod), pod.UID, ids, grace)
 }
 
-// Tidy has the workers remove dead containers until done is called. ok is false, and done nil,
+// Tidy makes the workers remove dead containers until done is called. ok is false, and done nil,
 // before the loop begins.
 func (w *Workers) Tidy() (done func(), ok bool) {
 	pool := w.pool.Load()

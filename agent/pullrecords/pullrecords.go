@@ -1,12 +1,12 @@
-// Package pullrecords records whose credentials images were pulled with, so that a pod
-// without credentials cannot use an image that another pod has pulled (the kubelet's
+// Package pullrecords records with whose credentials images were pulled, so that a pod without
+// credentials cannot use an image that another pod has pulled (the kubelet's
 // KubeletEnsureSecretPulledImages).
 //
-// There is a record for each image of the runtime. For each name that the image was pulled
-// by, it says either that every pod of this node may use the image, since it needed no
-// credentials or the node's, or which pull secrets gave access. A pod with one of these
-// secrets, or with a secret of the same content, may use the image; any other pod has to pull
-// it, and the registry decides.
+// There is a record for each image of the runtime. For each name by which the image was pulled,
+// it says either that every pod of this node may use the image, since it needed no credentials
+// or the node's, or which pull secrets gave access. A pod with one of these secrets, or with a
+// secret of the same content, may use the image; any other pod has to pull it, and the registry
+// decides.
 //
 // On disk, below the agent's root:
 //
@@ -49,8 +49,8 @@ const (
 // Policies are all policies; the second is the default.
 var Policies = []Policy{NeverVerify, NeverVerifyPreloaded, NeverVerifyAllowlisted, AlwaysVerify}
 
-// mostSecrets is the number of secrets of an image from which on MayUse records no further
-// ones, nor new contents of these.
+// mostSecrets bounds the secrets that MayUse records for an image: beyond it MayUse adds neither
+// secrets nor new contents of recorded ones.
 const mostSecrets = 100
 
 // A Record says which pods may use an image.
@@ -210,7 +210,7 @@ func (l *Ledger) MayUse(image, id string, secrets []keyring.Source) (bool, error
 			if !sameContent && !sameSecret {
 				continue
 			}
-			// The present content of the secret gives access from now on, too.
+			// The current content of the secret also gives access from now on.
 			if len(a.Secrets) < mostSecrets {
 				err = l.noteLocked(image, id, &has)
 			}

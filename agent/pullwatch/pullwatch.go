@@ -1,7 +1,6 @@
-// Package pullwatch follows the progress of pulls, by a stream that crispd serves beside CRI
-// (internal/pullapi). It is the only thing beyond CRI that the agent asks a runtime for, and the
-// agent does not depend on it: another runtime answers Unimplemented, and then no progress is
-// reported.
+// Package pullwatch follows the progress of pulls through a stream that crispd serves beside CRI
+// (internal/pullapi). It is the agent's only use of anything but CRI, and optional: another
+// runtime answers Unimplemented, and then no progress is reported.
 package pullwatch
 
 import (
@@ -19,14 +18,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// askAgain is how long to wait before a runtime without the service is asked again, since it may
-// have been upgraded.
+// askAgain is the pause before a runtime without the service is asked again, since it may have
+// been upgraded.
 const askAgain = time.Minute
 
 // listPatience bounds List.
 const listPatience = 2 * time.Second
 
-// A Watcher asks one runtime.
+// A Watcher follows the pulls of one runtime.
 type Watcher struct {
 	conn  *grpc.ClientConn // nil if the endpoint is invalid
 	until atomic.Int64     // when the runtime may be asked again, in Unix seconds
@@ -45,7 +44,7 @@ func New(endpoint string) *Watcher {
 	return &Watcher{conn: conn}
 }
 
-// Close ends the connection.
+// Close closes the connection.
 func (w *Watcher) Close() {
 	if w.conn != nil {
 		w.conn.Close()

@@ -13,10 +13,10 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// period is how often the runtime is asked, and how long it may take to answer.
+// period is the interval of the status calls, and their timeout.
 const period = 5 * time.Second
 
-// A Runtime is what a Monitor asks.
+// A Runtime reports its status and version.
 type Runtime interface {
 	Status(ctx context.Context, verbose bool) (*cri.StatusResponse, error)
 	Version(ctx context.Context, apiVersion string) (*cri.VersionResponse, error)
@@ -24,7 +24,7 @@ type Runtime interface {
 
 // A State is the last known state of the runtime.
 type State struct {
-	Answers      bool // it answered when it was last asked
+	Answers      bool // it answered the last call
 	RuntimeReady bool // its condition of this name
 	NetworkReady bool // its condition of this name
 	Lists        bool // it lists pods (Lister)
@@ -42,7 +42,7 @@ func (s State) Ready(hostNetwork bool) bool {
 	return s.Answers && s.RuntimeReady && s.Lists && (s.NetworkReady || hostNetwork)
 }
 
-// HandlerNames returns the sorted names of the handlers; that of the default one is "".
+// HandlerNames returns the sorted names of the handlers; the default one's is "".
 func (s State) HandlerNames() []string {
 	var names []string
 	for _, h := range s.Handlers {
@@ -69,7 +69,7 @@ func (s State) same(o State) bool {
 
 // A Lister lists the runtime's pods (pleg.Generator).
 type Lister interface {
-	Health() error // why they have not been listed for a long time, or nil
+	Health() error // why it has not listed pods for a long time, or nil
 }
 
 // A Watcher is notified of the first state and of each change. It must not block.
@@ -85,7 +85,7 @@ type Monitor struct {
 	last State // guarded by mu
 }
 
-// New returns a Monitor of a runtime, which it asks nothing before Run.
+// New returns a Monitor of a runtime. It makes no call before Run.
 func New(runtime Runtime, watcher Watcher, log *slog.Logger) *Monitor {
 	return &Monitor{runtime: runtime, watcher: watcher, log: log}
 }
@@ -103,7 +103,7 @@ func (m *Monitor) HandlerFeatures(handler string) *cri.RuntimeHandlerFeatures {
 	return m.Get().Handler(handler).GetFeatures()
 }
 
-// Run asks the runtime, and lists for its health, every period until ctx ends.
+// Run asks for the runtime's status and for the health of lists every period, until ctx ends.
 func (m *Monitor) Run(ctx context.Context, lists Lister) {
 	ticker := time.NewTicker(period)
 	defer ticker.Stop()

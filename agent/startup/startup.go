@@ -24,7 +24,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// maxPods is how many pods have a timeline: those that were seen last.
+// maxPods is the number of pods that have a timeline: those seen last.
 const maxPods = 512
 
 // A Report is the timeline of one pod.
@@ -85,7 +85,7 @@ func (k *Keeper) add(uid types.UID, r *record) bool {
 	return true
 }
 
-// Keep drops all pods but these. It sends the spans of those that it drops.
+// Keep drops all pods but these, and sends the spans of those that it drops.
 func (k *Keeper) Keep(there map[types.UID]bool) {
 	k.mu.Lock()
 	gone := slices.DeleteFunc(slices.Clone(k.order), func(uid types.UID) bool { return there[uid] })
@@ -115,8 +115,8 @@ func (k *Keeper) of(pod *v1.Pod) (r record, ok bool) {
 	return record{}, false
 }
 
-// Observe records that a worker observes its pod: it asks the runtime, or computes the pod's
-// status. done ends that. Once the pod is ready nothing is recorded.
+// Observe records that a worker observes its pod: it calls the runtime, or computes the pod's
+// status. done records the end. Once the pod is ready nothing is recorded.
 func (k *Keeper) Observe(pod *v1.Pod) (done func()) {
 	r, ok := k.of(pod)
 	if !ok || !r.ready.IsZero() {
@@ -131,8 +131,8 @@ func (k *Keeper) Observe(pod *v1.Pod) (done func()) {
 	}
 }
 
-// If a pod waits for a long time, only its first maxObserved observations are kept, and later
-// ones that took longer than slowObserve.
+// For a pod that waits for a long time, only its first maxObserved observations are kept, and
+// later ones that took longer than slowObserve.
 const (
 	maxObserved = 20
 	slowObserve = 50 * time.Millisecond
@@ -150,8 +150,7 @@ func (k *Keeper) countObserved(uid types.UID) int {
 }
 
 // Act records that a worker begins an action. It returns the contexts for the action, with which
-// stages are recorded for the pod, and a function to be called with the action's error at its
-// end.
+// stages are recorded for the pod, and a function to call with the action's error when it ends.
 func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) (context.Context, context.Context, func(error)) {
 	r, ok := k.of(pod)
 	if !ok || a.Verb != podsync.RunSandbox && a.Verb != podsync.StartContainer {
@@ -171,7 +170,7 @@ func (k *Keeper) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 	}
 }
 
-// began records that the agent does something for a pod.
+// began records that the agent starts to act for a pod.
 func (k *Keeper) began(uid types.UID, a podsync.Action) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -185,8 +184,8 @@ func (k *Keeper) began(uid types.UID, a podsync.Action) {
 	}
 }
 
-// Status records what a pod waits for, by its status and by the failures of its actions, and
-// when it is first ready.
+// Status records what a pod waits for, according to its status and the failures of its actions,
+// and when it is first ready.
 func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) {
 	r, ok := k.of(pod)
 	if !ok {
@@ -236,7 +235,7 @@ func (k *Keeper) All() []Report {
 	return list
 }
 
-// Covered returns how much of the time until the pod was ready, or until now, its stages
+// Covered returns the part of the time until the pod was ready, or until now, that its stages
 // account for, from 0 to 1.
 func (r Report) Covered(now time.Time) float64 {
 	return timeline.Cover(r.Stages, r.Seen, r.Until(now))

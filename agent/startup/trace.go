@@ -13,12 +13,12 @@ import (
 )
 
 // untilReady is the name of the agent's span of a pod, from when the pod was seen until it was
-// ready. Its parent is the root of the pod's trace, which crispd sends, as it is that of crispd's
-// calls; its children are the stages.
+// ready. Its parent, like that of crispd's calls, is the root of the pod's trace, which crispd
+// sends; its children are the stages.
 const untilReady = "until ready"
 
-// send sends the spans of a pod that has become ready, or that is gone without having been
-// ready, once. It sends none for a pod that this agent did nothing for: that pod ran already.
+// send sends the spans of a pod that has become ready, or that was removed before it was ready,
+// once. It sends none for a pod that already ran before this agent.
 func (k *Keeper) send(uid types.UID) {
 	if k.Traces == nil {
 		return

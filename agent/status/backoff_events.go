@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// RecordBackOffEvents records an event for each container that waits for its back-off in now
-// and did not in old, which may be nil.
+// RecordBackOffEvents records an event for each container that waits for its back-off in now but
+// not in old, which may be nil.
 func RecordBackOffEvents(events event.Recorder, pod *v1.Pod, old, now *v1.PodStatus) {
 	if old == nil {
 		old = &v1.PodStatus{}

@@ -77,7 +77,7 @@ func condition(kind v1.PodConditionType, met bool, reason, message string) v1.Po
 	return c
 }
 
-// own returns this pod's sandboxes, without those of other pods of its name.
+// own returns this pod's sandboxes, without those of other pods with its name.
 func (g *generator) own() podsync.Have {
 	return podsync.Have{Sandboxes: slices.DeleteFunc(slices.Clone(g.have.Sandboxes), func(sb podsync.Sandbox) bool { return !g.mine(sb.UID) })}
 }

@@ -63,7 +63,7 @@ func (g *generator) present(spec *v1.Container, old *v1.ContainerStatus, all []p
 		Resources:    resources(spec, c, g.have.Actual[spec.Name]),
 		User:         c.User,
 	}
-	if old != nil { // one that was never started may be gone, whose attempt is used again
+	if old != nil { // a container that never started may have been removed, whose attempt is used again
 		s.RestartCount = max(s.RestartCount, old.RestartCount)
 	}
 	if c.Image != "" {
@@ -101,7 +101,7 @@ func (g *generator) state(c podsync.Container) v1.ContainerState {
 	return v1.ContainerState{Waiting: &v1.ContainerStateWaiting{}}
 }
 
-// absent returns the status of a container that the runtime does not have yet, or any more.
+// absent returns the status of a container that the runtime does not have, or no longer has.
 func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) v1.ContainerStatus {
 	s := v1.ContainerStatus{Name: spec.Name, Image: spec.Image}
 	s.State.Waiting = &v1.ContainerStateWaiting{Reason: "ContainerCreating"}
@@ -112,7 +112,7 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 		s.State.Waiting.Reason = "PodInitializing"
 	}
 	if k == initKind && !podsync.IsSidecar(spec) && g.begun() {
-		// The container was removed, but it has succeeded: the regular ones have begun.
+		// The container was removed, but it has succeeded: the regular ones have started.
 		s.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{
 			Reason:  "Completed",
 			Message: "Unable to get init container status from container runtime and pod has been initialized, treat it as exited normally",
@@ -125,7 +125,7 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 	default:
 		s.RestartCount, s.LastTerminationState = old.RestartCount, old.LastTerminationState
 		if old.State.Running != nil && s.State.Waiting != nil {
-			// The container ran, and how it ended is unknown. An earlier run says nothing of that.
+			// The container ran, and how it ended is unknown. An earlier run does not show that.
 			s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
 				Reason:   "ContainerStatusUnknown",
 				Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
@@ -140,11 +140,11 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 }
 
 // restartingAll is the kubelet's reason for containers that were removed so that all of the
-// pod's containers begin again.
+// pod's containers start again.
 const restartingAll = "RestartingAllContainers"
 
-// reset returns the status of a container that was removed for that reason. It is about to start
-// again, whatever its policy.
+// reset returns the status of a container that was removed for that reason. It will start again,
+// whatever its policy.
 func reset(spec *v1.Container, old *v1.ContainerStatus) v1.ContainerStatus {
 	const message = "The container is removed because RestartAllContainers in place"
 	return v1.ContainerStatus{
@@ -161,12 +161,12 @@ func (g *generator) begun() bool {
 	})
 }
 
-// explain sets why a container is waiting that is to run, again or for the first time.
+// explain sets why a container waits that should run, again or for the first time.
 func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []podsync.Container, k kind) {
 	if g.ending() || s.State.Running != nil || g.restarting || g.have.Stop.On() {
 		return
 	}
-	// Its end may be known from the old status alone.
+	// Its end may be known only from the old status.
 	if end := s.State.Terminated; end != nil {
 		restarts := podsync.Restarts(&g.pod.Spec, spec, end.ExitCode)
 		if k == initKind && !podsync.IsSidecar(spec) {
@@ -247,7 +247,7 @@ func (g *generator) probed(s *v1.ContainerStatus, spec *v1.Container, old *v1.Co
 		s.Ready = probes.Readiness == podsync.Success
 	case spec.ReadinessProbe == nil:
 		s.Ready = true
-	default: // a probe of an earlier agent may have found it ready
+	default: // an earlier agent's probe may have found it ready
 		s.Ready = same && old.Ready
 	}
 }

@@ -10,8 +10,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// setPhase sets the phase by the containers. A final phase stays, with its reason, and a verdict
-// or a deadline that has passed overrides the containers.
+// setPhase sets the phase from the containers. A final phase stays, with its reason, and a
+// verdict or a missed deadline overrides the containers.
 func (g *generator) setPhase(s *v1.PodStatus) {
 	at, limited := podsync.Deadline(g.pod, s)
 	switch v := g.have.Verdict; {
@@ -39,8 +39,8 @@ func (g *generator) setPhase(s *v1.PodStatus) {
 	}
 }
 
-// stopped sets the phase of a pod that was stopped on request: Running if it has containers, as
-// they run again when the pod is started, else Pending.
+// stopped sets the phase of a pod that was stopped on request: Running if it has containers,
+// since they run again when the pod is started, else Pending.
 func (g *generator) stopped(s *v1.PodStatus) {
 	s.Phase = v1.PodPending
 	if slices.ContainsFunc(g.have.Containers, func(c podsync.Container) bool { return g.mine(c.UID) }) {
@@ -68,18 +68,18 @@ func ended(s *v1.ContainerStatus) *v1.ContainerStateTerminated {
 	return nil
 }
 
-// restarts reports whether a container that has ended so is to run again.
+// restarts reports whether a container that ended with end must run again.
 func (g *generator) restarts(c *v1.Container, end *v1.ContainerStateTerminated) bool {
 	return podsync.Restarts(&g.pod.Spec, c, end.ExitCode) || g.interrupted(end)
 }
 
-// interrupted reports whether a container was ended to be started again, whatever its policy.
+// interrupted reports whether a container was ended in order to restart, whatever its policy.
 func (g *generator) interrupted(end *v1.ContainerStateTerminated) bool {
 	return end.Reason == restartingAll || g.have.Stop.Interrupted(end.StartedAt.Time, end.FinishedAt.Time)
 }
 
-// phase returns the phase by the statuses of the containers. all has one for each container and
-// init container of the spec.
+// phase returns the phase from the statuses of the containers. all has one for each container
+// and init container of the spec.
 func (g *generator) phase(all []v1.ContainerStatus) v1.PodPhase {
 	if g.restarting && g.pod.DeletionTimestamp == nil { // the containers' ends do not count
 		return cmp.Or(g.old.Phase, v1.PodRunning)

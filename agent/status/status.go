@@ -1,11 +1,11 @@
-// Package status makes the v1.PodStatus of a pod from what exists, from recent failures of
-// the agent, from the results of probes and from the previous status. Of is pure: the same
-// input always gives the same status, so the command line can make it while no agent runs.
-// The rules are the kubelet's.
+// Package status makes the v1.PodStatus of a pod from the existing state, from recent failures
+// of the agent, from the results of probes and from the previous status. Of is pure: the same
+// input always makes the same status, so the command line can make it while no agent runs. The
+// rules are the kubelet's.
 //
-// The previous status matters: a pod that has failed stays failed, a container that the
-// runtime does not have any more keeps its restart count, and one that was ready before a
-// restart of the agent is ready until its probe says otherwise.
+// The previous status matters: a failed pod stays failed, a container that the runtime no longer
+// has keeps its restart count, and one that was ready before a restart of the agent is ready
+// until its probe says otherwise.
 package status
 
 import (
@@ -18,13 +18,13 @@ import (
 	"k8s.io/kubectl/pkg/util/qos"
 )
 
-// A Node has what a pod's status shows of the node.
+// A Node has the node's part of a pod's status.
 type Node struct {
 	Runtime string   // the prefix of container IDs, CRI's runtime name
 	HostIPs []string // primary first
 }
 
-// deadlineExceeded is the reason of a pod that has run past its deadline.
+// deadlineExceeded is the reason of a pod that has missed its deadline.
 const deadlineExceeded = "DeadlineExceeded"
 
 // Of returns the status of pod at the time now. old is the previous one, nil if there is none.
@@ -55,8 +55,8 @@ type generator struct {
 	old  *v1.PodStatus
 	node Node
 	now  time.Time
-	// restarting says that all containers are being removed, or have just been, so that
-	// the pod begins again.
+	// restarting says that all containers are being removed, or have just been, so that the pod
+	// starts over.
 	restarting bool
 }
 
@@ -129,7 +129,7 @@ func (g *generator) addresses(s *v1.PodStatus) {
 	}
 }
 
-// ending reports whether the pod runs no more containers: it is being deleted, or is over.
+// ending reports whether the pod starts no more containers: it is being deleted, or is over.
 func (g *generator) ending() bool {
 	return g.pod.DeletionTimestamp != nil || g.have.Verdict != nil || podsync.Terminal(g.old)
 }
@@ -149,9 +149,9 @@ func (g *generator) id(c podsync.Container) string {
 	return cmp.Or(g.node.Runtime, "cri") + "://" + c.ID
 }
 
-// QOS returns the pod's quality of service: Guaranteed if every container has limits of CPU
-// and memory and requests exactly these, BestEffort if no container has a request or limit
-// of either, and else Burstable. The resources of the pod as a whole override its containers'.
+// QOS returns the pod's quality of service: Guaranteed if every container has limits of CPU and
+// memory and equal requests, BestEffort if no container has a request or limit of either, and
+// otherwise Burstable. The resources of the pod as a whole override its containers'.
 func QOS(pod *v1.Pod) v1.PodQOSClass {
 	return qos.ComputePodQOS(pod)
 }

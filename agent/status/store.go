@@ -32,7 +32,7 @@ type podLock struct {
 	users int // that hold it or wait for it; guarded by Store.mu
 }
 
-// A Host is the node as it is now.
+// A Host has the current state of the node.
 type Host interface {
 	IPs() []string       // primary first
 	RuntimeName() string // the prefix of container IDs
@@ -98,7 +98,7 @@ func (s *Store) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return &now
 }
 
-// Probed updates the status of a pod from the last report and the present results of probes,
+// Probed updates the status of a pod from the last report and the current results of probes,
 // since the pod's worker may be busy for long. It returns the pod and its status, or nil if
 // there was no report or nothing has changed. The next Report saves the status.
 func (s *Store) Probed(uid types.UID) (*v1.Pod, *v1.PodStatus) {

@@ -14,9 +14,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Word returns the STATUS of a pod as kubectl prints it: the phase, or the reason of a
-// container that explains why the pod does not run. Other than in kubectl, a reason of the
-// pod itself, such as Evicted, comes before those of its containers.
+// Word returns the STATUS of a pod as kubectl prints it: the phase, or the reason of a container
+// that explains why the pod does not run. Unlike in kubectl, a reason of the pod itself, such as
+// Evicted, comes before those of its containers.
 func Word(pod *v1.Pod) string {
 	if pod.DeletionTimestamp != nil {
 		return "Terminating"
@@ -50,8 +50,8 @@ func Word(pod *v1.Pod) string {
 	return word
 }
 
-// initWord returns the STATUS of a pod by the first of its init containers that has not done
-// its part; "" if there is none.
+// initWord returns the STATUS of a pod according to its first init container that is not done;
+// "" if there is none.
 func initWord(pod *v1.Pod) string {
 	for i, s := range pod.Status.InitContainerStatuses {
 		switch t, w := s.State.Terminated, s.State.Waiting; {
@@ -69,7 +69,7 @@ func initWord(pod *v1.Pod) string {
 }
 
 // Count returns kubectl's READY of a pod: how many of its containers and sidecars are ready, and
-// how many there are.
+// how many it has.
 func Count(pod *v1.Pod) (ready, all int) {
 	count := func(s v1.ContainerStatus) {
 		all++
@@ -94,8 +94,8 @@ func sidecar(pod *v1.Pod, i int) bool {
 }
 
 // Restarts returns kubectl's RESTARTS of a pod, such as "3 (5m ago)": how often containers were
-// restarted, and how long ago the last of them ended. Until the pod is initialized these are its
-// init containers, and then its containers and sidecars.
+// restarted, and how long ago the last of them ended. Before the pod is initialized it counts
+// its init containers, and then its containers and sidecars.
 func Restarts(pod *v1.Pod, now time.Time) string {
 	count, last := int32(0), metav1.Time{}
 	add := func(s v1.ContainerStatus) {

@@ -98,7 +98,7 @@ func (s *Store) Stop(key podsync.Key, grace *int64, now time.Time) error {
 	})
 }
 
-// Start records that the pods under a key are to run again. It returns false if they were not
+// Start records that the pods under a key should run again. It returns false if they were not
 // stopped by Stop.
 func (s *Store) Start(key podsync.Key, now time.Time) (bool, error) {
 	s.mu.Lock()
@@ -153,8 +153,8 @@ func (s *Store) Drain(now time.Time) error {
 	return s.changeLocked(func(f *file) { f.Drain = &Drain{Since: now} })
 }
 
-// Draining reports whether there is a drain, and up to which priority pods have been stopped;
-// nil if none have.
+// Draining reports whether there is a drain, and the priority up to which pods have been
+// stopped; nil if none have.
 func (s *Store) Draining() (upTo *int32, on bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -164,10 +164,10 @@ func (s *Store) Draining() (upTo *int32, on bool) {
 	return s.f.Drain.UpTo, true
 }
 
-// Last is the priority of Raise with which a drain is complete.
+// Last is the argument of Raise that completes a drain.
 const Last = math.MaxInt32
 
-// Raise has the drain stop the pods up to this priority. Without a drain it does nothing.
+// Raise makes the drain stop the pods up to this priority. Without a drain it does nothing.
 func (s *Store) Raise(upTo int32) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

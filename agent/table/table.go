@@ -28,7 +28,7 @@ type Column struct {
 	cell func(o manifest.Object, now time.Time) any
 }
 
-// Cell returns what the column shows of an object at the time now: a string or a number.
+// Cell returns the cell of an object at the time now: a string or a number.
 func (c Column) Cell(o manifest.Object, now time.Time) any { return c.cell(o, now) }
 
 var name = Column{"Name", false, func(o manifest.Object, _ time.Time) any { return o.GetName() }}
@@ -39,7 +39,7 @@ var source = Column{"Source", true, func(o manifest.Object, _ time.Time) any {
 	return cmp.Or(a[manifest.AnnotationFile], a[manifest.AnnotationSource], "<none>")
 }}
 
-// Columns returns the columns of a kind. Those of events do not begin with the name.
+// Columns returns the columns of a kind. Those of events do not start with the name.
 func Columns(kind string) []Column {
 	list := columns[kind]
 	switch kind {
@@ -58,7 +58,7 @@ var types = map[string]manifest.Object{
 	"Deployment": &appsv1.Deployment{}, "DaemonSet": &appsv1.DaemonSet{}, "Job": &batchv1.Job{},
 }
 
-// New returns an empty object of a kind that has columns, nil if it has none.
+// New returns an empty object of a kind with columns, nil for another kind.
 func New(kind string) manifest.Object {
 	if o := types[kind]; o != nil {
 		return o.DeepCopyObject().(manifest.Object)
@@ -66,7 +66,7 @@ func New(kind string) manifest.Object {
 	return nil
 }
 
-// of adapts a function of one kind's type to Column.cell. The cell of another object is "".
+// of adapts a function for one kind's type to Column.cell. The cell of another object is "".
 func of[T manifest.Object](f func(T) any) func(manifest.Object, time.Time) any {
 	return func(o manifest.Object, _ time.Time) any {
 		if t, ok := o.(T); ok {

@@ -4,16 +4,16 @@
 // change.
 //
 // Sources need not report what has changed. They replace objects and never modify them, so the
-// cache compares the parts that an object is made of, which are pointers, with those it saw
-// last. Only if a part differs does it make the object anew and compare its JSON.
+// cache compares the parts of an object, which are pointers, with those that it saw last. Only
+// if a part differs does it make the object anew and compare its JSON.
 //
 //	sources ── Item{Key, Parts} ──▶ entries in the order of their last change ──▶ watchers
 //
 // A watcher reads the entries from the last one back to the version that it has seen, so the
-// cost depends on the number of changes. Several changes of an object between two reads are
-// one. Of the objects of a kind that are gone, the last maxGone stay as tombstones. A watcher
-// of an older version gets ErrExpired and has to list again, and so does one that has a version
-// of an earlier agent: versions begin with the time.
+// cost depends on the number of changes. Several changes of an object between two reads count as
+// one. The cache keeps the last maxGone removed objects of a kind as tombstones. A watcher with
+// an older version gets ErrExpired and has to list again, as does one with a version of an
+// earlier agent: versions start at the time.
 package watchcache
 
 import (
@@ -29,18 +29,18 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// maxGone is how many tombstones there are of each kind.
+// maxGone is the maximum number of tombstones of each kind.
 const maxGone = 500
 
 // ErrExpired says that the changes since a version are no longer known. The message is
 // Kubernetes' (410 Gone).
 var ErrExpired = errors.New("too old resource version")
 
-// An Item is an object as its source has it.
+// An Item is an object in its source.
 type Item struct {
 	Key string // manifest.Key
-	// Parts are what the object is made of: pointers and other comparable values. While they
-	// are equal to the ones before, the object is unchanged.
+	// Parts are the parts of the object: pointers and other comparable values. While they equal
+	// the previous ones, the object is unchanged.
 	Parts [3]any
 	// Make makes the object, which the cache then owns.
 	Make func() manifest.Object
@@ -56,9 +56,9 @@ type Source interface {
 type Cache struct {
 	source Source
 
-	mu      sync.Mutex // held while the source is read, too, lest an older list be compared after a newer one
+	mu      sync.Mutex // also held while the source is read, so that no older list is compared after a newer one
 	version uint64     // of the last change; guarded by mu
-	epoch   uint64     // the version that the cache began with
+	epoch   uint64     // the version at which the cache started
 	kinds   map[string]*kind
 
 	pokeMu sync.Mutex
@@ -75,7 +75,7 @@ type kind struct {
 	read    uint64                   // the number of pokes when the whole kind was last read, plus one; 0 for never
 }
 
-// An entry is one object, or the tombstone of one.
+// An entry is an object or a tombstone.
 type entry struct {
 	version uint64 // of the last change
 	created uint64 // version when the object appeared
@@ -84,21 +84,21 @@ type entry struct {
 	object  manifest.Object // with version as its resource version
 }
 
-// A Change is what has become of an object since a version.
+// A Change says what happened to an object since a version.
 type Change struct {
 	New     bool // it did not exist at that version
 	Deleted bool
 	Object  manifest.Object // its last state, if it is deleted
 }
 
-// New returns a Cache whose versions are greater than those of any earlier one: they begin with
+// New returns a Cache whose versions are greater than those of any earlier one: they start at
 // the time in microseconds, and no node has as many changes.
 func New(source Source) *Cache {
 	now := uint64(time.Now().UnixMicro())
 	return &Cache{source: source, version: now, epoch: now, kinds: map[string]*kind{}}
 }
 
-// Poke says that something may have changed. It does not block.
+// Poke reports that something may have changed. It does not block.
 func (c *Cache) Poke() {
 	c.pokeMu.Lock()
 	defer c.pokeMu.Unlock()
@@ -125,7 +125,7 @@ func (c *Cache) countPokes() uint64 {
 	return c.pokes
 }
 
-// Get returns the present object of this key, nil if there is none.
+// Get returns the current object of this key, nil if there is none.
 func (c *Cache) Get(kind, key string) manifest.Object {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -148,8 +148,8 @@ func (c *Cache) List(kind string) ([]manifest.Object, uint64) {
 }
 
 // Since returns the changes of a kind after a version, in order, and the version that they lead
-// to. Version 0 is the beginning. The error is ErrExpired, for a version that is too old or of
-// another Cache. The source is read if there was a Poke since it was last read.
+// to. Version 0 is the beginning. The error is ErrExpired, for a version that is too old or from
+// another Cache. Since reads the source if there was a Poke since its last read.
 func (c *Cache) Since(kind string, version uint64) ([]Change, uint64, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -183,7 +183,7 @@ func (c *Cache) kindLocked(name string) *kind {
 
 // readLocked reads all objects of a kind.
 func (c *Cache) readLocked(k *kind, name string) []manifest.Object {
-	k.read = c.countPokes() + 1 // counted before, so that a Poke meanwhile causes another read
+	k.read = c.countPokes() + 1 // counted first, so that a Poke meanwhile causes another read
 	items := c.source.Items(name)
 	there := make(map[string]bool, len(items))
 	for _, item := range items {
@@ -211,7 +211,7 @@ func (c *Cache) setLocked(k *kind, item Item) manifest.Object {
 	if el != nil {
 		e := el.Value.(*entry)
 		if e.object.GetUID() != object.GetUID() {
-			// Clients know objects by name: they have to see the deletion of the old one first.
+			// Clients identify objects by name: they must see the deletion of the old one first.
 			c.buryLocked(k, item.Key, el)
 			el = nil
 		} else if object.SetResourceVersion(e.object.GetResourceVersion()); sameText(e.object, object) {

@@ -13,18 +13,18 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// Facts are what is known of a pod.
+// Facts is the known state of a pod.
 type Facts struct {
 	Pod    *v1.Pod
-	Seen   time.Time        // when the agent first saw it; zero if not known
-	Ready  time.Time        // when it was first ready; zero if it was not or that is not known
+	Seen   time.Time        // when the agent first saw it; zero if unknown
+	Ready  time.Time        // when it was first ready; zero if it was not or if unknown
 	Stages []timeline.Stage // the agent's and the runtime's, joined
 	Pull   *pulls.Pull      // the pull that it waits for, or nil
 	Events []v1.Event       // those of the pod, oldest first
 }
 
-// Sentence returns a sentence that says why the pod is not ready, or, if it is, what took most
-// of its time. It has no full stop and no line feed.
+// Sentence returns a sentence that says why the pod is not ready or, if it is, what took most of
+// the time. It has no full stop and no line feed.
 func Sentence(f Facts, now time.Time) string {
 	return strings.Join(strings.Fields(f.sentence(now)), " ")
 }
@@ -72,7 +72,7 @@ func (f Facts) failure() string {
 	return "no container says why"
 }
 
-// going returns the stage in progress that explains best why the pod is not ready: the one of
+// going returns the stage in progress that best explains why the pod is not ready: the one with
 // the greatest weight, and of these the one that began last.
 func (f Facts) going() (timeline.Stage, bool) {
 	var found *timeline.Stage
@@ -92,8 +92,8 @@ func (f Facts) going() (timeline.Stage, bool) {
 }
 
 // weight ranks stages by how much they explain: work of the agent or the runtime most, then a
-// back-off or a predecessor, then what containers have to do themselves, and least the
-// worker's waiting and observing.
+// back-off or a predecessor, then the containers' own work, and least the worker's waiting and
+// observing.
 func weight(s *timeline.Stage) int {
 	switch s.Name {
 	case Observe, Queue:

@@ -1,5 +1,5 @@
-// Package why explains why a pod is not ready: what it waits for, by its status (Waits), and in
-// one sentence, by its status, its stages and its events (Sentence). It is pure.
+// Package why explains why a pod is not ready: what it waits for, from its status (Waits), and
+// in one sentence, from its status, its stages and its events (Sentence). It is pure.
 package why
 
 import (
@@ -30,7 +30,7 @@ type Wait struct {
 	Detail    string // for people
 }
 
-// Waits returns what a pod waits for, by its status and by the failures of its last actions.
+// Waits returns what a pod waits for, from its status and the failures of its last actions.
 func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []Wait {
 	if podsync.Terminal(s) || pod.DeletionTimestamp != nil {
 		return nil
@@ -57,8 +57,8 @@ func Waits(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsync.Failure) []
 	return list
 }
 
-// waitOf returns what a container waits for. An init container that does not last is itself
-// waited for while it runs.
+// waitOf returns what a container waits for. While an init container that does not last runs, it
+// is itself the wait.
 func waitOf(c *v1.ContainerStatus, lasts bool) (Wait, bool) {
 	w := Wait{Container: c.Name, Attempt: uint32(c.RestartCount)}
 	switch {
@@ -87,7 +87,7 @@ func waitOf(c *v1.ContainerStatus, lasts bool) (Wait, bool) {
 	return w, false
 }
 
-// Ready returns since when a pod is ready; ok reports whether it is.
+// Ready returns since when a pod has been ready; ok reports whether it is.
 func Ready(s *v1.PodStatus) (since time.Time, ok bool) {
 	for _, c := range s.Conditions {
 		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {

@@ -21,9 +21,9 @@ func newOrder(actions []podsync.Action) order {
 
 func (o order) ended(id string) { close(o[id]) }
 
-// turn returns a channel that is closed when the stops that a comes after have returned, or ctx
-// has ended. A container whose stop is not among the actions, since it is held back after a
-// failure, is not waited for.
+// turn returns a channel that is closed when the stops that must precede a have returned, or ctx
+// has ended. It does not wait for a container whose stop is not among the actions, since it is
+// held back after a failure.
 func (o order) turn(ctx context.Context, a podsync.Action) <-chan struct{} {
 	turn := make(chan struct{})
 	go func() {

@@ -28,18 +28,18 @@ func NewPool(ctx context.Context, rt Runtime, log *slog.Logger) *Pool {
 	return &Pool{ctx: ctx, rt: rt, log: log, workers: map[podsync.Key]*worker{}}
 }
 
-// Set sets the pod that is wanted under key. If it is nil, whatever exists under key is ended.
-// A pod with a deletion timestamp is ended too, within its deletion grace period.
+// Set sets the wanted pod under key. If it is nil, whatever exists under key is ended. A pod
+// with a deletion timestamp is ended too, within its deletion grace period.
 func (p *Pool) Set(key podsync.Key, pod *v1.Pod) { p.set(key, pod, nil) }
 
-// Reject sets a pod that is wanted under key and was not admitted: it fails before anything of
-// it starts.
+// Reject sets a wanted pod under key that was not admitted: it fails before anything of it
+// starts.
 func (p *Pool) Reject(key podsync.Key, pod *v1.Pod, v podsync.Verdict) {
 	v.Rejected = true
 	p.set(key, pod, &v)
 }
 
-// Admit sets a pod that is wanted under key and was rejected before: it may start after all.
+// Admit sets a wanted pod under key that was rejected before: it may start after all.
 func (p *Pool) Admit(key podsync.Key, pod *v1.Pod) {
 	p.mu.Lock()
 	if w, ok := p.workers[key]; ok && w.verdict != nil && w.verdict.Rejected {
@@ -95,8 +95,8 @@ func (p *Pool) Restart(key podsync.Key, uid types.UID, ids []string, grace *time
 	})
 }
 
-// Halt wakes the worker of a pod that is to be stopped. It interrupts the action in progress
-// and, if sooner says that the containers have less time to end than before, stops in progress.
+// Halt wakes the worker of a pod that must stop. It interrupts the action in progress and, if
+// sooner says that the containers have less time to end than before, also stops in progress.
 func (p *Pool) Halt(key podsync.Key, uid types.UID, sooner bool) {
 	p.on(key, uid, func(w *worker) {
 		w.interrupt()
@@ -108,7 +108,7 @@ func (p *Pool) Halt(key podsync.Key, uid types.UID, sooner bool) {
 }
 
 // on calls do with the worker of key, under the lock. It returns false if the pod of this UID is
-// not wanted there.
+// not wanted under key.
 func (p *Pool) on(key podsync.Key, uid types.UID, do func(*worker)) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -120,8 +120,8 @@ func (p *Pool) on(key podsync.Key, uid types.UID, do func(*worker)) bool {
 	return true
 }
 
-// Again makes the worker of key retry at once what failed for lack of something on this node
-// that may be there now.
+// Again makes the worker of key immediately retry actions that failed for lack of something on
+// this node that may be there now.
 func (p *Pool) Again(key podsync.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -154,7 +154,7 @@ func (p *Pool) WakeAll() {
 // Wait returns when all workers have ended.
 func (p *Pool) Wait() { p.wg.Wait() }
 
-// leave lets the worker of a pod that is gone end, unless another pod was set meanwhile.
+// leave lets the worker of a removed pod end, unless another pod was set meanwhile.
 func (p *Pool) leave(key podsync.Key, w *worker, r round) bool {
 	p.mu.Lock()
 	if w.want != r.pod {

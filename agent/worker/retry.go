@@ -10,7 +10,7 @@ import (
 type failure struct {
 	podsync.Failure
 	count   int  // failures in a row
-	lasting bool // nothing that changes on this node can help: Again does not retry it
+	lasting bool // no change on this node can help: Again does not retry it
 }
 
 // podFailures returns the failures, by subject, for Compute and for the pod's status, which
@@ -23,8 +23,8 @@ func (w *worker) podFailures() map[string]podsync.Failure {
 	return out
 }
 
-// pullBackoffAt returns when the status has to be computed again because ErrImagePull, which is
-// shown for podsync.PullErrorShown, becomes ImagePullBackOff; zero is never.
+// pullBackoffAt returns when the status must be computed again because ErrImagePull, which it
+// shows for podsync.PullErrorShown, becomes ImagePullBackOff; zero is never.
 func (w *worker) pullBackoffAt() time.Time {
 	var at time.Time
 	for _, f := range w.failures {

@@ -1,10 +1,10 @@
-// Package worker runs the loop of each pod: observe, compute, act. Every pod has
-// one goroutine, the only one that creates, stops or removes anything under its Key. So
-// there is nothing to lock, and no two actions on one pod can race.
+// Package worker runs the loop of each pod: observe, compute, act. Every pod has one goroutine,
+// the only one that creates, stops or removes anything under its Key. So nothing needs a lock,
+// and no two actions on one pod can race.
 //
-// A pod's goroutine sleeps until it is woken, because something has changed in the runtime
-// or in the manifests, or until the time that the plan gives (back-off). It ends when the
-// pod is no longer wanted and nothing of it is left.
+// A pod's goroutine sleeps until a change in the runtime or the manifests wakes it, or until the
+// plan's time to compute again (back-off). It ends when the pod is no longer wanted and nothing
+// of it is left.
 package worker
 
 import (
@@ -24,19 +24,19 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// A Runtime is what a worker needs of the world. criruntime implements it with CRI.
+// A Runtime does the work of a worker. criruntime implements it with CRI.
 type Runtime interface {
-	// Observe returns what exists under key; pod is the wanted one, or nil. It leaves out
-	// what the worker itself knows: Failures, Restarted, Restart, Verdict and Status.
+	// Observe returns the existing state under key; pod is the wanted one, or nil. It leaves out
+	// the worker's own state: Failures, Restarted, Restart, Verdict and Status.
 	Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error)
 	// Act does one action for the pod, which is nil if none is wanted any more. An error
 	// of kind fault.Unavailable means that the runtime does not answer. interrupt ends when
 	// the pod is replaced or no longer wanted: operations that may take forever (a pull)
 	// end with it, those that must not be left half done do not.
 	Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error
-	// Stop runs the preStop hook of a container and stops the container, within a.Grace.
-	// After the hook it waits until turn is closed. ctx also ends when the container is to
-	// end sooner than a says: another Stop follows.
+	// Stop runs the preStop hook of a container and stops the container, within a.Grace. After
+	// the hook it waits until turn is closed. ctx also ends when the container must end sooner
+	// than a says: another Stop follows.
 	Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a podsync.Action) error
 	// Report computes, publishes and returns the pod's status; nil if pod is nil. It does
 	// not block.
@@ -52,8 +52,8 @@ type Reasoner interface {
 	Reason() string
 }
 
-// observeRetry is how long a worker waits before it asks a runtime again that did not answer.
-// Nothing is lost meanwhile: containers need neither the agent nor crispd.
+// observeRetry is the pause before a worker calls a runtime again that did not answer. Nothing
+// is lost meanwhile: containers need neither the agent nor crispd.
 const observeRetry = time.Second
 
 type worker struct {
@@ -65,20 +65,20 @@ type worker struct {
 
 	want      *v1.Pod                   // guarded by pool.mu
 	verdict   *podsync.Verdict          // of want; guarded by pool.mu
-	forget    bool                      // failures that are not lasting are to be forgotten; guarded by pool.mu
+	forget    bool                      // failures that are not lasting must be forgotten; guarded by pool.mu
 	restart   map[string]*time.Duration // see podsync.Have.Restart; guarded by pool.mu
 	starting  string                    // the container that is being started, "" for none; guarded by pool.mu
 	interrupt context.CancelFunc        // ends the round in progress; guarded by pool.mu
 	shorten   context.CancelFunc        // ends the stops in progress; guarded by pool.mu
 
-	// Only the loop uses the rest.
+	// Only the loop uses the others.
 	pod       *v1.Pod            // of the last round
 	failures  map[string]failure // of the pod, by subject
-	restarted map[string]bool    // containers of it that were stopped to be started again, by ID
+	restarted map[string]bool    // containers of it that were stopped in order to restart, by ID
 }
 
-// setLocked changes the wanted pod and wakes the loop. It interrupts work for a pod that is no
-// longer wanted, or for an image that is not, and stops that now have less time.
+// setLocked changes the wanted pod and wakes the loop. It interrupts work for a pod or an image
+// that is no longer wanted, and stops that now have less time.
 func (w *worker) setLocked(pod *v1.Pod) {
 	if uidOf(pod) != uidOf(w.want) {
 		w.interrupt()
@@ -91,7 +91,7 @@ func (w *worker) setLocked(pod *v1.Pod) {
 			w.shorten()
 		}
 	} else if pod != nil && w.starting != "" && !sameImage(w.want, pod, w.starting) {
-		w.interrupt() // its image may be one that cannot be pulled
+		w.interrupt() // its image may be impossible to pull
 	}
 	w.want = pod
 	w.poke()
@@ -144,7 +144,7 @@ type round struct {
 	pod       *v1.Pod
 	restart   map[string]*time.Duration
 	verdict   *podsync.Verdict
-	interrupt context.Context // ends when another pod or another fate of this one is wanted
+	interrupt context.Context // ends when another pod, or another end of this one, is wanted
 	stopping  context.Context // ends when its containers have less time to end
 }
 
@@ -161,7 +161,7 @@ func (w *worker) begin(ctx context.Context) round {
 	} else if r.pod != w.pod {
 		for c := range podsync.Containers(&r.pod.Spec) {
 			if !sameImage(w.pod, r.pod, c.Name) {
-				delete(w.failures, podsync.ContainerSubject(c.Name)) // they were the former image's
+				delete(w.failures, podsync.ContainerSubject(c.Name)) // they were of the old image
 			}
 		}
 	}
@@ -173,7 +173,7 @@ func (w *worker) begin(ctx context.Context) round {
 	return r
 }
 
-// end releases the contexts of the last round, which the pool's context holds otherwise.
+// end releases the contexts of the last round, which the pool's context would hold.
 func (w *worker) end() {
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
@@ -211,7 +211,7 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 	}
 }
 
-// earliest returns the earlier of two times, of which zero is never.
+// earliest returns the earlier of two times; zero is never.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b
@@ -234,8 +234,8 @@ func (w *worker) sleep(ctx context.Context, until time.Time) {
 	}
 }
 
-// act does the actions of one plan. Containers are stopped concurrently, so that a pod takes
-// the longest of their grace periods to end and not the sum; everything else is done in order.
+// act does the actions of one plan. It stops containers concurrently, so that the end of a pod
+// takes the longest of their grace periods and not the sum; it does everything else in order.
 func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 	var wg sync.WaitGroup
 	type result struct {
@@ -257,7 +257,7 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 			continue
 		}
 		if r.interrupt.Err() != nil {
-			break // something else is wanted: plan anew
+			break // the wanted state has changed: plan anew
 		}
 		begin := time.Now()
 		w.start(r, a)
@@ -281,8 +281,8 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 	}
 }
 
-// start notes that an action begins, for setLocked. If the wanted pod has another image for the
-// container to start by now, it interrupts the round at once.
+// start notes that an action begins, for setLocked. If the wanted pod already has another image
+// for the container to start, it interrupts the round at once.
 func (w *worker) start(r round, a podsync.Action) {
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
@@ -322,7 +322,7 @@ func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, 
 	}
 	delay, level := retryDelay(a.Verb, &f), slog.LevelWarn
 	if errors.Is(err, fault.Unavailable) {
-		// It says nothing about the pod. pleg logs it once, not for each pod.
+		// It is no failure of the pod. pleg logs it once, not for each pod.
 		f.count, delay, level = last.count, observeRetry, slog.LevelDebug
 	}
 	f.Until = f.At.Add(delay)
