@@ -1,6 +1,6 @@
-// Command crisp-bridge is the CNI plugin of crispd's default network as a program,
-// for other runtimes and for looking into what crispd has set up. crispd itself
-// calls package bridge and needs no such file.
+// Command crisp-bridge is the CNI plugin of crispd's default network as a program, for other
+// runtimes and for inspecting what crispd has set up. crispd itself calls package bridge and
+// does not need the program.
 package main
 
 import (

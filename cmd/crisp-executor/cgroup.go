@@ -15,10 +15,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// settle moves this process to a cgroup that outlives crispd's service. Where
-// systemd runs the host on cgroup v2, it owns all cgroups that it has not delegated:
-// there it is a scope, systemd's unit for a process that belongs to no service.
-// Elsewhere it is a cgroup below the root of every hierarchy.
+// settle moves this process to a cgroup that outlives crispd's service. If systemd runs the host
+// on cgroup v2, it owns all cgroups that it has not delegated: then the cgroup is a scope,
+// systemd's unit for a process of no service. Otherwise it is a cgroup below the root of every
+// hierarchy.
 func settle(name string) error {
 	if !cgroups.IsCgroup2UnifiedMode() || !systemd.IsRunningSystemd() {
 		return move(name)
@@ -30,7 +30,7 @@ func settle(name string) error {
 	return errors.Join(err, move(name))
 }
 
-// moveToScope has systemd make a scope of that name with this process in it.
+// moveToScope makes systemd create a scope of that name with this process in it.
 func moveToScope(name string) error {
 	own, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {
@@ -38,7 +38,7 @@ func moveToScope(name string) error {
 	}
 	name = filepath.Base(name)
 	if filepath.Base(own[""]) == name+".scope" {
-		return nil // we were there before we re-executed ourselves
+		return nil // moved before this process re-executed itself
 	}
 	prefix, rest, ok := strings.Cut(name, "-")
 	if !ok {
@@ -49,7 +49,7 @@ func moveToScope(name string) error {
 		Resources: &cgroups.Resources{SkipDevices: true},
 		SystemdProps: []systemdDbus.Property{
 			systemdDbus.PropDescription("crisp's executor, parent of all containers"),
-			// It forks for every start: no default limit may get in the way.
+			// It forks for every start: no default limit may prevent that.
 			{Name: "TasksMax", Value: dbus.MakeVariant(^uint64(0))},
 		},
 	}, "")
@@ -69,7 +69,7 @@ func move(name string) error {
 			continue
 		}
 		e := os.WriteFile(filepath.Join(dir, "cgroup.procs"), []byte("0"), 0)
-		if errors.Is(e, unix.ENOSPC) { // a v1 cpuset without CPUs admits no process, and is not needed
+		if errors.Is(e, unix.ENOSPC) { // a v1 cpuset without CPUs admits no process; it is not needed
 			e = os.Remove(dir)
 		}
 		err = errors.Join(err, e)
@@ -89,7 +89,7 @@ func leave(name string) {
 	}
 }
 
-// hierarchies returns where the cgroup hierarchies are mounted.
+// hierarchies returns the mount points of the cgroup hierarchies.
 func hierarchies() (dirs []string, err error) {
 	all, err := kernel.Hierarchies()
 	for _, h := range all {

@@ -11,9 +11,9 @@ import (
 // rotation: at this size it is renamed to executor.log.1, replacing the previous one.
 const maxLog = 1 << 20
 
-// A logFile rotates the file at path if that is standard error, and makes it anew if somebody has
-// removed or renamed it; any other standard error is left alone. What Go's runtime writes when it
-// dies goes to the same file.
+// A logFile rotates the file at path if that is standard error, and recreates it if somebody has
+// removed or renamed it; it ignores any other standard error. The last words of Go's runtime
+// when it crashes go to the same file.
 type logFile struct {
 	path string
 	own  bool // standard error is the log
@@ -25,7 +25,7 @@ func newLogFile(path string) *logFile {
 	return &logFile{path: path, own: isStderr(path) || link == path+" (deleted)"}
 }
 
-// stderrLink links to the file itself, where path may be a link to that.
+// stderrLink points to the file itself, where path may be a symbolic link.
 const stderrLink = "/proc/self/fd/2"
 
 // isStderr reports whether the file at path is standard error.
@@ -42,15 +42,16 @@ func (l *logFile) Write(p []byte) (int, error) {
 	return os.Stderr.Write(p)
 }
 
-// look makes the file anew if it is gone.
+// look recreates the file if it is missing.
 func (l *logFile) look() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.tend(0)
 }
 
-// tend sees to it that the next n bytes go to the file at path, and that it has room for them. If
-// neither can be, the log goes on where it is, as losing lines would be worse; but not without end.
+// tend ensures that the next n bytes go to the file at path, and that it has room for them. If
+// that is impossible, the current file grows, since losing lines would be worse, but not without
+// bound.
 func (l *logFile) tend(n int) {
 	if !l.own || !isStderr(l.path) && l.reopen() {
 		return
@@ -59,7 +60,7 @@ func (l *logFile) tend(n int) {
 	if unix.Fstat(2, &out) != nil || out.Size+int64(n) <= maxLog {
 		return
 	}
-	// If path is a link, it stays one.
+	// If path is a symbolic link, it stays one.
 	file, err := os.Readlink(stderrLink)
 	if err == nil && isStderr(file) && os.Rename(file, file+".1") == nil && l.reopen() {
 		return
@@ -69,7 +70,7 @@ func (l *logFile) tend(n int) {
 	}
 }
 
-// reopen makes the file at path standard error.
+// reopen opens the file at path as standard error.
 func (l *logFile) reopen() bool {
 	f, err := os.OpenFile(l.path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	if err != nil {

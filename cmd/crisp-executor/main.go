@@ -1,10 +1,8 @@
-// Command crisp-executor is the parent of every container of a node; see
-// oci/executor. crispd starts it when there is none, and talks to it over its
-// socket. It logs JSON lines to stderr.
+// Command crisp-executor is the parent of every container of a node; see oci/executor. crispd
+// starts it if none runs, and talks to it over its socket. It logs JSON lines to stderr.
 //
-// The same program is libcontainer's "init", which becomes the container's first
-// process. As it is executed once for each container and each exec, nothing here
-// may be slow to load.
+// The same program is libcontainer's "init", which becomes the container's first process. It is
+// executed for every container and every exec, so nothing here may be slow to load.
 package main
 
 import (
@@ -71,7 +69,7 @@ func main() {
 	file := newLogFile(filepath.Join(*state, "executor.log"))
 	log := slog.New(slog.NewJSONHandler(file, nil))
 	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
-	// After an upgrade the descriptor of that number is another one.
+	// After an upgrade that descriptor number belongs to another file.
 	if *lockFD >= 0 && executor.Sealed() && !executor.Resuming() {
 		unix.CloseOnExec(*lockFD)
 		o.Lock = os.NewFile(uintptr(*lockFD), "executor.lock")
@@ -90,7 +88,7 @@ func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) err
 		}
 		return executor.Execute(self, os.Args, os.Environ())
 	}
-	debug.SetGCPercent(50) // it keeps little, but allocates much during a start
+	debug.SetGCPercent(50) // it keeps little in memory, but allocates much during a start
 	bridge(log)
 	prepare(cgroup, log)
 	open := executor.New
@@ -111,8 +109,8 @@ func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) err
 	return nil
 }
 
-// prepare makes the process fit to be the parent of all containers. It logs what
-// is not permitted, and does without.
+// prepare makes the process fit to be the parent of all containers. It logs steps that are not
+// permitted, and continues without them.
 func prepare(cgroup string, log *slog.Logger) {
 	unix.Umask(0o022)
 	if err := os.Chdir("/"); err != nil {
@@ -122,16 +120,16 @@ func prepare(cgroup string, log *slog.Logger) {
 		log.Error("orphans of containers go to another process", "err", err)
 	}
 	rename("crisp-executor")
-	// With -1000 the kernel never kills us for want of memory, and nothing that shares our
-	// memory, which is what this is about. On cgroup v2 libcontainer has an exec born in the
-	// container's cgroup (CLONE_INTO_CGROUP), and as Go forks with CLONE_VM | CLONE_VFORK it has
-	// our memory until its execve. Where memory.oom.group is set, as kubelets do, the kernel
-	// kills all processes of the cgroup, and whoever shares the memory of one of them, whatever
-	// the score of that is (mm/oom_kill.c, __oom_kill_process). But it passes over those members
-	// that have -1000 themselves (oom_kill_memcg_member), as the fork does that inherits it.
+	// With -1000 the kernel never kills this process for lack of memory, nor any process that
+	// shares its memory, which is the point. On cgroup v2 libcontainer starts an exec in the
+	// container's cgroup (CLONE_INTO_CGROUP), and since Go forks with CLONE_VM | CLONE_VFORK the
+	// child shares our memory until its execve. If memory.oom.group is set, as kubelets do, the
+	// kernel kills all processes of the cgroup, and all that share the memory of one of them,
+	// whatever their scores (mm/oom_kill.c, __oom_kill_process). But it skips members that have
+	// -1000 themselves (oom_kill_memcg_member), as the fork does, which inherits it.
 	//
-	// What stays alive has its own score: libcontainer's children set theirs before they are
-	// anything else, fastinit's are given it, and oomscore starts all other programs.
+	// Processes that live longer have their own score: libcontainer's children set theirs first
+	// of all, fastinit's get it, and oomscore starts all other programs.
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		log.Info("oom score kept", "err", err)
 	}
@@ -142,9 +140,8 @@ func prepare(cgroup string, log *slog.Logger) {
 	}
 }
 
-// rename sets the name that ps and pgrep show; executed from a memfd, the process
-// would be named after a descriptor. Threads have names of their own, which new
-// threads inherit.
+// rename sets the name that ps and pgrep show; executed from a memfd, the process would be named
+// after a descriptor. Threads have their own names, which new threads inherit.
 func rename(name string) {
 	tasks, _ := filepath.Glob("/proc/self/task/*/comm")
 	for _, comm := range tasks {
@@ -152,10 +149,9 @@ func rename(name string) {
 	}
 }
 
-// onTerm ends the executor on SIGTERM once no container is alive. The signal is
-// not meant to stop containers. But at a shutdown of the machine all processes get
-// it, and systemd waits for the last of them: so the executor exits when its last
-// container has ended.
+// onTerm ends the executor on SIGTERM once no container is alive. The signal does not stop
+// containers. But at a shutdown of the machine all processes get it, and systemd waits for the
+// last one: so the executor exits when its last container has ended.
 func onTerm(x *executor.Executor, log *slog.Logger) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGTERM, unix.SIGINT)

@@ -18,11 +18,11 @@ func ownProfile(c *config.Config) string {
 	return apparmor.DefaultName
 }
 
-// appArmor makes sure that the default profile is loaded, and returns the host's
-// profiles and the name of the default one; nil and "" where AppArmor is off.
+// appArmor ensures that the default profile is loaded, and returns the host's profiles and the
+// name of the default one; nil and "" if AppArmor is off.
 //
-// A profile that cannot be loaded does not keep crispd from running: pods that
-// require RuntimeDefault are then refused, the others not confined.
+// crispd runs even if the profile cannot be loaded: it then refuses pods that require
+// RuntimeDefault, and does not confine the others.
 func appArmor(ctx context.Context, c *config.Config, host kernel.Features, log *slog.Logger) (*apparmor.Profiles, string) {
 	if !host.AppArmor {
 		return nil, ""

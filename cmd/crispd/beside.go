@@ -5,8 +5,8 @@ import (
 	"path/filepath"
 )
 
-// beside returns the path of a program or directory of ours: beside crispd's
-// executable, or in ../libexec/crisp from there; "" if it is in neither place.
+// beside returns the path of a program or directory of crisp: beside crispd's executable, or in
+// ../libexec/crisp from there; "" if it is in neither place.
 func beside(name string) string {
 	self, err := os.Executable()
 	if err != nil {

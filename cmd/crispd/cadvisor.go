@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/server"
 )
 
-// serveCAdvisor answers the kubelet's cAdvisor until stop is called. Only root can ask: what it
-// hears of containers includes their environment.
+// serveCAdvisor serves the kubelet's cAdvisor until stop is called. Only root may ask: the
+// answers include the containers' environment.
 func serveCAdvisor(c *config.Config, f *files, s *server.Server, log *slog.Logger) (stop func(), err error) {
 	if c.CAdvisorSocket == config.None {
 		return func() {}, nil

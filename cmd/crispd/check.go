@@ -21,8 +21,8 @@ import (
 	"github.com/crisp-cri/crisp/server/hooks"
 )
 
-// A finding is one thing that crispd needs on a host. The consequence of its
-// absence is printed only where it is absent.
+// A finding is one requirement of crispd on a host. The consequence is printed only if it is
+// missing.
 type finding struct {
 	what    string
 	ok      bool
@@ -30,8 +30,8 @@ type finding struct {
 	fatal   bool // crispd cannot run without it
 }
 
-// check prints what this host has and lacks. It fails (status 1) only if crispd
-// could not run here; the lack of a mere feature is printed and is no failure.
+// check prints what this host has and lacks. It fails (status 1) only if crispd could not run
+// here; a missing feature is printed but is no failure.
 func check(c *config.Config, out io.Writer) error {
 	f := kernel.Probe()
 	facts, err := hostFacts(c, f)
@@ -61,7 +61,7 @@ func check(c *config.Config, out io.Writer) error {
 	return nil
 }
 
-// report prints findings, and counts those of what is not there.
+// report prints findings, and counts the missing ones.
 func report(out io.Writer, findings []finding) (lacks, fatal int) {
 	for _, f := range findings {
 		switch {
@@ -130,8 +130,8 @@ func checkCapabilities(f kernel.Features) []finding {
 	return list
 }
 
-// checkFiles looks for programs: our own are required, each of the others serves
-// one feature.
+// checkFiles looks for programs: crisp's own are required, each of the others serves one
+// feature.
 func checkFiles(c *config.Config) []finding {
 	executor, podinit := beside("crisp-executor"), beside("crisp-podinit")
 	return []finding{
@@ -169,8 +169,8 @@ func program(name, follows string) finding {
 	return finding{"program " + path, true, "", false}
 }
 
-// checkpoints asks CRIU whether it works here: it knows only kernels older than
-// itself. It can check only as root.
+// checkpoints asks CRIU whether it works here: it supports only kernels older than itself. It
+// can check only as root.
 func checkpoints() finding {
 	const follows = "containers and pods cannot be checkpointed or restored"
 	f := program("criu", follows)

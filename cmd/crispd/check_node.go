@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// checkNode reports what a kubelet and its cluster need of a node and crispd does not. Files
-// are looked for below root, "/".
+// checkNode reports what a kubelet and its cluster need of a node and crispd does not. It looks
+// for files below root, "/".
 func checkNode(c *config.Config, root string, f kernel.Features) []finding {
 	list := []finding{
 		{"net.ipv4.ip_forward = 1", setting(root, "net/ipv4/ip_forward") == "1",
@@ -36,8 +36,8 @@ func setting(root, name string) string {
 	return strings.TrimSpace(string(data))
 }
 
-// bridgeFilter reports whether what goes from pod to pod over a bridge passes the rules by which a
-// service is found.
+// bridgeFilter reports whether traffic between pods over a bridge passes the iptables rules that
+// implement services.
 func bridgeFilter(root string) finding {
 	const follows = "in a network that is a bridge (flannel's, crisp's own) a pod does not reach a service by a pod of its own node: "
 	switch setting(root, "net/bridge/bridge-nf-call-iptables") {
@@ -54,11 +54,11 @@ func swaps(root string) bool {
 	return strings.Count(string(data), "\n") > 1 // the first line is the heading
 }
 
-// cadvisorDefault is where cAdvisor asks without the flag.
+// cadvisorDefault is the socket that cAdvisor uses without the flag.
 const cadvisorDefault = "/run/containerd/containerd.sock"
 
-// kubeletMetrics reports whether the kubelets that run will name containers in their metrics; it
-// reports nothing where none runs.
+// kubeletMetrics reports whether running kubelets will name containers in their metrics; it
+// reports nothing if none runs.
 func kubeletMetrics(c *config.Config, root string) []finding {
 	var list []finding
 	processes, _ := filepath.Glob(filepath.Join(root, "proc/[0-9]*/comm"))
@@ -82,7 +82,8 @@ func kubeletMetrics(c *config.Config, root string) []finding {
 // fromCRI is the kubelet's feature gate in a flag and in its configuration.
 var fromCRI = regexp.MustCompile(`PodAndContainerStatsFromCRI"?\s*[=:]\s*"?true`)
 
-// namesContainers reports whether a kubelet with these arguments asks crispd of its containers.
+// namesContainers reports whether a kubelet with these arguments asks crispd about its
+// containers.
 func namesContainers(c *config.Config, root string, args []string) bool {
 	asked := cadvisorDefault
 	for i, arg := range args {

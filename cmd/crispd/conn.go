@@ -2,10 +2,10 @@ package main
 
 import "net"
 
-// sure returns a listener that closes a connection at the first write that fails. grpc-go
-// then stops writing and leaves closing to its reader. But a write can fail alone, for lack
-// of memory (ENOBUFS, ENOMEM), and the client would wait for ever for answers that are
-// never written.
+// sure returns a listener whose connections are closed at the first failed write. grpc-go then
+// stops writing and leaves the closing to its reader. But a write can fail alone, for lack of
+// memory (ENOBUFS, ENOMEM), and the client would wait forever for responses that are never
+// written.
 func sure(l net.Listener) net.Listener { return sureListener{l} }
 
 type sureListener struct{ net.Listener }

@@ -20,11 +20,11 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// debugPath is the socket that serves crispd's internals. Only root can use it:
-// profiles contain whatever is in memory.
+// debugPath is the socket that serves crispd's internals. Only root can use it: profiles expose
+// memory.
 func debugPath(state string) string { return filepath.Join(state, "debug.sock") }
 
-// views are what the debug socket serves.
+// views are the views of the debug socket.
 var views = []struct{ name, path, about string }{
 	{"calls", "/calls", "the calls in progress, and the stage of each"},
 	{"pulls", "/pulls", "current pulls: progress, source, waiting pods; and the last pulls"},
@@ -105,14 +105,14 @@ func (d *daemon) serveDebug(state string, log *slog.Logger) (stop func(), err er
 	return serveHTTP(l, mux, log), nil
 }
 
-// serveExecutorProfile serves a profile of the executor as /debug/pprof does those of crispd.
+// serveExecutorProfile serves a profile of the executor as /debug/pprof serves crispd's.
 func serveExecutorProfile(rt *oci.Runtime, w http.ResponseWriter, r *http.Request) {
 	debug, _ := strconv.Atoi(r.FormValue("debug")) // as net/http/pprof: 0 unless it is a number
 	data, err := rt.ExecutorProfile(r.Context(), r.PathValue("profile"), debug)
 	switch {
 	case errors.Is(err, fault.NotFound):
 		http.Error(w, err.Error(), http.StatusNotFound)
-	case errors.Is(err, fault.Invalid): // of an executor of an earlier release, too
+	case errors.Is(err, fault.Invalid): // also of an executor of an earlier release
 		http.Error(w, err.Error(), http.StatusNotImplemented)
 	case err != nil:
 		http.Error(w, err.Error(), http.StatusServiceUnavailable)

@@ -6,11 +6,11 @@ import (
 	"github.com/crisp-cri/crisp/config"
 )
 
-// missing returns the files about images that the configuration names and the host
-// lacks, and the consequences. Files that it does not name need not exist.
+// missing returns the files about images that the configuration names and the host lacks, with
+// the consequences. Files that it does not name need not exist.
 //
-// None keeps crispd from running: provisioning may add them later. But a typing error
-// must not go unnoticed: without its policy the node accepts every image.
+// crispd runs without them: provisioning may add them later. But a typing error must not go
+// unnoticed: without its policy the node accepts every image.
 func missing(c *config.Config) []string {
 	type file struct{ key, path, follows string }
 	files := []file{

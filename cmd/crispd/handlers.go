@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// errNoIDMap is why pods of an OCI runtime use the host's user namespace.
+// errNoIDMap says why pods of an OCI runtime use the host's user namespace.
 var errNoIDMap = errors.New("its OCI runtime does not map mounts")
 
 // handlers returns the configured runtime handlers. Each is the node's default with

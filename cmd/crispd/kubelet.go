@@ -11,18 +11,18 @@ import (
 	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
-// kubelets are the kubelets of clusters that are connected to the CRI socket. A node
-// that joins a cluster runs crisp before the cluster's network is there: pods started in
-// the default network meanwhile would reach no other node, for as long as they live.
+// kubelets are the kubelets of clusters that are connected to the CRI socket. A node that joins
+// a cluster runs crisp before the cluster's network exists: pods that started in the default
+// network meanwhile could never reach other nodes.
 //
-// The kernel says who is connected; we do not search the node for kubelets. So the
+// The kernel reports who is connected; crispd does not search the node for kubelets. So the
 // answer is known before the first call, and other instances' kubelets do not count.
 type kubelets struct {
 	mu   sync.Mutex
 	open map[*kubeletConn]string // its process, for messages
 }
 
-// watch returns a listener that records which clients are kubelets.
+// watch returns a listener that records kubelets among its clients.
 func (k *kubelets) watch(l net.Listener) net.Listener { return &kubeletListener{l, k} }
 
 // awaited returns "" unless a kubelet of a cluster is connected.
@@ -96,10 +96,9 @@ func commandOf(pid int) (name string, args []string) {
 	return strings.TrimSpace(string(comm)), strings.Split(string(line), "\x00")
 }
 
-// ofCluster reports whether a process with that name and those arguments is the kubelet
-// of a cluster. A kubelet without an API server runs pods of its own node (standalone),
-// which no cluster will give a network. K3s and MicroK8s run the kubelet in their own
-// process.
+// ofCluster reports whether a process with that name and those arguments is the kubelet of a
+// cluster. A kubelet without an API server runs pods of its node alone (standalone), which no
+// cluster will give a network. K3s and MicroK8s run the kubelet in their own process.
 func ofCluster(name string, args []string) bool {
 	switch name {
 	case "kubelet":

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 )
 
-// newLog makes the one logger of this process and passes it to the libraries that
-// have loggers of their own.
+// newLog makes the one logger of this process and passes it to the libraries that have their own
+// loggers.
 func newLog(c config.Log) *slog.Logger {
 	setLevel(c.Level)
 	options := &slog.HandlerOptions{Level: &logLevel, ReplaceAttr: readable}
@@ -33,7 +33,7 @@ func newLog(c config.Log) *slog.Logger {
 	return log
 }
 
-// logLevel is the level in force.
+// logLevel is the current level.
 var logLevel slog.LevelVar
 
 func setLevel(name string) {
@@ -42,9 +42,8 @@ func setLevel(name string) {
 	logLevel.Set(level)
 }
 
-// demoted logs every line at level debug. What the libraries of Kubernetes log as
-// errors are clients of exec and port-forward that disconnected; the line of the RPC
-// has what matters.
+// demoted logs every line at level debug. The Kubernetes libraries log clients of exec and
+// port-forward that disconnect as errors; the RPC's line already says so.
 type demoted struct{ slog.Handler }
 
 func (h demoted) Enabled(ctx context.Context, _ slog.Level) bool {
@@ -70,8 +69,8 @@ func readable(_ []string, a slog.Attr) slog.Attr {
 	return a
 }
 
-// A bridge sends logrus' lines to slog. The messages are the libraries' own, with
-// variables in them.
+// A bridge sends logrus' lines to slog. The messages are the libraries' own, and contain
+// variables.
 type bridge struct{ log *slog.Logger }
 
 func (bridge) Levels() []logrus.Level { return logrus.AllLevels }

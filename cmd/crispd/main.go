@@ -9,10 +9,10 @@
 //	crispd completion SHELL    print a script that completes these in a shell
 //	crispd version             print the version
 //
-// This package only reads flags, wires the other packages together (wire.go) and
-// passes signals on (serve.go): SIGTERM and SIGINT end crispd cleanly and leave the
-// containers running, SIGHUP reads the configuration again (reload.go), SIGUSR1
-// writes all goroutine stacks to a file in the state directory.
+// This package only reads flags, wires the other packages together (wire.go) and handles signals
+// (serve.go): SIGTERM and SIGINT end crispd cleanly and leave the containers running, SIGHUP
+// reloads the configuration (reload.go), SIGUSR1 writes all goroutine stacks to a file in the
+// state directory.
 package main
 
 import (
@@ -31,7 +31,7 @@ import (
 // version is set by the linker.
 var version = "unknown"
 
-// exitStatus is an error that says all by the program's exit code.
+// exitStatus is an error that only sets the program's exit code.
 type exitStatus int
 
 func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)) }

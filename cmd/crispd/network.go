@@ -11,16 +11,15 @@ import (
 	"github.com/crisp-cri/crisp/network"
 )
 
-// networks are the node's network and those of the handlers that have a configuration
-// directory of their own. They share the records of attachments: each can detach what
-// another has attached.
+// networks are the node's network and those of the handlers that have their own configuration
+// directory. They share the records of attachments: each can detach what another has attached.
 type networks struct {
 	*network.Network
-	byDir map[string]*network.Network // the node's, too
+	byDir map[string]*network.Network // includes the node's
 }
 
-// openNetworks opens the node's network and the handlers'. awaited returns why the
-// default network must not be used now, where the configuration leaves that open.
+// openNetworks opens the node's network and the handlers'. awaited returns why the default
+// network must not be used now, if the configuration leaves that open.
 func openNetworks(c *config.Config, awaited func() string, log *slog.Logger) (_ *networks, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -37,7 +36,7 @@ func openNetworks(c *config.Config, awaited func() string, log *slog.Logger) (_ 
 	}
 	all.byDir[options.ConfDir] = all.Network
 	steps.Add("network", all.Close)
-	options.DefaultDir = "" // a handler with a directory of its own never uses the default network
+	options.DefaultDir = "" // a handler with its own directory never uses the default network
 	for _, h := range c.Handlers {
 		dir := filepath.Clean(h.CNIConfDir)
 		if h.CNIConfDir == "" || all.byDir[dir] != nil {
@@ -61,7 +60,7 @@ func (all *networks) of(dir string) *network.Network {
 	return all.Network
 }
 
-// GC removes from every network whatever is not in keep.
+// GC removes everything that is not in keep from every network.
 func (all *networks) GC(ctx context.Context, keep []string) error {
 	var errs []error
 	for _, n := range all.byDir {
@@ -78,8 +77,8 @@ func (all *networks) Close() error {
 	return errors.Join(errs...)
 }
 
-// networkOptions puts the default network's file among our own files, not into a
-// directory that an administrator owns.
+// networkOptions puts the default network's file among crispd's own files, not into a directory
+// that an administrator owns.
 func networkOptions(c *config.Config, log *slog.Logger) (network.Options, error) {
 	cidrs, err := c.Prefixes()
 	if err != nil {

@@ -13,9 +13,9 @@ import (
 	"github.com/crisp-cri/crisp/streaming"
 )
 
-// reload reads the configuration again, applies the changes that take no restart,
-// and logs each changed key. A configuration that is invalid or cannot be read
-// changes nothing; the error is logged with file and line.
+// reload reads the configuration again, applies the changes that need no restart, and logs each
+// changed key. A configuration that is invalid or cannot be read changes nothing; the error is
+// logged with file and line.
 func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger) {
 	old := d.config.Load()
 	next, changes, err := old.Reload(src)
@@ -33,7 +33,7 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	}
 	d.images.Reconfigure(imageSettings(next))
 	d.server.Reconfigure(o)
-	// Changes that failed are not in force, and are tried again at the next reload.
+	// Failed changes are not in force: the next reload tries them again.
 	failed := map[string]error{}
 	if next.Metrics != old.Metrics {
 		if e := d.scrape.serve(next.Metrics.Address); e != nil {
@@ -94,7 +94,7 @@ func (d *daemon) reloadedOptions(ctx context.Context, c *config.Config, log *slo
 	}, nil
 }
 
-// complete sets in handlers what depends on more than the configuration.
+// complete sets those fields of handlers that depend on more than the configuration.
 func (d *daemon) complete(all map[string]server.Handler, c *config.Config) {
 	for name, h := range all {
 		if h.NoUserNS == nil {

@@ -33,9 +33,9 @@ type scrape struct {
 
 const retryScrape = 10 * time.Second
 
-// await serves the metrics at address as soon as it can, which may be later: that
-// the host does not have the address yet, or a dead process's connections still use
-// it, is no reason not to run pods. A later serve that succeeds replaces it.
+// await serves the metrics at address as soon as possible, maybe later: pods must run even if
+// the host does not have the address yet, or connections of a dead process still use it. A later
+// serve that succeeds replaces it.
 func (m *scrape) await(ctx context.Context, address string) {
 	err := m.serve(address)
 	if err == nil {
@@ -56,8 +56,8 @@ func (m *scrape) await(ctx context.Context, address string) {
 	})
 }
 
-// serve serves the metrics at address from now on, and at no other; "" means
-// nowhere. If it fails, nothing changes.
+// serve serves the metrics at address from now on, and nowhere else; "" means nowhere. If it
+// fails, nothing changes.
 func (m *scrape) serve(address string) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -67,7 +67,7 @@ func (m *scrape) serve(address string) error {
 func (m *scrape) serveLocked(address string) error {
 	l, err := m.listenAt(address)
 	if errors.Is(err, unix.EADDRINUSE) && m.stop != nil {
-		// Our own listener may be in the way, as when 127.0.0.1:9090 becomes :9090.
+		// Our own listener may block it, as when 127.0.0.1:9090 becomes :9090.
 		old := m.at
 		m.endLocked()
 		if l, err = m.listenAt(address); err != nil {

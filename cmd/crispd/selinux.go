@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/server/selinux"
 )
 
-// seLinux returns the SELinux policy that labels pods; nil where SELinux is off, in
-// the configuration or on the whole host.
+// seLinux returns the SELinux policy that labels pods; nil if SELinux is off, in the
+// configuration or on the host.
 func seLinux(c *config.Config, log *slog.Logger) *selinux.Policy {
 	if !c.SELinux {
 		return nil

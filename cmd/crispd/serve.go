@@ -24,15 +24,15 @@ import (
 const (
 	// stopGrace is how long calls in flight may take to finish when crispd stops.
 	stopGrace = 5 * time.Second
-	// gcPercent makes crispd's heap smaller than by Go's default, at the cost of CPU
-	// time that it hardly uses: its heap is a few MiB and it mostly waits.
+	// gcPercent keeps crispd's heap smaller than Go's default would, for little CPU time: the
+	// heap is a few MiB and crispd mostly waits.
 	gcPercent = 50
 )
 
-// serve runs crispd until it is told to stop.
+// serve runs crispd until a signal stops it.
 //
-// The socket comes first: an early client waits for its answer instead of being
-// refused. The service manager gets READY when calls are answered.
+// The socket comes first: an early client waits for its response instead of being refused. The
+// service manager gets READY once crispd handles calls.
 func serve(c *config.Config, src config.Source) error {
 	debug.SetGCPercent(gcPercent)
 	unix.Umask(0o022)
@@ -45,12 +45,11 @@ func serve(c *config.Config, src config.Source) error {
 
 	ctx, cancel := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
 	defer cancel()
-	// Before the containers are examined, or a SIGHUP meanwhile would kill crispd.
+	// Before crispd examines the containers: a SIGHUP meanwhile would kill it.
 	hangups := make(chan os.Signal, 1)
 	signal.Notify(hangups, unix.SIGHUP)
 	defer signal.Stop(hangups)
-	// The reader of the log, journald or a pipe, may go away: that must not kill
-	// crispd.
+	// The reader of the log, journald or a pipe, may exit: that must not kill crispd.
 	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE)
 
 	files, err := takeFiles(c.Root, c.State)
@@ -110,7 +109,7 @@ func serve(c *config.Config, src config.Source) error {
 	return d.stop(g)
 }
 
-// serveAside serves the sockets beside CRI's until stop is called.
+// serveAside serves the other sockets than CRI's until stop is called.
 func (d *daemon) serveAside(c *config.Config, log *slog.Logger) (stop func(), err error) {
 	stopDebug, err := d.serveDebug(c.State, log)
 	if err != nil {

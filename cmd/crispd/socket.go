@@ -16,11 +16,11 @@ import (
 )
 
 // dirMode is the mode of root and state. Others may pass through them: the users of a user
-// namespace must reach its root file system. The content has modes of its own.
+// namespace must reach its root file system. The content has its own modes.
 const dirMode = 0o711
 
-// A files has what crispd puts back if somebody removes it: its directories, their locks and its
-// sockets. NRI's socket is its library's, and comes back with the next crispd.
+// A files has what crispd restores if somebody removes it: its directories, their locks and its
+// sockets. NRI's socket belongs to its library, and comes back with the next crispd.
 type files struct {
 	dirs []*unixsock.Dir
 
@@ -30,8 +30,8 @@ type files struct {
 	closed  bool                 // guarded by mu
 }
 
-// A lock keeps any other crispd out of a directory for as long as this process lives; the kernel
-// releases it when that dies (flock(2)).
+// A lock keeps any other crispd out of a directory until this process ends, when the kernel
+// releases it (flock(2)).
 type lock struct {
 	path string
 	file *os.File
@@ -63,7 +63,7 @@ func takeFiles(dirs ...string) (_ *files, err error) {
 	return f, nil
 }
 
-// close releases the locks. Nothing is put back from then on.
+// close releases the locks. Nothing is restored after it.
 func (f *files) close() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -74,8 +74,8 @@ func (f *files) close() {
 	f.locks = nil
 }
 
-// listen makes the unix socket at path, for root and its group. A socket left by a dead crispd is
-// replaced; one that somebody listens at is an error.
+// listen makes the unix socket at path, for root and its group. It replaces a socket that a dead
+// crispd left; one that a process listens at is an error.
 func (f *files) listen(path string) (*unixsock.Listener, error) { return f.listenAs(path, 0o660) }
 
 // listenForRoot is listen for root alone.
@@ -95,7 +95,7 @@ func (f *files) listenAs(path string, mode fs.FileMode) (*unixsock.Listener, err
 	return l, nil
 }
 
-// dirMode returns the mode of a socket's directory, should that be missing.
+// dirMode returns the mode of a socket's directory, for when it is missing.
 func (f *files) dirMode(dir string) fs.FileMode {
 	for _, own := range f.dirs {
 		if own.Path() == filepath.Clean(dir) {
@@ -108,8 +108,8 @@ func (f *files) dirMode(dir string) fs.FileMode {
 // watch looks at the files until ctx ends.
 func (f *files) watch(ctx context.Context, log *slog.Logger) { unixsock.Watch(ctx, log, f.look) }
 
-// look puts back what is gone. What another crispd has locked meanwhile is its own, and so are the
-// sockets.
+// look restores missing files. It fails if another crispd has locked a directory meanwhile: then
+// the sockets are that crispd's too.
 func (f *files) look() (again []string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

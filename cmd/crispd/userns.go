@@ -8,9 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// noUserNS returns why this node cannot give pods user namespaces; nil if it
-// can. It is decided once: the scheduler relies on the answer, which must not
-// flap.
+// noUserNS returns why this node cannot give pods user namespaces; nil if it can. crispd calls
+// it once: the scheduler relies on the answer, which must not change back and forth.
 func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error {
 	err := errors.New("the kernel or its administrator allows none")
 	if host.UserNS {

@@ -27,11 +27,11 @@ import (
 // wipeTimeout bounds a whole wipe: plugins and processes may hang.
 const wipeTimeout = 5 * time.Minute
 
-// wipe ends every container and sandbox of this instance and removes what it made on
-// the host: processes, cgroups, mounts, namespaces, network, the state directory, and
-// with all the root directory too. It refuses while a crispd runs. It may be repeated.
-// After an error it goes on where that does no harm; without an executor, which alone
-// can end containers, both directories stay.
+// wipe ends every container and sandbox of this instance and removes what it made on the host:
+// processes, cgroups, mounts, namespaces, network, the state directory, and with all the root
+// directory too. It refuses while a crispd runs. It may be repeated. After an error it continues
+// where that does no harm; without an executor, which alone can end containers, both directories
+// stay.
 func wipe(c *config.Config, all bool, out io.Writer) error {
 	if !exists(c.Root) && !exists(c.State) {
 		fmt.Fprintf(out, "nothing to wipe: neither %s nor %s exists\n", c.Root, c.State)
@@ -62,7 +62,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		// Containers may be running, unless a reboot has emptied the state directory.
 		// Their records are kept for a wipe that can end them.
 		w.note("runtime", err)
-		left, _ := os.ReadDir(filepath.Join(c.State, "sandboxes")) // what is not there has none
+		left, _ := os.ReadDir(filepath.Join(c.State, "sandboxes")) // without the directory there are none
 		w.keep = len(left) > 0
 	}
 	if n, err := openNetworks(c, nil, log); err != nil {
@@ -89,8 +89,8 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	return errors.Join(w.errs...)
 }
 
-// takeFilesSoon is takeFiles right after the previous crispd: one that was killed releases its
-// directories a moment later.
+// takeFilesSoon is takeFiles right after the previous crispd: if it was killed, its directories
+// are released a moment later.
 func takeFilesSoon(dirs ...string) (f *files, err error) {
 	for range 30 {
 		if f, err = takeFiles(dirs...); err == nil {
@@ -101,7 +101,7 @@ func takeFilesSoon(dirs ...string) (f *files, err error) {
 	return f, err
 }
 
-// A wiping is a wipe under way; it collects the errors.
+// A wiping is a wipe in progress; it collects the errors.
 type wiping struct {
 	c    *config.Config
 	out  io.Writer
@@ -133,7 +133,7 @@ func (w *wiping) images(ctx context.Context, s *image.Store) {
 	w.note("images", s.Close())
 }
 
-// unmount unmounts what is still mounted below our directories, the last mounted first.
+// unmount removes the remaining mounts below our directories, the last mounted first.
 func (w *wiping) unmount() {
 	mounts, err := w.mounts()
 	w.note("mounts", err)
@@ -156,8 +156,8 @@ func (w *wiping) mounts() ([]*mountinfo.Info, error) {
 	})
 }
 
-// namespaces removes the files that network namespaces were pinned on, from a directory
-// that others use too.
+// namespaces removes the files that pin the pods' network namespaces, from a directory that
+// others use too.
 func (w *wiping) namespaces() {
 	entries, err := os.ReadDir(netNSDir(w.c))
 	if err != nil {
@@ -170,8 +170,8 @@ func (w *wiping) namespaces() {
 	}
 }
 
-// remove removes a directory of ours, but never through a mount: what is
-// mounted there may be somebody's data.
+// remove removes one of our directories, but never through a mount, which may have somebody's
+// data.
 func (w *wiping) remove(ctx context.Context, dir string) {
 	mounts, err := w.mounts()
 	for _, m := range mounts {
@@ -194,8 +194,8 @@ func (w *wiping) remove(ctx context.Context, dir string) {
 	fmt.Fprintf(w.out, "directory %s\n", dir)
 }
 
-// below reports whether path is strictly below dir: the directory itself may be a mount
-// of the administrator's.
+// below reports whether path is strictly below dir: the administrator may have mounted something
+// on dir itself.
 func below(path, dir string) bool {
 	rel, err := filepath.Rel(dir, path)
 	return err == nil && rel != "." && filepath.IsLocal(rel)

@@ -189,9 +189,9 @@ func ociOptions(c *config.Config, records *checkpoint.Manager, systemd bool, pub
 	return o
 }
 
-// netNSDir returns where the pods' network namespaces are. Agents of CNI plugins that
-// open them from a pod of their own mount this directory, which ip-netns(8) and the
-// other runtimes use too. Any other instance uses its state directory.
+// netNSDir returns the directory of the pods' network namespaces. Agents of CNI plugins that
+// open them from their own pod mount this directory, which ip-netns(8) and the other runtimes
+// use too. Any other instance uses its state directory.
 func netNSDir(c *config.Config) string {
 	if c.DefaultInstance() {
 		return "/var/run/netns"
@@ -199,8 +199,8 @@ func netNSDir(c *config.Config) string {
 	return filepath.Join(c.State, "netns")
 }
 
-// nriOptions starts the plugins that are installed on the machine in the default
-// instance only, as there may be several instances.
+// nriOptions starts the plugins that are installed on the machine in the default instance only,
+// since there may be several instances.
 func nriOptions(c *config.Config) *nri.Options {
 	if !c.NRI.Enabled {
 		return nil
@@ -231,7 +231,7 @@ func usesSystemd(c *config.Config, host kernel.Features) bool {
 	return c.CgroupDriver == "systemd"
 }
 
-// hostFacts gathers what package spec needs to know of this node.
+// hostFacts gathers what package spec needs to know about this node.
 func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 	h := spec.Host{
 		CgroupV2:        host.CgroupV2,
