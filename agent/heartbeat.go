@@ -22,10 +22,10 @@ func (h *heartbeat) beat() { h.last.Store(time.Now().UnixNano()) }
 func (h *heartbeat) Health() error {
 	last := h.last.Load()
 	if last == 0 {
-		return errors.New("the loop has not begun")
+		return errors.New("the loop has not started")
 	}
 	if still := time.Since(time.Unix(0, last)); still > stalled {
-		return fmt.Errorf("the loop has stood still for %s", still.Round(time.Second))
+		return fmt.Errorf("the loop has been stuck for %s", still.Round(time.Second))
 	}
 	return nil
 }

@@ -98,7 +98,7 @@ func OpenFile(dir, name string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fault.Invalid.Errorf("%s of the checkpoint is no regular file", name)
+		err = fault.Invalid.Errorf("%s of the checkpoint is not a regular file", name)
 	}
 	if err != nil {
 		f.Close()

@@ -253,7 +253,7 @@ func (m *Manager) recordDir(kind, id string) (string, error) {
 // plain refuses names that would leave the directory or look like our own files.
 func plain(name string) error {
 	if name == "" || name[0] == '.' || name == quarantine || strings.ContainsAny(name, "/\x00") {
-		return fault.Invalid.Errorf("%q is no name for a record", name)
+		return fault.Invalid.Errorf("%q is not a valid name of a record", name)
 	}
 	return nil
 }

@@ -159,7 +159,7 @@ func decompress(r io.Reader) (io.ReadCloser, error) {
 	b := bufio.NewReaderSize(r, 1<<20)
 	magic, err := b.Peek(4)
 	if err != nil {
-		return nil, fault.Invalid.Errorf("this is no checkpoint archive: %w", err)
+		return nil, fault.Invalid.Errorf("not a checkpoint archive: %w", err)
 	}
 	switch {
 	case bytes.HasPrefix(magic, gzipMagic):
@@ -187,7 +187,7 @@ func Copy(ctx context.Context, from, dir string, max int64) error {
 	names := slices.Clone(known)
 	images, err := openIn(from, Images, unix.O_DIRECTORY)
 	if err != nil {
-		return fault.Invalid.Errorf("this is no checkpoint: %w", err)
+		return fault.Invalid.Errorf("not a checkpoint: %w", err)
 	}
 	defer images.Close()
 	entries, err := images.Readdirnames(-1)
@@ -208,7 +208,7 @@ func Copy(ctx context.Context, from, dir string, max int64) error {
 		info, err := f.Stat()
 		if err == nil {
 			if max -= info.Size(); max < 0 {
-				err = fault.Unavailable.Errorf("there is no room for the checkpoint")
+				err = fault.Unavailable.Errorf("no space for the checkpoint")
 			}
 		}
 		if err == nil {

@@ -173,7 +173,7 @@ func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 			d.Subnets, aside = byFamily(d.Subnets)
 		}
 		if i := slices.IndexFunc(d.Subnets, func(s netip.Prefix) bool { return s.Addr().Is6() }); i >= 0 {
-			return nil, fmt.Errorf("the pods' subnet is to be %v, but IPv6 is off on this host (net.ipv6.conf.default.disable_ipv6)", d.Subnets[i])
+			return nil, fmt.Errorf("the pods' subnet should be %v, but IPv6 is off on this host (net.ipv6.conf.default.disable_ipv6)", d.Subnets[i])
 		}
 	}
 	data, err := json.MarshalIndent(defaultList{

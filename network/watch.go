@@ -125,9 +125,9 @@ func (n *Network) heal(ctx context.Context) {
 	healed, err := c.ours.Heal(ctx)
 	switch {
 	case err != nil:
-		n.log.WarnContext(ctx, "rules of the default network were gone and could not be made again", "err", err)
+		n.log.WarnContext(ctx, "missing rules of the default network not restored", "err", err)
 	case healed:
-		n.log.WarnContext(ctx, "rules of the default network were gone and made again", "network", c.ours.Name)
+		n.log.WarnContext(ctx, "missing rules of the default network restored", "network", c.ours.Name)
 	}
 }
 

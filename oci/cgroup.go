@@ -119,9 +119,9 @@ func checkCgroup(parent string, viaSystemd bool) error {
 	case parent == "":
 		return nil
 	case viaSystemd && (!strings.HasSuffix(parent, ".slice") || strings.Contains(parent, "/")):
-		return fault.Invalid.Errorf("cgroup parent %q is no slice, as the systemd driver needs", parent)
+		return fault.Invalid.Errorf("cgroup parent %q is not a slice, as the systemd driver requires", parent)
 	case !viaSystemd && (!path.IsAbs(parent) || path.Clean(parent) != parent || strings.HasSuffix(parent, ".slice")):
-		return fault.Invalid.Errorf("cgroup parent %q is no clean absolute path, as the cgroupfs driver needs", parent)
+		return fault.Invalid.Errorf("cgroup parent %q is not a clean absolute path, as the cgroupfs driver requires", parent)
 	}
 	return nil
 }

@@ -207,5 +207,5 @@ func unmount(path string) error {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 	}
-	return fmt.Errorf("unmount %s: there is no end to it", path)
+	return fmt.Errorf("unmount %s: too many mounts", path)
 }

@@ -167,7 +167,7 @@ func (l *link) get(ctx context.Context) (ExecutorConn, error) {
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		case <-timer.C:
-			return nil, fault.Unavailable.Errorf("executor: none within %v", linkWait)
+			return nil, fault.Unavailable.Errorf("no executor within %v", linkWait)
 		}
 	}
 }

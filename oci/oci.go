@@ -167,7 +167,7 @@ func (r *Runtime) ExecutorPid() (int, error) {
 	if p, ok := r.link.current().(processConn); ok {
 		return p.Pid()
 	}
-	return 0, fault.Unavailable.Errorf("there is no executor")
+	return 0, fault.Unavailable.Errorf("no executor")
 }
 
 // ExecutorProfile returns a profile of the current executor, see wire.ProfileRequest. The error

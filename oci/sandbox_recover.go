@@ -150,7 +150,7 @@ func (sb *Sandbox) finish(ctx context.Context) error {
 		if sb.rt.host.Pinned(pins) {
 			return nil
 		}
-		sb.rt.log.Warn("namespaces of sandbox were gone", "sandbox", sb.id)
+		sb.rt.log.Warn("namespaces of sandbox were missing", "sandbox", sb.id)
 	case SandboxCreating:
 	default:
 		return nil

@@ -14,7 +14,7 @@ func checkSysctls(cfg SandboxConfig) error {
 		path := sysctlPath(name)
 		for _, part := range strings.Split(path, "/") {
 			if !clean(part) {
-				return fault.Invalid.Errorf("sysctl %q is no parameter", name)
+				return fault.Invalid.Errorf("sysctl %q does not name a parameter", name)
 			}
 		}
 		switch kind := sysctlNamespace(path); {

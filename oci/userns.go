@@ -26,7 +26,7 @@ func checkIDs(cfg SandboxConfig) error {
 	for kind, r := range map[string]userns.Range{"user": cfg.IDs.UID, "group": cfg.IDs.GID} {
 		// The last ID of all means "none" to many system calls.
 		if r.Length == 0 || uint64(r.Host)+uint64(r.Length) > math.MaxUint32 {
-			return fault.Invalid.Errorf("user namespace: %d %s IDs from %d are no range", r.Length, kind, r.Host)
+			return fault.Invalid.Errorf("user namespace: %d %s IDs from %d are not a valid range", r.Length, kind, r.Host)
 		}
 	}
 	switch {

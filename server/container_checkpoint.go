@@ -39,7 +39,7 @@ func (s *Server) CheckpointContainer(ctx context.Context, req *cri.CheckpointCon
 		return nil, fault.Invalid.Errorf("timeout of %d s", req.Timeout)
 	}
 	if at, err := os.Lstat(req.Location); err == nil && !at.Mode().IsRegular() {
-		return nil, fault.Invalid.Errorf("location %s is there, and no regular file", req.Location)
+		return nil, fault.Invalid.Errorf("location %s exists and is not a regular file", req.Location)
 	}
 	if err := s.mayCheckpoint(c); err != nil {
 		return nil, err

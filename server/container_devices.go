@@ -70,7 +70,7 @@ func resolveDevice(d *cri.Device) ([]spec.Device, error) {
 		return nil, fault.Invalid.Errorf("device %s: %w", d.HostPath, err)
 	}
 	if !ok {
-		return nil, fault.Invalid.Errorf("device %s is no device node", d.HostPath)
+		return nil, fault.Invalid.Errorf("device %s is not a device node", d.HostPath)
 	}
 	return []spec.Device{node}, nil
 }

@@ -76,10 +76,10 @@ func (s *Server) hostPath(m *cri.Mount) (string, error) {
 		return real, nil
 	}
 	if slices.Contains(s.current.Load().RejectMountSources, filepath.Clean(m.HostPath)) {
-		return "", fault.Invalid.Errorf("mount at %s: source %s is not there", m.ContainerPath, m.HostPath)
+		return "", fault.Invalid.Errorf("mount at %s: source %s does not exist", m.ContainerPath, m.HostPath)
 	}
 	if err := makeDir(m.HostPath); err != nil {
-		return "", fmt.Errorf("mount at %s: source %s is not there: %w", m.ContainerPath, m.HostPath, err)
+		return "", fmt.Errorf("mount at %s: source %s does not exist: %w", m.ContainerPath, m.HostPath, err)
 	}
 	return filepath.EvalSymlinks(m.HostPath)
 }

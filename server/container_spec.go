@@ -114,7 +114,7 @@ func seccompFile(sc *cri.LinuxContainerSecurityContext) ([]byte, error) {
 	}
 	f, err := regular.Open(file) // opening something else may block, and this stage has no limit
 	if errors.Is(err, os.ErrNotExist) {
-		return nil, fault.Invalid.Errorf("seccomp profile %s is not there", file)
+		return nil, fault.Invalid.Errorf("seccomp profile %s does not exist", file)
 	}
 	if errors.Is(err, regular.ErrOther) {
 		return nil, fault.Invalid.Errorf("seccomp profile: %w", err)

@@ -50,7 +50,7 @@ func openInRoot(root, name string) (io.ReadCloser, error) {
 		return nil, fmt.Errorf("look at %s of the image: %w", name, err)
 	}
 	if !info.Mode().IsRegular() || info.Size() > maxAccounts {
-		return nil, fault.Invalid.Errorf("%s of the image is no file of sensible size: %s, %d bytes", name, info.Mode().Type(), info.Size())
+		return nil, fault.Invalid.Errorf("%s of the image is not a regular file of reasonable size: %s, %d bytes", name, info.Mode().Type(), info.Size())
 	}
 	f, err := pathrs.Reopen(handle, unix.O_RDONLY)
 	if err != nil {

@@ -37,7 +37,7 @@ func (i imageService) Save(ctx context.Context, image string, begin func(id stri
 // Tag implements loaderapi.Loader: it adds a tag to an image.
 func (i imageService) Tag(_ context.Context, image, tag string) (string, error) {
 	if image == "" || tag == "" {
-		return "", fault.Invalid.Errorf("want the name of an image and the tag that it is to have")
+		return "", fault.Invalid.Errorf("want the name of an image and its new tag")
 	}
 	img, err := i.images.Tag(image, tag)
 	if err != nil {

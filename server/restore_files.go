@@ -25,7 +25,7 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 	case r.from.archive != "":
 		f, err := checkpoint.OpenFile(filepath.Dir(r.from.archive), filepath.Base(r.from.archive))
 		if errors.Is(err, fault.NotFound) {
-			return fault.NotFound.Errorf("there is no checkpoint archive %s", r.from.archive)
+			return fault.NotFound.Errorf("checkpoint archive %s does not exist", r.from.archive)
 		}
 		if err != nil {
 			return err

@@ -64,7 +64,7 @@ func bandwidth(annotations map[string]string, name string) (int64, error) {
 	}
 	q, err := resource.ParseQuantity(text)
 	if err != nil {
-		return 0, fault.Invalid.Errorf("annotation %s: %.100q is no quantity, such as 10M: %w", name, text, err)
+		return 0, fault.Invalid.Errorf("annotation %s: %.100q is not a quantity such as 10M: %w", name, text, err)
 	}
 	if q.CmpInt64(minBandwidth) < 0 || q.CmpInt64(maxBandwidth) > 0 {
 		return 0, fault.Invalid.Errorf("annotation %s: %.100q is not between 1k and 1P bits per second", name, text)

@@ -264,7 +264,7 @@ func cgroupParent(parent string, systemd bool) (string, error) {
 	slice := strings.HasSuffix(parent, ".slice")
 	switch {
 	case systemd && !slice:
-		return "", fault.Invalid.Errorf("cgroup parent %q is no slice, but the cgroup driver is systemd", parent)
+		return "", fault.Invalid.Errorf("cgroup parent %q is not a slice, but the cgroup driver is systemd", parent)
 	case systemd:
 		return path.Base(parent), nil
 	case slice:

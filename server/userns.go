@@ -47,7 +47,7 @@ func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
 	case m.GetContainerId() != 0:
 		return r, fault.Invalid.Errorf("user namespace: %s maps from container ID %d, not from 0", field, m.ContainerId)
 	case m.GetLength() == 0 || uint64(m.HostId)+uint64(m.Length) > math.MaxUint32:
-		return r, fault.Invalid.Errorf("user namespace: %s maps %d IDs from %d of the host, which is no range", field, m.GetLength(), m.GetHostId())
+		return r, fault.Invalid.Errorf("user namespace: %s maps %d IDs from %d of the host, which is not a valid range", field, m.GetLength(), m.GetHostId())
 	}
 	return userns.Range{Host: m.HostId, Length: m.Length}, nil
 }

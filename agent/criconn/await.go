@@ -34,7 +34,7 @@ func (c *Connection) Await(ctx context.Context, dial func(context.Context) (inte
 			return Answer{runtime, images, err}
 		}
 		if text := err.Error(); text != complaint {
-			c.log.WarnContext(ctx, "runtime is not there yet", "err", err)
+			c.log.WarnContext(ctx, "runtime does not answer yet", "err", err)
 			complaint = text
 		}
 		poke.Wake(tried)

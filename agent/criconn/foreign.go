@@ -26,7 +26,7 @@ func foreign(endpoint string, err error) error {
 		error
 		GRPCStatus() *status.Status
 	}](err); ok && answer.GRPCStatus().Code() == codes.Unimplemented {
-		return fault.Invalid.Errorf("what is at %s does not speak CRI v1: %s", endpoint, answer.GRPCStatus().Message())
+		return fault.Invalid.Errorf("the server at %s does not speak CRI v1: %s", endpoint, answer.GRPCStatus().Message())
 	}
 	path, ok := strings.CutPrefix(endpoint, "unix://")
 	if !ok {
@@ -36,7 +36,7 @@ func foreign(endpoint string, err error) error {
 		return fault.Invalid.Errorf("%s is not a socket", path)
 	}
 	if err := speaksHTTP2(path); err != nil {
-		return fault.Invalid.Errorf("what is at %s does not speak CRI: %v", endpoint, err)
+		return fault.Invalid.Errorf("the server at %s does not speak CRI: %v", endpoint, err)
 	}
 	return nil
 }

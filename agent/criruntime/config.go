@@ -101,7 +101,7 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, e
 func (d *Driver) envFile(pod *v1.Pod, file podspec.FileRef) ([]byte, error) {
 	dir, ok := d.volumes.EmptyDirs(pod)[file.Volume]
 	if !ok {
-		return nil, fmt.Errorf("volume %s is no emptyDir", file.Volume)
+		return nil, fmt.Errorf("volume %s is not an emptyDir", file.Volume)
 	}
 	f, err := regular.OpenBeneath(dir, file.Path)
 	if errors.Is(err, fs.ErrNotExist) {

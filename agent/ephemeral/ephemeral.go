@@ -98,7 +98,7 @@ func (s *Store) Keep(pods map[types.UID]bool) {
 			continue
 		}
 		if err := os.Remove(s.path(uid)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			s.log.Warn("ephemeral containers of a pod that is gone not removed", "path", s.path(uid), "err", err)
+			s.log.Warn("file of a removed pod's ephemeral containers not removed", "path", s.path(uid), "err", err)
 		}
 		delete(s.pods, uid) // the next agent removes the files that could not be removed
 	}

@@ -19,7 +19,7 @@ func (k *Keeper) Reclaim(ctx context.Context) {
 		k.o.Log.WarnContext(ctx, "unused images not removed", "err", err)
 		return
 	}
-	k.o.Log.InfoContext(ctx, "unused images removed for want of space", "bytes", freed)
+	k.o.Log.InfoContext(ctx, "unused images removed for lack of space", "bytes", freed)
 }
 
 const (

@@ -79,7 +79,7 @@ func (k *keptCertificate) renewLocked() error {
 	cert, text, err := certificate(k.root)
 	if _, damaged := errors.AsType[damagedError](err); damaged && k.cert == nil {
 		path := filepath.Join(k.root, "tls.pem")
-		k.log.Error("certificate not read: there is a new one", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
+		k.log.Error("certificate not read: made a new one", "path", path, "err", err, "aside", os.Rename(path, path+".damaged") == nil)
 		cert, text, err = certificate(k.root)
 	}
 	if err == nil && (k.cert == nil || !bytes.Equal(k.cert.Certificate[0], cert.Certificate[0])) {

@@ -49,7 +49,7 @@ func checkAppArmor(c *config.Config, host kernel.Features) []finding {
 	case c.AppArmorProfile == "":
 		parser := apparmor.Parser()
 		list = append(list, finding{"AppArmor profile " + ownProfile(c) + ", loaded by " + parser, parser != "",
-			"there is no apparmor_parser: containers are not confined, and those that ask for RuntimeDefault refused", false})
+			"apparmor_parser is not installed: containers are not confined, and those that ask for RuntimeDefault refused", false})
 	default:
 		err := apparmor.New(ownProfile(c)).Check(context.Background(), c.AppArmorProfile)
 		f := finding{"AppArmor profile " + c.AppArmorProfile, err == nil, "", false}

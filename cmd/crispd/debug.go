@@ -63,7 +63,7 @@ func look(c *config.Config, name string, seconds int, out io.Writer) error {
 		}
 		return fetch(debugPath(c.State), path, out)
 	}
-	return fmt.Errorf("%q is nothing to look at: there are %s", name, strings.Join(viewNames(), ", "))
+	return fmt.Errorf("unknown view %q: want one of %s", name, strings.Join(viewNames(), ", "))
 }
 
 func fetch(socket, path string, out io.Writer) error {

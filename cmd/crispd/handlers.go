@@ -40,7 +40,7 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 			h.Engine, h.Annotations = hc.Engine, hc.Annotations
 			features, err := oci.AskFeatures(ctx, hc.Engine)
 			if err != nil {
-				log.Warn("OCI runtime did not tell its features", "handler", name, "err", err)
+				log.Warn("OCI runtime did not report its features", "handler", name, "err", err)
 			}
 			h.SpecHost.RecursiveRO = host.RecursiveRO && features.RecursiveRO
 			if !features.IDMap {

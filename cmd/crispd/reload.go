@@ -29,7 +29,7 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	}
 	setLevel(next.Log.Level)
 	for _, text := range missing(next) {
-		log.Warn("configured file is not there", "err", text)
+		log.Warn("configured file is missing", "err", text)
 	}
 	d.images.Reconfigure(imageSettings(next))
 	d.server.Reconfigure(o)

@@ -77,7 +77,7 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 		return nil, err
 	}
 	for _, text := range missing(c) {
-		log.Warn("configured file is not there", "err", text)
+		log.Warn("configured file is missing", "err", text)
 	}
 	if d.images, err = image.Open(ctx, imageOptions(c, d.records, log)); err != nil {
 		return nil, err

@@ -174,7 +174,7 @@ func (d *decrypter) Read(p []byte) (int, error) {
 	case d.from.err != nil && d.from.err != io.EOF:
 		return n, d.from.err
 	}
-	return n, fault.Invalid.Errorf("decrypt: it was changed, or its key is another")
+	return n, fault.Invalid.Errorf("decrypt: it was changed, or has another key")
 }
 
 // CheckKeys reports which of the private keys in dir other users can read; "" = there are none.

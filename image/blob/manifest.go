@@ -26,14 +26,14 @@ type Manifest struct {
 // image's fault.
 func KindOf(data []byte, kind string) (string, error) {
 	if !json.Valid(data) {
-		return "", fault.Unavailable.Errorf("what came is no manifest, but %d bytes of the type %.100q", len(data), kind)
+		return "", fault.Unavailable.Errorf("the response is not a manifest, but %d bytes of the type %.100q", len(data), kind)
 	}
 	if kind != "application/json" && manifest.NormalizedMIMEType(kind) == kind {
 		return kind, nil
 	}
 	guess := manifest.GuessMIMEType(data)
 	if guess == "" {
-		return "", fault.Unavailable.Errorf("what came is no manifest: it has the type %.100q and does not name another", kind)
+		return "", fault.Unavailable.Errorf("the response is not a manifest: it has the type %.100q and does not name another", kind)
 	}
 	return guess, nil
 }

@@ -362,7 +362,7 @@ func (ls *Store) RetainAll(ids []digest.Digest) ([]*Layer, error) {
 				l.refs--
 				l.stuck = l.refs == 0 // it was stuck before
 			}
-			return nil, fault.NotFound.Errorf("layer %s is not there", id)
+			return nil, fault.NotFound.Errorf("layer %s does not exist", id)
 		}
 		l.refs++
 		l.stuck = false

@@ -89,7 +89,7 @@ func (p *packer) entry(ctx context.Context, hdr *tar.Header, content io.Reader) 
 	}
 	if name == "." {
 		if hdr.Typeflag != tar.TypeDir {
-			return fault.Invalid.Errorf("the root of the layer is no directory")
+			return fault.Invalid.Errorf("the root of the layer is not a directory")
 		}
 		if err := setKind(n, hdr); err != nil {
 			return err

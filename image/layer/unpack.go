@@ -305,7 +305,7 @@ func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs 
 // read-only mounts; a writable layer gets them from shape.
 func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 	if hdr.Typeflag != tar.TypeDir {
-		return fault.Invalid.Errorf("the root of the layer is no directory")
+		return fault.Invalid.Errorf("the root of the layer is not a directory")
 	}
 	u.shape.Root = &RootAttr{Mode: mode(hdr), UID: uint32(hdr.Uid), GID: uint32(hdr.Gid)}
 	u.times["."] = times(hdr)

@@ -56,7 +56,7 @@ func (ls *Store) commits(found []*Layer) []time.Time {
 	for i, l := range found {
 		var st unix.Stat_t
 		if err := unix.Lstat(ls.path(l.DiffID), &st); err != nil {
-			ls.log.Warn("it is not known when a layer was committed", "layer", l.DiffID, "err", os.NewSyscallError("lstat", err))
+			ls.log.Warn("time of a layer's commit is unknown", "layer", l.DiffID, "err", os.NewSyscallError("lstat", err))
 			continue
 		}
 		at[i] = time.Unix(st.Ctim.Unix())

@@ -176,7 +176,7 @@ func (d *download) resume() error {
 }
 
 // errOtherPart is the error for a registry that serves another part of a blob than requested.
-var errOtherPart = errors.New("another part of the blob came")
+var errOtherPart = errors.New("registry served another part of the blob")
 
 // reopen asks for the rest of the blob, or for all of it if parts cannot be had. A part begins
 // with the last bytes already received, because the library does not tell which part a registry

@@ -196,7 +196,7 @@ func locationOf(address string, override bool) (location string, plain bool, err
 	}
 	u, err := url.Parse(address)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return "", false, fmt.Errorf("%q is no address of a registry", address)
+		return "", false, fmt.Errorf("%q is not the address of a registry", address)
 	}
 	if strings.Contains(u.Host, "[") {
 		return "", false, fmt.Errorf("%q: the library knows registries by name or IPv4 address only", address)

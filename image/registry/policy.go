@@ -80,7 +80,7 @@ func ofNamespace(dir, namespace string) (string, error) {
 // appended, is longer than a file name may be (NAME_MAX, 255 bytes).
 func isFileName(namespace string) error {
 	if namespace != filepath.Base(namespace) || namespace == "." || namespace == ".." || len(namespace) > 180 {
-		return fault.Invalid.Errorf("namespace %.200q is no file name", namespace)
+		return fault.Invalid.Errorf("namespace %.200q is not a file name", namespace)
 	}
 	return nil
 }

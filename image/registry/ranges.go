@@ -46,5 +46,5 @@ func openRange(ctx context.Context, src types.ImageSource, info types.BlobInfo, 
 			errs = nil
 		}
 	}
-	return nil, fault.Unavailable.Errorf("blob %s: there is nothing from byte %d on", info.Digest, offset)
+	return nil, fault.Unavailable.Errorf("blob %s: no data from byte %d on", info.Digest, offset)
 }

@@ -52,7 +52,7 @@ func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
 // checkKey refuses keys that are paths.
 func checkKey(key string) error {
 	if key == "" || key == "." || key == ".." || key == layersDir || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
-		return fault.Invalid.Errorf("root file system key %q is no file name", key)
+		return fault.Invalid.Errorf("root file system key %q is not a file name", key)
 	}
 	return nil
 }

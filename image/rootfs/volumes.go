@@ -165,7 +165,7 @@ func makeVolume(ctx context.Context, from, to string, ids *userns.Map) error {
 	}
 	switch st, err := os.Lstat(from); {
 	case err == nil && !st.IsDir():
-		return fault.Invalid.Errorf("what the image has there is no directory")
+		return fault.Invalid.Errorf("the image's file there is not a directory")
 	case err == nil:
 		return copyTree(ctx, from, to)
 	case !errors.Is(err, fs.ErrNotExist):

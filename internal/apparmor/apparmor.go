@@ -96,7 +96,7 @@ func (p *Profiles) Unload(ctx context.Context) error {
 
 func (p *Profiles) run(ctx context.Context, src string, args ...string) error {
 	if p.parser == "" {
-		return fault.Unavailable.Errorf("there is no apparmor_parser")
+		return fault.Unavailable.Errorf("apparmor_parser is not installed")
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -137,7 +137,7 @@ func (p *Profiles) Check(ctx context.Context, name string) error {
 func (p *Profiles) loaded(name string) (bool, error) {
 	f, err := os.Open(filepath.Join(p.dir, "profiles"))
 	if errors.Is(err, fs.ErrNotExist) {
-		return false, fault.Unavailable.Errorf("AppArmor tells no profiles: is securityfs mounted? %w", err)
+		return false, fault.Unavailable.Errorf("AppArmor lists no profiles: is securityfs mounted? %w", err)
 	}
 	if err != nil {
 		return false, fmt.Errorf("list AppArmor profiles: %w", err)

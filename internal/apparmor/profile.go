@@ -65,7 +65,7 @@ profile NAME flags=(attach_disconnected,mediate_deleted) {
 // profile returns the default profile's source under a name.
 func profile(name string) (string, error) {
 	if name == "" || strings.ContainsFunc(name, func(r rune) bool { return !plain(r) }) {
-		return "", fmt.Errorf("%q is no name for an AppArmor profile", name)
+		return "", fmt.Errorf("%q is not a valid name of an AppArmor profile", name)
 	}
 	return strings.ReplaceAll(text, "NAME", name), nil
 }

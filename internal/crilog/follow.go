@@ -72,7 +72,7 @@ func (w *Writer) rescue(old *os.File) {
 		return
 	}
 	if err == nil {
-		err = errors.New("there is too much of it in a file that was removed")
+		err = errors.New("too much of it is in a removed file")
 	}
 	if w.lost == 0 {
 		w.reportLoss(err, 0)

@@ -105,7 +105,7 @@ func create(path string) (*os.File, error) {
 	}
 	info, err := f.Stat()
 	if err == nil && !info.Mode().IsRegular() {
-		err = fmt.Errorf("log %s is no regular file", path)
+		err = fmt.Errorf("log %s is not a regular file", path)
 	}
 	if err != nil {
 		f.Close()

@@ -214,7 +214,7 @@ func parallel() (int, error) {
 	}
 	n, err := strconv.Atoi(s)
 	if err != nil || n < 1 {
-		return 0, fmt.Errorf("CRISP_TEST_PARALLEL: %q is no number of tests", s)
+		return 0, fmt.Errorf("CRISP_TEST_PARALLEL: %q is not a number of tests", s)
 	}
 	return n, nil
 }

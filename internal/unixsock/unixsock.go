@@ -93,7 +93,7 @@ func (l *Listener) see() error {
 		return err
 	}
 	if at.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("%s is no socket", l.path)
+		return fmt.Errorf("%s is not a socket", l.path)
 	}
 	l.file = own(at)
 	return nil
@@ -144,7 +144,7 @@ func free(path string) error {
 func remove(path string) error {
 	info, err := os.Lstat(path)
 	if err == nil && info.Mode()&fs.ModeSocket == 0 {
-		return fmt.Errorf("%s is there and is no socket", path)
+		return fmt.Errorf("%s exists and is not a socket", path)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

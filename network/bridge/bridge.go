@@ -128,7 +128,7 @@ func parse(stdin []byte) (*config, error) {
 		}
 	}
 	if !device.MatchString(c.Bridge) {
-		return nil, fault.Invalid.Errorf("configuration: %q is no name for a bridge", c.Bridge)
+		return nil, fault.Invalid.Errorf("configuration: %q is not a valid name of a bridge", c.Bridge)
 	}
 	if c.Name == "" || c.DataDir == "" || len(c.Subnets) == 0 {
 		return nil, fault.Invalid.Errorf("configuration: name, dataDir and subnets are needed")

@@ -18,7 +18,7 @@ func (c *config) check(a *skel.CmdArgs) error {
 	}
 	bridge, ok := linkIndex(c.Bridge)
 	if !ok {
-		return fmt.Errorf("bridge %s is not there", c.Bridge)
+		return fmt.Errorf("bridge %s does not exist", c.Bridge)
 	}
 	host, err := netlink.LinkByName(c.vethName(a.ContainerID))
 	if err != nil {
@@ -33,11 +33,11 @@ func (c *config) check(a *skel.CmdArgs) error {
 		}
 	}
 	if !chainExists(c.Name, c.marker()) {
-		return fmt.Errorf("nftables table %s is not there", c.Name)
+		return fmt.Errorf("nftables table %s does not exist", c.Name)
 	}
 	if b := c.dynamic.Bandwidth; b != nil && b.EgressRate > 0 {
 		if _, ok := linkIndex(c.ifbName(a.ContainerID)); !ok {
-			return fmt.Errorf("device %s is not there", c.ifbName(a.ContainerID))
+			return fmt.Errorf("device %s does not exist", c.ifbName(a.ContainerID))
 		}
 	}
 	return checkPod(a, addrs)

@@ -143,7 +143,7 @@ func assemble(o Options, kept kept) (*Executor, error) {
 		return nil, err
 	}
 	if x.hands, err = openHands(o.State, o.Log); err != nil {
-		o.Log.Warn("what is in hand would be lost with the executor", "err", err)
+		o.Log.Warn("output in hand would be lost with the executor", "err", err)
 	}
 	if x.oom, err = newOOMWatch(x.log, x.oomHappened); err != nil {
 		return nil, err

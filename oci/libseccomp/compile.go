@@ -123,7 +123,7 @@ func Program(rule string) ([]byte, error) {
 
 func check(program []byte) error {
 	if n := len(program); n == 0 || n%instruction != 0 || n > maxLength*instruction {
-		return fmt.Errorf("program of %d bytes is none of the kernel's", n)
+		return fmt.Errorf("program of %d bytes is not a valid BPF program", n)
 	}
 	return nil
 }

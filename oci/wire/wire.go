@@ -192,7 +192,7 @@ func (r *reader) next() (*frame, error) {
 		return nil, fmt.Errorf("header of a frame: %w", err)
 	}
 	if len(f.FDs) > len(r.files) {
-		return nil, fmt.Errorf("frame names %d descriptors, %d came", len(f.FDs), len(r.files))
+		return nil, fmt.Errorf("frame names %d descriptors, %d arrived", len(f.FDs), len(r.files))
 	}
 	for i, name := range f.FDs {
 		f.files = append(f.files, os.NewFile(uintptr(r.files[i]), name))

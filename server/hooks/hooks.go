@@ -170,7 +170,7 @@ func (h *hook) check() error {
 	case !filepath.IsAbs(h.Hook.Path):
 		return fault.Internal.Errorf("path %q is not absolute", h.Hook.Path)
 	case h.Hook.Timeout != nil && *h.Hook.Timeout <= 0:
-		return fault.Internal.Errorf("timeout %d is no time", *h.Hook.Timeout)
+		return fault.Internal.Errorf("timeout %d is invalid", *h.Hook.Timeout)
 	case len(h.Stages) == 0:
 		return fault.Internal.Errorf("it names no stage")
 	}

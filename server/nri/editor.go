@@ -89,7 +89,7 @@ func namespace(kind string) (specs.LinuxNamespaceType, error) {
 		specs.UTSNamespace, specs.UserNamespace, specs.CgroupNamespace, specs.TimeNamespace,
 	}
 	if !slices.Contains(known, typ) {
-		return "", fault.Invalid.Errorf("namespace %q is none of %q", kind, known)
+		return "", fault.Invalid.Errorf("namespace %q is not one of %q", kind, known)
 	}
 	return typ, nil
 }

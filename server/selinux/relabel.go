@@ -32,7 +32,7 @@ var system = []string{
 func Refuse(path string) error {
 	path = filepath.Clean(path)
 	if slices.Contains(system, path) || strings.HasPrefix(path, "/proc/") || strings.HasPrefix(path, "/sys/") {
-		return fault.Invalid.Errorf("%s is the system's: it is not relabelled for a pod", path)
+		return fault.Invalid.Errorf("%s belongs to the system and is not relabelled for a pod", path)
 	}
 	return nil
 }

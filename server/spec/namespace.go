@@ -18,13 +18,13 @@ func namespaces(in Input) ([]specs.LinuxNamespace, error) {
 		case path == "" || filepath.IsAbs(path):
 			list = append(list, specs.LinuxNamespace{Type: kind, Path: path})
 		default:
-			return nil, fault.Internal.Errorf("%s namespace %q is no absolute path", kind, path)
+			return nil, fault.Internal.Errorf("%s namespace %q is not an absolute path", kind, path)
 		}
 	}
 	if in.IDs != nil {
 		path := in.Namespaces[string(specs.UserNamespace)]
 		if !filepath.IsAbs(path) {
-			return nil, fault.Internal.Errorf("user namespace %q is no absolute path", path)
+			return nil, fault.Internal.Errorf("user namespace %q is not an absolute path", path)
 		}
 		// Its mappings are not repeated: libcontainer reads them from the namespace.
 		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})

@@ -52,7 +52,7 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 		}
 		for key := range r.Unified {
 			if strings.Contains(key, "/") || !strings.Contains(key, ".") {
-				return nil, fault.Invalid.Errorf("unified resource %q is no name of a cgroup file", key)
+				return nil, fault.Invalid.Errorf("unified resource %q is not the name of a cgroup file", key)
 			}
 		}
 		out.Unified = maps.Clone(r.Unified)

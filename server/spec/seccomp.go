@@ -35,7 +35,7 @@ func SeccompOf(sc *cri.LinuxContainerSecurityContext) (kind cri.SecurityProfile_
 		return kind, "", nil
 	case cri.SecurityProfile_Localhost:
 		if !filepath.IsAbs(file) {
-			return 0, "", fault.Invalid.Errorf("seccomp profile %q is no absolute path", file)
+			return 0, "", fault.Invalid.Errorf("seccomp profile %q is not an absolute path", file)
 		}
 		return kind, file, nil
 	}
@@ -108,7 +108,7 @@ func ParseSeccomp(profile []byte, caps []string, arch string) (*specs.LinuxSecco
 		return nil, fault.Invalid.Errorf("no seccomp profile: %w", err)
 	}
 	if f.DefaultAction == "" {
-		return nil, fault.Invalid.Errorf("no seccomp profile: it has no defaultAction")
+		return nil, fault.Invalid.Errorf("not a seccomp profile: it has no defaultAction")
 	}
 	if len(f.ArchMap) > 0 && len(f.Architectures) > 0 {
 		return nil, fault.Invalid.Errorf("seccomp profile has both architectures and archMap")
