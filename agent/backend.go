@@ -106,7 +106,7 @@ func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
 }
 
 // probe starts and stops the pod's probes to fit its status. While the pod ends, only its
-// readiness probes go on: a failed liveness probe would change nothing.
+// readiness probes continue: a failed liveness probe would change nothing.
 func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
 	running := false
 	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {

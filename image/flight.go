@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/singleflight"
 )
 
-// flights are the pulls under way, by what is pulled. Several callers may wait for the same one;
+// flights are the pulls under way, by journey.key. Several callers may wait for the same one;
 // it is cancelled when the last of them has left.
 type flights struct {
 	tracker progress.Tracker

@@ -104,7 +104,7 @@ func (sv *saving) measure(ctx context.Context, layers []*layer.Layer) error {
 	return nil
 }
 
-// A counter counts what is written to it.
+// A counter counts the bytes written to it.
 type counter int64
 
 func (c *counter) Write(p []byte) (int, error) {

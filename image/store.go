@@ -104,7 +104,7 @@ func (s *Store) Close() error {
 // RootFS returns the root file systems made from the images.
 func (s *Store) RootFS() *rootfs.Store { return s.rootfs }
 
-// rootImage returns what is mounted of an image.
+// rootImage returns the parts of an image that its root file systems mount.
 func (s *Store) rootImage(ref string) (rootfs.Image, error) {
 	e, err := s.find(ref)
 	if err != nil {

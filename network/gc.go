@@ -10,8 +10,8 @@ import (
 	"github.com/containernetworking/cni/pkg/types"
 )
 
-// GC detaches every attached pod that is not in keep, a list of Pod.ID, and has the plugins of
-// the current network release what they hold for others. By CNI 1.1 that includes pods that
+// GC detaches every attached pod that is not in keep, a list of Pod.ID, and makes the plugins of
+// the current network release the resources of others. By CNI 1.1 that includes pods that
 // another runtime of this node has attached to a network of the same name, so GC calls the
 // plugins only once a pod of ours has used the network.
 //

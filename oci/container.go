@@ -16,7 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// ContainerConfig is what a container is created from.
+// ContainerConfig is the configuration of a new container.
 type ContainerConfig struct {
 	ID, Name, SandboxID   string // ID "" = a new one; Name "" = none, else as for a sandbox
 	Spec                  *specs.Spec

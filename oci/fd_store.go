@@ -35,7 +35,7 @@ func storeName(id, name string) string {
 	return id[:storedID] + "." + letter
 }
 
-// takeStored gives the containers the descriptors that the store has kept for them, and removes
+// takeStored hands the containers the descriptors that the store has kept for them, and removes
 // the others from the store. It takes ownership of the descriptors in stored.
 func (r *Runtime) takeStored(stored map[string]int) {
 	for _, name := range slices.Sorted(maps.Keys(stored)) {

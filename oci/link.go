@@ -42,7 +42,7 @@ type link struct {
 	log    *slog.Logger
 
 	closed func()        // closes done, once
-	done   chan struct{} // closed when the link is to end
+	done   chan struct{} // closed to end the link
 
 	mu   sync.Mutex
 	conn ExecutorConn  // nil while there is none; guarded by mu

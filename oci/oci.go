@@ -81,7 +81,7 @@ type Options struct {
 	OnEvent       func(Event) // called outside all locks; must not block; may be nil
 
 	// Store keeps the containers' descriptors while no daemon runs; nil = nothing does. Stored
-	// is what it kept from the previous daemon, by name.
+	// has those of the previous daemon, by name.
 	Store  DescriptorStore
 	Stored map[string]int
 

@@ -43,7 +43,7 @@ func (r *Runtime) load() error {
 		var rec sandboxRecord
 		err := r.o.Records.Load(sandboxKind, id, &rec)
 		if err != nil && !errors.Is(err, fault.NotFound) {
-			return err // what is not loaded is swept
+			return err // sweep would remove the objects that were not loaded
 		}
 		if err != nil {
 			r.log.Error("sandbox was not loaded", "sandbox", id, "err", err)
@@ -59,7 +59,7 @@ func (r *Runtime) load() error {
 		var rec containerRecord
 		err := r.o.Records.Load(containerKind, id, &rec)
 		if err != nil && !errors.Is(err, fault.NotFound) {
-			return err // what is not loaded is swept
+			return err // sweep would remove the objects that were not loaded
 		}
 		if err != nil {
 			r.log.Error("container was not loaded", "container", id, "err", err)

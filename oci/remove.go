@@ -52,7 +52,7 @@ func (c *Container) Forget(ctx context.Context) error {
 	return nil
 }
 
-// discard removes what is left of a Removing container. Each step may be repeated. The record
+// discard removes the rest of a Removing container. Each step may be repeated. The record
 // goes last: without it nobody could continue.
 func (c *Container) discard(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
@@ -116,7 +116,7 @@ func (c *Container) awaitNotified() {
 	}
 }
 
-// expunge has the executor forget id, and kill it if it still runs. It is no error if the
+// expunge makes the executor forget id, and kill it if it still runs. It is no error if the
 // executor does not know it.
 func (r *Runtime) expunge(ctx context.Context, id string) error {
 	for pause := backoff.New(time.Millisecond, time.Minute); ; {

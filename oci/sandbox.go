@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// SandboxConfig is what a sandbox is created from. It never changes, except for Extra.
+// SandboxConfig is the configuration of a sandbox. It never changes, except for Extra.
 type SandboxConfig struct {
 	ID, Name    string // ID "" = a new one; Name "" = none; attempts at the same thing differ in what follows the last "_"
 	Hostname    string // ignored with HostNetwork: the UTS namespace is then the host's too

@@ -24,8 +24,8 @@ func (sb *Sandbox) Remove(ctx context.Context) error {
 	return sb.discard(ctx)
 }
 
-// discard removes what is left. Each step may be repeated. The record goes last except for the
-// name: without it nobody could continue.
+// discard removes the rest of a Removing sandbox. Each step may be repeated. The record goes last
+// except for the name: without it nobody could continue.
 func (sb *Sandbox) discard(ctx context.Context) error {
 	sb.counters.close()
 	if err := sb.Unpin(ctx); err != nil {

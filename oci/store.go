@@ -18,7 +18,7 @@ type object interface {
 }
 
 // A store finds objects by ID and by name. It does no I/O and calls nothing outside. The zero
-// value is ready for use once what is set.
+// value is ready for use once its field what is set.
 type store[T object] struct {
 	what string // "container", for errors
 

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// ContainerStats returns what a container uses.
+// ContainerStats returns a container's resource usage.
 //
 // CRI: "If the container does not exist, the call returns an error."
 func (s *Server) ContainerStats(_ context.Context, req *cri.ContainerStatsRequest) (*cri.ContainerStatsResponse, error) {

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// A Handler is what a RuntimeClass chooses by its name.
+// A Handler is a runtime handler, which RuntimeClasses name.
 type Handler struct {
 	Engine   string    // path of the OCI runtime that runs the containers; "" = libcontainer
 	SpecHost spec.Host // the host for which specs are built

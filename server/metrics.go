@@ -46,7 +46,7 @@ const (
 	gauge   = cri.MetricType_GAUGE
 )
 
-// one returns the values function of a metric without labels of its own.
+// one returns the values function of a metric without extra labels.
 func one(value func(*sample) uint64) func(*sample) []point {
 	return func(s *sample) []point { return []point{{value: value(s)}} }
 }

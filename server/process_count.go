@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
-// A processCount counts the processes of a container and what they have open.
+// A processCount counts the processes of a container and their open files and sockets.
 type processCount struct {
 	processes, files, sockets uint64
 	maxFiles                  uint64 // RLIMIT_NOFILE of the first process, soft; 0 if unknown

@@ -14,9 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// checkRequest refuses what is wrong in any RPC: a request that does not name the object it is
-// about, and text with a NUL byte, at which the kernel would cut off a path, an argument or a
-// variable.
+// checkRequest refuses requests that are wrong in any RPC: those that do not name their object, and
+// text with a NUL byte, at which the kernel would cut off a path, an argument or a variable.
 func checkRequest(req any) error {
 	if r, ok := req.(interface{ GetPodSandboxId() string }); ok && r.GetPodSandboxId() == "" {
 		return fault.Invalid.Errorf("the request names no sandbox: pod_sandbox_id is empty")

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// PodSandboxStats returns what a pod uses.
+// PodSandboxStats returns a pod's resource usage.
 //
 // CRI: "If the pod sandbox does not exist, the call returns an error."
 func (s *Server) PodSandboxStats(_ context.Context, req *cri.PodSandboxStatsRequest) (*cri.PodSandboxStatsResponse, error) {

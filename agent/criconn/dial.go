@@ -12,7 +12,7 @@ import (
 	criclient "k8s.io/cri-client/pkg"
 )
 
-// CallTimeout bounds calls that have no timeout of their own. It is the default of the
+// CallTimeout bounds calls that set no timeout. It is the default of the
 // kubelet's --runtime-request-timeout.
 const CallTimeout = 2 * time.Minute
 

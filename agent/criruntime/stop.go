@@ -37,8 +37,8 @@ func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a 
 	return gone(d.runtime.StopContainer(ctx, a.ID, max(left, leastGrace)))
 }
 
-// because returns the message of the event. Containers that end together with their pod have no
-// reason of their own.
+// because returns the message of the event. Containers that end with their pod need no
+// separate reason.
 func because(a podsync.Action, name string) string {
 	if a.Restart {
 		return a.Why

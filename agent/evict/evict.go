@@ -45,7 +45,7 @@ const (
 var order = []Signal{Memory, PodsMemory, NodeFS, NodeInodes, ImageFS, ImageInodes, PIDs}
 
 // A meaning is the condition that a signal sets, and the resource by whose use pods are ranked.
-// If images have a file system of their own, pods are ranked by disk instead of resource.
+// If images have their own file system, pods are ranked by disk instead of resource.
 type meaning struct {
 	condition      v1.NodeConditionType
 	resource, disk v1.ResourceName
@@ -102,7 +102,7 @@ type Node interface {
 
 // Pods measures the node's pods, and evicts them.
 type Pods interface {
-	// Usage returns all running pods, or only those with disk limits of their own.
+	// Usage returns all running pods, or only those with their own disk limits.
 	Usage(ctx context.Context, all bool) ([]Pod, error)
 	Evict(*v1.Pod, podsync.Verdict)
 	// Clean reports whether an evicted pod has released its resources.
@@ -171,7 +171,7 @@ func (m *Manager) Pressure() []v1.NodeConditionType {
 	return slices.Clone(m.pressure)
 }
 
-// Look checks once. It evicts each pod that exceeds a disk limit of its own, or else at most
+// Look checks once. It evicts each pod that exceeds one of its own disk limits, or else at most
 // one pod because of a shortage on the node. Then it waits until they have released their
 // resources, for at most 30 s.
 func (m *Manager) Look(ctx context.Context) error {

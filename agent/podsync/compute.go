@@ -49,7 +49,7 @@ type planner struct {
 	plan Plan
 
 	kill    bool // the pod is over: it has failed, or nothing of it should run any more
-	kills   int  // containers that are stopped while the pod goes on
+	kills   int  // containers that are stopped while the pod continues
 	keep    int  // regular containers that run and continue
 	starts  int  // containers that are started now or after their back-off
 	resized bool

@@ -56,7 +56,7 @@ type step uint8
 
 const (
 	wait  step = iota // wait for it: it runs, or is being stopped
-	next              // go on to the next one: it has done its part
+	next              // continue with the next one: it has done its part
 	again             // start it again
 	fatal             // end the pod: it has failed for good
 )

@@ -19,7 +19,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A Signer makes signatures as cosign does, with a key of its own.
+// A Signer makes signatures as cosign does, with its own key.
 type Signer struct {
 	Key  *ecdsa.PrivateKey
 	Path string // of the public key

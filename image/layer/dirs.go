@@ -51,7 +51,7 @@ type dirs struct {
 
 	made   map[string]bool // directories created without an entry
 	white  map[string]bool // whiteouts created so far
-	opaque []string        // directories that hide what is below
+	opaque []string        // directories that hide the layers below
 }
 
 // An openDir is a descriptor of a directory, with the length of its path without links.

@@ -29,7 +29,7 @@ func (g *growth) restart() {
 
 func (g *growth) usage() Usage { return Usage{g.bytes.Load(), g.inodes.Load()} }
 
-// growing counts what is written to a file.
+// growing counts the bytes written to a file.
 type growing struct {
 	w io.Writer
 	g *growth

@@ -122,7 +122,7 @@ func (st stack) look(i int, p string) (attr DirAttr, ok bool, err error) {
 				return attr, false, os.NewSyscallError("fstat", err)
 			}
 			if stat.Mode&unix.S_IFMT != unix.S_IFDIR {
-				return attr, ok, nil // it covers what is below
+				return attr, ok, nil // it hides the layers below
 			}
 			ok = true
 			if !st[i].implied[p] {

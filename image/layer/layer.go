@@ -107,7 +107,7 @@ type Store struct {
 func (ls *Store) path(id digest.Digest) string { return filepath.Join(ls.dir, id.Encoded()) }
 
 // A fillFunc makes the files of a layer in its own directory, which is empty, and counts in g
-// what it writes. It fills in what the record says about the files.
+// the bytes that it writes. It fills in the record's description of the files.
 type fillFunc func(ctx context.Context, dir string, g *growth) (record, error)
 
 // Has reports whether a layer is in the store, and whole.

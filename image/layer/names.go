@@ -22,7 +22,7 @@ const maxLinks = 40
 // errManyFiles is the error for a layer too large to be kept in memory.
 var errManyFiles = errors.New("files of the layer take too much memory")
 
-// nodeCost is what a file takes in memory, besides its name and attributes.
+// nodeCost is the memory of a file in bytes, besides its name and attributes.
 const nodeCost = 240
 
 // names is the tree of a layer in memory, with a layer's rules: missing parents are created, a
@@ -40,13 +40,13 @@ type names struct {
 	lastDir *dir   // nil: the name may refer to another one now
 }
 
-// A dir is what is known of a directory besides its inode.
+// A dir has the state of a directory besides its inode.
 type dir struct {
 	*erofs.Node
 	parent  *dir // of the root: itself
 	length  int  // of its path, with a slash before each name
 	implied bool // created without an entry
-	opaque  bool // hides what is below
+	opaque  bool // hides the layers below
 }
 
 type whiteoutName struct {

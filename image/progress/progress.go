@@ -265,7 +265,7 @@ func (p *Pull) begin(d digest.Digest) *layer {
 	return l
 }
 
-// A counter counts what is read of a layer.
+// A counter counts the bytes read of a layer.
 type counter struct {
 	io.ReadCloser
 	pull  *Pull

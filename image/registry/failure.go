@@ -39,7 +39,7 @@ func (e *PullError) Error() string { return e.Reason + ": " + e.Err.Error() }
 // Unwrap returns the cause.
 func (e *PullError) Unwrap() error { return e.Err }
 
-// Failure gives err, with which the pull of name ended, the kind that tells a caller what to do:
+// Failure gives err, the error of the pull of name, the kind that tells a caller what to do:
 // fault.NotFound, Invalid, Unavailable, or a *PullError, which stays outermost, because its text
 // must come first. It removes secrets from the text and bounds its length.
 func Failure(ctx context.Context, name string, err error) error {

@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A diff is what a container has changed in its root file system: files that it wrote, as a tar
+// A diff has a container's changes in its root file system: files that it wrote, as a tar
 // stream, and paths that it removed. As in checkpoints, it has no whiteouts.
 
 // Diff writes the changes in the root file system of key as a tar stream, with everything in its

@@ -18,7 +18,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A leaseRecord is the content of lease.json: what a root file system consists of. It is written
+// A leaseRecord is the content of lease.json: the parts of a root file system. It is written
 // before the mount and outlives it, so that the layers stay even if the image is removed or the
 // machine reboots.
 type leaseRecord struct {

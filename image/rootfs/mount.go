@@ -73,7 +73,7 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 // mountPoint returns where the root file system of key is mounted.
 func (ls *Store) mountPoint(key string) string { return filepath.Join(ls.state, key, "root") }
 
-// makeMountPoint creates target, in a directory of its own that keeps the host's other users
+// makeMountPoint creates target, in its own directory that keeps the host's other users
 // out: files that a container writes may be set-user-ID, devices, or readable by whoever has the
 // same IDs on the host. The root of ids' user namespace, which mounts everything else in there
 // and has no rights outside, gets access as its group.

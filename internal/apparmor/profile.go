@@ -16,8 +16,8 @@ import (
 // "deny" takes precedence over rules that allow. apparmor.d(5) has no "except", so files that
 // stay writable among denied ones are spared letter by letter.
 //
-// The missing abi line is intentional: the parser then compiles for what it has always mediated,
-// and a newer kernel does not refuse what this text cannot name.
+// The missing abi line is intentional: the parser then compiles for the classes that it has
+// always mediated, and a newer kernel does not refuse classes that this text cannot name.
 const text = `
 profile NAME flags=(attach_disconnected,mediate_deleted) {
   file,

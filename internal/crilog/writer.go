@@ -114,7 +114,7 @@ func create(path string) (*os.File, error) {
 	return f, nil
 }
 
-// A Keeper keeps what is being written until it is in the log, in case the writer is killed.
+// A Keeper keeps the bytes being written until they are in the log, in case the writer is killed.
 type Keeper interface {
 	// Writing is called before a write to a file of that inode and size.
 	Writing(inode uint64, size int64)

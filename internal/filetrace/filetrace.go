@@ -36,7 +36,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A Kind is what a call did.
+// A Kind is the kind of a call.
 type Kind string
 
 const (

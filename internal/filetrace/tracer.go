@@ -19,16 +19,16 @@ import (
 type tracer struct {
 	pid   int
 	dir   string // absolute, without symbolic links
-	dev   uint64 // of dir: what is mounted below it is not looked at
+	dev   uint64 // of dir: mounts below it are ignored
 	out   chan message
 	ops   []Op
 	fault string // what is not modelled
 
 	threads map[int]*thread
 	busy    *call   // changes a file now
-	queue   []*call // wait for that
+	queue   []*call // wait for busy
 
-	armed   int // the call that is to fail counts down to 1; 0 = none
+	armed   int // counts down to 1, the call that must fail; 0 = none
 	errno   syscall.Errno
 	failure Failure
 
@@ -40,7 +40,7 @@ type tracer struct {
 type thread struct {
 	id     int
 	call   *call // between entry and return
-	result int   // that its call is to return, if fake
+	result int   // of its call, if fake
 	fake   bool
 }
 

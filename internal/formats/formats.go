@@ -1,9 +1,9 @@
 // Package formats compares what a program writes to disk, or passes to its successor, with what
 // earlier releases wrote. For each type there are fixtures, testdata/formats/NAME.1.json and so
-// on, one for each format that it ever had: all can be read for ever, and the last is what is
+// on, one for each format that it ever had: all stay readable, and the last is the one that is
 // written today. So a field that is renamed, dropped or added is a diff.
 //
-// After a change that is meant, -update (internal/golden) adds a fixture; none is ever changed.
+// After an intended change, -update (internal/golden) adds a fixture; none is ever changed.
 package formats
 
 import (

@@ -43,7 +43,7 @@ type Features struct {
 	X32         bool // programs of the x32 ABI do
 }
 
-// Probe needs no privileges; what it is not permitted to see counts as missing.
+// Probe needs no privileges; features that it may not see count as missing.
 func Probe() Features {
 	var f Features
 	var uts unix.Utsname

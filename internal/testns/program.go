@@ -9,7 +9,7 @@ import (
 	"syscall"
 )
 
-// Program runs work in namespaces of its own, as a test is run, for a main function that
+// Program runs work in its own namespaces, as a test is run, for a main function that
 // needs them as a test does. It returns the exit code: that of work, or 1 if work has
 // left something. Where systemd runs, and without root, work runs on the machine itself.
 func Program(work func() int) int {

@@ -1,4 +1,4 @@
-// Package testns runs the tests of a package in namespaces of their own.
+// Package testns runs the tests of a package in their own namespaces.
 //
 // A test that starts containers changes state that all processes of a machine share: network
 // interfaces, nftables, mounts, cgroups, the process table. Two such tests at once see each
@@ -121,7 +121,7 @@ func alone() bool {
 	})
 }
 
-// onMachine reports whether tests get no namespaces of their own.
+// onMachine reports whether tests run in the machine's namespaces.
 func onMachine() bool {
 	return !testenv.Root() || kernel.Probe().Systemd || os.Getenv("CRISP_TEST_NAMESPACES") == "off"
 }

@@ -16,7 +16,7 @@ const maxFile = 64 << 10
 // cutShort is the error of a stage during which its process ended.
 const cutShort = "cut short by a restart"
 
-// A Saved is what is known about one pod's start, for the next process.
+// A Saved is the record of one pod's start, for the next process.
 type Saved struct {
 	Pod     Pod          `json:"pod"`
 	Seen    time.Time    `json:"seen,omitzero"`  // by the agent

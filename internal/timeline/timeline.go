@@ -28,7 +28,7 @@ type Pod struct {
 // String returns namespace/name.
 func (p Pod) String() string { return p.Namespace + "/" + p.Name }
 
-// A Stage is what a pod waited for, from one time to another.
+// A Stage is something that a pod waited for, from one time to another.
 type Stage struct {
 	Name      string    `json:"name"`
 	Container string    `json:"container,omitempty"` // whose it is; "" = the pod's

@@ -3,7 +3,7 @@
 //
 // It uses descriptors and single names: never paths, which are limited to 4096 bytes, and never
 // symlinks. However deep a tree is, only a few of its directories are open at a time; on the way
-// back a directory is opened again by "..", and accepted if it is the one that was left. For
+// back a directory is reopened by "..", and accepted if it is the one that was left. For
 // each directory on the way down it stores some hundred bytes, and the position in it, but not
 // its other entries:
 //

@@ -57,7 +57,7 @@ type Net struct {
 
 func (n *Net) dir() string { return filepath.Join(n.DataDir, n.Name) }
 
-// A config is what a plugin reads from stdin.
+// A config is the network configuration that a plugin reads from stdin.
 type config struct {
 	Net
 	base    types.NetConf // version, previous result, DNS

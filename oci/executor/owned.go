@@ -17,7 +17,7 @@ import (
 // its children inherit that.
 //
 // The variable is checked only when a container is removed that this executor has not started:
-// what a hook intentionally leaves running belongs to the container, and lives as long.
+// a process that a hook intentionally leaves running belongs to the container, and lives as long.
 
 // ownerEnv names that variable.
 const ownerEnv = "_CRISP_CONTAINER"

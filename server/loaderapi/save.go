@@ -59,7 +59,7 @@ func serveSave(srv any, stream grpc.ServerStream) error {
 	return buf.Flush()
 }
 
-// writer sends what is written to it.
+// writer sends the bytes written to it.
 type writer struct{ stream grpc.ServerStream }
 
 func (w writer) Write(p []byte) (int, error) {

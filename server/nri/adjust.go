@@ -75,7 +75,7 @@ func lastOf(limits []specs.POSIXRlimit) []specs.POSIXRlimit {
 	return out
 }
 
-// noBlockIO and noRDT refuse class names, which a runtime would look up in files of its own.
+// noBlockIO and noRDT refuse class names, which a runtime would look up in its own files.
 // (RDT can be configured without a class.)
 func noBlockIO(class string) (*specs.LinuxBlockIO, error) {
 	return nil, fault.Invalid.Errorf("block I/O class %q: there are no classes", class)

@@ -32,7 +32,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A Host has what is the same for all containers: the properties of this machine and the node's
+// A Host has the common input of all containers: the properties of this machine and the node's
 // defaults.
 type Host struct {
 	CgroupV2       bool         // the unified hierarchy; "unified" resources need it

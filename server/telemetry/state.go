@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// A State is what a scrape collects.
+// A State has the values that a scrape collects.
 type State struct {
 	Containers, Sandboxes map[string]int // by state
 	Images                int
@@ -64,7 +64,7 @@ func (f states) Collect(c chan<- prometheus.Metric) {
 	collectPulls(c, s.Pulls)
 }
 
-// maxPullSeries bounds the number of images with series of their own.
+// maxPullSeries bounds the number of images with their own series.
 const maxPullSeries = 100
 
 // collectPulls reports the progress of pulls. Two pulls of one image, with the credentials of

@@ -36,7 +36,7 @@ const (
 // maxSlots bounds the mounts that the child keeps at once.
 const maxSlots = 900 // of 1024 descriptors that a process usually may have
 
-// A Plan is what a child has to do.
+// A Plan has the steps of a child.
 type Plan struct {
 	// JoinsEarly is set if the child waits twice: until it is in its cgroups, and until
 	// everything is ready for its program.

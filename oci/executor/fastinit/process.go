@@ -10,7 +10,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer/configs"
 )
 
-// A Process is what a child becomes.
+// A Process describes the program that a child executes.
 type Process struct {
 	Args, Env []string // Env has each name once; HOME is added if it is missing
 	Cwd       string   // "" = /
