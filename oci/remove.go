@@ -35,7 +35,7 @@ func (c *Container) Remove(ctx context.Context) error {
 	return fault.WrongState.Errorf("container %s is being started: cannot remove it", c.id)
 }
 
-// Forget has the executor forget an Exited container and remove its cgroups: half of Remove,
+// Forget makes the executor forget an Exited container and remove its cgroups: half of Remove,
 // which may run while the caller removes other parts of the container. In other states it does
 // nothing.
 func (c *Container) Forget(ctx context.Context) error {

@@ -86,7 +86,7 @@ func (c *Container) run(ctx context.Context) error {
 // errUnsettled: the Runtime was closed and the container is still Starting.
 var errUnsettled = fault.Unavailable.Errorf("closed during a start")
 
-// launch has the executor run the container. If the answer is lost with the executor, launch
+// launch makes the executor run the container. If the answer is lost with the executor, launch
 // asks its successor for the outcome, and to run the container if nothing has happened.
 func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error) {
 	req, err := c.runRequest()
@@ -122,7 +122,7 @@ func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error)
 	return reply, err
 }
 
-// begin has the executor run the container's program, or restore its processes.
+// begin makes the executor run the container's program, or restore its processes.
 func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.RunReply) ([]*os.File, error) {
 	dir := c.record.Load().Config.Restore
 	if dir == "" {

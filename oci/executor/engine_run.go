@@ -88,7 +88,7 @@ func (e *engine) exec(ctx context.Context, _ *execution, p *plan) (_ *started, e
 	}}, nil
 }
 
-// execProcess has the engine start another process in the container.
+// execProcess makes the engine start another process in the container.
 func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process, spec *specs.Process, s settings) (_ *stdioEnds, pid int, err error) {
 	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, s.TTY
 	if spec.OOMScoreAdj != nil { // it may have been changed since the start

@@ -284,7 +284,7 @@ func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, 
 	return &started{pid: pid, stdio: ends, served: func() {}, end: end}, nil
 }
 
-// startExec has libcontainer start the process of an exec.
+// startExec makes libcontainer start the process of an exec.
 func (b *builtin) startExec(ctx context.Context, e *execution, process *libcontainer.Process) (pid int, err error) {
 	lc, err := b.borrow()
 	if err != nil {

@@ -187,7 +187,7 @@ func (c *Client) giveUp(id uint64, exec bool) bool {
 	return ok
 }
 
-// endExec kills an exec whose caller is gone, and has the executor forget it.
+// endExec kills an exec whose caller is gone, and makes the executor forget it.
 func (c *Client) endExec(f *frame) {
 	var e ExecReply
 	if f.Err != nil || unmarshal(f.body, &e) != nil {
