@@ -15,7 +15,7 @@ func (s *Store) Tag(ref, tag string) (Image, error) {
 		return Image{}, fault.Invalid.Errorf("image name %q: %w", tag, err)
 	}
 	if _, digested := name.(reference.Digested); digested {
-		return Image{}, fault.Invalid.Errorf("image name %q: a digest is not given, it is", tag)
+		return Image{}, fault.Invalid.Errorf("image name %q: a tag cannot be a digest", tag)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()

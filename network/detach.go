@@ -39,7 +39,7 @@ func (n *Network) Detach(ctx context.Context, p Pod) error {
 	if err != nil {
 		// A power cut can leave an empty file. DEL may be called without an ADD, so the best
 		// guess does no harm; a sandbox that can never be stopped would.
-		n.log.WarnContext(ctx, "attachment is damaged, its pod is detached by today's configuration", "sandbox", p.ID, "err", err)
+		n.log.WarnContext(ctx, "attachment is damaged, its pod is detached by the current configuration", "sandbox", p.ID, "err", err)
 		c, err := n.usable()
 		if err != nil {
 			return err

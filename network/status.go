@@ -92,7 +92,7 @@ func (h *health) note(ctx context.Context, log *slog.Logger, err error) {
 	if err != nil && before != nil && before.err == nil {
 		if h.failing.IsZero() {
 			h.failing = time.Now()
-			log.WarnContext(ctx, "plugins are not well", "err", err)
+			log.WarnContext(ctx, "plugins are not ready", "err", err)
 		}
 		if time.Since(h.failing) < statusGrace {
 			return

@@ -73,7 +73,7 @@ func (r *Runtime) forgetStored(name string) {
 		return
 	}
 	if err := r.o.Store.Forget(name); err != nil {
-		r.log.Warn("service manager keeps a descriptor in vain", "name", name, "err", err)
+		r.log.Warn("service manager keeps an unneeded descriptor", "name", name, "err", err)
 	}
 }
 

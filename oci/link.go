@@ -94,7 +94,7 @@ func (l *link) connect(ctx context.Context) error {
 		if try == connectTries || !errors.Is(err, fault.Unavailable) || ctx.Err() != nil {
 			return err
 		}
-		l.log.Info("executor went away while it was asked", "err", err)
+		l.log.Info("executor was lost during a request", "err", err)
 	}
 	select {
 	case <-l.done:

@@ -106,7 +106,7 @@ func (r *Runtime) finish(ctx context.Context) {
 	case <-removed:
 	case <-ctx.Done():
 	case <-time.After(finishPatience):
-		r.log.Warn("removals take long, and go on meanwhile")
+		r.log.Warn("removals take long and continue in the background")
 	}
 	for _, sb := range r.sandboxes.list() {
 		if sb.State() == SandboxRemoving {

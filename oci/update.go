@@ -44,7 +44,7 @@ func (c *Container) Apply(ctx context.Context, ch Change) error {
 		err := c.apply(own, ch)
 		result <- err
 		if err != nil && ctx.Err() != nil {
-			c.rt.log.WarnContext(ctx, "change was refused when nobody waited any more", "container", c.id, "err", err)
+			c.rt.log.WarnContext(ctx, "change failed after its caller had left", "container", c.id, "err", err)
 		}
 	})
 	select {

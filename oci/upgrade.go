@@ -67,7 +67,7 @@ func (s *spawner) upgrade(ctx context.Context, conn ExecutorConn) (err error) {
 				return nil
 			}
 		case <-ctx.Done():
-			return fmt.Errorf("it goes on as it was: %w", ctx.Err())
+			return fmt.Errorf("it runs on without an upgrade: %w", ctx.Err())
 		}
 	}
 }

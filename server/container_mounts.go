@@ -121,7 +121,7 @@ func propagationOf(path string) (shared, slave bool, err error) {
 		return false, false, err
 	}
 	if on == nil {
-		return false, false, fault.Internal.Errorf("%s is on no mount", path)
+		return false, false, fault.Internal.Errorf("no mount of %s found", path)
 	}
 	return kernel.IsShared(on), kernel.IsSlave(on), nil
 }

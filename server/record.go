@@ -124,7 +124,7 @@ func decodeContainer(extra []byte) (*containerRecord, error) {
 	}
 	for i := range e.MountImages {
 		if i < 0 || i >= len(r.config.Mounts) || r.config.Mounts[i].Image == nil {
-			return nil, fmt.Errorf("decode record: mount %d is of no image", i)
+			return nil, fmt.Errorf("decode record: mount %d has no image", i)
 		}
 	}
 	return r, nil

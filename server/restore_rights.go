@@ -18,15 +18,15 @@ func (r *restoration) noMore(built *specs.Spec) error {
 	}
 	for _, gid := range was.User.AdditionalGids {
 		if gid != is.User.GID && !slices.Contains(is.User.AdditionalGids, gid) {
-			return fault.Invalid.Errorf("the container was checkpointed in group %d, and the request does not give it that", gid)
+			return fault.Invalid.Errorf("the container was checkpointed in group %d, which the request does not give it", gid)
 		}
 	}
 	if extra := extraCapability(is.Capabilities, was.Capabilities); extra != "" {
-		return fault.Invalid.Errorf("the container was checkpointed with the capability %s, and the request does not give it that", extra)
+		return fault.Invalid.Errorf("the container was checkpointed with the capability %s, which the request does not give it", extra)
 	}
 	for _, d := range devicePaths(&r.spec) {
 		if !slices.Contains(devicePaths(built), d) {
-			return fault.Invalid.Errorf("the container was checkpointed with the device %s, and the request does not give it that", d)
+			return fault.Invalid.Errorf("the container was checkpointed with the device %s, which the request does not give it", d)
 		}
 	}
 	return r.noLessConfined(built)

@@ -74,7 +74,7 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 		case isFull(err):
 			// The sandbox must still be stopped, or it could not be removed to make room. Its
 			// status keeps the addresses; after a restart the stop is repeated.
-			s.log.WarnContext(ctx, "addresses of a stopped sandbox were not struck out", "err", err)
+			s.log.WarnContext(ctx, "addresses of a stopped sandbox were not removed", "err", err)
 		case err != nil:
 			return err
 		}

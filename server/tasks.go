@@ -50,7 +50,7 @@ func (ts *tasks) join(ctx context.Context, key string, work func(context.Context
 		return true, fault.Unavailable.Errorf("%s: crispd is stopping", key)
 	}
 	if err = c.Wait(ctx); err != nil && ctx.Err() == err {
-		err = fmt.Errorf("%s goes on: %w", key, err)
+		err = fmt.Errorf("%s continues: %w", key, err)
 	}
 	return mine, err
 }

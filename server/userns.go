@@ -60,7 +60,7 @@ func (s *Server) sandboxUserNamespace(o *cri.NamespaceOption) (*userns.Map, erro
 		return nil, err
 	}
 	if s.o.NoUserNS != nil {
-		return nil, fault.Invalid.Errorf("user namespaces cannot be had on this node: %v", s.o.NoUserNS)
+		return nil, fault.Invalid.Errorf("user namespaces are not available on this node: %v", s.o.NoUserNS)
 	}
 	return m, nil
 }

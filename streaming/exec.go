@@ -70,10 +70,10 @@ func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 // be true. If `tty` is true, `stderr` MUST be false."
 func check(o remotecommand.Options) error {
 	if o.TTY && o.Stderr {
-		return fault.Invalid.Errorf("stderr cannot be asked for with a terminal: there is one stream for both")
+		return fault.Invalid.Errorf("stderr cannot be requested with a terminal: both share one stream")
 	}
 	if !o.Stdin && !o.Stdout && !o.Stderr {
-		return fault.Invalid.Errorf("none of stdin, stdout and stderr is asked for")
+		return fault.Invalid.Errorf("none of stdin, stdout and stderr is requested")
 	}
 	return nil
 }

@@ -47,7 +47,7 @@ func (t *tokens) add(kind string, job job) (path string, err error) {
 		}
 	}
 	if len(t.waiting) >= maxTokens {
-		return "", fault.Unavailable.Errorf("%d streams wait for their client already", maxTokens)
+		return "", fault.Unavailable.Errorf("%d streams already wait for their clients", maxTokens)
 	}
 	token := rand.Text() // 128 bits or more
 	t.waiting[token] = ticket{kind, job, now.Add(tokenLife)}

@@ -26,7 +26,7 @@ func (d *Driver) hook(ctx context.Context, pod *v1.Pod, c *v1.Container, id stri
 		periodic.Pause(ctx, podsync.Seconds(h.Sleep.Seconds))
 		return ctx.Err()
 	}
-	return errors.New("handler names no action that there is")
+	return errors.New("handler has no action")
 }
 
 // httpHook makes one request and ignores the response. A server that answers an HTTPS request

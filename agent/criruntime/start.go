@@ -99,7 +99,7 @@ func (d *Driver) createAndStart(ctx, interrupt context.Context, pod *v1.Pod, c *
 		return nil // in the latter case the container is about to be stopped
 	}
 	// Neither an event nor a status has the hook's output: it may be secret.
-	d.o.Log.WarnContext(ctx, "hook after the start failed", "container", c.Name, "err", err)
+	d.o.Log.WarnContext(ctx, "postStart hook failed", "container", c.Name, "err", err)
 	d.events.record(pod, c.Name, id, v1.EventTypeWarning, "FailedPostStartHook", "PostStartHook failed")
 	now := make(chan struct{})
 	close(now)

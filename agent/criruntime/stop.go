@@ -72,7 +72,7 @@ func (d *Driver) preStop(ctx context.Context, pod *v1.Pod, c *v1.Container, id s
 	limited, cancel := context.WithTimeout(ctx, podsync.Seconds(left))
 	defer cancel()
 	if err := d.hook(limited, pod, c, id, c.Lifecycle.PreStop); err != nil && limited.Err() == nil {
-		d.o.Log.WarnContext(ctx, "hook before the end failed", "container", c.Name, "err", err)
+		d.o.Log.WarnContext(ctx, "preStop hook failed", "container", c.Name, "err", err)
 		d.events.record(pod, c.Name, id, v1.EventTypeWarning, "FailedPreStopHook", "PreStopHook failed")
 	}
 	return int64(time.Since(begin) / time.Second)

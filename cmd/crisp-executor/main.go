@@ -160,7 +160,7 @@ func onTerm(x *executor.Executor, log *slog.Logger) {
 		if err == nil {
 			continue
 		}
-		log.Warn("signal is obeyed when no container is alive", "err", err)
+		log.Warn("executor will exit when no container is alive", "err", err)
 		for x.CloseIdle() != nil {
 			time.Sleep(100 * time.Millisecond)
 		}

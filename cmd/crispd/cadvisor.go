@@ -23,7 +23,7 @@ func serveCAdvisor(c *config.Config, f *files, s *server.Server, log *slog.Logge
 	server.RegisterCAdvisor(g, s)
 	go func() {
 		if err := g.Serve(l); err != nil {
-			log.Error("cadvisor is answered no more", "socket", c.CAdvisorSocket, "err", err)
+			log.Error("cAdvisor is no longer served", "socket", c.CAdvisorSocket, "err", err)
 		}
 	}()
 	return g.Stop, nil

@@ -16,7 +16,7 @@ func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error
 		err = images.RootFS().CheckIDMap()
 	}
 	if err != nil {
-		log.Info("user namespaces are not to be had", "err", err)
+		log.Info("user namespaces are not available", "err", err)
 	}
 	return err
 }

@@ -45,7 +45,7 @@ func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 		case !filepath.IsLocal(b.File) || filepath.Clean(b.File) == ".":
 			return fault.Invalid.Errorf("artifact: file name %q leads out of it", b.File)
 		case !isPath(b.File):
-			return fault.Invalid.Errorf("artifact: file name %.300q cannot be one", b.File)
+			return fault.Invalid.Errorf("artifact: %.300q is not a valid file name", b.File)
 		case IsEncrypted(b):
 			return fault.Invalid.Errorf("artifact: file %q is encrypted, which is for images only", b.File)
 		}

@@ -59,7 +59,7 @@ func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
 		return nil, fault.Invalid.Errorf("config: %w", err)
 	}
 	if len(img.RootFS.DiffIDs) != n {
-		return nil, fault.Invalid.Errorf("config speaks of %d layers, the manifest of %d", len(img.RootFS.DiffIDs), n)
+		return nil, fault.Invalid.Errorf("config has %d layers, the manifest %d", len(img.RootFS.DiffIDs), n)
 	}
 	if err := checkPlatform(img.Platform); err != nil {
 		return nil, err

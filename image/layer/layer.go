@@ -204,7 +204,7 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, from source, fill fillFun
 	ls.mu.Unlock()
 	if l.err == nil && going != nil {
 		if err := ls.drop(l); err != nil {
-			ls.log.Error("unpacked layer nobody wants was not removed", "layer", l.DiffID, "err", err)
+			ls.log.Error("unneeded unpacked layer was not removed", "layer", l.DiffID, "err", err)
 		}
 	}
 }

@@ -100,7 +100,7 @@ func (ls *Store) findLayers(ctx context.Context) error {
 			continue
 		}
 		if l.record.EROFS && erofs.Lacking(ls.probe()) {
-			ls.log.Warn("layer was dropped that this kernel cannot mount", "layer", d.Name(), "err", ls.probe())
+			ls.log.Warn("layer that this kernel cannot mount was dropped", "layer", d.Name(), "err", ls.probe())
 			ls.discardLayer(d.Name())
 			continue
 		}

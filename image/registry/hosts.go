@@ -378,7 +378,7 @@ func (c *Client) reportHosts(dirs []string) {
 			continue
 		}
 		for _, p := range h.problems {
-			c.log.Warn("hosts.toml says what cannot be translated", "path", file, "key", p)
+			c.log.Warn("hosts.toml has an unsupported setting", "path", file, "key", p)
 		}
 	}
 }

@@ -33,7 +33,7 @@ func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []s
 		return nil, fault.NotFound.Errorf("no writable root file system %q", key)
 	}
 	if ls.isVoid(l.record) {
-		return nil, fault.WrongState.Errorf("root file system %s is of before the machine was restarted: what was written to it may be lost", key)
+		return nil, fault.WrongState.Errorf("root file system %s dates from before a restart of the machine: data written to it may be lost", key)
 	}
 	d := &differ{
 		ctx: ctx, tar: tar.NewWriter(w), links: make(map[uint64]string),

@@ -46,7 +46,7 @@ func (ls *Store) Mount(_ context.Context, key, id string, o MountOptions) (root 
 		return "", fault.WrongState.Errorf("root file system %s is of another kind, or has lost its layers", key)
 	}
 	if ls.isVoid(l.record) {
-		return "", fault.WrongState.Errorf("root file system %s is of before the machine was restarted: it can only be removed", key)
+		return "", fault.WrongState.Errorf("root file system %s dates from before a restart of the machine: it can only be removed", key)
 	}
 	target := ls.mountPoint(key)
 	if err := makeMountPoint(target, o.IDs, &steps); err != nil {

@@ -133,7 +133,7 @@ func (f *fast) step(p []byte) (int, error) {
 	case d.code < 0:
 		return int(d.made), fmt.Errorf("gzip stream is damaged: ISA-L's error %d", d.code)
 	case f.began && d.used == 0 && d.made == 0 && len(in) > 0:
-		return 0, errors.New("gzip stream is damaged: it does not go on")
+		return 0, errors.New("gzip stream is damaged: ISA-L made no progress")
 	}
 	return int(d.made), nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 // errLimit ends reading when Options.Limit is reached.
-var errLimit = errors.New("as much as was asked for is written")
+var errLimit = errors.New("the requested amount is written")
 
 // streams are the names of the streams, by index.
 var streams = [2]string{crilog.Stdout, crilog.Stderr}

@@ -29,7 +29,7 @@ const (
 	bufferSize = 8 << 10 // bytes read by one getdents(2)
 )
 
-var errShuffled = errors.New("its directories were moved about meanwhile")
+var errShuffled = errors.New("its directories were moved meanwhile")
 
 // A level is a directory on the way down.
 type level struct {

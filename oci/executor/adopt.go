@@ -59,7 +59,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 		c.oom.reported.Store(req.OOMKills)
 	}
 	if err := x.execs.endForeign(c); err != nil {
-		x.log.Warn("execs of the executor before could not be ended", "container", c.ID, "err", err)
+		x.log.Warn("execs of the previous executor could not be ended", "container", c.ID, "err", err)
 	}
 	x.setRunning(c)
 	return nil

@@ -79,7 +79,7 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 	}
 	// CRIU restores the previous limits of the processes.
 	if serr := make(scores).replace(reply.Cgroups, *spec.Process.OOMScoreAdj); serr != nil {
-		x.log.Warn("oom_score_adj of a restored container is not as asked", "container", req.ID, "err", serr)
+		x.log.Warn("oom_score_adj of a restored container is not as requested", "container", req.ID, "err", serr)
 	}
 	return reply, files, nil
 }

@@ -173,11 +173,11 @@ func (a *engines) serial() string { return strconv.FormatUint(a.serials.Add(1), 
 func (e *engine) pidOf(file string) (int, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		return 0, fault.Internal.Errorf("%s told no process: %w", e.Path, err)
+		return 0, fault.Internal.Errorf("%s reported no process: %w", e.Path, err)
 	}
 	pid, err := strconv.Atoi(strings.TrimSpace(string(data)))
 	if err != nil || pid <= 0 {
-		return 0, fault.Internal.Errorf("%s told process %q", e.Path, data)
+		return 0, fault.Internal.Errorf("%s reported process %q", e.Path, data)
 	}
 	e.all.reaper.know(pid)
 	return pid, nil

@@ -123,7 +123,7 @@ func readOnlyCopy(src *os.File) (*os.File, error) {
 	f, err := open(unix.O_RDONLY)
 	if err == nil && !isReadOnlyCopy(f) { // it would re-execute itself for ever
 		f.Close()
-		return nil, fmt.Errorf("the copy of %s is not to be told from others", src.Name())
+		return nil, fmt.Errorf("the copy of %s cannot be told from others", src.Name())
 	}
 	return f, err
 }

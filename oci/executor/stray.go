@@ -25,7 +25,7 @@ func endStrays(root string, log *slog.Logger) {
 	list := func() ([]int, error) { return strays(root), nil }
 	if pids := strays(root); len(pids) > 0 {
 		err := signalEach(list, unix.SIGKILL)
-		log.Info("what a killed executor was starting was ended", "pids", pids, "err", err)
+		log.Info("processes that a killed executor was starting were killed", "pids", pids, "err", err)
 	}
 }
 

@@ -104,7 +104,7 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 	call.Then = func() {
 		env := append(withoutVars(os.Environ(), resumeEnv, processorsEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
 		if err := x.become(program, env); err != nil {
-			x.log.Error("upgrade did not happen", "err", err)
+			x.log.Error("executor was not upgraded", "err", err)
 		}
 		x.inherit(false)
 		program.Close()

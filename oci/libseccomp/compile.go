@@ -51,7 +51,7 @@ type compilation struct {
 	filters []*seccomp.ScmpFilter
 }
 
-var errCompiled = errors.New("filter is compiled, and not to be loaded")
+var errCompiled = errors.New("filter is compiled, and must not be loaded")
 
 // Compile returns the program of the filter that load makes. load exports the program and gets
 // an error, so that it cannot continue and load it.
