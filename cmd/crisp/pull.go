@@ -13,7 +13,7 @@ import (
 func pullCommand(c *cli) *cobra.Command {
 	var progress string
 	cmd := &cobra.Command{Use: "pull IMAGE [--progress plain]", Args: takes(1, 1, "pull takes one image"), Short: "pull an image"}
-	cmd.Flags().StringVar(&progress, "progress", "auto", "`how` to show how far it is: auto (bars, on a terminal), plain (lines) or none")
+	cmd.Flags().StringVar(&progress, "progress", "auto", "`how` to show progress: auto (bars, on a terminal), plain (lines) or none")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		return c.pull(rest[0], progress)
 	}
