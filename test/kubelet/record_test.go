@@ -206,6 +206,7 @@ type shape struct {
 
 func (l *labels) formOf(pod string) form {
 	pairs := []string{l.n.Dir, "DIR"}
+	var ips []string
 	for _, p := range []*v1.Pod{l.n.Pods[pod], l.n.Later[pod]} {
 		if p == nil {
 			continue
@@ -214,8 +215,12 @@ func (l *labels) formOf(pod string) form {
 			l.uids[pod] = append(l.uids[pod], string(p.UID))
 		}
 		for _, ip := range p.Status.PodIPs {
-			pairs = append(pairs, ip.IP, "PODIP")
+			ips = append(ips, ip.IP)
 		}
+	}
+	slices.SortFunc(ips, func(a, b string) int { return len(b) - len(a) }) // one may begin with the other
+	for _, ip := range ips {
+		pairs = append(pairs, ip, "PODIP")
 	}
 	for i, uid := range l.uids[pod] {
 		pairs = append(pairs, uid, strings.Repeat("NEW", i)+"UID")
