@@ -28,9 +28,6 @@ func (c Copies) put(path string, data []byte) error {
 	if c == "" {
 		return nil
 	}
-	if kept, err := os.ReadFile(c.path(path)); err == nil && string(kept) == string(data) {
-		return nil
-	}
 	if err := atomicfile.MakeDirs(string(c), 0o700); err != nil {
 		return err
 	}
@@ -90,9 +87,11 @@ func (c Copies) keepOnly(paths map[string]bool) error {
 // decoded as such.
 func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
 	f := File{Path: path, Err: err}
+	unchanged := false // since it was copied
 	if err == nil {
 		copied, _ := c.get(path)
-		f.Objects, f.Warnings, f.Err = decode(path, data, copied != nil && bytes.Equal(copied, data))
+		unchanged = copied != nil && bytes.Equal(copied, data)
+		f.Objects, f.Warnings, f.Err = decode(path, data, unchanged)
 	}
 	good := f.Err == nil
 	if !good || len(f.Objects) == 0 {
@@ -105,7 +104,7 @@ func (c Copies) load(path string, data []byte, err error, last *File, decode Dec
 		}
 		f.Objects = objects
 	}
-	if good {
+	if good && !unchanged {
 		// A good file stays good without a copy, which is needed only when it is wrong.
 		if err := c.put(path, data); err != nil {
 			f.Warnings = append(f.Warnings, kept(path, err))
