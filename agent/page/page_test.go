@@ -214,8 +214,7 @@ func TestHostileText(t *testing.T) {
 }
 
 func TestCodes(t *testing.T) {
-	runtime := newFake()
-	s := newServer(t, fakeAPI(hostilePod()), runtime)
+	s := newServer(t, fakeAPI(hostilePod()), newFake())
 	for path, want := range map[string]int{
 		"/page/": 200, "/page/images": 200, "/page/pods/default/web": 200, "/page/static/page.js": 200, "/page/static/page.css": 200,
 		"/page/pods/default/none": 404, "/page/none": 404, "/page/pods/default/web/lines/none": 404,
@@ -231,7 +230,10 @@ func TestCodes(t *testing.T) {
 			}
 		}
 	}
+	// Another server, as the first one may still be taking a sample from its runtime.
+	runtime := newFake()
 	runtime.err = fault.Unavailable.Errorf("the runtime has not answered yet")
+	s = newServer(t, fakeAPI(hostilePod()), runtime)
 	if w := get(s, "/page/images"); w.Code != 503 || !strings.Contains(w.Body.String(), "has not answered yet") {
 		t.Errorf("without a runtime: %d %s", w.Code, w.Body)
 	}
