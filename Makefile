@@ -21,7 +21,7 @@ NEXT_BIN := .cache/vm/next
 RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
-DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg e2fsprogs
+DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg gpg-agent e2fsprogs
 # What only the tests need: a browser for the agent's page, with a font.
 TEST_DEBS := chromium fonts-dejavu-core
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
