@@ -27,14 +27,51 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// Tests that use the kernel run in namespaces of their own, whose network namespace stands for the
-// host.
+// Tests that use the kernel run in a network namespace of their own, which stands for the host:
+// they flush rules and replace the default route.
 func TestMain(m *testing.M) {
 	// Go checks once whether there is IPv6; it must not do so in a pod.
 	if l, err := net.Listen("tcp", ":0"); err == nil {
 		l.Close()
 	}
-	testns.Main(m, testns.Options{})
+	testns.Main(m, testns.Options{OwnNetwork: true})
+}
+
+// However the tests are run, they do not run in the network namespace that they are started in.
+func TestMachineIsNotTouched(t *testing.T) {
+	needsRoot(t)
+	names := func(args ...string) string {
+		cmd := exec.Command("/proc/self/exe", append(args, "-test.run=^TestNamesItsNetwork$", "-test.v")...)
+		cmd.Env = slices.DeleteFunc(os.Environ(), func(kv string) bool { return strings.HasPrefix(kv, "CRISP_TEST_NAMESPACE_ROLE=") })
+		cmd.Env = append(cmd.Env, "CRISP_TEST_NAMESPACES=off")
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		_, name, ok := strings.Cut(string(out), "network: ")
+		if !ok {
+			t.Fatalf("no network is named: %s", out)
+		}
+		name, _, _ = strings.Cut(name, "\n")
+		return name
+	}
+	here, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{nil, {"-test.bench=^$"}} {
+		if got := names(args...); got == here {
+			t.Errorf("%v: tests run in the network namespace they were started in", args)
+		}
+	}
+}
+
+func TestNamesItsNetwork(t *testing.T) {
+	name, err := os.Readlink("/proc/self/ns/net")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Log("network:", name)
 }
 
 func needsRoot(t testing.TB) {

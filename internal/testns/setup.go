@@ -1,9 +1,11 @@
 package testns
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -166,6 +168,30 @@ func setup() error {
 		if err := mount(h.kind, h.dir, h.kind, h.options); err != nil {
 			return err
 		}
+	}
+	return network()
+}
+
+// inNetwork runs this program again in a network namespace, and returns its exit code.
+func inNetwork() int {
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	cmd.Env = append(os.Environ(), role+"="+roleNetwork)
+	// The mounts of the namespaces that tests make go with a mount namespace.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWNET | unix.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		fmt.Fprintln(os.Stderr, "run the tests in a network of their own:", err)
+		return 1
+	}
+	return cmd.ProcessState.ExitCode()
+}
+
+// ownNetwork sets up the network namespace that inNetwork made.
+func ownNetwork() error {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make / private: %w", err)
 	}
 	return network()
 }

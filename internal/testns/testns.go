@@ -15,7 +15,8 @@
 //
 // Where systemd runs, and without root, the tests run as `go test` would run them:
 // systemd can be reached only from its own namespaces. CRISP_TEST_NAMESPACES=off
-// asks for the same, for a debugger.
+// asks for the same, for a debugger. So do benchmarks and profiles, which need one process.
+// Tests that change what the machine needs to be reached say so: see Options.OwnNetwork.
 package testns
 
 import (
@@ -56,6 +57,10 @@ type Options struct {
 
 	// First names tests that begin before the others, as they take long.
 	First []string
+
+	// OwnNetwork is for tests that replace routes and flush rules: even where tests run on the
+	// machine they get a network namespace, all of them together.
+	OwnNetwork bool
 }
 
 // role is the environment variable that tells a process of a test its role.
@@ -65,6 +70,8 @@ const (
 	roleJoin = "join" // PID 1, in the machine's cgroups
 	roleInit = "init" // PID 1, in the test's cgroup namespace
 	roleRun  = "run"  // runs the test
+
+	roleNetwork = "network" // runs all tests, in a network namespace
 )
 
 // Isolated reports whether this process runs in namespaces of its test: then everything that
@@ -81,6 +88,12 @@ func Main(m *testing.M, o Options) {
 		join()
 	case roleInit:
 		os.Exit(initMain())
+	case roleNetwork:
+		if err := ownNetwork(); err != nil {
+			fmt.Fprintln(os.Stderr, "set the tests' network up:", err)
+			os.Exit(1)
+		}
+		o.OwnNetwork = false
 	}
 	var done func()
 	if o.Prepare != nil {
@@ -96,10 +109,13 @@ func Main(m *testing.M, o Options) {
 		}
 	}
 	var code int
-	if alone() {
+	switch {
+	case alone() && o.OwnNetwork && testenv.Root() && !set("list"):
+		code = inNetwork()
+	case alone():
 		flag.Set("test.parallel", "1") // they are on one machine
 		code = m.Run()
-	} else {
+	default:
 		code = plan(o)
 	}
 	if done != nil {
@@ -114,11 +130,13 @@ func alone() bool {
 		return true
 	}
 	// Flags that are not about tests, or are about all of them in one process.
-	flags := []string{"list", "bench", "fuzz", "fuzzworker", "cpuprofile", "memprofile", "coverprofile", "trace"}
-	return slices.ContainsFunc(flags, func(name string) bool {
-		f := flag.Lookup("test." + name)
-		return f != nil && f.Value.String() != f.DefValue
-	})
+	return slices.ContainsFunc([]string{"list", "bench", "fuzz", "fuzzworker", "cpuprofile", "memprofile", "coverprofile", "trace"}, set)
+}
+
+// set reports whether a flag of go test was given.
+func set(name string) bool {
+	f := flag.Lookup("test." + name)
+	return f != nil && f.Value.String() != f.DefValue
 }
 
 // onMachine reports whether tests run in the machine's namespaces.
