@@ -30,6 +30,8 @@ CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 # Tests that sync files are slow on a disk, so keep their files in memory if a gigabyte is free.
 # What the go command builds stays on the disk.
 IN_MEMORY = GOTMPDIR=$${GOTMPDIR:-$${TMPDIR:-/tmp}} TMPDIR=$${TMPDIR:-$$(test "0$$(df --output=avail /dev/shm 2>/dev/null | tail -1 | tr -d ' ')" -gt 1000000 && echo /dev/shm || echo /tmp)}
+# Linux mounts no EROFS file system from a file of tmpfs, which /tmp is since Debian 13.
+ON_DISK = TMPDIR=$${TMPDIR:-$$(test "$$(stat -f -c %T /tmp)" = tmpfs && echo /var/tmp || echo /tmp)}
 
 export CGO_ENABLED = 1
 export GO
@@ -54,18 +56,21 @@ demo: all ## run a web server, its sidecar and what they need, and show them (ro
 	@bin/demo -bin bin
 
 # Unpack the packages instead of installing them, which would start containerd and Prometheus.
+# promtool is a package of its own since Debian 13.
 .cache/containerd .cache/prometheus .cache/busybox-static: .cache/%:
-	@mkdir -p .cache && cd .cache && { apt-get download -q $* && dpkg -x $*_*.deb $*.part && mv $*.part $*; } >/dev/null || \
+	@rm -rf $@.part && mkdir -p $@.part && cd $@.part && \
+	{ apt-get download -q $* $(if $(filter prometheus,$*),$$(apt-cache pkgnames promtool)) && \
+	for deb in *.deb; do dpkg -x $$deb . || exit; done && rm *.deb && mv ../$*.part ../$*; } >/dev/null || \
 	echo "cannot download Debian's package $*: tests that need it are skipped"
-	@rm -rf .cache/$*_*.deb .cache/$*.part
+	@rm -rf $@.part
 
 test: DEBS += $(TEST_DEBS)
 test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, including those that touch the kernel (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
-	CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
-	CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
 
 # Tests that need neither root nor the kernel; root runs the same ones. Many of them wait, so
 # more run at a time than there are CPUs, and the slowest packages start first, while the others
@@ -78,7 +83,7 @@ race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
 	@$(GO) build -o .cache/skips ./test/skips
 	# By default each process sleeps for a second before it exits, as long as many tests take.
-	CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 .cache/skips $(if $(findstring -run,$(ARGS)),-part) $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 .cache/skips $(if $(findstring -run,$(ARGS)),-part) $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
 
 test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
