@@ -5,6 +5,12 @@ import "reflect"
 // Paths are the lines of the table for a kind.
 func Paths(kind string) []string { return fields[kind].order }
 
+// HasLine reports whether the table has a line for a field, or for one below it.
+func HasLine(kind, path string) bool {
+	_, ok := fields[kind].rules[path]
+	return ok || fields[kind].inner[path]
+}
+
 // Checks are the places and types of the table of checks.
 func Checks() map[string]bool {
 	all := map[string]bool{}

@@ -63,12 +63,20 @@ spec.containers[].imagePullPolicy                 honoured
 spec.containers[].name                            honoured
 spec.containers[].ports                           honoured
 spec.containers[].lifecycle                       honoured
+spec.containers[].lifecycle.postStart.httpGet.protocol rejected alpha in Kubernetes 1.37, and not followed here
+spec.containers[].lifecycle.preStop.httpGet.protocol rejected alpha in Kubernetes 1.37, and not followed here
 spec.containers[].livenessProbe                   honoured
+spec.containers[].livenessProbe.grpc.mode         rejected alpha in Kubernetes 1.37, and not followed here
+spec.containers[].livenessProbe.httpGet.protocol  rejected alpha in Kubernetes 1.37, and not followed here
 spec.containers[].readinessProbe                  honoured
+spec.containers[].readinessProbe.grpc.mode        rejected alpha in Kubernetes 1.37, and not followed here
+spec.containers[].readinessProbe.httpGet.protocol rejected alpha in Kubernetes 1.37, and not followed here
 spec.containers[].resizePolicy                    honoured
 spec.containers[].restartPolicy                   honoured
 spec.containers[].restartPolicyRules              honoured
 spec.containers[].startupProbe                    honoured
+spec.containers[].startupProbe.grpc.mode          rejected alpha in Kubernetes 1.37, and not followed here
+spec.containers[].startupProbe.httpGet.protocol   rejected alpha in Kubernetes 1.37, and not followed here
 spec.containers[].terminationMessagePath          honoured
 spec.containers[].terminationMessagePolicy        honoured
 spec.containers[].resources.limits                honoured
@@ -149,20 +157,30 @@ spec.terminationGracePeriodSeconds                honoured
 spec.tolerations                                  ignored
 spec.topologySpreadConstraints                    ignored
 spec.volumes[].configMap                          honoured
+spec.volumes[].configMap.defaultUser              rejected alpha in Kubernetes 1.37, and not followed here
+spec.volumes[].configMap.items[].user             rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].downwardAPI                        honoured
+spec.volumes[].downwardAPI.defaultUser            rejected alpha in Kubernetes 1.37, and not followed here
+spec.volumes[].downwardAPI.items[].user           rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].emptyDir                           honoured
+spec.volumes[].emptyDir.mode                      rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].hostPath                           honoured
 spec.volumes[].image                              honoured
 spec.volumes[].name                               honoured
 spec.volumes[].persistentVolumeClaim              honoured
 spec.volumes[].projected.defaultMode              honoured
 spec.volumes[].projected.sources[].configMap      honoured
+spec.volumes[].projected.sources[].configMap.items[].user rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].projected.sources[].downwardAPI    honoured
+spec.volumes[].projected.sources[].downwardAPI.items[].user rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].projected.sources[].secret         honoured
+spec.volumes[].projected.sources[].secret.items[].user rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].projected.sources[].clusterTrustBundle rejected needs an API server
 spec.volumes[].projected.sources[].podCertificate rejected needs an API server that signs
 spec.volumes[].projected.sources[].serviceAccountToken rejected needs an API server that issues tokens
 spec.volumes[].secret                             honoured
+spec.volumes[].secret.defaultUser                 rejected alpha in Kubernetes 1.37, and not followed here
+spec.volumes[].secret.items[].user                rejected alpha in Kubernetes 1.37, and not followed here
 spec.volumes[].awsElasticBlockStore               rejected needs a cloud
 spec.volumes[].azureDisk                          rejected needs a cloud
 spec.volumes[].azureFile                          rejected needs a cloud

@@ -8,7 +8,7 @@ import (
 )
 
 // Features that are on by default in Kubernetes 1.36 are honoured: variables from files, and
-// rules that restart all containers, also those of sidecars.
+// rules that restart all containers, also those of sidecars. Alpha fields are rejected.
 func TestYoungFields(t *testing.T) {
 	const good = `apiVersion: v1
 kind: Pod
@@ -34,6 +34,9 @@ spec:
 		{"path: d/env, ", "", "fileKeyRef.path: is missing"},
 		{"key: K", "key: ''", "fileKeyRef.key: is missing"},
 		{"key: K", "key: 'K=1'", "fileKeyRef.key: "},
+		{"{name: v, emptyDir: {}}", "{name: v, emptyDir: {mode: 448}}", "volumes[0].emptyDir.mode: alpha in Kubernetes 1.37, and not followed here"},
+		{"configMap: {name: c}", "configMap: {name: c, defaultUser: 7}", "volumes[1].configMap.defaultUser: alpha in "},
+		{"  - name: a\n", "  - name: a\n    livenessProbe: {grpc: {port: 80, mode: TLS}}\n", "containers[0].livenessProbe.grpc.mode: alpha in "},
 		{"action: RestartAllContainers", "action: Reboot", "initContainers[0].restartPolicyRules[0].action: "},
 	} {
 		_, _, err := manifest.Read("web.yaml", []byte(strings.Replace(good, test.from, test.to, 1)), manifest.Options{NodeName: "n"})
