@@ -238,7 +238,7 @@ func fieldByJSON(typ reflect.Type, key string) (reflect.StructField, bool) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
 		name, options, _ := strings.Cut(f.Tag.Get("json"), ",")
-		if name == key && name != "-" {
+		if name == key && name != "" && name != "-" {
 			return f, true
 		}
 		if f.Anonymous && (name == "" || strings.Contains(options, "inline")) {
