@@ -173,9 +173,10 @@ func TestAbandonedCall(t *testing.T) {
 
 // The end of a connection ends its calls, on both sides.
 func TestConnectionEnds(t *testing.T) {
-	ended := make(chan struct{})
+	began, ended := make(chan struct{}), make(chan struct{})
 	path, c := serve(t, handler{
 		"hang": func(ctx context.Context, from *wire.Conn, _ *wire.Call) (any, []*os.File, error) {
+			close(began)
 			<-ctx.Done()
 			<-from.Done()
 			close(ended)
@@ -187,7 +188,7 @@ func TestConnectionEnds(t *testing.T) {
 		_, err := c.Call(t.Context(), "hang", nil, nil)
 		got <- err
 	}()
-	time.Sleep(10 * time.Millisecond)
+	<-began
 	c.Close()
 	if err := <-got; !errors.Is(err, fault.Unavailable) {
 		t.Errorf("got %v", err)
