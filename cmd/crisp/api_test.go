@@ -1,12 +1,15 @@
 package main
 
 import (
+	"bufio"
+	"context"
 	"io"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -197,8 +200,9 @@ func TestJobDeadline(t *testing.T) {
 	n := newNode(t)
 	stop := n.agent()
 	n.until("status -o json", `"alive": true`)
-	n.expect(expectation{"apply -f " + n.file("j.yaml", strings.Replace(job, "spec:\n", "spec:\n  activeDeadlineSeconds: 2\n", 1)), 0, `job/sum created`})
+	n.expect(expectation{"apply -f " + n.file("j.yaml", job), 0, `job/sum created`})
 	n.until("get pods", `sum-0 +1/1 +Running`)
+	n.expect(expectation{"apply -f " + n.file("j.yaml", strings.Replace(job, "spec:\n", "spec:\n  activeDeadlineSeconds: 1\n", 1)), 0, `job/sum configured`})
 	n.until("get pods", `sum-0 +0/1 +DeadlineExceeded`)
 	n.until("get jobs", `sum +Failed +0/2`)
 	stop()
@@ -210,22 +214,29 @@ func TestJobDeadline(t *testing.T) {
 
 // A watch tells what comes, changes and goes.
 func TestWatch(t *testing.T) {
-	inRealTime(t)
 	n := newNode(t)
 	n.agent()
 	n.until("status -o json", `"alive": true`)
-	lines := make(chan string, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	out, said := io.Pipe()
 	go func() {
-		out, errs, _ := n.crispFor(3*time.Second, "get cm -w -o name")
-		lines <- out + errs
+		run(ctx, []string{"--runtime-endpoint", n.socket, "get", "cm", "-w", "-o", "name"}, nil, said, said)
+		said.Close()
 	}()
-	time.Sleep(300 * time.Millisecond)
-	n.expect(
-		expectation{"apply -f " + n.file("a.yaml", "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"), 0, "created"},
-	)
-	time.Sleep(300 * time.Millisecond) // what comes and goes at once is not seen
+	lines := bufio.NewScanner(out)
+	next := func() string {
+		lines.Scan()
+		return lines.Text()
+	}
+	n.expect(expectation{"apply -f " + n.file("a.yaml", "{apiVersion: v1, kind: ConfigMap, metadata: {name: one}}"), 0, "created"})
+	got := []string{next()} // before it goes: what comes and goes at once is not seen
 	n.expect(expectation{"delete cm one", 0, "deleted"})
-	if got := <-lines; got != "configmap/one\nconfigmap/one\n" {
+	got = append(got, next())
+	cancel()
+	for lines.Scan() {
+		got = append(got, lines.Text())
+	}
+	if !slices.Equal(got, []string{"configmap/one", "configmap/one"}) {
 		t.Errorf("watched %q", got)
 	}
 }
