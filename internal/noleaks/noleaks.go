@@ -43,11 +43,11 @@ func Take(programs ...string) (Snapshot, error) {
 //
 // Some objects vanish a moment after the call that ended them returned: a killed process
 // until it is reaped, a veth until the kernel destroys its namespace. So Check retries
-// for a while before it fails.
+// for a minute before it fails: a busy machine takes seconds.
 func (s Snapshot) Check(t testing.TB, mine func(line string) bool, programs ...string) {
 	t.Helper()
 	var left []string
-	for range 60 {
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(50 * time.Millisecond) {
 		now, err := Take(programs...)
 		if err != nil {
 			t.Errorf("look for leaks: %v", err)
@@ -62,7 +62,9 @@ func (s Snapshot) Check(t testing.TB, mine func(line string) bool, programs ...s
 		if len(left) == 0 {
 			return
 		}
-		time.Sleep(50 * time.Millisecond)
+		if time.Now().After(deadline) {
+			break
+		}
 	}
 	slices.Sort(left)
 	t.Errorf("left behind:\n  %s", strings.Join(left, "\n  "))
