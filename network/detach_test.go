@@ -161,7 +161,7 @@ exit 0`)
 // reaped yet.
 func waitDead(t *testing.T, pid string) {
 	t.Helper()
-	for range 500 {
+	for range 6000 { // a minute
 		stat, err := os.ReadFile("/proc/" + pid + "/stat")
 		if err != nil || strings.Contains(string(stat), ") Z ") {
 			return

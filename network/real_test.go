@@ -112,7 +112,7 @@ func open(t testing.TB, o Options) *Network {
 func noLeaks(t testing.TB, o Options, links []string, tables string) {
 	t.Helper()
 	// The devices of a removed namespace are removed in the background.
-	for range 500 {
+	for range 6000 { // a minute
 		if slices.Equal(linkNames(t), links) {
 			break
 		}
