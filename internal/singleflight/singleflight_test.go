@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -12,16 +13,16 @@ import (
 )
 
 // newGroup returns a group whose work is counted and takes a minute, if it is not cancelled.
-func newGroup(t *testing.T) (g *Group[*int], work func(context.Context, *int) error, runs *int) {
+func newGroup(t *testing.T) (g *Group[*int], work func(context.Context, *int) error, runs *atomic.Int32) {
 	var running sync.WaitGroup
 	t.Cleanup(running.Wait)
-	runs = new(int)
+	runs = new(atomic.Int32)
 	g = &Group[*int]{Ctx: t.Context(), Begin: func(f func()) bool { running.Go(f); return true }}
 	return g, func(ctx context.Context, answer *int) error {
-		*runs++
+		run := runs.Add(1)
 		select {
 		case <-time.After(time.Minute):
-			*answer = *runs
+			*answer = int(run)
 			return nil
 		case <-ctx.Done():
 			return ctx.Err()
@@ -49,8 +50,8 @@ func TestOneRunForOneKey(t *testing.T) {
 				t.Errorf("got %v, %d", err, *c.Shared)
 			}
 		}
-		if *runs != 2 {
-			t.Errorf("%d runs, want 2", *runs)
+		if runs.Load() != 2 {
+			t.Errorf("%d runs, want 2", runs.Load())
 		}
 		if _, mine := g.Join(t.Context(), "a", newInt, work); !mine {
 			t.Error("a call joined a run that had ended")
@@ -87,8 +88,8 @@ func TestLastCallerLeaves(t *testing.T) {
 				t.Errorf("detached %v: begun anew: %v", detached, mine)
 			}
 			want := map[bool]int{false: 2, true: 1}[detached]
-			if err := last.Wait(t.Context()); err != nil || *last.Shared != want || *runs != want {
-				t.Errorf("detached %v: %v, run %d of %d, want %d", detached, err, *last.Shared, *runs, want)
+			if err := last.Wait(t.Context()); err != nil || *last.Shared != want || int(runs.Load()) != want {
+				t.Errorf("detached %v: %v, run %d of %d, want %d", detached, err, *last.Shared, runs.Load(), want)
 			}
 		})
 	}
@@ -111,8 +112,8 @@ func TestGroupEnds(t *testing.T) {
 func TestNothingMayBegin(t *testing.T) {
 	g, work, runs := newGroup(t)
 	g.Begin = func(func()) bool { return false }
-	if c, mine := g.Join(t.Context(), "a", newInt, work); c != nil || mine || *runs != 0 {
-		t.Errorf("got %v, %v after %d runs", c, mine, *runs)
+	if c, mine := g.Join(t.Context(), "a", newInt, work); c != nil || mine || runs.Load() != 0 {
+		t.Errorf("got %v, %v after %d runs", c, mine, runs.Load())
 	}
 }
 
