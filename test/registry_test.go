@@ -102,7 +102,7 @@ func unstartedRegistry() *fakeRegistry {
 			case <-time.After(time.Minute):
 			}
 		case blob && rate > 0:
-			inner.ServeHTTP(throttled{w, rate}, req)
+			inner.ServeHTTP(throttled{w, r}, req)
 		default:
 			inner.ServeHTTP(w, req)
 		}
@@ -153,7 +153,7 @@ func (n *node) useRegistry(r *fakeRegistry) error {
 //	registry push-hostile NAME PATH   an image whose layer tries to write to PATH outside of it
 //	registry push-big NAME MIB        an image with that much of random bytes in it
 //	registry fault ""|corrupt|hang
-//	registry rate BYTES               a second, of each blob; 0 is unlimited
+//	registry rate BYTES               a second, of each blob, from now on; 0 is unlimited
 //	registry auth USER:PASSWORD
 //	registry asked                    the number of requests
 //

@@ -110,10 +110,10 @@ func output(name string, args ...string) error {
 	return nil
 }
 
-// throttled is a ResponseWriter that writes rate bytes a second.
+// throttled is a ResponseWriter that writes at the registry's rate, which may change meanwhile.
 type throttled struct {
 	http.ResponseWriter
-	rate int
+	registry *fakeRegistry
 }
 
 // Write implements io.Writer.
@@ -121,13 +121,19 @@ func (t throttled) Write(p []byte) (int, error) {
 	written := 0
 	for len(p) > 0 {
 		const steps = 20 // per second
-		part := p[:min(len(p), max(t.rate/steps, 1))]
+		t.registry.mu.Lock()
+		rate := t.registry.rate
+		t.registry.mu.Unlock()
+		part := p
+		if rate > 0 {
+			part = p[:min(len(p), max(rate/steps, 1))]
+			time.Sleep(time.Second / steps)
+		}
 		n, err := t.ResponseWriter.Write(part)
 		if written += n; err != nil {
 			return written, err
 		}
 		t.ResponseWriter.(http.Flusher).Flush()
-		time.Sleep(time.Second / steps)
 		p = p[n:]
 	}
 	return written, nil
