@@ -56,12 +56,12 @@ func TestEventsOfTenThousand(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	for !n.server.events.hub.HasSubscribers() { // the subscription has no answer to wait for
+		time.Sleep(time.Millisecond)
+	}
 	lazy, err := n.GetContainerEvents(ctx, &cri.GetEventsRequest{})
 	if err != nil {
 		t.Fatal(err)
-	}
-	for !n.server.events.hub.HasSubscribers() { // the subscription has no answer to wait for
-		time.Sleep(time.Millisecond)
 	}
 	var lives map[string]life
 	var watched sync.WaitGroup

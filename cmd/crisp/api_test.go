@@ -340,6 +340,7 @@ func TestManifestURL(t *testing.T) {
 	n.manifest("other.yaml", "")
 	n.agent()
 	n.until("sources", `http +not read yet`)
+	n.until("get pods", `(?s)other +2/2 +Running .*web +2/2 +Running`)
 	time.Sleep(time.Second)
 	n.expect(expectation{"get pods", 0, `(?s)other +2/2 +Running .*web +2/2 +Running`})
 }
