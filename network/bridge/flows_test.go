@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -47,6 +48,7 @@ func TestKernelWithoutFlows(t *testing.T) {
 	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
 	defer func() { listFlows = conntrackFlows }()
 	listFlows = func(map[int]*nl.SocketHandle, func([]byte, flow)) error { return unix.EPROTONOSUPPORT }
+	sayOnce = sync.Once{} // if the test runs several times
 	ports := []element{{Map: "any4", Key: "udp . 53", Value: "10.1.0.2 . 53"}}
 	for range 3 {
 		dropMisled(t.Context(), ports)
