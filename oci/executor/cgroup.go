@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/fs"
 	"github.com/opencontainers/runc/libcontainer"
 
 	"github.com/crisp-cri/crisp/internal/backoff"
@@ -182,4 +183,16 @@ func endListed(what string, list func() ([]int, error), kill func() error) error
 		}
 		time.Sleep(pause.Next())
 	}
+}
+
+// findBlkioFiles has the cgroups library find the names of blkio's files, which it keeps in global
+// variables without a lock, before containers start at the same time. Since Linux 5.0 the names are
+// the same in all cgroups. Without paths and limits nothing is written.
+func findBlkioFiles() error {
+	r := &cgroups.Resources{SkipDevices: true}
+	m, err := fs.NewManager(&cgroups.Cgroup{Resources: r}, map[string]string{})
+	if err != nil {
+		return err
+	}
+	return m.Set(r)
 }

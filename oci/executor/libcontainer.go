@@ -65,7 +65,7 @@ func newBuiltins(root string, o Options, r *reaper, p *criu) (*builtins, error) 
 		root: root, state: o.State, log: o.Log, reaper: r, criu: p,
 		hierarchies: list, interned: make(map[[32]byte]*profile),
 		fast: starter, noNodes: kernel.Probe().NoNodes, filters: newFilters(o.Log),
-	}, err
+	}, errors.Join(err, findBlkioFiles())
 }
 
 func (b *builtins) of(id string) *builtin { return &builtin{all: b, id: id} }
