@@ -34,8 +34,7 @@ func (c *Container) Resize(ctx context.Context, width, height uint16) error {
 	if err := c.mustRun("resize"); err != nil {
 		return err
 	}
-	_, err := c.rt.link.call(ctx, wire.MethodResize, wire.ResizeRequest{ID: c.id, Width: width, Height: height}, nil)
-	return c.notRunning("resize", err)
+	return c.notRunning("resize", c.rt.link.again(ctx, wire.MethodResize, wire.ResizeRequest{ID: c.id, Width: width, Height: height}, nil))
 }
 
 // ReopenLog switches the log to a new file at its path, which exists once ReopenLog returns. The

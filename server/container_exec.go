@@ -123,11 +123,10 @@ func firstSize(st streaming.Streams) (size streaming.Size) {
 	return size
 }
 
-// followSize applies the sizes of the client's terminal.
+// followSize applies the sizes of the client's terminal. One that cannot be set is skipped: sizes
+// that nobody takes would block the client's input.
 func followSize(sizes <-chan streaming.Size, set func(w, h uint16) error) {
 	for size := range sizes { // nil without a terminal: then nobody calls this
-		if set(size.Width, size.Height) != nil {
-			return
-		}
+		_ = set(size.Width, size.Height)
 	}
 }

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/streaming"
 )
 
@@ -321,4 +322,21 @@ func TestStartError(t *testing.T) {
 	}
 	_, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
 	wantCode(t, "second start", err, "FailedPrecondition")
+}
+
+// A size that cannot be set, for instance while the executor is replaced, must not stop the sizes
+// that follow: sizes that nobody takes block the client's input.
+func TestSizeThatCannotBeSet(t *testing.T) {
+	sizes := make(chan streaming.Size, 2)
+	sizes <- streaming.Size{Width: 80, Height: 24}
+	sizes <- streaming.Size{Width: 132, Height: 43}
+	close(sizes)
+	var tried []uint16
+	followSize(sizes, func(w, _ uint16) error {
+		tried = append(tried, w)
+		return fault.Unavailable.Errorf("the executor is being replaced")
+	})
+	if want := []uint16{80, 132}; !slices.Equal(tried, want) {
+		t.Errorf("widths %d were tried, want %d", tried, want)
+	}
 }

@@ -132,11 +132,13 @@ func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bo
 	if tty {
 		s.Stderr = nil
 	}
-	if !tty || resize == nil {
+	if resize == nil {
 		return s
 	}
 	sizes := make(chan Size)
-	s.Resize = sizes
+	if tty {
+		s.Resize = sizes
+	}
 	go func() {
 		defer close(sizes)
 		for {
@@ -144,6 +146,9 @@ func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bo
 			case size, ok := <-resize:
 				if !ok {
 					return
+				}
+				if !tty {
+					continue // unwanted; unread, it would block the other streams
 				}
 				select {
 				case sizes <- Size{size.Width, size.Height}:

@@ -1,10 +1,14 @@
 package streaming
 
 import (
+	"context"
 	"io"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/net/websocket"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
@@ -26,6 +30,52 @@ func TestEndlessSizeIsNotKept(t *testing.T) {
 	}
 	if n, _ := endless.Read(make([]byte, 1)); n != 0 {
 		t.Error("not all was read: the connection's other channels would stop")
+	}
+}
+
+// Terminal sizes of a client whose command has no terminal are dropped. They must not block its
+// input.
+func TestUnwantedSizes(t *testing.T) {
+	for _, protocol := range []string{"v5.channel.k8s.io", "v4.channel.k8s.io"} {
+		t.Run(protocol, func(t *testing.T) {
+			s := start(t, fake{exec: func(_ context.Context, _ string, _ []string, st Streams) (int32, error) {
+				input := make([]byte, len("input"))
+				_, err := io.ReadFull(st.Stdin, input)
+				st.Stdout.Write(input)
+				return 0, err
+			}})
+			resp, err := s.Exec(&cri.ExecRequest{ContainerId: "c1", Stdin: true, Stdout: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := websocket.NewConfig(strings.Replace(resp.Url, "http", "ws", 1), "http://localhost")
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.Protocol = []string{protocol}
+			ws, err := c.DialContext(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ws.Close()
+			ws.SetDeadline(time.Now().Add(20 * time.Second))
+			for range 3 {
+				websocket.Message.Send(ws, append([]byte{resizeChannel}, `{"Width":80,"Height":24}`...))
+			}
+			websocket.Message.Send(ws, append([]byte{stdinChannel}, "input"...))
+			for {
+				var got []byte
+				if err := websocket.Message.Receive(ws, &got); err != nil {
+					t.Fatalf("the command's output: %v", err)
+				}
+				if len(got) > 1 && got[0] == stdoutChannel {
+					if string(got[1:]) != "input" {
+						t.Errorf("the command read %q", got[1:])
+					}
+					return
+				}
+			}
+		})
 	}
 }
 
