@@ -18,7 +18,7 @@ import (
 // What a crash leaves of a container, and what becomes of it:
 //
 //	directory without record   Create died: swept
-//	Created                    nothing ran: kept
+//	Created                    nothing ran: kept, if its sandbox is; removed otherwise
 //	Starting                   unknown: alive at the executor → Running, else Exited
 //	Running, Stopping          was alive: ask the executor, or read exit.json
 //	any, but the machine was restarted
@@ -203,6 +203,10 @@ func (c *Container) reconcile(ctx context.Context, conn ExecutorConn, info *wire
 	switch c.status.Load().State {
 	case Created:
 		// Nothing ran, unless its status was lost.
+		if info == nil && c.sandbox == nil {
+			// Its Create could not be undone. It can never start, and finish removes it.
+			return c.move(remove, nil)
+		}
 		if info == nil || !c.orphan.Load() {
 			return nil
 		}

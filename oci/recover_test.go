@@ -3,6 +3,7 @@ package oci_test
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"testing"
@@ -414,6 +415,31 @@ func TestLostRecords(t *testing.T) {
 		b.sandbox("lost")
 		b.ok(b.r.Shutdown(b.Context()))
 		b.empty()
+	})
+}
+
+// What is left of a Create that could not be undone goes with the next Open, if its sandbox has
+// gone: no client can see to which pod it belonged, and it can never start.
+func TestCreatedWithoutSandbox(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		b.sb = b.sandbox("gone")
+		c := b.create()
+		b.ok(b.r.Close())
+		b.ok(os.RemoveAll(filepath.Join(b.m.Root, "sandboxes", b.sb.ID())))
+		for range 2 { // the second finds nothing more to do
+			b.r = b.m.Open(b.T)
+			if _, err := b.r.Container(c.ID()); !errors.Is(err, fault.NotFound) {
+				b.Errorf("container without a sandbox: %v, want NotFound", err)
+			}
+			b.ok(b.r.Close())
+		}
+		for _, dir := range []string{b.m.Root, b.m.State} {
+			if _, err := os.Stat(filepath.Join(dir, "containers", c.ID())); !errors.Is(err, fs.ErrNotExist) {
+				b.Errorf("its directory in %s: %v", dir, err)
+			}
+		}
+		b.r = b.m.Open(b.T)
+		b.ok(b.r.Shutdown(b.Context()))
 	})
 }
 
