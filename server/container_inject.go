@@ -1,32 +1,16 @@
 package server
 
 import (
-	"cmp"
 	"maps"
 	"slices"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/server/cdi"
 	"github.com/crisp-cri/crisp/server/hooks"
 	"github.com/crisp-cri/crisp/server/spec"
 )
-
-// injectCDI adds CDI devices by name. A network device that an earlier container of the pod has
-// brought into its network is there until that is gone, and need not be moved again.
-func (s *Server) injectCDI(built *specs.Spec, h spec.Host, names []string) error {
-	err := cdi.Inject(built, s.current.Load().CDISpecDirs, names, spec.BindsNodes(built, h))
-	i := slices.IndexFunc(built.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.NetworkNamespace })
-	if err != nil || i < 0 {
-		return err
-	}
-	maps.DeleteFunc(built.Linux.NetDevices, func(host string, d specs.LinuxNetDevice) bool {
-		return !network.HasDevice("", host) && network.HasDevice(built.Linux.Namespaces[i].Path, cmp.Or(d.Name, host))
-	})
-	return nil
-}
 
 // inject adds what files on this node configure: CDI devices, then the hooks of
 // the hooks directories, in this order so that hooks see the container as it
@@ -40,7 +24,7 @@ func (s *Server) inject(built *specs.Spec, h spec.Host, config *cri.ContainerCon
 	if err != nil {
 		return err
 	}
-	if err := s.injectCDI(built, h, names); err != nil {
+	if err := cdi.Inject(built, s.current.Load().CDISpecDirs, names, spec.BindsNodes(built, h)); err != nil {
 		return err
 	}
 	annotations := map[string]string{}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/cdi"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -30,7 +31,7 @@ func (s *Server) newPlugins() (*nri.Plugins, error) {
 	o := *s.o.NRI
 	o.Version, o.Log, o.SwapLimit = s.o.Version, s.log, s.o.SpecHost.SwapLimit
 	o.InjectCDI = func(built *specs.Spec, names []string) error {
-		return s.injectCDI(built, s.o.SpecHost, names)
+		return cdi.Inject(built, s.current.Load().CDISpecDirs, names, spec.BindsNodes(built, s.o.SpecHost))
 	}
 	return nri.New(o, pluginRuntime{s})
 }

@@ -162,6 +162,7 @@ func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*pla
 		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
 	}
 	x.limits.clamp(spec.Process)
+	leaveMoved(spec.Linux)
 	boundHooks(spec.Hooks)
 	ownHooks(spec.Hooks, owner(x.builtins.root, s.ID))
 	config, err := x.builtins.config(s.ID, spec, req.SystemdCgroup)
