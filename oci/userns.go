@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -67,12 +68,9 @@ func dropOrphans(p Pins) error {
 	return errors.Join(errs...)
 }
 
-// setUp sets hostname and sysctls of the namespaces in the directory ns, from within them. It
-// does not enter the user namespace: a thread cannot.
+// setUp sets hostname, sysctls and owners of the namespaces in the directory ns, from within them.
+// It does not enter the user namespace: a thread cannot.
 func setUp(p Pins, kinds []string, ns string) error {
-	if p.Hostname == "" && len(p.Sysctls) == 0 {
-		return nil
-	}
 	for _, kind := range kinds {
 		if kind == "user" {
 			continue
@@ -84,8 +82,19 @@ func setUp(p Pins, kinds []string, ns string) error {
 	if err := setHostname(p, kinds); err != nil {
 		return err
 	}
+	if slices.Contains(kinds, "ipc") {
+		if err := ownQueues(*p.IDs); err != nil {
+			return err
+		}
+	}
 	var refused []string
 	for name, value := range p.Sysctls {
+		if sysctlPath(name) == pingGroups {
+			var err error
+			if value, err = groupsOutside(value, p.IDs.GID); err != nil {
+				return fmt.Errorf("sysctl %s: %w", name, err)
+			}
+		}
 		err := setSysctl(name, value)
 		if errors.Is(err, os.ErrPermission) {
 			refused = append(refused, name)
@@ -111,6 +120,61 @@ func setUp(p Pins, kinds []string, ns string) error {
 		if err := setSysctl(name, p.Sysctls[name]); err != nil {
 			return err
 		}
+	}
+	return nil
+}
+
+// pingGroups is the only sysctl of a namespace with IDs as its value. They are those of the user
+// namespace of the writer, which here is the host's.
+const pingGroups = "net/ipv4/ping_group_range"
+
+// groupsOutside translates a range of groups, "LOWEST HIGHEST", to the host's. Groups beyond the
+// last one inside do not exist there. The kernel refuses what is not a range.
+func groupsOutside(value string, inside userns.Range) (string, error) {
+	parts := strings.Fields(value)
+	if len(parts) != 2 {
+		return value, nil
+	}
+	var ends [2]uint32
+	for i, part := range parts {
+		id, err := strconv.ParseUint(part, 10, 32)
+		if err != nil {
+			return value, nil
+		}
+		ends[i] = uint32(id)
+	}
+	low, ok := inside.Translate(ends[0])
+	if !ok {
+		return "", fault.Invalid.Errorf("group %d is not among the %d of the user namespace", ends[0], inside.Length)
+	}
+	if low > math.MaxInt32 {
+		return value, nil // the kernel takes no such group (GID_T_MAX), and none of these may ping
+	}
+	high, _ := inside.Translate(min(ends[1], inside.Length-1))
+	return fmt.Sprint(low, " ", min(high, math.MaxInt32)), nil
+}
+
+// ownQueues gives the directory of the message queues of the calling thread's IPC namespace,
+// /dev/mqueue, to the root of the user namespace. It belongs to whoever made the namespace.
+func ownQueues(ids userns.Map) error {
+	fs, err := unix.Fsopen("mqueue", unix.FSOPEN_CLOEXEC)
+	if errors.Is(err, unix.ENODEV) {
+		return nil // a kernel without message queues
+	}
+	if err != nil {
+		return os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return os.NewSyscallError("fsconfig", err)
+	}
+	dir, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return os.NewSyscallError("fsmount", err)
+	}
+	defer unix.Close(dir)
+	if err := unix.Fchownat(dir, "", int(ids.UID.Host), int(ids.GID.Host), unix.AT_EMPTY_PATH); err != nil {
+		return fmt.Errorf("change owner of message queues: %w", err)
 	}
 	return nil
 }

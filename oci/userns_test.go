@@ -1,8 +1,10 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -62,9 +64,13 @@ func TestPinUserNamespace(t *testing.T) {
 	dir := filepath.Join(base, "sb")
 	p := Pins{
 		Dir: dir, Net: true, UTS: true, IPC: true, Hostname: "inside",
-		IDs:     &userns.Map{UID: userns.Range{Host: 200000, Length: 65536}, GID: userns.Range{Host: 300000, Length: 65536}},
-		Sysctls: map[string]string{"kernel.shmmni": "77", "net.ipv4.ip_unprivileged_port_start": "7", "kernel.domainname": "domain", "fs.mqueue.msg_max": "13"},
+		IDs: &userns.Map{UID: userns.Range{Host: 200000, Length: 65536}, GID: userns.Range{Host: 300000, Length: 65536}},
+		Sysctls: map[string]string{"kernel.shmmni": "77", "net.ipv4.ip_unprivileged_port_start": "7", "kernel.domainname": "domain", "fs.mqueue.msg_max": "13",
+			"net.ipv4.ping_group_range": "0 1000"},
 	}
+	shown := maps.Clone(p.Sysctls)
+	shown["net.ipv4.ping_group_range"] = "300000\t301000" // to us
+
 	defer func() {
 		if err := k.Unpin(Pins{Dir: dir}); err != nil {
 			t.Error(err)
@@ -92,7 +98,7 @@ func TestPinUserNamespace(t *testing.T) {
 		if err := unix.Uname(&uts); err != nil || unix.ByteSliceToString(uts.Nodename[:]) != "inside" {
 			t.Errorf("hostname is %s, %v", uts.Nodename, err)
 		}
-		for name, want := range p.Sysctls {
+		for name, want := range shown {
 			got, err := os.ReadFile(filepath.Join("/proc/sys", sysctlPath(name)))
 			if strings.TrimSpace(string(got)) != want {
 				t.Errorf("sysctl %s is %q (%v), want %s", name, got, err, want)
@@ -102,6 +108,9 @@ func TestPinUserNamespace(t *testing.T) {
 	})
 	if err != nil {
 		t.Fatal(err)
+	}
+	if st := queuesOf(t, dir); st.Uid != 200000 || st.Gid != 300000 {
+		t.Errorf("the message queues' directory belongs to %d:%d", st.Uid, st.Gid)
 	}
 	var st unix.Stat_t
 	if err := unix.Stat(filepath.Join(dir, "shm"), &st); err != nil || st.Uid != 200000 || st.Gid != 300000 {
@@ -119,6 +128,47 @@ func TestPinUserNamespace(t *testing.T) {
 		t.Fatal(err)
 	}
 	checkOwned(t, dir)
+}
+
+// queuesOf returns the attributes of /dev/mqueue of the IPC namespace that is pinned in dir.
+func queuesOf(t *testing.T, dir string) (st unix.Stat_t) {
+	t.Helper()
+	target := t.TempDir()
+	err := thread.Run(func() error {
+		if err := enter(filepath.Join(dir, "ns/ipc")); err != nil {
+			return err
+		}
+		if err := unix.Mount("mqueue", target, "mqueue", 0, ""); err != nil {
+			return err
+		}
+		return errors.Join(unix.Stat(target, &st), unix.Unmount(target, 0))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return st
+}
+
+// The groups that may ping are named by their numbers inside. A range that goes beyond them, as
+// usual for all groups, ends with the last one.
+func TestPingGroupsOfUserNamespace(t *testing.T) {
+	groups := userns.Range{Host: 300000, Length: 65536}
+	for value, want := range map[string]string{
+		"0 2147483647": "300000 365535", "0\t1000": "300000 301000", " 5 5 ": "300005 300005", "1 0": "300001 300000",
+		"x": "x", "0 0 0": "0 0 0", "-1 5": "-1 5", "": "", // the kernel refuses these
+	} {
+		if got, err := groupsOutside(value, groups); got != want || err != nil {
+			t.Errorf("%q is written as %q, %v, want %q", value, got, err, want)
+		}
+	}
+	for host, want := range map[uint32]string{1<<31 - 10: "2147483638 2147483647", 1 << 31: "0 2147483647"} { // what the kernel can take
+		if got, err := groupsOutside("0 2147483647", userns.Range{Host: host, Length: 65536}); got != want || err != nil {
+			t.Errorf("for groups from %d on: %q, %v, want %q", host, got, err, want)
+		}
+	}
+	if got, err := groupsOutside("65536 70000", groups); fault.KindOf(err) != fault.Invalid {
+		t.Errorf("a range of no group inside is written as %q, %v", got, err)
+	}
 }
 
 func TestCheckIDs(t *testing.T) {

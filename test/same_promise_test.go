@@ -168,8 +168,8 @@ var mappedReasons = []sameReason{
 	{"a directory of the host", func(tw twin) bool { return mountAt(tw, "/dev/shm") != nil }, regexp.MustCompile(`^(\w+ (?:dev|stat) /dev/shm 40755) 0:0 `), "$1 65534:65534 "},
 	{"the host's /dev/null, see besides", nil, regexp.MustCompile(`^\w+ mount /\S+ root=… rw,nosuid propagation=\S* tmpfs rw,size=65536k,mode=755$`), ""},
 	{"the kernel's files", nil, regexp.MustCompile(`^(\w+ stat (?:/proc/sys|/proc/kcore|/sys/firmware) (?:40|10|20)\d{3,4}) 0:0 `), "$1 65534:65534 "},
-	{"made before its IDs were mapped; everybody may make queues", nil, regexp.MustCompile(`^(\w+ dev /dev/mqueue 41777) 0:0 `), "$1 65534:65534 "},
-	{"groups of the host, which it does not have", nil, regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) .*`), "$1 65534\t65534"},
+	{"groups of the host, which it does not have", func(tw twin) bool { return !ownNetwork(tw) }, regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) .*`), "$1 65534\t65534"},
+	{"groups beyond its own do not exist", ownNetwork, regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) 0\t2147483647$`), "$1 0\t65535"},
 	{"not prepared", nil, regexp.MustCompile(`^init fd 0 /null$`), "init fd 0 /dev/null"},
 	{"mounted with mount(2)", func(tw twin) bool {
 		return ownNetwork(tw) && !tw.container.Linux.SecurityContext.Privileged && mountAt(tw, "/sys") == nil
