@@ -2,6 +2,7 @@ package config_test
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -77,6 +78,27 @@ func TestDefaults(t *testing.T) {
 		!c.NRI.Enabled || c.NRI.Socket != "/var/run/nri/nri.sock" || c.CAdvisorSocket != "/run/crisp/cadvisor.sock" || c.Log.Level != "info" ||
 		strings.Join(c.CDI.SpecDirs, ",") != "/etc/cdi,/var/run/cdi" || c.HooksDirs[0] != "/usr/share/containers/oci/hooks.d" {
 		t.Errorf("got %+v", c)
+	}
+}
+
+// A state directory behind a symbolic link, such as /var/run/crisp, is the directory itself, whether
+// it exists yet or not.
+func TestStateBehindLink(t *testing.T) {
+	dir, err := filepath.EvalSymlinks(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(os.Mkdir(filepath.Join(dir, "run"), 0o755), os.Symlink("run", filepath.Join(dir, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	for given, want := range map[string]string{"link": "run", "link/a/b": "run/a/b", "none/../link/a": "run/a", "a/b": "a/b"} {
+		c, err := config.Load(config.Source{Flags: map[string]string{"state": dir + "/" + given, "root": dir + "/root"}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if c.State != filepath.Join(dir, want) || c.Socket != filepath.Join(dir, want, "crisp.sock") {
+			t.Errorf("%s: state is %s, socket %s, want %s", given, c.State, c.Socket, want)
+		}
 	}
 }
 

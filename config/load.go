@@ -52,11 +52,24 @@ func Load(src Source) (*Config, error) {
 			c.origin[k.name] = "flag --" + strings.NewReplacer(".", "-", "_", "-").Replace(k.name)
 		}
 	}
+	if filepath.IsAbs(c.State) {
+		c.State = resolve(c.State)
+	}
 	c.setDerived()
 	if err := c.check(); err != nil {
 		return nil, err
 	}
 	return c, nil
+}
+
+// resolve follows the symbolic links in a path, as far as it exists. /var/run is often one, and
+// libcontainer refuses root file systems below a link.
+func resolve(path string) string {
+	dir := filepath.Dir(path)
+	if real, err := filepath.EvalSymlinks(path); err == nil || dir == path {
+		return real
+	}
+	return filepath.Join(resolve(dir), filepath.Base(path))
 }
 
 func (c *Config) setDefaults(src Source) {

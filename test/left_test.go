@@ -89,7 +89,11 @@ func (n *node) stays(line string) bool {
 		}
 		return !strings.HasPrefix(rest, n.root+"/sandboxes/") && !strings.HasPrefix(rest, n.root+"/containers/") && !strings.HasPrefix(rest, "/run/")
 	case "mount":
-		return rest == n.state+"/sandboxes #1" || rest == n.state+"/netns #1" || strings.HasPrefix(rest, filepath.Join(n.dir, "disk")+" ")
+		state := n.state
+		if real, err := filepath.EvalSymlinks(state); err == nil {
+			state = real
+		}
+		return rest == state+"/sandboxes #1" || rest == state+"/netns #1" || strings.HasPrefix(rest, filepath.Join(n.dir, "disk")+" ")
 	case "cgroup":
 		return filepath.Base(rest) == "crisp" // the parent of sandboxes without a cgroup_parent
 	case "link", "address", "route":
