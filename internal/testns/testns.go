@@ -335,10 +335,10 @@ func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, e
 		return nil, nil, err
 	}
 	groups := cgroups(nil)
-	done = func() error { return errors.Join(groups.remove(), os.RemoveAll(tmp)) }
+	clean := func() error { return errors.Join(groups.remove(), os.RemoveAll(tmp)) }
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, done())
+			err = errors.Join(err, clean())
 		}
 	}()
 	// Users of user namespaces must be able to pass through it.
@@ -355,7 +355,7 @@ func enter(args []string, output io.Writer) (cmd *exec.Cmd, done func() error, e
 		Cloneflags: unix.CLONE_NEWPID | unix.CLONE_NEWNET | unix.CLONE_NEWNS | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
 		Setsid:     true, // ^C is for the parent, which kills PID 1 and all with it
 	}
-	return cmd, done, nil
+	return cmd, clean, nil
 }
 
 // verboseFlag returns the planner's flag, or true: skipped tests must be shown in any case.
