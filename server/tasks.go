@@ -33,8 +33,12 @@ func (ts *tasks) do(ctx context.Context, key string, work func(context.Context) 
 // alone runs work under key, after any run already under way.
 func (ts *tasks) alone(ctx context.Context, key string, work func(context.Context) error) error {
 	for {
-		if mine, err := ts.join(ctx, key, work); mine || ctx.Err() != nil {
+		mine, err := ts.join(ctx, key, work)
+		if mine {
 			return err
+		}
+		if ctx.Err() != nil { // even if the other run has just succeeded
+			return fmt.Errorf("%s was not begun: %w", key, ctx.Err())
 		}
 	}
 }
