@@ -116,6 +116,40 @@ func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 	}
 }
 
+// The output of a command with a terminal ends with the command, also if its reader has seen the
+// terminal closed before: it does not wait as long as for what a command leaves behind.
+func TestOutputOfAClosedTerminalEndsAtOnce(t *testing.T) {
+	t.Parallel()
+	r, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	defer r.Close()
+	var left, closed outputs // left has a writer still
+	left.copy(nil, r)
+	pty, name := newPTY(t)
+	closed.copy(nil, pty)
+	tty, err := os.OpenFile(name, os.O_WRONLY|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tty.Close()
+	waited := make(chan struct{})
+	go func() {
+		left.drain()
+		close(waited)
+	}()
+	time.Sleep(drainTime / 2) // now left ends before whoever waits as long
+	closed.drain()
+	select {
+	case <-waited:
+		t.Error("it waited for a terminal that nobody has open")
+	default:
+		<-waited
+	}
+}
+
 // newPTY returns the master of a new terminal, as an executor gives it, and the name of the
 // other end.
 func newPTY(t *testing.T) (master *os.File, name string) {
