@@ -31,8 +31,9 @@ func (s *Server) Attach(_ context.Context, req *cri.AttachRequest) (*cri.AttachR
 	})
 }
 
-// AttachStream connects a streaming client to a container until the container
-// ends or the client leaves. The container outlives the client.
+// AttachStream connects a streaming client to a container until the container ends or the client
+// leaves. The container outlives the client. Where its stdin does too, without a terminal, a client
+// leaves by closing its input: `kubectl run -i --leave-stdin-open` expects that.
 func (r streamRuntime) AttachStream(ctx context.Context, container string, st streaming.Streams) error {
 	c, err := r.server.runningContainer(container)
 	if err != nil {
@@ -62,6 +63,8 @@ func (r streamRuntime) AttachStream(ctx context.Context, container string, st st
 		}
 	}
 	defer closeAll()
+	ctx, leave := context.WithCancel(ctx)
+	defer leave()
 	defer context.AfterFunc(ctx, closeAll)()
 
 	if st.TTY {
@@ -69,8 +72,11 @@ func (r streamRuntime) AttachStream(ctx context.Context, container string, st st
 	}
 	if st.Stdin != nil && a.Stdin != nil {
 		go func() {
-			io.Copy(a.Stdin, st.Stdin)
+			_, err := io.Copy(a.Stdin, st.Stdin)
 			detach()
+			if err == nil && !c.Config().StdinOnce && !st.TTY {
+				leave()
+			}
 		}()
 	}
 	var output outputs

@@ -245,6 +245,34 @@ func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	}
 }
 
+// `echo x | kubectl attach -i`: where the container's stdin outlives clients, one that has sent all
+// its input is done, for the container will not end because of it.
+func TestAttachEndsWithItsInput(t *testing.T) {
+	n := newNode(t)
+	config := container("x", "echo-stdin")
+	config.Stdin = true
+	id := n.begin(t, n.run(t, pod("a")), config)
+	heard, out := io.Pipe()
+	watch, watching := n.attached(t, id, out)
+	stdin, ended := n.attached(t, id, io.Discard)
+	if _, err := io.WriteString(stdin, "typed\n"); err != nil {
+		t.Fatal(err)
+	}
+	stdin.Close()
+	if err := <-ended; err != nil {
+		t.Errorf("attach: %v", err)
+	}
+	if line, err := bufio.NewReader(heard).ReadString('\n'); line != "typed\n" {
+		t.Errorf("the container got %q, %v", line, err)
+	}
+	go io.Copy(io.Discard, heard)
+	watch.Close()
+	<-watching
+	if st := n.status(t, id); st.State != cri.ContainerState_CONTAINER_RUNNING {
+		t.Errorf("the container is %v", st.State)
+	}
+}
+
 // A client that the executor has dropped for not reading gets an error, as the container has
 // not ended.
 func TestAttachReportsDroppedClients(t *testing.T) {
