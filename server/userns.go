@@ -14,7 +14,7 @@ import (
 )
 
 // userNamespace returns the user namespace that options ask for. It is nil for the host's, which
-// missing options, mode NODE, and mode POD without mappings mean.
+// missing options and mode NODE mean.
 func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 	u := o.GetUsernsOptions()
 	switch {
@@ -22,8 +22,6 @@ func userNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
 		return nil, nil
 	case u.Mode != cri.NamespaceMode_POD:
 		return nil, fault.Invalid.Errorf("user namespace mode %s is neither POD nor NODE", u.Mode)
-	case len(u.Uids) == 0 && len(u.Gids) == 0:
-		return nil, nil
 	}
 	var m userns.Map
 	var err error

@@ -31,7 +31,7 @@ func TestUserNamespace(t *testing.T) {
 		"no options":         {nil, nil, false},
 		"no user options":    {&cri.NamespaceOption{}, nil, false},
 		"node":               {user(cri.NamespaceMode_NODE, one, one), nil, false},
-		"pod without maps":   {user(cri.NamespaceMode_POD, nil, nil), nil, false},
+		"pod without maps":   {user(cri.NamespaceMode_POD, nil, nil), nil, true},
 		"pod":                {mapped(0, 1000, 10), &userns.Map{UID: userns.Range{Host: 1000, Length: 10}, GID: userns.Range{Host: 1000, Length: 10}}, false},
 		"container":          {user(cri.NamespaceMode_CONTAINER, nil, nil), nil, true},
 		"target":             {user(cri.NamespaceMode_TARGET, one, one), nil, true},
