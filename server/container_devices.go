@@ -50,7 +50,8 @@ func resolveDevices(asked []*cri.Device, privileged bool) ([]spec.Device, error)
 // resolveDevice looks up one device: a node, a symlink to one, or a directory of
 // nodes.
 func resolveDevice(d *cri.Device) ([]spec.Device, error) {
-	if strings.Trim(d.Permissions, "rwm") != "" {
+	// CRI: "Cgroups permissions of the device, candidates are one or more of" r, w and m.
+	if d.Permissions == "" || strings.Trim(d.Permissions, "rwm") != "" {
 		return nil, fault.Invalid.Errorf("device %s: permissions %q are not of \"rwm\"", d.HostPath, d.Permissions)
 	}
 	to := cmp.Or(d.ContainerPath, d.HostPath)

@@ -262,6 +262,9 @@ func TestContainerRefused(t *testing.T) {
 		"device permissions": func(c *cri.ContainerConfig) {
 			c.Devices = []*cri.Device{{HostPath: "/dev/null", ContainerPath: "/dev/x", Permissions: "rwx"}}
 		},
+		"no device permissions": func(c *cri.ContainerConfig) {
+			c.Devices = []*cri.Device{{HostPath: "/dev/null", ContainerPath: "/dev/x"}}
+		},
 		"CDI name": func(c *cri.ContainerConfig) { c.CDIDevices = []*cri.CDIDevice{{Name: "gpu0"}} },
 		"unified on v1": func(c *cri.ContainerConfig) {
 			c.Linux.Resources.Unified = map[string]string{"memory.high": "1"}
