@@ -1,6 +1,7 @@
 package server
 
 import (
+	"math"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -80,6 +81,24 @@ func checkBandwidth(config *cri.PodSandboxConfig) error {
 		_, err = bandwidth(config.GetAnnotations(), egressAnnotation)
 	}
 	return err
+}
+
+// checkPorts refuses ports that plugins cannot read: DEL would fail as ADD does, for ever.
+func checkPorts(config *cri.PodSandboxConfig) error {
+	for i, pm := range config.GetPortMappings() {
+		if pm.HostPort == 0 {
+			continue // see networkPod
+		}
+		for name, port := range map[string]int32{"host_port": pm.HostPort, "container_port": pm.ContainerPort} {
+			if port < 1 || port > math.MaxUint16 {
+				return fault.Invalid.Errorf("port_mappings[%d]: %s %d is not a port", i, name, port)
+			}
+		}
+		if _, ok := cri.Protocol_name[int32(pm.Protocol)]; !ok {
+			return fault.Invalid.Errorf("port_mappings[%d]: protocol %d is not known", i, pm.Protocol)
+		}
+	}
+	return nil
 }
 
 // networkStatus returns a sandbox's addresses in CRI's form.

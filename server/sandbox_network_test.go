@@ -37,6 +37,28 @@ func TestUnreadableBandwidthIsRefused(t *testing.T) {
 	}
 }
 
+// Ports that are none are refused before any plugin sees them: those that cannot read them in ADD
+// cannot in DEL either, and nothing could remove the pod.
+func TestPortsThatAreNoneAreRefused(t *testing.T) {
+	n := newNode(t)
+	for _, pm := range []*cri.PortMapping{
+		{HostPort: 65536, ContainerPort: 80}, {HostPort: -1, ContainerPort: 80}, {HostPort: 8080, ContainerPort: 99999},
+		{HostPort: 8080}, {HostPort: 8080, ContainerPort: -80}, {HostPort: 8080, ContainerPort: 80, Protocol: 9},
+	} {
+		config := pod("web")
+		config.PortMappings = []*cri.PortMapping{pm}
+		_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+		wantCode(t, pm.String(), err, "InvalidArgument")
+		if err == nil || !strings.Contains(err.Error(), "port_mappings") {
+			t.Errorf("%v: the error does not name the field: %v", pm, err)
+		}
+	}
+	n.wantNothingLeft(t)
+	config := pod("web")
+	config.PortMappings = []*cri.PortMapping{{ContainerPort: 80}, {HostPort: 65535, ContainerPort: 65535, Protocol: cri.Protocol_SCTP}}
+	n.run(t, config)
+}
+
 // Plugins with the capability cgroupPath get a path, whichever the cgroup driver, which
 // gives a slice by its last name only (CONVENTIONS.md of CNI).
 func TestPluginsGetThePathOfTheCgroup(t *testing.T) {

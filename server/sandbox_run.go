@@ -65,6 +65,9 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if opt := sc.GetNamespaceOptions(); opt.GetPid() == cri.NamespaceMode_TARGET {
 		return fault.Invalid.Errorf("sandbox %s: its PID namespace cannot be another container's", m.Name)
 	}
+	if err := checkPorts(req.Config); err != nil {
+		return fmt.Errorf("sandbox %s: %w", m.Name, err)
+	}
 	if sc.GetNamespaceOptions().GetNetwork() == cri.NamespaceMode_POD { // the node's network has no limits
 		if err := checkBandwidth(req.Config); err != nil {
 			return fmt.Errorf("sandbox %s: %w", m.Name, err)
