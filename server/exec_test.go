@@ -253,17 +253,23 @@ func TestAttachEndsWithItsInput(t *testing.T) {
 	config.Stdin = true
 	id := n.begin(t, n.run(t, pod("a")), config)
 	heard, out := io.Pipe()
+	lines := bufio.NewReader(heard)
 	watch, watching := n.attached(t, id, out)
-	stdin, ended := n.attached(t, id, io.Discard)
-	if _, err := io.WriteString(stdin, "typed\n"); err != nil {
-		t.Fatal(err)
+	say := func(stdin io.Writer, text string) {
+		t.Helper()
+		if _, err := io.WriteString(stdin, text); err != nil {
+			t.Fatal(err)
+		}
+		if line, err := lines.ReadString('\n'); line != text {
+			t.Fatalf("the container got %q, %v", line, err)
+		}
 	}
+	say(watch, "first\n") // it is attached
+	stdin, ended := n.attached(t, id, io.Discard)
+	say(stdin, "second\n")
 	stdin.Close()
 	if err := <-ended; err != nil {
 		t.Errorf("attach: %v", err)
-	}
-	if line, err := bufio.NewReader(heard).ReadString('\n'); line != "typed\n" {
-		t.Errorf("the container got %q, %v", line, err)
 	}
 	go io.Copy(io.Discard, heard)
 	watch.Close()
