@@ -150,7 +150,7 @@ var columns = map[string][]Column{
 	},
 	"Job": {
 		{"Status", false, of(func(j *batchv1.Job) any {
-			for _, c := range j.Status.Conditions {
+			for _, c := range slices.Backward(j.Status.Conditions) { // Failed comes after FailureTarget
 				if c.Status == v1.ConditionTrue {
 					return string(c.Type)
 				}

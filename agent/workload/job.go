@@ -128,12 +128,13 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		}
 		s.lastEnd = latest(s.lastEnd, end)
 		s.running = s.running || over && runs(p.Status)
-		switch phase := p.Status.Phase; {
-		case surplus:
-		case phase == v1.PodSucceeded:
-			s.succeeded = append(s.succeeded, p)
+		switch p.Status.Phase {
+		case v1.PodSucceeded:
+			if !surplus {
+				s.succeeded = append(s.succeeded, p)
+			}
 			lastSuccess = latest(lastSuccess, end)
-		case phase == v1.PodFailed:
+		case v1.PodFailed:
 			s.failed++
 			s.fails = append(s.fails, end)
 		default:
@@ -200,13 +201,13 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 			return reason, batchv1.JobFailed // that is final
 		}
 	}
-	switch {
-	case completions != nil && len(s.succeeded) >= int(*completions):
-		return "CompletionsReached", batchv1.JobComplete
-	case completions == nil && len(s.succeeded) > 0 && len(s.active) == 0:
-		return "CompletionsReached", batchv1.JobComplete
-	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)): // as Kubernetes' Job controller
+	switch { // in the order of Kubernetes' Job controller
+	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)):
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
+	case completions != nil && len(s.succeeded) >= int(*completions):
+		return batchv1.JobReasonCompletionsReached, batchv1.JobComplete
+	case completions == nil && len(s.succeeded) > 0 && (len(s.active) == 0 || s.suspended()):
+		return batchv1.JobReasonCompletionsReached, batchv1.JobComplete
 	case s.suspended(): // its deadline does not end it now
 	case !s.deadline().IsZero() && !s.deadline().After(s.now):
 		return batchv1.JobReasonDeadlineExceeded, batchv1.JobFailed
@@ -233,31 +234,41 @@ func (s *jobState) want() int {
 	return int(*s.Spec.Parallelism)
 }
 
-// dropSurplus drops active pods after the parallelism was lowered: those that are not ready first,
-// and of others the newest, as Kubernetes' Job controller.
+// dropSurplus drops active pods after the parallelism was lowered, in the order of Kubernetes' Job
+// controller: those that do not run first, then those that are not ready; of others those that became
+// ready last, were restarted more often, or are the newest.
 func (s *jobState) dropSurplus() {
 	want := s.want()
 	if len(s.active) <= want {
 		return
 	}
-	rank := func(p Pod) (unready int, started time.Time) {
-		if _, ready := availableAt(p.Status, 0, s.now); !ready {
-			unready = 1
-		}
+	started := func(p Pod) time.Time {
 		if p.Status.StartTime == nil {
-			return unready, s.now
+			return s.now
 		}
-		return unready, p.Status.StartTime.Time
+		return p.Status.StartTime.Time
 	}
 	slices.SortFunc(s.active, func(a, b Pod) int {
-		unreadyA, startedA := rank(a)
-		unreadyB, startedB := rank(b)
-		return cmp.Or(cmp.Compare(unreadyA, unreadyB), startedA.Compare(startedB), strings.Compare(a.Name, b.Name))
+		sinceA, readyA := availableAt(a.Status, 0, s.now)
+		sinceB, readyB := availableAt(b.Status, 0, s.now)
+		return cmp.Or(first(a.Status.Phase == v1.PodRunning, b.Status.Phase == v1.PodRunning), first(readyA, readyB), sinceA.Compare(sinceB),
+			cmp.Compare(restarts(a), restarts(b)), started(a).Compare(started(b)), strings.Compare(a.Name, b.Name))
 	})
 	for _, gone := range s.active[want:] {
 		s.pods = slices.DeleteFunc(s.pods, func(p Pod) bool { return p.Name == gone.Name })
 	}
 	s.active = s.active[:want]
+}
+
+// first orders what is true before what is not.
+func first(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case a:
+		return -1
+	}
+	return 1
 }
 
 // more returns the new pods to start now, or, while they must wait, when to plan again.
@@ -332,25 +343,75 @@ func (s *jobState) pod(name, index string) *v1.Pod {
 	return pod
 }
 
+// jobMessages are those of Kubernetes' controller, by the reason of a Job's end.
+var jobMessages = map[string]string{
+	batchv1.JobReasonCompletionsReached:   "Reached expected number of succeeded pods",
+	batchv1.JobReasonBackoffLimitExceeded: "Job has reached the specified backoff limit",
+	batchv1.JobReasonDeadlineExceeded:     "Job was active longer than specified deadline",
+}
+
 func (s *jobState) status(reason string, condition batchv1.JobConditionType) manifest.Object {
 	j := s.DeepCopy()
-	j.Status = batchv1.JobStatus{Active: int32(len(s.active)), Succeeded: int32(len(s.succeeded)), Failed: int32(s.failed)}
+	j.Status = batchv1.JobStatus{Active: int32(len(s.active)), Ready: new(int32), Succeeded: int32(len(s.succeeded)), Failed: int32(s.failed), CompletedIndexes: s.completedIndexes()}
+	for _, p := range s.active {
+		if _, ready := availableAt(p.Status, 0, s.now); ready {
+			*j.Status.Ready++
+		}
+	}
 	if !s.began.IsZero() {
 		j.Status.StartTime = &metav1.Time{Time: s.began}
 	}
 	switch {
 	case condition == "" && s.suspended(): // with the reason and message of Kubernetes' controller
-		j.Status.Active, j.Status.StartTime = 0, nil
+		j.Status.Active, j.Status.Ready, j.Status.StartTime = 0, new(int32), nil
 		j.Status.Conditions = []batchv1.JobCondition{{Type: batchv1.JobSuspended, Status: v1.ConditionTrue, Reason: "JobSuspended", Message: "Job suspended"}}
 		return j
 	case condition == "":
 		return j
 	}
 	at := metav1.Time{Time: s.lastEnd}
-	j.Status.Active = 0
-	j.Status.Conditions = []batchv1.JobCondition{{Type: condition, Status: v1.ConditionTrue, Reason: reason, LastTransitionTime: at}}
-	if condition == batchv1.JobComplete {
+	is := func(t batchv1.JobConditionType) {
+		j.Status.Conditions = append(j.Status.Conditions, batchv1.JobCondition{Type: t, Status: v1.ConditionTrue, Reason: reason, Message: jobMessages[reason], LastTransitionTime: at})
+	}
+	j.Status.Active, j.Status.Ready = 0, new(int32)
+	target, ended := batchv1.JobSuccessCriteriaMet, !s.running
+	if condition == batchv1.JobFailed {
+		j.Status.Failed += int32(len(s.active)) // they end as failed
+		j.Status.Terminating = new(int32(len(s.active)))
+		target, ended = batchv1.JobFailureTarget, ended && len(s.active) == 0
+	}
+	if is(target); ended {
+		is(condition)
+	}
+	if ended && condition == batchv1.JobComplete {
 		j.Status.CompletionTime = &at
 	}
 	return j
+}
+
+// completedIndexes returns the indexes of an indexed Job that are done, as "0,2-4".
+func (s *jobState) completedIndexes() string {
+	var done []int
+	for _, p := range s.succeeded {
+		if index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation]); err == nil {
+			done = append(done, index)
+		}
+	}
+	slices.Sort(done)
+	var words []string
+	for i := 0; i < len(done); {
+		last := i
+		for last+1 < len(done) && done[last+1] == done[last]+1 {
+			last++
+		}
+		word := strconv.Itoa(done[i])
+		if separator := "-"; last > i {
+			if last == i+1 {
+				separator = ","
+			}
+			word += separator + strconv.Itoa(done[last])
+		}
+		words, i = append(words, word), last+1
+	}
+	return strings.Join(words, ",")
 }

@@ -25,11 +25,13 @@ spec:
   template: {spec: {restartPolicy: Never, containers: [{name: a, image: "i:1"}]}}
 `
 
+// condition returns the last condition of a Job.
 func condition(p workload.Plan) string {
+	text := ""
 	for _, c := range p.Status.(*batchv1.Job).Status.Conditions {
-		return string(c.Type) + " " + c.Reason
+		text = string(c.Type) + " " + c.Reason
 	}
-	return ""
+	return text
 }
 
 // A Job runs until its completions are reached, with no more pods at a time than its
@@ -76,7 +78,7 @@ func TestJobFails(t *testing.T) {
 	w.step()
 	w.now = w.now.Add(5 * time.Second)
 	w.expect("too late: what runs is ended, and stays as the record of that", "sum-0:1 sum-1:1 sum-2:1")
-	if got := condition(w.plan); got != "Failed DeadlineExceeded" {
+	if got := condition(w.plan); got != "FailureTarget DeadlineExceeded" {
 		t.Errorf("condition %q", got)
 	}
 	if got := w.ending(); got != "sum-1 sum-2" {
@@ -113,7 +115,7 @@ func TestJobStaysFailed(t *testing.T) {
 		w.now = w.now.Add(test.late)
 		for _, what := range []string{"failed", "still failed"} {
 			w.expect(what, "sum-0:1")
-			if got := condition(w.plan); got != "Failed "+test.reason || w.ending() != "sum-0" || w.plan.Expired {
+			if got := condition(w.plan); got != "FailureTarget "+test.reason || w.ending() != "sum-0" || w.plan.Expired {
 				t.Errorf("%s: condition %q, ends %q, expired %v", what, got, w.ending(), w.plan.Expired)
 			}
 		}

@@ -2,6 +2,7 @@ package workload_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -179,11 +180,13 @@ func (g *jobFleet) reference() reference {
 		}
 		r.done[p.Name] = true
 		switch {
-		case g.beyond(p):
 		case s.Phase == v1.PodFailed:
 			r.failed, ends = r.failed+1, append(ends, end)
 		default:
-			if r.succeeded++; end.After(r.lastOK) {
+			if !g.beyond(p) {
+				r.succeeded++
+			}
+			if end.After(r.lastOK) {
 				r.lastOK = end
 			}
 		}
@@ -209,15 +212,15 @@ func (g *jobFleet) beyond(p workload.Pod) bool {
 // end returns the reason for which the Job is over; "" if it is not.
 func (g *jobFleet) end(r reference) string {
 	spec := g.job.Spec
-	limit := int(*spec.BackoffLimit)
+	limit, suspended := int(*spec.BackoffLimit), spec.Suspend != nil && *spec.Suspend
 	switch {
 	case g.over != "":
 		return g.over
-	case spec.Completions != nil && r.succeeded >= int(*spec.Completions), spec.Completions == nil && r.succeeded > 0 && len(r.active) == 0:
-		return "CompletionsReached"
 	case r.failed > limit, r.restarts > 0 && r.restarts >= limit:
 		return "BackoffLimitExceeded"
-	case spec.Suspend != nil && *spec.Suspend, spec.ActiveDeadlineSeconds == nil, r.began.IsZero():
+	case spec.Completions != nil && r.succeeded >= int(*spec.Completions), spec.Completions == nil && r.succeeded > 0 && (len(r.active) == 0 || suspended):
+		return "CompletionsReached"
+	case suspended, spec.ActiveDeadlineSeconds == nil, r.began.IsZero():
 	case g.now.Sub(r.began) >= time.Duration(*spec.ActiveDeadlineSeconds)*time.Second:
 		return "DeadlineExceeded"
 	}
@@ -235,21 +238,33 @@ func (g *jobFleet) check() {
 	}
 	g.planned(g.seed)
 	status := g.plan.Status.(*batchv1.Job).Status
-	got := ""
+	got, is := "", ""
 	for _, c := range status.Conditions {
+		is += string(c.Type) + " "
 		if c.Type != batchv1.JobSuspended { // which is no end
 			got = c.Reason
 		}
-		if failed := c.Type == batchv1.JobFailed; failed != (got != "" && got != "CompletionsReached") {
-			g.breaks(g.seed, "the Job is %s for %q", c.Type, got)
-		}
+	}
+	wantIs := map[string]string{"": is, "CompletionsReached": "SuccessCriteriaMet Complete "}[want]
+	if wantIs == "" && want != "" {
+		wantIs = "FailureTarget Failed "
+	}
+	if want != "" && (r.running || len(r.active) > 0 && want != "CompletionsReached") {
+		wantIs, _, _ = strings.Cut(wantIs, " ")
+		wantIs += " "
+	}
+	if is != wantIs {
+		g.breaks(g.seed, "the Job is %sfor %q, want %s", is, got, wantIs)
 	}
 	if got != want {
 		g.breaks(g.seed, "the Job is over for %q, want %q: %+v", got, want, r)
 	}
 	g.over = want
-	active := g.kept(r, want)
-	if int(status.Active) != active || int(status.Succeeded) != r.succeeded || int(status.Failed) != r.failed {
+	active, failed := g.kept(r, want), r.failed
+	if want != "" && want != "CompletionsReached" {
+		failed += len(r.active)
+	}
+	if int(status.Active) != active || int(status.Succeeded) != r.succeeded || int(status.Failed) != failed {
 		g.breaks(g.seed, "status %+v, with %d active: %+v", status, active, r)
 	}
 	switch suspended := spec.Suspend != nil && *spec.Suspend; {

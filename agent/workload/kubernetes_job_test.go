@@ -1,0 +1,218 @@
+package workload_test
+
+import (
+	"cmp"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/workload"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// After the same events, a Job has the pods and the status that Kubernetes' Job controller gives it.
+// TestSameJobs of test/kubelet recorded these, in the file that JOBS names or in testdata.
+func TestJobAsKubernetes(t *testing.T) {
+	data, err := os.ReadFile(cmp.Or(os.Getenv("JOBS"), "testdata/kubernetes/jobs.txt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	histories, failed := strings.Split(string(data), "\n\n"), 0
+	for i, history := range histories {
+		r := replay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, numbers: map[string]int{}}
+		r.began = r.now
+		if text := r.play(history); text != "" {
+			if failed++; failed <= 10 {
+				t.Errorf("Job %d: %s", i, text)
+			}
+		}
+	}
+	t.Logf("%d of %d Jobs differ", failed, len(histories))
+}
+
+// A replay is a Job with the events of a recorded history. Its pods are numbered in the order of their
+// creation.
+type replay struct {
+	world
+	began   time.Time
+	slow    bool           // pods that are to end do so only at the event "ends"
+	numbers map[string]int // by name, of those that are wanted
+	count   int
+	dropped bool // a pod is not wanted any more, or there is none
+}
+
+var since, terminating = regexp.MustCompile(` since \d+`), regexp.MustCompile(` terminating \d+`)
+
+// play returns the history up to the first difference, "" if there is none.
+func (r *replay) play(history string) string {
+	lines := strings.Split(strings.TrimSuffix(history, "\n"), "\n")
+	spec, slow := strings.CutPrefix(lines[0], "slow ")
+	r.slow = slow
+	r.object = read(r.t, `{"apiVersion":"batch/v1","kind":"Job","metadata":{"name":"pi"},"spec":`+spec+"}")
+	r.object.SetCreationTimestamp(metav1.Time{Time: r.now})
+	for i, line := range lines[1:] {
+		event, _, _ := strings.Cut(line, " +")
+		if strings.HasPrefix(event, "completions") && strings.Contains(lines[i], "Complete ") {
+			return "" // more completions begin a Job again that is complete
+		}
+		var seconds int
+		if _, err := fmt.Sscanf(line[len(event):], " +%d:", &seconds); err != nil {
+			r.t.Fatal(line, err)
+		}
+		if over := strings.Contains(lines[i], "FailureTarget") || strings.Contains(lines[i], "SuccessCriteriaMet"); over && event == "resumed" {
+			r.dropped = true // the store has when a Job was resumed, also of one that is over
+		}
+		r.happens(event)
+		r.look(event == "ends")
+		for range seconds {
+			r.now = r.now.Add(time.Second)
+			if again := r.plan.Again; !again.IsZero() && !again.After(r.now) {
+				r.look(event == "ends")
+			}
+		}
+		got := fmt.Sprintf("%s +%d: %s", event, seconds, r.state())
+		if r.dropped { // the pods that remain tell when it began, and how many end
+			line, got = terminating.ReplaceAllString(line, ""), terminating.ReplaceAllString(got, "")
+			if since.FindString(line) != since.FindString(got) {
+				if strings.Contains(lines[0], "activeDeadlineSeconds") {
+					return "" // which counts from another time
+				}
+				line, got = since.ReplaceAllString(line, ""), since.ReplaceAllString(got, "")
+			}
+		}
+		if got != line {
+			return fmt.Sprintf("%s\nhere:\n%s", strings.Join(lines[:i+2], "\n"), got)
+		}
+	}
+	return ""
+}
+
+// look plans until nothing more comes of it. The node sees new pods, and ends those that are to end.
+func (r *replay) look(ends bool) {
+	for range 3 {
+		r.step()
+		was := r.numbers
+		r.numbers = map[string]int{}
+		for i := range r.pods {
+			p := &r.pods[i]
+			n, ok := was[p.Name]
+			if !ok {
+				n = r.count
+				r.count++
+				p.Status = v1.PodStatus{Phase: v1.PodPending, StartTime: &metav1.Time{Time: r.now.Add(time.Duration(n) * time.Millisecond)}}
+			}
+			r.numbers[p.Name] = n
+			delete(was, p.Name)
+			if ending(*p) && !podsync.Terminal(&p.Status) && (!r.slow || ends) {
+				r.stopped(p, v1.PodFailed)
+			}
+		}
+		r.dropped = r.dropped || len(was) > 0 || len(r.pods) == 0
+	}
+}
+
+func ending(p workload.Pod) bool { return p.Annotations[podsync.AnnotationEnded] != "" }
+
+// stopped ends the pod now.
+func (r *replay) stopped(p *workload.Pod, phase v1.PodPhase) {
+	p.Status.Phase = phase
+	p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionFalse, LastTransitionTime: metav1.Time{Time: r.now}}}
+	if len(p.Status.ContainerStatuses) > 0 {
+		p.Status.ContainerStatuses[0].State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{FinishedAt: metav1.Time{Time: r.now}}}
+	}
+}
+
+// happens makes the event of a line of the history happen.
+func (r *replay) happens(event string) {
+	job := r.object.(*batchv1.Job)
+	spec := &job.Spec
+	var number int32
+	var what string
+	if _, err := fmt.Sscanf(event, "parallelism %d", &number); err == nil {
+		spec.Parallelism = &number
+		return
+	}
+	if _, err := fmt.Sscanf(event, "completions %d", &number); err == nil {
+		spec.Completions, spec.Parallelism = &number, &number
+		return
+	}
+	switch event {
+	case "suspended":
+		spec.Suspend = new(true)
+		return
+	case "resumed":
+		spec.Suspend = new(false)
+		job.Status.StartTime = &metav1.Time{Time: r.now} // as the store has it
+		return
+	case "begins", "ends", "time passes":
+		return
+	}
+	if _, err := fmt.Sscanf(event, "%d %s", &number, &what); err != nil {
+		r.t.Fatal(event, err)
+	}
+	for i := range r.pods {
+		p := &r.pods[i]
+		if r.numbers[p.Name] != int(number) {
+			continue
+		}
+		switch what {
+		case "runs":
+			p.Status.Phase = v1.PodRunning
+			p.Status.ContainerStatuses = []v1.ContainerStatus{{Name: "c", State: v1.ContainerState{Running: &v1.ContainerStateRunning{StartedAt: metav1.Time{Time: r.now}}}}}
+			p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Time{Time: r.now}}}
+		case "restarts":
+			p.Status.ContainerStatuses[0].RestartCount++
+		case "succeeds":
+			r.stopped(p, v1.PodSucceeded)
+		default:
+			r.stopped(p, v1.PodFailed)
+		}
+	}
+}
+
+// state describes the Job as a history does.
+func (r *replay) state() string {
+	var b strings.Builder
+	words := make([]string, r.count)
+	for _, p := range r.pods {
+		if n := r.numbers[p.Name]; !podsync.Terminal(&p.Status) && !ending(p) {
+			words[n] = fmt.Sprint(n)
+			if i := p.Labels[batchv1.JobCompletionIndexAnnotation]; i != "" {
+				words[n] += "@" + i
+			}
+		}
+	}
+	s := r.plan.Status.(*batchv1.Job).Status
+	ready, terminating := int32(0), int32(0)
+	if s.Ready != nil {
+		ready = *s.Ready
+	}
+	if s.Terminating != nil {
+		terminating = *s.Terminating
+	}
+	fmt.Fprintf(&b, "pods %s; active %d ready %d succeeded %d failed %d", strings.Join(strings.Fields(strings.Join(words, " ")), " "), s.Active, ready, s.Succeeded, s.Failed)
+	if s.CompletedIndexes != "" {
+		fmt.Fprintf(&b, " completed %s", s.CompletedIndexes)
+	}
+	if terminating > 0 {
+		fmt.Fprintf(&b, " terminating %d", terminating)
+	}
+	if s.StartTime != nil {
+		fmt.Fprintf(&b, " since %.0f", s.StartTime.Sub(r.began).Seconds())
+	}
+	if s.CompletionTime != nil {
+		fmt.Fprintf(&b, " completed")
+	}
+	for _, c := range s.Conditions {
+		if c.Status == v1.ConditionTrue {
+			fmt.Fprintf(&b, "; %s %s (%s)", c.Type, c.Reason, c.Message)
+		}
+	}
+	return b.String()
+}
