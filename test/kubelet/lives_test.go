@@ -11,6 +11,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
 // A random pod's status is compared when it has not changed for quiet, but not later than unrest
@@ -124,7 +125,8 @@ func stops(sidecars ...string) string {
 	return all + `StopPodSandbox sandbox#[01]`
 }
 
-// settles waits until the pod's status has been the same for some time, and returns it.
+// settles waits until the pod's status has been the same for some time, and returns it. A pod that has
+// ended still has a sandbox for a while, with a kubelet on a busy machine for longer than that.
 func (n *node) settles(name string, pod *v1.Pod) *v1.Pod {
 	last, since := "", time.Now()
 	n.waits(unrest, func() bool {
@@ -132,7 +134,10 @@ func (n *node) settles(name string, pod *v1.Pod) *v1.Pod {
 		if err != nil || p == nil {
 			return false
 		}
-		if now := text(told(p.Status)); now != last {
+		over := p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
+		_, sandbox := podutil.GetPodCondition(&p.Status, v1.PodReadyToStartContainers)
+		stands := over && sandbox != nil && sandbox.Status == v1.ConditionTrue
+		if now := text(told(p.Status)); now != last || stands {
 			last, since = now, time.Now()
 		}
 		pod = p
