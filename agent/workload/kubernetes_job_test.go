@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -47,7 +49,10 @@ type replay struct {
 	dropped bool // a pod is not wanted any more, or there is none
 }
 
-var since, terminating = regexp.MustCompile(` since \d+`), regexp.MustCompile(` terminating \d+`)
+var (
+	since, terminating = regexp.MustCompile(` since \d+`), regexp.MustCompile(` terminating \d+`)
+	ended              = regexp.MustCompile(`; (Failed|Complete) [^;]*$`)
+)
 
 // play returns the history up to the first difference, "" if there is none.
 func (r *replay) play(history string) string {
@@ -58,8 +63,8 @@ func (r *replay) play(history string) string {
 	r.object.SetCreationTimestamp(metav1.Time{Time: r.now})
 	for i, line := range lines[1:] {
 		event, _, _ := strings.Cut(line, " +")
-		if strings.HasPrefix(event, "completions") && strings.Contains(lines[i], "Complete ") {
-			return "" // more completions begin a Job again that is complete
+		if strings.HasPrefix(event, "completions") && (strings.Contains(lines[i], "CompletionsReached") || r.remembers()) {
+			return "" // more completions continue a Job that is complete, and Kubernetes forgets what was done beyond fewer
 		}
 		var seconds int
 		if _, err := fmt.Sscanf(line[len(event):], " +%d:", &seconds); err != nil {
@@ -77,7 +82,10 @@ func (r *replay) play(history string) string {
 			}
 		}
 		got := fmt.Sprintf("%s +%d: %s", event, seconds, r.state())
-		if r.dropped { // the pods that remain tell when it began, and how many end
+		if r.dropped { // the pods that remain tell when it began, how many end, and whether it has ended
+			if terminating.MatchString(line) && !ended.MatchString(line) {
+				got = strings.Replace(ended.ReplaceAllString(got, ""), " completed;", ";", 1)
+			}
 			line, got = terminating.ReplaceAllString(line, ""), terminating.ReplaceAllString(got, "")
 			if since.FindString(line) != since.FindString(got) {
 				if strings.Contains(lines[0], "activeDeadlineSeconds") {
@@ -91,6 +99,14 @@ func (r *replay) play(history string) string {
 		}
 	}
 	return ""
+}
+
+// remembers reports whether an index was done that the Job does not have any more.
+func (r *replay) remembers() bool {
+	return slices.ContainsFunc(r.pods, func(p workload.Pod) bool {
+		index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation])
+		return err == nil && p.Status.Phase == v1.PodSucceeded && index >= int(*r.object.(*batchv1.Job).Spec.Completions)
+	})
 }
 
 // look plans until nothing more comes of it. The node sees new pods, and ends those that are to end.
