@@ -19,9 +19,9 @@ import (
 )
 
 // After the same events, a Job has the pods and the status that Kubernetes' Job controller gives it.
-// TestSameJobs of test/kubelet recorded these, in the file that JOBS names or in testdata.
+// TestSameJobs of test/kubelet recorded these, in the file that HISTORIES names or in testdata.
 func TestJobAsKubernetes(t *testing.T) {
-	data, err := os.ReadFile(cmp.Or(os.Getenv("JOBS"), "testdata/kubernetes/jobs.txt"))
+	data, err := os.ReadFile(cmp.Or(os.Getenv("HISTORIES"), "testdata/kubernetes/jobs.txt"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -11,7 +11,7 @@
 // without an explanation fails, and so does an explanation without a difference. Random pods live so
 // too, and have turns: they are edited, lose something, or see the driver or crispd killed. In addition,
 // the agent's handling of random pods is compared with the kubelet's own functions.
-// TestSameJobs does so with random Jobs and Kubernetes' Job controller.
+// TestSameJobs and TestSameRollouts do so with random Jobs and Deployments and Kubernetes' controllers.
 // TestSameVerdicts holds what crisp validate says of manifests against the validation of the
 // API server. TestKubeadm makes kubeadm's own calls to crispd. TestMetrics compares the kubelet's metrics
 // of pods on crispd with those of the same pods on containerd.

@@ -11,11 +11,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -31,50 +33,57 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 )
 
-// recordedJobs has what Kubernetes' Job controller does with random Jobs, for TestJobAsKubernetes of
-// agent/workload, which has the agent do likewise.
-const recordedJobs = "../../agent/workload/testdata/kubernetes/jobs.txt"
-
-// The agent runs random Jobs, JOBS of them, as Kubernetes' Job controller does, whatever their pods
-// do and however they are edited. An ordinary run compares the controller's decisions with those in
-// recordedJobs, which RECORD=yes writes; SEED chooses other Jobs.
+// The agent runs random Jobs, CASES of them, as Kubernetes' Job controller does, whatever their pods
+// do and however they are edited. An ordinary run compares the controller's decisions with those that
+// are recorded for TestJobAsKubernetes of agent/workload, which RECORD=yes writes; SEED chooses other Jobs.
 func TestSameJobs(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.StaleControllerConsistencyJob, false) // a fake API server has no resource versions
+	sameHistories(t, "jobs.txt", "TestJobAsKubernetes", 30, func(t *testing.T, random *rand.Rand) string {
+		w := startCluster(t, random, func(ctx context.Context, w *cluster, shared informers.SharedInformerFactory) []func() {
+			c, err := job.NewController(ctx, w.client, shared.Core().V1().Pods(), shared.Batch().V1().Jobs(), nil, nil)
+			check(t, err)
+			return []func(){func() { c.Run(ctx, 1) }}
+		})
+		return w.history()
+	})
+}
+
+// sameHistories plays histories in fake time, and has a test of agent/workload compare them with the
+// agent's. Those of an ordinary run must be the recorded ones.
+func sameHistories(t *testing.T, file, test string, cases int, play func(*testing.T, *rand.Rand) string) {
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), "1"), 10, 64)
 	check(t, err)
-	count, err := strconv.Atoi(cmp.Or(os.Getenv("JOBS"), "30"))
+	count, err := strconv.Atoi(cmp.Or(os.Getenv("CASES"), strconv.Itoa(cases)))
 	check(t, err)
-	var texts []string
+	var histories []string
 	for i := range count {
 		synctest.Test(t, func(t *testing.T) {
-			w := startJob(t, rand.New(rand.NewPCG(seed, uint64(i))))
-			texts = append(texts, w.history())
+			histories = append(histories, play(t, rand.New(rand.NewPCG(seed, uint64(i)))))
 		})
 	}
-	all := strings.Join(texts, "\n")
+	all, recorded := strings.Join(histories, "\n"), filepath.Join("../../agent/workload/testdata/kubernetes", file)
 	if os.Getenv("RECORD") != "" {
-		check(t, os.MkdirAll(filepath.Dir(recordedJobs), 0o755))
-		check(t, os.WriteFile(recordedJobs, []byte(all), 0o644))
+		check(t, os.WriteFile(recorded, []byte(all), 0o644))
 	}
-	if os.Getenv("SEED") == "" && os.Getenv("JOBS") == "" {
-		data, err := os.ReadFile(recordedJobs)
+	if os.Getenv("SEED") == "" && os.Getenv("CASES") == "" {
+		data, err := os.ReadFile(recorded)
 		check(t, err)
 		if string(data) != all {
-			t.Errorf("Kubernetes' Job controller does not do what %s has: RECORD=yes writes it", recordedJobs)
+			t.Errorf("Kubernetes' controller does not do what %s has: RECORD=yes writes it", recorded)
 		}
 	}
-	path := filepath.Join(t.TempDir(), "jobs.txt")
+	path := filepath.Join(t.TempDir(), file)
 	check(t, os.WriteFile(path, []byte(all), 0o600))
-	agent := exec.Command("go", "test", "-count", "1", "-run", "TestJobAsKubernetes$", "./agent/workload")
-	agent.Dir, agent.Env = "../..", append(os.Environ(), "JOBS="+path)
+	agent := exec.Command("go", "test", "-count", "1", "-run", test+"$", "./agent/workload")
+	agent.Dir, agent.Env = "../..", append(os.Environ(), "HISTORIES="+path)
 	if out, err := agent.CombinedOutput(); err != nil {
-		t.Errorf("SEED=%d JOBS=%d: %v\n%s", seed, count, err, out)
+		t.Errorf("SEED=%d CASES=%d: %v\n%s", seed, count, err, out)
 	}
 }
 
-// A jobWorld is a Job with its controller, an API server and a node. Its pods are numbered in the
-// order of their creation.
-type jobWorld struct {
+// A cluster is an API server with a controller and a node. Its pods are numbered in the order of their
+// creation.
+type cluster struct {
 	*rand.Rand
 	t        *testing.T
 	client   *fake.Clientset
@@ -86,11 +95,12 @@ type jobWorld struct {
 	lines    strings.Builder
 }
 
-func startJob(t *testing.T, random *rand.Rand) *jobWorld {
-	w := &jobWorld{Rand: random, t: t, client: fake.NewClientset(), began: time.Now(), numbers: map[string]int{}}
+// startCluster starts the controllers that a function makes and returns as functions that run them.
+func startCluster(t *testing.T, random *rand.Rand, controllers func(context.Context, *cluster, informers.SharedInformerFactory) []func()) *cluster {
+	w := &cluster{Rand: random, t: t, client: fake.NewClientset(), began: time.Now(), numbers: map[string]int{}}
 	w.client.PrependReactor("create", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		pod := a.(clienttesting.CreateAction).GetObject().(*v1.Pod)
-		pod.Name = fmt.Sprintf("pi-%d", w.names.Add(1))
+		pod.Name = fmt.Sprintf("pod-%d", w.names.Add(1))
 		pod.UID = types.UID(pod.Name)
 		return false, nil, nil
 	})
@@ -101,6 +111,15 @@ func startJob(t *testing.T, random *rand.Rand) *jobWorld {
 		}
 		return true, o, err
 	})
+	w.client.PrependReactor("create", "replicasets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		set := a.(clienttesting.CreateAction).GetObject().(*appsv1.ReplicaSet)
+		set.UID = types.UID(set.Name)
+		return false, nil, nil
+	})
+	w.client.PrependReactor("update", "replicasets", func(a clienttesting.Action) (bool, runtime.Object, error) {
+		a.(clienttesting.UpdateAction).GetObject().(*appsv1.ReplicaSet).ResourceVersion = fmt.Sprint(w.versions.Add(1))
+		return false, nil, nil
+	})
 	w.client.PrependReactor("delete", "pods", func(a clienttesting.Action) (bool, runtime.Object, error) {
 		pod := w.pod(a.(clienttesting.DeleteAction).GetName())
 		pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = new(metav1.Now()), new(int64(0))
@@ -109,15 +128,16 @@ func startJob(t *testing.T, random *rand.Rand) *jobWorld {
 	})
 	ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), klog.Logger{}))
 	shared := informers.NewSharedInformerFactory(w.client, 0)
-	controller, err := job.NewController(ctx, w.client, shared.Core().V1().Pods(), shared.Batch().V1().Jobs(), nil, nil)
-	check(t, err)
+	run := controllers(ctx, w, shared)
 	shared.Start(ctx.Done())
 	shared.WaitForCacheSync(ctx.Done())
-	done := make(chan struct{})
-	go func() { controller.Run(ctx, 1); close(done) }()
+	var running sync.WaitGroup
+	for _, f := range run {
+		running.Go(f)
+	}
 	t.Cleanup(func() {
 		cancel()
-		<-done
+		running.Wait()
 		shared.Shutdown()
 	})
 	return w
@@ -125,19 +145,19 @@ func startJob(t *testing.T, random *rand.Rand) *jobWorld {
 
 var podsResource = v1.SchemeGroupVersion.WithResource("pods")
 
-func (w *jobWorld) put(pod *v1.Pod) {
+func (w *cluster) put(pod *v1.Pod) {
 	pod.ResourceVersion = fmt.Sprint(w.versions.Add(1)) // the controller ignores an update without another one
 	check(w.t, w.client.Tracker().Update(podsResource, pod, pod.Namespace))
 }
 
-func (w *jobWorld) pod(name string) *v1.Pod {
+func (w *cluster) pod(name string) *v1.Pod {
 	pod, err := w.client.Tracker().Get(podsResource, "default", name)
 	check(w.t, err)
 	return pod.(*v1.Pod).DeepCopy()
 }
 
 // pods returns all pods, by number. New ones get the next numbers, in the order of their indexes.
-func (w *jobWorld) pods() []*v1.Pod {
+func (w *cluster) pods() []*v1.Pod {
 	list, err := w.client.CoreV1().Pods("default").List(w.t.Context(), metav1.ListOptions{})
 	check(w.t, err)
 	var pods []*v1.Pod
@@ -172,7 +192,7 @@ func indexOf(p *v1.Pod) int {
 	return n
 }
 
-func (w *jobWorld) job() *batchv1.Job {
+func (w *cluster) job() *batchv1.Job {
 	j, err := w.client.BatchV1().Jobs("default").Get(w.t.Context(), "pi", metav1.GetOptions{})
 	check(w.t, err)
 	return j
@@ -183,7 +203,7 @@ func ended(p *v1.Pod) bool {
 }
 
 // pass lets time pass. The node sees new pods within a second, and pods that were told to end do so.
-func (w *jobWorld) pass(seconds int, ends bool) {
+func (w *cluster) pass(seconds int, ends bool) {
 	for range seconds {
 		time.Sleep(time.Second)
 		synctest.Wait()
@@ -211,7 +231,7 @@ func stopped(p *v1.Pod, phase v1.PodPhase) {
 
 // history plays a Job to its end. It returns a line with the Job's spec and one for each event: what
 // happened, after how many seconds the Job was looked at, and its state then.
-func (w *jobWorld) history() string {
+func (w *cluster) history() string {
 	j := w.random()
 	w.slow = w.IntN(3) == 0
 	spec := j.Spec.DeepCopy()
@@ -240,7 +260,7 @@ func (w *jobWorld) history() string {
 }
 
 // after adds the line of an event, with the Job's state some seconds later.
-func (w *jobWorld) after(event string, seconds int) {
+func (w *cluster) after(event string, seconds int) {
 	w.pass(seconds, event == "ends")
 	s := w.job().Status
 	var words []string
@@ -274,7 +294,7 @@ func (w *jobWorld) after(event string, seconds int) {
 }
 
 // random makes the Job, as an API server would complete it.
-func (w *jobWorld) random() *batchv1.Job {
+func (w *cluster) random() *batchv1.Job {
 	labels := map[string]string{batchv1.ControllerUidLabel: "1"}
 	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: "pi", Namespace: "default", UID: "1", Generation: 1, CreationTimestamp: metav1.Now()}}
 	j.Spec = batchv1.JobSpec{
@@ -292,7 +312,7 @@ func (w *jobWorld) random() *batchv1.Job {
 }
 
 // event makes something happen, and returns what.
-func (w *jobWorld) event() string {
+func (w *cluster) event() string {
 	if w.IntN(6) == 0 || *w.job().Spec.Suspend && w.IntN(2) == 0 {
 		return w.edit()
 	}
@@ -339,7 +359,7 @@ func (w *jobWorld) event() string {
 }
 
 // edit changes the Job, and returns how.
-func (w *jobWorld) edit() (event string) {
+func (w *cluster) edit() (event string) {
 	j := w.job()
 	switch spec := &j.Spec; {
 	case *spec.Suspend:
