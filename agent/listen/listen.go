@@ -80,23 +80,21 @@ func (s *Server) Look() (again []string, err error) { return unixsock.LookAll(s.
 // is a fault.Invalid.
 func Begin(ctx context.Context, h Handlers, o Options) (_ *Server, err error) {
 	s, running := server{o, h}, &Server{}
+	var listeners []net.Listener // parallel to running.servers
 	defer func() {
 		if err != nil {
-			running.Close()
+			for _, l := range listeners {
+				l.Close()
+			}
 		}
 	}()
-	begin := func(l net.Listener, h http.Handler) {
-		next := &http.Server{
+	add := func(l net.Listener, h http.Handler) {
+		running.servers = append(running.servers, &http.Server{
 			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
 			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
-		}
-		running.servers = append(running.servers, next)
-		go next.Serve(l)
+		})
+		listeners = append(listeners, l)
 	}
-	if running.socket, err = listenUnix(s.o.Root, s.o.Socket); err != nil {
-		return nil, err
-	}
-	begin(running.socket, withProfiles(s.h.All))
 	for _, at := range []struct {
 		address string
 		handler func() (http.Handler, error)
@@ -121,7 +119,15 @@ func Begin(ctx context.Context, h Handlers, o Options) (_ *Server, err error) {
 				return nil, err
 			}
 		}
-		begin(l, h)
+		add(l, h)
+	}
+	// The socket comes last: whoever finds it finds the kubeconfig too.
+	if running.socket, err = listenUnix(s.o.Root, s.o.Socket); err != nil {
+		return nil, err
+	}
+	add(running.socket, withProfiles(s.h.All))
+	for i, l := range listeners {
+		go running.servers[i].Serve(l)
 	}
 	return running, nil
 }

@@ -3,6 +3,7 @@ package listen
 import (
 	"errors"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -120,5 +121,31 @@ func TestProfiles(t *testing.T) {
 		if h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil)); !strings.Contains(w.Body.String(), want) {
 			t.Errorf("%s: %.80q, want %q", path, w.Body, want)
 		}
+	}
+}
+
+// Whoever connects to the socket at once, as a script that waits for it does, finds the kubeconfig.
+func TestKubeconfigIsThereFirst(t *testing.T) {
+	root := t.TempDir()
+	socket, found := filepath.Join(root, "agent.sock"), make(chan error)
+	go func() {
+		for t.Context().Err() == nil {
+			c, err := net.Dial("unix", socket)
+			if err != nil {
+				continue
+			}
+			c.Close()
+			_, err = os.Stat(filepath.Join(root, "kubeconfig"))
+			found <- err
+			return
+		}
+	}()
+	s, err := Begin(t.Context(), Handlers{}, Options{Root: root, Socket: socket, Address: "127.0.0.1:0", Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := <-found; err != nil {
+		t.Error(err)
 	}
 }
