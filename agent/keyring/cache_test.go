@@ -4,6 +4,10 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
+	config "k8s.io/kubelet/config/v1"
+	credentialprovider "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 )
 
 // Credentials do not stay in memory when their time is over, whether or not the image is asked
@@ -19,4 +23,19 @@ func TestExpiredCredentialsAreForgotten(t *testing.T) {
 			t.Errorf("kept are %v", p.cache)
 		}
 	})
+}
+
+// Credentials expire while the machine sleeps: a registry no longer accepts them when it wakes.
+func TestCachedCredentialsAgeDuringSleep(t *testing.T) {
+	const key = "cloud Global"
+	p := &Plugins{dir: t.TempDir(), cache: map[string]cached{}}
+	p.keep(key, map[string]credentialprovider.AuthConfig{"*": {Username: "u"}}, time.Hour)
+	of := &config.CredentialProvider{Name: "cloud"}
+	if _, err := p.ask(t.Context(), of, "r.example/app"); err != nil {
+		t.Fatal(err)
+	}
+	p.cache[key] = cached{p.cache[key].auth, testenv.Slept(p.cache[key].until, 2*time.Hour)}
+	if _, err := p.ask(t.Context(), of, "r.example/app"); err == nil { // there is no such program
+		t.Error("expired credentials are used")
+	}
 }

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/periodic"
 	config "k8s.io/kubelet/config/v1"
 	credentialprovider "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 	"sigs.k8s.io/yaml"
@@ -115,7 +116,7 @@ func (p *Plugins) ask(ctx context.Context, of *config.CredentialProvider, image 
 	}
 	p.mu.Lock()
 	for _, key := range keys {
-		if c, ok := p.cache[key]; ok && time.Now().Before(c.until) {
+		if c, ok := p.cache[key]; ok && !periodic.Past(c.until) {
 			p.mu.Unlock()
 			return c.auth, nil
 		}
@@ -139,9 +140,8 @@ func (p *Plugins) ask(ctx context.Context, of *config.CredentialProvider, image 
 func (p *Plugins) keep(key string, auth map[string]credentialprovider.AuthConfig, d time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	now := time.Now()
-	maps.DeleteFunc(p.cache, func(_ string, c cached) bool { return !now.Before(c.until) })
-	p.cache[key] = cached{auth, now.Add(d)}
+	maps.DeleteFunc(p.cache, func(_ string, c cached) bool { return periodic.Past(c.until) })
+	p.cache[key] = cached{auth, time.Now().Add(d)}
 }
 
 func (p *Plugins) run(ctx context.Context, of *config.CredentialProvider, image string) (*credentialprovider.CredentialProviderResponse, error) {

@@ -23,6 +23,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // A damagedError says that the certificate's file has none.
@@ -62,7 +63,7 @@ type keptCertificate struct {
 
 	mu    sync.Mutex
 	cert  *tls.Certificate // guarded by mu
-	asked time.Time        // when it was last checked; guarded by mu
+	again time.Time        // when to check it again; guarded by mu
 }
 
 // certificatePeriod is the minimum time between two checks of the certificate, which new
@@ -88,7 +89,7 @@ func (k *keptCertificate) renewLocked() error {
 	if err != nil {
 		return err
 	}
-	k.cert, k.asked = &cert, time.Now()
+	k.cert, k.again = &cert, time.Now().Add(certificatePeriod)
 	return nil
 }
 
@@ -97,9 +98,9 @@ func (k *keptCertificate) renewLocked() error {
 func (k *keptCertificate) get(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if time.Since(k.asked) > certificatePeriod {
+	if periodic.Past(k.again) {
 		if err := k.renewLocked(); err != nil {
-			k.asked = time.Now()
+			k.again = time.Now().Add(certificatePeriod)
 			k.log.Error("certificate not renewed", "err", err)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/listen"
+	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
 // How a browser gets a session: "crisp page" asks the agent for a URL, over its socket (root and
@@ -113,11 +114,11 @@ func (k *keys) issue() string {
 
 // redeem reports whether text is a valid key, and makes it invalid.
 func (k *keys) redeem(text string) bool {
-	sum, now := sha256.Sum256([]byte(text)), time.Now()
+	sum := sha256.Sum256([]byte(text))
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	found := slices.IndexFunc(k.list, func(one key) bool {
-		return subtle.ConstantTimeCompare(sum[:], one.sum[:]) == 1 && now.Before(one.until)
+		return subtle.ConstantTimeCompare(sum[:], one.sum[:]) == 1 && !periodic.Past(one.until)
 	})
 	if found < 0 {
 		return false

@@ -25,6 +25,13 @@ func Run(ctx context.Context, period time.Duration, f func(context.Context)) {
 // Who is woken looks at the clock again.
 func Until(t time.Time) time.Duration { return min(max(time.Until(t), 0), time.Minute) }
 
+// Past reports whether the time t has passed by either clock: the monotonic one, which stops while
+// the machine sleeps, and that of the time of day, which may be set back. t is derived from
+// time.Now, so that it has both.
+func Past(t time.Time) bool {
+	return time.Until(t) <= 0 || time.Until(t.Round(0)) <= 0
+}
+
 // Pause returns after d, or when ctx ends. It reports whether all of d has passed.
 func Pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
