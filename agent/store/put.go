@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -49,15 +50,15 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	if err != nil {
 		return nil, "", nil, err
 	}
-	objects, warnings, err := manifest.Read("", given, s.options(o.Unknown))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	objects, warnings, err := s.readLocked(given, o.Unknown)
 	if err != nil {
 		return nil, "", nil, plain(err)
 	}
 	if len(objects) != 1 {
 		return nil, "", nil, fault.Invalid.Errorf("want one object, got %d", len(objects))
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
 	key := manifest.Key(objects[0])
 	old := s.records[key]
 	switch {
@@ -90,6 +91,34 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 		return r.decoded, outcome, warnings, nil
 	}
 	return r.decoded, outcome, warnings, s.saveLocked(r)
+}
+
+// readLocked reads the object to put. What was wrong with it before, in the same words, is only a
+// warning, as in Kubernetes: an earlier release accepted it, and who edits something else need not
+// mend it.
+func (s *Store) readLocked(given []byte, u manifest.Unknown) ([]manifest.Object, manifest.Errors, error) {
+	o := s.options(u)
+	objects, warnings, err := manifest.Read("", given, o)
+	if err == nil {
+		return objects, warnings, nil
+	}
+	o.Accepted = true
+	objects, warnings, acceptedErr := manifest.Read("", given, o)
+	if acceptedErr != nil || len(objects) != 1 {
+		return nil, nil, err
+	}
+	old := s.records[manifest.Key(objects[0])]
+	if old == nil || old.Deleted != nil {
+		return nil, nil, err
+	}
+	o.Unknown = manifest.Ignore
+	_, before, _ := manifest.Read("", old.Object, o)
+	for _, w := range warnings {
+		if !slices.ContainsFunc(before, func(b manifest.Error) bool { return b.Field == w.Field && b.Text == w.Text }) {
+			return nil, nil, err
+		}
+	}
+	return objects, warnings, nil
 }
 
 // with returns a copy of the record with other configurations of field managers.

@@ -263,8 +263,8 @@ func TestRejectedLater(t *testing.T) {
 	}
 }
 
-// What an earlier agent accepted runs on under one with other rules, which says what these are. An
-// edit is judged by them.
+// What an earlier agent accepted runs on under one with other rules, which says what these are. They
+// judge only what an edit changes.
 func TestAcceptedByAnEarlierAgent(t *testing.T) {
 	dir := t.TempDir()
 	uid := put(t, open(t, dir), web, store.PutOptions{}, store.Created)
@@ -287,8 +287,23 @@ pod default/web: spec.containers[0].image: "i:1 " has blanks around it`
 	if pod := f.Objects[0].(*v1.Pod); len(pod.Spec.SchedulingGates) > 0 || pod.Spec.Containers[0].Image != "i:1 " {
 		t.Errorf("%+v", pod.Spec)
 	}
-	if _, _, _, err := s.Put([]byte(strings.Replace(web, "i:1", "i:2 ", 1)), store.PutOptions{}); !errors.Is(err, fault.Invalid) {
-		t.Errorf("an edit: %v", err)
+	kept := strings.NewReplacer("i:1", "i:1 ", "  containers", "  schedulingGates: [{name: a}]\n  containers").Replace(web)
+	for name, edit := range map[string]*strings.Replacer{
+		"the wrong value":  strings.NewReplacer("i:1 ", "i:2 "),
+		"another":          strings.NewReplacer("name: web", "name: web, labels: {a: a b}"),
+		"an unknown field": strings.NewReplacer("  containers", "  noLonger: 1\n  containers"),
+		"another object":   strings.NewReplacer("name: web", "name: other"),
+	} {
+		if _, _, _, err := s.Put([]byte(edit.Replace(kept)), store.PutOptions{}); !errors.Is(err, fault.Invalid) {
+			t.Errorf("an edit of %s: %v", name, err)
+		}
+	}
+	edited := strings.Replace(kept, "name: web", "name: web, labels: {a: b}", 1)
+	for _, outcome := range []store.Outcome{store.Configured, store.Unchanged} {
+		object, got, warnings, err := s.Put([]byte(edited), store.PutOptions{})
+		if err != nil || got != outcome || object.GetUID() != uid || len(warnings) != 2 {
+			t.Fatalf("an edit of something else: %v, %q, %v", got, warnings, err)
+		}
 	}
 }
 
