@@ -182,6 +182,9 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 			status.Reason, status.Code, status.Message = c.reason, int32(c.code), err.Error()
 		}
 	}
+	if errors.Is(err, context.DeadlineExceeded) && status.Code == http.StatusInternalServerError {
+		status.Reason, status.Code, status.Message = metav1.StatusReasonTimeout, http.StatusGatewayTimeout, err.Error()
+	}
 	if _, ok := errors.AsType[Forbidden](err); ok {
 		status.Reason, status.Code = metav1.StatusReasonForbidden, http.StatusForbidden
 	}

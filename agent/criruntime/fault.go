@@ -3,7 +3,6 @@ package criruntime
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -48,7 +47,7 @@ func Fault(err error) error {
 	case codes.Canceled:
 		return context.Canceled
 	case codes.DeadlineExceeded:
-		return fmt.Errorf("runtime did not answer in time: %s", s.Message())
+		return &lateError{s.Message()}
 	case codes.InvalidArgument:
 		return fault.Invalid.Errorf("%s", s.Message())
 	case codes.AlreadyExists:
@@ -58,6 +57,12 @@ func Fault(err error) error {
 	}
 	return errors.New(s.Message())
 }
+
+// A lateError says that the runtime did not answer in time. It is a context.DeadlineExceeded.
+type lateError struct{ text string }
+
+func (e *lateError) Error() string { return "runtime did not answer in time: " + e.text }
+func (e *lateError) Unwrap() error { return context.DeadlineExceeded }
 
 // innermost strips gRPC's wrapping from the dialler's error.
 func innermost(text string) string {
