@@ -140,7 +140,7 @@ func waitCommand(c *cli) *cobra.Command {
 	fs := cmd.Flags()
 	s.flags(fs)
 	fs.BoolVar(&every, "all", false, "all objects of the named kinds")
-	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or another condition, phase=PHASE, jsonpath={PATH}=VALUE, delete")
+	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or any other condition (which an object may never have), phase=PHASE, jsonpath={PATH}=VALUE, delete")
 	fs.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait; negative means forever")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		what, err := c.choose(rest, s, every, "wait takes the pods to wait for")
