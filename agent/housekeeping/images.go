@@ -3,9 +3,12 @@ package housekeeping
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -51,9 +54,11 @@ func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	for _, pod := range slices.Concat(k.o.Pods.Active(k.o.Pods.Wanted()), accepted) {
 		for i := range pod.Spec.Volumes {
 			if image := pod.Spec.Volumes[i].Image; image != nil {
-				if resp, err := k.o.Images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false); err == nil {
-					used[resp.GetImage().GetId()] = true
+				resp, err := k.o.Images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false)
+				if err = criruntime.Fault(err); err != nil && !errors.Is(err, fault.Invalid) { // no image has an invalid reference
+					return nil, fmt.Errorf("image %s of a volume of pod %s: %w", image.Reference, podsync.KeyOf(pod), err)
 				}
+				used[resp.GetImage().GetId()] = true
 			}
 		}
 	}
