@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"net/http"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -15,7 +17,7 @@ import (
 )
 
 // delete deletes an object. DeleteOptions may be in the body or, as far as one
-// needs them, in the query: gracePeriodSeconds, dryRun, force.
+// needs them, in the query: gracePeriodSeconds, dryRun, propagationPolicy, force.
 func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	data, err := Body(r)
 	if err != nil {
@@ -53,6 +55,10 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	}
 	if p.ResourceVersion != nil && *p.ResourceVersion != found.GetResourceVersion() {
 		return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(found))
+	}
+	policy := cmp.Or(metav1.DeletionPropagation(q.Get("propagationPolicy")), ptr.Deref(o.PropagationPolicy, ""))
+	if workload.Is(found) && (policy == metav1.DeletePropagationOrphan || ptr.Deref(o.OrphanDependents, false)) {
+		return fault.Invalid.Errorf("propagationPolicy Orphan: the pods of %s end with it", manifest.Key(found))
 	}
 	if dry {
 		return Show(w, k, http.StatusOK, found)

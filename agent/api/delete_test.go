@@ -68,3 +68,42 @@ func TestDeleteRejected(t *testing.T) {
 		t.Errorf("again: %d: %s", w.Code, w.Body)
 	}
 }
+
+// Who wants to keep the pods of a workload must not lose them. Other objects have none.
+func TestDeleteOrphans(t *testing.T) {
+	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, text := range []string{
+		`{apiVersion: apps/v1, kind: Deployment, metadata: {name: d}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}}, spec: {containers: [{name: c, image: i}]}}}}`,
+		`{apiVersion: v1, kind: ConfigMap, metadata: {name: d}}`,
+	} {
+		if _, _, _, err := objects.Put([]byte(text), store.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted.Update(objects.Update())
+	s := New(Options{
+		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
+		Statuses: statuses{}, Files: accepted(nil),
+	})
+	const deployment, configMap = "/apis/apps/v1/namespaces/default/deployments/d", "/api/v1/namespaces/default/configmaps/d"
+	for _, test := range []struct {
+		path, body string
+		code       int
+	}{
+		{deployment, `{"propagationPolicy": "Orphan"}`, http.StatusUnprocessableEntity},
+		{deployment, `{"orphanDependents": true}`, http.StatusUnprocessableEntity},
+		{deployment + "?propagationPolicy=Orphan", "", http.StatusUnprocessableEntity},
+		{deployment + "?dryRun=All", `{"propagationPolicy": "Background"}`, http.StatusOK},
+		{configMap + "?dryRun=All", `{"propagationPolicy": "Orphan"}`, http.StatusOK},
+	} {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, test.path, strings.NewReader(test.body)))
+		if w.Code != test.code {
+			t.Fatalf("%s %s: %d: %s", test.path, test.body, w.Code, w.Body)
+		}
+	}
+}
