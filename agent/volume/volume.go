@@ -27,6 +27,7 @@ import (
 	"strings"
 	"sync"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/moby/sys/mountinfo"
@@ -136,14 +137,18 @@ func (m *Maker) dirs(pod *v1.Pod, of func(*v1.Volume) bool) map[string]string {
 	return dirs
 }
 
-// Make makes the missing volumes of the pod and updates the others to their objects. Each volume
-// is a part of the stage in ctx (internal/stage).
+// Make makes the missing volumes of the pod and updates the others to their objects. As in
+// Kubernetes, the pod keeps what it has of an object that no longer exists. Each volume is a part
+// of the stage in ctx (internal/stage).
 func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 	defer m.lock(pod.UID)()
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
 		end := stage.Enter(ctx, "volume "+v.Name)
 		err := m.make(pod, v)
+		if errors.Is(err, fault.NotFound) && m.made(pod, v) {
+			err = nil // Refresh reports it
+		}
 		if err == nil {
 			err = m.share(pod, v)
 		}
@@ -153,6 +158,20 @@ func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 		}
 	}
 	return nil
+}
+
+// made reports whether a volume of objects has its files, or the directory of its claim, which the
+// pod may write to.
+func (m *Maker) made(pod *v1.Pod, v *v1.Volume) bool {
+	if showsObjects(v) {
+		_, err := os.Lstat(filepath.Join(m.Path(pod, v), dataLink))
+		return err == nil
+	}
+	if v.PersistentVolumeClaim == nil {
+		return false
+	}
+	_, err := os.Stat(m.Path(pod, v))
+	return err == nil && m.marked(pod, claimPlugin, v.Name)
 }
 
 func (m *Maker) make(pod *v1.Pod, v *v1.Volume) error {
@@ -178,7 +197,7 @@ func (m *Maker) Refresh(pod *v1.Pod) error {
 	var problems []error
 	for i := range pod.Spec.Volumes {
 		v := &pod.Spec.Volumes[i]
-		if _, err := os.Lstat(filepath.Join(m.Path(pod, v), dataLink)); err != nil || !showsObjects(v) {
+		if !showsObjects(v) || !m.made(pod, v) {
 			continue
 		}
 		if err := m.writeFiles(pod, v); err != nil {
@@ -237,20 +256,28 @@ func depth(path string) int {
 	return strings.Count(path, "/") + 1
 }
 
+// claimPlugin is the kubelet's name for the kind of a claim's volume.
+const claimPlugin = "kubernetes.io~local-volume"
+
+// marked reports whether first has called once for this volume of the pod.
+func (m *Maker) marked(pod *v1.Pod, kind, name string) bool {
+	_, err := os.Stat(filepath.Join(m.podDir(pod.UID), "plugins", kind, name, "ready"))
+	return err == nil
+}
+
 // first calls once, unless an earlier call has succeeded for this volume of the pod.
 func (m *Maker) first(pod *v1.Pod, kind, name string, once func() error) error {
-	dir := filepath.Join(m.podDir(pod.UID), "plugins", kind, name)
-	ready := filepath.Join(dir, "ready")
-	if _, err := os.Stat(ready); err == nil {
+	if m.marked(pod, kind, name) {
 		return nil
 	}
 	if err := once(); err != nil {
 		return err
 	}
+	dir := filepath.Join(m.podDir(pod.UID), "plugins", kind, name)
 	if err := os.MkdirAll(dir, 0o750); err != nil {
 		return err
 	}
-	return os.WriteFile(ready, nil, 0o640)
+	return os.WriteFile(filepath.Join(dir, "ready"), nil, 0o640)
 }
 
 func (m *Maker) claimDir(namespace, name string) string {
@@ -279,7 +306,7 @@ func (m *Maker) makeClaim(pod *v1.Pod, v *v1.Volume) error {
 	if m.claimReadOnly(pod, v) {
 		return nil
 	}
-	return m.first(pod, "kubernetes.io~local-volume", v.Name, func() error { return own(dir, pod, false) })
+	return m.first(pod, claimPlugin, v.Name, func() error { return own(dir, pod, false) })
 }
 
 // newClaim makes the directory of a claim. Every user may write to it from the moment it
