@@ -29,7 +29,9 @@ var podKind = Kinds[0]
 func (s *Server) routePods() {
 	handle := func(pattern string, f Handler) { s.mux.Handle(pattern, s.ObjectHandler(podKind, f)) }
 	const pod = "/api/v1/namespaces/{namespace}/pods/{name}"
-	handle("GET "+pod+"/status", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
+	for _, part := range []string{"status", "resize", "ephemeralcontainers"} {
+		handle("GET "+pod+"/"+part, func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
+	}
 	handle("GET "+pod+"/log", s.log)
 	handle("GET /containerLogs/{namespace}/{name}/{container}", s.log)
 	for _, verb := range []string{"GET", "POST"} {
@@ -49,7 +51,6 @@ func (s *Server) routePods() {
 	handle("POST /crisp/v1/namespaces/{namespace}/pods/{name}/restart", s.restart)
 	handle("GET /crisp/v1/namespaces/{namespace}/pods/{name}/startup", s.startup)
 	s.handle("GET /crisp/v1/startup", s.startups)
-	handle("GET "+pod+"/ephemeralcontainers", func(w http.ResponseWriter, r *http.Request) error { return s.getOne(w, r, podKind) })
 	handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
 }
 

@@ -1,0 +1,33 @@
+package kubectl
+
+import (
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// What discovery says can be read can be read: kubectl reads a subresource before it patches it.
+func TestSubresourcesAreServed(t *testing.T) {
+	a := newAPI(t, &added{})
+	a.put(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"i"}]}}`)
+	a.put(`{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"web"},"spec":{"selector":{"matchLabels":{"a":"b"}},
+		"template":{"metadata":{"labels":{"a":"b"}},"spec":{"containers":[{"name":"a","image":"i"}]}}}}`)
+	streams := []string{"pods/log", "pods/exec", "pods/attach", "pods/portforward"} // of a container that runs
+	looked := 0
+	for group, path := range map[string]string{"v1": "/api/v1", "apps/v1": "/apis/apps/v1"} {
+		for _, r := range resources(group) {
+			of, sub, is := strings.Cut(r.Name, "/")
+			if !is || !slices.Contains(r.Verbs, "get") || slices.Contains(streams, r.Name) {
+				continue
+			}
+			looked++
+			if w := a.ask(http.MethodGet, path+"/namespaces/default/"+of+"/web/"+sub, "", "", func() {}); w.Code != http.StatusOK {
+				t.Errorf("%s: %d %s", r.Name, w.Code, w.Body)
+			}
+		}
+	}
+	if looked < 4 {
+		t.Errorf("only %d are served", looked)
+	}
+}
