@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // What discovery says can be read can be read: kubectl reads a subresource before it patches it.
@@ -29,5 +31,26 @@ func TestSubresourcesAreServed(t *testing.T) {
 	}
 	if looked < 4 {
 		t.Errorf("only %d are served", looked)
+	}
+}
+
+// kubectl reads this document, as protobuf, to check the objects of a List: one without
+// definitions lets them pass.
+func TestOpenAPIv2(t *testing.T) {
+	w := newAPI(t, &added{}).ask(http.MethodGet, "/openapi/v2", "", "", func() {})
+	var fields []string
+	for b := w.Body.Bytes(); len(b) > 0; {
+		number, kind, n := protowire.ConsumeTag(b)
+		if n < 0 || kind != protowire.BytesType {
+			t.Fatalf("%d: %q", w.Code, w.Body)
+		}
+		text, m := protowire.ConsumeString(b[n:])
+		if m < 0 {
+			t.Fatalf("%d: %q", w.Code, w.Body)
+		}
+		fields, b = append(fields, string(rune('0'+number))+text), b[n+m:]
+	}
+	if want := []string{"12.0", "2\n\x05crisp\x12\x00"}; w.Code != http.StatusOK || !slices.Equal(fields, want) {
+		t.Errorf("%d: %q, want %q", w.Code, fields, want)
 	}
 }

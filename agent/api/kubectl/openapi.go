@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/api"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // routeOpenAPI serves as much of an OpenAPI document as tells kubectl what the kinds
@@ -19,11 +20,25 @@ func (h *Handler) routeOpenAPI() {
 		}
 		return api.Write(w, http.StatusOK, map[string]any{"paths": paths})
 	})
+	h.handle("GET /openapi/v2", h.openAPIv2)
 	for _, gv := range groupVersions() {
 		h.handle("GET /openapi/v3"+api.Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
 			return api.Write(w, http.StatusOK, h.openAPI(gv))
 		})
 	}
+}
+
+// openAPIv2 writes a document of version 2 that says nothing. kubectl checks the objects of a List
+// by such a document, and passes those that it does not find there: the server checks them. kubectl
+// takes it only as protobuf (gnostic's openapi.v2.Document).
+func (h *Handler) openAPIv2(w http.ResponseWriter, _ *http.Request) error {
+	text := func(b []byte, number protowire.Number, s string) []byte {
+		return protowire.AppendString(protowire.AppendTag(b, number, protowire.BytesType), s)
+	}
+	info := text(text(nil, 1, "crisp"), 2, h.version)
+	w.Header().Set("Content-Type", "application/com.github.proto-openapi.spec.v2.v1.0+protobuf")
+	_, err := w.Write(text(text(nil, 1, "2.0"), 2, string(info)))
+	return err
 }
 
 func (h *Handler) openAPI(gv string) map[string]any {
