@@ -5,9 +5,11 @@ import (
 	"reflect"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func immutable(o manifest.Object) bool {
@@ -58,6 +60,58 @@ func fixed(spec *v1.PodSpec) *v1.PodSpec {
 		}
 	}
 	return spec
+}
+
+// templateOf returns the pod template of a workload, nil for another object.
+func templateOf(o manifest.Object) *v1.PodTemplateSpec {
+	switch o := o.(type) {
+	case *appsv1.Deployment:
+		return &o.Spec.Template
+	case *appsv1.DaemonSet:
+		return &o.Spec.Template
+	case *batchv1.Job:
+		return &o.Spec.Template
+	}
+	return nil
+}
+
+// keepTemplate returns given, which is next as JSON, with old's text of the pod template if next's
+// means the same, else nil. What a client has read, and puts again, has the defaults: as another
+// revision it would replace the pods, or start a Job over.
+func keepTemplate(given []byte, next manifest.Object, old *record) []byte {
+	if old == nil || old.Deleted != nil || old.decoded == nil {
+		return nil
+	}
+	was, now := templateOf(old.decoded), templateOf(next)
+	if was == nil || now == nil || !equality.Semantic.DeepEqual(meaning(was), meaning(now)) {
+		return nil
+	}
+	var object, spec map[string]json.RawMessage
+	var before templated
+	if json.Unmarshal(given, &object) != nil || json.Unmarshal(object["spec"], &spec) != nil || json.Unmarshal(old.Object, &before) != nil ||
+		equalJSON(spec["template"], before.Spec.Template) {
+		return nil
+	}
+	spec["template"] = before.Spec.Template
+	text, err := json.Marshal(spec)
+	if err != nil {
+		return nil
+	}
+	object["spec"] = text
+	if text, err = json.Marshal(object); err != nil {
+		return nil
+	}
+	return text
+}
+
+// meaning returns a template without the hash of its text, and without fields that have no effect
+// here and a default in Kubernetes.
+func meaning(t *v1.PodTemplateSpec) *v1.PodTemplateSpec {
+	t = t.DeepCopy()
+	delete(t.Annotations, manifest.AnnotationHash)
+	t.CreationTimestamp = metav1.Time{}
+	t.Spec.EnableServiceLinks, t.Spec.SchedulerName, t.Spec.SchedulingGroup = nil, "", nil
+	return t
 }
 
 func equalJSON(a, b []byte) bool {

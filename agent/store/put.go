@@ -61,6 +61,12 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	}
 	key := manifest.Key(objects[0])
 	old := s.records[key]
+	if same := keepTemplate(given, objects[0], old); same != nil {
+		if objects, warnings, err = s.readLocked(same, o.Unknown); err != nil {
+			return nil, "", nil, plain(err)
+		}
+		given = same
+	}
 	switch {
 	case old == nil && o.Update:
 		return nil, "", nil, fault.NotFound.Errorf("there is no %s", key)
