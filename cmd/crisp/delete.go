@@ -38,12 +38,7 @@ func deleteCommand(c *cli) *cobra.Command {
 			return err
 		}
 		d.ignore = d.ignore || len(files) > 0 || every || s.selector != ""
-		for _, t := range what {
-			if err := c.deleteOne(t, d); err != nil {
-				return err
-			}
-		}
-		return nil
+		return c.deleteAll(what, d)
 	}
 	return cmd
 }
@@ -77,33 +72,52 @@ type deletion struct {
 	timeout                  time.Duration
 }
 
-// deleteOne deletes an object, or the manifest that it comes from, and says so.
-func (c *cli) deleteOne(t chosen, d deletion) error {
-	if d.manifests {
-		if done, err := c.removeManifest(t); done || err != nil {
-			return err
+// deleteAll deletes objects, or the manifests that they come from, up to the first that cannot be
+// deleted. Then it waits for the pods, which end side by side, and says what is gone.
+func (c *cli) deleteAll(what []chosen, d deletion) error {
+	var begun []chosen
+	var failed error
+	for _, t := range what {
+		if d.manifests {
+			done, err := c.removeManifest(t)
+			if failed = err; failed != nil {
+				break
+			}
+			if done {
+				continue
+			}
+		}
+		err := c.delete(t, d)
+		if errors.Is(err, fault.NotFound) && d.ignore {
+			continue
+		}
+		if failed = err; failed != nil {
+			break
+		}
+		begun = append(begun, t)
+	}
+	begin := time.Now()
+	for _, t := range begun {
+		if d.wait && t.kind.Name == "Pod" {
+			if err := c.until(left(d.timeout, begin), t.String()+" is still there", func() (bool, error) { return c.is(t, "delete") }); err != nil {
+				return errors.Join(failed, err)
+			}
+		}
+		if _, err := fmt.Fprintln(c.stdout, t, "deleted"); err != nil {
+			return errors.Join(failed, err)
 		}
 	}
-	err := c.delete(t, d)
-	if errors.Is(err, fault.NotFound) && d.ignore {
-		return nil
-	}
-	if err == nil {
-		_, err = fmt.Fprintln(c.stdout, t, "deleted")
-	}
-	return err
+	return failed
 }
 
-// delete has the agent delete an object, and may wait until a pod is gone.
+// delete has the agent delete an object. A pod then ends.
 func (c *cli) delete(t chosen, d deletion) error {
 	query := graceQuery(d.grace)
 	if d.force {
 		query.Set("force", "true")
 	}
-	if _, err := c.send(http.MethodDelete, t.path(), query, nil, nil); err != nil || !d.wait || t.kind.Name != "Pod" {
-		return err
-	}
-	return c.until(d.timeout, t.String()+" is still there", func() (bool, error) { return c.is(t, "delete") })
+	_, err := c.send(http.MethodDelete, t.path(), query, nil, nil)
+	return err
 }
 
 // removeManifest removes the file that a pod comes from, if it comes from one.

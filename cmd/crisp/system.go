@@ -187,14 +187,16 @@ func (c *cli) pruneAll(force, volumes bool) error {
 	if err := c.fetch("/pods", nil, &pods); err != nil {
 		return err
 	}
+	var ended []chosen
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		a := p.Annotations
 		if podsync.Terminal(&p.Status) && a[manifest.AnnotationSource] == manifest.SourceAPI && a[workload.AnnotationWorkload] == "" {
-			if err := c.deleteOne(chosen{target{podKind, p.Name}, p.Namespace}, deletion{grace: -1, ignore: true, wait: true, timeout: time.Minute}); err != nil {
-				return err
-			}
+			ended = append(ended, chosen{target{podKind, p.Name}, p.Namespace})
 		}
+	}
+	if err := c.deleteAll(ended, deletion{grace: -1, ignore: true, wait: true, timeout: time.Minute}); err != nil {
+		return err
 	}
 	if volumes {
 		list, err := c.claims()
@@ -205,7 +207,7 @@ func (c *cli) pruneAll(force, volumes bool) error {
 			if cl.needed {
 				continue
 			}
-			if err := c.deleteOne(cl.chosen, deletion{grace: -1, ignore: true}); err != nil {
+			if err := c.deleteAll([]chosen{cl.chosen}, deletion{grace: -1, ignore: true}); err != nil {
 				return err
 			}
 			if err := os.RemoveAll(filepath.Join(c.agentRoot, "pvc", cl.namespace, cl.name)); err != nil {
