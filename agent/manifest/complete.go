@@ -125,6 +125,12 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 		v.report("spec.template.spec.restartPolicy", "is missing: a job's is OnFailure or Never")
 	}
 	v.template(&s.Template, j.Namespace, o, v1.RestartPolicyOnFailure, v1.RestartPolicyNever)
+	s.Selector = JobSelector(j.Name)
+}
+
+// JobSelector selects the pods of a Job. Without one, "kubectl exec job/NAME" would take any pod.
+func JobSelector(name string) *metav1.LabelSelector {
+	return &metav1.LabelSelector{MatchLabels: map[string]string{batchv1.JobNameLabel: name}}
 }
 
 // maxObject is how many bytes of data Kubernetes allows in a ConfigMap or Secret.

@@ -185,6 +185,7 @@ func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string,
 			delete(spec, "nodeName")
 		}
 	}
+	cleanJob(object)
 	if m, ok := object["metadata"].(map[string]any); ok {
 		id, _ := m["uid"].(string)
 		uid = types.UID(id)
@@ -208,6 +209,23 @@ func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string,
 	}
 	given, err = json.Marshal(object)
 	return given, uid, version, err
+}
+
+// cleanJob removes the selector of a Job if it is the agent's.
+func cleanJob(object map[string]any) {
+	spec, ok := object["spec"].(map[string]any)
+	if !ok || object["kind"] != "Job" {
+		return
+	}
+	m, _ := object["metadata"].(map[string]any)
+	name, _ := m["name"].(string)
+	own, err := json.Marshal(manifest.JobSelector(name))
+	if err != nil {
+		return
+	}
+	if text, err := json.Marshal(spec["selector"]); err == nil && equalJSON(text, own) {
+		delete(spec, "selector")
+	}
 }
 
 // plain removes the positions from errors of manifest.Read: the text has no file and no lines.

@@ -43,6 +43,9 @@ func strip(o map[string]any) {
 	for _, key := range []string{"nodeName", "ephemeralContainers"} {
 		delete(spec, key)
 	}
+	if o["kind"] == "Job" {
+		delete(spec, "selector")
+	}
 	if template, ok := spec["template"].(map[string]any); ok {
 		meta, _ := template["metadata"].(map[string]any)
 		delete(meta, "creationTimestamp")
