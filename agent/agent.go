@@ -234,7 +234,7 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, stopped: stops, ephemeral: debug, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
 		api: api.New(api.Options{
 			Wanted: wanted, Store: d.objects, Events: events, Node: shown.Node,
-			Runtime: runtime, Metrics: runtime, ProbeMetrics: probes, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug, Startup: started,
+			Runtime: runtime, Metrics: runtime.Counts, ProbeMetrics: probes.Counts, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug, Startup: started,
 			Loop: alive, Lists: lists, Config: configz{o, containers}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
 		}),
 		admission: admission.New(admission.Options{

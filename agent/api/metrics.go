@@ -55,13 +55,13 @@ func (p *page) Collect(to chan<- prometheus.Metric) {
 	}
 }
 
-// write answers; a sample that is wrong leaves the others alone.
-func (p *page) write(w http.ResponseWriter, r *http.Request) error {
+// write answers, with more after the page; a sample that is wrong leaves the others alone.
+func (p *page) write(w http.ResponseWriter, r *http.Request, more ...prometheus.Gatherer) error {
 	registry := prometheus.NewRegistry()
 	if err := registry.Register(p); err != nil {
 		return err
 	}
-	promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}).ServeHTTP(w, r)
+	promhttp.HandlerFor(append(prometheus.Gatherers{registry}, more...), promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError}).ServeHTTP(w, r)
 	return nil
 }
 
@@ -105,14 +105,11 @@ func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 			p.add("process_resident_memory_bytes", "gauge", "Resident memory.", nil, float64(stat.ResidentMemory()))
 		}
 	}
-	s.o.Metrics.Write(p.add)
-	return p.write(w, r)
+	return p.write(w, r, s.o.Metrics)
 }
 
 func (s *Server) probeMetrics(w http.ResponseWriter, r *http.Request) error {
-	p := &page{}
-	s.o.ProbeMetrics.Write(p.add)
-	return p.write(w, r)
+	return new(page).write(w, r, s.o.ProbeMetrics)
 }
 
 // resourceMetrics are the kubelet's /metrics/resource, from CRI's statistics.

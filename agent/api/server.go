@@ -32,6 +32,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/agent/watchcache"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/prometheus/client_golang/prometheus"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -46,7 +47,7 @@ type Options struct {
 	Node   *node.State
 	// The runtime, and what the agent has counted of it and of probes.
 	Runtime               Runtime
-	Metrics, ProbeMetrics Metrics
+	Metrics, ProbeMetrics prometheus.Gatherer
 	Statuses              Statuses
 	Files                 Files
 	Volumes               *volume.Maker
@@ -89,11 +90,6 @@ type Health interface{ Health() error }
 // Config is what the agent runs with.
 type Config interface {
 	Show() map[string]any // in the kubelet's words
-}
-
-// Metrics are lines for /metrics.
-type Metrics interface {
-	Write(add func(name, kind, help string, labels map[string]string, value float64))
 }
 
 // A Server answers requests.

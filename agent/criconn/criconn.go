@@ -6,12 +6,11 @@ package criconn
 import (
 	"context"
 	"log/slog"
-	"maps"
-	"slices"
-	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -19,6 +18,8 @@ import (
 // A Connection is the connection to a runtime. It may be used before the runtime has
 // answered: until then a call blocks, and is fault.Unavailable when its context ends.
 type Connection struct {
+	Counts *prometheus.Registry // of the calls
+
 	log *slog.Logger
 
 	made    chan struct{} // closed by Connect
@@ -26,19 +27,19 @@ type Connection struct {
 	images  internalapi.ImageManagerService
 	name    string // CRI's runtime name
 
-	mu  sync.Mutex
-	ops map[string]*operation // guarded by mu
-}
-
-type operation struct {
-	total, errors uint64
-	took          time.Duration
+	total, failed, took *prometheus.CounterVec
 }
 
 // New returns a Connection that is not connected yet. The line in log for each call has the
 // attributes of the call's context, such as the pod.
 func New(log *slog.Logger) *Connection {
-	return &Connection{log: log, made: make(chan struct{}), ops: map[string]*operation{}}
+	counts, of := prometheus.NewRegistry(), []string{"operation_type"}
+	return &Connection{
+		Counts: counts, log: log, made: make(chan struct{}),
+		total:  promauto.With(counts).NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_total", Help: "Operations of the runtime."}, of),
+		failed: promauto.With(counts).NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_errors_total", Help: "Operations of the runtime that failed."}, of),
+		took:   promauto.With(counts).NewCounterVec(prometheus.CounterOpts{Name: "kubelet_runtime_operations_seconds_total", Help: "Time that operations of the runtime took."}, of),
+	}
 }
 
 // Connect asks a runtime for its version, and returns that. If the runtime answers, the
@@ -112,29 +113,10 @@ func (c *Connection) begin(ctx context.Context, name string, err *error) func() 
 	return func() {
 		took := time.Since(start)
 		c.log.DebugContext(ctx, "runtime asked", "operation", name, "took", took, "err", *err)
-		c.mu.Lock()
-		defer c.mu.Unlock()
-		op := c.ops[name]
-		if op == nil {
-			op = &operation{}
-			c.ops[name] = op
+		c.total.WithLabelValues(name).Inc()
+		c.took.WithLabelValues(name).Add(took.Seconds())
+		if failed := c.failed.WithLabelValues(name); *err != nil {
+			failed.Inc()
 		}
-		op.total++
-		op.took += took
-		if *err != nil {
-			op.errors++
-		}
-	}
-}
-
-// Write adds the counts as metrics.
-func (c *Connection) Write(add func(name, kind, help string, labels map[string]string, value float64)) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(c.ops)) {
-		op, labels := c.ops[name], map[string]string{"operation_type": name}
-		add("kubelet_runtime_operations_total", "counter", "Operations of the runtime.", labels, float64(op.total))
-		add("kubelet_runtime_operations_errors_total", "counter", "Operations of the runtime that failed.", labels, float64(op.errors))
-		add("kubelet_runtime_operations_seconds_total", "counter", "Time that operations of the runtime took.", labels, op.took.Seconds())
 	}
 }

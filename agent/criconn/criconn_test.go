@@ -35,12 +35,18 @@ func TestCounts(t *testing.T) {
 		t.Fatal(err)
 	}
 	var got []string
-	counts.Write(func(name, _, _ string, labels map[string]string, value float64) {
-		if !strings.Contains(name, "seconds") && value > 0 {
-			got = append(got, fmt.Sprintf("%s %s %v", strings.TrimPrefix(name, "kubelet_runtime_operations_"), labels["operation_type"], value))
+	families, err := counts.Counts.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		for _, m := range f.GetMetric() {
+			if !strings.Contains(f.GetName(), "seconds") {
+				got = append(got, fmt.Sprintf("%s %s %v", strings.TrimPrefix(f.GetName(), "kubelet_runtime_operations_"), m.GetLabel()[0].GetValue(), m.GetCounter().GetValue()))
+			}
 		}
-	})
-	if want := "total list_images 1, total stop_container 1, errors_total stop_container 1, total version 2"; strings.Join(got, ", ") != want {
+	}
+	if want := "errors_total list_images 0, errors_total stop_container 1, errors_total version 0, total list_images 1, total stop_container 1, total version 2"; strings.Join(got, ", ") != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

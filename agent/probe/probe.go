@@ -31,6 +31,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promauto"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -84,13 +86,15 @@ type Watcher interface{ Probed(podsync.Key, Kind) }
 
 // A Manager has the probes of all pods.
 type Manager struct {
-	o     Options
-	ctx   context.Context
-	since time.Time // when the agent was started
+	Counts *prometheus.Registry // the kubelet's prober_probe_total
+
+	o       Options
+	ctx     context.Context
+	since   time.Time // when the agent was started
+	answers *prometheus.CounterVec
 
 	mu     sync.Mutex
-	probes map[place]*prober        // guarded by mu
-	counts map[place]map[string]int // number of answers by result; guarded by mu
+	probes map[place]*prober // guarded by mu
 	wg     sync.WaitGroup
 }
 
@@ -103,7 +107,11 @@ type place struct {
 
 // New returns a Manager whose probes run until ctx ends.
 func New(ctx context.Context, o Options) *Manager {
-	return &Manager{o: o, ctx: ctx, since: time.Now(), probes: map[place]*prober{}, counts: map[place]map[string]int{}}
+	counts := prometheus.NewRegistry()
+	answers := promauto.With(counts).NewCounterVec(prometheus.CounterOpts{
+		Name: "prober_probe_total", Help: "Number of answers of a liveness, readiness or startup probe, by result.",
+	}, []string{"probe_type", "result", "container", "pod", "namespace", "pod_uid"})
+	return &Manager{Counts: counts, o: o, ctx: ctx, since: time.Now(), answers: answers, probes: map[place]*prober{}}
 }
 
 // Add starts the probes of the pod's containers unless they run already. The watcher is called
@@ -170,34 +178,11 @@ func (m *Manager) left(p *prober) {
 	defer m.mu.Unlock()
 	if m.probes[p.at] == p {
 		delete(m.probes, p.at)
-		delete(m.counts, p.at)
+		m.answers.DeletePartialMatch(prometheus.Labels{"probe_type": p.at.kind.String(), "container": p.at.container, "pod_uid": string(p.at.uid)})
 	}
 }
 
 // count counts an answer by result: "successful", "failed" or "unknown".
 func (m *Manager) count(p *prober, what string) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.counts[p.at] == nil {
-		m.counts[p.at] = map[string]int{}
-	}
-	m.counts[p.at][what]++
-}
-
-// Write adds the kubelet's metric prober_probe_total: the number of answers of each probe.
-func (m *Manager) Write(add func(name, kind, help string, labels map[string]string, value float64)) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	for at, counts := range m.counts {
-		p := m.probes[at]
-		if p == nil {
-			continue
-		}
-		for what, n := range counts {
-			add("prober_probe_total", "counter", "Number of answers of a liveness, readiness or startup probe, by result.", map[string]string{
-				"probe_type": at.kind.String(), "result": what, "container": at.container,
-				"pod": p.pod.Name, "namespace": p.pod.Namespace, "pod_uid": string(at.uid),
-			}, float64(n))
-		}
-	}
+	m.answers.WithLabelValues(p.at.kind.String(), what, p.at.container, p.pod.Name, p.pod.Namespace, string(p.at.uid)).Inc()
 }

@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
+	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -318,22 +319,25 @@ func TestMetrics(t *testing.T) {
 		l.run("1")
 		l.m.Add(l.pod, l)
 		time.Sleep(65 * time.Second)
-		got := map[string]float64{}
-		sum := func(name, _, _ string, labels map[string]string, value float64) {
-			got[name+" "+labels["probe_type"]+" "+labels["result"]+" "+labels["pod"]] = value
+		line := func(result string, count int) string {
+			return fmt.Sprintf("prober_probe_total{container=\"app\",namespace=\"default\",pod=\"web\",pod_uid=\"u\",probe_type=\"Readiness\",result=\"%s\"} %d\n", result, count)
 		}
-		l.m.Write(sum)
-		want := map[string]float64{"prober_probe_total Readiness failed web": 2, "prober_probe_total Readiness successful web": 4, "prober_probe_total Readiness unknown web": 1}
-		if !maps.Equal(got, want) {
-			t.Errorf("got %v, want %v", got, want)
+		if got, want := l.counts(), line("failed", 2)+line("successful", 4)+line("unknown", 1); !strings.HasSuffix(got, want) {
+			t.Errorf("got %s, want %s", got, want)
 		}
 		l.m.Remove("u")
 		l.m.Wait()
-		clear(got)
-		if l.m.Write(sum); len(got) > 0 {
-			t.Errorf("left %v", got)
+		if left := l.counts(); left != "" {
+			t.Errorf("left %s", left)
 		}
 	})
+}
+
+// counts returns what is counted, in Prometheus' text format.
+func (l *lab) counts() string {
+	w := httptest.NewRecorder()
+	promhttp.HandlerFor(l.m.Counts, promhttp.HandlerOpts{}).ServeHTTP(w, httptest.NewRequest("GET", "/", nil))
+	return w.Body.String()
 }
 
 // A pod's probes end with it, and its results are forgotten.
