@@ -11,7 +11,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/keymutex"
 )
+
+// mutexes is the number of mutexes that all pods share: enough that two pods whose statuses are
+// made at a time rarely have the same one.
+const mutexes = 256
 
 // A Store keeps the last status of each pod, and saves it when it has changed.
 type Store struct {
@@ -20,16 +25,11 @@ type Store struct {
 	probes Probes
 	log    *slog.Logger
 
-	mu     sync.Mutex
-	locks  map[types.UID]*podLock // of pods whose status is being made; guarded by mu
-	last   map[types.UID]entry    // guarded by mu
-	loaded map[types.UID]entry    // saved statuses of pods not reported yet; guarded by mu
-}
+	making keymutex.KeyMutex // the locks of UIDs whose status is being made
 
-// A podLock is held while the status of a pod is made.
-type podLock struct {
-	sync.Mutex
-	users int // that hold it or wait for it; guarded by Store.mu
+	mu     sync.Mutex
+	last   map[types.UID]entry // guarded by mu
+	loaded map[types.UID]entry // saved statuses of pods not reported yet; guarded by mu
 }
 
 // A Host has the current state of the node.
@@ -53,7 +53,7 @@ type Probes interface {
 // NewStore returns a Store that knows no pod.
 func NewStore(host Host, files Files, probes Probes, log *slog.Logger) *Store {
 	return &Store{host: host, files: files, probes: probes, log: log,
-		locks: map[types.UID]*podLock{}, last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
+		making: keymutex.NewHashed(mutexes), last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
 }
 
 type entry struct {
@@ -127,23 +127,8 @@ func (s *Store) of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus) v1.PodStat
 }
 
 func (s *Store) lock(uid types.UID) (unlock func()) {
-	s.mu.Lock()
-	l := s.locks[uid]
-	if l == nil {
-		l = &podLock{}
-		s.locks[uid] = l
-	}
-	l.users++
-	s.mu.Unlock()
-	l.Lock()
-	return func() {
-		l.Unlock()
-		s.mu.Lock()
-		defer s.mu.Unlock()
-		if l.users--; l.users == 0 {
-			delete(s.locks, uid)
-		}
-	}
+	s.making.LockKey(string(uid))
+	return func() { _ = s.making.UnlockKey(string(uid)) }
 }
 
 func (s *Store) entry(uid types.UID) entry {
