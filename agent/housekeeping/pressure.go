@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/volume"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	helper "k8s.io/component-helpers/resource"
@@ -90,12 +91,8 @@ func pidsNow() (o evict.Observation, ok bool) {
 	if err != nil {
 		return o, false
 	}
-	for _, path := range []string{"/proc/sys/kernel/pid_max", "/proc/sys/kernel/threads-max"} {
-		data, err := os.ReadFile(path)
-		if err != nil {
-			return o, false
-		}
-		most, err := strconv.ParseInt(strings.TrimSpace(string(data)), 10, 64)
+	for _, name := range []string{"pid_max", "threads-max"} {
+		most, err := strconv.ParseInt(kernel.Sysctl("kernel/"+name), 10, 64)
 		if err != nil {
 			return o, false
 		}

@@ -1,10 +1,11 @@
 package node
 
 import (
-	"os"
 	"path/filepath"
-	"strconv"
-	"strings"
+
+	"github.com/opencontainers/cgroups/fscommon"
+	"github.com/prometheus/procfs"
+	"k8s.io/utils/ptr"
 )
 
 // A Memory is the use of the machine's memory, in bytes.
@@ -21,43 +22,27 @@ type Memory struct {
 func (m Memory) Available() uint64 { return m.Total - min(m.WorkingSet, m.Total) }
 
 // ReadMemory reads /proc/meminfo and the root cgroup; ok is false if the former has no total.
-func ReadMemory() (m Memory, ok bool) { return readMemory("/proc/meminfo", "/sys/fs/cgroup") }
+func ReadMemory() (m Memory, ok bool) { return readMemory("/proc", "/sys/fs/cgroup") }
 
-func readMemory(meminfo, cgroups string) (m Memory, ok bool) {
-	info := numbers(meminfo) // proc_meminfo(5), in KiB
-	if info["MemTotal:"] == 0 {
+func readMemory(proc, cgroup string) (m Memory, ok bool) {
+	fs, err := procfs.NewFS(proc)
+	if err != nil {
 		return m, false
 	}
-	m.Total = info["MemTotal:"] << 10
-	m.Usage = m.Total - info["MemFree:"]<<10
-	inactive := numbers(filepath.Join(cgroups, "memory.stat"))["inactive_file"]
-	if data, err := os.ReadFile(filepath.Join(cgroups, "memory", "memory.usage_in_bytes")); err == nil { // v1
-		if usage, err := strconv.ParseUint(strings.TrimSpace(string(data)), 10, 64); err == nil {
-			m.Usage = usage
-		}
-		inactive = numbers(filepath.Join(cgroups, "memory", "memory.stat"))["total_inactive_file"]
+	info, err := fs.Meminfo()
+	if err != nil || ptr.Deref(info.MemTotalBytes, 0) == 0 {
+		return m, false
+	}
+	m.Total = *info.MemTotalBytes
+	m.Usage = m.Total - ptr.Deref(info.MemFreeBytes, 0)
+	v1 := filepath.Join(cgroup, "memory")
+	inactive, _ := fscommon.GetValueByKey(cgroup, "memory.stat", "inactive_file")
+	if usage, err := fscommon.GetCgroupParamUint(v1, "memory.usage_in_bytes"); err == nil {
+		m.Usage = usage
+		inactive, _ = fscommon.GetValueByKey(v1, "memory.stat", "total_inactive_file")
 	} else if inactive == 0 { // no cgroup file system
-		inactive = info["Inactive(file):"] << 10
+		inactive = ptr.Deref(info.InactiveFileBytes, 0)
 	}
 	m.WorkingSet = m.Usage - min(inactive, m.Usage)
 	return m, true
-}
-
-// numbers reads a file with a name and a number in each line; it returns nil if it cannot.
-func numbers(path string) map[string]uint64 {
-	data, err := os.ReadFile(path)
-	if err != nil {
-		return nil
-	}
-	found := map[string]uint64{}
-	for line := range strings.Lines(string(data)) {
-		words := strings.Fields(line)
-		if len(words) < 2 {
-			continue
-		}
-		if n, err := strconv.ParseUint(words[1], 10, 64); err == nil {
-			found[words[0]] = n
-		}
-	}
-	return found
 }
