@@ -71,9 +71,13 @@ func RuntimeID(id string) string {
 	return id
 }
 
-// EphemeralContainer returns an ephemeral container as a container. Both share memory.
-func EphemeralContainer(e *v1.EphemeralContainer) *v1.Container {
-	return (*v1.Container)(&e.EphemeralContainerCommon)
+// Ephemeral returns the ephemeral containers as containers.
+func Ephemeral(spec *v1.PodSpec) []v1.Container {
+	var list []v1.Container
+	for _, e := range spec.EphemeralContainers {
+		list = append(list, v1.Container(e.EphemeralContainerCommon))
+	}
+	return list
 }
 
 // ContainerOf returns the container of this name, of whatever kind, or nil.
@@ -83,7 +87,7 @@ func ContainerOf(spec *v1.PodSpec, name string) *v1.Container {
 	}
 	for i := range spec.EphemeralContainers {
 		if spec.EphemeralContainers[i].Name == name {
-			return EphemeralContainer(&spec.EphemeralContainers[i])
+			return (*v1.Container)(&spec.EphemeralContainers[i].EphemeralContainerCommon)
 		}
 	}
 	return nil

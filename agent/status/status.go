@@ -39,7 +39,7 @@ func Of(pod *v1.Pod, have podsync.Have, old *v1.PodStatus, node Node, now time.T
 	if !g.rejected() {
 		s.InitContainerStatuses = g.containers(pod.Spec.InitContainers, old.InitContainerStatuses, initKind)
 		s.ContainerStatuses = g.containers(pod.Spec.Containers, old.ContainerStatuses, regularKind)
-		s.EphemeralContainerStatuses = g.containers(ephemeral(pod), old.EphemeralContainerStatuses, ephemeralKind)
+		s.EphemeralContainerStatuses = g.containers(podsync.Ephemeral(&pod.Spec), old.EphemeralContainerStatuses, ephemeralKind)
 	}
 	g.addresses(&s)
 	g.setPhase(&s)
@@ -58,14 +58,6 @@ type generator struct {
 	// restarting says that all containers are being removed, or have just been, so that the pod
 	// starts over.
 	restarting bool
-}
-
-func ephemeral(pod *v1.Pod) []v1.Container {
-	var list []v1.Container
-	for i := range pod.Spec.EphemeralContainers {
-		list = append(list, *podsync.EphemeralContainer(&pod.Spec.EphemeralContainers[i]))
-	}
-	return list
 }
 
 func (g *generator) mine(uid string) bool { return uid == string(g.pod.UID) }

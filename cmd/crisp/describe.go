@@ -4,18 +4,18 @@ import (
 	"cmp"
 	"fmt"
 	"io"
-	"maps"
-	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/table"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 )
 
 func describeCommand(c *cli) *cobra.Command {
@@ -102,7 +102,7 @@ func (c *cli) describePod(namespace, name string) error {
 	line("Source", strings.TrimSpace(pod.Annotations[manifest.AnnotationSource]+" "+pod.Annotations[manifest.AnnotationFile]))
 	line("Node", pod.Spec.NodeName)
 	line("Created", when(pod.CreationTimestamp.Time))
-	line("Labels", pairs(pod.Labels))
+	line("Labels", strings.ReplaceAll(labels.Set(pod.Labels).String(), ",", ", "))
 	line("Status", status.Word(pod))
 	line("Pulling", c.pullOf(pod))
 	line("Reason", pod.Status.Reason)
@@ -118,7 +118,7 @@ func (c *cli) describePod(namespace, name string) error {
 		head   string
 		specs  []v1.Container
 		states []v1.ContainerStatus
-	}{{"Init containers", pod.Spec.InitContainers, st.InitContainerStatuses}, {"Containers", pod.Spec.Containers, st.ContainerStatuses}, {"Ephemeral containers", ephemeralOf(pod), st.EphemeralContainerStatuses}} {
+	}{{"Init containers", pod.Spec.InitContainers, st.InitContainerStatuses}, {"Containers", pod.Spec.Containers, st.ContainerStatuses}, {"Ephemeral containers", podsync.Ephemeral(&pod.Spec), st.EphemeralContainerStatuses}} {
 		if len(list.specs) == 0 {
 			continue
 		}
@@ -157,14 +157,6 @@ func fields(w io.Writer, indent string) func(key string, value any) {
 	}
 }
 
-func ephemeralOf(pod *v1.Pod) []v1.Container {
-	var list []v1.Container
-	for _, e := range pod.Spec.EphemeralContainers {
-		list = append(list, v1.Container(e.EphemeralContainerCommon))
-	}
-	return list
-}
-
 func describeContainer(w io.Writer, spec v1.Container, states []v1.ContainerStatus) {
 	fmt.Fprintf(w, "  %s:\n", spec.Name)
 	line := fields(w, "    ")
@@ -179,9 +171,7 @@ func describeContainer(w io.Writer, spec v1.Container, states []v1.ContainerStat
 		line("Port", text)
 	}
 	line("Resources", table.Resources(spec.Resources))
-	i := slices.IndexFunc(states, func(s v1.ContainerStatus) bool { return s.Name == spec.Name })
-	if i >= 0 {
-		s := states[i]
+	if s := podsync.StatusOf(spec.Name, states); s != nil {
 		line("ID", s.ContainerID)
 		line("Image ID", s.ImageID)
 		line("State", stateText(s.State))
@@ -222,14 +212,6 @@ func when(t time.Time) string {
 		return "<unknown>"
 	}
 	return t.Local().Format(time.RFC3339)
-}
-
-func pairs(m map[string]string) string {
-	var list []string
-	for _, key := range slices.Sorted(maps.Keys(m)) {
-		list = append(list, key+"="+m[key])
-	}
-	return strings.Join(list, ", ")
 }
 
 // volumeWord is what a volume is.

@@ -12,6 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/table"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
@@ -106,7 +107,7 @@ func (v view) cellsOf(o manifest.Object) []string {
 		cells = append(cells, cmp.Or(v.boxes[string(o.GetUID())], "<none>"))
 	}
 	if v.o.labels {
-		cells = append(cells, cmp.Or(strings.ReplaceAll(pairs(o.GetLabels()), ", ", ","), "<none>"))
+		cells = append(cells, labels.FormatLabels(o.GetLabels()))
 	}
 	return cells
 }
