@@ -130,35 +130,12 @@ func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bo
 		})
 	}
 	if tty {
-		s.Stderr = nil
-	}
-	if resize == nil {
-		return s
-	}
-	sizes := make(chan Size)
-	if tty {
-		s.Resize = sizes
-	}
-	go func() {
-		defer close(sizes)
-		for {
-			select {
-			case size, ok := <-resize:
-				if !ok {
-					return
-				}
-				if !tty {
-					continue // unwanted; unread, it would block the other streams
-				}
-				select {
-				case sizes <- Size{size.Width, size.Height}:
-				case <-ctx.Done():
-					return
-				}
-			case <-ctx.Done():
-				return
+		s.Stderr, s.Resize = nil, resize
+	} else if resize != nil {
+		go func() { // unwanted sizes; unread, they would block the other streams
+			for range resize {
 			}
-		}
-	}()
+		}()
+	}
 	return s
 }

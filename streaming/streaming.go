@@ -29,6 +29,8 @@ import (
 	"net/http"
 	"sync/atomic"
 	"time"
+
+	"k8s.io/cri-streaming/pkg/streaming/remotecommand"
 )
 
 // A Runtime does the work for the server. The contexts end when the client has disconnected or
@@ -54,7 +56,7 @@ type Streams struct {
 }
 
 // A Size is the size of a terminal, in characters.
-type Size struct{ Width, Height uint16 }
+type Size = remotecommand.TerminalSize
 
 // Options say where and how a Server listens.
 type Options struct {

@@ -232,7 +232,7 @@ func TestInputThatIsNotRead(t *testing.T) {
 		}()
 		input.Write(make([]byte, maxAhead))
 		sizes <- remotecommand.TerminalSize{Width: 80, Height: 24}
-		if got := <-resized; got != (Size{80, 24}) {
+		if got := <-resized; got != (Size{Width: 80, Height: 24}) {
 			t.Errorf("the command was told the size %v", got)
 		}
 		leave()
