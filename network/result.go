@@ -1,7 +1,6 @@
 package network
 
 import (
-	"encoding/json"
 	"fmt"
 	"net/netip"
 
@@ -9,7 +8,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 )
 
-// resultOf reads the interface and addresses of the pod from the plugins' result. A result
+// resultOf reads the addresses of the pod from the plugins' result. A result
 // without an address is an error: the kubelet would recreate such a pod again and again.
 func resultOf(r types.Result) (Result, error) {
 	// Every version of the result converts to the newest type.
@@ -17,11 +16,7 @@ func resultOf(r types.Result) (Result, error) {
 	if err != nil {
 		return Result{}, fmt.Errorf("result of the plugins: %w", err)
 	}
-	raw, err := json.Marshal(full)
-	if err != nil {
-		return Result{}, fmt.Errorf("result of the plugins: %w", err)
-	}
-	res := Result{Interface: ifName, Raw: raw}
+	var res Result
 	for _, c := range full.IPs {
 		ip, ok := netip.AddrFromSlice(c.Address.IP)
 		if !ok {

@@ -20,22 +20,11 @@ func cniArgs(p Pod) [][2]string {
 // The capability arguments have the form defined in CNI's CONVENTIONS.md; libcni passes each
 // plugin those that its configuration asks for.
 type (
-	portMapping struct {
-		HostPort      int32  `json:"hostPort"`
-		ContainerPort int32  `json:"containerPort"`
-		Protocol      string `json:"protocol"`
-		HostIP        string `json:"hostIP,omitempty"`
-	}
 	bandwidth struct {
 		IngressRate  uint64 `json:"ingressRate,omitempty"` // bits per second
 		IngressBurst uint64 `json:"ingressBurst,omitempty"`
 		EgressRate   uint64 `json:"egressRate,omitempty"`
 		EgressBurst  uint64 `json:"egressBurst,omitempty"` // bits
-	}
-	dnsSettings struct {
-		Servers  []string `json:"servers,omitempty"`
-		Searches []string `json:"searches,omitempty"`
-		Options  []string `json:"options,omitempty"`
 	}
 	ipRange struct {
 		Subnet string `json:"subnet"`
@@ -45,10 +34,11 @@ type (
 // capabilities returns the capability arguments for p.
 func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
 	caps := make(map[string]any)
-	var ports []portMapping
+	var ports []Port
 	for _, port := range p.Ports {
 		if port.HostPort > 0 {
-			ports = append(ports, portMapping{port.HostPort, port.ContainerPort, strings.ToLower(port.Protocol), port.HostIP})
+			port.Protocol = strings.ToLower(port.Protocol)
+			ports = append(ports, port)
 		}
 	}
 	if ports != nil {
@@ -65,7 +55,7 @@ func capabilities(p Pod, cidrs []netip.Prefix) map[string]any {
 		caps["bandwidth"] = b
 	}
 	if d := p.DNS; len(d.Servers)+len(d.Searches)+len(d.Options) > 0 {
-		caps["dns"] = dnsSettings(d)
+		caps["dns"] = d
 	}
 	var ranges [][]ipRange // one set per family; the pod gets one address of each
 	for _, cidr := range cidrs {

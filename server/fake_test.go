@@ -320,7 +320,7 @@ func (f *fakeNetwork) Attach(ctx context.Context, p network.Pod) (network.Result
 		f.pods = map[string]network.Pod{}
 	}
 	f.pods[p.ID] = p
-	return network.Result{IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::3")}, Interface: "eth0"}, nil
+	return network.Result{IPs: []netip.Addr{netip.MustParseAddr("10.1.2.3"), netip.MustParseAddr("fd00::3")}}, nil
 }
 
 func (f *fakeNetwork) Detach(_ context.Context, p network.Pod) error {
