@@ -209,12 +209,12 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	context.AfterFunc(ctx, watcher.Close)
 	driver := criruntime.New(criruntime.Options{
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
-		Root: o.Root, Files: files, NodeName: o.NodeName, Host: h, ContainerManager: containers, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
+		Root: o.Root, Files: files, Host: h, ContainerManager: containers, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Progress: watcher, Events: events, Log: o.Log,
 	})
 	lists := pleg.New(driver, o.Log)
-	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events, Log: o.Log})
+	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events})
 	stops := stopped.Open(filepath.Join(o.Root, "stopped.json"), o.Log)
 	w := podworkers.New(podworkers.Options{Events: events, Wanted: wanted, Node: shown.Node, Stopped: stops, Statuses: statuses, Log: o.Log})
 	w.ShowDrain()

@@ -43,7 +43,7 @@ func TestEndBeforeTheFirstFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	a := &agent{o: Options{Log: log}, files: files, events: event.Discard, startup: &startup.Keeper{}, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
-	a.probes = probe.New(t.Context(), probe.Options{Log: log})
+	a.probes = probe.New(t.Context(), probe.Options{})
 	wants := func(objects ...manifest.Object) {
 		a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: objects}}})
 	}

@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"sync"
@@ -24,14 +23,13 @@ type kernel struct {
 	base    string // <state>/sandboxes
 	netNS   string // directory of network namespaces; "" = below base
 	systemd bool
-	log     *slog.Logger
 
 	mu   sync.Mutex
 	open bool // base is a private mount; guarded by mu
 }
 
-func newKernel(base, netNS string, systemd bool, log *slog.Logger) *kernel {
-	return &kernel{base: base, netNS: netNS, systemd: systemd, log: log}
+func newKernel(base, netNS string, systemd bool) *kernel {
+	return &kernel{base: base, netNS: netNS, systemd: systemd}
 }
 
 // Pin implements Host. What exists already is left alone, so that an interrupted Pin can be

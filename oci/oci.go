@@ -112,7 +112,7 @@ func Open(ctx context.Context, o Options) (_ *Runtime, err error) {
 	r.sandboxes.what, r.containers.what = "sandbox", "container"
 	r.closing, r.stopWork = context.WithCancel(context.WithoutCancel(ctx))
 	if r.host == nil {
-		r.host = newKernel(filepath.Join(o.State, sandboxKind), o.NetNSDir, o.SystemdCgroup, o.Log)
+		r.host = newKernel(filepath.Join(o.State, sandboxKind), o.NetNSDir, o.SystemdCgroup)
 	}
 	for _, dir := range []string{
 		filepath.Join(o.Root, containerKind), filepath.Join(o.Root, sandboxKind),

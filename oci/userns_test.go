@@ -3,7 +3,6 @@ package oci
 import (
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 	"path/filepath"
@@ -60,7 +59,7 @@ func checkOwned(t *testing.T, dir string) {
 func TestPinUserNamespace(t *testing.T) {
 	testenv.NeedRoot(t, "it makes namespaces")
 	base := t.TempDir()
-	k := newKernel(base, "", false, slog.New(slog.NewTextHandler(t.Output(), nil)))
+	k := newKernel(base, "", false)
 	dir := filepath.Join(base, "sb")
 	p := Pins{
 		Dir: dir, Net: true, UTS: true, IPC: true, Hostname: "inside",

@@ -172,7 +172,7 @@ func record(t *testing.T, spec string) (*Driver, *recorder, *v1.Pod) {
 	r.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}}
 	root := t.TempDir()
 	d := New(withParts(Options{
-		Root: root, Runtime: r, Images: r, Files: files(t, root), NodeName: "n1", ClusterDomain: "cluster.local",
+		Root: root, Runtime: r, Images: r, Files: files(t, root), ClusterDomain: "cluster.local",
 		Objects: shelf{}, Events: r, Host: host{handlers: []string{"", "alt"}}, Log: slog.New(slog.DiscardHandler),
 	}))
 	list, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})

@@ -38,7 +38,6 @@ type Options struct {
 	Runtime        internalapi.RuntimeService
 	Images         internalapi.ImageManagerService
 	Files          *podfiles.Store
-	NodeName       string
 	ResolvConf     string   // of the node; what pods get for dnsPolicy Default
 	ClusterDNS     []string // name servers for dnsPolicy ClusterFirst; none: as Default
 	ClusterDomain  string   // suffix of the names of pods with a subdomain

@@ -28,7 +28,7 @@ func driver(t *testing.T) *Driver {
 		t.Fatal(err)
 	}
 	d := New(withParts(Options{
-		Root: root, Files: files(t, root), NodeName: "n1", Host: host{ips: []string{"192.0.2.1"}},
+		Root: root, Files: files(t, root), Host: host{ips: []string{"192.0.2.1"}},
 		ResolvConf: resolv, SeccompDefault: true, Log: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}))
 	d.kernel = podspec.Kernel{Memory: 16 << 30, Swap: true, HugePages: []string{"2MB"}}

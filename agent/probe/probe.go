@@ -26,7 +26,6 @@ package probe
 
 import (
 	"context"
-	"log/slog"
 	"slices"
 	"sync"
 	"time"
@@ -73,7 +72,6 @@ type Options struct {
 	Statuses Statuses
 	Results  *Results // published to
 	Events   event.Recorder
-	Log      *slog.Logger
 }
 
 // Statuses has the statuses of pods.

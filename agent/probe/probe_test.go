@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http/httptest"
 	"strings"
 	"sync"
@@ -125,7 +124,7 @@ func bubble(t *testing.T, c v1.Container, f func(*lab)) {
 		c.Name = "app"
 		l.pod.Namespace, l.pod.Name, l.pod.UID = "default", "web", "u"
 		l.pod.Spec.Containers = []v1.Container{c}
-		l.m = probe.New(ctx, probe.Options{Ask: l, Statuses: l, Results: &l.found, Events: l, Log: slog.New(slog.DiscardHandler)})
+		l.m = probe.New(ctx, probe.Options{Ask: l, Statuses: l, Results: &l.found, Events: l})
 		time.Sleep(time.Hour)
 		l.begun = time.Now()
 		f(l)

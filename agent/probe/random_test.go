@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -194,7 +193,7 @@ func (l *life) play(t *testing.T) map[int][]string {
 	if l.never {
 		p.pod.Spec.RestartPolicy = v1.RestartPolicyNever
 	}
-	m := probe.New(t.Context(), probe.Options{Ask: p, Statuses: p, Results: &p.results, Events: p, Log: slog.New(slog.DiscardHandler)})
+	m := probe.New(t.Context(), probe.Options{Ask: p, Statuses: p, Results: &p.results, Events: p})
 	until := func(at time.Duration) { time.Sleep(time.Until(p.begun.Add(at))) }
 	until(l.added)
 	m.Add(p.pod, p)

@@ -36,10 +36,9 @@ const (
 
 // dirs opens the directories of a layer by name, never outside root, and creates missing ones.
 type dirs struct {
-	root  int    // descriptor of the layer's directory
-	path  string // its path
-	umask uint32
-	open  map[string]openDir
+	root int    // descriptor of the layer's directory
+	path string // its path
+	open map[string]openDir
 
 	room    int // bytes of memory that names may still take, see maxNames
 	opens   int // calls of openat(2) and openat2(2) so far

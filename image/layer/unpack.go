@@ -119,10 +119,9 @@ func (u *unpacker) recordShape() error {
 
 // newUnpacker returns an unpacker that owns root, a descriptor of the directory dir.
 func newUnpacker(root int, dir string) *unpacker {
-	mask := umask()
 	return &unpacker{
-		dirs:   dirs{root: root, path: filepath.Clean(dir), umask: mask, room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
-		umask:  mask,
+		dirs:   dirs{root: root, path: filepath.Clean(dir), room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
+		umask:  umask(),
 		times:  make(map[string][2]unix.Timespec),
 		growth: new(growth),
 		buf:    make([]byte, blob.ChunkSize),
