@@ -24,11 +24,12 @@ func (w *worker) podFailures() map[string]podsync.Failure {
 }
 
 // pullBackoffAt returns when the status must be computed again because ErrImagePull, which it
-// shows for podsync.PullErrorShown, becomes ImagePullBackOff; zero is never.
-func (w *worker) pullBackoffAt() time.Time {
+// shows for podsync.PullErrorShown, becomes ImagePullBackOff; zero is never. It was last computed
+// at the time now or later.
+func (w *worker) pullBackoffAt(now time.Time) time.Time {
 	var at time.Time
 	for _, f := range w.failures {
-		if f.lasting && time.Since(f.At) < podsync.PullErrorShown {
+		if f.lasting && now.Sub(f.At) < podsync.PullErrorShown {
 			at = earliest(at, f.At.Add(podsync.PullErrorShown))
 		}
 	}

@@ -198,6 +198,7 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 		}
 		unreachable = false
 		have.Failures, have.Restarted, have.Restart, have.Verdict = w.podFailures(), w.restarted, r.restart, r.verdict
+		now := time.Now()
 		have.Status = w.rt.Report(r.pod, have)
 		plan := podsync.Compute(r.pod, have, time.Now())
 		switch {
@@ -206,7 +207,7 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 		case plan.Gone && leave(r):
 			return
 		default:
-			w.sleep(ctx, earliest(plan.Again, w.pullBackoffAt()))
+			w.sleep(ctx, earliest(plan.Again, w.pullBackoffAt(now)))
 		}
 	}
 }

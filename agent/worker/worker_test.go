@@ -344,6 +344,48 @@ type pullError struct{}
 func (pullError) Error() string  { return "no such image" }
 func (pullError) Reason() string { return "ErrImagePull" }
 
+// A slow world takes a while to make a status.
+type slow struct {
+	*world
+	last time.Time // when it began to; guarded by mu
+}
+
+func (s *slow) Report(*v1.Pod, podsync.Have) *v1.PodStatus {
+	s.mu.Lock()
+	s.last = time.Now()
+	s.mu.Unlock()
+	time.Sleep(10 * time.Millisecond)
+	return nil
+}
+
+// A status that is being made when ErrImagePull becomes ImagePullBackOff is made again.
+func TestPullBackoffIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		failed := make(chan time.Time, 1)
+		s := &slow{world: &world{begun: time.Now(), act: func(_, _ context.Context, a podsync.Action) error {
+			if a.Verb != podsync.StartContainer {
+				return nil
+			}
+			failed <- time.Now()
+			return pullError{}
+		}}}
+		p := worker.NewPool(ctx, s, discard())
+		p.Set(key, pod("u"))
+		backoff := (<-failed).Add(podsync.PullErrorShown)
+		time.Sleep(time.Until(backoff) - 5*time.Millisecond)
+		p.Wake(key)
+		time.Sleep(time.Second)
+		s.mu.Lock()
+		if s.last.Before(backoff) {
+			t.Errorf("the last status was made %v before the back-off was to be shown", backoff.Sub(s.last))
+		}
+		s.mu.Unlock()
+		cancel()
+		p.Wait()
+	})
+}
+
 // Containers end side by side: a pod takes its longest grace period, not the sum.
 func TestContainersStopTogether(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
