@@ -252,9 +252,7 @@ func (m *Manager) expandLocked(now time.Time) []Change {
 		}
 		plan := workload.Expand(o, of[key], now)
 		expanded[key] = plan
-		if !plan.Again.IsZero() && (again.IsZero() || plan.Again.Before(again)) {
-			again = plan.Again
-		}
+		again = podsync.Earliest(again, plan.Again)
 		for _, pod := range plan.Pods {
 			key := podsync.KeyOf(pod)
 			if other := pods[key]; other != nil {

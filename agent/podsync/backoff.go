@@ -36,33 +36,24 @@ func nextBackoff(c Container) time.Duration {
 	return min(2*c.Backoff, longest)
 }
 
-// after returns when wait has passed since the end of c. If c ended in the future, the clock was
-// set back: the elapsed time is unknown, and wait counts as over.
-func after(c Container, wait time.Duration, now time.Time) time.Time {
-	if c.FinishedAt.After(now) {
-		return now
-	}
-	return c.FinishedAt.Add(wait)
-}
-
 // RestartAt returns when the successor of found, which has exited, may start, and the back-off
 // before that start. If the agent stopped found, its run time counts too: the back-off starts at
 // the end of the container before it. After a change of the definition there is no back-off.
 func (h *Have) RestartAt(c *v1.Container, found Container, now time.Time) (time.Time, time.Duration) {
 	if changed(c, found) {
-		return after(found, 0, now), resetBackoff
+		return After(found.FinishedAt, 0, now), resetBackoff
 	}
 	wait := nextBackoff(found)
 	if !h.Restarted[found.ID] {
-		return after(found, wait, now), wait
+		return After(found.FinishedAt, wait, now), wait
 	}
 	for _, other := range h.Containers {
 		if other.Name == found.Name && other.UID == found.UID && other.ID != found.ID && other.State == Exited {
-			return after(other, wait, now), wait
+			return After(other.FinishedAt, wait, now), wait
 		}
 	}
 	if found.Attempt == 0 {
 		wait = resetBackoff
 	}
-	return after(found, 0, now), wait
+	return After(found.FinishedAt, 0, now), wait
 }

@@ -65,9 +65,7 @@ func (p *planner) add(a Action) {
 }
 
 func (p *planner) again(at time.Time) {
-	if p.plan.Again.IsZero() || at.Before(p.plan.Again) {
-		p.plan.Again = at
-	}
+	p.plan.Again = Earliest(p.plan.Again, at)
 }
 
 // clearOthers plans the end of every pod of this name with another UID and reports whether there

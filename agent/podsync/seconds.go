@@ -13,3 +13,20 @@ const mostSeconds = math.MaxInt64 / 2 / int64(time.Second)
 func Seconds(n int64) time.Duration {
 	return time.Duration(min(max(n, -mostSeconds), mostSeconds)) * time.Second
 }
+
+// After returns when wait has passed since t. If the clock was set back since, that cannot be
+// known, and wait counts as over.
+func After(t time.Time, wait time.Duration, now time.Time) time.Time {
+	if t.After(now) {
+		return now
+	}
+	return t.Add(wait)
+}
+
+// Earliest returns the earlier of two times, of which zero is never.
+func Earliest(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}

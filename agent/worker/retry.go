@@ -30,7 +30,7 @@ func (w *worker) pullBackoffAt(now time.Time) time.Time {
 	var at time.Time
 	for _, f := range w.failures {
 		if f.lasting && now.Sub(f.At) < podsync.PullErrorShown {
-			at = earliest(at, f.At.Add(podsync.PullErrorShown))
+			at = podsync.Earliest(at, f.At.Add(podsync.PullErrorShown))
 		}
 	}
 	return at

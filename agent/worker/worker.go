@@ -207,17 +207,9 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 		case plan.Gone && leave(r):
 			return
 		default:
-			w.sleep(ctx, earliest(plan.Again, w.pullBackoffAt(now)))
+			w.sleep(ctx, podsync.Earliest(plan.Again, w.pullBackoffAt(now)))
 		}
 	}
-}
-
-// earliest returns the earlier of two times; zero is never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
 
 // sleep returns when the worker is woken, at the time until, or earlier; zero is never.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/timeline"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -42,7 +43,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 	plan := Plan{}
 	reason, condition := s.finished()
 	if late := s.deadline(); reason == batchv1.JobReasonDeadlineExceeded && !late.After(now) {
-		s.lastEnd = latest(s.lastEnd, late)
+		s.lastEnd = timeline.Later(s.lastEnd, late)
 	}
 	switch {
 	case condition != "":
@@ -69,7 +70,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 		for _, p := range more {
 			plan.Pods, s.active = append(plan.Pods, p), append(s.active, Pod{Pod: p})
 		}
-		plan.Again = earliest(again, s.deadline())
+		plan.Again = podsync.Earliest(again, s.deadline())
 	}
 	plan.Status = s.status(reason, condition)
 	return plan
@@ -119,21 +120,21 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 			continue
 		}
 		s.pods = append(s.pods, p)
-		if at := p.Status.StartTime; at != nil && (s.began.IsZero() || at.Time.Before(s.began)) {
-			s.began = at.Time
+		if at := p.Status.StartTime; at != nil {
+			s.began = podsync.Earliest(s.began, at.Time)
 		}
 		end := endOf(p.Status)
 		if over && end.IsZero() {
 			end = overSince(p.Status) // it was rejected, or ended before it began
 		}
-		s.lastEnd = latest(s.lastEnd, end)
+		s.lastEnd = timeline.Later(s.lastEnd, end)
 		s.running = s.running || over && runs(p.Status)
 		switch p.Status.Phase {
 		case v1.PodSucceeded:
 			if !surplus {
 				s.succeeded = append(s.succeeded, p)
 			}
-			lastSuccess = latest(lastSuccess, end)
+			lastSuccess = timeline.Later(lastSuccess, end)
 		case v1.PodFailed:
 			s.failed++
 			s.fails = append(s.fails, end)
@@ -144,7 +145,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	}
 	s.fails = slices.DeleteFunc(s.fails, lastSuccess.After)
 	if resumed := j.Status.StartTime; resumed != nil && !s.began.IsZero() {
-		s.began = latest(s.began, resumed.Time)
+		s.began = timeline.Later(s.began, resumed.Time)
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
 	if s.lastEnd.IsZero() {
@@ -157,13 +158,6 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 func (s *jobState) isSurplus(p Pod) bool {
 	index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation])
 	return *s.Spec.CompletionMode == batchv1.IndexedCompletion && err == nil && index >= int(*s.Spec.Completions)
-}
-
-func latest(a, b time.Time) time.Time {
-	if a.After(b) {
-		return a
-	}
-	return b
 }
 
 // runs reports whether a container of a pod runs.
@@ -279,7 +273,7 @@ func (s *jobState) more() (pods []*v1.Pod, again time.Time) {
 	}
 	if n := len(s.fails); n > 0 {
 		delay := min(firstRetry<<min(n-1, 10), mostRetry)
-		if at := after(slices.MaxFunc(s.fails, time.Time.Compare), delay, s.now); at.After(s.now) {
+		if at := podsync.After(slices.MaxFunc(s.fails, time.Time.Compare), delay, s.now); at.After(s.now) {
 			return nil, at
 		}
 	}

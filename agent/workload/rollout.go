@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/internal/timeline"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -64,17 +66,17 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 			continue
 		}
 		if phase := p.Status.Phase; phase == v1.PodFailed || phase == v1.PodSucceeded {
-			at := after(overSince(p.Status), replaceAfter, now)
+			at := podsync.After(overSince(p.Status), replaceAfter, now)
 			if !at.After(now) {
 				r.ended, over = append(r.ended, m.index), append(over, p.Pod)
 				continue
 			}
-			plan.Again = earliest(plan.Again, at)
+			plan.Again = podsync.Earliest(plan.Again, at)
 		}
 		at, ready := availableAt(p.Status, r.minReady, now)
 		m.ready, m.available = ready, ready && !at.After(now)
 		if ready && !m.available {
-			plan.Again = earliest(plan.Again, at)
+			plan.Again = podsync.Earliest(plan.Again, at)
 		}
 		r.members = append(r.members, m)
 	}
@@ -124,13 +126,11 @@ func (r *rollout) member(p Pod) (member, bool) {
 // rejected has no containers.
 func overSince(s v1.PodStatus) time.Time {
 	over := endOf(s)
-	if s.StartTime != nil && s.StartTime.After(over) {
-		over = s.StartTime.Time
+	if s.StartTime != nil {
+		over = timeline.Later(over, s.StartTime.Time)
 	}
 	for _, c := range s.Conditions {
-		if c.LastTransitionTime.After(over) {
-			over = c.LastTransitionTime.Time
-		}
+		over = timeline.Later(over, c.LastTransitionTime.Time)
 	}
 	return over
 }

@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
@@ -107,25 +108,8 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 func availableAt(s v1.PodStatus, minReady time.Duration, now time.Time) (at time.Time, ready bool) {
 	for _, c := range s.Conditions {
 		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
-			return after(c.LastTransitionTime.Time, minReady, now), true
+			return podsync.After(c.LastTransitionTime.Time, minReady, now), true
 		}
 	}
 	return time.Time{}, false
-}
-
-// after returns when wait has passed since t. If the clock was set back since, that cannot be
-// known, and wait counts as over.
-func after(t time.Time, wait time.Duration, now time.Time) time.Time {
-	if t.After(now) {
-		return now
-	}
-	return t.Add(wait)
-}
-
-// earliest returns the earlier of two times, of which zero is never.
-func earliest(a, b time.Time) time.Time {
-	if a.IsZero() || !b.IsZero() && b.Before(a) {
-		return b
-	}
-	return a
 }
