@@ -6,14 +6,12 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/flock"
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 )
 
@@ -75,7 +73,7 @@ func (h holder) kill(f *os.File) error {
 		return os.NewSyscallError("pidfd_open", err)
 	}
 	defer unix.Close(fd)
-	if now, ok := h.again(f); !ok || now != h {
+	if now, err := holders(f); err != nil || !slices.Contains(now, h) {
 		return nil
 	}
 	// Its group also has the children that have closed what they inherited. A daemon of ours
@@ -90,14 +88,6 @@ func (h holder) kill(f *os.File) error {
 	return nil
 }
 
-func (h holder) again(f *os.File) (holder, bool) {
-	path, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
-	if err != nil {
-		return holder{}, false
-	}
-	return holderOf(h.pid, path)
-}
-
 // holders lists the other processes that have f open. Links in /proc/<pid>/fd are read
 // but not followed: their targets may not respond.
 func holders(f *os.File) ([]holder, error) {
@@ -105,53 +95,19 @@ func holders(f *os.File) ([]holder, error) {
 	if err != nil {
 		return nil, err
 	}
-	entries, err := os.ReadDir("/proc")
+	procs, err := procfs.AllProcs()
 	if err != nil {
 		return nil, err
 	}
 	var all []holder
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil || pid == os.Getpid() {
+	for _, p := range procs {
+		files, err := p.FileDescriptorTargets()
+		if err != nil || p.PID == os.Getpid() || !slices.Contains(files, path) {
 			continue
 		}
-		if h, ok := holderOf(pid, path); ok {
-			all = append(all, h)
+		if stat, err := p.Stat(); err == nil {
+			all = append(all, holder{pid: p.PID, group: stat.PGRP, session: stat.Session, name: stat.Comm})
 		}
 	}
 	return all, nil
-}
-
-// holderOf returns the process pid, if it has path open.
-func holderOf(pid int, path string) (holder, bool) {
-	dir := fmt.Sprintf("/proc/%d", pid)
-	fds, err := os.ReadDir(filepath.Join(dir, "fd"))
-	if err != nil {
-		return holder{}, false // it has ended
-	}
-	if !slices.ContainsFunc(fds, func(fd os.DirEntry) bool {
-		to, err := os.Readlink(filepath.Join(dir, "fd", fd.Name()))
-		return err == nil && to == path
-	}) {
-		return holder{}, false
-	}
-	data, err := os.ReadFile(filepath.Join(dir, "stat"))
-	if err != nil {
-		return holder{}, false
-	}
-	// proc_pid_stat(5): pid (comm) state ppid pgrp session …; comm may contain
-	// anything.
-	text := string(data)
-	begin, end := strings.IndexByte(text, '('), strings.LastIndexByte(text, ')')
-	if begin < 0 || end < begin {
-		return holder{}, false
-	}
-	fields := strings.Fields(text[end+1:])
-	if len(fields) < 4 {
-		return holder{}, false
-	}
-	h := holder{pid: pid, name: text[begin+1 : end]}
-	h.group, _ = strconv.Atoi(fields[2])
-	h.session, _ = strconv.Atoi(fields[3])
-	return h, true
 }

@@ -3,10 +3,11 @@ package oci
 import (
 	"bufio"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/prometheus/procfs"
 )
 
 // found returns the PID of an executor that runs in this instance's cgroup and listens at the
@@ -65,10 +66,10 @@ func listening(table, path string) map[string]bool {
 
 // hasAny reports whether a process has a descriptor with one of these link targets.
 func hasAny(pid int, links map[string]bool) bool {
-	dir := "/proc/" + strconv.Itoa(pid) + "/fd"
-	entries, _ := os.ReadDir(dir) // it may have ended
-	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		link, err := os.Readlink(filepath.Join(dir, e.Name()))
-		return err == nil && links[link]
-	})
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return false // it has ended
+	}
+	files, err := p.FileDescriptorTargets()
+	return err == nil && slices.ContainsFunc(files, func(file string) bool { return links[file] })
 }

@@ -3,12 +3,12 @@ package main
 import (
 	"fmt"
 	"net"
-	"os"
 	"slices"
 	"strings"
 	"sync"
 
 	"github.com/crisp-cri/crisp/internal/unixsock"
+	"github.com/prometheus/procfs"
 )
 
 // kubelets are the kubelets of clusters that are connected to the CRI socket. A node that joins
@@ -88,12 +88,11 @@ func peer(conn net.Conn) int {
 
 // commandOf returns a process's name and arguments, none if it does not exist.
 func commandOf(pid int) (name string, args []string) {
-	comm, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid))
-	if err != nil {
-		return "", nil
+	if p, err := procfs.NewProc(pid); err == nil {
+		name, _ = p.Comm()
+		args, _ = p.CmdLine()
 	}
-	line, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid)) // without it there are no arguments
-	return strings.TrimSpace(string(comm)), strings.Split(string(line), "\x00")
+	return name, args
 }
 
 // ofCluster reports whether a process with that name and those arguments is the kubelet of a
