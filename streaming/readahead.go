@@ -3,6 +3,8 @@ package streaming
 import (
 	"io"
 	"sync"
+
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // maxAhead bounds the bytes read ahead of a stream. The kernel's buffers come on top of it.
@@ -39,7 +41,7 @@ func (r *readAhead) fill(in io.Reader, wait func(room <-chan struct{}) bool) {
 			r.mu.Lock()
 			r.err = err
 			r.mu.Unlock()
-			notify(r.data)
+			poke.Wake(r.data)
 			return
 		}
 	}
@@ -53,7 +55,7 @@ func (r *readAhead) put(p []byte) bool {
 		return false
 	}
 	r.buf = append(r.buf, p...)
-	notify(r.data)
+	poke.Wake(r.data)
 	return true
 }
 
@@ -66,20 +68,12 @@ func (r *readAhead) Read(p []byte) (int, error) {
 		}
 		r.mu.Unlock()
 		if n > 0 {
-			notify(r.room)
+			poke.Wake(r.room)
 			return n, nil
 		}
 		if err != nil || len(p) == 0 {
 			return 0, err
 		}
 		<-r.data
-	}
-}
-
-// notify leaves news in a channel of one.
-func notify(news chan<- struct{}) {
-	select {
-	case news <- struct{}{}:
-	default:
 	}
 }
