@@ -1,6 +1,7 @@
 package api
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -43,11 +44,8 @@ var Kinds = []Kind{
 func KindOf(word string) (Kind, bool) {
 	word = strings.ToLower(word)
 	for _, k := range Kinds {
-		names := append([]string{strings.ToLower(k.Name), k.Plural, k.Singular}, k.Short...)
-		for _, name := range names {
-			if name == word {
-				return k, true
-			}
+		if slices.Contains(append([]string{strings.ToLower(k.Name), k.Plural, k.Singular}, k.Short...), word) {
+			return k, true
 		}
 	}
 	return Kind{}, false

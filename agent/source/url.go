@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"net/http"
 	"time"
 
@@ -87,9 +88,7 @@ func (u *URL) get(ctx context.Context) (data []byte, unchanged bool, err error) 
 	if err != nil {
 		return nil, false, err
 	}
-	for key, values := range u.Header {
-		req.Header[key] = values
-	}
+	maps.Copy(req.Header, u.Header)
 	if u.last != nil && u.etag != "" {
 		req.Header.Set("If-None-Match", u.etag)
 	}
