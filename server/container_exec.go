@@ -126,7 +126,10 @@ func firstSize(st streaming.Streams) (size streaming.Size) {
 // followSize applies the sizes of the client's terminal. One that cannot be set is skipped: sizes
 // that nobody takes would block the client's input.
 func followSize(sizes <-chan streaming.Size, set func(w, h uint16) error) {
-	for size := range sizes { // nil without a terminal: then nobody calls this
+	if sizes == nil {
+		return // the client's protocol has none: a nil channel would be waited for forever
+	}
+	for size := range sizes {
 		_ = set(size.Width, size.Height)
 	}
 }

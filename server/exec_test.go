@@ -374,3 +374,10 @@ func TestSizeThatCannotBeSet(t *testing.T) {
 		t.Errorf("widths %d were tried, want %d", tried, want)
 	}
 }
+
+// Clients of the first two versions of the protocol send no sizes: nothing waits for them.
+func TestFollowNoSizes(t *testing.T) {
+	synctest.Test(t, func(*testing.T) { // which fails if it blocks for ever
+		followSize(nil, nil)
+	})
+}
