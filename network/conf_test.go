@@ -173,6 +173,8 @@ func TestDefaultNetworkNeedsNft(t *testing.T) {
 // Plugins of CNI 1.1 report whether they are ready.
 func TestStatusVerb(t *testing.T) {
 	n, o := fresh(t, false)
+	n.cancel()
+	<-n.ended // from here on only the test asks the plugins
 	script(t, o.BinDirs[0], "moody", `
 [ -e `+o.BinDirs[0]+`/well ] || { echo '{"code":50,"msg":"no lease yet"}'; exit 1; }`)
 	writeConf(t, o.ConfDir, "10-a.conflist", `{"cniVersion":"1.1.0","name":"a","plugins":[{"type":"moody"}]}`)
@@ -191,6 +193,8 @@ func TestStatusVerb(t *testing.T) {
 // When the agent behind a plugin restarts, the node stays ready unless that takes long.
 func TestPluginsAgentRestarts(t *testing.T) {
 	n, o := fresh(t, false)
+	n.cancel()
+	<-n.ended // from here on only the test asks the plugins
 	script(t, o.BinDirs[0], "moody", `
 [ -e `+o.BinDirs[0]+`/well ] || { echo '{"code":50,"msg":"agent does not answer"}'; exit 1; }`)
 	well := filepath.Join(o.BinDirs[0], "well")
