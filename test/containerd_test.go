@@ -244,10 +244,13 @@ func mountAllCgroups(t *testing.T) {
 	}
 }
 
-// containerdBin returns the directory of Debian's containerd: unpacked by make test, or
-// installed.
+// containerdBin returns the directory of the containerd that CONTAINERD names, with its shim, ctr
+// and runc; otherwise of Debian's, unpacked by make test or installed.
 func containerdBin(t *testing.T) string {
 	t.Helper()
+	if dir := os.Getenv("CONTAINERD"); dir != "" {
+		return dir
+	}
 	unpacked, err := filepath.Abs("../.cache/containerd/usr/bin")
 	if err != nil {
 		t.Fatal(err)
@@ -286,6 +289,8 @@ state = "%[1]s/run"
   address = "%[2]s.ttrpc"
 [plugins."io.containerd.internal.v1.opt"]
   path = "%[1]s/opt"
+[plugins."io.containerd.nri.v1.nri"]
+  disable = true
 [plugins."io.containerd.grpc.v1.cri"]
   sandbox_image = "%[3]s"
   restrict_oom_score_adj = true

@@ -81,6 +81,20 @@ func (d *drawer) twin(name string) twin {
 	return twin{sb, c}
 }
 
+// modernize adds what containerd knows since 2.0. In a user namespace it makes no devices in new
+// directories, and with the host's network it shows the host's cgroups, see samePromises.
+func (d *drawer) modernize(tw twin) {
+	for _, p := range samePromises {
+		users := p.name == "user namespace"
+		if users && (!ownNetwork(tw) || mountAt(tw, "/sys") != nil || len(tw.container.Devices) > 0) || p.name == "ambient capability" || p.name == "mount options" {
+			continue
+		}
+		if d.some(40) {
+			p.change(tw)
+		}
+	}
+}
+
 func (d *drawer) resources() *cri.LinuxContainerResources {
 	r := &cri.LinuxContainerResources{OomScoreAdj: pick[int64](d, 0, 0, 500, 1000, 2)}
 	if d.some(50) {

@@ -64,6 +64,47 @@ var sameReasons = []sameReason{
 	},
 }
 
+// modernReasons are those of containerd 2.3 with runc 1.5, besides.
+var modernReasons = []sameReason{
+	{
+		"a pod's /dev/shm keeps its options; containerd binds it with an explicit rw, which replaces them with runc since 1.2", nil,
+		regexp.MustCompile(`^(\w+ mount /dev/shm root=/ rw),relatime (propagation=\S* tmpfs rw,size=65536k)$`), "$1,nosuid,nodev,noexec,relatime $2",
+	},
+	{
+		"the root of a user namespace owns the pod's /dev/shm; with containerd nobody in it does", inUserNS,
+		regexp.MustCompile(`^(\w+ (?:dev|stat) /dev/shm 41777) 65534:65534 `), "$1 0:0 ",
+	},
+	{
+		"so says its mount", inUserNS,
+		regexp.MustCompile(`^(\w+ mount /dev/shm root=/ .* tmpfs rw,size=65536k)$`), "$1,uid=200000,gid=200000",
+	},
+	{
+		"queues are made before the namespace's IDs are mapped; everybody may make some", inUserNS,
+		regexp.MustCompile(`^(\w+ dev /dev/mqueue 41777) 0:65534 `), "$1 65534:65534 ",
+	},
+	{
+		"options of a mount's source are locked in a user namespace", inUserNS,
+		regexp.MustCompile(`^(\w+ mount \S+ root=\S+ r[wo])(,relatime .* tmpfs rw,size=1024k.*)`), "$1,nosuid$2",
+	},
+	{
+		"a recursively read-only mount keeps the options of its source, see samePromises; containerd adds an explicit ro",
+		func(tw twin) bool {
+			return len(tw.container.Mounts) == 1 && tw.container.Mounts[0].RecursiveReadOnly && !inUserNS(tw)
+		},
+		regexp.MustCompile(`^(\w+ mount \S+ root=\S+ ro)(,relatime .* tmpfs rw,size=1024k.*)`), "$1,nosuid$2",
+	},
+	{
+		"the first mount(2) of a sysfs in a user namespace is the container's",
+		func(tw twin) bool { return inUserNS(tw) && !tw.container.Linux.SecurityContext.Privileged },
+		regexp.MustCompile(`^(\w+ mount /sys root=/ .* sysfs) rw$`), "$1 ro",
+	},
+	{"containers in user namespaces are not prepared", inUserNS, regexp.MustCompile(`^init fd 0 /null$`), "init fd 0 /dev/null"},
+}
+
+func inUserNS(tw twin) bool {
+	return tw.sandbox.Linux.SecurityContext.NamespaceOptions.UsernsOptions != nil
+}
+
 // fastInit reports whether a container is started by the fast init.
 func fastInit(tw twin) bool {
 	return os.Getenv("CRISP_TEST_INIT") != "libcontainer" && !tw.container.Tty && !slices.ContainsFunc(tw.container.Mounts, func(m *cri.Mount) bool {

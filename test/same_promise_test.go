@@ -126,7 +126,7 @@ func strictGroups(tw twin, plain []string) []string {
 	groups := append([]int64{gid}, tw.container.Linux.SecurityContext.SupplementalGroups...)
 	slices.Sort(groups)
 	text := strings.Trim(fmt.Sprint(slices.Compact(groups)), "[]")
-	return rewrite(plain, `^(\w+ status Groups) .*`, "$1 "+text)
+	return rewrite(plain, `^(\w+ status Groups)(?: .*)?$`, "$1 "+text)
 }
 
 func ambient(tw twin, plain []string) []string {
