@@ -116,8 +116,11 @@ var probes = map[string]func() error{
 	},
 	"power-cuts": func() error { return yes(os.Getenv("CRISP_POWER_CUTS") != "", "CRISP_POWER_CUTS is not set") },
 	"containerd": unpacked("containerd", "ctr"),
-	"promtool":   unpacked("prometheus", "promtool"),
-	"busybox":    unpacked("busybox-static", "busybox"),
+	"containerd-2": func() error {
+		return yes(os.Getenv("CONTAINERD") != "", "CONTAINERD names no directory with a containerd 2, its shim, ctr and runc")
+	},
+	"promtool": unpacked("prometheus", "promtool"),
+	"busybox":  unpacked("busybox-static", "busybox"),
 	"upgrade-from": func() error {
 		return yes(os.Getenv("UPGRADE_FROM") != "", "UPGRADE_FROM names no directory with the programs of another release")
 	},
