@@ -25,7 +25,7 @@ func TestRolloutAsKubernetes(t *testing.T) {
 	}
 	histories, failed := strings.Split(string(data), "\n\n"), 0
 	for i, history := range histories {
-		r := rolloutReplay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}}
+		r := rolloutReplay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, used: map[string]bool{"i:1": true}}
 		if text := r.play(history); text != "" {
 			if failed++; failed <= 10 {
 				t.Errorf("Deployment %d: %s", i, text)
@@ -38,7 +38,9 @@ func TestRolloutAsKubernetes(t *testing.T) {
 // A rolloutReplay is a Deployment with the events of a recorded history.
 type rolloutReplay struct {
 	world
-	spec appsv1.DeploymentSpec
+	spec    appsv1.DeploymentSpec
+	used    map[string]bool // images
+	several bool            // there were pods of several former templates at once
 }
 
 // play returns the history up to the first difference, "" if there is none.
@@ -73,16 +75,20 @@ func (r *rolloutReplay) play(history string) string {
 	return ""
 }
 
-// returns reports whether an event makes the template one of several that are being replaced.
+// returns reports whether an event makes a former template the present one again after several former
+// ones were replaced at once.
 func (r *rolloutReplay) returns(event string) bool {
-	image, ok := strings.CutPrefix(event, "image ")
 	old := map[string]bool{}
 	for _, p := range r.pods {
-		if r.kindOf(p) == "old" {
-			old[p.Spec.Containers[0].Image] = true
+		if image := p.Spec.Containers[0].Image; r.kindOf(p) == "old" {
+			old[image] = true
 		}
 	}
-	return ok && len(old) > 1 && old["i:"+image]
+	r.several = r.several || len(old) > 1
+	image, ok := strings.CutPrefix(event, "image ")
+	was := r.used["i:"+image]
+	r.used["i:"+image] = true
+	return ok && was && r.several
 }
 
 // look plans until nothing more comes of it.
