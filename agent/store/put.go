@@ -50,9 +50,12 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	if err != nil {
 		return nil, "", nil, err
 	}
+	objects, warnings, err := manifest.Read("", given, s.options(o.Unknown)) // before the lock: it may take a while
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	objects, warnings, err := s.readLocked(given, o.Unknown)
+	if err != nil {
+		objects, warnings, err = s.forgiveLocked(given, o.Unknown, err)
+	}
 	if err != nil {
 		return nil, "", nil, plain(err)
 	}
@@ -62,10 +65,13 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	key := manifest.Key(objects[0])
 	old := s.records[key]
 	if same := keepTemplate(given, objects[0], old); same != nil {
-		if objects, warnings, err = s.readLocked(same, o.Unknown); err != nil {
+		given = same
+		if objects, warnings, err = manifest.Read("", given, s.options(o.Unknown)); err != nil {
+			objects, warnings, err = s.forgiveLocked(given, o.Unknown, err)
+		}
+		if err != nil {
 			return nil, "", nil, plain(err)
 		}
-		given = same
 	}
 	switch {
 	case old == nil && o.Update:
@@ -99,15 +105,11 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	return r.decoded, outcome, warnings, s.saveLocked(r)
 }
 
-// readLocked reads the object to put. What was wrong with it before, in the same words, is only a
-// warning, as in Kubernetes: an earlier release accepted it, and who edits something else need not
-// mend it.
-func (s *Store) readLocked(given []byte, u manifest.Unknown) ([]manifest.Object, manifest.Errors, error) {
+// forgiveLocked reads an object to put for which manifest.Read returned err. What was wrong with it
+// before, in the same words, is only a warning, as in Kubernetes: an earlier release accepted it,
+// and whoever edits something else need not mend it.
+func (s *Store) forgiveLocked(given []byte, u manifest.Unknown, err error) ([]manifest.Object, manifest.Errors, error) {
 	o := s.options(u)
-	objects, warnings, err := manifest.Read("", given, o)
-	if err == nil {
-		return objects, warnings, nil
-	}
 	o.Accepted = true
 	objects, warnings, acceptedErr := manifest.Read("", given, o)
 	if acceptedErr != nil || len(objects) != 1 {
