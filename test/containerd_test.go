@@ -213,7 +213,7 @@ func mountAllCgroups(t *testing.T) {
 	if !testns.Isolated() {
 		return
 	}
-	pods := func() { removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods") } // those of the agent, which it keeps
+	pods := func() { removeCgroups("kubepods/burstable", "kubepods/besteffort", "kubepods", "k8s.io") } // those of the agent, which it keeps, and containerd's
 	t.Cleanup(pods)
 	mine, err := cgroups.ParseCgroupFile("/proc/self/cgroup")
 	if err != nil {

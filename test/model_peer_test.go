@@ -309,35 +309,36 @@ const codeUnsaid = "it refuses as the model does, with the code Unknown; the pro
 
 var knownDifferences = []knownDifference{
 	{
-		"containerd 1.6", []model.Verb{model.RunPod, model.Create}, nil, "trouble", "is reserved for",
-		"a request for a name that is taken fails, also if it is the same one again, and with the code Unknown; the proto does not promise more, and the kubelet raises the attempt, which is part of the name",
+		"containerd ", []model.Verb{model.RunPod, model.Create}, nil, "trouble|bad-state", "is reserved for",
+		"a request for a name that is taken fails, also if it is the same one again, and with the code Unknown, or since 2.0 FailedPrecondition; the proto does not promise more, and the kubelet raises the attempt, which is part of the name",
 	},
 	{
 		"containerd 1.6", []model.Verb{model.StopPod}, []string{"none"}, "not-found", "try to find sandbox",
 		"StopPodSandbox of a sandbox that is gone is an error, though the proto says it \"must not return an error if all relevant resources have already been reclaimed\"",
 	},
 	{
-		"containerd 1.6", []model.Verb{model.Create}, nil, "not-found", "no running task found|task .* not found",
+		"containerd ", []model.Verb{model.Create}, nil, "not-found", "no running task found|task .* not found",
 		"of a sandbox that was stopped it looks for the task, which is gone: the code is wrong, for the sandbox is there, and the refusal is right",
 	},
-	{"containerd 1.6", []model.Verb{model.Start}, nil, "trouble", `is not running|container is in CONTAINER_\w+ state|failed to set starting state`, codeUnsaid},
+	{"containerd ", []model.Verb{model.Create}, nil, "trouble", "sandbox container .* is not running", codeUnsaid},
+	{"containerd ", []model.Verb{model.Start}, nil, "trouble", `is not running|container is in CONTAINER_\w+ state|failed to set starting state`, codeUnsaid},
 	{
-		"containerd 1.6", []model.Verb{model.Start}, nil, "trouble", "failed to create containerd task: .*namespace path: lstat .*no such file",
+		"containerd ", []model.Verb{model.Start}, nil, "trouble", "failed to create containerd task: .*namespace path: lstat .*no such file",
 		"the pod was stopped meanwhile, and with its pause process its namespaces went; " + codeUnsaid,
 	},
 	{
-		"containerd 1.6", []model.Verb{model.Start}, nil, "trouble", "failed to create shim task: ttrpc: closed",
+		"containerd ", []model.Verb{model.Start}, nil, "trouble", "failed to create shim task: ttrpc: closed",
 		"the pod was stopped meanwhile, and its shim went with it; " + codeUnsaid,
 	},
 	{
-		"containerd 1.6", []model.Verb{model.RemovePod}, nil, "trouble", "container is in starting state, can't be removed",
+		"containerd ", []model.Verb{model.RemovePod}, nil, "trouble", "container is in starting state, can't be removed",
 		"a start that its client has given up goes on, and nothing of the pod can be removed meanwhile, though the proto says that containers which run \"must be forcibly terminated and removed\"",
 	},
 	{
-		"containerd 1.6", []model.Verb{model.StopPod, model.RemovePod}, nil, "trouble", "failed to destroy network for sandbox .*no such device",
+		"containerd ", []model.Verb{model.StopPod, model.RemovePod}, nil, "trouble", "failed to destroy network for sandbox .*no such device",
 		"two calls take down the network of one sandbox side by side, and the plugin of one finds it half gone; who tries again succeeds",
 	},
-	{"containerd 1.6", []model.Verb{model.Reopen}, []string{"created", "exited"}, "trouble", "container is not running", codeUnsaid},
+	{"containerd ", []model.Verb{model.Reopen}, []string{"created", "exited"}, "trouble", "container is not running", codeUnsaid},
 	{"cri-o 1.", []model.Verb{model.Create, model.Update, model.Reopen}, nil, "trouble", "not found: ID does not exist", codeUnsaid},
 	{
 		"cri-o 1.", []model.Verb{model.StopPod, model.RemovePod}, nil, "trouble", "from index: no such id",
