@@ -22,10 +22,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// odd are values that no manifest should have somewhere.
+// odd has values that are invalid in most fields.
 var odd = []any{nil, "", "../x", "a\nb", -1, 0, 1 << 40, 65536, true, []any{}, []any{nil}, map[string]any{}, map[string]any{"x": "../x"}}
 
-// oddities returns how many variants with has of a value.
+// oddities returns the number of variants of x that with can make.
 func oddities(x any) int {
 	n := len(odd)
 	switch x := x.(type) {
@@ -34,7 +34,7 @@ func oddities(x any) int {
 			n += oddities(value)
 		}
 	case []any:
-		n++ // all of it twice
+		n++ // the whole list twice
 		for _, value := range x {
 			n += oddities(value)
 		}
@@ -42,7 +42,7 @@ func oddities(x any) int {
 	return n
 }
 
-// with returns the value with an odd one in one place, the nth of them.
+// with returns variant n of x: one value in it is replaced by an odd one, or a list is doubled.
 func with(x any, n int) any {
 	if n < len(odd) {
 		return odd[n]
@@ -77,8 +77,8 @@ func with(x any, n int) any {
 	return x
 }
 
-// FuzzAccepted reads what no release would have accepted as if an earlier one had: the agent can
-// rely on what is then read. text is a manifest, nth an odd value in it.
+// FuzzAccepted reads invalid manifests as if an earlier release had accepted them, and checks that
+// the result has what the agent relies on. text is a manifest, nth a variant of it.
 func FuzzAccepted(f *testing.F) {
 	paths, err := filepath.Glob("../../test/kubelet/testdata/verdicts/*.yaml")
 	if err != nil || len(paths) == 0 {
@@ -126,7 +126,7 @@ func FuzzAccepted(f *testing.F) {
 	})
 }
 
-// runPod does with a pod what the agent does before it calls the runtime.
+// runPod passes the pod through the code that the agent runs before it calls the runtime.
 func runPod(t *testing.T, pod *v1.Pod) {
 	names := map[string]bool{}
 	unique := func(name string) {
@@ -150,7 +150,7 @@ func runPod(t *testing.T, pod *v1.Pod) {
 	admit.Check(pod, []*v1.Pod{pod}, &admit.Node{Name: "n1", Pods: noClass{}})
 	status.Of(pod, podsync.Have{}, nil, status.Node{}, time.Now())
 	podsync.Compute(pod, podsync.Have{}, time.Now())
-	_, _, _ = in.Sandbox(0) // errors are for the pod's events
+	_, _, _ = in.Sandbox(0) // the agent reports errors as events of the pod
 	in.MostMemory()
 	for c := range podsync.Containers(&pod.Spec) {
 		env, _ := in.Environment(c, podspec.References{})
@@ -172,7 +172,7 @@ func runPod(t *testing.T, pod *v1.Pod) {
 	}
 }
 
-// noClass has the properties of pods without a RuntimeClass.
+// noClass describes a node without RuntimeClasses.
 type noClass struct{}
 
 func (noClass) Handler(*v1.Pod) *cri.RuntimeHandlerFeatures { return nil }

@@ -13,9 +13,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A checker compares a document with the Go type of its kind and with the table of
-// fields. It reports unknown keys, fields that crisp does not support, and values of the wrong
-// type, each with its line.
+// A checker compares a document with the Go type of its kind and with the table of fields. It
+// reports unknown keys, unsupported fields, and values of the wrong type, each with its line.
 type checker struct {
 	*tree
 	kind     string
@@ -39,7 +38,7 @@ func (c *checker) problem(n *yaml.Node, path, format string, args ...any) Error 
 	return Error{Line: c.line(n), Field: c.prefix + path, Text: fmt.Sprintf(format, args...)}
 }
 
-// stray reports a key that the type does not have, as c.unknown says.
+// stray reports an unknown key as c.unknown demands.
 func (c *checker) stray(key *yaml.Node, path string) {
 	switch c.unknown {
 	case Strict:
@@ -54,8 +53,8 @@ var (
 	quantityType = reflect.TypeFor[resource.Quantity]()
 )
 
-// walk checks n against typ. path is where n is in the document ("spec.containers[0]"),
-// rule is the same place in the table of fields ("spec.containers[]").
+// walk checks n against typ. path is the position of n in the document ("spec.containers[0]"), rule
+// the same position in the table of fields ("spec.containers[]").
 func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
 	n = resolve(n)
 	for typ.Kind() == reflect.Pointer {
@@ -71,7 +70,7 @@ func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
 		return
 	}
 	if reflect.PointerTo(typ).Implements(unmarshaler) {
-		return // it parses itself
+		return // the type has its own parser
 	}
 	switch typ.Kind() {
 	case reflect.Struct:
@@ -172,8 +171,8 @@ func (c *checker) scalar(n *yaml.Node, typ reflect.Type, path string) {
 	}
 }
 
-// yaml11Bool reports whether v, unquoted, is a boolean in YAML 1.1, which Kubernetes'
-// parser reads, although it is a string in YAML 1.2.
+// yaml11Bool reports whether v, unquoted, is a boolean in YAML 1.1, the version of Kubernetes'
+// parser. In YAML 1.2 it is a string.
 func yaml11Bool(v string) bool {
 	switch v {
 	case "y", "Y", "n", "N", "yes", "Yes", "YES", "no", "No", "NO", "on", "On", "ON", "off", "Off", "OFF":
@@ -194,14 +193,14 @@ func describe(n *yaml.Node) string {
 	}[n.ShortTag()] + " " + n.Value)
 }
 
-// isChoice reports whether an empty mapping says something: behind a pointer, as "nfs: {}" does.
-// An empty selector is what a Job and a claim have without one.
+// isChoice reports whether an empty mapping has a meaning: behind a pointer it has, as in "nfs:
+// {}". An empty selector is the exception: Jobs and claims treat it like none.
 func isChoice(typ reflect.Type) bool {
 	return typ.Kind() == reflect.Pointer && typ.Elem() != reflect.TypeFor[metav1.LabelSelector]()
 }
 
-// empty reports whether a value means the same as no key at all. Tools that generate
-// manifests write "status: {}" and "creationTimestamp: null".
+// empty reports whether a value is the same as no key. Tools that generate manifests write "status:
+// {}" and "creationTimestamp: null".
 func empty(n *yaml.Node, typ reflect.Type) bool {
 	switch n.Kind {
 	case yaml.MappingNode:
@@ -213,7 +212,7 @@ func empty(n *yaml.Node, typ reflect.Type) bool {
 		return true
 	}
 	switch typ.Kind() {
-	case reflect.Pointer: // an explicit false or 0 means something
+	case reflect.Pointer: // an explicit false or 0 has a meaning
 		return false
 	case reflect.String:
 		return n.Value == ""
@@ -232,8 +231,8 @@ func join(path, key string) string {
 	return path + "." + key
 }
 
-// fieldByJSON returns the field that the decoder sets for key, also one in an embedded struct. It
-// is case-sensitive as Kubernetes is, and encoding/json is not.
+// fieldByJSON returns the field that the decoder sets for key, which may be in an embedded struct.
+// Unlike encoding/json it is case-sensitive, as Kubernetes is.
 func fieldByJSON(typ reflect.Type, key string) (reflect.StructField, bool) {
 	for i := range typ.NumField() {
 		f := typ.Field(i)
@@ -251,7 +250,7 @@ func fieldByJSON(typ reflect.Type, key string) (reflect.StructField, bool) {
 	return reflect.StructField{}, false
 }
 
-// drop removes what x has at a path.
+// drop sets the value at a path in x to its zero value.
 func drop(x reflect.Value, path []string) {
 	for _, step := range path {
 		x = reflect.Indirect(x)

@@ -20,13 +20,13 @@ import (
 type check func(v *validator, field string, x reflect.Value)
 
 // checks has the checks of structs, by their Go type ("Probe"), and of their fields, by type and
-// JSON name ("Probe.periodSeconds"), with "[]" for each element of a list. The fields of an
-// inlined struct belong to the type around it. A nil pointer is not checked.
+// JSON name ("Probe.periodSeconds"), with "[]" for each element of a list. The fields of an inlined
+// struct belong to the outer type. Nil pointers are not checked.
 //
-// The checks protect the node and its other pods, and reject values that crisp does not support
-// in fields that it supports. An API server would check more. Those that are vital hold for
-// objects that were accepted before, too (Options.Accepted): what becomes a path, what would
-// crash the agent or occupy it, and amounts that would be taken from others.
+// The checks protect the node and its other pods, and reject values that crisp does not support in
+// fields that it supports. An API server checks more. Only the vital checks apply to objects that
+// were accepted before (Options.Accepted): those of values that become a path, could crash or
+// occupy the agent, or could take resources from other pods.
 var checks = map[string]check{
 	"PodSpec":                       on((*validator).podSpec),
 	"PodSpec.activeDeadlineSeconds": between(1, math.MaxInt32),
@@ -146,8 +146,8 @@ var checks = map[string]check{
 	"RuntimeClass.handler":                  required(validation.IsDNS1123Label),
 }
 
-// maxPods is how many pods a workload may want at a time: more than a node can run, and fewer than
-// fill its memory when all are planned.
+// maxPods is the maximum number of pods of a workload: more than a node can run, but few enough
+// that planning them all does not exhaust its memory.
 const maxPods = 10_000
 
 // enums has the values of string types. "" is valid too.
@@ -233,7 +233,7 @@ func (v *validator) values(field, place string, x reflect.Value) {
 	}
 }
 
-// fields checks a struct and its fields; within is the type whose name they have in checks.
+// fields checks a struct and its fields. within is the type under which checks has the fields.
 func (v *validator) fields(field, within string, x reflect.Value) {
 	switch s := x.Addr().Interface().(type) {
 	case *v1.PodSpec:
@@ -270,7 +270,7 @@ func optional(is check) check {
 	}
 }
 
-// filled reports an empty string or list, in the words of text.
+// filled reports an empty string or list with the message text.
 func filled(text string) check {
 	return func(v *validator, field string, x reflect.Value) {
 		if x.Len() == 0 {
@@ -279,7 +279,7 @@ func filled(text string) check {
 	}
 }
 
-// atMost reports a list of more than n elements, in the words of text.
+// atMost reports a list of more than n elements with the message text.
 func atMost(n int, text string) check {
 	return func(v *validator, field string, x reflect.Value) {
 		if x.Len() > n {
@@ -298,7 +298,7 @@ func required(of func(string) []string) check {
 	return func(v *validator, field string, x reflect.Value) { v.required(field, x.String(), of) }
 }
 
-// among reports a value that is not in want; "" passes.
+// among reports a value that is not in want. It accepts "".
 func among[T ~string](want ...T) check {
 	return func(v *validator, field string, x reflect.Value) { v.oneOf(field, x.String(), texts(want)) }
 }
@@ -325,7 +325,7 @@ func notNegative(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// hostName checks the name that a pod's host has, by sethostname(2): at most 64 bytes.
+// hostName checks a pod's host name. sethostname(2) allows at most 64 bytes.
 func hostName(v *validator, field string, x reflect.Value) {
 	v.valid(field, x.String(), validation.IsDNS1123Subdomain(x.String()))
 	if n := x.Len(); n > 64 {
@@ -333,7 +333,7 @@ func hostName(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// pause checks how long a hook sleeps: the end of the grace period would cut it short.
+// pause checks the duration of a sleep hook: the end of the grace period would cut it short.
 func pause(v *validator, field string, x reflect.Value) {
 	if grace := ptr.Deref(v.spec.TerminationGracePeriodSeconds, 0); x.Int() < 0 || x.Int() > grace {
 		v.report(field, "%d is not between 0 and terminationGracePeriodSeconds, %d", x.Int(), grace)
@@ -346,7 +346,7 @@ func mode(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// nodeName checks the name of another node. The agent's own is what the host is called.
+// nodeName checks the name of another node. This node's name is accepted as it is.
 func nodeName(v *validator, field string, x reflect.Value) {
 	if name := x.String(); name != "" && name != v.node {
 		v.valid(field, name, validation.IsDNS1123Subdomain(name))
@@ -360,7 +360,7 @@ func address(v *validator, field string, x reflect.Value) {
 }
 
 func search(v *validator, field string, x reflect.Value) {
-	if s := x.String(); s != "." { // resolvers take underscores, as in _tcp.example.org
+	if s := x.String(); s != "." { // resolvers accept underscores, as in _tcp.example.org
 		v.valid(field, s, validation.IsDNS1123SubdomainWithUnderscore(strings.TrimSuffix(s, ".")))
 	}
 }
@@ -400,8 +400,8 @@ func noDotDot(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// below reports a path that is absolute or has an element "..": relative to a directory, it
-// would lead out of that.
+// below reports a path that is absolute or has an element "..", and so could lead out of its
+// directory.
 func below(v *validator, field string, x reflect.Value) {
 	if path.IsAbs(x.String()) {
 		v.report(field, "%q: must not begin with /", x)
@@ -409,8 +409,8 @@ func below(v *validator, field string, x reflect.Value) {
 	noDotDot(v, field, x)
 }
 
-// inside is below for a file in a volume. The names of the volume's own files ("..data") begin
-// with "..", so no other may.
+// inside is below for a file in a volume. The path may not begin with "..", as the names of the
+// volume's internal files do ("..data").
 func inside(v *validator, field string, x reflect.Value) {
 	switch p := x.String(); {
 	case p == "":
@@ -429,7 +429,7 @@ func hostPath(v *validator, field string, x reflect.Value) {
 	noDotDot(v, field, x)
 }
 
-// set returns the JSON names of the pointers in a struct that are not nil.
+// set returns the JSON names of the non-nil pointers in a struct.
 func set(x reflect.Value) []string {
 	var names []string
 	for i := range x.NumField() {

@@ -19,8 +19,8 @@ import (
 
 func completePod(_ *validator, pod *v1.Pod, o Options) { setDefaults(pod, o) }
 
-// template completes the pod template of a workload. Its revision is the hash of what the
-// manifest says: an agent with other defaults must not replace the pods.
+// template completes the pod template of a workload. Its revision is the hash of the manifest
+// without defaults, so that an agent with other defaults does not replace the pods.
 func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options, restart ...v1.RestartPolicy) {
 	v.under = "spec.template."
 	v.metadata(t, false)
@@ -74,8 +74,8 @@ func (v *validator) rollingUpdate(s *appsv1.DeploymentStrategy) {
 	if s.Type == appsv1.RecreateDeploymentStrategyType {
 		v.report(field, "needs the type RollingUpdate")
 	}
-	// portion returns a limit for 100 pods, so a percentage as it is; -1 if there is none, or it
-	// is invalid.
+	// portion returns a limit scaled to 100 pods, which leaves a percentage as it is; -1 if the
+	// limit is missing or invalid.
 	portion := func(name string, limit *intstr.IntOrString) int {
 		if limit == nil {
 			return -1
@@ -112,10 +112,10 @@ func completeJob(v *validator, j *batchv1.Job, o Options) {
 	switch indexed := *s.CompletionMode == batchv1.IndexedCompletion; {
 	case indexed && s.Completions == nil:
 		v.insist("spec.completions", "is missing: completionMode Indexed needs it")
-	case indexed && *s.Completions > 0: // a pod's host name
+	case indexed && *s.Completions > 0: // it becomes a pod's host name
 		last := fmt.Sprintf("%s-%d", j.Name, *s.Completions-1)
 		v.valid("metadata.name", last, validation.IsDNS1123Label(last))
-	case !indexed: // a label of its pods
+	case !indexed: // it becomes a label of its pods
 		v.valid("metadata.name", j.Name, validation.IsValidLabelValue(j.Name))
 	}
 	if s.TTLSecondsAfterFinished != nil && o.Source != SourceAPI {
@@ -133,7 +133,7 @@ func JobSelector(name string) *metav1.LabelSelector {
 	return &metav1.LabelSelector{MatchLabels: map[string]string{batchv1.JobNameLabel: name}}
 }
 
-// maxObject is how many bytes of data Kubernetes allows in a ConfigMap or Secret.
+// maxObject is Kubernetes' limit of the data in a ConfigMap or Secret, in bytes.
 const maxObject = 1 << 20
 
 func (v *validator) dataKeys(field string, keys []string, size int) {
@@ -160,7 +160,7 @@ func completeConfigMap(v *validator, c *v1.ConfigMap, _ Options) {
 	v.dataKeys("binaryData", slices.Sorted(maps.Keys(c.BinaryData)), 0)
 }
 
-// secretKeys are the keys that a Secret must have, by its type.
+// secretKeys has the required keys of a Secret, by its type.
 var secretKeys = map[v1.SecretType][]string{
 	v1.SecretTypeDockercfg:        {v1.DockerConfigKey},
 	v1.SecretTypeDockerConfigJson: {v1.DockerConfigJsonKey},
@@ -173,7 +173,7 @@ func completeSecret(v *validator, s *v1.Secret, _ Options) {
 	if s.Data == nil && len(s.StringData) > 0 {
 		s.Data = map[string][]byte{}
 	}
-	for key, value := range s.StringData { // stringData wins, as in an API server
+	for key, value := range s.StringData { // stringData takes precedence, as in an API server
 		s.Data[key] = []byte(value)
 	}
 	s.StringData = nil
@@ -189,7 +189,7 @@ func completeSecret(v *validator, s *v1.Secret, _ Options) {
 		if value, ok := s.Data[key]; !ok || s.Type == v1.SecretTypeSSHAuth && len(value) == 0 {
 			v.report("data", "a secret of the type %s needs the key %s", s.Type, key)
 		} else if s.Type == v1.SecretTypeDockercfg || s.Type == v1.SecretTypeDockerConfigJson {
-			if json.Unmarshal(value, &map[string]any{}) != nil { // its error would show a part of the secret
+			if json.Unmarshal(value, &map[string]any{}) != nil { // the error of json would quote the secret
 				v.report("data["+key+"]", "is not a JSON object")
 			}
 		}

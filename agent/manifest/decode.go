@@ -53,7 +53,7 @@ func (r *reader) document(doc document) {
 		return
 	}
 	at := &tree{node: root.Content[0], base: doc.line - 1}
-	data, err := k8syaml.YAMLToJSON(doc.text) // not strict: the checker reports keys that are set twice
+	data, err := k8syaml.YAMLToJSON(doc.text) // not strict: the checker reports duplicate keys
 	if err != nil {
 		r.fail(syntaxError(err, doc.line))
 		return
@@ -84,8 +84,8 @@ func (r *reader) list(at *tree, data []byte) {
 	}
 }
 
-// Split returns the objects of a file as JSON, without defaults. The items of a List are
-// objects of their own.
+// Split returns the objects of a file as JSON, without defaults. It returns each item of a List as
+// an object.
 func Split(name string, data []byte) ([]json.RawMessage, error) {
 	var objects []json.RawMessage
 	for _, doc := range split(data) {
@@ -128,7 +128,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		return
 	}
 	o := kind.new()
-	if err := k8sjson.Unmarshal(data, o); err != nil { // case-sensitive, as the checker is
+	if err := k8sjson.Unmarshal(data, o); err != nil { // case-sensitive, like the checker
 		// The checker names every mistake it knows; this catches the rest.
 		r.fail(Error{Line: line, Text: strings.TrimPrefix(err.Error(), "json: ")})
 		return
@@ -143,7 +143,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		v.report("metadata.namespace", "a %s is in no namespace", kind.name)
 	}
 	kind.complete(v, o, r.o)
-	for _, path := range c.refused { // after the hash of a template, which they are part of
+	for _, path := range c.refused { // after the hash of a template, which includes them
 		drop(reflect.ValueOf(o), steps(path))
 	}
 	v.values("", "", reflect.ValueOf(o))
@@ -162,7 +162,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 	r.objects = append(r.objects, o)
 }
 
-// Key names an object, by kind, namespace and name, in messages and as the key of stores:
+// Key returns the kind, namespace and name of an object, for messages and as the key of stores:
 // "pod default/web", "runtimeclass alt".
 func Key(o Object) string {
 	name := o.GetName()
@@ -181,17 +181,16 @@ func annotate(o Object, values map[string]string) {
 	o.SetAnnotations(annotations)
 }
 
-// contentHash returns the identity of an object, 32 hex digits. As in the kubelet, any edit
-// of a pod makes another pod. The hash covers the values and not the text, so comments and
-// layout are free. It leaves out the file's name, so that renaming a file restarts nothing,
-// and the defaults, so that an agent with other defaults does not replace every pod of the
-// node.
+// contentHash returns the identity of an object, 32 hex digits. As in the kubelet, an edited pod is
+// another pod. The hash covers values and not the text, so that comments and layout do not count.
+// It excludes the file's name, so that renaming a file restarts nothing, and defaults, so that an
+// agent with other defaults does not replace every pod of the node.
 func contentHash(data []byte, node string) string {
 	var v any
 	if err := json.Unmarshal(data, &v); err != nil {
 		v = string(data)
 	}
-	canonical, err := json.Marshal(v) // sorts keys
+	canonical, err := json.Marshal(v) // Marshal sorts keys
 	if err != nil {
 		canonical = data
 	}
@@ -199,7 +198,7 @@ func contentHash(data []byte, node string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// encode returns v as JSON. It panics if v has no JSON form.
+// encode returns v as JSON. It panics if v cannot be encoded.
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -210,8 +209,8 @@ func encode(v any) []byte {
 
 var yamlLine = regexp.MustCompile(`line (\d+): `)
 
-// syntaxError turns a YAML parser's error into one with the line of the file. begin is
-// the line at which the document begins.
+// syntaxError converts an error of the YAML parser to one with the line in the file. begin is the
+// line at which the document begins.
 func syntaxError(err error, begin int) Error {
 	text := err.Error()
 	if typed, ok := errors.AsType[*yaml.TypeError](err); ok && len(typed.Errors) > 0 {

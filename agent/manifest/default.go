@@ -7,7 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// setDefaults fills in what Kubernetes' API server would.
+// setDefaults sets the defaults that Kubernetes' API server would set.
 func setDefaults(pod *v1.Pod, o Options) {
 	spec := &pod.Spec
 	setDefault(&spec.RestartPolicy, v1.RestartPolicyAlways)
@@ -17,7 +17,7 @@ func setDefaults(pod *v1.Pod, o Options) {
 	if *spec.TerminationGracePeriodSeconds < 0 { // as in an API server
 		*spec.TerminationGracePeriodSeconds = 1
 	}
-	// Never nil, as in an API server's pods.
+	// An API server never leaves it nil.
 	setPointer(&spec.SecurityContext, v1.PodSecurityContext{})
 	if p, ok := priorities[spec.PriorityClassName]; ok {
 		setPointer(&spec.Priority, p)
@@ -34,7 +34,7 @@ func setDefaults(pod *v1.Pod, o Options) {
 	defaultPodResources(spec)
 }
 
-// priorities are the values of Kubernetes' built-in priority classes.
+// priorities has the values of Kubernetes' built-in priority classes.
 var priorities = map[string]int32{"system-node-critical": 2_000_001_000, "system-cluster-critical": 2_000_000_000}
 
 func defaultVolume(v *v1.Volume) {

@@ -6,7 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// defaultHandlers fills in the defaults of probes, hooks and the termination message.
+// defaultHandlers sets the defaults of probes, hooks and the termination message.
 func defaultHandlers(c *v1.Container) {
 	setDefault(&c.TerminationMessagePath, v1.TerminationMessagePathDefault)
 	setDefault(&c.TerminationMessagePolicy, v1.TerminationMessageReadFile)
@@ -40,8 +40,8 @@ func defaultHTTPGet(a *v1.HTTPGetAction) {
 	}
 }
 
-// defaultResizePolicy lets CPU and memory change without a restart of the container,
-// unless the manifest says otherwise.
+// defaultResizePolicy allows CPU and memory to change without a restart of the container, unless
+// the manifest says otherwise.
 func defaultResizePolicy(c *v1.Container) {
 	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
 		_, requested := c.Resources.Requests[name]

@@ -15,7 +15,7 @@ const (
 	tableEnd  = "<!-- end of fields -->"
 )
 
-// The reference in docs/agent.md is made from the table that the code uses.
+// The reference in docs/agent.md is generated from the table of fields.
 func TestDocument(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

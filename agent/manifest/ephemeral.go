@@ -8,10 +8,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Ephemeral returns the ephemeral containers that a pod is to have: those that it has, as they
-// are, and the new ones of next, with defaults and checked. It is an error to remove one, or
-// to change its name, command or image; other changes are ignored. Errors are of type Errors,
-// without lines.
+// Ephemeral returns the ephemeral containers of a pod after an update to next: the existing ones
+// unchanged, and the new ones with defaults and checked. It is an error to remove one, or to change
+// its name, command or image; other changes are ignored. Errors are of type Errors, without lines.
 func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContainer, error) {
 	v := &validator{tree: &tree{node: &yaml.Node{Kind: yaml.MappingNode}}, spec: &pod.Spec}
 	names := map[string]string{}

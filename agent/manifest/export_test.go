@@ -2,7 +2,7 @@ package manifest
 
 import "reflect"
 
-// Paths are the lines of the table for a kind.
+// Paths returns the paths in the table of a kind, in its order.
 func Paths(kind string) []string { return fields[kind].order }
 
 // HasLine reports whether the table has a line for a field, or for one below it.
@@ -20,7 +20,7 @@ func Checks() map[string]bool {
 	return all
 }
 
-// Types are the Go types of all kinds.
+// Types returns the Go types of all kinds.
 func Types() (list []reflect.Type) {
 	for _, k := range kinds {
 		list = append(list, k.typ)
@@ -28,7 +28,7 @@ func Types() (list []reflect.Type) {
 	return list
 }
 
-// SupportOf returns how a field is treated.
+// SupportOf returns how crisp treats a field.
 func SupportOf(kind, path string) string {
 	for word, s := range supportWords {
 		if s == supportOf(kind, path).support {

@@ -4,24 +4,24 @@ import (
 	"strings"
 )
 
-// support says how a field is treated.
+// support is how crisp treats a field.
 type support uint8
 
 const (
-	rejected support = iota // an error names it
+	rejected support = iota // reported as an error
 	honoured                // crisp acts upon it
-	ignored                 // accepted without effect: it means nothing on a single node
+	ignored                 // accepted without effect: it has no meaning on a single node
 )
 
-// fields says, for each kind, how a field is treated. A field without a line is rejected
-// as not supported. A line covers the fields below it too, unless a longer line says
-// otherwise; "[]" stands for any index or key. The text after the word is the reason of a
-// rejection, and a remark elsewhere.
+// fields says, for each kind, how crisp treats a field. A field without a line is rejected as not
+// supported. A line also covers the fields below it, unless a longer line says otherwise; "[]"
+// stands for any index or key. The text after the word is the reason of a rejection, and otherwise
+// a remark.
 //
-// The lines of Pod apply to pod templates too, those of containers[] to initContainers[]
-// and ephemeralContainers[] unless these have a line of their own, and those of "every
-// kind" to every kind. The reference in docs/agent.md is made from this table
-// (go test ./agent/manifest -run TestDocument -update).
+// The lines of Pod also apply to pod templates, those of containers[] to initContainers[] and
+// ephemeralContainers[] unless these have a line of their own, and those of "every kind" to every
+// kind. The reference in docs/agent.md is generated from this table (go test ./agent/manifest -run
+// TestDocument -update).
 var fields = parseTable(`
 # every kind
 apiVersion                                        honoured

@@ -6,8 +6,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// Anything may be in the manifest directory: reading it yields objects or errors and never
-// ends the agent. What Read accepts, Split accepts too, and the other way round.
+// A manifest directory may contain any files. Reading them yields objects or errors and never ends
+// the agent. Read and Split accept the same files.
 func FuzzRead(f *testing.F) {
 	for _, text := range []string{
 		"", "---\n---\n", "a: [", "kind: Pod", "apiVersion: v1\nkind: List\nitems: [~, 1, {kind: Pod}]\n",

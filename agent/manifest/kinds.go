@@ -18,7 +18,7 @@ type kind struct {
 	group      schema.GroupVersion
 	namespaced bool
 	typ        reflect.Type
-	// complete fills in defaults, and makes the checks that the table of checks cannot.
+	// complete sets defaults and makes the checks that the table of checks cannot express.
 	complete func(*validator, Object, Options)
 }
 
@@ -41,7 +41,7 @@ var kinds = []*kind{
 	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
 }
 
-// notHere has the reasons for which well-known kinds are rejected.
+// notHere has the reasons why well-known kinds are rejected.
 var notHere = map[string]string{
 	"Service":               "not supported on a single node: use hostPort",
 	"Ingress":               "not supported on a single node: use hostPort",
@@ -67,8 +67,8 @@ func (t *tree) kind() (kind, version string) {
 	return text("kind"), text("apiVersion")
 }
 
-// kindOf returns the document's kind. It is nil without an error for a Namespace, of which
-// the agent keeps nothing.
+// kindOf returns the document's kind. It returns nil without an error for a Namespace, which the
+// agent does not store.
 func (t *tree) kindOf() (*kind, *Error) {
 	if t.node.Kind != yaml.MappingNode {
 		return nil, &Error{Line: t.line(t.node), Text: "not a Kubernetes object: apiVersion and kind are missing"}

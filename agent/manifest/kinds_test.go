@@ -79,8 +79,7 @@ func TestKinds(t *testing.T) {
 	}
 }
 
-// Options can accept fields that Kubernetes does not have, but not those that crisp rejects by
-// name.
+// Options can accept fields that Kubernetes does not have, but not fields that the table rejects.
 func TestUnknownFields(t *testing.T) {
 	text := strings.Replace(web, "    ports", "    foo: 1\n    ports", 1)
 	for _, test := range []struct {
@@ -98,8 +97,8 @@ func TestUnknownFields(t *testing.T) {
 	}
 }
 
-// A key in another case is another key, as in an API server: it must not set the field past the
-// table.
+// Keys are case-sensitive, as in an API server. A key in another case must not set a field that the
+// table rejects.
 func TestKeyInOtherCase(t *testing.T) {
 	text := strings.Replace(web, "    ports", "    VolumeDevices: [{name: d, devicePath: /dev/d}]\n    Image: other\n    ports", 1)
 	objects, warnings, err := manifest.Read("f", []byte(text), manifest.Options{Unknown: manifest.Warn})
@@ -115,7 +114,7 @@ func TestKeyInOtherCase(t *testing.T) {
 	}
 }
 
-// The pods of a template get the defaults of pods, on which their hash does not depend.
+// A template's pods get the defaults of pods; the hash of the template does not include them.
 func TestTemplate(t *testing.T) {
 	read := func(text string) *appsv1.Deployment {
 		objects, _, err := manifest.Read("f", []byte(text), node)
@@ -137,8 +136,8 @@ func TestTemplate(t *testing.T) {
 	}
 }
 
-// Every field of v1.Pod is covered by a line of the table or rejected as not supported, and
-// the table has no line for a field that does not exist.
+// The table covers every field of v1.Pod, or rejects it as not supported, and has no line for a
+// field that does not exist.
 func TestEveryField(t *testing.T) {
 	known := map[string]bool{}
 	walkType(reflect.TypeFor[v1.Pod](), "", known, 0)
@@ -210,7 +209,7 @@ func walkType(typ reflect.Type, path string, known map[string]bool, depth int) {
 	}
 }
 
-// A check is for a field that some kind has: one of a misspelt name would check nothing.
+// Every check is for an existing field: a misspelt key would check nothing.
 func TestEveryCheck(t *testing.T) {
 	left, seen := manifest.Checks(), map[reflect.Type]bool{}
 	var walk func(typ reflect.Type, place, within string)

@@ -1,15 +1,15 @@
-// Package manifest turns the text of manifests into objects: it decodes them, fills in
-// Kubernetes' defaults and validates. It does no I/O.
+// Package manifest converts the text of manifests to objects: it decodes them, sets Kubernetes'
+// defaults and validates. It does no I/O.
 //
-// A key that the kind does not have is an error, unless Options.Unknown accepts such keys.
-// A field that crisp does not support is always an error. fields.go lists what is supported,
-// and the fields that are accepted without effect because they mean nothing on a single node.
-// Every error says where it is:
+// A key that the kind does not have is an error, unless Options.Unknown accepts such keys. A field
+// that crisp does not support is always an error. fields.go lists the supported fields, and those
+// that are accepted without effect because they have no meaning on a single node. Every error has
+// its position:
 //
 //	web.yaml:12: spec.containers[0].volumeDevices: needs block volumes, which crisp does not have
 //
-// Positions come from the YAML node tree, values from the YAML-to-JSON conversion that
-// kubectl uses too, so that both read a file alike.
+// Positions come from the YAML node tree. Values come from kubectl's YAML-to-JSON conversion, so
+// that both programs read a file in the same way.
 package manifest
 
 import (
@@ -30,22 +30,22 @@ type Object interface {
 	runtime.Object
 }
 
-// Options are what defaults and validation depend on.
+// Options configure defaults and validation.
 type Options struct {
-	// NodeName is the default of spec.nodeName and part of every UID. A manifest that
-	// names another node is rejected. "" accepts any node.
+	// NodeName is the default of spec.nodeName and part of every UID. A manifest that names another
+	// node is rejected. "" accepts any node.
 	NodeName string
 	// Source is the value of the config.source annotation; "" is SourceFile.
 	Source  string
 	Unknown Unknown
 	// Accepted says that the content was accepted before, perhaps by an earlier release. As in
-	// Kubernetes, which validates what is new or changed, it stays valid then: only what the agent
-	// relies on, or what protects the node, is an error, and the rest is a warning. Fields that
-	// are not supported have no effect.
+	// Kubernetes, which validates only new or changed objects, it then stays valid: only the checks
+	// that the agent relies on, or that protect the node, give errors; the others give warnings.
+	// Unsupported fields have no effect.
 	Accepted bool
 }
 
-// Unknown says how Read treats keys that the kind does not have.
+// Unknown is how Read treats keys that the kind does not have.
 type Unknown uint8
 
 const (
@@ -54,25 +54,25 @@ const (
 	Ignore                // they are dropped
 )
 
-// The sources of objects, by the kubelet's names.
+// The sources of objects, named as in the kubelet.
 const (
 	SourceFile = "file"
 	SourceHTTP = "http"
 	SourceAPI  = "api"
 )
 
-// The annotations that the kubelet sets on static pods, and one of crisp's own.
+// The annotations that the kubelet sets on static pods, and one of crisp.
 const (
 	AnnotationHash   = "kubernetes.io/config.hash"
 	AnnotationSource = "kubernetes.io/config.source"
-	AnnotationFile   = "io.crisp.config.file" // name that Read was given: path or URL of the manifest
+	AnnotationFile   = "io.crisp.config.file" // the name passed to Read: path or URL of the manifest
 )
 
-// An Error is one thing that is wrong with a manifest.
+// An Error is one mistake in a manifest.
 type Error struct {
 	File  string
-	Line  int    // from 1; 0 is the whole file
-	Field string // "" is no particular field
+	Line  int    // from 1; 0 means the whole file
+	Field string // "" means no particular field
 	Text  string
 }
 
@@ -90,8 +90,8 @@ func (e Error) Error() string {
 	return oneLine(b.String())
 }
 
-// oneLine returns s with its control characters escaped: keys and values of a manifest, which
-// may be anybody's, are printed on terminals.
+// oneLine returns s with its control characters escaped. Keys and values of an untrusted manifest
+// may be printed on terminals.
 func oneLine(s string) string {
 	if !strings.ContainsFunc(s, unicode.IsControl) {
 		return s
@@ -119,9 +119,9 @@ func (es Errors) Error() string {
 	return strings.Join(lines, "\n")
 }
 
-// Read decodes the documents of data, the content of the file name. If anything in it is
-// wrong, the error is of type Errors and no object is returned: half a file is not what
-// its author wrote. Warnings are about what Options.Unknown and Options.Accepted let pass.
+// Read decodes the documents in data, the content of the file name. If anything is wrong, the error
+// is of type Errors and Read returns no object, because part of a file is not what its author
+// wrote. Warnings are about what Options.Unknown and Options.Accepted let pass.
 func Read(name string, data []byte, o Options) (objects []Object, warnings Errors, err error) {
 	r := reader{o: o, name: name, seen: map[string]int{}}
 	if r.o.Source == "" {
@@ -136,5 +136,5 @@ func Read(name string, data []byte, o Options) (objects []Object, warnings Error
 	return r.objects, r.warnings, nil
 }
 
-// KindOf returns the kind of an object that Read has returned.
+// KindOf returns the kind of an object returned by Read.
 func KindOf(o Object) string { return o.GetObjectKind().GroupVersionKind().Kind }

@@ -35,7 +35,7 @@ spec:
     resources: {limits: {memory: 64Mi}}
 `
 
-// A pod gets the defaults of Kubernetes.
+// A pod gets Kubernetes' defaults.
 func TestDefaults(t *testing.T) {
 	pod := read(t, web)[0]
 	c := pod.Spec.Containers[0]
@@ -71,7 +71,7 @@ func TestPullPolicy(t *testing.T) {
 		"localhost:5000/web:1":                  v1.PullIfNotPresent,
 		"web@sha256:" + strings.Repeat("0", 64): v1.PullIfNotPresent,
 
-		// As in an API server, the tag decides even if there is a digest.
+		// As in an API server, the tag decides even with a digest.
 		"web:latest@sha256:" + strings.Repeat("0", 64):         v1.PullAlways,
 		"web:1@sha256:" + strings.Repeat("0", 64):              v1.PullIfNotPresent,
 		"localhost:5000/web@sha256:" + strings.Repeat("0", 64): v1.PullIfNotPresent,
@@ -83,7 +83,7 @@ func TestPullPolicy(t *testing.T) {
 	}
 }
 
-// An edit makes another pod; a comment, the layout and the file's name do not.
+// An edit changes a pod's UID; a comment, the layout and the file's name do not.
 func TestUID(t *testing.T) {
 	uid := read(t, web)[0].UID
 	if got := read(t, "# mine\n---\n"+strings.ReplaceAll(web, "  - name: app", "  - name:   \"app\" # the app"))[0].UID; got != uid {
@@ -118,7 +118,7 @@ func TestDocuments(t *testing.T) {
 	}
 }
 
-// TestAccepted has manifests that look wrong, and that Kubernetes takes.
+// Some manifests look wrong but are valid in Kubernetes.
 func TestAccepted(t *testing.T) {
 	const head = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n"
 	const ok = "  containers:\n  - name: a\n    image: i:1\n"
@@ -134,7 +134,7 @@ func TestAccepted(t *testing.T) {
 	}
 }
 
-// Every error names file, line and field.
+// Every error has file, line and field.
 func TestErrors(t *testing.T) {
 	const head = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n" // 4 lines
 	const ok = "  containers:\n  - name: a\n    image: i:1\n"
@@ -187,7 +187,7 @@ func TestErrors(t *testing.T) {
 	}
 }
 
-// A reference to a label must be a label's name, one to an annotation may have capitals before
+// A reference to a label must be a valid label name. One to an annotation may have capitals before
 // the slash.
 func TestReferencesToKeys(t *testing.T) {
 	for ref, want := range map[string]string{
@@ -204,7 +204,7 @@ func TestReferencesToKeys(t *testing.T) {
 	}
 }
 
-// All errors are reported at once, in the order of the lines.
+// All errors are reported at once, in the order of lines.
 func TestSeveralErrors(t *testing.T) {
 	_, _, err := manifest.Read("pod.yaml", []byte(strings.Replace(web, "    ports", "    foo: 1\n    bar: 2\n    ports", 1)), node)
 	want := "pod.yaml:9: spec.containers[0].foo: unknown field\npod.yaml:10: spec.containers[0].bar: unknown field"

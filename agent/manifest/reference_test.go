@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Reference writes the table of fields as Markdown, for docs/agent.md.
+// Reference returns the table of fields as Markdown, for docs/agent.md.
 func Reference() string {
 	var b strings.Builder
 	b.WriteString("| field | what becomes of it |\n|---|---|\n")

@@ -22,8 +22,8 @@ func (v *validator) resources(field string, r *v1.ResourceRequirements) {
 	v.fits(field, r)
 }
 
-// fits reports requests that the limits do not have room for. Huge pages, which cannot be
-// overcommitted, are requested to their limit, and beside CPU or memory.
+// fits reports requests that exceed their limits. Huge pages cannot be overcommitted: their request
+// must equal the limit, and they need CPU or memory beside them.
 func (v *validator) fits(field string, r *v1.ResourceRequirements) {
 	for _, name := range slices.Sorted(maps.Keys(r.Requests)) {
 		at, request := fmt.Sprintf("%s.requests[%s]", field, name), r.Requests[name]
@@ -56,8 +56,8 @@ func (v *validator) besideHugePages(field string, lists ...v1.ResourceList) {
 	}
 }
 
-// amounts checks quantities of CPU, memory, huge pages and the resources in others; a node has
-// no further ones.
+// amounts checks quantities of CPU, memory, huge pages and the resources in others. A node has no
+// other resources.
 func (v *validator) amounts(field string, list v1.ResourceList, others ...v1.ResourceName) {
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		at, q := fmt.Sprintf("%s[%s]", field, name), list[name]
@@ -73,7 +73,8 @@ func (v *validator) amounts(field string, list v1.ResourceList, others ...v1.Res
 	}
 }
 
-// hugePages checks an amount of huge pages: whole pages of the size in the resource's name.
+// hugePages checks that an amount of huge pages is a multiple of the page size in the resource's
+// name.
 func (v *validator) hugePages(field string, name v1.ResourceName, q resource.Quantity) {
 	size, err := resource.ParseQuantity(strings.TrimPrefix(string(name), v1.ResourceHugePagesPrefix))
 	switch {
@@ -84,9 +85,9 @@ func (v *validator) hugePages(field string, name v1.ResourceName, q resource.Qua
 	}
 }
 
-// defaultPodResources completes the resources of a pod as a whole, where some are given: the
-// limit of huge pages is that of the containers, and a request is that of the containers or, if
-// none has one, the limit.
+// defaultPodResources completes the pod-level resources if some are set: the limit of huge pages is
+// that of the containers, and a missing request is that of the containers or, if none has one, the
+// limit.
 func defaultPodResources(spec *v1.PodSpec) {
 	r := spec.Resources
 	if r == nil || len(r.Limits)+len(r.Requests) == 0 {
@@ -111,7 +112,7 @@ func defaultPodResources(spec *v1.PodSpec) {
 	}
 }
 
-// withDefault returns the list with q, unless it has an amount of the resource.
+// withDefault returns the list with q as the amount of the resource, unless it already has one.
 func withDefault(list v1.ResourceList, name v1.ResourceName, q resource.Quantity) v1.ResourceList {
 	if list == nil {
 		list = v1.ResourceList{}
@@ -122,8 +123,8 @@ func withDefault(list v1.ResourceList, name v1.ResourceName, q resource.Quantity
 	return list
 }
 
-// podResources checks the resources of a pod as a whole, and those that it has beside its
-// containers'. The pod's are the bound of each container's.
+// podResources checks the overhead of a pod and its pod-level resources, which bound those of each
+// container.
 func (v *validator) podResources(field string, spec *v1.PodSpec) {
 	v.amounts(field+".overhead", spec.Overhead, v1.ResourceEphemeralStorage)
 	v.besideHugePages(field+".overhead", spec.Overhead)
@@ -154,7 +155,7 @@ func (v *validator) podResources(field string, spec *v1.PodSpec) {
 	}
 }
 
-// bound reports an amount of the pod that is less than its containers have together.
+// bound reports an amount of the pod that is less than the sum of its containers.
 func (v *validator) bound(field string, of, containers resource.Quantity) {
 	if containers.Cmp(of) > 0 {
 		v.report(field, "%s is less than the %s of the containers", of.String(), containers.String())

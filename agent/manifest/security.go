@@ -17,7 +17,7 @@ func (v *validator) security(field string, s *v1.SecurityContext) {
 	if ptr.Deref(s.Privileged, false) {
 		v.report(field+".allowPrivilegeEscalation", "cannot be false for a privileged container")
 	}
-	// Kubernetes refuses the name with its prefix alone, and manifests rely on that.
+	// Kubernetes rejects only the name with the prefix here, and manifests rely on that.
 	if s.Capabilities != nil && slices.Contains(s.Capabilities.Add, "CAP_SYS_ADMIN") {
 		v.report(field+".allowPrivilegeEscalation", "cannot be false with the capability CAP_SYS_ADMIN")
 	}
@@ -37,7 +37,8 @@ func (v *validator) seccomp(field string, p *v1.SeccompProfile) {
 	}
 }
 
-// longestProfile is how long the name of an AppArmor profile may be: PATH_MAX without its end.
+// longestProfile is the maximum length of an AppArmor profile's name in bytes: PATH_MAX without the
+// final NUL.
 const longestProfile = 4095
 
 func (v *validator) appArmor(field string, p *v1.AppArmorProfile) {
@@ -55,10 +56,10 @@ func (v *validator) appArmor(field string, p *v1.AppArmorProfile) {
 	}
 }
 
-// sysctlName is what sysctl(8) takes, with either separator.
+// sysctlName matches the names that sysctl(8) accepts, with either separator.
 var sysctlName = regexp.MustCompile(`^([a-z0-9]([-_a-z0-9]*[a-z0-9])?[./])*[a-z0-9]([-_a-z0-9]*[a-z0-9])?$`)
 
-// podSecurity checks the sysctls of a pod: the last of two values would count, or the first.
+// podSecurity checks the sysctls of a pod. It reports duplicates, of which one would be lost.
 func (v *validator) podSecurity(field string, s *v1.PodSecurityContext) {
 	seen := map[string]bool{}
 	for i, c := range s.Sysctls {

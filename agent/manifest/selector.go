@@ -14,7 +14,7 @@ import (
 // index returns the path of an element of a list.
 func index(field string, i int) string { return field + "[" + strconv.Itoa(i) + "]" }
 
-// keysAndValues checks labels that are asked for.
+// keysAndValues checks the labels of a selector.
 func (v *validator) keysAndValues(field string, labels map[string]string) {
 	for _, key := range slices.Sorted(maps.Keys(labels)) {
 		at := field + "[" + key + "]"
@@ -23,8 +23,8 @@ func (v *validator) keysAndValues(field string, labels map[string]string) {
 	}
 }
 
-// nodeTerms checks the node affinity that a pod requires: of a requirement that cannot be
-// understood no node would be the right one.
+// nodeTerms checks the required node affinity of a pod. No node would match a requirement that
+// cannot be parsed.
 func (v *validator) nodeTerms(field string, s *v1.NodeSelector) {
 	if len(s.NodeSelectorTerms) == 0 {
 		v.report(field+".nodeSelectorTerms", "is missing")
@@ -40,7 +40,7 @@ func (v *validator) nodeTerms(field string, s *v1.NodeSelector) {
 	}
 }
 
-// nodeLabel checks a requirement of a label of the node.
+// nodeLabel checks a requirement for a label of the node.
 func (v *validator) nodeLabel(field string, r *v1.NodeSelectorRequirement) {
 	values := len(r.Values)
 	want := map[v1.NodeSelectorOperator]struct {
@@ -66,7 +66,7 @@ func (v *validator) nodeLabel(field string, r *v1.NodeSelectorRequirement) {
 	}
 }
 
-// nodeField checks a requirement of a field of the node. Only its name can be asked for.
+// nodeField checks a requirement for a field of the node. The only valid field is its name.
 func (v *validator) nodeField(field string, r *v1.NodeSelectorRequirement) {
 	if r.Operator != v1.NodeSelectorOpIn && r.Operator != v1.NodeSelectorOpNotIn {
 		v.report(field+".operator", "%q: want In, NotIn", r.Operator)
@@ -79,7 +79,7 @@ func (v *validator) nodeField(field string, r *v1.NodeSelectorRequirement) {
 	}
 	for i, value := range r.Values {
 		if v.node != "" && value == v.node {
-			continue // whatever the host is called
+			continue // any host name is accepted
 		}
 		v.valid(fmt.Sprintf("%s.values[%d]", field, i), value, validation.IsDNS1123Subdomain(value))
 	}

@@ -6,12 +6,12 @@ import (
 
 // A document is one YAML document of a file.
 type document struct {
-	line int // line of the file at which text begins; from 1
+	line int // line number in the file at which text begins, from 1
 	text []byte
 }
 
-// split cuts data at the lines that begin a YAML document ("---"). It leaves out documents
-// that have only blank lines and comments.
+// split cuts data at the YAML document markers ("---"). It omits documents that have only blank
+// lines and comments.
 func split(data []byte) []document {
 	var docs []document
 	cur := document{line: 1}

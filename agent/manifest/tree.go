@@ -7,17 +7,17 @@ import (
 	"go.yaml.in/yaml/v3"
 )
 
-// A tree is the node tree of one document. It knows the line of each field.
+// A tree is the node tree of one document, with the line of each field.
 type tree struct {
 	node   *yaml.Node
-	base   int    // lines of the file before the document
-	prefix string // of the paths in errors: "items[0]." in a List
+	base   int    // number of lines in the file before the document
+	prefix string // prefix of the paths in errors: "items[0]." in a List
 }
 
 func (t *tree) line(n *yaml.Node) int { return t.base + n.Line }
 
-// lineOf returns the line of the field at path ("spec.containers[1].name") or, if the
-// document does not have the field, of the nearest parent.
+// lineOf returns the line of the field at path ("spec.containers[1].name") or, if the document does
+// not have the field, of its nearest parent.
 func (t *tree) lineOf(path string) int {
 	n := t.node
 	line := t.line(n)

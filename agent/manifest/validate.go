@@ -16,16 +16,16 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A validator collects what is wrong with one object.
+// A validator collects the mistakes in one object.
 type validator struct {
 	*tree
 	under string // path of the object in the document: "spec.template." for a template
-	node  string // the name of this node; "" is any
+	node  string // the name of this node; "" accepts any
 	spec  *v1.PodSpec
 	in    *v1.Container // the container of the field being checked; spec is its pod's
 
-	accepted bool // Options.Accepted: what is not vital is a warning
-	vital    bool // the agent relies on what is being checked, or it protects the node
+	accepted bool // Options.Accepted: mistakes that are not vital are warnings
+	vital    bool // the agent relies on the current check, or it protects the node
 	errs     Errors
 	warnings Errors
 }
@@ -39,14 +39,14 @@ func (v *validator) report(field, format string, args ...any) {
 	*list = append(*list, Error{Line: v.lineOf(field), Field: v.prefix + field, Text: fmt.Sprintf(format, args...)})
 }
 
-// insist reports what is an error in an object that was accepted before, too.
+// insist reports a mistake that is an error even in an object that was accepted before.
 func (v *validator) insist(field, format string, args ...any) {
 	v.vital = true
 	v.report(field, format, args...)
 	v.vital = false
 }
 
-// vital has a check insist.
+// vital turns a check into one that insists.
 func vital(is check) check {
 	return func(v *validator, field string, x reflect.Value) {
 		v.vital = true
@@ -71,15 +71,15 @@ func (v *validator) required(field, value string, check func(string) []string) {
 	v.valid(field, value, check(value))
 }
 
-// oneOf reports a value that is not in want; "" passes.
+// oneOf reports a value that is not in want. It accepts "".
 func (v *validator) oneOf(field, value string, want []string) {
 	if value != "" && !slices.Contains(want, value) {
 		v.report(field, "%q: want %s", value, strings.Join(want, ", "))
 	}
 }
 
-// metadata checks the metadata of an object. named is false for a pod template, whose
-// pods get their names from the workload.
+// metadata checks the metadata of an object. named is false for a pod template, whose pods get
+// their names from the workload.
 func (v *validator) metadata(m metav1.Object, named bool) {
 	if named {
 		vital(required(validation.IsDNS1123Subdomain))(v, "metadata.name", reflect.ValueOf(m.GetName()))
@@ -102,7 +102,7 @@ func (v *validator) metadata(m metav1.Object, named bool) {
 	}
 }
 
-// reserved reports whether only the agent may set a label or annotation.
+// reserved reports whether a label or annotation is reserved for the agent.
 func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
 // podSpec checks fields of a pod that depend on each other or on the node.
@@ -146,8 +146,8 @@ func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	}
 }
 
-// priority checks that a pod with a priority class has a priority too, and that it agrees with
-// the class. The value of a class of the user's would be in a PriorityClass object.
+// priority checks that a pod with a priority class also has a priority, and that it is the value of
+// the class. For a custom class only a PriorityClass object would have the value.
 func (v *validator) priority(field string, spec *v1.PodSpec) {
 	want, known := priorities[spec.PriorityClassName]
 	switch {
@@ -160,8 +160,8 @@ func (v *validator) priority(field string, spec *v1.PodSpec) {
 	}
 }
 
-// named reports a container that has the name of another. names are those before it, each with
-// its field.
+// named reports a container with the same name as another. names has the fields of the containers
+// before it.
 func (v *validator) named(field string, c *v1.Container, names map[string]string) {
 	if other, taken := names[c.Name]; taken && c.Name != "" {
 		v.insist(field+".name", "%q is the name of %s too", c.Name, other)
@@ -182,7 +182,7 @@ func (v *validator) initial(field string, c *v1.Container) {
 	}
 }
 
-// hostPorts reports host ports that are taken already, each with the field that took it.
+// hostPorts reports host ports that are already in taken, which has the field of each.
 func (v *validator) hostPorts(field string, c *v1.Container, taken map[string]string) {
 	for i, p := range c.Ports {
 		if p.HostPort <= 0 {
@@ -334,15 +334,15 @@ func (v *validator) fileKey(field string, ref *v1.FileKeySelector) {
 	}
 }
 
-// fieldRef checks a reference of the downward API to a field of the pod. want are the fields
-// that are allowed without a subscript.
+// fieldRef checks a downward API reference to a field of the pod. want lists the fields that are
+// allowed without a subscript.
 func fieldRef(want ...string) check {
 	return on(func(v *validator, field string, ref *v1.ObjectFieldSelector) {
 		if ref.APIVersion != "" && ref.APIVersion != "v1" {
 			v.report(field+".apiVersion", "%q: want v1", ref.APIVersion)
 		}
 		if m, key, ok := fieldpath.SplitMaybeSubscriptedPath(ref.FieldPath); ok && (m == "metadata.labels" || m == "metadata.annotations") {
-			if m == "metadata.annotations" { // names of annotations may have upper case
+			if m == "metadata.annotations" { // names of annotations may have capitals
 				key = strings.ToLower(key)
 			}
 			v.valid(field+".fieldPath", key, validation.IsQualifiedName(key))
@@ -355,13 +355,13 @@ func fieldRef(want ...string) check {
 	})
 }
 
-// resourceFields are the resources that the downward API shows, but for huge pages, whose
-// names end in the page size.
+// resourceFields lists the resources that the downward API offers, except huge pages, whose names
+// end in the page size.
 var resourceFields = []string{
 	"limits.cpu", "limits.memory", "limits.ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
 }
 
-// resourceField checks a reference of the downward API to a resource.
+// resourceField checks a downward API reference to a resource.
 func (v *validator) resourceField(field string, ref *v1.ResourceFieldSelector) {
 	list, name, _ := strings.Cut(ref.Resource, ".")
 	if !(list == "limits" || list == "requests") || !IsHugePages(v1.ResourceName(name)) {
@@ -377,7 +377,7 @@ func (v *validator) resourceField(field string, ref *v1.ResourceFieldSelector) {
 	}
 }
 
-// divisors are the units in which the downward API shows a resource.
+// divisors has the units in which the downward API can return a resource.
 var divisors = map[bool][]string{
 	true:  {"1", "1m"}, // of CPU
 	false: {"1", "1k", "1M", "1G", "1T", "1P", "1E", "1Ki", "1Mi", "1Gi", "1Ti", "1Pi", "1Ei"},
@@ -399,7 +399,7 @@ func (v *validator) emptyDir(field string, e *v1.EmptyDirVolumeSource) {
 	if !strings.HasPrefix(string(e.Medium), string(v1.StorageMediumHugePages)) {
 		v.oneOf(field+".medium", string(e.Medium), texts([]v1.StorageMedium{v1.StorageMediumDefault, v1.StorageMediumMemory, v1.StorageMediumHugePages}))
 	}
-	if e.SizeLimit != nil && e.SizeLimit.Sign() < 0 { // 0 is no limit
+	if e.SizeLimit != nil && e.SizeLimit.Sign() < 0 { // 0 means no limit
 		v.report(field+".sizeLimit", "%s is negative", e.SizeLimit)
 	}
 }

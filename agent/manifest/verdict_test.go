@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A manifest that Kubernetes rejects is rejected, with the field: a misspelt policy that passes
-// is one that is not in effect. test/kubelet's TestSameVerdicts looks for further ones.
+// crisp rejects what Kubernetes rejects, and names the field: a misspelt policy that passes would
+// silently have no effect. test/kubelet's TestSameVerdicts looks for more cases.
 func TestRejectedAsByKubernetes(t *testing.T) {
 	const (
 		container = "spec.containers[0]."
@@ -22,7 +22,7 @@ func TestRejectedAsByKubernetes(t *testing.T) {
 		return "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [" + term + "]}}}\n"
 	}
 	for _, test := range []struct{ text, want string }{
-		// Of a pod, lines of its spec; of a container, further ones of it.
+		// Lines of a pod's spec, and more lines of its container.
 		{"    securityContext: {appArmorProfile: {type: Runtime}}\n", container + `securityContext.appArmorProfile.type: "Runtime": want RuntimeDefault, Unconfined, Localhost`},
 		{"    securityContext: {appArmorProfile: {localhostProfile: a}}\n", container + "securityContext.appArmorProfile.type: is missing"},
 		{"    securityContext: {appArmorProfile: {type: Localhost}}\n", container + "securityContext.appArmorProfile.localhostProfile: belongs to the type Localhost: set both or neither"},
@@ -63,7 +63,7 @@ func TestRejectedAsByKubernetes(t *testing.T) {
 		{required("{matchFields: [{key: metadata.uid, operator: In, values: [b]}]}"), terms + `[0].matchFields[0].key: "metadata.uid": want metadata.name`},
 		{required(""), terms + ": is missing"},
 
-		// Of other kinds, the whole text.
+		// Complete objects of other kinds.
 		{strings.Replace(deployment, "    spec:\n", "    spec:\n      activeDeadlineSeconds: 5\n", 1), "spec.template.spec.activeDeadlineSeconds: not for pods that are to run for ever"},
 		{strings.Replace(deployment, "  selector", "  revisionHistoryLimit: -1\n  selector", 1), "spec.revisionHistoryLimit: -1 is less than 0"},
 		{strings.Replace(job, "NAME", strings.Repeat("a", 64), 1), `metadata.name: "` + strings.Repeat("a", 64) + `": must be no more than 63 bytes`},
@@ -93,7 +93,7 @@ func TestRejectedAsByKubernetes(t *testing.T) {
 	}
 }
 
-// crisp validate does not know the node's name, which is not "" for that.
+// crisp validate does not know the node's name; it must not take it for "".
 func TestNodeWithoutName(t *testing.T) {
 	const text = pod + "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [\"\"]}]}]}}}\n"
 	if _, _, err := manifest.Read("f", []byte(text), manifest.Options{}); err == nil {
@@ -103,7 +103,7 @@ func TestNodeWithoutName(t *testing.T) {
 
 const pod = "apiVersion: v1\nkind: Pod\nmetadata: {name: x}\nspec:\n  containers:\n  - name: a\n    image: i\n"
 
-// What runs under Kubernetes runs.
+// crisp accepts what Kubernetes accepts.
 func TestAcceptedAsByKubernetes(t *testing.T) {
 	for _, text := range []string{
 		"    stdinOnce: true\n",
@@ -119,7 +119,7 @@ func TestAcceptedAsByKubernetes(t *testing.T) {
 	if got := *read(t, pod+"  terminationGracePeriodSeconds: -5\n")[0].Spec.TerminationGracePeriodSeconds; got != 1 {
 		t.Errorf("a negative grace period becomes %d, want 1", got)
 	}
-	// What a host is called, with which the agent fills in spec.nodeName, is no choice of the manifest.
+	// The agent sets spec.nodeName to the host's name, which the manifest does not choose.
 	fields := "  affinity: {nodeAffinity: {requiredDuringSchedulingIgnoredDuringExecution: {nodeSelectorTerms: [{matchFields: [{key: metadata.name, operator: In, values: [Web_01]}]}]}}}\n"
 	for _, text := range []string{"", "  nodeName: Web_01\n", fields} {
 		if _, _, err := manifest.Read("f", []byte(pod+text), manifest.Options{NodeName: "Web_01"}); err != nil {
@@ -136,8 +136,8 @@ func TestAcceptedAsByKubernetes(t *testing.T) {
 	}
 }
 
-// Resources of a pod as a whole are completed as in Kubernetes: requests are those of the
-// containers or, if none has one, the limits.
+// Pod-level resources are completed as in Kubernetes: requests are those of the containers or, if
+// none has one, the limits.
 func TestDefaultsOfPodResources(t *testing.T) {
 	p := read(t, pod+"    resources: {requests: {cpu: 1}, limits: {hugepages-2Mi: 4Mi}}\n  resources: {limits: {cpu: 4, memory: 1Gi}}\n")[0]
 	for _, test := range []struct {
@@ -159,8 +159,8 @@ func TestDefaultsOfPodResources(t *testing.T) {
 	}
 }
 
-// Keys and values of a manifest may be anybody's, and what is wrong with them is printed on
-// terminals.
+// Errors about an untrusted manifest are printed on terminals, so keys and values must not contain
+// control characters.
 func TestErrorsAreOneLine(t *testing.T) {
 	_, _, err := manifest.Read("f", []byte("apiVersion: v1\nkind: \"a\\nb\\e[2J\"\nmetadata: {name: x}\n"), node)
 	if want := `f:2: kind: a\nb\x1b[2J is not a kind that crisp knows`; err == nil || err.Error() != want {
