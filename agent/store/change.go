@@ -27,7 +27,7 @@ func suspended(o manifest.Object) bool {
 	return ok && job.Spec.Suspend != nil && *job.Spec.Suspend
 }
 
-// content is what must not change in an immutable object.
+// content returns what cannot change in an immutable object.
 func content(o manifest.Object) any {
 	switch o := o.(type) {
 	case *v1.ConfigMap:
@@ -38,18 +38,18 @@ func content(o manifest.Object) any {
 	return nil
 }
 
-// follows reports whether next can be an update of old: for a pod, whether they differ only
-// where Kubernetes allows the spec of a running pod to change.
+// follows reports whether next can be an update of old. Two versions of a pod may differ only in
+// fields of the spec that Kubernetes allows to change in a running pod.
 func follows(old, next manifest.Object) bool {
 	was, ok := old.(*v1.Pod)
 	if !ok {
 		return old != nil
 	}
-	return equality.Semantic.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec)) // [] is nil
+	return equality.Semantic.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec)) // treats [] as nil
 }
 
-// fixed returns the part of a pod's spec that cannot change, without fields that have no effect here
-// and a default in Kubernetes.
+// fixed returns the part of a pod's spec that cannot change. It clears fields that have no effect
+// in crisp and that Kubernetes sets by default.
 func fixed(spec *v1.PodSpec) *v1.PodSpec {
 	spec = spec.DeepCopy()
 	spec.ActiveDeadlineSeconds, spec.TerminationGracePeriodSeconds, spec.Tolerations, spec.EphemeralContainers = nil, nil, nil, nil

@@ -12,13 +12,13 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Delete deletes an object and returns it, nil if it is Rejected. For a pod it only begins the
-// deletion, which Ended completes. grace is in seconds; nil means the pod's own grace period,
-// and a later Delete can only shorten it. With force it is 0, and a second such Delete removes
-// the pod's object at once, whatever is left of the pod.
+// Delete deletes an object and returns it, or nil if it is Rejected. For a pod it only begins the
+// deletion, which Ended completes. grace is in seconds; nil means the pod's own grace period, and a
+// later Delete can only shorten it. With force the grace period is 0, and a second such Delete
+// removes the pod's object at once, even if containers remain.
 //
-// The error is fault.NotFound if there is no object of this key, and fault.WrongState if its
-// UID is another than uid, unless that is "".
+// The error is fault.NotFound if there is no object of this key, and fault.WrongState if uid is
+// neither "" nor the object's UID.
 func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (manifest.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -52,7 +52,7 @@ func (s *Store) Delete(key string, uid types.UID, grace *int64, force bool) (man
 	return r.decoded, s.saveLocked(&r)
 }
 
-// Ended removes the object of a pod that was being deleted, when nothing is left of the pod.
+// Ended removes the object of a deleted pod once the pod has ended.
 func (s *Store) Ended(namespace, name string, uid types.UID) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

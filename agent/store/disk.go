@@ -19,13 +19,12 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 )
 
-// Open reads the objects in dir. If an object is rejected that an earlier agent made an accepted
-// pod of, that pod stays wanted.
+// Open reads the objects in dir. A rejected pod that an earlier agent had accepted stays wanted.
 func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error) {
 	s := &Store{
 		dir: dir, node: node, accepted: accepted, changed: make(chan struct{}, 1),
 		records: map[string]*record{}, made: map[string]bool{},
-		// Versions only grow. The last one may have been that of an object that is gone.
+		// Versions only grow, even past that of an object that was deleted.
 		version: uint64(time.Now().UnixMilli()),
 	}
 	if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
@@ -36,10 +35,10 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 			return err
 		}
 		r := &record{file: path, description: s.keyOf(path)}
-		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // never half a file: it was renamed into place
+		if r.err = atomicfile.ReadJSON(path, r); r.err == nil { // complete, because files are replaced by rename
 			s.decode(r)
 		}
-		if r.err != nil && r.UID == "" { // there is no record in the file
+		if r.err != nil && r.UID == "" { // the file has no record
 			s.regain(r)
 		}
 		if r.err != nil {
@@ -53,15 +52,15 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 	return s, err
 }
 
-// keyOf returns the key of the object in the file at path, by the path alone: the object may be
-// rejected.
+// keyOf returns the key of the object in the file at path. It uses the path alone, since the object
+// may be rejected.
 func (s *Store) keyOf(path string) string {
 	rel := strings.TrimPrefix(strings.TrimSuffix(path, ".json"), s.dir+"/")
 	kind, name, _ := strings.Cut(rel, "/")
 	return kind + " " + strings.TrimPrefix(name, "_/")
 }
 
-// decode fills in r.decoded or r.err, or both for a pod that runs, as regain does.
+// decode sets r.decoded or r.err. For a rejected pod that runs it sets both, as regain does.
 func (s *Store) decode(r *record) {
 	o := s.options(manifest.Ignore)
 	o.Accepted = true
@@ -77,14 +76,13 @@ func (s *Store) decode(r *record) {
 		return
 	}
 	r.decoded, r.warnings, r.err, r.description = objects[0], warnings, nil, manifest.Key(objects[0])
-	for i := range warnings { // there is no file, and there are no lines
+	for i := range warnings { // the text is not from a file
 		warnings[i].File, warnings[i].Line = r.description, 0
 	}
 	s.stamp(r)
 }
 
-// regain has the pod of a record that cannot be read go on as it was last accepted: it ends if it
-// was deleted.
+// regain restores the pod of an unreadable record as it was last accepted, including its deletion.
 func (s *Store) regain(r *record) {
 	name, isPod := strings.CutPrefix(r.description, "pod ")
 	if !isPod {
@@ -99,7 +97,7 @@ func (s *Store) regain(r *record) {
 	}
 }
 
-// stamp sets the metadata of the decoded object that the store keeps.
+// stamp sets the metadata that the store adds to the decoded object.
 func (s *Store) stamp(r *record) {
 	o := r.decoded
 	o.SetUID(r.UID)
@@ -109,11 +107,11 @@ func (s *Store) stamp(r *record) {
 	o.SetDeletionTimestamp(r.Deleted)
 	o.SetDeletionGracePeriodSeconds(r.Grace)
 	annotations := map[string]string{}
-	maps.Copy(annotations, o.GetAnnotations()) // which a damaged pod.json may not have
+	maps.Copy(annotations, o.GetAnnotations()) // a damaged pod.json may have no annotations
 	annotations[manifest.AnnotationFile] = r.description
 	o.SetAnnotations(annotations)
 	if job, ok := o.(*batchv1.Job); ok {
-		job.Status.StartTime = r.Resumed // from then on its deadline counts, as in Kubernetes
+		job.Status.StartTime = r.Resumed // the deadline counts from here, as in Kubernetes
 	}
 }
 
@@ -121,7 +119,7 @@ func (s *Store) options(u manifest.Unknown) manifest.Options {
 	return manifest.Options{NodeName: s.node, Source: manifest.SourceAPI, Unknown: u}
 }
 
-// path returns the file of an object. Its name was validated before: it has no "/".
+// path returns the file of an object. The name has no "/": it was validated.
 func (s *Store) path(o manifest.Object) string {
 	namespace := o.GetNamespace()
 	if namespace == "" {
@@ -142,12 +140,12 @@ func (s *Store) saveLocked(r *record) error {
 	return nil
 }
 
-// makeDirsLocked makes the directory of a namespace and that of its kind, durably.
+// makeDirsLocked makes the directories of a kind and a namespace durable.
 func (s *Store) makeDirsLocked(dir string) error {
 	if _, err := os.Stat(dir); err == nil && s.made[dir] {
 		return nil
 	}
-	// They may exist, but not durably, after a failure or when an agent was killed.
+	// After a failure or a crash they may exist without being durable.
 	for _, dir := range []string{filepath.Dir(dir), dir} {
 		if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
 			return err

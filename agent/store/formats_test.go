@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// An object that was given to the agent's API.
+// The record of an object from the agent's API.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "object", nil)
 }

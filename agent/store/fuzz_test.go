@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/store"
 )
 
-// FuzzOpen starts the agent with anything in a file of its store: it starts, the file is
-// unchanged, what it shows has a name, and objects can be added beside it and deleted.
+// FuzzOpen starts the agent with arbitrary content in a file of its store. It must start, leave the
+// file unchanged, list only objects with names, and allow others to be added and deleted.
 func FuzzOpen(f *testing.F) {
 	for _, text := range []string{
 		`{"uid":"1","created":"2026-01-01T00:00:00Z","generation":1,"version":7,"object":{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"b"}]}},"applied":{"m":{}}}`,

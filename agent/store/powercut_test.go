@@ -16,8 +16,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// What "crisp apply" has reported as done is there after a power cut, what "crisp delete" has is
-// gone, and nothing is half there.
+// After a power cut, every completed "crisp apply" and "crisp delete" has taken effect, and none is
+// half done.
 func TestPowerCut(t *testing.T) {
 	const key = "configmap default/c"
 	openAt := func(dir string) (*store.Store, string, error) {
@@ -59,7 +59,7 @@ func TestPowerCut(t *testing.T) {
 			case !errors.Is(err, fault.NotFound):
 				return err
 			}
-			// By how much is safe; the pod is not what this is about.
+			// What c may be depends on the number of operations that were reported as done.
 			may := [][]string{{"", "1"}, {"1"}, {"1", "2"}, {"2", ""}, {""}}[len(safe)]
 			if !slices.Contains(may, got) {
 				return fmt.Errorf("c is %q, want one of %q", got, may)

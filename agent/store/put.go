@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// An Outcome is what Put has done.
+// An Outcome is the effect of Put.
 type Outcome string
 
 const (
@@ -27,24 +27,24 @@ const (
 	Unchanged  Outcome = "unchanged"
 )
 
-// PutOptions say how to put.
+// PutOptions modify Put.
 type PutOptions struct {
 	Create  bool // the object must not exist
 	Update  bool // the object must exist
 	DryRun  bool // return the result, but change nothing
 	Unknown manifest.Unknown
-	// Applied, if not nil, is recorded with the object: the configuration that each field
-	// manager applied last. If it is nil the record keeps what it has.
+	// Applied, if not nil, is recorded with the object: the configuration that each field manager
+	// applied last. If it is nil, the record keeps its own.
 	Applied map[string]json.RawMessage
 }
 
-// Put creates or changes an object. text is its JSON or YAML. Fields that the store sets are
-// ignored, except metadata.resourceVersion and metadata.uid: if given they must be the current
-// ones. The object that is returned is shared and read-only.
+// Put creates or changes an object. text is its JSON or YAML. Put ignores fields that the store
+// sets, except metadata.resourceVersion and metadata.uid, which must be the current ones if
+// present. The returned object is shared and read-only.
 //
 // The error is fault.Invalid if text is not one valid object or changes an immutable one,
-// fault.NotFound or fault.Exists by PutOptions, and fault.WrongState if the version or the UID
-// is not the current one.
+// fault.NotFound or fault.Exists by PutOptions, and fault.WrongState if the version or the UID is
+// not the current one.
 func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manifest.Errors, error) {
 	given, uid, version, err := s.clean(text)
 	if err != nil {
@@ -140,7 +140,7 @@ func sameTexts(a, b map[string]json.RawMessage) bool {
 	return maps.EqualFunc(a, b, func(x, y json.RawMessage) bool { return bytes.Equal(x, y) })
 }
 
-// succeed decides what becomes of old when r is put, and sets r's UID, version and generation.
+// succeed decides the outcome when r replaces old, and sets r's UID, version and generation.
 func (s *Store) succeed(r, old *record) (Outcome, error) {
 	s.version++
 	r.Version = s.version
@@ -164,8 +164,8 @@ func (s *Store) succeed(r, old *record) (Outcome, error) {
 	return Configured, nil
 }
 
-// clean turns text into JSON without the fields that only the agent sets, and returns the UID
-// and the resource version that it had.
+// clean converts text to JSON without the fields that only the agent sets, and returns the UID and
+// the resource version in it.
 func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string, err error) {
 	objects, err := manifest.Split("", text)
 	if err != nil {
@@ -182,7 +182,7 @@ func (s *Store) clean(text []byte) (given []byte, uid types.UID, version string,
 	}
 	delete(object, "status")
 	if spec, ok := object["spec"].(map[string]any); ok && object["kind"] == "Pod" {
-		delete(spec, "ephemeralContainers") // they have a subresource of their own
+		delete(spec, "ephemeralContainers") // these have their own subresource
 		if spec["nodeName"] == s.node {     // the node may be renamed
 			delete(spec, "nodeName")
 		}

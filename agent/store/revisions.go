@@ -8,16 +8,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A Revision is a pod template that a workload has or had, for crisp rollout.
+// A Revision is a current or former pod template of a workload, for crisp rollout.
 type Revision struct {
-	Number   int64           `json:"revision"` // 1 for the first; a template that returns gets a new number
+	Number   int64           `json:"revision"` // 1 for the first; a template that is used again gets a new number
 	Created  metav1.Time     `json:"created"`
 	Cause    string          `json:"cause,omitempty"` // the annotation kubernetes.io/change-cause
-	Template json.RawMessage `json:"template"`        // as it was given
+	Template json.RawMessage `json:"template"`        // as applied
 }
 
-// mostRevisions is how many old revisions are kept unless spec.revisionHistoryLimit says
-// otherwise, as in Kubernetes. There are never more than maxRevisions.
+// mostRevisions is the default of spec.revisionHistoryLimit, the number of old revisions to keep,
+// as in Kubernetes; maxRevisions is its upper limit.
 const (
 	mostRevisions = 10
 	maxRevisions  = 100
@@ -34,7 +34,7 @@ type templated struct {
 }
 
 // revise sets the record's revisions: those of old, which may be nil, and the record's template,
-// unless that is the last of them. Only Deployments and DaemonSets have revisions.
+// unless it equals the last one. Only Deployments and DaemonSets have revisions.
 func (r *record) revise(old *record) {
 	var now templated
 	if json.Unmarshal(r.Object, &now) != nil || now.Kind != "Deployment" && now.Kind != "DaemonSet" {
@@ -44,7 +44,7 @@ func (r *record) revise(old *record) {
 	if old != nil && old.Deleted == nil {
 		before = old.Revisions
 		var last templated
-		if len(before) == 0 && json.Unmarshal(old.Object, &last) == nil { // of a release without revisions
+		if len(before) == 0 && json.Unmarshal(old.Object, &last) == nil { // an earlier release kept no revisions
 			before = []Revision{{1, old.Created, last.Metadata.Annotations[changeCause], last.Spec.Template}}
 		}
 	}
@@ -67,8 +67,8 @@ func (r *record) revise(old *record) {
 
 const changeCause = "kubernetes.io/change-cause"
 
-// Revisions returns the revisions of a workload, the present one last; none for another kind.
-// The error is fault.NotFound if there is no such object.
+// Revisions returns the revisions of a workload, the current one last; nil for another kind. The
+// error is fault.NotFound if there is no such object.
 func (s *Store) Revisions(key string) ([]Revision, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

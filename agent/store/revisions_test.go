@@ -8,8 +8,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/store"
 )
 
-// The templates of a workload are kept as kubectl shows them: one that comes back gets a
-// new number, the oldest go, and what is no change of the template makes none.
+// The store keeps revisions like Kubernetes: a template that is used again gets a new number, the
+// oldest revisions are dropped, and an edit outside of the template adds none.
 func TestRevisions(t *testing.T) {
 	s := open(t, t.TempDir())
 	put := func(image string, replicas, limit int) {

@@ -1,17 +1,14 @@
-// Package store keeps the objects that the agent was given by "crisp apply" or its HTTP
-// API, as an API server does: durable before the answer, each with a UID, a resource
-// version and a generation.
+// Package store keeps the objects from "crisp apply" and the agent's HTTP API, as an API server
+// does: durable before the answer, each with a UID, a resource version and a generation.
 //
-// On disk each object is one file, <dir>/<kind>/<namespace>/<name>.json ("_" for
-// kinds without namespaces), mode 0600 since there are secrets among them. It has
-// the text that was given and the metadata that the store adds. Like a manifest file, the
-// text is decoded anew when an agent starts, with the defaults of that agent, and of its
-// rules only those that hold for what was accepted before. If these reject an object it stays
-// on disk and is reported; a pod that runs stays as it was accepted.
+// On disk each object is one file, <dir>/<kind>/<namespace>/<name>.json ("_" for kinds without
+// namespaces). Its mode is 0600, since some are secrets. It contains the applied text and the
+// metadata that the store adds. The agent decodes the text anew when it starts, with its own
+// defaults, and applies only the rules for previously accepted objects (manifest.Options.Accepted).
+// A rejected object stays on disk and is reported; a running pod stays as it was accepted.
 //
-// A deleted pod stays until Ended says that nothing of it is left; all other objects are
-// removed at once. If a change to a pod's spec is not possible in place, another pod of
-// the same name replaces it.
+// A deleted pod stays until Ended; all other objects are removed at once. If a pod's spec cannot be
+// changed in place, another pod of the same name replaces it.
 package store
 
 import (
@@ -31,7 +28,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// A record is an object as it is on disk.
+// A record is an object on disk.
 type record struct {
 	UID        types.UID       `json:"uid"`
 	Created    metav1.Time     `json:"created"`
@@ -39,22 +36,22 @@ type record struct {
 	Version    uint64          `json:"version"`
 	Deleted    *metav1.Time    `json:"deleted,omitempty"`
 	Grace      *int64          `json:"grace,omitempty"` // seconds, with Deleted
-	Object     json.RawMessage `json:"object"`          // as it was given
-	// Applied has the whole configuration that each field manager applied last.
+	Object     json.RawMessage `json:"object"`          // as applied
+	// Applied is the complete configuration that each field manager applied last.
 	Applied map[string]json.RawMessage `json:"applied,omitempty"`
-	// Revisions are the templates of a workload, the present one last.
+	// Revisions are the templates of a workload, the current one last.
 	Revisions []Revision `json:"revisions,omitempty"`
-	// Resumed is when a Job was last resumed after it had been suspended.
+	// Resumed is when a suspended Job was last resumed.
 	Resumed     *metav1.Time    `json:"resumed,omitempty"`
 	file        string          // its path
-	decoded     manifest.Object // nil if rejected; for a pod that runs, the pod as it was accepted
+	decoded     manifest.Object // nil if rejected; for a running pod the accepted version
 	err         error           // why the object is rejected
-	warnings    manifest.Errors // for what the object would be rejected today
-	description string          // manifest.Key, also of a rejected object
+	warnings    manifest.Errors // violations of rules that do not apply to accepted objects
+	description string          // manifest.Key, even of a rejected object
 }
 
-// A Store is safe for concurrent use. Changes are written to disk under its lock: they are
-// few, and each must see the one before it completed.
+// A Store is safe for concurrent use. It writes changes to disk under its lock: changes are few,
+// and each must see the previous one completed.
 type Store struct {
 	dir      string
 	node     string
@@ -63,22 +60,22 @@ type Store struct {
 
 	mu      sync.Mutex
 	records map[string]*record // by manifest.Key; guarded by mu
-	version uint64             // the last that was assigned; guarded by mu
-	made    map[string]bool    // directories whose names are on disk; guarded by mu
+	version uint64             // the last one assigned; guarded by mu
+	made    map[string]bool    // directories that are durable; guarded by mu
 }
 
-// Accepted has the pods as earlier agents accepted them (podfiles.Store).
+// Accepted returns pods as earlier agents accepted them (podfiles.Store).
 type Accepted interface {
 	Pod(types.UID) *v1.Pod    // nil if there is none
-	Last(podsync.Key) *v1.Pod // the one of this name that goes on; nil if there is none
+	Last(podsync.Key) *v1.Pod // the accepted pod of this name; nil if there is none
 }
 
-// Changed receives a value when Update would return something new.
+// Changed receives a value when Update would return a different result.
 func (s *Store) Changed() <-chan struct{} { return s.changed }
 
 func (s *Store) poke() { poke.Wake(s.changed) }
 
-// Update returns all objects in the form of a source's report, each as a file of its own.
+// Update returns all objects as an update of a source, with a file for each.
 func (s *Store) Update() source.Update {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -94,7 +91,7 @@ func (s *Store) Update() source.Update {
 	return u
 }
 
-// Get returns the object of this manifest.Key, shared and read-only, or fault.NotFound.
+// Get returns the object with this manifest.Key, shared and read-only, or fault.NotFound.
 func (s *Store) Get(key string) (manifest.Object, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -105,8 +102,7 @@ func (s *Store) Get(key string) (manifest.Object, error) {
 	return r.decoded, nil
 }
 
-// Rejected reports whether there is an object of this key that was rejected, and so has no
-// decoded form.
+// Rejected reports whether the object of this key was rejected, and so has no decoded form.
 func (s *Store) Rejected(key string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -114,8 +110,8 @@ func (s *Store) Rejected(key string) bool {
 	return ok && r.decoded == nil
 }
 
-// Applied returns, by field manager, the configuration of an object that each applied last;
-// nil if none has.
+// Applied returns the configuration of an object that each field manager applied last; nil if there
+// is none.
 func (s *Store) Applied(key string) map[string]json.RawMessage {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -125,7 +121,7 @@ func (s *Store) Applied(key string) map[string]json.RawMessage {
 	return nil
 }
 
-// Given returns the text of an object as it was given, or fault.NotFound.
+// Given returns the applied text of an object, or fault.NotFound.
 func (s *Store) Given(key string) (json.RawMessage, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -72,8 +72,8 @@ func put(t *testing.T, s *store.Store, text string, o store.PutOptions, want sto
 	return object.GetUID()
 }
 
-// A restarted agent still knows what the next apply removes from an object, even one that the
-// last apply did not change.
+// After a restart the next apply can still remove fields from an object, even one that the last
+// apply did not change.
 func TestAppliedIsKept(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -87,7 +87,7 @@ func TestAppliedIsKept(t *testing.T) {
 	}
 }
 
-// What was applied is there after a SIGKILL: nothing closes a Store.
+// Applied objects survive a SIGKILL: a Store is never closed.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -152,7 +152,7 @@ func TestDelete(t *testing.T) {
 		}
 		grace(step.want)
 	}
-	s = open(t, dir) // it goes on ending
+	s = open(t, dir) // the deletion continues
 	grace(3)
 	if err := s.Ended("default", "web", "another"); err != nil {
 		t.Fatal(err)
@@ -178,7 +178,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// A pod that does not end can be forgotten.
+// A pod that does not end can be removed by force.
 func TestDeleteByForce(t *testing.T) {
 	s := open(t, t.TempDir())
 	put(t, s, web, store.PutOptions{}, store.Created)
@@ -223,7 +223,7 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
-// An object as it is read can be written back.
+// An object can be written back as it was read.
 func TestRoundTrip(t *testing.T) {
 	s := open(t, t.TempDir())
 	put(t, s, web, store.PutOptions{}, store.Created)
@@ -307,9 +307,8 @@ pod default/web: spec.containers[0].image: "i:1 " has blanks around it`
 	}
 }
 
-// A pod that runs outlives an agent with other rules, or another node name: it is wanted as it
-// was accepted, and can be deleted. So can a pod that never ran, and a file that cannot be
-// read.
+// A running pod survives an agent with other rules or another node name: it stays wanted as it was
+// accepted, and can be deleted. A pod that never ran and an unreadable file can be deleted too.
 func TestRejectedIsNotLost(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -359,9 +358,9 @@ func TestRejectedIsNotLost(t *testing.T) {
 	}
 }
 
-// A pod that runs outlives the loss of its object on disk: it is wanted as it was accepted, is
-// reported, and can be changed and deleted. A pod of the same name that is not of the store's is
-// not taken for it.
+// A running pod survives the loss of its object on disk: it stays wanted as it was accepted, is
+// reported, and can be changed and deleted. A pod of the same name from another source is not
+// mistaken for it.
 func TestLostObjectOfRunningPod(t *testing.T) {
 	for _, text := range []string{"", "nonsense", `{"uid":`} {
 		dir := t.TempDir()
@@ -392,8 +391,8 @@ func TestLostObjectOfRunningPod(t *testing.T) {
 	}
 }
 
-// A pod that was being deleted when its object was lost still ends, within the time that it was
-// given; of a record or a pod.json that is damaged but JSON, too.
+// A pod whose object was lost during its deletion still ends, within its grace period. So does one
+// whose record or pod.json is damaged but valid JSON.
 func TestDeletionOutlivesLostObject(t *testing.T) {
 	for _, text := range []string{"", "null"} {
 		dir := t.TempDir()
@@ -437,8 +436,8 @@ func TestDeletionOutlivesLostObject(t *testing.T) {
 	}
 }
 
-// What "get -o yaml" prints of a pod names its node. Kept, the name would reject the
-// pod as soon as the host has another.
+// "get -o yaml" prints the pod's node. If the store kept that name, the pod would be rejected after
+// the host was renamed.
 func TestNodeNameIsNotKept(t *testing.T) {
 	s := open(t, t.TempDir())
 	put(t, s, web, store.PutOptions{}, store.Created)
@@ -448,7 +447,7 @@ func TestNodeNameIsNotKept(t *testing.T) {
 	}
 }
 
-// The deadline of a Job begins anew when it is resumed, for the next agent too.
+// The deadline of a Job starts again when it is resumed, also after a restart of the agent.
 func TestResumedJob(t *testing.T) {
 	const job = `{"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "j"}, "spec": {"suspend": %t, "parallelism": %d,
 		"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}}`
