@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
-// Copies is a directory with the last good version of each manifest, in a file named after
-// the hash of the manifest's path. "" keeps none. The copies may contain secrets.
+// Copies is the directory with the last good version of each manifest, in a file named by the hash
+// of the manifest's path. "" means no copies. The copies may contain secrets.
 type Copies string
 
 func (c Copies) path(of string) string {
@@ -23,7 +23,7 @@ func (c Copies) path(of string) string {
 	return filepath.Join(string(c), hex.EncodeToString(sum[:16]))
 }
 
-// put keeps data, the content of the manifest at path.
+// put stores data, the content of the manifest at path.
 func (c Copies) put(path string, data []byte) error {
 	if c == "" {
 		return nil
@@ -55,7 +55,7 @@ func (c Copies) none() bool {
 	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
 }
 
-// keepOnly removes the copies of all manifests but these.
+// keepOnly removes all copies but those of the manifests in paths.
 func (c Copies) keepOnly(paths map[string]bool) error {
 	if c == "" {
 		return nil
@@ -78,16 +78,16 @@ func (c Copies) keepOnly(paths map[string]bool) error {
 	return nil
 }
 
-// load decodes data, the content of the manifest at path; err, if not nil, says why it could not
-// be read. A manifest that is wrong gets the objects of its last good version, from last or
-// from the copy. One that had objects and now has none is wrong too: a program may be about to
-// write the file, or a power cut took its content.
+// load decodes data, the content of the manifest at path; err, if not nil, says why it could not be
+// read. A bad manifest gets the objects of its last good version, from last or from the copy. A
+// manifest that had objects and now has none is bad too: a program may be about to write the file,
+// or a power cut lost its content.
 //
-// Of what has a copy, every byte was accepted before, perhaps by an earlier release: it is
-// decoded as such.
+// Content that equals the copy was accepted before, perhaps by an earlier release, and is decoded
+// as such.
 func (c Copies) load(path string, data []byte, err error, last *File, decode Decode) File {
 	f := File{Path: path, Err: err}
-	unchanged := false // since it was copied
+	unchanged := false // since the copy was made
 	if err == nil {
 		copied, _ := c.get(path)
 		unchanged = copied != nil && bytes.Equal(copied, data)
@@ -105,7 +105,7 @@ func (c Copies) load(path string, data []byte, err error, last *File, decode Dec
 		f.Objects = objects
 	}
 	if good && !unchanged {
-		// A good file stays good without a copy, which is needed only when it is wrong.
+		// A failure is only a warning: the copy is not needed until the file goes bad.
 		if err := c.put(path, data); err != nil {
 			f.Warnings = append(f.Warnings, kept(path, err))
 		}

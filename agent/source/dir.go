@@ -14,14 +14,13 @@ import (
 )
 
 const (
-	// rescan is how often the directory is read without an inotify event. inotify sees no
-	// changes by other machines on network file systems, and no mounts.
+	// rescan is the interval at which the directory is read without inotify events. inotify does
+	// not see changes that other machines make on network file systems, nor mounts.
 	rescan = 20 * time.Second
-	// settle is how long the directory must stay unchanged before it is read. An editor may
-	// save by moving the old file away before it writes the new one, which must not end the
-	// pod.
+	// settle is how long the directory must stay unchanged before it is read. An editor may save a
+	// file by moving the old one away before it writes the new one, which must not end the pod.
 	settle = 200 * time.Millisecond
-	// maxSettle is how long a directory that keeps changing is waited for.
+	// maxSettle is the longest wait for a directory that keeps changing.
 	maxSettle = 2 * time.Second
 	// maxSize is the maximum size of a manifest in bytes.
 	maxSize = 4 << 20
@@ -32,17 +31,17 @@ const (
 type Dir struct {
 	Path   string
 	Decode Decode
-	Copies Copies // "" keeps none
+	Copies Copies // "" means no copies
 	Log    *slog.Logger
 
-	never bool // no rescan, for tests of what inotify sees
+	never bool // no rescan, for tests of inotify
 	last  map[string]cached
 	dev   uint64 // the device of the directory at the last scan
 }
 
-// Run sends an Update when it has read the directory for the first time and whenever its
-// content has changed, until ctx ends. A directory that does not exist at the start counts as
-// empty, unless there are copies of manifests that it had.
+// Run sends an Update after the first read of the directory and whenever its content has changed,
+// until ctx ends. A directory that does not exist at the start counts as empty, unless there are
+// copies of its manifests.
 func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	changed := make(chan struct{}, 1)
 	go d.watch(ctx, changed)
@@ -80,7 +79,7 @@ func (d *Dir) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// rescan returns how often to read the directory without an event.
+// rescan returns the interval at which to read the directory without events.
 func (d *Dir) rescan() time.Duration {
 	if d.never {
 		return math.MaxInt64
@@ -88,7 +87,7 @@ func (d *Dir) rescan() time.Duration {
 	return rescan
 }
 
-// quiet returns when there has been no change for settle, or after maxSettle.
+// quiet returns after settle without a change, or after maxSettle.
 func quiet(ctx context.Context, changed <-chan struct{}) {
 	deadline := time.After(maxSettle)
 	for {
@@ -104,8 +103,8 @@ func quiet(ctx context.Context, changed <-chan struct{}) {
 	}
 }
 
-// isManifest reports whether a file of this name is a manifest. Files that editors and package
-// managers leave behind are not: .web.yaml.swp, web.yaml~, #web.yaml#, web.yaml.dpkg-old.
+// isManifest reports whether a file with this name is a manifest. It excludes files that editors
+// and package managers leave behind: .web.yaml.swp, web.yaml~, #web.yaml#, web.yaml.dpkg-old.
 func isManifest(name string) bool {
 	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") {
 		return false

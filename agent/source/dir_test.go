@@ -19,8 +19,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// watch starts a Dir whose manifests are names, one a file; "!" is a broken one, and "old" one that
-// only an earlier release accepted.
+// watch starts a Dir in which the content of a file is the name of its object; "!" is a broken
+// file, and "old" one that only an earlier release accepted.
 func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
@@ -43,7 +43,7 @@ func watch(t *testing.T, dir string, copies source.Copies) func(want string) {
 		d.WithoutRescan().Run(ctx, updates)
 	}()
 	t.Cleanup(func() { cancel(); <-ended })
-	// The returned function takes updates until one is as wanted.
+	// The returned function receives updates until one is as wanted.
 	return func(want string) {
 		t.Helper()
 		last, patience := "none", time.After(time.Minute)
@@ -80,7 +80,8 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// Files appear, change and disappear in every way that people and programs write them.
+// The source sees files appear, change and disappear in all the ways in which people and programs
+// write them.
 func TestDir(t *testing.T) {
 	dir := t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -91,7 +92,7 @@ func TestDir(t *testing.T) {
 	write(t, at("b.json"), "b")
 	expect("a.yaml=a b.json=b")
 
-	// A configuration manager replaces by rename.
+	// A configuration manager replaces a file by rename.
 	write(t, at(".b.json.tmp"), "b2")
 	if err := os.Rename(at(".b.json.tmp"), at("b.json")); err != nil {
 		t.Fatal(err)
@@ -105,7 +106,7 @@ func TestDir(t *testing.T) {
 	write(t, at("a.yaml"), "a2")
 	expect("a.yaml=a2 b.json=b2")
 
-	// A broken file is reported beside the others.
+	// A broken file is reported along with the others.
 	write(t, at("b.json"), "!")
 	expect("a.yaml=a2 b.json=broken:b2")
 
@@ -143,7 +144,7 @@ func TestDirAway(t *testing.T) {
 	expect("a.yaml=a b.yaml=b")
 }
 
-// Only the file that changed is decoded again.
+// Only a changed file is decoded again.
 func TestDirDecodesOnce(t *testing.T) {
 	dir := t.TempDir()
 	var decoded []string
@@ -165,8 +166,8 @@ func TestDirDecodesOnce(t *testing.T) {
 	}
 }
 
-// What an earlier release accepted stays good under one that would not accept it, whether the file
-// is as it was or has an edit that is wrong.
+// A file that an earlier release accepted stays good under a release that would reject it. So does
+// its last good version after a bad edit.
 func TestDirOfEarlierRelease(t *testing.T) {
 	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	path := filepath.Join(dir, "a.yaml")
@@ -185,8 +186,8 @@ func TestDirOfEarlierRelease(t *testing.T) {
 	watch(t, dir, copies)("a.yaml=broken:old")
 }
 
-// A file that is broken when the agent starts stands for its last good version; one that was
-// removed does not.
+// A file that is broken when the agent starts has the objects of its last good version; a file that
+// was removed has none.
 func TestDirCopies(t *testing.T) {
 	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -206,8 +207,8 @@ func TestDirCopies(t *testing.T) {
 	}
 }
 
-// A file that has become empty is about to be written by a program, or lost its content in a
-// power cut: its objects stay until the file is removed.
+// A file that became empty is about to be written, or lost its content in a power cut. Its objects
+// stay until the file is removed.
 func TestEmptiedFileKeepsItsPods(t *testing.T) {
 	dir, copies := t.TempDir(), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	path := filepath.Join(dir, "a.yaml")
@@ -217,7 +218,7 @@ func TestEmptiedFileKeepsItsPods(t *testing.T) {
 	emptied := "a.yaml=" + path + ": defines nothing any more (remove the file to end what it defined):a"
 	write(t, path, "")
 	expect(emptied)
-	watch(t, dir, copies)(emptied) // another agent uses the copy
+	watch(t, dir, copies)(emptied) // another agent reads the copy
 	write(t, path, "# nothing\n")
 	write(t, filepath.Join(dir, "b.yaml"), "")
 	expect(emptied + " b.yaml=")
@@ -229,7 +230,7 @@ func TestEmptiedFileKeepsItsPods(t *testing.T) {
 	expect("b.yaml=")
 }
 
-// A file that a program is still writing is not read.
+// A file is not read while a program is writing to it.
 func TestHalfWrittenFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "a.yaml")
@@ -268,8 +269,8 @@ func reader(t *testing.T, path string) *os.File {
 	return f
 }
 
-// A directory that was never created counts as empty, or pods would never be ended; but not
-// if manifests were read there before.
+// A directory that never existed counts as empty, so that its pods end. One that had manifests does
+// not.
 func TestNoDirectory(t *testing.T) {
 	dir, copies := filepath.Join(t.TempDir(), "manifests"), source.Copies(filepath.Join(t.TempDir(), "copies"))
 	watch(t, dir, copies)("")

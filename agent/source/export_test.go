@@ -1,6 +1,6 @@
 package source
 
-// WithoutRescan returns d, which then learns of changes by inotify alone.
+// WithoutRescan returns d without its rescan, so that it sees only what inotify reports.
 func (d *Dir) WithoutRescan() *Dir {
 	d.never = true
 	return d

@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// When a power cut has taken a manifest, its copy is complete: it keeps the file's pods.
+// After a power cut has lost a manifest, its copy is complete and keeps the pods.
 func TestPowerCut(t *testing.T) {
 	copies := func(dir string) Copies { return Copies(filepath.Join(dir, "copies", "manifests")) }
 	text := func(n int) string { return fmt.Sprintf("version %d of the manifest", n) }

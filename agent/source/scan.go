@@ -18,10 +18,10 @@ import (
 type cached struct {
 	sum     [sha256.Size]byte
 	file    File
-	writing bool // a program was writing to it at the last scan
+	writing bool // a program had it open for writing at the last scan
 }
 
-// unfinished reports whether a program was writing to a file at the last scan.
+// unfinished reports whether a program had a file open for writing at the last scan.
 func (d *Dir) unfinished() bool {
 	for _, c := range d.last {
 		if c.writing {
@@ -31,9 +31,8 @@ func (d *Dir) unfinished() bool {
 	return false
 }
 
-// unmounted returns an error if there were manifests and now there are none, and the directory
-// is on another file system than before: then a file system was unmounted, and no manifest
-// was removed.
+// unmounted returns an error if all manifests are gone and the directory is on another file system
+// than before. Then a file system was unmounted, and no manifest was removed.
 func (d *Dir) unmounted(entries []fs.DirEntry) error {
 	var s unix.Stat_t
 	if err := unix.Stat(d.Path, &s); err != nil {
@@ -47,8 +46,8 @@ func (d *Dir) unmounted(entries []fs.DirEntry) error {
 	return nil
 }
 
-// scan reads the directory and reports whether it differs from the last scan. It decodes
-// only files whose content has changed. A known file that is being written stays as it was.
+// scan reads the directory and reports whether it differs from the last scan. It decodes only files
+// whose content has changed. A known file that a program is writing stays as it was.
 func (d *Dir) scan() (files []File, differ bool, err error) {
 	entries, err := os.ReadDir(d.Path)
 	if err != nil {
@@ -67,7 +66,7 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 		c, known := d.last[path]
 		writing := errors.Is(err, errWriting)
 		if errors.Is(err, fs.ErrNotExist) {
-			continue // it was removed after ReadDir, or is a dangling link
+			continue // removed after ReadDir, or a dangling link
 		}
 		sum := sha256.Sum256(data)
 		if err != nil {
@@ -98,14 +97,14 @@ func (d *Dir) scan() (files []File, differ bool, err error) {
 	return files, differ, nil
 }
 
-// writing is how long after its last change a file that is open for writing counts as
-// unfinished. It may be kept open forever.
+// writing is the time since its last change for which a file that is open for writing counts as
+// unfinished. Some programs keep files open forever.
 const writing = 10 * time.Second
 
 var errWriting = errors.New("it is being written")
 
-// read returns the content of a manifest. It fails with errWriting while a program is
-// writing to the file, since the content may be incomplete.
+// read returns the content of a manifest. It returns errWriting while a program is writing to the
+// file, since the content may be incomplete.
 func read(path string) ([]byte, error) {
 	f, err := regular.Open(path)
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A directory whose file system was unmounted can be read and is empty: that ends no pods.
+// A directory whose file system was unmounted is readable and empty. That must not end its pods.
 func TestUnmountedDirectory(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts a file system")
 	dir := t.TempDir()
@@ -38,7 +38,7 @@ func TestUnmountedDirectory(t *testing.T) {
 		return len(files), err
 	}
 	mount()
-	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) }) // if the test has failed
+	t.Cleanup(func() { unix.Unmount(dir, unix.MNT_DETACH) }) // in case the test failed
 	if n, err := look(); n != 1 || err != nil {
 		t.Fatalf("%d files, %v", n, err)
 	}

@@ -18,8 +18,8 @@ import (
 // pollEvery is the kubelet's --http-check-frequency.
 const pollEvery = 20 * time.Second
 
-// A URL is a manifest on a web server. Polls are conditional if the server has sent an
-// ETag or Last-Modified.
+// A URL is a manifest on a web server. Polls are conditional if the server has sent an ETag or
+// Last-Modified.
 type URL struct {
 	URL    string
 	Header http.Header // of each request
@@ -29,17 +29,16 @@ type URL struct {
 	Log    *slog.Logger
 
 	etag, modified string
-	last           *File // the last one reported; nil before the first report
+	last           *File // the last file sent; nil before the first
 }
 
-// requestTimeout bounds a request: a server that accepts a connection and never answers counts
-// as down.
+// requestTimeout bounds a request. A server that accepts a connection but never answers counts as
+// down.
 const requestTimeout = 30 * time.Second
 
-// Run sends an Update whenever the answer has changed, until ctx ends. When the server does
-// not answer, the objects stay as they are. At the start of the agent they are then those of
-// the copy. Without a copy nothing is reported, so that no pod is ended because its manifest
-// could not be read.
+// Run sends an Update whenever the answer has changed, until ctx ends. While the server is down the
+// objects stay as they are; at the start of the agent they come from the copy. Without a copy Run
+// sends nothing, because a manifest that cannot be read must not end a pod.
 func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	for ctx.Err() == nil {
 		if f, differs := u.poll(ctx); differs && ctx.Err() == nil {
@@ -53,14 +52,14 @@ func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// poll asks once and reports whether the answer is to be sent.
+// poll makes one request and reports whether Run must send the result.
 func (u *URL) poll(ctx context.Context) (f File, differs bool) {
 	data, unchanged, err := u.get(ctx)
 	if unchanged {
 		if u.last.Err == nil {
 			return File{}, false
 		}
-		f := *u.last // the server is back, and the manifest has not changed
+		f := *u.last // the server is back with the same manifest
 		f.Err = nil
 		return f, true
 	}

@@ -18,11 +18,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A server serves a text and counts conditional answers.
+// A server serves a text and counts the "not modified" answers.
 type server struct {
 	mu        sync.Mutex
-	text      string // "" is an error of the server
-	unchanged int    // how often it could say so
+	text      string // "" makes the server fail
+	unchanged int    // number of "not modified" answers
 	token     string
 }
 
@@ -79,8 +79,7 @@ func poll(t *testing.T, url string, copies source.Copies) (expect func(want stri
 	}, stop
 }
 
-// The last good answer stays wanted while the server is down, even after a restart of the
-// agent.
+// The last good answer stays wanted while the server is down, even across a restart of the agent.
 func TestURL(t *testing.T) {
 	s := &server{text: "a"}
 	h := httptest.NewServer(s)
@@ -111,12 +110,12 @@ func TestURL(t *testing.T) {
 
 	s.set("")
 	expect, _ = poll(t, h.URL, copies)
-	expect("503 Service Unavailable:c") // an offline start
+	expect("503 Service Unavailable:c") // a start without the server
 	s.set("d")
 	expect("d")
 }
 
-// Before the first answer nothing is reported: that would end pods.
+// Before the first answer there is no update, which would end pods.
 func TestURLNeverThere(t *testing.T) {
 	s := &server{}
 	h := httptest.NewServer(s)
@@ -124,5 +123,5 @@ func TestURLNeverThere(t *testing.T) {
 	expect, _ := poll(t, h.URL, source.Copies(filepath.Join(t.TempDir(), "copies")))
 	time.Sleep(50 * time.Millisecond)
 	s.set("a")
-	expect("a") // and no update before
+	expect("a") // no update came before
 }

@@ -15,8 +15,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// watch wakes Run through changed when inotify reports something. Changes that inotify misses,
-// and a directory that does not exist yet, are found by the rescan.
+// watch wakes Run through changed when inotify reports something. The rescan finds changes that
+// inotify misses, and a directory that does not exist yet.
 func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 	for ctx.Err() == nil {
 		if err := d.watchOnce(ctx, changed); err != nil {
@@ -26,9 +26,9 @@ func (d *Dir) watch(ctx context.Context, changed chan<- struct{}) {
 	}
 }
 
-// watchOnce watches the directory, and where links lead: of the directory and of the manifests in
-// it. It returns when a link has changed, so that there is something else to watch, and after
-// rescan at the latest, or when ctx ends.
+// watchOnce watches the directory, and the targets of links: of the directory itself and of the
+// manifests in it. It returns when a link has changed and other targets need watching, after rescan
+// at the latest, or when ctx ends.
 func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 	w, err := fsnotify.NewWatcher()
 	if err != nil {
@@ -47,7 +47,7 @@ func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 			d.Log.DebugContext(ctx, "target of a link is not watched", "path", path, "err", err)
 		}
 	}
-	poke.Wake(changed) // for changes before the watch
+	poke.Wake(changed) // there may have been changes before the watch
 	if _, now, err := d.trails(); err != nil || !maps.Equal(now, trails) {
 		return err
 	}
@@ -60,7 +60,7 @@ func (d *Dir) watchOnce(ctx context.Context, changed chan<- struct{}) error {
 		case <-again.C:
 			return nil
 		case err := <-w.Errors:
-			poke.Wake(changed) // an overflow: events were lost
+			poke.Wake(changed) // an overflow lost events
 			d.Log.DebugContext(ctx, "manifest directory watch reported an error", "err", err)
 		case e, ok := <-w.Events:
 			if !ok {
@@ -84,8 +84,8 @@ func isLink(path string) bool {
 	return err == nil
 }
 
-// trails returns the directory that d.Path leads to, and the paths that say where links lead, as
-// trail does: of d.Path and of the manifests in the directory.
+// trails returns the directory to which d.Path resolves, and all paths that decide where d.Path and
+// the manifests in the directory resolve to (see trail).
 func (d *Dir) trails() (at string, trails map[string]bool, err error) {
 	links, at := trail(d.Path)
 	entries, err := os.ReadDir(d.Path)
@@ -105,12 +105,12 @@ func (d *Dir) trails() (at string, trails map[string]bool, err error) {
 	return at, trails, nil
 }
 
-// mostLinks is how many links a path may lead through: path_resolution(7).
+// mostLinks is the number of links that the kernel follows in a path, see path_resolution(7).
 const mostLinks = 40
 
-// trail follows the absolute path as the kernel does. It returns where that leads, without links
-// on the way, and all that decides it: each link, and what the last one leads to. Of a path that
-// leads nowhere, the last of these is what is missing.
+// trail resolves the absolute path as the kernel does. It returns the result, which has no links,
+// and the paths that decide it: each link on the way, and the target of the last one. If the target
+// does not exist, the last of them is the missing file.
 func trail(path string) (decides []string, at string) {
 	at = "/"
 	links := 0

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// link makes a link or, by a rename, exchanges one.
+// link makes a link, or replaces one by a rename.
 func link(t *testing.T, target, path string) {
 	t.Helper()
 	if err := os.Symlink(target, path+".new"); err != nil {
@@ -24,8 +24,8 @@ func mkdir(t *testing.T, path string) {
 	}
 }
 
-// waitWatched returns when a change of what is in the directory is noticed without a rescan.
-// Before that, a change of links could be taken for one that the first scan finds.
+// waitWatched returns once inotify reports changes in the directory. A change of a link before that
+// could be found by the first scan instead.
 func waitWatched(t *testing.T, dir string, expect func(string), want string) {
 	t.Helper()
 	write(t, filepath.Join(dir, "z.yaml"), "z")
@@ -36,9 +36,9 @@ func waitWatched(t *testing.T, dir string, expect func(string), want string) {
 	expect(want)
 }
 
-// Manifests that are links are as good as files: whoever exchanges a link, or writes to what it
-// leads to, need not wait for the next rescan. So it is with links to directories, as of a
-// ConfigMap's volume, whose link ..data is exchanged, and with links whose targets come later.
+// inotify also works for manifests that are links: a replaced link, or a write to its target, is
+// seen without the rescan. The same holds for links to directories, as in a ConfigMap's volume,
+// whose link ..data is replaced, and for links whose targets are created later.
 func TestLinkedManifests(t *testing.T) {
 	dir, other := t.TempDir(), t.TempDir()
 	at := func(name string) string { return filepath.Join(dir, name) }
@@ -59,12 +59,12 @@ func TestLinkedManifests(t *testing.T) {
 	expect("a.yaml=a3")
 
 	mkdir(t, filepath.Join(other, "later"))
-	waitWatched(t, dir, expect, "a.yaml=a3") // the directory is noticed before its file is there
+	waitWatched(t, dir, expect, "a.yaml=a3") // the new directory is seen before its file exists
 	write(t, filepath.Join(other, "later/b.yaml"), "b")
 	expect("a.yaml=a3 b.yaml=b")
 }
 
-// The directory itself may be a link that is exchanged, as by a deployment of whole directories.
+// The directory itself may be a link that is replaced, as by a deployment of whole directories.
 func TestLinkedDirectory(t *testing.T) {
 	top := t.TempDir()
 	at := func(name string) string { return filepath.Join(top, name) }
