@@ -28,7 +28,7 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 		available.Status, available.Reason = v1.ConditionTrue, "MinimumReplicasAvailable"
 	}
 	with.Status.Conditions = []appsv1.DeploymentCondition{available}
-	if d.Spec.Paused { // with the reason and message of Kubernetes' controller
+	if d.Spec.Paused { // the reason and message of Kubernetes' controller
 		with.Status.Conditions = append(with.Status.Conditions, appsv1.DeploymentCondition{
 			Type: appsv1.DeploymentProgressing, Status: v1.ConditionUnknown, Reason: "DeploymentPaused", Message: "Deployment is paused",
 		})
@@ -37,9 +37,9 @@ func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
 	return plan
 }
 
-// fenceposts returns maxSurge and maxUnavailable as numbers of pods. Both are 25 % by
-// default. A percentage is rounded up for maxSurge and down for maxUnavailable. If both are 0,
-// which would allow no update, one pod may be unavailable.
+// fenceposts returns maxSurge and maxUnavailable as numbers of pods. Both are 25 % by default. A
+// percentage is rounded up for maxSurge and down for maxUnavailable. If both are 0, which would
+// prevent any update, one pod may be unavailable.
 func fenceposts(d *appsv1.Deployment) (surge, unavailable int) {
 	if d.Spec.Strategy.Type != appsv1.RollingUpdateDeploymentStrategyType {
 		return 0, 0

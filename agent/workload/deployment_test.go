@@ -7,8 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// A percentage is rounded up for maxSurge and down for maxUnavailable, and they are never
-// both 0.
+// A percentage is rounded up for maxSurge and down for maxUnavailable; the two are never both 0.
 func TestFenceposts(t *testing.T) {
 	for _, test := range []struct {
 		replicas                   int32

@@ -23,7 +23,7 @@ const (
 	mostRetry  = 6 * time.Minute
 )
 
-// jobState sums up the pods of a Job.
+// jobState summarizes the pods of a Job.
 type jobState struct {
 	*batchv1.Job
 	now       time.Time
@@ -32,10 +32,10 @@ type jobState struct {
 	succeeded []Pod
 	failed    int         // pods that have failed
 	fails     []time.Time // when pods failed since the last one succeeded
-	restarts  int         // of the containers of active pods, if those restart on failure
+	restarts  int         // of the containers of active pods, if they restart on failure
 	began     time.Time   // when the first pod started, or the Job was resumed
 	lastEnd   time.Time   // when the last pod ended
-	running   bool        // containers of pods that have ended still run
+	running   bool        // containers of ended pods are still running
 }
 
 func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
@@ -78,9 +78,9 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 
 func (s *jobState) suspended() bool { return s.Spec.Suspend != nil && *s.Spec.Suspend }
 
-// kept returns the pods that stay when the Job is over, as its record. Those of a failed Job
-// that are active end and stay too. All are marked: else it would not be known that it has failed
-// once it is suspended, or its limits are raised.
+// kept returns the pods that stay after the Job's end, as its record. Active pods of a failed Job
+// end, and stay too. All pods of a failed Job are marked, so that it stays failed even if it is
+// later suspended or its limits are raised.
 func (s *jobState) kept(reason string, condition batchv1.JobConditionType) (pods []*v1.Pod) {
 	for _, p := range s.pods {
 		switch {
@@ -95,14 +95,14 @@ func (s *jobState) kept(reason string, condition batchv1.JobConditionType) (pods
 	return pods
 }
 
-// revision distinguishes a Job from what it was before an edit of its template, and from a
-// deleted Job of the same name. Every edit of a file makes another UID.
+// revision distinguishes a Job from the same Job before an edit of its template, and from a deleted
+// Job of the same name. Every edit of a file changes the UID.
 func revision(j *batchv1.Job) string {
 	return string(j.UID) + "." + j.Spec.Template.Annotations[manifest.AnnotationHash] + "." + string(*j.Spec.CompletionMode)
 }
 
-// formerRevision is the revision that earlier agents wrote, which began a Job anew when any of its
-// fields was edited.
+// formerRevision is the revision in the format of earlier agents, which restarted a Job after an
+// edit of any field.
 func formerRevision(j *batchv1.Job) string {
 	return string(j.UID) + "." + j.Annotations[manifest.AnnotationHash]
 }
@@ -112,7 +112,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	var lastSuccess time.Time
 	for _, p := range pods {
 		if r := p.Annotations[AnnotationRevision]; r != revision(j) && r != formerRevision(j) {
-			continue // of the Job before its template was edited
+			continue // of the Job before an edit of its template
 		}
 		over := podsync.Terminal(&p.Status)
 		surplus := s.isSurplus(p)
@@ -125,7 +125,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 		}
 		end := endOf(p.Status)
 		if over && end.IsZero() {
-			end = overSince(p.Status) // it was rejected, or ended before it began
+			end = overSince(p.Status) // rejected, or ended before its containers started
 		}
 		s.lastEnd = timeline.Later(s.lastEnd, end)
 		s.running = s.running || over && runs(p.Status)
@@ -149,12 +149,12 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	}
 	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
 	if s.lastEnd.IsZero() {
-		s.lastEnd = j.CreationTimestamp.Time // of a Job that asks for no completion
+		s.lastEnd = j.CreationTimestamp.Time // of a Job without completions to reach
 	}
 	return s
 }
 
-// isSurplus reports whether a pod is of an index that the Job does not have any more.
+// isSurplus reports whether a pod has an index that is no longer in the Job's range.
 func (s *jobState) isSurplus(p Pod) bool {
 	index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation])
 	return *s.Spec.CompletionMode == batchv1.IndexedCompletion && err == nil && index >= int(*s.Spec.Completions)
@@ -165,7 +165,7 @@ func runs(s v1.PodStatus) bool {
 	return slices.ContainsFunc(slices.Concat(s.InitContainerStatuses, s.ContainerStatuses), func(c v1.ContainerStatus) bool { return c.State.Running != nil })
 }
 
-// restarts returns how often containers of a pod were started again after a failure.
+// restarts returns the number of restarts of a pod's containers after failures.
 func restarts(p Pod) int {
 	n := 0
 	if p.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
@@ -187,12 +187,12 @@ func endOf(s v1.PodStatus) time.Time {
 	return end
 }
 
-// finished returns the reason and the condition of a Job that is over, "" for one that is not.
+// finished returns the reason and the condition of a Job that is over, "" if it is not.
 func (s *jobState) finished() (reason string, condition batchv1.JobConditionType) {
 	completions := s.Spec.Completions
 	for _, p := range s.pods {
 		if reason := p.Annotations[podsync.AnnotationEnded]; reason != "" {
-			return reason, batchv1.JobFailed // that is final
+			return reason, batchv1.JobFailed // final
 		}
 	}
 	switch { // in the order of Kubernetes' Job controller
@@ -209,7 +209,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 	return "", ""
 }
 
-// deadline returns when the Job must be over; the zero time if it has no deadline, or has not begun.
+// deadline returns the time of the Job's deadline; zero if it has none, or has not started.
 func (s *jobState) deadline() time.Time {
 	if s.Spec.ActiveDeadlineSeconds == nil || s.began.IsZero() {
 		return time.Time{}
@@ -217,13 +217,13 @@ func (s *jobState) deadline() time.Time {
 	return s.began.Add(podsync.Seconds(*s.Spec.ActiveDeadlineSeconds))
 }
 
-// want returns how many pods are to be active.
+// want returns the number of pods that should be active.
 func (s *jobState) want() int {
 	switch completions := s.Spec.Completions; {
 	case completions != nil:
 		return min(int(*s.Spec.Parallelism), int(*completions)-len(s.succeeded))
 	case len(s.succeeded) > 0:
-		return len(s.active) // one has succeeded: no more are started, and these are waited for
+		return len(s.active) // after the first success no more pods start, and the active ones may finish
 	}
 	return int(*s.Spec.Parallelism)
 }
@@ -296,7 +296,7 @@ func (s *jobState) next(n int) (pods []*v1.Pod) {
 	return pods
 }
 
-// nextIndexed makes the next pods of an indexed Job pi, n at most: pi-<index>-<try> for the first
+// nextIndexed makes at most n pods of an indexed Job pi, named pi-<index>-<try>, for the first
 // indexes that have neither a running nor a successful pod.
 func (s *jobState) nextIndexed(n int) (pods []*v1.Pod) {
 	busy, try := map[string]bool{}, map[string]int{}
@@ -309,7 +309,7 @@ func (s *jobState) nextIndexed(n int) (pods []*v1.Pod) {
 	}
 	for i := range int(*s.Spec.Completions) {
 		if len(pods) == n {
-			break // there may be 2^31 of them
+			break // there may be 2^31 indexes
 		}
 		if index := strconv.Itoa(i); !busy[index] {
 			pods = append(pods, s.pod(s.Name+"-"+index+"-"+strconv.Itoa(try[index]), index))
@@ -329,7 +329,7 @@ func (s *jobState) pod(name, index string) *v1.Pod {
 	}
 	pod.Annotations[batchv1.JobCompletionIndexAnnotation] = index
 	if host := s.Name + "-" + index; len(host) <= validation.DNS1123LabelMaxLength {
-		pod.Spec.Hostname = host // as Kubernetes' Job controller; the tries of an index share it
+		pod.Spec.Hostname = host // as in Kubernetes' Job controller; all tries of an index share it
 	}
 	for c := range podsync.Containers(&pod.Spec) {
 		c.Env = append(c.Env, v1.EnvVar{Name: "JOB_COMPLETION_INDEX", Value: index})

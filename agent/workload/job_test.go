@@ -34,8 +34,7 @@ func condition(p workload.Plan) string {
 	return text
 }
 
-// A Job runs until its completions are reached, with no more pods at a time than its
-// parallelism.
+// A Job runs until its completions are reached, with no more active pods than its parallelism.
 func TestJob(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  activeDeadlineSeconds: 3600\n  ttlSecondsAfterFinished: 60"))}
 	w.expect("at first", "sum-0:1 sum-1:1")
@@ -86,7 +85,7 @@ func TestJobFails(t *testing.T) {
 	}
 }
 
-// ending returns the pods that have not ended and that the workload ends.
+// ending returns the running pods that the workload ends.
 func (w *world) ending() string {
 	var names []string
 	for _, p := range w.pods {
@@ -97,8 +96,8 @@ func (w *world) ending() string {
 	return strings.Join(names, " ")
 }
 
-// A Job whose only pod is ended, for its deadline or for having been restarted too often,
-// has failed for good: it neither begins anew nor is removed before its time.
+// A Job whose only pod was ended, by its deadline or after too many restarts, stays failed: it
+// neither starts again nor is removed early.
 func TestJobStaysFailed(t *testing.T) {
 	for _, test := range []struct {
 		fields, reason string
@@ -106,7 +105,7 @@ func TestJobStaysFailed(t *testing.T) {
 		restarts       int32
 	}{
 		{"  activeDeadlineSeconds: 5", "DeadlineExceeded", 5 * time.Second, 0},
-		{"", "BackoffLimitExceeded", 0, 1}, // its first, of one that is allowed: as Kubernetes counts
+		{"", "BackoffLimitExceeded", 0, 1}, // the first restart reaches a limit of one, as in Kubernetes
 	} {
 		text := strings.NewReplacer("Never", "OnFailure", "completions: 3", "ttlSecondsAfterFinished: 60", "parallelism: 2", "parallelism: 1").Replace(sum)
 		w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(text, test.fields))}
@@ -132,8 +131,8 @@ func TestJobStaysFailed(t *testing.T) {
 	}
 }
 
-// A pod that does not fit on the node has no containers that ended. The next one waits all
-// the same, and a finished Job stays for its time.
+// A pod that does not fit on the node has no containers with an end time. The next pod still waits
+// for the backoff, and a finished Job stays for its TTL.
 func TestJobPodRejected(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  ttlSecondsAfterFinished: 60"))}
 	w.step()
@@ -152,15 +151,15 @@ func TestJobPodRejected(t *testing.T) {
 	}
 }
 
-// apply changes an object as the API does, where it stays the same object.
+// apply changes an object in place, as the API does.
 func (w *world) apply(text string) {
 	uid := w.object.GetUID()
 	w.object = read(w.t, text)
 	w.object.SetUID(uid)
 }
 
-// A suspended Job has no running pods; a resumed one continues where it was, and so does one
-// of which something else than its template is changed.
+// A suspended Job has no running pods. A Job that is resumed, or edited outside of its template,
+// continues where it was.
 func TestJobSuspended(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
 	w.step()
@@ -177,7 +176,7 @@ func TestJobSuspended(t *testing.T) {
 		t.Errorf("condition %q", got)
 	}
 	w.apply(fmt.Sprintf(sum, "  activeDeadlineSeconds: 5"))
-	w.object.(*batchv1.Job).Status.StartTime = &metav1.Time{Time: w.now} // as the store has it
+	w.object.(*batchv1.Job).Status.StartTime = &metav1.Time{Time: w.now} // as the store sets it
 	w.expect("resumed", "sum-0:1 sum-1:1 sum-2:1")
 	if again := w.plan.Again; !again.Equal(w.now.Add(5 * time.Second)) {
 		t.Errorf("its deadline is %v, not 5 s after it was resumed", again)
@@ -192,7 +191,7 @@ func TestJobSuspended(t *testing.T) {
 	w.expect("another template", "sum-0:2 sum-1:2")
 }
 
-// A Job goes on with the pods of an agent that has named its revision after all of it.
+// A Job continues with the pods of an earlier agent, whose revision was a hash of the whole Job.
 func TestJobOfFormerAgent(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
 	w.step()
@@ -203,7 +202,7 @@ func TestJobOfFormerAgent(t *testing.T) {
 	w.expect("the next agent", "sum-0:1 sum-1:1 sum-2:1")
 }
 
-// Each index of an indexed Job is done once, and its pod knows the index.
+// Each index of an indexed Job completes once, and its pod has the index.
 func TestIndexedJob(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  completionMode: Indexed"))}
 	w.expect("at first", "sum-0-0:1 sum-1-0:1")
@@ -223,7 +222,7 @@ func TestIndexedJob(t *testing.T) {
 	}
 }
 
-// A Job whose deadline is further away than a time.Duration reaches has time.
+// A deadline may be beyond the range of a time.Duration.
 func TestJobDeadlineIsFarAway(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  activeDeadlineSeconds: 18446744074"))}
 	w.step()
@@ -236,7 +235,7 @@ func TestJobDeadlineIsFarAway(t *testing.T) {
 	}
 }
 
-// One pod that is too many after an edit ends, and what has ended stays; a pause is no failure.
+// After an edit, surplus pods end and ended ones stay. A suspension is not a failure.
 func TestJobScaled(t *testing.T) {
 	three := strings.Replace(fmt.Sprintf(sum, ""), "completions: 3", "completions: 9", 1)
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, three)}
@@ -253,7 +252,7 @@ func TestJobScaled(t *testing.T) {
 	}
 }
 
-// An indexed Job of which fewer indexes are wanted is not done by those that are not.
+// If an indexed Job is scaled down, pods of indexes out of its range do not count as completions.
 func TestIndexedJobScaled(t *testing.T) {
 	text := fmt.Sprintf(strings.Replace(sum, "parallelism: 2", "parallelism: 3", 1), "  completionMode: Indexed")
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, text)}
@@ -266,7 +265,7 @@ func TestIndexedJobScaled(t *testing.T) {
 	}
 }
 
-// A success ends the wait for the next try.
+// A success ends the backoff.
 func TestJobWaitsSinceItsLastSuccess(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, ""))}
 	w.step()
@@ -277,8 +276,8 @@ func TestJobWaitsSinceItsLastSuccess(t *testing.T) {
 	w.expect("a success", "sum-0:1 sum-1:1 sum-2:1 sum-3:1")
 }
 
-// A Job that failed while it waited for its next try is over for good, and is there for its time
-// from the end of its deadline on.
+// A Job whose deadline passes during a backoff has failed for good, and its TTL counts from the
+// deadline.
 func TestJobFailsWhileItWaits(t *testing.T) {
 	text := fmt.Sprintf(sum, "  activeDeadlineSeconds: 600\n  ttlSecondsAfterFinished: 60\n  completions: 1")
 	text = strings.Replace(strings.Replace(text, "  completions: 3\n", "", 1), "backoffLimit: 1", "backoffLimit: 9", 1)
@@ -296,7 +295,7 @@ func TestJobFailsWhileItWaits(t *testing.T) {
 	}
 }
 
-// A Job has ended when its last sidecar has: from then on its time to live counts.
+// A Job ends with its last sidecar, from which its TTL counts.
 func TestTimeToLiveCountsFromSidecars(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  ttlSecondsAfterFinished: 20"))}
 	for range 2 {
@@ -315,7 +314,7 @@ func TestTimeToLiveCountsFromSidecars(t *testing.T) {
 	}
 }
 
-// A clock that is set back a little does not take a Job away that has just ended.
+// A clock that is set back a little does not remove a Job that has just ended.
 func TestJobStaysWhenTheClockIsSetBack(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(sum, "  ttlSecondsAfterFinished: 3600"))}
 	for range 2 {

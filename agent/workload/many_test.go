@@ -2,8 +2,8 @@ package workload
 
 import "testing"
 
-// A workload may want ten thousand pods, and is planned under the lock of all wanted pods: the
-// numbers of new pods are found in one pass.
+// A workload may want ten thousand pods, and is planned under the lock of all wanted pods. So the
+// indexes of new pods are found in one pass.
 func TestFirstFreeLooksOnce(t *testing.T) {
 	const pods = 10000
 	looks := map[int]int{}

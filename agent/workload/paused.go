@@ -8,10 +8,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// planPaused plans a paused rollout. Its pods keep their templates until it is resumed. As with
-// the ReplicaSets of a paused Deployment in Kubernetes, it is still scaled, and pods that have
-// ended are replaced. A new pod has the template of most pods, the present one only if there is
-// no pod. If the rollout was paused during an update, up to surge more pods than replicas stay.
+// planPaused plans a paused rollout. Its pods keep their templates until it is resumed. Like the
+// ReplicaSets of a paused Deployment in Kubernetes, it is still scaled, and ended pods are
+// replaced. A new pod gets the most common template among the pods, or the current one if there are
+// no pods. If the rollout was paused during an update, up to surge more pods than replicas stay.
 func (r *rollout) planPaused(ended []*v1.Pod) {
 	most := r.replicas
 	if current := r.count(isCurrent); current > 0 && current < len(r.members) {
@@ -25,9 +25,8 @@ func (r *rollout) planPaused(ended []*v1.Pod) {
 	r.addLike(r.replicas-len(r.members), r.common(ended))
 }
 
-// common returns a pod with the template of most pods, or of the ended ones if there are no
-// others. In a tie an old template comes before the present one. It returns nil if there is no
-// pod.
+// common returns a pod with the most common template, of the ended pods if there are no others. In
+// a tie an old template wins over the current one. It returns nil if there is no pod.
 func (r *rollout) common(ended []*v1.Pod) *v1.Pod {
 	pods := ended
 	if len(r.members) > 0 {
@@ -54,7 +53,7 @@ func (r *rollout) common(ended []*v1.Pod) *v1.Pod {
 	return like
 }
 
-// addLike adds n pods with the template of another, or the present template if like is nil.
+// addLike adds n pods with the template of like, or with the current template if like is nil.
 func (r *rollout) addLike(n int, like *v1.Pod) {
 	before := len(r.members)
 	r.add(n, nil)
@@ -63,7 +62,7 @@ func (r *rollout) addLike(n int, like *v1.Pod) {
 	}
 }
 
-// become gives a new member the template of another pod, if there is one and it is another.
+// become gives a new member the template of like, unless like is nil or has the same one.
 func (m *member) become(r *rollout, like *v1.Pod) {
 	if like == nil || like.Annotations[AnnotationRevision] == m.Annotations[AnnotationRevision] {
 		return

@@ -13,8 +13,8 @@ import (
 // pause pauses the Deployment of a world.
 func (w *world) pause(is bool) { w.object.(*appsv1.Deployment).Spec.Paused = is }
 
-// A paused Deployment keeps its pods whatever its template is, is scaled and healed with the template
-// that runs, and goes on where it was once it is resumed.
+// A paused Deployment keeps its pods when its template changes. It is scaled, and ended pods are
+// replaced, with the old template. Once resumed, the update continues.
 func TestDeploymentPaused(t *testing.T) {
 	for _, strategy := range []string{"1+0", "Recreate"} {
 		w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, strategy, 1)}
@@ -56,7 +56,7 @@ func TestDeploymentPaused(t *testing.T) {
 	}
 }
 
-// An update that is paused half way stays there, surge and all.
+// An update that is paused half way keeps the pods of both templates, with its surge.
 func TestDeploymentPausedMidway(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "1+0", 1)}
 	w.step()

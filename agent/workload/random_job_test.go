@@ -13,9 +13,9 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// Whatever happens to a Job and to its pods, each plan is what the rules of Kubernetes' Job controller
-// say of the pods as they are (reference), an end is final, and when pods do not fail any more the
-// Job is over.
+// A Job goes through random events. Each plan must follow the rules of Kubernetes' Job controller
+// for the current pods (reference), an end must be final, and once pods stop failing the Job must
+// finish.
 func TestJobConverges(t *testing.T) {
 	for seed := range 300 {
 		f := newFleet(t, uint64(seed))
@@ -46,16 +46,16 @@ func TestJobConverges(t *testing.T) {
 	}
 }
 
-// A jobFleet is a fleet of a Job.
+// A jobFleet is a fleet whose workload is a Job.
 type jobFleet struct {
 	fleet
 	seed int
 	job  *batchv1.Job
-	back bool   // its clock is set back now and then
-	over string // the reason of its end
+	back bool   // the clock is sometimes set back
+	over string // the reason of the Job's end
 }
 
-// text is any Job, but for its values that must not change.
+// text returns a random Job. Only fields that cannot be changed later are random.
 func (g *jobFleet) text() string {
 	mode, policy, more := [...]string{"NonIndexed", "Indexed"}[g.rng.IntN(2)], [...]string{"Never", "OnFailure"}[g.rng.IntN(2)], ""
 	if mode == "Indexed" || !g.chance(4) {
@@ -78,7 +78,8 @@ spec:
 `, 1+g.rng.IntN(3), g.rng.IntN(7), mode, more, policy)
 }
 
-// edit has the Job suspended, resumed or scaled, as the store of objects does it. When all is calm it goes on.
+// edit suspends, resumes or scales the Job, as the object store does. When calm it lets the Job
+// run.
 func (g *jobFleet) edit(calm bool) {
 	spec := &g.job.Spec
 	was := spec.Suspend != nil && *spec.Suspend
@@ -100,7 +101,7 @@ func (g *jobFleet) edit(calm bool) {
 	}
 }
 
-// live has a pod go on as it likes: it starts, runs, is restarted and ends, by itself or for its Job.
+// live advances a pod by a random step: it starts, runs, is restarted or ends, or the Job ends it.
 func (g *jobFleet) live(p *workload.Pod, calm bool) {
 	s := &p.Status
 	running := len(s.ContainerStatuses) > 0 && s.ContainerStatuses[0].State.Running != nil
@@ -113,7 +114,7 @@ func (g *jobFleet) live(p *workload.Pod, calm bool) {
 		if running && (calm || g.chance(3)) {
 			stop()
 		}
-	case marked: // its containers end some time after that
+	case marked: // its containers end later
 		s.Phase = v1.PodFailed
 		if s.StartTime == nil {
 			s.StartTime = &metav1.Time{Time: g.now}
@@ -124,7 +125,7 @@ func (g *jobFleet) live(p *workload.Pod, calm bool) {
 		*s = v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: g.now}, ContainerStatuses: []v1.ContainerStatus{{State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}}
 		s.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue, LastTransitionTime: metav1.Time{Time: g.now}}}
 	case !running || !calm && !g.chance(5):
-	case !calm && (p.Spec.RestartPolicy == v1.RestartPolicyOnFailure && g.chance(2) || g.chance(8)): // by its policy, or by a rule
+	case !calm && (p.Spec.RestartPolicy == v1.RestartPolicyOnFailure && g.chance(2) || g.chance(8)): // by its restart policy, or by a restart rule
 		s.ContainerStatuses[0].RestartCount++
 	default:
 		stop()
@@ -135,7 +136,7 @@ func (g *jobFleet) live(p *workload.Pod, calm bool) {
 	}
 }
 
-// A reference is what Kubernetes' Job controller would see in the pods.
+// A reference is the state of the pods as Kubernetes' Job controller would see it.
 type reference struct {
 	active, done           map[string]bool // pods, by name
 	succeeded, failed      int
@@ -153,7 +154,7 @@ func (g *jobFleet) reference() reference {
 		s := p.Status
 		over := podsync.Terminal(&s)
 		if g.beyond(p) && !over {
-			continue // it goes, and nobody asks what it was
+			continue // being removed, so it does not count
 		}
 		if s.StartTime != nil && (r.began.IsZero() || s.StartTime.Time.Before(r.began)) {
 			r.began = s.StartTime.Time
@@ -202,14 +203,14 @@ func (g *jobFleet) reference() reference {
 	return r
 }
 
-// beyond reports whether a pod is of an index that is not wanted any more.
+// beyond reports whether a pod's index is out of the Job's range.
 func (g *jobFleet) beyond(p workload.Pod) bool {
 	index := 0
 	_, err := fmt.Sscanf(p.Name, "pi-%d-", &index)
 	return err == nil && *g.job.Spec.CompletionMode == batchv1.IndexedCompletion && index >= int(*g.job.Spec.Completions)
 }
 
-// end returns the reason for which the Job is over; "" if it is not.
+// end returns the reason of the Job's end, "" if it is not over.
 func (g *jobFleet) end(r reference) string {
 	spec := g.job.Spec
 	limit, suspended := int(*spec.BackoffLimit), spec.Suspend != nil && *spec.Suspend
@@ -227,7 +228,7 @@ func (g *jobFleet) end(r reference) string {
 	return ""
 }
 
-// check plans, and holds the plan against the reference.
+// check plans, and compares the plan with the reference.
 func (g *jobFleet) check() {
 	g.t.Helper()
 	r := g.reference()
@@ -280,7 +281,8 @@ func (g *jobFleet) check() {
 	}
 }
 
-// kept holds that records stay and each index has one pod, and returns how many pods go on.
+// kept checks that ended pods stay and that each index has one pod, and returns the number of
+// active pods.
 func (g *jobFleet) kept(r reference, end string) (active int) {
 	g.t.Helper()
 	busy := map[string]bool{} // indexes
@@ -309,7 +311,7 @@ func (g *jobFleet) kept(r reference, end string) (active int) {
 	return active
 }
 
-// expires holds that a Job that is over goes once its time after the end has passed, and not before.
+// expires checks that a finished Job is removed at the end of its TTL and not earlier.
 func (g *jobFleet) expires(r reference, active int) {
 	g.t.Helper()
 	ttl := g.job.Spec.TTLSecondsAfterFinished
@@ -325,8 +327,7 @@ func (g *jobFleet) expires(r reference, active int) {
 	}
 }
 
-// goesOn holds that there are as many pods as are wanted, or those that there were before while
-// the next must wait after a failure.
+// goesOn checks that there are as many pods as wanted or, during a backoff, that none was added.
 func (g *jobFleet) goesOn(r reference, active int, deadline time.Time) {
 	g.t.Helper()
 	spec := g.job.Spec
@@ -348,7 +349,7 @@ func (g *jobFleet) goesOn(r reference, active int, deadline time.Time) {
 				delay = min(2*delay, 6*time.Minute)
 			}
 		}
-		if at := last.Add(delay); at.After(g.now) && !last.After(g.now) { // a clock that was set back is not waited for
+		if at := last.Add(delay); at.After(g.now) && !last.After(g.now) { // a clock that was set back ends the backoff
 			want = len(r.active)
 			if again.IsZero() || at.Before(again) {
 				again = at

@@ -13,12 +13,12 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A fleet is a world whose pods do as they like.
+// A fleet is a world whose pods change at random.
 type fleet struct {
 	world
 	rng     *rand.Rand
 	history []string
-	objects map[string]manifest.Object // read once
+	objects map[string]manifest.Object // cache of parsed objects
 }
 
 func newFleet(t *testing.T, seed uint64) *fleet {
@@ -36,7 +36,7 @@ func (f *fleet) note(format string, args ...any) {
 	f.history = append(f.history, f.now.Format("15:04:05 ")+fmt.Sprintf(format, args...))
 }
 
-// planned steps, and holds that no two pods have one name.
+// planned plans, and checks that the names of pods are unique.
 func (f *fleet) planned(seed int) {
 	f.note("%s", f.step())
 	seen := map[string]bool{}
@@ -60,9 +60,9 @@ func (f *fleet) available(minReady int) (n int) {
 	return n
 }
 
-// Whatever happens to a Deployment and its pods: an update never takes more pods away than may be
-// unavailable, nor has more than the surge, and when nothing happens any more all pods have the
-// present template and are available.
+// A Deployment and its pods go through random events. An update must never make more pods
+// unavailable than allowed, nor exceed the surge. When the events stop, all pods must have the
+// current template and be available.
 func TestRolloutConverges(t *testing.T) {
 	for seed := range 60 {
 		f := newFleet(t, uint64(seed))
@@ -79,7 +79,7 @@ func TestRolloutConverges(t *testing.T) {
 		for range 40 {
 			switch f.rng.IntN(12) {
 			case 0:
-				image = 1 + f.rng.IntN(4) // also an earlier one
+				image = 1 + f.rng.IntN(4) // may be an earlier one
 			case 1:
 				replicas = f.rng.IntN(6)
 			case 2:
@@ -122,7 +122,7 @@ func TestRolloutConverges(t *testing.T) {
 	}
 }
 
-// rollout plans, and holds the limits of the update.
+// rollout plans, and checks the limits of the update.
 func (f *fleet) rollout(seed, replicas, minReady int, strategy string, surge, unavailable, image int, paused bool) {
 	f.t.Helper()
 	key := fmt.Sprint(replicas, minReady, strategy, image)

@@ -13,14 +13,14 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A rollout replaces the pods of one template by those of the next. It follows the rules
-// of Kubernetes' Deployment controller: there are at most replicas+surge pods, and at
-// least replicas-unavailable of them stay available. Old pods that are not available go
-// first. Where the controller takes one step and looks at its outcome, a plan takes all steps
-// that the present state of the pods allows.
+// A rollout replaces the pods of one template by those of the next. It follows the rules of
+// Kubernetes' Deployment controller: there are at most replicas+surge pods, and at least
+// replicas-unavailable of them stay available. Old pods that are not available go first. The
+// controller takes one step and then observes its outcome; a plan takes all steps that the current
+// state of the pods allows.
 //
-// A pod that has ended, because it was evicted or rejected, is replaced after replaceAfter,
-// under another name: with the same name it would have the same UID.
+// A pod that has ended, because it was evicted or rejected, is replaced after replaceAfter, under
+// another name: with the same name it would have the same UID.
 type rollout struct {
 	owner       manifest.Object
 	template    *v1.PodTemplateSpec
@@ -28,25 +28,25 @@ type rollout struct {
 	replicas    int
 	surge       int
 	unavailable int
-	inPlace     bool          // all old pods go at once, and new ones get their names
+	inPlace     bool          // all old pods end at once, and new ones get their names
 	paused      bool          // see planPaused
 	minReady    time.Duration // how long a pod must be ready to be available
 
 	updated, ready, available int32 // counted by plan
 
-	members []member // the pods that are wanted
-	ended   []int    // indexes of ended pods that are replaced; new pods must not have them
+	members []member // the wanted pods
+	ended   []int    // indexes of ended pods, which new pods must not get
 }
 
-// replaceAfter is how long an ended pod stays: somebody may want to look at it, and the node
-// may reject its successor too.
+// replaceAfter is how long an ended pod stays, so that it can be inspected; the node may reject its
+// successor too.
 const replaceAfter = 10 * time.Second
 
-// A member is a pod of a rollout.
+// A member is a wanted pod of a rollout.
 type member struct {
 	*v1.Pod
 	index            int  // the number in its name
-	current          bool // it has the present template
+	current          bool // it has the current template
 	ready, available bool
 }
 
@@ -59,7 +59,7 @@ func isCurrentAndUp(m member) bool { return m.current && m.available }
 
 func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 	var plan Plan
-	var over []*v1.Pod // the pods of r.ended
+	var over []*v1.Pod // ended pods, whose indexes are r.ended
 	for _, p := range pods {
 		m, ok := r.member(p)
 		if !ok {
@@ -94,9 +94,9 @@ func (r *rollout) plan(pods []Pod, now time.Time) Plan {
 	return plan
 }
 
-// update takes all steps that the present state of the pods allows.
+// update takes all steps that the current state of the pods allows.
 func (r *rollout) update() {
-	var free []int // indexes for new pods to use first
+	var free []int // indexes that new pods get first
 	if r.inPlace {
 		for _, m := range r.members {
 			if isOld(m) {
@@ -109,8 +109,8 @@ func (r *rollout) update() {
 	}
 }
 
-// member returns a pod as a member; ok is false if its name has no index. A current pod is
-// made anew, since its annotations depend on the owner too, not only on the template.
+// member converts a pod to a member; ok is false if its name has no index. A current pod is made
+// anew, since its annotations depend on the owner and not only on the template.
 func (r *rollout) member(p Pod) (member, bool) {
 	index, err := strconv.Atoi(strings.TrimPrefix(p.Name, r.owner.GetName()+"-"))
 	if err != nil || index < 0 {
@@ -122,8 +122,8 @@ func (r *rollout) member(p Pod) (member, bool) {
 	return member{Pod: p.Pod, index: index}, true
 }
 
-// overSince returns when a pod ended: the latest time in its status, since a pod that was
-// rejected has no containers.
+// overSince returns when a pod ended: the latest time in its status, since a rejected pod has no
+// containers.
 func overSince(s v1.PodStatus) time.Time {
 	over := endOf(s)
 	if s.StartTime != nil {
@@ -150,8 +150,7 @@ func (r *rollout) count(is func(member) bool) int {
 	return n
 }
 
-// step adds or drops as many pods as the limits allow. It reports whether it changed
-// anything.
+// step adds or drops as many pods as the limits allow. It reports whether it changed anything.
 func (r *rollout) step(free []int) bool {
 	current, total := r.count(isCurrent), len(r.members)
 	if surplus := current - r.replicas; surplus > 0 {
@@ -174,8 +173,8 @@ func (r *rollout) step(free []int) bool {
 	return gone+r.drop(r.count(isAvailable)-least, isOld) > 0
 }
 
-// drop removes up to n members for which is holds, unavailable ones first, and returns
-// how many.
+// drop removes up to n members that satisfy is, unavailable ones first, and returns the number of
+// removed members.
 func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	for _, up := range []bool{false, true} {
 		r.members = slices.DeleteFunc(r.members, func(m member) bool {
@@ -189,14 +188,14 @@ func (r *rollout) drop(n int, is func(member) bool) (gone int) {
 	return gone
 }
 
-// add adds n pods with the first indexes that are not taken: of free, else from 0 on.
+// add adds n pods with the first indexes that are not taken: from free first, then from 0 on.
 func (r *rollout) add(n int, free []int) {
 	for _, index := range r.indexes(n, free) {
 		r.members = append(r.members, member{Pod: r.newPod(index), index: index, current: true})
 	}
 }
 
-// indexes returns the first n indexes that are not taken: of free, else from 0 on.
+// indexes returns the first n indexes that are not taken: from free first, then from 0 on.
 func (r *rollout) indexes(n int, free []int) []int {
 	taken := make(map[int]bool, len(r.members)+len(r.ended)+n)
 	for _, m := range r.members {
@@ -208,8 +207,8 @@ func (r *rollout) indexes(n int, free []int) []int {
 	return firstFree(n, free, func(i int) bool { return taken[i] })
 }
 
-// firstFree returns the first n numbers that are not taken: of prefer, else from 0 on. It asks
-// for no number twice, but for those of prefer.
+// firstFree returns the first n numbers that are not taken: from prefer first, then from 0 on. It
+// calls taken once for each number, except for those in prefer.
 func firstFree(n int, prefer []int, taken func(int) bool) []int {
 	var free []int
 	chosen := map[int]bool{}

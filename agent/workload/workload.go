@@ -1,16 +1,15 @@
-// Package workload computes which pods a Deployment, a DaemonSet or a Job wants on this
-// node. It is pure: the workload, its pods, their statuses and the time go in, the pods
-// that are wanted now come out.
+// Package workload computes the pods that a Deployment, a DaemonSet or a Job wants on this node. It
+// is pure: it takes the workload, its pods, their statuses and the time, and returns the wanted
+// pods.
 //
-// The names of pods end in a number: web-0 to web-2 for a Deployment web of three. That
-// makes them easy to type, and a restarted agent recognizes them without a record. A new
-// pod gets the first free number. Often it replaces a pod of the same name, and starts
-// when that one has ended. The extra pods of an update's surge get higher numbers, which
-// they keep.
+// The names of pods end in a number: a Deployment web of three has web-0 to web-2. Such names are
+// easy to type, and a restarted agent recognizes them without a record. A new pod gets the first
+// free number. Often it replaces a pod of the same name, and starts when that one has ended. The
+// extra pods of an update's surge get higher numbers, which they keep.
 //
-// The progress of a Job is in the statuses of its pods, which stay wanted after they have
-// ended. There is no other record of it, but for when it was resumed after it had been suspended:
-// that is the startTime of the status that the Job comes with (agent/store).
+// The statuses of a Job's pods record its progress, so the pods stay wanted after they have ended.
+// The only other record is when a suspended Job was resumed: the startTime in the Job's status
+// (agent/store).
 package workload
 
 import (
@@ -29,26 +28,26 @@ import (
 )
 
 // AnnotationWorkload is the manifest.Key of a pod's workload: "deployment default/web".
-// AnnotationRevision is the hash of the template that the pod was made from; for the pod of
-// a Job, the UID and the hash of the Job.
+// AnnotationRevision is the hash of the pod's template; for the pod of a Job, the UID and the hash
+// of the Job.
 const (
 	AnnotationWorkload = "io.crisp.workload"
 	AnnotationRevision = "io.crisp.workload.revision"
 )
 
-// A Pod is a pod of a workload: one that is wanted now, or was when an earlier agent ended.
+// A Pod is a wanted pod of a workload, or one that an earlier agent wanted.
 type Pod struct {
 	*v1.Pod
-	Status v1.PodStatus // the last one; its phase is "" if none is known
+	Status v1.PodStatus // the last known status; its phase is "" if there is none
 }
 
-// A Plan is what a workload wants now.
+// A Plan is the result of planning a workload.
 type Plan struct {
 	Pods   []*v1.Pod
-	Again  time.Time       // when to plan again even if nothing has changed; zero for never
+	Again  time.Time       // when to plan again even without changes; zero means never
 	Status manifest.Object // the workload with its status filled in
-	// Expired says that the workload is to be deleted: a finished Job whose
-	// ttlSecondsAfterFinished are over. Deleting only its pods would start it again.
+	// Expired says that the workload must be deleted: it is a finished Job whose
+	// ttlSecondsAfterFinished have passed. Deleting only its pods would start it again.
 	Expired bool
 }
 
@@ -61,7 +60,7 @@ func Is(o manifest.Object) bool {
 	return false
 }
 
-// Expand plans o, which must be a workload. pods are those with its AnnotationWorkload, of any
+// Expand plans o, which must be a workload. pods are all pods with its AnnotationWorkload, of any
 // revision.
 func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	switch o := o.(type) {
@@ -75,8 +74,8 @@ func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	return Plan{}
 }
 
-// makePod makes a pod from a template. Its UID is a hash of owner, name and revision, so that
-// a restarted agent makes the same pod.
+// makePod makes a pod from a template. Its UID is a hash of owner, name and revision, so that a
+// restarted agent makes the same pod.
 func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string, labels map[string]string) *v1.Pod {
 	pod := &v1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -104,7 +103,7 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 	return pod
 }
 
-// availableAt reports whether a pod is ready, and if so from when on it counts as available.
+// availableAt reports whether a pod is ready, and if so when it becomes or became available.
 func availableAt(s v1.PodStatus, minReady time.Duration, now time.Time) (at time.Time, ready bool) {
 	for _, c := range s.Conditions {
 		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {

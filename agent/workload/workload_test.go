@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A world is a workload and its pods, which always do as planned.
+// A world is a workload and its pods, which follow each plan at once.
 type world struct {
 	t      *testing.T
 	object manifest.Object
@@ -33,8 +33,8 @@ func read(t *testing.T, text string) manifest.Object {
 	return objects[0]
 }
 
-// step plans, and the wanted pods replace the former ones. It returns them: "front-0:2" is
-// front-0 with image 2.
+// step plans, replaces the pods by the wanted ones, and returns these: "front-0:2" is front-0 with
+// image 2.
 func (w *world) step() string {
 	w.t.Helper()
 	w.plan = workload.Expand(w.object, w.pods, w.now)
@@ -70,7 +70,7 @@ func (w *world) ready(names ...string) {
 	}
 }
 
-// counts returns how many pods of each image there are after a step.
+// counts compares the number of pods of each image after a step.
 func (w *world) counts(what string, want map[string]int) {
 	w.t.Helper()
 	got := map[string]int{}
@@ -83,7 +83,7 @@ func (w *world) counts(what string, want map[string]int) {
 	}
 }
 
-// status compares the deployment's numbers.
+// status compares the counts in the Deployment's status.
 func (w *world) status(want string) {
 	w.t.Helper()
 	s := w.plan.Status.(*appsv1.Deployment).Status
@@ -172,8 +172,8 @@ func TestDeployment(t *testing.T) {
 	}
 }
 
-// An update whose pods do not become available stops. After a repair the broken pods are
-// replaced first.
+// An update stops if its pods do not become available. After a fix the broken pods are replaced
+// first.
 func TestDeploymentStuck(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 3, 0, "0+1", 1)}
 	w.step()
@@ -189,8 +189,8 @@ func TestDeploymentStuck(t *testing.T) {
 	w.expect("goes on", "front-0:3 front-1:3 front-2:1")
 }
 
-// A pod that has ended, because it was evicted or rejected, is replaced after ten seconds
-// under another name.
+// A pod that has ended, because it was evicted or rejected, is replaced after ten seconds under
+// another name.
 func TestDeploymentPodEnds(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, "0+1", 1)}
 	w.expect("at first", "front-0:1 front-1:1")
@@ -223,7 +223,7 @@ func TestDeploymentPodEnds(t *testing.T) {
 	w.expect("and the update goes on", "front-0:2 front-2:2")
 }
 
-// A clock that was set back stops neither an update nor the retry of a Job.
+// A clock that was set back blocks neither an update nor the retry of a Job.
 func TestClockSetBack(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 10, "0+1", 1)}
 	w.step()
@@ -243,7 +243,7 @@ func TestClockSetBack(t *testing.T) {
 	w.expect("a Job tries again", "sum-0:1 sum-1:1 sum-2:1")
 }
 
-// A pod of a DaemonSet that has ended is replaced as well.
+// An ended pod of a DaemonSet is replaced as well.
 func TestDaemonSetPodEnds(t *testing.T) {
 	text := strings.NewReplacer("Deployment", "DaemonSet", "  replicas: %d\n  minReadySeconds: %d\n  strategy: %s\n", "").Replace(front)
 	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, fmt.Sprintf(text, 1))}
@@ -256,8 +256,8 @@ func TestDaemonSetPodEnds(t *testing.T) {
 	w.expect("replaced again", "front-0:1")
 }
 
-// With a surge the new pod comes first. That is the default for few pods, since 25 % of them
-// is one more and none less.
+// With a surge the new pod starts first. That is the default for few pods, since 25 % of them is
+// rounded to a surge of one and no unavailable pod.
 func TestDeploymentSurge(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 1, 0, "", 1)}
 	w.expect("at first", "front-0:1")
@@ -288,8 +288,8 @@ func TestDeploymentSurge(t *testing.T) {
 	w.expect("the end", "front-0:2 front-1:2 front-3:2")
 }
 
-// The example in the source of the Deployment controller: ten pods, maxUnavailable 2 and
-// maxSurge 3.
+// The example from the source of the Deployment controller: ten pods, maxUnavailable 2 and maxSurge
+// 3.
 func TestDeploymentOfTen(t *testing.T) {
 	begin := func() *world {
 		w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 10, 0, "3+2", 1)}
@@ -318,8 +318,7 @@ func TestDeploymentOfTen(t *testing.T) {
 	w.counts("rolled over", map[string]int{"1": 8, "3": 5})
 }
 
-// Recreate drops all old pods, and each new pod waits for the end of the old one of its
-// name.
+// Recreate drops all old pods, and each new pod waits for the end of the old one with its name.
 func TestDeploymentRecreate(t *testing.T) {
 	w := &world{t: t, now: time.Unix(1e9, 0), object: deployment(t, 2, 0, "1+0", 1)}
 	w.step()
