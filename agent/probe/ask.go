@@ -21,7 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// maxBody is how many bytes of an HTTP response's body are read.
+// maxBody is the number of bytes read of an HTTP response's body.
 const maxBody = 10 << 10
 
 // A Prober runs probes: commands in containers, and connections to pods' addresses.
@@ -61,8 +61,8 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 	return Answer{}, errors.New("probe names no action")
 }
 
-// get counts any status from 200 to 399 as success. After a failure the text leaves out the
-// body, which may be secret.
+// get makes an HTTP request. Any status from 200 to 399 is a success. The text of a failure omits
+// the body, which may be secret.
 func get(req *http.Request) (Answer, error) {
 	resp, err := httpget.Client().Do(req)
 	if err != nil {
@@ -90,7 +90,7 @@ func dial(ctx context.Context, addr string) (Answer, error) {
 	return Answer{OK: true}, nil
 }
 
-// check asks for the health of a gRPC service (grpc.health.v1); "" is the whole server.
+// check queries the health of a gRPC service (grpc.health.v1); "" means the whole server.
 func check(ctx context.Context, addr, service string, timeout time.Duration) (Answer, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),

@@ -21,7 +21,7 @@ func portOf(t *testing.T, addr net.Addr) intstr.IntOrString {
 	return intstr.FromInt(addr.(*net.TCPAddr).Port)
 }
 
-// Healthy and unhealthy servers on loopback, probed in every way but by a command.
+// Healthy and unhealthy servers on loopback, with every kind of probe except commands.
 func TestAsk(t *testing.T) {
 	handler := http.NewServeMux()
 	handler.HandleFunc("/ok", func(w http.ResponseWriter, r *http.Request) {

@@ -1,26 +1,25 @@
 // Package probe runs the startup, liveness and readiness probes of containers.
 //
-// Each probe of a container has a goroutine. It asks once a period and counts the answers.
-// When a threshold is reached it publishes a new result and calls the Watcher. It does not
-// act on results: a pod's worker restarts a container whose liveness probe has failed, and
-// the pod's status shows readiness.
+// Each probe of a container has a goroutine. It asks once per period and counts the answers. When
+// they reach a threshold it publishes a new result and calls the Watcher. It does not act on
+// results: a pod's worker restarts a container whose liveness probe has failed, and the pod's
+// status shows readiness.
 //
 //	          new container              threshold reached
 //	unknown ───────────────▶ initial ──────────────────────▶ success ⇄ failure
 //
-// The initial result is failure for readiness, success for liveness and unknown for
-// startup. The other probes wait until the startup probe has succeeded. After a failure of
-// liveness, and after any result of a startup probe, the probe rests until there is a new
-// container.
+// The initial result is failure for readiness, success for liveness and unknown for startup. The
+// other probes wait until the startup probe has succeeded. After a failure of liveness, and after
+// any result of a startup probe, the probe rests until there is a new container.
 //
-// A container that started more than ten seconds before the agent, or that an earlier agent
-// found ready, gets no initial result: it keeps its status until its probe says otherwise.
+// A container that started more than ten seconds before the agent, or that an earlier agent found
+// ready, gets no initial result: it keeps its status until its probe has a result.
 //
 // The rules are the kubelet's, with these exceptions:
 //   - A ready container that started within the ten seconds before the agent stays ready. The
-//     kubelet takes its readiness back until the probe has succeeded again.
-//   - A row of answers ends with its container. The kubelet's goes on, so that one bad answer may
-//     end the successor of a container that had given two.
+//     kubelet makes it unready until the probe succeeds again.
+//   - The count of equal answers in a row starts again for a new container. The kubelet's continues,
+//     so that after two bad answers of one container a single one may end its successor.
 //   - If the clock was set back, the initial delay counts from when the container was first seen.
 package probe
 
@@ -66,7 +65,7 @@ type Answer struct {
 	Text    string // for the event
 }
 
-// Options are what a Manager works with.
+// Options configure a Manager.
 type Options struct {
 	Ask      Asker
 	Statuses Statuses
@@ -79,10 +78,10 @@ type Statuses interface {
 	Get(types.UID) *v1.PodStatus // the last status; nil if there is none
 }
 
-// A Watcher is notified when the result of a probe of a pod has changed. It must not block.
+// A Watcher is notified when the result of a pod's probe has changed. It must not block.
 type Watcher interface{ Probed(podsync.Key, Kind) }
 
-// A Manager has the probes of all pods.
+// A Manager runs the probes of all pods.
 type Manager struct {
 	Counts *prometheus.Registry // the kubelet's prober_probe_total
 
@@ -112,8 +111,8 @@ func New(ctx context.Context, o Options) *Manager {
 	return &Manager{Counts: counts, o: o, ctx: ctx, since: time.Now(), answers: answers, probes: map[place]*prober{}}
 }
 
-// Add starts the probes of the pod's containers unless they run already. The watcher is called
-// when a result changes. A pod that was changed in place keeps its probes: they cannot change.
+// Add starts the probes of the pod's containers that do not run yet. They call the watcher when a
+// result changes. A pod that was changed in place keeps its probes, since probes cannot change.
 func (m *Manager) Add(pod *v1.Pod, watcher Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -135,7 +134,7 @@ func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container, watcher Watcher) {
 	}
 }
 
-// Remove ends the probes of a pod: those of the given kinds, or all.
+// Remove ends the probes of a pod: those of the given kinds, or all if there are none.
 func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -146,7 +145,7 @@ func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	}
 }
 
-// Keep ends the probes of all pods but the wanted ones.
+// Keep ends the probes of all pods that are not in wanted.
 func (m *Manager) Keep(wanted map[types.UID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -157,8 +156,8 @@ func (m *Manager) Keep(wanted map[types.UID]bool) {
 	}
 }
 
-// AskNow has the readiness probe of a container ask at once. It is called when something has
-// changed that the answer may depend on.
+// AskNow makes the readiness probe of a container ask at once. It is called after changes that may
+// affect the answer.
 func (m *Manager) AskNow(uid types.UID, container string) {
 	m.mu.Lock()
 	p := m.probes[place{uid, container, Readiness}]

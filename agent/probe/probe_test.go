@@ -19,9 +19,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A lab is a pod with one container and its probes, under fake time. Its log has
-// a line for each change of a result and each event, with the seconds since its
-// beginning.
+// A lab is a pod with one container and its probes, under fake time. Its log has a line for each
+// changed result and each event, with the seconds since its start.
 type lab struct {
 	t     *testing.T
 	m     *probe.Manager
@@ -35,7 +34,7 @@ type lab struct {
 	found  probe.Results
 }
 
-// have are the containers that may exist.
+// have has all containers of the tests.
 var have = podsync.Have{Containers: []podsync.Container{{ID: "1", UID: "u"}, {ID: "2", UID: "u"}}}
 
 func (l *lab) Get(types.UID) *v1.PodStatus {
@@ -66,7 +65,7 @@ func (l *lab) Event(_ v1.ObjectReference, _, reason, message string) {
 	l.say("%s: %s", reason, message)
 }
 
-// run has container 1 run from now on.
+// run starts a container.
 func (l *lab) run(id string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -115,7 +114,7 @@ func spec(kind string, edit func(*v1.Probe)) *v1.Probe {
 	return p
 }
 
-// bubble runs f under fake time, an hour after the agent was started.
+// bubble runs f under fake time, one hour after the agent started.
 func bubble(t *testing.T, c v1.Container, f func(*lab)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -135,8 +134,8 @@ func bubble(t *testing.T, c v1.Container, f func(*lab)) {
 
 func failing(string) (bool, error) { return false, nil }
 
-// A container is not alive after as many bad answers in a row as its threshold. It is not
-// asked again until there is a new one.
+// A container is dead after as many bad answers in a row as the threshold. The probe then rests
+// until there is a new container.
 func TestLiveness(t *testing.T) {
 	bubble(t, v1.Container{LivenessProbe: spec("live", func(p *v1.Probe) { p.InitialDelaySeconds = 15 })}, func(l *lab) {
 		l.run("1")
@@ -153,7 +152,7 @@ func TestLiveness(t *testing.T) {
 	})
 }
 
-// Bad answers count only in a row, and an attempt that could not ask does not count at all.
+// Only consecutive bad answers count. An attempt without an answer does not count.
 func TestThreshold(t *testing.T) {
 	bubble(t, v1.Container{LivenessProbe: spec("live", nil)}, func(l *lab) {
 		n := 0
@@ -175,8 +174,8 @@ func TestThreshold(t *testing.T) {
 	})
 }
 
-// A container begins as not ready, becomes ready after as many good answers as its
-// threshold, and may become unready again; it is asked as long as it runs.
+// A container starts unready and becomes ready after as many good answers as the threshold. It may
+// become unready again; the probe asks as long as the container runs.
 func TestReadiness(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.SuccessThreshold, p.PeriodSeconds = 2, 5 })}, func(l *lab) {
 		l.run("1")
@@ -187,15 +186,14 @@ func TestReadiness(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.expect("65 Unhealthy: Readiness probe failed: no", "70 Unhealthy: Readiness probe failed: no", "75 Unhealthy: Readiness probe failed: no",
 			"75 Readiness {0 0 2} {0 0 0}", "80 Unhealthy: Readiness probe failed: no")
-		// It has ended: it is not ready any more, whatever it answered.
+		// An ended container is unready, whatever it answered.
 		l.edit(func(c *v1.ContainerStatus) { c.State = v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}} })
 		time.Sleep(time.Minute)
 		l.expect()
 	})
 }
 
-// The other probes wait for the startup probe, which does not ask again once it has
-// succeeded.
+// The other probes wait for the startup probe, which stops asking once it has succeeded.
 func TestStartup(t *testing.T) {
 	bubble(t, v1.Container{StartupProbe: spec("start", nil), LivenessProbe: spec("live", nil), ReadinessProbe: spec("ready", nil)}, func(l *lab) {
 		var mu sync.Mutex
@@ -229,7 +227,7 @@ func TestStartup(t *testing.T) {
 	})
 }
 
-// A container that does not start in time fails its startup probe.
+// The startup probe of a container that does not start in time fails.
 func TestStartupFails(t *testing.T) {
 	bubble(t, v1.Container{StartupProbe: spec("start", func(p *v1.Probe) { p.FailureThreshold = 2 })}, func(l *lab) {
 		l.set(failing)
@@ -240,7 +238,7 @@ func TestStartupFails(t *testing.T) {
 	})
 }
 
-// An agent that finds a container running keeps its status.
+// A container that ran before the agent keeps its status.
 func TestFoundRunning(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil), LivenessProbe: spec("live", nil)}, func(l *lab) {
 		l.run("1")
@@ -258,8 +256,8 @@ func TestFoundRunning(t *testing.T) {
 	})
 }
 
-// A clock that was set back after the start of a container keeps no probe from asking, and
-// makes none ask too early.
+// A clock that was set back after the start of a container neither blocks a probe nor makes it ask
+// too early.
 func TestClockSetBack(t *testing.T) {
 	for _, delay := range []int32{0, 25} {
 		bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.InitialDelaySeconds = delay })}, func(l *lab) {
@@ -278,8 +276,8 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// A container that was ready for an earlier agent is ready for the next, however recently it
-// started: else an update that is under way would remove its pod first.
+// A container that an earlier agent found ready stays ready, however recently it started. Otherwise
+// a running update would remove its pod first.
 func TestFoundReady(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {
 		l.run("1")
@@ -304,7 +302,7 @@ func TestFoundReady(t *testing.T) {
 	})
 }
 
-// Answers are counted by result as long as the probe exists.
+// Answers are counted by result while the probe exists.
 func TestMetrics(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", nil)}, func(l *lab) {
 		n := 0
@@ -358,7 +356,7 @@ func TestRemove(t *testing.T) {
 	})
 }
 
-// Several calls of AskNow at once ask once.
+// Concurrent calls of AskNow make the probe ask once.
 func TestAskNow(t *testing.T) {
 	bubble(t, v1.Container{ReadinessProbe: spec("ready", func(p *v1.Probe) { p.PeriodSeconds = 100 })}, func(l *lab) {
 		l.set(failing)

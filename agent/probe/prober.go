@@ -22,20 +22,20 @@ type prober struct {
 	spec    *v1.Probe
 	watcher Watcher
 	stop    context.CancelFunc
-	now     chan struct{} // of capacity 1; a value has the probe ask at once
+	now     chan struct{} // of capacity 1; a value makes the probe ask at once
 
 	id     string    // of the container, as in the status
 	seen   time.Time // when id was first seen
 	last   bool      // whether the last answer was OK
-	count  int       // how many answers in a row were the same as last
-	onHold bool      // not to ask until there is another container
+	count  int       // number of answers in a row equal to last
+	onHold bool      // rest until there is another container
 }
 
-// tries is how often a probe that cannot be run is tried.
+// tries is the maximum number of attempts to run a probe.
 const tries = 3
 
-// before is how long before the agent a container must have started to count as one that ran
-// already.
+// before separates new containers from old ones: a container that started longer than this before
+// the agent keeps its status.
 const before = 10 * time.Second
 
 var initial = [...]podsync.Result{Startup: podsync.Unknowable, Liveness: podsync.Success, Readiness: podsync.Failing}
@@ -45,7 +45,7 @@ func (p *prober) run(ctx context.Context) {
 	defer p.stop()
 	period := time.Duration(p.spec.PeriodSeconds) * time.Second
 	if time.Since(p.m.since) < period {
-		// The agent has just started, and all probes with it: they are spread over the period.
+		// All probes start with the agent, so they are spread over the period.
 		if !periodic.Pause(ctx, rand.N(period)) {
 			return
 		}
@@ -68,7 +68,7 @@ func (p *prober) run(ctx context.Context) {
 	}
 }
 
-// once asks the container once if that is due. It reports whether to continue.
+// once asks the container if a question is due. It reports whether to continue.
 func (p *prober) once(ctx context.Context) bool {
 	status := p.m.o.Statuses.Get(p.at.uid)
 	if status == nil {
@@ -92,7 +92,7 @@ func (p *prober) once(ctx context.Context) bool {
 		return true
 	}
 	if started := ptr.Deref(c.Started, false); started == (p.at.kind == Startup) {
-		return true // the startup probe is done, or another probe has to wait for it
+		return true // the startup probe is done, or another probe must wait for it
 	}
 	if ok, said := p.ask(ctx, status); said {
 		p.record(ok)
@@ -100,13 +100,13 @@ func (p *prober) once(ctx context.Context) bool {
 	return true
 }
 
-// runs returns how long the container has run. If the clock was set back since its start, the
-// time counts that has passed since it was first seen.
+// runs returns how long the container has run. If the clock was set back since its start, it
+// returns the time since the container was first seen.
 func (p *prober) runs(s *v1.ContainerStateRunning) time.Duration {
 	return max(time.Since(s.StartedAt.Time), time.Since(p.seen))
 }
 
-// follow begins anew if c is another container than before.
+// follow starts again if c is another container than before.
 func (p *prober) follow(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
 		return
@@ -128,14 +128,14 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 	}
 }
 
-// set publishes a result, and calls the watcher if it has changed.
+// set publishes a result and, if it has changed, calls the watcher.
 func (p *prober) set(r podsync.Result) {
 	if p.m.o.Results.set(p.at.kind, podsync.RuntimeID(p.id), r) {
 		p.watcher.Probed(podsync.KeyOf(p.pod), p.at.kind)
 	}
 }
 
-// ask asks the container. said is false if there is no answer to count.
+// ask asks the container. said is false if there was no answer.
 func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) {
 	var a Answer
 	var err error
@@ -164,7 +164,7 @@ func (p *prober) warn(reason, message string) {
 	p.m.o.Events.Event(event.Container(p.pod, p.c.Name), v1.EventTypeWarning, reason, message)
 }
 
-// record counts an answer and publishes a result when enough answers in a row agree.
+// record counts an answer and publishes a result if enough answers in a row agree.
 func (p *prober) record(ok bool) {
 	if ok {
 		p.m.count(p, "successful")

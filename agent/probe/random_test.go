@@ -20,9 +20,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// Whatever becomes of a container, its probes ask when the kubelet's would, and come to the same results
-// (kubelet): containers are restarted, stopped and found running, probes are slow, hang and cannot be run,
-// clocks are set back and forward, and the pod ends or is not wanted any more.
+// Random containers are restarted, stopped and found running; probes are slow, hang and cannot be
+// run; clocks are set back and forward; and the pod ends or is removed. Their probes must ask at
+// the same times as the kubelet's and have the same results (kubelet).
 func TestRandomProbes(t *testing.T) {
 	for seed := range 400 {
 		synctest.Test(t, func(t *testing.T) {
@@ -40,7 +40,7 @@ func TestRandomProbes(t *testing.T) {
 	}
 }
 
-// specs are the probes of a container that it has, by their kind.
+// specs returns the probes of a container by kind.
 func specs(c *v1.Container) map[int]*v1.Probe {
 	all := map[int]*v1.Probe{int(probe.Startup): c.StartupProbe, int(probe.Liveness): c.LivenessProbe, int(probe.Readiness): c.ReadinessProbe}
 	for kind, spec := range all {
@@ -51,23 +51,23 @@ func specs(c *v1.Container) map[int]*v1.Probe {
 	return all
 }
 
-// A life is what happens to a container, and what its probes are answered.
+// A life is the random history of a container, and the answers of its probes.
 type life struct {
 	container v1.Container
-	never     bool     // it is not restarted
+	never     bool     // its container is not restarted
 	changes   []change // by time
 	added     time.Duration
 	removed   time.Duration   // when all probes are removed
-	quiet     time.Duration   // when the probes but that of readiness are removed
+	quiet     time.Duration   // when the startup and liveness probes are removed
 	answers   [3][]answer     // by kind and number of the question
-	pokes     []time.Duration // when the readiness probe is to ask at once; none where it is slow
+	pokes     []time.Duration // when to call AskNow; none if the readiness probe is slow
 }
 
-// A change is a status from a time on.
+// A change is a status that begins at a time.
 type change struct {
 	at      time.Duration
 	id      string        // "": there is no container
-	started time.Duration // when it says that it has started, by a clock that may have been wrong
+	started time.Duration // the reported start, by a clock that may have been wrong
 	running bool
 	ready   bool
 	phase   v1.PodPhase
@@ -76,10 +76,10 @@ type change struct {
 type answer struct {
 	took   time.Duration
 	ok     bool
-	failed bool // it could not be asked
+	failed bool // the probe could not be run
 }
 
-// agentSince is when the agent was started, before all that happens.
+// agentSince is the start of the agent, before all events.
 const agentSince = -time.Hour
 
 func newLife(seed uint64) *life {
@@ -104,7 +104,7 @@ func newLife(seed uint64) *life {
 		p.Exec = &v1.ExecAction{Command: []string{probe.Kind(kind).String()}}
 		*into = p
 		for ok := chance(2); len(l.answers[kind]) < 2000; ok = ok != chance(3) {
-			// Of another fraction of a second for each kind: nothing happens at one moment with an answer.
+			// The fractions of seconds differ by kind, so that no answers coincide.
 			a := answer{took: 10*time.Millisecond + []time.Duration{1000003, 1300021, 1700023}[kind], ok: ok, failed: chance(8)}
 			switch rng.IntN(8) {
 			case 0:
@@ -126,14 +126,14 @@ func newLife(seed uint64) *life {
 	now := change{phase: v1.PodPending}
 	number := 0
 	for at := time.Duration(0); at < l.removed; at += time.Duration(1+rng.IntN(60)) * time.Second {
-		now.at = at + 500*time.Millisecond // not with the tick of a probe
+		now.at = at + 500*time.Millisecond // off the probes' ticks
 		switch {
 		case now.id == "" || chance(2): // another container
 			number++
 			now.id, now.running, now.ready, now.phase = fmt.Sprint(number), true, false, v1.PodRunning
 			now.started = now.at
 			switch {
-			case number == 1 && chance(2): // that an earlier agent has started, and found ready perhaps
+			case number == 1 && chance(2): // started, and perhaps found ready, by an earlier agent
 				now.started = [...]time.Duration{agentSince - time.Hour, agentSince - 5*time.Second}[rng.IntN(2)]
 				now.ready = chance(2)
 			case chance(4):
@@ -163,7 +163,7 @@ func (l *life) String() string {
 	return text
 }
 
-// at returns the status at a time.
+// at returns the status at time t.
 func (l *life) at(t time.Duration) change {
 	i, found := slices.BinarySearchFunc(l.changes, t, func(c change, t time.Duration) int { return cmp.Compare(c.at, t) })
 	if !found {
@@ -175,8 +175,8 @@ func (l *life) at(t time.Duration) change {
 	return l.changes[i]
 }
 
-// hasStarted reports whether a container has started, as far as its startup probe says, which it
-// does at when. Without such a probe it has, and so it has if an earlier agent found it ready.
+// hasStarted reports whether a container has started by time t: its startup probe has succeeded
+// (when has the times), it has none, or an earlier agent found it ready.
 func (l *life) hasStarted(c change, when map[string]time.Duration, t time.Duration) bool {
 	if l.container.StartupProbe == nil || c.ready {
 		return true
@@ -185,7 +185,7 @@ func (l *life) hasStarted(c change, when map[string]time.Duration, t time.Durati
 	return ok && at <= t
 }
 
-// play has the probes of the life run, and returns what each of them asks and comes to.
+// play runs the probes of the life, and returns the questions and results of each.
 func (l *life) play(t *testing.T) map[int][]string {
 	p := &play{life: l, begun: time.Now().Add(-agentSince), lines: map[int][]string{}, asked: map[string]int{}, started: map[string]time.Duration{}}
 	p.pod = &v1.Pod{Spec: v1.PodSpec{Containers: []v1.Container{l.container}, RestartPolicy: v1.RestartPolicyAlways}}
@@ -212,14 +212,14 @@ func (l *life) play(t *testing.T) map[int][]string {
 	m.Remove("u")
 	m.Wait()
 	pokes.Wait()
-	time.Sleep(time.Minute) // nobody asks any more
+	time.Sleep(time.Minute) // the probes must not ask any more
 	if left := p.shown(probe.Startup) + p.shown(probe.Liveness) + p.shown(probe.Readiness); left != "" {
 		t.Errorf("results are left: %s", left)
 	}
 	return p.lines
 }
 
-// A play is a life under way.
+// A play is a life being played.
 type play struct {
 	*life
 	pod     *v1.Pod
@@ -229,7 +229,7 @@ type play struct {
 	mu      sync.Mutex
 	lines   map[int][]string
 	asked   map[string]int
-	started map[string]time.Duration // when containers have started, by ID
+	started map[string]time.Duration // when startup probes succeeded, by container
 }
 
 func (p *play) now() time.Duration { return time.Since(p.begun) }
@@ -254,7 +254,7 @@ func (p *play) Get(types.UID) *v1.PodStatus {
 	return s
 }
 
-// shown returns the results of a kind, by container.
+// shown returns the results of a kind of probe, by container.
 func (p *play) shown(kind probe.Kind) string {
 	text := ""
 	var all []podsync.Container
@@ -299,9 +299,10 @@ func (p *play) Ask(ctx context.Context, _ *v1.Pod, _ *v1.PodStatus, _ *v1.Contai
 	return probe.Answer{OK: a.ok}, nil
 }
 
-// kubelet returns what one probe asks and comes to by the rules of the kubelet's worker: it looks at the status
-// when it is added and once a period from then on, or from when it is to ask at once. A period that passes while it
-// asks makes it look once when it has been answered.
+// kubelet returns the questions and results of a probe by the rules of the kubelet's worker. The
+// worker looks at the status when it is added and then once per period, which restarts when it is
+// made to ask at once. If periods pass while it waits for an answer, it looks once after the
+// answer.
 func (l *life) kubelet(kind probe.Kind) []string {
 	w := &worker{life: l, kind: kind, spec: specs(&l.container)[int(kind)], results: map[string]podsync.Result{}}
 	if kind != probe.Startup && l.container.StartupProbe != nil {
@@ -319,12 +320,12 @@ type worker struct {
 	spec      *v1.Probe
 	lines     []string
 	results   map[string]podsync.Result // by container
-	started   map[string]time.Duration  // when the startup probe has succeeded, by container
-	succeeded map[string]time.Duration  // the same, of this probe
+	started   map[string]time.Duration  // when the startup probe succeeded, by container
+	succeeded map[string]time.Duration  // when this probe succeeded, by container
 	now       time.Duration
 	id        string        // the last known container
-	seen      time.Duration // since when
-	streak    int           // how many answers in a row were the same
+	seen      time.Duration // when it was first seen
+	streak    int           // number of equal answers in a row
 	last      bool
 	resting   bool // until there is another container
 	asked     int
@@ -340,15 +341,15 @@ func (w *worker) run() {
 		end = w.quiet + 700*time.Millisecond
 	}
 	period := time.Duration(w.spec.PeriodSeconds) * time.Second
-	tick := w.added // the next is a period later
+	tick := w.added // the next tick is a period later
 	var pokes []time.Duration
 	if w.kind == probe.Readiness {
 		pokes = slices.DeleteFunc(slices.Clone(w.pokes), func(at time.Duration) bool { return at <= w.added })
 	}
 	for w.now = tick; w.now < end && w.look(end); {
-		missed := (w.now - tick) / period // ticks of which one is kept
+		missed := (w.now - tick) / period // of the missed ticks one remains
 		switch tick += missed * period; {
-		case len(pokes) > 0 && pokes[0] < max(w.now, tick+period): // from then on there is a tick each period
+		case len(pokes) > 0 && pokes[0] < max(w.now, tick+period): // ticks count from here
 			w.now = max(w.now, pokes[0])
 			tick, pokes = w.now, pokes[1:]
 		case missed == 0:
@@ -358,7 +359,7 @@ func (w *worker) run() {
 	}
 }
 
-// look looks at the status once, and asks if it is to. It reports whether to go on.
+// look looks at the status once, and asks if a question is due. It reports whether to continue.
 func (w *worker) look(end time.Duration) bool {
 	c := w.at(w.now)
 	switch {
@@ -377,7 +378,7 @@ func (w *worker) look(end time.Duration) bool {
 		return !w.never
 	}
 	delay := time.Duration(w.spec.InitialDelaySeconds) * time.Second
-	if w.now-c.started < delay && w.now-w.seen < delay { // a clock that was set back does not hold it up
+	if w.now-c.started < delay && w.now-w.seen < delay { // a clock that was set back does not block the probe
 		return true
 	}
 	if w.hasStarted(c, w.started, w.now) == (w.kind == probe.Startup) {
@@ -402,7 +403,7 @@ func (w *worker) look(end time.Duration) bool {
 	return true
 }
 
-// follow begins anew with another container. What an earlier agent has found is kept.
+// follow starts again with another container. It keeps the result of an earlier agent.
 func (w *worker) follow(c change) {
 	first := w.id == ""
 	delete(w.results, w.id)

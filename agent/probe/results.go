@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Results are the present results of probes. The zero value has none. They are safe for
-// concurrent use.
+// Results are the current results of probes. The zero value is empty. They are safe for concurrent
+// use.
 type Results struct {
 	mu sync.Mutex
 	by map[string]podsync.Probes // by container ID; guarded by mu
@@ -27,7 +27,7 @@ func (r *Results) Of(pod *v1.Pod, have podsync.Have) map[string]podsync.Probes {
 	return out
 }
 
-// set sets the result of one probe of a container and reports whether it has changed.
+// set sets the result of a probe of a container and reports whether it has changed.
 func (r *Results) set(kind Kind, id string, to podsync.Result) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -41,7 +41,7 @@ func (r *Results) set(kind Kind, id string, to podsync.Result) bool {
 	return true
 }
 
-// clear forgets the result of one probe of a container.
+// clear removes the result of a probe of a container.
 func (r *Results) clear(kind Kind, id string) { r.set(kind, id, podsync.Unknowable) }
 
 func (r *Results) putLocked(id string, now podsync.Probes) {
