@@ -69,7 +69,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	}
 	s.settle(r.Context(), func() bool {
 		now := s.o.Wanted.Object(manifest.Key(object))
-		// Only a pod stays for a while, being deleted.
+		// Only a pod remains for a while, in deletion.
 		return now == nil || now.GetUID() != object.GetUID() || object.GetDeletionTimestamp() != nil && now.GetResourceVersion() == object.GetResourceVersion()
 	})
 	if now, err := s.Find(r, k); err == nil && now.GetUID() == object.GetUID() {
@@ -78,7 +78,7 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	return Show(w, k, http.StatusOK, object)
 }
 
-// deleteRejected deletes an object that cannot be shown, because this agent rejects its text.
+// deleteRejected deletes an object that no list has, because this agent rejects its text.
 func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, uid types.UID, dry bool) error {
 	if !dry {
 		if _, err := s.o.Store.Delete(Key(r, k), uid, nil, true); err != nil {

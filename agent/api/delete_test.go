@@ -17,15 +17,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// none has no pods.
+// none has no accepted pods.
 type none struct{}
 
 func (none) Pod(types.UID) *v1.Pod { return nil }
 
 func (none) Last(podsync.Key) *v1.Pod { return nil }
 
-// An object that this agent rejects is in no list, but "crisp sources" shows it: it can be
-// deleted by its name.
+// A rejected object is in no list, but "crisp sources" shows it. It can be deleted by name.
 func TestDeleteRejected(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "configmap", "default", "c.json")

@@ -9,26 +9,26 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// measuredEvery is how long the measured size of a directory is reused, as by the kubelet:
-// a scrape is no reason to look at each file.
+// measuredEvery is how long the measured size of a directory is reused, as in the kubelet: a scrape
+// should not walk every file.
 const measuredEvery = time.Minute
 
-// diskUse remembers how much directories hold.
+// diskUse caches the disk usage of directories.
 type diskUse struct {
 	mu   sync.Mutex
 	dirs map[string]*measured // by path; guarded by mu
 }
 
 type measured struct {
-	mu            sync.Mutex // held while the directory is walked, so that requests share the walk
+	mu            sync.Mutex // held during the walk, so that concurrent requests share it
 	at            time.Time  // guarded by mu, as are those below
 	bytes, inodes uint64
 
 	asked time.Time // guarded by diskUse.mu
 }
 
-// of returns how much a directory holds, measured no longer ago than measuredEvery, and how much
-// its file system has left now; nil if the directory cannot be seen.
+// of returns the usage of a directory, measured at most measuredEvery ago, and the current free
+// space of its file system; nil if the directory cannot be read.
 func (u *diskUse) of(dir string) *stats.FsStats {
 	fs := statfs(dir)
 	if fs == nil {
@@ -46,8 +46,8 @@ func (u *diskUse) of(dir string) *stats.FsStats {
 	return fs
 }
 
-// entry returns the entry of a directory. Those that nobody asks for any more are
-// forgotten: their pods are gone.
+// entry returns the entry of a directory. It drops entries that are no longer requested, because
+// their pods are gone.
 func (u *diskUse) entry(dir string) *measured {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A client that asks for statistics every few seconds has a directory walked once a minute,
-// not each time; directories that are gone are forgotten.
+// A client may request statistics every few seconds; a directory is still walked only once a
+// minute. Removed directories are dropped.
 func TestDirectoriesAreMeasuredOnceAMinute(t *testing.T) {
 	dir := t.TempDir()
 	grow := func(name string) {

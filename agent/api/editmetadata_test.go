@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/api"
 )
 
-// Integers above 2^53, which a float64 does not hold, stay as they were given.
+// Integers above 2^53, which a float64 cannot represent, keep their value.
 func TestEditMetadataKeepsIntegers(t *testing.T) {
 	got, err := api.EditMetadata([]byte(`{"metadata":{"generation":9007199254740993},"spec":{"n":9007199254740993}}`),
 		func(m map[string]any) { m["name"] = "x" })

@@ -7,8 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
-// getGiven answers with an object as it was given, without defaults and status: what a
-// client changes and puts. Its version is the one that is shown.
+// getGiven answers with an object as it was applied, without defaults and status, for clients that
+// edit and put it. Its version is the one that other reads have.
 func (s *Server) getGiven(w http.ResponseWriter, r *http.Request, k Kind) error {
 	text, o, err := s.Given(r, k)
 	if err != nil {
@@ -21,8 +21,7 @@ func (s *Server) getGiven(w http.ResponseWriter, r *http.Request, k Kind) error 
 	return Write(w, http.StatusOK, json.RawMessage(text))
 }
 
-// Given returns the object of a request, which must be the API's own, and the text that it was
-// given as.
+// Given returns the object of a request, which must belong to the API, and the applied text.
 func (s *Server) Given(r *http.Request, k Kind) (json.RawMessage, manifest.Object, error) {
 	o, err := s.Find(r, k)
 	if err == nil {
@@ -35,7 +34,7 @@ func (s *Server) Given(r *http.Request, k Kind) (json.RawMessage, manifest.Objec
 	return text, o, err
 }
 
-// getRevisions answers with the templates that a workload has had.
+// getRevisions answers with the revisions of a workload.
 func (s *Server) getRevisions(w http.ResponseWriter, r *http.Request, k Kind) error {
 	if _, _, err := s.Given(r, k); err != nil {
 		return err

@@ -8,16 +8,16 @@ import (
 	"github.com/crisp-cri/crisp/agent/workload"
 )
 
-// A Kind is one that the API serves.
+// A Kind is a kind of object that the API serves.
 type Kind struct {
 	Name, Plural, Singular string
 	Short                  []string
 	Group                  string // "v1" or "apps/v1"
 	Namespaced             bool
-	Writable               bool // the store takes it
+	Writable               bool // the store accepts it
 }
 
-// Path is where objects of the kind are: "/api/v1" or "/apis/apps/v1".
+// Path is the path below which objects of the kind are: "/api/v1" or "/apis/apps/v1".
 func (k Kind) Path() string {
 	if strings.Contains(k.Group, "/") {
 		return "/apis/" + k.Group
@@ -40,7 +40,7 @@ var Kinds = []Kind{
 	{"Job", "jobs", "job", nil, "batch/v1", true, true},
 }
 
-// KindOf finds a kind by any of its names, as people write them.
+// KindOf finds a kind by any of its names: singular, plural or short, in any case.
 func KindOf(word string) (Kind, bool) {
 	word = strings.ToLower(word)
 	for _, k := range Kinds {
@@ -51,7 +51,7 @@ func KindOf(word string) (Kind, bool) {
 	return Kind{}, false
 }
 
-// Changeable returns why an object is not the API's to change or delete, nil if it is.
+// Changeable returns an error if the API must not change or delete an object, and nil otherwise.
 func Changeable(o manifest.Object) error {
 	a := o.GetAnnotations()
 	switch {

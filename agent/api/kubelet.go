@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// routeKubelet routes what a kubelet serves.
+// routeKubelet routes the kubelet's endpoints.
 func (s *Server) routeKubelet() {
 	s.routeHealth(s.mux)
 	s.handle("GET /pods", s.podList)
@@ -28,14 +28,13 @@ func (s *Server) routeKubelet() {
 	s.handle("GET /metrics/resource", s.resourceMetrics)
 	s.handle("GET /metrics/probes", s.probeMetrics)
 	s.handle("GET /metrics/cadvisor", s.cadvisorMetrics)
-	// What no Kubernetes API has.
+	// Endpoints that Kubernetes does not have.
 	s.handle("GET /crisp/v1/sources", func(w http.ResponseWriter, r *http.Request) error {
 		return Write(w, http.StatusOK, s.o.Wanted.Sources())
 	})
 }
 
-// Health returns a handler of nothing but the health checks, for a port of its
-// own.
+// Health returns a handler that serves only the health checks, for a separate port.
 func (s *Server) Health() http.Handler {
 	mux := http.NewServeMux()
 	s.routeHealth(mux)
@@ -45,8 +44,8 @@ func (s *Server) Health() http.Handler {
 // runtimePatience is how long a health check waits for the runtime.
 const runtimePatience = 5 * time.Second
 
-// routeHealth routes the health checks. Whether the agent is alive has nothing to do
-// with the runtime; it is healthy only if it can run pods.
+// routeHealth routes the health checks. Liveness does not depend on the runtime; an agent is
+// healthy only if it can run pods.
 func (s *Server) routeHealth(mux *http.ServeMux) {
 	checks := map[string]func(*http.Request) error{
 		"ping":     func(*http.Request) error { return nil },
@@ -94,8 +93,7 @@ func (s *Server) podList(w http.ResponseWriter, r *http.Request) error {
 	return Write(w, http.StatusOK, list)
 }
 
-// runningPods answers with the pods that have a running container, as far as the runtime
-// knows them.
+// runningPods answers with the pods that have a running container according to the runtime.
 func (s *Server) runningPods(w http.ResponseWriter, r *http.Request) error {
 	runtime, _, err := s.Runtime()
 	if err != nil {

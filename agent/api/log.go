@@ -13,7 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/logread"
 )
 
-// log writes a container's log, as PodLogOptions in the query have it.
+// log writes a container's log as PodLogOptions in the query say.
 func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	pod, c, err := s.target(r)
 	if err != nil {
@@ -52,12 +52,12 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	}
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	if err := l.Copy(r.Context(), o); err != nil && r.Context().Err() == nil {
-		s.o.Log.DebugContext(r.Context(), "log ended early", "err", err) // some of it is written
+		s.o.Log.DebugContext(r.Context(), "log ended early", "err", err) // part of it is already sent
 	}
 	return nil
 }
 
-// logOptions are those of the query, but for how long.
+// logOptions returns the options in the query, except follow.
 func logOptions(q url.Values, to io.Writer) (o logread.Options, err error) {
 	switch s := q.Get("stream"); s {
 	case "", "All":
@@ -95,7 +95,7 @@ func logOptions(q url.Values, to io.Writer) (o logread.Options, err error) {
 	return o, nil
 }
 
-// A flusher sends what there is at once: somebody may be waiting for it.
+// A flusher flushes after each write, since a client may be waiting.
 type flusher struct{ http.ResponseWriter }
 
 func (f flusher) Write(p []byte) (int, error) {

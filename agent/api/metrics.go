@@ -16,7 +16,7 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// A page is an answer in one of Prometheus' formats. It is a prometheus.Collector.
+// A page is a response in one of Prometheus' formats. It is a prometheus.Collector.
 type page struct{ metrics []prometheus.Metric }
 
 // add adds one sample. kind is counter or gauge.
@@ -24,7 +24,7 @@ func (p *page) add(name, kind, help string, labels map[string]string, value floa
 	p.addAt(name, kind, help, labels, value, time.Time{})
 }
 
-// addAt adds one sample, measured at a time that is not now unless it is zero.
+// addAt adds one sample, measured at a given time; zero means now.
 func (p *page) addAt(name, kind, help string, labels map[string]string, value float64, at time.Time) {
 	keys := slices.Sorted(maps.Keys(labels))
 	values := make([]string, len(keys))
@@ -38,7 +38,7 @@ func (p *page) addAt(name, kind, help string, labels map[string]string, value fl
 	desc := prometheus.NewDesc(name, help, keys, nil)
 	m, err := prometheus.NewConstMetric(desc, of, value, values...)
 	switch {
-	case err != nil: // a label is no UTF-8
+	case err != nil: // a label is not UTF-8
 		m = prometheus.NewInvalidMetric(desc, err)
 	case !at.IsZero():
 		m = prometheus.NewMetricWithTimestamp(at, m)
@@ -46,7 +46,7 @@ func (p *page) addAt(name, kind, help string, labels map[string]string, value fl
 	p.metrics = append(p.metrics, m)
 }
 
-// Describe describes nothing: what there is depends on the pods.
+// Describe describes nothing: the metrics depend on the pods.
 func (p *page) Describe(chan<- *prometheus.Desc) {}
 
 func (p *page) Collect(to chan<- prometheus.Metric) {
@@ -65,7 +65,7 @@ func (p *page) write(w http.ResponseWriter, r *http.Request, more ...prometheus.
 	return nil
 }
 
-// metrics are the agent's own.
+// metrics answers with the agent's own metrics.
 func (s *Server) metrics(w http.ResponseWriter, r *http.Request) error {
 	p := &page{}
 	phases, containers := map[v1.PodPhase]int{}, map[string]int{}
@@ -112,7 +112,7 @@ func (s *Server) probeMetrics(w http.ResponseWriter, r *http.Request) error {
 	return new(page).write(w, r, s.o.ProbeMetrics)
 }
 
-// resourceMetrics are the kubelet's /metrics/resource, from CRI's statistics.
+// resourceMetrics is the kubelet's /metrics/resource, from CRI's statistics.
 func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 	p := &page{}
 	failed := 0.0
@@ -160,7 +160,7 @@ func (s *Server) resourceMetrics(w http.ResponseWriter, r *http.Request) error {
 	return p.write(w, r)
 }
 
-// cadvisorMetrics are those that the runtime makes itself.
+// cadvisorMetrics passes on the metrics that the runtime generates.
 func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 	client, _, err := s.Runtime()
 	if err != nil {
@@ -190,7 +190,7 @@ func (s *Server) cadvisorMetrics(w http.ResponseWriter, r *http.Request) error {
 				labels[key] = m.LabelValues[i]
 			}
 		}
-		var at time.Time // 0: it was measured for this answer (CRI, Metric)
+		var at time.Time // 0 means that it was measured for this answer (CRI, Metric)
 		if m.Timestamp != 0 {
 			at = time.Unix(0, m.Timestamp)
 		}

@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Samples of one name stand together, in Prometheus' text format; one that the format cannot
-// express does not spoil the others.
+// Samples of one name are adjacent, as Prometheus' text format requires. An invalid sample does not
+// affect the others.
 func TestPage(t *testing.T) {
 	p := &page{}
 	p.add("b_total", "counter", "Second.", map[string]string{"pod": "x\"\\\n", "app": "1"}, 2)

@@ -9,7 +9,7 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// NodeStats are what /proc tells of the whole machine.
+// NodeStats returns the statistics of the whole machine from /proc.
 func (s *Server) NodeStats() stats.NodeStats {
 	n := stats.NodeStats{NodeName: s.o.Node.Node().Name}
 	now := metav1.Now()
@@ -26,7 +26,7 @@ func (s *Server) NodeStats() stats.NodeStats {
 	return n
 }
 
-// busy is the time that the CPUs did not idle, in nanoseconds. A guest's time is in user's already.
+// busy returns the CPU time that was not idle, in nanoseconds. User time includes that of guests.
 func busy(c *procfs.CPUStat) *uint64 {
 	seconds := c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
 	return new(uint64(seconds * float64(time.Second)))

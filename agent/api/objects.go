@@ -21,11 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 )
 
-// maxBody bounds what a request may carry: more than any object may have.
+// maxBody is the maximum size of a request's body in bytes, more than any object needs.
 const maxBody = 4 << 20
 
-// OutcomeHeader tells what a PUT has done: created, configured, replaced or
-// unchanged.
+// OutcomeHeader has the outcome of a PUT: created, configured, replaced or unchanged.
 const OutcomeHeader = "Crisp-Outcome"
 
 func (s *Server) routeObjects() {
@@ -54,12 +53,12 @@ func (s *Server) routeObjects() {
 	}
 }
 
-// Key is the manifest.Key of the object a request names.
+// Key returns the manifest.Key of the object that a request names.
 func Key(r *http.Request, k Kind) string {
 	return keyOf(k, r.PathValue("namespace"), r.PathValue("name"))
 }
 
-// keyOf is the manifest.Key of an object of a kind.
+// keyOf returns the manifest.Key of an object of a kind.
 func keyOf(k Kind, namespace, name string) string {
 	if k.Namespaced {
 		name = namespace + "/" + name
@@ -67,9 +66,9 @@ func keyOf(k Kind, namespace, name string) string {
 	return strings.ToLower(k.Name) + " " + name
 }
 
-// ObjectHandler is Handler for requests about objects of a kind. They wait until the agent has
-// read the manifests of this machine, lest an agent that has just started says that there is
-// nothing. They do not wait for longer than settleTime: the manifests may be unreadable.
+// ObjectHandler is Handler for requests about objects of a kind. They wait until the agent has read
+// its manifests, so that an agent that has just started does not answer with an empty list. They
+// wait at most settleTime, since the manifests may be unreadable.
 func (s *Server) ObjectHandler(k Kind, f Handler) http.Handler {
 	return s.Handler(func(w http.ResponseWriter, r *http.Request) error {
 		if k.Writable {
@@ -79,12 +78,12 @@ func (s *Server) ObjectHandler(k Kind, f Handler) http.Handler {
 	})
 }
 
-// Find returns the object a request names. It is read-only.
+// Find returns the object that a request names. It is read-only.
 func (s *Server) Find(r *http.Request, k Kind) (manifest.Object, error) {
 	if o := s.cache.Get(k.Name, Key(r, k)); o != nil {
 		return o, nil
 	}
-	if k.Name == "Namespace" { // every one is there
+	if k.Name == "Namespace" { // every namespace exists
 		return Namespace(r.PathValue("name")), nil
 	}
 	return nil, fault.NotFound.Errorf("there is no %s", Key(r, k))
@@ -98,12 +97,12 @@ func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {
 	return Show(w, k, http.StatusOK, o)
 }
 
-// A Representer is a ResponseWriter whose client wants objects in another form.
+// A Representer is a ResponseWriter whose client wants objects in another format.
 type Representer interface {
 	Represent(k Kind, objects []manifest.Object, version string) any
 }
 
-// Show answers with one object, in the form that the client asks for.
+// Show answers with one object in the format that the client wants.
 func Show(w http.ResponseWriter, k Kind, code int, o manifest.Object) error {
 	return Write(w, code, represent(w, k, o))
 }
@@ -115,7 +114,7 @@ func represent(w http.ResponseWriter, k Kind, o manifest.Object) any {
 	return o
 }
 
-// A selection is which objects of a list are wanted.
+// A selection selects objects of a list by the query of a request.
 type selection struct {
 	namespace string
 	labels    labels.Selector
@@ -139,7 +138,7 @@ func selectionOf(r *http.Request) (selection, error) {
 	return sel, nil
 }
 
-// selectable are the fields that lists can be narrowed by.
+// selectable has the fields that field selectors may use.
 var selectable = map[string]bool{
 	"metadata.name": true, "metadata.namespace": true, "status.phase": true, "spec.nodeName": true,
 	"involvedObject.kind": true, "involvedObject.name": true, "involvedObject.namespace": true, "involvedObject.uid": true, "involvedObject.apiVersion": true,
@@ -188,7 +187,7 @@ func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
 	})
 }
 
-// Body reads what a request carries.
+// Body reads the body of a request, at most maxBody.
 func Body(r *http.Request) ([]byte, error) {
 	data, err := io.ReadAll(io.LimitReader(r.Body, maxBody+1))
 	if err == nil && len(data) > maxBody {
@@ -197,7 +196,7 @@ func Body(r *http.Request) ([]byte, error) {
 	return data, err
 }
 
-// Decode reads the JSON that a request carries.
+// Decode decodes the JSON body of a request.
 func Decode(r *http.Request, into any) error {
 	data, err := Body(r)
 	if err != nil {
@@ -217,8 +216,8 @@ func (s *Server) putBody(w http.ResponseWriter, r *http.Request, k Kind, o store
 	return s.Put(w, r, k, data, o)
 }
 
-// Put puts an object whose kind, namespace and name must be those of the
-// request, and answers.
+// Put stores an object and answers with it. Its kind, namespace and name must be those of the
+// request.
 func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte, o store.PutOptions) error {
 	q := r.URL.Query()
 	var err error
@@ -236,7 +235,7 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 		return err
 	}
 	id := keyOf(k, head.Namespace, head.Name)
-	base := s.o.Wanted.Object(id) // read before there: a change after that fails in the store
+	base := s.o.Wanted.Object(id) // read before there, so that the store detects a change in between
 	there := s.cache.Get(k.Name, id)
 	version := ""
 	if there != nil {
@@ -250,7 +249,7 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 			version = base.GetResourceVersion()
 		}
 	}
-	// The version that is shown changes with the status, the store's does not.
+	// The version that clients see changes with the status, the store's does not.
 	if text, err = EditMetadata(text, func(m map[string]any) { m["resourceVersion"] = version }); err != nil {
 		return err
 	}
@@ -276,8 +275,8 @@ func (s *Server) Put(w http.ResponseWriter, r *http.Request, k Kind, data []byte
 	return Show(w, k, code, object)
 }
 
-// dryRun reports whether a request is only to be tried. Another value than that of Kubernetes is
-// an error: what was to be tried would be done.
+// dryRun reports whether a request must have no effect. Any value that Kubernetes does not have is
+// an error, because the change would otherwise be made.
 func dryRun(values []string) (bool, error) {
 	for _, v := range values {
 		if v != metav1.DryRunAll {
@@ -287,8 +286,8 @@ func dryRun(values []string) (bool, error) {
 	return len(values) > 0, nil
 }
 
-// named returns the object in the body of a request, and its head. It makes up the name that
-// metadata.generateName asks for, and takes the namespace from the path if the object has none.
+// named returns the object in the body of a request, and its head. It generates a name for
+// metadata.generateName, and sets the namespace of the path if the object has none.
 func named(r *http.Request, k Kind, data []byte) (text []byte, head metav1.PartialObjectMetadata, err error) {
 	objects, err := manifest.Split("", data)
 	if err != nil || len(objects) != 1 {
@@ -317,8 +316,8 @@ func named(r *http.Request, k Kind, data []byte) (text []byte, head metav1.Parti
 	return text, head, err
 }
 
-// taken waits until the agent has taken in an object of the store, and returns it as it is
-// shown.
+// taken waits until the agent has loaded an object from the store, and returns it as clients see
+// it.
 func (s *Server) taken(ctx context.Context, k Kind, object manifest.Object) manifest.Object {
 	id := manifest.Key(object)
 	s.settle(ctx, func() bool {
@@ -331,11 +330,11 @@ func (s *Server) taken(ctx context.Context, k Kind, object manifest.Object) mani
 	return object
 }
 
-// settleTime is how long a loop that does not come around is waited for.
+// settleTime is how long to wait for the agent's loop.
 const settleTime = 2 * time.Second
 
-// settle waits until the agent's loop has taken up a change, so that the client's next
-// request sees it. The loop pokes the cache then.
+// settle waits until the agent's loop has processed a change, so that the client's next request
+// sees it. The loop then pokes the cache.
 func (s *Server) settle(ctx context.Context, done func() bool) {
 	ctx, cancel := context.WithTimeout(ctx, settleTime)
 	defer cancel()
@@ -352,7 +351,7 @@ func (s *Server) settle(ctx context.Context, done func() bool) {
 	}
 }
 
-// EditMetadata changes the metadata of an object in JSON.
+// EditMetadata edits the metadata of an object in JSON.
 func EditMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {
 	var o map[string]json.RawMessage
 	if err := json.Unmarshal(text, &o); err != nil {
@@ -360,7 +359,7 @@ func EditMetadata(text []byte, edit func(map[string]any)) ([]byte, error) {
 	}
 	var m map[string]any
 	numbers := json.NewDecoder(bytes.NewReader(o["metadata"]))
-	numbers.UseNumber() // a float64 does not hold all integers
+	numbers.UseNumber() // a float64 cannot represent all integers
 	if err := numbers.Decode(&m); err != nil || m == nil {
 		return nil, fault.Invalid.Errorf("metadata: is missing")
 	}

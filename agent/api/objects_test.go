@@ -17,8 +17,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// An agent that has just started does not say that there are no objects before it has read its
-// manifests; what cannot be read is not waited for forever.
+// An agent that has just started does not report an empty list before it has read its manifests. It
+// does not wait for unreadable ones forever.
 func TestAnswersWhenRead(t *testing.T) {
 	const web, list = "/api/v1/namespaces/default/pods/web", "/api/v1/pods"
 	pods := func(t *testing.T, from string) source.Update {
@@ -30,7 +30,7 @@ func TestAnswersWhenRead(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		path     string
-		reports  bool // the manifests are read, after a second
+		reports  bool // the source reports its manifests, after a second
 		code     int
 		contains string
 	}{
@@ -65,9 +65,9 @@ func TestAnswersWhenRead(t *testing.T) {
 	}
 }
 
-// A client that writes what it has read gets a conflict if another has written since, even
-// while the agent's loop has not taken that up: of two clients that read the same, one can
-// write.
+// A client that writes what it has read gets a conflict if another client wrote in between, even
+// before the agent's loop has processed that change. Of two clients that read the same version only
+// one can write.
 func TestPutOfStale(t *testing.T) {
 	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
 	if err != nil {
@@ -115,7 +115,7 @@ func TestPutOfStale(t *testing.T) {
 	}
 }
 
-// What is only to be tried, in words that Kubernetes does not have, is not done.
+// A dryRun value that Kubernetes does not have is rejected, not ignored.
 func TestPutWithUnknownDryRun(t *testing.T) {
 	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
 	if err != nil {

@@ -24,8 +24,8 @@ import (
 
 var podKind = Kinds[0]
 
-// routePods routes the subresources of pods, at the paths of Kubernetes and at those of the
-// kubelet, which have the name of the container elsewhere.
+// routePods routes the subresources of pods, at Kubernetes' paths and at the kubelet's, which have
+// the container's name in another place.
 func (s *Server) routePods() {
 	handle := func(pattern string, f Handler) { s.mux.Handle(pattern, s.ObjectHandler(podKind, f)) }
 	const pod = "/api/v1/namespaces/{namespace}/pods/{name}"
@@ -54,8 +54,7 @@ func (s *Server) routePods() {
 	handle("POST /checkpoint/{namespace}/{name}/{container}", s.checkpoint)
 }
 
-// target finds the pod and the container that a request is for; the first
-// container if it names none.
+// target returns the pod and the container of a request; the first container if it names none.
 func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
 	o, err := s.Find(r, podKind)
 	if err != nil {
@@ -73,8 +72,7 @@ func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
 	return pod, *c, nil
 }
 
-// running returns the runtime and its ID of the container that a request is for,
-// which must run.
+// running returns the runtime and its ID of a request's container, which must be running.
 func (s *Server) running(r *http.Request) (internalapi.RuntimeService, string, error) {
 	pod, c, err := s.target(r)
 	if err != nil {
@@ -108,8 +106,8 @@ func (s *Server) attach(w http.ResponseWriter, r *http.Request) error {
 	return s.pass(w, r, resp.GetUrl(), err)
 }
 
-// streams are those of a container that a request is for, by Kubernetes' names for them or the
-// kubelet's. A terminal has no standard error.
+// streams returns the streams that a request asks for, by Kubernetes' or the kubelet's names. A
+// terminal has no standard error.
 func streams(r *http.Request, id string) *cri.AttachRequest {
 	q := r.URL.Query()
 	of := func(name, kubelet string) bool {
@@ -162,8 +160,8 @@ func sandbox(r *http.Request, runtime internalapi.RuntimeService, pod *v1.Pod) (
 	return list[0].Id, nil
 }
 
-// pass passes a request on to the runtime's streaming server. err is that of asking where it
-// is.
+// pass proxies a request to the runtime's streaming server at the URL to. err is the error of
+// requesting that URL.
 func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string, err error) error {
 	if err != nil {
 		return err
@@ -185,7 +183,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, to string, err err
 	return nil
 }
 
-// run runs a command to its end and answers with what it wrote.
+// run runs a command to completion and answers with its output.
 func (s *Server) run(w http.ResponseWriter, r *http.Request) error {
 	runtime, id, err := s.running(r)
 	if err != nil {
@@ -204,8 +202,8 @@ func (s *Server) run(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// checkpoint writes a checkpoint archive of a container, as the kubelet's API of
-// this name does.
+// checkpoint writes a checkpoint archive of a container, as the kubelet's endpoint of this name
+// does.
 func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	pod, c, err := s.target(r)
 	if err != nil {
@@ -226,14 +224,14 @@ func (s *Server) checkpoint(w http.ResponseWriter, r *http.Request) error {
 	return Write(w, http.StatusOK, map[string][]string{"items": {path}})
 }
 
-// resize changes the resources of a pod's containers while they run. The request
-// has the pod; only resources are taken from it.
+// resize changes the resources of a pod's running containers. The request has the whole pod, of
+// which only resources are used.
 func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	var asked, pod v1.Pod
 	if err := Decode(r, &asked); err != nil {
 		return err
 	}
-	given, _, err := s.Given(r, podKind) // after the body, which may take its time
+	given, _, err := s.Given(r, podKind) // after reading the body, which may take long to arrive
 	if err != nil {
 		return err
 	}
@@ -256,7 +254,7 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	return s.Put(w, r, podKind, text, store.PutOptions{Update: true})
 }
 
-// ephemeral adds ephemeral containers to a pod, of whatever source.
+// ephemeral adds ephemeral containers to a pod of any source.
 func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	o, err := s.Find(r, podKind)
 	if err != nil {

@@ -9,9 +9,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// restart has the agent stop containers of a pod, with their hooks and within their
-// grace period; they start again as their restart policies say. The query may name
-// one container and gracePeriodSeconds. Without a container it is all that run, sidecars too.
+// restart makes the agent stop containers of a pod, with their hooks and within their grace period;
+// they start again as their restart policies say. The query may have a container's name and
+// gracePeriodSeconds. Without a name it stops all running containers, including sidecars.
 func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	o, err := s.Find(r, podKind)
 	if err != nil {
@@ -35,14 +35,14 @@ func (s *Server) restart(w http.ResponseWriter, r *http.Request) error {
 	if pod.DeletionTimestamp != nil {
 		return fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
 	}
-	if !s.o.Workers.Restart(pod, ids, grace) { // its status is that of an earlier agent, or it has just gone
+	if !s.o.Workers.Restart(pod, ids, grace) { // its status is from an earlier agent, or it has just ended
 		return fault.Unavailable.Errorf("pod %s/%s has no worker: the runtime has not answered yet, or the pod has gone", pod.Namespace, pod.Name)
 	}
 	return Write(w, http.StatusAccepted, map[string][]string{"items": names})
 }
 
-// restartable returns the names and the runtime's IDs of the containers and sidecars of a pod that
-// run, or of the one of this name.
+// restartable returns the names and the runtime's IDs of the running containers and sidecars of a
+// pod, or of the one named container.
 func restartable(pod *v1.Pod, container string) (names, ids []string) {
 	for c := range podsync.Lasting(&pod.Spec) {
 		s := podsync.StatusOf(c.Name, pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses)

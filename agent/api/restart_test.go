@@ -7,7 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A sidecar can be restarted as any container that runs; an init container cannot.
+// A sidecar can be restarted like any running container; an init container cannot.
 func TestRestartable(t *testing.T) {
 	pod := &v1.Pod{}
 	pod.Spec.InitContainers = []v1.Container{{Name: "init"}, {Name: "proxy", RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}

@@ -1,15 +1,13 @@
-// Package api serves the agent over HTTP: the objects of this node at the paths
-// of Kubernetes' API, for "crisp" and for kubectl, and the endpoints of a
-// kubelet, for tools that look at a node.
+// Package api serves the agent over HTTP: the objects of this node at the paths of Kubernetes' API,
+// for "crisp" and kubectl, and the endpoints of a kubelet, for monitoring tools.
 //
-// It decides nothing. Objects come from the desired.Manager (all sources) and
-// are changed in the store (the local API's own); statuses, events and the node
-// are others' too. What must be asked of the runtime is asked over CRI, and
-// streams (exec, attach, port-forward) are passed through to its streaming
-// server.
+// It has no state of its own. Objects come from the desired.Manager (all sources), and changes go
+// to the store (objects of the local API); other packages provide statuses, events and the node. It
+// queries the runtime over CRI, and proxies streams (exec, attach, port-forward) to the runtime's
+// streaming server.
 //
-// Resource versions are those of a watchcache.Cache, which every read goes by. What
-// only kubectl needs is in agent/api/kubectl, which stands before this package.
+// Resource versions are those of a watchcache.Cache, which serves all reads. Requests that only
+// kubectl makes are in agent/api/kubectl, which wraps this package.
 package api
 
 import (
@@ -39,13 +37,13 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-// Options are what a Server serves.
+// Options configure a Server.
 type Options struct {
 	Wanted *desired.Manager
 	Store  *store.Store
 	Events *event.Store
 	Node   *node.State
-	// The runtime, and what the agent has counted of it and of probes.
+	// The runtime, and the counters of its calls and of probes.
 	Runtime               Runtime
 	Metrics, ProbeMetrics prometheus.Gatherer
 	Statuses              Statuses
@@ -53,43 +51,43 @@ type Options struct {
 	Volumes               *volume.Maker
 	Workers               *podworkers.Workers
 	Ephemeral             Ephemeral
-	Startup               *startup.Keeper // where the time went until pods were ready
+	Startup               *startup.Keeper // the timelines of pods' starts
 	Loop, Lists           Health          // the agent's loop, and the lists of what the runtime runs
 	Config                Config
 	Checkpoints           string // directory of checkpoint archives
 	Log                   *slog.Logger
 }
 
-// A Runtime may not have answered yet.
+// A Runtime returns the runtime's services, or an error before it has answered.
 type Runtime interface {
 	Connected() bool
 	Runtime() internalapi.RuntimeService
 	Images() internalapi.ImageManagerService
 }
 
-// Statuses are those of pods.
+// Statuses returns the statuses of pods.
 type Statuses interface {
-	Get(types.UID) *v1.PodStatus // nil if nothing is known
+	Get(types.UID) *v1.PodStatus // nil if unknown
 }
 
-// Files are those of pods.
+// Files returns the pods that have files on disk.
 type Files interface {
-	Accepted() []*v1.Pod // the pods that have any: those that are being ended among them
+	Accepted() []*v1.Pod // the pods with files, including those being ended
 	LogDir(*v1.Pod) string
-	EndingSince(types.UID) time.Time // when a pod's end was recorded; zero: it was not
+	EndingSince(types.UID) time.Time // when a pod's end was recorded; zero if it was not
 }
 
-// Ephemeral keeps the ephemeral containers of pods.
+// Ephemeral stores the ephemeral containers of pods.
 type Ephemeral interface {
-	Set(pod *v1.Pod, containers []v1.EphemeralContainer) error // those of the pod
+	Set(pod *v1.Pod, containers []v1.EphemeralContainer) error // replaces those of the pod
 }
 
-// Health says what is wrong with something; nil if nothing is.
+// Health returns an error if something is unhealthy.
 type Health interface{ Health() error }
 
-// Config is what the agent runs with.
+// Config returns the agent's configuration.
 type Config interface {
-	Show() map[string]any // in the kubelet's words
+	Show() map[string]any // with the kubelet's names
 }
 
 // A Server answers requests.
@@ -125,17 +123,17 @@ func (s *Server) Runtime() (internalapi.RuntimeService, internalapi.ImageManager
 // ServeHTTP implements http.Handler.
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.mux.ServeHTTP(w, r) }
 
-// Poke tells watchers that something may have changed. It does not block.
+// Poke wakes watchers after a possible change. It does not block.
 func (s *Server) Poke() {
 	if s != nil {
 		s.cache.Poke()
 	}
 }
 
-// A Handler answers a request, or returns why it cannot.
+// A Handler serves a request, or returns why it cannot.
 type Handler func(http.ResponseWriter, *http.Request) error
 
-// Handler answers an error of f with Kubernetes' Status.
+// Handler answers errors of f with Kubernetes' Status.
 func (s *Server) Handler(f Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if err := f(w, r); err != nil {
@@ -146,7 +144,7 @@ func (s *Server) Handler(f Handler) http.Handler {
 
 func (s *Server) handle(pattern string, f Handler) { s.mux.Handle(pattern, s.Handler(f)) }
 
-// codes gives each kind of error its HTTP status and Kubernetes' reason.
+// codes has the HTTP status and Kubernetes' reason of each kind of error.
 var codes = []struct {
 	kind   fault.Kind
 	code   int
@@ -159,14 +157,14 @@ var codes = []struct {
 	{fault.Unavailable, http.StatusServiceUnavailable, metav1.StatusReasonServiceUnavailable},
 }
 
-// A Forbidden error says why an object is not the API's to change.
+// A Forbidden error says why the API must not change an object.
 type Forbidden string
 
 func (f Forbidden) Error() string { return string(f) }
 
 func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	if errors.Is(err, context.Canceled) {
-		return // nobody listens any more
+		return // the client has gone
 	}
 	status := metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,
@@ -193,7 +191,7 @@ func (s *Server) fail(w http.ResponseWriter, r *http.Request, err error) {
 	Write(w, int(status.Code), status)
 }
 
-// Write answers with v as JSON. It fails, and has not answered, if v cannot be JSON.
+// Write answers with v as JSON. It returns an error, and has not answered, if v cannot be encoded.
 func Write(w http.ResponseWriter, code int, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -201,11 +199,11 @@ func Write(w http.ResponseWriter, code int, v any) error {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
-	w.Write(append(data, '\n')) // nobody else could be told that the client has gone
+	w.Write(append(data, '\n')) // an error means that the client has gone
 	return nil
 }
 
-// BoolParam reads a boolean parameter: "1", "true" and the bare name.
+// BoolParam parses a boolean parameter: "1", "true" and the bare name are true.
 func BoolParam(q url.Values, name string) bool {
 	if !q.Has(name) {
 		return false

@@ -12,7 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// sources are what the objects come from: a watchcache.Source.
+// sources provides the objects of the API: a watchcache.Source.
 type sources struct {
 	o *Options
 }
@@ -22,8 +22,8 @@ func (s *sources) Items(kind string) []watchcache.Item {
 	var items []watchcache.Item
 	switch kind {
 	case "Pod":
-		// Clients tell objects apart by their names. While one pod replaces another, the
-		// one that is wanted is shown, and waits.
+		// Clients identify objects by name. While one pod replaces another of the same name, only
+		// the wanted one is listed; it waits.
 		seen := map[string]bool{}
 		for _, p := range s.pods() {
 			if item := p.item(); !seen[item.Key] {
@@ -52,7 +52,7 @@ func (s *sources) Item(kind, key string) (watchcache.Item, bool) {
 	switch kind {
 	case "Pod":
 		return s.pod(key)
-	case "Event", "Node", "Namespace": // few of these are asked for by name
+	case "Event", "Node", "Namespace": // rarely requested by name
 		for _, item := range s.Items(kind) {
 			if item.Key == key {
 				return item, true
@@ -71,11 +71,11 @@ func itemOf(o manifest.Object) watchcache.Item {
 	return watchcache.Item{Key: manifest.Key(o), Parts: [3]any{o}, Make: func() manifest.Object { return o.DeepCopyObject().(manifest.Object) }}
 }
 
-// A shownPod is what a pod is made of.
+// A shownPod has the parts of a pod as clients see it.
 type shownPod struct {
 	pod    *v1.Pod
-	status *v1.PodStatus // nil if nothing is known
-	ending metav1.Time   // since when it is being ended; zero: it is not
+	status *v1.PodStatus // nil if unknown
+	ending metav1.Time   // when its end was recorded; zero if it was not
 }
 
 func (p shownPod) item() watchcache.Item {
@@ -90,7 +90,7 @@ func (p shownPod) object() manifest.Object {
 	} else {
 		pod.Status.Phase = v1.PodPending
 	}
-	// A file's pod has no such time, and one of a workload its workload's.
+	// A pod from a file has no creation time, and a workload's pod has that of its workload.
 	if of := pod.Annotations[workload.AnnotationWorkload]; (pod.CreationTimestamp.IsZero() || of != "") && pod.Status.StartTime != nil {
 		pod.CreationTimestamp = *pod.Status.StartTime
 	}
@@ -100,7 +100,7 @@ func (p shownPod) object() manifest.Object {
 	return pod
 }
 
-// currentStatus is that of a pending pod while nothing is known of it.
+// currentStatus returns the status, or that of a pending pod if it is unknown.
 func (p shownPod) currentStatus() v1.PodStatus {
 	if p.status == nil {
 		return v1.PodStatus{Phase: v1.PodPending}
@@ -108,7 +108,7 @@ func (p shownPod) currentStatus() v1.PodStatus {
 	return *p.status
 }
 
-// pods returns the wanted pods, and after them those that are being ended.
+// pods returns the wanted pods, then those being ended.
 func (s *sources) pods() []shownPod {
 	var list []shownPod
 	seen := map[types.UID]bool{}
@@ -127,7 +127,7 @@ func (s *sources) pods() []shownPod {
 	return list
 }
 
-// pod returns the pod that is shown under a key.
+// pod returns the pod that clients see under a key.
 func (s *sources) pod(key string) (watchcache.Item, bool) {
 	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, "pod "), "/")
 	at := podsync.Key{Namespace: namespace, Name: name}
@@ -144,13 +144,13 @@ func (s *sources) pod(key string) (watchcache.Item, bool) {
 	return watchcache.Item{}, false
 }
 
-// endingPod is a pod that nobody wants any more. It is shown as ending when the agent has
-// recorded that, so that it ends even if the agent is killed and the pod is put back.
+// endingPod returns a pod that is no longer wanted. It is shown as ending once the agent has
+// recorded that: from then on the pod ends even if the agent is killed and the pod is added again.
 func (s *sources) endingPod(pod *v1.Pod) shownPod {
 	return shownPod{pod, s.o.Statuses.Get(pod.UID), metav1.NewTime(s.o.Files.EndingSince(pod.UID)).Rfc3339Copy()}
 }
 
-// namespaces are "default" and those of the objects.
+// namespaces returns "default" and the namespaces of all objects.
 func (s *sources) namespaces() []watchcache.Item {
 	names := []string{"default"}
 	for _, k := range Kinds {
@@ -171,7 +171,7 @@ func (s *sources) namespaces() []watchcache.Item {
 	return items
 }
 
-// Namespace is one that is active: every one is there.
+// Namespace returns an active namespace. Every namespace exists.
 func Namespace(name string) manifest.Object {
 	n := &v1.Namespace{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Namespace"}, ObjectMeta: metav1.ObjectMeta{Name: name}}
 	n.Status.Phase = v1.NamespaceActive

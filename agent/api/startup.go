@@ -11,8 +11,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// startup answers with what one pod took its time for: what the agent knows, and what the
-// runtime tells of its own half. A runtime that tells nothing is no error.
+// startup answers with the timeline of one pod's start: the agent's stages, and those that the
+// runtime reports. A runtime that reports none is no error.
 func (s *Server) startup(w http.ResponseWriter, r *http.Request) error {
 	o, err := s.Find(r, podKind)
 	if err != nil {
@@ -30,7 +30,7 @@ func (s *Server) startup(w http.ResponseWriter, r *http.Request) error {
 	return Write(w, http.StatusOK, report)
 }
 
-// startups answers with what all pods took their time for, as far as the agent knows.
+// startups answers with the timelines of all pods' starts, without the runtime's stages.
 func (s *Server) startups(w http.ResponseWriter, _ *http.Request) error {
 	return Write(w, http.StatusOK, map[string][]startup.Report{"items": s.o.Startup.All()})
 }

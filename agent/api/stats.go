@@ -15,7 +15,7 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// summary is the kubelet's /stats/summary, as far as CRI, /proc and the disk tell it.
+// summary is the kubelet's /stats/summary, as far as CRI, /proc and the disk provide it.
 func (s *Server) summary(w http.ResponseWriter, r *http.Request) error {
 	summary, err := s.podStats(r.Context())
 	if err != nil {
@@ -53,7 +53,7 @@ func (s *Server) addNodeFiles(ctx context.Context, n *stats.NodeStats) {
 	}
 }
 
-// addFiles measures the logs and volumes of pods.
+// addFiles measures the disk usage of pods' logs and volumes.
 func (s *Server) addFiles(list []stats.PodStats) {
 	pods := map[string]*v1.Pod{}
 	for _, pod := range s.o.Wanted.Pods() {
@@ -68,8 +68,8 @@ func (s *Server) addFiles(list []stats.PodStats) {
 	}
 }
 
-// addFiles measures what a pod has in the directories of its volumes, by name, and of
-// its containers' logs, which are below logs.
+// addFiles measures a pod's volumes, which are in dirs by name, and its containers' logs, which are
+// below logs.
 func (u *diskUse) addFiles(p *stats.PodStats, pod *v1.Pod, dirs map[string]string, logs string) {
 	p.VolumeStats = u.volumeStats(pod, dirs)
 	scratch := map[string]bool{}
@@ -141,8 +141,8 @@ func (s *Server) podStats(ctx context.Context) (*stats.Summary, error) {
 	return summary, nil
 }
 
-// starts is when each pod started, by its UID, and each running container, by the
-// pod's UID and its name.
+// starts returns the start of each pod by its UID, and of each running container by the pod's UID
+// and its name.
 func (s *Server) starts() map[string]metav1.Time {
 	starts := map[string]metav1.Time{}
 	for _, p := range s.sources.pods() {
@@ -161,7 +161,7 @@ func (s *Server) starts() map[string]metav1.Time {
 
 func at(ns int64) metav1.Time { return metav1.Unix(0, ns) }
 
-// value reads CRI's wrapped numbers, of which nil is "not known".
+// value unwraps a number of CRI; nil means unknown.
 func value(v *cri.UInt64Value) *uint64 {
 	if v == nil {
 		return nil
@@ -222,7 +222,7 @@ func fsStats(f *cri.FilesystemUsage) *stats.FsStats {
 	return s
 }
 
-// statfs asks a file system how much it has; nil if the path cannot be seen.
+// statfs returns the size and usage of a file system; nil if the path cannot be read.
 func statfs(path string) *stats.FsStats {
 	var st unix.Statfs_t
 	if path == "" || unix.Statfs(path, &st) != nil {
@@ -242,7 +242,7 @@ func podStats(sb *cri.PodSandboxStats) stats.PodStats {
 	p.CPU, p.Memory, p.IO = cpuStats(l.GetCpu()), memoryStats(l.GetMemory()), ioStats(l.GetIo())
 	if n := l.GetNetwork(); n != nil {
 		p.Network = &stats.NetworkStats{Time: at(n.Timestamp), InterfaceStats: interfaceStats(n.DefaultInterface)}
-		seen := map[string]bool{} // some runtimes list the default one too
+		seen := map[string]bool{} // some runtimes list the default interface again
 		for _, i := range append([]*cri.NetworkInterfaceUsage{n.DefaultInterface}, n.Interfaces...) {
 			if i != nil && !seen[i.Name] {
 				seen[i.Name] = true

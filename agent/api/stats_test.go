@@ -13,8 +13,8 @@ import (
 	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 )
 
-// The volumes of a pod are shown with their use and the free space of their disk; those that
-// are not measured are left out.
+// A pod's volumes have their usage and the free space of their file system. Unmeasured volumes are
+// left out.
 func TestVolumeStats(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "file"), make([]byte, 100_000), 0o600); err != nil {
@@ -41,8 +41,8 @@ func TestVolumeStats(t *testing.T) {
 	}
 }
 
-// A pod's ephemeral storage is its layers, its logs and its volumes on disk; volumes in memory
-// and claims do not count.
+// A pod's ephemeral storage is its writable layers, its logs and its volumes on disk. Volumes in
+// memory and claims do not count.
 func TestEphemeralStorage(t *testing.T) {
 	dir := t.TempDir()
 	for name, size := range map[string]int{"logs/app/0.log": 100_000, "disk/file": 200_000, "memory/file": 400_000, "claim/file": 800_000} {
@@ -64,7 +64,7 @@ func TestEphemeralStorage(t *testing.T) {
 	layer, files := uint64(10_000_000), uint64(1000)
 	p := &stats.PodStats{Containers: []stats.ContainerStats{{Name: "app", Rootfs: &stats.FsStats{UsedBytes: &layer, InodesUsed: &files}}}}
 	new(diskUse).addFiles(p, pod, dirs, filepath.Join(dir, "logs"))
-	const slack = 50_000 // directories, and whole blocks
+	const slack = 50_000 // for directories and partial blocks
 	if c := p.Containers[0]; c.Logs == nil || *c.Logs.UsedBytes < 100_000 || *c.Logs.UsedBytes > 100_000+slack || *c.Logs.InodesUsed != 2 {
 		t.Errorf("logs: %+v", c.Logs)
 	}
@@ -76,7 +76,7 @@ func TestEphemeralStorage(t *testing.T) {
 	}
 }
 
-// What CRI reports of a pod is passed on, PSI included; what it does not report is left out.
+// The pod statistics of CRI are passed on, PSI included. Missing values are left out.
 func TestPodStats(t *testing.T) {
 	pressure := &cri.PsiStats{Full: &cri.PsiData{Total: 5, Avg10: 0.5}, Some: &cri.PsiData{Total: 7, Avg60: 1.5}}
 	got := podStats(&cri.PodSandboxStats{
@@ -101,8 +101,8 @@ func TestPodStats(t *testing.T) {
 	}
 }
 
-// Whether a runtime lists the default interface again, as the kubelet shows it, or leaves it out, as
-// CRI says, it is told of once.
+// A runtime may list the default interface again, as the kubelet does, or leave it out, as CRI
+// says. The summary has it once.
 func TestPodInterfaces(t *testing.T) {
 	eth0, net1 := &cri.NetworkInterfaceUsage{Name: "eth0", RxBytes: &cri.UInt64Value{Value: 7}}, &cri.NetworkInterfaceUsage{Name: "net1"}
 	for name, list := range map[string][]*cri.NetworkInterfaceUsage{"again": {net1, eth0}, "left out": {net1}} {

@@ -25,7 +25,7 @@ func done(w http.ResponseWriter, err error) error {
 	return Write(w, http.StatusAccepted, struct{}{})
 }
 
-// stoppable finds the pod that a request would stop or start.
+// stoppable returns the pod of a stop or start request.
 func (s *Server) stoppable(r *http.Request) (*v1.Pod, error) {
 	o, err := s.Find(r, podKind)
 	if err != nil {
@@ -67,7 +67,7 @@ func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
 	return done(w, err)
 }
 
-// graceOf reads the parameter gracePeriodSeconds; nil without it.
+// graceOf parses the parameter gracePeriodSeconds; nil without it.
 func graceOf(r *http.Request) (*int64, error) {
 	text := r.URL.Query().Get("gracePeriodSeconds")
 	if text == "" {

@@ -14,12 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// burst is how long changes are gathered before they are sent to watchers.
+// burst is how long changes are collected before they are sent to watchers.
 const burst = 20 * time.Millisecond
 
-// watch writes a line for each change until the client leaves or its
-// timeoutSeconds are over. Without a resource version it begins with what is
-// there; with sendInitialEvents it says where that ends.
+// watch writes a line for each change until the client leaves or timeoutSeconds have passed.
+// Without a resource version it begins with the existing objects; with sendInitialEvents it marks
+// the end of these.
 func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selection) error {
 	q := r.URL.Query()
 	var seq uint64
@@ -50,7 +50,7 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return err
 		}
 		if err != nil {
-			return nil // it fell behind: the client lists again
+			return nil // the watch fell behind: the client must list again
 		}
 		for _, c := range changes {
 			if c.Deleted && fresh && first {
@@ -78,15 +78,14 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 			return nil
 		case <-poked:
 		}
-		if !periodic.Pause(ctx, burst) { // what comes at once is looked at once
+		if !periodic.Pause(ctx, burst) { // concurrent changes become one batch
 			return nil
 		}
 	}
 }
 
-// seen is what the client of a watch has been sent. With it an object that stops matching
-// the selector is sent as DELETED, and one that begins to match as ADDED, as the API server
-// does.
+// seen tracks which objects the client of a watch knows. An object that stops matching the selector
+// is sent as DELETED, and one that begins to match as ADDED, as the API server does.
 type seen struct {
 	sel    selection
 	wanted map[string]bool // by entryKey: whether the client knows the object
@@ -96,8 +95,8 @@ func entryKey(o manifest.Object) string {
 	return o.GetNamespace() + "/" + o.GetName() + "/" + string(o.GetUID())
 }
 
-// seed takes the objects that have not changed since the client's list, which was
-// made with the same selector.
+// seed adds the objects that have not changed since the client's list, which was made with the same
+// selector.
 func (t seen) seed(objects []manifest.Object, seq uint64) {
 	for _, o := range objects {
 		if n, err := strconv.ParseUint(o.GetResourceVersion(), 10, 64); err == nil && n <= seq {
@@ -106,9 +105,9 @@ func (t seen) seed(objects []manifest.Object, seq uint64) {
 	}
 }
 
-// event is the type of the event for a change, "" for none. Of an object that
-// changed between the list and the watch it is not known whether the list had it: it
-// counts as seen, since a client ignores the end of what it does not know.
+// event returns the type of the event for a change, "" for none. If an object changed between the
+// list and the watch, the list may or may not have had it. It counts as known, since a client
+// ignores a DELETED of an unknown object.
 func (t seen) event(c watchcache.Change) string {
 	key := entryKey(c.Object)
 	before, known := t.wanted[key]
@@ -130,7 +129,7 @@ func (t seen) event(c watchcache.Change) string {
 	return ""
 }
 
-// initialEnd is the bookmark after the last object that was there when the watch began.
+// initialEnd returns the bookmark after the last object that existed when the watch began.
 func initialEnd(k Kind, seq uint64) *metav1.PartialObjectMetadata {
 	o := &metav1.PartialObjectMetadata{TypeMeta: metav1.TypeMeta{APIVersion: k.Group, Kind: k.Name}}
 	o.ResourceVersion = strconv.FormatUint(seq, 10)

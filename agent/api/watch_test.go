@@ -21,7 +21,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// configMaps returns a file of these ConfigMaps, each "name label".
+// configMaps returns an update with these ConfigMaps, each "name label".
 func configMaps(t *testing.T, maps ...[2]string) source.Update {
 	t.Helper()
 	var text string
@@ -32,7 +32,7 @@ func configMaps(t *testing.T, maps ...[2]string) source.Update {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, o := range objects { // as of an object of the API, which stays the same when it is changed
+	for _, o := range objects { // like an object of the API, whose UID does not change with its content
 		o.SetUID(types.UID(o.GetName()))
 	}
 	return source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "maps.yaml", Objects: objects}}}
@@ -49,7 +49,7 @@ type statuses map[types.UID]*v1.PodStatus
 
 func (s statuses) Get(uid types.UID) *v1.PodStatus { return s[uid] }
 
-// accepted pods have files; nil: none has.
+// accepted returns the pods with files; nil means none.
 type accepted func() []*v1.Pod
 
 func (a accepted) Accepted() []*v1.Pod {
@@ -61,18 +61,18 @@ func (a accepted) Accepted() []*v1.Pod {
 
 func (accepted) LogDir(*v1.Pod) string { return "" }
 
-// EndingSince says that their ends are recorded.
+// EndingSince reports all ends as recorded.
 func (accepted) EndingSince(types.UID) time.Time { return time.Unix(1_000_000_000, 0) }
 
-// A client that waits for the end of an object must not get the event while the object is
-// there: kubectl delete and kubectl wait rely on it.
+// A client that waits for the end of an object must not get a DELETED event while the object
+// exists: kubectl delete and kubectl wait rely on it.
 func TestListsAtOnceReportNoDeletion(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	wanted.Update(configMaps(t, [2]string{"old", "a"}))
 	s := serverOf(wanted)
 	listed, going := make(chan struct{}), make(chan struct{})
 	var busy atomic.Bool
-	s.o.Files = accepted(func() []*v1.Pod { // within the first list of pods: those that are wanted have been listed
+	s.o.Files = accepted(func() []*v1.Pod { // during the first list of pods, after the wanted ones were listed
 		if busy.CompareAndSwap(false, true) {
 			close(listed)
 			<-going
@@ -101,7 +101,7 @@ func TestListsAtOnceReportNoDeletion(t *testing.T) {
 	go func() { fast.Wait(); close(done) }()
 	select {
 	case <-done:
-	case <-time.After(200 * time.Millisecond): // it waits for its turn
+	case <-time.After(200 * time.Millisecond): // blocked until the first list ends
 	}
 	close(going)
 	slow.Wait()
@@ -122,8 +122,8 @@ func TestListsAtOnceReportNoDeletion(t *testing.T) {
 	}
 }
 
-// An informer keeps objects by their names: an object that replaces another is sent after the
-// end of that, or it would be taken for gone.
+// Informers identify objects by name. The end of a replaced object is sent before its successor,
+// which would otherwise be taken for deleted.
 func TestWatchOfReplaced(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)
@@ -152,7 +152,7 @@ func TestWatchOfReplaced(t *testing.T) {
 	}
 }
 
-// While a pod replaces another of its name, only the wanted one is listed. Statistics have
+// While a pod replaces another of the same name, only the wanted one is listed. Statistics have
 // both.
 func TestReplacedPodIsListedOnce(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
@@ -180,8 +180,8 @@ func TestReplacedPodIsListedOnce(t *testing.T) {
 	}
 }
 
-// An informer with a selector keeps an object until it is sent as deleted: one that stops
-// matching is deleted for it, and one that begins to match is new.
+// An informer with a selector keeps an object until it receives a DELETED. An object that stops
+// matching is sent as DELETED, one that begins to match as ADDED.
 func TestWatchWithSelector(t *testing.T) {
 	for name, test := range map[string]struct{ from, to, want string }{
 		"leaves":        {"a", "b", "DELETED"},
@@ -192,7 +192,7 @@ func TestWatchWithSelector(t *testing.T) {
 		"goes":          {"a", "", "DELETED"},
 		"goes outside":  {"b", "", ""},
 	} {
-		for _, fresh := range []bool{true, false} { // a watch that begins with what is there, and one that follows a list
+		for _, fresh := range []bool{true, false} { // a watch that begins with existing objects, and one that follows a list
 			t.Run(fmt.Sprintf("%s/fresh=%v", name, fresh), func(t *testing.T) {
 				first, last := [2]string{"first", "x"}, [2]string{"last", "x"}
 				wanted := desired.New([]string{manifest.SourceFile})
@@ -238,7 +238,7 @@ func TestWatchWithSelector(t *testing.T) {
 				}
 				set(test.to)
 				s.Poke()
-				set(test.to, first) // and then something else that is sent
+				set(test.to, first) // then another change that is sent
 				s.Poke()
 				var got string
 				for name := ""; name != "last"; {
@@ -263,8 +263,7 @@ func TestWatchWithSelector(t *testing.T) {
 	}
 }
 
-// A pod that is ending is sent once, when its end is recorded, and not each time that watchers
-// look.
+// An ending pod is sent once, when its end is recorded, and not at each check for changes.
 func TestEndingPodIsNoChange(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	s := serverOf(wanted)

@@ -10,8 +10,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// routeAccess answers "kubectl auth can-i" with yes: a client that can connect to the agent
-// may do everything.
+// routeAccess answers "kubectl auth can-i" with yes: a client that can connect to the agent may do
+// everything.
 func (h *Handler) routeAccess() {
 	h.handle("POST /apis/"+authorization+"/selfsubjectaccessreviews", func(w http.ResponseWriter, r *http.Request) error {
 		var review authorizationv1.SelfSubjectAccessReview
@@ -25,8 +25,8 @@ func (h *Handler) routeAccess() {
 
 const authorization = "authorization.k8s.io/v1"
 
-// routeNamespaces takes namespaces, of which every one is there: manifests have them,
-// and what applies manifests is to find what it has made.
+// routeNamespaces accepts namespaces without storing them. Every namespace exists: manifests
+// contain namespaces, and a client that applies them must find them.
 func (h *Handler) routeNamespaces() {
 	k, _ := api.KindOf("Namespace")
 	take := func(code int) func(http.ResponseWriter, *http.Request) error {
@@ -35,7 +35,7 @@ func (h *Handler) routeNamespaces() {
 			if err != nil {
 				return err
 			}
-			name := r.PathValue("name") // of a patch only the name counts
+			name := r.PathValue("name") // a patch needs only its name
 			if name == "" {
 				var n v1.Namespace
 				if err := yaml.Unmarshal(data, &n); err != nil || n.Name == "" {

@@ -9,7 +9,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// routeDiscovery tells clients such as kubectl what there is.
+// routeDiscovery lists groups, kinds and their paths for clients such as kubectl.
 func (h *Handler) routeDiscovery() {
 	h.handle("GET /api", func(w http.ResponseWriter, r *http.Request) error {
 		return api.Write(w, http.StatusOK, metav1.APIVersions{TypeMeta: metav1.TypeMeta{Kind: "APIVersions"}, Versions: []string{"v1"}})
@@ -28,7 +28,7 @@ func (h *Handler) routeDiscovery() {
 	})
 }
 
-// categories are what "kubectl get all" is about.
+// categories returns the categories of a kind: "kubectl get all" lists those of "all".
 func categories(k api.Kind) []string {
 	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {
 		return []string{"all"}
@@ -59,7 +59,7 @@ func groups() metav1.APIGroupList {
 	return list
 }
 
-// resources are what there is of a group.
+// resources returns the resources of a group.
 func resources(group string) (list []metav1.APIResource) {
 	switch group {
 	case authorization:
@@ -78,7 +78,7 @@ func resources(group string) (list []metav1.APIResource) {
 		if k.Writable {
 			verbs = append(verbs, "create", "update", "patch", "delete")
 		}
-		if k.Name == "Namespace" { // taken, and not kept
+		if k.Name == "Namespace" { // accepted but not stored
 			verbs = append(verbs, "create", "update", "patch")
 		}
 		list = append(list, metav1.APIResource{

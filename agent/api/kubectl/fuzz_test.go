@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// FuzzPatch patches and applies anything to an object: the result is an object, or the error
-// blames the patch.
+// FuzzPatch patches an object with arbitrary data. The result is an object, or an error that blames
+// the patch.
 func FuzzPatch(f *testing.F) {
 	const given = `{"metadata":{"labels":{"a":"1"},"finalizers":["a","b"]},"spec":{"containers":[{"name":"x","image":"1","env":[{"name":"e","value":"1"}]},{"name":"y"}],"tolerations":[{"key":"k"}]}}`
 	for _, patch := range []string{

@@ -1,15 +1,15 @@
-// Package kubectl serves what kubectl needs and nothing of crisp's own does. It could be
-// deleted: crisp would lose nothing else. A Handler stands before the api.Server, which does
-// not know of it; what it does not answer it leaves to the server.
+// Package kubectl serves the requests that kubectl makes and crisp's own commands do not. Nothing
+// else depends on it. A Handler wraps the api.Server, which does not know of it, and passes all
+// other requests on.
 //
-// Without these a stock kubectl (1.32, 1.33) fails, with its defaults:
+// Without these parts a stock kubectl (1.32, 1.33) fails with its defaults:
 //
-//	discovery.go  every command: which kinds there are, and where
-//	table.go      get: it prints the cells that it is given
-//	openapi.go    apply, create -f, replace: else they ask for --validate=false
+//	discovery.go  every command: kinds and their paths
+//	table.go      get: it prints the cells from the server
+//	openapi.go    apply, create -f, replace: without it they demand --validate=false
 //	schema.go     explain
 //	protobuf.go   create configmap, secret, namespace, deployment, job; auth can-i: they send
-//	              it whatever the server is, and try no JSON when it is refused
+//	              it to any server, and do not fall back to JSON
 //	patch.go      apply, edit, patch, label, annotate, set, rollout restart, debug
 //	scale.go      scale
 //	access.go     auth can-i; create and apply of namespaces
@@ -25,15 +25,15 @@ import (
 	"github.com/crisp-cri/crisp/agent/store"
 )
 
-// A Handler serves what only kubectl needs, and leaves all else to the server.
+// A Handler serves the requests that only kubectl makes, and passes all others to the server.
 type Handler struct {
 	server  *api.Server
 	store   *store.Store
-	version string // of crisp
+	version string // crisp's version
 	mux     *http.ServeMux
 }
 
-// New returns a handler of all requests. objects are those of the server.
+// New returns a handler for all requests. objects is the store of the server.
 func New(s *api.Server, objects *store.Store, version string) *Handler {
 	h := &Handler{s, objects, version, http.NewServeMux()}
 	h.mux.Handle("/", s)
@@ -70,7 +70,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 
 func (h *Handler) handle(pattern string, f api.Handler) { h.mux.Handle(pattern, h.server.Handler(f)) }
 
-// withBody is the same request with another body.
+// withBody returns the request with another body.
 func withBody(r *http.Request, method, contentType string, data []byte) *http.Request {
 	next := r.Clone(r.Context())
 	next.Method, next.Body, next.ContentLength = method, io.NopCloser(bytes.NewReader(data)), int64(len(data))

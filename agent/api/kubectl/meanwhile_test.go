@@ -21,7 +21,7 @@ import (
 
 const mergePatch, strategicPatch = string(types.MergePatchType), string(types.StrategicMergePatchType)
 
-// An agentAPI is an agent's API and its objects, without an agent.
+// An agentAPI is an agent's API and its store, without an agent.
 type agentAPI struct {
 	t       *testing.T
 	objects *store.Store
@@ -52,7 +52,7 @@ func (a *agentAPI) put(text string) {
 	a.wanted.Update(a.objects.Update())
 }
 
-// given returns an object as it was given last.
+// given returns an object as it was applied last.
 func (a *agentAPI) given(key string) string {
 	a.t.Helper()
 	text, err := a.objects.Given(key)
@@ -62,7 +62,7 @@ func (a *agentAPI) given(key string) string {
 	return string(text)
 }
 
-// ask sends a request, whose body comes when meanwhile is done.
+// ask sends a request whose body arrives after meanwhile has run.
 func (a *agentAPI) ask(method, path, kind, body string, meanwhile func()) *httptest.ResponseRecorder {
 	late := reads(func([]byte) (int, error) { meanwhile(); return 0, io.EOF })
 	r := httptest.NewRequest(method, path, io.MultiReader(late, strings.NewReader(body)))
@@ -76,8 +76,8 @@ type reads func([]byte) (int, error)
 
 func (r reads) Read(p []byte) (int, error) { return r(p) }
 
-// What another client changes while the body of a scale is on its way stays, and is a conflict
-// for a client that names the version before.
+// A change by another client while the body of a scale request is in transit is kept. It is a
+// conflict if the request names the earlier version.
 func TestScaleKeepsChangesMeanwhile(t *testing.T) {
 	const path = "/apis/apps/v1/namespaces/default/deployments/web/scale"
 	for name, test := range map[string]struct {
@@ -126,8 +126,8 @@ func TestScaleKeepsChangesMeanwhile(t *testing.T) {
 	}
 }
 
-// What another client changes while the body of a resize is on its way stays, resources of
-// another container too.
+// A change by another client while the body of a resize request is in transit is kept, including
+// other containers' resources.
 func TestResizeKeepsChangesMeanwhile(t *testing.T) {
 	for method, kind := range map[string]string{http.MethodPut: "application/json", http.MethodPatch: strategicPatch} {
 		t.Run(method, func(t *testing.T) {

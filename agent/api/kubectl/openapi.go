@@ -8,9 +8,9 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
-// routeOpenAPI serves as much of an OpenAPI document as tells kubectl what the kinds
-// consist of (kubectl explain), and that it need not check objects itself: the server
-// checks fields (fieldValidation), at every path that takes objects.
+// routeOpenAPI serves the part of an OpenAPI document that kubectl needs: the schemas (kubectl
+// explain), and at every path that accepts objects the parameter fieldValidation, so that kubectl
+// leaves validation to the server.
 func (h *Handler) routeOpenAPI() {
 	h.handle("GET /openapi/v3", func(w http.ResponseWriter, r *http.Request) error {
 		paths := map[string]any{}

@@ -11,8 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// kubectl debug and patch --subresource resize send patches of a whole pod, of which the agent
-// takes one part: all else stays as it is.
+// kubectl debug and patch --subresource resize send a patch of the whole pod. The agent uses only
+// the part of the subresource, and the rest of the pod stays as it is.
 func TestPatchOfParts(t *testing.T) {
 	var debugged added
 	a := newAPI(t, &debugged)
@@ -23,7 +23,7 @@ func TestPatchOfParts(t *testing.T) {
 	if w := patch("ephemeralcontainers", `{"spec":{"ephemeralContainers":[{"name":"look","image":"d"}]}}`); w.Code != http.StatusOK || len(debugged) != 1 || debugged[0].Name != "look" {
 		t.Errorf("%v are added: %d: %s", debugged, w.Code, w.Body)
 	}
-	// Only resources are taken.
+	// Only resources are used.
 	w := patch("resize?dryRun=All", `{"spec":{"containers":[{"name":"b","image":"other","resources":{"limits":{"cpu":"1"}}}]}}`)
 	if body := w.Body.String(); w.Code != http.StatusOK || !strings.Contains(body, `"name":"b","image":"i","resources":{"limits":{"cpu":"1"}`) {
 		t.Errorf("resized: %d: %s", w.Code, body)
@@ -33,14 +33,14 @@ func TestPatchOfParts(t *testing.T) {
 	}
 }
 
-// none: no earlier agent had pods.
+// none is an agent without earlier pods.
 type none struct{}
 
 func (none) Pod(types.UID) *v1.Pod { return nil }
 
 func (none) Last(podsync.Key) *v1.Pod { return nil }
 
-// added are ephemeral containers.
+// added has ephemeral containers.
 type added []v1.EphemeralContainer
 
 func (a *added) Set(_ *v1.Pod, list []v1.EphemeralContainer) error {

@@ -37,9 +37,9 @@ func (h *Handler) routePatch() {
 	}
 }
 
-// patchPart patches a subresource of a pod: the server takes of the patched pod what it is about.
+// patchPart patches a subresource of a pod: the server takes only its part of the patched pod.
 func (h *Handler) patchPart(w http.ResponseWriter, r *http.Request, k api.Kind) error {
-	patch, err := api.Body(r) // before all else, since it may take its time
+	patch, err := api.Body(r) // first, since the body may take long to arrive
 	if err != nil {
 		return err
 	}
@@ -59,8 +59,8 @@ func (h *Handler) patchPart(w http.ResponseWriter, r *http.Request, k api.Kind) 
 	return nil
 }
 
-// patch changes what was given of an object: by a strategic or a plain merge patch,
-// a JSON patch, or by applying it as the server's side of kubectl apply does.
+// patch changes the applied text of an object: by a strategic or plain merge patch, by a JSON
+// patch, or by server-side apply.
 func (h *Handler) patch(w http.ResponseWriter, r *http.Request, k api.Kind) error {
 	patch, err := api.Body(r)
 	if err != nil {
@@ -74,7 +74,7 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, k api.Kind) erro
 	if err != nil {
 		return err
 	}
-	// A patch may name the version that it is for. One that does not is for any.
+	// A patch may name the version to which it applies. Without one it applies to any.
 	version := found.GetResourceVersion()
 	versioned, err := api.EditMetadata(given, func(m map[string]any) { m["resourceVersion"] = version })
 	if err != nil {
@@ -95,9 +95,9 @@ func (h *Handler) patch(w http.ResponseWriter, r *http.Request, k api.Kind) erro
 	return h.server.Put(w, r, k, patched, store.PutOptions{Update: true})
 }
 
-// apply makes an object what it is applied as, and makes it if it is not there.
-// Fields that the last apply of the same field manager had and this one has not go,
-// those that others have set stay. Nobody owns a field, so there are no conflicts.
+// apply implements server-side apply: it creates or updates an object. Fields that the same field
+// manager applied before and now omits are removed; fields set by others stay. Fields have no
+// owners, so there are no conflicts.
 func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text []byte) error {
 	next, err := yaml.YAMLToJSON(text)
 	if err != nil {
@@ -108,7 +108,7 @@ func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text
 	o := store.PutOptions{Update: true}
 	if errors.Is(err, fault.NotFound) {
 		given, o, err = []byte(`{}`), store.PutOptions{Create: true}, nil
-		if found, findErr := h.server.Find(r, k); findErr == nil { // a file's, or a workload's
+		if found, findErr := h.server.Find(r, k); findErr == nil { // from a file or a workload
 			err = api.Changeable(found)
 		}
 	}
@@ -120,7 +120,7 @@ func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text
 	if err != nil {
 		return err
 	}
-	// A Secret's values must not be where the object is shown, so not in an annotation.
+	// The applied configuration may have a Secret's values. An annotation would show them.
 	o.Applied = maps.Clone(lasts)
 	if o.Applied == nil {
 		o.Applied = map[string]json.RawMessage{}
@@ -129,9 +129,9 @@ func (h *Handler) apply(w http.ResponseWriter, r *http.Request, k api.Kind, text
 	return h.server.Put(w, r, k, merged, o)
 }
 
-// threeWay merges what is applied into what was given of an object, less what the
-// same manager has applied last. like is an empty object of its kind. applied is to be last in
-// the next call.
+// threeWay merges next into the applied text of an object and removes fields of last, the previous
+// configuration of the same manager, that next omits. like is an empty object of its kind. applied
+// is the value of last for the next call.
 func threeWay(like any, given, last, next []byte) (merged, applied []byte, err error) {
 	var from map[string]any
 	if err := json.Unmarshal(next, &from); err != nil {
@@ -161,8 +161,8 @@ func threeWay(like any, given, last, next []byte) (merged, applied []byte, err e
 	return merged, applied, nil
 }
 
-// strategic makes an error of a panic: package strategicpatch has one for some patches
-// that are malformed, as with an object in $retainKeys.
+// strategic turns a panic into an error: package strategicpatch panics on some malformed patches,
+// such as an object in $retainKeys.
 func strategic(merge func() ([]byte, error)) (merged []byte, err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -172,7 +172,7 @@ func strategic(merge func() ([]byte, error)) (merged []byte, err error) {
 	return merge()
 }
 
-// mustMarshal writes what was read from JSON.
+// mustMarshal encodes a value that was decoded from JSON.
 func mustMarshal(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -181,12 +181,11 @@ func mustMarshal(v any) []byte {
 	return data
 }
 
-// copied is how many bytes the copies of a JSON patch may make, as many as the API
-// server allows.
+// copied is the API server's limit of the bytes that the copy operations of a JSON patch may add.
 const copied = 3 << 20
 
-// applyPatch patches an object by a patch of the kind that a Content-Type names. like is
-// an empty object of its kind.
+// applyPatch applies a patch in the format that a Content-Type names. like is an empty object of
+// its kind.
 func applyPatch(like any, kind string, given, patch []byte) ([]byte, error) {
 	var patched []byte
 	var err error
@@ -213,7 +212,7 @@ func jsonPatch(given, patch []byte) ([]byte, error) {
 		return nil, err
 	}
 	o := jsonpatch.NewApplyOptions()
-	o.SupportNegativeIndices = false // RFC 6901 has none
+	o.SupportNegativeIndices = false // RFC 6901 has no negative indices
 	o.AccumulatedCopySizeLimit = copied
 	return operations.ApplyWithOptions(given, o)
 }

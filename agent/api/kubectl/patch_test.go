@@ -32,7 +32,7 @@ func TestMerge(t *testing.T) {
 	}
 }
 
-// The directives of strategic patches, which kubectl edit and apply send.
+// Strategic merge patches have directives, which kubectl edit and apply send.
 func TestDirectives(t *testing.T) {
 	const given = `{"metadata":{"finalizers":["a","b"]},"spec":{"strategy":{"rollingUpdate":{"maxSurge":1},"type":"RollingUpdate"},` +
 		`"template":{"spec":{"containers":[{"env":[{"name":"x","value":"1"},{"name":"y","value":"2"}],"name":"c"}]}}}}`
@@ -52,7 +52,7 @@ func TestDirectives(t *testing.T) {
 	}
 }
 
-// sorted writes the fields of objects in the order of their names.
+// sorted returns objects with their fields sorted by name.
 func sorted(text []byte) string {
 	var v any
 	if json.Unmarshal(text, &v) != nil {
@@ -61,7 +61,7 @@ func sorted(text []byte) string {
 	return string(mustMarshal(v))
 }
 
-// The examples of RFC 6902, appendix A, and what is wrong.
+// The examples of RFC 6902, appendix A, and malformed patches.
 func TestJSONPatch(t *testing.T) {
 	for _, test := range []struct{ name, given, patch, want string }{
 		{"A.1 add a member", `{"foo":"bar"}`, `[{"op":"add","path":"/baz","value":"qux"}]`, `{"baz":"qux","foo":"bar"}`},
@@ -96,7 +96,7 @@ func TestJSONPatch(t *testing.T) {
 	}
 }
 
-// An apply removes what the last one had and this one lacks, and leaves what others have set.
+// An apply removes fields that it omits and the previous one had, and keeps fields set by others.
 func TestThreeWay(t *testing.T) {
 	const first = `{"metadata":{"name":"d","labels":{"a":"1","b":"2"}},"spec":{"replicas":2,"containers":[{"name":"x","image":"1","env":[{"name":"e"}]},{"name":"y"}]}}`
 	const second = `{"metadata":{"name":"d","labels":{"a":"1"}},"spec":{"containers":[{"name":"x","image":"2"}]}}`
@@ -104,7 +104,7 @@ func TestThreeWay(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Somebody scales it, and adds a label and a container.
+	// Others pause it, and add a label and a container.
 	others, err := applyPatch(&v1.Pod{}, "application/strategic-merge-patch+json", made, []byte(`{"metadata":{"labels":{"c":"3"}},"spec":{"paused":true,"containers":[{"name":"z"}]}}`))
 	if err != nil {
 		t.Fatal(err)
@@ -120,7 +120,7 @@ func TestThreeWay(t *testing.T) {
 	if want := `{"metadata":{"labels":{"a":"1"},"name":"d"},"spec":{"containers":[{"image":"2","name":"x"}]}}`; sorted(last) != want {
 		t.Errorf("kept %s\nwant %s", last, want)
 	}
-	// Another manager takes nothing away.
+	// The apply of another manager removes nothing.
 	if got, _, err = threeWay(&v1.Pod{}, got, nil, []byte(`{"metadata":{"name":"d","labels":{"o":"4"}}}`)); err != nil || !strings.Contains(string(got), `"labels":{"a":"1","c":"3","o":"4"}`) || !strings.Contains(string(got), `"image":"2"`) {
 		t.Errorf("%s, %v", got, err)
 	}

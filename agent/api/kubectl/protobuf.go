@@ -14,14 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// protobufMagic begins an object in Kubernetes' protobuf, which kubectl create and
-// run send whatever the server is.
+// protobufMagic is the prefix of an object in Kubernetes' protobuf encoding. kubectl create and run
+// send it to any server.
 var protobufMagic = []byte("k8s\x00")
 
-// A message can be read from protobuf, as all objects of Kubernetes can.
+// A message can be decoded from protobuf, like all objects of Kubernetes.
 type message interface{ Unmarshal([]byte) error }
 
-// messageOf returns an empty message of a kind that may come so; nil of any other.
+// messageOf returns an empty message of a kind that clients send as protobuf; nil for any other.
 func messageOf(kind string) message {
 	switch kind {
 	case "Scale":
@@ -35,13 +35,13 @@ func messageOf(kind string) message {
 	return o
 }
 
-// isProtobuf reports whether a request carries such an object.
+// isProtobuf reports whether the body of a request is protobuf.
 func isProtobuf(r *http.Request) bool {
 	kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	return err == nil && kind == runtime.ContentTypeProtobuf
 }
 
-// fromProtobuf writes such an object as JSON.
+// fromProtobuf converts an object to JSON.
 func fromProtobuf(data []byte) ([]byte, error) {
 	rest, ok := bytes.CutPrefix(data, protobufMagic)
 	if !ok {

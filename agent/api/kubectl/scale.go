@@ -13,7 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// routeScale routes how many pods a Deployment has: kubectl scale.
+// routeScale routes the scale subresource of Deployments (kubectl scale).
 func (h *Handler) routeScale() {
 	const path = "/apis/apps/v1/namespaces/{namespace}/deployments/{name}/scale"
 	h.mux.Handle("GET "+path, h.server.ObjectHandler(deploymentKind, h.getScale))
@@ -46,7 +46,7 @@ func (h *Handler) getScale(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
-	text, err := api.Body(r) // before all else, since it may take its time
+	text, err := api.Body(r) // first, since the body may take long to arrive
 	if err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
 	if text, err = applyPatch(d, "application/merge-patch+json", given, patch); err != nil {
 		return err
 	}
-	// The answer is the scale, not the deployment.
+	// The answer is a Scale, not the Deployment.
 	quiet := &headersOnly{header: http.Header{}}
 	if err := h.server.Put(quiet, r, deploymentKind, text, store.PutOptions{Update: true}); err != nil {
 		return err
@@ -92,7 +92,7 @@ func (h *Handler) setScale(w http.ResponseWriter, r *http.Request) error {
 	return api.Write(w, http.StatusOK, scale)
 }
 
-// headersOnly discards the body of an answer.
+// headersOnly discards the body of a response.
 type headersOnly struct{ header http.Header }
 
 func (h *headersOnly) Header() http.Header         { return h.header }

@@ -8,11 +8,11 @@ import (
 	columns "github.com/crisp-cri/crisp/agent/table"
 )
 
-// schemas are the OpenAPI schemas of Go types, by name. They are made of what the types
-// of k8s.io/api say of themselves: JSON tags, tags for strategic merges, SwaggerDoc.
+// schemas has the OpenAPI schemas of Go types, by name. They are generated from the types of
+// k8s.io/api: JSON tags, tags for strategic merges, SwaggerDoc.
 type schemas map[string]map[string]any
 
-// schemasOf returns those of the kinds of a group and of all that is in them.
+// schemasOf returns the schemas of a group's kinds and of all types in them.
 func schemasOf(gv string) schemas {
 	s := schemas{}
 	for _, k := range api.Kinds {
@@ -26,7 +26,7 @@ func schemasOf(gv string) schemas {
 	return s
 }
 
-// gvk is how OpenAPI documents of Kubernetes name a kind.
+// gvk returns the identification of a kind in Kubernetes' OpenAPI documents.
 func gvk(k api.Kind) map[string]string {
 	group, version, ok := strings.Cut(k.Group, "/")
 	if !ok {
@@ -45,8 +45,8 @@ func (s schemas) of(t reflect.Type) map[string]any {
 	for t.Kind() == reflect.Pointer {
 		t = t.Elem()
 	}
-	// Some types are written otherwise than they are made: a Time is a string, a
-	// Quantity a string or a number.
+	// The JSON form of some types differs from their Go type: a Time is a string, a Quantity a
+	// string or a number.
 	if written, ok := reflect.Zero(t).Interface().(interface {
 		OpenAPISchemaType() []string
 		OpenAPISchemaFormat() string
@@ -91,19 +91,20 @@ func (s schemas) of(t reflect.Type) map[string]any {
 	return map[string]any{"type": "object"}
 }
 
-// reference has beside it what a field says of itself, hence the allOf.
+// reference returns a reference to a schema. It is inside an allOf, since the field has other keys
+// beside it.
 func reference(t reflect.Type) map[string]any {
 	return map[string]any{"allOf": []any{map[string]string{"$ref": "#/components/schemas/" + schemaName(t)}}}
 }
 
-// define makes the schema of a struct, unless it is there.
+// define adds the schema of a struct if it is missing.
 func (s schemas) define(t reflect.Type) {
 	name := schemaName(t)
 	if _, ok := s[name]; ok {
 		return
 	}
 	schema := map[string]any{"type": "object"}
-	s[name] = schema // before its fields: a type may contain itself
+	s[name] = schema // before the fields, as a type may contain itself
 	properties := map[string]any{}
 	required := s.fields(t, properties)
 	if len(properties) > 0 {
@@ -117,8 +118,7 @@ func (s schemas) define(t reflect.Type) {
 	}
 }
 
-// fields adds the properties of a struct, and returns which of them must be there: those
-// that are written even if they are empty.
+// fields adds the properties of a struct and returns the required ones: those without omitempty.
 func (s schemas) fields(t reflect.Type, properties map[string]any) (required []string) {
 	doc := docOf(t)
 	for i := range t.NumField() {

@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// kubectl explain finds a field from its kind on by references, with its description and how
-// patches merge it.
+// kubectl explain follows references from a kind to a field, with its description and patch
+// strategy.
 func TestSchemas(t *testing.T) {
 	all := schemasOf("v1")
 	follow := func(name string, fields ...string) map[string]any {
@@ -72,7 +72,7 @@ func TestSchemas(t *testing.T) {
 	if got := all["io.k8s.api.core.v1.PodSpec"]["required"]; !cmp.Equal(got, []string{"containers"}) {
 		t.Errorf("of a pod's spec are required %v", got)
 	}
-	// Every kind has its schema, and no reference leads nowhere.
+	// Every kind has a schema, and every reference has a target.
 	for _, gv := range groupVersions() {
 		all = schemasOf(gv)
 		kinds := map[string]bool{}

@@ -14,30 +14,30 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// wantsTable reports whether a client asks for a table before anything else that
-// there is: kubectl get without -o json or yaml does.
+// wantsTable reports whether a client prefers a table to all other formats that crisp has, as
+// kubectl get without -o json or yaml does.
 func wantsTable(r *http.Request) bool {
 	for accept := range strings.SplitSeq(r.Header.Get("Accept"), ",") {
 		kind, o, err := mime.ParseMediaType(strings.TrimSpace(accept))
 		if err != nil || kind != "application/json" && kind != "*/*" && kind != "application/*" {
-			continue // protobuf and its like
+			continue // a format that crisp does not have, such as protobuf
 		}
 		return o["as"] == "Table" && o["g"] == "meta.k8s.io" && o["v"] == "v1"
 	}
 	return false
 }
 
-// tables is a ResponseWriter of tables: an api.Representer.
+// tables is a ResponseWriter that returns tables: an api.Representer.
 type tables struct {
 	http.ResponseWriter
 	r *http.Request
 }
 
-// Unwrap is for http.ResponseController.
+// Unwrap implements the interface of http.ResponseController.
 func (w *tables) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// Represent makes a table of objects of one kind. Each row has its object, or as much of
-// it as includeObject asks for; by default its metadata.
+// Represent makes a table of objects of one kind. Each row has its object, or the part that
+// includeObject asks for, by default the metadata.
 func (w *tables) Represent(k api.Kind, objects []manifest.Object, version string) any {
 	list := columns.Columns(k.Name)
 	t := &metav1.Table{TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "Table"}, Rows: []metav1.TableRow{}}

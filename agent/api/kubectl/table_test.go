@@ -17,7 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// known is the status of all pods. None has files.
+// known has the same status for all pods, and no files.
 type known struct{ status *v1.PodStatus }
 
 func (k known) Get(types.UID) *v1.PodStatus { return k.status }
@@ -28,7 +28,7 @@ func (known) LogDir(*v1.Pod) string { return "" }
 
 func (known) EndingSince(types.UID) time.Time { return time.Time{} }
 
-// kubectl prints the cells of the table that it gets: RESTARTS has the time of the last one.
+// kubectl prints the table's cells as they are: RESTARTS includes the time of the last restart.
 func TestTableOfPods(t *testing.T) {
 	wanted := desired.New([]string{manifest.SourceFile})
 	objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: i}]}\n"), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})

@@ -17,11 +17,11 @@ import (
 	metrics "k8s.io/metrics/pkg/apis/metrics/v1beta1"
 )
 
-// usageGroup is where kubectl top asks what pods and nodes use.
+// usageGroup is the API group that kubectl top queries.
 const usageGroup = metrics.GroupName + "/v1beta1"
 
-// between is the time between two looks that make a rate where the runtime knows
-// none, and the window of each answer.
+// between is the time between two samples, from which rates are computed if the runtime does not
+// report them. It is also the window in each answer.
 const between = 500 * time.Millisecond
 
 func (h *Handler) routeUsage() {
@@ -73,7 +73,7 @@ func usageType(kind string) metav1.TypeMeta {
 	return metav1.TypeMeta{APIVersion: usageGroup, Kind: kind}
 }
 
-// podUsage is what the pods of this agent use.
+// podUsage returns the usage of this agent's pods.
 func (h *Handler) podUsage(ctx context.Context) ([]metrics.PodMetrics, error) {
 	runtime, _, err := h.server.Runtime()
 	if err != nil {
