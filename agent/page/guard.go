@@ -19,7 +19,7 @@ import (
 
 // How a browser gets a session: "crisp page" asks the agent for a URL, over its socket (root and
 // the group "crisp") or with its token. The URL works once, within keyLife, and sets a cookie for
-// sessionLife. The cookie is signed, and the agent keeps no sessions, so they outlive a restart.
+// sessionLife. The cookie is signed, and the agent stores no sessions, so they survive its restart.
 const (
 	cookieName  = "crisp-page"
 	keyLife     = 5 * time.Minute
@@ -27,7 +27,7 @@ const (
 	maxKeys     = 16
 )
 
-// policy is the Content-Security-Policy of every answer.
+// policy is the Content-Security-Policy of every response.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; " +
 	"form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
 
@@ -86,8 +86,8 @@ func ownOrigin(r *http.Request) bool {
 	return r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" && r.Method == http.MethodGet
 }
 
-// keys are the one-time keys in the URLs that "crisp page" prints. Only the newest maxKeys are
-// kept.
+// keys has the one-time keys in the URLs that "crisp page" prints. It keeps only the newest
+// maxKeys.
 type keys struct {
 	mu   sync.Mutex
 	list []key // guarded by mu
@@ -127,7 +127,7 @@ func (k *keys) redeem(text string) bool {
 	return true
 }
 
-// open begins a session if the URL has a valid key.
+// open starts a session if the URL has a valid key.
 func (s *Server) open(w http.ResponseWriter, r *http.Request) {
 	if r.Method != http.MethodGet || !s.keys.redeem(r.URL.Query().Get("key")) {
 		s.show(w, r, http.StatusUnauthorized, "message", view{Title: "No session", Body: "This URL was used before, or is too old. The command \"crisp page\" prints another."})

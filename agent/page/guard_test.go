@@ -10,7 +10,7 @@ import (
 	"time"
 )
 
-// Only the page itself may ask for more than a look, and nobody by another name.
+// Only the page itself may do more than navigate, and only under a local host name.
 func TestOtherSites(t *testing.T) {
 	s := newServer(t, fakeAPI(hostilePod()), newFake())
 	const self = "http://" + address
@@ -66,7 +66,7 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// Nothing is shown without a session, and a cookie that was not signed is none.
+// Nothing is shown without a session. A cookie with a bad signature is no session.
 func TestSessions(t *testing.T) {
 	s, other := newServer(t, fakeAPI(hostilePod()), newFake()), newServer(t, fakeAPI(hostilePod()), newFake())
 	other.o.Key = "another"
@@ -94,7 +94,7 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// The address that opens the page does so once, and not for long.
+// The URL that opens the page works once, and only for a short time.
 func TestWayIn(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newServer(t, fakeAPI(hostilePod()), newFake())

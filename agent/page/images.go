@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// imagePage is the page of images and disk.
+// imagePage is the data of the page of images and disks.
 type imagePage struct {
 	Disks  []diskRow
 	Uses   []useRow
@@ -36,7 +36,7 @@ type imageRow struct {
 	ID         string
 	Bytes      uint64
 	Size       string
-	Containers int // that use it
+	Containers int // number of containers that use it
 	Pinned     bool
 }
 

@@ -11,15 +11,15 @@ import (
 )
 
 const (
-	writePatience = 30 * time.Second // with a browser that reads nothing
+	writePatience = 30 * time.Second // for a browser that does not read
 	tailLines     = 1000
 	maxRefusal    = 64 << 10 // bytes of an error response
 )
 
-// A target is what the URL of a container's log or shell asks for.
+// A target is the container of a log or shell, and the options in the URL.
 type target struct {
 	Namespace, Name, Container string
-	Previous                   bool // the log of the previous run
+	Previous                   bool // the log of the previous instance
 	Timestamps                 bool
 	Command                    string
 }
@@ -48,8 +48,8 @@ func take(tokens chan struct{}, what string) (release func(), err error) {
 	}
 }
 
-// lines streams the last tailLines lines of a log and, unless it is that of the previous run,
-// follows it.
+// lines streams the last tailLines lines of a log and then follows it, unless it is the log of the
+// previous instance.
 func (s *Server) lines(w http.ResponseWriter, r *http.Request) error {
 	release, err := take(s.logs, "logs")
 	if err != nil {
@@ -75,8 +75,8 @@ func (s *Server) lines(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// A logWriter passes a log on, with its control characters made visible, and keeps the body of
-// an error response.
+// A logWriter forwards a log with its control characters made visible, and keeps the body of an
+// error response.
 type logWriter struct {
 	answer
 	to    *http.ResponseController

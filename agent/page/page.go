@@ -4,13 +4,13 @@
 //	browser ── Host, Origin, session ──▶ Server ── the agent's API, in this process
 //	                                       └────── the runtime: images, use, pulls
 //
-// All HTML is made here, by html/template. The one script refreshes the live parts of a page
+// All HTML is generated here, by html/template. The only script refreshes the live parts of a page
 // (DOMParser runs no scripts), reads a log, and shows the terminal of a shell. Nothing is loaded
-// from elsewhere; the Content-Security-Policy forbids it.
+// from other hosts; the Content-Security-Policy forbids it.
 //
-// Text of containers, images and manifests may be hostile. It is escaped, and control characters
-// and those that change the direction of text are replaced by visible ones (visible.go). Other
-// sites in the same browser may be hostile too, see guard.go.
+// Text of containers, images and manifests may be hostile. It is escaped, and visible characters
+// replace control characters and those that change the direction of text (visible.go). Other sites
+// in the same browser may be hostile too, see guard.go.
 //
 // A slow browser delays nothing but its own request: a log is read from its file as fast as the
 // browser reads it, and the request fails when the browser has read nothing for writePatience.
@@ -36,7 +36,7 @@ import (
 
 // Options configure a Server.
 type Options struct {
-	API     http.Handler // of the agent
+	API     http.Handler // the agent's API
 	Runtime Runtime
 	Pulls   Pulls
 	Address string // host:port where the page is served
@@ -55,17 +55,17 @@ type Pulls interface {
 	List(ctx context.Context) []pulls.Pull // none if the runtime does not report them
 }
 
-// A Server answers browsers.
+// A Server serves the page.
 type Server struct {
 	o       Options
 	mux     *http.ServeMux
 	keys    keys
 	samples *sampler
-	logs    chan struct{} // a token for each log that is being read
+	logs    chan struct{} // a token for each log being read
 	shells  chan struct{} // a token for each shell
 }
 
-// How many logs are read and shells run at a time, by all browsers together.
+// The maximum numbers of logs being read and of shells, for all browsers together.
 const (
 	maxLogs   = 32
 	maxShells = 16
@@ -76,7 +76,7 @@ var files embed.FS
 
 var templates = template.Must(template.New("").ParseFS(files, "templates/*.html"))
 
-// New returns a Server. Its sampling of what pods use ends with ctx.
+// New returns a Server. It stops sampling the pods' usage when ctx ends.
 func New(ctx context.Context, o Options) *Server {
 	s := &Server{
 		o: o, mux: http.NewServeMux(), samples: newSampler(ctx, o.Runtime),
@@ -95,7 +95,7 @@ func New(ctx context.Context, o Options) *Server {
 	return s
 }
 
-// handle serves f to browsers that have a session.
+// handle serves f to browsers with a session.
 func (s *Server) handle(pattern string, f func(http.ResponseWriter, *http.Request) error) {
 	s.mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 		if !s.hasSession(r) {
@@ -131,8 +131,8 @@ type view struct {
 	In    bool // there is a session
 }
 
-// show answers with a page. The whole page is made first, so that a failure does not leave half
-// of one.
+// show answers with a page. It renders the page before it sends anything, so that an error does not
+// leave half a page.
 func (s *Server) show(w http.ResponseWriter, r *http.Request, code int, name string, v view) {
 	v.Live, v.In = r.URL.Query().Has("live"), code != http.StatusUnauthorized
 	var out bytes.Buffer

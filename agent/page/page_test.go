@@ -28,10 +28,10 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// hostile is what nobody should write into a manifest, and somebody does.
+// hostile is text that attacks the page.
 const hostile = "<script>alert(1)</script>\"' onload=alert(1) \x1b]0;title\x07\x1b[31m \u202egnp.exe {{.}} &lt;b&gt; javascript:alert(1)"
 
-// A fakeRuntime has one image, and says what it is told to of pods.
+// A fakeRuntime has one image and given statistics.
 type fakeRuntime struct {
 	*fake.FakeRuntimeService
 	*fake.FakeImageService
@@ -63,7 +63,7 @@ type fakePulls []pulls.Pull
 
 func (f fakePulls) List(context.Context) []pulls.Pull { return f }
 
-// hostilePod has hostile text wherever a pod has text.
+// hostilePod has hostile text in every text field.
 func hostilePod() *v1.Pod {
 	now := metav1.Now()
 	return &v1.Pod{
@@ -83,7 +83,7 @@ func hostilePod() *v1.Pod {
 	}
 }
 
-// fakeAPI answers as the agent's API does, with the pod.
+// fakeAPI imitates the agent's API with one pod.
 func fakeAPI(pod *v1.Pod) *http.ServeMux {
 	mux := http.NewServeMux()
 	answer := func(path string, v any) {
@@ -130,7 +130,7 @@ func newFake() *fakeRuntime {
 	return &fakeRuntime{FakeRuntimeService: fake.NewFakeRuntimeService(), FakeImageService: fake.NewFakeImageService()}
 }
 
-// get asks as a browser does that has a session, with these headers.
+// get sends a request with a session and these headers.
 func get(s *Server, path string, headers ...string) *httptest.ResponseRecorder {
 	r := httptest.NewRequest(http.MethodGet, "http://"+address+path, nil)
 	r.AddCookie(&http.Cookie{Name: cookieName, Value: s.session(time.Now().Add(time.Hour))})
@@ -142,7 +142,7 @@ func get(s *Server, path string, headers ...string) *httptest.ResponseRecorder {
 	return w
 }
 
-// fetch asks by a connection, which a recorder is not.
+// fetch sends a request over a connection, which a recorder does not have.
 func fetch(t *testing.T, s *Server, path string) (*http.Response, string) {
 	t.Helper()
 	server := httptest.NewServer(s)
@@ -164,14 +164,14 @@ func fetch(t *testing.T, s *Server, path string) (*http.Response, string) {
 	return resp, string(body)
 }
 
-// pages are all that show something.
+// pages has the paths of all pages with content.
 var pages = []string{
 	"/page/", "/page/images", "/page/pods/default/web", "/page/pods/default/web?live", "/page/pods/default/web/log/app",
 	"/page/pods/default/web/shell/app?command=" + url.QueryEscape(hostile), "/page/pods/default/none", "/page/pods/default/web/log/" + url.PathEscape(hostile),
 }
 
-// Hostile text is text on each page: there is no element and no attribute of its making, and
-// no character that steers.
+// Hostile text stays text on each page: it adds no elements or attributes, and no control
+// characters.
 func TestHostileText(t *testing.T) {
 	s := newServer(t, fakeAPI(hostilePod()), newFake())
 	for _, path := range pages {
@@ -230,7 +230,7 @@ func TestCodes(t *testing.T) {
 			}
 		}
 	}
-	// Another server, as the first one may still be taking a sample from its runtime.
+	// A new server, since the first one may still be taking a sample from its runtime.
 	runtime := newFake()
 	runtime.err = fault.Unavailable.Errorf("the runtime has not answered yet")
 	s = newServer(t, fakeAPI(hostilePod()), runtime)
@@ -243,7 +243,7 @@ func TestCodes(t *testing.T) {
 	upgrade := []string{"Upgrade", "websocket", "Connection", "Upgrade", "Origin", "http://" + address}
 	for path, want := range map[string]int{
 		"/page/pods/default/web/exec/app": 400, "/page/pods/default/web/exec/app?command=" + strings.Repeat("x", maxCommand+1): 400,
-		"/page/pods/default/web/exec/app?command=sh": 404, // it does not run
+		"/page/pods/default/web/exec/app?command=sh": 404, // it is not running
 	} {
 		if w := get(s, path, upgrade...); w.Code != want {
 			t.Errorf("%.80s: %d, want %d", path, w.Code, want)
@@ -251,7 +251,7 @@ func TestCodes(t *testing.T) {
 	}
 }
 
-// A log comes as text in which nothing steers, with the parameters that the page has asked for.
+// A log is text without control characters. The request has the parameters that the page asked for.
 func TestLines(t *testing.T) {
 	s := newServer(t, fakeAPI(hostilePod()), newFake())
 	resp, body := fetch(t, s, "/page/pods/default/web/lines/app?timestamps=1&follow=false&tailLines=9999999")
@@ -268,7 +268,7 @@ func TestLines(t *testing.T) {
 	}
 }
 
-// No more logs are read at a time than there are tokens.
+// At most as many logs are read at a time as there are tokens.
 func TestLogsAreBounded(t *testing.T) {
 	s := newServer(t, fakeAPI(hostilePod()), newFake())
 	var all []func()
@@ -283,7 +283,7 @@ func TestLogsAreBounded(t *testing.T) {
 		t.Errorf("one more than there are: %d %s", resp.StatusCode, body)
 	}
 	all[0]()
-	for range 2 { // the first gives its token back
+	for range 2 { // the first one must have returned its token
 		if resp, body := fetch(t, s, "/page/pods/default/web/lines/app"); resp.StatusCode != 200 {
 			t.Errorf("after one has ended: %d %s", resp.StatusCode, body)
 		}
@@ -296,7 +296,7 @@ func TestVisible(t *testing.T) {
 	if got := string(visible([]byte(in))); got != want {
 		t.Errorf("shown as %q, want %q", got, want)
 	}
-	for size := 1; size < 5; size++ { // in pieces
+	for size := 1; size < 5; size++ { // in pieces of size bytes
 		var b strings.Builder
 		c := cleaner{to: &b}
 		for piece := range slices.Chunk([]byte(in), size) {
@@ -310,7 +310,7 @@ func TestVisible(t *testing.T) {
 	}
 }
 
-// What is asked of the API cannot be another path of it.
+// A name in the URL cannot lead to another path of the API.
 func TestPathsAreEscaped(t *testing.T) {
 	var asked []string
 	s := newServer(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

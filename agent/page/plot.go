@@ -43,8 +43,8 @@ func plots(samples []sample, now time.Time) []plot {
 	}
 }
 
-// newPlot draws a curve of samples for each of values. The value of the upper edge is at least
-// least.
+// newPlot draws one curve of the samples for each function of values. least is the minimum of the
+// upper edge's value.
 func newPlot(title string, word func(float64) string, last string, least float64, samples []sample, now time.Time, values ...func(sample) float64) plot {
 	top := least
 	for _, value := range values {
@@ -64,7 +64,7 @@ func newPlot(title string, word func(float64) string, last string, least float64
 			points.Reset()
 		}
 		for _, s := range samples {
-			if !before.IsZero() && s.at.Sub(before) > 5*sampleEvery { // no page was open meanwhile
+			if !before.IsZero() && s.at.Sub(before) > 5*sampleEvery { // no page was open in between
 				end()
 			}
 			before = s.at
@@ -77,7 +77,7 @@ func newPlot(title string, word func(float64) string, last string, least float64
 	return p
 }
 
-// ceiling rounds v, which is more than 0, up to 1, 2 or 5 times a power of ten.
+// ceiling rounds v, which must be positive, up to 1, 2 or 5 times a power of ten.
 func ceiling(v float64) float64 {
 	unit := math.Pow(10, math.Floor(math.Log10(v)))
 	for _, f := range []float64{1, 2, 5} {
@@ -99,7 +99,7 @@ func size(v float64) string { return pulls.Size(int64(v)) }
 
 func perSecond(v float64) string { return pulls.Size(int64(v)) + "/s" }
 
-// A span is a row of a waterfall. Its bar lies between 0 and spanWidth.
+// A span is a row of a waterfall. Its bar is between 0 and spanWidth.
 type span struct {
 	Label, Begin, Took, Note string
 	Depth, X, Width          int

@@ -22,7 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// podPage is the page of one pod.
+// podPage is the data of a pod's page.
 type podPage struct {
 	podRow
 	Why        string
@@ -30,7 +30,7 @@ type podPage struct {
 	Plots      []plot
 	Containers []containerRow
 	Conditions []v1.PodCondition
-	Covered    string // how much of the start the stages account for, in percent
+	Covered    string // share of the start that the stages account for, in percent
 	Waterfall  []span
 	Events     []eventRow
 	YAML       string
@@ -43,7 +43,7 @@ type containerRow struct {
 	State, Last       string
 	Class             string
 	Ready             bool
-	Runs, HasRun      bool // now; now or before
+	Runs, HasRun      bool // runs now; has ever run
 	Restarts          int32
 	Resources         string
 }
@@ -53,11 +53,11 @@ type eventRow struct {
 	Count                                  int32
 }
 
-// maxEvents is how many events of a pod are shown, the newest.
+// maxEvents is the number of a pod's newest events that the page shows.
 const maxEvents = 100
 
 func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
-	var object map[string]any // the pod as the API has it, for its YAML
+	var object map[string]any // the pod from the API, for its YAML
 	var pod v1.Pod
 	var events v1.EventList
 	path := podPath("/api/v1", r)
@@ -82,7 +82,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 	}
 	var report startup.Report
 	switch err := s.ask(r.Context(), podPath("/crisp/v1", r)+"/startup", &report); fault.KindOf(err) {
-	case fault.NotFound: // its start is not recorded
+	case fault.NotFound: // its start was not recorded
 	default:
 		if err != nil {
 			return err
@@ -158,7 +158,7 @@ func stateWords(s v1.ContainerState, now time.Time) (text, class string) {
 	return text, class
 }
 
-// eventRows returns rows of the newest maxEvents events, the newest first.
+// eventRows returns rows for the newest maxEvents events, the newest first.
 func eventRows(events []v1.Event, now time.Time) []eventRow {
 	slices.SortStableFunc(events, func(a, b v1.Event) int { return b.LastTimestamp.Compare(a.LastTimestamp.Time) })
 	var list []eventRow

@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// podList is the page of all pods.
+// podList is the data of the page of all pods.
 type podList struct {
 	Node    string
 	Version string
@@ -27,24 +27,24 @@ type podList struct {
 	Pulls   []pullRow
 }
 
-// A podRow is a row of the list.
+// A podRow is a row of the list of pods.
 type podRow struct {
 	Namespace, Name       string
 	Word, Class           string // kubectl's STATUS, and its CSS class
 	Ready, All            int
 	Restarts, Age         string
-	CPU, Memory           string // "" = not known
+	CPU, Memory           string // "" means unknown
 	Pull                  *pullRow
-	Startup               string // how long it took, or takes
+	Startup               string // duration of the start, finished or not
 	StartupGoes           bool
 	Strip                 []span
 	LastEvent, EventClass string
 }
 
-// A pullRow is a pull under way.
+// A pullRow is a running pull.
 type pullRow struct {
 	Image, Text string
-	Known       bool // the total is known, and so Percent
+	Known       bool // the total is known, and so is Percent
 	Percent     int
 	Layers      []layerRow
 }
@@ -115,7 +115,7 @@ func lastEvent(events []v1.Event, pod *v1.Pod) (text, class string) {
 	return text, class
 }
 
-// row returns what the list and the pod's own page both show. under are the pulls under way.
+// row returns what both the list and the pod's page show. under has the running pulls.
 func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
 	row := podRow{Namespace: pod.Namespace, Name: pod.Name, Word: status.Word(pod), Restarts: status.Restarts(pod, now), Age: age(pod.CreationTimestamp.Time, now)}
 	row.Ready, row.All = status.Count(pod)
@@ -131,7 +131,7 @@ func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
 	return row
 }
 
-// troubles are parts of the STATUS of a pod with a problem.
+// troubles has the parts of STATUS that mean a problem.
 var troubles = []string{"BackOff", "Err", "OOM", "Invalid"}
 
 // look returns the CSS class of a pod's state.

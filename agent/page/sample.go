@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 )
 
-// What pods use is sampled while a page that shows it is open, and a little longer.
+// The usage of pods is sampled while a page that shows it is open, and shortly after.
 const (
 	sampleEvery = 2 * time.Second
 	sampleFor   = 20 * time.Second // after the last request for such a page
@@ -19,7 +19,7 @@ const (
 	maxSamples  = int(plotted / sampleEvery)
 )
 
-// A sample is what a pod used at a time.
+// A sample is a pod's usage at a time.
 type sample struct {
 	at     time.Time
 	cpu    float64 // cores
@@ -29,7 +29,7 @@ type sample struct {
 
 // A series is a pod's samples, the newest last.
 type series struct {
-	last    *cri.PodSandboxStats // the counters before the next sample
+	last    *cri.PodSandboxStats // the counters at the last sample
 	samples []sample
 }
 
@@ -48,7 +48,7 @@ func newSampler(ctx context.Context, r Runtime) *sampler {
 	return &sampler{ctx: ctx, runtime: r, pods: map[string]*series{}}
 }
 
-// of returns a pod's samples that are no older than plotted, and keeps the sampling going.
+// of returns a pod's samples that are not older than plotted, and prolongs the sampling.
 func (m *sampler) of(uid string) []sample {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -87,7 +87,7 @@ func (m *sampler) loop() {
 	}
 }
 
-// take takes a sample of each pod. A runtime that does not answer gives none.
+// take samples each pod. If the runtime does not answer there is no sample.
 func (m *sampler) take() {
 	runtime, _, err := m.runtime.Runtime()
 	if err != nil {
@@ -117,8 +117,8 @@ func (m *sampler) take() {
 	}
 }
 
-// add appends the sample between the last counters and now, unless the runtime has not read
-// its counters anew.
+// add appends a sample of the usage between the last counters and now, unless the runtime has not
+// updated its counters.
 func (s *series) add(now *cri.PodSandboxStats) {
 	was := s.last
 	if was == nil || was.GetAttributes().GetId() != now.GetAttributes().GetId() {
@@ -145,7 +145,7 @@ func (s *series) add(now *cri.PodSandboxStats) {
 	}
 }
 
-// rate returns how much a counter has grown per unit of passed; 0 if it was reset.
+// rate returns the growth of a counter per unit of passed; 0 if it was reset.
 func rate(now, before *cri.UInt64Value, passed float64) float64 {
 	if passed <= 0 || now.GetValue() < before.GetValue() {
 		return 0

@@ -22,8 +22,8 @@ func stat(uid string, seconds, cpu, memory, rx uint64) *cri.PodSandboxStats {
 	}
 }
 
-// A sample is the difference between two looks; one that has not looked since, or whose
-// counters have begun anew, adds nothing to it.
+// A sample is the difference of two readings of the counters. Counters that were not updated, or
+// were reset, add no sample.
 func TestSeries(t *testing.T) {
 	var s series
 	s.add(stat("u", 100, 5e9, 10, 1000))
@@ -50,7 +50,7 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// Pods are sampled while somebody looks, and not much longer.
+// Pods are sampled while a page is open, and for a short time after.
 func TestSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -62,7 +62,7 @@ func TestSampler(t *testing.T) {
 		if runtime.asked.Load() != 0 {
 			t.Error("it asks, and nobody looks")
 		}
-		for range 10 { // looks
+		for range 10 { // requests of the page
 			m.of("a")
 			time.Sleep(sampleFor / 2)
 			synctest.Wait()
@@ -95,7 +95,7 @@ func TestSampler(t *testing.T) {
 	})
 }
 
-// A line has a gap where nobody looked.
+// A curve has a gap for the time in which no page was open.
 func TestPlots(t *testing.T) {
 	now := time.Unix(1000, 0)
 	at := func(ago time.Duration, cpu float64) sample {
@@ -120,7 +120,7 @@ func TestPlots(t *testing.T) {
 	}
 }
 
-// now returns how many pods are kept, and whether sampling goes on.
+// now returns the number of sampled pods, and whether sampling continues.
 func (m *sampler) now() (pods int, running bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()

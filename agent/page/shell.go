@@ -20,13 +20,13 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// defaultShell is run if the request names no command.
+// defaultShell is the command if the request has none.
 const defaultShell = "/bin/sh"
 
 const (
 	maxCommand = 1024     // bytes
 	maxMessage = 64 << 10 // bytes, from the browser
-	maxTyped   = 256      // messages that the command has not read; more are lost, as with a terminal
+	maxTyped   = 256      // messages that the command has not read; further ones are dropped, as by a terminal
 	frameEvery = 40 * time.Millisecond
 )
 
@@ -37,8 +37,8 @@ func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// exec runs a command in a container. Its terminal is emulated here: the browser sends keys and
-// gets frames of the screen, none before the connection has taken the one before it. The command
+// exec runs a command in a container. The agent emulates its terminal: the browser sends keys and
+// receives frames of the screen, each only after it has received the previous one. The command
 // never waits for the browser.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
@@ -65,7 +65,7 @@ func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// startExec asks the runtime for the streams of a command.
+// startExec requests the streams of a command from the runtime.
 func (s *Server) startExec(r *http.Request, t target, command []string) (remotecommand.Executor, error) {
 	var pod v1.Pod
 	if err := s.ask(r.Context(), podPath("/api/v1", r), &pod); err != nil {
@@ -94,9 +94,9 @@ func (s *Server) startExec(r *http.Request, t target, command []string) (remotec
 type session struct {
 	ws    *websocket.Conn
 	typed chan []byte
-	left  []byte // of the message that was read last
+	left  []byte // rest of the last message
 	sizes chan remotecommand.TerminalSize
-	done  chan struct{} // closed when the browser has left
+	done  chan struct{} // closed when the browser has disconnected
 
 	mu     sync.Mutex
 	screen *terminal.Terminal // guarded by mu
@@ -109,7 +109,7 @@ func newSession(ws *websocket.Conn) *session {
 	}
 }
 
-// run returns when the command has ended or the browser has left.
+// run returns when the command has ended or the browser has disconnected.
 func (s *session) run(ctx context.Context, stream remotecommand.Executor) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -163,7 +163,7 @@ func (s *session) send(v any) error {
 	return websocket.JSON.Send(s.ws, v)
 }
 
-// A message is what the browser sends. Any of the fields may be set.
+// A message is a message from the browser. Any of its fields may be set.
 type message struct {
 	Text, Key, Paste string
 	Size             []int // columns, rows
@@ -189,7 +189,7 @@ func (s *session) receive() {
 		s.mu.Unlock()
 		if len(m.Size) == 2 {
 			select {
-			case <-s.sizes: // an older size, if it was not read
+			case <-s.sizes: // replace an older size that was not read
 			default:
 			}
 			s.sizes <- remotecommand.TerminalSize{Width: uint16(columns), Height: uint16(rows)}

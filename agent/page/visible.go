@@ -34,11 +34,11 @@ func shown(r rune) rune {
 	return r
 }
 
-// A cleaner passes on what is written to it, made visible. A character may be split between
-// two writes.
+// A cleaner forwards what is written to it, made visible. A character may be split between two
+// writes.
 type cleaner struct {
 	to      io.Writer
-	partial []byte // the beginning of a character
+	partial []byte // first bytes of a split character
 }
 
 func (c *cleaner) Write(p []byte) (int, error) {

@@ -5,20 +5,20 @@ import (
 	"strings"
 )
 
-// A Frame is what has changed since the last one.
+// A Frame has the changes since the previous one.
 type Frame struct {
 	Rows    int           `json:"rows"`              // of the screen
-	Past    [][]Run       `json:"past,omitempty"`    // lines that have scrolled off the top, oldest first
-	Lines   map[int][]Run `json:"lines,omitempty"`   // rows that have changed, by number from 0
+	Past    [][]Run       `json:"past,omitempty"`    // lines that scrolled off the top, oldest first
+	Lines   map[int][]Run `json:"lines,omitempty"`   // changed rows, by number from 0
 	Other   bool          `json:"other"`             // the alternate screen is shown, which has no past
 	Cleared bool          `json:"cleared,omitempty"` // the past of earlier frames was erased
 }
 
-// A Run is text of one style: the text, and CSS classes with a blank between them, such as
-// "bold f1 b4" (fore and background, colours 0 to 15) and "cursor".
+// A Run is text of one style: the text, and its CSS classes separated by blanks, such as "bold f1
+// b4" (foreground and background, colours 0 to 15) and "cursor".
 type Run [2]string
 
-// Frame returns what has changed since it was last called.
+// Frame returns the changes since its last call.
 func (t *Terminal) Frame() Frame {
 	f := Frame{Rows: t.rows, Other: t.other != nil, Lines: map[int][]Run{}, Cleared: t.cleared}
 	for _, l := range t.past {
@@ -46,7 +46,7 @@ func (t *Terminal) Frame() Frame {
 	return f
 }
 
-// Changed reports whether the next Frame has anything.
+// Changed reports whether the next Frame would have any changes.
 func (t *Terminal) Changed() bool {
 	if len(t.past) > 0 || t.cleared || min(t.x, t.columns-1) != t.shownX || t.y != t.shownY || t.hidden != t.shownHidden {
 		return true
@@ -54,8 +54,8 @@ func (t *Terminal) Changed() bool {
 	return slices.ContainsFunc(t.lines, func(l line) bool { return l.dirty })
 }
 
-// runs returns the line's cells, without blanks at its end. The cell in the column cursor, -1
-// for none, is a run of its own.
+// runs returns the line's cells without trailing blanks. The cell in the column cursor is a
+// separate run; -1 means no cursor.
 func (l line) runs(cursor int) []Run {
 	end := 0
 	for i, c := range l.cells {

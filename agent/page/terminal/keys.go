@@ -2,18 +2,18 @@ package terminal
 
 import "strings"
 
-// cursorKeys have the last letters of the sequences of cursor keys. These begin with ESC [ or,
-// in the mode of applications (DECCKM), with ESC O.
+// cursorKeys has the last letters of the cursor keys' sequences, which begin with ESC [ or, in
+// application mode (DECCKM), with ESC O.
 var cursorKeys = map[string]string{"ArrowUp": "A", "ArrowDown": "B", "ArrowRight": "C", "ArrowLeft": "D", "Home": "H", "End": "F"}
 
-// otherKeys have the sequences of the other keys with names. The names are those of browsers
+// otherKeys has the sequences of the other named keys. The names are those of browsers
 // (KeyboardEvent.key).
 var otherKeys = map[string]string{
 	"Enter": "\r", "Backspace": "\x7f", "Tab": "\t", "Escape": "\x1b", "Delete": "\x1b[3~", "Insert": "\x1b[2~", "PageUp": "\x1b[5~", "PageDown": "\x1b[6~",
 }
 
-// Key returns what a key with a name ("ArrowUp"), or one pressed with Ctrl ("^C"), sends to the
-// program; "" for any other.
+// Key returns the sequence of a named key ("ArrowUp") or of one pressed with Ctrl ("^C"), and ""
+// for any other.
 func (t *Terminal) Key(name string) string {
 	if letter, ok := cursorKeys[name]; ok {
 		if t.appKeys {
@@ -29,8 +29,8 @@ func (t *Terminal) Key(name string) string {
 	return otherKeys[name]
 }
 
-// Paste returns what pasted text sends to the program: without ESC, so that it has no escape
-// sequences, with CR for line ends, and bracketed if the program asked for that (mode 2004).
+// Paste returns the input of pasted text: without ESC, and so without escape sequences, with CR as
+// line ends, and bracketed if the program has enabled that (mode 2004).
 func (t *Terminal) Paste(text string) string {
 	text = strings.NewReplacer("\x1b", "", "\r\n", "\r", "\n", "\r").Replace(text)
 	if t.bracketed {

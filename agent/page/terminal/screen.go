@@ -8,7 +8,7 @@ type line struct {
 	dirty bool // changed since the last Frame
 }
 
-// A cell is a character with its combining marks, of which it keeps two.
+// A cell is a character with at most two combining marks.
 type cell struct {
 	r     rune // 0 = blank
 	marks [2]rune
@@ -23,8 +23,8 @@ func (t *Terminal) blank() line {
 	return l
 }
 
-// shift moves the cells from column x on by n columns, to the right, or to the left if n is
-// negative. Cells that leave the line are lost.
+// shift moves the cells from column x by n columns to the right, or to the left if n is negative.
+// Cells that leave the line are lost.
 func (l *line) shift(x, n int, s style) {
 	size := len(l.cells)
 	room := min(max(n, -n), size-x)
@@ -51,8 +51,8 @@ func (t *Terminal) restore() {
 	t.style = t.saved.style
 }
 
-// setRegion sets the scrolling region (DECSTBM): from row top, which counts from 0, to row
-// bottom, which counts from 1; 0 is the last row.
+// setRegion sets the scrolling region (DECSTBM) from row top, which counts from 0, to row bottom,
+// which counts from 1; a bottom of 0 means the last row.
 func (t *Terminal) setRegion(top, bottom int) {
 	if bottom == 0 || bottom > t.rows {
 		bottom = t.rows
@@ -79,7 +79,7 @@ func (t *Terminal) back() {
 	}
 }
 
-// scroll moves the lines from row from to the bottom of the region up by n, or down if n is
+// scroll moves the lines between row from and the bottom of the region up by n, or down if n is
 // negative. Lines that leave the top of the main screen go to the past.
 func (t *Terminal) scroll(from, n int) {
 	for range min(max(n, -n), t.bottom-from+1) {
@@ -100,7 +100,7 @@ func (t *Terminal) scroll(from, n int) {
 	}
 }
 
-// erase blanks the cells of row y from column from up to, and without, column to.
+// erase blanks the cells of row y from column from to before column to.
 func (t *Terminal) erase(y, from, to int) {
 	for x := from; x < min(to, t.columns); x++ {
 		t.lines[y].cells[x] = cell{style: t.style.background()}
@@ -134,8 +134,8 @@ func (t *Terminal) eraseScreen(what, x int) {
 	}
 }
 
-// alternate shows the alternate screen, blank, or the main one again. cursor says that the
-// cursor is saved and restored, too (mode 1049).
+// alternate switches to a blank alternate screen or back to the main one. cursor means that the
+// cursor is also saved and restored (mode 1049).
 func (t *Terminal) alternate(on, cursor bool) {
 	if on == (t.other != nil) {
 		return
@@ -164,13 +164,13 @@ func (t *Terminal) dirtyAll() {
 	}
 }
 
-// Resize gives the screen another size, within the bounds of this package.
+// Resize changes the size of the screen, within the bounds of this package.
 func (t *Terminal) Resize(columns, rows int) {
 	columns, rows = bounded(columns, rows)
 	if columns == t.columns && rows == t.rows {
 		return
 	}
-	above := max(t.y-rows+1, 0) // lines dropped at the top, so that the cursor's stays
+	above := max(t.y-rows+1, 0) // lines to drop at the top, so that the cursor's line stays
 	t.columns, t.rows = columns, rows
 	t.lines = t.fit(t.lines, above)
 	if t.other != nil {

@@ -11,10 +11,10 @@ type style struct {
 	bold, faint, italic, under, inverse bool
 }
 
-// background returns the style of cells that are blanked: the background alone.
+// background returns the style of blanked cells: only the background.
 func (s style) background() style { return style{back: s.back} }
 
-// set carries out SGR with the parameters p. Of the 256 colours it knows only the first 16.
+// set applies SGR with the parameters p. Of the 256 colours it supports only the first 16.
 func (s *style) set(p []int) {
 	for i := 0; i < len(p); i++ {
 		switch v := p[i]; {
@@ -56,8 +56,8 @@ func (s *style) set(p []int) {
 	}
 }
 
-// extended sets a colour of the 256 ("38;5;N"), if it is one of the first 16, and ignores one
-// of all ("38;2;R;G;B"). It returns how many parameters follow the first.
+// extended sets one of the 256 colours ("38;5;N") if it is among the first 16, and ignores RGB
+// colours ("38;2;R;G;B"). It returns the number of parameters that follow the first.
 func (s *style) extended(p []int) int {
 	if len(p) < 3 || p[1] != 5 {
 		return 4

@@ -1,12 +1,12 @@
-// Package terminal emulates the screen of a terminal for programs that expect xterm: it takes
-// what a program writes, and returns what has changed in a form that a browser can show as text.
+// Package terminal emulates the screen of an xterm: it reads the output of a program, and returns
+// the changes in a form that a browser can show as text.
 //
 //	program ── bytes ──▶ Write ──▶ lines of cells ──▶ Frame ──▶ runs of text with a class
 //
-// It is bounded whatever the program writes: the size of the screen, the lines that have
-// scrolled away since the last Frame, the parameters of a sequence. It answers no queries: no
-// report is sent to the program as if it had been typed, and there is neither a title nor a
-// clipboard. Sequences that it does not know are read to their end, and dropped.
+// Its memory is bounded whatever the program writes: the size of the screen, the lines that have
+// scrolled away since the last Frame, the parameters of a sequence. It answers no queries, so that
+// no output can become input of the program, and it has neither a title nor a clipboard. It drops
+// unknown sequences.
 //
 // The sequences are those of ECMA-48 and of xterm's "XTerm Control Sequences".
 package terminal
@@ -37,7 +37,7 @@ const (
 	text      state = iota
 	escape          // after ESC
 	control         // in a control sequence, after ESC [
-	ignored         // in one that is too long or malformed
+	ignored         // in a sequence that is too long or malformed
 	char            // before the last character of an ESC sequence
 	str             // in a string (OSC, DCS, SOS, PM, APC), which is dropped: a title, an image
 	strEscape       // in a string, after ESC
@@ -49,20 +49,20 @@ type Terminal struct {
 	lines         []line
 	other         []line // the main screen, while the alternate one is shown; else nil
 	past          []line // scrolled away since the last Frame, the newest last
-	x, y          int    // the cursor; x may be columns: the next character begins a line
+	x, y          int    // the cursor; x may equal columns: the next character begins a line
 	top, bottom   int    // the first and the last row of the scrolling region
 	style         style
 	saved         struct {
 		x, y  int
 		style style
 	}
-	hidden, appKeys, bracketed bool // modes: no cursor, cursor keys of applications, pastes in brackets
+	hidden, appKeys, bracketed bool // modes: hidden cursor, application cursor keys, bracketed paste
 
 	state   state
 	params  []byte
-	partial []byte // the first bytes of a character
+	partial []byte // the first bytes of an incomplete character
 
-	shownX, shownY int // where the last Frame had the cursor
+	shownX, shownY int // position of the cursor in the last Frame
 	shownHidden    bool
 	cleared        bool // the past was erased (ED 3) since the last Frame
 }
@@ -116,7 +116,7 @@ func (t *Terminal) take(r rune) {
 			t.state = strEscape
 		}
 		return
-	case strEscape: // ESC \ ends the string; any other sequence does so too, and counts
+	case strEscape: // ESC \ ends the string; any other sequence ends it too, and takes effect
 		t.escaped(r)
 		return
 	case char:
@@ -184,9 +184,9 @@ func (t *Terminal) controlChar(r rune) {
 	}
 }
 
-// put shows a character if it is printable. Those that change the direction of text are not.
+// put shows a character if it is printable and does not change the direction of text.
 func (t *Terminal) put(r rune) {
-	if unicode.Is(unicode.M, r) { // a combining mark of the character before
+	if unicode.Is(unicode.M, r) { // a combining mark for the previous character
 		c := &t.lines[t.y].cells[max(min(t.x, t.columns)-1, 0)]
 		for i := range c.marks {
 			if c.marks[i] == 0 {
@@ -219,7 +219,7 @@ func numbers(params string) []int {
 	return list
 }
 
-// sequence carries out the control sequence with the parameters t.params.
+// sequence executes the control sequence with the parameters t.params.
 func (t *Terminal) sequence(final rune) {
 	params := string(t.params)
 	if rest, ok := strings.CutPrefix(params, "?"); ok {
@@ -271,8 +271,8 @@ func (t *Terminal) sequence(final rune) {
 	}
 }
 
-// edit carries out sequences that erase, insert and scroll. first is the first parameter, n is
-// it but at least 1, and x is the column of the cursor.
+// edit executes sequences that erase, insert and scroll. first is the first parameter, n the same
+// but at least 1, and x the column of the cursor.
 func (t *Terminal) edit(final rune, first, n, x int) {
 	inRegion := t.y >= t.top && t.y <= t.bottom
 	switch final {

@@ -6,8 +6,7 @@ import (
 	"testing"
 )
 
-// screen is what the terminal shows, a line for each row, without styles and blank rows at the
-// end.
+// screen returns the screen, a line for each row, without styles and trailing blank rows.
 func screen(t *Terminal) string {
 	var rows []string
 	for _, l := range t.lines {
@@ -53,7 +52,7 @@ func TestScreen(t *testing.T) {
 		"not UTF-8":             {"a\xffb", "a\ufffdb"},
 	} {
 		term := New(MinColumns, MinRows)
-		for i := range len(c.in) { // byte by byte: a character and a sequence come in pieces
+		for i := range len(c.in) { // byte by byte, which splits characters and sequences
 			term.Write([]byte{c.in[i]})
 		}
 		if got := screen(term); got != c.want {
@@ -76,7 +75,7 @@ func TestStyles(t *testing.T) {
 	}
 }
 
-// A Frame has what has changed, and a reader that puts frames together has the screen.
+// A Frame has only changes; together the frames yield the screen.
 func TestFrames(t *testing.T) {
 	term := New(MinColumns, MinRows)
 	term.Write([]byte("one\r\ntwo"))
@@ -115,7 +114,7 @@ func TestPastIsBounded(t *testing.T) {
 func TestResize(t *testing.T) {
 	term := New(40, 10)
 	term.Write([]byte("1\r\n2\r\n3\r\n4\r\n5\r\n6\r\n7\r\n8"))
-	term.Resize(1, 1) // the least
+	term.Resize(1, 1) // the smallest size
 	if got, want := screen(term), "4\n5\n6\n7\n8"; got != want {
 		t.Errorf("smaller: %q, want %q", got, want)
 	}
