@@ -23,7 +23,7 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
-// agentFlags are the values of those flags that agent.Options has in another form.
+// agentFlags has the values of flags that agent.Options has in another form.
 type agentFlags struct {
 	headers                                                    []string
 	nodeIP, clusterDNS, config, level, pullPolicy, pullUnasked string
@@ -64,7 +64,7 @@ func agentCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// add defines the flags, but for those of nodeFlags.
+// add defines the flags except those of nodeFlags.
 func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)
@@ -111,7 +111,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *agent.Options) {
 	})
 }
 
-// take checks the values and sets the options that they stand for.
+// take validates the values and sets the corresponding options.
 func (f *agentFlags) take(o *agent.Options) error {
 	if o.PullPolicy = pullrecords.Policy(f.pullPolicy); !slices.Contains(pullrecords.Policies, o.PullPolicy) {
 		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", f.pullPolicy, pullrecords.Policies)
@@ -155,7 +155,7 @@ func (f *agentFlags) take(o *agent.Options) error {
 	return nil
 }
 
-// newLog logs text to a terminal and JSON to everything else.
+// newLog returns a logger that writes text to a terminal and JSON to anything else.
 func newLog(w io.Writer, level string) (*slog.Logger, error) {
 	var l slog.Level
 	if err := l.UnmarshalText([]byte(level)); err != nil {
@@ -168,7 +168,7 @@ func newLog(w io.Writer, level string) (*slog.Logger, error) {
 	return slog.New(logctx.Handler(slog.NewJSONHandler(w, o))), nil
 }
 
-// readable writes durations as text: "1.2s", not nanoseconds.
+// readable formats durations as text: "1.2s", not nanoseconds.
 func readable(_ []string, a slog.Attr) slog.Attr {
 	if a.Value.Kind() == slog.KindDuration {
 		return slog.String(a.Key, a.Value.Duration().Round(time.Microsecond).String())

@@ -20,7 +20,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// dialAgent is an HTTP client of the agent's socket.
+// dialAgent returns an HTTP client for the agent's socket.
 func (c *cli) dialAgent() *http.Client {
 	socket := agent.SocketOf(c.agentRoot)
 	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
@@ -29,7 +29,7 @@ func (c *cli) dialAgent() *http.Client {
 	}}}
 }
 
-// ask sends a request to the agent. The answer's body is the caller's to close.
+// ask sends a request to the agent. The caller closes the response's body.
 func (c *cli) ask(method, path string, query url.Values, body []byte) (*http.Response, error) {
 	u := url.URL{Scheme: "http", Host: "agent", Path: path, RawQuery: query.Encode()}
 	req, err := http.NewRequestWithContext(c.ctx, method, u.String(), bytes.NewReader(body))
@@ -53,7 +53,7 @@ func (c *cli) ask(method, path string, query url.Values, body []byte) (*http.Res
 	return nil, refusal(resp)
 }
 
-// refusal is what the agent said instead of doing as it was told.
+// refusal returns the error in the agent's response.
 func refusal(resp *http.Response) error {
 	data, err := io.ReadAll(resp.Body)
 	if err != nil {
@@ -61,7 +61,7 @@ func refusal(resp *http.Response) error {
 	}
 	var status metav1.Status
 	if json.Unmarshal(data, &status) != nil || status.Message == "" {
-		if resp.StatusCode == http.StatusNotFound { // an agent that does not have this
+		if resp.StatusCode == http.StatusNotFound { // an agent without this endpoint
 			return fault.NotFound.Errorf("agent: %s: %s", resp.Status, strings.TrimSpace(string(data)))
 		}
 		return fmt.Errorf("agent: %s: %s", resp.Status, strings.TrimSpace(string(data)))
@@ -79,7 +79,8 @@ func refusal(resp *http.Response) error {
 	return errors.New(status.Message)
 }
 
-// send asks the agent with a body of JSON, unless that is nil, and decodes the answer, unless to is nil.
+// send sends a request, with body as JSON unless it is nil, and decodes the response into to unless
+// that is nil.
 func (c *cli) send(method, path string, query url.Values, body, to any) (http.Header, error) {
 	var text []byte
 	if body != nil {
@@ -99,13 +100,13 @@ func (c *cli) send(method, path string, query url.Values, body, to any) (http.He
 	return resp.Header, json.NewDecoder(resp.Body).Decode(to)
 }
 
-// fetch decodes the answer to a GET.
+// fetch decodes the response to a GET.
 func (c *cli) fetch(path string, query url.Values, to any) error {
 	_, err := c.send(http.MethodGet, path, query, nil, to)
 	return err
 }
 
-// agentRuns reports whether an agent of our runtime answers.
+// agentRuns reports whether an agent answers that uses our runtime.
 func (c *cli) agentRuns() bool {
 	var config struct {
 		Kubelet struct {
@@ -115,8 +116,8 @@ func (c *cli) agentRuns() bool {
 	return c.fetch("/configz", nil, &config) == nil && config.Kubelet.Endpoint == c.endpoint
 }
 
-// pathOf is the API's path of an object. Without a name it is that of all objects of the kind
-// in the namespace, without a namespace of those in all namespaces.
+// pathOf returns the API's path of an object. Without a name it is that of all objects of the kind
+// in the namespace, and without a namespace that of all namespaces.
 func pathOf(k api.Kind, namespace, name string) string {
 	path := k.Path()
 	if k.Namespaced && namespace != "" {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// file writes a file of the node and returns its path.
+// file writes a file to the node's directory and returns its path.
 func (n *node) file(name, text string) string {
 	n.t.Helper()
 	path := filepath.Join(n.dir, name)
@@ -25,7 +25,7 @@ func (n *node) file(name, text string) string {
 	return path
 }
 
-// expect runs lines; each must end with the code and print what matches.
+// expect runs command lines. Each must exit with its code and print what its pattern matches.
 func (n *node) expect(lines ...expectation) {
 	n.t.Helper()
 	for _, e := range lines {
@@ -49,8 +49,8 @@ data: {mode: fast}
 ---
 ` + webPod
 
-// Objects of the local API: applied, changed, shown, deleted, and there again for
-// the next agent.
+// Objects of the local API are applied, changed, shown, deleted, and survive a restart of the
+// agent.
 func TestApply(t *testing.T) {
 	n := newNode(t)
 	stop := n.agent()
@@ -85,12 +85,12 @@ func TestApply(t *testing.T) {
 		expectation{"apply -f " + filepath.Join(n.dir, "none.yaml"), 1, `no such file`},
 	)
 
-	// Another image is the same pod; another container another.
+	// Another image changes the pod in place; another container replaces it.
 	f = n.file("stack.yaml", strings.Replace(stack, "web:1", "web:2", 1))
 	n.expect(expectation{"apply -f " + f, 0, `configmap/conf created\npod/web configured`})
 	n.until("get pods -o wide", `example.org/web:2`)
 
-	// The next agent has it again, and an end goes on.
+	// The next agent has the object again, and continues a deletion.
 	stop()
 	n.expect(expectation{"get cm", 6, `agent is not reachable`}, expectation{"events --for pod/web", 0, `Started`})
 	stop = n.agent()
@@ -111,7 +111,7 @@ func TestApply(t *testing.T) {
 	}
 }
 
-// What a file says is the file's to change.
+// Objects from a file can be changed only in the file.
 func TestFilesAreNotTheAPIs(t *testing.T) {
 	n := newNode(t)
 	n.manifest("web.yaml", webPod)
@@ -144,8 +144,8 @@ spec:
       - {name: app, image: "example.org/web:1"}
 `
 
-// A Deployment is pods with names of their own, replaced a few at a time; by default
-// one of three is there first.
+// A Deployment's pods have numbered names, and an update replaces a few at a time; by default one
+// of three starts before an old one ends.
 func TestDeployment(t *testing.T) {
 	n := newNode(t)
 	n.agent()
@@ -193,8 +193,8 @@ func TestJob(t *testing.T) {
 	n.until("get pods -o name", `^$`)
 }
 
-// A Job that is over its deadline has failed, and so has its pod, which ends and stays; the next
-// agent does not begin it anew.
+// A Job that exceeds its deadline has failed, and so has its pod, which ends and stays. The next
+// agent does not start it again.
 func TestJobDeadline(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -212,7 +212,7 @@ func TestJobDeadline(t *testing.T) {
 	n.expect(expectation{"get pods", 0, `sum-0 +0/1 +DeadlineExceeded`}, expectation{"get pods -o name", 0, `^pod/sum-0\n$`})
 }
 
-// A watch tells what comes, changes and goes.
+// A watch prints objects that are added, changed and removed.
 func TestWatch(t *testing.T) {
 	n := newNode(t)
 	n.agent()
@@ -241,7 +241,7 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// What the manifests of a directory had and have no more is deleted.
+// Objects whose manifests were removed from a directory are deleted.
 func TestPrune(t *testing.T) {
 	n := newNode(t)
 	n.agent()
@@ -266,8 +266,8 @@ func TestPrune(t *testing.T) {
 	)
 }
 
-// Two projects that have a file of one name each, or come through a pipe, must not
-// delete each other's objects.
+// Two projects that have files of the same name, or use a pipe, must not delete each other's
+// objects.
 func TestPruneSparesOtherProjects(t *testing.T) {
 	n := newNode(t)
 	n.agent()
@@ -308,18 +308,18 @@ func TestRun(t *testing.T) {
 	n.expect(expectation{"delete t --force", 0, `pod/t deleted`})
 }
 
-// Who interrupts "run --rm" gets the prompt back and no pod that runs on.
+// Interrupting "run --rm" returns to the prompt and leaves no running pod.
 func TestRunRemovesWhatIsInterrupted(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
 	n.agent()
 	n.until("status -o json", `"alive": true`)
-	n.crispFor(2*time.Second, "run --rm --name gone --pull Never example.org/absent:1") // it waits for the image
+	n.crispFor(2*time.Second, "run --rm --name gone --pull Never example.org/absent:1") // it is waiting for the image
 	n.expect(expectation{"get pods -o name", 0, `^$`})
 }
 
-// Pods of a URL stay when its server goes, over the death of the agent; and
-// before the server has ever answered nothing is ended.
+// Pods of a URL stay when its server is down, even across a crash of the agent. Before the server
+// has ever answered no pod ends.
 func TestManifestURL(t *testing.T) {
 	n := newNode(t)
 	text := webPod
@@ -335,7 +335,7 @@ func TestManifestURL(t *testing.T) {
 	n.expect(expectation{"get pods", 0, `web +2/2 +Running +0 `}, expectation{"delete pod/web", 1, `comes from http://`})
 	stop()
 
-	// Of another URL, that never answers, nothing is known: not that web is to end.
+	// Nothing is known of another URL that never answers, so web must not end.
 	n.flags = []string{"--manifest-url", h.URL + "/never"}
 	n.manifest("other.yaml", "")
 	n.agent()
@@ -345,7 +345,7 @@ func TestManifestURL(t *testing.T) {
 	n.expect(expectation{"get pods", 0, `(?s)other +2/2 +Running .*web +2/2 +Running`})
 }
 
-// Images that something uses or somebody has pinned stay.
+// Images that are in use or pinned stay.
 func TestImagePrune(t *testing.T) {
 	n := newNode(t)
 	n.runtime.ImageService.SetFakeImagePinned("example.org/pause:1", true)
@@ -359,7 +359,7 @@ func TestImagePrune(t *testing.T) {
 	)
 }
 
-// A file that others are beside may change: nothing else does.
+// A change of another file in the directory, or of a comment, leaves a pod alone.
 func TestUnrelatedFile(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)

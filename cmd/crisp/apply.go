@@ -21,13 +21,13 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A document is the text of manifests, and where it is from.
+// A document is the text of manifests, and its origin.
 type document struct {
 	name string
 	data []byte
 }
 
-// inputs reads what -f names: files, directories, URLs, or standard input.
+// inputs reads the arguments of -f: files, directories, URLs, or standard input.
 func (c *cli) inputs(names []string) ([]document, error) {
 	var docs []document
 	for _, name := range names {
@@ -123,8 +123,8 @@ func chosenOf(objects []given) []chosen {
 	return list
 }
 
-// read checks the documents and returns their objects, in the order in which they
-// need each other: what pods refer to comes before them.
+// read checks the documents and returns their objects in the order of their dependencies: objects
+// that pods refer to come before pods.
 func (c *cli) read(docs []document, namespace, mode string) ([]given, error) {
 	unknown, ok := validations[mode]
 	if !ok {
@@ -176,8 +176,8 @@ func rank(k api.Kind) int {
 	return 0
 }
 
-// pruneAnnotation is on what was applied with --prune, and says from where: the
-// absolute paths and URLs that were named, or the set.
+// pruneAnnotation marks objects that were applied with --prune. Its value is their origin: the
+// absolute paths and URLs on the command line, or the set.
 const pruneAnnotation = "crisp/applied-from"
 
 func applyCommand(c *cli) *cobra.Command {
@@ -200,7 +200,7 @@ func applyCommand(c *cli) *cobra.Command {
 		if len(files) == 0 || len(rest) > 0 {
 			return usageError("apply needs -f FILE")
 		}
-		if dryRun != "" && dryRun != "server" && dryRun != "client" { // it would do what it is to try
+		if dryRun != "" && dryRun != "server" && dryRun != "client" { // another value would make the change that it should only try
 			return usageError("--dry-run %s: want server or client", dryRun)
 		}
 		origin := ""
@@ -247,9 +247,8 @@ func applyCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// originOf says where manifests are from, so that two who prune never take each
-// other's objects for their own: a path counts from the root, and standard input is
-// nowhere unless it has a name.
+// originOf identifies the origin of manifests, so that two users of --prune never delete each
+// other's objects: paths are absolute, and standard input needs a name.
 func originOf(files []string, set string) (string, error) {
 	if set != "" {
 		return "applyset " + set, nil
@@ -321,7 +320,7 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 	return nil
 }
 
-// prune deletes what was applied from the same place and is not in it any more.
+// prune deletes objects that were applied from the same origin and are no longer in it.
 func (c *cli) prune(kept []given, origin string) error {
 	for _, k := range api.Kinds {
 		if !k.Writable {

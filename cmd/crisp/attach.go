@@ -20,7 +20,7 @@ func attachCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// attach connects our streams with a container's.
+// attach connects our streams to a container's.
 func (c *cli) attach(namespace, name, container string, interactive, tty bool) error {
 	runtime, id, err := c.running(namespace, name, container)
 	if err != nil {

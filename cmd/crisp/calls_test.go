@@ -14,9 +14,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// calls are those that change something on a node's runtime, in the order in
-// which they ended: "CreateContainer app". The server in front of the runtime may
-// be away, and the tests may have a say in each call.
+// calls records the calls that change something on a node's runtime, in the order in which they
+// ended: "CreateContainer app". Tests can stop the server in front of the runtime, and can
+// intercept each call.
 type calls struct {
 	*node
 
@@ -25,15 +25,14 @@ type calls struct {
 	hook func(call string) // before each call; may block; guarded by mu
 }
 
-// newCalls is newNode with the calls written down. The runtime answers when begin
-// is called.
+// newCalls is newNode with a record of calls. The runtime answers after begin.
 func newCalls(t *testing.T) *calls {
 	c := &calls{node: newNode(t)}
 	c.away()
 	return c
 }
 
-// begin has the runtime answer.
+// begin makes the runtime answer.
 func (c *calls) begin() {
 	c.t.Helper()
 	c.serve(c.note)
@@ -59,8 +58,8 @@ func (c *calls) note(ctx context.Context, req any, info *grpc.UnaryServerInfo, h
 	return resp, err
 }
 
-// describe names the call and what it is about, by its name and not by its ID; ""
-// if it changes nothing.
+// describe returns the call and the name, not the ID, of its object; "" if the call changes
+// nothing.
 func (c *calls) describe(method string, req any) string {
 	s := c.runtime.RuntimeService
 	s.Lock()
@@ -98,14 +97,14 @@ func (c *calls) describe(method string, req any) string {
 	return ""
 }
 
-// onCall has f called before each call from now on.
+// onCall sets the function that runs before each call.
 func (c *calls) onCall(f func(call string)) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.hook = f
 }
 
-// made are the calls whose names begin so, since the last forget.
+// made returns the calls with one of the prefixes since the last forget.
 func (c *calls) made(prefixes ...string) []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -120,7 +119,7 @@ func (c *calls) forget() {
 	c.list = nil
 }
 
-// await waits for what must come.
+// await waits until yes returns true.
 func (n *node) await(what string, yes func() bool) {
 	n.t.Helper()
 	for deadline := time.Now().Add(30 * time.Second); !yes(); time.Sleep(10 * time.Millisecond) {
@@ -130,7 +129,7 @@ func (n *node) await(what string, yes func() bool) {
 	}
 }
 
-// A journal is what an agent writes, to be read while it runs.
+// A journal is an agent's log, which can be read while the agent runs.
 type journal struct {
 	mu  sync.Mutex
 	buf bytes.Buffer

@@ -7,16 +7,15 @@ import (
 	"github.com/crisp-cri/crisp/agent/api"
 )
 
-// given fetches an object of the agent's own as it was given, with the version that a
-// change of it is of.
+// given returns an object of the local API as it was applied, with its current version.
 func (c *cli) given(t chosen) (map[string]any, error) {
 	var o map[string]any
 	err := c.fetch("/crisp/v1"+t.path()+"/given", nil, &o)
 	return o, err
 }
 
-// change has edit change an object as it was given, and puts it. It returns what that has
-// done: "configured", "unchanged".
+// change edits an object as it was applied, and puts it. It returns the outcome: "configured",
+// "unchanged".
 func (c *cli) change(t chosen, edit func(map[string]any) error) (outcome string, err error) {
 	o, err := c.given(t)
 	if err != nil {
@@ -36,7 +35,7 @@ func (c *cli) replace(t chosen, o map[string]any) (outcome string, err error) {
 	return header.Get(api.OutcomeHeader), nil
 }
 
-// within returns the map at a path of an object, which is made if it is not there.
+// within returns the map at a path of an object. It makes missing maps.
 func within(o map[string]any, path ...string) map[string]any {
 	for _, key := range path {
 		next, ok := o[key].(map[string]any)

@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// checkpointCommand has the runtime write a checkpoint archive of a container.
+// checkpointCommand makes the runtime write a checkpoint archive of a container.
 func checkpointCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	cmd := &cobra.Command{Use: "checkpoint POD [-c CONTAINER]", Args: takes(1, 1, "checkpoint takes the name of one pod"), Short: "write a checkpoint archive of a container", ValidArgsFunction: c.completePod}

@@ -17,15 +17,14 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// patience is how long a command waits for the runtime to answer at all.
+// patience is how long a command waits for the runtime's first answer.
 const patience = 10 * time.Second
 
 func (c *cli) connect() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 	return criconn.Dial(c.ctx, c.endpoint, patience)
 }
 
-// pods lists the pods of the runtime, and those that the agent has accepted for
-// it and that wait for their sandbox.
+// pods lists the pods of the runtime, and those of its agent that have no sandbox yet.
 func (c *cli) pods(runtime internalapi.RuntimeService) ([]criruntime.Found, error) {
 	version, err := runtime.Version(c.ctx, "")
 	if err != nil {
@@ -50,7 +49,7 @@ func (c *cli) pods(runtime internalapi.RuntimeService) ([]criruntime.Found, erro
 	return list, nil
 }
 
-// podsOfAgent are the pods of our runtime's agent, if it runs.
+// podsOfAgent returns the pods of our runtime's agent, if it runs.
 func (c *cli) podsOfAgent() ([]v1.Pod, bool) {
 	if !c.agentRuns() {
 		return nil, false
@@ -62,8 +61,8 @@ func (c *cli) podsOfAgent() ([]v1.Pod, bool) {
 	return pods.Items, true
 }
 
-// merge takes the agent's word for its own pods. The runtime has others besides:
-// of a kubelet, or of crictl.
+// merge replaces the agent's pods in found by the agent's version of them, and adds those that
+// the runtime does not have. The runtime may also have pods of a kubelet, or of crictl.
 func merge(found []criruntime.Found, pods []v1.Pod) []criruntime.Found {
 	for i := range pods {
 		pod := &pods[i]
@@ -80,7 +79,7 @@ func merge(found []criruntime.Found, pods []v1.Pod) []criruntime.Found {
 	return found
 }
 
-// connectToPod finds one pod on the runtime that it connects to.
+// connectToPod connects to the runtime and finds one pod.
 func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, criruntime.Found, error) {
 	runtime, _, err := c.connect()
 	if err != nil {
@@ -94,8 +93,8 @@ func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, 
 	return runtime, f, err
 }
 
-// pick finds the pod that an argument names: "web", "pod/web", or of "deploy/web" the
-// best of its pods, which is told on stderr if there are more.
+// pick finds the pod for an argument: "web", "pod/web", or for "deploy/web" the best of its pods;
+// if there are several, it prints its choice to stderr.
 func (c *cli) pick(all []criruntime.Found, namespace, arg string) (criruntime.Found, error) {
 	named, err := targets([]string{arg}, true)
 	if err != nil {
@@ -112,8 +111,8 @@ func (c *cli) pick(all []criruntime.Found, namespace, arg string) (criruntime.Fo
 	return f, nil
 }
 
-// container finds the status of the container called name. Without a name it is
-// the first, which is told on stderr if there are more.
+// container returns the status of the named container. Without a name it takes the first; if there
+// are several, it prints its choice to stderr.
 func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, error) {
 	containers := f.Pod.Status.ContainerStatuses
 	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses) // regular ones first
@@ -133,19 +132,19 @@ func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, er
 	return all[i], nil
 }
 
-// statusesOf returns the statuses of all containers of a pod, in the order of their start.
+// statusesOf returns the statuses of all containers of a pod, in the order in which they start.
 func statusesOf(pod *v1.Pod) []v1.ContainerStatus {
 	st := pod.Status
 	return slices.Concat(st.InitContainerStatuses, st.ContainerStatuses, st.EphemeralContainerStatuses)
 }
 
-// statusOf returns the status of a container of a pod, an empty one if there is none of the name.
+// statusOf returns the status of a container of a pod, empty if there is no such container.
 func statusOf(pod *v1.Pod, name string) v1.ContainerStatus {
 	return ptr.Deref(podsync.StatusOf(name, statusesOf(pod)), v1.ContainerStatus{})
 }
 
-// running finds a container that runs, by the names of pod and container, and
-// returns its ID on the runtime that it connects to.
+// running finds a running container by the names of pod and container. It connects to the runtime
+// and returns the container's ID there.
 func (c *cli) running(namespace, name, container string) (internalapi.RuntimeService, string, error) {
 	runtime, f, err := c.connectToPod(namespace, name)
 	if err != nil {

@@ -9,7 +9,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// hurried is c for completions: whoever has pressed Tab waits for a second at most.
+// hurried returns c with a limit of one second, for a user who waits for a completion.
 func (c *cli) hurried() (*cli, context.CancelFunc) {
 	h := *c
 	var cancel context.CancelFunc
@@ -17,7 +17,7 @@ func (c *cli) hurried() (*cli, context.CancelFunc) {
 	return &h, cancel
 }
 
-// starting returns those words that begin with what was typed, none of them a file's name.
+// starting returns the words that begin with typed, and disables the completion of files.
 func starting(typed string, words []string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	var fit []cobra.Completion
 	seen := map[string]bool{}
@@ -29,8 +29,7 @@ func starting(typed string, words []string) ([]cobra.Completion, cobra.ShellComp
 	return fit, cobra.ShellCompDirectiveNoFileComp
 }
 
-// namesOf returns the names of the objects of a kind, each with prefix, in the namespace
-// of cmd.
+// namesOf returns the names of the objects of a kind, each with prefix, in the namespace of cmd.
 func (c *cli) namesOf(cmd *cobra.Command, k api.Kind, prefix string) []string {
 	h, cancel := c.hurried()
 	defer cancel()
@@ -55,8 +54,8 @@ func (c *cli) namesOf(cmd *cobra.Command, k api.Kind, prefix string) []string {
 	return names
 }
 
-// completePod completes the first argument to a pod: "web", or "deploy/web" for one of a
-// workload's.
+// completePod completes the first argument to a pod: "web", or "deploy/web" for one of a workload's
+// pods.
 func (c *cli) completePod(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	if len(args) > 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
@@ -64,7 +63,7 @@ func (c *cli) completePod(cmd *cobra.Command, args []string, typed string) ([]co
 	return c.completePods(cmd, nil, typed)
 }
 
-// completePods completes every argument so.
+// completePods completes every argument to a pod.
 func (c *cli) completePods(cmd *cobra.Command, _ []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	word, _, slash := strings.Cut(typed, "/")
 	if k, known := api.KindOf(word); slash && known {
@@ -91,7 +90,7 @@ func (c *cli) completeObjects(cmd *cobra.Command, args []string, typed string) (
 	return starting(typed, append(kinds, "all"))
 }
 
-// completeNamed is completeObjects, or the name of a pod by itself.
+// completeNamed is completeObjects, and also completes a bare name of a pod.
 func (c *cli) completeNamed(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 	words, directive := c.completeObjects(cmd, args, typed)
 	if len(args) == 0 && !strings.Contains(typed, "/") {
@@ -101,7 +100,7 @@ func (c *cli) completeNamed(cmd *cobra.Command, args []string, typed string) ([]
 	return words, directive
 }
 
-// completeActs completes the first argument to an act, and those behind it by then.
+// completeActs completes the first argument to a subcommand, and the following ones by then.
 func completeActs(acts []string, then cobra.CompletionFunc) cobra.CompletionFunc {
 	return func(cmd *cobra.Command, args []string, typed string) ([]cobra.Completion, cobra.ShellCompDirective) {
 		if len(args) == 0 {
@@ -130,7 +129,7 @@ func (c *cli) completeImages(_ *cobra.Command, _ []string, typed string) ([]cobr
 func (c *cli) completeFlags(cmd *cobra.Command) {
 	for name, complete := range map[string]cobra.CompletionFunc{"namespace": c.completeNamespace, "container": c.completeContainer} {
 		if cmd.Flags().Lookup(name) != nil {
-			cmd.RegisterFlagCompletionFunc(name, complete) // fails only if it is done twice
+			cmd.RegisterFlagCompletionFunc(name, complete) // fails only for a duplicate
 		}
 	}
 }

@@ -2,7 +2,7 @@ package main
 
 import "github.com/spf13/cobra"
 
-// configCommand shows how the agent is configured, in the kubelet's words.
+// configCommand shows the agent's configuration in the form of the kubelet's.
 func configCommand(c *cli) *cobra.Command {
 	output := "yaml"
 	cmd := &cobra.Command{Use: "config view", Short: "show how the agent is configured", ValidArgs: []string{"view"}}

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// cpCommand copies files by tar(1), which the container must have, as kubectl does.
+// cpCommand copies files by running tar(1) in the container, as kubectl does.
 func cpCommand(c *cli) *cobra.Command {
 	var namespace, container string
 	cmd := &cobra.Command{Use: "cp POD:PATH FILE | FILE POD:PATH", Args: takes(2, 2, "cp takes from where and to where: POD:PATH FILE, or FILE POD:PATH"), Short: "copy files from or to a container"}
@@ -44,20 +44,20 @@ func (c *cli) copyOut(namespace, name, container, from, to string) error {
 	ended := make(chan error, 1)
 	go func() {
 		err := c.exec(namespace, name, container, []string{"tar", "cf", "-", "-C", path.Dir(from), path.Base(from)}, remotecommand.StreamOptions{Stdout: w, Stderr: c.stderr})
-		w.CloseWithError(err) // the end, if nil
+		w.CloseWithError(err) // nil means EOF
 		ended <- err
 	}()
-	// Into a directory that is there it goes by its own name, else by the new.
+	// Into an existing directory it goes by its own name, else by the new one.
 	base := path.Base(from)
 	if info, err := os.Stat(to); err == nil && info.IsDir() {
 		to = filepath.Join(to, base)
 	}
 	err := unpack(r, base, to, c.leftOut)
 	if err == nil || errors.Is(err, errEmpty) {
-		_, _ = io.Copy(io.Discard, r) // tar fills its last block up
+		_, _ = io.Copy(io.Discard, r) // tar pads its last block
 	}
 	r.CloseWithError(err)
-	// What tar says of itself is why it has sent nothing.
+	// The error of tar explains why it sent nothing.
 	if tarErr := <-ended; err == nil || tarErr != nil && errors.Is(err, errEmpty) {
 		err = tarErr
 	}
@@ -66,12 +66,12 @@ func (c *cli) copyOut(namespace, name, container, from, to string) error {
 
 var errEmpty = errors.New("the archive is empty")
 
-// maxName bounds the names in an archive to what a path can be: no program could
-// reach, and few could remove, what lies deeper.
+// maxName bounds the names in an archive to the length of a path. Programs could not open deeper
+// files, and few could remove them.
 const maxName = unix.PathMax - 1
 
-// unpack writes what is in an archive under the name base to the path to. The
-// archive is a stranger's: nothing is written but below to, and no links are.
+// unpack writes the entries of an archive below the name base to the path to. The archive is
+// untrusted: unpack writes only below to, and no links.
 func unpack(r io.Reader, base, to string, leftOut func(name, what string)) error {
 	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
 		return err
@@ -135,8 +135,8 @@ func unpackOne(root *os.Root, name string, h *tar.Header, content io.Reader) err
 	return nil
 }
 
-// kindOf names a kind of file and says whether it is copied: a link may lead
-// anywhere on the other side, and a device is no file.
+// kindOf returns the name of a kind of file and whether it is copied. Links are not, since they may
+// point anywhere on the other side, nor are devices.
 func kindOf(mode fs.FileMode) (what string, taken bool) {
 	switch {
 	case mode.IsRegular():
@@ -155,7 +155,7 @@ func kindOf(mode fs.FileMode) (what string, taken bool) {
 	return "special file", false
 }
 
-// leftOut tells that a file was not copied.
+// leftOut reports a file that was not copied.
 func (c *cli) leftOut(name, what string) {
 	fmt.Fprintf(c.stderr, "crisp: warning: %s is a %s and is left out\n", strconv.Quote(name), what)
 }
@@ -172,8 +172,8 @@ func (c *cli) copyIn(namespace, name, container, from, to string) error {
 	})
 }
 
-// destination returns the directory to unpack in, and the name there. Into a directory that is there
-// it goes by its own name, as by kubectl; a container without test(1) has none.
+// destination returns the directory to unpack in, and the name there. Into an existing directory it
+// goes by its own name, as in kubectl; isDir is false for a container without test(1).
 func destination(from, to string, isDir func(string) bool) (dir, base string) {
 	if strings.HasSuffix(to, "/") || isDir(to) {
 		return path.Clean(to), filepath.Base(from)
@@ -181,8 +181,9 @@ func destination(from, to string, isDir func(string) bool) (dir, base string) {
 	return path.Dir(to), path.Base(to)
 }
 
-// feed has to read what from writes. An error of from is the cause of one of to, and counts also
-// if to does not notice: a tar that got a part of what was to be packed may take it for all.
+// feed connects the output of from to the input of to. An error of from is the cause of one of to,
+// and counts even if to succeeds: a tar that received only part of an archive may take it for
+// complete.
 func feed(from func(io.Writer) error, to func(io.Reader) error) error {
 	r, w := io.Pipe()
 	written := make(chan error, 1)
@@ -199,7 +200,7 @@ func feed(from func(io.Writer) error, to func(io.Reader) error) error {
 	return err
 }
 
-// pack writes an archive of what is at the path from, under the name base.
+// pack writes an archive of the file or directory from, under the name base.
 func pack(w io.Writer, from, base string, leftOut func(name, what string)) error {
 	archive := tar.NewWriter(w)
 	err := filepath.WalkDir(from, func(p string, d fs.DirEntry, err error) error {
@@ -223,7 +224,7 @@ func pack(w io.Writer, from, base string, leftOut func(name, what string)) error
 			return err
 		}
 		h.Name = path.Join(base, filepath.ToSlash(rel))
-		h.ModTime = info.ModTime().Truncate(time.Second) // it would be rounded, and then be in the future
+		h.ModTime = info.ModTime().Truncate(time.Second) // archive/tar would round it, perhaps into the future
 		if err := archive.WriteHeader(h); err != nil || info.IsDir() {
 			return err
 		}

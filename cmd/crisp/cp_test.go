@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is packed is unpacked again, under its new name.
+// Packed files are unpacked under their new name.
 func TestCopy(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
 	for path, text := range map[string]string{"d/a": "A", "d/sub/b": "B"} {
@@ -45,7 +45,7 @@ func TestCopy(t *testing.T) {
 	}
 }
 
-// A file goes into a directory that is there, and not in its place.
+// A file is copied into an existing directory, and does not replace it.
 func TestCopyInto(t *testing.T) {
 	for _, test := range []struct{ to, dir, base string }{
 		{"/tmp", "/tmp", "a.conf"}, {"/tmp/", "/tmp", "a.conf"}, {"/new/", "/new", "a.conf"}, {"/tmp/b.conf", "/tmp", "b.conf"}, {".", ".", "a.conf"},
@@ -57,7 +57,7 @@ func TestCopyInto(t *testing.T) {
 	}
 }
 
-// What cannot be packed fails the copy, also if the other side is content with the rest.
+// A file that cannot be read fails the copy, even if the receiver accepts the rest.
 func TestCopyOfWhatCannotBeRead(t *testing.T) {
 	broken, dead := errors.New("cannot be read"), errors.New("tar is not there")
 	drain := func(r io.Reader) error {
@@ -87,7 +87,7 @@ func TestCopyOfWhatCannotBeRead(t *testing.T) {
 	}
 }
 
-// A container that is not trusted writes nowhere but where it was asked to.
+// An untrusted container cannot write outside the destination.
 func TestCopyHostile(t *testing.T) {
 	for _, test := range []struct {
 		name    string
@@ -129,14 +129,14 @@ func TestCopyHostile(t *testing.T) {
 	}
 }
 
-// nothing fails the test for anything that is left out.
+// nothing returns a function that fails the test if anything is left out.
 func nothing(t *testing.T) func(name, what string) {
 	return func(name, what string) { t.Errorf("%s, a %s, is left out", name, what) }
 }
 
 func ignore(string, string) {}
 
-// A copy that is not whole says so: what is neither a file nor a directory is named.
+// An incomplete copy is reported: files that are neither regular nor directories are named.
 func TestCopyTellsWhatItLeavesOut(t *testing.T) {
 	from, to := t.TempDir(), t.TempDir()
 	if err := os.Symlink("/etc/passwd", filepath.Join(from, "link")); err != nil {

@@ -27,21 +27,20 @@ import (
 	"k8s.io/cri-client/pkg/fake"
 )
 
-// A node is a runtime in memory behind a real socket, and a directory for the
-// agent. It has no streaming server and writes no logs: those are tested against
-// crispd, by test/script.
+// A node is a runtime in memory behind a real socket, and a directory for the agent. It has no
+// streaming server and writes no logs; test/script tests those with crispd.
 type node struct {
 	t       *testing.T
 	dir     string
 	socket  string
 	runtime *fake.RemoteRuntime
 	server  *grpc.Server
-	flags   []string // of the agent, besides those that it needs
+	flags   []string // more flags of the agent
 }
 
 func newNode(t *testing.T) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
+	dir, err := os.MkdirTemp("", "crisp") // short, since it is part of a socket's path
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -60,15 +59,14 @@ func newNode(t *testing.T) *node {
 
 func newRuntime() *fake.RemoteRuntime {
 	r := fake.NewFakeRemoteRuntime()
-	r.ImageService.SetFakeImageSize(1) // cri-client insists on a size
+	r.ImageService.SetFakeImageSize(1) // cri-client requires a size
 	r.RuntimeService.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{
 		{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true},
 	}}
 	return r
 }
 
-// serve has the fake runtime answer at the node's socket; each call passes through what
-// is given.
+// serve makes the fake runtime answer on the node's socket, with these interceptors.
 func (n *node) serve(through ...grpc.UnaryServerInterceptor) {
 	n.t.Helper()
 	path := strings.TrimPrefix(n.socket, "unix://")
@@ -79,14 +77,14 @@ func (n *node) serve(through ...grpc.UnaryServerInterceptor) {
 	cri.RegisterRuntimeServiceServer(n.server, n.runtime)
 	cri.RegisterImageServiceServer(n.server, n.runtime)
 	l := listen(n.t, path)
-	l.(*net.UnixListener).SetUnlinkOnClose(false) // by then it may be the next server's
+	l.(*net.UnixListener).SetUnlinkOnClose(false) // by then the path may belong to the next server
 	go n.server.Serve(l)
 }
 
-// away has it answer no more. Its containers run on.
+// away stops the runtime's server. Its containers keep running.
 func (n *node) away() { n.server.Stop() }
 
-// withCode gives errors of the fake the code that runtimes give them: its own have none.
+// withCode adds the codes of real runtimes to errors of the fake, which have none.
 func withCode(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
 	resp, err := handle(ctx, req)
 	if err != nil && grpcstatus.Code(err) == codes.Unknown && strings.HasSuffix(err.Error(), "not found") {
@@ -95,8 +93,8 @@ func withCode(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc
 	return resp, err
 }
 
-// inRealTime skips, with -short, a test in which a whole agent waits for seconds: for its
-// ticks, or to try again.
+// inRealTime skips, with -short, a test in which a whole agent waits for seconds: for its periods
+// or retries.
 func inRealTime(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
@@ -112,7 +110,7 @@ func (n *node) crisp(line string) (stdout, stderr string, code int) {
 	return out.String(), errs.String(), code
 }
 
-// crispFor runs a command line for so long.
+// crispFor runs a command line for a limited time.
 func (n *node) crispFor(d time.Duration, line string) (stdout, stderr string, code int) {
 	ctx, cancel := context.WithTimeout(n.t.Context(), d)
 	defer cancel()
@@ -121,7 +119,7 @@ func (n *node) crispFor(d time.Duration, line string) (stdout, stderr string, co
 	return out.String(), errs.String(), code
 }
 
-// anyDisk has an agent do nothing about the machine's disk, which may be nearly full.
+// anyDisk makes an agent ignore the machine's disk, which may be nearly full.
 var anyDisk = []string{"--image-gc-high-threshold", "100", "--eviction-hard", "memory.available<100Mi"}
 
 // agent runs an agent until the returned function is called.
@@ -131,7 +129,7 @@ func (n *node) agent() (stop func()) {
 	var errs bytes.Buffer
 	go func() {
 		args := []string{"--runtime-endpoint", n.socket, "agent", "--manifests", filepath.Join(n.dir, "manifests"), "--root", filepath.Join(n.dir, "agent"), "--node-ip", "192.0.2.1", "--resolv-conf", ""}
-		if !slices.Contains(n.flags, "--config") { // whose values a flag would override
+		if !slices.Contains(n.flags, "--config") { // a flag would override its values
 			args = append(args, anyDisk...)
 		}
 		ended <- run(ctx, append(args, n.flags...), nil, &errs, &errs)
@@ -166,7 +164,7 @@ func (n *node) manifest(name, text string) {
 	}
 }
 
-// until runs line until its output matches.
+// until runs line until it succeeds and its output matches.
 func (n *node) until(line, pattern string) {
 	n.t.Helper()
 	deadline := time.Now().Add(30 * time.Second)
@@ -182,13 +180,13 @@ func (n *node) until(line, pattern string) {
 	}
 }
 
-// answers reports whether the output of a command that ended with a code matches. No output of
-// one that failed is no answer.
+// answers reports whether the output of a command that exited with a code matches. A failed command
+// without output does not match.
 func answers(pattern, out string, code int) bool {
 	return (code == 0 || out != "") && regexp.MustCompile(pattern).MatchString(out)
 }
 
-// A command that fails writes nothing either.
+// A failed command also prints nothing, which must not count as an empty answer.
 func TestNothingOfAFailureIsNoAnswer(t *testing.T) {
 	for _, test := range []struct {
 		pattern, out string
@@ -206,7 +204,7 @@ func TestNothingOfAFailureIsNoAnswer(t *testing.T) {
 	}
 }
 
-// exit ends all running containers, as if by themselves.
+// exit ends all running containers as if they had exited.
 func (n *node) exit(code int32) {
 	s := n.runtime.RuntimeService
 	s.Lock()
@@ -227,8 +225,8 @@ spec:
   - {name: side, image: "example.org/side:1"}
 `
 
-// A pod from its manifest to its end, seen by the command line: the agent runs it,
-// restarts what exits, follows an edit, and may be away meanwhile.
+// The life of a pod from its manifest to its end, seen on the command line: the agent runs it,
+// restarts containers, applies an edit, and may be down in between.
 func TestAgent(t *testing.T) {
 	n := newNode(t)
 	n.manifest("web.yaml", webPod)
@@ -238,18 +236,18 @@ func TestAgent(t *testing.T) {
 	n.exit(1)
 	n.until("get pods", `web +2/2 +Running +2 `)
 
-	// The command line does not need the agent, nor do the containers.
+	// Neither the command line nor the containers need the agent.
 	stop()
 	n.until("get pods -A", `default +web +2/2 +Running +2 `)
 	n.manifest("web.yaml", strings.Replace(webPod, "web:1", "web:2", 1))
 	stop = n.agent()
 	n.until("get pods -o wide", `web +2/2 +Running +0 .* file +example.org/web:2,example.org/side:1 `)
 
-	// A broken file harms nobody, not even its own pod, not even a new agent.
+	// A broken file ends no pod, not even its own, and not even under a new agent.
 	n.manifest("web.yaml", "x: [")
 	n.manifest("other.yaml", strings.Replace(webPod, "name: web}", "name: other}", 1))
 	n.until("get pods", `(?s)other +2/2 .*web +2/2 `)
-	// A shell completes the names of pods, and of what there can be besides.
+	// A shell completes the names of pods and of other objects.
 	n.expect(
 		expectation{"__complete logs w", 0, `^web\n`},
 		expectation{"__complete describe pod/", 0, `^pod/other\npod/web\n`},
@@ -275,7 +273,7 @@ func TestAgent(t *testing.T) {
 	}
 }
 
-// Pods of others on the same runtime are shown and left alone.
+// Pods of other clients of the runtime are shown and not touched.
 func TestForeignPods(t *testing.T) {
 	n := newNode(t)
 	s := n.runtime.RuntimeService
@@ -289,7 +287,7 @@ func TestForeignPods(t *testing.T) {
 	n.until("get pods -A -o name", `^pod/kubelets\n$`)
 }
 
-// An image that cannot be had is shown by get and logs.
+// get and logs show an image that cannot be pulled.
 func TestWhyPodWaits(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -303,8 +301,8 @@ func TestWhyPodWaits(t *testing.T) {
 	}
 }
 
-// A pod that cannot have its sandbox is shown too, although the runtime does not
-// know it; and it begins when its obstacle is gone.
+// A pod whose sandbox cannot be created is shown, although the runtime does not know it, and starts
+// when the obstacle is gone.
 func TestWhyPodHasNoSandbox(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -391,7 +389,7 @@ func TestCommandLine(t *testing.T) {
 	}
 }
 
-// Flags may stand anywhere before "--", and switches may be joined.
+// Flags may be anywhere before "--", and short ones may be joined.
 func TestParse(t *testing.T) {
 	for _, test := range []struct{ line, want string }{
 		{"", "i=false t=false c= [] behind []"},

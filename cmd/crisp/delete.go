@@ -43,7 +43,7 @@ func deleteCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// toDelete returns what manifests define, and what the arguments name.
+// toDelete returns the objects in manifests and those that the arguments name.
 func (c *cli) toDelete(files []string, args []string, s scope, every bool) (what []chosen, err error) {
 	if len(files) > 0 {
 		docs, err := c.inputs(files)
@@ -55,7 +55,7 @@ func (c *cli) toDelete(files []string, args []string, s scope, every bool) (what
 			return nil, err
 		}
 		what = chosenOf(objects)
-		slices.Reverse(what) // pods before what they refer to
+		slices.Reverse(what) // pods before the objects they refer to
 		if len(args) == 0 {
 			return what, nil
 		}
@@ -64,9 +64,9 @@ func (c *cli) toDelete(files []string, args []string, s scope, every bool) (what
 	return append(what, named...), err
 }
 
-// A deletion is how to delete.
+// A deletion has the options of delete.
 type deletion struct {
-	grace                    int64 // seconds; less than 0 is the object's own
+	grace                    int64 // seconds; negative means the object's own
 	force, manifests, ignore bool
 	wait                     bool
 	timeout                  time.Duration
@@ -120,7 +120,7 @@ func (c *cli) delete(t chosen, d deletion) error {
 	return err
 }
 
-// removeManifest removes the file that a pod comes from, if it comes from one.
+// removeManifest removes the manifest file of a pod if the pod is from a file.
 func (c *cli) removeManifest(t chosen) (done bool, err error) {
 	var pod v1.Pod
 	if err := c.fetch(t.path(), nil, &pod); err != nil {
@@ -142,7 +142,7 @@ func (c *cli) removeManifest(t chosen) (done bool, err error) {
 	return true, nil
 }
 
-// besides returns the objects that a manifest defines besides the one of that key.
+// besides returns the other objects that the manifest of key defines.
 func (c *cli) besides(path, key string) ([]string, error) {
 	var sources []desired.SourceState
 	if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {

@@ -43,7 +43,7 @@ func describeCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// toDescribe returns what the arguments name: pods need no agent.
+// toDescribe returns the objects that the arguments name. Pods need no agent.
 func (c *cli) toDescribe(args []string, s scope) (list []chosen, err error) {
 	what, err := targets(args, s.selector == "" && !s.all)
 	if err == nil && len(what) == 0 && s.selector != "" {
@@ -60,7 +60,7 @@ func (c *cli) toDescribe(args []string, s scope) (list []chosen, err error) {
 	return list, err
 }
 
-// describeObject shows an object as it is, and its events.
+// describeObject prints an object as it is, and its events.
 func (c *cli) describeObject(t target, namespace string) error {
 	items, _, err := c.gather([]target{t}, getOptions{scope: scope{namespace: namespace}})
 	if err != nil {
@@ -148,7 +148,7 @@ func (c *cli) describePod(namespace, name string) error {
 	return c.describeEvents(pod.Namespace, target{podKind, pod.Name})
 }
 
-// fields returns what writes a line for a field, unless that is empty.
+// fields returns a function that prints a field, unless its value is empty.
 func fields(w io.Writer, indent string) func(key string, value any) {
 	return func(key string, value any) {
 		if text := fmt.Sprint(value); text != "" {

@@ -10,7 +10,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// doctorCommand checks what pods need of this node.
+// doctorCommand checks what pods need on this node.
 func doctorCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "doctor", Args: takesNone(""), Short: "check what pods need from this node"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

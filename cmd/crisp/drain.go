@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// drainCommand has the agent stop all pods before somebody works on the machine.
+// drainCommand makes the agent stop all pods before maintenance.
 func drainCommand(c *cli) *cobra.Command {
 	var timeout time.Duration
 	cmd := &cobra.Command{Use: "drain", Args: takesNone(": it is about this node"), Short: "stop all pods, those of the lowest priority first, and keep new ones from starting, until uncordon"}

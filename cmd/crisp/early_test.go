@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// startRuntime starts a runtime that knows nothing, where one was stopped.
+// startRuntime starts an empty runtime where one was stopped.
 func (n *node) startRuntime() {
 	n.t.Helper()
 	n.runtime = newRuntime()
 	n.serve()
 }
 
-// An agent that is started before its runtime says so to who asks, takes objects,
-// and runs them when the runtime comes, and when it comes back.
+// An agent that starts before its runtime reports that, accepts objects, and runs them when the
+// runtime starts, and again when it returns.
 func TestBeforeTheRuntime(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -71,5 +71,5 @@ func TestBeforeTheRuntime(t *testing.T) {
 	answers("/livez", 200, "ok")
 	n.startRuntime()
 	answers("/healthz", 200, "ok")
-	n.until("get pods", `web +2/2 +Running`) // a runtime that knows nothing: all anew
+	n.until("get pods", `web +2/2 +Running`) // an empty runtime: everything starts again
 }

@@ -12,7 +12,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// editCommand opens an object of the agent's own in an editor.
+// editCommand opens an object of the local API in an editor.
 func editCommand(c *cli) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{Use: "edit TYPE/NAME", Short: "edit an object with KUBE_EDITOR, VISUAL or EDITOR, or else vi", ValidArgsFunction: c.completeNamed}
@@ -49,7 +49,7 @@ func (c *cli) edit(t chosen) error {
 	if _, err := f.Write(before); err != nil {
 		return errors.Join(err, os.Remove(f.Name()))
 	}
-	if err := c.runEditor(f.Name()); err != nil { // or the user has given up, as by vi's :cq
+	if err := c.runEditor(f.Name()); err != nil { // also if the user cancels, as by :cq of vi
 		return errors.Join(fmt.Errorf("editor: %w; nothing was changed", err), os.Remove(f.Name()))
 	}
 	after, err := os.ReadFile(f.Name())
@@ -74,7 +74,7 @@ func (c *cli) edit(t chosen) error {
 	return os.Remove(f.Name())
 }
 
-// runEditor has the user change a file. The editor may be a command with arguments.
+// runEditor opens a file in the user's editor, which may be a command with arguments.
 func (c *cli) runEditor(path string) error {
 	words := []string{"vi"}
 	for _, name := range []string{"KUBE_EDITOR", "VISUAL", "EDITOR"} {

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// An edit that is given up changes nothing, and leaves no copy of the object, which may be a Secret.
+// A cancelled edit changes nothing, and leaves no copy of the object, which may be a Secret.
 func TestEditGivenUp(t *testing.T) {
 	n := newNode(t)
 	n.agent()
@@ -24,7 +24,7 @@ func TestEditGivenUp(t *testing.T) {
 	}
 }
 
-// A variable of blanks names no editor: the file must not be run in its place.
+// A blank variable does not name an editor: the file must not be run in its place.
 func TestBlankEditor(t *testing.T) {
 	c := &cli{ctx: t.Context()}
 	t.Setenv("KUBE_EDITOR", " ")

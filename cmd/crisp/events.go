@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/duration"
 )
 
-// events returns the events of a namespace ("" for all), those that happened
-// last at the end; from the agent's file if no agent runs.
+// events returns the events of a namespace ("" for all), the latest at the end. If no agent runs it
+// reads the agent's file.
 func (c *cli) events(namespace string, on target) ([]v1.Event, error) {
 	var list []v1.Event
 	var events v1.EventList

@@ -26,7 +26,7 @@ func execCommand(c *cli) *cobra.Command {
 	containerFlag(fs, &container)
 	streamFlags(fs, &interactive, &tty, "connect standard input to the command", "allocate a terminal")
 	cmd.RunE = func(_ *cobra.Command, args []string) error {
-		// The command's own flags are not ours.
+		// The flags of the command are not ours.
 		before, command := behindDash(cmd, args)
 		if len(before) > 1 && command == nil {
 			before, command = before[:1], before[1:]
@@ -39,7 +39,7 @@ func execCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// exec runs a command in a container, with those streams that there are.
+// exec runs a command in a container with the streams that o has.
 func (c *cli) exec(namespace, name, container string, cmd []string, o remotecommand.StreamOptions) error {
 	runtime, id, err := c.running(namespace, name, container)
 	if err != nil {
@@ -54,15 +54,16 @@ func (c *cli) exec(namespace, name, container string, cmd []string, o remotecomm
 	return c.stream(resp.Url, o)
 }
 
-// streamFlags are -i and -t, of a command or a container.
+// streamFlags adds -i and -t.
 func streamFlags(fs *pflag.FlagSet, interactive, tty *bool, stdinUsage, ttyUsage string) {
 	fs.BoolVarP(interactive, "stdin", "i", false, stdinUsage)
 	fs.BoolVarP(tty, "tty", "t", false, ttyUsage)
 	fs.BoolVar(interactive, "interactive", false, "like --stdin, docker's name")
-	fs.MarkHidden("interactive") // fails only for a flag that is not there
+	fs.MarkHidden("interactive") // fails only if there is no such flag
 }
 
-// streams are ours, as far as the container is to have them.
+// streams returns our streams for the container: standard input only if interactive, no standard
+// error with a terminal.
 func (c *cli) streams(interactive, tty bool) remotecommand.StreamOptions {
 	o := remotecommand.StreamOptions{Stdout: c.stdout, Tty: tty}
 	if interactive {
@@ -74,13 +75,13 @@ func (c *cli) streams(interactive, tty bool) remotecommand.StreamOptions {
 	return o
 }
 
-// stream connects streams with the command's, and the terminal if it has one.
+// stream connects streams to the command's, and the terminal if it has one.
 func (c *cli) stream(address string, o remotecommand.StreamOptions) error {
 	u, err := url.Parse(address)
 	if err != nil {
 		return err
 	}
-	// The URL holds a token that serves once, so no second protocol is tried.
+	// The URL has a one-time token, so there can be no second attempt with another protocol.
 	executor, err := remotecommand.NewSPDYExecutor(&rest.Config{TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, "POST", u)
 	if err != nil {
 		return err
@@ -104,9 +105,9 @@ func (c *cli) stream(address string, o remotecommand.StreamOptions) error {
 	return executor.StreamWithContext(ctx, o)
 }
 
-// execError gives the failure of an exec its exit code. The command's own code
-// is passed on in silence. That a program is missing or not executable reaches
-// us as a sentence only: CRI has no field for it.
+// execError converts an error of exec to an exit code. The exit code of the command itself is
+// passed on without a message. CRI has no field for a program that is missing or not executable, so
+// that is recognized by the message.
 func execError(err error) error {
 	if err == nil {
 		return nil
@@ -114,7 +115,7 @@ func execError(err error) error {
 	if code, ok := errors.AsType[utilexec.ExitError](err); ok && code.Exited() {
 		return &exitError{code: code.ExitStatus()}
 	}
-	text := strings.TrimPrefix(err.Error(), "Internal error occurred: ") // the protocol's, not the runtime's
+	text := strings.TrimPrefix(err.Error(), "Internal error occurred: ") // a prefix of the protocol, not of the runtime
 	for _, known := range []struct {
 		code    int
 		phrases []string

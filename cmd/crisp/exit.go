@@ -17,7 +17,7 @@ const (
 	exitTimeout     = 5
 	exitUnreachable = 6
 
-	// As docker and podman have it, for exec:
+	// For exec, as in docker and podman:
 	exitExecFailed     = 125 // we could not run the command
 	exitNotExecutable  = 126
 	exitCommandMissing = 127
@@ -29,7 +29,7 @@ const exitCodes = `
 if it could not run it, 126 if it is not executable, 127 if it does not exist.
 `
 
-// An exitError ends crisp with a code of its own; without text it is silent.
+// An exitError ends crisp with its code; without text it prints nothing.
 type exitError struct {
 	code int
 	text string

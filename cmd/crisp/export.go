@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// exportCommand prints an object as a manifest that makes it again.
+// exportCommand prints an object as a manifest that can be applied to create it.
 func exportCommand(c *cli) *cobra.Command {
 	namespace, output := "", "yaml"
 	cmd := &cobra.Command{Use: "export TYPE/NAME", Short: "print an object as a manifest", ValidArgsFunction: c.completeNamed}
@@ -30,8 +30,8 @@ func exportCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// strip takes out of an object what the agent has added to it, but for its version: what
-// is left can be applied.
+// strip removes from an object what the agent has added, except its version, so that the object can
+// be applied.
 func strip(o map[string]any) {
 	delete(o, "status")
 	meta, _ := o["metadata"].(map[string]any)

@@ -15,7 +15,7 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// FuzzKubeletConfig reads any file as a KubeletConfiguration, into flags of every kind.
+// FuzzKubeletConfig reads arbitrary files as a KubeletConfiguration, into flags of every type.
 func FuzzKubeletConfig(f *testing.F) {
 	for _, text := range []string{
 		"kind: KubeletConfiguration\napiVersion: kubelet.config.k8s.io/v1beta1\nstaticPodPath: /m\nclusterDNS: [10.0.0.10, \"::1\"]\nreadOnlyPort: 10255\nhealthzPort: 0\nhealthzBindAddress: 1\n",
@@ -53,13 +53,13 @@ func FuzzKubeletConfig(f *testing.F) {
 		flags.Duration("max-container-restart-period", 0, "")
 		flags.Bool("no-cpu-quota", false, "")
 		if err := c.readKubeletConfig(flags, file); err == nil {
-			_ = takeNode() // an error is as good as an agent
+			_ = takeNode() // an error is fine
 		}
 	})
 }
 
-// FuzzCopyOut takes the archive of any tar in any container: nothing is written but at
-// the one path.
+// FuzzCopyOut unpacks an untrusted archive from a container: nothing may be written outside the
+// destination.
 func FuzzCopyOut(f *testing.F) {
 	archive := func(headers ...tar.Header) []byte {
 		var b bytes.Buffer

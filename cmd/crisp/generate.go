@@ -11,8 +11,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// generateCommand prints a unit of systemd: one that keeps the agent running for a
-// directory of manifests, or one for a pod or a workload of the agent's.
+// generateCommand prints a systemd unit: for the agent with a directory of manifests, or for one of
+// the agent's pods or workloads.
 func generateCommand(c *cli) *cobra.Command {
 	var manifests, namespace string
 	cmd := &cobra.Command{Use: "generate systemd [TYPE/NAME] | systemd -f FILE", Short: "print a unit for the agent, or for a pod that systemd starts and stops", ValidArgs: []string{"systemd"}}
@@ -56,7 +56,7 @@ func standsInUnit(path string) error {
 	return nil
 }
 
-// unitOfPod prints a unit that starts and stops a pod which the agent has.
+// unitOfPod prints a unit that starts and stops one of the agent's pods.
 func (c *cli) unitOfPod(words, arg, namespace string) error {
 	named, err := targets([]string{arg}, true)
 	if err != nil {
@@ -76,7 +76,7 @@ ExecStop=%[1]s stop -n %[2]s %[3]s
 TimeoutStopSec=%[4]d`, words, namespace, t.name, grace+stopMargin))
 }
 
-// stopMargin is how many seconds a unit waits beyond the grace period of its pod.
+// stopMargin is the time in seconds that a unit waits beyond the grace period of its pod.
 const stopMargin = 30
 
 // unitOfFile prints a unit that applies a manifest and deletes what it defines.
@@ -96,8 +96,8 @@ ExecReload=%[1]s apply --wait -f %[2]s
 ExecStop=%[1]s delete -f %[2]s`, words, file))
 }
 
-// printUnit prints a unit whose commands are done when they return, and which is active
-// from then until it is stopped. Its pods run on when the agent ends, so it does not end with it.
+// printUnit prints a unit whose commands complete at once, and which stays active until it is
+// stopped. Pods keep running when the agent ends, so the unit does not depend on it.
 func (c *cli) printUnit(what, conditions, commands string) error {
 	_, err := fmt.Fprintf(c.stdout, `[Unit]
 Description=crisp: %s

@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// The unit that generate prints waits for services that there are: it names ours as
-// the package does, and looks where the package has put a directory for manifests.
+// The generated unit is ordered after services that exist: it has the names of the package's units,
+// and the package's directory for manifests.
 func TestGenerateFitsThePackage(t *testing.T) {
 	n := newNode(t)
 	out, errs, code := n.crisp("generate systemd")
@@ -17,7 +17,7 @@ func TestGenerateFitsThePackage(t *testing.T) {
 	}
 	for _, unit := range strings.Fields(regexp.MustCompile(`(?m)^After=(.*)$`).FindStringSubmatch(out)[1]) {
 		if !strings.HasPrefix(unit, "crisp") {
-			continue // systemd's own
+			continue // a unit of systemd
 		}
 		if _, err := os.Stat("../../packaging/systemd/" + unit + ".in"); err != nil {
 			t.Errorf("it waits for %s: %v", unit, err)

@@ -17,14 +17,14 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 )
 
-// getOptions are the flags of get.
+// getOptions has the flags of get.
 type getOptions struct {
 	scope
 	output, fields, sort    string
 	watch, headless, labels bool
 }
 
-// forms are the values of -o.
+// forms has the values of -o.
 var forms = []string{"wide", "json", "yaml", "name"}
 
 const formsText = "wide, json, yaml, name, jsonpath=TEMPLATE or go-template=TEMPLATE"
@@ -60,7 +60,7 @@ func getCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// get shows what the arguments name.
+// get prints the objects that the arguments name.
 func (c *cli) get(what []target, o getOptions) error {
 	items, boxes, err := c.gather(what, o)
 	if err != nil {
@@ -89,7 +89,7 @@ func (c *cli) get(what []target, o getOptions) error {
 	return c.printTables(items, boxes, o)
 }
 
-// printTables prints a table for each kind of items.
+// printTables prints a table for each kind in items.
 func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]string, o getOptions) error {
 	var kinds []string
 	for _, u := range items {
@@ -117,9 +117,8 @@ func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]st
 	return nil
 }
 
-// gather returns the objects that the arguments name, and of pods their sandboxes. Pods
-// need no agent: what the runtime knows of them is enough. Nor do they need the runtime,
-// if there is an agent.
+// gather returns the objects that the arguments name, and the sandboxes of pods. For pods either
+// the runtime or the agent is enough.
 func (c *cli) gather(what []target, o getOptions) (items []unstructured.Unstructured, boxes map[string]string, err error) {
 	var pods []criruntime.Found
 	for _, t := range what {
@@ -161,8 +160,8 @@ func (c *cli) gather(what []target, o getOptions) (items []unstructured.Unstruct
 	return items, boxes, nil
 }
 
-// podsOf returns the pods that a target names. While one replaces another there are two of
-// a name; where one is asked for in a form for programs that is the one that is wanted.
+// podsOf returns the pods of a target. While one pod replaces another, both have the same name;
+// output for programs then has only the wanted one.
 func podsOf(pods []criruntime.Found, t target, o getOptions) (list []criruntime.Found, err error) {
 	selector, err := labels.Parse(o.selector)
 	if err != nil {
@@ -217,7 +216,7 @@ func plurals(what []target) []string {
 	return words
 }
 
-// listOf is one object or a List of them, as kubectl writes it.
+// listOf returns one object, or a List of several, as kubectl prints them.
 func listOf(items []unstructured.Unstructured, one bool) any {
 	if one && len(items) == 1 {
 		return items[0].Object
@@ -229,7 +228,7 @@ func listOf(items []unstructured.Unstructured, one bool) any {
 	return map[string]any{"apiVersion": "v1", "kind": "List", "metadata": map[string]any{}, "items": objects}
 }
 
-// printTemplate prints a value by a template.
+// printTemplate prints a value with a template.
 func (c *cli) printTemplate(v any, kind, text string) error {
 	if kind == "jsonpath" {
 		p := jsonpath.New("get").AllowMissingKeys(true)
@@ -245,8 +244,8 @@ func (c *cli) printTemplate(v any, kind, text string) error {
 	return t.Execute(c.stdout, v)
 }
 
-// sortBy sorts objects by the field at a JSONPath, numbers as numbers and all else as text;
-// those without it come first.
+// sortBy sorts objects by the field at a JSONPath, numerically if the values are numbers, else as
+// text. Objects without the field come first.
 func sortBy(items []unstructured.Unstructured, path string) error {
 	if path == "" {
 		return nil
@@ -285,7 +284,7 @@ func sandbox(f criruntime.Found) string {
 	return shortID(f.Have.Sandboxes[0].ID)
 }
 
-// shortID is as much of an ID as tells it from others.
+// shortID returns a prefix of an ID that is long enough to be unique.
 func shortID(id string) string {
 	id = strings.TrimPrefix(id, "sha256:")
 	return id[:min(len(id), 13)]

@@ -12,12 +12,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// imageActs are what image does beside its command pull; docker's ls, pull and rm are commands
-// of crisp's own too.
+// imageActs has the subcommands of image except pull. Docker's ls, pull and rm are also top-level
+// commands of crisp.
 var imageActs = []string{"ls", "rm", "inspect", "tag", "load", "save", "prune"}
 
-// imageCommand manages images. Archives and tags go to crispd by a service of crispd's
-// own, since CRI has none for them.
+// imageCommand manages images. CRI has no calls for archives and tags, so those use a service of
+// crispd.
 func imageCommand(c *cli) *cobra.Command {
 	var input, output string
 	cmd := &cobra.Command{Use: "image ls | pull IMAGE | rm IMAGE... | inspect IMAGE... | tag IMAGE NAME | load -i FILE | save IMAGE -o FILE | prune",
@@ -91,7 +91,7 @@ func (c *cli) tagImage(image, tag string) error {
 	return err
 }
 
-// image asks the runtime for an image by any of its names.
+// image requests an image by any of its names from the runtime.
 func (c *cli) image(name string, verbose bool) (*cri.ImageStatusResponse, error) {
 	_, service, err := c.connect()
 	if err != nil {
@@ -111,7 +111,7 @@ func (c *cli) removeImages(names []string) error {
 		return err
 	}
 	for _, name := range names {
-		if _, err := c.image(name, false); err != nil { // CRI's RemoveImage would say nothing
+		if _, err := c.image(name, false); err != nil { // CRI's RemoveImage ignores a missing image
 			return err
 		}
 		if err := service.RemoveImage(c.ctx, &cri.ImageSpec{Image: name}); err != nil {
@@ -122,7 +122,7 @@ func (c *cli) removeImages(names []string) error {
 	return nil
 }
 
-// unusedImages are those that no container uses and nobody has pinned.
+// unusedImages returns the images that no container uses and that are not pinned.
 func (c *cli) unusedImages() ([]*cri.Image, error) {
 	runtime, _, err := c.connect()
 	if err != nil {
@@ -143,10 +143,10 @@ func (c *cli) unusedImages() ([]*cri.Image, error) {
 		}
 		resp, err := runtime.ContainerStatus(c.ctx, box.Id, false)
 		if err != nil {
-			continue // it is gone
+			continue // removed meanwhile
 		}
 		for _, m := range resp.GetStatus().GetMounts() {
-			used[m.GetImage().GetImage()] = true // a volume that is an image
+			used[m.GetImage().GetImage()] = true // an image volume
 		}
 	}
 	in := func(name string) bool { return used[name] }
@@ -155,7 +155,7 @@ func (c *cli) unusedImages() ([]*cri.Image, error) {
 	}), nil
 }
 
-// pruneImages removes the images that are not used.
+// pruneImages removes unused images.
 func (c *cli) pruneImages() error {
 	list, err := c.unusedImages()
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// saveHelp is what the help of image says of save.
+// saveHelp is the help text of image about save.
 const saveHelp = `save writes an image as a tar archive for image load, docker load, podman load and readers of oci-archive.
 crispd keeps layers unpacked and makes their archives anew. If the bytes of one differ, the image has another
 ID in the archive, which save prints to stderr. Files, owners, modes, times, attributes and links are the
@@ -57,8 +57,8 @@ func (c *cli) saveImage(name, output string) error {
 	return nil
 }
 
-// replaceFile has a new file written beside the one at path, whose place it takes if that succeeds, and
-// which is removed if not. What is there and is no regular file, such as a pipe, is written to itself.
+// replaceFile writes a new file beside path with write, and renames it to path if that succeeds. It
+// writes directly to an existing file that is not regular, such as a pipe.
 func replaceFile(path string, write func(io.Writer) error) (err error) {
 	if st, err := os.Stat(path); err == nil && !st.Mode().IsRegular() {
 		f, err := os.OpenFile(path, os.O_WRONLY, 0)
@@ -69,7 +69,7 @@ func replaceFile(path string, write func(io.Writer) error) (err error) {
 	} else if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600: an image may have secrets
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+"-*") // mode 0600, as an image may have secrets
 	if err != nil {
 		return err
 	}

@@ -21,7 +21,7 @@ func imagesCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// images are those of the runtime.
+// images returns the images of the runtime.
 func (c *cli) images() ([]*cri.Image, error) {
 	_, service, err := c.connect()
 	if err != nil {
@@ -53,7 +53,7 @@ func (c *cli) listImages(output string) error {
 	return t.Flush()
 }
 
-// imageNames are the tags; an image without any goes by its digest.
+// imageNames returns the tags of an image or, if it has none, one digest.
 func imageNames(image *cri.Image) []string {
 	switch {
 	case len(image.RepoTags) > 0:

@@ -15,10 +15,10 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// inspectOptions are the flags of inspect.
+// inspectOptions has the flags of inspect.
 type inspectOptions struct{ namespace, kind, format string }
 
-// inspectCommand shows all that is known of a pod, a container or an image, as JSON.
+// inspectCommand prints everything about a pod, a container or an image, as JSON.
 func inspectCommand(c *cli) *cobra.Command {
 	var o inspectOptions
 	cmd := &cobra.Command{Use: "inspect POD|CONTAINER-ID|IMAGE... [--type pod|container|image] [-f TEMPLATE]", Short: "show everything known about pods, containers or images", ValidArgsFunction: c.completePods}
@@ -35,7 +35,7 @@ func inspectCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// inspect shows things, in one JSON list as docker does.
+// inspect prints a JSON list of the named things, as docker does.
 func (c *cli) inspect(names []string, o inspectOptions) error {
 	var shape *template.Template
 	if o.format != "" {
@@ -62,7 +62,7 @@ func (c *cli) inspect(names []string, o inspectOptions) error {
 	return c.printValue(all, "json")
 }
 
-// look finds what a name or an ID means: a pod, a container, then an image.
+// look finds a pod, a container or an image by name or ID, in this order.
 func (c *cli) look(name string, o inspectOptions) (any, error) {
 	for _, kind := range []struct {
 		name string
@@ -86,7 +86,7 @@ func (c *cli) look(name string, o inspectOptions) (any, error) {
 func (c *cli) lookPod(name string, o inspectOptions) (any, error) {
 	named, err := targets([]string{name}, true)
 	if err != nil {
-		return nil, fault.NotFound.Errorf("%v", err) // an image such as registry/web
+		return nil, fault.NotFound.Errorf("%v", err) // perhaps an image such as registry/web
 	}
 	all, err := c.anyPods()
 	if err != nil {
@@ -99,7 +99,7 @@ func (c *cli) lookPod(name string, o inspectOptions) (any, error) {
 	return f.Pod, err
 }
 
-// leastID is how much of an ID must be given.
+// leastID is the minimum length of an abbreviated ID.
 const leastID = 4
 
 func (c *cli) lookContainer(id string, _ inspectOptions) (any, error) {
@@ -140,8 +140,8 @@ func (c *cli) lookImage(name string, _ inspectOptions) (any, error) {
 	return withInfo(resp.GetImage(), resp.GetInfo())
 }
 
-// withInfo is a status of CRI, with its names in JSON, and what the runtime says beyond
-// it, which is JSON or text.
+// withInfo returns a CRI status under its JSON names, and the runtime's additional info, which is
+// JSON or text.
 func withInfo(status proto.Message, info map[string]string) (map[string]any, error) {
 	data, err := protojson.Marshal(status)
 	if err != nil {
@@ -158,7 +158,7 @@ func withInfo(status proto.Message, info map[string]string) (map[string]any, err
 	return v, nil
 }
 
-// plainValue is v in maps and lists, with the names of its JSON.
+// plainValue converts v to maps and lists under its JSON names.
 func plainValue(v any) (plain any, err error) {
 	data, err := json.Marshal(v)
 	if err == nil {

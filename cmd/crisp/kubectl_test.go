@@ -23,8 +23,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// A kubectl speaks to the agent as kubectl does, with the kubeconfig that the agent
-// has written.
+// A kubectl sends the same requests to the agent as kubectl does, with the kubeconfig that the
+// agent has written.
 type kubectl struct {
 	t      *testing.T
 	server string
@@ -63,14 +63,14 @@ func (n *node) kubectl(address string) *kubectl {
 	return &kubectl{n.t, "https://" + address, config.Users[0].User.Token, &http.Client{Transport: transport}}
 }
 
-// What kubectl accepts.
+// The Accept headers of kubectl.
 const (
 	acceptTable     = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
 	acceptDiscovery = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList,application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList,application/json"
 	acceptProtobuf  = "application/vnd.kubernetes.protobuf,application/json"
 )
 
-// open sends a request whose answer is read by the caller.
+// open sends a request. The caller reads the response.
 func (k *kubectl) open(ctx context.Context, method, path, accept, contentType string, body []byte) *http.Response {
 	k.t.Helper()
 	req, err := http.NewRequestWithContext(ctx, method, k.server+path, bytes.NewReader(body))
@@ -90,7 +90,7 @@ func (k *kubectl) open(ctx context.Context, method, path, accept, contentType st
 	return resp
 }
 
-// send sends a request and reads its answer into a map.
+// send sends a request and decodes the response.
 func (k *kubectl) send(code int, method, path, accept, contentType, body string) map[string]any {
 	k.t.Helper()
 	resp := k.open(k.t.Context(), method, path, accept, contentType, []byte(body))
@@ -113,7 +113,7 @@ func (k *kubectl) get(path string) map[string]any {
 	return k.send(200, "GET", path, "application/json", "", "")
 }
 
-// dig follows a path of names and indices, such as "items|0|kind".
+// dig returns the value at a path of names and indices, such as "items|0|kind".
 func dig(v any, path string) string {
 	for name := range strings.SplitSeq(path, "|") {
 		switch of := v.(type) {
@@ -139,8 +139,8 @@ func (k *kubectl) want(m map[string]any, path, want string) {
 	}
 }
 
-// What kubectl does, by the requests that it sends for it: get, apply on both sides,
-// create, edit, patch, scale, wait, delete, top.
+// The agent serves the requests behind kubectl's commands: get, both kinds of apply, create, edit,
+// patch, scale, wait, delete, top.
 func TestKubectl(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -156,7 +156,7 @@ func TestKubectl(t *testing.T) {
 	n.until("get pods", `web +2/2 `)
 	k := n.kubectl(address)
 
-	// Who has no token is not let in; who has it may do without TLS.
+	// A token is required; TLS is not.
 	for token, code := range map[string]int{"": 401, "no": 401, k.token: 200} {
 		req, err := http.NewRequestWithContext(t.Context(), "GET", "http://"+address+"/api", nil)
 		if err != nil {
@@ -170,7 +170,7 @@ func TestKubectl(t *testing.T) {
 		resp.Body.Close()
 	}
 
-	// What is there.
+	// Discovery.
 	k.want(k.send(200, "GET", "/api", acceptDiscovery, "", ""), "versions|0", "v1")
 	k.want(k.send(200, "GET", "/apis", acceptDiscovery, "", ""), "kind", "APIGroupList")
 	if list := fmt.Sprint(k.get("/apis/apps/v1")); !strings.Contains(list, "deployments/scale") {
@@ -184,7 +184,7 @@ func TestKubectl(t *testing.T) {
 	}
 	k.want(k.send(201, "POST", "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", "application/json", "application/json", `{"kind":"SelfSubjectAccessReview","apiVersion":"authorization.k8s.io/v1","spec":{}}`), "status|allowed", "true")
 
-	// get, as a table, and its watch.
+	// get with a table, and its watch.
 	const pods = "/api/v1/namespaces/default/pods"
 	table := k.send(200, "GET", pods+"?limit=500", acceptTable, "", "")
 	for path, want := range map[string]string{
@@ -211,7 +211,7 @@ func TestKubectl(t *testing.T) {
 	k.want(end, "type", "BOOKMARK")
 	k.want(end, "object|metadata|annotations|k8s.io/initial-events-end", "true")
 
-	// apply: what is unknown is refused, what is there is patched.
+	// apply: it rejects unknown fields, and patches existing objects.
 	pod := `{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p","namespace":"default","labels":{"a":"1"}},"spec":{"containers":[{"name":"c","image":"example.org/c:1"}]}}`
 	k.want(k.send(404, "GET", pods+"/p", "application/json", "", ""), "reason", "NotFound")
 	const client = "?fieldManager=kubectl-client-side-apply&fieldValidation=Strict"
@@ -233,7 +233,7 @@ func TestKubectl(t *testing.T) {
 	k.want(patched, "spec|containers|0|image", "example.org/c:2")
 	n.until("get pods", `p +1/1 +Running +1 `)
 
-	// edit and replace: whoever has read an older one must read again.
+	// edit and replace: a client with an old version must read again.
 	old := dig(patched, "metadata|resourceVersion")
 	k.send(200, "PATCH", pods+"/p", "application/json", "application/merge-patch+json", `{"metadata":{"labels":{"c":"3"}}}`)
 	k.want(k.send(409, "PATCH", pods+"/p?fieldManager=kubectl-edit", "application/json", "application/strategic-merge-patch+json", `{"metadata":{"resourceVersion":"`+old+`","labels":{"d":"4"}}}`), "reason", "Conflict")
@@ -252,7 +252,7 @@ func TestKubectl(t *testing.T) {
 		return resp.StatusCode == 200
 	})
 	k.want(k.get(pods+"/p"), "metadata|labels|e", "5")
-	k.want(k.send(403, "PATCH", pods+"/web", "application/json", "application/merge-patch+json", `{}`), "reason", "Forbidden") // a file's
+	k.want(k.send(403, "PATCH", pods+"/web", "application/json", "application/merge-patch+json", `{}`), "reason", "Forbidden") // from a file
 
 	// apply --server-side.
 	const cm = "/api/v1/namespaces/default/configmaps/cm?fieldManager=kubectl&fieldValidation=Strict"
@@ -261,7 +261,7 @@ func TestKubectl(t *testing.T) {
 	k.send(200, "PATCH", cm, "application/json", "application/merge-patch+json", `{"data":{"other":"1"}}`)
 	after := k.send(200, "PATCH", cm, "application/json", apply, "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: cm}\ndata: {a: x}\n")
 	k.want(after, "data", "map[a:x other:1]")
-	// What a Secret was applied as is nowhere that describe shows.
+	// The applied configuration of a Secret is nowhere in the output of describe.
 	const secret = "/api/v1/namespaces/default/secrets/pw"
 	k.send(201, "PATCH", secret+"?fieldManager=kubectl", "application/json", apply, "apiVersion: v1\nkind: Secret\nmetadata: {name: pw}\nstringData: {key: in-clear}\n")
 	shown, err := json.Marshal(k.get(secret))
@@ -286,19 +286,19 @@ func TestKubectl(t *testing.T) {
 	k.want(made, "data|k", "v")
 	k.send(422, "POST", "/api/v1/namespaces/default/configmaps", acceptProtobuf, "application/vnd.kubernetes.protobuf", "nonsense")
 
-	// A namespace is there as soon as somebody says so, and before.
+	// A namespace exists once it is created, and also before.
 	k.want(k.send(201, "POST", "/api/v1/namespaces", "application/json", "application/json", `{"kind":"Namespace","apiVersion":"v1","metadata":{"name":"team"}}`), "status|phase", "Active")
 	k.want(k.get("/api/v1/namespaces/other"), "metadata|name", "other")
 	k.want(doc, "paths|/api/v1/namespaces/{name}|patch|x-kubernetes-group-version-kind|kind", "Namespace")
 
-	// scale, and what rollout status and wait look at.
+	// scale, and the fields that rollout status and wait read.
 	deployment := `{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"d"},"spec":{"replicas":1,"selector":{"matchLabels":{"app":"d"}},"template":{"metadata":{"labels":{"app":"d"}},"spec":{"containers":[{"name":"c","image":"example.org/c:1"}]}}}}`
 	const deployments = "/apis/apps/v1/namespaces/default/deployments"
 	k.send(201, "POST", deployments, "application/json", "application/json", deployment)
 	scale := k.get(deployments + "/d/scale")
 	k.want(scale, "spec|replicas", "1")
 	scale["spec"] = map[string]any{"replicas": 2}
-	delete(scale["metadata"].(map[string]any), "resourceVersion") // its pods begin just now
+	delete(scale["metadata"].(map[string]any), "resourceVersion") // its pods are starting
 	text, err := json.Marshal(scale)
 	if err != nil {
 		t.Fatal(err)
@@ -315,7 +315,7 @@ func TestKubectl(t *testing.T) {
 		}
 	}
 
-	// delete says with --dry-run=server what it would, and then does it.
+	// delete: with --dry-run=server the object stays.
 	k.send(200, "DELETE", deployments+"/d", "application/json", "application/json", `{"kind":"DeleteOptions","apiVersion":"v1","propagationPolicy":"Background","dryRun":["All"]}`)
 	k.want(k.get(deployments+"/d"), "kind", "Deployment")
 	k.send(200, "DELETE", deployments+"/d", "application/json", "application/json", `{"propagationPolicy":"Background"}`)
@@ -336,7 +336,7 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
-// kubectl itself explains fields, by what the agent says of Kubernetes' types.
+// kubectl explain works with the agent's schemas of Kubernetes' types.
 func TestKubectlExplain(t *testing.T) {
 	inRealTime(t)
 	program, err := exec.LookPath("kubectl")

@@ -14,8 +14,8 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// kubeletFlags has the agent take the kubelet's flags that tools start a kubelet
-// with and that mean nothing to it; it says so.
+// kubeletFlags makes the agent accept, with a warning, kubelet flags that tools set and that have
+// no effect here.
 func (c *cli) kubeletFlags(fs *pflag.FlagSet) {
 	const about = "a kubelet flag without effect"
 	note := func(name string) func(string) error {
@@ -32,19 +32,19 @@ func (c *cli) kubeletFlags(fs *pflag.FlagSet) {
 	}
 }
 
-// withoutUnknown takes out of the arguments of crisp the flags that agent does not have,
-// and says so: tools start a kubelet with flags of all versions.
+// withoutUnknown removes flags that agent does not have from the arguments of crisp, with a
+// warning: tools start a kubelet with flags of all versions.
 func (c *cli) withoutUnknown(root *cobra.Command, args []string) []string {
 	cmd, rest, err := root.Find(args)
 	if err != nil || cmd.Name() != "agent" {
 		return args
 	}
-	cmd.InheritedFlags() // makes them flags of the command
+	cmd.InheritedFlags() // merges the inherited flags into the command's
 	return append([]string{cmd.Name()}, c.dropUnknown(cmd.Flags(), rest)...)
 }
 
-// dropUnknown takes out the flags that are not in fs. The agent takes no arguments, so
-// a word behind such a flag is its value.
+// dropUnknown removes the flags that are not in fs. The agent takes no arguments, so a word after
+// such a flag is its value.
 func (c *cli) dropUnknown(fs *pflag.FlagSet, args []string) []string {
 	var kept []string
 	for i := 0; i < len(args); i++ {
@@ -70,8 +70,7 @@ func (c *cli) dropUnknown(fs *pflag.FlagSet, args []string) []string {
 	return kept
 }
 
-// kubeletKeys are the keys of a KubeletConfiguration that the agent takes, and
-// the flag that each is.
+// kubeletKeys has the keys of a KubeletConfiguration that the agent supports, and the flag of each.
 var kubeletKeys = map[string]string{
 	"staticPodPath": "manifests", "staticPodURL": "manifest-url", "containerRuntimeEndpoint": "runtime-endpoint", "podLogsDir": "log-dir",
 	"resolvConf": "resolv-conf", "clusterDNS": "cluster-dns", "clusterDomain": "cluster-domain", "seccompDefault": "seccomp-default",
@@ -79,16 +78,15 @@ var kubeletKeys = map[string]string{
 	"maxParallelImagePulls": "max-parallel-image-pulls", "registryPullQPS": "registry-qps", "registryBurst": "registry-burst",
 }
 
-// always are the keys of a KubeletConfiguration that have one value in the agent, which
-// /configz tells too.
+// always has the keys of a KubeletConfiguration with a fixed value in the agent. /configz reports
+// them too.
 var always = map[string]any{
 	"enableServer": true, "enableDebuggingHandlers": true, "failSwapOn": false, "failCgroupV1": false, "cpuCFSQuotaPeriod": "100ms",
 	"fileCheckFrequency": "20s", "httpCheckFrequency": "20s", "runtimeRequestTimeout": "2m0s", "serializeImagePulls": false,
 }
 
-// readKubeletConfig sets the flags that were not given from a file with a
-// KubeletConfiguration (kubelet.config.k8s.io/v1beta1), and tells of keys that
-// have no effect.
+// readKubeletConfig sets the flags that are not on the command line from a file with a
+// KubeletConfiguration (kubelet.config.k8s.io/v1beta1). It warns about keys without effect.
 func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -141,7 +139,7 @@ func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 		switch {
 		case name == "":
 			fmt.Fprintf(c.stderr, "crisp: warning: %s: %s has no effect\n", path, key)
-		case given[name]: // the command line wins
+		case given[name]: // the command line takes precedence
 		default:
 			if err := fs.Set(name, value); err != nil {
 				return usageError("%s: %s: %v", path, key, err)
@@ -151,7 +149,7 @@ func (c *cli) readKubeletConfig(fs *pflag.FlagSet, path string) error {
 	return nil
 }
 
-// addressOf is host and port; port 0 is none.
+// addressOf returns host and port; "" if port is 0.
 func addressOf(host, port string) string {
 	if port == "0" {
 		return ""
@@ -159,10 +157,10 @@ func addressOf(host, port string) string {
 	return host + ":" + port
 }
 
-// textOf writes a value as its flag would have it.
+// textOf returns a value in the format of its flag.
 func textOf(v any) string {
 	switch v := v.(type) {
-	case float64: // every number of the file; flags know no exponents
+	case float64: // JSON has only this type of number; flags accept no exponents
 		return strconv.FormatFloat(v, 'f', -1, 64)
 	case []any:
 		texts := make([]string, len(v))

@@ -10,7 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// An agent that is started as a kubelet is runs as a kubelet would.
+// An agent that is started with a kubelet's flags and configuration behaves like a kubelet.
 func TestKubeletConfig(t *testing.T) {
 	n := newNode(t)
 	config := n.file("kubelet.yaml", `kind: KubeletConfiguration
@@ -41,8 +41,8 @@ evictionHard: {memory.available: 1Mi}
 	)
 }
 
-// What the agent says it runs with is what it was started with, and an agent that is
-// started with what another one said runs with the same.
+// The agent reports the configuration with which it was started. An agent that is started with that
+// report has the same configuration.
 func TestConfigz(t *testing.T) {
 	n := newNode(t)
 	flags := map[string]string{

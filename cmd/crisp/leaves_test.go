@@ -16,7 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
-// goroutines returns how many goroutines there are, by the functions that they began with.
+// goroutines returns the number of goroutines by the function that they started with.
 func goroutines(t *testing.T) map[string]int {
 	t.Helper()
 	var b bytes.Buffer
@@ -30,7 +30,7 @@ func goroutines(t *testing.T) map[string]int {
 	return all
 }
 
-// An agent runs for months, and pods come and go: no goroutine may be left of one.
+// An agent runs for months, while pods come and go: no pod may leave a goroutine.
 func TestAgentKeepsNothingOfPods(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -82,7 +82,7 @@ spec:
 			time.Sleep(50 * time.Millisecond)
 		}
 	}
-	work(0, 3) // begins what stays
+	work(0, 3) // starts the permanent ones
 	before := goroutines(t)
 	work(10, 10)
 	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {

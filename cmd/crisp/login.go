@@ -24,10 +24,10 @@ import (
 	"golang.org/x/term"
 )
 
-// defaultAuthFile is crispd's auth_file, which has the credentials of the node.
+// defaultAuthFile is the default of crispd's auth_file, with the credentials of the node.
 const defaultAuthFile = "/etc/containers/auth.json"
 
-// An authFile is a containers-auth.json(5); what we do not know of it is kept.
+// An authFile is a containers-auth.json(5). Unknown keys are preserved.
 type authFile map[string]json.RawMessage
 
 func readAuth(path string) (authFile, map[string]map[string]any, error) {
@@ -64,8 +64,7 @@ func authFileFlag(flags *pflag.FlagSet, path *string) {
 	flags.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "credentials `file`")
 }
 
-// loginCommand keeps credentials where crispd looks for them, after the registry has
-// taken them.
+// loginCommand stores credentials in crispd's auth_file after the registry has accepted them.
 func loginCommand(c *cli) *cobra.Command {
 	var path, user, password string
 	var fromStdin bool
@@ -88,7 +87,7 @@ func loginCommand(c *cli) *cobra.Command {
 			password = strings.TrimRight(string(data), "\r\n")
 		} else if f := terminal(c.stdin); password == "" && f != nil {
 			fmt.Fprint(c.stderr, "Password: ")
-			secret, _ := term.ReadPassword(int(f.Fd())) // none is refused below
+			secret, _ := term.ReadPassword(int(f.Fd())) // an empty password is rejected below
 			fmt.Fprintln(c.stderr)
 			password = string(secret)
 		} else if password == "" {
@@ -115,7 +114,7 @@ func loginCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// logoutCommand forgets credentials.
+// logoutCommand removes credentials.
 func logoutCommand(c *cli) *cobra.Command {
 	var path string
 	var every bool
@@ -143,22 +142,22 @@ func logoutCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// askLine asks the user; the end of the input is an empty answer.
+// askLine prompts the user; the end of the input is an empty answer.
 func (c *cli) askLine(in *bufio.Reader, question string) string {
 	fmt.Fprint(c.stderr, question)
 	line, _ := in.ReadString('\n')
 	return strings.TrimRight(line, "\r\n")
 }
 
-// registryOf takes from an address what credentials are kept by.
+// registryOf returns the key of an address's credentials.
 func registryOf(text string) string {
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "https://"), "http://")
 	return strings.TrimSuffix(text, "/")
 }
 
-// checkLogin asks the registry whether it takes the credentials, as its API has it: by
-// themselves, or for a token of the realm that it names. Nothing is sent without TLS but
-// to this machine.
+// checkLogin asks the registry whether it accepts the credentials, by the registry's API: directly,
+// or for a token of the realm that the registry names. It sends nothing without TLS except to this
+// machine.
 func (c *cli) checkLogin(registry, user, password string) error {
 	host, _, _ := strings.Cut(registry, "/")
 	if host == "docker.io" {
@@ -174,7 +173,7 @@ func (c *cli) checkLogin(registry, user, password string) error {
 	}
 	resp.Body.Close()
 	if resp.StatusCode == http.StatusOK {
-		return nil // it asks for none
+		return nil // it requires none
 	}
 	to := resp.Request.URL
 	challenge := resp.Header.Get("WWW-Authenticate")

@@ -22,7 +22,7 @@ func containerFlag(fs *pflag.FlagSet, container *string) {
 	fs.StringVarP(container, "container", "c", "", "`name` of the container; without it, the first")
 }
 
-// logFlags are the flags of logs.
+// logFlags has the flags of logs.
 type logFlags struct {
 	follow, previous, timestamps, all, prefix bool
 	tail                                      int64
@@ -72,7 +72,7 @@ func logsCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// logs prints the logs of a pod's container, or of all.
+// logs prints the logs of a pod's container, or of all its containers.
 func (c *cli) logs(namespace, pod, container string, o logFlags) error {
 	runtime, f, err := c.connectToPod(namespace, pod)
 	if err != nil {
@@ -88,11 +88,11 @@ func (c *cli) logs(namespace, pod, container string, o logFlags) error {
 	return c.logsOfAll(runtime, []criruntime.Found{f}, container, o)
 }
 
-// logsOfAll prints the logs of one container of each pod, or of all. They are read side
-// by side when they are followed, else one by one.
+// logsOfAll prints the logs of one container of each pod, or of all containers: concurrently if
+// they are followed, else one after the other.
 func (c *cli) logsOfAll(runtime internalapi.RuntimeService, pods []criruntime.Found, container string, o logFlags) error {
 	var wg sync.WaitGroup
-	var mu sync.Mutex // of output and errs
+	var mu sync.Mutex // guards output and errs
 	var errs []error
 	for _, f := range pods {
 		all := statusesOf(f.Pod)
@@ -167,18 +167,17 @@ func (c *cli) logsOf(runtime internalapi.RuntimeService, f criruntime.Found, sta
 		fmt.Fprintf(c.stderr, "crisp: %d records of the log of container %s cannot be read\n", damaged, status.Name)
 	}
 	if c.ctx.Err() != nil {
-		return nil // told to end
+		return nil // cancelled by the user
 	}
 	return err
 }
 
-// lines passes whole writes on, with a prefix before each line. Writers that share
-// mu do not mix what they write.
+// lines is a writer that adds a prefix to each line. Writers that share mu do not mix their writes.
 type lines struct {
 	to     io.Writer
 	prefix string
 	mu     *sync.Mutex
-	inside bool // of a line
+	inside bool // the last write ended within a line
 }
 
 func (l *lines) Write(p []byte) (int, error) {
@@ -200,7 +199,7 @@ func (l *lines) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// runOf returns the ID of the container's last run, or of the one before it.
+// runOf returns the ID of the container's last instance, or of the previous one.
 func runOf(f criruntime.Found, s v1.ContainerStatus, previous bool) (string, error) {
 	if previous {
 		t := s.LastTerminationState.Terminated

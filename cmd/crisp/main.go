@@ -1,10 +1,9 @@
-// Command crisp runs pods on this node without a cluster ("crisp agent") and is
-// the command line for them. What shows pods, containers and images asks the runtime, by
-// CRI, so it works whether or not an agent runs; what changes pods, and what shows other
-// objects, asks the agent.
+// Command crisp runs pods on this node without a cluster ("crisp agent") and is the command line
+// for them. Commands that show pods, containers and images ask the runtime over CRI, so they work
+// without an agent; commands that change pods, or show other objects, ask the agent.
 //
-// Each command is a file. This one finds it, and gives every failure its exit
-// code (exit.go).
+// Each command has a file. This one selects the command, and converts every error to an exit code
+// (exit.go).
 package main
 
 import (
@@ -28,10 +27,10 @@ import (
 // defaultEndpoint is crispd's socket.
 const defaultEndpoint = "unix:///run/crisp/crisp.sock"
 
-// defaultAgentRoot is the agent's own directory.
+// defaultAgentRoot is the agent's directory.
 const defaultAgentRoot = "/var/lib/crisp-agent"
 
-// cli is what all commands share.
+// cli has what all commands share.
 type cli struct {
 	ctx            context.Context
 	endpoint       string
@@ -40,7 +39,7 @@ type cli struct {
 	stdout, stderr io.Writer
 }
 
-// verbs are the commands, in the order in which help lists them.
+// verbs has the commands in the order of the help.
 var verbs = []func(*cli) *cobra.Command{
 	agentCommand, applyCommand, validateCommand, runCommand, editCommand, setCommand, scaleCommand, rolloutCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand,
 	execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand, deleteCommand, stopCommand, startCommand,
@@ -49,19 +48,19 @@ var verbs = []func(*cli) *cobra.Command{
 	configCommand, versionCommand,
 }
 
-// The libraries of Kubernetes log by klog; what they have to say reaches us as errors.
-// klog has one logger for the process, and none may be using it when it is set.
+// The libraries of Kubernetes log with klog; they also return what matters as errors. klog has one
+// logger per process, and setting it while it is in use is a race.
 func init() { klog.SetSlogLogger(slog.New(slog.DiscardHandler)) }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second interrupt ends us at once
+	context.AfterFunc(ctx, stop) // a second interrupt kills the process
 	code := run(ctx, os.Args[1:], os.Stdin, os.Stdout, os.Stderr)
 	stop()
 	os.Exit(code)
 }
 
-// run is main without the process.
+// run is main without its process: it returns the exit code.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	c := &cli{ctx: ctx, stdin: stdin, stdout: stdout, stderr: stderr}
 	root := c.root()
@@ -79,13 +78,13 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 	return code
 }
 
-// root is the whole command line.
+// root returns the root command.
 func (c *cli) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "crisp [--runtime-endpoint unix:///…] COMMAND",
 		Short: "run pods on one node without a cluster, and inspect them",
 	}
-	// CONTAINER_RUNTIME_ENDPOINT is crictl's.
+	// CONTAINER_RUNTIME_ENDPOINT is crictl's variable.
 	endpoint := cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), defaultEndpoint)
 	fs := root.PersistentFlags()
 	fs.StringVar(&c.endpoint, "runtime-endpoint", endpoint, "`socket` of the CRI runtime")
@@ -106,12 +105,11 @@ exit codes: %s`, defaultEndpoint, defaultAgentRoot, strings.TrimSpace(exitCodes)
 	return root
 }
 
-// verbatim marks a command whose arguments end in a command line of somebody else's, as
-// docker has it: the flags behind the first argument are not ours, unless a "--" says
-// where they begin.
+// verbatim marks a command whose last arguments are another command line, as in docker: flags after
+// the first argument are not ours, unless "--" marks the start of the other command line.
 var verbatim = map[string]string{"verbatim": "true"}
 
-// arrange readies the arguments of crisp for the command that they name.
+// arrange prepares the arguments of crisp for the command that they name.
 func arrange(root *cobra.Command, args []string) []string {
 	cmd, rest, err := root.Find(args)
 	if err != nil || cmd.Annotations["verbatim"] == "" {
@@ -121,8 +119,7 @@ func arrange(root *cobra.Command, args []string) []string {
 	return args
 }
 
-// behindDash parts the arguments of cmd at "--", which may be missing: then behind is
-// nil.
+// behindDash splits the arguments of cmd at "--". Without it behind is nil.
 func behindDash(cmd *cobra.Command, args []string) (before, behind []string) {
 	if n := cmd.ArgsLenAtDash(); n >= 0 {
 		return args[:n], append([]string{}, args[n:]...)
@@ -130,10 +127,10 @@ func behindDash(cmd *cobra.Command, args []string) (before, behind []string) {
 	return args, nil
 }
 
-// many is no limit of arguments.
+// many means no limit of arguments.
 const many = math.MaxInt
 
-// takes refuses fewer arguments than least and more than most; wrong says what the command takes.
+// takes rejects fewer arguments than least and more than most; wrong is the error text.
 func takes(least, most int, wrong string) cobra.PositionalArgs {
 	return func(_ *cobra.Command, args []string) error {
 		if len(args) < least || len(args) > most {
@@ -143,7 +140,7 @@ func takes(least, most int, wrong string) cobra.PositionalArgs {
 	}
 }
 
-// takesNone refuses arguments; hint is what to say of them, "" for nothing.
+// takesNone rejects arguments; hint, if any, is added to the error.
 func takesNone(hint string) cobra.PositionalArgs {
 	return func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {

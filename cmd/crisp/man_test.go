@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/golden"
 )
 
-// The man page is what the table of commands makes of itself: -update writes it.
+// The man page is generated from the commands; -update writes it.
 func TestManPage(t *testing.T) {
 	page := cmdline.Man((&cli{}).root(), 1,
 		cmdline.Section{Title: "EXIT STATUS", Text: exitCodes},
@@ -22,7 +22,7 @@ CRISP_AGENT_ROOT: the agent's directory (default ` + defaultAgentRoot + `).`},
 	}
 }
 
-// A shell completes the flags of commands.
+// A shell completes commands' flags.
 func TestCompletion(t *testing.T) {
 	var out, errOut strings.Builder
 	if code := run(t.Context(), []string{"__complete", "agent", "--mani"}, nil, &out, &errOut); code != exitOK || !strings.Contains(out.String(), "--manifests") {

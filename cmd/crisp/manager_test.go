@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// The service manager hears when the agent serves, before there is a runtime, that
-// it lives, what it does, and that it ends.
+// The agent notifies the service manager that it serves, even before there is a runtime, that it is
+// alive, what it does, and that it stops.
 func TestServiceManager(t *testing.T) {
 	n := newNode(t)
 	n.away()

@@ -14,8 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// nodeFlags are those of how the agent looks after the node, by the kubelet's
-// names. The returned function takes in what was given.
+// nodeFlags adds the flags for the management of the node, with the kubelet's names. The returned
+// function parses their values.
 func nodeFlags(fs *pflag.FlagSet, o *host.Config) func() error {
 	var labels, sysctls, system, kube, logSize, hard, soft, graces, reclaim string
 	var allowPrivileged, perQOS bool
@@ -43,7 +43,7 @@ func nodeFlags(fs *pflag.FlagSet, o *host.Config) func() error {
 	fs.DurationVar(&o.Rules.EvictTransition, "eviction-pressure-transition-period", evict.DefaultTransition, "how long a pressure condition lasts after its cause is gone")
 	return func() (err error) {
 		o.NoPodCgroups, o.NoPrivileged = !perQOS, !allowPrivileged
-		o.PodPIDs = max(o.PodPIDs, 0) // a kubelet's -1 is no limit too
+		o.PodPIDs = max(o.PodPIDs, 0) // the kubelet's -1 means no limit too
 		if o.NodeLabels, err = assignments("node-labels", labels); err != nil {
 			return err
 		}
@@ -80,12 +80,12 @@ func nodeFlags(fs *pflag.FlagSet, o *host.Config) func() error {
 	}
 }
 
-// commaSeparated returns the words of a text, but no empty ones.
+// commaSeparated returns the non-empty words of a list.
 func commaSeparated(text string) []string {
 	return strings.FieldsFunc(text, func(r rune) bool { return r == ',' })
 }
 
-// assignments reads KEY=VALUE,…
+// assignments parses KEY=VALUE,…
 func assignments(name, text string) (map[string]string, error) {
 	m := map[string]string{}
 	for _, item := range commaSeparated(text) {
@@ -114,7 +114,7 @@ func reserved(flag, text string) (v1.ResourceList, error) {
 	return list, nil
 }
 
-// nodeKeys are the keys of a KubeletConfiguration for these flags.
+// nodeKeys has the keys of a KubeletConfiguration for these flags.
 var nodeKeys = map[string]string{
 	"cgroupRoot": "cgroup-root", "cgroupsPerQOS": "cgroups-per-qos", "podPidsLimit": "pod-max-pids", "maxPods": "max-pods",
 	"systemReserved": "system-reserved", "kubeReserved": "kube-reserved", "allowedUnsafeSysctls": "allowed-unsafe-sysctls",
@@ -125,7 +125,7 @@ var nodeKeys = map[string]string{
 	"evictionMaxPodGracePeriod": "eviction-max-pod-grace-period", "evictionPressureTransitionPeriod": "eviction-pressure-transition-period",
 }
 
-// keyed writes a mapping of the configuration as its flag would have it.
+// keyed returns a mapping of the configuration in the format of its flag.
 func keyed(key string, m map[string]any) string {
 	sign := "="
 	if key == "evictionHard" || key == "evictionSoft" {

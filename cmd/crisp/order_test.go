@@ -11,8 +11,7 @@ import (
 	"testing"
 )
 
-// A person who debugs sees each call for a new pod, in its order and with the
-// pod's name.
+// The debug log has each call for a new pod, in order and with the pod's name.
 func TestCallsAreLogged(t *testing.T) {
 	n := newNode(t)
 	var log journal
@@ -37,8 +36,8 @@ func TestCallsAreLogged(t *testing.T) {
 	}
 }
 
-// An edited pod is another of the same name: it begins when the old one has ended
-// altogether, however long that takes.
+// An edited pod is another pod of the same name: it starts when the old one has ended completely,
+// however long that takes.
 func TestEditedPodWaits(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -69,8 +68,8 @@ func TestEditedPodWaits(t *testing.T) {
 	}
 }
 
-// A pod that is wanted again while it ends, ends, and then begins anew: it has not
-// failed, whatever its restart policy is. So it is under the next agent.
+// A pod whose manifest returns while it ends, ends and then starts again. It has not failed,
+// whatever its restart policy. The next agent does the same.
 func TestManifestPutBack(t *testing.T) {
 	inRealTime(t)
 	once := strings.Replace(webPod, "spec:", "spec:\n  restartPolicy: Never", 1)
@@ -124,7 +123,7 @@ func TestManifestPutBack(t *testing.T) {
 	}
 }
 
-// A pull that never ends holds up no deletion.
+// A pull that never ends does not block a deletion.
 func TestDeletedWhilePulling(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -136,7 +135,7 @@ func TestDeletedWhilePulling(t *testing.T) {
 			<-release
 		}
 	})
-	t.Cleanup(func() { close(release) }) // before the server is stopped
+	t.Cleanup(func() { close(release) }) // before the server stops
 	n.manifest("web.yaml", webPod)
 	n.agent()
 	<-pulling
@@ -148,7 +147,7 @@ func TestDeletedWhilePulling(t *testing.T) {
 	n.await("the sandbox is gone", func() bool { return slices.Contains(n.made("Remove"), "RemovePodSandbox web") })
 }
 
-// Fifty pods begin side by side: each sandbox waits here until all are asked for.
+// Fifty pods start concurrently: each RunPodSandbox blocks here until all were called.
 func TestPodsBeginTogether(t *testing.T) {
 	inRealTime(t)
 	const pods = 50
@@ -169,8 +168,8 @@ func TestPodsBeginTogether(t *testing.T) {
 	n.await("all run", func() bool { return len(n.made("StartContainer")) == pods })
 }
 
-// No more images are pulled at a time than the agent may, and the events say
-// which are; the others wait for their turn.
+// The agent pulls at most its limit of images at a time, and events report which; other pulls wait
+// for their turn.
 func TestPullsTakeTurns(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -221,8 +220,8 @@ func TestPullsTakeTurns(t *testing.T) {
 	}
 }
 
-// An agent that is to end its pods ends those of the lowest priority first, and
-// each class when the one before has ended.
+// An agent that stops its pods stops those of the lowest priority first, and the next class when
+// they have ended.
 func TestStopsByPriority(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -241,8 +240,8 @@ func TestStopsByPriority(t *testing.T) {
 	}
 }
 
-// What an agent has stopped when it ended, the next one starts again, except for a pod
-// that is never restarted: its program was ended, and another run would be a restart.
+// Pods that an agent stopped when it ended are started by the next agent, except for one that is
+// never restarted: its program was ended, and another run would be a restart.
 func TestStartsAgainWhatItStopped(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -252,7 +251,7 @@ func TestStartsAgainWhatItStopped(t *testing.T) {
 	}
 	stop := n.agent()
 	n.until("get pods", `(?s)p-always +1/1 .*p-never +1/1 .*p-onfailure +1/1 `)
-	n.onCall(func(call string) { // a program that is ended by a signal
+	n.onCall(func(call string) { // as a program that is ended by a signal
 		if strings.HasPrefix(call, "StopContainer ") {
 			n.exit(143)
 		}

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// An outputForm is the value of -o: one of some forms, or none.
+// An outputForm is the value of -o: one of some formats, or none.
 type outputForm struct {
 	chosen *string
 	forms  []string
@@ -27,19 +27,19 @@ func (f outputForm) Set(form string) error {
 	return nil
 }
 
-// words lists the forms: "json, yaml or name".
+// words lists the formats: "json, yaml or name".
 func (f outputForm) words() string {
 	last := len(f.forms) - 1
 	return strings.TrimPrefix(strings.Join(f.forms[:last], ", ")+" or "+f.forms[last], " or ")
 }
 
-// outputFlag is -o, which takes these forms. Output keeps its value without the flag.
+// outputFlag adds -o with these formats. Without the flag output keeps its value.
 func outputFlag(fs *pflag.FlagSet, output *string, forms ...string) {
 	f := outputForm{output, forms}
 	fs.VarP(f, "output", "o", "`form`: "+f.words())
 }
 
-// printValue prints a value as kubectl does: in YAML, or in JSON with indents.
+// printValue prints a value as kubectl does: as YAML, or as indented JSON.
 func (c *cli) printValue(v any, form string) error {
 	if form == "json" {
 		e := json.NewEncoder(c.stdout)

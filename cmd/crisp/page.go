@@ -9,8 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// pageCommand prints a URL that opens the agent's page in a browser, once. The agent makes it
-// for whoever may use its socket.
+// pageCommand prints a URL that opens the agent's page in a browser, once. The agent issues it to
+// any client of its socket.
 func pageCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "page", Args: takesNone(""), Short: "print a link that opens the agent's page in a browser once"}
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {

@@ -15,8 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod that this node cannot run is shown with why, to the next agent too, until
-// its manifest goes.
+// A pod that this node cannot run is shown with the reason, also after a restart of the agent,
+// until its manifest is removed.
 func TestRejectedPod(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -35,7 +35,7 @@ func TestRejectedPod(t *testing.T) {
 	n.until("get pods -o name", `^$`)
 }
 
-// A pod that did not fit begins as soon as there is room, under the same agent.
+// A pod that did not fit starts as soon as there is room, without a restart of the agent.
 func TestRejectedPodFitsLater(t *testing.T) {
 	inRealTime(t)
 	n := newCalls(t)
@@ -51,7 +51,7 @@ func TestRejectedPodFitsLater(t *testing.T) {
 	n.expect(expectation{"get pods -o name", 0, `^pod/web\s*$`})
 }
 
-// What this node does not give is said at once, and asked of no runtime.
+// A pod that needs what this node forbids is rejected at once, before any call of the runtime.
 func TestForbidden(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -70,8 +70,8 @@ func TestForbidden(t *testing.T) {
 	}
 }
 
-// A profile that is not loaded keeps its pod waiting, with the reason: the runtime
-// is not asked again and again for what it must refuse.
+// A pod whose AppArmor profile is not loaded waits, with the reason. The runtime, which would
+// reject it, is not called.
 func TestAppArmorProfile(t *testing.T) {
 	n := newCalls(t)
 	n.begin()
@@ -88,8 +88,8 @@ func TestAppArmorProfile(t *testing.T) {
 	}
 }
 
-// A container that cannot be configured says why it waits, and runs as soon as
-// what it lacks is there.
+// A container that cannot be configured has the reason in its status, and starts as soon as the
+// missing object exists.
 func TestWhyContainerWaits(t *testing.T) {
 	n := newNode(t)
 	n.manifest("web.yaml", strings.Replace(webPod, "name: app,", "name: app, env: [{name: A, valueFrom: {secretKeyRef: {name: s, key: a}}}],", 1))
@@ -100,7 +100,7 @@ func TestWhyContainerWaits(t *testing.T) {
 	n.until("get pods", `web +2/2 +Running +0 `)
 }
 
-// What tools read is a v1.Pod, with all that a kubelet tells of one.
+// The output for programs is a complete v1.Pod, with all that a kubelet reports.
 func TestPodIsAPod(t *testing.T) {
 	n := newNode(t)
 	n.manifest("web.yaml", webPod)
@@ -135,7 +135,7 @@ func TestPodIsAPod(t *testing.T) {
 	}
 }
 
-// A new agent tells of pods what the old one did.
+// A new agent reports the same status as the old one.
 func TestStatusIsKept(t *testing.T) {
 	inRealTime(t)
 	n := newNode(t)
@@ -151,7 +151,7 @@ func TestStatusIsKept(t *testing.T) {
 	const fields = `jsonpath={.status.phase} {.status.startTime} {.status.containerStatuses[*].restartCount} {.status.containerStatuses[*].lastState.terminated.exitCode} {.status.containerStatuses[*].state.terminated.finishedAt} {.status.conditions[*].lastTransitionTime}`
 	statuses := func() (reported []string) {
 		for _, name := range []string{"job", "web"} {
-			// One argument, with its blanks: not by n.crisp.
+			// A single argument with blanks, which n.crisp would split.
 			var out, errs bytes.Buffer
 			if code := run(t.Context(), []string{"--runtime-endpoint", n.socket, "get", "pod", name, "-o", fields}, strings.NewReader(""), &out, &errs); code != exitOK {
 				t.Fatal(errs.String())
@@ -173,7 +173,7 @@ func TestStatusIsKept(t *testing.T) {
 	}
 }
 
-// The node has what the machine has.
+// The node's capacity is the machine's.
 func TestNodeCapacity(t *testing.T) {
 	n := newNode(t)
 	n.agent()
@@ -205,7 +205,7 @@ func TestNodeCapacity(t *testing.T) {
 	}
 }
 
-// images, pull and rmi say and do what others see through CRI.
+// images, pull and rmi agree with what other clients see through CRI.
 func TestImages(t *testing.T) {
 	n := newNode(t)
 	agree := func(want ...string) {

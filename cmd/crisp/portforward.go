@@ -37,7 +37,7 @@ func portForwardCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// forward serves ports of ours until it is interrupted.
+// forward forwards local ports until it is interrupted.
 func (c *cli) forward(to string, addresses, ports []string) error {
 	u, err := url.Parse(to)
 	if err != nil {

@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// psCommand lists containers, as "crisp ps".
+// psCommand lists containers.
 func psCommand(c *cli) *cobra.Command {
 	var s scope
 	var exited, quiet bool

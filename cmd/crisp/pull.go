@@ -20,10 +20,10 @@ func pullCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// progressKinds are the ways to show how far a pull is.
+// progressKinds has the ways to show the progress of a pull.
 var progressKinds = []string{"auto", "plain", "none"}
 
-// pull pulls an image, and shows on stderr how far it is.
+// pull pulls an image, and shows the progress on stderr.
 func (c *cli) pull(image, progress string) error {
 	if !slices.Contains(progressKinds, progress) {
 		return usageError("--progress %s: want one of %v", progress, progressKinds)

@@ -13,17 +13,17 @@ import (
 	"golang.org/x/term"
 )
 
-// How often a pull is shown: bars move, lines are kept.
+// How often a pull's progress is printed: bars are redrawn, lines accumulate.
 const (
 	barInterval  = 200 * time.Millisecond
 	lineInterval = time.Second
 )
 
-// pullBar is how wide the bar of a layer is.
+// pullBar is the width of a layer's bar in characters.
 const pullBar = 40
 
-// showPull shows how far the pull of an image is, until ctx ends. A runtime that does not
-// tell is no error: there is less to see.
+// showPull shows the progress of an image's pull until ctx ends. If the runtime does not report it,
+// showPull prints less.
 func (c *cli) showPull(ctx context.Context, image, progress string) {
 	f := terminal(c.stderr)
 	bars := progress == "auto" && f != nil
@@ -53,7 +53,7 @@ func (c *cli) showPull(ctx context.Context, image, progress string) {
 	drawn.show(nil)
 }
 
-// width is how many columns a terminal has.
+// width returns the number of columns of a terminal.
 func width(f *os.File) int {
 	if f != nil {
 		if columns, _, err := term.GetSize(int(f.Fd())); err == nil && columns > 0 {
@@ -63,27 +63,27 @@ func width(f *os.File) int {
 	return 80
 }
 
-// A drawing is some lines on a terminal, each drawn over the one before.
+// A drawing is a block of lines on a terminal, which is redrawn in place.
 type drawing struct {
 	w     io.Writer
 	width int // of the terminal, in columns
 	lines int
 }
 
-// mostLines is how many lines are drawn at most: what scrolls away cannot be drawn over.
+// mostLines is the maximum number of lines: a line that has scrolled away cannot be redrawn.
 const mostLines = 16
 
-// show draws lines over those before. Control sequences are of ECMA-48: up, and erase to the
-// end of the screen.
+// show replaces the previous lines. The control sequences are those of ECMA-48: cursor up, and
+// erase to the end of the screen.
 func (d *drawing) show(lines []string) {
 	if d.lines > 0 {
 		fmt.Fprintf(d.w, "\x1b[%dA\x1b[J", d.lines)
 	}
-	if n := len(lines); n > mostLines { // the last line is about all of them
+	if n := len(lines); n > mostLines { // the last line summarizes all
 		lines = lines[n-mostLines:]
 	}
 	for _, line := range lines {
-		fmt.Fprintf(d.w, "%.*s\n", d.width, line) // one that wraps would be two
+		fmt.Fprintf(d.w, "%.*s\n", d.width, line) // a line that wraps would become two
 	}
 	d.lines = len(lines)
 }

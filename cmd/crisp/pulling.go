@@ -15,9 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// pulling says of the pods that wait for an image how far that is, by namespace/name. The
-// runtime is asked only if there are pods that wait for something; one that does not tell is no
-// error.
+// pulling returns the pull progress of pods that wait for an image, by namespace/name. It asks the
+// runtime only if a pod waits, and returns none if the runtime does not report progress.
 func (c *cli) pulling(list []*v1.Pod) map[string]string {
 	if !slices.ContainsFunc(list, waits) {
 		return nil
@@ -33,13 +32,13 @@ func (c *cli) pulling(list []*v1.Pod) map[string]string {
 	return texts
 }
 
-// waits reports whether a pod waits for something, which may be an image.
+// waits reports whether a pod waits for something, possibly an image.
 func waits(pod *v1.Pod) bool {
 	ready, all := status.Count(pod)
 	return ready < all && !podsync.Terminal(&pod.Status) && pod.DeletionTimestamp == nil
 }
 
-// pullOf tells of the pull that a pod waits for; "" if there is none.
+// pullOf returns the progress of the pull that a pod waits for; "" if there is none.
 func (c *cli) pullOf(pod *v1.Pod) string {
 	if pod.Status.Phase == v1.PodRunning {
 		return ""
@@ -52,24 +51,24 @@ func (c *cli) pullOf(pod *v1.Pod) string {
 	return strings.TrimSpace(p.Image + ": " + p.String() + " " + p.Source())
 }
 
-// pullFor is the pull that a pod waits for, by namespace/name.
+// pullFor returns the pull that a pod waits for, by namespace/name.
 func (c *cli) pullFor(pod string) (pulls.Pull, bool) {
 	return pulls.Of(c.pulls(), pod)
 }
 
-// pulls are the pulls under way, as the runtime tells; none if it does not.
+// pulls returns the running pulls; none if the runtime does not report them.
 func (c *cli) pulls() []pulls.Pull {
 	watcher := pullwatch.New(c.endpoint)
 	defer watcher.Close()
 	return watcher.List(c.ctx)
 }
 
-// dialRuntime connects to the runtime's socket, for services that are not CRI's.
+// dialRuntime connects to the runtime's socket, for services other than CRI.
 func (c *cli) dialRuntime() (*grpc.ClientConn, error) {
 	return grpc.NewClient(c.endpoint, grpc.WithTransportCredentials(insecure.NewCredentials()), grpc.WithAuthority("localhost"))
 }
 
-// podsIn reads objects that are pods.
+// podsIn converts objects to pods.
 func podsIn(items []unstructured.Unstructured) []*v1.Pod {
 	var pods []*v1.Pod
 	for _, u := range items {

@@ -12,8 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// restartCommand has the agent stop containers, with their hooks and grace period; they
-// start again as their pod's restart policy says. It returns when they have stopped.
+// restartCommand makes the agent stop containers, with their hooks and grace period; they start
+// again as their pod's restart policy says. It returns when they have stopped.
 func restartCommand(c *cli) *cobra.Command {
 	var s scope
 	var container string
@@ -40,7 +40,7 @@ func restartCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// graceFlag is how long containers have to end.
+// graceFlag adds the flag for the grace period of containers.
 func graceFlag(fs *pflag.FlagSet, grace *int64) {
 	fs.Int64Var(grace, "grace-period", -1, "grace period of containers in `seconds`; negative uses each pod's own")
 }
@@ -79,14 +79,14 @@ func graceQuery(grace int64) url.Values {
 	return query
 }
 
-// actOn has the agent do to a pod what no API of Kubernetes has (stop, start, restart), and
-// decodes the answer, unless to is nil.
+// actOn requests an action on a pod that Kubernetes' API does not have (stop, start, restart), and
+// decodes the response unless to is nil.
 func (c *cli) actOn(namespace, name, act string, query url.Values, to any) error {
 	_, err := c.send(http.MethodPost, "/crisp/v1/namespaces/"+namespace+"/pods/"+name+"/"+act, query, nil, to)
 	return err
 }
 
-// runningID is the ID of a container of a pod, "" unless it runs.
+// runningID returns the ID of a pod's container, "" if it is not running.
 func runningID(pod *v1.Pod, name string) string {
 	if s := statusOf(pod, name); s.State.Running != nil {
 		return s.ContainerID

@@ -16,10 +16,10 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// rolloutActs are what rollout does.
+// rolloutActs has the subcommands of rollout.
 var rolloutActs = []string{"status", "restart", "undo", "history", "pause", "resume"}
 
-// rolloutOptions are the flags of rollout.
+// rolloutOptions has the flags of rollout.
 type rolloutOptions struct {
 	scope
 	timeout  time.Duration
@@ -27,7 +27,7 @@ type rolloutOptions struct {
 	revision int64
 }
 
-// rolloutCommand follows the updates of workloads, makes one and takes one back.
+// rolloutCommand shows, triggers and reverts updates of workloads.
 func rolloutCommand(c *cli) *cobra.Command {
 	var o rolloutOptions
 	cmd := &cobra.Command{Use: "rollout status|restart|undo|history|pause|resume deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow a workload's update, restart its pods, roll back, or pause its rollout", ValidArgsFunction: completeActs(rolloutActs, c.completeObjects)}
@@ -82,7 +82,7 @@ func (c *cli) rollout(act string, t chosen, o rolloutOptions) error {
 	return err
 }
 
-// rolloutStatus tells how far an update is, each time that it has come further.
+// rolloutStatus prints the progress of an update whenever it changes.
 func (c *cli) rolloutStatus(t chosen, o rolloutOptions) error {
 	last := ""
 	return c.untilSays(o.timeout, t.String()+" is not rolled out", func() (bool, string, error) {
@@ -102,8 +102,8 @@ func (c *cli) rolloutStatus(t chosen, o rolloutOptions) error {
 	})
 }
 
-// progress says what of an update is still to come; "" if nothing is. With pauses, nothing is of a
-// Deployment that is paused and has its pods, whichever template they are of.
+// progress returns what remains of an update, "" if it is complete. With pauses, a paused
+// Deployment with all its pods counts as complete, whatever their template.
 func (c *cli) progress(t chosen, pauses bool) (string, error) {
 	if t.kind.Name == "DaemonSet" {
 		var d appsv1.DaemonSet
@@ -129,7 +129,7 @@ func (c *cli) progress(t chosen, pauses bool) (string, error) {
 	return word, nil
 }
 
-// updateOf says what of a Deployment's update is still to come; "" if nothing is.
+// updateOf returns what remains of a Deployment's update, "" if it is complete.
 func updateOf(d *appsv1.Deployment) string {
 	want, s := ptr.Deref(d.Spec.Replicas, 1), d.Status
 	switch {
@@ -151,7 +151,7 @@ func (c *cli) revisions(t chosen) ([]store.Revision, error) {
 	return answer.Items, err
 }
 
-// rolloutHistory lists the revisions of a workload, or shows the template of one.
+// rolloutHistory lists the revisions of a workload, or prints the template of one.
 func (c *cli) rolloutHistory(t chosen, number int64) error {
 	list, err := c.revisions(t)
 	if err != nil {
@@ -176,7 +176,7 @@ func (c *cli) rolloutHistory(t chosen, number int64) error {
 	return table.Flush()
 }
 
-// revisionOf finds a revision by its number; 0 is the one before the last.
+// revisionOf finds a revision by its number; 0 means the one before the last.
 func revisionOf(t chosen, list []store.Revision, number int64) (store.Revision, error) {
 	if number == 0 {
 		if len(list) < 2 {
@@ -191,7 +191,7 @@ func revisionOf(t chosen, list []store.Revision, number int64) (store.Revision, 
 	return list[i], nil
 }
 
-// rolloutUndo gives a workload an earlier template.
+// rolloutUndo sets a workload's template to an earlier one.
 func (c *cli) rolloutUndo(t chosen, number int64) error {
 	list, err := c.revisions(t)
 	if err != nil {
@@ -221,8 +221,7 @@ func (c *cli) rolloutUndo(t chosen, number int64) error {
 	return err
 }
 
-// rolloutPause has a Deployment take changes of its template without rolling them out, or roll them out
-// from now on.
+// rolloutPause stops or resumes the rollout of template changes of a Deployment.
 func (c *cli) rolloutPause(t chosen, pause bool) error {
 	if t.kind.Name != "Deployment" {
 		return usageError("%s: only Deployments are paused", t)

@@ -26,7 +26,7 @@ func runCommand(c *cli) *cobra.Command {
 		switch {
 		case len(before) == 0:
 			return usageError("run takes an image")
-		case len(before) > 1 && behind != nil: // the dashes are the command's own
+		case len(before) > 1 && behind != nil: // the dashes belong to the command
 			behind = append([]string{"--"}, behind...)
 		case r.detach && (r.remove || r.interactive || r.tty):
 			return usageError("-d leaves nobody to attach to the container or to remove the pod: a Job with ttlSecondsAfterFinished removes its own")
@@ -62,7 +62,7 @@ func runCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// makeClaims makes the claims that are not there yet.
+// makeClaims creates the missing claims.
 func (c *cli) makeClaims(namespace string, names []string) error {
 	for _, name := range names {
 		var claim v1.PersistentVolumeClaim
@@ -80,12 +80,11 @@ func (c *cli) makeClaims(namespace string, names []string) error {
 	return nil
 }
 
-// interruptedGrace is how many seconds a container has to end that is interrupted,
-// as many as docker stop gives.
+// interruptedGrace is the grace period in seconds of an interrupted container, as in docker stop.
 const interruptedGrace = 10
 
-// runOut deletes a pod that has done its work or is interrupted, and waits until it
-// is gone. It does so after an interrupt too, so not within c.ctx.
+// runOut deletes a pod that has finished or was interrupted, and waits until it is gone. It does
+// not use c.ctx, which an interrupt has cancelled.
 func (c *cli) runOut(t chosen) error {
 	grace := int64(1)
 	if c.ctx.Err() != nil {
@@ -111,8 +110,8 @@ func (c *cli) printPod(pod *v1.Pod, form string) error {
 	return c.printValue(o, form)
 }
 
-// accompany shows what the pod's container does, to its end; the container's exit
-// code becomes ours.
+// accompany shows the output of the pod's container until it ends, and returns its exit code as
+// ours.
 func (c *cli) accompany(pod *v1.Pod, r request) error {
 	now, err := c.untilPod(pod.Namespace, pod.Name, r.timeout, "pod "+pod.Name+" has not started", func(now *v1.Pod) (bool, error) {
 		state := statusOf(now, "main").State

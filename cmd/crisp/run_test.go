@@ -11,7 +11,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// What docker's users type, and the part of the pod that it makes.
+// Flags that docker's users type, and the part of the pod that results.
 func TestRunFlags(t *testing.T) {
 	n := newNode(t)
 	t.Setenv("HERE", "there")
@@ -75,7 +75,7 @@ func TestRunFlags(t *testing.T) {
 	}
 }
 
-// Both names of the flag of labels, in one line.
+// Both names of the label flag can be combined.
 func TestRunLabels(t *testing.T) {
 	n := newNode(t)
 	out, errs, code := n.crisp("run --dry-run client --name t -l a=1 --label b=2 --labels c=3 --label d=4 x")
@@ -88,7 +88,7 @@ func TestRunLabels(t *testing.T) {
 	}
 }
 
-// What a pod cannot have is refused by name, before anything is asked of the agent.
+// Flags that a pod does not support are rejected by name, before any request to the agent.
 func TestRunRefuses(t *testing.T) {
 	n := newNode(t)
 	for line, want := range map[string]string{

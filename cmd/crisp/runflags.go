@@ -21,14 +21,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// A request is what the flags of run say.
+// A request has the flags of run.
 type request struct {
 	namespace, name, restart, class, output, dryRun, pull string
 	user, workdir, hostname, network, pid, ipc            string
 	memory, cpus, shm, stopSignal, health                 string
 	entrypoint                                            string
 	ports, volumes, tmpfs, mounts, env, envFiles, labels  []string
-	moreLabels, annotations, dns, dnsSearch, hosts        []string // moreLabels are of --label: two flags with one slice would empty it for each other
+	moreLabels, annotations, dns, dnsSearch, hosts        []string // moreLabels has the values of --label: two flags that share a slice would overwrite each other
 	sysctls, groups                                       []string
 	capAdd, capDrop, security                             []string
 	interactive, tty, remove, detach, hostNetwork         bool
@@ -37,8 +37,7 @@ type request struct {
 	healthInterval, timeout                               time.Duration
 }
 
-// flags are docker's and podman's, as far as a pod can have what they ask for, and a few of
-// kubectl run.
+// flags adds the flags of docker and podman that a pod can implement, and a few of kubectl run.
 func (r *request) flags(fs *pflag.FlagSet) {
 	namespaceFlag(fs, &r.namespace)
 	fs.StringVar(&r.name, "name", "", "`name` of the pod (default: generated)")
@@ -89,7 +88,7 @@ func (r *request) flags(fs *pflag.FlagSet) {
 	fs.DurationVar(&r.timeout, "timeout", 5*time.Minute, "how long to wait for the container to start")
 }
 
-// buildPod is the pod of the flags, and the claims that its volumes name.
+// buildPod returns the pod that the flags describe, and the claims that its volumes name.
 func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, error) {
 	b := podBuilder{r: r, box: v1.Container{
 		Name: "main", Image: image, Stdin: r.interactive, StdinOnce: r.interactive, TTY: r.tty, WorkingDir: r.workdir,
@@ -107,7 +106,7 @@ func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, erro
 		b.box.Command = []string{r.entrypoint}
 	}
 	b.box.Args = slices.Clone(args)
-	for i := range b.box.Args { // $$ is a shell's process ID, and a pod would make $ of it
+	for i := range b.box.Args { // $$ is the shell's process ID, which a pod would turn into $
 		b.box.Args[i] = strings.ReplaceAll(b.box.Args[i], "$$", "$$$$")
 	}
 	if r.stopTimeout >= 0 {
@@ -128,24 +127,24 @@ func (r *request) buildPod(image string, args []string) (*v1.Pod, []string, erro
 	return b.pod, b.claims, nil
 }
 
-// nameFor makes up a name for a pod of an image.
+// nameFor generates a name for a pod from its image.
 func nameFor(image string) string {
 	base := image[strings.LastIndex(image, "/")+1:]
 	base, _, _ = strings.Cut(strings.ReplaceAll(base, "@", ":"), ":")
 	return strings.Trim(strings.ToLower(strings.ReplaceAll(base, "_", "-")), "-.") + "-" + strings.ToLower(rand.Text()[:5])
 }
 
-// A podBuilder makes a pod of a request.
+// A podBuilder converts a request to a pod.
 type podBuilder struct {
 	r           *request
 	pod         *v1.Pod
 	box         v1.Container
-	security    v1.SecurityContext // of box
+	security    v1.SecurityContext // of the container box
 	podSecurity v1.PodSecurityContext
 	claims      []string
 }
 
-// restarts and pullPolicies are docker's words for policies.
+// restarts and pullPolicies map docker's names of policies to Kubernetes'.
 var (
 	restarts     = map[string]v1.RestartPolicy{"no": v1.RestartPolicyNever, "always": v1.RestartPolicyAlways, "on-failure": v1.RestartPolicyOnFailure, "unless-stopped": v1.RestartPolicyAlways}
 	pullPolicies = map[string]v1.PullPolicy{"always": v1.PullAlways, "missing": v1.PullIfNotPresent, "never": v1.PullNever}
@@ -169,7 +168,7 @@ func (b *podBuilder) policies() error {
 	return nil
 }
 
-// eachPair reads the KEY=VALUEs of a flag.
+// eachPair parses the KEY=VALUEs of a flag.
 func eachPair(flag string, texts []string, take func(key, value string)) error {
 	for _, text := range texts {
 		key, value, ok := strings.Cut(text, "=")
@@ -210,10 +209,10 @@ func (b *podBuilder) environment() error {
 			return usageError("-e %s: want NAME=VALUE", text)
 		case !ok:
 			if value, ok = os.LookupEnv(key); !ok {
-				continue // as docker has it
+				continue // as in docker
 			}
 		}
-		// A pod would expand $(NAME) in it, and make $ of $$; docker does not.
+		// A pod would expand $(NAME), and turn $$ into $; docker does not.
 		if strings.Contains(value, "$(") || strings.Contains(value, "$$") {
 			value = strings.ReplaceAll(value, "$", "$$")
 		}
@@ -234,7 +233,7 @@ func (b *podBuilder) ports() error {
 	return nil
 }
 
-// portOf reads "8080:80", "127.0.0.1:8080:80" and "[::1]:53:53/udp".
+// portOf parses "8080:80", "127.0.0.1:8080:80" and "[::1]:53:53/udp".
 func portOf(text string) (v1.ContainerPort, error) {
 	rest, protocol, _ := strings.Cut(text, "/")
 	i := strings.LastIndexByte(rest, ':')
@@ -314,7 +313,7 @@ func (b *podBuilder) bind(source, target string, readOnly bool) error {
 	return nil
 }
 
-// volume reads "/h:/c", "./h:/c:ro", "data:/c" and "/c".
+// volume parses "/h:/c", "./h:/c:ro", "data:/c" and "/c".
 func (b *podBuilder) volume(text string) error {
 	words := strings.Split(text, ":")
 	readOnly := false
@@ -323,7 +322,7 @@ func (b *podBuilder) volume(text string) error {
 			switch option {
 			case "ro":
 				readOnly = true
-			case "rw", "z", "Z": // SELinux labels are the pod's own
+			case "rw", "z", "Z": // SELinux labels come from the pod
 			default:
 				return usageError("-v %s: option %s: want ro or rw", text, option)
 			}
@@ -339,7 +338,7 @@ func (b *podBuilder) volume(text string) error {
 	return b.bind(words[0], target, readOnly)
 }
 
-// memory mounts a file system of memory; size "" is as large as it may be.
+// memory mounts a tmpfs; size "" means no limit.
 func (b *podBuilder) memory(flag, target, size string) error {
 	dir := &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}
 	if size != "" {
@@ -356,7 +355,7 @@ func (b *podBuilder) memory(flag, target, size string) error {
 	return nil
 }
 
-// mountOf reads "type=bind,source=/h,target=/c,readonly".
+// mountOf parses "type=bind,source=/h,target=/c,readonly".
 func (b *podBuilder) mountOf(text string) error {
 	kind, source, target, size, readOnly := "volume", "", "", "", false
 	for word := range strings.SplitSeq(text, ",") {
@@ -381,15 +380,15 @@ func (b *podBuilder) mountOf(text string) error {
 		return usageError("--mount %s: target: want an absolute path", text)
 	case kind == "tmpfs":
 		return b.memory("--mount "+text, target, size)
-	case kind == "volume" && source == "": // an empty directory
+	case kind == "volume" && source == "": // a new empty directory
 	case kind != "bind" && kind != "volume" || source == "" || (kind == "bind") != strings.Contains(source, "/"):
 		return usageError("--mount %s: want type=bind with a path, type=volume with a name, or type=tmpfs", text)
 	}
 	return b.bind(source, target, readOnly)
 }
 
-// sizeOf reads docker's sizes, in which m is 1024², and Kubernetes' with Mi and Gi. A
-// Kubernetes quantity of m would be thousandths.
+// sizeOf parses docker's sizes, where m is 1024², and Kubernetes' with Mi and Gi. In a Kubernetes
+// quantity m would mean thousandths.
 func sizeOf(text string) (resource.Quantity, error) {
 	if n, err := units.RAMInBytes(text); err == nil {
 		return *resource.NewQuantity(n, resource.BinarySI), nil
@@ -488,7 +487,7 @@ func capabilities(names []string) (caps []v1.Capability) {
 	return caps
 }
 
-// host gives the pod namespaces of the node.
+// host sets the pod's use of the node's namespaces.
 func (b *podBuilder) host() error {
 	for _, ns := range []struct {
 		flag, value string
@@ -510,7 +509,7 @@ func (b *podBuilder) host() error {
 	})
 }
 
-// names says how the pod resolves them.
+// names sets the pod's DNS configuration and host aliases.
 func (b *podBuilder) names() error {
 	if len(b.r.dns)+len(b.r.dnsSearch) > 0 {
 		b.pod.Spec.DNSConfig = &v1.PodDNSConfig{Nameservers: b.r.dns, Searches: b.r.dnsSearch}
@@ -528,12 +527,12 @@ func (b *podBuilder) names() error {
 	return nil
 }
 
-// life says how the container is asked to end, and whether it is ready.
+// life sets how the container is stopped, and its readiness probe.
 func (b *podBuilder) life() error {
 	if b.r.stopSignal != "" {
 		signal := v1.Signal("SIG" + strings.TrimPrefix(strings.ToUpper(b.r.stopSignal), "SIG"))
 		b.box.Lifecycle = &v1.Lifecycle{StopSignal: &signal}
-		b.pod.Spec.OS = &v1.PodOS{Name: v1.Linux} // Kubernetes wants to know whose signal it is
+		b.pod.Spec.OS = &v1.PodOS{Name: v1.Linux} // Kubernetes requires the OS with a stop signal
 	}
 	if b.r.health != "" {
 		b.box.ReadinessProbe = &v1.Probe{

@@ -13,7 +13,7 @@ import (
 	"google.golang.org/grpc"
 )
 
-// What is no runtime never becomes one: the agent says so in a line and ends.
+// An endpoint that can never be a runtime ends the agent with a one-line error.
 func TestNoRuntimeThere(t *testing.T) {
 	for name, test := range map[string]struct {
 		serve func(t *testing.T, path string)
@@ -71,15 +71,14 @@ func listen(t *testing.T, path string) net.Listener {
 	return l
 }
 
-// The agent may be there before its runtime, and the runtime may be away: pods run
-// on, the node and the health checks say so meanwhile, and nobody has to do
-// anything when it is back.
+// The agent may start before its runtime, and the runtime may be down: pods keep running, the node
+// and the health checks report it, and the agent recovers without help.
 func TestRuntimeComesAndGoes(t *testing.T) {
 	inRealTime(t)
 	n := newCalls(t)
 	n.manifest("web.yaml", webPod)
 	n.agent()
-	time.Sleep(1500 * time.Millisecond) // the agent has asked, and is to ask again
+	time.Sleep(1500 * time.Millisecond) // the agent has tried once, and will retry
 	n.begin()
 	n.until("get pods", `web +2/2 +Running +0 `)
 	n.until("get nodes", ` Ready `)

@@ -10,7 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// scaleCommand sets how many pods a Deployment has.
+// scaleCommand sets the number of a Deployment's pods.
 func scaleCommand(c *cli) *cobra.Command {
 	var s scope
 	var replicas, current int

@@ -8,19 +8,19 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// A scope says which of the objects of a kind are meant.
+// A scope restricts which objects of a kind a command applies to.
 type scope struct {
 	namespace, selector string
-	all                 bool // of all namespaces
+	all                 bool // all namespaces
 }
 
-// flags are those of commands about objects of any namespace.
+// flags adds the flags of commands that can apply to all namespaces.
 func (s *scope) flags(fs *pflag.FlagSet) {
 	s.oneFlags(fs)
 	fs.BoolVarP(&s.all, "all-namespaces", "A", false, "of all namespaces")
 }
 
-// oneFlags are those of commands about objects of one namespace.
+// oneFlags adds the flags of commands that apply to one namespace.
 func (s *scope) oneFlags(fs *pflag.FlagSet) {
 	namespaceFlag(fs, &s.namespace)
 	fs.StringVarP(&s.selector, "selector", "l", "", "only objects whose labels match the `selector`, such as app=web")
@@ -30,7 +30,7 @@ func namespaceFlag(fs *pflag.FlagSet, namespace *string) {
 	fs.StringVarP(namespace, "namespace", "n", "default", "`namespace` of the pod")
 }
 
-// within is the namespace that is meant, "" for all.
+// within returns the namespace, "" for all.
 func (s scope) within() string {
 	if s.all {
 		return ""
@@ -40,7 +40,7 @@ func (s scope) within() string {
 
 func (s scope) has(namespace string) bool { return s.all || s.namespace == namespace }
 
-// A target is what an argument such as "pod/web" names: an object, or all of its kind.
+// A target is the meaning of an argument such as "pod/web": an object, or all of its kind.
 type target struct {
 	kind api.Kind
 	name string // "" for all
@@ -48,10 +48,10 @@ type target struct {
 
 func (t target) String() string { return t.kind.Singular + "/" + t.name }
 
-// everything are the kinds that "all" stands for.
+// everything has the kinds that "all" stands for.
 var everything = []string{"pod", "deployment", "daemonset", "job"}
 
-// kindsOf reads "pods", "pods,deploy" and "all".
+// kindsOf parses "pods", "pods,deploy" and "all".
 func kindsOf(word string) (kinds []api.Kind, ok bool) {
 	words := strings.Split(word, ",")
 	if word == "all" {
@@ -67,8 +67,8 @@ func kindsOf(word string) (kinds []api.Kind, ok bool) {
 	return kinds, true
 }
 
-// targets reads "TYPE/NAME...", "TYPE[,TYPE...] NAME..." and "TYPE[,TYPE...]"; a name
-// alone is a pod if bare is allowed.
+// targets parses "TYPE/NAME...", "TYPE[,TYPE...] NAME..." and "TYPE[,TYPE...]"; a name alone is a
+// pod if bare is allowed.
 func targets(args []string, bare bool) (list []target, err error) {
 	for i, arg := range args {
 		word, name, slash := strings.Cut(arg, "/")
@@ -99,7 +99,7 @@ func targets(args []string, bare bool) (list []target, err error) {
 
 var podKind, _ = api.KindOf("pod")
 
-// A chosen object is one of the agent's that a command is about.
+// A chosen object is one of the agent's to which a command applies.
 type chosen struct {
 	target
 	namespace string
@@ -107,8 +107,8 @@ type chosen struct {
 
 func (t chosen) path() string { return pathOf(t.kind, t.namespace, t.name) }
 
-// choose returns the objects that the arguments name, and with a selector or every
-// those of its kinds that fit: pods, if no kind is named. what is the text of the usage error.
+// choose returns the objects that the arguments name or, with a selector or every, the matching
+// objects of the named kinds, by default pods. what is the text of the usage error.
 func (c *cli) choose(args []string, s scope, every bool, what string) ([]chosen, error) {
 	wide := s.selector != "" || every
 	named, err := targets(args, !wide)

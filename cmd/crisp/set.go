@@ -7,7 +7,7 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// setCommand changes the images of an object's containers.
+// setCommand sets the images of an object's containers.
 func setCommand(c *cli) *cobra.Command {
 	var namespace string
 	cmd := &cobra.Command{Use: "set image TYPE/NAME CONTAINER=IMAGE...", Short: "change the images of a pod or a workload", ValidArgs: []string{"image"}}
@@ -46,7 +46,7 @@ func setCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// setImage sets the image of a container, of all if the name is "*".
+// setImage sets the image of a container, or of all containers if the name is "*".
 func setImage(spec map[string]any, name, image string) (found bool) {
 	for _, key := range []string{"containers", "initContainers"} {
 		list, _ := spec[key].([]any)

@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// sourcesCommand shows each manifest, what it defines, how that is, and what is wrong.
+// sourcesCommand lists each manifest with its objects, their states, and its errors.
 func sourcesCommand(c *cli) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{Use: "sources", Args: takesNone(""), Short: "show what each manifest defines, and what is wrong with it"}

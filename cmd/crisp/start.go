@@ -11,7 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// startCommand has the agent start stopped pods again.
+// startCommand makes the agent start stopped pods again.
 func startCommand(c *cli) *cobra.Command {
 	var s scope
 	var every bool

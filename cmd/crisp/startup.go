@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// startupOf is where the time of a pod went: as the agent knows it with the runtime's half, or
-// that half alone of a pod that is another's, such as a kubelet's.
+// startupOf returns the timeline of a pod's start: from the agent with the runtime's stages or, for
+// a pod that is not the agent's, such as a kubelet's, only from the runtime.
 func (c *cli) startupOf(f criruntime.Found) (startup.Report, error) {
 	var r startup.Report
 	if c.agentRuns() {
@@ -24,7 +24,7 @@ func (c *cli) startupOf(f criruntime.Found) (startup.Report, error) {
 		}
 	}
 	runtime, _, err := c.connect()
-	if err != nil { // the agent has the pod, which is enough to show it
+	if err != nil { // the agent has the pod, which is enough to print it
 		return r, nil
 	}
 	r.Pod = timeline.Pod{UID: string(f.Pod.UID), Namespace: f.Pod.Namespace, Name: f.Pod.Name}
@@ -40,10 +40,10 @@ func (c *cli) startupOf(f criruntime.Found) (startup.Report, error) {
 	return r, nil
 }
 
-// barWidth is how many characters of a waterfall stand for the whole time.
+// barWidth is the width of a waterfall in characters.
 const barWidth = 40
 
-// describeStartup draws where the pod's time went, if anybody knows.
+// describeStartup prints the timeline of the pod's start, if it is known.
 func (c *cli) describeStartup(f criruntime.Found) error {
 	r, err := c.startupOf(f)
 	if err != nil || len(r.Stages) == 0 {

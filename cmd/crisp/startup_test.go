@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// Lines are drawn over those before; one that is too long for the terminal is cut, and of very
-// many only the last are drawn.
+// A block of lines is redrawn in place. A line that is too long for the terminal is cut, and of too
+// many lines only the last are drawn.
 func TestDrawing(t *testing.T) {
 	var b strings.Builder
 	d := &drawing{w: &b, width: 5}
@@ -27,7 +27,7 @@ func TestDrawing(t *testing.T) {
 	}
 }
 
-// What a pod took most of its time for, the longest first.
+// The stages in which a pod spent most of its start, the longest first.
 func TestMostly(t *testing.T) {
 	t0 := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	r := startup.Report{Seen: t0, Ready: t0.Add(20 * time.Second)}

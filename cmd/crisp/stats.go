@@ -12,16 +12,16 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// statsInterval is the time between two tables of stats, and the window of their rates.
+// statsInterval is the refresh interval of stats, and the window of its rates.
 const statsInterval = time.Second
 
-// statsOptions are the flags of stats.
+// statsOptions has the flags of stats.
 type statsOptions struct {
 	scope
 	once, containers bool
 }
 
-// statsCommand shows what pods use, again and again.
+// statsCommand shows the resource usage of pods, and refreshes it.
 func statsCommand(c *cli) *cobra.Command {
 	var o statsOptions
 	cmd := &cobra.Command{Use: "stats [POD...] [-l SELECTOR] [--no-stream] [--containers]", Short: "show what pods use, updated every second", ValidArgsFunction: c.completePods}
@@ -35,7 +35,7 @@ func statsCommand(c *cli) *cobra.Command {
 
 func (c *cli) stats(args []string, o statsOptions) error {
 	if len(args) > 0 {
-		if _, err := c.selected(args, o.scope); err != nil { // say so at once if one is not there
+		if _, err := c.selected(args, o.scope); err != nil { // a missing pod is an error at once
 			return err
 		}
 	}
@@ -65,7 +65,7 @@ func (c *cli) stats(args []string, o statsOptions) error {
 			return err
 		}
 		if !o.once && terminal(c.stdout) != nil {
-			fmt.Fprint(c.stdout, "\x1b[H\x1b[2J") // from the top of an empty screen
+			fmt.Fprint(c.stdout, "\x1b[H\x1b[2J") // clear the screen
 		}
 		t := newTable(c.stdout)
 		heads := []string{"POD", "CPU %", "MEMORY", "LIMIT", "MEMORY %", "NET IN / OUT", "PIDS"}
@@ -89,14 +89,14 @@ func (c *cli) stats(args []string, o statsOptions) error {
 	}
 }
 
-// named reports whether a pod is one of the arguments, if there are any.
+// named reports whether the arguments select a pod; without arguments they select all.
 func named(args []string, of *cri.PodSandboxAttributes) bool {
-	list, _ := targets(args, true) // they were read before
+	list, _ := targets(args, true) // they were parsed before
 	pod := &metav1.ObjectMeta{Namespace: of.GetMetadata().GetNamespace(), Name: of.GetMetadata().GetName(), Annotations: of.GetAnnotations()}
 	return len(args) == 0 || slices.ContainsFunc(list, func(t target) bool { return t.covers(pod) })
 }
 
-// statsCells are the rows of a pod, or of its containers.
+// statsCells returns the rows of a pod, or of its containers.
 func statsCells(before []*cri.PodSandboxStats, s *cri.PodSandboxStats, containers bool) [][]string {
 	var rows [][]string
 	for _, l := range loadsOf(before, []*cri.PodSandboxStats{s}, containers) {
@@ -113,7 +113,7 @@ func statsCells(before []*cri.PodSandboxStats, s *cri.PodSandboxStats, container
 	return rows
 }
 
-// limit is the most memory that there may be, and how much of it is used; "-" without a limit.
+// limit returns the memory limit, and the share in use; "-" without a limit.
 func (l load) limit() (limit, share string) {
 	used, free := l.bytes(), l.memory.GetAvailableBytes().GetValue()
 	if free == 0 {

@@ -16,7 +16,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A statusReport is what "crisp status" shows.
+// A statusReport is the output of "crisp status".
 type statusReport struct {
 	Agent struct {
 		Socket string `json:"socket"`
@@ -128,7 +128,7 @@ func statusCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// resources lists CPUs, memory and pods, and whatever else there is any of.
+// resources lists CPUs, memory and pods, and other resources unless they are 0.
 func resources(list v1.ResourceList) string {
 	words := []string{fmt.Sprintf("%s CPUs, %s memory, %s pods", list.Cpu(), list.Memory(), list.Pods())}
 	for _, name := range slices.Sorted(maps.Keys(list)) {

@@ -10,8 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// stopCommand has the agent stop pods, which stay: their volumes, logs and exit codes are
-// kept, and they run again when they are started.
+// stopCommand makes the agent stop pods, without deleting them: their volumes, logs and exit codes
+// are kept, and they can be started again.
 func stopCommand(c *cli) *cobra.Command {
 	var s scope
 	var grace int64
@@ -47,7 +47,7 @@ func stopCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// toActOn returns the pods that the arguments name or a selector fits, or every one of the
+// toActOn returns the pods that the arguments name or a selector matches, or all pods of the
 // namespace.
 func (c *cli) toActOn(args []string, s scope, every bool, act string) ([]criruntime.Found, error) {
 	if len(args) == 0 && s.selector == "" && !every {

@@ -20,7 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// systemCommand shows what takes disk space, and frees it.
+// systemCommand shows the use of disk space, and frees it.
 func systemCommand(c *cli) *cobra.Command {
 	var force, volumes bool
 	cmd := &cobra.Command{Use: "system df | prune [-f] [--volumes]", Short: "show disk usage, or remove what is unused", ValidArgs: []string{"df", "prune"}}
@@ -39,14 +39,14 @@ func systemCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// A use is a line of system df.
+// A use is a row of system df.
 type use struct {
 	count, active    int
 	bytes, reclaimed uint64
 }
 
-// diskUse shows what images, containers, logs and volumes take. Only the agent knows logs and
-// volumes; without it they are left out.
+// diskUse prints the disk usage of images, containers, logs and volumes. Only the agent knows logs
+// and volumes; without it they are left out.
 func (c *cli) diskUse() error {
 	runtime, _, err := c.connect()
 	if err != nil {
@@ -103,7 +103,7 @@ func (c *cli) diskUse() error {
 	return t.Flush()
 }
 
-// podDisk is what logs, the pods' own volumes and claims take, as the agent has it.
+// podDisk returns the disk usage of logs, pods' own volumes and claims, as the agent reports it.
 func (c *cli) podDisk() (logs, dirs, claims use, err error) {
 	var summary stats.Summary
 	if err = c.fetch("/stats/summary", nil, &summary); err != nil {
@@ -135,14 +135,13 @@ func (c *cli) podDisk() (logs, dirs, claims use, err error) {
 	return
 }
 
-// A claim is a PersistentVolumeClaim, which may be needed.
+// A claim is a PersistentVolumeClaim, and whether it is needed.
 type claim struct {
 	chosen
 	needed bool
 }
 
-// claims are the claims that there are, and whether something needs them: a pod names
-// them, or a manifest has them.
+// claims returns all claims, and whether each is needed: a pod or a manifest has it.
 func (c *cli) claims() ([]claim, error) {
 	items, _, err := c.objects(claimKind, "", nil)
 	if err != nil {
@@ -170,8 +169,8 @@ func (c *cli) claims() ([]claim, error) {
 
 var claimKind, _ = api.KindOf("PersistentVolumeClaim")
 
-// pruneAll removes pods that were applied or run and have ended, images that nothing uses,
-// and claims that no pod names. Stopped pods stay.
+// pruneAll removes ended pods that were applied or run, unused images, and claims that no pod
+// names. Stopped pods stay.
 func (c *cli) pruneAll(force, volumes bool) error {
 	what := "pods that have ended, and images that no container uses"
 	if volumes {

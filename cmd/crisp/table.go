@@ -16,8 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 )
 
-// columns returns the writer of a table with a line of heads. Its rows are complete
-// when it is flushed.
+// columns returns the writer of a table and writes its header. The rows appear when it is flushed.
 func (c *cli) columns(heads ...string) *tabwriter.Writer {
 	t := newTable(c.stdout)
 	row(t, false, "", heads)
@@ -26,7 +25,7 @@ func (c *cli) columns(heads ...string) *tabwriter.Writer {
 
 func newTable(w io.Writer) *tabwriter.Writer { return tabwriter.NewWriter(w, 0, 0, 3, ' ', 0) }
 
-// row writes a row, which begins with a namespace if all are shown.
+// row writes a row, with the namespace in front if all are shown.
 func row(w io.Writer, all bool, namespace string, cells []string) {
 	if all {
 		cells = append([]string{namespace}, cells...)
@@ -34,16 +33,16 @@ func row(w io.Writer, all bool, namespace string, cells []string) {
 	fmt.Fprintln(w, strings.Join(cells, "\t"))
 }
 
-// A view is how get shows objects of one kind: by the columns that the agent has for kubectl, of which
-// a pod's address is always shown, since nothing else on one node resolves pods' names, and with
-// columns of crisp's own.
+// A view prints objects of one kind for get: with the columns that the agent has for kubectl, and
+// columns of crisp. A pod's address is always shown, since on a single node nothing resolves pods'
+// names.
 type view struct {
 	kind    api.Kind
 	columns []table.Column
 	o       getOptions
-	prefix  string            // of names, where kinds are mixed: "pod/"
-	boxes   map[string]string // short ID of the sandbox, by a pod's UID; shown by wide
-	pulling map[string]string // how far the image is that a pod waits for, by namespace/name
+	prefix  string            // for names if several kinds are shown: "pod/"
+	boxes   map[string]string // short ID of the sandbox by a pod's UID, for wide output
+	pulling map[string]string // progress of the pull that a pod waits for, by namespace/name
 	now     time.Time
 }
 
@@ -112,7 +111,7 @@ func (v view) cellsOf(o manifest.Object) []string {
 	return cells
 }
 
-// print writes objects of the view's kind.
+// print prints objects of the view's kind.
 func (v view) print(w io.Writer, items []unstructured.Unstructured) error {
 	t := newTable(w)
 	if !v.o.headless {

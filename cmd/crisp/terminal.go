@@ -10,7 +10,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 )
 
-// terminal returns the file of a stream if that is a terminal, else nil.
+// terminal returns the file of a stream if it is a terminal, else nil.
 func terminal(stream any) *os.File {
 	if f, ok := stream.(*os.File); ok && term.IsTerminal(int(f.Fd())) {
 		return f
@@ -18,7 +18,7 @@ func terminal(stream any) *os.File {
 	return nil
 }
 
-// sizes tells the size of a terminal at first and whenever it changes.
+// sizes yields the size of a terminal at first and after each change.
 type sizes struct {
 	ctx     context.Context
 	f       *os.File
@@ -27,14 +27,13 @@ type sizes struct {
 
 func watchSize(ctx context.Context, f *os.File) *sizes {
 	s := &sizes{ctx, f, make(chan os.Signal, 1)}
-	s.changes <- unix.SIGWINCH // for the size at first
+	s.changes <- unix.SIGWINCH // for the initial size
 	signal.Notify(s.changes, unix.SIGWINCH)
 	context.AfterFunc(ctx, func() { signal.Stop(s.changes) })
 	return s
 }
 
-// Next waits for a size; nil is the end. It implements
-// remotecommand.TerminalSizeQueue.
+// Next waits for a size; nil means the end. It implements remotecommand.TerminalSizeQueue.
 func (s *sizes) Next() *remotecommand.TerminalSize {
 	for {
 		select {

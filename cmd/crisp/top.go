@@ -12,17 +12,18 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A load is what a pod or container uses.
+// A load is the resource usage of a pod or container.
 type load struct {
 	namespace, pod, container string
 	cores                     uint64 // nanocores
 	memory                    *cri.MemoryUsage
 }
 
-// bytes is the working set.
+// bytes returns the working set.
 func (l load) bytes() uint64 { return l.memory.GetWorkingSetBytes().GetValue() }
 
-// topCommand shows what pods use, as the runtime has it, without an agent; node and startup need one.
+// topCommand prints the resource usage of pods from the runtime, without an agent. Its subcommands
+// node and startup need one.
 func topCommand(c *cli) *cobra.Command {
 	var sc scope
 	var containers bool
@@ -50,7 +51,7 @@ func topCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		// The runtime may not know a rate yet: then two looks make one.
+		// The runtime may not have a rate yet, so it is computed from two samples.
 		second := first
 		if slices.ContainsFunc(first, func(s *cri.PodSandboxStats) bool { return s.GetLinux().GetCpu().GetUsageNanoCores() == nil }) {
 			time.Sleep(500 * time.Millisecond)
@@ -91,7 +92,7 @@ func loadsOf(first, second []*cri.PodSandboxStats, containers bool) []load {
 		}
 		for _, c := range s.GetLinux().GetContainers() {
 			if c.GetCpu() == nil && c.GetMemory() == nil {
-				continue // it does not run; containerd tells of it too
+				continue // not running; containerd lists such containers too
 			}
 			name := c.GetAttributes().GetMetadata().GetName()
 			loads = append(loads, load{m.GetNamespace(), m.GetName(), name, rates[c.GetAttributes().GetId()], c.GetMemory()})

@@ -11,10 +11,10 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// mostStages is how many stages of a pod are named.
+// mostStages is the maximum number of stages listed for a pod.
 const mostStages = 3
 
-// topStartupCommand sorts pods by the time that they took until they were ready.
+// topStartupCommand lists pods by the time until they were ready.
 func topStartupCommand(c *cli) *cobra.Command {
 	var namespace string
 	var all bool
@@ -45,7 +45,7 @@ func topStartupCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// mostly names the stages that took most of a pod's time.
+// mostly lists the longest stages of a pod's start.
 func mostly(r startup.Report, now time.Time) string {
 	var words []string
 	for _, s := range timeline.Sum(r.Stages, r.Seen, r.Until(now)) {

@@ -9,7 +9,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// topNode shows what the node uses, of what pods can have.
+// topNode prints the usage of the node as a share of what pods can have.
 func (c *cli) topNode() error {
 	var nodes v1.NodeList
 	if err := c.fetch("/api/v1/nodes", nil, &nodes); err != nil {

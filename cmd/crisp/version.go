@@ -9,7 +9,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// version is set by the linker; a plain "go build" leaves it to build info.
+// version is set by the linker. With a plain "go build" it is empty, and the version comes from the
+// build info.
 var version = ""
 
 func crispVersion() string {
@@ -22,8 +23,8 @@ func crispVersion() string {
 	return "unknown"
 }
 
-// versionCommand prints our own version even if no runtime answers, which is then
-// the failure.
+// versionCommand prints our own version even if the runtime does not answer, which is then an
+// error.
 func versionCommand(c *cli) *cobra.Command {
 	var output string
 	cmd := &cobra.Command{Use: "version", Args: takesNone(""), Short: "print the versions of crisp and of the runtime"}

@@ -16,11 +16,11 @@ import (
 	"k8s.io/client-go/util/jsonpath"
 )
 
-// waitStep is how often a wait looks.
+// waitStep is the polling interval of waits.
 const waitStep = 100 * time.Millisecond
 
-// until waits until yes returns true. If the timeout is over first, the error begins with what; one
-// below 0 is never over.
+// until polls until yes returns true. If the timeout passes first, the error begins with what; a
+// negative timeout never passes.
 func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)) error {
 	return c.untilSays(timeout, what, func() (bool, string, error) {
 		ok, err := yes()
@@ -28,7 +28,7 @@ func (c *cli) until(timeout time.Duration, what string, yes func() (bool, error)
 	})
 }
 
-// untilSays is until with an error that ends with the last word of yes, on where things are.
+// untilSays is until with an error that ends with the last word from yes, the state of things.
 func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool, word string, err error)) error {
 	for deadline := time.Now().Add(timeout); ; {
 		ok, word, err := yes()
@@ -47,7 +47,7 @@ func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool,
 	}
 }
 
-// left is what is left of a timeout that began at begin; one below 0 stays so.
+// left returns the rest of a timeout that started at begin; a negative one stays as it is.
 func left(timeout time.Duration, begin time.Time) time.Duration {
 	if timeout < 0 {
 		return timeout
@@ -55,7 +55,7 @@ func left(timeout time.Duration, begin time.Time) time.Duration {
 	return max(timeout-time.Since(begin), 0)
 }
 
-// untilPod is until for a pod; it returns the pod as yes has seen it last.
+// untilPod is until for a pod. It returns the pod as yes saw it last.
 func (c *cli) untilPod(namespace, name string, timeout time.Duration, what string, yes func(*v1.Pod) (bool, error)) (pod *v1.Pod, err error) {
 	err = c.until(timeout, what, func() (bool, error) {
 		pod = &v1.Pod{}
@@ -72,8 +72,7 @@ func ready(pod *v1.Pod) bool {
 	return ok
 }
 
-// waitReady waits until the pods of the objects are ready, or have done what they
-// were to do.
+// waitReady waits until the pods of the objects are ready or have completed.
 func (c *cli) waitReady(objects []chosen, timeout time.Duration) error {
 	begin := time.Now()
 	for _, t := range objects {
@@ -87,8 +86,8 @@ func (c *cli) waitReady(objects []chosen, timeout time.Duration) error {
 	return nil
 }
 
-// settled reports whether a pod or a workload is where it is to be; if not, word
-// says where it is.
+// settled reports whether a pod or a workload has reached its goal; if not, word describes its
+// state.
 func (c *cli) settled(t chosen) (ok bool, word string, err error) {
 	switch t.kind.Name {
 	case "Deployment", "DaemonSet":
@@ -115,7 +114,7 @@ func (c *cli) settled(t chosen) (ok bool, word string, err error) {
 	return ready(&pod), word, nil
 }
 
-// settledJob is settled for a Job. A suspended one may go on.
+// settledJob is settled for a Job. A suspended Job has not failed.
 func settledJob(j *batchv1.Job) (ok bool, word string, err error) {
 	for _, c := range j.Status.Conditions {
 		switch {
@@ -162,7 +161,7 @@ func waitCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// is reports whether the condition holds for the object.
+// is reports whether the condition is true for the object.
 func (c *cli) is(t chosen, condition string) (bool, error) {
 	var o unstructured.Unstructured
 	err := c.fetch(t.path(), nil, &o)
@@ -200,7 +199,7 @@ func (c *cli) is(t chosen, condition string) (bool, error) {
 	return false, nil
 }
 
-// valueIs reads "{.status.phase}=Running", or "{.status.podIP}" for any value.
+// valueIs parses and evaluates "{.status.phase}=Running", or "{.status.podIP}" for any value.
 func valueIs(o map[string]any, text string) (bool, error) {
 	path, want, valued := strings.Cut(text, "}=")
 	if valued {

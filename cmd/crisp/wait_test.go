@@ -7,7 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Who waits for a Job waits on while it is suspended, which is no failure.
+// A wait for a Job continues while the Job is suspended, which is no failure.
 func TestSettledJob(t *testing.T) {
 	for kind, want := range map[batchv1.JobConditionType]struct {
 		ok, failed bool

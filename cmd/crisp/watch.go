@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// watch shows what is there and each change of it, until it is interrupted.
+// watch prints the existing objects and each change, until it is interrupted.
 func (c *cli) watch(what []target, o getOptions) error {
 	if len(what) != 1 {
 		return usageError("only objects of one kind, or one object, can be watched")
@@ -42,7 +42,7 @@ func (c *cli) watch(what []target, o getOptions) error {
 	return err
 }
 
-// follow shows the objects of a watch.
+// follow calls show for each object of a watch.
 func (c *cli) follow(path string, query url.Values, show func(unstructured.Unstructured) error) error {
 	resp, err := c.ask(http.MethodGet, path, query, nil)
 	if err != nil {
@@ -66,8 +66,8 @@ func (c *cli) follow(path string, query url.Values, show func(unstructured.Unstr
 	}
 }
 
-// watchPrinter prints objects as they come, a line each or a document. In a line, pulling is how far the
-// image is that a pod waits for, which is shown instead of the status; "" if that is to be shown.
+// watchPrinter returns a function that prints an object, as a line or a document. pulling, if not
+// "", is the progress of the pull that a pod waits for, and replaces the status in a line.
 func (c *cli) watchPrinter(k api.Kind, o getOptions) func(u unstructured.Unstructured, pulling string) error {
 	switch o.output {
 	case "json", "yaml":
@@ -83,8 +83,7 @@ func (c *cli) watchPrinter(k api.Kind, o getOptions) func(u unstructured.Unstruc
 			return err
 		}
 	}
-	// Columns cannot be as wide as what comes later: they are made wide enough
-	// for most.
+	// The columns cannot adapt to later lines. They are wide enough for most.
 	line := func(cells []string) error {
 		for i := range cells[:len(cells)-1] {
 			cells[i] = fmt.Sprintf("%-*s", 12+8*(1-min(i, 1)), cells[i])

@@ -12,16 +12,16 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// A pullWatch adds to the lines of watched pods how far the images are that they wait for: one line for
-// each change of the text, at most one in a second.
+// A pullWatch adds the pull progress of waiting pods to a watch: a line for each change of the
+// text, at most one per second.
 type pullWatch struct {
 	mu    sync.Mutex
 	show  func(u unstructured.Unstructured, pulling string) error // guarded by mu
-	pods  map[string]unstructured.Unstructured                    // that wait, by namespace/name; guarded by mu
-	shown map[string]string                                       // what was shown last of those that wait for a pull; guarded by mu
+	pods  map[string]unstructured.Unstructured                    // those that wait, by namespace/name; guarded by mu
+	shown map[string]string                                       // the last text of those that wait for a pull; guarded by mu
 }
 
-// changed shows a pod that has changed.
+// changed prints a pod that has changed.
 func (w *pullWatch) changed(u unstructured.Unstructured) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -35,14 +35,14 @@ func (w *pullWatch) changed(u unstructured.Unstructured) error {
 	return w.show(u, "")
 }
 
-// pulling shows the pods whose pulls have come further.
+// pulling prints the pods whose pulls have made progress.
 func (w *pullWatch) pulling(under []pulls.Pull) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, key := range slices.Sorted(maps.Keys(w.pods)) {
 		p, ok := pulls.Of(under, key)
 		if !ok {
-			delete(w.shown, key) // what became of it, the pod's status says
+			delete(w.shown, key) // the pod's status has the outcome
 			continue
 		}
 		if text := "Pulling " + p.String(); text != w.shown[key] {
@@ -55,11 +55,11 @@ func (w *pullWatch) pulling(under []pulls.Pull) error {
 	return nil
 }
 
-// pullsAgain is how long it takes to ask a runtime again that did not tell of pulls.
+// pullsAgain is the pause before a runtime that did not report pulls is asked again.
 const pullsAgain = 2 * time.Second
 
-// watchPulls shows how far pulls are until ctx ends. A runtime that does not tell is no error, and one
-// that was restarted is asked again.
+// watchPulls prints the progress of pulls until ctx ends. It keeps trying: the runtime may not
+// report pulls, or may be restarting.
 func (c *cli) watchPulls(ctx context.Context, w *pullWatch) {
 	conn, err := c.dialRuntime()
 	if err != nil {
@@ -73,7 +73,7 @@ func (c *cli) watchPulls(ctx context.Context, w *pullWatch) {
 			return shown
 		})
 		if shown != nil {
-			return // nobody reads any more, which the next change of a pod finds out too
+			return // the output is closed, which the next change of a pod will find too
 		}
 		select {
 		case <-ctx.Done():

@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// A watched pod is shown when it changes, and while it waits for an image each time that the text of how
-// far that is has changed; not when it is ready or gone, and not for another's pull.
+// A watched pod is printed when it changes and, while it waits for an image, at each change of the
+// pull's progress; not when it is ready or gone, and not for another pod's pull.
 func TestPullWatch(t *testing.T) {
 	var lines []string
 	w := &pullWatch{pods: map[string]unstructured.Unstructured{}, shown: map[string]string{}}

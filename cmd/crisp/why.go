@@ -35,7 +35,7 @@ func whyCommand(c *cli) *cobra.Command {
 	return cmd
 }
 
-// facts are what is known of a pod beside its stages.
+// facts returns what is known of a pod beside its stages.
 func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
 	facts := why.Facts{Pod: f.Pod}
 	if p, ok := c.pullFor(namespace + "/" + f.Pod.Name); ok {
@@ -45,7 +45,7 @@ func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
 	if facts.Events, err = c.events(namespace, target{podKind, f.Pod.Name}); err != nil {
 		return facts, err
 	}
-	// Of another pod of the name, they explain nothing.
+	// Events of another pod with the same name explain nothing.
 	facts.Events = slices.DeleteFunc(facts.Events, func(e v1.Event) bool { return e.InvolvedObject.UID != f.Pod.UID })
 	return facts, nil
 }

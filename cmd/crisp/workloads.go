@@ -13,8 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 )
 
-// selected returns the pods that arguments such as "web", "pod/web" and "deploy/web"
-// name, all without any, as far as they fit the selector.
+// selected returns the pods that arguments such as "web", "pod/web" and "deploy/web" name, or all
+// pods without arguments, if they match the selector.
 func (c *cli) selected(args []string, s scope) ([]criruntime.Found, error) {
 	selector, err := labels.Parse(s.selector)
 	if err != nil {
@@ -49,8 +49,7 @@ func (c *cli) selected(args []string, s scope) ([]criruntime.Found, error) {
 	return list, nil
 }
 
-// covers reports whether a pod is the one of a target, or one of the workload that it
-// names.
+// covers reports whether a pod is the target, or belongs to the workload that is the target.
 func (t target) covers(pod metav1.Object) bool {
 	if t.kind.Name == "Pod" {
 		return t.name == pod.GetName()
@@ -65,8 +64,8 @@ func (t target) missing(namespace string) error {
 	return fault.NotFound.Errorf("there is no pod of %s in namespace %s", t, namespace)
 }
 
-// best orders pods by which is to be chosen of several: of a workload, one that is ready
-// or at least runs; of one name, while a pod replaces another, the younger.
+// best orders pods by preference: of a workload's pods one that is ready, or at least running; of
+// pods with the same name, while one replaces another, the younger.
 func best(a, b criruntime.Found) int {
 	rank := func(pod *v1.Pod) int {
 		switch {
