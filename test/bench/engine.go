@@ -77,8 +77,8 @@ func (e engine) version(ctx context.Context) (string, error) {
 	return first, nil
 }
 
-// in calls f on a thread in the engine's mount namespace, which ends with it; processes that f
-// starts are in it, too.
+// in calls f on a thread in the engine's mount namespace. The thread ends with f, and processes
+// that f starts are in the namespace too.
 func (e engine) in(f func() error) error {
 	if e.pid == 0 {
 		return f()
@@ -101,7 +101,7 @@ func (e engine) in(f func() error) error {
 	return <-done
 }
 
-// engine measures each engine with a restricted container, in turns.
+// engine measures each engine in turns, with a restricted container.
 func (b *bench) engine(ctx context.Context) {
 	bundle := filepath.Join(b.logs, "bundle")
 	data, err := json.Marshal(b.engineSpec())

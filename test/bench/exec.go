@@ -40,7 +40,7 @@ func (b *bench) execs10(ctx context.Context, e *endpoint, container string, k ki
 				return err
 			}
 		}
-		sleep(ctx, 50*time.Millisecond) // for what a runtime does after its answer
+		sleep(ctx, 50*time.Millisecond) // for work that a runtime does after its answer
 		return nil
 	})
 	if err == nil {
@@ -64,8 +64,8 @@ func (b *bench) probes(ctx context.Context) {
 	})
 }
 
-// probe probes each pod once a second, as a kubelet does: each at a time of its own, and not before
-// its last probe was answered. The first second is no sample.
+// probe probes each pod once a second, as a kubelet does: the pods at different times, and each
+// only after its last probe was answered. The first second is not sampled.
 func (b *bench) probe(ctx context.Context, e *endpoint, pods []*pod) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -8,7 +8,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// lists are the calls that a kubelet makes for all pods of a node.
+// lists has the calls that a kubelet makes for all pods of a node.
 var lists = []struct {
 	name string
 	call func(ctx context.Context, e *endpoint) error
@@ -53,7 +53,7 @@ func (b *bench) memoryAndList(ctx context.Context) {
 		return nil
 	}
 	if slices.Contains(b.phases, "memory") {
-		// The memory that the first pod takes is never freed.
+		// The memory that a runtime allocates for its first pod is never freed.
 		b.each(ctx, "pod", func(e *endpoint) error { return b.upAndDown(ctx, e, "host", restricted, nil) })
 		sleep(ctx, b.settle)
 		b.each(ctx, "memory", func(e *endpoint) error { return read(e, 0) })

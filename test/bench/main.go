@@ -1,8 +1,9 @@
 // Command bench measures CRI runtimes side by side.
 //
-// Every endpoint is asked the same things over the same socket protocol that the kubelet uses, in one run, and in turns: a sample of one,
-// the same sample of the next, and so on, in an order that is drawn anew for each sample. A machine whose speed drifts is then slow for
-// all of them alike. So compare ratios within one table, never figures of two tables.
+// All endpoints get the same calls over the same socket protocol that the kubelet uses, in one run,
+// and in turns: a sample of one, the same sample of the next, and so on, in a new random order for
+// each sample. If the speed of the machine drifts, it affects all of them alike. So compare ratios
+// within one table, never figures of two tables.
 //
 // A run has these phases, always in this order, each of which starts and ends without pods of its own:
 //

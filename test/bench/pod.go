@@ -95,7 +95,7 @@ func (b *bench) newPod(e *endpoint, net string, k kind) *pod {
 	return p
 }
 
-// timing gets the duration of each call; it may be nil.
+// timing receives the duration of each call; it may be nil.
 type timing func(call string, took time.Duration)
 
 func (t timing) call(ctx context.Context, name string, f func(ctx context.Context) error) error {

@@ -114,7 +114,7 @@ func TestBest(t *testing.T) {
 	}
 }
 
-// A variant of the subject is no peer, and has a ratio of its own.
+// A variant of the subject is not a peer, and has its own ratio.
 func TestVariants(t *testing.T) {
 	r := sampleReport(t)
 	r.Names = append(r.Names, "crisp-v2")
@@ -217,7 +217,7 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-// Every goal is for a row that a phase makes; else it would never be checked.
+// Every goal is for a row of some phase; otherwise it would never be checked.
 func TestGoalsAreOfRows(t *testing.T) {
 	o, err := parseFlags([]string{"-endpoint", "a=u"})
 	if err != nil {

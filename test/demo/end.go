@@ -11,14 +11,14 @@ import (
 	"strings"
 )
 
-// end removes the pod as a user would, ends the daemons, last first, and wipes the instance. A
-// failure does not keep the rest from being done.
+// end removes the pod as a user would, ends the daemons, last first, and wipes the instance. It
+// continues after a failure.
 func (d *demo) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
 	say("The end: what was applied is deleted.")
 	var errs []error
-	if _, err := os.Stat(d.stack()); err == nil && len(d.daemons) == 2 { // else there is no pod, or no daemon to end it
+	if _, err := os.Stat(d.stack()); err == nil && len(d.daemons) == 2 { // otherwise there is no pod, or no daemon to end it
 		errs = append(errs, d.crisp(ctx, "delete", "-f", d.stack(), "--ignore-not-found"))
 		errs = append(errs, d.crisp(ctx, "get", "pods"))
 	}

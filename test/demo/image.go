@@ -14,8 +14,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
 )
 
-// packImage packs the program, and nothing else, as an image archive at path. It
-// needs neither docker nor a network.
+// packImage packs the program, and nothing else, into an image archive at path. It needs neither
+// docker nor a network.
 func packImage(program, path string) error {
 	layer, err := layerOf(program)
 	if err != nil {

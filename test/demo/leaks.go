@@ -12,12 +12,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/noleaks"
 )
 
-// marks are the names by which the objects of this instance are distinguished from those of another
-// crispd on the machine: its directory, the IDs of its sandboxes and containers, its bridge and the
-// interfaces on it, its executor's cgroup.
+// marks are strings that distinguish the objects of this instance from those of another crispd on
+// the machine: its directory, the IDs of its sandboxes and containers, its bridge and the
+// interfaces on it, and its executor's cgroup.
 type marks []string
 
-// marks collects them; it is called while the pod runs.
+// marks collects the marks. It is called while the pod is running.
 func (d *demo) marks() marks {
 	m := marks{d.dir}
 	for _, kind := range []string{"sandboxes", "containers"} {

@@ -1,10 +1,10 @@
-// Command demo shows crisp at work, as a newcomer would use it: it starts a
-// crispd and an agent of its own in a new directory, loads an image, applies
-// stack.yaml, shows the running pod from every side, and removes everything.
+// Command demo shows crisp at work, as a newcomer would use it: it starts its own crispd and agent
+// in a new directory, loads an image, applies stack.yaml, shows the running pod from several sides,
+// and removes everything.
 //
-// It prints each command before it runs it, so that they can be typed again.
-// At the end it checks the kernel: anything that the demo has left is reported,
-// and is a failure. It waits for Ctrl-C, or ends by itself with DEMO_ONCE=1.
+// It prints each command before it runs it, so that users can type the same. At the end it checks
+// the kernel: if the demo has left anything, it reports that and fails. It waits for Ctrl-C, or
+// ends by itself with DEMO_ONCE=1.
 package main
 
 import (

@@ -43,7 +43,7 @@ func (d *demo) start(ctx context.Context, program string, args ...string) error 
 	}
 	p := &daemon{program, logFile, cmd, make(chan struct{})}
 	go func() {
-		_ = cmd.Wait() // only the end matters
+		_ = cmd.Wait() // the error does not matter
 		close(p.done)
 	}()
 	d.daemons = append(d.daemons, p)
@@ -65,7 +65,7 @@ func (p *daemon) stop() error {
 	}
 }
 
-// crisp runs the command line and shows what it prints.
+// crisp runs a command line and prints its output.
 func (d *demo) crisp(ctx context.Context, args ...string) error {
 	command("crisp %s", strings.Join(args, " "))
 	out, err := d.output(ctx, args...)

@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// A demo is one instance of crisp, in a directory of its own.
+// A demo is one instance of crisp with its own directory.
 type demo struct {
 	bin, dir string
 	daemons  []*daemon // in the order of their start
@@ -68,7 +68,7 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 
-	// Without cgroups for QoS classes: kubepods would be left, as by the kubelet.
+	// Without cgroups for QoS classes: kubepods would be left behind, as a kubelet leaves it.
 	say("The agent: what a kubelet is to a cluster, it is to this machine.")
 	if err := d.start(ctx, "crisp", "agent", "--runtime-endpoint", "unix://"+d.socket(), "--root", d.agentRoot(), "--manifests", d.manifests(),
 		"--cgroups-per-qos=false"); err != nil {

@@ -1,13 +1,13 @@
-// Fuzz runs the fuzz targets of the tree, one after the other, each for some time, and
-// prints the results: the executions, their processor time, how many inputs covered new code,
-// when the last of these was found, and whether one failed. The input of a failure is in
-// testdata/fuzz of its package, where every later `go test` runs it.
+// Fuzz runs the fuzz targets of the tree one after the other, each for some time, and prints the
+// results: the number of executions, their CPU time, how many inputs covered new code, when the
+// last of these was found, and whether one failed. The input of a failure is in testdata/fuzz of
+// its package, where every later `go test` runs it.
 //
 //	fuzz [-time 30s] [-run REGEXP] [-keep] [-tags TAGS] [PACKAGE …]
 //
-// Only the code of this module is instrumented, which the inputs are to cover: everything
-// else comes from the build cache. Inputs that cover new code are kept in .cache/fuzz for the
-// next run. -keep does not fuzz; it copies inputs that cover code which no seed covers into
+// Only the code of this module is instrumented, since that is what the inputs should cover;
+// everything else comes from the build cache. Inputs that cover new code are kept in .cache/fuzz
+// for the next run. -keep does not fuzz: it copies inputs that cover code which no seed covers into
 // the tree, the smallest first.
 package main
 
@@ -51,7 +51,7 @@ func main() {
 	}
 }
 
-// errFailed is for failures that the table has already.
+// errFailed is for failures that are already in the table.
 var errFailed = errors.New("a target has failed: its input is in testdata/fuzz, and runs with every go test from now on")
 
 func run(tags string, packages []string, only string, each time.Duration, keep bool) error {
@@ -158,7 +158,8 @@ func command(verb string, args ...string) *exec.Cmd {
 	return exec.Command(name, append([]string{verb}, args...)...)
 }
 
-// build builds the program of a target's package: to fuzz with, or to measure an input's coverage.
+// build builds the program of a target's package, for fuzzing or to measure the coverage of an
+// input.
 func build(tags string, t target, cover bool) (string, error) {
 	kind, flags := "fuzz", []string{"-gcflags=" + module + "/...=-d=libfuzzer"}
 	if cover {
@@ -177,7 +178,7 @@ func build(tags string, t target, cover bool) (string, error) {
 var (
 	progress = regexp.MustCompile(`elapsed: (\S+), execs: (\d+) .*new interesting: (\d+)`)
 	written  = regexp.MustCompile(`Failing input written to (\S+)`)
-	// The end of the time at an inconvenient moment: https://go.dev/issue/75804.
+	// A known bug reports the end of the fuzzing time as a failure: https://go.dev/issue/75804.
 	timedOut = regexp.MustCompile(`--- FAIL: \S+ \(\S+\)\n\s+context deadline exceeded\n`)
 	skipped  = regexp.MustCompile(`(?s)--- SKIP.*?\n\s*\S+: (.*?)\n`)
 )
@@ -188,7 +189,7 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 	if err != nil {
 		return "", err
 	}
-	// Nothing else notices an input that never ends.
+	// Go's fuzzer does not detect an input that never ends.
 	ctx, cancel := context.WithTimeout(context.Background(), each+3*time.Minute)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "-test.fuzz", "^"+t.name+"$", "-test.run", "^"+t.name+"$", "-test.v", "-test.parallel", "1",
@@ -227,14 +228,15 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 	return fmt.Sprintf("%s\t%s\t%s\t%s\t%s", execs, processor, found, last, result), err
 }
 
-// Bounds of the inputs that are copied into the tree: of each input, and of all of a target
-// together.
+// Limits of the inputs that are copied into the tree: the size of each, and of all inputs of a
+// target together.
 const (
 	maxInput = 8 << 10
 	maxKept  = 32 << 10
 )
 
-// keep copies inputs into testdata that cover code which the seeds and those kept before do not.
+// keep copies inputs into testdata that cover code which neither the seeds nor earlier kept inputs
+// cover.
 func (t target) keep(program string) (line string, err error) {
 	found, err := os.ReadDir(filepath.Join(t.corpus(), t.name))
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -270,7 +272,8 @@ func (t target) keep(program string) (line string, err error) {
 		if err := os.WriteFile(path, in.data, 0o644); err != nil {
 			return "", err
 		}
-		// An input that cannot be run is from a time when the target had other arguments.
+		// An input that cannot be run is from an earlier version of the target with other
+		// arguments.
 		if more, err := t.reach(program, in.name, reached); err == nil && more {
 			kept, size = kept+1, size+len(in.data)
 		} else if err := os.Remove(path); err != nil {
@@ -283,7 +286,7 @@ func (t target) keep(program string) (line string, err error) {
 	return fmt.Sprintf("%d\t%d\t%d", len(inputs), kept, size), nil
 }
 
-// reach runs one input, or all seeds, and adds the blocks that it covers; it reports whether one
+// reach runs one input, or all seeds, and adds the blocks that it covers. It reports whether one
 // was new.
 func (t target) reach(program, name string, reached map[string]bool) (more bool, err error) {
 	profile, err := filepath.Abs(filepath.Join(".cache", "fuzz", "profile"))

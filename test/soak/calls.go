@@ -34,10 +34,10 @@ func newCalls() *calls {
 	return &calls{byRPC: map[string]map[string]int{}, slowest: map[string]time.Duration{}, example: map[string]string{}}
 }
 
-// A subject is the object of a call, for the judgement of its errors.
+// A subject is the object of a call. It decides which errors of the call are explained.
 type subject struct {
-	gone func() bool // whether it was stopped or removed, or ended by itself, meanwhile
-	cut  func() bool // whether the caller has given up; nil: it does not
+	gone func() bool // whether it was stopped or removed, or has ended, meanwhile
+	cut  func() bool // whether the caller has given up; nil means never
 	all  bool        // any error is allowed
 }
 
@@ -58,8 +58,8 @@ func givesUp(ctx context.Context, cut func() bool) context.Context {
 	return context.WithValue(ctx, subjectKey{}, s)
 }
 
-// within returns a context for calls that are given up after d. The server has the deadline, too,
-// and its clock may be a moment ahead of the caller's.
+// within returns a context for calls that are given up after d. The server has the deadline too,
+// and its clock may be slightly ahead of the caller's.
 func within(ctx context.Context, d time.Duration) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	end, _ := ctx.Deadline()
@@ -123,8 +123,8 @@ func (n *node) outcome(s subject, began time.Time, err error) string {
 	return unexplained + code.String()
 }
 
-// lost reports whether a code means that there is no answer. Other codes are answers: a kill loses
-// nothing that was acknowledged.
+// lost reports whether a code means that there was no answer. Other codes are answers: a kill must
+// not lose anything acknowledged.
 func lost(code codes.Code) bool {
 	return slices.Contains([]codes.Code{codes.Unavailable, codes.Unknown, codes.Internal, codes.Canceled, codes.DeadlineExceeded}, code)
 }

@@ -11,9 +11,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A hangingFS is a FUSE file system whose server reads requests and does not answer them, as if its
-// backend were gone: processes that access it sleep uninterruptibly, and no signal ends them. Until
-// hangs is set its root directory answers, so that it can be mounted in a container.
+// A hangingFS is a FUSE file system whose server reads requests without answering, as if its
+// backend were gone: processes that access it sleep uninterruptibly, and no signal ends them. Its
+// root directory answers until hangs is set, so that it can be mounted in a container.
 type hangingFS struct {
 	dir   string
 	fd    int

@@ -39,7 +39,8 @@ type row struct {
 	times, and float64
 }
 
-// Garbage collection and threads are not exact: what leaks for minutes exceeds these bounds.
+// Garbage collection and threads make the numbers inexact; a leak of several minutes exceeds these
+// bounds.
 var rows = []row{
 	{"crispd RSS", "MiB", 0.4, 16}, {"crispd PSS", "MiB", 0.4, 16}, {"crispd heap", "MiB", 0.2, 3},
 	{"crispd descriptors", "", 0, 0}, {"crispd goroutines", "", 0, 0}, {"crispd threads", "", 0.5, 8},
@@ -48,11 +49,11 @@ var rows = []row{
 	{"root", "MiB", 0, 1}, {"state", "MiB", 0, 3}, // executor.log is rotated at 1 MiB, with one old file
 }
 
-// kinds are those of noleaks's lines; none of them may have more lines than before.
+// kinds has the kinds of lines of noleaks; none of them may have more lines than before.
 var kinds = []string{"cgroup", "mount", "link", "address", "route", "nft", "process", "zombie", "listening", "file"}
 
-// measure takes a measurement: the first one is the reference, later ones are repeated until they
-// do not exceed it.
+// measure takes a measurement. The first is the reference; later ones are repeated until they do
+// not exceed it.
 func (n *node) measure(ctx context.Context, first bool) error {
 	// The calls of a client that vanished are kept for it for two minutes. An idle executor
 	// collects its garbage, which holds descriptors of processes, two to three minutes after the
@@ -67,7 +68,7 @@ func (n *node) measure(ctx context.Context, first bool) error {
 		if err != nil {
 			return err
 		}
-		if first { // until two are alike
+		if first { // until two are equal
 			n.before = now
 			if last != nil && last.alike(now) {
 				return nil
@@ -85,7 +86,7 @@ func (n *node) measure(ctx context.Context, first bool) error {
 	}
 }
 
-// alike reports whether the node is at rest: exact numbers are equal.
+// alike reports whether the node is at rest: the exact numbers are equal.
 func (m *measurement) alike(now *measurement) bool {
 	for _, name := range []string{"crispd descriptors", "crispd goroutines", "executor descriptors", "executor goroutines"} {
 		if m.numbers[name] != now.numbers[name] {

@@ -21,7 +21,7 @@ const (
 	maxContainers = 3
 )
 
-// A mix has the objects that the clients have made, and their actions.
+// A mix has the objects that the clients have made, and the clients' actions.
 type mix struct {
 	n       *node
 	o       options
@@ -70,7 +70,7 @@ func checkpoints() bool {
 	return err == nil
 }
 
-// play makes the clients act for the duration of the stage.
+// play runs the clients for the duration of the phase.
 func (m *mix) play(ctx context.Context, s phase) error {
 	over, cancel := context.WithTimeout(ctx, s.life)
 	defer cancel()
@@ -182,14 +182,14 @@ func (m *mix) execTimeout(ctx context.Context, r *rand.Rand) {
 	if c == nil {
 		return
 	}
-	ctx = about(ctx, func() bool { return true }) // it must fail
+	ctx = about(ctx, func() bool { return true }) // the call must fail
 	_, err := m.n.runtime.ExecSync(explained(ctx), &cri.ExecSyncRequest{ContainerId: c.id, Cmd: []string{"/testbin", "sleep", "for-ever"}, Timeout: 1})
 	if err == nil && !c.ended() {
 		m.n.calls.wrongAnswer("an exec that is to be ended by its timeout succeeded")
 	}
 }
 
-// reopen rotates a log: it renames it and has it reopened.
+// reopen rotates a log: it renames the file and calls ReopenContainerLog.
 func (m *mix) reopen(ctx context.Context, r *rand.Rand) {
 	c := m.someContainer(r)
 	if c == nil {
@@ -297,7 +297,7 @@ func (m *mix) checkpoint(ctx context.Context, r *rand.Rand) {
 	_ = os.Remove(file)
 }
 
-// givesUp does an action, and gives up during it.
+// givesUp starts an action and gives up during it.
 func (m *mix) givesUp(ctx context.Context, r *rand.Rand) {
 	do := m.pick(r)
 	ctx, cancel := within(ctx, time.Duration(r.IntN(100))*time.Millisecond)
@@ -305,7 +305,7 @@ func (m *mix) givesUp(ctx context.Context, r *rand.Rand) {
 	do(ctx, r)
 }
 
-// vanishes acts as a client that is killed during a call: its connection closes.
+// vanishes acts like a client that is killed during a call: its connection closes.
 func (m *mix) vanishes(ctx context.Context, r *rand.Rand) {
 	var (
 		mu    sync.Mutex

@@ -21,7 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// patience bounds every call and every wait: what takes longer hangs.
+// patience bounds every call and every wait; anything slower counts as hung.
 const patience = 2 * time.Minute
 
 // A node is a crispd with its executor, and a registry on loopback.
@@ -108,7 +108,7 @@ func newNode(o options) (*node, error) {
 	return n, nil
 }
 
-// forThings prepares what makes objects stuck: a disk that can be filled, and a handler whose
+// forThings prepares the causes of stuck objects: a disk that can be filled, and a handler whose
 // network plugin hangs while a file exists.
 func (n *node) forThings(files map[string]string) error {
 	files["bin/hanging"] = fmt.Sprintf(hangingPlugin, n.hangs())
@@ -135,7 +135,7 @@ esac
 
 func (n *node) socket() string { return filepath.Join(n.state, "crisp.sock") }
 
-// dial returns a client. made, if not nil, gets its connections.
+// dial returns a client. made, if not nil, is called with its connections.
 func (n *node) dial(made func(net.Conn)) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+n.socket(), grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
@@ -235,8 +235,8 @@ func (n *node) beside(began time.Time) bool {
 }
 
 // cutOff reports whether the output of a container started at born has lost its reader: without a
-// service manager nobody holds the containers' pipes when both daemons are killed, and a writer
-// ends by SIGPIPE.
+// service manager nothing keeps the containers' pipes open when both daemons are killed, and a
+// writer ends by SIGPIPE.
 func (n *node) cutOff(born time.Time) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()

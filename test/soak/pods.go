@@ -276,8 +276,8 @@ func without[T comparable](list []T, gone T) []T {
 	return kept
 }
 
-// insist makes a call until it has an answer, as long as kills are the reason that it has none. A
-// caller that gives up calls again, and then waits.
+// insist repeats a call until it has an answer, as long as kills explain the lack of one. A caller
+// that has given up calls again, and then waits.
 func (m *mix) insist(ctx context.Context, call func(ctx context.Context) error) error {
 	s, _ := ctx.Value(subjectKey{}).(subject)
 	deadline := time.Now().Add(patience)
@@ -297,7 +297,7 @@ func (m *mix) insist(ctx context.Context, call func(ctx context.Context) error) 
 	}
 }
 
-// removeAll removes everything by CRI. Pods whose calls were abandoned are collected before, or
+// removeAll removes everything over CRI. Pods whose calls were abandoned are collected first, or
 // left to crispd, which removes them after two minutes.
 func (m *mix) removeAll(ctx context.Context, collect bool) error {
 	ctx, cancel := context.WithTimeout(ctx, 2*patience)

@@ -10,7 +10,7 @@ import (
 	"google.golang.org/grpc/status"
 )
 
-// Which errors are explained, and which are not.
+// Some errors are explained, others are not.
 func TestJudge(t *testing.T) {
 	yes, no := func() bool { return true }, func() bool { return false }
 	for _, test := range []struct {
@@ -48,7 +48,7 @@ func TestJudge(t *testing.T) {
 	}
 }
 
-// New objects are found, and named.
+// New objects are found and named.
 func TestTableFindsMore(t *testing.T) {
 	look := func() *measurement {
 		m := &measurement{numbers: map[string]float64{}, things: map[string]int{}, fds: map[string]map[string]int{"crispd": {"/a": 1}}}
@@ -67,7 +67,7 @@ func TestTableFindsMore(t *testing.T) {
 	n.after.stacks["crispd"]["leaked"] = 1
 	n.after.numbers["root"] = 1.5 // MiB, of which 1 is allowed
 	delete(n.after.things, "link veth1")
-	n.after.things["link veth2"] = 1 // the same number, another link
+	n.after.things["link veth2"] = 1 // as many links, but another one
 	_, problems := n.table()
 	all := strings.Join(problems, "\n")
 	for _, want := range []string{"crispd has open /a (2, was 1)", "goroutines leaked (1, was 0)", "root: 1.5 MiB, was 0.0 MiB", "link veth2 (1, was 0)"} {

@@ -25,8 +25,8 @@ type thing struct {
 }
 
 // A stuckNode is a node for measurements beside stuck objects: before they are stuck, and while
-// they are. Then the cause is removed, everything is removed by CRI, and that must succeed without
-// other help.
+// they are. Then the cause is removed, everything is removed over CRI, and that must succeed
+// without further help.
 type stuckNode struct {
 	*mix
 	stand *pod       // a pod with a container, for statuses and execs
@@ -117,7 +117,7 @@ func beside(ctx context.Context, n *node, o options, t thing) (before, after sam
 	if err != nil || t.name == manyStops { // its pods do not exist any more
 		return before, after, err
 	}
-	// A machine's speed drifts: the normal case is measured before and after.
+	// The machine's speed drifts, so the normal case is measured before and after.
 	if err := s.over(); err != nil {
 		return nil, nil, err
 	}
@@ -139,8 +139,8 @@ func (s *stuckNode) over() error {
 	return errors.Join(errs...)
 }
 
-// measureCalls makes all calls, and then stops pods. These are made before begin, if that is not
-// nil, makes something stuck: on a full disk none can be made.
+// measureCalls makes all calls, and then stops pods. It makes these pods before begin, if that is
+// not nil, makes something stuck, because a full disk does not allow new ones.
 func (s *stuckNode) measureCalls(ctx context.Context, begin func() error) (sample, error) {
 	took := sample{}
 	var toStop []*container
@@ -232,8 +232,8 @@ func (s *stuckNode) calls() []namedCall {
 	}
 }
 
-// podOf runs a pod in the node's network, with one container of the program; for "", ofContainer
-// sets the arguments. ofPod and ofContainer may change the configurations, and may be nil.
+// podOf runs a pod on the node's network, with one container of the program; for "" ofContainer
+// sets the arguments. ofPod and ofContainer may change the configurations, or be nil.
 func (s *stuckNode) podOf(ctx context.Context, name string, ofPod func(*cri.PodSandboxConfig), ofContainer func(*cri.ContainerConfig), program string) (*pod, *container, error) {
 	p := &pod{config: s.sandboxConfig(name)}
 	if ofPod != nil {
@@ -280,7 +280,7 @@ func (s *stuckNode) sandboxConfig(name string) *cri.PodSandboxConfig {
 	}
 }
 
-// hangs makes a call that is not waited for until the end.
+// hangs makes a call in the background. It is awaited only at the end.
 func (s *stuckNode) hangs(call func()) { s.work.Go(call) }
 
 // end removes the cause, and removes everything by CRI.
@@ -288,7 +288,7 @@ func (s *stuckNode) end(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*patience)
 	defer cancel()
 	errs := []error{s.over()}
-	// The calls that hung are ending; a kubelet repeats a removal, too.
+	// The calls that hung are ending now; a kubelet also retries a removal.
 	var err error
 	for range 20 {
 		if err = s.removeAll(ctx, false); err == nil || ctx.Err() != nil {

@@ -20,14 +20,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/testdisk"
 )
 
-// several is the number of stuck objects, where one may not be enough.
+// several is the number of stuck objects for causes of which one may not be enough.
 const several = 4
 
 // manyStops is the thing whose pods exist before anything is measured.
 const manyStops = "many stops"
 
 var things = []thing{
-	{"nothing", func(context.Context, *stuckNode) error { return nil }}, // how much two measurements differ anyway
+	{"nothing", func(context.Context, *stuckNode) error { return nil }}, // the difference between any two measurements
 	{"a process in D state", dState},
 	{"a hung volume", hungVolume},
 	{"a hung network plugin", hungPlugin},
@@ -40,7 +40,7 @@ var things = []thing{
 	{manyStops, func(_ context.Context, s *stuckNode) error { return s.stopCrowd() }},
 }
 
-// dState: containers with processes that no signal ends, which are being stopped.
+// dState: containers that are being stopped, with processes that no signal ends.
 func dState(ctx context.Context, s *stuckNode) error {
 	f, err := mountHanging(filepath.Join(s.n.dir, "hanging"))
 	if err != nil {
@@ -288,7 +288,7 @@ func freeze(id string) error {
 	return nil
 }
 
-// fullDisk: no block and no inode is left below root, and crispd is restarted.
+// fullDisk: no blocks and no inodes are left below root, and crispd is restarted.
 func fullDisk(ctx context.Context, s *stuckNode) error {
 	junk := filepath.Join(s.n.root, "junk")
 	if err := os.Mkdir(junk, 0o700); err != nil {
@@ -304,7 +304,7 @@ func fullDisk(ctx context.Context, s *stuckNode) error {
 	return testdisk.Fill(junk)
 }
 
-// crowd runs as many sandboxes as are to be stopped at once.
+// crowd runs the sandboxes that will be stopped at once.
 func (s *stuckNode) crowd(ctx context.Context) error {
 	for i := range s.o.pods {
 		config := s.sandboxConfig(fmt.Sprint("crowd-", i))
@@ -320,7 +320,7 @@ func (s *stuckNode) crowd(ctx context.Context) error {
 	return nil
 }
 
-// stopCrowd stops all of them at once, and waits for that at the end of the thing.
+// stopCrowd stops all of them at once. The thing's end waits for that.
 func (s *stuckNode) stopCrowd() error {
 	began := time.Now()
 	ended := make(chan error, len(s.pods))

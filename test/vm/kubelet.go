@@ -6,14 +6,14 @@ import (
 	"path/filepath"
 )
 
-// The module that compares the agent with the kubelet is not one of our packages: its dependencies
-// are gigabytes, so it is in the payload only if make test-kubelet has fetched and built them.
+// The module that compares the agent with the kubelet is not one of our packages. Its dependencies
+// take gigabytes, so it is in the payload only if make test-kubelet has fetched and built them.
 const (
 	kubeletTests = "test/kubelet"
 	builtKubelet = ".cache/kubelet"
 )
 
-// takeKubelet adds what comparisons need, if one is chosen.
+// takeKubelet adds what comparisons need, if one is selected.
 func (o options) takeKubelet(ctx context.Context, dir string) error {
 	wanted, err := o.wants(func(s step) bool {
 		_, is := s.do.(comparison)
@@ -31,8 +31,8 @@ func (o options) takeKubelet(ctx context.Context, dir string) error {
 	return goCommand(ctx, os.Environ(), "-C", kubeletTests, "test", "-c", "-ldflags", "-s -w", "-o", filepath.Join(dir, "src", kubeletTests, "package.test"), ".")
 }
 
-// A comparison compares that module: with systemd and cgroup v2, cgroups differ from
-// those on a machine that runs make test-kubelet.
+// A comparison runs tests of that module: with systemd and cgroup v2 the cgroups differ from those
+// on a machine that runs make test-kubelet.
 type comparison struct{ tests }
 
 func (c comparison) do(g *guest) error {
@@ -40,6 +40,6 @@ func (c comparison) do(g *guest) error {
 		g.result.Skipped = append(g.result.Skipped, "kubelet: it was not built: make test-kubelet")
 		return nil
 	}
-	c.env = append(c.env, "VIEWS="+g.logs) // what TestMetrics has seen comes out with the logs
+	c.env = append(c.env, "VIEWS="+g.logs) // the results of TestMetrics are copied out with the logs
 	return c.tests.do(g)
 }

@@ -86,8 +86,8 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 	return &payload{dir}, o.fetchCritest(ctx, dir)
 }
 
-// takeContainerd adds what the tests beside containerd need, if that is chosen: the node
-// has no Go, and installing the package would start containerd.
+// takeContainerd adds what the tests beside containerd need, if they are selected: the node has no
+// Go, and installing the package would start containerd.
 func (o options) takeContainerd(ctx context.Context, dir string) error {
 	const unpacked = ".cache/containerd/usr/bin" // by make
 	wanted, err := o.wants(func(s step) bool { return s.name == "all-test" || s.name == "metrics" })
@@ -110,7 +110,7 @@ func (o options) takeContainerd(ctx context.Context, dir string) error {
 		"-o", filepath.Join(dir, "bin", "loopback"), "github.com/containernetworking/plugins/plugins/main/loopback")
 }
 
-// wants reports whether such a step is chosen, in any boot.
+// wants reports whether such a step is selected in any boot.
 func (o options) wants(such func(step) bool) (bool, error) {
 	for _, b := range boots {
 		names, err := o.chosen(b)

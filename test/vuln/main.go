@@ -1,12 +1,12 @@
-// Vuln runs govulncheck for the known vulnerabilities of crisp's programs, and fails for each
-// that has no answer.
+// Vuln runs govulncheck for known vulnerabilities in crisp's programs, and fails for each that has
+// no answer.
 //
 //	vuln [-db URL] [-answers FILE] [-tags TAGS] [PACKAGE …]
 //
-// A vulnerability counts when a package with it is linked: govulncheck's finer question,
-// whether the function is called, is easily wrong about calls through interfaces and by
-// reflection. One that does not apply is answered in answers.txt, a line each: its ID, then
-// the reason. An answer without a vulnerability fails, too, so that the file stays current.
+// A vulnerability counts if a package with it is linked: govulncheck's finer question, whether the
+// function is called, often gets wrong answers about calls through interfaces and by reflection. A
+// vulnerability that does not apply is answered by a line of answers.txt: its ID, then the reason.
+// An answer without a vulnerability also fails, so that the file stays current.
 //
 // If the database cannot be reached, nothing is checked, and the output says so.
 package main
@@ -51,7 +51,7 @@ func run(db, answersPath, tags string, packages []string) error {
 		args = append(args, "-db", db)
 	}
 	var out, stderr bytes.Buffer
-	goTool := cmp.Or(os.Getenv("GO"), "go") // make's, which may not be on PATH
+	goTool := cmp.Or(os.Getenv("GO"), "go") // the go of make, which may not be on PATH
 	cmd := exec.Command(goTool, append(args, packages...)...)
 	cmd.Stdout, cmd.Stderr = &out, &stderr
 	if err := cmd.Run(); err != nil {

@@ -1,5 +1,5 @@
-// Command webserver is the program of the demo's pod: a web server with one page, and what
-// the other containers need, in one file, which is all that its image has.
+// Command webserver is the program in the demo's pod: a web server with one page, and the commands
+// of the other containers, in one file, which is all that the image contains.
 //
 //	webserver [-port 80] [-parts DIR]     serve a page made of the files of DIR
 //	webserver build DIR                   write the part of an init container there, and exit
@@ -43,7 +43,7 @@ const (
 	clockPart = "clock"
 )
 
-// facts are what the container gets from the manifest.
+// facts has the values that the container gets from the manifest.
 type facts struct{ Greeting, Pod, Namespace, Address, Node string }
 
 func gather() facts {

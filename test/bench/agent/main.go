@@ -66,7 +66,7 @@ func main() {
 	}
 }
 
-// run measures the command. Whatever fails, it removes the manifests, so that the command removes
+// run measures the command. Even on an error it removes the manifests, so that the command removes
 // the pods.
 func run(ctx context.Context, o options) (err error) {
 	if o.image == "" || o.manifests == "" || len(o.command) == 0 {
