@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// The pod has this machine's tar and its libraries.
+// The pod uses this machine's tar and its libraries.
 const commandsStack = `apiVersion: v1
 kind: Secret
 metadata: {name: key}
@@ -133,8 +133,8 @@ func copies(t *testing.T, a *agentProcess) {
 	a.says(1, `(?s)No such file.*exit code 2`, "cp", "-c", "app", "web:/d/none", to)
 }
 
-// streams attaches to a container that ends with its input, and to one that is added; a
-// container that does not run refuses attach, exec and copy.
+// streams attaches to a container that ends with its input, and to one that is added to the pod. A
+// container that is not running rejects attach, exec and copy.
 func streams(t *testing.T, a *agentProcess) {
 	if out, code := a.crisp("ping", "attach", "-i", "web", "-c", "ear"); out != "ping" || code != 0 {
 		t.Errorf("attach -i: %q, code %d", out, code)
@@ -152,7 +152,7 @@ func streams(t *testing.T, a *agentProcess) {
 	}
 }
 
-// imagesCome pulls, shows and removes an image.
+// imagesCome pulls, lists and removes an image.
 func imagesCome(t *testing.T, a *agentProcess) {
 	image, err := bigImage(1)
 	if err != nil {
@@ -167,7 +167,7 @@ func imagesCome(t *testing.T, a *agentProcess) {
 	a.says(0, `^`+regexp.QuoteMeta(ref)+`\n$`, "rmi", ref)
 	a.says(3, `there is no image `+regexp.QuoteMeta(ref), "rmi", ref)
 	a.says(0, `sha256:`, "pull", ref)
-	a.says(0, `^`+regexp.QuoteMeta(ref)+`\n$`, "image", "prune") // and not the image in use
+	a.says(0, `^`+regexp.QuoteMeta(ref)+`\n$`, "image", "prune") // but not the image in use
 	a.says(0, `(?s)^IMAGE +ID +SIZE\n`+regexp.QuoteMeta(testImage)+` [^\n]+\n$`, "images")
 	a.says(3, `(?i)pull .*none`, "pull", a.n.registry.host()+"/none:latest")
 }

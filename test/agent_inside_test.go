@@ -25,7 +25,8 @@ func TestAgentInside(t *testing.T) {
 	containersAreExact(t, l)
 }
 
-// podsAreScored: the order in which pods are killed when the machine runs out of memory.
+// podsAreScored: pods' OOM scores, which decide which pod is killed when the machine is out of
+// memory.
 func podsAreScored(t *testing.T, l *lab) {
 	total, err := os.ReadFile("/proc/meminfo")
 	if err != nil {

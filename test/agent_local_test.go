@@ -195,8 +195,8 @@ func throughAPI(t *testing.T, a *agentProcess, address string) {
 	}
 }
 
-// A pod of "crisp run" ends with its container: input, output and exit code are the command
-// line's.
+// A pod of "crisp run" ends with its container. The command line has the container's input, output
+// and exit code.
 func TestAgentRun(t *testing.T) {
 	n, _ := startNode(t)
 	manifests := filepath.Join(n.dir, "manifests")
@@ -229,8 +229,8 @@ func TestAgentRun(t *testing.T) {
 	a.says(0, `pod/ear deleted`, "delete", "ear", "--grace-period", "1")
 }
 
-// An interrupt of "crisp run" ends its pod; a second one does not wait for that. The pod
-// ends all the same.
+// An interrupt of "crisp run" ends its pod. A second one ends the command at once, and the pod
+// still ends.
 func TestAgentRunInterrupted(t *testing.T) {
 	l := startLab(t)
 	a, n := l.agentProcess, l.n

@@ -18,9 +18,9 @@ import (
 	"time"
 )
 
-// A container that writes without end keeps few log files, and a client that follows its
-// log gets each line once, in order, over all rotations and to the container's end, from
-// the command line and from the agent.
+// A container that writes without end keeps few log files. A client that follows its log gets each
+// line once, in order, over all rotations to the container's end, from the command line and from
+// the agent.
 func TestAgentLogRotation(t *testing.T) {
 	rotations(t, startCgroupLab(t, rotating...), 8)
 }
@@ -63,7 +63,7 @@ func rotations(t *testing.T, l *lab, often int) {
 			return t.Failed() || len(seen) > often
 		}, fmt.Sprintf("the log is rotated %d times", often))
 
-		// A client that connects later still gets the rotated files that are kept.
+		// A client that connects later still gets the rotated files that remain.
 		out, code := l.agentProcess.crisp("", "logs", "--timestamps", "talker")
 		var late counted
 		if _, err := late.Write([]byte(out)); err != nil || code != 0 {
@@ -135,8 +135,7 @@ func (a *agentProcess) followByAgent(ctx context.Context, path string, to io.Wri
 	return err
 }
 
-// counted checks the log of a container that counts, with timestamps, as it is written to
-// it.
+// counted checks the log of a container that counts, with timestamps. The log is written to it.
 type counted struct {
 	mu      sync.Mutex
 	rest    []byte // of an incomplete line
@@ -172,7 +171,7 @@ func (c *counted) take(line string) {
 	c.n++
 }
 
-// end records how the reading has ended.
+// end records the error that ended the reading.
 func (c *counted) end(err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

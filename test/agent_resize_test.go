@@ -23,8 +23,8 @@ func (l *lab) pending() string {
 	return ""
 }
 
-// A resize to more than the node has is never done and says so; one to more than is free
-// now waits. The container keeps its resources meanwhile, also under another agent.
+// A resize to more than the node has is rejected for good, and the status says so; one to more than
+// is free waits. The container keeps its resources meanwhile, also under another agent.
 func TestAgentResizePending(t *testing.T) {
 	l := startCgroupLab(t)
 	web, other := l.pick(t, "web"), l.pick(t, "other")
@@ -64,7 +64,7 @@ spec:
 	resize("4000", "8Pi")
 	is("Infeasible: Node didn't have enough capacity: memory, requested: 9007199254740992, capacity: ")
 	keeps("100m")
-	fits := func(name string) { // what web has only requested takes no room
+	fits := func(name string) { // the unallocated request of web takes no room
 		t.Helper()
 		apply(name, "100m")
 		l.pick(t, name).awaitReady()

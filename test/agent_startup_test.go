@@ -21,9 +21,8 @@ import (
 // startupBatch is the number of pods that start at once.
 const startupBatch = 25
 
-// The time until a pod is ready is accounted for: the stages of pods of all kinds cover at
-// least 98 % of it. STARTUP_PODS is the number of pods (200 for a release), STARTUP_SEED
-// selects them.
+// The stages of a pod's start cover at least 98 % of its time, for pods of all kinds. STARTUP_PODS
+// is the number of pods (200 for a release), STARTUP_SEED selects them.
 func TestStartupsAreAccountedFor(t *testing.T) {
 	pods, err := strconv.Atoi(cmp.Or(os.Getenv("STARTUP_PODS"), "12"))
 	if err != nil {

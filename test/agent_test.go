@@ -73,7 +73,7 @@ func TestAgentKills(t *testing.T) {
 	if err := os.RemoveAll(manifests); err != nil {
 		t.Fatal(err)
 	}
-	// A missing directory says nothing; an empty one means that there are no pods.
+	// A missing directory means nothing; an empty one means that there are no pods.
 	if err := os.Mkdir(manifests, 0o755); err != nil {
 		t.Fatal(err)
 	}

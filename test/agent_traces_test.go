@@ -41,7 +41,7 @@ func newCollector(t *testing.T) *collector {
 	return c
 }
 
-// count returns how often text is in them.
+// count returns how often text is in the spans.
 func (c *collector) count(text string) int {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -16,9 +16,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// crispd is stopped and started again, for example for an upgrade, or killed, under
-// `kubectl run -i`: the client is disconnected but has not closed its input, which would
-// end that of a container with stdinOnce. The next client types on, and closes it.
+// crispd is stopped and started again, for example by an upgrade, or killed, during `kubectl run
+// -i`. The client is disconnected without having closed its input, so a container with stdinOnce
+// keeps its input open. The next client continues to type, and closes it.
 func TestStoppedDaemonLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	for name, sig := range map[string]syscall.Signal{"stopped": syscall.SIGTERM, "killed": syscall.SIGKILL} {
 		t.Run(name, func(t *testing.T) {

@@ -282,8 +282,9 @@ func (u *unified) outOfMemory() {
 	}
 }
 
-// privileged runs a container in the host's cgroup namespace. It has the host's cgroups, and not
-// those options for all that a mount of its own would have: nsdelegate, for one, would be lost.
+// privileged runs a container in the host's cgroup namespace. It has a bind mount of the host's
+// cgroups: a new mount of cgroup2 would change the options of the host's, and lose nsdelegate, for
+// example.
 func (u *unified) privileged() {
 	t := u.t
 	before, err := kernel.MountOn("/sys/fs/cgroup")

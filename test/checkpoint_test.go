@@ -27,10 +27,10 @@ import (
 //	checkpoint container NAME FILE [SECONDS]        CheckpointContainer
 //	checkpoint create SANDBOX NAME FROM IMAGE       a container with the config of FROM, from an archive or a checkpoint image
 //	checkpoint push FILE NAME                       the archive as a checkpoint image, $REGISTRY/NAME
-//	checkpoint pod SANDBOX DIR CONTAINER...         CheckpointPod, into DIR, which is made
-//	checkpoint pod-killed SANDBOX DIR CONTAINER...  the same, and crispd killed when something is frozen
-//	checkpoint restore SANDBOX NEW DIR CONTAINER...  RestorePod: the containers are called CONTAINER-NEW afterwards
-//	checkpoint frozen CONTAINER...                  the number of those that are frozen
+//	checkpoint pod SANDBOX DIR CONTAINER...         CheckpointPod, into the new directory DIR
+//	checkpoint pod-killed SANDBOX DIR CONTAINER...  the same, with crispd killed when something is frozen
+//	checkpoint restore SANDBOX NEW DIR CONTAINER...  RestorePod, with the new names CONTAINER-NEW
+//	checkpoint frozen CONTAINER...                  the number of frozen containers
 func (n *node) checkpointCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 0 {
 		return errUsage

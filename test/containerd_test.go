@@ -95,8 +95,8 @@ data: {mode: "fast\n"}
 `, func(t *testing.T, l *lab) {
 		l.awaitPhase(v1.PodSucceeded)
 		l.says(0, `^done\n$`, "logs", "job")
-		// containerd fails the call for pod statistics now that a sandbox is not ready: the
-		// agent adds up those of containers.
+		// containerd fails the call for pod statistics while a sandbox is not ready, so the agent
+		// adds up those of containers.
 		l.until(func() bool {
 			_, err := l.n.runtime().ListPodSandboxStats(t.Context(), &cri.ListPodSandboxStatsRequest{})
 			return err != nil
@@ -129,11 +129,11 @@ const (
 	containerdBridge = "crisp-ctd"
 )
 
-// containerdPrograms are the programs of which no process may be left.
+// containerdPrograms lists the programs of which no process may be left.
 var containerdPrograms = append([]string{"containerd", "containerd-shim-runc-v2", "loopback"}, programs...)
 
-// startContainerd starts a containerd with directories of its own and the test image. The
-// node stands for it: agents find its socket where they would find crispd's.
+// startContainerd starts a containerd with its own directories and the test image. Agents find its
+// socket where they would find the node's crispd.
 func startContainerd(t *testing.T) *node {
 	t.Helper()
 	testenv.NeedRoot(t, "it runs containers")
@@ -337,7 +337,7 @@ func pluginsOf(t *testing.T, n *node) string {
 	return dir
 }
 
-// pauseArchive returns an archive of the image of containerd's sandboxes.
+// pauseArchive returns an archive of the image for containerd's sandboxes.
 func pauseArchive(t *testing.T, n *node) string {
 	t.Helper()
 	image, err := testbinImage(n.testbin)

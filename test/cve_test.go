@@ -20,7 +20,7 @@ import (
 // The tests below are escapes from containers that other runtimes have had, each tried on
 // the whole of crisp. More are in scripts; SECURITY.md lists them all.
 
-// An attack is a node with a pod to attack from.
+// An attack is a node with a pod from which to attack.
 type attack struct {
 	*unified
 	sandbox string
@@ -37,7 +37,7 @@ func startAttack(t *testing.T) *attack {
 	return &attack{unified: u, sandbox: u.run(config)}
 }
 
-// try runs a container, which edit may change; err is the reason why it has not started.
+// try starts a container, which edit may change; err is the reason if it did not start.
 func (a *attack) try(edit func(*cri.ContainerConfig), command ...string) (id string, err error) {
 	a.t.Helper()
 	a.count++
@@ -67,7 +67,7 @@ func (a *attack) exec(id string, command ...string) (out string, code int32) {
 	return string(resp.Stdout) + string(resp.Stderr), resp.ExitCode
 }
 
-// worksStill checks that an ordinary container can be run.
+// worksStill checks that an ordinary container still starts.
 func (a *attack) worksStill() {
 	a.t.Helper()
 	id, err := a.try(nil, "sleep", "for-ever")
@@ -79,9 +79,8 @@ func (a *attack) worksStill() {
 	}
 }
 
-// A mount's destination is below a volume in which a directory and a symlink to the host
-// change places all the time. The mount is made inside of the container, or not at all
-// (CVE-2021-30465).
+// The destination of a mount is in a volume where a directory and a symlink to the host are
+// exchanged all the time. The mount is made inside the container, or not at all (CVE-2021-30465).
 func TestMountsStayInContainer(t *testing.T) {
 	a := startAttack(t)
 	volume, outside := t.TempDir(), t.TempDir()
@@ -133,8 +132,8 @@ func TestMountsStayInContainer(t *testing.T) {
 	a.worksStill()
 }
 
-// An exec's output is cut to what fits into an answer, however much there is: neither
-// crispd nor the executor holds all of it (CVE-2022-1708).
+// The output of an exec is truncated to the size limit of an answer. Neither crispd nor the
+// executor buffers all of it (CVE-2022-1708).
 func TestExecOutputIsBounded(t *testing.T) {
 	a := startAttack(t)
 	id, err := a.try(nil, "sleep", "for-ever")
@@ -164,9 +163,9 @@ func TestExecOutputIsBounded(t *testing.T) {
 	a.worksStill()
 }
 
-// A working directory that leads through one of the runtime's descriptors is not outside of
-// the container: not for its first process, and not for execs after the container has
-// replaced the directory by such a link (CVE-2024-21626).
+// A working directory that leads through one of the runtime's descriptors must not be outside the
+// container: neither for its first process, nor for execs after the container has replaced the
+// directory by such a link (CVE-2024-21626).
 func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 	a := startAttack(t)
 	host, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
@@ -183,7 +182,7 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 		return err == nil
 	}
 
-	// Both checks must notice a process that is outside.
+	// Both checks must detect a process that is outside.
 	ordinary, err := a.try(nil, "sleep", "for-ever")
 	if err != nil {
 		t.Fatal(err)
@@ -248,8 +247,8 @@ func TestWorkingDirectoryIsNoDescriptor(t *testing.T) {
 	}
 }
 
-// A volume at /dev brings its own null and console, which are symlinks. What is masked with
-// /dev/null stays masked, and the links' targets are unchanged (CVE-2025-31133,
+// A volume at /dev contains its own null and console, which are symlinks. Paths masked with
+// /dev/null stay masked, and the targets of the links are unchanged (CVE-2025-31133,
 // CVE-2025-52565).
 func TestDevicesThatAreLinks(t *testing.T) {
 	a := startAttack(t)
@@ -262,13 +261,13 @@ func TestDevicesThatAreLinks(t *testing.T) {
 		if out, code := a.exec(id, "cat", path); code == 0 && out != "" {
 			return fmt.Sprintf("shows %q", out)
 		}
-		// What is mounted there must be the null device, not a file that can be written to.
+		// The mount there must be the null device, not a writable file.
 		if out, code := a.exec(id, "stat", path); code == 0 && !strings.HasSuffix(out, " 1 3\n") {
 			return fmt.Sprintf("is %q", out)
 		}
 		return ""
 	}
-	for _, hidden := range []bool{true, false} { // the check must notice a path that is not masked
+	for _, hidden := range []bool{true, false} { // the check must detect a path that is not masked
 		id, err := a.try(func(c *cri.ContainerConfig) {
 			if hidden {
 				c.Linux.SecurityContext.MaskedPaths = masked
@@ -305,7 +304,7 @@ func TestDevicesThatAreLinks(t *testing.T) {
 				}
 			}
 		}
-		if test.tty { // else it exits before it opens the console
+		if test.tty { // without a terminal it exits before it opens the console
 			pts := filepath.Join(volume, "pts")
 			if err := os.Mkdir(pts, 0o755); err != nil {
 				t.Fatal(err)
@@ -341,9 +340,8 @@ func TestDevicesThatAreLinks(t *testing.T) {
 	a.worksStill()
 }
 
-// No mount covers the files in /proc that the runtime writes to set up a container, not
-// even one through a symlink: a label or sysctl would be written elsewhere
-// (CVE-2025-52881).
+// No mount, not even one through a symlink, covers the files in /proc to which the runtime writes
+// during a container's setup: a label or sysctl would be written to another file (CVE-2025-52881).
 func TestNoMountsOverProc(t *testing.T) {
 	a := startAttack(t)
 	volume, fake := t.TempDir(), t.TempDir()
@@ -371,7 +369,7 @@ func TestNoMountsOverProc(t *testing.T) {
 		}
 		return found
 	}
-	// The check must notice such a mount.
+	// The check must detect such a mount.
 	planted, err := a.try(func(c *cri.ContainerConfig) {
 		c.Mounts = []*cri.Mount{{HostPath: fake, ContainerPath: "/fake"}}
 	}, "sleep", "for-ever")
@@ -411,8 +409,7 @@ func TestNoMountsOverProc(t *testing.T) {
 	a.worksStill()
 }
 
-// mountInside makes a bind mount in the mount namespace of a process, with paths of that
-// namespace.
+// mountInside makes a bind mount in the mount namespace of a process, with paths of that namespace.
 func mountInside(pid int, source, target string) error {
 	ns, err := os.Open(fmt.Sprintf("/proc/%d/ns/mnt", pid))
 	if err != nil {
@@ -431,7 +428,8 @@ func mountInside(pid int, source, target string) error {
 	})
 }
 
-// A numeric user or group is that ID, whatever names the image has (CVE-2016-3697).
+// A numeric user or group is that ID, even if the image has a user or group with that name
+// (CVE-2016-3697).
 func TestNumbersAreNoNames(t *testing.T) {
 	a := startAttack(t)
 	if err := a.useRegistry(newRegistry()); err != nil {

@@ -21,7 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// hostile are the values that each text field of each request is set to, one at a time.
+// hostile has the values to which each text field of each request is set, one field at a time.
 var hostile = map[string]string{
 	"nul":   "a\x00b",
 	"up":    "../../escape/here",
@@ -29,9 +29,9 @@ var hostile = map[string]string{
 	"long":  strings.Repeat("x", 1<<17),
 }
 
-// Every RPC answers an empty request, and one with nonsense in one of its fields, so that
-// its caller can tell its own mistake from the runtime's: no panic, no Unknown, no file in
-// a wrong place, and crispd works as before.
+// Every RPC answers an empty request, and one with nonsense in one of its fields. An error
+// distinguishes the caller's mistake from the runtime's: no panic, no Unknown. No file is in a
+// wrong place, and crispd works as before.
 func TestHostileRequests(t *testing.T) {
 	n, _ := startNode(t)
 	n.parents = []string{"escape/here", "escape"} // the client must remove its cgroup_parent
@@ -77,10 +77,10 @@ func TestHostileRequests(t *testing.T) {
 	h.pod("after") // crispd works as before
 }
 
-// networked are the fields of a sandbox that need a network namespace of its own.
+// networked matches the fields of a sandbox that need its own network namespace.
 var networked = regexp.MustCompile(`hostname|port_mappings|dns_config|sysctls|annotations`)
 
-// A hostility is a running pod that requests can name.
+// A hostility is a running pod for requests to name.
 type hostility struct {
 	t                  *testing.T
 	n                  *node
@@ -198,8 +198,8 @@ func (h *hostility) end(sandbox string) {
 	}
 }
 
-// empty: an empty request is answered, unless it is about one object, which it must then
-// name.
+// empty: an empty request is answered; if it is about one object, the error must say that the name
+// is missing.
 func (h *hostility) empty(m protoreflect.MethodDescriptor) {
 	err := h.call(m, h.empty1(m))
 	name := string(m.Name())

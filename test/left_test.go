@@ -28,9 +28,8 @@ func (n *node) takeIdle() (err error) {
 	return err
 }
 
-// withoutPods removes the pods that a test has left, and returns an error with what is
-// still there of them. `crispd wipe` would remove that, and so hide what RemovePodSandbox
-// forgets.
+// withoutPods removes the pods that a test has left, and returns an error with their remains.
+// `crispd wipe` would remove these, and so hide what RemovePodSandbox forgets.
 func (n *node) withoutPods() error {
 	if !testns.Isolated() {
 		return nil
@@ -73,9 +72,8 @@ func (n *node) withoutPods() error {
 	return fmt.Errorf("left of pods that were removed:\n  %s", strings.Join(left, "\n  "))
 }
 
-// stays reports whether a line of noleaks is about something that the daemons keep without
-// pods: images, the bridge with its rules, the roots of cgroups and mounts, and what the
-// test has made.
+// stays reports whether a line of noleaks is about something that the daemons keep without pods:
+// images, the bridge with its rules, the roots of cgroups and mounts, and what the test has made.
 func (n *node) stays(line string) bool {
 	kind, rest, _ := strings.Cut(line, " ")
 	switch kind {
@@ -131,8 +129,8 @@ func (n *node) logErrorCmd(_ *testscript.TestScript, args []string) error {
 	return err
 }
 
-// trouble fails every test: a panic that was survived, a report of the race detector, an
-// error that a daemon has only logged. The error of a failed RPC went to its caller.
+// trouble matches lines that fail every test: a recovered panic, a report of the race detector, an
+// error that a daemon has only logged. The error of a failed RPC was returned to its caller.
 var (
 	trouble  = regexp.MustCompile(`panicked|panic:|DATA RACE|fatal error|"level":"ERROR"|level=ERROR`)
 	answered = regexp.MustCompile(`"msg":"rpc failed"`)
@@ -181,7 +179,7 @@ func (n *node) trouble() (lines []string) {
 	return lines
 }
 
-// What RemovePodSandbox leaves is found before a wipe removes it, and so is an error that a
+// The leftovers of RemovePodSandbox are found before a wipe removes them, and so is an error that a
 // daemon has only logged.
 func TestWhatIsLeftIsFound(t *testing.T) {
 	if !testns.Isolated() {

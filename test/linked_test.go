@@ -7,9 +7,10 @@ import (
 	"testing"
 )
 
-// A template calls methods by names that are in its text. Where one can be executed, the linker
-// keeps every exported method of every type that is in use: that was a fifth of crispd. Names of
-// functions stay in a program whose symbols are stripped: stacks have them.
+// A template calls methods by names that are in its text. If a template can be executed, the linker
+// keeps every exported method of every type in use, which added a fifth to crispd. The names of
+// functions remain in a stripped program, for stack traces, so the test can find those of the
+// package.
 func TestCrispdIsLinkedWithoutTemplates(t *testing.T) {
 	data, err := os.ReadFile(filepath.Join(buildOnce(t).dir, "crispd"))
 	if err != nil {

@@ -22,8 +22,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// A serviceManager does for crispd what systemd does: it listens at NOTIFY_SOCKET, and
-// keeps descriptors from one crispd to the next (sd_notify(3), sd_listen_fds(3)).
+// A serviceManager does what systemd does for crispd: it listens on NOTIFY_SOCKET, and keeps
+// descriptors from one crispd to the next (sd_notify(3), sd_listen_fds(3)).
 type serviceManager struct {
 	conn *net.UnixConn
 
@@ -60,7 +60,7 @@ func newServiceManager(t *testing.T, n *node) *serviceManager {
 			cmd.ExtraFiles = append(cmd.ExtraFiles, f)
 		}
 		cmd.Env = append(cmd.Env, "NOTIFY_SOCKET="+path, fmt.Sprint("LISTEN_FDS=", len(names)), "LISTEN_FDNAMES="+strings.Join(names, ":"))
-		// Only the process itself knows its PID.
+		// Only a process itself knows its PID in advance.
 		cmd.Args = append([]string{"sh", "-c", `LISTEN_PID=$$ exec "$0" "$@"`, cmd.Path}, cmd.Args[1:]...)
 		cmd.Path = "/bin/sh"
 	}
@@ -106,9 +106,9 @@ func (m *serviceManager) count() int {
 	return len(m.kept)
 }
 
-// crispd and the executor are both killed, by a bug or for lack of memory. The service
-// manager holds the container's stdio: the container writes on, no line is lost, and its
-// exit code is kept. Afterwards the manager holds nothing of it.
+// crispd and the executor are both killed, as by a bug or a lack of memory. The service manager
+// keeps the container's stdio open: the container continues to write, no line is lost, and its exit
+// code is recorded. Afterwards the manager keeps no descriptor of it.
 func TestBothKilled(t *testing.T) {
 	n, config := startNode(t)
 	if err := n.stopDaemon(syscall.SIGTERM); err != nil {

@@ -13,7 +13,7 @@ import (
 )
 
 // agentPlugin is a CNI plugin that delegates to an agent in a pod, as those of Multus,
-// OVN-Kubernetes and Istio do: it opens the network namespace in the mount namespace of the
+// OVN-Kubernetes and Istio do: it opens the network namespace from within the mount namespace of
 // process %d.
 const agentPlugin = `#!/bin/sh
 case $CNI_COMMAND in
@@ -28,9 +28,9 @@ ADD)
 esac
 `
 
-// The agent of a network plugin runs in a pod that is older than crispd's pods, and opens
-// their network namespaces by the paths that the plugin gets. When a pod is stopped,
-// nothing of it is left there.
+// The agent of a network plugin runs in a pod that is older than crispd's pods, and opens their
+// network namespaces by the paths that the plugin gets. After a pod is stopped the agent sees
+// nothing of it.
 func TestNetworkAgentOpensNamespaces(t *testing.T) {
 	var agent *exec.Cmd
 	n, _ := startNode(t, func(n *node, config string) error {

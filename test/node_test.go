@@ -100,8 +100,8 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 	return n, config
 }
 
-// withInit adds to a configuration, after its last top-level key, that libcontainer starts
-// all containers, if the tests are to run that way (docs/hacking.md).
+// withInit makes libcontainer start all containers, if the tests run in that mode
+// (docs/hacking.md): it adds the setting to a configuration, after the last top-level key.
 func withInit(config string) string {
 	if os.Getenv("CRISP_TEST_INIT") != "libcontainer" {
 		return config

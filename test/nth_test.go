@@ -21,14 +21,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/filetrace"
 )
 
-// Each system call of crispd, or of its executor, in the life of a pod fails once: the first,
-// the second, and so on until there are no more. A client that retries as the kubelet does gets
-// its pod, the answers that it got are true, and in the end nothing is left.
+// Each system call of crispd, or of its executor, during the life of a pod fails once: the first,
+// the second, and so on until there are no more. A client that retries as the kubelet does gets its
+// pod, the answers that it got are true, and in the end nothing is left.
 //
-// That takes an hour. An ordinary run takes a few calls, and the errors take turns;
-// CRISP_NTH=full takes each call, CRISP_NTH=some every seventh, CRISP_NTH=errors each with each
-// error, and CRISP_NTH=NUMBER begins with that call. Threads run in any order, so the n-th call
-// differs between runs.
+// That takes an hour. A normal run makes a few calls fail, with varying errors; CRISP_NTH=full
+// covers each call, CRISP_NTH=some every seventh, CRISP_NTH=errors each with each error, and
+// CRISP_NTH=NUMBER starts with that call. Threads run in any order, so the n-th call differs
+// between runs.
 func TestNthCallOfDaemonFails(t *testing.T) {
 	for _, daemon := range []string{"crispd", "executor"} {
 		t.Run(daemon, func(t *testing.T) { nthOfPod(t, daemon) })
@@ -60,7 +60,7 @@ func nthOfPod(t *testing.T, daemon string) {
 	f.each(f.life)
 }
 
-// A failing is a node with a daemon whose system calls fail.
+// A failing is a node with a daemon whose system calls are made to fail.
 type failing struct {
 	t      *testing.T
 	n      *node
@@ -69,7 +69,7 @@ type failing struct {
 	stride int
 
 	inject *filetrace.Inject
-	late   filetrace.Failure // the last one that a client gave up on
+	late   filetrace.Failure // the last one for which a client gave up
 	traced int               // PID
 	pods   int
 }
@@ -96,7 +96,7 @@ func (f *failing) each(do func() error) {
 	}
 	f.attach()
 	f.inject.Arm(0, 0)
-	if err := do(); err != nil { // the first run makes what is made once
+	if err := do(); err != nil { // the first run makes one-time objects
 		f.t.Fatal(err)
 	}
 	f.inject.Disarm()
@@ -133,7 +133,7 @@ func (f *failing) each(do func() error) {
 				if n.cmd == nil {
 					return
 				}
-				n.idle = nil // so that it is reported once
+				n.idle = nil // so that it is reported only once
 				if err := n.takeIdle(); err != nil {
 					f.t.Fatal(err)
 				}
@@ -170,7 +170,7 @@ func (f *failing) attach() {
 		f.inject.Release()
 	}
 	f.inject, f.traced = filetrace.Attach(f.t, pid), pid
-	f.n.idle = nil // it would not know the tracer
+	f.n.idle = nil // it would not include the tracer
 	if err := f.n.takeIdle(); err != nil {
 		f.t.Fatal(err)
 	}

@@ -119,8 +119,8 @@ func (n *node) tryRun(ctx context.Context, name string, options ...string) error
 	return err
 }
 
-// The reason for a slow pod start is in one line of the log, in the metrics, and, while it
-// goes on, in the list of calls.
+// The reason of a slow pod start is in one line of the log, in the metrics and, while the start is
+// running, in the list of calls.
 func TestSlowPluginIsNamed(t *testing.T) {
 	n, config := startNode(t)
 	dir := t.TempDir()

@@ -26,11 +26,11 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// hostileText is what another's pod may have in each of its texts.
+// hostileText is put into every text of another user's pod.
 const hostileText = `<script>window.owned=1</script><img src=x onerror=window.owned=1>`
 
-// pagePods are pods with such texts: in their log and annotations, as an image's name,
-// which is in events, and in a container's termination message.
+// pagePods has pods with such texts: in a log and annotations, in an image's name, which is in
+// events, and in a container's termination message.
 const pagePods = `apiVersion: v1
 kind: Pod
 metadata: {name: web, annotations: {note: "` + hostileText + `\e]0;owned\a"}, labels: {app: web}}
@@ -69,9 +69,8 @@ spec:
   containers: [{name: c, image: "not/there:` + hostileText + `"}]
 `
 
-// The agent's page in a browser: it shows hostile pods, live, with a log and a shell, on a
-// phone and in dark mode, and no other site has access to it. PAGE_SHOTS=DIR keeps
-// screenshots.
+// The agent's page in a browser: it shows hostile pods, live, with a log and a shell, on a phone
+// and in dark mode, and other sites have no access. PAGE_SHOTS=DIR keeps screenshots.
 func TestPage(t *testing.T) {
 	testenv.Need(t, "program:chromium")
 	busybox := unpackedOr(t, "busybox-static", "bin", "busybox")
@@ -139,7 +138,7 @@ type browser struct {
 // browser.
 const pagePatience = time.Minute
 
-// startBrowser opens the page at the address that crisp page prints.
+// startBrowser opens the page at the URL that crisp page prints.
 func startBrowser(t *testing.T, a *agentProcess) *browser {
 	t.Helper()
 	out, code := a.crisp("", "page")
@@ -188,8 +187,8 @@ func (b *browser) complain(text string) {
 	}
 }
 
-// test returns f as a subtest, which also fails for errors that the browser has reported,
-// and if a text of a pod was run as a script.
+// test returns f as a subtest, which also fails for errors that the browser has reported, and if a
+// pod's text was executed as a script.
 func (b *browser) test(f func(b *browser)) func(t *testing.T) {
 	return func(t *testing.T) {
 		mine := *b
@@ -463,8 +462,7 @@ func pageIsDark(b *browser) {
 	scheme("light")
 }
 
-// evilPage tries what a site can do that is open in the same browser. base is the page's
-// address.
+// evilPage tries what a site can do that is open in the same browser. base is the page's URL.
 const evilPage = `<!doctype html><title>…</title><script>
 const base = %q, results = [];
 const done = text => { results.push(text); if (results.length === 4) document.title = results.sort().join(); };
@@ -479,8 +477,8 @@ frame.onload = () => { try { done("framed " + frame.contentDocument.title); } ca
 document.documentElement.append(frame);
 </script>`
 
-// pageIsForNobodyElse: other sites, at another port of the same address and under another
-// host name, and other clients have no access.
+// pageIsForNobodyElse: other sites, at another port of the same address and under another host
+// name, and clients that are not browsers have no access.
 func pageIsForNobodyElse(t *testing.T, b *browser, address string) {
 	evil := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")

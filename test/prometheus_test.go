@@ -24,9 +24,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// What crispd and the agent serve is to promtool's liking, and the dashboard and the alerts of
-// docs/examples show and compute something of it in a real Prometheus: a query that is
-// valid, and of metrics that exist, may still match nothing.
+// promtool accepts the metrics of crispd and the agent. In a real Prometheus, each query of the
+// dashboard and the alerts in docs/examples returns something: a query that is valid, and has only
+// existing metrics, may still match nothing.
 func TestPrometheus(t *testing.T) {
 	s := startScraped(t)
 	s.l.run(t, "web", `
@@ -44,11 +44,11 @@ func TestPrometheus(t *testing.T) {
 		t.Run("scrapes", s.scrapes)
 		t.Run("dashboard", s.dashboard)
 		t.Run("alerts", s.alerts)
-		t.Run("promtool", s.lint) // last: what has happened is counted by then
+		t.Run("promtool", s.lint) // last, when all events have been counted
 	})
 }
 
-// scraped is a node whose crispd and agent are asked for metrics.
+// scraped is a node whose crispd and agent are scraped.
 type scraped struct {
 	l             *lab
 	programs      string // directory of promtool and prometheus
@@ -73,8 +73,8 @@ func startScraped(t *testing.T) *scraped {
 	return s
 }
 
-// endpoints are what can be scraped. Of the last, names and help are cAdvisor's, so that what
-// is made for a kubelet finds them.
+// endpoints returns the scraped URLs by job. The last one has cAdvisor's names and help texts, so
+// that tools for kubelets work with it.
 func (s *scraped) endpoints() map[string]string {
 	return map[string]string{
 		"crispd":         "http://" + s.crispd + "/metrics",
@@ -85,17 +85,17 @@ func (s *scraped) endpoints() map[string]string {
 	}
 }
 
-// lintOfKubelet is what promtool complains of in the kubelet's /metrics/cadvisor too: names and types
-// are cAdvisor's (its metrics/prometheus.go), and dashboards look for these.
+// lintOfKubelet lists the complaints of promtool that the kubelet's /metrics/cadvisor also gets:
+// the names and types are cAdvisor's (its metrics/prometheus.go), and dashboards depend on them.
 var lintOfKubelet = []string{
 	`container_fs_inodes_total non-counter metrics should not have "_total" suffix`,
 	`container_memory_failcnt counter metrics should have "_total" suffix`,
 }
 
-// lintFound is how promtool ends when it could read the metrics and has printed what it thinks.
+// lintFound is promtool's exit code if it could read the metrics and has complaints.
 const lintFound = 3
 
-// lint has promtool check each endpoint.
+// lint runs promtool on each endpoint.
 func (s *scraped) lint(t *testing.T) {
 	used := map[string]bool{}
 	for name, url := range s.endpoints() {
@@ -125,8 +125,8 @@ func (s *scraped) lint(t *testing.T) {
 	}
 }
 
-// start starts a Prometheus that scrapes all endpoints each second, by the names that the
-// documents give their jobs.
+// start starts a Prometheus that scrapes all endpoints each second, with the job names of the
+// documents.
 func (s *scraped) start(t *testing.T) {
 	t.Helper()
 	rules, err := filepath.Abs("../docs/examples/prometheus-crisp.rules.yml")
@@ -158,7 +158,7 @@ func (s *scraped) start(t *testing.T) {
 	}, "Prometheus is ready")
 }
 
-// startPrometheus starts the Prometheus of the directory programs, which ends with the test.
+// startPrometheus starts a Prometheus that ends with the test. programs is its directory.
 func startPrometheus(t *testing.T, programs, config, data, address string) {
 	t.Helper()
 	var log bytes.Buffer
@@ -175,7 +175,7 @@ func startPrometheus(t *testing.T, programs, config, data, address string) {
 	})
 }
 
-// ask puts a request to Prometheus' API; into gets what it answers as data.
+// ask sends a query to Prometheus' API, and decodes the data of the response into into.
 func (s *scraped) ask(path string, params url.Values, into any) error {
 	resp, err := http.Get(s.prometheus + path + "?" + params.Encode())
 	if err != nil {
@@ -195,7 +195,7 @@ func (s *scraped) ask(path string, params url.Values, into any) error {
 	return nil
 }
 
-// scrapes holds that Prometheus takes what each endpoint serves.
+// scrapes checks that Prometheus accepts the metrics of each endpoint.
 func (s *scraped) scrapes(t *testing.T) {
 	var targets struct {
 		ActiveTargets []struct{ ScrapeURL, Health, LastError string }
@@ -212,7 +212,7 @@ func (s *scraped) scrapes(t *testing.T) {
 	}
 }
 
-// alerts holds that Prometheus can evaluate each rule on what there is.
+// alerts checks that Prometheus can evaluate each alerting rule.
 func (s *scraped) alerts(t *testing.T) {
 	type rule struct{ Name, Health, LastError string }
 	var all struct{ Groups []struct{ Rules []rule } }
@@ -234,19 +234,19 @@ func (s *scraped) alerts(t *testing.T) {
 	}
 }
 
-// eventOf is what must happen before a panel of the dashboard shows anything. Any other shows
-// something once a pod runs.
+// eventOf has the events that are necessary before a panel of the dashboard shows anything. All
+// other panels show something once a pod is running.
 var eventOf = map[string]func(s *scraped, t *testing.T){
 	"Calls that fail":                      (*scraped).failCall,
 	"Calls whose client left":              (*scraped).leave,
 	"Pulls":                                (*scraped).pull,
 	"Bytes pulled":                         (*scraped).pull,
-	"Time to start a pod, 95th percentile": (*scraped).runPod, // the one that runs was started before the first scrape
+	"Time to start a pod, 95th percentile": (*scraped).runPod, // the running one was started before the first scrape
 	"Time in stages, average":              (*scraped).runPod,
 }
 
-// dashboard holds that each panel shows something, and has the labels of its legend, with the
-// variables replaced as Grafana does.
+// dashboard checks that each panel shows something and has the labels of its legend. It replaces
+// the variables as Grafana does.
 func (s *scraped) dashboard(t *testing.T) {
 	var d struct {
 		Templating struct {
@@ -291,8 +291,8 @@ func (s *scraped) dashboard(t *testing.T) {
 
 var legendLabel = regexp.MustCompile(`\{\{\s*(\w+)\s*\}\}`)
 
-// shows makes the event happen, if there is one, until the query has a value that can be
-// drawn, and holds that all its series have the labels of the legend.
+// shows checks that the query of a panel has a value that can be drawn, and that all its series
+// have the labels of the legend. It repeats the event, if there is one, until then.
 func (s *scraped) shows(t *testing.T, panel, query, legend string, event func(*scraped, *testing.T)) {
 	t.Helper()
 	type series struct {
@@ -336,7 +336,7 @@ func (s *scraped) image() *cri.ImageSpec {
 	return &cri.ImageSpec{Image: s.l.n.registry.host() + "/app:latest"}
 }
 
-// pull pulls an image that is not there.
+// pull pulls an image that is not on the node.
 func (s *scraped) pull(t *testing.T) {
 	t.Helper()
 	images := cri.NewImageServiceClient(s.l.n.conn)
@@ -349,7 +349,7 @@ func (s *scraped) pull(t *testing.T) {
 	}
 }
 
-// leave gives up during a pull.
+// leave cancels a pull.
 func (s *scraped) leave(t *testing.T) {
 	t.Helper()
 	r, images := s.l.n.registry, cri.NewImageServiceClient(s.l.n.conn)
@@ -378,7 +378,7 @@ func (s *scraped) leave(t *testing.T) {
 	}
 }
 
-// runPod runs a pod of one container, by CRI, and takes it away.
+// runPod runs a pod of one container over CRI, and removes it.
 func (s *scraped) runPod(t *testing.T) {
 	t.Helper()
 	n, ctx := s.l.n, t.Context()

@@ -9,8 +9,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// purges runs postrm in a mount namespace of its own, with empty file systems at /etc, /run
-// and /var/lib, whatever the script removes there.
+// purges runs postrm in its own mount namespace, with empty file systems at /etc, /run and
+// /var/lib, so that the script cannot remove anything of the machine.
 const purges = `
 mount -t tmpfs tmpfs /etc; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib
 purge() { sh -c "$POSTRM" postrm purge 2>&1 && echo "status 0" || echo "status $?"; }
@@ -57,8 +57,8 @@ for dir in /var/lib/crisp /run/crisp /var/lib/crisp-agent; do
 done
 `
 
-// A purge removes nothing through a mount, which may lead to somebody's data. Crisp's own
-// directory may be a mount point, and its file system is emptied.
+// A purge removes nothing behind a mount, which may be someone's data. Crisp's own directory may be
+// a mount point, and its file system is emptied.
 func TestPurgeKeepsMounts(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	postrm, err := os.ReadFile("../packaging/debian/postrm")
@@ -142,8 +142,8 @@ ls /var/lib/crisp
 purge
 `
 
-// A purge removes what a package removal has left, though the programs are gone and nothing
-// of crisp runs any more: the executor may have died, and does not survive a reboot.
+// A purge removes what the removal of the package has left, although the programs are gone and no
+// process of crisp runs: the executor may have died, and it does not survive a reboot.
 func TestPurgeAfterAReboot(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	cmd := exec.Command("unshare", "--mount", "--net", "--propagation", "private", "sh", "-eu", "-c", removals)

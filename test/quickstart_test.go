@@ -21,9 +21,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// The commands of docs/quickstart.md work in their order: a reader can type them. A block's
-// output is that of the last command before it. Commands for packages and services are
-// replaced, because they would change the machine (machine).
+// The commands of docs/quickstart.md work in order, as a reader types them. A block with output
+// shows that of the last command before it. Commands for packages and services are replaced,
+// because they would change the machine (machine).
 func TestQuickstart(t *testing.T) {
 	steps, err := readSteps("../docs/quickstart.md")
 	if err != nil {
@@ -132,8 +132,8 @@ func unpackedOr(t *testing.T, pkg, dir, program string) string {
 	return path
 }
 
-// prepare makes what packages would: directories, and Prometheus's configuration. A
-// registry on loopback stands for Docker's.
+// prepare does what packages would do: it makes directories, and Prometheus's configuration. A
+// registry on loopback stands in for Docker's.
 func (q *quickstart) prepare(n *node, _ string) error {
 	q.etc = filepath.Join(n.dir, "etc")
 	for _, dir := range []string{"crisp/pods", "prometheus", "systemd/system"} {
@@ -163,7 +163,7 @@ func (q *quickstart) prepare(n *node, _ string) error {
 	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
 }
 
-// busyboxImage returns an image with what the document needs of Docker's.
+// busyboxImage returns an image with the parts of Docker's busybox that the document needs.
 func busyboxImage(program string) (v1.Image, error) {
 	data, err := os.ReadFile(program)
 	if err != nil {
@@ -184,7 +184,7 @@ func busyboxImage(program string) (v1.Image, error) {
 	return mutate.Config(image, v1.Config{Env: []string{"PATH=/bin"}, Cmd: []string{"sh"}})
 }
 
-// looks matches commands that change nothing, whose output may take a while to appear.
+// looks matches read-only commands, whose output may take a while to appear.
 var looks = regexp.MustCompile(`^(curl|crisp (get|why|status|logs|events|top)|promtool) `)
 
 // step runs a command, and repeats it until it prints the expected output.

@@ -325,8 +325,8 @@ func writeArchive(path, testbin string) error {
 	return tarball.WriteToFile(path, tag, image)
 }
 
-// httpCmd is: http get URL — prints the body. It retries for a while, since a server in a
-// container needs a moment until it listens. Or: http serve FILE
+// httpCmd is: http get URL — prints the body. It retries for a while, since a server in a container
+// needs a moment to start listening. Or: http serve FILE
 func (n *node) httpCmd(ts *testscript.TestScript, args []string) error {
 	if len(args) == 2 && args[0] == "serve" {
 		return serveHTTP(ts, args[1])

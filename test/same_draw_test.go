@@ -11,14 +11,14 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// A twin is a pod with one container, to be run on two runtimes.
+// A twin is a pod with one container that is run on two runtimes.
 type twin struct {
 	sandbox   *cri.PodSandboxConfig
 	container *cri.ContainerConfig
 }
 
-// A drawer draws twins. Its mounts have their sources below base, where there are the shared mount
-// src, another one at src/sub, and the file src/file.
+// A drawer makes random twins. Their mounts have sources below base, which has the shared mounts
+// src and src/sub, and the file src/file.
 type drawer struct {
 	*rand.Rand
 	base string
@@ -28,7 +28,7 @@ func (d *drawer) some(percent int) bool { return d.IntN(100) < percent }
 
 func pick[T any](d *drawer, list ...T) T { return list[d.IntN(len(list))] }
 
-// twin draws one. What Debian's containerd does not know is left out (see samePromises).
+// twin makes a random twin. It has no features that Debian's containerd lacks (see samePromises).
 func (d *drawer) twin(name string) twin {
 	ns := &cri.NamespaceOption{
 		Network: pick(d, cri.NamespaceMode_NODE, cri.NamespaceMode_NODE, cri.NamespaceMode_POD),
@@ -121,7 +121,7 @@ func (d *drawer) resources() *cri.LinuxContainerResources {
 	return r
 }
 
-// defaultMasked and defaultReadonly are what the kubelet sends unless procMount is Unmasked.
+// defaultMasked and defaultReadonly are what the kubelet sends, unless procMount is Unmasked.
 var (
 	defaultMasked = []string{
 		"/proc/asound", "/proc/acpi", "/proc/interrupts", "/proc/kcore", "/proc/keys", "/proc/latency_stats", "/proc/timer_list", "/proc/timer_stats",

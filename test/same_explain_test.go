@@ -9,13 +9,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A sameReason says which facts of Debian's containerd, 1.6 with runc 1.1, are others on crispd,
-// and why.
+// A sameReason explains a difference between the facts on Debian's containerd, 1.6 with runc 1.1,
+// and on crispd.
 type sameReason struct {
 	reason string
-	when   func(twin) bool // nil = always
+	when   func(twin) bool // nil means always
 	fact   *regexp.Regexp
-	here   string // what crispd has instead, see Regexp.Expand; "" = nothing
+	here   string // the replacement on crispd, see Regexp.Expand; "" means none
 }
 
 var sameReasons = []sameReason{
@@ -137,8 +137,8 @@ func propagates(tw twin) bool {
 	})
 }
 
-// predict returns what crispd's processes must see if containerd's see these facts, and counts the
-// reasons for the differences.
+// predict returns the facts that processes on crispd must see, given the facts on containerd, and
+// counts the reasons of the differences.
 func predict(facts []string, tw twin, reasons []sameReason, count map[string]int) (list []string) {
 	for _, fact := range facts {
 		for _, r := range reasons {
@@ -160,8 +160,8 @@ func predict(facts []string, tw twin, reasons []sameReason, count map[string]int
 
 const sameFlags = "an explicit rw or ro replaces all options of a mount's source, as with runc since 1.2"
 
-// withoutFlags takes the source's options from the mounts that were asked for: at a path, the last
-// is theirs.
+// withoutFlags removes the options of mount sources from requested mounts. Of several mounts at a
+// path the last is the requested one.
 func withoutFlags(facts []string, tw twin, count map[string]int) []string {
 	facts = slices.Clone(facts)
 	for _, who := range []string{"init", "exec"} {

@@ -16,9 +16,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// What Debian's containerd does not know is compared with what CRI and the kernel promise: random
-// pods are run as they are and with one thing changed, and their processes must see what follows
-// from that, and nothing else.
+// Features that Debian's containerd lacks are compared with the promises of CRI and the kernel:
+// random pods are run twice, the second time with one change. Their processes must see exactly the
+// facts that follow from the change.
 func TestSamePromises(t *testing.T) {
 	testenv.Need(t, "namespaces")
 	testenv.Need(t, "idmap")
@@ -49,19 +49,19 @@ func TestSamePromises(t *testing.T) {
 	t.Logf("%v", tried)
 }
 
-// A samePromise says what a change of a pod does to what its processes see.
+// A samePromise is a change of a pod, and the changes that its processes must see.
 type samePromise struct {
 	name    string
-	change  func(twin) bool // false: it does not apply
+	change  func(twin) bool // false if the change does not apply
 	want    func(tw twin, plain []string) []string
-	besides func(tw twin, diff string) bool // differences that are so as well
+	besides func(tw twin, diff string) bool // reports other expected differences
 }
 
 var samePromises = []samePromise{
 	{"recursively read-only", recursively, func(tw twin, plain []string) []string {
 		dest := regexp.QuoteMeta(tw.container.Mounts[0].ContainerPath)
 		facts := rewrite(plain, `^(\w+ mount `+dest+`(?:/\S+)? root=\S+) rw,`, "$1 ro,")
-		// It replaces no options of the source, as an explicit ro does.
+		// Unlike an explicit ro it does not replace options of the source.
 		return rewrite(facts, `^(\w+ mount `+dest+` root=\S+ ro)(,relatime .* tmpfs rw,size=1024k.*)`, "$1,nosuid$2")
 	}, nil},
 	{"mount options", restrictedMount, func(tw twin, plain []string) []string {
@@ -84,7 +84,7 @@ var samePromises = []samePromise{
 	}, mappedBesides},
 }
 
-// recursively makes the only mount recursively read-only.
+// recursively makes the mount recursively read-only, if there is only one.
 func recursively(tw twin) bool {
 	m := tw.container.Mounts
 	if len(m) != 1 || m[0].Propagation != cri.MountPropagation_PROPAGATION_PRIVATE {
@@ -102,7 +102,7 @@ func restrictedMount(tw twin) bool {
 	return true
 }
 
-// rewrite replaces what matches in facts.
+// rewrite replaces matches of pattern in facts.
 func rewrite(facts []string, pattern, by string) (list []string) {
 	re := regexp.MustCompile(pattern)
 	for _, fact := range facts {
@@ -153,7 +153,7 @@ func mapped(tw twin) bool {
 	return true
 }
 
-// mappedReasons are what follows from a user namespace, in which libcontainer starts containers.
+// mappedReasons explain the differences in a user namespace, where libcontainer starts containers.
 var mappedReasons = []sameReason{
 	{"its namespace", nil, regexp.MustCompile(`^(\w+ namespace user) the host's$`), "$1 another"},
 	{"its mappings", nil, regexp.MustCompile(`^(\w+ file /proc/self/[ug]id_map) +0 +0 +4294967295$`), "$1 0     200000      65536"},
@@ -180,8 +180,8 @@ var mappedReasons = []sameReason{
 		regexp.MustCompile(`^(\w+ call (?:socket raw|socket packet|sethostname)) .*`), "$1 operation not permitted"},
 }
 
-// mappedBesides are mounts that only a container with a user namespace has: devices, /dev/null as
-// cover, and the host's cgroups below the host's /sys.
+// mappedBesides accepts mounts that only containers in user namespaces have: devices, masks by
+// /dev/null, and the host's cgroups below the host's /sys.
 func mappedBesides(tw twin, diff string) bool {
 	return mappedDevice.MatchString(diff) || !ownNetwork(tw) && hostsCgroup.MatchString(diff)
 }

@@ -29,7 +29,7 @@ import (
 )
 
 const (
-	sameCgroup = "same" // the parent of all cgroups
+	sameCgroup = "same" // the parent cgroup of all pods
 	sameEnd    = "that is all"
 )
 
@@ -38,11 +38,12 @@ const (
 // is not predicted by sameReasons fails. SAME is how many pods there are, and SEED
 // draws others.
 func TestSameContainers(t *testing.T) {
-	testenv.Need(t, "namespaces") // with systemd, the parents of cgroups would differ
+	testenv.Need(t, "namespaces") // with systemd the parents of cgroups would differ
 	peer := startContainerd(t)
 	base := sameSources(t)
 	t.Cleanup(func() { removeCgroups(sameCgroup) })
-	// What the peer keeps when a pod has gone, as its bridge, is there before ours looks what there is.
+	// What the peer keeps after a pod's end, such as its bridge, must exist before ours takes its
+	// snapshot.
 	warm := (&drawer{rand.New(rand.NewPCG(0, 0)), base}).twin("warm")
 	warm.sandbox.Linux.SecurityContext.NamespaceOptions.Network = cri.NamespaceMode_POD
 	warm.sandbox.Hostname, warm.container.Image.Image = "warm", testImage
@@ -82,7 +83,8 @@ func sameNumber(name string, otherwise uint64) uint64 {
 	return otherwise
 }
 
-// sameImages loads the images of drawer that have a user: user is in one group more.
+// sameImages loads the drawer's images that have a user. The user is a member of an additional
+// group.
 func sameImages(t *testing.T, nodes ...*node) {
 	for name, config := range map[string]string{
 		"crisp.test/named:latest":    `{"User": "user", "WorkingDir": "/tmp", "StopSignal": "SIGUSR1", "Env": ["PATH=/nowhere", "A=of the image"]}`,
@@ -149,19 +151,19 @@ func sameSources(t *testing.T) string {
 	return base
 }
 
-// sameProfile is a seccomp profile of the node.
+// sameProfile is a seccomp profile on the node.
 const sameProfile = `{"defaultAction": "SCMP_ACT_ALLOW", "architectures": ["SCMP_ARCH_X86_64"],
  "syscalls": [{"names": ["personality", "keyctl"], "action": "SCMP_ACT_ERRNO", "errnoRet": 38}]}`
 
-// seesOn runs a pod and returns what its processes see, a fact a line, in the words that are the
-// same on all runtimes.
+// seesOn runs a pod and returns what its processes see, one fact per line, without parts that
+// differ between runtimes.
 func seesOn(t *testing.T, n *node, tw twin) []string {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	tw = twin{proto.CloneOf(tw.sandbox), proto.CloneOf(tw.container)}
 	tw.sandbox.LogDirectory = filepath.Join(n.dir, "logs", tw.sandbox.Metadata.Name)
-	if err := os.RemoveAll(tw.sandbox.LogDirectory); err != nil { // of a twin of that name
+	if err := os.RemoveAll(tw.sandbox.LogDirectory); err != nil { // from an earlier twin of this name
 		t.Fatal(err)
 	}
 	run, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: tw.sandbox})
@@ -235,11 +237,11 @@ var (
 	sameNS   = regexp.MustCompile(`^namespace (\w+) (\S+) `)
 	sameRoot = regexp.MustCompile(` root=\S+`)
 	sameExec = regexp.MustCompile(`/exec-[0-9a-z]+-[0-9a-z]+$`) // crispd's cgroup of an exec
-	sameNull = regexp.MustCompile(`^(fd \d) DIR/\S+/dev/null$`) // until the executor has detached what it had prepared
+	sameNull = regexp.MustCompile(`^(fd \d) DIR/\S+/dev/null$`) // until the executor has detached its prepared mounts
 	samePipe = regexp.MustCompile(`pipe:\[\d+\]`)
 )
 
-// sameWords takes out of a fact what differs between any two pods.
+// sameWords replaces the parts of a fact that differ between any two pods.
 func sameWords(line string, n *node, ids ...string) string {
 	for _, id := range ids {
 		line = strings.ReplaceAll(line, id, "ID")
@@ -267,7 +269,7 @@ func sameWords(line string, n *node, ids ...string) string {
 	return line
 }
 
-// sameDifference lists the facts of which there are more on one of two runtimes.
+// sameDifference lists the facts that occur more often on one of two runtimes.
 func sameDifference(ours, theirs []string) (list []string) {
 	count := map[string]int{}
 	for _, fact := range ours {

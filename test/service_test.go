@@ -18,9 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// crispd as a service of systemd: processes that it has started are not in its service, and
-// live on, with their logs and exit codes, when the service is stopped, restarted or
-// killed.
+// crispd as a systemd service: processes that it has started are outside its service, and survive,
+// with their logs and exit codes, when the service is stopped, restarted or killed.
 func TestRunAsAService(t *testing.T) {
 	if !testenv.Exists("/run/systemd/system") {
 		t.Skip("systemd does not run this host")

@@ -12,9 +12,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// An executor that hangs, after a stray SIGSTOP or in an endless wait, makes the node not
-// ready, so that schedulers see it, and is replaced. The containers run on, and no line of
-// theirs is lost.
+// An executor that hangs, after a stray SIGSTOP or in an endless wait, makes the node not ready,
+// which schedulers see, and is replaced. The containers keep running, and no line of their logs is
+// lost.
 func TestExecutorThatStandsStillIsReplaced(t *testing.T) {
 	n, _ := startNode(t)
 	n.expects("executor is in trouble")

@@ -20,8 +20,8 @@ import (
 
 // crictlCmd is: crictl info | inspectp POD | inspect POD CONTAINER
 //
-// It prints what crictl prints for them below "info", a line for each key: the verbose answers of
-// the runtime. Pods are those of an agent.
+// It prints the runtime's verbose answers, which crictl prints below "info", a line for each key.
+// Pods are those of an agent.
 func (n *node) crictlCmd(ts *testscript.TestScript, args []string) error {
 	text, err := n.crictl(args)
 	fmt.Fprint(ts.Stdout(), text)

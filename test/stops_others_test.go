@@ -15,8 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A container that stops every process it sees, including those of its exec probes, harms
-// at most its own pod: probes and exits of others go on, crispd can be restarted, and the
+// A container that stops every process it can see, including those of its exec probes, harms at
+// most its own pod: the probes and exits of other pods continue, crispd can be restarted, and the
 // pod can be removed.
 func TestContainerThatStopsItsProbes(t *testing.T) {
 	n, config := startNode(t)
@@ -50,7 +50,7 @@ func TestContainerThatStopsItsProbes(t *testing.T) {
 	var hung atomic.Int32
 	for range 20 {
 		probes.Go(func() {
-			if _, err := probe("stops", 1); err != nil { // the probe's timeout ends it, unless it was quicker
+			if _, err := probe("stops", 1); err != nil { // the probe's timeout ends it, unless the exec was faster
 				hung.Add(1)
 			}
 		})

@@ -19,7 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// A unified is a node with a pod in a cgroup that the test has made as the kubelet does.
+// A unified is a node on cgroup v2 with a pod in a cgroup that the test makes, as the kubelet does.
 type unified struct {
 	*node
 	t       *testing.T

@@ -7,10 +7,10 @@ import (
 	"testing"
 )
 
-// A service that runs pods is restarted however often it fails: by default systemd gives up
-// after five starts in ten seconds (systemd.unit(5)), and a disk that is full for that long
-// would stop the node until somebody logs in. Nor does a unit raise the soft limit of open
-// files, which containers would inherit.
+// A service that runs pods is restarted however often it fails. By default systemd gives up after
+// five starts in ten seconds (systemd.unit(5)): a disk that is full for that long would stop the
+// node until someone logs in. No unit raises the soft limit of open files, because containers would
+// inherit it.
 func TestUnits(t *testing.T) {
 	units, err := filepath.Glob("../packaging/systemd/*.service.in")
 	if err != nil || len(units) < 2 {

@@ -15,13 +15,12 @@ import (
 )
 
 // crispd and its executor are replaced by those of another release, whose programs are in
-// UPGRADE_FROM (make test-upgrade), and by ours again, while containers write numbered
-// lines, have a terminal, have attached clients, are probed by exec, and exit. The executor
-// stays the same process, and so do the containers: every line is in its log, every exit
-// code is right, and exec and attach work as soon as crispd serves. A release that cannot
-// read what a later one has written says so and takes nothing over, and one from before
-// crispd upgraded the executor works with the running one: those are the only reasons for
-// an executor to stay what it was.
+// UPGRADE_FROM (make test-upgrade), and then by ours again, while containers write numbered lines,
+// have a terminal, have attached clients, are probed by exec, and exit. The executor stays the same
+// process, and so do the containers: every line is in its log, every exit code is right, and exec
+// and attach work as soon as crispd serves. There are only two reasons for an executor not to be
+// upgraded: a release that cannot read what a later one has written reports that and takes nothing
+// over, and a release from before executor upgrades works with the running one.
 func TestUpgradeFrom(t *testing.T) {
 	testenv.Need(t, "upgrade-from")
 	from, err := filepath.Abs(os.Getenv("UPGRADE_FROM"))
@@ -77,12 +76,12 @@ type upgrades struct {
 	done, refused, kept int
 }
 
-// refusals match a release's reasons for taking nothing over: it recognizes that a later
-// one has written the state.
+// refusals matches a release's reasons for taking nothing over: it detects that a later release has
+// written the state.
 var refusals = regexp.MustCompile(`cannot carry on.*has version \d+|speaks protocol \d+|written by a newer crispd`)
 
-// to ends crispd, at times by SIGKILL, and starts the one in dir, which upgrades the
-// executor to the one in dir. If that crispd refuses, the previous one is started again.
+// to ends crispd, sometimes by SIGKILL, and starts the one in dir, which upgrades the executor to
+// the one in dir. If that crispd refuses, the previous one is started again.
 func (u *upgrades) to(i int, dir string) {
 	u.t.Helper()
 	quitters := u.quitters(i)
