@@ -9,7 +9,7 @@ import (
 )
 
 // compare returns a line for each difference between two records of a pod: calls that only one
-// made, their order, and their requests.
+// driver made, the order of calls, and their requests.
 //
 //	POD CreateContainer main#0 config.tty: kubelet true, agent absent
 func compare(pod string, kubelet, agent *record) []string {
@@ -31,7 +31,7 @@ func compare(pod string, kubelet, agent *record) []string {
 			told(name, called(a), called(b))
 			continue
 		}
-		// A repeated call is the same one; another call on the same object is not.
+		// An identical call repeated counts once; other calls on the same object count separately.
 		for i := range max(len(a), len(b)) {
 			if i >= len(a) || i >= len(b) {
 				told(fmt.Sprintf("%s the %dth", name, i+1), called(a[min(i, len(a)):]), called(b[min(i, len(b)):]))
@@ -41,7 +41,7 @@ func compare(pod string, kubelet, agent *record) []string {
 		}
 	}
 	for _, of := range orders {
-		for _, pod := range []string{"", "new."} { // a pod, and the one that came in its place
+		for _, pod := range []string{"", "new."} { // a pod, and its replacement
 			if a, b := order(kubelet.steps, ours, of.methods, pod), order(agent.steps, theirs, of.methods, pod); a != b {
 				told("order of "+pod+of.what, a, b)
 			}
@@ -76,8 +76,8 @@ func byName(steps []step) map[string][]any {
 	return groups
 }
 
-// orders are compared one by one. Removals are garbage collection, and probes and hooks have their
-// own timing.
+// orders has the groups of calls whose order is compared, separately. Removals are garbage
+// collection, and probes and hooks have their own timing.
 var orders = []struct {
 	what    string
 	methods []string
@@ -86,11 +86,11 @@ var orders = []struct {
 	{"stops", []string{"StopContainer", "StopPodSandbox"}},
 }
 
-// order returns the order of the first calls of each of these methods for objects of the pod, except
-// calls that the other record lacks. Containers that were stopped at the same time are one element.
+// order returns the order in which these methods were first called for objects of the pod, without
+// calls that the other record lacks. Containers that were stopped concurrently are one element.
 func order(steps []step, other map[string][]any, methods []string, pod string) string {
 	var parts []string
-	var run []string // of overlapping steps
+	var run []string // overlapping steps
 	var until step
 	flush := func() {
 		slices.Sort(run)

@@ -15,8 +15,8 @@ const (
 	containerdBridge = "crisp-ctdk"
 )
 
-// startContainerd starts Debian's containerd in place of crispd, at the socket that the kubelet
-// gets, with the image in it.
+// startContainerd starts Debian's containerd instead of crispd, on the socket that the kubelet
+// uses, and loads the image into it.
 func (n *node) startContainerd() {
 	n.t.Helper()
 	bin, err := filepath.Abs("../../.cache/containerd/usr/bin")
@@ -30,7 +30,7 @@ func (n *node) startContainerd() {
 		n.t.Skipf("containerd needs runc: %v", err)
 	}
 	n.mountAllCgroups()
-	n.systemd = present("/run/systemd/system") && present("/sys/fs/cgroup/cgroup.controllers") // as crispd chooses
+	n.systemd = present("/run/systemd/system") && present("/sys/fs/cgroup/cgroup.controllers") // chosen as crispd does
 	n.t.Cleanup(func() { _ = exec.Command("ip", "link", "delete", containerdBridge).Run() })   // exists only if a pod has run
 	socket := filepath.Join(n.dir, "containerd.sock")
 	n.write("containerd.toml", fmt.Sprintf(containerdConfig, n.dir, socket, pauseImage, n.plugins(), n.systemd))

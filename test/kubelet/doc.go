@@ -1,6 +1,6 @@
 // Package kubelet compares the agent with the kubelet that it replaces. The real kubelet,
-// standalone, and `crisp agent` run the same manifests on crispd, each through a proxy that
-// records its calls to the runtime:
+// standalone, and `crisp agent` run the same manifests on crispd, each through a proxy that records
+// its calls to the runtime:
 //
 //	testdata/*.yaml ─┬─▶ kubelet ──▶ proxy ──▶ crispd
 //	                 └─▶ agent ────▶ proxy ──▶ crispd
@@ -16,6 +16,6 @@
 // API server. TestKubeadm makes kubeadm's own calls to crispd. TestMetrics compares the kubelet's metrics
 // of pods on crispd with those of the same pods on containerd.
 //
-// It is a module of its own because the kubelet is not made to be imported: its module pins
-// versions that nothing else should have to follow.
+// It is a separate module because the kubelet is not made to be imported: its module pins versions
+// that the rest of crisp should not have to follow.
 package kubelet

@@ -10,14 +10,15 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// podsCgroup is the cgroup in which both make theirs; the kubelet requires that it exists. With
-// systemd it is the slice of this name, which has no dash, or it would be within another slice.
+// podsCgroup is the parent cgroup of both drivers' pods. The kubelet requires that it exists. With
+// systemd it is the slice of this name, which has no dash because that would make it a child of
+// another slice.
 const podsCgroup = "/crispkubelet"
 
 // podsSlice is systemd's name for podsCgroup.
 const podsSlice = "crispkubelet.slice"
 
-// parent returns the cgroup_parent, for the driver, of this path below podsCgroup.
+// parent returns the cgroup_parent for a path below podsCgroup, in the format of the cgroup driver.
 func (n *node) parent(names ...string) string {
 	if !n.systemd {
 		return filepath.Join(append([]string{podsCgroup}, names...)...)
@@ -30,7 +31,7 @@ func (n *node) parent(names ...string) string {
 	return path
 }
 
-// asksForDriver determines the cgroup driver.
+// asksForDriver asks crispd for the cgroup driver.
 func (n *node) asksForDriver() {
 	n.t.Helper()
 	resp, err := cri.NewRuntimeServiceClient(n.conn).RuntimeConfig(n.t.Context(), &cri.RuntimeConfigRequest{})
@@ -82,7 +83,8 @@ logging: {verbosity: 2}
 		"--cert-dir", filepath.Join(n.dir, "pki"), "--hostname-override", nodeName}, n.flags...)...)
 }
 
-// kubeletProgram returns the path of the kubelet that make test-kubelet builds, or KUBELET.
+// kubeletProgram returns the path of the kubelet: KUBELET, or the one that make test-kubelet
+// builds.
 func kubeletProgram() string {
 	path := os.Getenv("KUBELET")
 	if path == "" {
@@ -95,7 +97,7 @@ func kubeletProgram() string {
 	return path
 }
 
-// hierarchies returns the directories in which cgroups are made: that of v2, or those of v1.
+// hierarchies returns the root directories of the cgroup hierarchies: one for v2, several for v1.
 func hierarchies() []string {
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
 		return []string{"/sys/fs/cgroup"}
@@ -110,7 +112,7 @@ func (n *node) makeCgroups(name string) {
 		return
 	}
 	for _, dir := range hierarchies() {
-		_ = os.Mkdir(filepath.Join(dir, name), 0o755) // exists already, or no hierarchy
+		_ = os.Mkdir(filepath.Join(dir, name), 0o755) // it exists already, or this is not a hierarchy
 		if strings.HasSuffix(dir, "/cpuset") {
 			for _, file := range []string{"cpuset.cpus", "cpuset.mems"} {
 				if data, err := os.ReadFile(filepath.Join(dir, file)); err == nil {

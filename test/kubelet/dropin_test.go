@@ -16,15 +16,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// installedDropIn is what the package brings for the kubelet of kubeadm.
+// installedDropIn is the drop-in that the package installs for kubeadm's kubelet.
 const installedDropIn = "/usr/share/crisp/kubelet.service.d/20-crisp.conf"
 
-// cadvisorFlag is what each way of docs/install.md is to add to the kubelet's arguments.
+// cadvisorFlag is the argument of the kubelet that each way in docs/install.md adds.
 const cadvisorFlag = "--containerd=/run/crisp/cadvisor.sock"
 
-// kubeadmUnit is the kubelet as Kubernetes' packages kubelet and kubeadm have it for systemd. No
-// file is other than theirs but kubeadm-flags.env, which kubeadm writes: with no kubeconfig
-// the kubelet is a standalone one.
+// kubeadmUnit has the kubelet's systemd unit as in Kubernetes' packages kubelet and kubeadm. Only
+// kubeadm-flags.env differs, which kubeadm writes: without a kubeconfig the kubelet is standalone.
 var kubeadmUnit = map[string]string{
 	"/usr/lib/systemd/system/kubelet.service": `[Unit]
 Description=kubelet: The Kubernetes Node Agent
@@ -77,9 +76,9 @@ spec:
 `,
 }
 
-// The package's drop-in, put where it says itself, and KUBELET_EXTRA_ARGS, give the kubelet that
-// systemd runs the flag by which its metrics name containers. Without, they name none, and
-// crispd check says so.
+// The package's drop-in, installed as its own comment says, and KUBELET_EXTRA_ARGS both add the
+// flag with which the metrics of systemd's kubelet name containers. Without the flag they name
+// none, and crispd check reports that.
 func TestKubeletDropIn(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -115,7 +114,7 @@ func TestKubeletDropIn(t *testing.T) {
 	k.settles(true)
 }
 
-// inComment returns the commands that a file has in its comment, indented.
+// inComment returns the commands in a file's comment, which are indented.
 func inComment(t *testing.T, path string) (commands []string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -132,7 +131,8 @@ func inComment(t *testing.T, path string) (commands []string) {
 // A service is kubelet.service, with one pod.
 type service struct{ *node }
 
-// startService installs it on the runtime of the package. The test's end removes all of it.
+// startService installs the kubelet's service on the runtime of the package. The end of the test
+// removes all of it.
 func startService(t *testing.T) *service {
 	t.Helper()
 	before := machine(t)
@@ -162,7 +162,7 @@ func startService(t *testing.T) *service {
 	return s
 }
 
-// end stops the kubelet when its pod has gone.
+// end stops the kubelet once its pod is gone.
 func (s *service) end() {
 	if s.t.Failed() {
 		out, _ := exec.Command("journalctl", "-u", "kubelet", "-n", "30", "--no-pager").Output()
@@ -178,8 +178,8 @@ func (s *service) end() {
 	check(s.t, s.conn.Close())
 }
 
-// settles waits until the kubelet shows the pod's container, and fails unless it has the flag, or
-// has not, and its metrics name the container and the pod, or neither.
+// settles waits until the kubelet shows the pod's container. If named is true the kubelet must have
+// the flag, and its metrics must name the container and the pod; otherwise neither.
 func (s *service) settles(named bool) {
 	s.t.Helper()
 	var args []string
@@ -211,15 +211,15 @@ func (s *service) settles(named bool) {
 	s.t.Logf("%q: %s", args, seen[0])
 }
 
-// arguments are those of the process that systemd has started.
+// arguments returns the arguments of the process that systemd has started.
 func (s *service) arguments() []string {
 	s.t.Helper()
 	pid := strings.TrimSpace(run(s.t, "systemctl", "show", "kubelet.service", "-p", "MainPID", "--value"))
-	data, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline")) // none yet
+	data, _ := os.ReadFile(filepath.Join("/proc", pid, "cmdline")) // fails before it has started
 	return strings.Split(strings.TrimSuffix(string(data), "\x00"), "\x00")
 }
 
-// container returns the ID of the pod's, "" if it does not run.
+// container returns the ID of the pod's container, "" if it is not running.
 func (s *service) container() string {
 	resp, err := cri.NewRuntimeServiceClient(s.conn).ListContainers(s.t.Context(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{
 		State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}, LabelSelector: map[string]string{"io.kubernetes.pod.name": "flagged-" + nodeName}}})
@@ -229,7 +229,7 @@ func (s *service) container() string {
 	return resp.Containers[0].Id
 }
 
-// says holds what crispd check says of the kubelet's metrics.
+// says checks the line of crispd check about the kubelet's metrics.
 func (s *service) says(mark, follows string) {
 	s.t.Helper()
 	text := run(s.t, "crispd", "check")
@@ -244,7 +244,7 @@ func (s *service) until(what string, yes func() bool) {
 	s.node.until(what, 2*time.Minute, yes)
 }
 
-// run runs a command, and returns what it prints.
+// run runs a command and returns its output.
 func run(t *testing.T, name string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command(name, args...).CombinedOutput()

@@ -7,15 +7,15 @@ import (
 	"testing"
 )
 
-// An explanation has the reason for the differences that it matches. A race appears in some runs
-// only.
+// An explanation has the reason of the differences that it matches. A race occurs only in some
+// runs.
 type explanation struct {
-	of   string // regular expression of whole lines, see compare
+	of   string // regular expression for whole lines, see compare
 	why  string
 	race bool
 }
 
-// explanationsOfAll are the intended differences of pods of every kind.
+// explanationsOfAll explain the intended differences of all pods.
 var explanationsOfAll = []explanation{
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.|config\.mounts\[\S+\]\.image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by what it writes at them, without the manifest"},
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels what is its own"},
@@ -24,7 +24,7 @@ var explanationsOfAll = []explanation{
 	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the kubelet without an API server does not fill in its own addresses; the agent does"},
 }
 
-// explanations are those of pods of testdata.
+// explanations explain the intended differences of the pods in testdata.
 var explanations = []explanation{
 	{of: `(env-values|env-fields|env-resources) CreateContainer .*envs order: .*`, why: "the kubelet goes through a map: its order is another one each time; the agent keeps the manifest's", race: true},
 	{of: `(host-network|dns-host-net) status podIPs: kubelet 0, agent [12]`, why: "so it is with the address of a pod that has the node's"},
@@ -38,7 +38,7 @@ var explanations = []explanation{
 	{of: `user-namespace (RunPodSandbox|CreateContainer) \S+ \S+\.(uids|gids|uidMappings|gidMappings): kubelet \[{"host_id":\d+,"length":65536}\], agent \[{"host_id":\d+,"length":65536}\]`, why: "each takes a free range of the node's IDs where it likes: the kubelet by chance, the agent the first"},
 }
 
-// reasons count how often each explanation was needed.
+// reasons counts the uses of each explanation.
 type reasons struct {
 	list     []explanation
 	patterns []*regexp.Regexp
@@ -54,8 +54,8 @@ func newReasons(tables ...[]explanation) *reasons {
 	return e
 }
 
-// without returns the lines that no explanation matches. One of a pod that came in the place of
-// another, or of a pod's status after its turn, counts for those as well.
+// without returns the lines that no explanation matches. Explanations also match lines about a
+// pod's replacement, and about a status after a turn.
 func (e *reasons) without(lines []string) (left []string) {
 	for _, line := range lines {
 		same := strings.NewReplacer(" new.", " ", "+ new.", "+ ", " later ", " ").Replace(line)
@@ -74,7 +74,7 @@ func (e *reasons) log(t *testing.T) {
 	}
 }
 
-// unused fails for explanations that have matched nothing.
+// unused fails for explanations without a match.
 func (e *reasons) unused(t *testing.T) {
 	for i, x := range e.list {
 		if e.used[i] == 0 && !x.race {

@@ -28,7 +28,7 @@ func TestKubeadm(t *testing.T) {
 	if image, err := runtime.SandboxImage(); err == nil {
 		t.Errorf("there is no pause image, but kubeadm would compare its own with %q, and warn", image)
 	}
-	check(t, runtime.PullImagesInParallel([]string{testImage}, true)) // the image is present; it could not be pulled
+	check(t, runtime.PullImagesInParallel([]string{testImage}, true)) // the image is present; pulling it would fail
 
 	const pods = 5
 	for i := range pods {

@@ -14,8 +14,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// atOnce is the number of pods that are driven at a time. Calls are sorted by pod, so pods do not
-// interfere.
+// atOnce is the number of pods that a driver runs concurrently. Calls are sorted by pod, so pods do
+// not interfere.
 var atOnce = 8
 
 // patience bounds the wait for a pod's state.
@@ -33,17 +33,16 @@ func init() {
 // refused is the message of a pod that a driver does not list.
 const refused = "not listed"
 
-// A manifest is a file of testdata. Its first line has the state that the pod must reach
-// before it is deleted:
+// A manifest is a file of testdata. Its first line has the state that the pod must reach before it
+// is deleted:
 //
 //	# until: ready | phase PHASE | waiting REASON | restarts N | running CONTAINER |
 //	  ended CONTAINER | loops | refused
 //
-// A refused pod is not listed, or is listed by the agent as Failed from the beginning. A pod
-// that does not reach its state fails the test, with either driver.
+// A refused pod is not listed, or the agent lists it as Failed from the start. A pod that does not
+// reach its state, with either driver, fails the test.
 //
-// The line may also have a time for which the pod lives on, for events that come after the
-// state:
+// The line may also have a time for which the pod continues, for events after the state:
 //
 //	# until: ready, then 3s
 type manifest struct {
@@ -51,21 +50,21 @@ type manifest struct {
 	text    string
 	until   string
 	then    time.Duration
-	settles bool // it lives on until its status changes no more
+	settles bool // wait until the status stops changing
 
-	turn   *turn  // what befalls it then; nil: nothing
-	target string // the container that the turn is about
-	next   string // the manifest after an edit
+	turn   *turn  // the disturbance that follows; nil means none
+	target string // the container that the turn affects
+	next   string // the edited manifest
 
-	// What came of it:
+	// The results:
 	was, later *v1.Pod   // in its state, and after its turn
-	pid        int       // of the target
-	turned     time.Time // when another manifest came in its place, or the same one again
-	missed     []string  // a line for each state to which it did not come
+	pid        int       // of the target container
+	turned     time.Time // when the manifest was replaced or restored
+	missed     []string  // a line for each state that was not reached
 	failed     bool
 }
 
-// For each pod of testdata, the kubelet and the agent make the same calls, except for explained
+// For each pod of testdata the kubelet and the agent make the same calls, except for explained
 // differences.
 func TestSamePods(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -77,7 +76,7 @@ func TestSamePods(t *testing.T) {
 	list := manifests(t)
 	records := map[string]map[string]*record{}
 	for _, driver := range []string{"kubelet", "agent"} {
-		// A subtest for each, so that one node has ended before the other starts: they share host
+		// Subtests, so that one node has ended before the other starts: they use the same host
 		// ports.
 		t.Run(driver, func(t *testing.T) {
 			s := sessionOf(t, driver, "", list)
@@ -107,7 +106,7 @@ func TestSamePods(t *testing.T) {
 	}
 	t.Logf("%d pods, %d distinct calls of the kubelet, %d differences, %d unexplained", len(list), calls, differences, unexplained)
 	known.log(t)
-	if os.Getenv("ONLY") == "" { // a part of the pods does not show all differences
+	if os.Getenv("ONLY") == "" { // a selection of pods does not have all differences
 		known.unused(t)
 	}
 }
@@ -140,13 +139,13 @@ func manifests(t *testing.T) (list []manifest) {
 	return list
 }
 
-// tooSlow are the pods that do not work on an emulated machine, with the reason.
+// tooSlow has the pods that do not work on an emulated machine, with the reason.
 var tooSlow = map[string]string{"tiny-cpu": "in half a percent of an emulated CPU a container does not start within the two minutes that a call may take"}
 
-// drive takes the pod of each manifest through its life.
+// drive takes the pods of all manifests through their lives.
 func drive(t *testing.T, n *node, list []manifest) *session {
 	begin := time.Now()
-	list = slices.Clone(list) // what comes of the pods with this driver
+	list = slices.Clone(list) // a copy, since it receives the results of this driver
 	for _, kills := range []string{"", "driver", "crispd"} {
 		var round []*manifest
 		for i := range list {
@@ -177,7 +176,7 @@ func drive(t *testing.T, n *node, list []manifest) *session {
 	return s
 }
 
-// kills is the program that the pod's turn kills, "" if it kills none.
+// kills returns the program that the pod's turn kills, "" if there is none.
 func (m *manifest) kills() string {
 	if m.turn == nil {
 		return ""
@@ -185,8 +184,8 @@ func (m *manifest) kills() string {
 	return m.turn.kills
 }
 
-// round takes pods through their lives, some at a time; if a program is killed, all of them have
-// come to their states before.
+// round takes pods through their lives, atOnce at a time. If the round kills a program, all pods
+// must reach their states before that.
 func (n *node) round(kills string, list []*manifest) {
 	n.t.Helper()
 	if kills == "" {
@@ -218,7 +217,7 @@ func (n *node) round(kills string, list []*manifest) {
 	n.each(list, len(list), n.becomes, n.ends)
 }
 
-// each does the steps of each manifest, until one fails.
+// each runs the steps for each manifest, until one fails.
 func (n *node) each(list []*manifest, atOnce int, steps ...func(*manifest) error) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, atOnce)
@@ -240,7 +239,7 @@ func (n *node) each(list []*manifest, atOnce int, steps ...func(*manifest) error
 	wg.Wait()
 }
 
-// put makes text the pod's manifest.
+// put writes text as the pod's manifest.
 func (n *node) put(m *manifest, text string) error {
 	path := filepath.Join(n.dir, "manifests", m.name+".yaml")
 	content := strings.NewReplacer("OWN-IMAGE", ownImage(m.name), "IMAGE", testImage, "HOSTDIR", filepath.Join(n.dir, "host")).Replace(text)
@@ -249,7 +248,7 @@ func (n *node) put(m *manifest, text string) error {
 		return err
 	}
 	m.turned = time.Now()
-	return os.Rename(hidden, path) // neither driver may read half a file
+	return os.Rename(hidden, path) // neither driver may read a partial file
 }
 
 func (n *node) takeAway(m *manifest) error {
@@ -265,7 +264,7 @@ func (n *node) begins(m *manifest) error {
 	pod := &v1.Pod{Status: v1.PodStatus{Message: refused}}
 	limit := patience
 	if m.until == "refused" {
-		limit = 5 * time.Second // it must not appear at all
+		limit = 5 * time.Second // long enough to see that it does not appear
 	}
 	came := n.waits(limit, func() bool {
 		p, err := n.pod(m.name)
@@ -296,7 +295,7 @@ func (n *node) begins(m *manifest) error {
 	return nil
 }
 
-// turns has the pod's turn befall it.
+// turns applies the pod's turn.
 func (n *node) turns(m *manifest) error {
 	if m.turn == nil || m.turn.do == nil {
 		return nil
@@ -329,7 +328,7 @@ func (n *node) becomes(m *manifest) error {
 	return nil
 }
 
-// ends takes the manifest away, and waits until nothing of the pod runs.
+// ends removes the manifest, and waits until the pod has ended.
 func (n *node) ends(m *manifest) error {
 	if m.turn == nil || !m.turn.goes {
 		if err := n.takeAway(m); err != nil {
@@ -363,7 +362,7 @@ func reached(until string, s *v1.PodStatus) bool {
 		return slices.ContainsFunc(all, func(c v1.ContainerStatus) bool { return c.Name == arg && c.State.Running != nil })
 	case "ended":
 		return slices.ContainsFunc(all, func(c v1.ContainerStatus) bool { return c.Name == arg && c.State.Terminated != nil })
-	case "loops": // the kubelet says so for moments only
+	case "loops": // the kubelet shows the back-off only briefly
 		return slices.ContainsFunc(all, func(c v1.ContainerStatus) bool {
 			return c.RestartCount > 1 || c.State.Waiting != nil && c.State.Waiting.Reason == "CrashLoopBackOff"
 		})

@@ -13,15 +13,15 @@ import (
 	"time"
 )
 
-// A kubelet sets these for the whole machine (sysctl(8), as paths), and it and containerd make
-// these directories whatever their own are.
+// A kubelet changes these settings of the whole machine (sysctl(8), as paths), and the kubelet and
+// containerd make these directories whatever directories they are configured with.
 var (
 	machineSettings = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
 	machinePaths    = []string{"/var/lib/kubelet", "/var/log/containers", "/var/log/pods", "/run/containerd"}
 )
 
-// A snapshot is the state of the machine before a node: settings by file, and which of the
-// directories and cgroups existed.
+// A snapshot is the state of the machine before a node starts: the settings by file, and which of
+// the directories and cgroups exist.
 type snapshot struct {
 	settings map[string]string
 	there    map[string]bool
@@ -44,8 +44,8 @@ func machine(t *testing.T) snapshot {
 	return s
 }
 
-// kubepods returns the default paths of pods' cgroups, which the kubelet and the agent are
-// configured not to use.
+// kubepods returns the default parents of pods' cgroups. The kubelet and the agent are configured
+// not to use them.
 func kubepods() (paths []string) {
 	for _, dir := range hierarchies() {
 		paths = append(paths, filepath.Join(dir, "kubepods"), filepath.Join(dir, "kubepods.slice"))
@@ -82,8 +82,8 @@ func (n *node) remember() {
 	}
 }
 
-// leavesNothing fails for everything that the node has left or changed on the machine. Some things
-// end a moment after the call that ended them.
+// leavesNothing fails for everything that the node has left or changed on the machine. Some of it
+// disappears a moment after the call that ended it.
 func (n *node) leavesNothing(before snapshot) {
 	var left []string
 	if !n.waits(5*time.Second, func() bool { left = n.left(before); return len(left) == 0 }) {

@@ -7,8 +7,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// exit returns the arguments of a container that ends with a code of its own, at once or soon,
-// perhaps with last words.
+// exit returns the arguments of a container that exits with code, at once or soon, perhaps after it
+// has written something.
 func (l *life) exit(code int) []string {
 	var args []string
 	if l.one(2) {
@@ -25,7 +25,7 @@ func (l *life) ends() string {
 	for i := range l.pod.Spec.Containers {
 		only(&l.pod.Spec.Containers[i], l.exit(0)...)
 	}
-	for i := range l.pod.Spec.InitContainers { // sidecars, which may end before they are asked
+	for i := range l.pod.Spec.InitContainers { // sidecars, which may end before their first probe
 		l.pod.Spec.InitContainers[i].LivenessProbe, l.pod.Spec.InitContainers[i].ReadinessProbe = nil, nil
 	}
 	return "phase Succeeded"
@@ -38,7 +38,7 @@ func (l *life) fails() string {
 	return "phase Failed"
 }
 
-// neverBegins has the first container wait for what never comes.
+// neverBegins makes the first container wait for something that does not exist.
 func (l *life) neverBegins() string {
 	c := &l.pod.Spec.Containers[0]
 	only(c, runsOn...)
@@ -61,7 +61,7 @@ func (l *life) neverBegins() string {
 		return "waiting " + l.first()
 	case 5:
 		l.volume(v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}}, c, v1.VolumeMount{MountPropagation: new(v1.MountPropagationHostToContainer)})
-		return "ready" // this one begins, where / is private too
+		return "ready" // where / is private the container does start
 	}
 	c.Command, c.Args = []string{"/no/such/program"}, nil
 	if l.pod.Spec.RestartPolicy == v1.RestartPolicyNever {
@@ -78,14 +78,14 @@ func (l *life) first() string {
 	return "ContainerCreating"
 }
 
-// root has the pod run as the image says, which is as root.
+// root makes the pod run as the image's user, which is root.
 func (l *life) root() {
 	if sc := l.pod.Spec.SecurityContext; sc != nil {
 		sc.RunAsUser, sc.RunAsGroup, sc.RunAsNonRoot = nil, nil, nil
 	}
 }
 
-// restarts makes the policy one by which what fails is started again.
+// restarts sets a policy that restarts failed containers.
 func (l *life) restarts() {
 	if l.pod.Spec.RestartPolicy == v1.RestartPolicyNever {
 		l.pod.Spec.RestartPolicy = v1.RestartPolicyAlways
@@ -98,11 +98,11 @@ func (l *life) crashes() string {
 	return "loops"
 }
 
-// isKilled has a probe kill the first container, again and again if it is restarted.
+// isKilled makes a probe kill the first container, repeatedly if it is restarted.
 func (l *life) isKilled() string {
 	c := &l.pod.Spec.Containers[0]
 	only(c, pick(l.Rand, runsOn, []string{"ignore-term", "sleep", "for-ever"})...)
-	l.pod.Spec.TerminationGracePeriodSeconds = new(int64(2)) // less than what is taken for quiet
+	l.pod.Spec.TerminationGracePeriodSeconds = new(int64(2)) // shorter than quiet
 	probe := &v1.Probe{PeriodSeconds: 1, FailureThreshold: 1, TimeoutSeconds: 20}
 	probe.Exec = &v1.ExecAction{Command: []string{"/testbin", "exit", "1"}}
 	if l.one(2) {
@@ -119,7 +119,7 @@ func (l *life) isKilled() string {
 	return "loops"
 }
 
-// unready has a probe that never succeeds, and never fails for good.
+// unready adds a probe that always fails, but too rarely to reach its threshold.
 func (l *life) unready() string {
 	c := &l.pod.Spec.Containers[0]
 	only(c, runsOn...)
@@ -133,14 +133,14 @@ func (l *life) unready() string {
 	return "running c0"
 }
 
-// standsStill has an init container that does not end.
+// standsStill adds an init container that does not end.
 func (l *life) standsStill() string {
 	c := l.container("still")
 	l.pod.Spec.InitContainers = append(l.pod.Spec.InitContainers, c)
 	return "running still"
 }
 
-// late has a deadline that comes when everything runs.
+// late sets a deadline that passes once everything runs.
 func (l *life) late() string {
 	l.pod.Spec.ActiveDeadlineSeconds = new(int64(20))
 	return "phase Failed"
@@ -170,7 +170,7 @@ func (l *life) oneEnds() string {
 	return "ended c0"
 }
 
-// rules has the first container restarted by a rule, against its policy, or not.
+// rules makes a restart rule restart the first container against its policy, or does not match it.
 func (l *life) rules() string {
 	c := &l.pod.Spec.Containers[0]
 	only(c, l.exit(42)...)
@@ -183,7 +183,7 @@ func (l *life) rules() string {
 	return "ended c0"
 }
 
-// volumes gives containers volumes of each kind that the kubelet has without an API server.
+// volumes adds volumes of all kinds that the kubelet supports without an API server.
 func (l *life) volumes() {
 	spec := &l.pod.Spec
 	items := []v1.DownwardAPIVolumeFile{
@@ -192,7 +192,7 @@ func (l *life) volumes() {
 		{Path: "a/limit", ResourceFieldRef: &v1.ResourceFieldSelector{ContainerName: "c0", Resource: "limits.memory"}},
 	}
 	sources := []v1.VolumeSource{
-		{}, // an emptyDir
+		{}, // defaults to an emptyDir
 		{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory, SizeLimit: quantity("10Mi")}},
 		{EmptyDir: &v1.EmptyDirVolumeSource{SizeLimit: quantity("50Mi")}},
 		{HostPath: &v1.HostPathVolumeSource{Path: "/proc"}},
@@ -204,7 +204,7 @@ func (l *life) volumes() {
 	for range max(0, l.IntN(6)-2) {
 		source := pick(l.Rand, sources...)
 		if spec.HostUsers != nil && source.HostPath != nil {
-			continue // whose file system may not be mapped
+			continue // the file system of the host may not support ID-mapped mounts
 		}
 		mount := l.mount(source)
 		l.volume(source, &spec.Containers[l.IntN(len(spec.Containers))], mount)
@@ -214,7 +214,7 @@ func (l *life) volumes() {
 	}
 }
 
-// mount returns a mount of a volume, without its name and place.
+// mount returns a random mount of a volume, without its name and path.
 func (l *life) mount(of v1.VolumeSource) v1.VolumeMount {
 	m := v1.VolumeMount{ReadOnly: l.one(3)}
 	if m.ReadOnly && l.one(2) {

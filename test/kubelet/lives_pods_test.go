@@ -12,33 +12,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// A life makes random pods. Those of one seed are the same in each run.
+// A life makes random pods. A seed always yields the same pods.
 type life struct {
 	*rand.Rand
-	chance *rand.Rand // of turns
-	port   int32      // the last one that a pod got: they share the node's
+	chance *rand.Rand // source of randomness for turns
+	port   int32      // the last one assigned: pods share the node's ports
 
 	pod   *v1.Pod
-	kind  string // of its end
-	until string // the state to which it comes
-	host  bool   // it has the node's network
+	kind  string // the kind of its end
+	until string // the state that it must reach
+	host  bool   // it uses the node's network
 }
 
 func newLife(seed uint64) *life {
 	return &life{Rand: rand.New(rand.NewPCG(seed, seed)), chance: rand.New(rand.NewPCG(seed, ^seed))}
 }
 
-// runsOn are the arguments of a container that ends when it is told to.
+// runsOn has the arguments of a container that runs until it is stopped.
 var runsOn = []string{"catch", "sleep", "for-ever"}
 
-// Ports of sidecars are in a range of their own: see explanationsOfLives.
+// Sidecars have a separate range of ports, see explanationsOfLives.
 const (
 	firstPort    = 20000
 	sidecarPorts = 10000 // above those of containers
 )
 
-// ends are the kinds of end that a pod may have, by the beginning of its name. Each changes a
-// pod of which everything runs on, and returns the state that is waited for.
+// ends has the kinds of pods by how they end; a pod's name begins with its kind. Each make changes
+// a pod whose containers all keep running, and returns the state to wait for.
 var ends = []struct {
 	name string
 	make func(*life) string
@@ -57,7 +57,7 @@ var ends = []struct {
 	{"rules", (*life).rules},
 }
 
-// next returns the i-th pod and the state that it comes to. The kinds of end take turns.
+// next returns the i-th pod and the state that it must reach. The kinds alternate.
 func (l *life) next(t *testing.T, i int) manifest {
 	end := ends[i%len(ends)]
 	l.pod = &v1.Pod{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}}
@@ -72,7 +72,7 @@ func (l *life) next(t *testing.T, i int) manifest {
 	if m.turn = l.turns(); m.turn != nil {
 		l.pod.Name += "-" + m.turn.name
 		if l.pod.Spec.SetHostnameAsFQDN != nil {
-			l.pod.Spec.Hostname = "other" // with such a name the host's would be too long
+			l.pod.Spec.Hostname = "other" // otherwise the host's name would be too long
 		}
 		if m.turn.make != nil {
 			m.turn.make(l)
@@ -96,7 +96,7 @@ func (l *life) nextPort() int32 {
 	return firstPort + l.port
 }
 
-// settings are those of the pod as a whole.
+// settings sets the pod-level fields.
 func (l *life) settings() {
 	pod, spec := l.pod, &l.pod.Spec
 	spec.TerminationGracePeriodSeconds = new(int64(l.IntN(3) + 2))
@@ -173,7 +173,7 @@ func (l *life) podSecurity() *v1.PodSecurityContext {
 	return sc
 }
 
-// containers makes one to three containers that run on, up to two sidecars that do, and up to two
+// containers adds one to three containers and up to two sidecars that keep running, and up to two
 // init containers that end.
 func (l *life) containers() {
 	spec := &l.pod.Spec
@@ -226,7 +226,7 @@ func (l *life) resources() v1.ResourceRequirements {
 	if l.one(2) {
 		of.Requests[v1.ResourceMemory] = *resource.NewQuantity(memory, resource.BinarySI)
 	}
-	if l.one(4) { // enough to begin in time
+	if l.one(4) { // enough to start in time
 		of.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(500+int64(l.IntN(1500)), resource.DecimalSI)
 		of.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(cpu, resource.DecimalSI)
 	}
@@ -245,7 +245,7 @@ func (l *life) env(container string) []v1.EnvVar {
 		env = append(env, v1.EnvVar{Name: "A", Value: "a"}, v1.EnvVar{Name: "B", Value: "$(A)-$$(A)-$(NONE)"}, v1.EnvVar{Name: "A", Value: "$(A)$(B)"})
 	}
 	fields := []string{"metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels['app']", "metadata.annotations['example.org/note']", "spec.nodeName", "spec.serviceAccountName"}
-	if !l.host { // the kubelet without an API server has no address of the node
+	if !l.host { // the standalone kubelet has no address of the node
 		fields = append(fields, "status.podIP", "status.podIPs")
 	}
 	for i := range max(0, l.IntN(5)-2) {
@@ -298,7 +298,7 @@ func (l *life) security() *v1.SecurityContext {
 	return sc
 }
 
-// lasting gives a container what only one has that runs on: ports, probes and hooks.
+// lasting adds what only a container that keeps running can have: ports, probes and hooks.
 func (l *life) lasting(c *v1.Container, sidecar bool) {
 	port := l.nextPort()
 	if sidecar {
@@ -313,7 +313,7 @@ func (l *life) lasting(c *v1.Container, sidecar bool) {
 		}
 	}
 	probe := func() *v1.Probe {
-		p := &v1.Probe{PeriodSeconds: 1, FailureThreshold: 120, TimeoutSeconds: 20} // a busy machine fails none
+		p := &v1.Probe{PeriodSeconds: 1, FailureThreshold: 120, TimeoutSeconds: 20} // a busy machine must not make it fail
 		switch {
 		case serves && l.one(3):
 			p.HTTPGet = &v1.HTTPGetAction{Path: "/", Port: intstr.FromInt32(port)}
@@ -355,7 +355,7 @@ func (l *life) hooks() *v1.Lifecycle {
 	return hooks
 }
 
-// only makes a container one that has these arguments and nothing that needs it to run on.
+// only gives a container these arguments, and removes everything that needs it to keep running.
 func only(c *v1.Container, args ...string) {
 	c.Args, c.Ports, c.Lifecycle = args, nil, nil
 	c.StartupProbe, c.LivenessProbe, c.ReadinessProbe = nil, nil, nil

@@ -14,16 +14,15 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
-// A random pod's status is compared when it has not changed for quiet, but not later than unrest
-// after the pod has come to its state.
+// The status of a random pod is compared once it has not changed for quiet, at the latest unrest
+// after the pod has reached its state.
 const (
 	quiet  = 5 * time.Second
 	unrest = time.Minute
 )
 
-// Random pods, LIVES of them, live and end with the agent as they do with the kubelet: the calls
-// to the runtime and the statuses are the same, except for explained differences. SEED chooses
-// other pods.
+// Random pods, LIVES of them, behave the same with the agent as with the kubelet: the calls to the
+// runtime and the statuses are the same, except for explained differences. SEED selects other pods.
 func TestSameRandomPods(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -71,7 +70,7 @@ func TestSameRandomPods(t *testing.T) {
 	known.log(t)
 }
 
-// explanationsOfLives are the intended differences of random pods.
+// explanationsOfLives explain the intended differences of random pods.
 var explanationsOfLives = []explanation{
 	{of: `\S+ CreateContainer \S+ config\.envs order: .*`, why: "the kubelet goes through a map: its order is another one each time; the agent keeps the manifest's"},
 	{of: `\S+-on-host status podIPs: kubelet 0, agent [12]`, why: "so it is with the address of a pod that has the node's"},
@@ -100,14 +99,14 @@ var explanationsOfLives = []explanation{
 }
 
 const (
-	// looping matches pods with a container that ends again and again.
+	// looping matches pods with a container that repeatedly ends and is restarted.
 	looping = `(crashes|is-killed|init-fails|rules|never-begins)-\S+ `
-	// orphans matches pods whose manifest was no longer there when the driver was started again.
+	// orphans matches pods whose manifest had been removed when the driver was started again.
 	orphans = `\S+-(edited-meanwhile-\w+|gone-meanwhile|driver-killed-ending)(-on-host)? `
 )
 
-// sideBySide explains the order in which containers end that are stopped side by side; that of
-// sidecars is the same.
+// sideBySide explains the order of containers that are stopped concurrently. The order of sidecars
+// is the same.
 func sideBySide() explanation {
 	var of []string
 	for _, sidecars := range [][]string{nil, {"s0"}, {"s1"}, {"s0", "s1"}, {"s1", "s0"}} {
@@ -116,11 +115,11 @@ func sideBySide() explanation {
 	return explanation{of: `\S+ order of stops: (` + strings.Join(of, "|") + `)`, why: "containers are stopped side by side: one that ends at once seems to come before the other", race: true}
 }
 
-// stops matches the stops of a pod with these sidecars, which are the last, one by one.
+// stops matches the stops of a pod with these sidecars, which come last, one after the other.
 func stops(sidecars ...string) string {
-	all := `(StopPodSandbox sandbox#0, )?(StopContainer (c\d|other|still)#\d( \+ |, ))*` // the first one that it lost
+	all := `(StopPodSandbox sandbox#0, )?(StopContainer (c\d|other|still)#\d( \+ |, ))*` // StopPodSandbox is of the sandbox that it lost
 	for _, name := range sidecars {
-		all += `StopContainer ` + name + `#\d( \+ StopContainer still#\d)?, ` // an init container delays no sidecar
+		all += `StopContainer ` + name + `#\d( \+ StopContainer still#\d)?, ` // sidecars do not wait for an init container
 	}
 	return all + `StopPodSandbox sandbox#[01]`
 }

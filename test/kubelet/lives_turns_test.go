@@ -15,18 +15,19 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A turn is what befalls a pod that has come to its state, before it comes to a state again. Pods
-// whose turn kills a program have it together: when each has come to its state.
+// A turn is a disturbance of a pod that has reached its state, after which it must reach a state
+// again. A turn that kills a program affects all pods with such a turn at once, when all have
+// reached their states.
 type turn struct {
 	name  string
-	fits  func(*life) bool // nil: every pod may have it
-	make  func(*life)      // changes the pod before it lives, unless nil
-	edit  func(*life)      // makes the pod its successor, which is the next manifest, unless nil
+	fits  func(*life) bool // whether a pod may have the turn; nil means every pod
+	make  func(*life)      // changes the pod before it starts, unless nil
+	edit  func(*life)      // edits the pod for the next manifest, unless nil
 	do    func(*node, *manifest) error
-	kills string                       // the program that is killed then and started again: "driver" or "crispd"
-	away  func(*node, *manifest) error // done while that does not run, unless nil
-	goes  bool                         // the pod is not wanted any more then
-	// came reports whether the pod has come to the state that it has after the turn.
+	kills string                       // the program that is killed and then restarted: "driver" or "crispd"
+	away  func(*node, *manifest) error // called while the program is down, unless nil
+	goes  bool                         // the pod's manifest is removed for good
+	// came reports whether the pod has reached its state after the turn.
 	came func(m *manifest, now *v1.Pod) bool
 }
 
@@ -35,7 +36,7 @@ const (
 	slowImage  = "crisp.test/slow:latest"   // from a registry that does not answer
 )
 
-// ownTurns befall one pod.
+// ownTurns are turns of a single pod.
 var ownTurns = append(edited("edited", "", func(t *turn) { t.do = (*node).putNext }),
 	turn{name: "comes-back", fits: (*life).staysAndRestarts, do: (*node).comesBack, came: begunAnew},
 	turn{name: "comes-back-edited", edit: func(l *life) { l.pod.Labels = with(l.pod.Labels) }, do: (*node).comesBack, came: replaced},
@@ -43,7 +44,7 @@ var ownTurns = append(edited("edited", "", func(t *turn) { t.do = (*node).putNex
 	turn{name: "sandbox-stopped", fits: (*life).staysAndRestarts, do: (*node).sandboxesStopped, came: lost},
 )
 
-// nodeTurns befall all pods that have one of the same program.
+// nodeTurns are turns of all pods for which the same program is killed.
 var nodeTurns = slices.Concat(
 	[]turn{
 		{name: "driver-killed", fits: (*life).remembered, kills: "driver", came: asBefore},
@@ -54,7 +55,7 @@ var nodeTurns = slices.Concat(
 		{name: "gone-meanwhile", kills: "driver", away: (*node).takeAway, goes: true},
 		{name: "killed-meanwhile", fits: (*life).stays, kills: "driver", away: (*node).killed, came: lost},
 		{name: "sandbox-stopped-meanwhile", fits: (*life).staysAndRestarts, kills: "driver", away: (*node).sandboxesStopped, came: lost},
-		// While a driver runs, it is a matter of moments whether it sees the sandbox before it is gone.
+		// A running driver might or might not see the stopped sandbox before it is removed.
 		{name: "sandbox-removed-meanwhile", fits: (*life).staysAndRestarts, kills: "driver", away: (*node).sandboxesRemoved, came: lost},
 		{name: "crispd-killed", kills: "crispd", came: asBefore},
 		{name: "crispd-killed", kills: "crispd", came: asBefore},
@@ -64,7 +65,7 @@ var nodeTurns = slices.Concat(
 	edited("edited-meanwhile", "driver", func(t *turn) { t.away = (*node).putNext }),
 )
 
-// edited returns the turns by which a pod is replaced by one of another manifest.
+// edited returns turns that replace a pod by one with an edited manifest.
 func edited(name, kills string, how func(*turn)) []turn {
 	edits := map[string]func(*life){
 		"image":       func(l *life) { l.pod.Spec.Containers[0].Image = otherImage },
@@ -79,9 +80,9 @@ func edited(name, kills string, how func(*turn)) []turn {
 		t := turn{name: name + "-" + what, edit: edits[what], kills: kills, came: replaced}
 		t.fits = func(l *life) bool {
 			switch {
-			case what == "image" && l.kind == "never-begins": // perhaps for its image
+			case what == "image" && l.kind == "never-begins": // it may be waiting for its image
 				return false
-			case kills != "" && l.host: // a kubelet that was started again runs both pods for moments, on the same ports
+			case kills != "" && l.host: // a restarted kubelet briefly runs both pods on the same ports
 				return false
 			}
 			return true
@@ -101,8 +102,8 @@ func with(m map[string]string) map[string]string {
 	return m
 }
 
-// turns gives the pod a turn of its own, one of the node's, or none. The choices are others than
-// those that make pods, so that a seed's pods stay the same when there are other turns.
+// turns picks a turn of the pod's own, one of the node's, or none. It does not use the random
+// numbers for pods, so that new turns do not change the pods of a seed.
 func (l *life) turns() *turn {
 	list := [][]turn{nil, ownTurns, nodeTurns}[l.chance.IntN(3)]
 	list = slices.DeleteFunc(slices.Clone(list), func(t turn) bool { return t.fits != nil && !t.fits(l) })
@@ -112,7 +113,7 @@ func (l *life) turns() *turn {
 	return &list[l.chance.IntN(len(list))]
 }
 
-// target is the container that a turn is about: the one that runs on.
+// target returns the container that a turn affects, which keeps running.
 func (l *life) target() string {
 	if l.kind == "stands-still" {
 		return "still"
@@ -120,30 +121,31 @@ func (l *life) target() string {
 	return "c0"
 }
 
-// edits is the container that is edited: the last one, on which the pod's state does not depend.
+// edits returns the container that an edit changes: the last one, on which the pod's state does not
+// depend.
 func (l *life) edits() *v1.Container { return &l.pod.Spec.Containers[len(l.pod.Spec.Containers)-1] }
 
-// comesToFirst: the first container would start.
+// comesToFirst reports whether the pod gets as far as starting its first container.
 func (l *life) comesToFirst() bool {
 	return !slices.Contains([]string{"never-begins", "init-fails", "stands-still", "late"}, l.kind)
 }
 
-// remembered excludes a pod whose deadline ends it: a kubelet without an API server forgets when
-// a pod has begun, and gives it the whole time again.
+// remembered excludes a pod that ends by its deadline: a standalone kubelet does not remember when
+// a pod started, and its deadline starts again.
 func (l *life) remembered() bool { return l.kind != "late" }
 
-// stays: the target runs on.
+// stays reports whether the target keeps running.
 func (l *life) stays() bool {
 	return slices.Contains([]string{"runs", "unready", "stands-still"}, l.kind)
 }
 
-// staysAndRestarts: with the policy Never the kubelet makes no second sandbox, and the agent one
-// only for what may still run (docs/agent.md).
+// staysAndRestarts excludes the policy Never, with which the kubelet makes no second sandbox, and
+// the agent only for containers that may still run (docs/agent.md).
 func (l *life) staysAndRestarts() bool {
 	return l.stays() && l.pod.Spec.RestartPolicy != v1.RestartPolicyNever
 }
 
-// pulls has the first container wait for an image, for ever.
+// pulls makes the first container wait for an image forever.
 func (l *life) pulls() {
 	c := &l.pod.Spec.Containers[0]
 	only(c, runsOn...)
@@ -151,14 +153,14 @@ func (l *life) pulls() {
 	l.until = "waiting " + l.first()
 }
 
-// endsSlowly has the first container end by SIGKILL alone.
+// endsSlowly makes the first container ignore SIGTERM.
 func (l *life) endsSlowly() {
 	only(&l.pod.Spec.Containers[0], "ignore-term", "sleep", "for-ever")
 	l.pod.Spec.TerminationGracePeriodSeconds = new(int64(8))
 	l.until = "running c0"
 }
 
-// What a pod has come to when its turn is over.
+// States of a pod after a turn.
 
 func asBefore(m *manifest, now *v1.Pod) bool { return reached(m.until, &now.Status) }
 
@@ -166,7 +168,7 @@ func replaced(m *manifest, now *v1.Pod) bool {
 	return now.UID != m.was.UID && reached(m.until, &now.Status)
 }
 
-// lost: the target has ended, or is another one.
+// lost reports whether the target has ended or was replaced.
 func lost(m *manifest, now *v1.Pod) bool {
 	before, after := targetOf(m, m.was), targetOf(m, now)
 	return before != nil && after != nil && after.ContainerID != "" &&
@@ -183,11 +185,12 @@ func targetOf(m *manifest, pod *v1.Pod) *v1.ContainerStatus {
 	return nil
 }
 
-// What is done to pods.
+// Actions of turns.
 
 func (n *node) putNext(m *manifest) error { return n.put(m, m.next) }
 
-// comesBack takes the manifest away and puts it back, or its successor, as soon as the pod ends.
+// comesBack removes the manifest and restores it, or puts the next one, as soon as the pod is
+// ending.
 func (n *node) comesBack(m *manifest) error {
 	if err := n.takeAway(m); err != nil {
 		return err
@@ -202,7 +205,8 @@ func (n *node) comesBack(m *manifest) error {
 	return n.put(m, cmp.Or(m.next, m.text))
 }
 
-// killed kills the process of the target, which aimed finds, as long as crispd runs, and shot kills.
+// killed kills the process of the target. aimed finds the process, for which crispd must be
+// running, and shot kills it.
 func (n *node) killed(m *manifest) error {
 	if err := n.aimed(m); err != nil {
 		return err
@@ -242,7 +246,7 @@ func (n *node) eachSandbox(m *manifest, do func(cri.RuntimeServiceClient, string
 	return err
 }
 
-// inPull waits until the runtime pulls for the pod.
+// inPull waits until the runtime pulls an image for the pod.
 func (n *node) inPull(m *manifest) error {
 	if !n.waits(patience, func() bool { return n.proxy.busy("PullImage", m.name) }) {
 		return errors.New("pulls nothing")
@@ -250,7 +254,7 @@ func (n *node) inPull(m *manifest) error {
 	return nil
 }
 
-// inStop takes the manifest away, and waits until a container of the pod is being stopped.
+// inStop removes the manifest, and waits until a container of the pod is being stopped.
 func (n *node) inStop(m *manifest) error {
 	list, err := cri.NewRuntimeServiceClient(n.conn).ListContainers(context.Background(), &cri.ListContainersRequest{})
 	if err != nil {
@@ -276,11 +280,11 @@ func podOfLabels(labels map[string]string) string {
 }
 
 // silentRegistry writes crispd's registries.conf: the registry of slowImage accepts connections and
-// never says anything, that of other images does not exist. Nothing leaves the machine.
+// never answers, and that of other images does not exist. Nothing leaves the machine.
 func (n *node) silentRegistry() {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	check(n.t, err)
-	var conns []net.Conn // one that nobody has is closed
+	var conns []net.Conn // keeps them open: an unreferenced one would be closed
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

@@ -15,8 +15,8 @@ import (
 	"time"
 )
 
-// metricsPods differ in what monitors distinguish: two containers with limits; the host's network;
-// a shared PID namespace. Each writes to a disk, so that all have disk counters.
+// metricsPods differ in what monitoring distinguishes: two containers with limits, the host's
+// network, a shared PID namespace. Each writes to a disk, so that all have disk counters.
 var metricsPods = map[string]string{
 	"plain": `
   containers:
@@ -33,17 +33,16 @@ var metricsPods = map[string]string{
 `,
 }
 
-// fromCRI has the kubelet ask by CRI for what cAdvisor otherwise finds.
+// fromCRI makes the kubelet query CRI for what cAdvisor otherwise measures.
 const fromCRI = "--feature-gates=PodAndContainerStatsFromCRI=true"
 
-// runs are the compared nodes; each is compared with the last one.
+// runs lists the compared nodes; each is compared with the last one.
 var runs = []string{"crisp", "crisp-cri", "containerd"}
 
-// The kubelet's metrics and statistics for crisp's pods equal those for containerd's, name by name
-// and label by label, except for the rows of the tables in docs/metrics.md: with the default
-// feature gates, where cAdvisor queries crispd like containerd, and with
-// PodAndContainerStatsFromCRI, where cAdvisor is not used. VIEWS is a directory that keeps the
-// results for a later run.
+// The kubelet's metrics and statistics of pods on crisp equal those on containerd, name by name and
+// label by label, except for the rows of the tables in docs/metrics.md: with the default feature
+// gates, where cAdvisor queries crispd like containerd, and with PodAndContainerStatsFromCRI, where
+// cAdvisor is not used. VIEWS is a directory that keeps the results for a later run.
 func TestMetrics(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -93,8 +92,8 @@ func TestMetrics(t *testing.T) {
 	}
 }
 
-// shown runs the pods and returns what the kubelet shows of them once that does not change any
-// more: it samples containers about every ten seconds.
+// shown runs the pods and returns what the kubelet reports of them once that stops changing: it
+// samples containers about every ten seconds.
 func (n *node) shown() (lines []string) {
 	n.t.Helper()
 	all := slices.Sorted(maps.Keys(metricsPods))
@@ -108,7 +107,7 @@ func (n *node) shown() (lines []string) {
 	n.until("what is shown has settled", 5*time.Minute, func() bool {
 		time.Sleep(5 * time.Second)
 		now, err := n.see()
-		if err != nil { // on a slow machine cAdvisor may not have looked at the disks in time
+		if err != nil { // cAdvisor on a slow machine may not have measured the disks in time
 			n.t.Log(err)
 		}
 		if err == nil && slices.Equal(now, lines) {
@@ -123,10 +122,10 @@ func (n *node) shown() (lines []string) {
 	return lines
 }
 
-// named waits until cAdvisor knows who all containers and sandboxes of the pods are. It gives a
-// runtime two seconds to say so, and then takes a cgroup for nobody's as long as the kubelet
-// runs. On an emulated machine that may be too short, for any runtime: there the kubelet is
-// started again, a few times.
+// named waits until cAdvisor has identified all containers and sandboxes of the pods. cAdvisor
+// gives a runtime two seconds to answer, and otherwise takes a cgroup for an unknown one until the
+// kubelet ends. On an emulated machine any runtime may be too slow, so there the kubelet is
+// restarted a few times.
 func (n *node) named() {
 	n.t.Helper()
 	want := []string{"host container web", "host sandbox", "plain container side", "plain container web", "plain sandbox", "shared container web", "shared sandbox"}
@@ -173,7 +172,7 @@ func (n *node) endMetricsPods(names ...string) {
 	})
 }
 
-// see returns, as sorted lines, the series and fields that the kubelet shows of the pods.
+// see returns the series and fields that the kubelet reports of the pods, as sorted lines.
 func (n *node) see() ([]string, error) {
 	lines := map[string]bool{}
 	series, err := n.fetch("/metrics/cadvisor")
@@ -209,7 +208,7 @@ func (n *node) see() ([]string, error) {
 	return slices.Sorted(maps.Keys(lines)), nil
 }
 
-// fetch returns what the driver serves at path.
+// fetch returns the driver's response for path.
 func (n *node) fetch(path string) ([]byte, error) {
 	client := http.Client{Timeout: slowness * 10 * time.Second}
 	resp, err := client.Get(strings.TrimSuffix(n.pods, "/pods") + path)
@@ -231,8 +230,8 @@ var (
 	uidForm    = regexp.MustCompile(`pod[0-9a-f_-]{32,36}`)
 )
 
-// seriesLines returns lines for a sample of one of the pods: its series, and each label that
-// identifies it. The machine's block devices and interfaces are left out.
+// seriesLines returns the lines for a sample of one of the pods: its series, and each label that
+// identifies it. They leave out the machine's block devices and interfaces.
 func seriesLines(sample string) []string {
 	m := sampleForm.FindStringSubmatch(sample)
 	if m == nil {
@@ -277,7 +276,7 @@ func seriesLines(sample string) []string {
 }
 
 // fieldLines adds the path of each value below v to lines. Elements of lists are identified by
-// name.
+// their names.
 func fieldLines(path string, v any, lines map[string]bool) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -297,7 +296,7 @@ func fieldLines(path string, v any, lines map[string]bool) {
 	}
 }
 
-// differences returns the lines that only one of them has.
+// differences returns the lines that are in only one of the lists.
 func differences(crisp, containerd []string) (lines []string) {
 	for _, line := range crisp {
 		if !slices.Contains(containerd, line) {
@@ -312,7 +311,8 @@ func differences(crisp, containerd []string) (lines []string) {
 	return lines
 }
 
-// cgroupsOf is whose cgroups a view is of, as the tables call them: those of cgroup v2 are systemd's.
+// cgroupsOf returns the cgroup version of a view, as the tables call it. The cgroups of v2 are
+// systemd's.
 func cgroupsOf(view []string) string {
 	if slices.ContainsFunc(view, func(line string) bool { return strings.Contains(line, ".slice/") }) {
 		return "v2"
@@ -321,9 +321,9 @@ func cgroupsOf(view []string) string {
 }
 
 // explained fails for each difference without a row in the table below that run's heading in
-// docs/metrics.md, and for each row that matches nothing. A row begins with a regular expression
-// for whole lines; a row that need not match says "sometimes", and that of one for these
-// cgroups alone begins with "v1: " or "v2: ".
+// docs/metrics.md, and for each row without a difference. A row begins with a regular expression
+// for whole lines. A row that need not match says "sometimes"; one for a single cgroup version
+// begins with "v1: " or "v2: ".
 func explained(t *testing.T, run, cgroups string, lines []string) {
 	t.Helper()
 	doc, err := os.ReadFile("../../docs/metrics.md")

@@ -30,14 +30,14 @@ const (
 	nodeName  = "crispnode"
 )
 
-// ownImages are the pods that pull. Each names the image by a name of its own, OWN-IMAGE in its
+// ownImages has the pods that pull. Each names the image by its own name, OWN-IMAGE in its
 // manifest: while one pod pulls an image, neither the kubelet nor the agent gives it to another
 // pod, even one that never pulls.
 var ownImages = []string{"pull-always", "pull-if-not-present"}
 
 func ownImage(pod string) string { return "crisp.test/" + pod + ":latest" }
 
-// recorded are the calls that change something, and those of probes and hooks.
+// recorded has the calls that change something, and those of probes and hooks.
 var recorded = map[string]bool{
 	"RunPodSandbox": true, "StopPodSandbox": true, "RemovePodSandbox": true,
 	"CreateContainer": true, "StartContainer": true, "StopContainer": true, "RemoveContainer": true,
@@ -45,19 +45,19 @@ var recorded = map[string]bool{
 }
 
 // A node is a crispd with the test image, a proxy in front of it, and a driver: the kubelet or the
-// agent. All files are below dir, at the same paths for both.
+// agent. All files are below dir, at the same relative paths for both drivers.
 type node struct {
 	t       *testing.T
 	driver  string
 	dir     string
 	proxy   *proxy
-	conn    *grpc.ClientConn // to crispd, past the proxy
+	conn    *grpc.ClientConn // to crispd, without the proxy
 	ports   []int            // of the driver: read-only, main, health
 	pods    string           // URL of the driver's list of pods
-	systemd bool             // makes the cgroups
-	flags   []string         // of the kubelet, in addition to those of every one
+	systemd bool             // whether systemd makes the cgroups
+	flags   []string         // additional flags of the kubelet
 	look    func(*v1.Pod)    // if not nil, called with each pod that has reached its state
-	marks   []string         // by which the node's objects in the kernel are recognized; see remember
+	marks   []string         // identify the node's objects in the kernel, see remember
 	ended   map[string]chan error
 	cmds    map[string]*exec.Cmd
 }
@@ -74,9 +74,9 @@ func startNode(t *testing.T, driver string) *node {
 // newNode makes the node's directory.
 func newNode(t *testing.T, driver string) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short: for the paths of sockets
+	dir, err := os.MkdirTemp("", "crisp-"+driver+"-") // short, since it is part of sockets' paths
 	check(t, err)
-	check(t, os.Chmod(dir, 0o711)) // users in user namespaces must pass through it
+	check(t, os.Chmod(dir, 0o711)) // users in user namespaces must be able to pass through it
 	n := &node{t: t, driver: driver, dir: dir, ended: map[string]chan error{}, cmds: map[string]*exec.Cmd{}}
 	before := machine(t)
 	t.Cleanup(func() { n.leavesNothing(before) })
@@ -85,7 +85,7 @@ func newNode(t *testing.T, driver string) *node {
 	for _, d := range []string{"manifests", "root", "logs", "host"} {
 		check(t, os.Mkdir(filepath.Join(dir, d), 0o755))
 	}
-	// Where / is not shared, only this directory can propagate mounts into a pod.
+	// Where / is not shared, only mounts below this directory can propagate into a pod.
 	host := filepath.Join(dir, "host")
 	check(t, syscall.Mount(host, host, "", syscall.MS_BIND, ""))
 	check(t, syscall.Mount("", host, "", syscall.MS_SHARED, ""))
@@ -121,7 +121,7 @@ func (n *node) connect(socket string) {
 	check(n.t, err)
 }
 
-// answers waits until the runtime does.
+// answers waits until the runtime answers.
 func (n *node) answers() {
 	n.t.Helper()
 	n.until("the runtime answers", time.Minute, func() bool {
@@ -136,7 +136,7 @@ func (n *node) drive() {
 	n.ports = freePorts(n.t, 3)
 	n.pods = fmt.Sprintf("http://127.0.0.1:%d/pods", n.ports[0])
 	n.makeCgroups(podsCgroup)
-	if n.driver != "kubeadm" { // which makes its calls to crispd directly, and ends
+	if n.driver != "kubeadm" { // which calls crispd directly and exits
 		n.runDriver()
 	}
 }
@@ -169,7 +169,7 @@ func program(name string) string {
 	return path
 }
 
-// start starts a program that logs into the node's directory.
+// start starts a program that logs to a file in the node's directory.
 func (n *node) start(name, path string, args ...string) {
 	n.t.Helper()
 	log, err := os.OpenFile(filepath.Join(n.dir, name+".log"), os.O_CREATE|os.O_WRONLY|os.O_APPEND, 0o644)
@@ -201,7 +201,7 @@ func (n *node) stop(name string) {
 	}
 }
 
-// kill ends a program without a warning.
+// kill kills a program with SIGKILL.
 func (n *node) kill(name string) {
 	n.t.Helper()
 	cmd := n.cmds[name]
@@ -210,7 +210,7 @@ func (n *node) kill(name string) {
 	<-n.ended[name]
 }
 
-// end stops and removes everything, including the logs unless the test has failed.
+// end stops and removes everything, except the logs if the test has failed.
 func (n *node) end() {
 	n.stop(n.driver)
 	if n.proxy != nil {
@@ -242,7 +242,7 @@ func (n *node) write(name, text string) {
 	check(n.t, os.WriteFile(filepath.Join(n.dir, name), []byte(text), 0o644))
 }
 
-// until waits until yes returns true, and fails with the ends of the logs.
+// until waits until yes returns true, and otherwise fails with the ends of the logs.
 func (n *node) until(what string, patience time.Duration, yes func() bool) {
 	n.t.Helper()
 	if !n.waits(patience, yes) {
@@ -269,7 +269,7 @@ func (n *node) tails() string {
 	return b.String()
 }
 
-// list returns the driver's list of its pods.
+// list returns the pods that the driver lists.
 func (n *node) list() ([]v1.Pod, error) {
 	client := http.Client{Timeout: slowness * 5 * time.Second}
 	resp, err := client.Get(n.pods)
@@ -285,7 +285,7 @@ func (n *node) list() ([]v1.Pod, error) {
 	return list.Items, err
 }
 
-// pod returns the pod of this name, to which the kubelet appends the node's.
+// pod returns the pod with this name, to which the kubelet appends the node's name.
 func (n *node) pod(name string) (*v1.Pod, error) {
 	pods, err := n.list()
 	for i := range pods {
@@ -309,7 +309,7 @@ func (n *node) sandboxes(name string, readyOnly bool) ([]string, error) {
 	return ids, err
 }
 
-// load loads the test image into crispd: the one program testbin.
+// load loads the test image into crispd: it contains only testbin.
 func (n *node) load() {
 	n.t.Helper()
 	tags := []string{testImage, otherImage}
@@ -319,7 +319,8 @@ func (n *node) load() {
 	n.loadInto(program("crisp"), filepath.Join(n.dir, "crispd.sock"), tags...)
 }
 
-// loadInto loads the test image under these names into the runtime at socket, by the program crisp.
+// loadInto loads the test image with these tags into the runtime at socket, using the program
+// crisp.
 func (n *node) loadInto(crisp, socket string, tags ...string) {
 	n.t.Helper()
 	archive := filepath.Join(n.t.TempDir(), "testbin.tar")
@@ -327,7 +328,7 @@ func (n *node) loadInto(crisp, socket string, tags ...string) {
 	run(n.t, crisp, "image", "load", "--runtime-endpoint", "unix://"+socket, "-i", archive)
 }
 
-// testbin returns the program testbin, which is built unless it is beside the others.
+// testbin returns the program testbin. It builds it unless it is beside the other programs.
 func (n *node) testbin() []byte {
 	n.t.Helper()
 	testbin := program("testbin")
@@ -381,7 +382,7 @@ func freePorts(t *testing.T, count int) (ports []int) {
 	return ports
 }
 
-// unmountBelow detaches mounts that a driver has left, for example a tmpfs.
+// unmountBelow detaches mounts that a driver has left, such as a tmpfs.
 func unmountBelow(dir string) {
 	data, _ := os.ReadFile("/proc/self/mountinfo")
 	lines := strings.Split(string(data), "\n")

@@ -10,7 +10,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// aSession returns a record of one pod with one container with these resources, after a failed
+// aSession returns a session of one pod with one container with these resources, after a failed
 // creation.
 func aSession(t *testing.T, driver, resources string) *record {
 	t.Helper()
@@ -30,7 +30,7 @@ func aSession(t *testing.T, driver, resources string) *record {
 	return recordsOf(t, &session{Driver: driver, Dir: "/node", Calls: calls, Pods: map[string]*v1.Pod{"a": {}}})["a"]
 }
 
-// A number in a request is not taken for a hash, however many digits it has.
+// Numbers in requests are not mistaken for hashes, however many digits they have.
 func TestLimitsAreCompared(t *testing.T) {
 	for _, limits := range [][2]int64{{64 << 20, 32 << 20}, {2 << 20, 4 << 20}, {128 << 20, 256 << 20}, {1e6, 2e6}} {
 		name := fmt.Sprintf("%d and %d", limits[0], limits[1])
@@ -43,7 +43,7 @@ func TestLimitsAreCompared(t *testing.T) {
 	}
 }
 
-// A failed creation has no ID, and the empty ID does not get into the text of later calls.
+// A failed creation has no ID, and the empty ID is not replaced in the text of later calls.
 func TestFailedCreationsHaveNoID(t *testing.T) {
 	r := aSession(t, "agent", `{"memory_limit_in_bytes":"67108864"}`)
 	request := r.steps[2].request.(map[string]any)
@@ -53,8 +53,8 @@ func TestFailedCreationsHaveNoID(t *testing.T) {
 	}
 }
 
-// A pod that comes in the place of another, or comes back, is compared with the same one of the other
-// driver, wherever each goes on counting attempts.
+// A pod's replacement, or a pod that comes back, is compared with that of the other driver,
+// wherever either continues to count attempts.
 func TestNewPodCountsFromZero(t *testing.T) {
 	turned := time.Now()
 	var calls []call
@@ -84,8 +84,8 @@ func TestNewPodCountsFromZero(t *testing.T) {
 	}
 }
 
-// Orders of starts and of stops are separate differences, so that an explanation of one does not
-// match the other.
+// The orders of starts and of stops are separate differences, so that an explanation of one does
+// not match the other.
 func TestOrdersAreComparedOneByOne(t *testing.T) {
 	of := func(names ...string) *record {
 		r := &record{}

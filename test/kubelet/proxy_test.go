@@ -25,7 +25,7 @@ import (
 	_ "k8s.io/cri-api/pkg/apis/runtime/v1" // registers the messages that the proxy decodes
 )
 
-// A call is an RPC that went through a proxy. Times are the proxy's.
+// A call is an RPC that passed through a proxy. The proxy's clock has its times.
 type call struct {
 	Method   string // without the service
 	Request  []byte // JSON, by protojson
@@ -35,8 +35,7 @@ type call struct {
 	End      time.Time
 }
 
-// A proxy forwards all gRPC messages byte for byte, and records the unary calls that the recorder
-// wants.
+// A proxy forwards all gRPC messages unchanged, and records the unary calls in wanted.
 type proxy struct {
 	socket string
 	server *grpc.Server
@@ -45,13 +44,12 @@ type proxy struct {
 
 	mu    sync.Mutex
 	calls []call
-	open  map[*frame]string // the methods of requests without an answer
+	open  map[*frame]string // the methods of requests without a response
 }
 
-// startProxy makes the services of the runtime at target available on socket.
+// startProxy serves the runtime at target on socket.
 func startProxy(socket, target string, wanted map[string]bool) (*proxy, error) {
-	// The codecs that other packages register do not matter here: both ends are forced to pass
-	// frames.
+	// The codecs that other packages register do not matter: both ends are forced to use frames.
 	conn, err := grpc.NewClient("unix://"+target, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(frames{}), grpc.MaxCallRecvMsgSize(64<<20)))
 	if err != nil {
@@ -86,7 +84,7 @@ func (p *proxy) all() []call {
 	return append([]call(nil), p.calls...)
 }
 
-// busy reports whether a call of this method has no answer yet whose request has this text.
+// busy reports whether a call of this method is running whose request contains this text.
 func (p *proxy) busy(method, has string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -98,8 +96,8 @@ func (p *proxy) busy(method, has string) bool {
 	return false
 }
 
-// pass is the handler of every method. CRI has unary calls and server streams; in both the client
-// sends one message.
+// pass handles every method. CRI has unary calls and server streams; in both the client sends one
+// message.
 func (p *proxy) pass(_ any, in grpc.ServerStream) error {
 	full, _ := grpc.MethodFromServerStream(in)
 	var request frame
@@ -132,7 +130,7 @@ func (p *proxy) pass(_ any, in grpc.ServerStream) error {
 	return err
 }
 
-// forward sends the request and forwards all answers, and returns the last one.
+// forward sends the request, forwards all responses, and returns the last one.
 func (p *proxy) forward(ctx context.Context, method string, request *frame, in grpc.ServerStream) (last frame, err error) {
 	out, err := p.conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
@@ -158,8 +156,8 @@ func (p *proxy) forward(ctx context.Context, method string, request *frame, in g
 	}
 }
 
-// decode returns a frame as JSON, by the descriptors of the kubelet's CRI version. Unknown fields
-// are named as such.
+// decode returns a frame as JSON, with the descriptors of the kubelet's CRI version. It reports
+// unknown fields.
 func decode(method string, request bool, data frame) []byte {
 	fail := func(err error) []byte { return fmt.Appendf(nil, "{%q: %q}", "undecodable", err.Error()) }
 	service, name := path.Split(method)
@@ -189,7 +187,7 @@ func decode(method string, request bool, data frame) []byte {
 	return text
 }
 
-// unknownIn returns the name of the first message in m, or m itself, with unknown fields.
+// unknownIn returns the name of the first message in m, or m itself, that has unknown fields.
 func unknownIn(m protoreflect.Message) (name string) {
 	if len(m.GetUnknown()) > 0 {
 		return string(m.Descriptor().FullName())
@@ -213,7 +211,7 @@ func unknownIn(m protoreflect.Message) (name string) {
 	return name
 }
 
-// A frame is a message in its wire format; frames is its codec.
+// A frame is a message in wire format; frames is its codec.
 type frame []byte
 
 type frames struct{}

@@ -26,14 +26,14 @@ import (
 	"k8s.io/kubernetes/pkg/kubelet/qos"
 )
 
-// randomPods is the number of random pods, from the seed in SEED or this one.
+// randomPods is the number of random pods, which are made from the seed in SEED or defaultSeed.
 const (
 	randomPods  = 60
 	defaultSeed = 5
 )
 
 // The agent handles random pods as the kubelet's own functions do: defaults, QoS class, OOM scores,
-// and cgroup values, in the requests to the runtime and in the kernel.
+// and cgroup values, both in the requests to the runtime and in the kernel.
 func TestRandomPods(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -104,7 +104,7 @@ func TestRandomPods(t *testing.T) {
 	}
 }
 
-// otherDefaults are fields with other defaults than the kubelet's, with the reason.
+// otherDefaults has the fields whose defaults differ from the kubelet's, with the reasons.
 var otherDefaults = map[string]string{
 	`schedulerName`:                             "there is no scheduler",
 	`enableServiceLinks`:                        "there are no services",
@@ -192,7 +192,7 @@ func (n *node) comparePodCgroup(t *testing.T, want, got *v1.Pod) {
 	}
 }
 
-// pages returns a memory limit as the kernel stores it.
+// pages returns a memory limit as the kernel stores it, rounded down to pages.
 func pages(bytes int64) int64 { return bytes &^ int64(os.Getpagesize()-1) }
 
 // memoryCapacity returns the node's memory as the kubelet reports it, in bytes.
@@ -275,7 +275,7 @@ func randomContainer(r *rand.Rand, name string, guaranteed bool) v1.Container {
 		if r.IntN(3) == 0 {
 			limits[v1.ResourceMemory] = *resource.NewQuantity(memory.Value()+int64(r.IntN(4096)), resource.BinarySI)
 		}
-		// A limit without a request becomes the request, which the machine must have.
+		// A limit without a request becomes the request, which must fit on the machine.
 		if l, ok := limits[v1.ResourceCPU]; ok && l.MilliValue() > 60 && requests.Cpu().IsZero() {
 			requests[v1.ResourceCPU] = *cpu
 		}

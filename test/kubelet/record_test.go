@@ -16,18 +16,18 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A step is a call of one pod in normal form: the method and the object.
+// A step is a call for a pod in normal form: the method and the object.
 type step struct {
 	name       string // "CreateContainer main#0"
 	request    any    // decoded JSON in normal form
 	begin, end time.Time
 }
 
-// A record has what a driver did for one pod.
+// A record has a driver's calls for one pod, and the pod's statuses.
 type record struct {
 	steps  []step
 	status any // in normal form, when the pod had reached its state
-	later  any // likewise, after its turn
+	later  any // the same after its turn
 	pod    *v1.Pod
 }
 
@@ -48,19 +48,19 @@ type message struct {
 	Image struct{ Image string }
 }
 
-// A session has everything that a driver did with the manifests.
+// A session has all calls of a driver that runs the manifests.
 type session struct {
 	Driver string
-	Dir    string               // of its node
-	Calls  []call               // of all pods
+	Dir    string               // the node's directory
+	Calls  []call               // for all pods
 	Pods   map[string]*v1.Pod   // when they had reached their states, by their names in the manifests
 	Later  map[string]*v1.Pod   // after their turns
-	Turned map[string]time.Time // when another manifest came in the place of theirs, or the same one again
-	Missed []string             // a line for each pod that did not reach its state
+	Turned map[string]time.Time // when their manifests were replaced or restored
+	Missed []string             // a line for each state that was not reached
 }
 
-// sessionOf has a driver run the manifests. RECORDED=DIR keeps sessions there, by the name of the
-// driver and this prefix, so that they can be compared without another run.
+// sessionOf makes a driver run the manifests. RECORDED=DIR stores the sessions there, named by
+// prefix and driver, so that they can be compared without another run.
 func sessionOf(t *testing.T, driver, prefix string, list []manifest) *session {
 	t.Helper()
 	dir := os.Getenv("RECORDED")
@@ -86,7 +86,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	t.Helper()
 	calls, pods := n.Calls, n.Pods
 	records := map[string]*record{}
-	// The texts to be replaced are known only after all calls were seen.
+	// The IDs to replace are known only after all calls.
 	l := labels{n: n, podOf: map[string]string{}, of: map[string]string{}, uids: map[string][]string{}, first: map[string]int{}}
 	for _, c := range calls {
 		l.add(t, c)
@@ -115,7 +115,7 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	for name, pod := range pods {
 		r := records[name]
 		if r == nil {
-			r = &record{} // it must not start at all
+			r = &record{} // expected of a pod that must not start at all
 			records[name] = r
 		}
 		form := l.formOf(name)
@@ -139,17 +139,17 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 	return records
 }
 
-// labels are names of objects that are the same in any two runs: "sandbox#0", "main#1" by their
-// attempts. Those of a pod that came in the place of another, or that came back, begin with "new."
-// and count from 0, whatever is left of the pod before.
+// labels maps IDs to names that are the same in any two runs: "sandbox#0", "main#1" with their
+// attempts. Names of a pod's replacement, or of a pod that came back, begin with "new.", and their
+// attempts count from 0 whatever is left of the first pod.
 type labels struct {
 	n         *session
 	podOf, of map[string]string   // by the ID of a sandbox or container
 	uids      map[string][]string // by pod
-	first     map[string]int      // attempt, by pod and name
+	first     map[string]int      // the first attempt, by pod and name
 }
 
-// add knows the object that a call has made.
+// add adds the object that a call has made.
 func (l *labels) add(t *testing.T, c call) {
 	t.Helper()
 	if c.Method != "RunPodSandbox" && c.Method != "CreateContainer" {
@@ -161,7 +161,7 @@ func (l *labels) add(t *testing.T, c call) {
 	if uid := req.Config.Metadata.UID; uid != "" && !slices.Contains(l.uids[pod], uid) {
 		l.uids[pod] = append(l.uids[pod], uid)
 	}
-	if c.Err != "" { // it has no ID
+	if c.Err != "" { // a failed call has no ID
 		return
 	}
 	check(t, json.Unmarshal(c.Response, &resp))
@@ -169,7 +169,7 @@ func (l *labels) add(t *testing.T, c call) {
 	l.podOf[id], l.of[id] = pod, label
 }
 
-// made returns the pod and the label of what a call makes.
+// made returns the pod and the label of the object that a call makes.
 func (l *labels) made(c call, req *message) (pod, label string) {
 	meta, name, again := req.Config.Metadata, req.Config.Metadata.Name, ""
 	if c.Method == "RunPodSandbox" {
@@ -211,14 +211,14 @@ func (l *labels) formOf(pod string) form {
 		if p == nil {
 			continue
 		}
-		if p.UID != "" && !slices.Contains(l.uids[pod], string(p.UID)) { // it was listed, and had no sandbox
+		if p.UID != "" && !slices.Contains(l.uids[pod], string(p.UID)) { // it was listed but had no sandbox
 			l.uids[pod] = append(l.uids[pod], string(p.UID))
 		}
 		for _, ip := range p.Status.PodIPs {
 			ips = append(ips, ip.IP)
 		}
 	}
-	slices.SortFunc(ips, func(a, b string) int { return len(b) - len(a) }) // one may begin with the other
+	slices.SortFunc(ips, func(a, b string) int { return len(b) - len(a) }) // longest first: one may be a prefix of another
 	for _, ip := range ips {
 		pairs = append(pairs, ip, "PODIP")
 	}
@@ -255,7 +255,7 @@ func (f form) apply(v any) any {
 			v[i] = f.apply(v[i])
 		}
 	case map[string]any:
-		// The value of an environment variable is bytes in CRI, which JSON encodes as base64.
+		// CRI has the value of an environment variable as bytes, which JSON encodes as base64.
 		if value, ok := v["value"].(string); ok && len(v) == 2 && v["key"] != nil {
 			if data, err := base64.StdEncoding.DecodeString(value); err == nil {
 				v["value"] = string(data)
@@ -271,7 +271,7 @@ func (f form) apply(v any) any {
 	return v
 }
 
-// told returns the parts of a status that must be equal: no times, IDs and addresses.
+// told returns the parts of a status that must be equal, without times, IDs and addresses.
 func told(s v1.PodStatus) map[string]any {
 	conditions := map[string]any{}
 	for _, c := range s.Conditions {

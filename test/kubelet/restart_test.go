@@ -15,8 +15,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod's network counters continue when the container ends through whose process cAdvisor has read
-// them, and when crispd is restarted: cAdvisor queries the runtime once for each cgroup.
+// A pod's network counters continue when the container whose process cAdvisor uses to read them
+// ends, and when crispd is restarted: cAdvisor queries the runtime once for each cgroup.
 func TestMetricsAfterRestarts(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root: it runs containers")
@@ -31,7 +31,7 @@ func TestMetricsAfterRestarts(t *testing.T) {
 	n.runMetricsPod("plain")
 	n.counted("plain", time.Now())
 
-	n.killContainer("web") // both containers, one after the other: one of them is cAdvisor's
+	n.killContainer("web") // both containers, one after the other: cAdvisor uses one of them
 	n.killContainer("side")
 	n.counted("plain", time.Now())
 
@@ -44,8 +44,8 @@ func TestMetricsAfterRestarts(t *testing.T) {
 	n.endMetricsPods("plain")
 }
 
-// counted waits until the kubelet shows received bytes of the pod's network with a time after
-// since.
+// counted waits until the kubelet reports received bytes of the pod's network with a timestamp
+// after since.
 func (n *node) counted(pod string, since time.Time) {
 	n.t.Helper()
 	form := regexp.MustCompile(`(?m)^container_network_receive_bytes_total\{.*interface="eth0".*pod="` + pod + `-` + nodeName + `".*\} \S+ (\d+)$`)
@@ -78,7 +78,7 @@ func (n *node) killContainer(name string) {
 	n.until(name+" runs again", 2*time.Minute, func() bool { now := running(); return now > 1 && now != before })
 }
 
-// process returns the process of the container that runs and is the one, 0 if there is none.
+// process returns the PID of the running container that satisfies is, 0 if there is none.
 func (n *node) process(is func(*cri.Container) bool) (pid int, err error) {
 	runtime := cri.NewRuntimeServiceClient(n.conn)
 	list, err := runtime.ListContainers(context.Background(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})

@@ -17,14 +17,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// A change sets a value in a manifest, or removes it. The steps of its path are keys and
-// indices.
+// A change sets or removes a value in a manifest. The steps of its path are keys and indices.
 type change struct {
 	path  []any
 	value any
 }
 
-// gone as a value removes what is at the path.
+// gone is the value of a change that removes the value at its path.
 type gone struct{}
 
 // at returns the path as text.
@@ -51,7 +50,7 @@ func (c change) String() string {
 	return c.at() + "=" + string(text)
 }
 
-// apply returns the tree with the change; it shares what has not changed.
+// apply returns the tree with the change. The result shares unchanged parts.
 func (c change) apply(tree any) any { return put(tree, c.path, c.value) }
 
 func put(tree any, path []any, value any) any {
@@ -93,7 +92,7 @@ var kindTypes = map[string]reflect.Type{
 	"Job":                   reflect.TypeFor[batchv1.Job](),
 }
 
-// A mutator collects the changes that the tables have for a manifest.
+// A mutator collects the possible changes of a manifest from the tables.
 type mutator struct{ list []change }
 
 func changesOf(b *base) []change {
@@ -108,11 +107,11 @@ func (m *mutator) add(path []any, values ...any) {
 	}
 }
 
-// deepest is how many fields are made above one that a manifest does not have.
+// deepest is the number of missing parent fields that a change may create.
 const deepest = 1
 
-// walk adds changes of a value, of which node is what the manifest has. It is nil if there is
-// none; missing counts the fields above it that are not there either.
+// walk adds changes of the value at path. node is the manifest's value, nil if it has none; missing
+// is the number of parent fields that the manifest lacks.
 func (m *mutator) walk(typ reflect.Type, node any, path []any, missing int) {
 	for typ.Kind() == reflect.Pointer {
 		typ = typ.Elem()
@@ -184,7 +183,7 @@ func (m *mutator) slice(elem reflect.Type, node any, path []any, missing int) {
 	for i, value := range list {
 		at := append(slices.Clone(path), i)
 		m.walk(elem, value, at, 0)
-		m.add(path, append(slices.Clone(list), value)) // twice
+		m.add(path, append(slices.Clone(list), value)) // a duplicate
 	}
 	m.walk(elem, nil, append(slices.Clone(path), len(list)), missing+1)
 	if len(list) > 0 {
@@ -221,7 +220,7 @@ func (m *mutator) mapping(typ reflect.Type, node any, path []any) {
 	}
 }
 
-// Values at the borders of what fields allow, and beyond.
+// Values at and beyond the limits of fields.
 var (
 	numbers = []any{-1, 0, 1, 2, 11, 100, 511, 512, 10001, 32767, 65535, 65536, 1000000000, 1000000001, 2147483647, int64(2147483648),
 		int64(9223372036), int64(9223372037), int64(9223372036854775807), int64(-9223372036854775808)}

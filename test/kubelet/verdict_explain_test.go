@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// otherVerdicts are errors that one has and the other has not, as "crisp FIELD: TEXT" or
-// "kubernetes FIELD: TEXT", each with the reason.
+// otherVerdicts has errors that only one of the two reports, as "crisp FIELD: TEXT" or "kubernetes
+// FIELD: TEXT", each with the reason.
 var otherVerdicts = []struct{ errors, reason string }{
 	{`crisp .*\.stopSignal: `, "an API server drops the field unless ContainerStopSignals is on; then it wants the same"},
 	{`crisp .*\.emptyDir\.medium: `, "the kubelet does not start the pod: unknown storage medium"},
@@ -40,7 +40,7 @@ var otherVerdicts = []struct{ errors, reason string }{
 	{`kubernetes spec\.resources\[storage\]: `, "a claim is as large as its file system"},
 }
 
-// verdictReasons are the reasons for which verdicts differ.
+// verdictReasons has the reasons why verdicts may differ.
 type verdictReasons struct {
 	refused map[string]bool // texts of docs/agent.md
 	ignored []*regexp.Regexp
@@ -75,9 +75,9 @@ func newVerdictReasons(t *testing.T) *verdictReasons {
 	return e
 }
 
-// verdicts reports whether the verdicts agree, or differ for a reason: one error of crisp's
-// that has one is enough where Kubernetes has none, and all of Kubernetes' must where crisp has
-// none.
+// verdicts reports whether the verdicts agree or their difference is explained. If only crisp
+// rejects a manifest, one explained error is enough; if only Kubernetes does, all its errors must
+// be explained.
 func (e *verdictReasons) verdicts(ours, theirs []string) bool {
 	if (len(ours) > 0) == (len(theirs) > 0) {
 		return true

@@ -26,10 +26,10 @@ import (
 
 var strictly = serializer.NewCodecFactory(legacyscheme.Scheme, serializer.EnableStrict).UniversalDecoder()
 
-func init() { capabilities.Setup(true, 0) } // as with --allow-privileged, which the kubelet always has
+func init() { capabilities.Setup(true, 0) } // as with --allow-privileged, which the kubelet always sets
 
-// kubernetesVerdict returns what an API server would say of a new object, as "FIELD: TEXT":
-// that which decodes strictly, as kubectl asks for, fills in defaults and validates.
+// kubernetesVerdict returns an API server's errors for a new object, as "FIELD: TEXT". It decodes
+// strictly, as kubectl requests, sets defaults and validates.
 func kubernetesVerdict(text []byte) (verdict []string) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -46,8 +46,8 @@ func kubernetesVerdict(text []byte) (verdict []string) {
 	return verdict
 }
 
-// validationOf validates an object as the strategy of its resource does, behind what the
-// API server sets before it.
+// validationOf validates an object as the strategy of its resource does, after it has set what the
+// API server sets first.
 func validationOf(object runtime.Object) field.ErrorList {
 	switch o := object.(type) {
 	case *core.Pod:
@@ -92,7 +92,7 @@ func defaultNamespace(namespace *string) {
 	}
 }
 
-// generateSelector gives a job the labels by which its pods are found.
+// generateSelector sets the labels by which a Job's pods are selected.
 func generateSelector(j *batch.Job) {
 	if j.Spec.ManualSelector != nil && *j.Spec.ManualSelector {
 		return

@@ -19,20 +19,20 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 )
 
-// mutants is how many manifests are changed, from MUTANTS or this one.
+// mutants is the default number of changed manifests; MUTANTS overrides it.
 const mutants = 3000
 
-// shownVerdicts is how many differences are printed with their manifests.
+// shownVerdicts is the maximum number of differences that are printed with their manifests.
 const shownVerdicts = 20
 
-// A base is a good manifest.
+// A base is a valid manifest.
 type base struct {
 	name string
 	kind string
 	tree map[string]any
 }
 
-// A mutant is a good manifest with one value changed, or two.
+// A mutant is a base with one or two values changed.
 type mutant struct {
 	of      *base
 	changes []change
@@ -46,7 +46,7 @@ func (m mutant) String() string {
 	return m.of.name + ": " + strings.Join(list, ", ")
 }
 
-// text returns the manifest as JSON, which is YAML.
+// text returns the manifest as JSON, which is also YAML.
 func (m mutant) text(t *testing.T) []byte {
 	var tree any = m.of.tree
 	for _, c := range m.changes {
@@ -57,10 +57,10 @@ func (m mutant) text(t *testing.T) []byte {
 	return data
 }
 
-// What Kubernetes accepts crisp accepts, and what it rejects crisp rejects, but for what the
-// table of explanations and that of the fields in docs/agent.md have: good manifests with one
-// value changed, or two, are held against the validation of the API server, which is the
-// kubelet's of manifests too.
+// crisp accepts and rejects the same manifests as Kubernetes, except for the differences in
+// otherVerdicts and in the table of fields in docs/agent.md. Valid manifests with one or two values
+// changed are compared with the validation of the API server, which the kubelet also uses for
+// manifests.
 func TestSameVerdicts(t *testing.T) {
 	seed := verdictSeed(t)
 	bases := readBases(t)
@@ -100,7 +100,7 @@ func TestSameVerdicts(t *testing.T) {
 	t.Logf("Kubernetes rejects %d of %d; %d differences have an explanation", rejected, len(list), explained.count)
 }
 
-// verdictSeed returns the seed by which mutants are chosen, from SEED or the default.
+// verdictSeed returns the seed that selects mutants, SEED or the default.
 func verdictSeed(t *testing.T) uint64 {
 	seed := uint64(defaultSeed)
 	if s := os.Getenv("SEED"); s != "" {
@@ -137,8 +137,8 @@ func readBases(t *testing.T) (list []base) {
 	return list
 }
 
-// chosen returns the mutants to try: a value of a manifest by chance, and a change of it by
-// chance, so that one with many changes is not tried more often. One of four has two changes.
+// chosen returns random mutants: each changes a random value of a manifest in a random way, so that
+// a value with many possible changes is not selected more often. One in four has two changes.
 func chosen(t *testing.T, bases []base, random *rand.Rand) (list []mutant) {
 	values := map[*base][][]change{} // changes of the same value
 	type value struct {
@@ -226,5 +226,5 @@ func validate(t *testing.T, texts [][]byte) [][]string {
 	return verdicts
 }
 
-// exitInvalid is crisp's exit code for what it rejects.
+// exitInvalid is crisp's exit code for an invalid manifest.
 const exitInvalid = 4

@@ -36,7 +36,7 @@ import (
 	nodevalidation "k8s.io/kubernetes/pkg/apis/node/validation"
 )
 
-// resourcePaths has where the API serves objects of a kind.
+// resourcePaths has the API paths of kinds.
 var resourcePaths = map[string]string{
 	"Pod": "/api/v1/namespaces/NAMESPACE/pods/", "ConfigMap": "/api/v1/namespaces/NAMESPACE/configmaps/", "Secret": "/api/v1/namespaces/NAMESPACE/secrets/",
 	"PersistentVolumeClaim": "/api/v1/namespaces/NAMESPACE/persistentvolumeclaims/", "RuntimeClass": "/apis/node.k8s.io/v1/runtimeclasses/",
@@ -44,9 +44,9 @@ var resourcePaths = map[string]string{
 	"Job": "/apis/batch/v1/namespaces/NAMESPACE/jobs/",
 }
 
-// otherUpdates are updates that an API server refuses and the agent takes, as "KIND OUTCOME:
-// CHANGES", each with the reason. The agent is told what is to be, by files as by its API: where
-// the object there cannot become that, another takes its place (docs/agent.md).
+// otherUpdates has updates that an API server rejects and the agent accepts, as "KIND OUTCOME:
+// CHANGES", each with the reason. The agent is told the desired state, in files as in its API: if
+// an object cannot be changed to it, another object replaces it (docs/agent.md).
 var otherUpdates = []struct{ updates, reason string }{
 	{`Pod replaced: `, "another pod of the name is made, which needs a delete before there"},
 	{`Pod configured: .*activeDeadlineSeconds`, "a deadline can be put off, and taken back"},
@@ -63,10 +63,9 @@ var otherUpdates = []struct{ updates, reason string }{
 	{`Secret configured: .*type`, "the type says no more than which keys there must be"},
 }
 
-// An update that Kubernetes takes, the agent takes too, and the object stays the same one: no pod
-// is replaced. What Kubernetes refuses the agent refuses, but for otherUpdates. The bases are
-// updated with one value changed, or two, as in TestSameVerdicts; the agent needs no runtime for
-// that.
+// The agent accepts the same updates as Kubernetes, and the object keeps its identity: no pod is
+// replaced. The agent rejects the same updates, except for otherUpdates. The bases are updated with
+// one or two values changed, as in TestSameVerdicts. The agent needs no runtime for that.
 func TestSameUpdates(t *testing.T) {
 	seed := verdictSeed(t)
 	bases := readBases(t)
@@ -92,13 +91,13 @@ func TestSameUpdates(t *testing.T) {
 	for _, m := range chosen(t, bases, rand.New(rand.NewPCG(seed, seed))) {
 		old, text := mutant{of: m.of}.text(t), m.text(t)
 		if !sameObject(m) || len(kubernetesVerdict(text)) > 0 {
-			continue // another object, or what TestSameVerdicts is about
+			continue // another object, or a case of TestSameVerdicts
 		}
 		theirs := kubernetesUpdate(t, old, text)
 		outcome, said := put(m.of, text, "?dryRun=All")
 		at := fmt.Sprintf("%s %s: %s", m.of.kind, outcome, m)
 		switch {
-		case outcome == "": // refused
+		case outcome == "": // rejected
 			refused++
 			var ours []string
 			for line := range strings.Lines(said) {
@@ -122,7 +121,8 @@ func TestSameUpdates(t *testing.T) {
 	}
 }
 
-// sameObject reports whether a change leaves an object's identity, and what only servers set.
+// sameObject reports whether a change keeps an object's identity, and the fields that only servers
+// set.
 func sameObject(m mutant) bool {
 	for _, c := range m.changes {
 		at := c.at()
@@ -133,13 +133,13 @@ func sameObject(m mutant) bool {
 	return true
 }
 
-// kubernetesUpdate returns what an API server would say of an update by a valid object.
+// kubernetesUpdate returns an API server's errors for an update to a valid object.
 func kubernetesUpdate(t *testing.T, old, next []byte) (verdict []string) {
 	before, err := runtime.Decode(strictly, old)
 	check(t, err)
 	after, err := runtime.Decode(strictly, next)
 	check(t, err)
-	validationOf(before) // for the defaults of strategies
+	validationOf(before) // sets the defaults of strategies
 	validationOf(after)
 	for _, o := range []runtime.Object{before, after} {
 		m, err := meta.Accessor(o)
@@ -179,7 +179,7 @@ func updateOf(after, before runtime.Object) field.ErrorList {
 			o.Spec.TemplateGeneration++
 		}
 		errs := appsvalidation.ValidateDaemonSetUpdate(o, old, podutil.GetValidationOptionsFromPodTemplate(&o.Spec.Template, &old.Spec.Template))
-		if !apiequality.Semantic.DeepEqual(o.Spec.Selector, old.Spec.Selector) { // by the strategy itself
+		if !apiequality.Semantic.DeepEqual(o.Spec.Selector, old.Spec.Selector) { // in the strategy itself
 			errs = append(errs, field.Forbidden(field.NewPath("spec", "selector"), "is immutable"))
 		}
 		return errs
@@ -192,8 +192,8 @@ func updateOf(after, before runtime.Object) field.ErrorList {
 	return field.ErrorList{field.InternalError(nil, errors.New("no kind of crisp's"))}
 }
 
-// startUnconnected starts an agent without a runtime. The function that it returns puts an object
-// there: outcome is "" if it was refused, for the reasons in said.
+// startUnconnected starts an agent without a runtime. The returned function puts an object into it:
+// outcome is "" if it was rejected, with the errors in said.
 func startUnconnected(t *testing.T) (put func(b *base, text []byte, query string) (outcome, said string)) {
 	dir := t.TempDir()
 	log, err := os.Create(filepath.Join(dir, "log"))
