@@ -17,25 +17,25 @@ type explanation struct {
 
 // explanationsOfAll explain the intended differences of all pods.
 var explanationsOfAll = []explanation{
-	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.|config\.mounts\[\S+\]\.image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by what it writes at them, without the manifest"},
-	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels what is its own"},
-	{of: `.*annotations\.kubernetes\.io/config\.seen: kubelet "HASH", agent absent`, why: "when a manifest was first seen says nothing about the pod; the agent's file is in io.crisp.config.file"},
-	{of: `.*hugepage_limits order: .*`, why: "the sizes are a set; the kubelet has them in the order of a directory"},
-	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the kubelet without an API server does not fill in its own addresses; the agent does"},
+	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.|config\.mounts\[\S+\]\.image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by these annotations, without the manifest"},
+	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels its objects"},
+	{of: `.*annotations\.kubernetes\.io/config\.seen: kubelet "HASH", agent absent`, why: "when a manifest was first seen is not a property of the pod; the agent's file is in io.crisp.config.file"},
+	{of: `.*hugepage_limits order: .*`, why: "the sizes are a set; the kubelet has them in the order of readdir"},
+	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the standalone kubelet does not fill in its own addresses; the agent does"},
 }
 
 // explanations explain the intended differences of the pods in testdata.
 var explanations = []explanation{
-	{of: `(env-values|env-fields|env-resources) CreateContainer .*envs order: .*`, why: "the kubelet goes through a map: its order is another one each time; the agent keeps the manifest's", race: true},
-	{of: `(host-network|dns-host-net) status podIPs: kubelet 0, agent [12]`, why: "so it is with the address of a pod that has the node's"},
-	{of: `dns-none (RunPodSandbox|CreateContainer) .*dns_config\.options: kubelet \["(rotate|ndots:3)","(rotate|ndots:3)"\], agent \["ndots:3","rotate"\]`, why: "the options of resolv.conf are a map to the kubelet too", race: true},
-	{of: `(crashes|crashes-on-failure|exits-always|init-fails|no-such-program|post-start-fails) \w+ \w+#([1-4]: kubelet calls it, agent never|[12]: kubelet never, agent calls it)`, why: "how often a pod that fails again and again has been started when its manifest goes is a matter of moments: that it waits is what the kubelet shows after the first restart or some later one", race: true},
+	{of: `(env-values|env-fields|env-resources) CreateContainer .*envs order: .*`, why: "the kubelet iterates over a map, in random order; the agent keeps the manifest's order", race: true},
+	{of: `(host-network|dns-host-net) status podIPs: kubelet 0, agent [12]`, why: "the standalone kubelet does not fill in the node's address, nor that of a pod on the node's network"},
+	{of: `dns-none (RunPodSandbox|CreateContainer) .*dns_config\.options: kubelet \["(rotate|ndots:3)","(rotate|ndots:3)"\], agent \["ndots:3","rotate"\]`, why: "the kubelet also keeps the options of resolv.conf in a map", race: true},
+	{of: `(crashes|crashes-on-failure|exits-always|init-fails|no-such-program|post-start-fails) \w+ \w+#([1-4]: kubelet calls it, agent never|[12]: kubelet never, agent calls it)`, why: "the number of restarts when the manifest is removed depends on timing: the kubelet shows the back-off after the first or a later restart", race: true},
 	{of: `(crashes|crashes-on-failure|exits-always|init-fails|no-such-program|post-start-fails) status containers\.\w+\.restarts: kubelet [1-4], agent [12]`, why: "likewise", race: true},
-	{of: `(empty-dir|share-pid|burstable-mixed|seccomp-mixed) order of stops: kubelet (StopContainer [abc]#0( \+ |, ))+StopPodSandbox sandbox#0, agent (StopContainer [abc]#0( \+ |, ))+StopPodSandbox sandbox#0`, why: "containers are stopped side by side: one that ends at once seems to come before the other", race: true},
-	{of: `sidecar StopContainer proxy#0 timeout: kubelet "[45]", agent "[45]"`, why: "a sidecar has what the others have left of the pod's grace period, in whole seconds", race: true},
-	{of: `too-big status (reason|message): kubelet "(UnexpectedAdmissionError|Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption.*)", agent "(OutOfcpu|Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, used: \d+, capacity: \d+)"`, why: "to the kubelet each static pod is critical, so it looks for pods to preempt, and finds none; the agent goes by priority"},
-	{of: `proc-mount status (phase: kubelet "", agent "Failed"|reason: kubelet "", agent "ProcMountForbidden"|message: kubelet "not listed", agent "Pod was rejected: container main has procMount Unmasked, which needs hostUsers false"|qos: kubelet "", agent "BestEffort")`, why: "the kubelet passes over a manifest that it finds invalid; the agent shows the pod and why it was not let in"},
-	{of: `user-namespace (RunPodSandbox|CreateContainer) \S+ \S+\.(uids|gids|uidMappings|gidMappings): kubelet \[{"host_id":\d+,"length":65536}\], agent \[{"host_id":\d+,"length":65536}\]`, why: "each takes a free range of the node's IDs where it likes: the kubelet by chance, the agent the first"},
+	{of: `(empty-dir|share-pid|burstable-mixed|seccomp-mixed) order of stops: kubelet (StopContainer [abc]#0( \+ |, ))+StopPodSandbox sandbox#0, agent (StopContainer [abc]#0( \+ |, ))+StopPodSandbox sandbox#0`, why: "containers are stopped concurrently: one that ends at once seems to be stopped before the other", race: true},
+	{of: `sidecar StopContainer proxy#0 timeout: kubelet "[45]", agent "[45]"`, why: "a sidecar gets the rest of the pod's grace period, in whole seconds", race: true},
+	{of: `too-big status (reason|message): kubelet "(UnexpectedAdmissionError|Pod was rejected: Unexpected error while attempting to recover from admission failure: preemption.*)", agent "(OutOfcpu|Pod was rejected: Node didn't have enough resource: cpu, requested: 1000000, used: \d+, capacity: \d+)"`, why: "to the kubelet each static pod is critical, so it looks for pods to preempt, and finds none; the agent uses the priority"},
+	{of: `proc-mount status (phase: kubelet "", agent "Failed"|reason: kubelet "", agent "ProcMountForbidden"|message: kubelet "not listed", agent "Pod was rejected: container main has procMount Unmasked, which needs hostUsers false"|qos: kubelet "", agent "BestEffort")`, why: "the kubelet ignores an invalid manifest; the agent shows the pod, and why it was rejected"},
+	{of: `user-namespace (RunPodSandbox|CreateContainer) \S+ \S+\.(uids|gids|uidMappings|gidMappings): kubelet \[{"host_id":\d+,"length":65536}\], agent \[{"host_id":\d+,"length":65536}\]`, why: "each chooses a free range of the node's IDs: the kubelet a random one, the agent the first"},
 }
 
 // reasons counts the uses of each explanation.

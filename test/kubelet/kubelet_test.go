@@ -290,7 +290,7 @@ func (n *node) begins(m *manifest) error {
 	}
 	m.was = pod
 	if !came {
-		m.missed = append(m.missed, fmt.Sprintf("%s never came to %q: %s", m.name, m.until, text(told(pod.Status))))
+		m.missed = append(m.missed, fmt.Sprintf("%s did not reach the state %q: %s", m.name, m.until, text(told(pod.Status))))
 	}
 	return nil
 }
@@ -322,7 +322,7 @@ func (n *node) becomes(m *manifest) error {
 	if came {
 		pod = n.settles(m.name, pod)
 	} else {
-		m.missed = append(m.missed, fmt.Sprintf("%s came to nothing after %s: %s", m.name, m.turn.name, text(told(pod.Status))))
+		m.missed = append(m.missed, fmt.Sprintf("%s did not reach a state after the turn %s: %s", m.name, m.turn.name, text(told(pod.Status))))
 	}
 	m.later = pod
 	return nil
@@ -341,7 +341,7 @@ func (n *node) ends(m *manifest) error {
 		return err == nil && perr == nil && len(ready) == 0 && p == nil
 	})
 	if !gone {
-		return fmt.Errorf("is still there two minutes after its manifest went")
+		return fmt.Errorf("still exists two minutes after its manifest was removed")
 	}
 	return nil
 }

@@ -48,19 +48,19 @@ var resourcePaths = map[string]string{
 // CHANGES", each with the reason. The agent is told the desired state, in files as in its API: if
 // an object cannot be changed to it, another object replaces it (docs/agent.md).
 var otherUpdates = []struct{ updates, reason string }{
-	{`Pod replaced: `, "another pod of the name is made, which needs a delete before there"},
-	{`Pod configured: .*activeDeadlineSeconds`, "a deadline can be put off, and taken back"},
-	{`Pod configured: .*terminationGracePeriodSeconds`, "the pod has it when it ends"},
-	{`Pod configured: .*tolerations`, "they mean nothing, but for pressure on memory when a pod is admitted"},
-	{`Pod configured: .*image`, "a pull policy, also that which follows from the tag, is for the next pull"},
+	{`Pod replaced: `, "another pod replaces the pod, for which Kubernetes requires a delete"},
+	{`Pod configured: .*activeDeadlineSeconds`, "a deadline can be extended and removed"},
+	{`Pod configured: .*terminationGracePeriodSeconds`, "it applies when the pod ends"},
+	{`Pod configured: .*tolerations`, "they only matter under memory pressure, when a pod is admitted"},
+	{`Pod configured: .*image`, "a pull policy, even the default by the tag, applies to the next pull"},
 	{`Pod configured: .*(enableServiceLinks|schedulerName|schedulingGroup)`, "they mean nothing"},
-	{`Pod configured: .*resources`, "a resize, which has a subresource there"},
-	{`(Deployment|DaemonSet) configured: .*spec\.selector`, "pods are their workload's by its name, not by labels"},
-	{`Job configured: .*spec\.(template|completions|completionMode)`, "the job begins anew, or wants more or fewer completions"},
-	{`Job configured: .*spec\.parallelism`, "of an indexed job, that changes with the completions there"},
-	{`PersistentVolumeClaim configured: .*spec`, "a claim is a directory, whatever it asks for"},
-	{`RuntimeClass configured: .*handler`, "pods that begin from then on have it"},
-	{`Secret configured: .*type`, "the type says no more than which keys there must be"},
+	{`Pod configured: .*resources`, "a resize, for which Kubernetes has a subresource"},
+	{`(Deployment|DaemonSet) configured: .*spec\.selector`, "pods belong to their workload by its name, not by labels"},
+	{`Job configured: .*spec\.(template|completions|completionMode)`, "the job starts again, or wants more or fewer completions"},
+	{`Job configured: .*spec\.parallelism`, "in Kubernetes that of an indexed job changes only with its completions"},
+	{`PersistentVolumeClaim configured: .*spec`, "a claim is a directory, whatever it requests"},
+	{`RuntimeClass configured: .*handler`, "it applies to pods that start later"},
+	{`Secret configured: .*type`, "the type only determines the required keys"},
 }
 
 // The agent accepts the same updates as Kubernetes, and the object keeps its identity: no pod is
