@@ -20,21 +20,21 @@ type sameReason struct {
 
 var sameReasons = []sameReason{
 	{
-		"where the host's /sys is mounted containerd mounts the cgroups too, over the host's; crispd leaves them out",
+		"if the host's /sys is mounted containerd also mounts the cgroups, over the host's; crispd does not",
 		func(tw twin) bool { return mountAt(tw, "/sys") != nil },
 		regexp.MustCompile(`^\w+ mount /sys/fs/cgroup\S* root=\S+ r[wo],nosuid,nodev,noexec,relatime .*`), "",
 	},
 	{
-		"what covers a masked directory has no room for anything, as with runc since 1.3; there nobody could write to it either", nil,
+		"the tmpfs over a masked directory has no space, as in runc since 1.3; on containerd it is read-only anyway", nil,
 		regexp.MustCompile(`^(\w+ mount (?:/proc/(?:acpi|asound|scsi)|/sys/firmware|/sys/devices/virtual/powercap|/tmp) root=/ ro,relatime propagation=\S* tmpfs ro)$`),
 		"$1,size=4k,nr_inodes=1",
 	},
 	{
-		"pods of their own network may ping, as with containerd since 2.0", ownNetwork,
+		"pods with their own network may ping, as in containerd since 2.0", ownNetwork,
 		regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) 1\t0$`), "$1 0\t2147483647",
 	},
 	{
-		"pods of their own network may listen on low ports, as with containerd since 2.0", ownNetwork,
+		"pods with their own network may listen on low ports, as in containerd since 2.0", ownNetwork,
 		regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ip_unprivileged_port_start) 1024$`), "$1 0",
 	},
 	{
@@ -43,22 +43,22 @@ var sameReasons = []sameReason{
 		regexp.MustCompile(`^init fd 0 /dev/null$`), "init fd 0 /null",
 	},
 	{
-		"of a network namespace's sysfs who mounts it first with mount(2) says whether it is read-only, the pause container or libcontainer; the fast init and privileged containers do not, and the mount's own options are the same",
+		"whether the sysfs of a network namespace is read-only depends on its first mount with mount(2), by the pause container or libcontainer; the fast init and privileged containers make none, and the options of the mount itself are the same",
 		func(tw twin) bool {
 			return ownNetwork(tw) && (fastInit(tw) || tw.container.Linux.SecurityContext.Privileged)
 		},
 		regexp.MustCompile(`^(\w+ mount /sys root=/ .* sysfs) ro$`), "$1 rw",
 	},
 	{
-		"the default seccomp filter has no io_uring, AF_ALG and AF_VSOCK, as those of later releases", filtered,
+		"the default seccomp filter forbids io_uring, AF_ALG and AF_VSOCK, as in later releases", filtered,
 		regexp.MustCompile(`^(\w+ call (?:socket (?:alg|vsock)|io_uring_setup)) .*`), "$1 operation not permitted",
 	},
 	{
-		"the default seccomp filter lets processes read others' memory as far as ptrace(2) does", filtered,
+		"the default seccomp filter allows process_vm_readv where ptrace(2) is allowed", filtered,
 		regexp.MustCompile(`^(\w+ call process_vm_readv) .*`), "$1 errno 0",
 	},
 	{
-		"beside a mount that propagates to the host all mounts are shared with namespaces that the container makes (rootfsPropagation), as with runc since 1.1.13: not with the host",
+		"with a mount that propagates to the host, all mounts are shared with namespaces that the container makes (rootfsPropagation), as in runc since 1.1.13, but not with the host",
 		propagates,
 		regexp.MustCompile(`^(\w+ mount .* propagation=)((?:master)?) `), "${1}shared,$2 ",
 	},
@@ -158,7 +158,7 @@ func predict(facts []string, tw twin, reasons []sameReason, count map[string]int
 	return list
 }
 
-const sameFlags = "an explicit rw or ro replaces all options of a mount's source, as with runc since 1.2"
+const sameFlags = "an explicit rw or ro replaces all options of a mount's source, as in runc since 1.2"
 
 // withoutFlags removes the options of mount sources from requested mounts. Of several mounts at a
 // path the last is the requested one.

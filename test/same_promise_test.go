@@ -155,13 +155,13 @@ func mapped(tw twin) bool {
 
 // mappedReasons explain the differences in a user namespace, where libcontainer starts containers.
 var mappedReasons = []sameReason{
-	{"its namespace", nil, regexp.MustCompile(`^(\w+ namespace user) the host's$`), "$1 another"},
-	{"its mappings", nil, regexp.MustCompile(`^(\w+ file /proc/self/[ug]id_map) +0 +0 +4294967295$`), "$1 0     200000      65536"},
-	{"its root owns what is mounted in it", nil, regexp.MustCompile(`^(\w+ mount (?:/dev(?:/shm)? root=/ .* tmpfs rw,size=65536k(?:,mode=755)?|/sys/fs/cgroup root=/ r[wo],nosuid,.* tmpfs rw,mode=755|/\S+ root=/ ro,relatime propagation=\S* tmpfs ro,size=4k,nr_inodes=1))$`), "$1,uid=200000,gid=200000"},
-	{"a group of its own", nil, regexp.MustCompile(`^(\w+ mount /dev/(?:pts|console) .*,gid=)5,`), "${1}200005,"},
-	{"the sandbox's files", nil, regexp.MustCompile(`^(\w+ mount /etc/(?:hosts|hostname|resolv\.conf) root=… r[wo],relatime)( .*)`), "$1,idmapped$2"},
+	{"the user namespace", nil, regexp.MustCompile(`^(\w+ namespace user) the host's$`), "$1 another"},
+	{"the ID mappings", nil, regexp.MustCompile(`^(\w+ file /proc/self/[ug]id_map) +0 +0 +4294967295$`), "$1 0     200000      65536"},
+	{"its root owns its mounts", nil, regexp.MustCompile(`^(\w+ mount (?:/dev(?:/shm)? root=/ .* tmpfs rw,size=65536k(?:,mode=755)?|/sys/fs/cgroup root=/ r[wo],nosuid,.* tmpfs rw,mode=755|/\S+ root=/ ro,relatime propagation=\S* tmpfs ro,size=4k,nr_inodes=1))$`), "$1,uid=200000,gid=200000"},
+	{"its group tty", nil, regexp.MustCompile(`^(\w+ mount /dev/(?:pts|console) .*,gid=)5,`), "${1}200005,"},
+	{"files of the sandbox are ID-mapped", nil, regexp.MustCompile(`^(\w+ mount /etc/(?:hosts|hostname|resolv\.conf) root=… r[wo],relatime)( .*)`), "$1,idmapped$2"},
 	{"the source's options are locked", nil, regexp.MustCompile(`^(\w+ mount \S+ root=\S+ r[wo])(,relatime .* tmpfs rw,size=1024k.*)`), "$1,nosuid$2"},
-	{"the host's nodes, bound", nil, regexp.MustCompile(`^(\w+ dev /dev/(?:[^c]|c[^o])\S* [26]0\d{3}) \d+:\d+ `), "$1 65534:65534 "},
+	{"device nodes are bind mounts of the host's", nil, regexp.MustCompile(`^(\w+ dev /dev/(?:[^c]|c[^o])\S* [26]0\d{3}) \d+:\d+ `), "$1 65534:65534 "},
 	{"a file of the host", func(tw twin) bool { return mountAt(tw, "/etc/resolv.conf") != nil }, regexp.MustCompile(`^(\w+ stat /etc/resolv.conf \d+) 0:0 `), "$1 65534:65534 "},
 	{"a file of the host", func(tw twin) bool { return mountAt(tw, "/etc/hosts") != nil }, regexp.MustCompile(`^(\w+ stat /etc/hosts \d+) 0:0 `), "$1 65534:65534 "},
 	{"a file of the host", nil, regexp.MustCompile(`^(\w+ dev /dev/termination-log \d+) 0:0 `), "$1 65534:65534 "},
@@ -175,8 +175,8 @@ var mappedReasons = []sameReason{
 		return ownNetwork(tw) && !tw.container.Linux.SecurityContext.Privileged && mountAt(tw, "/sys") == nil
 	},
 		regexp.MustCompile(`^(\w+ mount /sys root=/ .* sysfs) rw$`), "$1 ro"},
-	{"rights over the host", nil, regexp.MustCompile(`^(\w+ call (?:syslog|swapon)) .*`), "$1 operation not permitted"},
-	{"rights over the host's network and name", func(tw twin) bool { return !ownNetwork(tw) },
+	{"no privileges over the host", nil, regexp.MustCompile(`^(\w+ call (?:syslog|swapon)) .*`), "$1 operation not permitted"},
+	{"no privileges over the host's network and name", func(tw twin) bool { return !ownNetwork(tw) },
 		regexp.MustCompile(`^(\w+ call (?:socket raw|socket packet|sethostname)) .*`), "$1 operation not permitted"},
 }
 
