@@ -53,7 +53,7 @@ Description: container runtime for Kubernetes nodes
  crictl or its own agent, which runs pods without a cluster. It needs no
  containerd, no pause container and no process per pod.
 END
-# This compression is quick to make and to unpack.
+# zstd at a low level is fast to compress and to unpack; an old dpkg has only gzip.
 deb=$bin/crisp_${version}_$arch.deb
 rm -f "$bin"/crisp_*.deb
 dpkg-deb --root-owner-group -Zzstd -z3 --build "$stage" "$deb" >/dev/null 2>&1 ||

@@ -1,14 +1,12 @@
-// Sbom prints the bill of materials of built programs, as CycloneDX 1.6 in JSON.
+// Sbom prints the software bill of materials (SBOM) of built programs, as CycloneDX 1.6 in JSON.
 //
 //	sbom -version VERSION [-static PACKAGE,…] PROGRAM …
 //
-// It reads the modules of a Go program from the program itself (debug/buildinfo), so
-// the bill lists what was linked, not what go.mod would allow. C libraries leave no
-// such trace: name those in static programs by their Debian packages; dpkg tells
-// their versions.
+// It reads the modules of a Go program from the program itself (debug/buildinfo), so the bill has
+// what was linked, not what go.mod would allow. Programs do not record their C libraries: those in
+// static programs are named by their Debian packages, and dpkg has the versions.
 //
-// The same programs give the same bill, byte for byte: it contains no time and no
-// random number.
+// The bill is reproducible: it has no time and no random number.
 package main
 
 import (
@@ -62,11 +60,11 @@ func run(w io.Writer, version string, packages, programs []string) error {
 // A bill is the result so far: components by their reference in the bill.
 type bill struct {
 	components map[string]cdx.Component
-	uses       map[string][]string // what a program was linked from
+	uses       map[string][]string // the components of each program
 }
 
-// addProgram adds the program at path and its modules. Of a program that is not Go's
-// it adds only the name.
+// addProgram adds the program at path and its modules. For a program that is not written in Go it
+// adds only the name.
 func (b *bill) addProgram(path, version string) error {
 	ref := "crisp/" + filepath.Base(path)
 	b.components[ref] = cdx.Component{BOMRef: ref, Type: cdx.ComponentTypeApplication, Name: filepath.Base(path), Version: version}
@@ -76,7 +74,7 @@ func (b *bill) addProgram(path, version string) error {
 		return err
 	}
 	if err != nil {
-		return nil // crisp-podinit is C without a library
+		return nil // crisp-podinit is written in C and has no libraries
 	}
 	b.add(ref, "pkg:golang/std@"+strings.TrimPrefix(info.GoVersion, "go"), "std", strings.TrimPrefix(info.GoVersion, "go"))
 	for _, m := range modules(info) {
@@ -85,8 +83,8 @@ func (b *bill) addProgram(path, version string) error {
 	return nil
 }
 
-// modules lists the linked modules, except the program's own and modules of its tree
-// that replace others (./PATH), which have no version.
+// modules returns the linked modules, except crisp itself and replacements within its tree
+// (./PATH), which have no version.
 func modules(info *debug.BuildInfo) []*debug.Module {
 	var list []*debug.Module
 	for _, m := range info.Deps {
@@ -98,7 +96,7 @@ func modules(info *debug.BuildInfo) []*debug.Module {
 		}
 		list = append(list, m)
 	}
-	if info.Main.Path != module { // as the CNI plugins
+	if info.Main.Path != module { // such as a CNI plugin
 		list = append(list, &info.Main)
 	}
 	return list

@@ -11,8 +11,8 @@ import (
 	cdx "github.com/CycloneDX/cyclonedx-go"
 )
 
-// To look up a CVE, the bill must have each module of a program with its linked
-// version; the test itself is such a program.
+// For a search for CVEs the bill must have each module of a program with its linked version. The
+// program here is the test itself.
 func TestBillHasWhatWasLinked(t *testing.T) {
 	self, err := os.Executable()
 	if err != nil {
