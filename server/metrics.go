@@ -146,7 +146,7 @@ var containerMetrics = []metric{
 		perPageSize(func(h oci.HugePageStats) uint64 { return h.Usage })},
 	{"container_hugetlb_max_usage_bytes", "The most huge pages ever used, in bytes; on cgroup v2, which does not count it, those in use.", []string{"pagesize"}, gauge,
 		perPageSize(func(h oci.HugePageStats) uint64 { return h.Max })},
-	{"container_oom_events_total", "Kills for want of memory that crispd has seen.", nil, counter,
+	{"container_oom_events_total", "OOM kills that crispd has seen.", nil, counter,
 		one(func(s *sample) uint64 { return s.ooms })},
 
 	{"container_fs_inodes_free", "Free inodes of the file system of the writable layer.", nil, gauge,

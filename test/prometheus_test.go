@@ -237,8 +237,8 @@ func (s *scraped) alerts(t *testing.T) {
 // eventOf has the events that are necessary before a panel of the dashboard shows anything. All
 // other panels show something once a pod is running.
 var eventOf = map[string]func(s *scraped, t *testing.T){
-	"Calls that fail":                      (*scraped).failCall,
-	"Calls whose client left":              (*scraped).leave,
+	"Failed calls":                         (*scraped).failCall,
+	"Abandoned calls":                      (*scraped).leave,
 	"Pulls":                                (*scraped).pull,
 	"Bytes pulled":                         (*scraped).pull,
 	"Time to start a pod, 95th percentile": (*scraped).runPod, // the running one was started before the first scrape

@@ -61,10 +61,10 @@ func New(o Options) (*Telemetry, error) {
 	t.rpcs = histogram("crisp_rpc_duration_seconds", "How long calls of CRI took, by method and status code.", "rpc", "code")
 	t.inFlight = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "crisp_rpc_in_flight", Help: "Calls of CRI under way."}, []string{"rpc"})
 	t.stages = histogram("crisp_stage_duration_seconds", "How long the stages of calls took: cni is ADD in RunPodSandbox and DEL in StopPodSandbox, cni.NAME one plugin.", "rpc", "stage")
-	t.abandoned = counters("crisp_rpc_abandoned_total", "Calls whose client left, by the stage that they were in.", "rpc", "stage")
+	t.abandoned = counters("crisp_rpc_abandoned_total", "Calls whose client gave up, by their stage at that time.", "rpc", "stage")
 	t.pulls = counters("crisp_image_pulls_total", "Pulls of images by their end: success, or why there was none.", "result")
 	t.pulled = prometheus.NewCounter(prometheus.CounterOpts{Name: "crisp_image_pulled_bytes_total", Help: "Compressed bytes of layers that pulls have read."})
-	t.ooms = prometheus.NewCounter(prometheus.CounterOpts{Name: "crisp_container_oom_events_total", Help: "Kills for want of memory within containers."})
+	t.ooms = prometheus.NewCounter(prometheus.CounterOpts{Name: "crisp_container_oom_events_total", Help: "OOM kills within containers."})
 	build := prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: "crisp_build_info", Help: "Always 1; the label is the version.", ConstLabels: prometheus.Labels{"version": o.Version}},
 		func() float64 { return 1 })
 	for _, c := range []prometheus.Collector{
