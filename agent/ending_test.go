@@ -17,13 +17,13 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// noNode is a node of which nothing is known.
+// noNode is an unknown node.
 type noNode struct{}
 
 func (noNode) IPs() []string       { return nil }
 func (noNode) RuntimeName() string { return "fake" }
 
-// lateFiles call before just before they keep a status.
+// lateFiles calls before just before a status is stored.
 type lateFiles struct {
 	*podfiles.Store
 	before func()
@@ -34,8 +34,8 @@ func (f lateFiles) SaveStatus(pod *v1.Pod, s *v1.PodStatus) error {
 	return f.Store.SaveStatus(pod, s)
 }
 
-// A pod that ceases to be wanted just before its worker makes its first file is recorded as ending
-// all the same: the next agent would go on with it if it were wanted again by then.
+// If a pod becomes unwanted just before its worker makes its first file, its end is still recorded.
+// Otherwise the next agent would continue the pod if it was wanted again.
 func TestEndBeforeTheFirstFile(t *testing.T) {
 	log := slog.New(slog.DiscardHandler)
 	files, err := podfiles.Open(podfiles.Options{Root: t.TempDir(), Log: log})

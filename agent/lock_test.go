@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/flock"
 )
 
-// Two agents on one directory would start each pod twice: a lock that somebody has removed is put
-// back, but never taken from an agent that came meanwhile.
+// Two agents on one directory would start each pod twice. A removed lock is recreated, but never
+// taken from an agent that has started meanwhile.
 func TestRemovedLockIsPutBack(t *testing.T) {
 	root := filepath.Join(t.TempDir(), "root")
 	l, err := lockRoot(root)

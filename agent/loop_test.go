@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/host"
 )
 
-// A loop that is stuck is reported; one that waits for something to happen is not.
+// A stuck loop is reported; a loop that waits for events is not.
 func TestLoopHealth(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := &heartbeat{}
@@ -39,7 +39,7 @@ func TestLoopHealth(t *testing.T) {
 	})
 }
 
-// A bar stops the loop where it tells of a pod, until it is lifted.
+// A bar blocks the loop when it publishes a pod, until it is lifted.
 type bar struct {
 	slog.Handler
 	once            *sync.Once
@@ -58,7 +58,7 @@ func (b bar) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Health checks over HTTP report that the agent's loop is stuck, until it goes on.
+// Health checks over HTTP report a stuck loop until it continues.
 func TestStalledLoopIsReported(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)
 	stalled = 2 * time.Second

@@ -31,12 +31,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A leaving runtime is one while an agent ends: away, or slow with what it does.
+// A leaving runtime is down or slow while an agent ends.
 type leaving struct {
 	internalapi.RuntimeService
 	away bool
 	slow time.Duration
-	cut  bool // a call that was waited for no more
+	cut  bool // whether a call was cancelled
 }
 
 func (l *leaving) err() error {
@@ -65,8 +65,8 @@ func (l *leaving) ListContainers(context.Context, *cri.ContainerFilter) ([]*cri.
 	return nil, l.err()
 }
 
-// An agent that is to stop its pods exits even if the runtime is away, and waits for
-// containers that take their time.
+// An agent with the flag to stop its pods exits even if the runtime is down, and otherwise waits
+// for slow containers.
 func TestStopsWithoutRuntime(t *testing.T) {
 	for name, runtime := range map[string]*leaving{"away": {away: true}, "slow": {slow: 10 * time.Minute}} {
 		t.Run(name, func(t *testing.T) {
@@ -98,8 +98,8 @@ func TestStopsWithoutRuntime(t *testing.T) {
 	}
 }
 
-// An agent that is stopped while it connects to its runtime exits like any other, without an
-// error: its unit would be "failed".
+// An agent that is stopped while it connects to its runtime exits without an error: otherwise its
+// unit would be "failed".
 func TestStopsWhileItConnects(t *testing.T) {
 	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
 	if err != nil {
@@ -122,7 +122,7 @@ func TestStopsWhileItConnects(t *testing.T) {
 	}
 }
 
-// hungUp is a runtime that is asked for its version by an agent that is being stopped.
+// hungUp is a runtime whose client, an agent, is stopped during the Version call.
 type hungUp struct {
 	internalapi.RuntimeService
 	cancel context.CancelFunc

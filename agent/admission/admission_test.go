@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// counted are how often a status was read and the requests of a pod summed.
+// counted counts reads of statuses and sums of pods' requests.
 type counted struct{ loads, sums int }
 
 func (k *counted) LoadStatus(*v1.Pod) *v1.PodStatus {
@@ -36,15 +36,15 @@ func (p summedPods) Requests(*v1.Pod) v1.ResourceList {
 	return v1.ResourceList{}
 }
 
-// none is a node of which nothing is known.
+// none is an unknown node.
 type none struct{}
 
 func (none) Pressure() []v1.NodeConditionType { return nil }
 func (none) IPs() []string                    { return nil }
 func (none) RuntimeName() string              { return "" }
 
-// An agent that starts with many pods checks each against all others, and does nothing else
-// meanwhile. What must be read or summed for that is so once for each pod.
+// An agent that starts with many pods checks each against all others, during which it does nothing
+// else. So each status is read, and each pod's requests are summed, only once.
 func TestManyPodsAreAdmitted(t *testing.T) {
 	const many = 1000
 	k := &counted{}
@@ -66,7 +66,7 @@ func TestManyPodsAreAdmitted(t *testing.T) {
 	if k.loads > many || k.sums > many {
 		t.Errorf("%d statuses were read, %d requests summed, of %d pods", k.loads, k.sums, many)
 	}
-	// One that has changed is summed anew.
+	// A changed pod is summed again.
 	changed := pods[0].DeepCopy()
 	if d.Requests(changed); k.sums != many+1 {
 		t.Errorf("%d requests were summed after a change", k.sums)

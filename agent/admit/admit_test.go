@@ -28,12 +28,12 @@ func with(requests string) string {
 	return "containers: [{name: a, image: i, resources: {requests: {" + requests + "}}}]"
 }
 
-// pages are huge pages, which need CPU or memory beside them.
+// pages returns a container with huge pages, which need CPU or memory beside them.
 func pages(limits string) string {
 	return "containers: [{name: a, image: i, resources: {limits: {cpu: 1m, " + limits + "}}}]"
 }
 
-// plain pods have no RuntimeClass, and one container.
+// plain has no RuntimeClasses; its pods have one container.
 type plain struct{}
 
 func (plain) Handler(*v1.Pod) *cri.RuntimeHandlerFeatures { return &cri.RuntimeHandlerFeatures{} }
@@ -59,7 +59,7 @@ func TestCheck(t *testing.T) {
 		spec   string
 		others []string
 		edit   func(*Node)
-		want   string // the reason; "" is admitted
+		want   string // the reason; "" means admitted
 	}{
 		{spec: with("cpu: 1000"), want: "OutOfcpu"},
 		{spec: with("cpu: 1"), others: []string{with("cpu: 1500m")}, want: "OutOfcpu"},
@@ -70,7 +70,7 @@ func TestCheck(t *testing.T) {
 		{spec: pages("hugepages-2Mi: 4Mi"), others: []string{pages("hugepages-2Mi: 4Mi"), pages("hugepages-1Gi: 4Gi")}},
 		{spec: pages("hugepages-1Gi: 1Gi"), want: "OutOfhugepages-1Gi"},
 		{spec: "hostIPC: false", others: []string{"hostIPC: false", "hostIPC: false", "hostIPC: false", "hostIPC: false"}, want: "OutOfpods"},
-		{spec: "hostIPC: false", others: []string{with("cpu: 100")}}, // it wants nothing
+		{spec: "hostIPC: false", others: []string{with("cpu: 100")}}, // it requests nothing
 		{spec: ports(""), others: []string{ports("")}, want: "NodePorts"},
 		{spec: ports(", hostIP: 127.0.0.1"), others: []string{ports("")}, want: "NodePorts"},
 		{spec: ports(", hostIP: 127.0.0.1"), others: []string{ports(", hostIP: 127.0.0.2")}},
@@ -139,7 +139,7 @@ func TestPreemption(t *testing.T) {
 		{"cpu: 2", []*v1.Pod{high, guaranteed, large}, "high guaranteed large", true},
 		{"cpu: 500m", []*v1.Pod{high, guaranteed, large}, "large", true},
 		{"cpu: 1", []*v1.Pod{vital, effort}, "", false},
-		{"memory: 1Mi", []*v1.Pod{effort, small, large, vital}, "effort", true}, // of pods there are too many
+		{"memory: 1Mi", []*v1.Pod{effort, small, large, vital}, "effort", true}, // there are too many pods
 	} {
 		v, victims := Check(pod(t, "new", "priorityClassName: system-node-critical\n  "+with(test.wants)), test.others, testNode())
 		same := len(strings.Fields(test.want)) == len(victims)

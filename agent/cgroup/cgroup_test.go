@@ -105,7 +105,7 @@ func testTree(t *testing.T, root string, systemd bool) {
 	if got := tree.uids(); len(got) != 1 || got[0] != "u1" {
 		t.Errorf("pods %v, want u1", got)
 	}
-	// It is too young to count as left behind.
+	// It is too new to count as a leftover.
 	if err := tree.Sweep(nil); err != nil || !tree.exists(names) {
 		t.Errorf("swept: %v", err)
 	}
@@ -123,8 +123,8 @@ func testTree(t *testing.T, root string, systemd bool) {
 	}
 }
 
-// A sweep leaves the cgroups of known pods, however old and idle they are. The UIDs of pods
-// that came by the API contain "-", which the names of slices cannot.
+// A sweep keeps the cgroups of known pods, however old and idle they are. The UIDs of pods from the
+// API contain "-", which names of slices cannot.
 func TestSweepKeepsKnown(t *testing.T) {
 	testenv.NeedRoot(t, "it makes cgroups")
 	for driver, tree := range map[string]*Tree{"cgroupfs": {}, "systemd": {systemd: true}} {

@@ -28,8 +28,8 @@ func TestHugePages(t *testing.T) {
 	}
 }
 
-// Each version of the controller has files of its own, and without the controller nothing is
-// written. The kernel's part is in TestTree.
+// Each version of the controller has its own files, and without the controller nothing is written.
+// TestTree covers the kernel's part.
 func TestWritePages(t *testing.T) {
 	cgroups.TestMode = true
 	t.Cleanup(func() { cgroups.TestMode = false })
@@ -80,12 +80,11 @@ func TestWritePages(t *testing.T) {
 	}
 }
 
-// withHugetlb is set for a TestTree that runs in a mount namespace of its own, in
-// which it mounts the controller.
+// withHugetlb is set for a TestTree that runs in its own mount namespace, where it mounts the
+// controller.
 const withHugetlb = "CRISP_TEST_HUGETLB"
 
-// A v1 kernel may have the controller although it is not mounted, or have it in the unified
-// hierarchy beside those of v1.
+// A v1 kernel may have the controller unmounted, or in the unified hierarchy beside the v1 ones.
 func TestTreeHugetlb(t *testing.T) {
 	testenv.NeedRoot(t, "it makes cgroups")
 	switch {
@@ -138,8 +137,8 @@ func unifiedHugetlb(t *testing.T) {
 	}
 }
 
-// mountHugetlb mounts a directory over that of the cgroups, with the hierarchies of before and
-// hugetlb. The mounts go with the process.
+// mountHugetlb mounts a directory over that of the cgroups, with the previous hierarchies and
+// hugetlb. The mounts end with the process.
 func mountHugetlb(t *testing.T) {
 	t.Helper()
 	const at = "/sys/fs/cgroup"

@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/evict"
 )
 
-// What is not limited, or not there, puts no pod under pressure.
+// An unlimited or missing cgroup puts no pod under pressure.
 func TestObserve(t *testing.T) {
 	for _, c := range []struct {
 		used, limit uint64
@@ -15,10 +15,10 @@ func TestObserve(t *testing.T) {
 		ok          bool
 	}{
 		{used: 1 << 20, limit: 10 << 20, left: 9 << 20, of: 10 << 20, ok: true},
-		{used: 11 << 20, limit: 10 << 20, left: -1 << 20, of: 10 << 20, ok: true}, // lowered below what is used
+		{used: 11 << 20, limit: 10 << 20, left: -1 << 20, of: 10 << 20, ok: true}, // the limit is below the current use
 		{},                               // there is no such cgroup
 		{used: 1, limit: math.MaxUint64}, // "max" of v2
-		{used: 1, limit: 1<<63 - 4096},   // as v1 has it
+		{used: 1, limit: 1<<63 - 4096},   // "unlimited" of v1
 	} {
 		o, ok := (&Manager{}).Memory()
 		if ok {

@@ -51,7 +51,7 @@ func TestCounts(t *testing.T) {
 	}
 }
 
-// Before the runtime has answered, a call ends with its context, as who has asked does not wait any longer.
+// Before the runtime has answered, a call still ends with its context.
 func TestBeforeTheFirstAnswer(t *testing.T) {
 	c := criconn.New(slog.New(slog.DiscardHandler))
 	runtime, images := c.Runtime(), c.Images()

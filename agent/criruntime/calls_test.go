@@ -29,8 +29,8 @@ import (
 	fake "k8s.io/cri-api/pkg/apis/testing"
 )
 
-// A recorder is a runtime in memory that records what it is asked to change,
-// with the seconds since its beginning.
+// A recorder is a runtime in memory that records the calls that change something, with the seconds
+// since its start.
 type recorder struct {
 	*fake.FakeRuntimeService
 	*fake.FakeImageService
@@ -40,12 +40,12 @@ type recorder struct {
 	calls    []string
 	config   *cri.PodSandboxConfig // of the last sandbox
 	events   []string
-	exec     func() error  // what a hook does
-	pulling  time.Duration // how long a pull takes
+	exec     func() error  // the effect of a hook
+	pulling  time.Duration // duration of a pull
 	busy     int           // pulls at work
 	mostBusy int
-	refuse   string // the password that the registry does not take
-	private  bool   // it takes nobody who has none
+	refuse   string // the password that the registry rejects
+	private  bool   // the registry requires credentials
 }
 
 func (r *recorder) note(format string, args ...any) {
@@ -144,7 +144,7 @@ func (r *recorder) PullImage(ctx context.Context, image *cri.ImageSpec, auth *cr
 
 func (r *recorder) Close(context.Context) error { return nil }
 
-// A shelf has the objects that these tests refer to.
+// A shelf has the objects to which these tests refer.
 type shelf struct{ none }
 
 func (shelf) Secret(namespace, name string) (*v1.Secret, error) {
@@ -165,7 +165,7 @@ func (shelf) RuntimeClass(name string) (*nodev1.RuntimeClass, error) {
 	return class, nil
 }
 
-// record makes a driver on a recorder, for the pod of a spec.
+// record makes a driver on a recorder, and the pod of a spec.
 func record(t *testing.T, spec string) (*Driver, *recorder, *v1.Pod) {
 	t.Helper()
 	r := &recorder{FakeRuntimeService: fake.NewFakeRuntimeService(), FakeImageService: fake.NewFakeImageService(), begun: time.Now()}
@@ -227,8 +227,8 @@ func TestBegin(t *testing.T) {
 	}
 }
 
-// A sandbox that is not ready any more is stopped before the next one runs: its runtime may keep its
-// address until then. One that cannot be stopped keeps no pod from running.
+// A sandbox that is not ready any more is stopped before the next one runs, because the runtime may
+// keep its address until then. A failure to stop it does not prevent the pod from running.
 func TestFormerSandboxIsStopped(t *testing.T) {
 	d, r, pod := record(t, "  containers: [{name: a, image: i}]\n")
 	r.expect(t)
@@ -243,8 +243,8 @@ func TestFormerSandboxIsStopped(t *testing.T) {
 	}
 }
 
-// A class that does not exist, or whose handler the runtime does not have, keeps
-// the pod from running and is reported.
+// A class that does not exist, or whose handler the runtime does not have, prevents the pod from
+// running and is reported.
 func TestRuntimeClassUnknown(t *testing.T) {
 	for class, want := range map[string]string{"none": "there is no runtime class none", "other": `the runtime has no handler "other"; it has ["" "alt"]`} {
 		d, r, pod := record(t, "  runtimeClassName: "+class+"\n  containers: [{name: a, image: i}]\n")
@@ -275,8 +275,8 @@ const stoppable = `
   containers: [{name: a, image: "i:1", lifecycle: {preStop: {exec: {command: [bye]}}}}]
 `
 
-// The time of the preStop hook counts against the grace period, and so does the wait for a
-// container's turn; two seconds always remain.
+// The time of the preStop hook counts against the grace period, and so does the wait until a
+// container is stopped in its turn. At least two seconds remain.
 func TestStop(t *testing.T) {
 	for _, test := range []struct {
 		name        string
@@ -312,7 +312,7 @@ func TestStop(t *testing.T) {
 	}
 }
 
-// A pause before the end that no time.Duration can be lasts as long as the grace period.
+// A sleep hook longer than the maximum time.Duration lasts as long as the grace period.
 func TestStopAfterEndlessPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, r, pod := record(t, `
@@ -329,7 +329,7 @@ func TestStopAfterEndlessPause(t *testing.T) {
 	})
 }
 
-// The logs of the runs before the last two go when a container is removed.
+// When a container is removed, only the logs of its last two instances are kept.
 func TestRemovedRunsLeaveNoLog(t *testing.T) {
 	d, _, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
 	id := begin(t, d, pod)["a"]
@@ -351,9 +351,8 @@ func TestRemovedRunsLeaveNoLog(t *testing.T) {
 	}
 }
 
-// A preStop hook that fails is reported, without its output, and the container is stopped
-// nevertheless. The hook of a container whose pod is unknown runs by the container's
-// annotations.
+// A failing preStop hook is reported, without its output, and the container is stopped anyway. The
+// hook of a container whose pod is unknown is taken from the container's annotations.
 func TestStopOrphan(t *testing.T) {
 	d, r, pod := record(t, stoppable)
 	id := begin(t, d, pod)["a"]
@@ -380,7 +379,7 @@ func TestStopOrphan(t *testing.T) {
 	}
 }
 
-// Pulls wait for each other, three at a time, and one that is given up leaves the queue.
+// At most three pulls run at a time; the others wait, and an abandoned one leaves the queue.
 func TestPullsWait(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
@@ -407,7 +406,7 @@ func TestPullsWait(t *testing.T) {
 	})
 }
 
-// A speed is a PullWatcher of pulls of which so many bytes come each second.
+// A speed is a PullWatcher whose pulls make progress of so many bytes per second.
 type speed int64
 
 func (s speed) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
@@ -421,7 +420,8 @@ func (s speed) Follow(ctx context.Context, image, pod string, report func(pulls.
 	}
 }
 
-// Registries that hang do not hold up pulls from others; slow ones, and slow disks, have their turn.
+// Pulls from hanging registries do not block pulls from others. Those from slow ones, and to slow
+// disks, keep their turn.
 func TestStuckPullsLetOthersBegin(t *testing.T) {
 	for _, s := range []speed{0, 1, -1} {
 		synctest.Test(t, func(t *testing.T) {
@@ -450,7 +450,7 @@ func TestStuckPullsLetOthersBegin(t *testing.T) {
 	}
 }
 
-// No more than ten at once, then five a second.
+// At most ten pulls start at once, then five per second.
 func TestPullsPerSecond(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		q := newQueue(Pulls{Parallel: -1})
@@ -470,7 +470,7 @@ func TestPullsPerSecond(t *testing.T) {
 	})
 }
 
-// A rate of less than 0, or of as good as 0, is no limit.
+// A rate that is negative or nearly 0 means no limit.
 func TestPullsWithoutRate(t *testing.T) {
 	for _, rate := range []float64{-1, 1e-60} {
 		synctest.Test(t, func(t *testing.T) {
@@ -537,14 +537,14 @@ func TestResize(t *testing.T) {
 	begin(t, d, resized)
 	r.expect(t)
 
-	// What was recorded is known to the next agent.
+	// The next agent knows what was recorded.
 	next := again(t, d)
 	begin(t, next, resized)
 	r.expect(t)
 }
 
-// An image that one pod has pulled with its secret is not given to another without: that has
-// to pull it itself, and the registry decides.
+// An image that one pod has pulled with its secret is not given to another pod: that pod must pull
+// it, and the registry decides.
 func TestPulledWithASecret(t *testing.T) {
 	d, r, with := record(t, "  imagePullSecrets: [{name: pull}]\n  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
 	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)
@@ -576,8 +576,8 @@ func TestPulledWithASecret(t *testing.T) {
 	}
 }
 
-// A record of who may use an image that is damaged keeps no pod from starting: the pod pulls the
-// image, and the record is written anew.
+// A damaged record of who may use an image does not prevent a pod from starting: the pod pulls the
+// image, and the record is rewritten.
 func TestDamagedPullRecord(t *testing.T) {
 	d, r, pod := record(t, "  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
 	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)

@@ -14,8 +14,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A variable comes from a file that an init container has written; nothing that a container
-// can do there makes the agent read another file, or wait.
+// A variable comes from a file that an init container has written. A container cannot make the
+// agent read another file, or wait.
 func TestFileKeyRef(t *testing.T) {
 	d, _, pod := record(t, "  volumes: [{name: v, emptyDir: {}}]\n  containers:\n  - name: a\n    image: i\n    env:\n    - {name: A, valueFrom: {fileKeyRef: {volumeName: v, path: dir/env, key: KEY}}}\n"+
 		"    - {name: B, valueFrom: {fileKeyRef: {volumeName: v, path: dir/env, key: OTHER, optional: true}}}\n    - {name: C, value: \"$(A)!\"}\n")
@@ -68,8 +68,8 @@ func TestFileKeyRef(t *testing.T) {
 	}
 }
 
-// /etc/hosts and the file of terminationMessagePath exist before the container does, and
-// nothing is left behind for one that is refused.
+// /etc/hosts and the file of terminationMessagePath exist before the container, and a rejected
+// container leaves nothing.
 func TestFilesOfContainer(t *testing.T) {
 	d := driver(t)
 	pod := read(t, "  securityContext: {runAsNonRoot: true}\n  containers: [{name: a, image: i}]\n")

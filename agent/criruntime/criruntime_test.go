@@ -35,7 +35,7 @@ func driver(t *testing.T) *Driver {
 	return d
 }
 
-// A host is one of which this much is known.
+// A host has the given properties.
 type host struct {
 	unknown
 	ips, handlers []string
@@ -62,7 +62,7 @@ func again(t *testing.T, d *Driver) *Driver {
 	return New(o)
 }
 
-// read makes the pod of a manifest whose spec is given.
+// read makes a pod with this spec.
 func read(t *testing.T, spec string) *v1.Pod {
 	t.Helper()
 	objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web, labels: {app: w}, annotations: {note: hi}}\nspec:\n"+spec), manifest.Options{NodeName: "n1"})
@@ -72,12 +72,12 @@ func read(t *testing.T, spec string) *v1.Pod {
 	return objects[0].(*v1.Pod)
 }
 
-// The files of a pod are found by the next agent, and nothing of them stays.
+// The next agent finds the files of a pod, and removes all of them.
 func TestFiles(t *testing.T) {
 	d := driver(t)
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")
 	uid, key := string(pod.UID), podsync.KeyOf(pod)
-	for range 2 { // as after a sandbox that did not start
+	for range 2 { // as after a failed start of the sandbox
 		if err := d.makeFiles(t.Context(), pod); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +116,7 @@ func TestFiles(t *testing.T) {
 	}
 }
 
-// releases notes who gives back what it was granted.
+// releases records which pods release their resources.
 type releases struct {
 	noContainerManager
 	released []string
@@ -127,9 +127,9 @@ func (r *releases) Release(uid string) error {
 	return nil
 }
 
-// A finished pod releases its volumes and what else it holds on this node, but keeps its
-// status and logs. That may be repeated, also by the next agent; a pod that starts again has
-// its volumes again.
+// A finished pod releases its volumes and other resources of this node, but keeps its status and
+// logs. This can be repeated, also by the next agent. A pod that starts again gets its volumes
+// again.
 func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	d := driver(t)
 	containers := &releases{}
@@ -168,8 +168,8 @@ func TestFinishedPodKeepsNoVolumes(t *testing.T) {
 	}
 }
 
-// A directory that the agent cannot identify stays: it may be the kubelet's, or the disk had
-// an error. When it can be read again it is the pod's.
+// A directory that the agent cannot identify stays: it may be the kubelet's, or the disk may have
+// returned an error. Once it is readable it belongs to the pod again.
 func TestUnknownFilesStay(t *testing.T) {
 	d := driver(t)
 	pod := read(t, "  containers: [{name: a, image: i}]\n  volumes: [{name: e, emptyDir: {}}]\n")

@@ -10,8 +10,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Under a kubelet any pod's annotations may say where its status is kept. What the
-// administrator's "crisp get pods" finds there must neither hang it nor fill its memory.
+// On a node with a kubelet, the annotations of any pod can name the file of its status. Such a file
+// must neither hang the administrator's "crisp get pods" nor fill its memory.
 func TestKeptStatusOfAStrangersPod(t *testing.T) {
 	const good = `{"hostIP":"192.0.2.1"}`
 	for name, test := range map[string]struct {

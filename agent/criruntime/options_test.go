@@ -7,8 +7,8 @@ import (
 	"testing"
 )
 
-// A pod with a network of its own gets no name server on the node's loopback, which it cannot
-// reach, but the upstream servers: with systemd-resolved on the node its names resolve.
+// A pod with its own network gets no name servers on the node's loopback, which it cannot reach,
+// but the upstream servers: on a node with systemd-resolved its names resolve.
 func TestLoopbackNameServers(t *testing.T) {
 	const stub = "nameserver 127.0.0.53\noptions edns0 trust-ad\nsearch .\n"
 	for _, test := range []struct {

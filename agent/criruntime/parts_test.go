@@ -14,14 +14,14 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// withParts returns the options with parts that know and do nothing, where there are none.
+// withParts adds parts without function to the options where they are missing.
 func withParts(o Options) Options {
 	o.Events, o.Objects, o.Host = cmp.Or(o.Events, event.Discard), cmp.Or[Objects](o.Objects, none{}), cmp.Or[Host](o.Host, unknown{})
 	o.Progress, o.ContainerManager = cmp.Or[PullWatcher](o.Progress, blind{}), cmp.Or[ContainerManager](o.ContainerManager, noContainerManager{})
 	return o
 }
 
-// unknown is a host of which nothing is known.
+// unknown is a host without known properties.
 type unknown struct{}
 
 func (unknown) IPs() []string                               { return nil }
@@ -29,7 +29,7 @@ func (unknown) Allocatable() v1.ResourceList                { return nil }
 func (unknown) Handlers() []string                          { return nil }
 func (unknown) Features(string) *cri.RuntimeHandlerFeatures { return nil }
 
-// noContainerManager leaves the cgroups of pods to the runtime, and gives no user namespaces.
+// noContainerManager leaves the cgroups of pods to the runtime, and has no user namespaces.
 type noContainerManager struct{}
 
 func (noContainerManager) CgroupParent(*v1.Pod) string            { return "" }
@@ -63,7 +63,7 @@ func (none) Claim(namespace, name string) (*v1.PersistentVolumeClaim, error) {
 	return nil, fault.NotFound.Errorf("there is no claim %s/%s", namespace, name)
 }
 
-// blind is a PullWatcher that knows nothing.
+// blind is a PullWatcher that never reports progress.
 type blind struct{}
 
 func (blind) Follow(context.Context, string, string, func(pulls.Pull)) {}

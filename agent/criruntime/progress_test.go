@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// percents is a PullWatcher that reports how many percent have come, one after the other.
+// percents is a PullWatcher that reports these percentages, one after the other.
 type percents []int64
 
 func (list percents) Follow(ctx context.Context, image, pod string, report func(pulls.Pull)) {
@@ -19,7 +19,7 @@ func (list percents) Follow(ctx context.Context, image, pod string, report func(
 	}
 }
 
-// A long pull says so three times, and a short one not at all.
+// A long pull is reported three times, a short one not at all.
 func TestQuarters(t *testing.T) {
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
 	for _, test := range []struct {

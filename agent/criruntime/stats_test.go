@@ -8,8 +8,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod uses what its containers do; if one of them lacks a rate the pod shows none: half of a
-// sum is worse than no sum.
+// A pod's usage is the sum of its containers'. If one of them has no rate, neither has the pod: an
+// incomplete sum would mislead.
 func TestPodStatsOfContainers(t *testing.T) {
 	const running = cri.ContainerState_CONTAINER_RUNNING
 	number := func(v uint64) *cri.UInt64Value { return &cri.UInt64Value{Value: v} }

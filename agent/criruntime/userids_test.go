@@ -12,12 +12,12 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A mapped runtime has sandboxes with these user namespaces. Of those that it lists, one
-// that is not among them has been removed since.
+// A mapped runtime has sandboxes with these user namespaces. A listed sandbox that is not among
+// them has been removed since.
 type mapped struct {
 	internalapi.RuntimeService
 	sandboxes map[string]*cri.UserNamespace
-	err       error // of asking for c
+	err       error // of the status of c
 }
 
 func (m mapped) ListPodSandbox(context.Context, *cri.PodSandboxFilter) ([]*cri.PodSandbox, error) {
@@ -41,8 +41,8 @@ func (m mapped) PodSandboxStatus(_ context.Context, id string, _ bool) (*cri.Pod
 	}}}, nil
 }
 
-// The IDs in use are those of all sandboxes, whoever made them. A sandbox that is removed
-// meanwhile has none; what the runtime cannot say is not taken for free.
+// The IDs of all sandboxes are in use, whichever client made them. A sandbox that is removed
+// meanwhile uses none. IDs that the runtime cannot report do not count as free.
 func TestUserIDs(t *testing.T) {
 	ids := func(first uint32) []*cri.IDMapping { return []*cri.IDMapping{{HostId: first, Length: 65536}} }
 	runtime := mapped{sandboxes: map[string]*cri.UserNamespace{

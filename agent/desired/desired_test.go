@@ -17,8 +17,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// pod reads "web@1", a name and a UID; "web@1:l" has a label, "web@1*" another
-// status, "web@1-5" is being deleted with a grace of 5 s.
+// pod parses "web@1", a name and a UID; "web@1:l" has a label, "web@1*" another status, "web@1-5"
+// is being deleted with a grace period of 5 s.
 func pod(word, path, from string) *v1.Pod {
 	p := &v1.Pod{TypeMeta: metav1.TypeMeta{Kind: "Pod"}}
 	word, label, labelled := strings.Cut(word, ":")
@@ -40,8 +40,8 @@ func pod(word, path, from string) *v1.Pod {
 	return p
 }
 
-// update reads "a.yaml web@1 db@2, b.yaml": files of a source with their pods;
-// "!" makes a file a broken one.
+// update parses "a.yaml web@1 db@2, b.yaml": files of a source with their pods; "!" marks a bad
+// file.
 func update(from, text string) source.Update {
 	u := source.Update{Source: from}
 	for part := range strings.SplitSeq(text, ",") {
@@ -74,7 +74,7 @@ func describe(changes []desired.Change) string {
 	return strings.Join(words, ", ")
 }
 
-// The reports of sources become the five operations and nothing else.
+// The updates of sources become the five operations and nothing else.
 func TestUpdate(t *testing.T) {
 	m := desired.New([]string{"file", "http", "api"})
 	for _, step := range []struct {
@@ -111,7 +111,7 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
-// Until all sources have reported, no pod may be ended for not being wanted.
+// Until all sources have reported, no pod may be ended for being unwanted.
 func TestReady(t *testing.T) {
 	m := desired.New([]string{"file", "http"})
 	for i, step := range []struct {
@@ -137,8 +137,8 @@ func TestSources(t *testing.T) {
 	}
 }
 
-// A workload is planned again soon after its time has come, though the machine slept or the clock was set forward
-// meanwhile, of which no timer tells.
+// A workload is planned again soon after its time has come, even if the machine was suspended or
+// the clock was set forward, which timers do not notice.
 func TestPlannedAgainAfterSleep(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := desired.New([]string{"file"})

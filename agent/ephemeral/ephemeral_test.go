@@ -18,8 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// A record of a pod's ephemeral containers that cannot be read does not keep the agent from
-// starting, and stays.
+// An unreadable record of a pod's ephemeral containers does not prevent the agent from starting,
+// and stays.
 func TestDamagedEphemeral(t *testing.T) {
 	root := t.TempDir()
 	for _, uid := range []string{"good", "bad", "dir"} {
@@ -62,8 +62,8 @@ func TestDamagedEphemeral(t *testing.T) {
 	}
 }
 
-// A debug container goes with its pod: it outlives the agent as long as the pod is wanted, and a
-// later pod of the same UID, as of a manifest that is put back, does not have it.
+// A debug container lives as long as its pod: it survives the agent while the pod is wanted. A
+// later pod with the same UID, such as one whose manifest returns, does not have it.
 func TestGoneWithItsPod(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "ephemeral")
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}

@@ -39,7 +39,7 @@ func pod() *v1.Pod {
 	return p
 }
 
-// An event that happens again is counted, even across a restart of the agent.
+// A repeated event is counted, even across a restart of the agent.
 func TestStore(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 10)
@@ -74,8 +74,8 @@ func TestStore(t *testing.T) {
 	}
 }
 
-// An event that has happened again is the most recent one under the next agent and for the
-// command line, too; else it would be the first to be dropped.
+// A repeated event is the most recent one, also under the next agent and for the command line.
+// Otherwise it would be the first to be dropped.
 func TestOrderAfterRestart(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 2)
@@ -91,7 +91,7 @@ func TestOrderAfterRestart(t *testing.T) {
 	if err != nil || len(read) != 2 || read[1].Reason != "A" {
 		t.Errorf("Read: %v, %v; want B and A", read, err)
 	}
-	again := open(t, dir, 2) // s was not closed: its agent was killed
+	again := open(t, dir, 2) // s is not closed, as after a kill
 	if got := list(again); got != want {
 		t.Errorf("after a restart: %q, want %q", got, want)
 	}
@@ -101,7 +101,7 @@ func TestOrderAfterRestart(t *testing.T) {
 	}
 }
 
-// Neither the memory nor the file grows without bound.
+// Memory and file are both bounded.
 func TestStoreIsBounded(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 10)
@@ -131,8 +131,8 @@ func TestWatch(t *testing.T) {
 	}
 }
 
-// A damaged file does not keep the agent from starting: lines that cannot be read, or are
-// too long, are dropped, and the rest is kept.
+// A damaged file does not prevent the agent from starting: unreadable or overlong lines are
+// dropped, and the rest is kept.
 func TestDamagedFile(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "events.jsonl")
@@ -161,7 +161,7 @@ func TestDamagedFile(t *testing.T) {
 		t.Errorf("after a long line: %q, want %q", got, want)
 	}
 
-	// It can be neither read nor written until that is repaired.
+	// The file can be neither read nor written until it is repaired.
 	if err := os.Remove(path); err != nil {
 		t.Fatal(err)
 	}
@@ -182,7 +182,7 @@ func TestDamagedFile(t *testing.T) {
 	}
 }
 
-// A message may contain a long path, answer of a probe or error of the runtime.
+// A message may contain a long path, a probe's output or an error of the runtime.
 func TestLongMessage(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir, 10)

@@ -55,23 +55,23 @@ func TestParse(t *testing.T) {
 	}
 }
 
-// A scene is a node and what was done to its pods.
+// A scene is a node, and the actions on its pods.
 type scene struct {
-	mu sync.Mutex // held by Evict, and by who looks meanwhile
+	mu sync.Mutex // held by Evict, and by the test while it looks
 
 	apart bool
-	begun time.Time                      // of a scene whose disk fills later
-	clean func(s *scene, p *v1.Pod) bool // nil: all are, at once
+	begun time.Time                      // start of a scene whose disk fills later
+	clean func(s *scene, p *v1.Pod) bool // nil means that all pods are cleaned at once
 
 	free      int64
-	ofPods    int64 // what is free of the 500 that all pods together can have
+	ofPods    int64 // free memory, of the 500 bytes that all pods can have; 0 if that is not measured
 	disk      int64
 	pods      []Pod
 	evicted   []string
 	verdict   podsync.Verdict
 	condition map[v1.NodeConditionType]bool
 	reclaimed int
-	nothing   bool // to reclaim
+	nothing   bool // nothing can be reclaimed
 }
 
 func (s *scene) Measure(context.Context) map[Signal]Observation {
@@ -85,7 +85,7 @@ func (s *scene) Measure(context.Context) map[Signal]Observation {
 	return now
 }
 
-// late reports whether twenty seconds of a scene that has begun are over.
+// late reports whether begun is set and twenty seconds have passed since.
 func (s *scene) late() bool {
 	return !s.begun.IsZero() && time.Since(s.begun) >= 20*time.Second
 }
@@ -127,7 +127,7 @@ func (s *scene) manager(t *testing.T, thresholds ...Threshold) (*Manager, *time.
 	return m, &now
 }
 
-// Only hard thresholds reserve something, as a part of the capacity.
+// Only hard thresholds reserve something, even as a part of the capacity.
 func TestReserved(t *testing.T) {
 	capacity := v1.ResourceList{v1.ResourceMemory: resource.MustParse("1000Mi"), v1.ResourceEphemeralStorage: resource.MustParse("10Gi"), v1.ResourceCPU: resource.MustParse("2")}
 	for hard, want := range map[string][2]string{
@@ -164,7 +164,7 @@ func TestHard(t *testing.T) {
 		v.Message != "The node was low on resource: memory. Threshold quantity: 100, available: 50. Pod was using 40, request is 0, has larger consumption of memory. " {
 		t.Errorf("%+v", v)
 	}
-	look() // 90 is too little still
+	look() // 90 is still too little
 	look()
 	if len(s.evicted) != 2 || s.evicted[1] != "a" {
 		t.Errorf("evicted %v", s.evicted)
@@ -202,7 +202,7 @@ func TestSoft(t *testing.T) {
 	}
 }
 
-// Before a pod is evicted for disk space, unused containers and images are removed.
+// Unused containers and images are removed before a pod is evicted for disk space.
 func TestDisk(t *testing.T) {
 	s := &scene{free: 1000, disk: 80, pods: []Pod{pod("a", 0, 0, 10)}}
 	m, _ := s.manager(t, Threshold{Signal: NodeFS, Amount: Amount{Percent: 10}})
@@ -215,7 +215,7 @@ func TestDisk(t *testing.T) {
 	}
 }
 
-// A shortage is over only when there is MinReclaim more than the threshold.
+// A shortage ends only when MinReclaim more than the threshold is free.
 func TestMinReclaim(t *testing.T) {
 	s := &scene{free: 90, disk: 1000, pods: []Pod{pod("a", 0, 0, 40), pod("b", 0, 0, 30), pod("c", 0, 0, 20)}}
 	m, _ := s.manager(t, Threshold{Signal: Memory, Amount: Amount{Amount: 100}})
@@ -232,7 +232,7 @@ func TestMinReclaim(t *testing.T) {
 	if got := strings.Join(s.evicted, " "); got != "a b" {
 		t.Errorf("evicted %q", got)
 	}
-	s.free = 101 // it was enough since: 5 % more is not asked for again
+	s.free = 101 // no new shortage: the extra 5 % is only required to end one
 	if err := m.Look(t.Context()); err != nil || len(s.evicted) != 2 {
 		t.Errorf("evicted %v, %v", s.evicted, err)
 	}
@@ -243,8 +243,8 @@ func TestMinReclaim(t *testing.T) {
 	}
 }
 
-// Removing images from a disk of their own does not help another disk. The pod that fills
-// the disk in question is evicted first.
+// Removing images from their own disk does not help another disk. The pod that fills the affected
+// disk is evicted first.
 func TestDisksApart(t *testing.T) {
 	layers, logs := pod("layers", 0, 0, 500), pod("logs", 0, 0, 100)
 	layers.Use[LayersDisk], layers.Use[NodeDisk] = 490, 10
@@ -296,7 +296,7 @@ func TestLimits(t *testing.T) {
 		{own, `Container s exceeded its local ephemeral storage limit "1Ki". `}, {both, "Pod ephemeral local storage usage exceeds the total limit of containers 2Ki. "}, {neither, ""},
 		{one, "Pod ephemeral local storage usage exceeds the total limit of containers 1Ki. "}, {none, ""},
 		{nothing, "Pod ephemeral local storage usage exceeds the total limit of containers 0. "},
-		{init, ""}, // in which an init container uses what it may
+		{init, ""}, // an init container stays within its limit
 	} {
 		got := ""
 		if v := overLimit(test.pod); v != nil {
@@ -308,13 +308,13 @@ func TestLimits(t *testing.T) {
 	}
 }
 
-// Before the kernel kills a process because all pods together use what they can have, one is evicted, even if the
-// machine has memory left.
+// One pod is evicted before the kernel kills a process because all pods together exceed their
+// limit, even if the machine has free memory.
 func TestMemoryOfAllPods(t *testing.T) {
 	for _, test := range []struct {
 		grace time.Duration // of the threshold
 		min   int64         // to reclaim
-		free  []int64       // what is free, at each look
+		free  []int64       // free memory at each check
 		want  int           // pods evicted
 	}{
 		{0, 0, []int64{101, 99, 101, 99}, 2}, {0, 20, []int64{99, 101, 121}, 2}, {time.Minute, 0, []int64{99, 99}, 0},
@@ -335,7 +335,8 @@ func TestMemoryOfAllPods(t *testing.T) {
 	}
 }
 
-// A critical pod may use more disk than its limit, as with the kubelet; another is evicted, and has a second to end.
+// A critical pod may exceed its disk limit, as with the kubelet. Another pod is evicted, and gets a
+// second to end.
 func TestLimitsOfCriticalPods(t *testing.T) {
 	limit := resource.MustParse("1Ki")
 	over := func(name string, priority int32) Pod {
@@ -354,8 +355,8 @@ func TestLimitsOfCriticalPods(t *testing.T) {
 	}
 }
 
-// The space of an evicted pod is not free at once. No other pod is evicted before it is,
-// unless that takes too long.
+// The disk space of an evicted pod is freed with a delay. No other pod is evicted before that,
+// unless it takes too long.
 func TestNextVictimWaits(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &scene{free: 1000, disk: 50, pods: []Pod{pod("a", 0, 0, 20), pod("b", 0, 0, 40), pod("c", 0, 0, 10)}}
@@ -375,8 +376,8 @@ func TestNextVictimWaits(t *testing.T) {
 				t.Errorf("%v later %q are evicted, want %q", after, got, want)
 			}
 		}
-		at(15*time.Second, "b")      // whose end takes its time
-		at(20*time.Second, "b a")    // 90 is too little still; a's space never becomes free
+		at(15*time.Second, "b")      // whose end takes some time
+		at(20*time.Second, "b a")    // 90 is still too little; the space of a is never freed
 		at(15*time.Second, "b a")    // 15 s later at most a has been waited for
 		at(cleaning+period, "b a c") // and then no longer
 	})

@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/readiness"
 )
 
-// The node shows the version of the runtime that answered last, also while none answers.
+// The node shows the runtime's last reported version, even while the runtime is down.
 func TestVersionOfTheNode(t *testing.T) {
 	shown := Conditions{Node: node.New("n1", "", nil), Wanted: desired.New([]string{manifest.SourceFile})}
 	for _, c := range []struct{ version, want string }{{"", ""}, {"crisp://1", "crisp://1"}, {"crisp://2", "crisp://2"}, {"", "crisp://2"}} {

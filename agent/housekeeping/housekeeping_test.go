@@ -14,7 +14,7 @@ func (l *events) Event(on v1.ObjectReference, _, reason, _ string) {
 	*l = append(*l, on.Kind+" "+on.Name+" "+reason)
 }
 
-// A node that may swap Secrets to a disk says so, and no other does.
+// A node that may swap Secrets to a disk reports that; no other node does.
 func TestSwapIsReported(t *testing.T) {
 	for _, may := range []bool{true, false} {
 		var got events

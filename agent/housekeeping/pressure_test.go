@@ -16,8 +16,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A log of a sidecar fills the disk like any other: a limit of a sidecar is looked at, and what it
-// writes is counted, as is what an init container writes while it runs.
+// A sidecar's log fills the disk like any other: its limits are checked, and its usage is counted,
+// as is that of a running init container.
 func TestDiskOfSidecars(t *testing.T) {
 	pod := &v1.Pod{}
 	pod.Name, pod.UID = "web", "1"
@@ -50,7 +50,7 @@ func TestDiskOfSidecars(t *testing.T) {
 	got := &evict.Pod{Pod: pod, Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{}}
 	k := New(Options{Files: files, Driver: criruntime.New(criruntime.Options{Root: dir, Files: files})})
 	k.measurePod(got, stats)
-	const slack = 100_000 // directories, and whole blocks
+	const slack = 100_000 // for directories and partial blocks
 	for name, want := range map[string]int64{"done": 0, "init": 11 << 20, "sidecar": 1 << 20, "app": 1 << 20} {
 		if use := got.Containers[name]; use < want || use > want+slack {
 			t.Errorf("%s uses %d bytes, want %d", name, use, want)

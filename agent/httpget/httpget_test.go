@@ -11,13 +11,13 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 )
 
-// The request is the one that a kubelet makes of the same action.
+// The request equals the kubelet's for the same action.
 func TestRequest(t *testing.T) {
 	c := &v1.Container{Name: "c", Ports: []v1.ContainerPort{{Name: "web", ContainerPort: 8080}}}
 	for name, test := range map[string]struct {
 		action v1.HTTPGetAction
 		url    string
-		host   string // "" = that of the URL
+		host   string // "" means that of the URL
 		header http.Header
 	}{
 		"the pod":       {v1.HTTPGetAction{Port: intstr.FromInt32(80)}, "http://10.0.0.7:80", "", http.Header{"User-Agent": {"kube-probe/1.36"}, "Accept": {"*/*"}}},
@@ -68,8 +68,8 @@ func TestPort(t *testing.T) {
 	}
 }
 
-// A pod's certificate need not be signed by a known authority; a redirect is followed only to
-// the pod itself, or a pod could have the node send requests anywhere; and no connection is
+// A pod's certificate need not be signed by a known authority. A redirect is followed only to the
+// pod itself, because a pod could otherwise make the node send requests anywhere. No connection is
 // kept.
 func TestClient(t *testing.T) {
 	elsewhere := false

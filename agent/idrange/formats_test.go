@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// Which user IDs a pod has.
+// The record of pods' user IDs.
 func TestFormats(t *testing.T) {
 	formats.Check[record](t, "range", nil)
 }

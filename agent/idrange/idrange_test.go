@@ -73,8 +73,8 @@ func TestSubordinate(t *testing.T) {
 	}
 }
 
-// Two pods never have the same IDs: not those of another agent or a kubelet on the same
-// runtime, and not those of a pod whose record cannot be read, which gets no new ones.
+// Two pods never have the same IDs: neither those of another agent or a kubelet on the same
+// runtime, nor those of a pod with an unreadable record, which gets no new ones.
 func TestOthersRanges(t *testing.T) {
 	dir := t.TempDir()
 	for _, uid := range []string{"lost", "new", "next"} {
@@ -106,7 +106,7 @@ func TestOthersRanges(t *testing.T) {
 	if data, err := os.ReadFile(record); err != nil || string(data) != `{"uidMappings":` {
 		t.Errorf("its record is %s, %v", data, err)
 	}
-	for range 2 { // it can be read again
+	for range 2 { // it is readable again
 		if err := os.WriteFile(record, []byte(`{"uidMappings":[{"hostId":65536,"containerId":0,"length":65536}]}`), 0o600); err != nil {
 			t.Fatal(err)
 		}

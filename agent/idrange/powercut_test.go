@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// A pod has the same user IDs after a power cut, because they own files in its volumes, and
-// no two pods have the same.
+// A pod keeps its user IDs after a power cut, because they own files in its volumes, and no two
+// pods have the same IDs.
 func TestPowerCut(t *testing.T) {
 	dir := t.TempDir()
 	for _, uid := range []string{"a", "b", "c"} {
@@ -44,7 +44,7 @@ func TestPowerCut(t *testing.T) {
 				t.Error(err)
 			}
 			safe("a -")
-			take("c") // what a had
+			take("c") // the former IDs of a
 		},
 		Check: func(dir string, safe []string) error {
 			var said bytes.Buffer
@@ -66,7 +66,7 @@ func TestPowerCut(t *testing.T) {
 			}
 			for uid, ids := range want {
 				if uid == "a" && len(safe) > 1 {
-					ids = "-" // it is being freed: it may have them still
+					ids = "-" // being released: it may still have them
 				}
 				n, ok := p.taken[uid]
 				if ids != "-" && (!ok || fmt.Sprint(n*Length) != ids) {

@@ -11,11 +11,11 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// disk has images of 100 bytes each on 1000 bytes.
+// disk has 1000 bytes, and images of 100 bytes each.
 type disk struct {
 	images []*cri.Image
 	used   map[string]bool
-	full   string // what was reported
+	full   string // the reported error
 }
 
 func (d *disk) ListImages(context.Context, *cri.ImageFilter) ([]*cri.Image, error) {
@@ -75,7 +75,7 @@ func TestCollect(t *testing.T) {
 	if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c x y z" {
 		t.Errorf("all that is old enough: %s, %v", d.ids(), err)
 	}
-	// An image that was just pulled is about to be used: it would be pulled again at once.
+	// An image that was just pulled is about to be used, and would have to be pulled again at once.
 	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 0 || d.ids() != "a b c x y z" {
 		t.Errorf("all, that had just come: %d, %s, %v", freed, d.ids(), err)
 	}

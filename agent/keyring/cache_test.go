@@ -10,8 +10,7 @@ import (
 	credentialprovider "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 )
 
-// Credentials do not stay in memory when their time is over, whether or not the image is asked
-// for again.
+// Expired credentials are removed from memory, whether or not the image is requested again.
 func TestExpiredCredentialsAreForgotten(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := &Plugins{cache: map[string]cached{}}

@@ -11,8 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// Each image finds its credentials, the most specific first, those of secrets
-// before the node's.
+// Credentials are tried from the most specific to the least, those of secrets before the node's.
 func TestLookup(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "config.json")
 	text := `{"auths": {
@@ -59,7 +58,7 @@ func TestLookup(t *testing.T) {
 	}
 }
 
-// A credential that cannot be parsed is an error that does not show it.
+// Credentials that cannot be parsed are an error that does not show them.
 func TestBroken(t *testing.T) {
 	node, err := keyring.Load(filepath.Join(t.TempDir(), "none"))
 	if err != nil {

@@ -12,7 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/keyring"
 )
 
-// plugin makes a credential provider that gives this answer and records what it was asked.
+// plugin makes a credential provider that returns this answer and records its requests.
 func plugin(t *testing.T, dir, name, answer string) {
 	t.Helper()
 	script := fmt.Sprintf("#!/bin/sh\n{ cat; echo \" $* $EXTRA\"; } >>%s/asked\ncat <<'END'\n%s\nEND\n", dir, answer)
@@ -46,8 +46,8 @@ providers:
   apiVersion: credentialprovider.kubelet.k8s.io/v1
 `
 
-// Plugins are asked about the images that they are configured for, once per cache duration.
-// A failure is logged without the plugin's output.
+// Plugins are called for the images in their configuration, once per cache duration. A failure is
+// logged without the plugin's output.
 func TestPlugins(t *testing.T) {
 	dir := t.TempDir()
 	config := filepath.Join(dir, "config.yaml")
@@ -65,7 +65,7 @@ func TestPlugins(t *testing.T) {
 	for _, test := range []struct{ image, users, asked string }{
 		{"other.example/app", "", ""},
 		{"a.cloud.example/app:1", "u", `{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"a.cloud.example/app:1","kind":"CredentialProviderRequest"} --region x why`},
-		{"a.cloud.example/other", "u", ""}, // of a registry that was asked about
+		{"a.cloud.example/other", "u", ""}, // of a registry with a cached answer
 		{"b.cloud.example/app", "u", `{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"b.cloud.example/app","kind":"CredentialProviderRequest"} --region x why`},
 		{"broken.example/app", "", `{"apiVersion":"credentialprovider.kubelet.k8s.io/v1","image":"broken.example/app","kind":"CredentialProviderRequest"}  `},
 	} {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A page in a browser on the node whose host name resolves to 127.0.0.1 (DNS rebinding) is
-// refused.
+// Requests of a page in the node's browser whose host name resolves to 127.0.0.1 (DNS rebinding)
+// are rejected.
 func TestReadOnlyPortIsNotForPages(t *testing.T) {
 	h := readOnly(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
 	for host, want := range map[string]int{
@@ -39,7 +39,7 @@ func TestReadOnlyPortIsNotForPages(t *testing.T) {
 func TestGroupReachesTheSocket(t *testing.T) {
 	testenv.NeedRoot(t, "it becomes another user")
 	const group, user = 61234, 61234
-	top, err := os.MkdirTemp("", "crisp-") // t.TempDir is closed to others
+	top, err := os.MkdirTemp("", "crisp-") // t.TempDir is not accessible to other users
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,7 @@ func TestGroupReachesTheSocket(t *testing.T) {
 		t.Fatal(err)
 	}
 	root := filepath.Join(top, "root")
-	if err := os.Mkdir(root, 0o750); err != nil { // as the agent makes it
+	if err := os.Mkdir(root, 0o750); err != nil { // with the agent's mode
 		t.Fatal(err)
 	}
 	socket := filepath.Join(root, "agent.sock")
@@ -85,7 +85,7 @@ func TestGroupReachesTheSocket(t *testing.T) {
 	}
 	reach("at first")
 
-	// The same when somebody has removed the socket, or the directory.
+	// The same after the socket, or its directory, was removed.
 	for _, path := range []string{socket, root} {
 		if err := os.RemoveAll(path); err != nil {
 			t.Fatal(err)
@@ -110,7 +110,7 @@ func asUser(uid, gid int, f func() error) error {
 	})
 }
 
-// The socket has the profiles of the process, and all else is the API's.
+// The socket serves the profiles of the process, and the API for everything else.
 func TestProfiles(t *testing.T) {
 	h := withProfiles(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "pods") }))
 	for path, want := range map[string]string{

@@ -16,8 +16,8 @@ import (
 	"time"
 )
 
-// The certificate stays over restarts and is valid for the addresses that the agent can serve
-// at; one that cannot be read is reported.
+// The certificate is kept across restarts and is valid for the addresses on which the agent can
+// serve. An unreadable one is reported.
 func TestCertificate(t *testing.T) {
 	root := t.TempDir()
 	first, text, err := certificate(root)
@@ -51,8 +51,8 @@ func TestCertificate(t *testing.T) {
 	}
 }
 
-// A certificate or a token that was lost on disk does not keep the agent from starting: both are
-// made anew, and what was there of the certificate is kept aside.
+// A certificate or a token that was damaged on disk does not prevent the agent from starting: both
+// are created again, and the remains of the certificate are set aside.
 func TestDamagedCertificateAndToken(t *testing.T) {
 	for _, text := range []string{"", "nonsense", "-----BEGIN CERTIFICATE-----\nMIIB"} {
 		root := t.TempDir()
@@ -99,7 +99,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 		if written != 2 || k.cert.Leaf.Equal(first) {
 			t.Errorf("written %d times, another: %v", written, !k.cert.Leaf.Equal(first))
 		}
-		// One that cannot be read any more is better than none.
+		// If the file becomes unreadable, the old certificate is still used.
 		if err := os.WriteFile(filepath.Join(k.root, "tls.pem"), []byte("nonsense"), 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -110,7 +110,7 @@ func TestCertificateIsRenewed(t *testing.T) {
 	})
 }
 
-// One port takes TLS and plain HTTP, and a client that sends nothing holds up no other.
+// One port accepts TLS and plain HTTP, and a client that sends nothing does not block others.
 func TestEitherListener(t *testing.T) {
 	cert, text, err := certificate(t.TempDir())
 	if err != nil {

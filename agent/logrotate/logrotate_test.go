@@ -91,7 +91,7 @@ func TestRotate(t *testing.T) {
 		t.Errorf("the compressed file has %d bytes", len(data))
 	}
 
-	// A runtime that refuses to reopen keeps writing to the same file.
+	// A runtime that does not reopen the log continues to write to the same file.
 	r.refuses = true
 	write(big)
 	if err := os.WriteFile(filepath.Join(dir, "0.log.1.tmp"), nil, 0o600); err != nil {
@@ -124,8 +124,8 @@ func unpack(t *testing.T, path string) string {
 	return string(data)
 }
 
-// A log that was removed, or renamed by an agent that was killed then, is opened again, so
-// that the container's output is visible and bounded again.
+// A log that was removed, or renamed by an agent that was then killed, is reopened, so that the
+// container's output is visible and bounded again.
 func TestLogThatIsNotThere(t *testing.T) {
 	r := &runtime{path: filepath.Join(t.TempDir(), "0.log")}
 	if err := r.Reopen(t.Context(), "c1"); err != nil {
@@ -150,8 +150,8 @@ func TestLogThatIsNotThere(t *testing.T) {
 	}
 }
 
-// After the clock was set back, as at the end of summer time, the oldest files go first as ever,
-// and the names of the others keep their order.
+// After the clock was set back, as at the end of summer time, the oldest files are still removed
+// first, and the names of the others keep their order.
 func TestClockSetBack(t *testing.T) {
 	r := &runtime{path: filepath.Join(t.TempDir(), "0.log")}
 	if err := r.Reopen(t.Context(), "c1"); err != nil {

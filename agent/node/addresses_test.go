@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// The node's addresses are its current ones: they may come after boot, and change. Given
-// addresses do not.
+// The node's addresses are its current ones: they may come after boot, and change. Configured
+// addresses do not change.
 func TestAddresses(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var has []netip.Addr
@@ -32,7 +32,7 @@ func TestAddresses(t *testing.T) {
 		has = []netip.Addr{netip.MustParseAddr("192.0.2.2"), netip.MustParseAddr("2001:db8::2")}
 		time.Sleep(addressAge)
 		expect("192.0.2.2", "2001:db8::2")
-		has = nil // the cable is out
+		has = nil // unplugged
 		time.Sleep(addressAge)
 		expect("192.0.2.2", "2001:db8::2")
 		a = NewAddresses([]netip.Addr{netip.MustParseAddr("192.0.2.9")})
@@ -40,7 +40,7 @@ func TestAddresses(t *testing.T) {
 	})
 }
 
-// A node has an address even on a network without a default route, and it is not that of the
+// A node has an address even on a network without a default route, and it is not the address of the
 // pods' bridge.
 func TestNodeIPsWithoutRoute(t *testing.T) {
 	refused := thread.Run(func() error {

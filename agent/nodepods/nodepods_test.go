@@ -6,8 +6,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A pod that fails occupies the node until its last container has ended; one without a status
-// has yet to begin.
+// A failed pod occupies the node until its last container has ended. A pod without a status has not
+// started yet.
 func TestOver(t *testing.T) {
 	running := []v1.ContainerStatus{{State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}
 	for what, test := range map[string]struct {

@@ -18,7 +18,7 @@ import (
 
 type runtime struct {
 	mu     sync.Mutex
-	states map[string]int32 // of the one object of each pod; nil: does not answer
+	states map[string]int32 // of the only object of each pod; nil if the runtime does not answer
 	lists  int
 	events chan *cri.ContainerEventResponse
 }
@@ -87,7 +87,7 @@ func expect(t *testing.T, changes chan pleg.Change, back bool, names ...string) 
 	}
 }
 
-// A relist reports what has changed since the one before, and nothing else.
+// A relist reports exactly the changes since the previous one.
 func TestRelist(t *testing.T) {
 	bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
 		r.set(map[string]int32{"a": 1, "b": 1})
@@ -131,7 +131,7 @@ func TestHint(t *testing.T) {
 			r.events <- &cri.ContainerEventResponse{}
 		}
 		expect(t, changes, false, "a")
-		if took := time.Since(begin); took > 100*time.Millisecond { // a busy runtime and a start have the rest of 1.5 s
+		if took := time.Since(begin); took > 100*time.Millisecond { // the rest of the 1.5 s is for a busy runtime and the start
 			t.Errorf("noticed after %v of fake time", took)
 		}
 		if r.lists != lists+1 {
@@ -140,8 +140,8 @@ func TestHint(t *testing.T) {
 	})
 }
 
-// A runtime without the event stream is asked for it less and less often. Changes are
-// noticed after at most one period all the same, also if the stream exists but is silent.
+// A runtime without the event stream is asked for it with growing intervals. Changes are still
+// noticed after at most one period, also if the stream exists but is silent.
 func TestNoStream(t *testing.T) {
 	for _, silent := range []bool{false, true} {
 		bubble(t, func(t *testing.T, r *runtime, changes chan pleg.Change) {
@@ -151,7 +151,7 @@ func TestNoStream(t *testing.T) {
 			r.set(map[string]int32{"a": 1})
 			expect(t, changes, true, "a")
 			for state := int32(2); state < 100; state++ {
-				time.Sleep(time.Duration(state) * 77 * time.Millisecond) // at any moment of a period
+				time.Sleep(time.Duration(state) * 77 * time.Millisecond) // at different moments of a period
 				begin := time.Now()
 				r.set(map[string]int32{"a": state})
 				expect(t, changes, false, "a")

@@ -25,7 +25,7 @@ func limits() v1.ResourceRequirements {
 	return v1.ResourceRequirements{Limits: list, Requests: list}
 }
 
-// The files that an agent keeps of a pod, and how the next agent reads them.
+// The agent's files of a pod, and how the next agent reads them.
 func TestFormats(t *testing.T) {
 	p := pod("u1", "app")
 	p.Labels, p.Annotations = map[string]string{"app": "web"}, map[string]string{"kubernetes.io/config.source": "file"}
@@ -95,8 +95,7 @@ func kept(t *testing.T, file string, data []byte, log *slog.Logger) *Store {
 	return s
 }
 
-// A file that cannot be read stays as it is and is logged, and the pod is not taken for
-// another one.
+// An unreadable file stays unchanged and is logged, and the pod is not mistaken for another.
 func TestUnreadableFilesStay(t *testing.T) {
 	for name, text := range map[string]string{
 		"cut short":    `{"metadata":{"name":"web","namespace":"default","ui`,

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// pod returns one in namespace "default".
+// pod returns a pod in namespace "default".
 func pod(uid string, containers ...string) *v1.Pod {
 	p := &v1.Pod{}
 	p.Namespace, p.Name, p.UID = "default", "web-"+uid, types.UID(uid)
@@ -32,8 +32,8 @@ func open(t *testing.T, root string) *Store {
 	return s
 }
 
-// The next agent knows which pods were being ended, and does not use their statuses if they
-// are wanted again.
+// The next agent knows which pods were being ended, and does not reuse their statuses if they are
+// wanted again.
 func TestEndIsNoted(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
@@ -45,7 +45,7 @@ func TestEndIsNoted(t *testing.T) {
 		}
 	}
 	have := podsync.Have{Files: s.Of(podsync.KeyOf(a))}
-	for range 2 { // as in each round
+	for range 2 { // as in repeated rounds
 		if got := s.MarkEnding(b, have); !slices.Equal(got, []string{string(a.UID)}) {
 			t.Errorf("%v end, want %s", got, a.UID)
 		}
@@ -98,8 +98,8 @@ func TestLogLinks(t *testing.T) {
 	}
 }
 
-// A container that crashes again and again leaves the logs of its last runs only, rotated ones
-// included; its attempts are still counted, and nothing else in the directory is touched.
+// A container that crashes repeatedly keeps only the logs of its last instances, including rotated
+// ones. Its attempts are still counted, and nothing else in the directory is removed.
 func TestPruneLogs(t *testing.T) {
 	s := open(t, t.TempDir())
 	p := pod("a", "c", "d")
@@ -148,7 +148,7 @@ func TestPruneLogs(t *testing.T) {
 	}
 }
 
-// A file that is damaged, but JSON, counts as one without anything in it.
+// A damaged file that is valid JSON counts as an empty one.
 func TestNull(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)

@@ -15,8 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// An accepted pod is known after a power cut, as it was accepted. A pod that was being
-// accepted or removed leaves nothing behind.
+// After a power cut an accepted pod is known as it was accepted. A pod that was being accepted or
+// removed leaves nothing behind.
 func TestPowerCut(t *testing.T) {
 	openAt := func(dir string) (*Store, string, error) {
 		var said bytes.Buffer

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// Servers and domains that resolvers cannot use are left out.
+// Servers and domains beyond the limits of resolvers are left out.
 func TestDNSLimits(t *testing.T) {
 	in := input(t, "  containers: [{name: a, image: i}]\n  dnsConfig: {nameservers: [192.0.2.1, 192.0.2.2, 192.0.2.3]}\n")
 	var text strings.Builder

@@ -34,8 +34,8 @@ type goldenInput struct {
 	Container  Container         // what is not of a container's spec; the same for each
 }
 
-// TestGolden pins the translation: a change shows every pod that is translated differently.
-// The comment at the top of each case says what it is about.
+// TestGolden pins the translation: a change shows every pod whose translation changes. The comment
+// at the top of each case describes it.
 func TestGolden(t *testing.T) {
 	golden.Cases(t, func(t *testing.T, archive *txtar.Archive) *txtar.Archive {
 		given := slices.DeleteFunc(slices.Clone(archive.Files), func(f txtar.File) bool { return f.Name != "pod.yaml" && f.Name != "input.yaml" })

@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A container that ends again and again starts after 10 s, 20 s and so on, at most 300 s, whether or
-// not agents are killed meanwhile. A run of ten minutes lets it begin with the first.
+// A container that repeatedly ends is restarted after 10 s, 20 s and so on, at most 300 s, even if
+// agents are killed meanwhile. After ten minutes of running the back-off starts again.
 func TestBackoffOfManyRuns(t *testing.T) {
 	for _, killed := range []bool{false, true} {
 		w := newWorld(1)

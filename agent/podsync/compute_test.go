@@ -14,7 +14,7 @@ import (
 
 var now = time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 
-// pod is wanted with the UID "u", the containers a and b, and init containers.
+// pod returns a wanted pod with the UID "u", the containers a and b, and init containers.
 func pod(policy v1.RestartPolicy, init ...string) *v1.Pod {
 	p := &v1.Pod{}
 	p.Name, p.Namespace, p.UID = "web", "default", types.UID("u")
@@ -26,7 +26,7 @@ func pod(policy v1.RestartPolicy, init ...string) *v1.Pod {
 	return p
 }
 
-// have parses what exists from text, newest first, one object a word:
+// have parses existing objects from text, newest first, one object per word:
 //
 //	S1@u+      sandbox 1 of the pod u, ready; S1@u- not ready; + alone is "@u+"
 //	a0/S1=run  container a, attempt 0, in sandbox 1, running
@@ -37,7 +37,7 @@ func have(t *testing.T, text string) podsync.Have {
 	t.Helper()
 	var h podsync.Have
 	uids := map[string]string{}
-	for _, word := range slices.Backward(strings.Fields(text)) { // sandboxes stand right or left
+	for _, word := range slices.Backward(strings.Fields(text)) { // a sandbox may come before or after its containers
 		if strings.HasPrefix(word, "S") {
 			id, rest, _ := strings.Cut(word, "@")
 			uids[id] = strings.TrimRight(rest, "+-!h")
@@ -91,7 +91,7 @@ func container(t *testing.T, word string, uids map[string]string) podsync.Contai
 	return c
 }
 
-// plan writes a plan as text.
+// plan formats a plan as text.
 func plan(p podsync.Plan) string {
 	var words []string
 	for _, a := range p.Actions {
@@ -138,7 +138,7 @@ func TestCompute(t *testing.T) {
 		have string
 		plan string
 	}{
-		// A pod begins.
+		// A pod starts.
 		{"nothing there", pod(always), "", "run:S0"},
 		{"sandbox is ready", pod(always), "S0@u+", "start:a0/S0 start:b0/S0"},
 		{"one container runs", pod(always), "S0@u+ a0/S0=run", "start:b0/S0"},
@@ -155,7 +155,7 @@ func TestCompute(t *testing.T) {
 		{"init container was removed since", pod(always, "i"), "S0@u+ a0/S0=run b0/S0=run", ""},
 		{"init runs again in a new sandbox", pod(always, "i"), "S1@u+ S0@u- i0/S0=0 a0/S0=137 b0/S0=137", "start:i1/S1"},
 
-		// Containers that ended.
+		// Ended containers.
 		{"first restart is at once", pod(always), "S0@u+ a0/S0=0~0 b0/S0=run", "start:a1/S0"},
 		{"second waits", pod(always), "S0@u+ a1/S0=1~3 b0/S0=run", "again:7"},
 		{"second after its wait", pod(always), "S0@u+ a1/S0=1~10 b0/S0=run", "start:a2/S0^10"},
@@ -172,7 +172,7 @@ func TestCompute(t *testing.T) {
 		{"created after its removal", pod(always), "S0@u+ b0/S0=run", "start:a0/S0"},
 		{"unknown state", pod(always), "S0@u+ a0/S0=? b0/S0=run", "stop:a0/S0"},
 
-		// The sandbox fails its pod.
+		// The sandbox is lost.
 		{"sandbox is gone: stop what runs", pod(always), "S0@u- a0/S0=run b0/S0=1", "stop:a0/S0"},
 		{"sandbox is gone: a new one", pod(always), "S0@u- a0/S0=137 b0/S0=1", "run:S1/S0"},
 		{"new sandbox, new containers, no back-off", pod(always), "S1@u+ S0@u- a3/S0=137~1^40 b0/S0=1~1", "start:a4/S1^40 start:b1/S1"},
@@ -184,7 +184,7 @@ func TestCompute(t *testing.T) {
 		{"wrong network", pod(always), "S0@u+h!", "stop:S0"},
 		{"reboot", pod(always), "S0@u- a0/S0=255 b0/S0=255 F@u", "run:S1/S0"},
 
-		// Another pod of the same name comes first.
+		// An old pod of the same name is in the way.
 		{"old pod runs", pod(always), "S0@old+ a0/S0=run b0/S0=run", "stop:a0/S0 stop:b0/S0"},
 		{"old pod's sandbox", pod(always), "S0@old+ a0/S0=0", "stop:S0"},
 		{"old pod's containers", pod(always), "S0@old- a0/S0=0 F@old", "rm:a0/S0"},
@@ -192,14 +192,14 @@ func TestCompute(t *testing.T) {
 		{"old pod's last", pod(always), "S0@old-", "rm:S0"},
 		{"only files of an old pod", pod(always), "F@old F@u", "forget:old"},
 
-		// It is not wanted.
+		// An unwanted pod.
 		{"unwanted", nil, "S0@u+ a0/S0=run b0/S0=0", "stop:a0/S0"},
 		{"unwanted, never started", nil, "S0@u+ a0/S0=new", "stop:S0"},
 		{"unwanted, stopped", nil, "S0@u- a0/S0=0 b0/S0=0 F@u", "rm:a0/S0 rm:b0/S0"},
 		{"unwanted, two attempts", nil, "S1@u- S0@u-", "rm:S1 rm:S0"},
 		{"gone", nil, "", "gone"},
 
-		// What is no longer of use.
+		// Removal of old containers.
 		{"three runs", pod(always), "S0@u+ a2/S0=run a1/S0=1 a0/S0=1 b0/S0=run", "rm:a0/S0"},
 		{"old sandbox with containers", pod(always), "S1@u+ a1/S1=run b1/S1=run S0@u- a0/S0=1", ""},
 		{"old sandbox without", pod(always), "S1@u+ a1/S1=run b1/S1=run S0@u-", "rm:S0"},
@@ -224,8 +224,8 @@ func TestClockSetBack(t *testing.T) {
 	}
 }
 
-// A pod that is wanted again while it is being ended first ends completely. It neither goes
-// on nor fails.
+// A pod that is wanted again while it is ending first ends completely. It neither continues nor
+// fails.
 func TestWantedAgain(t *testing.T) {
 	for _, step := range []struct{ have, plan string }{
 		{"S0@u+ a0/S0=run b0/S0=137 F@u", "stop:a0/S0"},
@@ -273,8 +273,9 @@ func TestFinished(t *testing.T) {
 	}
 }
 
-// A removed run takes its log with it; those of the last two stay, of the last one while disk
-// space is short. What is removed to be made again keeps its log, which counts its attempts.
+// The log of a removed container is removed, except those of the last two instances, or of the last
+// one while disk space is short. A container that is removed to be created again keeps its log, by
+// which its attempts are counted.
 func TestLogsGoWithTheirRuns(t *testing.T) {
 	for _, test := range []struct {
 		have   string
@@ -303,7 +304,7 @@ func TestLogsGoWithTheirRuns(t *testing.T) {
 	}
 }
 
-// A failed action is held back, and no other.
+// Only the failed action is delayed.
 func TestFailuresHoldBack(t *testing.T) {
 	h := have(t, "S0@u+")
 	h.Failures = map[string]podsync.Failure{podsync.ContainerSubject("a"): {Reason: "ErrImagePull", Until: now.Add(20 * time.Second)}}
@@ -315,8 +316,8 @@ func TestFailuresHoldBack(t *testing.T) {
 	}
 }
 
-// Whatever exists at first, carrying out the plans ends with the pod as wanted: no plan may
-// undo the one before.
+// From any initial state, executing the plans leads to the wanted pod: no plan may undo the
+// previous one.
 func TestComputeConverges(t *testing.T) {
 	worlds := []string{
 		"", "S0@u+", "S0@u-", "S1@u+ S0@u+ a0/S0=run", "S0@u+! a0/S0=run", "S0@u+ a0/S0=? b0/S0=new",
@@ -357,7 +358,7 @@ func TestComputeConverges(t *testing.T) {
 	}
 }
 
-// apply carries out an action in a world where none fails.
+// apply executes an action in a world without failures.
 func apply(h *podsync.Have, a podsync.Action, at time.Time) {
 	switch a.Verb {
 	case podsync.StopContainer:
@@ -387,7 +388,7 @@ func apply(h *podsync.Have, a podsync.Action, at time.Time) {
 	}
 }
 
-// finishInit lets init containers succeed.
+// finishInit makes init containers succeed.
 func finishInit(h *podsync.Have, at time.Time) {
 	for i := range h.Containers {
 		if c := &h.Containers[i]; c.Name == "i" && c.State == podsync.Running {

@@ -7,7 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// checkStatus holds that a status is one that Kubernetes knows, and follows from the one before.
+// checkStatus checks that a status is valid in Kubernetes and may follow the previous one.
 func (w *world) checkStatus(old, s *v1.PodStatus) {
 	if old != nil && podsync.Terminal(old) && (s.Phase != old.Phase || s.Reason != old.Reason) {
 		w.breaks("the phase goes from %s %s to %s %s", old.Phase, old.Reason, s.Phase, s.Reason)

@@ -14,7 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// served is a pod with an init container i and the sidecars s and t around it.
+// served returns a pod with an init container i and the sidecars s and t around it.
 func served(policy v1.RestartPolicy, edit ...func(*v1.Pod)) *v1.Pod {
 	p := pod(policy, "s", "i", "t")
 	for _, k := range []int{0, 2} {
@@ -70,8 +70,7 @@ var (
 	brief = &v1.Probe{TerminationGracePeriodSeconds: new(int64(5))}
 )
 
-// lifeCases are the kubelet's, by the names of its tests where it has them
-// (TestComputePodActions…).
+// lifeCases has the kubelet's cases, named after its tests if it has them (TestComputePodActions…).
 var lifeCases = []struct {
 	name string
 	want *v1.Pod
@@ -79,7 +78,7 @@ var lifeCases = []struct {
 	edit func(*podsync.Have)
 	plan string
 }{
-	// Sidecars begin in their order; one that runs lets the next begin.
+	// Sidecars start in order; a running one lets the next one start.
 	{"initialise: the first sidecar", served(always), "S0@u+", none, "start:s0/S0"},
 	{"the sidecar runs: the init container", served(always), "S0@u+ s0/S0=run", none, "start:i0/S0"},
 	{"the init container runs", served(always), "S0@u+ i0/S0=run s0/S0=run", none, ""},
@@ -120,7 +119,7 @@ var lifeCases = []struct {
 	{"a sidecar is restarted on request", served(always), "S0@u+ a0/S0=run b0/S0=run t0/S0=run i0/S0=0 s0/S0=run", asked("s0/S0"), "stop:s0/S0<a0/S0+b0/S0+t0/S0"},
 	{"a sidecar is restarted while initialising", served(always), "S0@u+ s0/S0=run i0/S0=run", asked("s0/S0"), "stop:s0/S0"},
 
-	// All end; sidecars after the containers, in reverse order of their start.
+	// All containers end, sidecars after the others, in the reverse order of their start.
 	{"deleted", served(always, func(p *v1.Pod) { p.DeletionTimestamp = &metav1.Time{} }), "S0@u+ a0/S0=run b0/S0=0 t0/S0=run i0/S0=0 s0/S0=run F@u", none,
 		"stop:a0/S0 stop:t0/S0<a0/S0 stop:s0/S0<a0/S0+t0/S0"},
 	{"deleted, in a hurry", served(always, func(p *v1.Pod) { p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, new(int64(3)) }),
@@ -223,7 +222,7 @@ func killed(id string) func(*podsync.Have) {
 	return func(h *podsync.Have) { h.Restarted = map[string]bool{id: true} }
 }
 
-// hashed gives all containers the hash of their pod's first definition.
+// hashed sets the hash of the pod's first definition on all containers.
 func hashed(h *podsync.Have) {
 	for i := range h.Containers {
 		h.Containers[i].Hash = podsync.Hash(&v1.Container{Name: h.Containers[i].Name})
@@ -266,15 +265,15 @@ func ruled(c *v1.Container, operator string, code int32) {
 	}}
 }
 
-// sawStarted sets a status by which a sidecar has started in the container with this ID.
+// sawStarted sets a status in which a sidecar has started in the container with this ID.
 func sawStarted(name, id string) func(*podsync.Have) {
 	return func(h *podsync.Have) {
 		h.Status = &v1.PodStatus{InitContainerStatuses: []v1.ContainerStatus{{Name: name, ContainerID: "crisp://" + id, Started: new(true)}}}
 	}
 }
 
-// long writes a plan as plan does, and of stops also a grace that is not 30 s
-// ("@5") and what comes before ("<a0/S0+b0/S0"), of starts the target (">b0/S0").
+// long formats a plan like plan does. For stops it adds a grace period other than 30 s ("@5") and
+// the containers that must stop first ("<a0/S0+b0/S0"), for starts the target (">b0/S0").
 func long(p podsync.Plan) string {
 	extra := map[string]string{}
 	for i := range p.Actions {

@@ -61,7 +61,7 @@ func (w *world) container(name string, init bool) v1.Container {
 		policies := []v1.ContainerRestartPolicy{v1.ContainerRestartPolicyAlways, v1.ContainerRestartPolicyOnFailure, v1.ContainerRestartPolicyNever}
 		c.RestartPolicy = new(policies[w.rng.IntN(3)])
 		if init && *c.RestartPolicy == v1.ContainerRestartPolicyAlways {
-			c.RestartPolicy = nil // it would be a sidecar
+			c.RestartPolicy = nil // it would make it a sidecar
 		}
 		if c.RestartPolicy != nil && w.chance(2) {
 			c.RestartPolicyRules = []v1.ContainerRestartRule{w.rule()}
@@ -100,7 +100,7 @@ func (w *world) rule() v1.ContainerRestartRule {
 
 func (w *world) code() int32 { return [...]int32{0, 1, 2, 42, 137, 143, 255}[w.rng.IntN(7)] }
 
-// event does something to the pod, its runtime or its agent.
+// event makes a random change to the pod, its runtime or its agent.
 func (w *world) event() {
 	switch n := w.rng.IntN(24); {
 	case n < 6:
@@ -132,7 +132,7 @@ func (w *world) event() {
 	}
 }
 
-// request is what a user or the node asks for.
+// request makes a random request of a user or the node.
 func (w *world) request() {
 	switch n := w.rng.IntN(8); {
 	case n < 3 && w.stop == nil:
@@ -189,7 +189,7 @@ func (w *world) sandboxEvent() {
 	}
 }
 
-// describe writes what matters of a pod.
+// describe formats the relevant parts of a pod.
 func describe(p *v1.Pod) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "restartPolicy %s", p.Spec.RestartPolicy)

@@ -7,8 +7,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 )
 
-// A restart on request whose stop has failed, because the runtime was away, is held back like
-// any other stop, and changes nothing of what else is planned.
+// A requested restart whose stop has failed, because the runtime was down, is delayed like any
+// other stop, and does not affect the rest of the plan.
 func TestRestartHeldBack(t *testing.T) {
 	soon := 5 * time.Second
 	for failed, want := range map[string]string{"a0/S0": "stop:b0/S0 again:1", "b0/S0": "stop:a0/S0 again:1"} {

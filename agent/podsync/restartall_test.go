@@ -12,8 +12,9 @@ func all(p *v1.Pod) {
 	p.Spec.Containers[0].RestartPolicyRules[0].Action = v1.ContainerRestartRuleActionRestartAllContainers
 }
 
-// A pod begins again in its sandbox: what runs is killed, then all containers are removed,
-// the one that caused it last. However far an earlier agent came, the next step follows.
+// A pod is restarted in its sandbox: running containers are killed, then all containers are
+// removed, the one that caused it last. Whatever step an earlier agent reached, the next step
+// follows.
 func TestRestartAllContainers(t *testing.T) {
 	const never, always = v1.RestartPolicyNever, v1.RestartPolicyAlways
 	for _, test := range []struct {

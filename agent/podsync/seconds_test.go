@@ -9,8 +9,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// Kubernetes takes any number of seconds as a grace period: one that no time.Duration can be is
-// very long, not negative, and leaves room for what is added to it.
+// Kubernetes accepts any number of seconds as a grace period. One beyond the range of a
+// time.Duration is very long, not negative, and leaves room for additions.
 func TestHugeGrace(t *testing.T) {
 	if got := podsync.Seconds(30); got != 30*time.Second {
 		t.Errorf("30 s are %v", got)

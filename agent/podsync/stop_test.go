@@ -8,8 +8,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A pod that is stopped on request keeps what it has; started again, what the stop has
-// ended runs again, whatever its policy is, and nothing else does.
+// A pod that is stopped on request keeps its state. When it is started again, exactly the
+// containers that the stop has ended run again, whatever the restart policy.
 func TestStop(t *testing.T) {
 	const never, always, failure = v1.RestartPolicyNever, v1.RestartPolicyAlways, v1.RestartPolicyOnFailure
 	at := func(seconds int) time.Time { return now.Add(time.Duration(seconds) * time.Second) }

@@ -18,9 +18,9 @@ var (
 	stuckSeed = flag.Uint64("stuck.seed", 0, "the only seed of TestNoPodIsStuck; 0: all")
 )
 
-// Whatever happens to a pod (exits, lost sandboxes, killed agents, clocks that jump), it goes on
-// when nothing happens any more, until it is as its spec demands. On the way nothing runs twice at
-// once or out of order, and its status is one that Kubernetes knows.
+// A pod goes through random events (exits, lost sandboxes, killed agents, clock changes). Once they
+// stop, it must reach the state that its spec demands. On the way no container may run twice at
+// once or out of order, and its status must always be valid in Kubernetes.
 func TestNoPodIsStuck(t *testing.T) {
 	if *stuckSeed != 0 {
 		live(t, *stuckSeed)
@@ -41,7 +41,7 @@ func TestNoPodIsStuck(t *testing.T) {
 	}
 }
 
-// live lets the pod of one seed live, first with events and then without.
+// live runs the pod of one seed, first with events and then without.
 func live(t *testing.T, seed uint64) {
 	t.Helper()
 	w := newWorld(seed)
@@ -69,10 +69,10 @@ func live(t *testing.T, seed uint64) {
 	w.settle()
 }
 
-// Limits of a pod's life without events.
+// Limits for a pod without events.
 const (
-	mostActs = 60 // rounds in a row that act, without time that passes
-	mostNaps = 60 // times that the agent waits, of a pod that never comes to rest
+	mostActs = 60 // consecutive rounds with actions, without any passing of time
+	mostNaps = 60 // waits of the agent, for a pod that never comes to rest
 	mostWait = 310 * time.Second
 )
 
@@ -102,8 +102,8 @@ func (w *world) settle() {
 	w.checkBackoff()
 }
 
-// untilQuiet lets the agent act until there is nothing to do now, even by the probes' results of the
-// last status, and returns its plan.
+// untilQuiet runs the agent until it has nothing to do, considering the probes' results of the last
+// status, and returns its plan.
 func (w *world) untilQuiet() podsync.Plan {
 	quiet := 0
 	for range mostActs {
@@ -119,7 +119,7 @@ func (w *world) untilQuiet() podsync.Plan {
 	return podsync.Plan{}
 }
 
-// checkPlan holds what is true of every plan.
+// checkPlan checks the invariants of all plans.
 func (w *world) checkPlan(p podsync.Plan) {
 	starts := map[string]bool{}
 	for _, a := range p.Actions {
@@ -143,7 +143,7 @@ func (w *world) checkPlan(p podsync.Plan) {
 	}
 }
 
-// checkStart holds what is true of every start of a container.
+// checkStart checks the invariants of all starts of containers.
 func (w *world) checkStart(a podsync.Action) {
 	if len(w.sandboxes) == 0 || w.sandboxes[0].ID != a.SandboxID || !w.sandboxes[0].Ready {
 		w.breaks("%s is started in %s, which is not the pod's sandbox", a.Name, a.SandboxID)
@@ -179,7 +179,8 @@ func (w *world) checkStart(a podsync.Action) {
 	w.checkOrder(a)
 }
 
-// mayRestart says, independently of podsync, whether the end of a container allows another run.
+// mayRestart reports, independently of podsync, whether a container that has ended may be
+// restarted.
 func (w *world) mayRestart(spec *v1.Container, last *podsync.Container) bool {
 	if w.stop.Interrupted(last.StartedAt, last.FinishedAt) {
 		return true
@@ -198,8 +199,8 @@ func (w *world) mayRestart(spec *v1.Container, last *podsync.Container) bool {
 	return policy == "Always" || policy == "OnFailure" && failed
 }
 
-// checkOrder holds that init containers end, and sidecars start, one after the other and before
-// the containers. Once a container was there in the sandbox, that was so.
+// checkOrder checks that init containers have ended, and sidecars have started, one after the other
+// and before the containers. It is true once a container has existed in the sandbox.
 func (w *world) checkOrder(a podsync.Action) {
 	i := w.lastBefore(a.Name)
 	if i+1 <= w.came[a.SandboxID] {
@@ -240,7 +241,7 @@ func isEphemeral(pod *v1.Pod, name string) bool {
 	return slices.ContainsFunc(pod.Spec.EphemeralContainers, func(c v1.EphemeralContainer) bool { return c.Name == name })
 }
 
-// checkRest holds that a pod which waits for nothing is as its spec demands.
+// checkRest checks that a pod that waits for nothing is as its spec demands.
 func (w *world) checkRest(plan podsync.Plan) {
 	live := slices.ContainsFunc(w.containers, func(c podsync.Container) bool { return c.State != podsync.Exited && c.State != podsync.Created })
 	ready := slices.ContainsFunc(w.sandboxes, func(sb podsync.Sandbox) bool { return sb.Ready })
@@ -281,8 +282,8 @@ func (w *world) checkRest(plan podsync.Plan) {
 	}
 }
 
-// checkBackoff holds that a pod which does not come to rest has containers that end again and
-// again, or cannot start.
+// checkBackoff checks that a pod that does not come to rest has containers that repeatedly end, or
+// cannot start.
 func (w *world) checkBackoff() {
 	waits := []string{"CrashLoopBackOff", "ImagePullBackOff", "ErrImagePull", "RunContainerError"}
 	for _, list := range [][]v1.ContainerStatus{w.saved.InitContainerStatuses, w.saved.ContainerStatuses} {

@@ -11,24 +11,24 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A world is a runtime with one pod, and the agent that works on it: what a worker, the probes
-// and criruntime do, without goroutines and with a clock of its own. A violation of a rule ends
-// it with a panic of kind broken.
+// A world is a runtime with one pod, and the agent that works on it: it does the work of a worker,
+// the probes and criruntime without goroutines and with its own clock. A violation of a rule panics
+// with a value of type broken.
 type world struct {
 	rng     *rand.Rand
 	pod     *v1.Pod
 	uses    map[string]*program // by container
-	passed  time.Duration       // since the start; what programs and timers go by
-	skew    time.Duration       // of the wall clock
-	calm    bool                // nothing fails any more but what the pod's programs do
+	passed  time.Duration       // since the start; the time of programs and timers
+	skew    time.Duration       // error of the wall clock
+	calm    bool                // no failures except those of the pod's programs
 	history []string
 
-	// What the runtime and the disk keep.
+	// State of the runtime and the disk.
 	sandboxes  []podsync.Sandbox   // newest first
 	containers []podsync.Container // newest first
-	exits      map[string]exit     // of what runs, by ID
+	exits      map[string]exit     // of running containers, by ID
 	logs       map[string]uint32
-	came       map[string]int // sandbox → how many init containers have done their part in it
+	came       map[string]int // sandbox → number of init containers that have completed in it
 	actual     map[string]v1.ResourceRequirements
 	files      bool
 	resources  bool
@@ -37,24 +37,24 @@ type world struct {
 	saved      *v1.PodStatus
 	serial     int
 
-	// What the agent has in its memory.
+	// State in the agent's memory.
 	since     time.Time
 	failures  map[string]failure
 	restarted map[string]bool
 	restart   map[string]*time.Duration
-	probes    map[string]podsync.Probes // by ID
+	probes    map[string]podsync.Probes // by container ID
 	followed  map[string]string         // container → ID
-	seen      map[string]time.Duration  // when it was followed first, by ID
+	seen      map[string]time.Duration  // when it was first followed, by container ID
 }
 
-// A program is what runs in a container of one name.
+// A program describes the behaviour of the container with one name.
 type program struct {
-	lasts     time.Duration // 0: until it is stopped
-	codes     []int32       // of its runs in turn, the last one of all later
-	startup   time.Duration // until its startup probe succeeds; negative: never
-	unhealthy bool          // its liveness probe fails
-	missing   bool          // its image
-	brokenRun bool          // it cannot be started
+	lasts     time.Duration // 0 means until it is stopped
+	codes     []int32       // exit codes of successive instances; the last one repeats
+	startup   time.Duration // time until the startup probe succeeds; negative means never
+	unhealthy bool          // the liveness probe fails
+	missing   bool          // its image is missing
+	brokenRun bool          // its start fails
 	runs      int
 }
 
@@ -68,7 +68,7 @@ type failure struct {
 	count int
 }
 
-// broken is a rule that was violated.
+// broken is a violated rule.
 type broken string
 
 func (w *world) breaks(format string, args ...any) { panic(broken(fmt.Sprintf(format, args...))) }
@@ -81,7 +81,7 @@ func (w *world) now() time.Time { return now.Add(w.passed + w.skew) }
 
 func (w *world) chance(oneIn int) bool { return w.rng.IntN(oneIn) == 0 }
 
-// boot starts an agent: what an earlier one had in its memory is lost.
+// boot starts an agent; the memory of the previous one is lost.
 func (w *world) boot() {
 	w.since = w.now()
 	w.failures, w.restarted = map[string]failure{}, map[string]bool{}
@@ -110,8 +110,8 @@ func (w *world) observe() podsync.Have {
 	return h
 }
 
-// round is one pass of the worker's loop. It reports whether the agent has acted, and what it
-// waits for if it has not.
+// round is one pass of the worker's loop. It reports whether the agent has acted, and otherwise
+// returns the plan with what it waits for.
 func (w *world) round() (acted bool, plan podsync.Plan) {
 	w.probe()
 	h := w.observe()
@@ -134,7 +134,7 @@ func (w *world) round() (acted bool, plan podsync.Plan) {
 	return len(plan.Actions) > 0, plan
 }
 
-// inOrder sorts stops so that each comes after those that it waits for.
+// inOrder sorts stops so that each comes after those for which it waits.
 func inOrder(list []podsync.Action) []podsync.Action {
 	out := slices.Clone(list)
 	slices.SortStableFunc(out, func(a, b podsync.Action) int { return len(a.After) - len(b.After) })
@@ -266,7 +266,7 @@ func (w *world) stopContainer(a podsync.Action) string {
 			w.ends(c, [...]int32{0, 143, 137}[w.rng.IntN(3)], "")
 		}
 	}
-	if a.Restart && (w.calm || !w.chance(8)) { // or the agent was killed
+	if a.Restart && (w.calm || !w.chance(8)) { // otherwise the agent was killed
 		w.restarted[a.ID] = true
 		delete(w.restart, a.ID)
 	}
@@ -285,7 +285,7 @@ func (w *world) ends(c *podsync.Container, code int32, reason string) {
 	delete(w.exits, c.ID)
 }
 
-// loseSandbox makes a sandbox not ready, and kills what runs in it.
+// loseSandbox makes a sandbox not ready, and kills its containers.
 func (w *world) loseSandbox(id string) {
 	for i := range w.sandboxes {
 		if w.sandboxes[i].ID == id {
@@ -299,7 +299,7 @@ func (w *world) loseSandbox(id string) {
 	}
 }
 
-// probe does what agent/probe does, of which the agent's memory has only the results.
+// probe does the work of agent/probe, whose results are only in the agent's memory.
 func (w *world) probe() {
 	if w.saved == nil || podsync.Terminal(w.saved) {
 		return
@@ -345,10 +345,10 @@ func (w *world) probe() {
 	}
 }
 
-// startupLimit is how long a container of the model has to start.
+// startupLimit is the time in which a container of the model must start.
 const startupLimit = 8 * time.Second
 
-// sleep lets time pass, and what runs end.
+// sleep lets time pass, during which programs may end.
 func (w *world) sleep(d time.Duration) {
 	w.passed += d
 	for i := range w.containers {
@@ -359,8 +359,8 @@ func (w *world) sleep(d time.Duration) {
 	}
 }
 
-// nextExit returns how long it is until something ends on its own, or starts by its probe; 0 if nothing
-// will.
+// nextExit returns the time until a program ends by itself, or its startup probe succeeds; 0 if
+// neither will happen.
 func (w *world) nextExit() (d time.Duration) {
 	least := func(x time.Duration) {
 		if d == 0 || x < d {
@@ -384,7 +384,7 @@ func (w *world) nextExit() (d time.Duration) {
 	return d
 }
 
-// jump sets the wall clock. Failures go by the monotonic one.
+// jump changes the wall clock. Failures use the monotonic clock.
 func (w *world) jump(by time.Duration) {
 	w.note("clock set by %s", by)
 	w.skew += by

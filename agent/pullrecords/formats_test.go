@@ -6,7 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// TestFormats reads records of which credentials an image was pulled with.
+// TestFormats reads records of the credentials with which images were pulled.
 func TestFormats(t *testing.T) {
 	formats.Check[Record](t, "pulled", nil)
 }

@@ -10,9 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/powercut"
 )
 
-// After a power cut an image that a pod has pulled with its secret is still that pod's, from
-// the moment on at which the runtime may have it: without a record it would pass for a
-// preloaded one, which every pod may use.
+// After a power cut an image that a pod has pulled with its secret still belongs to that pod, from
+// the moment when the runtime may have it. Without a record it would count as preloaded, which
+// every pod may use.
 func TestPowerCut(t *testing.T) {
 	const image, id = "registry.example/private:v1", "sha256:1"
 	mine := keyring.Source{UID: "u", Namespace: "default", Name: "pull", Hash: "h"}

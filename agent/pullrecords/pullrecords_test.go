@@ -29,8 +29,8 @@ func pull(t *testing.T, l *pullrecords.Ledger, image, id string, by *keyring.Sou
 	}
 }
 
-// Which pods may use an image that a secret was needed for: those with that secret, a later
-// version of it, or one with its content; over restarts of the agent.
+// The pods that may use an image that required a secret: those with that secret, a later version of
+// it, or one with the same content; also after restarts of the agent.
 func TestSecrets(t *testing.T) {
 	root := t.TempDir()
 	good := keyring.Source{UID: "1", Namespace: "a", Name: "pull", Hash: "h"}
@@ -57,7 +57,7 @@ func TestSecrets(t *testing.T) {
 			t.Errorf("%s: %v, %v", test.name, got, err)
 		}
 	}
-	// Once it was pulled without a secret, it is everybody's.
+	// Once it was pulled without a secret, all pods may use it.
 	l := open(t, root, pullrecords.NeverVerifyPreloaded)
 	pull(t, l, "reg.example/app:1", "id", nil)
 	pull(t, l, "reg.example/app:1", "id", &other)
@@ -66,7 +66,7 @@ func TestSecrets(t *testing.T) {
 	}
 }
 
-// An image that came while an agent died counts as pulled, with unknown credentials.
+// An image that arrived while the agent died counts as pulled, with unknown credentials.
 func TestDiedWhilePulling(t *testing.T) {
 	root := t.TempDir()
 	if err := open(t, root, pullrecords.NeverVerifyPreloaded).Begin("reg.example/app:1"); err != nil {
@@ -76,18 +76,18 @@ func TestDiedWhilePulling(t *testing.T) {
 	if got, err := l.MayUse("reg.example/app:1", "id", nil); err != nil || got {
 		t.Errorf("%v, %v", got, err)
 	}
-	// The next pull settles it.
+	// The next pull resolves that.
 	pull(t, l, "reg.example/app:1", "id", nil)
 	if got, err := open(t, root, pullrecords.NeverVerifyPreloaded).MayUse("reg.example/app:1", "id", nil); err != nil || !got {
 		t.Errorf("%v, %v", got, err)
 	}
-	// Of two pulls at a time the failure of one says nothing of the other.
+	// The failure of one of two concurrent pulls proves nothing about the other.
 	for range 2 {
 		if err := l.Begin("reg.example/two:1"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	for _, want := range []bool{false, true} { // then it is an image of others
+	for _, want := range []bool{false, true} { // then it is another client's image
 		if err := l.Failed("reg.example/two:1"); err != nil {
 			t.Fatal(err)
 		}
@@ -101,7 +101,7 @@ func TestPolicies(t *testing.T) {
 	secret := &keyring.Source{UID: "1", Name: "s", Hash: "h"}
 	for _, test := range []struct {
 		policy            pullrecords.Policy
-		loaded, byASecret bool // may who has no secret use it?
+		loaded, byASecret bool // whether pods without a secret may use it
 	}{{pullrecords.NeverVerify, true, true}, {pullrecords.NeverVerifyPreloaded, true, false}, {pullrecords.AlwaysVerify, false, false}} {
 		l := open(t, t.TempDir(), test.policy)
 		pull(t, l, "reg.example/app", "id", secret)
@@ -121,8 +121,8 @@ func TestPolicies(t *testing.T) {
 	}
 }
 
-// Records of images that the runtime no longer has are forgotten; a record that cannot be read
-// permits no pod.
+// Records of images that the runtime no longer has are removed. An unreadable record permits no
+// pod.
 func TestPrune(t *testing.T) {
 	root := t.TempDir()
 	l := open(t, root, pullrecords.NeverVerifyPreloaded)

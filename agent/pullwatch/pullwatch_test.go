@@ -21,7 +21,7 @@ type fixed []pulls.Pull
 func (f fixed) Pulls() []pulls.Pull    { return f }
 func (fixed) Closing() <-chan struct{} { return nil }
 
-// serve is a runtime; it counts the calls of what it does not have.
+// serve runs a runtime. unknown counts calls of services that it lacks.
 func serve(t *testing.T, list fixed) (socket string, unknown *atomic.Int32) {
 	t.Helper()
 	socket, unknown = filepath.Join(t.TempDir(), "sock"), new(atomic.Int32)
@@ -62,8 +62,8 @@ func TestFollow(t *testing.T) {
 	}
 }
 
-// A runtime that does not have the service is not asked for each pull; one that is not there,
-// or an endpoint that is none, is no reason to wait.
+// A runtime without the service is not asked at each pull. A missing runtime or an invalid endpoint
+// causes no wait.
 func TestWithout(t *testing.T) {
 	socket, asked := serve(t, nil)
 	for _, endpoint := range []string{socket, "/does/not/exist", "\x00:", ""} {

@@ -43,7 +43,7 @@ func (r *runtime) Version(context.Context, string) (*cri.VersionResponse, error)
 	return &cri.VersionResponse{RuntimeName: "crisp", RuntimeVersion: r.version}, nil
 }
 
-// lists are whole unless there is something wrong.
+// lists succeed unless there is an error.
 type lists struct {
 	mu    sync.Mutex
 	wrong error
@@ -71,8 +71,7 @@ func (r *runtime) set(down, network bool) {
 	r.down, r.network = down, network
 }
 
-// A runtime may be replaced by a newer one between two polls: the node shows the version that
-// it has.
+// A runtime may be replaced by a newer one between two polls. The node shows the current version.
 func TestUpgrade(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var versions []string
@@ -93,7 +92,7 @@ func TestUpgrade(t *testing.T) {
 	})
 }
 
-// A change is reported once, five seconds later at most.
+// A change is reported once, at most five seconds later.
 func TestMonitor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log []string

@@ -21,7 +21,7 @@ func podOf(uid string) *v1.Pod {
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web", UID: types.UID(uid)}}
 }
 
-// status is one whose container runs, and is ready or not.
+// status returns the status of a pod whose container runs and is or is not ready.
 func status(ready bool) *v1.PodStatus {
 	s := &v1.PodStatus{ContainerStatuses: []v1.ContainerStatus{{Name: "app", Started: &[]bool{true}[0], Ready: ready, State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}}
 	if ready {
@@ -30,8 +30,7 @@ func status(ready bool) *v1.PodStatus {
 	return s
 }
 
-// The whole way of a pod, from the moment when it was seen to that when it was ready, is in its
-// stages.
+// The stages cover the whole start of a pod, from when it was seen until it was ready.
 func TestWay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var k startup.Keeper
@@ -42,7 +41,7 @@ func TestWay(t *testing.T) {
 		act := func(a podsync.Action, err error, stages ...string) {
 			ctx, interrupt, done := k.Act(context.Background(), t.Context(), pod, a)
 			for i, name := range stages {
-				if i%2 == 1 { // what may be interrupted counts too
+				if i%2 == 1 { // interrupted stages count too
 					stage.Next(interrupt, name)
 				} else {
 					stage.Next(ctx, name)
@@ -87,7 +86,7 @@ func TestWay(t *testing.T) {
 		if d := cmp.Diff(want, text); d != "" {
 			t.Error(d)
 		}
-		// One second is the stop, of which nothing is told.
+		// One second was spent in the stop, which no stage covers.
 		if c := r.Covered(time.Now()); c < 0.93 || c > 0.95 {
 			t.Errorf("%v of the time is covered", c)
 		}
@@ -105,7 +104,8 @@ func TestWay(t *testing.T) {
 	})
 }
 
-// What goes on is told as it is; of a pod that was not seen, or of none, nothing is.
+// Running stages are reported as running. A pod that was not seen start, or does not exist, has no
+// report.
 func TestGoingOn(t *testing.T) {
 	var k startup.Keeper
 	pod := podOf("u")
@@ -129,7 +129,7 @@ func TestGoingOn(t *testing.T) {
 	}
 }
 
-// A pod that cannot start is looked at for days, and pods come and go.
+// A pod that cannot start is observed for days, while other pods come and go.
 func TestBounds(t *testing.T) {
 	var k startup.Keeper
 	pod := podOf("u")

@@ -19,7 +19,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// begin does for a pod what takes it to a container that is not ready.
+// begin reports the stages of a pod up to a container that is not ready.
 func begin(t *testing.T, k *startup.Keeper, pod *v1.Pod, attempt uint32) {
 	k.Seen(pod)
 	k.Observe(pod)()
@@ -33,8 +33,8 @@ func begin(t *testing.T, k *startup.Keeper, pod *v1.Pod, attempt uint32) {
 	k.Status(pod, status(false), nil)
 }
 
-// The agent's half of a pod's start is one span with its stages below it, in the trace that crispd has
-// for the pod, sent once. A pod that ran before the agent did is not sent.
+// The agent's part of a pod's start is one span with its stages as children, in crispd's trace of
+// the pod, exported once. A pod that ran before the agent is not exported.
 func TestTraces(t *testing.T) {
 	sent := tracetest.NewInMemoryExporter()
 	k := &startup.Keeper{Traces: podtrace.NewWith(podtrace.Options{PerMillion: 1e6}, sdk.WithSyncer(sent))}
@@ -91,7 +91,8 @@ func TestTraces(t *testing.T) {
 	}
 }
 
-// What one agent has saved the next one knows, also in the midst of a start, and goes on with.
+// The next agent restores what one agent has saved, even in the middle of a start, and continues
+// it.
 func TestSave(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "startup.json")
 	first := &startup.Keeper{}

@@ -11,7 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// sidecar is a pod with a sidecar s before its containers a and b.
+// sidecar returns a pod with a sidecar s before its containers a and b.
 func sidecar(policy v1.RestartPolicy) *v1.Pod {
 	p := pod(policy, false)
 	p.Spec.InitContainers = []v1.Container{{Name: "s", RestartPolicy: new(v1.ContainerRestartPolicyAlways)}}
@@ -37,7 +37,7 @@ func conditions(s v1.PodStatus) string {
 	return strings.Join(words, " ")
 }
 
-// The kubelet's cases of pods with sidecars (TestPodPhaseWith…RestartableInit…).
+// The kubelet's test cases of pods with sidecars (TestPodPhaseWith…RestartableInit…).
 func TestSidecarPhase(t *testing.T) {
 	const always, onFailure, never = v1.RestartPolicyAlways, v1.RestartPolicyOnFailure, v1.RestartPolicyNever
 	unstarted := func(p *v1.Pod) { p.Spec.InitContainers[0].StartupProbe = &v1.Probe{} }
@@ -72,7 +72,7 @@ func TestSidecarPhase(t *testing.T) {
 	}
 }
 
-// A pod that has ended for good stays so, whatever happens to its containers.
+// A terminal phase stays, whatever happens to the containers.
 func TestTerminalSticks(t *testing.T) {
 	p := pod(v1.RestartPolicyNever, false)
 	done := status.Of(p, in("x", exited("a", 0), exited("b", 0)), nil, status.Node{}, now)
@@ -88,7 +88,7 @@ func TestTerminalSticks(t *testing.T) {
 	}
 }
 
-// A verdict fails the pod while its containers still run, and says why.
+// A verdict fails the pod while its containers still run, and is its reason.
 func TestVerdict(t *testing.T) {
 	h := in("x", running("a"), running("b"))
 	h.Verdict = &podsync.Verdict{Reason: "Evicted", Message: "no memory", Condition: &v1.PodCondition{Type: v1.DisruptionTarget, Status: v1.ConditionTrue, Reason: "TerminationByKubelet"}}
@@ -128,7 +128,7 @@ func TestDeadline(t *testing.T) {
 	}
 }
 
-// Started and ready come from probes, or from the status before while there is no result.
+// Started and ready come from probes or, while there is no result, from the previous status.
 func TestProbes(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	p.Spec.Containers[0].ReadinessProbe, p.Spec.Containers[0].StartupProbe = &v1.Probe{}, &v1.Probe{}
@@ -185,8 +185,8 @@ func TestTransitions(t *testing.T) {
 	}
 }
 
-// Something of an init container was killed for lack of memory: it has failed, whatever its own exit
-// code. Otherwise a pod that ends for it would be Pending for ever.
+// If a process of an init container was OOM-killed, the container has failed, whatever its exit
+// code. Otherwise a pod that ends because of it would stay Pending.
 func TestInitOutOfMemory(t *testing.T) {
 	for policy, want := range map[v1.RestartPolicy]v1.PodPhase{v1.RestartPolicyNever: v1.PodFailed, v1.RestartPolicyOnFailure: v1.PodPending} {
 		c := exited("init", 0)
@@ -198,8 +198,8 @@ func TestInitOutOfMemory(t *testing.T) {
 	}
 }
 
-// A container that was created and never started is removed, and its attempt used again. The
-// restart count does not fall meanwhile.
+// A container that was created but never started is removed, and its attempt is reused. The restart
+// count does not decrease meanwhile.
 func TestRestartCountDoesNotFall(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	created, before := running("a"), exited("a", 1)
@@ -211,8 +211,8 @@ func TestRestartCountDoesNotFall(t *testing.T) {
 	}
 }
 
-// The runtime has lost a container that ran, after an earlier run had succeeded: that one does not
-// say how the last one ended.
+// The runtime has lost a container that ran after an earlier instance had succeeded. That instance
+// does not determine how the lost one ended.
 func TestForgottenAfterAnEarlierRun(t *testing.T) {
 	p := pod(v1.RestartPolicyOnFailure, false)
 	p.Spec.Containers = p.Spec.Containers[:1]
@@ -225,7 +225,7 @@ func TestForgottenAfterAnEarlierRun(t *testing.T) {
 	}
 }
 
-// A container that has succeeded is still so when the runtime has lost it, even if it cannot be
+// A container that has succeeded stays so when the runtime has lost it, even if it cannot be
 // started again.
 func TestForgottenAfterItsEnd(t *testing.T) {
 	p := pod(v1.RestartPolicyOnFailure, false)
@@ -237,7 +237,7 @@ func TestForgottenAfterItsEnd(t *testing.T) {
 	}
 }
 
-// Containers that the runtime has forgotten keep their history.
+// Containers that the runtime has lost keep their history.
 func TestForgotten(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, true)
 	old := status.Of(p, in("x", exited("init", 0), running("a"), crashed("b")), nil, status.Node{}, now)
@@ -249,7 +249,7 @@ func TestForgotten(t *testing.T) {
 	if b := s.ContainerStatuses[1]; b.RestartCount != 2 || b.LastTerminationState.Terminated.ExitCode != 1 {
 		t.Errorf("b, which had crashed: %+v", b)
 	}
-	if s.Phase != v1.PodRunning { // as by the kubelet: what ran is stopped, not waiting for the first time
+	if s.Phase != v1.PodRunning { // as in the kubelet: the container was running before
 		t.Errorf("phase %s", s.Phase)
 	}
 	init := status.Of(p, in("x", running("a"), running("b")), nil, status.Node{}, now).InitContainerStatuses[0]
@@ -258,8 +258,8 @@ func TestForgotten(t *testing.T) {
 	}
 }
 
-// The status shows the resources that the runtime reports, and a difference to the spec is a
-// resize in progress.
+// The status has the resources that the runtime reports. A difference to the spec is a resize in
+// progress.
 func TestResources(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	list := func(cpu string) v1.ResourceList { return v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)} }
@@ -288,7 +288,7 @@ func TestResources(t *testing.T) {
 	}
 }
 
-// A failed pull is shown as an error for a moment and then as a back-off.
+// A failed pull is shown first as an error and then as a back-off.
 func TestPullShown(t *testing.T) {
 	p := pod(v1.RestartPolicyAlways, false)
 	h := podsync.Have{Failures: map[string]podsync.Failure{podsync.ContainerSubject("a"): {Reason: "ErrImagePull", Message: "none", At: now, Until: now.Add(time.Minute)}}}
@@ -327,7 +327,7 @@ func TestQOS(t *testing.T) {
 		if got := status.QOS(p); got != test.want {
 			t.Errorf("limits %v, requests %v: %s, want %s", test.limits, test.requests, got, test.want)
 		}
-		p.Spec.Resources = &v1.ResourceRequirements{Limits: v1.ResourceList{}} // an empty one is none
+		p.Spec.Resources = &v1.ResourceRequirements{Limits: v1.ResourceList{}} // an empty one counts as none
 		if got := status.QOS(p); got != test.want {
 			t.Errorf("limits %v, requests %v, and empty ones of the pod: %s, want %s", test.limits, test.requests, got, test.want)
 		}

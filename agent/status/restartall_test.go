@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// While all containers of a pod are restarted its phase is Running, whatever their policies:
-// a container that was killed for that has not failed.
+// While all containers of a pod are restarted its phase is Running, whatever their policies: a
+// container that was killed for the restart has not failed.
 func TestRestartAllContainers(t *testing.T) {
 	p := pod(v1.RestartPolicyNever, true)
 	p.Spec.Containers[0].RestartPolicy = new(v1.ContainerRestartPolicyNever)

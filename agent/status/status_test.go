@@ -30,20 +30,19 @@ func running(name string) podsync.Container {
 	return podsync.Container{ID: name, UID: "u", Name: name, State: podsync.Running, StartedAt: now.Add(-time.Minute)}
 }
 
-// exited ended an hour ago, so that no back-off is left.
+// exited returns a container that ended an hour ago, so that its back-off is over.
 func exited(name string, code int32) podsync.Container {
 	return podsync.Container{ID: name, UID: "u", Name: name, State: podsync.Exited, ExitCode: code, FinishedAt: now.Add(-time.Hour)}
 }
 
-// crashed ended a second ago for the third time.
+// crashed returns a container that ended a second ago for the third time.
 func crashed(name string) podsync.Container {
 	c := exited(name, 1)
 	c.Attempt, c.FinishedAt, c.Backoff = 2, now.Add(-time.Second), 10*time.Second
 	return c
 }
 
-// oomKilled is a container of which a process was killed for lack of memory, and the first one
-// ended well nevertheless.
+// oomKilled returns a container with an OOM-killed process whose init exited with 0.
 func oomKilled(name string) podsync.Container {
 	c := exited(name, 0)
 	c.Reason = "OOMKilled"
@@ -117,8 +116,8 @@ func TestWaiting(t *testing.T) {
 	}
 }
 
-// A container that its probes have killed again and again waits like one that crashes, and says so;
-// the first restarts come at once.
+// A container that its probes kill repeatedly waits like one that crashes, and has that reason. Its
+// first restarts are immediate.
 func TestKilledAgainAndAgain(t *testing.T) {
 	of := func(attempt uint32, backoff, ended time.Duration) podsync.Container {
 		c := exited("a", 137)
@@ -169,7 +168,7 @@ func TestAddresses(t *testing.T) {
 	}
 }
 
-// known is what a Store goes by: the node's address, what was saved, and the probes of
+// known has the inputs of a Store: the node's address, the saved status, and the probes of
 // container a.
 type known struct {
 	ip     string
@@ -192,8 +191,7 @@ func (k *known) Of(*v1.Pod, podsync.Have) map[string]podsync.Probes {
 	return map[string]podsync.Probes{"a": k.probes}
 }
 
-// A result of a probe is shown even while the pod's worker is busy, and saved with the next
-// report.
+// A probe's result is shown even while the pod's worker is busy, and saved with the next report.
 func TestProbedWhileBusy(t *testing.T) {
 	k := &known{}
 	s := status.NewStore(k, k, k, slog.New(slog.DiscardHandler))
@@ -207,7 +205,7 @@ func TestProbedWhileBusy(t *testing.T) {
 	have := in("x", running("a"), b)
 	have.Restarted, have.Failures = map[string]bool{}, map[string]podsync.Failure{}
 	s.Report(p, have)
-	// The worker works on.
+	// The worker continues.
 	have.Restarted["b"] = true
 	have.Failures[podsync.ContainerSubject("b")] = podsync.Failure{Reason: "ErrImagePull"}
 	for _, step := range []struct {
@@ -248,7 +246,7 @@ func TestProbedWhileBusy(t *testing.T) {
 	}
 }
 
-// When DHCP gives the node another address, pods on its network are probed at that.
+// When DHCP gives the node another address, pods on its network are probed at the new one.
 func TestNodeAddressChanges(t *testing.T) {
 	k := &known{}
 	s := status.NewStore(k, k, k, slog.New(slog.DiscardHandler))

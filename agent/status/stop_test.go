@@ -9,8 +9,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 )
 
-// A pod that is stopped on request has not failed, whatever the exit codes and the restart
-// policy are, nor has it while it starts again.
+// A pod that is stopped on request has not failed, whatever its exit codes and restart policy, and
+// neither has it while it starts again.
 func TestStopped(t *testing.T) {
 	p := pod(v1.RestartPolicyNever, false)
 	stop := &podsync.Stop{Since: now.Add(-time.Minute)}

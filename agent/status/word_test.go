@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// RESTARTS has the time of the last one: of the init containers while those run, and
-// afterwards of the containers.
+// RESTARTS has the time of the last restart: of the init containers while they run, and later of
+// the containers.
 func TestRestarts(t *testing.T) {
 	now := time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)
 	after := func(restarts int32, ago time.Duration) v1.ContainerStatus {
@@ -27,8 +27,8 @@ func TestRestarts(t *testing.T) {
 		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(0, 0)}, "0"},
 		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(3, 5*time.Minute)}, "3 (5m ago)"},
 		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(1, 26*time.Hour), after(2, 90*time.Second)}, "3 (90s ago)"},
-		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(2, 0)}, "2"},           // nobody knows when
-		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(0, time.Minute)}, "0"}, // of another sandbox
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(2, 0)}, "2"},           // the time is unknown
+		{v1.ConditionTrue, nil, []v1.ContainerStatus{after(0, time.Minute)}, "0"}, // in an earlier sandbox
 		{v1.ConditionTrue, []v1.ContainerStatus{after(4, time.Second), after(1, time.Hour)}, []v1.ContainerStatus{after(2, 2*time.Hour)}, "3 (60m ago)"},
 		{v1.ConditionFalse, []v1.ContainerStatus{after(4, time.Second), after(1, time.Hour)}, []v1.ContainerStatus{after(0, 0)}, "5 (1s ago)"},
 	} {
@@ -43,8 +43,8 @@ func TestRestarts(t *testing.T) {
 	}
 }
 
-// A pod of which one container has completed and another runs is "Running" to kubectl only
-// while it is ready.
+// kubectl shows a pod with one completed and one running container as "Running" only while it is
+// ready.
 func TestWordOfHalfDone(t *testing.T) {
 	for ready, want := range map[v1.ConditionStatus]string{v1.ConditionTrue: "Running", v1.ConditionFalse: "NotReady"} {
 		pod := &v1.Pod{Status: v1.PodStatus{
@@ -61,7 +61,7 @@ func TestWordOfHalfDone(t *testing.T) {
 	}
 }
 
-// A sidecar has done its part for the containers after it when it has started, ready or not.
+// A started sidecar lets the next containers start, ready or not.
 func TestWordOfUnreadySidecar(t *testing.T) {
 	started := true
 	pod := &v1.Pod{Status: v1.PodStatus{
@@ -79,8 +79,8 @@ func TestWordOfUnreadySidecar(t *testing.T) {
 	}
 }
 
-// A sidecar is ended when the containers have finished, often with an exit code other than 0:
-// that is no failed init container. One that fails while the containers run is shown.
+// A sidecar is stopped when the containers have finished, often with an exit code other than 0. It
+// does not count as a failed init container, but one that fails while the containers run does.
 func TestWordOfEndedSidecar(t *testing.T) {
 	pod := &v1.Pod{Status: v1.PodStatus{
 		Phase:                 v1.PodSucceeded,

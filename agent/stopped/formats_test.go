@@ -6,5 +6,5 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// The stops of pods, and a drain that has begun.
+// The stopped pods, and a running drain.
 func TestFormats(t *testing.T) { formats.Check[file](t, "stopped", nil) }

@@ -16,8 +16,8 @@ func pod(name string, priority int32) *v1.Pod {
 	return &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name}, Spec: v1.PodSpec{Priority: &priority}}
 }
 
-// check opens the store again, as the next agent does, and holds which of the pods are
-// to stay stopped against what is wanted.
+// check opens the store again, as the next agent does, and compares the pods that stay stopped with
+// want.
 func check(t *testing.T, path string, want map[*v1.Pod]bool) *Store {
 	t.Helper()
 	s := Open(path, slog.New(slog.DiscardHandler))
@@ -29,7 +29,7 @@ func check(t *testing.T, path string, want map[*v1.Pod]bool) *Store {
 	return s
 }
 
-// A stop outlives the agent, until the pod is started or is not wanted any more.
+// A stop survives the agent, until the pod is started or unwanted.
 func TestStops(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stopped.json")
 	web, db := pod("web", 0), pod("db", 0)
@@ -68,7 +68,7 @@ func TestStops(t *testing.T) {
 	}
 }
 
-// A drain stops pods by priority, and leaves those alone that were stopped before it.
+// A drain stops pods by priority, and does not affect pods that were stopped before.
 func TestDrain(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stopped.json")
 	low, high, own := pod("low", 0), pod("high", 7), pod("own", 0)
@@ -91,7 +91,7 @@ func TestDrain(t *testing.T) {
 	}
 }
 
-// A file that cannot be read keeps no pod from running, nor the next stop from being kept.
+// An unreadable file neither prevents pods from running nor the next stop from being stored.
 func TestDamaged(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "stopped.json")
 	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {

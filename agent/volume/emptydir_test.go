@@ -9,8 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// The medium HugePages has the size that the pod requests, also for an init container or as a
-// whole. The mount itself fails here: there is no such directory.
+// The medium HugePages uses the page size that the pod requests, even if an init container or the
+// pod as a whole requests it. The mount itself fails here, because the directory does not exist.
 func TestHugePageSize(t *testing.T) {
 	limits := func(names ...v1.ResourceName) v1.ResourceRequirements {
 		list := v1.ResourceList{}

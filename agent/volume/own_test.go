@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// A claim is given to a pod's group while another pod may write to it. No link that the other
-// pod makes there gives the node's own files to the group.
+// A claim's group is changed to a pod's while another pod may write to the claim. No link of the
+// other pod can change the group of the node's files.
 func TestFSGroupStaysInVolume(t *testing.T) {
 	testenv.NeedRoot(t, "it changes groups")
 	top := t.TempDir()

@@ -23,13 +23,13 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// objects has the objects of a test.
+// objects provides the objects of a test.
 type objects struct {
 	mu      sync.Mutex
 	maps    map[string]map[string]string
 	secrets map[string]map[string][]byte
 	claims  map[string]v1.PersistentVolumeClaimSpec
-	memory  int64 // of pods
+	memory  int64 // limit of pods' memory
 }
 
 func (o *objects) ConfigMap(_, name string) (*v1.ConfigMap, error) {
@@ -155,8 +155,8 @@ func TestConfigMap(t *testing.T) {
 	want(t, dir+"/a", "one", 0o640) // running pods keep the files
 }
 
-// Where a container mounts a volume inside of one that shows objects, which it cannot write to,
-// there is a directory to mount it on. It stays when the objects change.
+// A container may mount a volume inside one with the content of objects, where it cannot make a
+// mount point. The directory for it exists, and stays when the objects change.
 func TestMountInside(t *testing.T) {
 	m, o := maker(t)
 	for kind, source := range map[string]v1.VolumeSource{
@@ -195,7 +195,7 @@ func TestMountInside(t *testing.T) {
 	}
 }
 
-// At any moment a reader sees either all old files or all new ones.
+// A reader always sees either all old files or all new ones.
 func TestUpdateIsAtomic(t *testing.T) {
 	m, o := maker(t)
 	p := pod(t, m, v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{LocalObjectReference: ref("c")}})
@@ -225,7 +225,7 @@ func TestUpdateIsAtomic(t *testing.T) {
 				data, _ := os.ReadFile(fmt.Sprintf("/proc/self/fd/%d/%s", root.Fd(), name))
 				return string(data)
 			}
-			// Files that are being removed after a change do not count.
+			// Old files that are being removed after a change do not count.
 			if a, b := at("a"), at("b"); a != b && a != "" && b != "" && !(a == "1" && b == "2") {
 				read <- fmt.Errorf("saw a=%s with b=%s", a, b)
 			}
@@ -370,7 +370,7 @@ func TestFSGroup(t *testing.T) {
 		t.Errorf("a link in a volume led out of it: %v, %v", now.Mode(), err)
 	}
 
-	// OnRootMismatch: the directory is right, so its content is left alone.
+	// OnRootMismatch: the directory already matches, so its content is not changed.
 	q := pod(t, m, v1.VolumeSource{PersistentVolumeClaim: &v1.PersistentVolumeClaimVolumeSource{ClaimName: "p"}})
 	q.UID = "u2"
 	q.Spec.SecurityContext = p.Spec.SecurityContext.DeepCopy()
@@ -424,7 +424,7 @@ func TestSubPath(t *testing.T) {
 		t.Errorf("again: %s, %v", again, err)
 	}
 
-	// Links that stay inside the volume are followed, others are refused.
+	// Links that stay inside the volume are followed, others are rejected.
 	secret := t.TempDir()
 	for name, target := range map[string]string{
 		"inside": "made/here", "absolute": secret, "up": "../../../../../../../../../../" + secret, "deep/up": "../../..", "loop": "loop",
@@ -504,8 +504,8 @@ func TestMemory(t *testing.T) {
 	}
 }
 
-// What is mounted below a volume reaches the containers that ask for it, where / is private too;
-// and with the pod all of that is gone.
+// Mounts below a volume propagate to containers that ask for it, even where / is private. All of
+// that is gone with the pod.
 func TestPropagation(t *testing.T) {
 	for name, source := range map[string]v1.VolumeSource{
 		"disk":             {EmptyDir: &v1.EmptyDirVolumeSource{}},
@@ -574,7 +574,7 @@ func TestPropagation(t *testing.T) {
 	}
 }
 
-// A volume in memory is no larger than the memory that its pod can use.
+// A volume in memory is limited to the memory that its pod can use.
 func TestMemoryBound(t *testing.T) {
 	m, o := maker(t)
 	o.memory = 2 << 20
@@ -630,7 +630,7 @@ func TestNothingIsSwapped(t *testing.T) {
 	}
 }
 
-// A claim whose creation is interrupted by SIGKILL must not lock out its users.
+// A SIGKILL during the creation of a claim must not leave its directory inaccessible.
 func TestClaimIsOpenAtOnce(t *testing.T) {
 	m, o := maker(t)
 	for i := range 300 {

@@ -14,15 +14,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// fake is a Source of ConfigMaps. It counts what is made of them.
+// fake is a Source of ConfigMaps. It counts the reads and the objects made.
 type fake struct {
 	objects []*v1.ConfigMap
-	read    int // how often all were read
+	read    int // number of reads of all objects
 	made    int
 }
 
-// set makes it a source of "name@uid=value ...", whose objects are new ones unless they are
-// in the source already.
+// set makes it a source of "name@uid=value ...". Objects that are already in the source are kept.
 func (f *fake) set(text string) {
 	var next []*v1.ConfigMap
 	for word := range strings.FieldsSeq(text) {
@@ -62,7 +61,7 @@ func (f *fake) Item(_, key string) (Item, bool) {
 	return Item{}, false
 }
 
-// texts returns changes as "+a@1=x ~a@1=y -a@1".
+// texts formats changes as "+a@1=x ~a@1=y -a@1".
 func texts(changes []Change) string {
 	var words []string
 	for _, c := range changes {
@@ -78,8 +77,8 @@ func texts(changes []Change) string {
 	return strings.Join(words, " ")
 }
 
-// A watcher gets what has changed since its last look, once and in order; as an informer knows
-// objects by their names, the end of one comes before another of its name.
+// A watcher gets all changes since its last look, once and in order. Informers identify objects by
+// name, so the end of an object comes before a new one of the same name.
 func TestSince(t *testing.T) {
 	f := &fake{}
 	c := New(f)
@@ -106,7 +105,7 @@ func TestSince(t *testing.T) {
 		for ends < len(got) && strings.HasPrefix(got[ends], "-") {
 			ends++
 		}
-		slices.Sort(got[:ends]) // what goes at once goes in any order
+		slices.Sort(got[:ends]) // objects that end at once may come in any order
 		if text := strings.Join(got, " "); text != step.want {
 			t.Errorf("%q: got %q, want %q", step.now, text, step.want)
 		}
@@ -120,15 +119,15 @@ func TestSince(t *testing.T) {
 		}
 		version = next
 	}
-	// Who has not looked meanwhile hears of the ends only.
+	// A watcher that has not looked meanwhile gets only the ends.
 	changes, _, err := c.Since("ConfigMap", begin)
 	if err != nil || slices.ContainsFunc(changes, func(c Change) bool { return !c.Deleted }) {
 		t.Errorf("%s, %v", texts(changes), err)
 	}
 }
 
-// An unchanged object is neither read nor copied again for each watcher, and one that was only
-// made again has not changed.
+// An unchanged object is neither read nor copied again for each watcher. An equal new object is not
+// a change.
 func TestCost(t *testing.T) {
 	f := &fake{}
 	f.set("a@1=x b@2=x c@3=x")
@@ -158,7 +157,7 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// One object can be read before all are, and the next watch sends what was read.
+// A single object can be read before all are, and the next watch sends it.
 func TestGet(t *testing.T) {
 	f := &fake{}
 	f.set("a@1=x b@2=x")
@@ -185,8 +184,8 @@ func TestGet(t *testing.T) {
 	}
 }
 
-// A watcher that would miss the end of an object has to list again: one from before what is
-// remembered, one from an earlier agent, and one from no agent.
+// A watcher that could have missed the end of an object must list again: one older than the cache's
+// history, one of an earlier agent, and one without a valid version.
 func TestExpired(t *testing.T) {
 	f := &fake{}
 	c := New(f)
@@ -216,7 +215,7 @@ func TestExpired(t *testing.T) {
 	}
 }
 
-// A waiting watcher is woken by the next poke, and by no earlier one.
+// A waiting watcher is woken by the next poke, not by an earlier one.
 func TestPoke(t *testing.T) {
 	c := New(&fake{})
 	c.Poke()
@@ -227,5 +226,5 @@ func TestPoke(t *testing.T) {
 	default:
 	}
 	c.Poke()
-	<-poked // blocks if nobody is woken
+	<-poked // blocks if the watcher is not woken
 }

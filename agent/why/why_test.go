@@ -25,7 +25,7 @@ func ended(name string, code int32) v1.ContainerStatus {
 	return v1.ContainerStatus{Name: name, State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{ExitCode: code, Reason: "Error"}}}
 }
 
-// podOf is a pod with an init container, a sidecar and two containers.
+// podOf returns a pod with these init containers and containers.
 func podOf(init, containers []v1.ContainerStatus) *v1.Pod {
 	always := v1.ContainerRestartPolicyAlways
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "web"}}
@@ -34,7 +34,7 @@ func podOf(init, containers []v1.ContainerStatus) *v1.Pod {
 	return p
 }
 
-// What a pod waits for beside what is done for it.
+// Reasons for waiting that are not stages of the start.
 func TestWaits(t *testing.T) {
 	deleted := podOf(nil, []v1.ContainerStatus{running("app", true, false)})
 	deleted.DeletionTimestamp = &metav1.Time{}
@@ -90,7 +90,7 @@ func said(reason, container, message string) v1.Event {
 	return v1.Event{Type: v1.EventTypeWarning, Reason: reason, Message: message, InvolvedObject: v1.ObjectReference{FieldPath: "spec.containers{" + container + "}"}}
 }
 
-// One sentence a cause, as a user reads it; now is ten seconds after the pod was seen.
+// A sentence for each cause, as a user reads it; now is ten seconds after the pod was seen.
 func TestSentence(t *testing.T) {
 	plain := podOf(nil, nil)
 	ready := podOf(nil, nil)

@@ -18,8 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// stopping makes containers end after their grace period, or when they are asked
-// to hurry.
+// stopping makes containers end after their grace period, or at once if the stop is cut short.
 func (w *world) stopping() {
 	w.setAct(func(ctx, _ context.Context, a podsync.Action) error {
 		if a.Verb != podsync.StopContainer {
@@ -34,15 +33,15 @@ func (w *world) stopping() {
 	})
 }
 
-// deleted is the pod u, to be ended within so many seconds.
+// deleted returns the pod u, with a deletion grace period in seconds.
 func deleted(grace int64) *v1.Pod {
 	p := pod("u")
 	p.DeletionTimestamp, p.DeletionGracePeriodSeconds = &metav1.Time{}, &grace
 	return p
 }
 
-// A repeated deletion with a shorter grace period cuts the first one short, and whoever waits
-// for the end is notified once.
+// A repeated deletion with a shorter grace period shortens the first one, and the end is published
+// once.
 func TestDeletedInAHurry(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -63,7 +62,7 @@ func TestDeletedInAHurry(t *testing.T) {
 	})
 }
 
-// A longer grace period does not help a container that is being stopped already.
+// A longer grace period does not affect a container that is already being stopped.
 func TestDeletedAtLeisure(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -79,7 +78,7 @@ func TestDeletedAtLeisure(t *testing.T) {
 	})
 }
 
-// failing is a world whose statuses say Failed as soon as there is a verdict.
+// failing is a world whose statuses are Failed as soon as there is a verdict.
 type failing struct {
 	*world
 	mu       sync.Mutex
@@ -96,7 +95,7 @@ func (f *failing) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 	return &v1.PodStatus{Phase: v1.PodFailed}
 }
 
-// A pod that is to fail is stopped and not started again; its containers stay for inspection.
+// A pod with a verdict is stopped and not started again; its containers stay for inspection.
 func TestFail(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
@@ -116,7 +115,7 @@ func TestFail(t *testing.T) {
 		if len(f.verdicts) == 0 {
 			t.Error("the status was not reported")
 		}
-		// Another pod of the name has another fate.
+		// Another pod of the same name is not affected.
 		p.Set(key, pod("v"))
 		time.Sleep(time.Minute)
 		if got := f.lines(); !strings.Contains(got, "start container v") {
@@ -127,8 +126,8 @@ func TestFail(t *testing.T) {
 	})
 }
 
-// An action that failed because an object was missing is tried at once when the object is
-// there; a failed pull still backs off.
+// An action that failed because of a missing object is retried as soon as the object exists. A
+// failed pull still backs off.
 func TestAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		var err error = errors.New("no such config map")
@@ -153,13 +152,13 @@ func TestAgain(t *testing.T) {
 	})
 }
 
-// Actions that wait for the network are tried each second; those that fail because of the pod,
-// every ten to fifteen.
+// Actions that wait for the network are retried each second; those that fail because of the pod,
+// every ten to fifteen seconds.
 func TestRetries(t *testing.T) {
 	for _, test := range []struct {
 		name     string
 		err      error
-		min, max int // tries within 60 s
+		min, max int // number of attempts within 60 s
 	}{
 		{"network", notReady{}, 60, 61},
 		{"runtime away", fault.Unavailable.Errorf("away"), 60, 61},
@@ -183,7 +182,7 @@ type notReady struct{}
 func (notReady) Error() string  { return "no network" }
 func (notReady) Reason() string { return "NetworkNotReady" }
 
-// A sidecar's turn comes when the containers it serves have ended.
+// A sidecar is stopped after the containers that it serves have ended.
 func TestTurns(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		u := pod("u")
@@ -228,8 +227,8 @@ func TestManyPods(t *testing.T) {
 	})
 }
 
-// A foreignContext is one of which package context cannot keep a list of those that were made
-// from it: each of them costs a goroutine until it is cancelled.
+// A foreignContext is a context implementation that package context does not know: each context
+// derived from it costs a goroutine until it is cancelled.
 type foreignContext struct {
 	context.Context
 	done chan struct{}
@@ -237,8 +236,8 @@ type foreignContext struct {
 
 func (c foreignContext) Done() <-chan struct{} { return c.done }
 
-// The context of all workers lasts as long as the agent: what was made from it for a pod must be
-// released with the pod.
+// The context of all workers lives as long as the agent. Contexts derived from it for a pod must be
+// cancelled with the pod.
 func TestNothingIsLeftOfAWorker(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{begun: time.Now()}

@@ -31,8 +31,8 @@ func pod(uid string) *v1.Pod {
 
 type actFunc func(ctx, interrupt context.Context, a podsync.Action) error
 
-// A world is a runtime in memory. Actions succeed at once unless act says
-// otherwise. Its log has a line for each, with the seconds since its beginning.
+// A world is a runtime in memory. Actions succeed at once unless act decides otherwise. Its log has
+// a line for each action, with the seconds since the start.
 type world struct {
 	mu     sync.Mutex
 	act    actFunc // may be nil
@@ -41,7 +41,7 @@ type world struct {
 	status *v1.PodStatus // what Report returns
 	down   bool
 	log    []string
-	ended  []string // what Ended was called with
+	ended  []string // arguments of calls of Ended
 }
 
 func (w *world) Observe(context.Context, podsync.Key, *v1.Pod) (podsync.Have, error) {
@@ -122,21 +122,21 @@ func (w *world) note(a podsync.Action) actFunc {
 	return w.act
 }
 
-// begin has the log count from now on.
+// begin resets the clock of the log.
 func (w *world) begin() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.begun = time.Now()
 }
 
-// setAct says how actions go from now on.
+// setAct sets the function that decides the results of actions.
 func (w *world) setAct(act actFunc) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.act = act
 }
 
-// exit ends the running container, as if by itself.
+// exit ends the running container as if it had exited.
 func (w *world) exit() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -192,7 +192,7 @@ func bubble(t *testing.T, f func(t *testing.T, w *world, p *worker.Pool)) {
 	})
 }
 
-// A container that exits is started again: at once, then after 10 s, doubled up to 300 s.
+// A container that exits is restarted: at once, then after 10 s, doubled up to 300 s.
 func TestRestartsBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("u"))
@@ -214,14 +214,14 @@ func TestRestartsBackOff(t *testing.T) {
 	})
 }
 
-// An edited pod begins when the old one has ended, not before.
+// An edited pod starts only when the old one has ended.
 func TestReplaced(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		p.Set(key, pod("a"))
 		synctest.Wait()
 		w.setAct(func(_, _ context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StopContainer {
-				time.Sleep(7 * time.Second) // its grace
+				time.Sleep(7 * time.Second) // the grace period
 			}
 			return nil
 		})
@@ -233,7 +233,7 @@ func TestReplaced(t *testing.T) {
 	})
 }
 
-// A pull that hangs does not hold up the end of the pod.
+// A hanging pull does not delay the end of the pod.
 func TestRemovedWhilePulling(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		w.setAct(func(ctx, interrupt context.Context, a podsync.Action) error {
@@ -253,7 +253,7 @@ func TestRemovedWhilePulling(t *testing.T) {
 	})
 }
 
-// The runtime may be away for any time: nothing is done meanwhile, and nothing counts as a
+// The runtime may be down for any time: nothing is done meanwhile, and it does not count as a
 // failure of the pod.
 func TestRuntimeAway(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
@@ -270,7 +270,7 @@ func TestRuntimeAway(t *testing.T) {
 		})
 		w.exit()
 		p.Wake(key)
-		time.Sleep(10*time.Minute + 500*time.Millisecond) // between two tries
+		time.Sleep(10*time.Minute + 500*time.Millisecond) // between two attempts
 		w.setAct(nil)
 		w.lines()
 		time.Sleep(2 * time.Second)
@@ -280,8 +280,8 @@ func TestRuntimeAway(t *testing.T) {
 	})
 }
 
-// An image that cannot be pulled is tried again after 10 s, doubled up to 300 s, and another
-// pod of the same name starts afresh.
+// An image that cannot be pulled is retried after 10 s, doubled up to 300 s. Another pod of the
+// same name starts without back-off.
 func TestFailuresBackOff(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		w.setAct(func(_, _ context.Context, a podsync.Action) error {
@@ -300,15 +300,15 @@ func TestFailuresBackOff(t *testing.T) {
 	})
 }
 
-// edited is pod with another image.
+// edited returns the pod with another image.
 func edited(uid, image string) *v1.Pod {
 	p := pod(uid)
 	p.Spec.Containers[0].Image = image
 	return p
 }
 
-// Who corrects the image of a pod waits neither for the pull of the former one, which may hang,
-// nor for its next try. A pull of what is still wanted goes on.
+// After a correction of a pod's image neither a hanging pull of the former image nor its back-off
+// delays the pod. A pull of an image that is still wanted continues.
 func TestImageEditedWhilePulling(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		w.setAct(func(ctx, interrupt context.Context, a podsync.Action) error {
@@ -411,7 +411,7 @@ func TestContainersStopTogether(t *testing.T) {
 	})
 }
 
-// A pod that comes back while its worker is about to leave is not lost.
+// A pod that comes back while its worker is about to exit is not lost.
 func TestComesBack(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		for range 100 {
@@ -429,8 +429,8 @@ func TestComesBack(t *testing.T) {
 	})
 }
 
-// A database that is restarted by hand gets its preStop hook and the ten minutes of grace that
-// its pod has, and it starts again at once.
+// A database that is restarted on request runs its preStop hook, has the ten minutes of its pod's
+// grace period, and starts again at once.
 func TestRestartOnRequest(t *testing.T) {
 	for name, test := range map[string]struct {
 		asked *time.Duration
@@ -473,8 +473,8 @@ func TestRestartOnRequest(t *testing.T) {
 	}
 }
 
-// A deadline that passes while the machine sleeps, or as the clock is set forward, is seen soon after, although no timer
-// tells.
+// A deadline that passes while the machine is suspended, or because the clock is set forward, is
+// noticed soon after, although timers do not fire.
 func TestDeadlineAfterSleep(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
 		long := pod("u")
@@ -482,7 +482,7 @@ func TestDeadlineAfterSleep(t *testing.T) {
 		w.setStatus(&v1.PodStatus{Phase: v1.PodRunning, StartTime: &metav1.Time{Time: time.Now()}})
 		p.Set(key, long)
 		w.expect(t, "0 run sandbox u", "0 start container u")
-		w.setStatus(&v1.PodStatus{Phase: v1.PodFailed, Reason: "DeadlineExceeded"}) // as it is by the clock now
+		w.setStatus(&v1.PodStatus{Phase: v1.PodFailed, Reason: "DeadlineExceeded"}) // as it is by the new clock
 		time.Sleep(time.Minute)
 		w.expect(t, "60 stop container u", "60 stop sandbox u")
 	})
