@@ -16,7 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// write makes a configuration directory of the named files and returns it.
+// write makes a configuration directory with these files and returns it.
 func write(t *testing.T, files map[string]string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -161,7 +161,7 @@ func TestHandlers(t *testing.T) {
 	}
 }
 
-// Every mistake names its file, its line and the key.
+// Every error names the file, the line and the key.
 func TestMistakes(t *testing.T) {
 	for _, tt := range []struct{ name, text, want string }{
 		{"unknown key", "root = \"/a\"\nrooot = \"/b\"\n", ":2: rooot is not a key of the configuration"},
@@ -219,7 +219,7 @@ func TestMistakes(t *testing.T) {
 	}
 }
 
-// A file that is given must exist; the default one need not.
+// A file that is named explicitly must exist; the default one need not.
 func TestNamedFileMustExist(t *testing.T) {
 	_, err := config.Load(config.Source{File: filepath.Join(t.TempDir(), "none.toml")})
 	if err == nil || !strings.Contains(err.Error(), "none.toml") {
@@ -227,13 +227,12 @@ func TestNamedFileMustExist(t *testing.T) {
 	}
 }
 
-// There should be few keys: a new one needs an argument why a default cannot be right.
-// Those for other programs' files (cdi.spec_dirs, hooks_dir) say where these are,
-// nri.enabled is for nodes that must not have plugins, and nri.socket for nodes with two
-// runtimes and plugins for both. A handler's keys count once: they are three more that
-// repeat the node's own, the program that it is, and which annotations it may get, as
-// they let whoever may create a pod decide how it is run. Only whoever collects metrics
-// and traces knows where they go.
+// There should be few keys: a new one needs a reason why no default can be right. Keys for other
+// programs' files (cdi.spec_dirs, hooks_dir) say where these are, nri.enabled is for nodes that
+// must not have plugins, and nri.socket for nodes with two runtimes and plugins for both. A
+// handler's keys count once: the three that repeat the node's, its program, and the annotations
+// that it may get, since they let anyone who can create a pod decide how it is run. The destination
+// of metrics and traces is known only to the administrator.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
 	count = func(t reflect.Type) int {

@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// logging is what TestLog* have a process of their own do.
+// logging is the body of the processes that TestLog* start.
 func logging(path string) {
 	l := newLogFile(path)
 	switch os.Getenv("CRISP_TEST_REMOVED") {
@@ -29,13 +29,13 @@ func logging(path string) {
 	}
 	var out unix.Stat_t
 	if unix.Fstat(2, &out) != nil || out.Size > 2*maxLog+int64(len(line)) {
-		os.Exit(3) // what nobody sees has no bound
+		os.Exit(3) // a lost log must still be bounded
 	}
 	os.Stderr.WriteString("last words\n")
 	os.Exit(0)
 }
 
-// logTo has a process log to a file as crispd opens it.
+// logTo starts a process that logs to a file as crispd opens it.
 func logTo(t *testing.T, path, removed string) {
 	t.Helper()
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
@@ -51,7 +51,8 @@ func logTo(t *testing.T, path, removed string) {
 	}
 }
 
-// checkLog checks that the file at path and the one before it are all that there is, and bounded.
+// checkLog checks that only the log at path and its predecessor exist, and that their size is
+// bounded.
 func checkLog(t *testing.T, path string) {
 	t.Helper()
 	data, err := os.ReadFile(path)
@@ -78,7 +79,8 @@ func TestLogIsBounded(t *testing.T) {
 	checkLog(t, path)
 }
 
-// An administrator may keep the log elsewhere, by a link: it stays there, and as small.
+// An administrator may move the log elsewhere with a link: it stays there, and its size is bounded
+// too.
 func TestLogBehindALink(t *testing.T) {
 	file, link := filepath.Join(t.TempDir(), "elsewhere.log"), filepath.Join(t.TempDir(), "executor.log")
 	if err := os.Symlink(file, link); err != nil {
@@ -94,8 +96,7 @@ func TestLogBehindALink(t *testing.T) {
 	}
 }
 
-// What is logged after somebody has removed the log, or another program has rotated it, is found
-// at the path again.
+// After the log was removed, or rotated by another program, new lines are at its path again.
 func TestRemovedLogIsMadeAnew(t *testing.T) {
 	for _, how := range []string{"removed", "renamed"} {
 		t.Run(how, func(t *testing.T) {
@@ -107,7 +108,7 @@ func TestRemovedLogIsMadeAnew(t *testing.T) {
 	}
 }
 
-// A log that cannot be made anew is seen by nobody, and must not fill the disk all the same.
+// A log that cannot be recreated is lost, but must not fill the disk.
 func TestLogThatIsLostIsBounded(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "dir")
 	if err := os.Mkdir(dir, 0o700); err != nil {

@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 )
 
-// lacking are the findings of a machine with these files of what it lacks, as "what: follows".
+// lacking returns the findings, as "what: follows", on a machine with these files.
 func lacking(t *testing.T, v2 bool, files map[string]string) []string {
 	t.Helper()
 	root := t.TempDir()
@@ -32,7 +32,8 @@ func lacking(t *testing.T, v2 bool, files map[string]string) []string {
 	return list
 }
 
-// Each thing that a node of a cluster lacks is told, with what follows and what to set.
+// Everything that a cluster's node lacks is reported, with the consequence and the setting to
+// change.
 func TestCheckNode(t *testing.T) {
 	const sys, heading = "proc/sys/net/", "Filename Type Size Used Priority\n"
 	all := map[string]string{sys + "ipv4/ip_forward": "1\n", sys + "bridge/bridge-nf-call-iptables": "1\n", sys + "netfilter/nf_conntrack_max": "65536\n", "proc/swaps": heading}
@@ -68,7 +69,7 @@ func TestCheckNode(t *testing.T) {
 	}
 }
 
-// A kubelet that asks another one than crispd shows pods without names.
+// If the kubelet queries another daemon than crispd, its metrics do not name pods.
 func TestCheckMetrics(t *testing.T) {
 	const socket = "--containerd=/run/crisp/cadvisor.sock"
 	for args, ok := range map[string]bool{

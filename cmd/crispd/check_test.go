@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// A CRIU that works costs every start something, and check says so. Only root can try it.
+// A working CRIU slows down every start, and check reports that. Only root can test it.
 func TestCheckSaysWhatCRIUCosts(t *testing.T) {
 	for _, test := range []struct {
 		exit string

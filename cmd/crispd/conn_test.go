@@ -39,8 +39,7 @@ func (c writesFail) Write(b []byte) (int, error) {
 	return c.Conn.Write(b)
 }
 
-// A kubelet whose answer could not be written sees its connection end, and
-// reconnects.
+// A kubelet whose answer could not be written sees its connection end, and reconnects.
 func TestAnswerThatCannotBeWritten(t *testing.T) {
 	l, err := net.Listen("unix", filepath.Join(t.TempDir(), "socket"))
 	if err != nil {
@@ -55,7 +54,7 @@ func TestAnswerThatCannotBeWritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	// Nobody serves the method: that error is an answer like any other.
+	// The method does not exist; that error is an answer like any other.
 	call := func() string {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()

@@ -29,8 +29,8 @@ import (
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
-// The socket of a killed crispd is replaced; one that somebody serves, and a file
-// that is no socket, is not.
+// The socket of a killed crispd is replaced; one that is being served, and a file that is not a
+// socket, are not.
 func TestListen(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "crisp.sock")
 	l, err := new(files).listen(path)
@@ -225,8 +225,8 @@ func TestOneCrispdPerDirectory(t *testing.T) {
 	next.close()
 }
 
-// Whoever removes crispd's sockets, locks or its whole state directory does not keep its clients
-// out, and does not let in a second crispd.
+// If crispd's sockets, locks or its whole state directory are removed, clients can still connect,
+// and a second crispd cannot start.
 func TestRemovedFilesArePutBack(t *testing.T) {
 	top := t.TempDir()
 	root, state := filepath.Join(top, "root"), filepath.Join(top, "state")
@@ -246,7 +246,7 @@ func TestRemovedFilesArePutBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer private.Close()
-	gone, err := f.listen(filepath.Join(state, "gone.sock")) // as of a reload that moved the metrics
+	gone, err := f.listen(filepath.Join(state, "gone.sock")) // as after a reload that moved the metrics
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -276,7 +276,7 @@ func TestRemovedFilesArePutBack(t *testing.T) {
 		t.Errorf("a second crispd: %v", err)
 	}
 
-	// A successor has got in: what is put back from now on is its own.
+	// A successor has taken over: recreated files are now its own.
 	if err := errors.Join(os.Remove(locks[0]), os.Remove(locks[1]), os.Remove(cri)); err != nil {
 		t.Fatal(err)
 	}
@@ -298,8 +298,8 @@ func TestRemovedFilesArePutBack(t *testing.T) {
 	}
 }
 
-// A socket that a reload moves into a state directory that somebody has removed makes that as it
-// was: users of user namespaces pass through it.
+// A reload that moves a socket into a removed state directory recreates that with its mode, because
+// users in user namespaces pass through it.
 func TestListenMakesTheStateDirectoryAsItWas(t *testing.T) {
 	state := filepath.Join(t.TempDir(), "state")
 	f, err := takeFiles(state)
@@ -350,8 +350,8 @@ func TestBadCommandLines(t *testing.T) {
 	}
 }
 
-// check names the consequence of everything that is missing, and fails only if
-// crispd could not run.
+// check reports the consequence of everything that is missing, and fails only if crispd could not
+// run.
 func TestCheck(t *testing.T) {
 	var out bytes.Buffer
 	err := run([]string{"check", "--root", t.TempDir() + "/r", "--state", t.TempDir() + "/s"}, &out)
@@ -411,8 +411,8 @@ func TestMissing(t *testing.T) {
 	}
 }
 
-// The node's own defaults are checked before the first container needs them, and the
-// error says where they are set.
+// The node's own defaults are checked before the first container needs them, and the error says
+// where they are set.
 func TestHostFacts(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, text string) string {
@@ -456,8 +456,8 @@ func TestHostFacts(t *testing.T) {
 	}
 }
 
-// The default that the configuration prints is what containers get, and an empty
-// list means none, not the default.
+// The default that the configuration prints is what containers get. An empty list means none, not
+// the default.
 func TestDefaultCapabilities(t *testing.T) {
 	c, err := config.Load(config.Source{Flags: map[string]string{"root": "/r", "state": "/s"}})
 	if err != nil {
@@ -525,8 +525,7 @@ func TestLogrusBridge(t *testing.T) {
 	}
 }
 
-// wipe must not delete the content of mounts below our directories: it may be
-// somebody's data.
+// wipe must not delete the content of mounts below our directories, which may be a user's data.
 func TestWipeSparesMounts(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	root := t.TempDir()
@@ -562,8 +561,7 @@ func TestWipeSparesMounts(t *testing.T) {
 	}
 }
 
-// A disk of its own for /var/lib/crisp is common: wipe empties it and keeps the
-// mount.
+// /var/lib/crisp is often a separate disk: wipe empties it and keeps the mount.
 func TestWipeOfAMountedRoot(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	root := t.TempDir()

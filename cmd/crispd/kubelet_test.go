@@ -10,8 +10,8 @@ import (
 	"testing"
 )
 
-// Which processes are the kubelet of a cluster: pods do not wait for a network with a
-// standalone kubelet, nor with crictl or the agent.
+// The processes that count as the kubelet of a cluster. Pods do not wait for a network with a
+// standalone kubelet, crictl or the agent.
 func TestKubeletOfACluster(t *testing.T) {
 	for _, tt := range []struct {
 		name, line string
@@ -35,8 +35,8 @@ func TestKubeletOfACluster(t *testing.T) {
 	}
 }
 
-// helper is the variable with the socket that a process of this test's program connects to,
-// and stays connected.
+// helper is the variable with the socket to which a process of this test binary connects, and stays
+// connected.
 const helper = "CRISPD_TEST_CONNECT"
 
 func TestMain(m *testing.M) {
@@ -51,8 +51,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Pods wait from when a cluster's kubelet connects until its last connection is closed;
-// no other client counts.
+// Pods wait from the time a cluster's kubelet connects until its last connection is closed. Other
+// clients do not count.
 func TestConnectedKubeletIsSeen(t *testing.T) {
 	dir := t.TempDir()
 	var k kubelets

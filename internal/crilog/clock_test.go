@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// A clock that is set back by a little does not make times in a log go back; one that was
-// wrong, such as that of a machine that has just been told the time, does not leave all lines
-// with one and the same time until it is there again.
+// A clock that is set back slightly does not make times in a log decrease. After a large
+// correction, such as that of a wrong clock at boot, lines do not keep the same time until the
+// clock has caught up.
 func TestClockSetBack(t *testing.T) {
 	for _, c := range []struct {
 		ahead   time.Duration

@@ -8,9 +8,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
-// A rotation that is taken back loses nothing. The kubelet renames the log, asks for a new one
-// and, if it gets no answer, as when crispd is killed just then, renames the old log back: the
-// new one, to which everything goes by now, has no name any more.
+// A rotation that is reverted loses nothing. The kubelet renames the log, requests a new one and,
+// if it gets no answer, as when crispd is killed just then, renames the old log back. The new log,
+// to which all output goes by then, has no name any more.
 func TestRotationTakenBack(t *testing.T) {
 	put := func(w *crilog.Writer, text string) { w.Write(crilog.Stdout, []byte(text+"\n"), nil) }
 	rename := func(from, to string) {
@@ -68,9 +68,9 @@ func TestRotationTakenBack(t *testing.T) {
 	}
 }
 
-// A log that somebody has removed, to have its space, is made again with the next line, and
-// what was in it is gone. The container that goes on to write to it does so in vain otherwise,
-// and the disk stays full.
+// A log that was removed to free its space is recreated with the next line, and its content is
+// gone. Otherwise the container would continue to write to the deleted file, and the space would
+// not be freed.
 func TestRemovedLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pod", "0.log")
 	w, err := crilog.Open(path, 0, nil)
@@ -90,7 +90,7 @@ func TestRemovedLog(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	// The directory of a pod that is gone is not made again.
+	// The directory of a removed pod is not recreated.
 	if err := os.Remove(filepath.Dir(path)); err != nil {
 		t.Fatal(err)
 	}
@@ -103,8 +103,8 @@ func TestRemovedLog(t *testing.T) {
 	}
 }
 
-// A rotation has happened once there is a new log, whatever becomes of the old one: the kubelet
-// would take it back after an error.
+// A rotation is complete once there is a new log, even if closing the old one fails: after an error
+// the kubelet would revert it.
 func TestReopenIsNoErrorOfTheOldFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	var said error

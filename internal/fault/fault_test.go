@@ -23,7 +23,7 @@ func TestKindSurvivesWrapping(t *testing.T) {
 	}
 }
 
-// The outermost kind wins: whoever wraps knows better what the caller can do.
+// The outermost kind wins: the wrapping code knows better what the caller can do.
 func TestOutermostKindWins(t *testing.T) {
 	err := fault.Unavailable.Errorf("executor: %w", fault.NotFound.Errorf("no socket"))
 	if got := fault.KindOf(err); got != fault.Unavailable {

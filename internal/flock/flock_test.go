@@ -43,8 +43,8 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// The lock of a killed daemon is held for another moment by a child that it had forked, until
-// that executes its program.
+// The lock of a killed daemon is held a moment longer by a child that it has forked, until the
+// child calls execve.
 func TestTakeWaitsForChildrenOfADeadHolder(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")
@@ -68,8 +68,8 @@ func TestTakeWaitsForChildrenOfADeadHolder(t *testing.T) {
 	}
 }
 
-// A lock whose file was removed keeps out nobody who comes later: its holder makes it anew, but
-// not when a successor has it.
+// A lock whose file was removed does not exclude others. Its holder recreates the file, unless a
+// successor has the lock.
 func TestRenew(t *testing.T) {
 	t.Parallel() // it waits for a lock that stays held
 	path := filepath.Join(t.TempDir(), "lock")
@@ -105,8 +105,8 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// Who waits for a lock and gets it when its file was removed meanwhile has locked nothing: another
-// would make the file anew and lock that.
+// If the file of a lock is removed while a process waits for the lock, getting it excludes nobody:
+// another process would create the file again and lock that. So the waiting process starts over.
 func TestTakeOfARemovedFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")

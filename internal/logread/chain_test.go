@@ -330,7 +330,7 @@ func TestFollowLateWriter(t *testing.T) {
 	}
 }
 
-// Nothing is lost without inotify, or where it is unknown who has a file open.
+// Nothing is lost without inotify, or if it is unknown which processes have a file open.
 func TestFollowWithoutHelp(t *testing.T) {
 	for name, blind := range map[string]func(*Log){
 		"inotify": func(l *Log) { l.watches = noWatch },

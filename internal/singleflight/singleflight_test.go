@@ -32,7 +32,7 @@ func newGroup(t *testing.T) (g *Group[*int], work func(context.Context, *int) er
 
 func newInt() *int { return new(int) }
 
-// Callers with one key get the outcome of one run, with another key that of their own.
+// Callers with the same key share the outcome of one run; another key has its own run.
 func TestOneRunForOneKey(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		g, work, runs := newGroup(t)
@@ -59,8 +59,8 @@ func TestOneRunForOneKey(t *testing.T) {
 	})
 }
 
-// Work without callers is cancelled, and who asks again begins anew; detached work goes on, and
-// is joined.
+// Work without callers is cancelled, and the next call starts a new run. Detached work continues,
+// and can be joined.
 func TestLastCallerLeaves(t *testing.T) {
 	for _, detached := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
@@ -117,7 +117,7 @@ func TestNothingMayBegin(t *testing.T) {
 	}
 }
 
-// A panic is the error of all who wait.
+// A panic is the error of all waiting callers.
 func TestPanic(t *testing.T) {
 	g, _, _ := newGroup(t)
 	begin := make(chan struct{})

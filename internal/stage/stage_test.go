@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// The stages of a call follow one another, and its parts lie within them; a call that waits for
-// another one's work has that one's stages from then on.
+// The stages of a call follow one another, and its parts lie within them. A call that waits for the
+// work of another has that one's stages from then on.
 func TestShares(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var heard []string

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A Recorder restores what another one has saved: stages with their parts, waits that go on, and
-// actions under way, which have ended.
+// A Recorder restores what another one has saved: stages with their parts, waits, which continue,
+// and running actions, which have ended.
 func TestRestore(t *testing.T) {
 	var before, after Recorder
 	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
@@ -67,9 +67,10 @@ func TestRestore(t *testing.T) {
 	}
 }
 
-// Whatever happens between two Keeps, the file has what the Recorder has: stages that began, ended and
-// were repeated, those of an earlier process, and of very many the first and the last. Keep appends; a
-// file that has become too long, or that is not the one of before, is written anew.
+// Whatever happens between two calls of Keep, the file has the content of the Recorder: stages that
+// began, ended and were repeated, those of an earlier process, and of very many the first and the
+// last. Keep appends; it rewrites a file that has become too long, or that another process has
+// replaced.
 func TestKeep(t *testing.T) {
 	var r Recorder
 	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
@@ -152,7 +153,7 @@ func TestKeep(t *testing.T) {
 	}
 }
 
-// Calls for one pod may end side by side: once all have returned, the file has the stages of all.
+// Calls for one pod may end concurrently: once all have returned, the file has the stages of all.
 func TestKeepSideBySide(t *testing.T) {
 	var r Recorder
 	path := filepath.Join(t.TempDir(), "startup.json")
@@ -173,7 +174,7 @@ func TestKeepSideBySide(t *testing.T) {
 	}
 }
 
-// What a full disk has cut off is not there; what came before is.
+// A part that a full disk has cut off is missing; everything before it is there.
 func TestKeptInPart(t *testing.T) {
 	var r Recorder
 	path := filepath.Join(t.TempDir(), "startup.json")
@@ -195,7 +196,7 @@ func TestKeptInPart(t *testing.T) {
 	}
 }
 
-// Some 20 containers are created and started, and what is known of the pod is kept after each call.
+// About 20 containers are created and started, and the pod's timeline is saved after each call.
 func BenchmarkKeep(b *testing.B) {
 	pod := Pod{UID: "u", Namespace: "default", Name: "web"}
 	path := filepath.Join(b.TempDir(), "startup.json")
@@ -216,8 +217,8 @@ func BenchmarkKeep(b *testing.B) {
 	}
 }
 
-// The file is bounded, whatever the stages contain; a damaged one is an error, and is not read in
-// part.
+// The size of the file is bounded, whatever the stages contain. A damaged file is an error, and is
+// not read in part.
 func TestSavedIsBounded(t *testing.T) {
 	var list []SavedStage
 	for range maxFirst + maxLast {

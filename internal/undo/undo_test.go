@@ -59,7 +59,7 @@ func TestPanicUndoes(t *testing.T) {
 	}()
 }
 
-// Undoing goes on after its client has given up.
+// Undoing continues after the client has given up.
 func TestContextOutlivesItsParent(t *testing.T) {
 	parent, cancel := context.WithCancel(t.Context())
 	cancel()

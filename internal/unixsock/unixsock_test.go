@@ -15,7 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// answer accepts one connection for each that reaches l and tells where it came in.
+// answer accepts connections to l, and greets and closes each. The channel gets the error of the
+// last Accept.
 func answer(l *Listener) <-chan error {
 	ended := make(chan error, 1)
 	go func() {
@@ -62,10 +63,10 @@ func mustLook(t *testing.T, l *Listener, want bool) {
 	}
 }
 
-// Clients reach a daemon again though its socket, or the whole directory, was removed; the mode and
-// the owner that an administrator has given to them are kept.
+// Clients can reach a daemon again after its socket, or the whole directory, was removed. The mode
+// and the owner that an administrator has set are kept.
 func TestRemovedSocketIsPutBack(t *testing.T) {
-	unix.Umask(0o077) // which must not matter
+	unix.Umask(0o077) // must have no effect
 	defer unix.Umask(0o022)
 	for name, remove := range map[string]func(path string) error{
 		"socket":    os.Remove,
@@ -131,8 +132,9 @@ func look(t *testing.T, path string) string {
 	return strings.Join([]string{info.Mode().String(), string(rune('0' + st.Uid%10)), string(rune('0' + st.Gid%10))}, " ")
 }
 
-// Who listens at the path now is not fought: a successor would lose its clients to a daemon that is
-// about to end. The same holds at the end, when the socket's file is removed.
+// If another process listens on the path now, the daemon does not replace its socket: a successor
+// would lose its clients to a daemon that is about to end. The same holds at the end, when the
+// socket's file is removed.
 func TestSomebodyElsesSocketIsLeft(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l := mustListen(t, path)
@@ -164,7 +166,7 @@ func TestSomebodyElsesSocketIsLeft(t *testing.T) {
 	}
 }
 
-// A daemon that has ended puts nothing back.
+// A daemon that has ended does not recreate its socket.
 func TestClosedIsNotPutBack(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l := mustListen(t, path)
@@ -178,8 +180,8 @@ func TestClosedIsNotPutBack(t *testing.T) {
 	}
 }
 
-// A daemon that goes on with the socket of the program that executed it puts that back too, also
-// when it was removed before.
+// A daemon that continues with the socket of the program that executed it recreates that socket
+// too, even if it was removed before.
 func TestResumedSocketIsPutBack(t *testing.T) {
 	for _, removed := range []bool{false, true} {
 		path := filepath.Join(t.TempDir(), "s")
@@ -217,8 +219,8 @@ func TestResumedSocketIsPutBack(t *testing.T) {
 	}
 }
 
-// Who has connected before the socket was removed is served on, and so is who connects while it is
-// put back.
+// Clients that connected before the socket was removed are still served, and so are clients that
+// connect while it is recreated.
 func TestConnectionsOutliveTheSocket(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l := mustListen(t, path)
@@ -245,7 +247,7 @@ func TestConnectionsOutliveTheSocket(t *testing.T) {
 	}
 }
 
-// Between bind(2) and chmod(2) nobody else may connect.
+// Between bind(2) and chmod(2) no other user can connect.
 func TestModeIsThatOfTheOwnerAtFirst(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "s")
 	l, err := bind(path)
