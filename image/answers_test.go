@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Whatever a registry answers, the error says what can be done about it, and none is taken for a
-// fault of crispd's own.
+// Whatever a registry answers, the error says what can be done about it, and no answer counts as a
+// fault of crispd.
 func TestAnswersHaveKinds(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

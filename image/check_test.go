@@ -13,8 +13,8 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 )
 
-// Whoever breaks a configuration file for images learns of it at once, not at the next
-// pull: from crispd check, and from the log at each start and reload.
+// Errors in a configuration file for images are reported at once, not at the next pull: by crispd
+// check, and in the log at each start and reload.
 func TestCheck(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

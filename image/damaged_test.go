@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// damages are the ways in which a host spoils what it was asked for.
+// damages has the ways in which a host can damage its response.
 var damages = map[string]func(w http.ResponseWriter, data []byte){
 	"login page": func(w http.ResponseWriter, _ []byte) {
 		w.Header().Set("Content-Type", "text/html")
@@ -45,8 +45,7 @@ var damages = map[string]func(w http.ResponseWriter, data []byte){
 	},
 }
 
-// A mirror that spoils what it was asked for must not fail a pull that the registry itself
-// can serve.
+// A mirror that damages its responses must not fail a pull that the registry itself can serve.
 func TestDamagedByMirror(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -89,8 +88,8 @@ func TestDamagedByMirror(t *testing.T) {
 	}
 }
 
-// Where every place has failed, the error says how each did, and the pull does not go on
-// for ever. The next one succeeds where one place is right again.
+// If all hosts fail, the error has the failure of each, and the pull ends. The next one succeeds
+// once one host works again.
 func TestDamagedEverywhere(t *testing.T) {
 	mirror, second, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -125,7 +124,7 @@ func TestDamagedEverywhere(t *testing.T) {
 	}
 }
 
-// A mirror that dies within a layer is given up, and the layer goes on from the registry.
+// If a mirror fails within a layer, the pull continues the layer from the registry.
 func TestMirrorDiesWithinLayer(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -153,7 +152,7 @@ func TestMirrorDiesWithinLayer(t *testing.T) {
 	}
 }
 
-// An image whose layer is not what its config says is at fault itself: no place is blamed.
+// If a layer does not match the image's config, the image is at fault, and no host is blamed.
 func TestWrongImageBlamesNoPlace(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -174,8 +173,8 @@ func TestWrongImageBlamesNoPlace(t *testing.T) {
 	}
 }
 
-// The files of an artifact, and layers that are only compared with those on the node, come from
-// the next place, too.
+// The files of an artifact, and layers that are only compared with those on the node, also come
+// from the next host.
 func TestDamagedFileByMirror(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)

@@ -73,8 +73,8 @@ func encrypted(t testing.TB, img *imagetest.Built, public string) *imagetest.Bui
 	return e
 }
 
-// An encrypted image is for a node that has its key, and only as long as it has it: its
-// layers in the store do not make the key unnecessary.
+// An encrypted image requires the node's key, each time: layers that are already in the store do
+// not make the key unnecessary.
 func TestEncryptedImage(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -59,8 +59,8 @@ func TestDownloadGoesOn(t *testing.T) {
 	}
 }
 
-// A registry need not be able to give a part of a layer, and some give another one than was
-// asked for. Then what is missing comes with the whole layer.
+// A registry may be unable to send a part of a layer, or send another part than requested. Then the
+// layer is sent again from its start, and the missing part is taken from that.
 func TestDownloadGoesOnWithoutRanges(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -151,7 +151,7 @@ func TestPassingFailureIsTriedAgain(t *testing.T) {
 		how   func(w http.ResponseWriter)
 	}{
 		"overloaded": {1, func(w http.ResponseWriter) { http.Error(w, "a moment", http.StatusServiceUnavailable) }},
-		// The first time is for net/http: it repeats a request on a connection that was used before.
+		// net/http itself repeats the first request, if its connection was used before.
 		"restarted": {2, func(http.ResponseWriter) { panic(http.ErrAbortHandler) }},
 	} {
 		img := imagetest.Build(t, "gzip", name)
@@ -179,8 +179,8 @@ func TestPassingFailureIsTriedAgain(t *testing.T) {
 	}
 }
 
-// A layer that is to be fetched from elsewhere, as its maker does not let registries distribute
-// it, is in the registry all the same where a node reaches nothing else.
+// A foreign layer, which its maker does not let registries distribute, may still be in a registry,
+// for nodes that reach nothing else.
 func TestForeignLayerInRegistry(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -57,13 +57,13 @@ func TestHosts(t *testing.T) {
 			t.Errorf("%s: %v", strings.TrimSpace(host), err)
 		}
 	}
-	// A host of which the library can make nothing does not keep the others from being asked.
+	// A host that the library cannot parse does not prevent requests to the others.
 	hostsFile("v6.example", fmt.Sprintf("[host.\"http://[::1]:5000\"]\n[host.\"http://%s\"]\n", mirror.Host))
 	p.Pull("v6.example/team/app:v1")
 	proxy.Push("cache/v2/team/app", "v1", a)
 	hostsFile("below.example", fmt.Sprintf("[host.\"http://%s/v2/cache\"]\n", proxy.Host))
 	p.Pull("below.example/team/app:v1")
-	// A CA of the host's own, named relative to the file, and then none.
+	// A CA for one host, named relative to the file, and then none.
 	hostsFile("tls.example_5000_", fmt.Sprintf("[host.%q]\nca = \"ca.pem\"\n", tls.URL))
 	imagetest.WriteFile(t, filepath.Join(hosts, "tls.example_5000_", "ca.pem"), string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: tls.Certificate().Raw})))
 	p.Pull("tls.example:5000/team/app:v1")
@@ -174,7 +174,7 @@ func TestNotInMirrors(t *testing.T) {
 	if _, err := p.Store.Pull(t.Context(), "origin.example/app:typo", registry.Caller{}); !errors.Is(err, fault.NotFound) {
 		t.Errorf("error is %v, want one of kind %v", err, fault.NotFound)
 	}
-	// That there is none for this platform is an answer, too.
+	// The answer that there is no image for this platform also counts.
 	far := imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "s390x"}}, imagetest.TarOf(t, map[string]string{"x": "y"}))
 	one.PushIndex("app", "far", far)
 	if _, err := p.Store.Pull(t.Context(), "origin.example/app:far", registry.Caller{}); !errors.Is(err, fault.NotFound) {

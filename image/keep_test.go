@@ -13,8 +13,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A large image arrives bit by bit over a bad link: the next pull finds the layers that a
-// failed one has finished.
+// A large image may take several pulls over a bad link: the next pull finds the layers that a
+// failed one has completed.
 func TestFailedPullKeepsItsLayers(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

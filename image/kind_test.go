@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A directory of files behind a web server is a registry, too, but for the media types: the
-// server makes them of the files' names, or has none. The documents say what they are.
+// A directory of files behind a web server also works as a registry, except for the media types:
+// the server derives them from the files' names, or sends none. The documents themselves have them.
 func TestMediaTypeOfSimpleRegistry(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -60,7 +60,7 @@ func TestMediaTypeOfSimpleRegistry(t *testing.T) {
 	}
 }
 
-// What is of Docker's first schema is called so, whatever its media type.
+// An image in Docker's schema 1 is reported as such, whatever its media type.
 func TestSchema1IsNamed(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -73,8 +73,8 @@ func TestServerOfHostsGetsCredentials(t *testing.T) {
 	}
 }
 
-// A mirror that accepts connections and does not answer must not block the pull: the next
-// host gets time of its own, and the mirror is not asked for a while.
+// A mirror that accepts connections and does not answer must not block the pull: the next host gets
+// its full time, and the mirror is skipped for a while.
 func TestSilentMirrorIsPassedOver(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -107,8 +107,8 @@ func TestSilentMirrorIsPassedOver(t *testing.T) {
 	p.Pull(origin.Host + "/app:v3")
 }
 
-// A mirror behind which nobody answers any more costs its time once, whoever gives it up: here the
-// handshake of TLS is, by the library, before the mirror's time is over.
+// A dead mirror costs its timeout only once, whichever part gives up on it: here the library gives
+// up on the TLS handshake, before the mirror's time has passed.
 func TestDeadMirrorIsPassedOver(t *testing.T) {
 	origin := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -142,7 +142,7 @@ func TestDeadMirrorIsPassedOver(t *testing.T) {
 	}
 }
 
-// A mirror may have an image's manifest but lack a layer, or fail to serve it.
+// A mirror may have an image's manifest but lack a layer, or fail to send it.
 func TestLayerComesFromTheNextPlace(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -170,8 +170,7 @@ func TestLayerComesFromTheNextPlace(t *testing.T) {
 	}
 }
 
-// An error that means "later" must say why: an outage and a rate limit need different
-// cures.
+// A temporary error must have its reason: an outage and a rate limit need different remedies.
 func TestRateLimitIsNamed(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -197,9 +196,9 @@ func TestRateLimitIsNamed(t *testing.T) {
 	p.Pull(reg.Host + "/app:v1")
 }
 
-// A registry's error text ends up in events and logs, which others read: it must not be
-// long, and not contain what gives access to the registry's storage, or the answer of a
-// host to which the registry has redirected the request.
+// A registry's error text ends up in events and logs, which other users read. It must be short, and
+// contain neither credentials for the registry's storage nor the response of a host to which the
+// registry has redirected the request.
 func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -229,8 +228,8 @@ func TestErrorsAreShortAndKeepSecrets(t *testing.T) {
 	p.Pull(reg.Host + "/app:v1")
 }
 
-// A registry names the host that gives tokens, and may name one that answers the node only. Its
-// answer is no token, and nobody must read it in an error, whenever it is asked.
+// A registry names the host that issues tokens, and may name one that only the node can reach. The
+// response of that host must never be part of an error.
 func TestAnswerForTokenIsSecret(t *testing.T) {
 	reg, mirror := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -270,8 +269,8 @@ func TestAnswerForTokenIsSecret(t *testing.T) {
 	p.Pull(reg.Host + "/app:v1")
 }
 
-// A registry that breaks off within a pull was there: that no mirror has the image does not mean
-// that there is none.
+// A registry that fails within a pull was reachable: that no mirror has the image does not mean
+// that the image does not exist.
 func TestRegistryDiesWithinPull(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)
@@ -288,7 +287,7 @@ func TestRegistryDiesWithinPull(t *testing.T) {
 	_, err := p.Store.Pull(t.Context(), origin.Host+"/app:v1", registry.Caller{})
 	failedWith(t, err, nil, registry.RegistryUnavailable)
 
-	// Nor does it when the mirror breaks off, and the registry itself does not know the image.
+	// The same if the mirror fails, and the registry itself does not know the image.
 	mirror.Push("other", "v1", img)
 	mirror.Intercept(breaks)
 	_, err = p.Store.Pull(t.Context(), origin.Host+"/other:v1", registry.Caller{})

@@ -20,11 +20,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each system call on a file of the store fails once: the first, the second, and so on
-// until there are no more. Whatever fails, the call of the store returns an error or has
-// done its work, it succeeds when it is repeated, and nothing is left behind.
+// Each system call on a file of the store fails once: the first, the second, and so on until there
+// are no more. Whatever fails, the call of the store returns an error or has done its work, its
+// repetition succeeds, and nothing is left behind.
 //
-// The errors take turns. CRISP_NTH=full tries each error with each call.
+// A normal run alternates between the errors. CRISP_NTH=full tries each error with each call.
 func TestNthCallFails(t *testing.T) {
 	imagetest.NeedRoot(t)
 	reg := imagetest.NewRegistry(t)
@@ -72,7 +72,7 @@ func TestNthCallFails(t *testing.T) {
 		return nil
 	}
 	nothing := func() error { return nil }
-	// swept waits for the removals that no call waits for.
+	// swept waits for removals in the background.
 	swept := func() error {
 		for range 3000 {
 			if left, err := os.ReadDir(filepath.Join(dir, "store", "staging")); err != nil || len(left) == 0 {
@@ -90,7 +90,7 @@ func TestNthCallFails(t *testing.T) {
 		}
 		return err
 	}
-	// there returns the number of entries in a directory of the store, without those being
+	// there returns the number of entries in a directory of the store, except those that are being
 	// removed.
 	there := func(name string) int {
 		entries, err := os.ReadDir(filepath.Join(dir, name))
@@ -167,7 +167,7 @@ func TestNthCallFails(t *testing.T) {
 			}
 			first := err
 			if err != nil && op.name == "mount" {
-				// CRI's clients retry with another container, under another key.
+				// CRI's clients retry with a new container, and so with another key.
 				if err := left(op.layers, 0); err != nil {
 					t.Errorf("mount, after %s (%v): %v", f.What, first, err)
 				}
@@ -207,8 +207,8 @@ func TestNthCallFails(t *testing.T) {
 	t.Logf("%d calls failed, of which nothing was said:\n%s", calls, strings.Join(tolerated, "\n"))
 }
 
-// A store that is opened while a call fails has all that it had, or fails to open: what it
-// cannot read for lack of a descriptor must not be taken for damaged and be removed.
+// If a call fails while a store is opened, the open fails, or the store has everything that it had:
+// what cannot be read for lack of a descriptor must not be taken for damaged and be removed.
 func TestNthCallOfOpenFails(t *testing.T) {
 	imagetest.NeedRoot(t)
 	reg := imagetest.NewRegistry(t)

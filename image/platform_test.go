@@ -12,8 +12,8 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// What can be refused at once is not fetched first: an image for another machine
-// ("exec format error"), and one of more layers than an overlay can have.
+// Images that cannot run are rejected before they are fetched: an image for another architecture
+// ("exec format error"), and one with more layers than an overlay can have.
 func TestImageThatCannotRun(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -47,8 +47,8 @@ func TestImageThatCannotRun(t *testing.T) {
 	}
 }
 
-// Builders write the architecture as their system has it. containerd takes those names for
-// what they mean, in a config and in an index.
+// Builders write the architecture under their system's name. Like containerd, crispd accepts these
+// names in a config and in an index.
 func TestArchitectureByAnotherName(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -73,8 +73,8 @@ func TestArchitectureByAnotherName(t *testing.T) {
 	}
 }
 
-// An index that has no image for the architecture itself may have one for the other that such a
-// machine runs, as the config of an image alone may say.
+// An index without an image for this architecture may have one for another architecture that the
+// machine can run, which the config of a single image may also have.
 func TestIndexOfOtherArchitecture(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -95,8 +95,8 @@ func TestIndexOfOtherArchitecture(t *testing.T) {
 	failedWith(t, err, fault.NotFound, "")
 }
 
-// A manifest whose platform is left empty in an index is for every machine, or for every system
-// of an architecture, if its config does not say otherwise.
+// A manifest with an empty platform in an index is for every machine, or for every OS of an
+// architecture, unless its config says otherwise.
 func TestIndexWithEmptyPlatform(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -115,8 +115,7 @@ func TestIndexWithEmptyPlatform(t *testing.T) {
 	failedWith(t, err, fault.NotFound, "")
 }
 
-// An attestation in an index is no image, whatever its place there, and whether or not it has a
-// platform.
+// An attestation in an index is never chosen, wherever it is, with or without a platform.
 func TestAttestationIsNotChosen(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

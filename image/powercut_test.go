@@ -236,7 +236,7 @@ func TestPowerCut(t *testing.T) {
 			return nil
 		},
 		Lane: func(op filetrace.Op) string {
-			// The times of a layer's directories are set in no particular order.
+			// The times of a layer's directories are set in any order.
 			if op.Call == "utimensat" && op.File.Mode&unix.S_IFMT == unix.S_IFDIR {
 				return op.Path
 			}

@@ -20,9 +20,9 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// TestPullFails lists what can be wrong with a registry's answer. No image and no layer may
-// be left, except layers that the next pull can use until the store is closed, and the pull
-// succeeds when the registry is right again.
+// TestPullFails lists faults in a registry's responses. No image and no layer may be left, except
+// layers that the next pull can use until the store is closed, and the pull succeeds once the
+// registry works again.
 func TestPullFails(t *testing.T) {
 	layer := "/blobs/" // of the only layer; set when its digest is known
 	closed, err := net.Listen("tcp", "127.0.0.1:0")
@@ -135,7 +135,7 @@ func failedWith(t *testing.T, err, kind error, reason string) {
 	}
 }
 
-// A manifest that does not match its config is refused before anything is unpacked.
+// A manifest that does not match its config is rejected before anything is unpacked.
 func TestPullOfNonsense(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -146,8 +146,8 @@ func TestPullByDigest(t *testing.T) {
 	}
 }
 
-// Of an index, the image of this platform is pulled, and the digest of the index is kept: it is
-// what the user has resolved.
+// The image for this platform is pulled from an index, and the digest of the index is kept: that is
+// what the user's reference resolved to.
 func TestPullList(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -164,8 +164,8 @@ func TestPullList(t *testing.T) {
 	}
 }
 
-// A mirror is asked first, under the image's own name; if it lacks the image, the registry
-// is asked.
+// A mirror is tried first, under the image's own name. If it lacks the image, the registry is
+// tried.
 func TestPullFromMirror(t *testing.T) {
 	mirror, origin := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)

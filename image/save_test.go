@@ -129,8 +129,8 @@ func without(t testing.TB, data []byte, names ...string) []byte {
 	}
 }
 
-// A failed save says why, before anything is written, and one whose client gives up holds
-// no layer.
+// A failed save returns the reason before anything is written, and a save whose client gives up
+// retains no layer.
 func TestSaveFails(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

@@ -78,8 +78,8 @@ func TestShortNameMode(t *testing.T) {
 	}
 }
 
-// That one registry lacks a short name says nothing while another does not answer; the error
-// tells of both, and which one may be tried again.
+// That one registry lacks a short name proves nothing while another does not answer. The error
+// mentions both, and which of them may be retried.
 func TestShortNameNowhere(t *testing.T) {
 	first, second := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t)

@@ -154,8 +154,8 @@ func TestRemove(t *testing.T) {
 	}
 }
 
-// The kubelet measures the disk as soon as it has removed images, and evicts pods if the
-// space does not suffice: it must be free by then.
+// The kubelet measures the disk as soon as it has removed images, and evicts pods if the space does
+// not suffice. So the space must be free by then.
 func TestRemovedImageHasFreedItsRoom(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -316,7 +316,7 @@ func TestDiskFull(t *testing.T) {
 	if err := unix.Mount("none", p.Root(), "tmpfs", 0, "size=4m"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { // before the place looks for leaks; an overlay that is left keeps the disk busy
+	t.Cleanup(func() { // before the test looks for leaks, since an overlay that is left keeps the disk busy
 		if p.Store != nil {
 			p.Close()
 		}

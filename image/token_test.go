@@ -18,24 +18,24 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A tokens is a registry's service for tokens, of which only the last one holds.
+// A tokens is a registry's token service, of which only the last token is valid.
 type tokens struct {
 	mu     sync.Mutex
 	host   string
-	why    string // more of the challenge
-	body   string // of what is refused
+	why    string // more parameters of the challenge
+	body   string // body of rejected requests
 	issued int
 	ended  bool
 }
 
-// end makes the token that was issued last end before its time.
+// end invalidates the last token before its expiry.
 func (ts *tokens) end() {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
 	ts.ended = true
 }
 
-// refuse answers requests for tokens, and those without one that holds.
+// refuse serves requests for tokens, and rejects requests without a valid one.
 func (ts *tokens) refuse(w http.ResponseWriter, r *http.Request) bool {
 	ts.mu.Lock()
 	defer ts.mu.Unlock()
@@ -53,8 +53,8 @@ func (ts *tokens) refuse(w http.ResponseWriter, r *http.Request) bool {
 	return true
 }
 
-// A token may end within a pull, whatever the registry has promised when it gave it: the pull
-// gets another and goes on.
+// A token may become invalid within a pull, whatever expiry the registry has promised: the pull
+// gets another one and continues.
 func TestTokenEndsWithinPull(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
@@ -70,11 +70,11 @@ func TestTokenEndsWithinPull(t *testing.T) {
 			path = layer
 		}
 		ts := &tokens{host: reg.Host, body: `{"errors":[{"code":"UNAUTHORIZED"}]}`}
-		if i%2 == 1 { // as Docker Hub and Quay say it
+		if i%2 == 1 { // as Docker Hub and Quay do
 			ts.why, ts.body = `,error="invalid_token",error_description="expired"`, ""
 		}
 		var once sync.Once
-		broken := 0 // requests for the layer that break off after a MiB
+		broken := 0 // requests for the layer that fail after one MiB
 		if part == "rest of a layer" {
 			broken = 2
 		}
@@ -108,8 +108,8 @@ func TestTokenEndsWithinPull(t *testing.T) {
 	}
 }
 
-// A registry that takes no token for a layer, and one whose token always ends while its layer
-// is always damaged, are not asked for ever.
+// A registry that rejects every token for a layer, and one whose tokens always expire while its
+// layer is damaged, are not retried forever.
 func TestTokenAlwaysEnds(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

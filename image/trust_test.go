@@ -174,9 +174,9 @@ func TestNamespacePolicy(t *testing.T) {
 	}
 }
 
-// A keyless signature has a certificate of Fulcio for an address, valid for some minutes,
-// and Rekor's proof that it was made within them. Both are kept with the signature, so that
-// no log or authority is asked.
+// A keyless signature has a certificate of Fulcio for an address, valid for some minutes, and
+// Rekor's proof that it was made within them. Both are stored with the signature, so that no log or
+// authority has to be contacted.
 func TestKeylessSignature(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)

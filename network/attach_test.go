@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
-// A pod of the default network has an address of each family, reaches other pods with its own
+// A pod on the default network has an address of each family, reaches other pods with its own
 // address and other hosts with the host's, and leaves nothing.
 func TestAttachDualStack(t *testing.T) {
 	needsRoot(t)

@@ -42,8 +42,9 @@ exec sleep 1000`)
 	return ctx
 }
 
-// nft waits for another program's large ruleset, and DEL is abandoned meanwhile. The next DEL
-// finishes it: the pod's address will be reused, and the host port must not lead to the new pod.
+// nft is slow because of another program's large ruleset, and DEL is abandoned meanwhile. The next
+// DEL finishes it: the pod's address will be reused, and the host port must not lead to the new
+// pod.
 func TestHostPortOfADetachedPodLeadsNowhere(t *testing.T) {
 	n := open(t, options(t, ""))
 	p := pod(t, "p")

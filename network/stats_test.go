@@ -113,7 +113,7 @@ func send(name string) error {
 	return unix.Sendto(fd, make([]byte, 1000), 0, &unix.SockaddrLinklayer{Ifindex: link.Attrs().Index})
 }
 
-// A namespace that only its open counters hold ends when they are closed, and not before.
+// A namespace that only its open counters keep alive ends when they are closed, and not before.
 func TestCountersHoldNamespace(t *testing.T) {
 	needsRoot(t)
 	path, unpin := namespace(t)

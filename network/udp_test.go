@@ -32,8 +32,8 @@ func TestUDPHostPortWithEarlyClient(t *testing.T) {
 	destroy(t, n)
 }
 
-// A client that began while the rules were gone gets its answers once they are back, and so does
-// one that began before.
+// A client that started while the rules were gone gets its answers once they are back, and so does
+// one that started before.
 func TestUDPHostPortAfterAFlush(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)
@@ -46,7 +46,7 @@ func TestUDPHostPortAfterAFlush(t *testing.T) {
 	if !answered(early, "early", "early") {
 		t.Fatal("no answer before the flush")
 	}
-	// Others' rules are there again first, and the host goes on to track and translate.
+	// Other programs' rules return first, and the host continues to track and translate.
 	nft(t, `flush ruleset; table ip others {
 		chain pre { type nat hook prerouting priority 0; }
 		chain post { type nat hook postrouting priority 0; oifname other masquerade; }
@@ -66,7 +66,7 @@ func TestUDPHostPortAfterAFlush(t *testing.T) {
 	nft(t, "delete table ip others")
 }
 
-// When a pod is gone, a client that keeps sending reaches whoever has the port then.
+// After a pod is gone, a client that keeps sending reaches the next owner of the port.
 func TestUDPHostPortOfAPodThatIsGone(t *testing.T) {
 	needsRoot(t)
 	world := outside(t)

@@ -12,8 +12,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Each step of a creation that fails undoes the ones before, and the retry
-// succeeds.
+// Each failed step of a creation undoes the previous ones, and the retry succeeds.
 func TestCreateRollsBack(t *testing.T) {
 	no := fault.Unavailable.Errorf("no")
 	for name, fail := range map[string]func(m *ocitest.Machine, err error){
@@ -50,7 +49,7 @@ func TestCreateRollsBack(t *testing.T) {
 	}
 }
 
-// A sandbox that is being stopped takes no container, and starts none.
+// A sandbox that is being stopped accepts no new container, and starts none.
 func TestStoppingSandboxTakesNothing(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.create("exit", "0")

@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// An exec is lost with its executor, before somebody waits for it or during that: a client
-// that got NotFound would take the container for removed.
+// An exec is lost with its executor, before a client waits for it or during the wait. If the client
+// got NotFound it would conclude that the container was removed.
 func TestExecLostWithItsExecutor(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.create("sleep", "for-ever")

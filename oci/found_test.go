@@ -19,7 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// Only who listens at the very path counts: a path may have spaces, and be the end of another.
+// Only a listener at exactly the path counts: a path may have spaces, and be the end of another.
 func TestListening(t *testing.T) {
 	table := filepath.Join(t.TempDir(), "unix")
 	if err := os.WriteFile(table, []byte(`Num       RefCount Protocol Flags    Type St Inode Path
@@ -41,8 +41,8 @@ func TestListening(t *testing.T) {
 	}
 }
 
-// No second executor is started where the first has lost socket and lock: both would think that the
-// containers are theirs. It has the time to put them back.
+// No second executor is started while the first has lost its socket and lock: both would manage the
+// same containers. The first one gets time to recreate them.
 func TestNoSecondExecutorIsStarted(t *testing.T) {
 	testenv.NeedRoot(t, "it makes a cgroup")
 	dir := t.TempDir()

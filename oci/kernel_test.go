@@ -28,7 +28,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// A kernelNode is this machine, with an executor of the test's own.
+// A kernelNode is this machine, with the test's own executor.
 type kernelNode struct {
 	bin         string
 	dir         string

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// leaving is the connection to an executor that is about to exit: it answers some more
-// calls, then it is gone.
+// leaving is the connection to an executor that is about to exit: it answers a few more calls and
+// is then gone.
 type leaving struct {
 	oci.ExecutorConn
 	calls atomic.Int32 // number of calls that it still answers

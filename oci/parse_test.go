@@ -28,7 +28,7 @@ func TestSysctlPath(t *testing.T) {
 	}
 }
 
-// Parameters of a device wait for it; those of no device do not, nor does what is no path.
+// Sysctls of a device wait for the device; others do not, nor do invalid paths.
 func TestDeviceSysctls(t *testing.T) {
 	devices, others := DeviceSysctls(map[string]string{
 		"net.ipv4.conf.eth0.arp_ignore": "1", "net/ipv6/neigh/eth0.100/gc_stale_time": "2", "net.mpls.conf.net1.input": "3",
@@ -45,7 +45,7 @@ func TestDeviceSysctls(t *testing.T) {
 	}
 }
 
-// A sysctl that has no namespace would be set for the whole machine.
+// A sysctl without a namespace would be set for the whole machine.
 func TestCheckSysctls(t *testing.T) {
 	host := SandboxConfig{HostNetwork: true, HostIPC: true}
 	for _, tt := range []struct {

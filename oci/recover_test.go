@@ -317,9 +317,8 @@ func TestNamesAndTimes(t *testing.T) {
 	})
 }
 
-// A clock that was years ahead when an object was made does not make all later ones of that time:
-// kubelets remove dead containers by their age. Of the attempts at one thing the last one is the
-// newest all the same.
+// If the clock was years ahead when an object was made, later objects do not all get that time:
+// kubelets remove dead containers by age. The last attempt of a container is still the newest.
 func TestClockThatWasAhead(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.sandbox("web_ns_uid_0")

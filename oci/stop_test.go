@@ -151,8 +151,8 @@ func TestStopSurvivesItsCaller(t *testing.T) {
 	})
 }
 
-// A process that does not die at once, because it waits for a disk, is killed again and
-// again, and the caller's deadline still holds.
+// A process that does not die at once, because it waits for a disk, is killed repeatedly, and the
+// caller's deadline still applies.
 func TestKillIsRepeated(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")
@@ -170,9 +170,9 @@ func TestKillIsRepeated(t *testing.T) {
 	})
 }
 
-// The kubelet stops a container that does not die again and again, for days if need be (a
-// process waits for an NFS server). That accumulates no work and no more kills, and each
-// new Stop kills at once.
+// The kubelet repeatedly stops a container that does not die, for days if necessary (a process
+// waits for an NFS server). That accumulates neither work nor kills, and each new Stop kills at
+// once.
 func TestStoppedAgainAndAgain(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		c := b.start("sleep", "for-ever")
@@ -329,8 +329,8 @@ func (b *bed) Check(err error) {
 	}
 }
 
-// A start that hangs is killed when the grace period of its Stop is over: before there is a
-// process, there is nothing to send SIGTERM to.
+// A hanging start is killed when the grace period of its Stop is over: before there is a process,
+// there is nothing to send SIGTERM to.
 func TestStopEndsAStartThatHangs(t *testing.T) {
 	inBubble(t, func(b *bed) {
 		b.m.Executor.SlowRun(time.Hour)

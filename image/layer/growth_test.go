@@ -13,8 +13,8 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// A layer counts while it is being unpacked, and when it is unpacked: it takes space, though
-// no image has it yet. The sum is close to the measured usage.
+// A layer counts as usage while it is being unpacked and when it is unpacked: it takes space,
+// though no image has it yet. The sum is close to the measured usage.
 func TestWhatIsUnpackedIsInUse(t *testing.T) {
 	_, ls := openEmpty(t)
 	used := func() Usage {
@@ -64,8 +64,8 @@ func TestWhatIsUnpackedIsInUse(t *testing.T) {
 	}
 }
 
-// A layer that makes its unpacker panic is an error of who wants it; nothing is left of it, and
-// the next one is tried.
+// A layer that makes the unpacker panic is an error of its caller. Nothing is left of it, and the
+// next layer can be unpacked.
 func TestPanicOfAnUnpackerIsAnError(t *testing.T) {
 	_, ls := openEmpty(t)
 	id := digest.FromString("a")

@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// Closing the store does not wait for pending removals: there may be many, and a daemon
-// that stops has little time. They are finished after the next start.
+// Closing the store does not wait for pending removals: there may be many, and a daemon that stops
+// has little time. The next start finishes them.
 func TestCloseLeavesWhatIsToBeRemoved(t *testing.T) {
 	var trees []string
 	for _, name := range []string{"a", "b", "c"} {

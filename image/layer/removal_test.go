@@ -38,8 +38,8 @@ func openEmpty(t *testing.T) (dir string, ls *Store) {
 	return dir, ls
 }
 
-// What is being removed in the background counts as used until the disk has the space
-// again: an image collector that saw it as free would find the disk as full as before.
+// Data that is being removed in the background counts as used until the disk has the space again.
+// Otherwise an image collector would find the disk as full as before.
 func TestWhatWaitsToBeRemovedIsInUse(t *testing.T) {
 	dir, ls := openEmpty(t)
 	l, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(ctx context.Context, dir string, _ *growth) (record, error) {
@@ -116,7 +116,7 @@ func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	}
 }
 
-// A removal that fails once is tried again, and does not wait for the next start.
+// A failed removal is retried, without waiting for the next start.
 func TestRemovalIsTriedAgain(t *testing.T) {
 	needRoot(t)
 	dir := t.TempDir()
@@ -127,7 +127,7 @@ func TestRemovalIsTriedAgain(t *testing.T) {
 	if err := unix.Mount("none", busy, "tmpfs", 0, ""); err != nil {
 		t.Fatal(err)
 	}
-	defer unix.Unmount(busy, unix.MNT_DETACH) // gone already, unless the test has failed
+	defer unix.Unmount(busy, unix.MNT_DETACH) // already gone, unless the test has failed
 	synctest.Test(t, func(t *testing.T) {
 		ctx, end := context.WithCancel(t.Context())
 		defer end()

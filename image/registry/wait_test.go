@@ -10,12 +10,12 @@ import (
 	"go.podman.io/image/v5/docker"
 )
 
-// An exchange with a slow registry has several requests, each with time of its own. A registry
-// that asks us to wait, and one that answers for ever, come to their end.
+// An exchange with a slow registry has several requests, each with its own timeout. An exchange
+// with a registry that asks for endless waits, or whose response never ends, is bounded too.
 func TestWatch(t *testing.T) {
 	const limit = 40 * time.Second
 	for name, c := range map[string]struct {
-		answer, rest time.Duration // until each answer, and from that to the next request
+		answer, rest time.Duration // time until each response, and from that to the next request
 		requests     int
 		want         error
 	}{

@@ -61,7 +61,7 @@ func outlines(t *testing.T) (all []outline) {
 	return all
 }
 
-// An outline is true: each function exists, does something, and is reached from one above it.
+// An outline is correct: each function exists, is not empty, and is reached from one above it.
 func TestOutlines(t *testing.T) {
 	g := tree(t)
 	for _, o := range outlines(t) {

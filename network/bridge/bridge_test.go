@@ -83,8 +83,8 @@ func TestElements(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
-	// Two containers of a pod may ask for the same; the API server takes no address for another
-	// than 0.0.0.0.
+	// Two containers of a pod may request the same port: the API server treats an empty address and
+	// 0.0.0.0 as different.
 	got, err = elements([]PortMapping{
 		{HostPort: 53, ContainerPort: 53, Protocol: "udp"},
 		{HostPort: 53, ContainerPort: 53, Protocol: "UDP", HostIP: "0.0.0.0"},
@@ -165,7 +165,7 @@ func TestReleaseKeepsOthers(t *testing.T) {
 			t.Errorf("%v belongs to %q (err %v)", a[0], owner, err)
 		}
 	}
-	// Leftovers of other versions of host-local or of a power cut do no harm.
+	// Leftovers of other versions of host-local or of a power cut are harmless.
 	for name, content := range map[string]string{"10.1.0.3": "", "10.1.0.4": "old-id", "last_reserved_ip.0": "nonsense"} {
 		if err := os.WriteFile(filepath.Join(n.dir(), name), []byte(content), 0o600); err != nil {
 			t.Fatal(err)

@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What elements says of UDP ports, udpPorts reads.
+// udpPorts parses the UDP ports in the output of elements.
 func TestUDPPorts(t *testing.T) {
 	list, err := elements([]PortMapping{
 		{HostPort: 53, ContainerPort: 5353, Protocol: "UDP"},
@@ -40,8 +40,8 @@ func TestUDPPorts(t *testing.T) {
 	}
 }
 
-// A kernel without conntrack's netlink does not keep pods from coming and going, and the log says
-// so once.
+// A kernel without conntrack's netlink interface does not prevent pods from being attached and
+// detached, and the log reports it once.
 func TestKernelWithoutFlows(t *testing.T) {
 	var log bytes.Buffer
 	defer slog.SetDefault(slog.Default())
@@ -59,7 +59,7 @@ func TestKernelWithoutFlows(t *testing.T) {
 	}
 }
 
-// The kernel's list is for nobody who has no UDP port.
+// The kernel's flows are only read for pods with UDP ports.
 func TestNoFlowsForOthers(t *testing.T) {
 	defer func() { listFlows = conntrackFlows }()
 	listFlows = func(map[int]*nl.SocketHandle, func([]byte, flow)) error {

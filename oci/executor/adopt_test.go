@@ -24,7 +24,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 		}
 		return len(entries)
 	}
-	// A descriptor that cannot be read from takes no O_NONBLOCK, open(2).
+	// O_NONBLOCK cannot be set on a descriptor that cannot be read (open(2)).
 	fd, err := unix.Open(b.log, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -45,7 +45,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 			t.Fatalf("adopted with a descriptor that cannot be read: %v", err)
 		}
 		if try == 0 {
-			before = open() // the first adopt has opened what the executor keeps open
+			before = open() // the first adopt has opened the executor's permanent files
 		}
 	}
 	if after := open(); after > before {

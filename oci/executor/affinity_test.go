@@ -8,7 +8,7 @@ import (
 )
 
 // A process may run on every processor, however few its parent had, and however many there are:
-// kernels are built for up to 8192, which a set of package unix does not hold.
+// kernels are built for up to 8192, more than a CPUSet of package unix.
 func TestEveryProcessor(t *testing.T) {
 	if n := len(everyCPU) * 8; n < 8192 {
 		t.Errorf("the set has %d processors", n)

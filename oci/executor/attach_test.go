@@ -160,7 +160,7 @@ func (b *box) staysSilent() {
 	}
 }
 
-// A client that reads nothing at all is dropped after a while; the container runs on.
+// A client that reads nothing is dropped after a while; the container keeps running.
 func TestTerminalGivesUpItsClient(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"await", "/tmp/attached", "count", "300000", "0s", "print", "done", "sleep", "for-ever"}, withTTY)
@@ -173,8 +173,8 @@ func TestTerminalGivesUpItsClient(t *testing.T) {
 	}
 }
 
-// A `kubectl run -i` that no longer reads the output may go on typing, also after an
-// upgrade of the executor, and the end of its input is the end of the container's.
+// A `kubectl run -i` that no longer reads the output may continue to type, also after an upgrade of
+// the executor, and the end of its input is the end of the container's.
 func TestUpgradeKeepsWhoOnlyTypes(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"echo-stdin"}, withStdin, func(r *wire.RunRequest, _ *specs.Spec) { r.StdinOnce = true })

@@ -40,9 +40,9 @@ func (n *node) begin(ctx context.Context, b *box) <-chan error {
 	return result
 }
 
-// A hook hangs, like one that queries a dead device, and has a child with its output open.
-// The container can still be killed, by giving up the start or by stopping it, and the
-// executor can still be upgraded.
+// A hook hangs, like one that queries a dead device, and has a child with its output open. The
+// container can still be killed, by cancelling the start or by stopping it, and the executor can
+// still be upgraded.
 func TestStartThatHangs(t *testing.T) {
 	n := start(t)
 	ends := map[string]func(b *box, cancel context.CancelFunc){
@@ -166,9 +166,9 @@ func threads(pid int) int {
 	return len(tasks)
 }
 
-// A container that stops every process it sees also stops execs before they run their
-// program. Such an exec ends when its client gives it up or disconnects or, if it was
-// stopped so late that it counts as started, kills it.
+// A container that stops every process it sees also stops execs before they run their program. Such
+// an exec ends when its client cancels it or disconnects or, if it was stopped so late that it
+// counts as started, kills it.
 func TestExecWhereEverythingIsStopped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -193,8 +193,8 @@ func TestExecWhereEverythingIsStopped(t *testing.T) {
 	n.upgrade()
 }
 
-// execStopped begins an exec and, once it is stopped, gives it up or closes its client. It
-// reports whether that came before the answer; an exec that has started is ended likewise.
+// execStopped begins an exec and, once it is stopped, cancels it or closes its client. It reports
+// whether that came before the answer; an exec that has started is ended likewise.
 func (n *node) execStopped(b *box, goes bool) bool {
 	n.t.Helper()
 	client, err := wire.Dial(n.t.Context(), n.socket())
@@ -277,8 +277,8 @@ func TestStartWhereEverythingIsStopped(t *testing.T) {
 	n.upgrade()
 }
 
-// A probe whose timeout passes before its command has started must not start it afterwards:
-// nobody would wait for it or end it.
+// A probe whose timeout passes before its command has started must not start it afterwards: nothing
+// would wait for it or end it.
 func TestExecGivenUpWhileItStarts(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -331,7 +331,7 @@ func (b *box) members() (pids []string) {
 	return pids
 }
 
-// Nothing can be started in a frozen container: it would be frozen half made.
+// Nothing can be started in a frozen container, where it would be frozen half-started.
 func TestExecInAFrozenContainer(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})
@@ -363,7 +363,7 @@ func (b *box) execGroups() []string {
 	return dirs
 }
 
-// A probe that leaves a process behind each time must not fill the machine with cgroups.
+// A probe that leaves a process behind each time must not accumulate cgroups.
 func TestExecThatLeavesAProcess(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})

@@ -19,7 +19,7 @@ import (
 
 // Run these with CRISP_BIN set: the test binary is larger than the program.
 
-// BenchmarkRun times create and start alone; the ends are outside of the clock.
+// BenchmarkRun measures create and start; the removal is outside of the timer.
 func BenchmarkRun(b *testing.B) { benchmarkRun(b) }
 
 // BenchmarkRunFiltered is BenchmarkRun with the default seccomp profile.

@@ -10,9 +10,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// However many descriptors the executor has, a program has those from 0 on: of 70 files the
-// kernel gives the lowest numbers that are free. On kernels with CVE-2024-45025 a table may
-// remember which words of 64 were full when it was cut.
+// However many descriptors the executor has open, a program's descriptors start at 0, since the
+// kernel assigns the lowest free numbers to its 70 files. Kernels with CVE-2024-45025 may remember
+// which words of 64 were full when a table was cut.
 func TestDescriptorsStartLow(t *testing.T) {
 	n := start(t)
 	for range 60 {

@@ -215,8 +215,8 @@ func TestKillFrozen(t *testing.T) {
 	}
 }
 
-// Orphans of containers without a PID namespace become the executor's children: it must
-// reap them, and nothing else.
+// Orphans of containers without a PID namespace become the executor's children: it must reap them,
+// and no others.
 func TestOrphansAreReaped(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"fork", "spawn", "sleep", "100ms", "exit", "3"}, withHostPID)

@@ -44,8 +44,8 @@ func TestExecBesideTheEnd(t *testing.T) {
 	}
 }
 
-// An exec that begins just as its container ends does not outlive it, though no PID namespace ends
-// with the container. It may come into the container's cgroup after all that is in there has been
+// An exec that starts just as its container ends does not outlive it, even without a PID namespace
+// that would end it. It may enter the container's cgroup after all processes in there have been
 // killed.
 func TestExecDoesNotOutliveItsContainer(t *testing.T) {
 	n := start(t)
@@ -62,7 +62,7 @@ func TestExecDoesNotOutliveItsContainer(t *testing.T) {
 			over <- err
 		}()
 		<-began
-		time.Sleep(time.Duration(try%12) * time.Millisecond / 4) // at another moment of its start
+		time.Sleep(time.Duration(try%12) * time.Millisecond / 4) // at different moments of its start
 		unix.Kill(b.reply.Pid, unix.SIGKILL)
 		b.wait()
 		if err := <-over; err == nil {

@@ -57,7 +57,7 @@ func init() {
 	}
 }
 
-// serve does what the main function of crisp-executor does.
+// serve is the main function of crisp-executor.
 func serve() {
 	fail := func(err error) {
 		if err != nil {
@@ -83,11 +83,10 @@ func serve() {
 	os.Exit(0)
 }
 
-// fastInit is what tests ask for in their requests; by default the fast init, as crispd
-// does.
+// fastInit is the setting of tests' requests; by default the fast init is on, as in crispd.
 var fastInit = os.Getenv("CRISP_TEST_INIT") != "libcontainer"
 
-// programs are the paths of the programs, built once for all tests.
+// programs has the paths of the programs, built once for all tests.
 var programs struct{ testbin, podinit, executor string }
 
 // programsEnv names the directory of the programs that were built for all tests.
@@ -120,7 +119,7 @@ func TestMain(m *testing.M) {
 // find sets programs to those in CRISP_BIN, or else in dir.
 func find(dir string) (err error) {
 	bin := os.Getenv("CRISP_BIN")
-	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !testenv.Exists(programs.testbin) { // without Go, CRISP_BIN has it
+	if programs.testbin = filepath.Join(bin, "testbin"); bin == "" || !testenv.Exists(programs.testbin) { // without Go it is in CRISP_BIN
 		programs.testbin = filepath.Join(dir, "testbin")
 	}
 	if bin != "" {
@@ -262,7 +261,7 @@ func (n *node) end() {
 			n.t.Error(err)
 		}
 	}
-	// A start that was given up is still being undone after its caller has the answer.
+	// An abandoned start is still being undone after its caller has the answer.
 	for {
 		_, err := n.client.Call(ctx, wire.MethodShutdown, nil, nil)
 		if err == nil {
@@ -336,7 +335,7 @@ type box struct {
 	req   wire.RunRequest
 	reply wire.RunReply
 	fds   []*os.File
-	kills int64 // that an executor has reported
+	kills int64 // reported by executors
 }
 
 // request returns the request for a container that runs testbin with args, not yet sent.
@@ -432,7 +431,7 @@ func (b *box) signal(sig unix.Signal, all bool) {
 	b.call(wire.MethodSignal, wire.SignalRequest{ID: b.id, Signal: int(sig), All: all}, nil)
 }
 
-// output returns what the log has of a stream.
+// output returns the text of a stream in the log.
 func (b *box) output(stream string) string {
 	b.t.Helper()
 	data, err := os.ReadFile(b.log)

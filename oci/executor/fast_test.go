@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// likeCRI makes a container like one that crispd asks for.
+// likeCRI makes a container like those that crispd requests.
 func likeCRI(_ *wire.RunRequest, s *specs.Spec) {
 	s.Mounts = append(s.Mounts,
 		specs.Mount{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
@@ -31,7 +31,7 @@ func likeCRI(_ *wire.RunRequest, s *specs.Spec) {
 	s.Linux.ReadonlyPaths = []string{"/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"}
 }
 
-// restricted makes it one of the restricted level of the Pod Security Standards.
+// restricted makes a container of the restricted level of the Pod Security Standards.
 func restricted(req *wire.RunRequest, s *specs.Spec) {
 	likeCRI(req, s)
 	s.Root.Readonly = true
@@ -72,8 +72,7 @@ const commonCalls = `fstatfs statfs capset setuid setgid setresuid setresgid set
 	read readlinkat restart_syscall rt_sigaction rt_sigprocmask rt_sigreturn sched_getaffinity sched_yield set_robust_list
 	set_tid_address setrlimit sigaltstack tgkill timer_create timer_settime uname wait4 waitid write rseq writev membarrier close_range`
 
-// variants are the containers in which a program must not be able to tell which init
-// started it.
+// variants has the containers in which a program must not be able to tell which init started it.
 var variants = map[string]option{
 	"plain":      func(*wire.RunRequest, *specs.Spec) {},
 	"like CRI":   likeCRI,
@@ -296,8 +295,7 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 
 func must1(n int, err error) int { must(err); return n }
 
-// What the fast init cannot do it reports, it leaves nothing behind, and libcontainer
-// decides.
+// The fast init reports what it cannot do and leaves nothing behind, and libcontainer takes over.
 func TestFastInitFailures(t *testing.T) {
 	n := startWithoutCRIU(t)
 	for name, c := range map[string]struct {
@@ -425,7 +423,7 @@ func TestFastInitHome(t *testing.T) {
 	}
 }
 
-// The fast init does not begin a container with something that it does not know.
+// The fast init does not start a container that uses something unknown to it.
 func TestFastInitLeaves(t *testing.T) {
 	n := startWithoutCRIU(t)
 	bind := func(dest string, options ...string) option {

@@ -43,9 +43,9 @@ func (g fakeCgroup) asked() string {
 	return string(data)
 }
 
-// A freeze is undone, by the caller or at the end of its call, while one process does not
-// freeze yet. It leaves nothing frozen when that process freezes at last, and does not thaw
-// what another freeze has frozen meanwhile.
+// A freeze is undone, by the caller or at the end of its call, while one process is not yet frozen.
+// Nothing stays frozen when that process finally freezes, and another freeze's processes are not
+// thawed.
 func TestFreezeGivenUp(t *testing.T) {
 	for name, givenUp := range map[string]func(*Executor, context.CancelFunc){
 		"thawed":   func(x *Executor, _ context.CancelFunc) { x.thaw(wire.ThawRequest{IDs: []string{"a", "b"}}) },

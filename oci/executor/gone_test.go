@@ -15,8 +15,8 @@ import (
 )
 
 // systemd removes a scope with its last process, and with it the count of its OOM kills. An
-// executor that comes too late still learns of a kill: here it is stopped meanwhile, and
-// the test removes the cgroup as systemd would.
+// executor that reads too late still detects a kill: here it is stopped meanwhile, and the test
+// removes the cgroup as systemd would.
 func TestCgroupGoneBeforeItIsRead(t *testing.T) {
 	if os.Getuid() == 0 {
 		f, err := os.Open("/dev/kmsg")

@@ -97,8 +97,8 @@ func isForeign(pid int) bool {
 	return true
 }
 
-// The executor is killed while a hook or an engine hangs. What it has started is ended with
-// the rest of the start.
+// The executor is killed while a hook or an engine hangs. Its processes are ended with the rest of
+// the start.
 func TestCrashWhileAHookHangs(t *testing.T) {
 	hangs := specs.Hook{Path: "/bin/sh", Args: []string{"sh", "-c", "sleep 3600 & wait; true"}, Env: []string{"PATH=" + os.Getenv("PATH")}}
 	for name, hooks := range map[string]*specs.Hooks{
@@ -137,8 +137,8 @@ func TestCrashWhileAHookHangs(t *testing.T) {
 	}
 }
 
-// A process that a hook has left running for its container lives as long as the container,
-// whatever becomes of the executor.
+// A process that a hook has left for its container lives as long as the container, even if the
+// executor dies.
 func TestCrashSparesWhatHooksLeftRunning(t *testing.T) {
 	n := start(t)
 	file := filepath.Join(n.dir, "pid")

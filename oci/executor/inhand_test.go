@@ -187,8 +187,8 @@ func TestManyHands(t *testing.T) {
 	}
 }
 
-// Where somebody removes the file, the next executor finds what is in hand from then on. What was in
-// hand goes on.
+// If the file is removed, the next executor finds what is in hand from then on. Output that was in
+// hand is not affected.
 func TestHandsOfARemovedFile(t *testing.T) {
 	state := t.TempDir()
 	hs := handsOf(t, state)
@@ -229,8 +229,8 @@ func TestHandsOfARemovedFile(t *testing.T) {
 	}
 }
 
-// After many containers have printed at once, a single one that prints on does not have
-// memory allocated and freed for each line.
+// After many containers have printed at the same time, a single one that continues does not cause
+// an allocation for each line.
 func TestHandsWithMemoryAreTakenFirst(t *testing.T) {
 	hs := handsOf(t, t.TempDir())
 	var all []*hand
@@ -249,8 +249,7 @@ func TestHandsWithMemoryAreTakenFirst(t *testing.T) {
 	}
 }
 
-// The file of an executor with another format is left alone, and a damaged file does no
-// harm.
+// The file of an executor with another format is not touched, and a damaged file is harmless.
 func TestHandsOfAnotherVersion(t *testing.T) {
 	state := t.TempDir()
 	path := filepath.Join(state, "executor.inhand")

@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A panic in the reader of one container's output affects that stream alone: it goes on, or
-// ends if it cannot, and the executor lives on with all other containers.
+// A panic in the reader of one container's output affects only that stream: it continues, or ends
+// if it cannot, and the executor and all other containers are not affected.
 func TestPanicEndsOneStream(t *testing.T) {
 	var said bytes.Buffer
 	log := slog.New(slog.NewJSONHandler(&said, nil))

@@ -14,9 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Whoever removes the socket or the lock of an executor, or the whole directory, does not leave its
-// containers to nobody: crispd reaches it again, and no second executor gets the lock. The
-// directories have the modes that they had.
+// If an executor's socket, its lock or the whole directory is removed, crispd can reach it again,
+// and no second executor gets the lock. The directories get their former modes.
 func TestRemovedFilesArePutBack(t *testing.T) {
 	x := newExecutor(t)
 	handler := make(chan *wire.Conn, 10)
@@ -83,7 +82,7 @@ func tryLock(path string) error {
 	return flock.Try(f)
 }
 
-// While another has the lock, the socket may be about to be another executor's.
+// While another executor has the lock, the socket may be about to become that one's.
 func TestSocketIsNotPutBackWithoutTheLock(t *testing.T) {
 	x := newExecutor(t)
 	lock := filepath.Join(x.opts.State, lockName)
@@ -108,7 +107,7 @@ func TestSocketIsNotPutBackWithoutTheLock(t *testing.T) {
 	}
 }
 
-// An executor that is about to end has no socket any more.
+// An executor that is about to exit has no socket.
 func TestLeavingPutsNothingBack(t *testing.T) {
 	x := newExecutor(t)
 	if err := x.Close(); err != nil {

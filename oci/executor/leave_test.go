@@ -184,11 +184,11 @@ func TestUpgradeThatFailsEndsLeftExecs(t *testing.T) {
 	}
 }
 
-// crispd has one connection for as long as it runs, and kubelets probe with many an exec: what
-// watches that connection for an exec must end with the exec.
+// crispd has one connection for as long as it runs, and kubelets probe with many execs: the
+// goroutine that watches the connection for an exec must end with the exec.
 func TestGuardEndsWithItsExec(t *testing.T) {
 	x := newExecutor(t)
-	owner := new(wire.Conn) // which never ends
+	owner := new(wire.Conn) // a connection that never ends
 	e := x.execs.open(&container{}, owner)
 	e.proc = &child{}
 	close(e.ended)

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// goroutines returns how many goroutines the executor has, by the functions that they began with,
-// without those that answer this call.
+// goroutines returns the number of the executor's goroutines by the function that they started
+// with, except those that serve this call.
 func (n *node) goroutines() map[string]int {
 	n.t.Helper()
 	var reply wire.ProfileReply
@@ -27,8 +27,8 @@ func (n *node) goroutines() map[string]int {
 	return all
 }
 
-// A client's connection lasts for weeks. No goroutine of the executor may be left, until its end,
-// of what was done on it.
+// A client's connection lasts for weeks. No goroutine of the executor may remain of the work on it
+// until it ends.
 func TestNoGoroutineIsLeft(t *testing.T) {
 	n := start(t)
 	work := func() {
@@ -49,7 +49,7 @@ func TestNoGoroutineIsLeft(t *testing.T) {
 		failed := n.request(nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Args = []string{"/nosuch"} })
 		n.fails(nil, wire.MethodRun, failed.req)
 	}
-	work() // begins what stays
+	work() // starts the permanent ones
 	before := n.goroutines()
 	for range 3 {
 		work()

@@ -37,8 +37,8 @@ func awaitGate(t *testing.T, g *gate, is func() bool) {
 	}
 }
 
-// blocked is the time that a goroutine gets to reach its wait for the gate. If that takes
-// longer, a test that should fail passes.
+// blocked is the time in which a goroutine should reach its wait for the gate. If it takes longer,
+// a test that should fail passes.
 const blocked = 200 * time.Millisecond
 
 // A container that ends during an upgrade, while a client types into it, does not hold up

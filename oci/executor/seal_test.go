@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A machine short of memory may hold a page of the program when it is to be sealed: the
-// executor starts all the same.
+// A machine short of memory may keep a page of the program busy when it is to be sealed: the
+// executor still starts.
 func TestSealWaitsForThePages(t *testing.T) {
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC|unix.MFD_ALLOW_SEALING)
 	if err != nil {

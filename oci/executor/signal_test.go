@@ -29,9 +29,9 @@ func sleeping(t *testing.T) *exec.Cmd {
 	return cmd
 }
 
-// A PID whose process ended between the list and the signal may be another's by then, which
-// must not be signalled. 0 must not be either, which would be our own process group: it
-// stands for a process of a PID namespace that we do not see.
+// A PID whose process ended between the list and the signal may have been reused, and must not be
+// signalled. Neither may 0, which would be our own process group: it stands for a process of a PID
+// namespace that we cannot see.
 func TestSignalMissesWhoIsNoMember(t *testing.T) {
 	member, other := sleeping(t), sleeping(t)
 	lists := [][]int{{0, other.Process.Pid, member.Process.Pid, 1 << 22}, {0, member.Process.Pid}}

@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A bootstrap is a process by of libcontainer that become one of containers.
+// A bootstrap is a bootstrap process of libcontainer, which becomes a container's process.
 type bootstrap struct {
 	pid     int
 	pidfd   int

@@ -2,8 +2,8 @@ package executor_test
 
 import "testing"
 
-// An init that closes its terminal and opens /dev/console for each message, as systemd
-// does, is still heard: in the log, by attached clients, and after an upgrade.
+// The output of an init that closes its terminal and opens /dev/console for each message, as
+// systemd does, still reaches the log and attached clients, also after an upgrade.
 func TestTerminalOpenedAgain(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"print", "before", "close", "sleep", "300ms", "write", "/dev/console", "later\n",
