@@ -9,8 +9,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// BenchmarkListContainerStats is the kubelet's call of every ten seconds on a full node. How
-// much the containers have written must not matter: both cases take as long.
+// BenchmarkListContainerStats is the kubelet's call of every ten seconds on a full node. The amount
+// of data that the containers have written must not matter: both cases take equally long.
 func BenchmarkListContainerStats(b *testing.B) {
 	for _, files := range []int{0, 20_000} {
 		b.Run(fmt.Sprint("files=", files), func(b *testing.B) {

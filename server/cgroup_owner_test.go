@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// A cgroup's owner is told with what the kubelet gave it, by its full ID only: a cgroup's name is
-// no prefix of one.
+// The owner of a cgroup is reported with the kubelet's labels, only for its full ID: the name of a
+// cgroup is not a prefix of an ID.
 func TestOwnerOfACgroup(t *testing.T) {
 	n := newNode(t)
 	owners := cgroupOwners{n.server}
@@ -89,7 +89,7 @@ func TestOwnerOfACgroup(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// A pod in the node's network is in that of a process that never ends.
+// A pod on the node's network is in the network namespace of a process that never ends.
 func TestInmatesOfTheNode(t *testing.T) {
 	n := newNode(t)
 	config := pod("node")

@@ -22,8 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// entries is a tar archive of files, in that order; a name that ends in / is a
-// directory.
+// entries returns a tar archive of files in this order; a name that ends in / is a directory.
 func entries(t *testing.T, files ...[2]string) []byte {
 	t.Helper()
 	var out bytes.Buffer
@@ -138,8 +137,8 @@ func TestCreateFromForeignArchive(t *testing.T) {
 	}
 }
 
-// An archive can claim to come from another runtime. That gives its container no more rights
-// than the request does.
+// An archive can claim to be from another runtime. That gives its container no more privileges than
+// the request does.
 func TestCreateFromForeignArchiveWithMoreRights(t *testing.T) {
 	n := newNode(t)
 	n.server.Reconfigure(Options{SpecHost: spec.Host{Seccomp: true}})
@@ -214,8 +213,8 @@ func TestCreateFromForeignArchiveWithMoreRights(t *testing.T) {
 	}
 }
 
-// Whoever may create a pod can name an image, and restoring one has CRIU act as root on its
-// content. Only the node's administrator can allow that.
+// Any user who can create a pod can name an image, and CRIU processes the content of a restored one
+// as root. Only the node's administrator can allow that.
 func TestCheckpointImageIsNotRestoredUnasked(t *testing.T) {
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
@@ -238,7 +237,7 @@ func TestCheckpointImageIsNotRestoredUnasked(t *testing.T) {
 		t.Errorf("left behind: %v, there was %v", left, before)
 	}
 	n.server.Reconfigure(Options{RestoreFromImages: true})
-	_, err = n.CreateContainer(t.Context(), req) // the fake has nothing to mount for it
+	_, err = n.CreateContainer(t.Context(), req) // the fake cannot mount it
 	if err == nil || strings.Contains(err.Error(), "restore_from_images") {
 		t.Errorf("where it is allowed: %v, want that it is looked into", err)
 	}

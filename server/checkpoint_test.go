@@ -43,8 +43,8 @@ func (n *node) write(t *testing.T, id, text string) {
 	}
 }
 
-// A container's archive makes another container, in another pod, whose status shows the image
-// of the original. Nothing of it runs before it is started, and a restart of crispd in between
+// A container's archive is restored to another container, in another pod, whose status has the
+// original's image. It does not run before it is started, and a restart of crispd in between
 // changes nothing.
 func TestCheckpointContainer(t *testing.T) {
 	n := newNode(t)
@@ -74,7 +74,7 @@ func TestCheckpointContainer(t *testing.T) {
 	if c.ID != id || c.RootfsImageRef != testID || c.RootfsImageName != testImage || c.CheckpointedAt.IsZero() {
 		t.Errorf("config.dump is %+v", c)
 	}
-	// By these checkpointctl finds the names that it shows.
+	// checkpointctl finds the names that it prints in these annotations.
 	for key, want := range map[string]string{"container-name": "app", "sandbox-name": "web", "sandbox-namespace": "default"} {
 		if got := spec.Annotations["io.kubernetes.cri."+key]; got != want {
 			t.Errorf("annotation %s is %q, want %q", key, got, want)
@@ -157,7 +157,7 @@ func TestCheckpointContainerFails(t *testing.T) {
 	}
 }
 
-// A restored container cannot differ from what it was in what its processes depend on.
+// A restored container cannot differ from the original in anything on which its processes depend.
 func TestCreateFromCheckpointRefused(t *testing.T) {
 	n := newNode(t)
 	config := forever("app")
@@ -191,8 +191,8 @@ func TestCreateFromCheckpointRefused(t *testing.T) {
 	}
 }
 
-// A pod's checkpoint makes a whole pod: its containers are created, under new IDs,
-// and the caller's files are not needed any more.
+// A pod's checkpoint is restored to a whole pod: its containers are created under new IDs, and the
+// caller's files are no longer needed.
 func TestCheckpointPod(t *testing.T) {
 	n := newNode(t)
 	config := pod("web")
@@ -310,7 +310,7 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	release := n.machine.Block(wire.MethodCheckpoint)
 	answer := make(chan error, 1)
 	go func() {
-		_, err := n.server.CheckpointPod(short, req) // itself: a client would not wait for the answer
+		_, err := n.server.CheckpointPod(short, req) // called directly: a client would not wait for the answer
 		answer <- err
 	}()
 	for len(n.machine.Calls(wire.MethodCheckpoint)) == 0 {
@@ -328,7 +328,7 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	if entries, err := os.ReadDir(output); err != nil || len(entries) > 0 {
 		t.Errorf("the output has %v (err %v)", entries, err)
 	}
-	// What is left of the first may be removed late: the next is somewhere else.
+	// The remains of the first may be removed late, so the next one uses another directory.
 	before := len(n.machine.Calls(wire.MethodCheckpoint))
 	go func() {
 		_, err := n.CheckpointPod(ctx, req)
@@ -346,9 +346,9 @@ func TestCheckpointPodTooLate(t *testing.T) {
 	}
 }
 
-// The same at whatever step it fails, even after the last write.
+// The same for a failure at any step, even after the last write.
 func TestCheckpointPodFailsAnywhere(t *testing.T) {
-	t.Parallel() // it waits for what thaws again
+	t.Parallel() // it waits for the thaw
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
 	one := n.begin(t, sandbox, forever("one"))
@@ -496,7 +496,7 @@ func TestRestorePodRefused(t *testing.T) {
 	}
 }
 
-// The same when time is up: the pod's network is blocked, so that there is a sandbox.
+// The same when the deadline passes: the pod's network is blocked, so that there is a sandbox.
 func TestRestorePodTooLate(t *testing.T) {
 	n := newNode(t)
 	sandbox := n.run(t, pod("web"))
@@ -516,7 +516,7 @@ func TestRestorePodTooLate(t *testing.T) {
 	short, giveUp := context.WithCancel(ctx)
 	answer := make(chan error, 1)
 	go func() {
-		_, err := n.server.RestorePod(short, req) // itself: a client would not wait for the answer
+		_, err := n.server.RestorePod(short, req) // called directly: a client would not wait for the answer
 		answer <- err
 	}()
 	<-waiting
@@ -533,8 +533,7 @@ func TestRestorePodTooLate(t *testing.T) {
 	}
 }
 
-// A log that a pod has replaced by a link, or by something that is no regular file, is not
-// read.
+// A log that a pod has replaced by a link, or by a file that is not regular, is not read.
 func TestCopyLogFollowsNoLink(t *testing.T) {
 	dir := t.TempDir()
 	secret, link, fifo, to := filepath.Join(dir, "secret"), filepath.Join(dir, "link"), filepath.Join(dir, "fifo"), filepath.Join(dir, "to")

@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Each kind of error has its code, whatever it is wrapped in. The context's
-// errors come first: a step that was cancelled has failed for that reason.
+// Each kind of error has its code, however it is wrapped. The context's errors take precedence: a
+// cancelled step has failed for that reason.
 func TestCodes(t *testing.T) {
 	for want, err := range map[string]error{
 		"InvalidArgument":    fault.Invalid.Errorf("x"),
@@ -33,15 +33,15 @@ func TestCodes(t *testing.T) {
 			t.Errorf("%v: code %s, want %s", err, got, want)
 		}
 	}
-	// A full disk is what somebody can do something about; then the call is repeated.
+	// A full disk can be fixed, after which the call is repeated.
 	full := fmt.Errorf("x: %w", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC})
 	if got := codeOf(t.Context(), full).String(); got != "Unavailable" {
 		t.Errorf("%v: code %s, want Unavailable", full, got)
 	}
 }
 
-// A pull that its caller gave up is not the registry's fault; one in which the
-// registry was silent for too long is.
+// A pull that its caller gave up is not the registry's fault; one in which the registry did not
+// answer for too long is.
 func TestCodeOfATimeoutInAPull(t *testing.T) {
 	err := &registry.PullError{Reason: registry.RegistryUnavailable, Err: context.DeadlineExceeded}
 	if got := codeOf(t.Context(), err).String(); got != "Unknown" {
@@ -54,7 +54,7 @@ func TestCodeOfATimeoutInAPull(t *testing.T) {
 	}
 }
 
-// CRI: stopping and removing what is not there succeeds.
+// CRI: stopping and removing a missing object succeeds.
 func TestRemovingTheUnknownSucceeds(t *testing.T) {
 	n := newNode(t)
 	for what, err := range map[string]error{
@@ -72,7 +72,7 @@ func TestRemovingTheUnknownSucceeds(t *testing.T) {
 
 func second[T any](_ T, err error) error { return err }
 
-// A question about a missing object gets the one code that the kubelet understands.
+// A status request for a missing object gets the one code that the kubelet understands.
 func TestAskingAboutTheUnknown(t *testing.T) {
 	n := newNode(t)
 	for what, err := range map[string]error{
@@ -98,7 +98,7 @@ func TestAskingAboutTheUnknown(t *testing.T) {
 	}
 }
 
-// Requests from which no sandbox can be made.
+// Requests with which no sandbox can be made.
 func TestRunSandboxRefuses(t *testing.T) {
 	n := newNode(t)
 	for name, change := range map[string]func(*cri.RunPodSandboxRequest){
@@ -170,7 +170,8 @@ func TestImageVolumeError(t *testing.T) {
 	}
 }
 
-// A bug in one handler costs one request, not the daemon that looks after all containers.
+// A bug in one handler fails one request, and does not crash the daemon that manages all
+// containers.
 func TestPanicIsAnError(t *testing.T) {
 	n := newNode(t)
 	_, err := n.server.unary(t.Context(), nil, &grpc.UnaryServerInfo{FullMethod: "/x/Y"}, func(context.Context, any) (any, error) { panic("bug") })

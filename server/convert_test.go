@@ -12,8 +12,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Every signal that CRI knows is one of Linux's, whatever its constant is called, and is
-// converted back to itself where CRI has no second name for it.
+// Every signal of CRI is a signal of Linux, whatever its constant is called, and is converted back
+// to itself unless CRI has two names for it.
 func TestSignals(t *testing.T) {
 	second := map[string]bool{"SIGNAL_SIGCLD": true, "SIGNAL_SIGIOT": true, "SIGNAL_SIGPOLL": true}
 	for number, name := range cri.Signal_name {
@@ -29,7 +29,7 @@ func TestSignals(t *testing.T) {
 			t.Errorf("%s is %d, %v", name, sig, ok)
 			continue
 		}
-		// The name says it too, in 0.37's spelling.
+		// The name in the text is spelled as in 0.37.
 		text := strings.NewReplacer("SIGNAL_", "", "PLUS", "+", "MINUS", "-").Replace(name)
 		if parsed, ok := parseSignal(text); !second[name] && (!ok || parsed != sig) {
 			t.Errorf("%s parses as %d, %v; want %d", text, parsed, ok, sig)
@@ -79,8 +79,8 @@ func TestCgroupParent(t *testing.T) {
 	}
 }
 
-// The rate is what was used between two measurements; measurements that are too close together
-// do not make it jump.
+// The rate is the usage between two measurements. Measurements that are too close together do not
+// make it jump.
 func TestCPURate(t *testing.T) {
 	var r cpuRates
 	start := time.Unix(1000, 0)
@@ -91,9 +91,9 @@ func TestCPURate(t *testing.T) {
 		want uint64
 	}{
 		{10, 5e9, 5e8},     // half a CPU since the start
-		{10.2, 5.2e9, 5e8}, // too soon to tell
+		{10.2, 5.2e9, 5e8}, // too soon after the last
 		{12, 9e9, 2e9},     // two CPUs
-		{13, 8e9, 2e9},     // a counter that went back says nothing
+		{13, 8e9, 2e9},     // a decreasing counter is ignored
 	} {
 		if got := r.rate("a", at(c.when), c.used, start); got != c.want {
 			t.Errorf("at %vs: %d nanocores, want %d", c.when, got, c.want)

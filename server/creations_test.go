@@ -16,7 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// A bench is creations with a build step that takes as long as a test wants.
+// A bench has creations with a build step whose duration the test controls.
 type bench struct {
 	*creations
 	work      detached
@@ -27,8 +27,8 @@ type bench struct {
 	err       error         // of the build
 	undo      error         // of the discard
 	took      time.Duration // of the build
-	slow      time.Duration // of the discard
-	deaf      bool          // the build cannot be cut short
+	slow      time.Duration // duration of the discard
+	deaf      bool          // the build ignores its cancellation
 }
 
 func newBench(t *testing.T) *bench {
@@ -41,7 +41,7 @@ func newBench(t *testing.T) *bench {
 	return b
 }
 
-// call asks for a thing.
+// call requests an object.
 func (b *bench) call(ctx context.Context, name string, req proto.Message) (string, error) {
 	return b.do(ctx, name, req, b.build)
 }
@@ -65,8 +65,8 @@ func (b *bench) build(ctx context.Context, c *creation) error {
 	return b.err
 }
 
-// A slow network, or a base image that is large, may take its time; what hangs elsewhere does
-// not keep a creation forever.
+// A slow network or a large base image may take long; a hang anywhere else does not keep a creation
+// forever.
 func TestStagesThatTakeLong(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -132,7 +132,7 @@ func TestSameRequestJoins(t *testing.T) {
 	})
 }
 
-// The kubelet's timeout must not void the work: its next call joins it.
+// The kubelet's timeout must not waste the work: its next call joins it.
 func TestRepetitionAfterTimeoutJoins(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -149,8 +149,8 @@ func TestRepetitionAfterTimeoutJoins(t *testing.T) {
 	})
 }
 
-// An object that is finished after all callers have left is hidden, and returned by the next
-// call.
+// An object that is finished after all callers have left is not listed, and the next call returns
+// it.
 func TestRepetitionAfterTheEndCollects(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -175,7 +175,7 @@ func TestRepetitionAfterTheEndCollects(t *testing.T) {
 	})
 }
 
-// An object that no caller comes back for is undone, and its name is free again.
+// An object that no caller requests again is removed, and its name is free again.
 func TestUncollectedIsUndone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -187,8 +187,8 @@ func TestUncollectedIsUndone(t *testing.T) {
 		}
 		time.Sleep(b.took + uncollectedLife)
 		synctest.Wait()
-		// It is being undone: a call that comes now waits and then starts over, with
-		// any configuration, once the name is free.
+		// While it is being removed, a new call waits and then starts over, with any configuration,
+		// once the name is free.
 		id, err := b.call(t.Context(), "a", wants("x"))
 		if err != nil || b.builds != 2 || len(b.undone) != 1 || b.undone[0] == id {
 			t.Errorf("call during undo: %q, %v, %d builds, undone %v", id, err, b.builds, b.undone)
@@ -196,7 +196,7 @@ func TestUncollectedIsUndone(t *testing.T) {
 	})
 }
 
-// What could not be undone is listed, so that somebody can remove it.
+// An object that cannot be removed is listed, so that a client can remove it.
 func TestWhatResistsUndoIsShown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -246,8 +246,8 @@ func TestFailureIsForAll(t *testing.T) {
 	})
 }
 
-// Of an object that existed before, each caller learns whether it is what that caller asks
-// for, not what another asked for at the same time.
+// If the object already exists, each caller is told whether it matches its own request, not that of
+// a concurrent caller.
 func TestObjectThatIsThereIsAnsweredToEachCallerApart(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
@@ -286,7 +286,7 @@ func TestObjectThatIsThereIsAnsweredToEachCallerApart(t *testing.T) {
 	}
 }
 
-// When crispd ends, it ends what is under way; it must not wait for a plugin.
+// When crispd ends it cancels running builds; it must not wait for a plugin.
 func TestStopEndsBuilds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -312,8 +312,8 @@ func TestPanicOfABuildIsAnError(t *testing.T) {
 	}
 }
 
-// Calls come in until the very end. Work that began after Close has waited for the rest would
-// use what is closed next, and nobody would wait for it.
+// Calls arrive until the very end. Work that started after Close has waited for the rest would use
+// what is closed next, and nothing would wait for it.
 func TestNothingBeginsAfterClose(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -339,7 +339,7 @@ func TestNothingBeginsAfterClose(t *testing.T) {
 	})
 }
 
-// Callers with one key share one run, which outlives them.
+// Callers with the same key share one run, which outlives them.
 func TestTasks(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var work detached
@@ -362,7 +362,7 @@ func TestTasks(t *testing.T) {
 		if err := ts.do(t.Context(), "stop", run); err != nil || runs != 2 {
 			t.Errorf("next caller: %v after %d runs", err, runs)
 		}
-		// Updates must not share: each has another thing to do.
+		// Updates must not be shared: each makes another change.
 		for range 3 {
 			work.start(func() {
 				if err := ts.alone(t.Context(), "update", run); err != nil {
@@ -379,7 +379,7 @@ func TestTasks(t *testing.T) {
 	})
 }
 
-// A caller to whom an error means that nothing was made gets the error once nothing is there,
+// If an error means that nothing was made, the caller gets it only after everything was removed,
 // whether the work can be cancelled, cannot, or has just ended.
 func TestUndoneBeforeTheAnswer(t *testing.T) {
 	for _, deaf := range []bool{false, true} {
@@ -407,8 +407,8 @@ func TestUndoneBeforeTheAnswer(t *testing.T) {
 	}
 }
 
-// A caller that waits for the same object does not lose it, and one that comes while
-// it is being undone starts over.
+// A caller that waits for the same object does not lose it, and one that arrives while it is being
+// removed starts over.
 func TestUndoneForNobodyElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)
@@ -444,7 +444,7 @@ func TestUndoneForNobodyElse(t *testing.T) {
 	})
 }
 
-// A call shows what is done for it from the moment at which that begins.
+// A call shows the work that is done for it as soon as that starts.
 func TestStagesOfWorkAreSeenAtOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBench(t)

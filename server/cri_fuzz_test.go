@@ -29,11 +29,10 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// FuzzCRI sends a sequence of requests that could succeed but for a few fields, which are
-// changed to something else: numbers, enums, texts, more elements or fewer. Each is answered
-// with a code that says whose mistake it was, without a panic, without much memory and without
-// a file that no request named; afterwards everything can be removed, nothing is left, and a
-// pod runs as before.
+// FuzzCRI sends a sequence of requests that could succeed except for a few fields, which are
+// changed: numbers, enums, texts, more elements or fewer. Each is answered with a code that says
+// whose mistake it was, without a panic, without much memory and without a file that no request
+// named. Afterwards everything can be removed, nothing is left, and a pod runs as before.
 func FuzzCRI(f *testing.F) {
 	if _, err := os.Stat("/dev/shm"); err == nil {
 		f.Setenv("TMPDIR", "/dev/shm") // a machine for each input
@@ -72,7 +71,7 @@ func FuzzCRI(f *testing.F) {
 	})
 }
 
-// criMethods are the methods of both services, by name.
+// criMethods returns the methods of both services, by name.
 func criMethods() []protoreflect.MethodDescriptor {
 	var all []protoreflect.MethodDescriptor
 	services := (&cri.VersionRequest{}).ProtoReflect().Descriptor().ParentFile().Services()
@@ -87,8 +86,8 @@ func criMethods() []protoreflect.MethodDescriptor {
 	return all
 }
 
-// waysInto are the bytes by which mutate comes to each field of a message, and to those
-// of messages in it.
+// waysInto returns the bytes that lead mutate to each field of a message, and to those of nested
+// messages.
 func waysInto(m protoreflect.MessageDescriptor, above []protoreflect.MessageDescriptor) (ways [][]byte) {
 	if slices.Contains(above, m) {
 		return nil
@@ -113,14 +112,14 @@ func waysInto(m protoreflect.MessageDescriptor, above []protoreflect.MessageDesc
 	return ways
 }
 
-// An unfriendly is a client whose requests are made of bytes.
+// An unfriendly is a client that makes its requests from bytes.
 type unfriendly struct {
 	*node
 	t     *testing.T
 	steps []byte
 	bugs  *panics
-	base  string // a directory with nothing but what leads to dir
-	dir   string // in which all paths lie that it names
+	base  string // a directory that contains only the path to dir
+	dir   string // contains all paths that requests name
 	here  []string
 	texts []string
 
@@ -156,7 +155,7 @@ func newUnfriendly(t *testing.T, steps []byte) *unfriendly {
 	return u
 }
 
-// pick is a number below n of the next byte. When they have run out it is 0.
+// pick returns a number below n from the next byte, 0 if there are no more bytes.
 func (u *unfriendly) pick(n int) int {
 	if len(u.steps) == 0 {
 		return 0
@@ -166,8 +165,8 @@ func (u *unfriendly) pick(n int) int {
 	return int(b) % n
 }
 
-// text is one of those known, or of the bytes themselves. A slash comes with those
-// known alone: what they do not name is not to be touched.
+// text returns a known text, or one of the bytes themselves. Only known texts have a slash: other
+// paths must not be touched.
 func (u *unfriendly) text() string {
 	ids := append(slices.Clone(u.sandboxes), u.containers...)
 	at := u.pick(len(u.texts) + len(ids) + 8)
@@ -191,7 +190,7 @@ func (u *unfriendly) number() int64 {
 	return int64(u.pick(256))<<8 + int64(u.pick(256))
 }
 
-// step does one request.
+// step makes one request.
 func (u *unfriendly) step(m protoreflect.MethodDescriptor) {
 	req := u.request(m)
 	for range u.pick(4) {
@@ -225,7 +224,7 @@ func (u *unfriendly) answered(m protoreflect.MethodDescriptor, err error) bool {
 	switch code {
 	case "InvalidArgument", "NotFound", "AlreadyExists", "FailedPrecondition", "Unimplemented":
 		return true
-	case "DeadlineExceeded": // it runs until somebody ends it
+	case "DeadlineExceeded": // it runs until a client ends it
 		return m.Name() == "ExecSync" || m.Name() == "GetContainerEvents"
 	case "Unknown": // the kubelet reads the text
 		return strings.Contains(err.Error(), "desc = ImageVolumeMountFailed: ")
@@ -285,7 +284,7 @@ func newMessage(t *testing.T, d protoreflect.MessageDescriptor) proto.Message {
 	return kind.New().Interface()
 }
 
-// request is one that succeeds, or would if what it names could be done.
+// request returns a request that succeeds, or would if the objects that it names allowed it.
 func (u *unfriendly) request(m protoreflect.MethodDescriptor) proto.Message {
 	u.serial++
 	config := func() *cri.PodSandboxConfig {
@@ -384,7 +383,7 @@ func (u *unfriendly) mutateList(list protoreflect.List, f protoreflect.FieldDesc
 	case how == 1:
 		list.Truncate(list.Len() / 2)
 		return
-	case how == 2 && list.Len() > 0: // the same once more, or very often
+	case how == 2 && list.Len() > 0: // a duplicate, once or very often
 		for range []int{1, 2, 2000}[u.pick(3)] {
 			list.Append(list.Get(0))
 		}
@@ -404,7 +403,7 @@ func (u *unfriendly) mutateList(list protoreflect.List, f protoreflect.FieldDesc
 	}
 }
 
-// scalar is a value of a field that is no message.
+// scalar returns a value for a field that is not a message.
 func (u *unfriendly) scalar(f protoreflect.FieldDescriptor) protoreflect.Value {
 	switch f.Kind() {
 	case protoreflect.StringKind:
@@ -433,7 +432,7 @@ func (u *unfriendly) scalar(f protoreflect.FieldDescriptor) protoreflect.Value {
 	return protoreflect.Value{}
 }
 
-// end removes all pods as the kubelet does, and looks at what there is then.
+// end removes all pods as the kubelet does, and checks what is left.
 func (u *unfriendly) end() {
 	list, err := u.ListPodSandbox(u.t.Context(), &cri.ListPodSandboxRequest{})
 	if err != nil {
@@ -490,14 +489,14 @@ func names(t *testing.T, dir string) []string {
 	return list
 }
 
-// allocated is how much memory the process has asked for so far, in bytes.
+// allocated returns the cumulative number of bytes that the process has allocated.
 func allocated() uint64 {
 	sample := []metrics.Sample{{Name: "/gc/heap/allocs:bytes"}}
 	metrics.Read(sample)
 	return sample[0].Value.Uint64()
 }
 
-// panics is a log that keeps reports of recovered panics, which are bugs.
+// panics is a log that keeps reports of recovered panics, which mean bugs.
 type panics struct {
 	mu   sync.Mutex
 	text bytes.Buffer // guarded by mu

@@ -50,7 +50,7 @@ func TestExecSync(t *testing.T) {
 	wantCode(t, "container that has exited", err, "FailedPrecondition")
 }
 
-// What the message limit cannot carry is cut off the longer stream.
+// The longer stream is truncated to fit the message limit.
 func TestFit(t *testing.T) {
 	for _, c := range []struct{ out, err, wantOut, wantErr int }{
 		{1, 2, 1, 2},
@@ -117,7 +117,7 @@ func TestExecThroughItsURL(t *testing.T) {
 	}
 }
 
-// oneSize is a terminal that does not change.
+// oneSize is a terminal whose size does not change.
 type oneSize chan remotecommand.TerminalSize
 
 func (s oneSize) Next() *remotecommand.TerminalSize {
@@ -127,8 +127,8 @@ func (s oneSize) Next() *remotecommand.TerminalSize {
 	return nil
 }
 
-// A program that asks for the size of its terminal when it starts, and never again, gets the
-// client's.
+// A program that queries the size of its terminal only once, when it starts, gets the client's
+// size.
 func TestExecBeginsWithTheClientsTerminal(t *testing.T) {
 	defer func(d time.Duration) { sizeTime = d }(sizeTime)
 	sizeTime = time.Minute
@@ -154,7 +154,7 @@ func TestExecBeginsWithTheClientsTerminal(t *testing.T) {
 	}
 }
 
-// A client that sends no size does not keep its command from running.
+// A client that sends no size does not prevent its command from running.
 func TestFirstSize(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		sizes := make(chan streaming.Size)
@@ -194,7 +194,7 @@ func TestAttachThroughItsURL(t *testing.T) {
 	}
 }
 
-// attached dials an attach with a stdin that the test writes, and returns how it ended.
+// attached attaches with a stdin that the test writes. ended receives the result.
 func (n *node) attached(t *testing.T, id string, out io.Writer) (stdin *io.PipeWriter, ended <-chan error) {
 	t.Helper()
 	resp, err := n.Attach(t.Context(), &cri.AttachRequest{ContainerId: id, Stdin: true, Stdout: true, Stderr: true})
@@ -210,8 +210,9 @@ func (n *node) attached(t *testing.T, id string, out io.Writer) (stdin *io.PipeW
 	return stdin, result
 }
 
-// `kubectl run -i` while crispd is stopped, for an upgrade say: the client is cut off without
-// having closed its input, so the container's stdin stays open for the next client to close.
+// `kubectl run -i` while crispd is stopped, for example for an upgrade: the client is disconnected
+// without having closed its input, so the container's stdin stays open for the next client to
+// close.
 func TestStopLeavesTheInputOfWhoIsAttached(t *testing.T) {
 	n := newNode(t)
 	config := container("x", "echo-stdin", "print", "end")
@@ -282,7 +283,7 @@ func TestAttachEndsWithItsInput(t *testing.T) {
 // A client that the executor has dropped for not reading gets an error, as the container has
 // not ended.
 func TestAttachReportsDroppedClients(t *testing.T) {
-	t.Parallel() // it waits for the time that a reader has
+	t.Parallel() // it waits for the time in which a client must read
 	n := newNode(t)
 	config := container("x", "echo-stdin")
 	config.Stdin = true
@@ -305,8 +306,7 @@ func TestAttachReportsDroppedClients(t *testing.T) {
 	}
 }
 
-// The kubelet watches the status to see a resize done, and it must hold after a
-// restart.
+// The kubelet watches the status for the end of a resize, and the resize must survive a restart.
 func TestUpdateContainerResources(t *testing.T) {
 	n := newNode(t)
 	id := n.begin(t, n.run(t, pod("a")), forever("x"))
@@ -340,8 +340,7 @@ func TestUpdateContainerResources(t *testing.T) {
 	wantCode(t, "container that has exited", update(&cri.LinuxContainerResources{CpuQuota: 60_000}), "FailedPrecondition")
 }
 
-// A program that is not there is an error of StartContainer, and stays in the
-// status for the kubelet to show.
+// A missing program is an error of StartContainer, and stays in the status for the kubelet to show.
 func TestStartError(t *testing.T) {
 	n := newNode(t)
 	config := forever("x")

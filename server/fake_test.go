@@ -32,7 +32,7 @@ type fakeImages struct {
 	list    []image.Image
 	mounts  map[string]bool
 	gate    chan struct{}    // if not nil, a mount waits until it is closed
-	blocked chan struct{}    // gets one for each mount that waits
+	blocked chan struct{}    // receives a value for each mount that waits
 	fail    map[string]error // by method
 	pulled  []registry.Caller
 	coming  []pulls.Pull // Pulls and RecentPulls
@@ -51,7 +51,7 @@ func newFakeImages(t testing.TB) *fakeImages {
 	}
 }
 
-// failing sets what a method returns; nil mends it.
+// failing sets the error of a method; nil means success.
 func (f *fakeImages) failing(method string, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -165,7 +165,7 @@ func (f *fakeImages) block() (waiting <-chan struct{}, release func()) {
 	})
 }
 
-// Mount fails like the method MountReadOnly if the test asks for that.
+// Mount fails like MountReadOnly if the test requests that.
 func (f *fakeImages) Mount(_ context.Context, key, _ string, o rootfs.MountOptions) (string, error) {
 	method := "Mount"
 	if o.ReadOnly {
@@ -219,7 +219,7 @@ func (f *fakeImages) Mounts() []string {
 	return slices.Sorted(maps.Keys(f.mounts))
 }
 
-// Diff and Apply know of one file, /written.
+// Diff and Apply have only one file, /written.
 func (f *fakeImages) Diff(_ context.Context, key string, w io.Writer) ([]string, error) {
 	if err := f.failure("Diff"); err != nil {
 		return nil, err
@@ -262,8 +262,7 @@ type fakeNetwork struct {
 	kept    []string
 }
 
-// block makes Attach wait until release is called; waiting gets a value when one
-// does.
+// block makes Attach wait until release is called; waiting receives a value when one waits.
 func (f *fakeNetwork) block() (waiting <-chan struct{}, release func()) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -31,7 +31,7 @@ func (n *node) spec(t *testing.T, id string) *specs.Spec {
 	return info.RuntimeSpec
 }
 
-// Each signal that CRI can name is in the status, and is the one that StopContainer sends.
+// Each signal of CRI appears in the status, and is the one that StopContainer sends.
 func TestStopSignals(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -42,7 +42,7 @@ func TestStopSignals(t *testing.T) {
 		id := n.begin(t, sb, config)
 		want := asked
 		if asked == cri.Signal_SIGNAL_RUNTIME_DEFAULT {
-			want = cri.Signal_SIGNAL_SIGQUIT // the image's
+			want = cri.Signal_SIGNAL_SIGQUIT // the image's signal
 		}
 		if got := n.status(t, id).StopSignal; got != want {
 			t.Errorf("%s: status has %s", name, got)
@@ -61,8 +61,8 @@ func TestStopSignals(t *testing.T) {
 	wantCode(t, "signal 999", err, "InvalidArgument")
 }
 
-// The status names a mounted image by the identifier that PullImage returns, whatever name the
-// request has for it, also after a restart and when the image is gone.
+// The status identifies a mounted image by the identifier that PullImage returns, whatever name the
+// request has for it, also after a restart and after the image was removed.
 func TestImageRefOfMounts(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -84,7 +84,7 @@ func TestImageRefOfMounts(t *testing.T) {
 		}
 	}
 	check()
-	// A repetition is still the same request.
+	// The request can still be repeated.
 	if again := n.create(t, sb, config); again != id {
 		t.Errorf("a repetition made container %s, want %s", again, id)
 	}
@@ -167,7 +167,7 @@ func TestTagOf(t *testing.T) {
 	}
 }
 
-// The kubelet's pods with a network of their own may listen on any port and may ping.
+// The kubelet's pods with their own network may listen on any port and may ping.
 func TestPodSysctls(t *testing.T) {
 	const port, ping = "net.ipv4.ip_unprivileged_port_start", "net.ipv4.ping_group_range"
 	for name, tt := range map[string]struct {
@@ -190,8 +190,8 @@ func TestPodSysctls(t *testing.T) {
 	}
 }
 
-// A file in place of a directory is reported as the request's error, with the field that
-// leads there, and not as an internal one; without it the same request succeeds.
+// A file in place of a directory is reported as an error of the request, with the field that names
+// it, not as an internal one. Without the file the same request succeeds.
 func TestFileInTheWayOfADirectory(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -321,7 +321,7 @@ func fifo(t *testing.T, dir string) string {
 	return path
 }
 
-// long makes a file in dir that is longer than any seccomp profile, and returns its path.
+// long makes a file in dir that is larger than any seccomp profile, and returns its path.
 func long(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "long.json")
@@ -334,7 +334,7 @@ func long(t *testing.T, dir string) string {
 	return path
 }
 
-// What CRI does not require may be left out.
+// Fields that CRI does not require may be omitted.
 func TestLeastConfig(t *testing.T) {
 	n := newNode(t)
 	for name, linux := range map[string]*cri.LinuxPodSandboxConfig{

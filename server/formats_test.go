@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/formats"
 )
 
-// What the server keeps in the records of sandboxes and containers.
+// The server's part of the records of sandboxes and containers.
 func TestFormats(t *testing.T) {
 	formats.Check[sandboxExtra](t, "sandbox-extra", nil)
 	formats.Check[containerExtra](t, "container-extra", nil)

@@ -12,9 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// The pods of a handler with a network of its own are attached to that one, from ADD to DEL.
-// It does not affect the node's readiness, and GC tells each network which of its pods still
-// exist.
+// The pods of a handler with its own network are attached to that one, from ADD to DEL. It does not
+// affect the node's readiness, and GC tells each network which of its pods still exist.
 func TestHandlerNetwork(t *testing.T) {
 	n := newNode(t)
 	own := &fakeNetwork{}
@@ -139,7 +138,7 @@ func TestHandlers(t *testing.T) {
 		}
 	}
 
-	// One that is configured no more: its sandboxes can be stopped, and get nothing new.
+	// A handler that is no longer configured: its sandboxes can be stopped, and accept nothing new.
 	sb, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("last"), RuntimeHandler: "runc"})
 	if err != nil {
 		t.Fatal(err)

@@ -6,8 +6,8 @@ import (
 	"github.com/crisp-cri/crisp/image"
 )
 
-// Of an image that several repositories have, a container shows the digest of the one that
-// it asked for: a person compares it with what that repository says.
+// If several repositories have an image, a container's status has the digest in the repository that
+// it requested, which users compare with that repository.
 func TestImageRef(t *testing.T) {
 	const sum = "@sha256:0123"
 	img := image.Image{ID: "sha256:abc", Digests: []string{"docker.io/library/web" + sum, "localhost:5000/mirror/web" + sum, "quay.io/team/web" + sum}}

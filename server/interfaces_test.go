@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
-// The counters of a pod's network are opened once, and closed when it is stopped, or crispd
-// ends: they hold the pod's network namespace.
+// The counters of a pod's network are opened once, and closed when the pod is stopped, or crispd
+// ends: they keep the pod's network namespace alive.
 func TestInterfaceCountersEndWithTheirPod(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	n := newNode(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// withSELinux restarts n's crispd on a host that has SELinux on.
+// withSELinux restarts n's crispd on a host with SELinux enabled.
 func (n *node) withSELinux(t *testing.T) {
 	testenv.NeedRoot(t, "files get labels")
 	n.stop()
@@ -27,8 +27,8 @@ func (n *node) withSELinux(t *testing.T) {
 	n.start(t)
 }
 
-// labelled is a pod with a type. It has the host's IPC namespace, because the fake
-// machine makes no directory for /dev/shm.
+// labelled returns a pod with a type. It uses the host's IPC namespace, because the fake machine
+// makes no directory for /dev/shm.
 func labelled(name, kind string) *cri.PodSandboxConfig {
 	config := pod(name)
 	config.Linux.SecurityContext.NamespaceOptions.Ipc = cri.NamespaceMode_NODE
@@ -48,7 +48,7 @@ func (n *node) labelsOf(t *testing.T, sandbox, name string, o *cri.SELinuxOption
 	return c.Config().Spec.Process.SelinuxLabel, c.Config().Spec.Linux.MountLabel
 }
 
-// A pod keeps its labels, which no other pod has, over restarts of crispd.
+// A pod keeps its labels, which no other pod has, across restarts of crispd.
 func TestPodLabels(t *testing.T) {
 	n := newNode(t)
 	n.withSELinux(t)
@@ -90,7 +90,7 @@ func (confiner) Check(_ context.Context, profile string) error {
 	return nil
 }
 
-// A container that could not start for lack of its profile is not created.
+// A container that could not start because its profile is missing is not created.
 func TestAppArmorProfileIsChecked(t *testing.T) {
 	n := newNode(t)
 	n.stop()

@@ -12,7 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A pod's whole life, and all that CRI wants returned on the way.
+// A pod's whole life, with everything that CRI requires in the responses.
 func TestLifeOfAPod(t *testing.T) {
 	n := newNode(t)
 	config := pod("web")
@@ -64,7 +64,7 @@ func TestLifeOfAPod(t *testing.T) {
 		t.Errorf("log directory: %v", err)
 	}
 
-	// The sandbox's own status tells of its containers too, as of its timestamp.
+	// The sandbox's status also has its containers, as of its timestamp.
 	resp, err = n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb})
 	if err != nil {
 		t.Fatal(err)
@@ -100,8 +100,7 @@ func TestLifeOfAPod(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// What the kubelet passes to the network of a pod, and the files that a pod
-// gets.
+// What the kubelet passes to a pod's network, and the files that the pod gets.
 func TestNetworkAndFilesOfAPod(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -122,7 +121,7 @@ func TestNetworkAndFilesOfAPod(t *testing.T) {
 		}
 	}
 
-	// Without a DNS config the node's file is taken, with an empty one nothing.
+	// Without a DNS config the pod gets the node's file, with an empty one nothing.
 	node, err := remoteResolvConf("/etc/resolv.conf", "/run/systemd/resolve/resolv.conf")
 	if err != nil {
 		t.Fatal(err)
@@ -181,8 +180,8 @@ func TestRemoveContainerThatRuns(t *testing.T) {
 	}
 }
 
-// Everything of a pod is there again after a restart of crispd: the kubelet
-// recreates a pod whose address or namespace options have changed.
+// All properties of a pod survive a restart of crispd: the kubelet would recreate a pod whose
+// address or namespace options changed.
 func TestStatusesSurviveRestart(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -202,7 +201,7 @@ func TestStatusesSurviveRestart(t *testing.T) {
 	if diff := cmp.Diff(before, after, protocmp.Transform()); diff != "" {
 		t.Errorf("status after restart (-before +after):\n%s", diff)
 	}
-	// The names are known, too: the same request gets the same object.
+	// Names survive too: the same request returns the same object.
 	if again := n.run(t, pod("web")); again != sb {
 		t.Errorf("a repetition made sandbox %s, want %s", again, sb)
 	}
@@ -240,7 +239,7 @@ func TestStartReleasesLeftovers(t *testing.T) {
 	}
 }
 
-// A stop that was cut short by a crash is finished by the next crispd.
+// The next crispd completes a stop that a crash interrupted.
 func TestStartFinishesStop(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -267,7 +266,7 @@ func TestStartFinishesStop(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// After a reboot a sandbox has no namespaces any more, but still an address, which must be
+// After a reboot a sandbox has lost its namespaces, but still has an address, which must be
 // released.
 func TestStartReleasesAddressesAfterReboot(t *testing.T) {
 	n := newNode(t)

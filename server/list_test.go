@@ -78,12 +78,12 @@ func TestFilters(t *testing.T) {
 	}
 }
 
-// Every call takes a prefix of an ID; one that fits two objects is an error.
+// Every call accepts a prefix of an ID; a prefix of two objects' IDs is an error.
 func TestPrefixes(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("a"))
 	var ids []string
-	for i := range 17 { // of 16 hexadecimal digits two must be equal
+	for i := range 17 { // by the pigeonhole principle, two begin with the same hexadecimal digit
 		ids = append(ids, n.create(t, sb, forever(fmt.Sprint("c", i))))
 	}
 	if got := n.status(t, ids[0][:20]); got.Id != ids[0] {
@@ -121,7 +121,7 @@ func collect[T, I any](t *testing.T, stream grpc.ServerStreamingClient[T], err e
 	}
 }
 
-// A streamed list equals the list. Without items no message is sent at all.
+// A streamed list equals the list. An empty one sends no message.
 func TestStreamedLists(t *testing.T) {
 	n := newNode(t)
 	none, err := n.StreamPodSandboxes(t.Context(), &cri.StreamPodSandboxesRequest{})
@@ -156,7 +156,7 @@ func TestStreamedLists(t *testing.T) {
 	}
 }
 
-// Each item is sent once, in order, in messages that fit.
+// Each item is sent once, in order, in messages within the size limit.
 func TestInBatches(t *testing.T) {
 	item := func(size int) *cri.Container { return &cri.Container{Id: strings.Repeat("x", size)} }
 	for name, c := range map[string]struct {
@@ -187,8 +187,8 @@ func TestInBatches(t *testing.T) {
 	}
 }
 
-// A subscriber gets one event for each step of a pod's life, each with statuses
-// that are no older than it.
+// A subscriber gets one event for each step of a pod's life, with statuses that are not older than
+// the event.
 func TestEvents(t *testing.T) {
 	n := newNode(t)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -243,8 +243,8 @@ func TestEvents(t *testing.T) {
 	next(sb, deleted)
 }
 
-// A status changes nothing of the image, which all calls share: not even what lies behind the end
-// of its list of tags.
+// ImageStatus does not modify the image, which all calls share, not even beyond the end of its list
+// of tags.
 func TestImageStatusLeavesTheImageAlone(t *testing.T) {
 	n := newNode(t)
 	room := []string{testImage, "behind"}
@@ -311,7 +311,7 @@ func TestImages(t *testing.T) {
 	}
 }
 
-// The archive of an image comes whole or with an error, and after its ID.
+// The archive of an image comes complete or with an error, and after its ID.
 func saveImages(t *testing.T, n *node) {
 	t.Helper()
 	var archive bytes.Buffer
@@ -357,8 +357,8 @@ func TestImageUser(t *testing.T) {
 	}
 }
 
-// The kubelet checks runAsNonRoot by the number in ImageStatus: the container
-// must run as that number, whatever the image's files make of it.
+// The kubelet checks runAsNonRoot by the number in ImageStatus. The container must run as that
+// number, whatever the image's files say.
 func TestImageRunsAsTheNumberReported(t *testing.T) {
 	for _, user := range []string{"1000", "+1000", "01000", "1000:1000", "-1", "4294967295", "4294967296", "99999999999999999999", " 1000", "1e3", "0x10", "１"} {
 		name, _, _ := strings.Cut(user, ":")

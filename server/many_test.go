@@ -13,18 +13,18 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// inMemory puts the machine into memory: these tests are not about the disk.
+// inMemory puts the machine's files into memory: these tests are not about the disk.
 func inMemory(t *testing.T) {
 	if _, err := os.Stat("/dev/shm"); err == nil {
 		t.Setenv("TMPDIR", "/dev/shm")
 	}
 }
 
-// A life is what a subscriber got of one container, in order.
+// A life has the events of one container that a subscriber received, in order.
 type life []*cri.ContainerEventResponse
 
-// watch collects events by container until as many were deleted, or the stream
-// ends with an error, which it returns.
+// watch collects events by container until the given number was deleted, or the stream ends with an
+// error, which it returns.
 func watch(stream cri.RuntimeService_GetContainerEventsClient, deaths int) (map[string]life, error) {
 	lives := make(map[string]life)
 	for deaths > 0 {
@@ -40,9 +40,9 @@ func watch(stream cri.RuntimeService_GetContainerEventsClient, deaths int) (map[
 	return lives, nil
 }
 
-// A subscriber gets every step of every container, each once and in order, with
-// a status that is not older than the event. One that does not read is
-// disconnected with an error, and costs the other nothing.
+// A subscriber gets every step of every container, once and in order, with a status that is not
+// older than the event. One that does not read is disconnected with an error, and does not affect
+// the other.
 func TestEventsOfTenThousand(t *testing.T) {
 	pods, rounds := 50, 200
 	if testing.Short() {
@@ -96,7 +96,7 @@ func TestEventsOfTenThousand(t *testing.T) {
 		t.Errorf("events of %d objects that are no container, want those of %d sandboxes", len(lives), pods)
 	}
 	if testing.Short() {
-		return // too few to fill what gRPC holds for a reader, and the queue
+		return // too few to fill gRPC's buffers for a reader, and the queue
 	}
 	seen, err := watch(lazy, pods*(rounds+1))
 	wantCode(t, "subscriber that did not read", err, "Unavailable")
@@ -109,8 +109,8 @@ func TestEventsOfTenThousand(t *testing.T) {
 	}
 }
 
-// livePod runs a pod in which one container after the other runs, ends and is
-// removed, and notes their exit codes.
+// livePod runs a pod in which one container after the other runs, ends and is removed, and records
+// their exit codes.
 func (n *node) livePod(ctx context.Context, name string, rounds int, codes map[string]int32) error {
 	run, err := n.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: pod(name)})
 	if err != nil {
@@ -148,7 +148,7 @@ func (n *node) livePod(ctx context.Context, name string, rounds int, codes map[s
 	return err
 }
 
-// checkLife fails unless l is one whole life that ended with code.
+// checkLife fails unless l is a complete life that ended with code.
 func checkLife(t *testing.T, id string, l life, code int32) {
 	t.Helper()
 	if len(l) != 4 {
@@ -182,7 +182,7 @@ func checkLife(t *testing.T, id string, l life, code int32) {
 	}
 }
 
-// A streamed list has every item once, in messages of more than none, and ends.
+// A streamed list has every item once, in non-empty messages, and ends.
 func TestStreamFiveThousand(t *testing.T) {
 	many := 5000
 	if testing.Short() {

@@ -13,7 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// series are the values of a metric by its labels beyond the base ones, as "a,b".
+// series returns the values of a metric by its labels beyond the base ones, as "a,b".
 func series(t *testing.T, metrics []*cri.Metric, name string) map[string]uint64 {
 	t.Helper()
 	got := map[string]uint64{}
@@ -30,7 +30,7 @@ func series(t *testing.T, metrics []*cri.Metric, name string) map[string]uint64 
 	return got
 }
 
-// Dashboards show storage by disk, and leave out what is no disk.
+// Dashboards show storage by disk, and leave out devices that are not disks.
 func TestMetricsByDisk(t *testing.T) {
 	dir := t.TempDir()
 	for device, uevent := range map[string]string{
@@ -85,8 +85,8 @@ func TestMetricsOfDisksHere(t *testing.T) {
 	}
 }
 
-// What the panels of kubernetes-mixin select has values: disks by their names, page
-// faults by the scope.
+// The series that the panels of kubernetes-mixin select have values: disks by their names, page
+// faults by scope.
 func TestMetricsThatDashboardsSelect(t *testing.T) {
 	n := newNode(t)
 	n.countIn(t, "v2")
@@ -116,7 +116,7 @@ func TestMetricsThatDashboardsSelect(t *testing.T) {
 	}
 }
 
-// A container that has used no disk yet has counters of 0.
+// A container that has not used a disk yet has counters of 0.
 func TestMetricsWithoutDisk(t *testing.T) {
 	got := measure(containerMetrics, &sample{disks: disks(sysBlock, nil)}, make([]string, len(baseLabels)))
 	if diff := cmp.Diff(map[string]uint64{"": 0}, series(t, got, "container_fs_reads_total")); diff != "" {

@@ -49,17 +49,16 @@ func envDuration(name string, otherwise time.Duration) time.Duration {
 	return otherwise
 }
 
-// Clients that do anything at once, while crispd and its executor die at any step and steps
-// fail, see nothing that CRI does not allow, and when everything is removed nothing is left. A
-// failure is printed as a short script: keep it in testdata/model, and play it with
-// -model.script.
+// Random clients, while crispd and its executor die at any step and steps fail, observe nothing
+// that CRI does not allow, and when everything is removed nothing is left. A failure is printed as
+// a short script: keep it in testdata/model, and play it with -model.script.
 func TestModel(t *testing.T) {
 	inMemory(t)
 	if *modelScript != "" {
 		playKept(t, *modelScript, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		return
 	}
-	seed := max(1, *modelSeed) // the same for all, unless somebody looks for more
+	seed := max(1, *modelSeed) // the same in every run, unless the flag is set
 	began, n, events := time.Now(), 0, 0
 	for ; n == 0 || time.Since(began) < *modelFor || *modelFor < 0 && n < 60; n++ {
 		s := play.Generate(seed+uint64(n), play.Fake)
@@ -119,7 +118,7 @@ func reportFailure(t *testing.T, s play.Script, why error) {
 	t.Errorf("%v\n\nscript:\n%v\nhistory:\n%v", why, s, h)
 }
 
-// playOn plays s on a fake machine of its own.
+// playOn plays s on a new fake machine.
 func playOn(t *testing.T, s play.Script, log *slog.Logger) (h model.History, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
@@ -145,8 +144,7 @@ func playOn(t *testing.T, s play.Script, log *slog.Logger) (h model.History, err
 	return h, err
 }
 
-// A modelNode is the fake machine as scripts see it. Each step takes its time, by a
-// seed.
+// A modelNode is the fake machine as scripts see it. Each step has a duration from the seed.
 type modelNode struct {
 	t       *testing.T
 	log     *slog.Logger
@@ -154,7 +152,7 @@ type modelNode struct {
 	images  *modelImages
 	net     *modelNetwork
 
-	conn    atomic.Pointer[play.Conn] // clients ask for it while crispd starts again
+	conn    atomic.Pointer[play.Conn] // used by clients while crispd restarts
 	server  *Server
 	runtime *oci.Runtime
 
@@ -217,7 +215,7 @@ func (n *modelNode) Arm(step int, after bool) bool {
 
 func (n *modelNode) Dead() bool { return n.machine.Fuse.Blown() }
 
-// Kill lets what is left of the dead crispd run out, which does nothing any more.
+// Kill lets the remaining goroutines of the dead crispd end; they have no effect any more.
 func (n *modelNode) Kill() {
 	if !n.Dead() {
 		n.machine.Fuse.Set(1, false)
@@ -289,7 +287,7 @@ func (n *modelNode) Left() []string {
 	return left
 }
 
-// end ends all, so that the test's bubble can.
+// end ends everything, so that the test's bubble can end.
 func (n *modelNode) end() {
 	n.Kill()
 	n.machine.Reboot()
@@ -360,7 +358,7 @@ func (f *modelNetwork) GC(ctx context.Context, keep []string) error {
 	return f.fuse.Step("network gc", func() error { return f.fakeNetwork.GC(ctx, slices.Clone(keep)) })
 }
 
-// A deafListener accepts nothing, and waits for that in a way that synctest knows.
+// A deafListener accepts nothing, and waits in a way that synctest recognizes.
 type deafListener struct {
 	closed chan struct{}
 	close  func()

@@ -44,7 +44,7 @@ type node struct {
 	log      *slog.Logger // nil = the test's
 }
 
-// newNode starts a server on a machine of its own.
+// newNode starts a server on a new machine.
 func newNode(t testing.TB) *node {
 	t.Helper()
 	return newNodeWith(t, nil)
@@ -56,7 +56,7 @@ func newNodeWith(t testing.TB, plugins *nri.Options) *node {
 	n := &node{machine: ocitest.NewMachine(t), store: newFakeImages(t), net: &fakeNetwork{}, plugins: plugins}
 	n.start(t)
 	t.Cleanup(func() {
-		// What runs would write its exit into a directory that is being removed.
+		// Running containers would write their exits into a directory that is being removed.
 		for _, c := range n.runtime.Containers() {
 			if err := c.Stop(context.Background(), unix.SIGKILL, 0); err != nil {
 				t.Errorf("stop container: %v", err)
@@ -114,7 +114,7 @@ func (n *node) start(t testing.TB) {
 	})
 }
 
-// cdiDir and hooksDir are below the machine's state, and made by these.
+// cdiDir and hooksDir are below the machine's state. These functions make them.
 func (n *node) cdiDir() string   { return mkdir(filepath.Join(n.machine.State, "cdi")) }
 func (n *node) hooksDir() string { return mkdir(filepath.Join(n.machine.State, "hooks.d")) }
 
@@ -193,7 +193,7 @@ func (n *node) listed(t *testing.T) []string {
 	return ids
 }
 
-// left lists what is left on the machine.
+// left lists the objects that are left on the machine.
 func (n *node) left() []string {
 	left := append(n.machine.Left(), n.machine.Known()...)
 	for _, id := range n.net.attached() {
@@ -222,7 +222,7 @@ func (n *node) wantNothingLeft(t *testing.T) {
 	}
 }
 
-// pod is the config of a sandbox as the kubelet sends it.
+// pod returns the config of a sandbox as the kubelet sends it.
 func pod(name string) *cri.PodSandboxConfig {
 	return &cri.PodSandboxConfig{
 		Metadata:    &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: "uid-" + name, Attempt: 1},
@@ -242,7 +242,7 @@ func pod(name string) *cri.PodSandboxConfig {
 	}
 }
 
-// container is the config of a container that runs a script of testbin.
+// container returns the config of a container that runs a script of testbin.
 func container(name string, script ...string) *cri.ContainerConfig {
 	return &cri.ContainerConfig{
 		Metadata:    &cri.ContainerMetadata{Name: name},
@@ -259,7 +259,7 @@ func container(name string, script ...string) *cri.ContainerConfig {
 	}
 }
 
-// forever is a container that runs until it is stopped.
+// forever returns a container that runs until it is stopped.
 func forever(name string) *cri.ContainerConfig { return container(name, "sleep", "for-ever") }
 
 const (

@@ -22,12 +22,12 @@ func (w *slowWriter) Write(p []byte) (int, error) {
 	return w.Buffer.Write(p)
 }
 
-// All output of a command arrives, even if its client is slow and a process that it left
-// behind keeps the pipe open; the output of that process is not waited for.
+// All output of a command arrives, even if its client is slow and a process that it left behind
+// keeps the pipe open. The output of that process is not awaited.
 func TestOutputOfAnEndedCommand(t *testing.T) {
 	for name, test := range map[string]struct {
 		pause       time.Duration
-		left, chats bool // something is left, and goes on writing
+		left, chats bool // a process is left, and continues to write
 	}{
 		"ends":             {0, false, false},
 		"slow client":      {drainTime / 2, false, false},
@@ -88,8 +88,8 @@ func TestOutputOfAnEndedCommand(t *testing.T) {
 	}
 }
 
-// The output of a command that closes its terminal and opens it again is still read;
-// once it has ended nobody waits for more.
+// The output of a command that closes its terminal and opens it again is still read. Once the
+// command has ended, no more output is awaited.
 func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 	t.Parallel() // it waits for the time that an output has to end
 	pty, name := newPTY(t)
@@ -104,11 +104,11 @@ func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 		if _, err := tty.WriteString(text); err != nil {
 			t.Fatal(err)
 		}
-		for pending(pty) > 0 { // else what is written may come with what comes later
+		for pending(pty) > 0 { // otherwise two writes may arrive together
 			time.Sleep(time.Millisecond)
 		}
 		tty.Close()
-		time.Sleep(20 * time.Millisecond) // for a reader that takes this for the end
+		time.Sleep(20 * time.Millisecond) // for a reader that mistakes this for the end
 	}
 	o.drain()
 	if got := to.String(); got != "before\r\nlater\r\n" {

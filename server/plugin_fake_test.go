@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/server/nri"
 )
 
-// A plugin is a real one: it speaks NRI over the socket. It records the
-// notifications and does what a test asks of it.
+// A plugin is a real NRI plugin: it uses NRI over the socket. It records notifications and does
+// what a test requests.
 type plugin struct {
 	stub  stub.Stub
 	ready chan struct{} // closed by the first Synchronize
@@ -25,7 +25,7 @@ type plugin struct {
 	synced []string
 	pods   map[string]*api.PodSandbox
 	seen   map[string]*api.Container // by the call
-	calls  map[string]func() error   // what a call does before it answers
+	calls  map[string]func() error   // functions that run during calls
 	adjust *api.ContainerAdjustment
 	update []*api.ContainerUpdate // returned by CreateContainer, UpdateContainer and StopContainer
 }
@@ -33,7 +33,7 @@ type plugin struct {
 // pluginNode is a node where plugins can connect.
 func pluginNode(t *testing.T) *node {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "nri") // a socket's path is short
+	dir, err := os.MkdirTemp("", "nri") // the path of a socket must be short
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,7 +67,7 @@ func (n *node) join(t *testing.T, index string, calls map[string]func() error) *
 	return p
 }
 
-// note notes a call and does what the test wants of it.
+// note records a call and runs the test's function for it.
 func (p *plugin) note(call, name string) error {
 	p.mu.Lock()
 	p.heard = append(p.heard, call+" "+name)
@@ -100,7 +100,7 @@ func (p *plugin) notifications() []string {
 	return slices.Clone(p.heard)
 }
 
-// on sets what a call does from now on.
+// on sets the function for a call.
 func (p *plugin) on(call string, do func() error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -110,7 +110,7 @@ func (p *plugin) on(call string, do func() error) {
 	p.calls[call] = do
 }
 
-// wants sets what the plugin answers from now on.
+// wants sets the plugin's answers.
 func (p *plugin) wants(adjust *api.ContainerAdjustment, update ...*api.ContainerUpdate) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -198,7 +198,7 @@ func (p *plugin) RemoveContainer(_ context.Context, _ *api.PodSandbox, c *api.Co
 	return p.container("RemoveContainer", c)
 }
 
-// gate is a call that waits until it is let go.
+// gate returns a call that blocks until open is called.
 func gate() (call func() error, reached <-chan struct{}, open func()) {
 	in, out := make(chan struct{}), make(chan struct{})
 	enter := sync.OnceFunc(func() { close(in) })

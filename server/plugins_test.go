@@ -98,8 +98,8 @@ func TestPluginHearsAnExit(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// While a plugin considers a sandbox or a container it is not listed, and calls that only read
-// do not wait. What the plugin refuses is undone, and the retry works.
+// While a plugin handles a sandbox or a container it is not listed, and read-only calls do not
+// wait. What the plugin rejects is undone, and the retry works.
 func TestPluginRefuses(t *testing.T) {
 	n := pluginNode(t)
 	p := n.join(t, "00", nil)
@@ -158,7 +158,7 @@ func TestPluginRefuses(t *testing.T) {
 		t.Errorf("shares after a refused update are %d, want 512", got)
 	}
 
-	// Teardown is not theirs to refuse.
+	// Plugins cannot reject teardown.
 	for _, call := range []string{"StopContainer", "StopPodSandbox", "RemoveContainer", "RemovePodSandbox"} {
 		p.on(call, func() error { return errors.New("stay") })
 	}
@@ -217,7 +217,7 @@ func TestPluginAdjusts(t *testing.T) {
 		t.Errorf("shares of the other container are %d, want 256", got)
 	}
 
-	// An update becomes what the plugin makes of it.
+	// The plugin's version of an update is applied.
 	own := &api.ContainerUpdate{}
 	own.SetContainerId(id)
 	own.SetLinuxCPUShares(777)
@@ -229,7 +229,7 @@ func TestPluginAdjusts(t *testing.T) {
 		t.Errorf("resources after an update are %v, want 777 shares and a quota of 50000", got)
 	}
 
-	// The end of one may change another.
+	// The end of one container may change another.
 	p.wants(nil)
 	u.SetLinuxCPUShares(128)
 	long := n.begin(t, sb, forever("long"))
@@ -273,8 +273,8 @@ func TestPluginUpdatesUnasked(t *testing.T) {
 	<-c.Done()
 }
 
-// A plugin that connects learns of every container once: of existing ones by Synchronize, of
-// those being created meanwhile in one way or the other.
+// A plugin that connects learns of every container once: of existing ones by Synchronize, of those
+// being created meanwhile by one or the other.
 func TestPluginJoins(t *testing.T) {
 	n := pluginNode(t)
 	n.join(t, "00", nil)
@@ -293,7 +293,7 @@ func TestPluginJoins(t *testing.T) {
 			}
 		})
 	}
-	if got := len(n.listed(t)); got < 2 { // it answers
+	if got := len(n.listed(t)); got < 2 { // the server answers
 		t.Errorf("%d listed while a plugin joins, want the sandbox and its container", got)
 	}
 	open()
@@ -319,7 +319,7 @@ func TestPluginJoins(t *testing.T) {
 	}
 }
 
-// A plugin that connects waits for a creation to end. If that is undone, the plugins that were
+// A plugin that connects waits for a running creation. If that is undone, the plugins that were
 // notified of it are notified of its end, and must not wait for the new one.
 func TestPluginJoinsWhileUndone(t *testing.T) {
 	n := pluginNode(t)
@@ -329,7 +329,7 @@ func TestPluginJoinsWhileUndone(t *testing.T) {
 	ended := make(chan struct{})
 	go func() {
 		defer close(ended)
-		// No error where this takes longer than a plugin may.
+		// An error, unless this takes longer than a plugin's timeout.
 		_, _ = n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: forever("refused")})
 	}()
 	<-reached
@@ -344,7 +344,7 @@ func TestPluginJoinsWhileUndone(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// A plugin that does not answer is dropped, and the operation it was asked about goes on.
+// A plugin that does not answer is dropped, and the operation continues.
 func TestPluginHangs(t *testing.T) {
 	t.Parallel() // it waits for a plugin to time out
 	n := pluginNode(t)
@@ -360,8 +360,8 @@ func TestPluginHangs(t *testing.T) {
 	}
 }
 
-// After a restart plugins connect again and get the existing objects; they are
-// not notified again of containers that had ended by then.
+// After a restart plugins connect again and get the existing objects. They are not notified again
+// of containers that had ended by then.
 func TestPluginAfterRestart(t *testing.T) {
 	n := pluginNode(t)
 	sb := n.run(t, pod("web"))
@@ -383,7 +383,7 @@ func TestPluginAfterRestart(t *testing.T) {
 	}
 }
 
-// The records of notified ends go with the containers, with plugins or without.
+// The records of notified ends are removed with the containers, with plugins or without.
 func TestPluginExitsAreForgotten(t *testing.T) {
 	n := pluginNode(t)
 	sb := n.run(t, pod("web"))
@@ -391,7 +391,7 @@ func TestPluginExitsAreForgotten(t *testing.T) {
 		n.begin(t, sb, container(fmt.Sprint("c", i), "exit", "0"))
 	}
 	n.stopAndRemove(t, sb)
-	n.stop() // and with it the goroutines that tell
+	n.stop() // also ends the goroutines that notify
 	n.server.exits.mu.Lock()
 	defer n.server.exits.mu.Unlock()
 	if kept := len(n.server.exits.notified); kept > 0 {

@@ -10,8 +10,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// How far a pull is stands in the verbose statuses and in the stream beside CRI. That an
-// image is on its way does not make it present.
+// The progress of a pull is in the verbose statuses and in the stream beside CRI. An image that is
+// being pulled does not count as present.
 func TestPullProgress(t *testing.T) {
 	n := newNode(t)
 	n.store.coming = []pulls.Pull{{Image: "docker.io/library/new:latest", Bytes: 43, Total: 100, AllKnown: true, For: []string{"default/web"}}, {Image: testImage}}
@@ -49,7 +49,7 @@ func TestPullProgress(t *testing.T) {
 	}
 }
 
-// The pod that an image is for is told to the store.
+// The store is told for which pod an image is pulled.
 func TestPullIsForPod(t *testing.T) {
 	n := newNode(t)
 	for _, m := range []*cri.PodSandboxMetadata{nil, {Namespace: "default", Name: "web"}} {

@@ -18,9 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// FuzzExtra reads any bytes as what the server keeps with a sandbox or a container: what can
-// be read can be shown, and is the same after it is written again. A record of a later version
-// is not read.
+// FuzzExtra reads arbitrary bytes as the server's part of a record: what can be read can be shown,
+// and stays the same when it is written again. A record of a later version is not read.
 func FuzzExtra(f *testing.F) {
 	config := forever("a")
 	config.Mounts = []*cri.Mount{{ContainerPath: "/i", Image: &cri.ImageSpec{Image: testImage}}, {ContainerPath: "/h", HostPath: "/h"}}
@@ -69,7 +68,7 @@ func FuzzExtra(f *testing.F) {
 	})
 }
 
-// FuzzRestore creates a container from an archive with any description: it succeeds, or the
+// FuzzRestore creates a container from an archive with arbitrary metadata: it succeeds, or the
 // error blames the request and nothing is left.
 func FuzzRestore(f *testing.F) {
 	if _, err := os.Stat("/dev/shm"); err == nil {

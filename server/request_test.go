@@ -6,8 +6,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// An invalid request is answered with the field that is wrong. TestHostileRequests of
-// package test tries all fields of all requests.
+// The error for an invalid request names the field. TestHostileRequests of package test tries all
+// fields of all requests.
 func TestCheckRequest(t *testing.T) {
 	const nul = "a\x00b"
 	container := func(c *cri.ContainerConfig) *cri.CreateContainerRequest {

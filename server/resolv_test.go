@@ -6,8 +6,8 @@ import (
 	"testing"
 )
 
-// The stub of systemd-resolved listens on the node's loopback: a pod with a network
-// of its own gets the servers behind it, if they are known.
+// The stub of systemd-resolved listens on the node's loopback. A pod with its own network gets the
+// servers behind it, if they are known.
 func TestNameServersBehindTheStub(t *testing.T) {
 	const stub, upstream = "nameserver 127.0.0.53\noptions edns0\nsearch lan\n", "nameserver 192.0.2.1\nsearch lan\n"
 	for _, c := range []struct{ name, node, behind, want string }{

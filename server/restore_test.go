@@ -11,7 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// The author of a checkpoint image can make it name any image. One that somebody else has
+// The author of a checkpoint image can make it name any image. An image that another user has
 // pulled to the node must not become readable that way, unless a registry permits it.
 func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	n := newNode(t)
@@ -59,8 +59,8 @@ func TestCheckpointImageGivesNoRightToAnother(t *testing.T) {
 	}
 }
 
-// A container from a checkpoint takes the same steps as any other, in the same order, except
-// for the search for its image, which is the original's.
+// A container from a checkpoint takes the same steps as any other, in the same order, except for
+// the lookup of its image, which is the original's.
 func TestRestoreLeavesNoStepOut(t *testing.T) {
 	same := func(a, b createStep) bool {
 		return a.stage == b.stage && reflect.ValueOf(a.do).Pointer() == reflect.ValueOf(b.do).Pointer()

@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// The most frequent complaint about other runtimes: the kubelet gives up while CNI hangs, asks
-// again, and from then on gets the error that the name is reserved.
+// The most frequent complaint about other runtimes: the kubelet gives up while CNI hangs, retries,
+// and from then on gets the error that the name is reserved.
 func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	n := newNode(t)
 	waiting, release := n.net.block()
@@ -33,8 +33,8 @@ func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	cancel()
 	wantCode(t, "the impatient client", <-gone, "Canceled")
 
-	// Another handler under that name is no repetition. Plugins write annotations to
-	// the pod during ADD, and the kubelet's next request has them.
+	// Another handler under that name is not a repetition. Plugins add annotations to the pod
+	// during ADD, and the kubelet's next request has them.
 	other := pod("web")
 	other.Labels["app"] = "other"
 	_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("web"), RuntimeHandler: "crisp"})
@@ -56,16 +56,15 @@ func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	wantCode(t, "another configuration after the answer", err, "AlreadyExists")
 }
 
-// A sandbox that was finished after its client had gone is not listed: the
-// kubelet would take it for an old attempt and never ask for it.
+// A sandbox that was finished after its client had gone is not listed: the kubelet would take it
+// for an old attempt and never request it.
 func TestUncollectedSandboxIsHidden(t *testing.T) {
 	n := newNode(t)
 	waiting, release := n.net.block()
 	impatient, cancel := context.WithCancel(t.Context())
 	gone := make(chan error, 1)
 	go func() {
-		// Not through the wire: the server must know that the client has gone
-		// before the work is done.
+		// Called directly: the server must know that the client has gone before the work is done.
 		_, err := n.server.RunPodSandbox(impatient, &cri.RunPodSandboxRequest{Config: pod("web")})
 		gone <- err
 	}()
@@ -112,9 +111,9 @@ func TestCreateContainerTwice(t *testing.T) {
 	}
 }
 
-// Two requests of a kubelet for one container are never equal: its environment comes
-// out of a map, and the file of its termination message has a new name each time. The
-// second gets the container all the same, as the first asked for it.
+// A kubelet's two requests for the same container are never equal: the environment comes from a
+// map, and the file of the termination message has a new name each time. The second request still
+// gets the container, as the first requested it.
 func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 	for what, finished := range map[string]bool{"while it is being made": false, "finished and not collected": true} {
 		t.Run(what, func(t *testing.T) {
@@ -134,7 +133,7 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 			impatient, cancel := context.WithCancel(t.Context())
 			gone := make(chan error, 1)
 			go func() {
-				_, err := n.server.CreateContainer(impatient, first) // not through the wire: see above
+				_, err := n.server.CreateContainer(impatient, first) // called directly: see above
 				gone <- err
 			}()
 			<-waiting
@@ -160,7 +159,7 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 			if st := n.status(t, got); len(st.Mounts) != 1 || st.Mounts[0].HostPath != first.Config.Mounts[0].HostPath {
 				t.Errorf("its mounts are %v, want the file of the first request: there the message is written", st.Mounts)
 			}
-			// Once a caller has it, another configuration is another container.
+			// Once a caller has it, another configuration means another container.
 			_, err := n.CreateContainer(t.Context(), request("5e6f", "C"))
 			wantCode(t, "another configuration after the answer", err, "AlreadyExists")
 			n.create(t, elsewhere, forever("app"))
@@ -192,10 +191,10 @@ func TestRemovalOfWhatNeverWasReadyIsReported(t *testing.T) {
 	if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: left[0]}); err != nil {
 		t.Fatal(err)
 	}
-	n.run(t, pod("other")) // whose events end the wait
+	n.run(t, pod("other")) // its events end the wait
 	ev, err := events.Recv()
 	if err == nil && ev.ContainerEventType == cri.ContainerEventType_CONTAINER_STOPPED_EVENT {
-		ev, err = events.Recv() // what its roll-back did not get to
+		ev, err = events.Recv() // what its roll-back did not reach
 	}
 	if err != nil || ev.ContainerId != left[0] || ev.ContainerEventType != cri.ContainerEventType_CONTAINER_DELETED_EVENT {
 		t.Errorf("the event is %v of %s, %v; want the removal of %s", ev.GetContainerEventType(), ev.GetContainerId(), err, left[0])
@@ -205,8 +204,8 @@ func TestRemovalOfWhatNeverWasReadyIsReported(t *testing.T) {
 	}
 }
 
-// Each step of RunPodSandbox fails once. Nothing may be left of it, and the very
-// same request must succeed right after.
+// Each step of RunPodSandbox fails once. Nothing may be left of it, and the same request must then
+// succeed.
 func TestRunSandboxRollsBack(t *testing.T) {
 	broken := fault.Unavailable.Errorf("broken for the test")
 	steps := map[string]struct{ fail, mend func(n *node) }{
@@ -230,8 +229,8 @@ func TestRunSandboxRollsBack(t *testing.T) {
 	}
 }
 
-// A host port that is taken is no AlreadyExists: the kubelet would not know
-// which of the two objects is meant.
+// A host port in use is not AlreadyExists: the kubelet would not know which of the two objects is
+// meant.
 func TestRunSandboxOnATakenPort(t *testing.T) {
 	n := newNode(t)
 	n.net.failing("Attach", fault.Exists.Errorf("port 80 is taken"))
@@ -240,8 +239,8 @@ func TestRunSandboxOnATakenPort(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
-// If the roll-back fails too, the sandbox must be seen: the kubelet stops and
-// removes what is listed as not ready, and so gives the address back.
+// If the roll-back fails too, the sandbox must be listed: the kubelet stops and removes sandboxes
+// that are not ready, which releases the address.
 func TestFailedRollBackIsListed(t *testing.T) {
 	n := newNode(t)
 	n.machine.FailHost("pin", nil)
@@ -366,7 +365,8 @@ func TestCreateContainerRollsBack(t *testing.T) {
 	}
 }
 
-// A stopping sandbox takes no container, and starts none once it is stopped.
+// A stopping sandbox accepts no new container, and once it is stopped no container in it can be
+// started.
 func TestNothingNewInAStoppedSandbox(t *testing.T) {
 	n := newNode(t)
 	sb := n.run(t, pod("web"))
@@ -382,7 +382,7 @@ func TestNothingNewInAStoppedSandbox(t *testing.T) {
 	wantCode(t, "run under the name of a stopped sandbox", err, "AlreadyExists")
 }
 
-// The kubelet's stop may time out; the kill goes on nevertheless.
+// The kubelet's stop may time out; the kill still follows.
 func TestStopGoesOnWithoutItsCaller(t *testing.T) {
 	t.Parallel() // it waits for a grace period of a second
 	n := newNode(t)

@@ -7,8 +7,8 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// A bandwidth limit that cannot be parsed is refused with its annotation's name, and the
-// corrected pod runs. On the node's network it limits nothing.
+// A bandwidth limit that cannot be parsed is rejected with its annotation's name, and the corrected
+// pod runs. On the node's network it limits nothing.
 func TestUnreadableBandwidthIsRefused(t *testing.T) {
 	n := newNode(t)
 	for _, name := range []string{"kubernetes.io/ingress-bandwidth", "kubernetes.io/egress-bandwidth"} {
@@ -79,8 +79,8 @@ func TestPluginsGetThePathOfTheCgroup(t *testing.T) {
 	}
 }
 
-// Parameters of the pod's devices, which the plugins make, are set when the pod is attached, and
-// not before. On the node's network they are refused as all that is the node's.
+// Sysctls of the pod's devices, which the plugins make, are set after the pod was attached. On the
+// node's network they are rejected like all sysctls of the node.
 func TestSysctlsOfDevicesComeWithTheDevices(t *testing.T) {
 	n := newNode(t)
 	config := pod("web")

@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A program that resets its connection, as one that crashes or closes it with data
-// unread does, ends this connection only: clients end the whole session for an error.
+// A program that resets its connection, as one that crashes or closes it with unread data does,
+// ends only this connection: clients end the whole session after an error.
 func TestForwardToAProgramThatResets(t *testing.T) {
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -45,15 +45,14 @@ func TestForwardToAProgramThatResets(t *testing.T) {
 	}
 }
 
-// asked is a client's stream that has ended: it sends nothing more, and reads answers.
+// asked is a client's stream that has ended: it sends nothing more, and reads responses.
 type asked struct{ answers chan string }
 
 func (a asked) Read([]byte) (int, error)    { return 0, io.EOF }
 func (a asked) Write(p []byte) (int, error) { a.answers <- string(p); return len(p), nil }
 func (a asked) Close() error                { close(a.answers); return nil }
 
-// A client that is slow to read the answers gets them all: it is the program that must not be
-// silent.
+// A client that is slow to read the responses gets them all: only a silent program counts as hung.
 func TestForwardToAClientThatIsSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, program := net.Pipe()
@@ -77,8 +76,8 @@ func TestForwardToAClientThatIsSlow(t *testing.T) {
 	})
 }
 
-// A program that never looks at the end of its input does not keep a connection whose
-// client has gone. As long as it answers, it may take its time.
+// A program that ignores the end of its input does not keep a connection whose client has gone.
+// While it sends responses it may take its time.
 func TestForwardToAProgramThatIsSilent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conn, program := net.Pipe()

@@ -32,7 +32,7 @@ func TestEventsOfRestoredPod(t *testing.T) {
 	config.Metadata.Uid = "another"
 	good := &cri.RestorePodRequest{CheckpointPath: output, Config: config, ContainerConfigs: []*cri.ContainerConfig{forever("one"), forever("two")}}
 	bad := proto.Clone(good).(*cri.RestorePodRequest)
-	bad.ContainerConfigs[1].Args = []string{"exit", "0"} // found out when the first container is there
+	bad.ContainerConfigs[1].Args = []string{"exit", "0"} // found only when the first container exists
 	_, err = n.RestorePod(ctx, bad)
 	wantCode(t, "another command", err, "InvalidArgument")
 	resp, err := n.RestorePod(ctx, good)

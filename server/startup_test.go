@@ -16,7 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 
-// stages are those of a verbose status.
+// stages returns the stages in a verbose status.
 func stages(t *testing.T, info map[string]string) []timeline.Stage {
 	t.Helper()
 	var decoded struct{ Startup []timeline.Stage }
@@ -41,8 +41,8 @@ func labels(list []timeline.Stage) string {
 	return strings.Join(all, ", ")
 }
 
-// Where a pod's time went is in the verbose statuses of the sandbox and of each container,
-// where crictl shows it.
+// The stages of a pod's start are in the verbose statuses of the sandbox and of each container,
+// where crictl prints them.
 func TestStartup(t *testing.T) {
 	n := newNode(t)
 	config := pod("a")
@@ -111,7 +111,7 @@ func TestStartup(t *testing.T) {
 	if err != nil || plain.Info != nil {
 		t.Errorf("a status that is not verbose has %v, %v", plain.GetInfo(), err)
 	}
-	// The next crispd knows all but what came after the last call that made something.
+	// The next crispd knows everything except what came after the last call that made something.
 	n.restart(t)
 	if resp, err = n.PodSandboxStatus(t.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sb, Verbose: true}); err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func TestStartup(t *testing.T) {
 	}
 }
 
-// A log that was rotated does not begin with the container's first output.
+// A rotated log does not start with the container's first output.
 func TestFirstOutputOfRotatedLog(t *testing.T) {
 	n := newNode(t)
 	config := pod("a")

@@ -14,7 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// expectedMetrics are what critest wants described: the names that cadvisor had.
+// expectedMetrics are those whose descriptions critest requires: cAdvisor's names.
 const expectedMetrics = `
 container_blkio_device_usage_total container_cpu_cfs_periods_total container_cpu_cfs_throttled_periods_total
 container_cpu_cfs_throttled_seconds_total container_cpu_system_seconds_total container_cpu_usage_seconds_total
@@ -36,7 +36,7 @@ container_start_time_seconds container_threads container_threads_max container_u
 
 const psi = "some avg10=1.50 avg60=0.25 avg300=0.00 total=7000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5000000\n"
 
-// cgroupTrees are the files of a cgroup with the same counters, of both versions.
+// cgroupTrees has the files of a cgroup of either version, with the same counters.
 var cgroupTrees = map[string]map[string]string{
 	"v1": {
 		"cpuacct.usage": "9000000000\n", "cpuacct.stat": "user 600\nsystem 300\n",
@@ -58,7 +58,7 @@ var cgroupTrees = map[string]map[string]string{
 	},
 }
 
-// countIn gives the machine's containers cgroups of that version to be counted in.
+// countIn gives the machine's containers cgroups of that version with counters.
 func (n *node) countIn(t testing.TB, version string) {
 	t.Helper()
 	make := func(files map[string]string) string {
@@ -70,7 +70,7 @@ func (n *node) countIn(t testing.TB, version string) {
 		}
 		return dir
 	}
-	// Pressure is counted by v2 also on a hybrid host.
+	// On a hybrid host v2 has the pressure.
 	v2 := map[string]string{"cpu.pressure": psi, "memory.pressure": psi, "io.pressure": psi}
 	if version == "v2" {
 		maps.Copy(v2, cgroupTrees["v2"])
@@ -88,7 +88,7 @@ func TestStatsGroups(t *testing.T) {
 			n := newNode(t)
 			n.countIn(t, version)
 			config := pod("a")
-			config.Linux.CgroupParent = "/" // there is no other that every machine has
+			config.Linux.CgroupParent = "/" // the only parent that every machine has
 			sb := n.run(t, config)
 			id := n.begin(t, sb, forever("x"))
 			resp, err := n.ContainerStats(t.Context(), &cri.ContainerStatsRequest{ContainerId: id})
@@ -158,7 +158,7 @@ func checkGroups(t *testing.T, st *cri.ContainerStats) {
 	}
 }
 
-// A kernel without PSI has no pressure figures; the group of IO is there nevertheless.
+// A kernel without PSI has no pressure values; the IO group still exists.
 func TestStatsWithoutPressure(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -173,8 +173,7 @@ func TestStatsWithoutPressure(t *testing.T) {
 	}
 }
 
-// Without a limit nothing is said of how much memory is available: none would be read as "all is
-// used".
+// Without a limit the available memory is not reported: 0 would be read as "all is used".
 func TestAvailableMemoryNeedsALimit(t *testing.T) {
 	n := newNode(t)
 	dir := t.TempDir()
@@ -193,8 +192,8 @@ func TestAvailableMemoryNeedsALimit(t *testing.T) {
 	}
 }
 
-// The metrics that critest looks for are described, always the same, and have values with as
-// many labels as keys.
+// The metrics that critest requires are described, always the same, and have values with as many
+// labels as keys.
 func TestMetrics(t *testing.T) {
 	for version := range cgroupTrees {
 		t.Run(version, func(t *testing.T) { testMetrics(t, version) })
@@ -254,7 +253,7 @@ func testMetrics(t *testing.T, version string) {
 	}
 }
 
-// describedMetrics are the label keys of each metric.
+// describedMetrics returns the label keys of each metric.
 func describedMetrics(t *testing.T, n *node) map[string][]string {
 	t.Helper()
 	resp, err := n.ListMetricDescriptors(t.Context(), &cri.ListMetricDescriptorsRequest{})
@@ -268,8 +267,7 @@ func describedMetrics(t *testing.T, n *node) map[string][]string {
 	return keys
 }
 
-// Every metric makes as many labels as it describes, also those without values on a fake
-// machine.
+// Every metric has as many labels as it describes, also those without values on a fake machine.
 func TestMetricLabels(t *testing.T) {
 	s := &sample{
 		limits:    &cri.LinuxContainerResources{CpuQuota: 1},

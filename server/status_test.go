@@ -14,8 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A node whose executor does not answer is not ready, with the reason, for as long as
-// that lasts: a scheduler must send no pods there.
+// A node whose executor does not answer is not ready, with the reason, until it does: a scheduler
+// must send no pods there.
 func TestNotReadyWithoutAnExecutor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := ocitest.NewMachine(t)
@@ -57,8 +57,8 @@ func TestNotReadyWithoutAnExecutor(t *testing.T) {
 	})
 }
 
-// The verbose status of a pod says where its namespaces are, in the place in which tools look:
-// crictl inspectp | jq '.info.runtimeSpec.linux.namespaces[] | select(.type=="network").path'
+// The verbose status of a pod has the paths of its namespaces where tools expect them: crictl
+// inspectp | jq '.info.runtimeSpec.linux.namespaces[] | select(.type=="network").path'
 func TestInfoNamesNamespaces(t *testing.T) {
 	n := newNode(t)
 	host := pod("host")

@@ -9,7 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// mapped are options with a user namespace of one mapping.
+// mapped returns options with a user namespace of one mapping.
 func mapped(container, host, length uint32) *cri.NamespaceOption {
 	m := []*cri.IDMapping{{ContainerId: container, HostId: host, Length: length}}
 	return &cri.NamespaceOption{
@@ -49,8 +49,8 @@ func TestUserNamespace(t *testing.T) {
 	}
 }
 
-// The containers of a sandbox with a user namespace must ask for that one, and the containers
-// of other sandboxes for none.
+// The containers of a sandbox with a user namespace must request that one, and the containers of
+// other sandboxes none.
 func TestContainerOfAnotherUserNamespace(t *testing.T) {
 	n := newNode(t)
 	inside := pod("inside")
@@ -80,8 +80,7 @@ func TestContainerOfAnotherUserNamespace(t *testing.T) {
 	}
 }
 
-// A node that cannot make user namespaces reports that, and refuses pods that
-// need one.
+// A node that cannot make user namespaces reports that, and rejects pods that need one.
 func TestNoUserNamespaces(t *testing.T) {
 	n := newNode(t)
 	status := func() (handlers, hostNetwork bool) {

@@ -6,9 +6,8 @@ import (
 	kubelet "k8s.io/apimachinery/pkg/util/version"
 )
 
-// `kubectl get nodes -o wide` shows the version of a node's crisp, even if it was
-// built from a commit without a tag. The kubelet parses a version as it is parsed
-// here.
+// `kubectl get nodes -o wide` shows the version of crisp, even of a build from a commit without a
+// tag. The kubelet parses a version like this.
 func TestVersionOfTheKubelet(t *testing.T) {
 	for built, want := range map[string]string{
 		"v1.2.3":             "1.2.3",

@@ -38,7 +38,7 @@ var forwarders = map[string]func(t *testing.T, u *url.URL) httpstream.Dialer{
 	},
 }
 
-// forwardPort begins a session that forwards a port and returns where to connect to.
+// forwardPort starts a session that forwards a port and returns the address to connect to.
 func forwardPort(t *testing.T, s *Server, dialer func(*testing.T, *url.URL) httpstream.Dialer) string {
 	t.Helper()
 	resp, err := s.PortForward(&cri.PortForwardRequest{PodSandboxId: "sb"})
@@ -98,7 +98,7 @@ func wantEcho(t *testing.T, addr string) {
 	}
 }
 
-// echo answers with what it has read.
+// echo answers with what it reads.
 func echo(rw io.ReadWriteCloser) error {
 	if _, err := io.Copy(rw, rw); err != nil {
 		return err
@@ -123,8 +123,8 @@ func pour(t *testing.T, c net.Conn) {
 	})
 }
 
-// A program that closes its connection early, while the client still sends, takes
-// nothing from the other connections of the session.
+// A program that closes its connection early, while the client still sends, does not affect the
+// other connections of the session.
 func TestForwardToAProgramThatClosesEarly(t *testing.T) {
 	for name, dialer := range forwarders {
 		t.Run(name, func(t *testing.T) {
@@ -147,8 +147,8 @@ func TestForwardToAProgramThatClosesEarly(t *testing.T) {
 	}
 }
 
-// A program that reads nothing for a while, however much is sent to it, does not keep
-// the others waiting for good; its own connection is ended.
+// A program that does not read for a while, however much is sent to it, does not block the others
+// for good; its own connection is ended.
 func TestForwardToAProgramThatReadsNothing(t *testing.T) {
 	defer func(d time.Duration) { stallTime = d }(stallTime)
 	stallTime = 50 * time.Millisecond
@@ -161,7 +161,7 @@ func TestForwardToAProgramThatReadsNothing(t *testing.T) {
 				case 1:
 					close(beside)
 				case 2:
-					<-ctx.Done() // which it is for the sake of the others
+					<-ctx.Done() // cancelled for the sake of the others
 					close(stalled)
 					return nil
 				}
@@ -182,7 +182,7 @@ func TestForwardToAProgramThatReadsNothing(t *testing.T) {
 	}
 }
 
-// A connection that holds up nobody may wait for its program.
+// A connection that does not block others may wait for its program.
 func TestForwardToAProgramThatTakesItsTime(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		client, stream := net.Pipe()
@@ -206,8 +206,8 @@ func TestForwardToAProgramThatTakesItsTime(t *testing.T) {
 	})
 }
 
-// A session forwards a bounded number of connections. One too many is closed, and costs the
-// others nothing.
+// A session forwards a bounded number of connections. Another one is closed, and the others are not
+// affected.
 func TestTooManyForwards(t *testing.T) {
 	f := &forwards{log: slog.New(slog.DiscardHandler)}
 	f.open.Store(maxForwards)

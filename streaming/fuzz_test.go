@@ -17,7 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// upgrades are the headers of requests by which a client gets each protocol.
+// upgrades has the headers of requests for each protocol.
 var upgrades = []string{
 	"Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: v4.channel.k8s.io\r\n",
 	"Connection: Upgrade\r\nUpgrade: SPDY/3.1\r\nX-Stream-Protocol-Version: portforward.k8s.io\r\n",
@@ -30,7 +30,7 @@ var upgrades = []string{
 
 const webSocket = "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nOrigin: http://localhost\r\nSec-WebSocket-Protocol: "
 
-// FuzzStream connects to each kind of stream by each protocol and sends anything: no
+// FuzzStream connects to each kind of stream with each protocol and sends arbitrary data: no
 // handler panics, the connection ends, and so does the command.
 func FuzzStream(f *testing.F) {
 	frames := []string{
@@ -45,7 +45,7 @@ func FuzzStream(f *testing.F) {
 			}
 		}
 	}
-	utilruntime.ErrorHandlers = nil // the library's, which log each client
+	utilruntime.ErrorHandlers = nil // the handlers of the library log each client
 	defer func(was time.Duration) { creationTimeout = was }(creationTimeout)
 	creationTimeout = 20 * time.Millisecond
 	var log stacks

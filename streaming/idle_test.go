@@ -30,8 +30,8 @@ func (p pipes) Accept() (net.Conn, error) {
 func (p pipes) Close() error   { close(p.closed); return nil }
 func (p pipes) Addr() net.Addr { return &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 1} }
 
-// Clients without a token cannot hold connections: neither one that sends nothing, nor
-// one that is kept after an answer, nor one whose request never ends.
+// Clients without a token cannot keep connections open: neither one that sends nothing, nor one
+// that is kept alive after a response, nor one whose request never ends.
 func TestConnectionsWithoutTokenEnd(t *testing.T) {
 	for name, talk := range map[string]func(net.Conn) error{
 		"silent": func(net.Conn) error { return nil },

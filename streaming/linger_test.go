@@ -24,9 +24,8 @@ func (s *slow) Write(p []byte) (int, error) {
 	return s.Buffer.Write(p)
 }
 
-// A command that ends while its client keeps sending, and is far behind in reading,
-// is delivered completely: neither its output nor its exit code is lost with the
-// connection.
+// The output and exit code of a command that ends while its client keeps sending, and is far behind
+// in reading, are delivered completely, and not lost with the connection.
 func TestEndWhileTheClientSends(t *testing.T) {
 	overBoth(t, func(t *testing.T, connect func(*testing.T, string) remotecommand.Executor) {
 		said := bytes.Repeat([]byte("output of a command\n"), 4<<20/20)

@@ -199,8 +199,8 @@ func TestTerminalSizes(t *testing.T) {
 	})
 }
 
-// What a command does not read keeps neither the size of the terminal from it, nor the
-// news that its client has left.
+// Input that a command does not read blocks neither changes of the terminal's size nor the
+// detection that the client has left.
 func TestInputThatIsNotRead(t *testing.T) {
 	overBoth(t, func(t *testing.T, connect func(*testing.T, string) remotecommand.Executor) {
 		resized, ended := make(chan Size, 1), make(chan struct{})
@@ -241,8 +241,8 @@ func TestInputThatIsNotRead(t *testing.T) {
 	})
 }
 
-// A command that is silent and reads nothing must not outlive its client:
-// otherwise every probe of an impatient client leaves a process behind.
+// A command that is silent and reads nothing must not outlive its client: otherwise every probe of
+// an impatient client would leave a process behind.
 func TestClientThatLeavesEndsTheCommand(t *testing.T) {
 	overBoth(t, func(t *testing.T, connect func(*testing.T, string) remotecommand.Executor) {
 		running, ended := make(chan struct{}), make(chan struct{})

@@ -30,12 +30,12 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A fakeSource has what a test puts in.
+// A fakeSource has the objects of a test.
 type fakeSource struct {
 	mu      sync.Mutex
 	objects map[string]Object
-	inmates map[string][]int // by sandbox; guarded by mu
-	did     []string         // what was done to stand-ins; guarded by mu
+	inmates map[string][]int // processes by sandbox; guarded by mu
+	did     []string         // changes of stand-ins; guarded by mu
 }
 
 func (f *fakeSource) Version() string { return "1.2.3" }
@@ -88,17 +88,17 @@ func (f *fakeSource) done() []string {
 	return did
 }
 
-// in is the context of a call in a namespace of containerd's.
+// in returns the context of a call in a containerd namespace.
 func in(ctx context.Context, namespace string) context.Context {
 	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", namespace)
 }
 
-// incoming is the same on the side that is called.
+// incoming is in on the server's side.
 func incoming(ctx context.Context) context.Context {
 	return metadata.NewIncomingContext(ctx, metadata.Pairs("containerd-namespace", namespace))
 }
 
-// What cAdvisor's handler asks, over a socket as it does.
+// The requests of cAdvisor's handler, over a socket as in cAdvisor.
 func TestWhatCAdvisorAsks(t *testing.T) {
 	at := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	spec := &specs.Spec{Version: "1.2.0", Process: &specs.Process{Env: []string{"A=b"}, Cwd: "/"}, Annotations: map[string]string{"a": "b"}}
@@ -173,7 +173,7 @@ func TestWhatCAdvisorAsks(t *testing.T) {
 	}
 }
 
-// A stand-in tells of a process that is alive, and is made anew when it must tell of another.
+// A stand-in is about a live process, and is made again when it must be about another.
 func TestStandIns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		f := &fakeSource{objects: map[string]Object{"pod": {ID: "pod", Spec: &specs.Spec{}}}, inmates: map[string][]int{"pod": {10}}}
@@ -222,7 +222,7 @@ func TestStandIns(t *testing.T) {
 	})
 }
 
-// Without a Server there is nobody to be told.
+// A nil Server does nothing.
 func TestNil(t *testing.T) {
 	var s *Server
 	s.Changed("pod")

@@ -71,15 +71,15 @@ func TestInject(t *testing.T) {
 	if got := value(); got != "B=low" {
 		t.Errorf("got %s", got)
 	}
-	// A change is seen at once.
+	// A change takes effect at once.
 	write(t, high, "v.json", strings.ReplaceAll(file, "VALUE", "high"))
 	if got := value(); got != "B=high" {
 		t.Errorf("got %s, want the later directory's", got)
 	}
 }
 
-// Where no node can be made, the host's device of the container's path would be bound, which is
-// another one, or none.
+// Where no device node can be made, the host's node at the container's path would be bound, which
+// is another device, or none.
 func TestInjectBound(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, "v.json", `{"cdiVersion": "0.6.0", "kind": "v.example/net",
@@ -104,7 +104,7 @@ func TestInjectBound(t *testing.T) {
 	if n := len(s.Linux.Resources.Devices); n != 4 {
 		t.Errorf("there are %d rules, want one for each", n)
 	}
-	// What a device says of a path counts, and not what its file says of it.
+	// What a device itself says of a path takes precedence over its file.
 	s = &specs.Spec{Process: &specs.Process{}}
 	if err := Inject(s, []string{dir}, []string{"v.example/net=own"}, true); err != nil || len(s.Mounts) > 0 || len(s.Linux.Devices) != 1 {
 		t.Errorf("mounts %+v and devices %+v, %v", s.Mounts, s.Linux.Devices, err)
@@ -133,8 +133,8 @@ func TestInjectUnresolvable(t *testing.T) {
 	}
 }
 
-// A file that makes the library panic is named in the error, and costs only the
-// container that wants a device, not crispd.
+// A file that makes the library panic is named in the error. It affects only containers that
+// request a device, not crispd.
 func TestFileWithANull(t *testing.T) {
 	for what, edits := range map[string]string{"deviceNodes": `[null]`, "hooks": `[null]`, "mounts": `[null]`} {
 		dir := t.TempDir()

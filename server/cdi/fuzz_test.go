@@ -8,8 +8,8 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// FuzzInject asks for a device from a file with anything in it: it is injected, or
-// there is an error that names the device.
+// FuzzInject requests a device from a file with arbitrary content: it is injected, or the error
+// names the device.
 func FuzzInject(f *testing.F) {
 	for _, text := range []string{
 		file, "", "{", "null", `{"cdiVersion": "0.6.0", "kind": "v.example/net", "devices": [{"name": "a", "containerEdits": {}}]}`,

@@ -8,9 +8,9 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// FuzzInject reads any file as a hook. What Check accepts can be injected, and an
-// injected hook has a program; what Check refuses Inject refuses too, so that no
-// container starts without a hook that an administrator meant it to have.
+// FuzzInject reads arbitrary files as hooks. What Check accepts can be injected, and an injected
+// hook has a program. What Check rejects Inject rejects too, so that no container starts without a
+// hook that an administrator has configured.
 func FuzzInject(f *testing.F) {
 	for _, text := range []string{
 		`{"version": "1.0.0", "hook": {"path": "/bin/true", "args": ["true"], "env": ["A=1"], "timeout": 3}, "when": {"always": true}, "stages": ["prestart", "poststop"]}`,

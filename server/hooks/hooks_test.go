@@ -22,7 +22,7 @@ func document(id, when, stages string) string {
 	return fmt.Sprintf(`{"version": "1.0.0", "hook": {"path": "/bin/sh", "args": ["sh", %q], "timeout": 5}, "when": %s, "stages": [%s]}`, id, when, stages)
 }
 
-// Which conditions choose which containers: oci-hooks(5).
+// The conditions that select containers: oci-hooks(5).
 func TestWhen(t *testing.T) {
 	c := Container{Annotations: map[string]string{"example.com/gpu": "yes", "b": "c"}, Command: "/usr/bin/python3", BindMounts: true}
 	bare := Container{Command: "/pause"}
@@ -95,7 +95,7 @@ func TestOrderAndStages(t *testing.T) {
 	}
 }
 
-// A broken file is an error, whatever the container, and names itself.
+// A bad file is an error that names it, for every container.
 func TestBroken(t *testing.T) {
 	always := `{"always": true}`
 	for name, text := range map[string]string{

@@ -9,8 +9,8 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// FuzzAdjust applies any adjustment that a plugin may send: it is applied or refused,
-// and the result can be encoded.
+// FuzzAdjust applies arbitrary adjustments of a plugin: each is applied or rejected, and the result
+// can be encoded.
 func FuzzAdjust(f *testing.F) {
 	all := &api.ContainerAdjustment{}
 	all.SetArgs([]string{"a"})

@@ -84,7 +84,7 @@ func open(t testing.TB) *Plugins {
 	return p
 }
 
-// A socket that somebody serves is not taken away from them.
+// A socket that another process serves is not replaced.
 func TestSocketInUse(t *testing.T) {
 	first := open(t)
 	second, err := New(first.o, &recorder{})
@@ -100,7 +100,7 @@ func TestSocketInUse(t *testing.T) {
 	}
 }
 
-// Evictions come with a request for updates and are carried out after these.
+// Evictions come with a request for updates, and are executed after these.
 func TestEvictions(t *testing.T) {
 	r := &recorder{}
 	p := &Plugins{runtime: r}

@@ -17,7 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/tree/treetest"
 )
 
-// Every policy for containers knows these: where SELinux is on no others can be set.
+// Every policy for containers has these types; with SELinux enabled no others can be set.
 const (
 	want      = "system_u:object_r:container_file_t:s0:c1,c2"
 	untouched = "system_u:object_r:container_ro_file_t:s0"
@@ -67,7 +67,7 @@ func TestRelabel(t *testing.T) {
 		t.Errorf("what a symlink leads to has label %s", got)
 	}
 
-	// A volume whose top has the right label is not walked.
+	// A volume whose top directory has the right label is not walked.
 	inner := filepath.Join(dir, "a", "b", "f")
 	if err := unix.Lsetxattr(inner, xattr, []byte(other), 0); err != nil {
 		t.Fatal(err)
@@ -112,8 +112,7 @@ func TestRelabelInterrupted(t *testing.T) {
 	}
 }
 
-// The owner of a volume may make it arbitrarily deep: all of it is labelled, with
-// few descriptors.
+// A pod may make its volume arbitrarily deep: all of it is labelled, with few descriptors.
 func TestRelabelDeep(t *testing.T) {
 	volume(t) // or skip
 	dir := t.TempDir()

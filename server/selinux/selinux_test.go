@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// policy is a policy that knows a few types, and writes categories in order.
+// policy returns a policy with a few types that assigns categories in order.
 func policy() *Policy {
 	return New("system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2", func(label string) (string, error) {
 		part := strings.SplitN(label, ":", 4)
@@ -89,7 +89,7 @@ func TestContainer(t *testing.T) {
 	}
 }
 
-// Two pods with one level could read each other's files.
+// Two pods with the same level could read each other's files.
 func TestLevelsAreUnique(t *testing.T) {
 	p := policy()
 	seen := map[string]string{}
@@ -108,8 +108,7 @@ func TestLevelsAreUnique(t *testing.T) {
 			t.Fatalf("the same pod is %+v, then %+v, %v", l, again, err)
 		}
 	}
-	// The remaining pairs are those of three categories, of which two are
-	// taken.
+	// The remaining pairs are those of three categories, two of which are in use.
 	after := policy()
 	after.Keep("a", Labels{Process: "u:r:t:s0:c0,c1"})
 	if after.levels["a"] != "s0:c0,c1" {
@@ -122,8 +121,7 @@ func TestLevelsAreUnique(t *testing.T) {
 	}
 }
 
-// A policy without containers, such as Debian's, must not keep pods from
-// running.
+// A policy without container types, such as Debian's, must not prevent pods from running.
 func TestPolicyWithoutContainers(t *testing.T) {
 	p := New("", "", policy().canonical)
 	if l, err := p.Pod("a", Options{}, false); err != nil || l != (Labels{}) {

@@ -23,9 +23,9 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// FuzzBuild converts any container of any sandbox from any image: the request is
-// wrong, or the specification gives no capability that the host lacks, is the same
-// when built again, and can be encoded.
+// FuzzBuild converts an arbitrary container of any sandbox from any image: the request is invalid,
+// or the specification has no capability that the host lacks, is the same when built again, and can
+// be encoded.
 func FuzzBuild(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) < 10 {
@@ -108,7 +108,7 @@ func FuzzBuild(f *testing.F) {
 	})
 }
 
-// wire is a message in protobuf's encoding.
+// wire returns a message in protobuf's encoding.
 func wire(f *testing.F, text []byte, m proto.Message) []byte {
 	f.Helper()
 	if err := protojson.Unmarshal(text, m); err != nil {

@@ -17,9 +17,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// A golden case is a txtar of container.json and sandbox.json as CRI has them
-// (protojson) and input.json for the rest of spec.Input, then of spec.json or,
-// if Build must refuse, error.
+// A golden case is a txtar of container.json and sandbox.json in CRI's format (protojson) and
+// input.json with the rest of spec.Input, then of spec.json or, if Build must fail, error.
 type goldenInput struct {
 	Host           spec.Host
 	Image          v1.ImageConfig
@@ -38,8 +37,8 @@ type goldenDevice struct {
 	Source, Access string
 }
 
-// TestGolden pins the conversion: whoever changes it sees every container that
-// changes. The comment at the top of a case says what it is about.
+// TestGolden pins the conversion: a change shows every container that it affects. The comment at
+// the top of a case describes it.
 func TestGolden(t *testing.T) {
 	golden.Cases(t, func(t *testing.T, archive *txtar.Archive) *txtar.Archive {
 		part := map[string][]byte{}
@@ -61,7 +60,7 @@ func TestGolden(t *testing.T) {
 	})
 }
 
-// inputs is the number of files of the archive that are Build's input.
+// inputs returns the number of files in the archive that are Build's input.
 func inputs(a *txtar.Archive) int {
 	n := 0
 	for _, f := range a.Files {

@@ -34,8 +34,8 @@ func TestMergeResources(t *testing.T) {
 	}
 }
 
-// A limit of memory and swap together that is the limit of memory means no swap. It goes on to
-// mean that when memory alone gets another limit, in either direction.
+// A limit of memory plus swap that equals the limit of memory means no swap. It still means that
+// when memory alone gets another limit, in either direction.
 func TestMergeResourcesWithoutSwap(t *testing.T) {
 	for _, tt := range []struct{ memory, swap, change, want int64 }{
 		{100, 100, 200, 200}, {100, 100, 50, 50}, {100, 100, -1, -1}, {100, 100, 0, 100},
@@ -70,7 +70,7 @@ func TestResourcesRefused(t *testing.T) {
 	}
 }
 
-// The deprecated string and the new field say the same, and the new one wins.
+// The deprecated string and the new field mean the same, and the new one takes precedence.
 func TestSeccompOf(t *testing.T) {
 	for _, tt := range []struct {
 		sc   *cri.LinuxContainerSecurityContext
@@ -193,7 +193,7 @@ func TestRawEnv(t *testing.T) {
 	}
 }
 
-// Names that no environment can have are refused, not passed on in part.
+// Names that no environment can have are rejected, not passed on in part.
 func TestEnvRefused(t *testing.T) {
 	for _, kv := range []*cri.KeyValue{{Key: ""}, {Key: "A=B"}, {Key: "A\x00"}, {Key: "A", Value: []byte("b\x00c")}} {
 		in := spec.Input{Container: &cri.ContainerConfig{Command: []string{"x"}, Envs: []*cri.KeyValue{kv}}, Sandbox: &cri.PodSandboxConfig{}}
@@ -203,8 +203,7 @@ func TestEnvRefused(t *testing.T) {
 	}
 }
 
-// An exec is the container's process with other arguments; the container's own
-// must not change by it.
+// An exec is the container's process with other arguments. The container's own must not change.
 func TestExecProcess(t *testing.T) {
 	p := &specs.Process{Args: []string{"a"}, Env: []string{"X=1"}, Cwd: "/w", ConsoleSize: &specs.Box{}}
 	got := spec.ExecProcess(p, []string{"b", "c"}, true)
@@ -216,7 +215,7 @@ func TestExecProcess(t *testing.T) {
 	}
 }
 
-// The systemd driver names slice, prefix and name; the other one a path.
+// The systemd driver's path has slice, prefix and name; the other one's is a path.
 func TestCgroupsPath(t *testing.T) {
 	if got := spec.CgroupsPath("/kubepods/burstable/podx", "id", false); got != "/kubepods/burstable/podx/id" {
 		t.Error(got)
@@ -229,7 +228,7 @@ func TestCgroupsPath(t *testing.T) {
 	}
 }
 
-// What an image says must not be cut off at a NUL byte either.
+// Values of an image must not be truncated at a NUL byte either.
 func TestNULOfAnImage(t *testing.T) {
 	for want, image := range map[string]v1.ImageConfig{
 		`argument 1 "a\x00b"`:           {Entrypoint: []string{"sh"}, Cmd: []string{"a\x00b"}},

@@ -35,8 +35,8 @@ bad:x:notanumber:web
 `
 )
 
-// The user of a container decides what it may read: each rule of CRI, and each odd
-// line that images have.
+// The user of a container decides what it may read: each rule of CRI, and each odd line that occurs
+// in images.
 func TestResolveUser(t *testing.T) {
 	id := func(n int64) *cri.Int64Value { return &cri.Int64Value{Value: n} }
 	for _, tt := range []struct {
@@ -111,7 +111,7 @@ func TestResolveUserWithoutFiles(t *testing.T) {
 	}
 }
 
-// The files are untrusted: an endless line is refused, not read.
+// The files are untrusted: an endless line is rejected, not read.
 func TestResolveUserEndlessLine(t *testing.T) {
 	endless := io.LimitReader(zeroes{}, 1<<40)
 	if _, err := spec.ResolveUser(nil, "web", endless, nil); !errors.Is(err, fault.Invalid) {
@@ -119,9 +119,8 @@ func TestResolveUserEndlessLine(t *testing.T) {
 	}
 }
 
-// A container's groups are kept as long as the container and returned with every
-// status: an image cannot make that megabytes, nor can a client ask for more than a
-// process can have.
+// A container's groups are stored as long as the container and returned with every status: an image
+// cannot make them megabytes, nor can a client request more than a process can have.
 func TestResolveUserTooManyGroups(t *testing.T) {
 	var all strings.Builder
 	for gid := range 5000 {

@@ -21,7 +21,8 @@ import (
 
 const examples = "../../docs/examples/"
 
-// scrapedLabels are the labels of each metric that crispd serves, with those that Prometheus adds.
+// scrapedLabels returns the labels of each metric that crispd serves, including those that
+// Prometheus adds.
 func scrapedLabels(t *testing.T) map[string]map[string]bool {
 	t.Helper()
 	tel := newTelemetry(t)
@@ -48,10 +49,10 @@ var (
 	groupedBy = regexp.MustCompile(`\bby \(([^)]*)\)`)
 )
 
-// checkQuery fails for a metric, a label or a state in a query that is not there.
+// checkQuery fails for a metric, a label or a state in a query that does not exist.
 func checkQuery(t *testing.T, of, query string, served map[string]map[string]bool) (metrics []string) {
 	t.Helper()
-	labels := map[string]bool{} // of any metric in the query
+	labels := map[string]bool{} // of all metrics in the query
 	for _, m := range selector.FindAllStringSubmatch(query, -1) {
 		has, ok := served[m[1]]
 		if !ok {
@@ -92,7 +93,7 @@ func states(metric string) (names []string) {
 	return names
 }
 
-// A dashboard with a metric that does not exist shows nothing, and says nothing of it.
+// A panel with a metric that does not exist is empty, without an error.
 func TestDashboard(t *testing.T) {
 	data, err := os.ReadFile(examples + "grafana-crisp.json")
 	if err != nil {
@@ -117,7 +118,7 @@ func TestDashboard(t *testing.T) {
 	}
 }
 
-// family is the metric of which a histogram's series is.
+// family returns the metric to which a series of a histogram belongs.
 func family(series string) string {
 	for _, end := range []string{"_bucket", "_sum", "_count"} {
 		series = strings.TrimSuffix(series, end)
@@ -125,7 +126,7 @@ func family(series string) string {
 	return series
 }
 
-// An alert on a metric that does not exist never comes.
+// An alert on a metric that does not exist never fires.
 func TestAlerts(t *testing.T) {
 	data, err := os.ReadFile(examples + "prometheus-crisp.rules.yml")
 	if err != nil {
@@ -164,12 +165,12 @@ func TestAlerts(t *testing.T) {
 	}
 }
 
-// isOwn reports whether a metric is crisp's own, and not from Prometheus' library.
+// isOwn reports whether a metric is crisp's, and not from Prometheus' library.
 func isOwn(name string) bool {
 	return strings.HasPrefix(name, "crisp_") && !strings.HasPrefix(name, "crisp_executor_process_")
 }
 
-// docs/metrics.md lists each metric of crisp's, and no other.
+// docs/metrics.md lists exactly crisp's metrics.
 func TestListOfMetrics(t *testing.T) {
 	doc, err := os.ReadFile("../../docs/metrics.md")
 	if err != nil {
@@ -190,7 +191,7 @@ func TestListOfMetrics(t *testing.T) {
 	}
 }
 
-// Prometheus itself finds nothing wrong with the rules, nor with the metrics.
+// Prometheus' own tool accepts the rules and the metrics.
 func TestPromtool(t *testing.T) {
 	promtool, err := filepath.Abs("../../.cache/prometheus/usr/bin/promtool")
 	if err != nil {

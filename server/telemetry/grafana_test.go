@@ -11,11 +11,11 @@ import (
 	"testing"
 )
 
-// What follows is as much of Grafana's published schema as the dashboard uses: in its
-// repository kinds/dashboard/dashboard_kind.cue, packages/grafana-schema/src/common/mudball.cue
-// and the panelcfg.cue of the two panels. A field that is not here is refused, so one that
-// is misspelt (but for case), or that a panel of that kind does not have, is not passed over as
-// Grafana does.
+// The part of Grafana's published schema that the dashboard uses; in its repository:
+// kinds/dashboard/dashboard_kind.cue, packages/grafana-schema/src/common/mudball.cue and the
+// panelcfg.cue of the two panels. A field that is not here is rejected, so that a misspelt field
+// (except for case), or one that a panel of that kind does not have, is not ignored, as Grafana
+// does.
 type (
 	grafanaDashboard struct {
 		Title, UID, Refresh, Timezone string
@@ -54,12 +54,12 @@ type (
 			Datasource                grafanaSource
 		}
 	}
-	// statOptions are of the panel "stat".
+	// statOptions has the options of the panel "stat".
 	statOptions struct {
 		ReduceOptions         struct{ Calcs []string }
 		Orientation, TextMode string
 	}
-	// seriesOptions and seriesFields are of the panel "timeseries".
+	// seriesOptions and seriesFields are for the panel "timeseries".
 	seriesOptions struct {
 		Legend struct {
 			DisplayMode, Placement string
@@ -74,7 +74,7 @@ type (
 	}
 )
 
-// madeFor is the version of the schema: of Grafana 10.4, and read by each that is newer.
+// madeFor is the version of the schema: that of Grafana 10.4, which later releases can read.
 const madeFor = 39
 
 func strictly(data []byte, into any) error {
@@ -83,7 +83,7 @@ func strictly(data []byte, into any) error {
 	return d.Decode(into)
 }
 
-// Grafana can read the dashboard, and there is a place for each panel.
+// Grafana can read the dashboard, and the panels do not overlap.
 func TestDashboardIsGrafanas(t *testing.T) {
 	data, err := os.ReadFile(examples + "grafana-crisp.json")
 	if err != nil {
@@ -119,8 +119,8 @@ func TestDashboardIsGrafanas(t *testing.T) {
 	}
 }
 
-// variables returns the names of the dashboard's. Who imports it chooses the data source, as
-// none has the same ID elsewhere.
+// variables returns the names of the dashboard's variables. The data source is chosen during the
+// import, because its ID differs between installations.
 func (d *grafanaDashboard) variables(t *testing.T) (names []string) {
 	t.Helper()
 	for _, v := range d.Templating.List {
@@ -141,17 +141,17 @@ func (d *grafanaDashboard) variables(t *testing.T) (names []string) {
 	return names
 }
 
-// chosen is the data source that the variable names.
+// chosen is the data source to which the variable refers.
 var chosen = grafanaSource{Type: "prometheus", UID: "${datasource}"}
 
-// builtin are variables that Grafana sets, of those that queries for Prometheus use.
+// builtin has the variables of Grafana that queries for Prometheus use.
 var builtin = []string{"__rate_interval", "__interval", "__range"}
 
-// units are those of Grafana's list (packages/grafana-data/src/valueFormats) that are used; of another
-// it would show the name.
+// units has the units in use from Grafana's list (packages/grafana-data/src/valueFormats). Grafana
+// prints an unknown unit by its name.
 var units = []string{"short", "reqps", "s", "Bps", "bytes", "percentunit"}
 
-// wrong returns what is wrong with a panel.
+// wrong returns the errors of a panel.
 func (p *grafanaPanel) wrong(variables []string) (errs []error) {
 	failed := func(format string, args ...any) { errs = append(errs, fmt.Errorf(format, args...)) }
 	if g := p.GridPos; g.X < 0 || g.Y < 0 || g.W < 1 || g.H < 1 || g.X+g.W > 24 {
@@ -178,7 +178,7 @@ func (p *grafanaPanel) wrong(variables []string) (errs []error) {
 	return append(errs, p.wrongOptions()...)
 }
 
-// wrongOptions returns what is wrong with those of the panel's kind.
+// wrongOptions returns the errors in the options of the panel's kind.
 func (p *grafanaPanel) wrongOptions() (errs []error) {
 	oneOf := func(what, value string, allowed ...string) {
 		if !slices.Contains(allowed, value) {
@@ -196,7 +196,7 @@ func (p *grafanaPanel) wrongOptions() (errs []error) {
 		if len(o.ReduceOptions.Calcs) == 0 || p.FieldConfig.Defaults.Custom != nil {
 			errs = append(errs, fmt.Errorf("it reduces by %q, and has of its own %s", o.ReduceOptions.Calcs, p.FieldConfig.Defaults.Custom))
 		}
-		// Of one series alone it shows no name unless it is told to.
+		// A single series has no name unless the options request it.
 		if p.Targets[0].LegendFormat != "" && !strings.Contains(o.TextMode, "name") {
 			errs = append(errs, fmt.Errorf("the legend %q is not shown", p.Targets[0].LegendFormat))
 		}

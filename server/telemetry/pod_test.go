@@ -12,8 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
-// In a collector the calls of a pod hang below one root, which is there once, each with its
-// stages.
+// In a collector the calls for a pod have one common root, which is sent once, and each call has
+// its stages.
 func TestRootOfPod(t *testing.T) {
 	sent := tracetest.NewInMemoryExporter()
 	tracing := &tracing{podtrace.NewWith(podtrace.Options{PerMillion: 1e6}, sdk.WithSyncer(sent))}

@@ -74,7 +74,7 @@ func TestMetrics(t *testing.T) {
 	if lines := strings.Split(strings.TrimSpace(w.Body.String()), "\n"); len(lines) != 2 || !strings.HasPrefix(lines[1], "RunPodSandbox") || !strings.HasSuffix(lines[1], "cni") {
 		t.Errorf("calls under way: %q", lines)
 	}
-	_, probe := tel.Begin(t.Context(), "ExecSync", telemetry.Pod{}) // its own timeout; the client is there
+	_, probe := tel.Begin(t.Context(), "ExecSync", telemetry.Pod{}) // its own timeout; the client is still connected
 	probe.End(telemetry.Outcome{Code: "DeadlineExceeded", Err: context.DeadlineExceeded})
 	if got := scrape(tel); strings.Contains(got, `crisp_rpc_abandoned_total{`) {
 		t.Error("a call that ran into its own timeout is counted as abandoned")
@@ -160,7 +160,7 @@ func TestOneTracePerPod(t *testing.T) {
 		t.Errorf("a call of the trace %s belongs to %s", theirs, got)
 	}
 	if err := tel.Trace(telemetry.Traces{Endpoint: "unix:///does/not/exist"}); err != nil {
-		t.Logf("the last spans: %v", err) // nobody was there to take them
+		t.Logf("the last spans: %v", err) // no collector to receive them
 	}
 	if got := trace(t.Context(), "RunPodSandbox", "web"); got != "" {
 		t.Error("a pod that nobody samples is traced")
@@ -182,7 +182,7 @@ func TestTraceComesAndGoes(t *testing.T) {
 	}
 	call.End(telemetry.Outcome{Code: "OK"})
 	if err := tel.Trace(telemetry.Traces{Endpoint: "127.0.0.1:1"}); err != nil {
-		t.Logf("the last spans: %v", err) // nobody was there to take them
+		t.Logf("the last spans: %v", err) // no collector to receive them
 	}
 	if _, call := tel.Begin(t.Context(), "Version", telemetry.Pod{}); call.TraceID() != "" {
 		t.Error("a call that nobody samples is traced")
