@@ -11,8 +11,9 @@
 //
 //	run ──▶ starting ──▶ running ──────────────▶ ended ──▶ deleting ──▶ gone
 //	            │          │ pidfd readable        ▲ exit.json synced,
-//	            ▼ failed   └─ look, kill the   ┘ init reaped,
-//	           gone           rest, drain stdio  then reported
+//	            ▼ failed   └─ get the exit code, ──┘ init reaped,
+//	           gone           kill the rest,         then reported
+//	                          drain stdio
 //
 // Each has one goroutine that waits for its pidfd and one for each output stream; all sleep in
 // the poller, none holds a thread or a buffer while nothing happens.
