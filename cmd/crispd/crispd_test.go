@@ -485,7 +485,6 @@ func TestInstance(t *testing.T) {
 	}
 }
 
-// The cgroup driver depends on the host unless it is configured.
 // The default instance has its pods' network namespaces where agents of CNI plugins
 // look; any other instance touches nothing outside of its directories.
 func TestNetNSDir(t *testing.T) {

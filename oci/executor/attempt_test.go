@@ -135,8 +135,8 @@ func commands(pid int) string {
 	return all.String()
 }
 
-// countBootstraps returns the number of libcontainer's stages, the processes that become those of
-// containers, and how many of them are stopped.
+// countBootstraps returns the number of libcontainer's bootstrap processes, and how many of them are
+// stopped.
 func (n *node) countBootstraps() (all, stopped int) {
 	for _, pid := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
 		if !isBootstrapProcess(pid) {

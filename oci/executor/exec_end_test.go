@@ -14,7 +14,7 @@ import (
 )
 
 // An exec whose container ends while it is being started fails with that reason, whatever
-// libcontainer reports of the killed stage: a kubelet must take it for the end of the
+// libcontainer reports of the killed bootstrap process: a kubelet must take it for the end of the
 // container and not for a failed probe.
 func TestExecBesideTheEnd(t *testing.T) {
 	n := start(t)

@@ -58,8 +58,7 @@ func (b *box) startAgain() {
 	b.delete()
 }
 
-// hookProcesses returns the executor's descendants that are neither bootstrap processes nor
-// CRIU's,
+// hookProcesses returns the executor's descendants that are neither bootstrap processes nor CRIU's,
 // once there are two: the hook and its child.
 func (n *node) hookProcesses() (all []bootstrap) {
 	n.t.Helper()

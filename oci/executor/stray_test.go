@@ -18,7 +18,7 @@ type bootstrap struct {
 	stopped bool
 }
 
-// gone reports whether the stage has ended and been reaped.
+// gone reports whether the process has ended and been reaped.
 func (s bootstrap) gone() bool { return unix.PidfdSendSignal(s.pidfd, 0, nil, 0) == unix.ESRCH }
 
 // cgroup returns the process's cgroup in the hierarchy that tells containers apart; "" if
@@ -31,7 +31,7 @@ func cgroup(pid int) string {
 	return own[""]
 }
 
-// findBootstraps opens a pidfd of each stage that exists now.
+// findBootstraps opens a pidfd of each current bootstrap process.
 func (n *node) findBootstraps() (all []bootstrap) {
 	n.t.Helper()
 	for _, name := range descendants(strconv.Itoa(n.cmd.Process.Pid)) {
@@ -116,7 +116,7 @@ func TestCrashWhileAnExecIsStopped(t *testing.T) {
 	}
 }
 
-// An executor that shares its cgroup with another one ends none of the other's stages.
+// An executor that shares its cgroup with another one ends none of the other's bootstrap processes.
 func TestBootstrapsOfAnotherExecutor(t *testing.T) {
 	n := start(t)
 	b := n.stopsOthers()
