@@ -22,7 +22,7 @@
 // The runtime and the labels of its sandboxes and containers are the ground truth. The agent may
 // be killed at any moment: the next one observes, and finds by labels what its predecessor made.
 // The runtime may be killed too: the agent waits for it without a limit and changes nothing
-// meanwhile. When the agent ends, all containers run on, unless Options.StopPods is set.
+// meanwhile. When the agent ends, all containers keep running, unless Options.StopPods is set.
 //
 // Pods are found by namespace and name. The UID is derived from the manifest's content, so an
 // edited manifest is another pod of the same name, which starts when the old one has ended.
@@ -94,7 +94,7 @@ type Options struct {
 	Plugins        string             // file with a CredentialProviderConfig; "" for none
 	PluginDir      string             // of its programs
 	LogLinks       string             // directory of links to the containers' logs; "" for none
-	StopPods       bool               // stop the pods when the agent ends; else they run on
+	StopPods       bool               // stop the pods when the agent ends; else they keep running
 	Node           host.Config        // what pods may use of the node
 	Log            *slog.Logger
 

@@ -44,7 +44,7 @@ func (l *rootLock) close() {
 	l.file = nil
 }
 
-// watch restores the lock and the socket if somebody removes them, until ctx ends.
+// watch restores the lock and the socket if they are removed, until ctx ends.
 func (l *rootLock) watch(ctx context.Context, s *listen.Server, log *slog.Logger) {
 	unixsock.Watch(ctx, log, func() ([]string, error) {
 		again, err := l.look()

@@ -104,7 +104,7 @@ func TestPullAbandoned(t *testing.T) {
 	}
 	<-ended
 
-	// The next pull begins anew.
+	// The next pull starts over.
 	third := pull(t.Context())
 	<-begun
 	close(goOn)

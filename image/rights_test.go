@@ -62,14 +62,14 @@ func TestPullOfPresentDigestNeedsCredentials(t *testing.T) {
 	if got := reg.Asked(""); !slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/manifests/") }) || slices.ContainsFunc(got, func(s string) bool { return strings.Contains(s, "/blobs/") }) {
 		t.Errorf("asked for %v, want the manifest and no blob", got)
 	}
-	// The file is part of the caller's identity: without it, access is checked anew.
+	// The file is part of the caller's identity: without it, access is checked again.
 	if err := os.Remove(file); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{}); !errors.Is(err, fault.Invalid) {
 		t.Errorf("without the file: error is %v, want one of kind %v", err, fault.Invalid)
 	}
-	// A restart forgets who was authorized.
+	// Authorizations do not survive a restart.
 	p.Reopen(image.Options{})
 	reg.Asked("")
 	if _, err := p.Store.Pull(t.Context(), ref, registry.Caller{Auth: me}); err != nil {

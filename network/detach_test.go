@@ -241,7 +241,7 @@ func TestNewerAttachmentIsRefused(t *testing.T) {
 	}
 }
 
-// The ADD of a dead daemon runs on; DEL waits for it, so that it does not miss what ADD is still
+// The ADD of a dead daemon continues; DEL waits for it, so that it does not miss what ADD is still
 // making.
 func TestDetachWaitsForOrphanedAdd(t *testing.T) {
 	o := options(t, "")

@@ -13,7 +13,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/ocitest"
 )
 
-// life takes one sandbox and one container through all states. It goes on after errors, as the
+// life takes one sandbox and one container through all states. It continues after errors, as the
 // kubelet would.
 func life(b *bed) {
 	ctx, cancel := context.WithTimeout(b.Context(), time.Minute)

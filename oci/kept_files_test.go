@@ -75,7 +75,7 @@ func TestKeptFiles(t *testing.T) {
 	}
 }
 
-// A kept file is read anew each time.
+// A kept file is read again each time.
 func TestKeptFilesFollow(t *testing.T) {
 	dir := write(t, counterFiles)
 	k := &keptFiles{budget: &keptBudget{max: 1000}}
@@ -100,7 +100,7 @@ func TestKeptFilesFollow(t *testing.T) {
 	}
 }
 
-// Files are closed when nobody has read them for a while, and opened again for the next reader.
+// Files that were not read for a while are closed, and opened again for the next reader.
 func TestKeptFilesRest(t *testing.T) {
 	dir := write(t, counterFiles)
 	k := &keptFiles{budget: &keptBudget{max: 1000}}
@@ -180,7 +180,7 @@ func TestKeptFilesOfRemovedCgroup(t *testing.T) {
 		if err := k.Cgroup(name, false); err != nil {
 			t.Fatal(err)
 		}
-		if i == 1 { // the second reader comes before anybody has noticed
+		if i == 1 { // the second reader comes before the change was noticed
 			continue
 		}
 		if s, err := kept.read(dirs); !os.IsNotExist(err) {

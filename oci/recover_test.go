@@ -149,7 +149,7 @@ func TestRecoverRemovingAndStopping(t *testing.T) {
 	})
 }
 
-// When the daemon dies, a start in the executor goes on. If the next daemon took the
+// When the daemon dies, a start in the executor continues. If the next daemon took the
 // container for lost, that process would run unseen, beside the one that replaces it.
 func TestRecoverStartInFlight(t *testing.T) {
 	for _, daemonToo := range []bool{true, false} {

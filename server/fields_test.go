@@ -311,7 +311,7 @@ func TestContainerRefused(t *testing.T) {
 	}
 }
 
-// fifo makes a FIFO in dir that nobody writes to, and returns its path.
+// fifo makes a FIFO without a writer in dir, and returns its path.
 func fifo(t *testing.T, dir string) string {
 	t.Helper()
 	path := filepath.Join(dir, "fifo.json")

@@ -299,7 +299,7 @@ func TestInstalledServiceRestarts(t *testing.T) {
 	numbered(t, n.logFile("writer0"))
 }
 
-// The package is removed under a pod, which runs on; after a new installation crispd has
+// The package is removed under a pod, which keeps running; after a new installation crispd has
 // the pod again. A purge removes the pod, too, and leaves nothing.
 func TestPackageRemoval(t *testing.T) {
 	n, deb, _ := installedNode(t)

@@ -97,7 +97,7 @@ func (d *Driver) references(pod *v1.Pod, c *v1.Container) (podspec.References, e
 }
 
 // envFile reads a file of an emptyDir. The containers control it: it may be a link that leads
-// out, or a pipe that nobody writes to.
+// out, or a pipe without a writer.
 func (d *Driver) envFile(pod *v1.Pod, file podspec.FileRef) ([]byte, error) {
 	dir, ok := d.volumes.EmptyDirs(pod)[file.Volume]
 	if !ok {

@@ -99,7 +99,7 @@ func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error
 		}
 	}
 	may, err := p.pulled.MayUse(name, image.Id, secrets)
-	if err != nil { // the pod pulls if it may not use the image, which writes the record anew
+	if err != nil { // the pod pulls if it may not use the image, which rewrites the record
 		p.log.Warn("record of who may use an image not read or written", "image", name, "err", err)
 	}
 	return may, nil

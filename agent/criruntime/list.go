@@ -29,7 +29,7 @@ type Found struct {
 	Have podsync.Have
 }
 
-// List returns all pods of a runtime by namespace and name, whoever made them: an agent, a
+// List returns all pods of a runtime by namespace and name, whichever client made them: an agent, a
 // kubelet or crictl. It works without an agent.
 func List(ctx context.Context, runtime internalapi.RuntimeService, node status.Node) ([]Found, error) {
 	sandboxes, err := runtime.ListPodSandbox(ctx, nil)

@@ -86,7 +86,7 @@ func (d *Driver) input(pod *v1.Pod) (in *podspec.Input, err error) {
 	return in, nil
 }
 
-// UserIDs returns the host IDs in the user namespaces of all sandboxes, whoever made them.
+// UserIDs returns the host IDs in the user namespaces of all sandboxes, whichever client made them.
 func UserIDs(runtime internalapi.RuntimeService) ([]*cri.IDMapping, error) {
 	ctx := context.Background() // each call has its time limit
 	list, err := runtime.ListPodSandbox(ctx, nil)

@@ -2,7 +2,7 @@
 // debug), in a file for each pod, so that they outlive the agent. Manifests cannot have any.
 //
 // They go with the pod that they were added to. A later pod from a file with the same content
-// has the same UID, but must not start with somebody's shell.
+// has the same UID, but must not start with another user's shell.
 package ephemeral
 
 import (
@@ -34,7 +34,7 @@ type Store struct {
 }
 
 // Open passes the ephemeral containers of the accepted pods to wanted, and removes the files of
-// other pods. A file that cannot be read stays, and is only logged: its containers run on, but
+// other pods. A file that cannot be read stays, and is only logged: its containers keep running, but
 // are not shown.
 func Open(dir string, accepted []*v1.Pod, wanted *desired.Manager, log *slog.Logger) *Store {
 	s := &Store{dir: dir, wanted: wanted, log: log, pods: map[types.UID]bool{}}

@@ -42,7 +42,7 @@ func (k *Keeper) sweep(ctx context.Context) {
 }
 
 // sweepLogs removes the logs of unknown pods, but only if the directory of logs is below the
-// agent's own, where nobody else's logs are.
+// agent's own, where no other program's logs are.
 func (k *Keeper) sweepLogs(known map[string]bool) error {
 	if rest, err := filepath.Rel(k.o.Root, k.o.LogDir); err != nil || !filepath.IsLocal(rest) {
 		return nil

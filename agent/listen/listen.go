@@ -73,7 +73,7 @@ func (s *Server) Close() {
 	}
 }
 
-// Look restores the Unix socket if somebody has removed it, and then returns its path.
+// Look restores the Unix socket if it was removed, and then returns its path.
 func (s *Server) Look() (again []string, err error) { return unixsock.LookAll(s.socket) }
 
 // Begin starts to serve at all addresses, until Close. An address that is not a loopback address

@@ -1,6 +1,6 @@
 // Package node keeps the Node object of this machine: its capacity, its allocatable resources
 // and its conditions. Other parts of the agent update it; the local API and "crisp status" show
-// it. None of it is on disk, since all of it can be determined anew.
+// it. None of it is on disk, since all of it can be determined again.
 package node
 
 import (

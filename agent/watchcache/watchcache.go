@@ -5,7 +5,7 @@
 //
 // Sources need not report what has changed. They replace objects and never modify them, so the
 // cache compares the parts of an object, which are pointers, with those that it saw last. Only
-// if a part differs does it make the object anew and compare its JSON.
+// if a part differs does it make the object again and compare its JSON.
 //
 //	sources ── Item{Key, Parts} ──▶ entries in the order of their last change ──▶ watchers
 //

@@ -250,7 +250,7 @@ func (w *worker) act(ctx context.Context, r round, actions []podsync.Action) {
 			continue
 		}
 		if r.interrupt.Err() != nil {
-			break // the wanted state has changed: plan anew
+			break // the wanted state has changed: plan again
 		}
 		begin := time.Now()
 		w.start(r, a)

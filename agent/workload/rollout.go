@@ -110,7 +110,7 @@ func (r *rollout) update() {
 }
 
 // member converts a pod to a member; ok is false if its name has no index. A current pod is made
-// anew, since its annotations depend on the owner and not only on the template.
+// again, since its annotations depend on the owner and not only on the template.
 func (r *rollout) member(p Pod) (member, bool) {
 	index, err := strconv.Atoi(strings.TrimPrefix(p.Name, r.owner.GetName()+"-"))
 	if err != nil || index < 0 {

@@ -81,7 +81,7 @@ func TestPropagation(t *testing.T) {
 }
 
 // What the kernel says of an open file is the truth: a mount below a directory on which something
-// was mounted later is gone for everybody who asks by its path, and how it propagates, too.
+// was mounted later is hidden from lookups by path, and so is its propagation.
 func TestHiddenMountOnKernel(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	dir, err := filepath.EvalSymlinks(t.TempDir())

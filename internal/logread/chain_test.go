@@ -33,7 +33,7 @@ type container struct {
 	now     time.Time // of the next record
 	file    *os.File
 	late    *os.File // the previous file, which is still written to
-	half    bool     // renamed, and not created anew yet
+	half    bool     // renamed, and not created again yet
 	stamps  []string
 	packed  int // number of compressed ones
 	lines   int
@@ -195,7 +195,7 @@ func TestRotatedFiles(t *testing.T) {
 	differ(t, copyAll(t, c.path, Options{Since: c.now}), want[strings.LastIndex(want, "the rest"):])
 }
 
-// A log can be opened while its file is renamed and not created anew.
+// A log can be opened while its file is renamed and not created again yet.
 func TestOpenInTheMiddleOfARotation(t *testing.T) {
 	c := newContainer(t)
 	if _, err := Open(c.path + "x"); !errors.Is(err, fs.ErrNotExist) {

@@ -220,7 +220,7 @@ var verbs = map[string]func(s *script){
 		for range number(s.next()) {
 			child(false, []string{"echo-stdin"})
 		}
-		check(w.Close()) // nobody else has it
+		check(w.Close()) // no other process has it
 	},
 	"stop-others": func(s *script) {
 		for {

@@ -88,7 +88,7 @@ func viewMounts() {
 	}
 }
 
-// statusFields are those of proc_pid_status(5) that whoever starts a process decides.
+// statusFields has the fields of proc_pid_status(5) that depend on how a process is started.
 var statusFields = []string{
 	"Umask", "Uid", "Gid", "Groups", "SigBlk", "SigIgn", "CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb",
 	"NoNewPrivs", "Seccomp", "Seccomp_filters", "Cpus_allowed_list", "Mems_allowed_list", "CoreDumping", "THP_enabled",

@@ -15,7 +15,7 @@ import (
 
 var t0 = time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 
-// at returns a stage from one second to another; if to is negative, it goes on.
+// at returns a stage from one second to another; if to is negative, it is running.
 func at(name, container string, from, to int, parts ...timeline.Stage) timeline.Stage {
 	s := timeline.Stage{Name: name, Container: container, Begin: t0.Add(time.Duration(from) * time.Second), Parts: parts}
 	if to >= 0 {

@@ -39,7 +39,7 @@ func TestOOM(t *testing.T) {
 	}
 	b.reportsOOM()
 	// An OOM kill of a child counts, whatever its parent makes of it, and it is reported
-	// while the container runs on.
+	// while the container keeps running.
 	c := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
 	if code := c.exec(wire.ExecRequest{Process: process("eat", "200")}).wait(); code != 137 {
 		t.Errorf("exec ended with %d", code)

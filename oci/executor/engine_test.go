@@ -95,7 +95,7 @@ func TestEngine(t *testing.T) {
 }
 
 // An engine that fails after it has started the process of an exec, for example because it
-// cannot write its PID file, leaves a process that nobody else would end.
+// cannot write its PID file, leaves a process that nothing else would end.
 func TestExecByAnEngineThatFailsLate(t *testing.T) {
 	if _, err := os.Stat("/usr/sbin/runc"); err != nil {
 		t.Skip("needs /usr/sbin/runc: apt-get install runc")

@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A container cannot tell who made its /dev and its /sys/fs/cgroup.
+// A container cannot distinguish a prepared /dev and /sys/fs/cgroup from libcontainer's.
 func TestPreparedMountsAreTheSame(t *testing.T) {
 	testenv.Need(t, "!criu") // nothing is prepared where CRIU works
 	n := start(t)

@@ -115,7 +115,7 @@ func TestUnlockGoesOnAfterWhatFails(t *testing.T) {
 }
 
 // An iptables that waits for its lock forever does not block the undo: the containers of a
-// pod whose checkpoint failed run on.
+// pod whose checkpoint failed keep running.
 func TestUnlockIsBounded(t *testing.T) {
 	testenv.NeedRoot(t, "it enters a network namespace")
 	init, err := newChild(sleeping(t).Process.Pid)

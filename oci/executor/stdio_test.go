@@ -335,7 +335,7 @@ func TestExecKillTakesItsTree(t *testing.T) {
 	if got := line(t, e.files["stdout"]); got != "child\n" {
 		t.Fatalf("got %q", got)
 	}
-	if code := e.wait(); code != 0 { // its child lives on as an orphan
+	if code := e.wait(); code != 0 { // its child stays as an orphan
 		t.Errorf("exit code %d", code)
 	}
 	e = b.exec(wire.ExecRequest{Process: process("fork", "print", "child", "sleep", "for-ever")})
@@ -354,7 +354,7 @@ func TestExecKillTakesItsTree(t *testing.T) {
 	}
 }
 
-// Execs are killed when crispd dies: nobody could get their output any more.
+// Execs are killed when crispd dies: their output would be lost.
 func TestExecEndsWithItsConnection(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})

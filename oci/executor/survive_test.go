@@ -50,7 +50,7 @@ func (b *box) numbered() int {
 	return len(lines)
 }
 
-// The executor is killed: containers run on, and keep their output in their pipes. The next
+// The executor is killed: containers keep running, and keep their output in their pipes. The next
 // executor gets that and their exit codes, and every call works.
 func TestAdopt(t *testing.T) {
 	n := start(t)
@@ -69,7 +69,7 @@ func TestAdopt(t *testing.T) {
 	for _, b := range []*box{busy, quits, tty, gone} {
 		b.adopt()
 	}
-	// The exec of the dead executor is ended: nobody would wait for it or end it at its
+	// The exec of the dead executor is ended: nothing would wait for it or end it at its
 	// timeout.
 	eventually(t, func() bool { return !alive(left.Pid) && len(busy.execGroups()) == 0 }, "an exec of the executor that died is left")
 	n.fails(fault.Exists, wire.MethodAdopt, wire.AdoptRequest{Settings: wire.Settings{ID: busy.id}, RunReply: busy.reply})
@@ -150,7 +150,7 @@ func TestAdoptWithoutDescriptors(t *testing.T) {
 	}
 }
 
-// A container that nobody has adopted can still be removed, and its ID used again.
+// A container that was not adopted can still be removed, and its ID reused.
 func TestDeleteAfterCrash(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"sleep", "for-ever"})

@@ -11,7 +11,7 @@ import (
 )
 
 // Checkpoints of the fake executor: a frozen container is only marked as frozen,
-// and runs on; its images are one file, without which nothing is restored.
+// and keeps running; its images are one file, without which nothing is restored.
 // Containers that a connection has frozen stay frozen when it ends, as if the
 // executor had died too.
 

@@ -82,7 +82,7 @@ func (x *Executor) Block(method string) (release func()) {
 }
 
 // SlowRun makes each run take d, during which the container is not listed and cannot be
-// deleted, and SIGKILL cancels its start. A run goes on when its connection is lost.
+// deleted, and SIGKILL cancels its start. A run continues when its connection is lost.
 func (x *Executor) SlowRun(d time.Duration) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -109,7 +109,7 @@ func (x *Executor) Alive(id string) int {
 	return x.forked[id].alive()
 }
 
-// Detach closes the output of all clients attached to a container, which runs on, as
+// Detach closes the output of all clients attached to a container, which keeps running, as
 // the executor does to clients that do not read.
 func (x *Executor) Detach(id string) {
 	x.mu.Lock()
@@ -143,7 +143,7 @@ func (x *Executor) Known() []string {
 }
 
 // Crash kills the executor: all connections are lost, and all that it knew. The
-// containers run on. The next Dial reaches a new one.
+// containers keep running. The next Dial reaches a new one.
 func (x *Executor) Crash() {
 	x.mu.Lock()
 	clear(x.known)
@@ -174,7 +174,7 @@ func (x *Executor) reboot() {
 	clear(x.forked)
 }
 
-// end kills all processes. Nobody records that: the test's directories are about to be
+// end kills all processes. Their exits are not recorded: the test's directories are about to be
 // removed.
 func (x *Executor) end() {
 	x.mu.Lock()

@@ -153,7 +153,7 @@ func (x *Executor) start(c *container, args []string) (any, []*os.File, error) {
 		return nil, nil, fault.Exists.Errorf("executor has a container %s", c.req.ID)
 	}
 	x.serial++
-	// Above the largest pid_max (2^22), so that it is nobody's.
+	// Above the largest pid_max (2^22), so that it is not in use.
 	c.reply = wire.RunReply{Pid: 1<<30 + x.serial, StartTime: uint64(x.serial), StartedAt: time.Now(), Cgroups: x.groups}
 	x.forked[c.req.ID], x.known[c.req.ID] = c, c
 	c.init = c.fork(args)
@@ -391,7 +391,7 @@ func (x *Executor) touch(method, id string) error {
 	return nil
 }
 
-// shutdown ends the connections too: whoever asked for it waits for that, a second.
+// shutdown also ends the connections: its caller waits for that for a second.
 func (x *Executor) shutdown() error {
 	x.mu.Lock()
 	defer x.mu.Unlock()

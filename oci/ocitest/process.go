@@ -14,7 +14,7 @@ import (
 type process struct {
 	out   func(stream, line string)
 	stdin io.Reader
-	spawn func(script []string) // starts a child that nobody waits for
+	spawn func(script []string) // starts a child that no process waits for
 
 	killed chan struct{} // closed by SIGKILL
 	kill   func()

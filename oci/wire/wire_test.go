@@ -247,7 +247,7 @@ func TestThen(t *testing.T) {
 	<-then
 }
 
-// Whatever a client sends, with however many files, the server does not crash, goes on
+// Whatever a client sends, with however many files, the server does not crash, continues
 // serving others, and leaves no file open.
 func FuzzFrame(f *testing.F) {
 	path := filepath.Join(f.TempDir(), "s")

@@ -22,7 +22,7 @@
 //
 // lifecycle and churn run once for each network in -nets: "host" is a pod in the node's network namespace, "bridge" one that gets its
 // network from the same CNI configuration at every endpoint (the handler of bridge=, where that is not the endpoint's default), and
-// "default" one with the network that each endpoint gives if nobody says anything.
+// "default" one with each endpoint's default network.
 //
 // A restricted pod is what the Pod Security Standard of that name wants: no root, no capabilities, no new privileges, and the runtime's
 // default seccomp profile. Otherwise a pod is what the kubelet would ask for: a PID namespace per container, a log directory, masked

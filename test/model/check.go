@@ -13,7 +13,7 @@ type pending struct {
 	call     Call
 	answer   *Answer // its later answer, nil if it never comes
 	slot     uint    // of its bit in the states
-	ended    bool    // its client is gone, but it may still go on
+	ended    bool    // its client is gone, but it may still take effect
 	troubled bool    // the node had a failure while it was under way
 	early    bool    // a Stop of a container that was being started: its grace period may pass before there is a process
 

@@ -180,7 +180,7 @@ func (is *images) end(p *pending, _ int) error {
 	}
 	switch p.call.Verb {
 	case Create:
-		// Unsettled ones may go on; what they find later is not followed.
+		// Unsettled ones may continue; what they find later is not followed.
 		if c := is.using[p.n]; c != nil {
 			c.over = true
 		}

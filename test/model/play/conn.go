@@ -33,7 +33,7 @@ type Conn struct {
 }
 
 // NewConn returns a connection to the services that are registered with it. While dead is true, no
-// answer comes; whoever makes it true calls Cut.
+// answer comes; the code that sets it calls Cut.
 func NewConn(unary grpc.UnaryServerInterceptor, stream grpc.StreamServerInterceptor, dead func() bool) *Conn {
 	c := &Conn{
 		unary: unary, stream: stream, methods: make(map[string]grpc.MethodHandler), streams: make(map[string]grpc.StreamHandler),

@@ -384,7 +384,7 @@ func (p *player) aliasOf(id string) string {
 	}
 	a, ok := p.alias[id]
 	if !ok {
-		a = fmt.Sprint(len(p.alias)) // nobody has an alias, too
+		a = fmt.Sprint(len(p.alias)) // the ID nobody gets an alias too
 		p.alias[id] = a
 	}
 	return a
