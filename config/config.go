@@ -68,7 +68,7 @@ type Config struct {
 	// other missing paths are created. Default: none.
 	RejectMountSources []string `toml:"reject_mount_sources"`
 	// RestoreFromImages lets CreateContainer restore a container from a checkpoint image, which
-	// anybody who may create a pod can name: CRIU restores its content as root. Default false.
+	// any user who can create a pod can name: CRIU restores its content as root. Default false.
 	// Archives on this node and RestorePod, which pods cannot request, are always restored.
 	RestoreFromImages bool `toml:"restore_from_images"`
 	// FastInit starts containers and execs with a first process written in C, which takes a
@@ -231,7 +231,7 @@ type Handler struct {
 	CNIConfDir string `toml:"cni_conf_dir"`
 	// Annotations are the annotations of pods and containers that Engine gets, besides
 	// io.kubernetes.cri.*, which it always gets: "run.oci.*", where * matches any characters but
-	// /. They let whoever may create a pod decide how it is run. Default: none.
+	// /. They let any user who can create a pod decide how it is run. Default: none.
 	Annotations []string `toml:"annotations"`
 }
 
