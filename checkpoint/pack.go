@@ -44,7 +44,7 @@ func Pack(ctx context.Context, dir, file string) (err error) {
 }
 
 // PackFiles writes the directories and regular files below dir as a tar stream.
-// Files may change meanwhile, if somebody else has them too.
+// Files may change meanwhile, if another process has them open.
 func PackFiles(ctx context.Context, dir string, out io.Writer) error {
 	buffered := bufio.NewWriterSize(out, 1<<20)
 	tw := tar.NewWriter(buffered)

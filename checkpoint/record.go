@@ -75,13 +75,13 @@ func (m *Manager) Save(kind, id string, v any) error {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
 	if first {
-		os.Remove(filepath.Join(dir, draftFile)) // if it stays, nobody reads it
+		os.Remove(filepath.Join(dir, draftFile)) // if it stays, it is never read
 	}
 	return nil
 }
 
-// syncNames syncs the directory of a new record and, once, that of its kind, whoever created
-// them.
+// syncNames syncs the directory of a new record and, once, that of its kind, whichever process
+// created them.
 func (m *Manager) syncNames(dir string) error {
 	kind := filepath.Dir(dir)
 	if err := atomicfile.SyncDir(kind); err != nil {
@@ -197,7 +197,7 @@ func (m *Manager) Remove(kind, id string) error {
 	return nil
 }
 
-// setAside moves a corrupt record to quarantine, for somebody to examine.
+// setAside moves a corrupt record to quarantine, where it can be examined.
 func (m *Manager) setAside(kind, id, path string, why error) {
 	to := filepath.Join(m.dir, quarantine, fmt.Sprintf("%s-%s.%d.json", kind, id, time.Now().UnixNano()))
 	os.Remove(filepath.Join(filepath.Dir(path), draftFile)) // of an earlier time

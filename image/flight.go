@@ -27,7 +27,7 @@ type flight struct {
 type journey struct {
 	key   string // identifies the flight
 	image string // its name, to be shown
-	pod   string // on whose behalf this caller waits, to be shown; "" = nobody's
+	pod   string // on whose behalf this caller waits, to be shown; "" = none
 }
 
 // start lets flights begin, until ctx ends.

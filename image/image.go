@@ -10,7 +10,7 @@
 // nothing refers to, which Open removes. An image exists if its record does: Open drops an image
 // whose layers are missing, and a pull repairs it.
 //
-// A layer lives as long as somebody retains it: an image, a root file system (its lease is on
+// A layer lives as long as it is retained by an image, a root file system (its lease is on
 // disk, so that it outlives the daemon), or a pull under way.
 package image
 

@@ -197,7 +197,7 @@ func (s *Store) FsInfo() FsInfo {
 // little later if there is much of it. The error is fault.NotFound if there is no such image.
 func (s *Store) Remove(ctx context.Context, ref string) error {
 	begin := s.layers.LastRemoval()
-	// Whoever removes images wants room.
+	// Images are removed to free space.
 	if err := s.layers.Retry(); err != nil {
 		s.log.WarnContext(ctx, "unused layers were not removed", "err", err)
 	}

@@ -14,7 +14,7 @@ import (
 )
 
 // startContainer pulls the image, creates the container, starts it and runs its hook. A
-// container that was created and did not start stays, for its message; the next plan goes on
+// container that was created and did not start stays, for its message; the next plan continues
 // from there.
 func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
 	c := podsync.ContainerOf(&pod.Spec, a.Name)

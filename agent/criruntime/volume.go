@@ -30,8 +30,8 @@ func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1
 	return refs, nil
 }
 
-// shown tells volumes about a pod. They are made before its sandbox, so it has no addresses
-// yet.
+// shown provides the fields of a pod that volumes show. These are made before the sandbox, so the
+// pod has no addresses yet.
 type shown struct{ *Driver }
 
 func (s shown) Field(pod *v1.Pod, path string) (string, error) {

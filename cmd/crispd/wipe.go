@@ -170,7 +170,7 @@ func (w *wiping) namespaces() {
 	}
 }
 
-// remove removes one of our directories, but never through a mount, which may have somebody's
+// remove removes one of our directories, but never through a mount, which may have a user's
 // data.
 func (w *wiping) remove(ctx context.Context, dir string) {
 	mounts, err := w.mounts()

@@ -23,7 +23,7 @@ type Blob struct {
 	Path           string // of the member of an archive
 	Key            *Key   // decrypts it; nil: it is not encrypted
 	File           string // name of the file in an artifact's layer; "": the layer is a tar
-	Proven         bool   // whoever pulls it is entitled to the unpacked layer, without asking the origin
+	Proven         bool   // a client that pulls it may use the unpacked layer, without asking the origin
 }
 
 // Identity returns the name of a layer in the store: its diff ID, if it is not encrypted. The

@@ -31,7 +31,7 @@ type disk struct {
 
 	mu   sync.Mutex
 	busy bool          // a sync is under way; guarded by mu
-	next chan struct{} // closed at the end of the next sync; nil: nobody waits for it; guarded by mu
+	next chan struct{} // closed at the end of the next sync; nil: no caller waits for it; guarded by mu
 	last error         // of the last loss; guarded by mu
 }
 

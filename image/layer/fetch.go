@@ -44,7 +44,7 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 		cancel()
 		return shape{}, err
 	}
-	defer func() { err = checked.Blame(err) }() // when nobody reads any more
+	defer func() { err = checked.Blame(err) }() // once the reading has ended
 	ahead := blob.NewReadAhead(ctx, checked)
 	defer ahead.Close()
 	defer cancel() // first: it ends a read from the network

@@ -16,7 +16,7 @@
 //	<root>/staging/                     unfinished work; emptied by Open
 //
 // The layers of an image are unpacked in staging, brought to disk by one syncfs(2), and renamed
-// into layers. A layer lives as long as somebody retains it: an image, a root file system, or a
+// into layers. A layer lives as long as it is retained by an image, a root file system, or a
 // pull under way.
 //
 // Every path in a layer is untrusted. See unpacker.

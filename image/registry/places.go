@@ -42,7 +42,7 @@ func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 	if err != nil {
 		return nil, fault.Invalid.Errorf("%w", err)
 	}
-	// Read the configuration anew: an edit counts from the next pull on.
+	// Read the configuration again: an edit takes effect at the next pull.
 	sysregistriesv2.InvalidateCache()
 	conf, err := sysregistriesv2.FindRegistry(r.sys, name.Name())
 	if err != nil {

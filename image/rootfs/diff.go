@@ -21,7 +21,7 @@ import (
 // stream, and paths that it removed. As in checkpoints, it has no whiteouts.
 
 // Diff writes the changes in the root file system of key as a tar stream, with everything in its
-// volumes, and returns the paths that were removed, absolute and sorted. Nobody may write to it
+// volumes, and returns the paths that were removed, absolute and sorted. Nothing may write to it
 // meanwhile. Sockets are left out: the programs that listen on them create them again.
 func (ls *Store) Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error) {
 	l, fresh, err := ls.begin(key)

@@ -44,7 +44,7 @@ type lease struct {
 }
 
 // isVoid reports whether the machine was restarted since something may have been written: writes
-// are never synced (see takesVolatile), so nobody can tell how much of them is on disk.
+// are never synced (see takesVolatile), so it is unknown how much of them is on disk.
 func (ls *Store) isVoid(r leaseRecord) bool { return r.Boot != "" && r.Boot != ls.boot }
 
 func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }

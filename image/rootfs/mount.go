@@ -17,7 +17,7 @@ import (
 // MountOptions say how to mount a root file system. The zero value mounts a writable one whose
 // files keep the owners and labels of the layers.
 type MountOptions struct {
-	ReadOnly bool   // nobody can write to it; required for an artifact
+	ReadOnly bool   // nothing can write to it; required for an artifact
 	IDs      *IDMap // shifts the owners of files; nil = do not shift
 	Label    string // SELinux label of every file, new ones too, by the option context= of mount(8); "" = each keeps its own
 }
@@ -163,7 +163,7 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	return nil
 }
 
-// renewWork recreates the work directory of l, which nobody uses: it may have the mark of a
+// renewWork recreates the work directory of l, which is not in use: it may have the mark of a
 // volatile mount.
 func (ls *Store) renewWork(key string, l *lease) error {
 	if l.record.ReadOnly {

@@ -71,7 +71,7 @@ var appendsLayers = sync.OnceValue(func() bool { return kernel.Probe().AtLeast(6
 // takesVolatile reports whether overlayfs has the option volatile, since Linux 5.10. With it
 // fsync(2) and the like do nothing, and neither does an unmount, which otherwise writes all
 // that is not yet on the disk of the writable layer, whosever it is. Once such an overlay was
-// mounted, its work directory has a mark until it is made anew: overlayfs mounts it no second
+// mounted, its work directory has a mark until it is recreated: overlayfs mounts it no second
 // time, as what was written may be lost if the machine was restarted.
 var takesVolatile = sync.OnceValue(func() bool { return kernel.Probe().AtLeast(5, 10) })
 

@@ -136,7 +136,7 @@ func (w VolumesWanted) places(root string) ([]string, error) {
 func within(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
 
 // resolve returns where name leads in the root file system at root, absolute and without
-// symlinks. It need not exist. Nobody else changes the root file system, so resolving the path
+// symlinks. It need not exist. No other process changes the root file system, so resolving the path
 // first is not a race.
 func resolve(root, name string) (string, error) {
 	if strings.Contains(name, "\x00") {

@@ -77,7 +77,7 @@ func (i *Inject) Release() {
 	if i.cmd.ProcessState != nil {
 		return
 	}
-	_ = i.cmd.Process.Kill() // the threads run on without it
+	_ = i.cmd.Process.Kill() // the threads continue without it
 	_ = i.cmd.Wait()
 	i.ask.Close()
 	i.pipe.Close()

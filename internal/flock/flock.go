@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/backoff"
 )
 
-// ErrHeld means that somebody else holds the lock.
+// ErrHeld means that another process holds the lock.
 var ErrHeld = errors.New("the lock is held")
 
 // Try locks f, or returns ErrHeld at once.
@@ -35,7 +35,7 @@ func Unlock(f *os.File) { _ = unix.Flock(int(f.Fd()), unix.LOCK_UN) }
 // descriptors until its execve(2) closes them, which takes a while on a busy machine.
 const patience = 3 * time.Second
 
-// Inherit locks f, or returns ErrHeld if somebody holds the lock for longer than a killed daemon
+// Inherit locks f, or returns ErrHeld if another process holds the lock for longer than a killed daemon
 // can.
 func Inherit(f *os.File) error {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -84,7 +84,7 @@ func Renew(f *os.File, path string) (*os.File, error) {
 	return next, nil
 }
 
-// IsAt reports whether f is the file at path. A lock on any other file excludes nobody.
+// IsAt reports whether f is the file at path. A lock on any other file excludes no process.
 func IsAt(f *os.File, path string) bool {
 	own, err := f.Stat()
 	if err != nil {
@@ -98,7 +98,7 @@ func open(path string) (*os.File, error) {
 	return os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600) // with O_CLOEXEC, as always
 }
 
-// Lock locks f as soon as nobody else holds the lock. It polls, so that ctx can end the wait.
+// Lock locks f as soon as no other process holds the lock. It polls, so that ctx can end the wait.
 func Lock(ctx context.Context, f *os.File) error {
 	pause := backoff.New(100*time.Microsecond, 20*time.Millisecond)
 	for {

@@ -36,7 +36,7 @@ type Features struct {
 	Seccomp     bool // seccomp filters
 	AppArmor    bool // enabled
 	SELinux     bool // enabled
-	NoNodes     bool // nobody here may make device nodes: we are in a user namespace, or lack CAP_MKNOD
+	NoNodes     bool // device nodes cannot be made: we are in a user namespace, or lack CAP_MKNOD
 	PidfdInfo   bool // PIDFD_GET_INFO returns exit codes, 6.15
 	Systemd     bool // systemd runs this host (sd_booted(3))
 	IA32        bool // programs of 32-bit x86 run on this amd64 kernel

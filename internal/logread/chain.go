@@ -26,7 +26,7 @@ const (
 type file struct {
 	*os.File
 	stamp  string // suffix of its name after the log's; "" if unknown, or for the current file
-	packed bool   // it was compressed, so nobody writes to it
+	packed bool   // it was compressed, so it is not written to
 }
 
 func setOf(names []string) map[string]bool {

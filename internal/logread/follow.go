@@ -111,7 +111,7 @@ func (f *follower) read(ctx context.Context) error {
 	return f.p.flush()
 }
 
-// complete reports whether nobody will write to the open file any more.
+// complete reports whether the open file will not be written to any more.
 func (f *follower) complete(there bool, next file) bool {
 	if f.reading.packed {
 		return true

@@ -26,7 +26,7 @@ type Snapshot map[string]bool
 // Take lists the present objects.
 //
 // Processes are listed by the name of their executable, and only if programs names it; a
-// process that somebody else is starting is no leak.
+// process that another program is starting is no leak.
 func Take(programs ...string) (Snapshot, error) {
 	s := Snapshot{}
 	for _, take := range []func(Snapshot) error{mounts, cgroups, links, tables} {

@@ -1,5 +1,5 @@
 // Package regular opens files that others, such as pods, may have replaced. It opens only
-// regular files: a FIFO would block until somebody writes to it, and merely opening a device can
+// regular files: a FIFO would block until it has a writer, and merely opening a device can
 // have effects. So it examines a file (O_PATH of open(2)) before it opens it.
 package regular
 

@@ -12,7 +12,7 @@ import (
 
 // Notify sends a state to the service manager, if there is one.
 func Notify(state string) {
-	_, _ = daemon.SdNotify(false, state) // there is nobody to report an error to
+	_, _ = daemon.SdNotify(false, state) // an error could not be reported
 }
 
 // Reloading announces the start of a reload; READY=1 announces its end.

@@ -39,7 +39,7 @@ type Call[T any] struct {
 
 	group   *Group[T]
 	key     string
-	stages  *stage.Log // nil if nobody records
+	stages  *stage.Log // nil if there is no record
 	done    chan struct{}
 	err     error // written before done is closed
 	cancel  context.CancelFunc

@@ -71,7 +71,7 @@ func (d *Disk) Break() (err error) {
 // Mend undoes Break; what is lost stays lost.
 func (d *Disk) Mend() error { return os.Remove(d.ballast) }
 
-// Sync syncs the disk on behalf of somebody unrelated to the writer.
+// Sync syncs the disk, as a program unrelated to the writer would.
 func (d *Disk) Sync() error {
 	fd, err := unix.Open(d.dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 )
 
 // Root reports whether tests may do what needs root. CRISP_TEST_ROOT=no forbids it to root,
-// too: `make unit` does the same, and takes as long, for whoever runs it.
+// too: `make unit` does the same, and takes as long, for every user.
 func Root() bool { return os.Geteuid() == 0 && os.Getenv("CRISP_TEST_ROOT") != "no" }
 
 // NeedRoot skips the test if Root is false. The reason says what it does, as in "it mounts".

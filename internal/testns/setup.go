@@ -129,7 +129,7 @@ func setup() error {
 		}
 		return nil
 	}
-	// Cgroups that are shown by somebody else's container are not for this machine.
+	// Cgroups in another program's container are not this machine's.
 	for _, h := range all {
 		if !strings.HasPrefix(h.dir, "/sys/") {
 			err := unix.Unmount(h.dir, unix.MNT_DETACH)

@@ -84,7 +84,7 @@ func (r *Recorder) Restore(pod Pod, list []SavedStage) {
 	}
 }
 
-// WriteFile writes s to the file at path; nobody else may write in that directory. It syncs
+// WriteFile writes s to the file at path; no other process may write in that directory. It syncs
 // nothing: a power cut may lose the file, and with it only what s says. If s is too large it
 // loses the parts of its stages, then stages from the middle.
 func WriteFile(path string, s Saved) error {

@@ -53,7 +53,7 @@ func (s *Stack) AddContext(ctx context.Context, what string, undo func(context.C
 
 // RunIf undoes all steps, last first, if *err is not nil. Each step is tried
 // even if the one before it failed; what could not be undone is joined to *err.
-// It must be deferred itself: a panic that passes undoes the steps too, and goes on.
+// It must be deferred itself: a panic that passes undoes the steps too, and continues.
 func (s *Stack) RunIf(err *error) {
 	if p := recover(); p != nil {
 		_ = s.Run() // the panic is the news

@@ -6,7 +6,7 @@
 //	the socket's file    nothing
 //	nothing              binds another socket there, with the mode and owner of the first
 //	a dead socket        the same
-//	a live socket        leaves it: it is somebody else's now, a successor's perhaps
+//	a live socket        leaves it: it is another process's, perhaps a successor's
 //	anything else        leaves it
 //
 // A socket that was bound once cannot be bound to a path again (unix(7)), and a removed name
@@ -56,7 +56,7 @@ func Listen(path string, o Options) (*Listener, error) {
 	return Bind(path, o)
 }
 
-// Bind is Listen for a caller who knows, by a lock, that nobody else listens at path: a freshly
+// Bind is Listen for a caller who knows, by a lock, that no other process listens at path: a freshly
 // forked child of a killed predecessor may have its socket a moment longer.
 func Bind(path string, o Options) (*Listener, error) {
 	if err := remove(path); err != nil {
@@ -101,7 +101,7 @@ func (l *Listener) see() error {
 
 // bind binds a socket to path that only its owner can connect to.
 func bind(path string) (l *net.UnixListener, err error) {
-	// Nobody else may connect between bind and chmod, so a umask sets the mode, on a thread of
+	// No other user may connect between bind and chmod, so a umask sets the mode, on a thread of
 	// its own: the process creates files meanwhile.
 	err = thread.Run(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_FS); err != nil {
@@ -118,7 +118,7 @@ func bind(path string) (l *net.UnixListener, err error) {
 	return l, nil
 }
 
-// Answers reports whether somebody accepts connections at the socket at path.
+// Answers reports whether a process accepts connections at the socket at path.
 func Answers(path string) bool {
 	c, err := net.DialTimeout("unix", path, time.Second)
 	if err == nil {
