@@ -16,13 +16,13 @@ import (
 // these tests are in Go because they compare a thousand answers.
 func TestAgentEnds(t *testing.T) {
 	l := startLab(t)
-	podsEndBesideLists(t, l)
+	listsDuringStops(t, l)
 	runtimeRefuses(t, l)
 }
 
-// podsEndBesideLists: while containers are slow to stop, the runtime still answers other
+// listsDuringStops: while containers are slow to stop, the runtime still answers other
 // calls.
-func podsEndBesideLists(t *testing.T, l *lab) {
+func listsDuringStops(t *testing.T, l *lab) {
 	const many = 20
 	spec := "\n  terminationGracePeriodSeconds: 600\n  containers:\n"
 	for i := range many {

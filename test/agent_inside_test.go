@@ -21,13 +21,13 @@ import (
 func TestAgentInside(t *testing.T) {
 	t.Setenv("CRISP_LEAK", "from the host")
 	l := startLab(t)
-	podsAreScored(t, l)
+	oomScores(t, l)
 	containersAreExact(t, l)
 }
 
-// podsAreScored: pods' OOM scores, which decide which pod is killed when the machine is out of
+// oomScores: pods' OOM scores, which decide which pod is killed when the machine is out of
 // memory.
-func podsAreScored(t *testing.T, l *lab) {
+func oomScores(t *testing.T, l *lab) {
 	total, err := os.ReadFile("/proc/meminfo")
 	if err != nil {
 		t.Fatal(err)

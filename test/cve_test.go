@@ -67,8 +67,8 @@ func (a *attack) exec(id string, command ...string) (out string, code int32) {
 	return string(resp.Stdout) + string(resp.Stderr), resp.ExitCode
 }
 
-// worksStill checks that an ordinary container still starts.
-func (a *attack) worksStill() {
+// stillWorks checks that an ordinary container still starts.
+func (a *attack) stillWorks() {
 	a.t.Helper()
 	id, err := a.try(nil, "sleep", "for-ever")
 	if err != nil {
@@ -129,7 +129,7 @@ func TestMountsStayInContainer(t *testing.T) {
 	if started == 0 {
 		t.Error("no container started: mounts outside could not be checked")
 	}
-	a.worksStill()
+	a.stillWorks()
 }
 
 // The output of an exec is truncated to the size limit of an answer. Neither crispd nor the
@@ -160,7 +160,7 @@ func TestExecOutputIsBounded(t *testing.T) {
 			t.Errorf("%s used up to %d kB for %d MiB of output", name, peak, flood)
 		}
 	}
-	a.worksStill()
+	a.stillWorks()
 }
 
 // A working directory that leads through one of the runtime's descriptors must not be outside the
@@ -337,7 +337,7 @@ func TestDevicesThatAreLinks(t *testing.T) {
 	if after, err := os.ReadFile("/proc/sys/kernel/core_pattern"); err != nil || string(after) != string(before) {
 		t.Errorf("the host's core_pattern is %q, %v", after, err)
 	}
-	a.worksStill()
+	a.stillWorks()
 }
 
 // No mount, not even one through a symlink, covers the files in /proc to which the runtime writes
@@ -406,7 +406,7 @@ func TestNoMountsOverProc(t *testing.T) {
 			t.Errorf("%s holds %q, %v", file, data, err)
 		}
 	}
-	a.worksStill()
+	a.stillWorks()
 }
 
 // mountInside makes a bind mount in the mount namespace of a process, with paths of that namespace.
@@ -471,5 +471,5 @@ func TestNumbersAreNoNames(t *testing.T) {
 	if out, code := a.exec(id, "ids"); code != 0 || !strings.HasPrefix(out, "1000 1000 ") {
 		t.Errorf("the container runs as %q", out)
 	}
-	a.worksStill()
+	a.stillWorks()
 }

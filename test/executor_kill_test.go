@@ -77,7 +77,7 @@ func (s *siege) besieged(seed int, f func()) (lines int) {
 		s.ends(w.id, int32(i%100), w.name)
 		lines += s.complete(w)
 	}
-	s.earHeard()
+	s.checkEcho()
 	if s.execs.Load() == 0 || s.watched.Load() == 0 {
 		s.t.Error("no container was probed, or no client attached")
 	}
@@ -341,8 +341,8 @@ func (s *siege) complete(w *writer) int {
 	return len(lines)
 }
 
-// earHeard checks the input of the container that echoes.
-func (s *siege) earHeard() {
+// checkEcho checks the input of the container that echoes.
+func (s *siege) checkEcho() {
 	s.t.Helper()
 	if got, want := logText(s.t, s.logFile("ear")), strings.Join(s.said, ""); got != want {
 		s.t.Errorf("the log of ear has %q, want %q", got, want)

@@ -14,7 +14,7 @@ import (
 //	POD CreateContainer main#0 config.tty: kubelet true, agent absent
 func compare(pod string, kubelet, agent *record) []string {
 	var lines []string
-	told := func(what, a, b string) {
+	report := func(what, a, b string) {
 		lines = append(lines, fmt.Sprintf("%s %s: kubelet %s, agent %s", pod, what, a, b))
 	}
 	ours, theirs := byName(agent.steps), byName(kubelet.steps)
@@ -28,27 +28,27 @@ func compare(pod string, kubelet, agent *record) []string {
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		a, b := theirs[name], ours[name]
 		if len(a) == 0 || len(b) == 0 {
-			told(name, called(a), called(b))
+			report(name, called(a), called(b))
 			continue
 		}
 		// An identical call repeated counts once; other calls on the same object count separately.
 		for i := range max(len(a), len(b)) {
 			if i >= len(a) || i >= len(b) {
-				told(fmt.Sprintf("%s the %dth", name, i+1), called(a[min(i, len(a)):]), called(b[min(i, len(b)):]))
+				report(fmt.Sprintf("%s the %dth", name, i+1), called(a[min(i, len(a)):]), called(b[min(i, len(b)):]))
 				break
 			}
-			differ("", a[i], b[i], func(path, a, b string) { told(name+" "+path, a, b) })
+			differ("", a[i], b[i], func(path, a, b string) { report(name+" "+path, a, b) })
 		}
 	}
 	for _, of := range orders {
 		for _, pod := range []string{"", "new."} { // a pod, and its replacement
 			if a, b := order(kubelet.steps, ours, of.methods, pod), order(agent.steps, theirs, of.methods, pod); a != b {
-				told("order of "+pod+of.what, a, b)
+				report("order of "+pod+of.what, a, b)
 			}
 		}
 	}
-	differ("", kubelet.status, agent.status, func(path, a, b string) { told("status "+path, a, b) })
-	differ("", kubelet.later, agent.later, func(path, a, b string) { told("later status "+path, a, b) })
+	differ("", kubelet.status, agent.status, func(path, a, b string) { report("status "+path, a, b) })
+	differ("", kubelet.later, agent.later, func(path, a, b string) { report("later status "+path, a, b) })
 	return lines
 }
 
@@ -122,25 +122,25 @@ func order(steps []step, other map[string][]any, methods []string, pod string) s
 
 // differ reports where two values differ. Lists of named elements are compared by name, and their
 // order separately.
-func differ(path string, a, b any, tell func(path, a, b string)) {
+func differ(path string, a, b any, report func(path, a, b string)) {
 	switch x := a.(type) {
 	case map[string]any:
 		if y, ok := b.(map[string]any); ok {
-			differMaps(path, x, y, tell)
+			differMaps(path, x, y, report)
 			return
 		}
 	case []any:
 		if y, ok := b.([]any); ok {
-			differLists(path, x, y, tell)
+			differLists(path, x, y, report)
 			return
 		}
 	}
 	if x, y := text(a), text(b); x != y {
-		tell(path, x, y)
+		report(path, x, y)
 	}
 }
 
-func differMaps(path string, a, b map[string]any, tell func(path, a, b string)) {
+func differMaps(path string, a, b map[string]any, report func(path, a, b string)) {
 	keys := map[string]bool{}
 	for k := range a {
 		keys[k] = true
@@ -153,25 +153,25 @@ func differMaps(path string, a, b map[string]any, tell func(path, a, b string)) 
 		if path != "" {
 			at = path + "." + k
 		}
-		differ(at, a[k], b[k], tell)
+		differ(at, a[k], b[k], report)
 	}
 }
 
-func differLists(path string, a, b []any, tell func(path, a, b string)) {
+func differLists(path string, a, b []any, report func(path, a, b string)) {
 	x, xs := named(a)
 	y, ys := named(b)
 	if x == nil || y == nil {
 		if s, t := text(a), text(b); s != t {
-			tell(path, s, t)
+			report(path, s, t)
 		}
 		return
 	}
 	for _, name := range slices.Sorted(maps.Keys(x)) {
-		differ(path+"["+name+"]", x[name], y[name], tell)
+		differ(path+"["+name+"]", x[name], y[name], report)
 	}
 	for _, name := range slices.Sorted(maps.Keys(y)) {
 		if _, ok := x[name]; !ok {
-			tell(path+"["+name+"]", text(nil), text(y[name]))
+			report(path+"["+name+"]", text(nil), text(y[name]))
 		}
 	}
 	in := func(m map[string]any) func(string) bool {
@@ -179,7 +179,7 @@ func differLists(path string, a, b []any, tell func(path, a, b string)) {
 	}
 	xs, ys = slices.DeleteFunc(xs, in(y)), slices.DeleteFunc(ys, in(x))
 	if !slices.Equal(xs, ys) {
-		tell(path+" order", strings.Join(xs, " "), strings.Join(ys, " "))
+		report(path+" order", strings.Join(xs, " "), strings.Join(ys, " "))
 	}
 }
 

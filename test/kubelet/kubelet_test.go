@@ -290,7 +290,7 @@ func (n *node) begins(m *manifest) error {
 	}
 	m.was = pod
 	if !came {
-		m.missed = append(m.missed, fmt.Sprintf("%s did not reach the state %q: %s", m.name, m.until, text(told(pod.Status))))
+		m.missed = append(m.missed, fmt.Sprintf("%s did not reach the state %q: %s", m.name, m.until, text(comparedStatus(pod.Status))))
 	}
 	return nil
 }
@@ -322,7 +322,7 @@ func (n *node) becomes(m *manifest) error {
 	if came {
 		pod = n.settles(m.name, pod)
 	} else {
-		m.missed = append(m.missed, fmt.Sprintf("%s did not reach a state after the turn %s: %s", m.name, m.turn.name, text(told(pod.Status))))
+		m.missed = append(m.missed, fmt.Sprintf("%s did not reach a state after the turn %s: %s", m.name, m.turn.name, text(comparedStatus(pod.Status))))
 	}
 	m.later = pod
 	return nil

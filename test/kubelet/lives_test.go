@@ -136,7 +136,7 @@ func (n *node) settles(name string, pod *v1.Pod) *v1.Pod {
 		over := p.Status.Phase == v1.PodSucceeded || p.Status.Phase == v1.PodFailed
 		_, sandbox := podutil.GetPodCondition(&p.Status, v1.PodReadyToStartContainers)
 		stands := over && sandbox != nil && sandbox.Status == v1.ConditionTrue
-		if now := text(told(p.Status)); now != last || stands {
+		if now := text(comparedStatus(p.Status)); now != last || stands {
 			last, since = now, time.Now()
 		}
 		pod = p

@@ -40,7 +40,7 @@ const (
 var ownTurns = append(edited("edited", "", func(t *turn) { t.do = (*node).putNext }),
 	turn{name: "comes-back", fits: (*life).staysAndRestarts, do: (*node).comesBack, came: begunAnew},
 	turn{name: "comes-back-edited", edit: func(l *life) { l.pod.Labels = with(l.pod.Labels) }, do: (*node).comesBack, came: replaced},
-	turn{name: "killed", fits: (*life).stays, do: (*node).killed, came: lost},
+	turn{name: "killed", fits: (*life).stays, do: (*node).killTarget, came: lost},
 	turn{name: "sandbox-stopped", fits: (*life).staysAndRestarts, do: (*node).sandboxesStopped, came: lost},
 )
 
@@ -53,14 +53,14 @@ var nodeTurns = slices.Concat(
 		{name: "driver-killed-pulling", fits: (*life).comesToFirst, make: (*life).pulls, do: (*node).inPull, kills: "driver", came: asBefore},
 		{name: "driver-killed-ending", fits: (*life).comesToFirst, make: (*life).endsSlowly, do: (*node).inStop, kills: "driver", goes: true},
 		{name: "gone-meanwhile", kills: "driver", away: (*node).takeAway, goes: true},
-		{name: "killed-meanwhile", fits: (*life).stays, kills: "driver", away: (*node).killed, came: lost},
+		{name: "killed-meanwhile", fits: (*life).stays, kills: "driver", away: (*node).killTarget, came: lost},
 		{name: "sandbox-stopped-meanwhile", fits: (*life).staysAndRestarts, kills: "driver", away: (*node).sandboxesStopped, came: lost},
 		// A running driver might or might not see the stopped sandbox before it is removed.
 		{name: "sandbox-removed-meanwhile", fits: (*life).staysAndRestarts, kills: "driver", away: (*node).sandboxesRemoved, came: lost},
 		{name: "crispd-killed", kills: "crispd", came: asBefore},
 		{name: "crispd-killed", kills: "crispd", came: asBefore},
 		{name: "crispd-killed", kills: "crispd", came: asBefore},
-		{name: "killed-under-crispd", fits: (*life).stays, do: (*node).aimed, kills: "crispd", away: (*node).shot, came: lost},
+		{name: "killed-under-crispd", fits: (*life).stays, do: (*node).findTarget, kills: "crispd", away: (*node).killFound, came: lost},
 	},
 	edited("edited-meanwhile", "driver", func(t *turn) { t.away = (*node).putNext }),
 )
@@ -205,16 +205,16 @@ func (n *node) comesBack(m *manifest) error {
 	return n.put(m, cmp.Or(m.next, m.text))
 }
 
-// killed kills the process of the target. aimed finds the process, for which crispd must be
-// running, and shot kills it.
-func (n *node) killed(m *manifest) error {
-	if err := n.aimed(m); err != nil {
+// killTarget kills the process of the target. findTarget finds the process, for which crispd must
+// be running, and killFound kills it.
+func (n *node) killTarget(m *manifest) error {
+	if err := n.findTarget(m); err != nil {
 		return err
 	}
-	return n.shot(m)
+	return n.killFound(m)
 }
 
-func (n *node) aimed(m *manifest) (err error) {
+func (n *node) findTarget(m *manifest) (err error) {
 	m.pid, err = n.process(func(c *cri.Container) bool { return podOfLabels(c.Labels) == m.name && c.Metadata.Name == m.target })
 	if err == nil && m.pid <= 1 {
 		err = fmt.Errorf("%s has the process %d", m.target, m.pid)
@@ -222,7 +222,7 @@ func (n *node) aimed(m *manifest) (err error) {
 	return err
 }
 
-func (n *node) shot(m *manifest) error { return syscall.Kill(m.pid, syscall.SIGKILL) }
+func (n *node) killFound(m *manifest) error { return syscall.Kill(m.pid, syscall.SIGKILL) }
 
 func (n *node) sandboxesStopped(m *manifest) error {
 	return n.eachSandbox(m, func(runtime cri.RuntimeServiceClient, id string) error {

@@ -59,7 +59,7 @@ func TestRandomPods(t *testing.T) {
 	n := startNode(t, "agent")
 	n.look = func(pod *v1.Pod) {
 		if given[pod.Name] == nil || !reached("phase Running", &pod.Status) {
-			t.Errorf("a pod is %s", text(told(pod.Status)))
+			t.Errorf("a pod is %s", text(comparedStatus(pod.Status)))
 			return
 		}
 		want := given[pod.Name].DeepCopy()

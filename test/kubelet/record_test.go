@@ -127,11 +127,11 @@ func recordsOf(t *testing.T, n *session) map[string]*record {
 			}
 		}
 		r.pod = pod
-		text, err := json.Marshal(told(pod.Status))
+		text, err := json.Marshal(comparedStatus(pod.Status))
 		check(t, err)
 		r.status = form.value(t, text)
 		if later := n.Later[name]; later != nil {
-			text, err := json.Marshal(told(later.Status))
+			text, err := json.Marshal(comparedStatus(later.Status))
 			check(t, err)
 			r.later = form.value(t, text)
 		}
@@ -271,8 +271,8 @@ func (f form) apply(v any) any {
 	return v
 }
 
-// told returns the parts of a status that must be equal, without times, IDs and addresses.
-func told(s v1.PodStatus) map[string]any {
+// comparedStatus returns the parts of a status that must be equal, without times, IDs and addresses.
+func comparedStatus(s v1.PodStatus) map[string]any {
 	conditions := map[string]any{}
 	for _, c := range s.Conditions {
 		conditions[string(c.Type)] = map[string]any{"status": c.Status, "reason": c.Reason, "message": c.Message}
