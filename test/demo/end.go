@@ -16,7 +16,7 @@ import (
 func (d *demo) end() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 	defer cancel()
-	say("The end: what was applied is deleted.")
+	say("Clean-up: the applied objects are deleted.")
 	var errs []error
 	if _, err := os.Stat(d.stack()); err == nil && len(d.daemons) == 2 { // otherwise there is no pod, or no daemon to end it
 		errs = append(errs, d.crisp(ctx, "delete", "-f", d.stack(), "--ignore-not-found"))

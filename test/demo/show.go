@@ -45,7 +45,7 @@ const (
 
 // show runs the demo.
 func (d *demo) show(ctx context.Context) error {
-	say("A crispd of its own, in %s. Nothing else on this machine is touched.", d.dir)
+	say("A separate crispd, in %s. It does not affect anything else on this machine.", d.dir)
 	if err := os.WriteFile(filepath.Join(d.dir, "crispd.toml"), nil, 0o644); err != nil {
 		return err
 	}
@@ -56,7 +56,7 @@ func (d *demo) show(ctx context.Context) error {
 		return err
 	}
 
-	say("An image, from a file: no registry, no network.")
+	say("An image from a file, without a registry or network.")
 	archive := filepath.Join(d.dir, "webserver.tar")
 	if err := packImage(filepath.Join(d.bin, "webserver"), archive); err != nil {
 		return err
@@ -69,7 +69,7 @@ func (d *demo) show(ctx context.Context) error {
 	}
 
 	// Without cgroups for QoS classes: kubepods would be left behind, as a kubelet leaves it.
-	say("The agent: what a kubelet is to a cluster, it is to this machine.")
+	say("The agent, which runs pods on this machine as a kubelet does in a cluster.")
 	if err := d.start(ctx, "crisp", "agent", "--runtime-endpoint", "unix://"+d.socket(), "--root", d.agentRoot(), "--manifests", d.manifests(),
 		"--cgroups-per-qos=false"); err != nil {
 		return err
@@ -87,7 +87,7 @@ func (d *demo) apply(ctx context.Context) error {
 		return err
 	}
 	text := strings.Replace(stack, "hostPort: 8080", "hostPort: "+strconv.Itoa(port), 1)
-	say("A stack in one file: a server, its init container, its sidecar, their volume, a ConfigMap.")
+	say("A stack in one file: a server with its init container, sidecar and volume, and a ConfigMap.")
 	command("cat %s", d.stack())
 	fmt.Print(indent(text))
 	if err := os.WriteFile(d.stack(), []byte(text), 0o644); err != nil {
@@ -105,7 +105,7 @@ func (d *demo) apply(ctx context.Context) error {
 
 // visit shows the pod from outside and from inside.
 func (d *demo) visit(ctx context.Context, url string) error {
-	say("The page: its lines are from the manifest, the ConfigMap, the init container and the sidecar.")
+	say("The page, with lines from the manifest, the ConfigMap, the init container and the sidecar.")
 	command("curl %s", url)
 	body, err := fetch(ctx, url)
 	if err != nil {
