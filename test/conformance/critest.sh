@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the critest found on PATH against a fresh crispd and wipes that after.
+# Runs the critest found on PATH against a fresh crispd, and wipes that node's state afterwards.
 #
 #   critest.sh BINDIR [critest's flags…]
 #
