@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -124,8 +125,9 @@ func chosenOf(objects []given) []chosen {
 }
 
 // read checks the documents and returns their objects in the order of their dependencies: objects
-// that pods refer to come before pods.
-func (c *cli) read(docs []document, namespace, mode string) ([]given, error) {
+// that pods refer to come before pods. What only an earlier release accepted is an error, unless
+// accepted, which may be nil, knows better.
+func (c *cli) read(docs []document, namespace, mode string, accepted func([]given) bool) ([]given, error) {
 	unknown, ok := validations[mode]
 	if !ok {
 		return nil, usageError("--validate %s: want strict, warn or ignore", mode)
@@ -133,39 +135,74 @@ func (c *cli) read(docs []document, namespace, mode string) ([]given, error) {
 	var all []given
 	var errs []string
 	for _, doc := range docs {
-		_, warnings, err := manifest.Read(doc.name, doc.data, manifest.Options{Source: manifest.SourceAPI, Unknown: unknown})
+		o := manifest.Options{Source: manifest.SourceAPI, Unknown: unknown}
+		_, warnings, err := manifest.Read(doc.name, doc.data, o)
 		for _, w := range warnings {
 			fmt.Fprintln(c.stderr, "crisp: warning:", w)
 		}
 		if err != nil {
+			o.Accepted = true
+			if _, _, acceptedErr := manifest.Read(doc.name, doc.data, o); acceptedErr != nil || accepted == nil {
+				errs = append(errs, err.Error())
+				continue
+			}
+		}
+		objects, splitErr := objectsOf(doc, namespace)
+		if splitErr != nil {
+			return nil, splitErr
+		}
+		if err != nil && (!sameFaults(err, objects, o) || !accepted(objects)) {
 			errs = append(errs, err.Error())
 			continue
 		}
-		texts, err := manifest.Split(doc.name, doc.data)
-		if err != nil {
-			return nil, err
-		}
-		for _, text := range texts {
-			var head metav1.PartialObjectMetadata
-			if err := json.Unmarshal(text, &head); err != nil {
-				return nil, err
-			}
-			kind, known := api.KindOf(head.Kind)
-			if !known || !kind.Writable {
-				continue // a namespace
-			}
-			g := given{chosen{target{kind, head.Name}, head.Namespace}, text}
-			if kind.Namespaced && g.namespace == "" {
-				g.namespace = namespace
-			}
-			all = append(all, g)
-		}
+		all = append(all, objects...)
 	}
 	if len(errs) > 0 {
 		return nil, &exitError{exitInvalid, strings.Join(errs, "\n")}
 	}
 	slices.SortStableFunc(all, func(a, b given) int { return rank(a.kind) - rank(b.kind) })
 	return all, nil
+}
+
+// sameFaults reports whether objects have all the faults of their document: a key that is there
+// twice, for instance, is only in the document.
+func sameFaults(err error, objects []given, o manifest.Options) bool {
+	all, _ := errors.AsType[manifest.Errors](err)
+	o.Accepted = false
+	var found manifest.Errors
+	for _, g := range objects {
+		_, _, err := manifest.Read("", g.text, o)
+		errs, _ := errors.AsType[manifest.Errors](err)
+		found = append(found, errs...)
+	}
+	return !slices.ContainsFunc(all, func(e manifest.Error) bool {
+		return !slices.ContainsFunc(found, func(f manifest.Error) bool { return f.Field == e.Field && f.Text == e.Text })
+	})
+}
+
+// objectsOf returns the objects of a document that the agent keeps.
+func objectsOf(doc document, namespace string) ([]given, error) {
+	texts, err := manifest.Split(doc.name, doc.data)
+	if err != nil {
+		return nil, err
+	}
+	var list []given
+	for _, text := range texts {
+		var head metav1.PartialObjectMetadata
+		if err := json.Unmarshal(text, &head); err != nil {
+			return nil, err
+		}
+		kind, known := api.KindOf(head.Kind)
+		if !known || !kind.Writable {
+			continue // a namespace
+		}
+		g := given{chosen{target{kind, head.Name}, head.Namespace}, text}
+		if kind.Namespaced && g.namespace == "" {
+			g.namespace = namespace
+		}
+		list = append(list, g)
+	}
+	return list, nil
 }
 
 func rank(k api.Kind) int {
@@ -214,7 +251,11 @@ func applyCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		objects, err := c.read(docs, namespace, mode)
+		var accepted func([]given) bool
+		if dryRun != "client" {
+			accepted = func(list []given) bool { return c.wouldTake(list, mode) }
+		}
+		objects, err := c.read(docs, namespace, mode, accepted)
 		if err != nil {
 			return err
 		}
@@ -282,8 +323,25 @@ func annotate(g *given, key, value string) error {
 	return err
 }
 
+// wouldTake reports whether the agent would take all of the objects: it judges of those that it has
+// only what changes.
+func (c *cli) wouldTake(list []given, mode string) bool {
+	for _, g := range list {
+		query := putQuery(mode)
+		query.Set("dryRun", "All")
+		if _, err := c.send(http.MethodPut, g.path(), query, g.text, nil); err != nil {
+			return false
+		}
+	}
+	return true
+}
+
+func putQuery(mode string) url.Values {
+	return url.Values{"create": {"true"}, "fieldValidation": {map[string]string{"warn": "Warn", "ignore": "Ignore"}[mode]}}
+}
+
 func (c *cli) put(g given, mode string, dryRun bool, output string) error {
-	query := url.Values{"create": {"true"}, "fieldValidation": {map[string]string{"warn": "Warn", "ignore": "Ignore"}[mode]}}
+	query := putQuery(mode)
 	if dryRun {
 		query.Set("dryRun", "All")
 	}

@@ -31,7 +31,7 @@ func deleteCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&d.manifests, "remove-manifest", false, "remove the manifest file that a pod comes from")
 	fs.BoolVar(&d.ignore, "ignore-not-found", false, "succeed if an object does not exist")
 	fs.BoolVar(&d.wait, "wait", true, "wait until it is gone")
-	fs.DurationVar(&d.timeout, "timeout", 2*time.Minute, "how long to wait")
+	fs.DurationVar(&d.timeout, "timeout", 2*time.Minute, "how long to wait, for all of them together")
 	cmd.RunE = func(_ *cobra.Command, rest []string) error {
 		what, err := c.toDelete(files, rest, s, every)
 		if err != nil {
@@ -50,7 +50,7 @@ func (c *cli) toDelete(files []string, args []string, s scope, every bool) (what
 		if err != nil {
 			return nil, err
 		}
-		objects, err := c.read(docs, s.namespace, "ignore")
+		objects, err := c.read(docs, s.namespace, "ignore", func([]given) bool { return true })
 		if err != nil {
 			return nil, err
 		}
@@ -99,8 +99,9 @@ func (c *cli) deleteAll(what []chosen, d deletion) error {
 	begin := time.Now()
 	for _, t := range begun {
 		if d.wait && t.kind.Name == "Pod" {
-			if err := c.until(left(d.timeout, begin), t.String()+" is still there", func() (bool, error) { return c.is(t, "delete") }); err != nil {
-				return errors.Join(failed, err)
+			if err := c.gone(t, left(d.timeout, begin)); err != nil {
+				failed = errors.Join(failed, err)
+				continue // others may be gone
 			}
 		}
 		if _, err := fmt.Fprintln(c.stdout, t, "deleted"); err != nil {
@@ -108,6 +109,11 @@ func (c *cli) deleteAll(what []chosen, d deletion) error {
 		}
 	}
 	return failed
+}
+
+// gone waits until an object that is being deleted is gone.
+func (c *cli) gone(t chosen, timeout time.Duration) error {
+	return c.until(timeout, t.String()+" is still there", func() (bool, error) { return c.is(t, "delete") })
 }
 
 // delete has the agent delete an object. A pod then ends.

@@ -88,7 +88,7 @@ func (c *cli) unitOfFile(words, file string) error {
 	if err != nil {
 		return err
 	}
-	if _, err := c.read(docs, "default", "strict"); err != nil {
+	if _, err := c.read(docs, "default", "strict", nil); err != nil {
 		return err
 	}
 	return c.printUnit("pods of "+file, "ConditionPathExists="+file+"\n", fmt.Sprintf(`ExecStart=%[1]s apply --wait -f %[2]s

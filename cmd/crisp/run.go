@@ -94,7 +94,10 @@ func (c *cli) runOut(t chosen) error {
 	var cancel context.CancelFunc
 	end.ctx, cancel = undo.Context(c.ctx)
 	defer cancel()
-	err := end.delete(t, deletion{grace: grace, wait: true, timeout: time.Minute})
+	err := end.delete(t, deletion{grace: grace})
+	if err == nil {
+		err = end.gone(t, time.Minute)
+	}
 	if errors.Is(err, fault.NotFound) {
 		return nil
 	}
