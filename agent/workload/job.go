@@ -78,15 +78,22 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 
 func (s *jobState) suspended() bool { return s.Spec.Suspend != nil && *s.Spec.Suspend }
 
+// annotationComplete marks the pods of a Job that was complete; its value is the reason.
+const annotationComplete = "io.crisp.workload.complete"
+
 // kept returns the pods that stay after the Job's end, as its record. Active pods of a failed Job
-// end, and stay too. All pods of a failed Job are marked, so that it stays failed even if it is
-// later suspended or its limits are raised.
+// end, and stay too. Pods are marked with the end, so that it stays the same even if the Job is
+// later suspended or its limits are changed.
 func (s *jobState) kept(reason string, condition batchv1.JobConditionType) (pods []*v1.Pod) {
 	for _, p := range s.pods {
 		switch {
 		case condition == batchv1.JobFailed && p.Annotations[podsync.AnnotationEnded] == "":
 			pod := p.DeepCopy()
 			pod.Annotations[podsync.AnnotationEnded] = reason
+			pods = append(pods, pod)
+		case condition == batchv1.JobComplete && podsync.Terminal(&p.Status) && p.Annotations[annotationComplete] == "":
+			pod := p.DeepCopy()
+			pod.Annotations[annotationComplete] = reason
 			pods = append(pods, pod)
 		case condition == batchv1.JobFailed || podsync.Terminal(&p.Status):
 			pods = append(pods, p.Pod)
@@ -195,7 +202,10 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 			return reason, batchv1.JobFailed // final
 		}
 	}
+	was := slices.ContainsFunc(s.pods, func(p Pod) bool { return p.Annotations[annotationComplete] != "" })
 	switch { // in the order of Kubernetes' Job controller
+	case was && len(s.succeeded) > 0 && (completions == nil || len(s.succeeded) >= int(*completions)):
+		return batchv1.JobReasonCompletionsReached, batchv1.JobComplete // that is final, unless more completions are wanted
 	case s.failed > int(*s.Spec.BackoffLimit), s.restarts >= max(1, int(*s.Spec.BackoffLimit)):
 		return batchv1.JobReasonBackoffLimitExceeded, batchv1.JobFailed
 	case completions != nil && len(s.succeeded) >= int(*completions):

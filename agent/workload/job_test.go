@@ -131,6 +131,23 @@ func TestJobStaysFailed(t *testing.T) {
 	}
 }
 
+// A Job that is complete stays complete if its limit is lowered, as for Kubernetes, whose controller
+// looks at no Job that is over.
+func TestJobStaysComplete(t *testing.T) {
+	w := &world{t: t, now: time.Unix(1e9, 0), object: read(t, strings.Replace(fmt.Sprintf(sum, ""), "completions: 3", "completions: 1", 1))}
+	w.step()
+	w.end("sum-0", v1.PodFailed)
+	w.now = w.now.Add(time.Minute)
+	w.step()
+	w.end("sum-1", v1.PodSucceeded)
+	w.expect("complete", "sum-0:1 sum-1:1")
+	w.object.(*batchv1.Job).Spec.BackoffLimit = new(int32)
+	w.expect("still complete", "sum-0:1 sum-1:1")
+	if got := condition(w.plan); got != "Complete CompletionsReached" {
+		t.Errorf("condition %q", got)
+	}
+}
+
 // A pod that does not fit on the node has no containers with an end time. The next pod still waits
 // for the backoff, and a finished Job stays for its TTL.
 func TestJobPodRejected(t *testing.T) {
