@@ -75,10 +75,8 @@ func (s *Store) decode(r *record) {
 		}
 		return
 	}
-	r.decoded, r.warnings, r.err, r.description = objects[0], warnings, nil, manifest.Key(objects[0])
-	for i := range warnings { // the text is not from a file
-		warnings[i].File, warnings[i].Line = r.description, 0
-	}
+	r.decoded, r.err, r.description = objects[0], nil, manifest.Key(objects[0])
+	r.warnings = of(r.description, warnings)
 	s.stamp(r)
 }
 

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -51,10 +52,12 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 		return nil, "", nil, err
 	}
 	objects, warnings, err := manifest.Read("", given, s.options(o.Unknown)) // before the lock: it may take a while
+	var wrong manifest.Errors
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
 		objects, warnings, err = s.forgiveLocked(given, o.Unknown, err)
+		wrong = warnings
 	}
 	if err != nil {
 		return nil, "", nil, plain(err)
@@ -65,12 +68,9 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	key := manifest.Key(objects[0])
 	old := s.records[key]
 	if same := keepTemplate(given, objects[0], old); same != nil {
-		given = same
-		if objects, warnings, err = manifest.Read("", given, s.options(o.Unknown)); err != nil {
-			objects, warnings, err = s.forgiveLocked(given, o.Unknown, err)
-		}
-		if err != nil {
-			return nil, "", nil, plain(err)
+		// The text that it has may have what the new one has not: a field that counts for nothing.
+		if kept, w, err := manifest.Read("", same, s.options(o.Unknown)); err == nil && len(w) <= len(warnings) {
+			given, objects, warnings = same, kept, w
 		}
 	}
 	switch {
@@ -82,7 +82,7 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 		version != "" && (old == nil || strconv.FormatUint(old.Version, 10) != version):
 		return nil, "", nil, fault.WrongState.Errorf("%s has been changed: read it again", key)
 	}
-	r := &record{Object: given, file: s.path(objects[0]), decoded: objects[0], description: key}
+	r := &record{Object: given, file: s.path(objects[0]), decoded: objects[0], description: key, warnings: of(key, wrong)}
 	outcome, err := s.succeed(r, old)
 	if err != nil || outcome == Unchanged {
 		if old != nil {
@@ -105,6 +105,15 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	return r.decoded, outcome, warnings, s.saveLocked(r)
 }
 
+// of returns errors in the text of an object that is not from a file.
+func of(key string, errs manifest.Errors) manifest.Errors {
+	errs = slices.Clone(errs)
+	for i := range errs {
+		errs[i].File, errs[i].Line = key, 0
+	}
+	return errs
+}
+
 // forgiveLocked reads an object to put for which manifest.Read returned err. What was wrong with it
 // before, in the same words, is only a warning, as in Kubernetes: an earlier release accepted it,
 // and whoever edits something else need not mend it.
@@ -121,13 +130,25 @@ func (s *Store) forgiveLocked(given []byte, u manifest.Unknown, err error) ([]ma
 	}
 	o.Unknown = manifest.Ignore
 	_, before, _ := manifest.Read("", old.Object, o)
-	for _, w := range warnings {
-		if !slices.ContainsFunc(before, func(b manifest.Error) bool { return b.Field == w.Field && b.Text == w.Text }) {
+	now := warnings
+	if u != manifest.Strict { // then unknown fields are no errors
+		_, now, _ = manifest.Read("", given, o)
+	}
+	known := map[[2]string]int{} // how often
+	for _, b := range before {
+		known[[2]string{index.ReplaceAllString(b.Field, "[]"), b.Text}]++
+	}
+	for _, w := range now {
+		fault := [2]string{index.ReplaceAllString(w.Field, "[]"), w.Text}
+		if known[fault]--; known[fault] < 0 {
 			return nil, nil, err
 		}
 	}
 	return objects, warnings, nil
 }
+
+// index matches the place in a list, which an edit of another element may move.
+var index = regexp.MustCompile(`\[\d+\]`)
 
 // with returns a copy of the record with other configurations of field managers.
 func (r *record) with(applied map[string]json.RawMessage) *record {

@@ -304,6 +304,46 @@ pod default/web: spec.containers[0].image: "i:1 " has blanks around it`
 		if err != nil || got != outcome || object.GetUID() != uid || len(warnings) != 2 {
 			t.Fatalf("an edit of something else: %v, %q, %v", got, warnings, err)
 		}
+		if w := s.Update().Files[0].Warnings; w.Error() != want {
+			t.Errorf("what is wrong is no longer shown: %v", w)
+		}
+	}
+	if _, _, _, err := s.Put([]byte(strings.Replace(edited, "  containers", "  other: 1\n  containers", 1)), store.PutOptions{Unknown: manifest.Warn, DryRun: true}); err != nil {
+		t.Errorf("an unknown field is an error, and was only to be a warning: %v", err)
+	}
+}
+
+// An edit of a list may move what an earlier agent accepted in it.
+func TestAcceptedElementMoves(t *testing.T) {
+	dir := t.TempDir()
+	const text = `{"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "w"}, "spec": {"selector": {"matchLabels": {"a": "b"}},
+		"template": {"metadata": {"labels": {"a": "b"}}, "spec": {"volumes": [{"name": "v", "emptyDir": {}}], "containers": [{"name": "c", "image": "i:1"}]}}}}`
+	put(t, open(t, dir), text, store.PutOptions{}, store.Created)
+	path := filepath.Join(dir, "deployment", "default", "w.json")
+	data, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wrong := strings.NewReplacer(`"emptyDir":{}`, `"emptyDir":{"mode":7}`, `"emptyDir": {}`, `"emptyDir": {"mode": 7}`)
+	if err := os.WriteFile(path, []byte(wrong.Replace(string(data))), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	s := open(t, dir)
+	mode := func() bool {
+		var now struct{ Object json.RawMessage } // its former templates are beside it
+		data, err := os.ReadFile(path)
+		return err != nil || json.Unmarshal(data, &now) != nil || strings.Contains(string(now.Object), `"mode"`)
+	}
+	moved := strings.Replace(wrong.Replace(text), `{"name": "v"`, `{"name": "u", "emptyDir": {}}, {"name": "v"`, 1)
+	if _, _, _, err := s.Put([]byte(moved), store.PutOptions{DryRun: true}); err != nil || !mode() {
+		t.Errorf("a volume before it: %v", err)
+	}
+	if _, _, _, err := s.Put([]byte(strings.Replace(moved, `"u", "emptyDir": {}`, `"u", "emptyDir": {"mode": 7}`, 1)), store.PutOptions{DryRun: true}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("another of the same kind: %v", err)
+	}
+	// Whoever removes what has no effect has removed it, though the template means the same.
+	if _, _, _, err := s.Put([]byte(text), store.PutOptions{}); err != nil || mode() {
+		t.Errorf("it cannot be removed: %v", err)
 	}
 }
 
