@@ -55,7 +55,9 @@ func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 		for i := range pod.Spec.Volumes {
 			if image := pod.Spec.Volumes[i].Image; image != nil {
 				resp, err := k.o.Images.ImageStatus(ctx, &cri.ImageSpec{Image: image.Reference}, false)
-				if err = criruntime.Fault(err); err != nil && !errors.Is(err, fault.Invalid) { // no image has an invalid reference
+				// Only an answer says what is in use. Another error concerns this reference, and would
+				// keep all other images for as long as the pod is there.
+				if err = criruntime.Fault(err); errors.Is(err, fault.Unavailable) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
 					return nil, fmt.Errorf("image %s of a volume of pod %s: %w", image.Reference, podsync.KeyOf(pod), err)
 				}
 				used[resp.GetImage().GetId()] = true

@@ -147,7 +147,7 @@ func (m *Maker) Make(ctx context.Context, pod *v1.Pod) error {
 		end := stage.Enter(ctx, "volume "+v.Name)
 		err := m.make(pod, v)
 		if errors.Is(err, fault.NotFound) && m.made(pod, v) {
-			err = nil // Refresh reports it
+			err = nil // Refresh reports it for files
 		}
 		if err == nil {
 			err = m.share(pod, v)
