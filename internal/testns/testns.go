@@ -89,9 +89,11 @@ func Main(m *testing.M, o Options) {
 	case roleInit:
 		os.Exit(initMain())
 	case roleNetwork:
-		if err := ownNetwork(); err != nil {
-			fmt.Fprintln(os.Stderr, "set the tests' network up:", err)
-			os.Exit(1)
+		if !set("fuzzworker") { // which is in its coordinator's network
+			if err := ownNetwork(); err != nil {
+				fmt.Fprintln(os.Stderr, "set the tests' network up:", err)
+				os.Exit(1)
+			}
 		}
 		o.OwnNetwork = false
 	}
