@@ -61,7 +61,7 @@ func TestSameContainers(t *testing.T) {
 		}
 		theirs := seesOn(t, peer, tw)
 		if tw.container.Linux.SecurityContext.SupplementalGroupsPolicy == cri.SupplementalGroupsPolicy_Strict && len(theirs) > 1 {
-			// Without the primary group, which containerd leaves out, who changes it leaves it (CVE-2022-36109).
+			// Without the primary group, which containerd leaves out, who changes it leaves it.
 			theirs = strictGroups(tw, theirs)
 		}
 		want := predict(withoutFlags(theirs, tw, explained), tw, reasons, explained)
