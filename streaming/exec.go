@@ -23,7 +23,7 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 		return nil, err
 	}
 	path, err := s.tokens.add("exec", func(w http.ResponseWriter, r *http.Request) {
-		a := &adapter{ctx: r.Context(), runtime: s.runtime}
+		a := &adapter{ctx: r.Context(), runtime: s.runtime, options: o}
 		if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
 			s.serveV5(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
 				return s.runtime.ExecStream(ctx, req.ContainerId, req.Cmd, st)
@@ -50,7 +50,7 @@ func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 		return nil, err
 	}
 	path, err := s.tokens.add("attach", func(w http.ResponseWriter, r *http.Request) {
-		a := &adapter{ctx: r.Context(), runtime: s.runtime}
+		a := &adapter{ctx: r.Context(), runtime: s.runtime, options: o}
 		if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
 			s.serveV5(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
 				return 0, s.runtime.AttachStream(ctx, req.ContainerId, st)
@@ -82,15 +82,16 @@ func check(o remotecommand.Options) error {
 type adapter struct {
 	ctx      context.Context // of the connection
 	runtime  Runtime
+	options  remotecommand.Options // of an exec or attach
 	forwards forwards
 }
 
 // ExecInContainer runs a command. If the error is a utilexec.ExitError, the library
 // sends the client the exit code, as NonZeroExitCode of metav1.Status.
-func (a *adapter) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
+func (a *adapter) ExecInContainer(ctx context.Context, _, _, container string, cmd []string, in io.Reader, out, errw io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize, _ time.Duration) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	code, err := a.runtime.ExecStream(ctx, container, cmd, streams(ctx, in, out, errw, tty, resize))
+	code, err := a.runtime.ExecStream(ctx, container, cmd, streams(ctx, a.options, in, out, errw, resize))
 	if err != nil {
 		return err
 	}
@@ -101,10 +102,10 @@ func (a *adapter) ExecInContainer(ctx context.Context, _, _, container string, c
 }
 
 // AttachContainer connects to a container.
-func (a *adapter) AttachContainer(ctx context.Context, _, _, container string, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) error {
+func (a *adapter) AttachContainer(ctx context.Context, _, _, container string, in io.Reader, out, errw io.WriteCloser, _ bool, resize <-chan remotecommand.TerminalSize) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	return a.runtime.AttachStream(ctx, container, streams(ctx, in, out, errw, tty, resize))
+	return a.runtime.AttachStream(ctx, container, streams(ctx, a.options, in, out, errw, resize))
 }
 
 // PortForward forwards one connection. The library's context does not end with the client.
@@ -114,10 +115,11 @@ func (a *adapter) PortForward(_ context.Context, sandbox, _ string, port int32, 
 	})
 }
 
-// streams converts the library's streams.
-func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bool, resize <-chan remotecommand.TerminalSize) Streams {
-	s := Streams{Stdout: out, Stderr: errw, TTY: tty}
-	if in != nil {
+// streams converts the library's streams. Over WebSocket it has all of them, also those that are
+// not in o: such an input ends at once.
+func streams(ctx context.Context, o remotecommand.Options, in io.Reader, out, errw io.WriteCloser, resize <-chan remotecommand.TerminalSize) Streams {
+	s := Streams{TTY: o.TTY}
+	if o.Stdin && in != nil {
 		ahead := newReadAhead()
 		s.Stdin = ahead
 		go ahead.fill(in, func(room <-chan struct{}) bool {
@@ -129,8 +131,14 @@ func streams(ctx context.Context, in io.Reader, out, errw io.WriteCloser, tty bo
 			}
 		})
 	}
-	if tty {
-		s.Stderr, s.Resize = nil, resize
+	if o.Stdout {
+		s.Stdout = out
+	}
+	if o.Stderr {
+		s.Stderr = errw
+	}
+	if o.TTY {
+		s.Resize = resize
 	} else if resize != nil {
 		go func() { // unwanted sizes; unread, they would block the other streams
 			for range resize {

@@ -48,17 +48,7 @@ func TestUnwantedSizes(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, err := websocket.NewConfig(strings.Replace(resp.Url, "http", "ws", 1), "http://localhost")
-			if err != nil {
-				t.Fatal(err)
-			}
-			c.Protocol = []string{protocol}
-			ws, err := c.DialContext(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			defer ws.Close()
-			ws.SetDeadline(time.Now().Add(20 * time.Second))
+			ws := dialWebSocket(t, resp.Url, protocol)
 			for range 3 {
 				websocket.Message.Send(ws, append([]byte{resizeChannel}, `{"Width":80,"Height":24}`...))
 			}
@@ -77,6 +67,59 @@ func TestUnwantedSizes(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A stream that was not requested is not there, whatever the protocol: an input that ended at once
+// would end an attach, or the container's own input.
+func TestOnlyRequestedStreams(t *testing.T) {
+	for _, protocol := range []string{"v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"} {
+		t.Run(protocol, func(t *testing.T) {
+			got := make(chan Streams, 2)
+			s := start(t, fake{
+				exec: func(_ context.Context, _ string, _ []string, st Streams) (int32, error) {
+					got <- st
+					return 0, nil
+				},
+				attach: func(_ context.Context, _ string, st Streams) error {
+					got <- st
+					return nil
+				},
+			})
+			exec, err := s.Exec(&cri.ExecRequest{ContainerId: "c1", Stderr: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			attach, err := s.Attach(&cri.AttachRequest{ContainerId: "c1", Stdout: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			dialWebSocket(t, exec.Url, protocol)
+			if st := <-got; st.Stdin != nil || st.Stdout != nil || st.Stderr == nil {
+				t.Errorf("exec with stderr alone has %+v", st)
+			}
+			dialWebSocket(t, attach.Url, protocol)
+			if st := <-got; st.Stdin != nil || st.Stdout == nil || st.Stderr != nil {
+				t.Errorf("attach with stdout alone has %+v", st)
+			}
+		})
+	}
+}
+
+// dialWebSocket connects to url until the test ends.
+func dialWebSocket(t *testing.T, url, protocol string) *websocket.Conn {
+	t.Helper()
+	c, err := websocket.NewConfig(strings.Replace(url, "http", "ws", 1), "http://localhost")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Protocol = []string{protocol}
+	ws, err := c.DialContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { ws.Close() })
+	ws.SetDeadline(time.Now().Add(20 * time.Second))
+	return ws
 }
 
 // widest records the largest size that it is asked for.

@@ -57,18 +57,7 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 
 	sizes := make(chan remotecommand.TerminalSize)
 	go readSizes(ctx, open[resizeChannel], sizes)
-	var in io.Reader
-	var out, errw io.WriteCloser
-	if o.Stdin {
-		in = open[stdinChannel]
-	}
-	if o.Stdout {
-		out = open[stdoutChannel]
-	}
-	if o.Stderr {
-		errw = open[stderrChannel]
-	}
-	code, err := run(ctx, streams(ctx, in, out, errw, o.TTY, sizes))
+	code, err := run(ctx, streams(ctx, o, open[stdinChannel], open[stdoutChannel], open[stderrChannel], sizes))
 	open[errorChannel].Write(status(code, err))
 }
 
