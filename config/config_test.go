@@ -2,7 +2,6 @@ package config_test
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -88,10 +87,21 @@ func TestStateBehindLink(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(os.Mkdir(filepath.Join(dir, "run"), 0o755), os.Symlink("run", filepath.Join(dir, "link"))); err != nil {
+	if err := os.Mkdir(filepath.Join(dir, "run"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for given, want := range map[string]string{"link": "run", "link/a/b": "run/a/b", "none/../link/a": "run/a", "a/b": "a/b"} {
+	for link, target := range map[string]string{
+		"link": "run", "run/up": "../gone/a", "emptied": "link/b", "absolute": dir + "/emptied/c", "loop": "gone/../loop/d",
+	} {
+		if err := os.Symlink(target, filepath.Join(dir, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for given, want := range map[string]string{
+		"link": "run", "link/a/b": "run/a/b", "none/../link/a": "run/a", "a/b": "a/b",
+		// What a link leads to is gone after crispd wipe, and below /run after a reboot.
+		"emptied": "run/b", "emptied/a": "run/b/a", "absolute": "run/b/c", "link/up": "gone/a",
+	} {
 		c, err := config.Load(config.Source{Flags: map[string]string{"state": dir + "/" + given, "root": dir + "/root"}})
 		if err != nil {
 			t.Fatal(err)
@@ -100,6 +110,8 @@ func TestStateBehindLink(t *testing.T) {
 			t.Errorf("%s: state is %s, socket %s, want %s", given, c.State, c.Socket, want)
 		}
 	}
+	// It cannot be used, but must not be followed for ever.
+	config.Load(config.Source{Flags: map[string]string{"state": dir + "/loop", "root": dir + "/root"}})
 }
 
 // What crispd prints can be read back without loss.

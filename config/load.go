@@ -53,7 +53,7 @@ func Load(src Source) (*Config, error) {
 		}
 	}
 	if filepath.IsAbs(c.State) {
-		c.State = resolve(c.State)
+		c.State = resolve(c.State, maxLinks)
 	}
 	c.setDerived()
 	if err := c.check(); err != nil {
@@ -62,14 +62,24 @@ func Load(src Source) (*Config, error) {
 	return c, nil
 }
 
-// resolve follows the symbolic links in a path, as far as it exists. /var/run is often one, and
-// libcontainer refuses root file systems below a link.
-func resolve(path string) string {
+// maxLinks bounds the links to what does not exist that resolve follows: they can form a loop.
+const maxLinks = 40
+
+// resolve follows the symbolic links in a path, also where what they lead to does not exist.
+// /var/run is often a link, and libcontainer refuses root file systems below one.
+func resolve(path string, links int) string {
 	dir := filepath.Dir(path)
 	if real, err := filepath.EvalSymlinks(path); err == nil || dir == path {
 		return real
 	}
-	return filepath.Join(resolve(dir), filepath.Base(path))
+	target, err := os.Readlink(path)
+	if err != nil || links == 0 {
+		return filepath.Join(resolve(dir, links), filepath.Base(path))
+	}
+	if !filepath.IsAbs(target) {
+		target = filepath.Join(resolve(dir, links), target)
+	}
+	return resolve(target, links-1)
 }
 
 func (c *Config) setDefaults(src Source) {
