@@ -119,7 +119,6 @@ func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 // The output of a command with a terminal ends with the command, also if its reader has seen the
 // terminal closed before: it does not wait as long as for what a command leaves behind.
 func TestOutputOfAClosedTerminalEndsAtOnce(t *testing.T) {
-	t.Parallel()
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
