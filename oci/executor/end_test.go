@@ -1,7 +1,6 @@
 package executor_test
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -222,9 +221,23 @@ func TestOrphansAreReaped(t *testing.T) {
 	b := n.run([]string{"fork", "spawn", "sleep", "100ms", "exit", "3"}, withHostPID)
 	b.wait()
 	eventually(t, func() bool {
-		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(n.cmd.Process.Pid), "-o", "stat=").Output()
-		return !bytes.Contains(out, []byte("Z"))
+		return !strings.Contains(children(t, n.cmd.Process.Pid, "stat="), "Z")
 	}, "zombies are left")
+}
+
+// children returns a line of columns for each child of a process, as ps(1) has them.
+func children(t *testing.T, pid int, columns ...string) string {
+	t.Helper()
+	args := []string{"--ppid", fmt.Sprint(pid)}
+	for _, column := range columns {
+		args = append(args, "-o", column)
+	}
+	out, err := exec.Command("ps", args...).Output()
+	// It exits with 1 also if there are none.
+	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || len(exit.Stderr) > 0) {
+		t.Fatalf("ps: %v", err)
+	}
+	return string(out)
 }
 
 // A container in the host's PID namespace leaves hundreds of orphans while the start of
@@ -240,8 +253,11 @@ func TestManyOrphansAreReaped(t *testing.T) {
 	b := n.run([]string{"orphans", "300", "print", "left", "sleep", "for-ever"}, withHostPID)
 	b.says("left")
 	orphans := func() (count int) {
-		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(n.cmd.Process.Pid), "-o", "stat=", "-o", "args=").Output()
-		for line := range strings.Lines(string(out)) {
+		out := children(t, n.cmd.Process.Pid, "stat=", "args=")
+		if out == "" {
+			t.Fatal("ps shows no children of the executor, not even the container")
+		}
+		for line := range strings.Lines(out) {
 			if strings.HasPrefix(line, "Z") || strings.Contains(line, "echo-stdin") { // a zombie, or about to end
 				count++
 			}
@@ -343,8 +359,7 @@ func TestPodInit(t *testing.T) {
 	c := n.run([]string{"print", "up", "sleep", "for-ever"}, shared)
 	c.says("up")
 	eventually(t, func() bool {
-		out, _ := exec.Command("ps", "--ppid", fmt.Sprint(reply.Pid), "-o", "pid=").Output()
-		return len(bytes.TrimSpace(out)) == 0
+		return children(t, reply.Pid, "pid=") == ""
 	}, "orphans are left")
 	if !alive(c.reply.Pid) {
 		t.Fatal("the end of one container ended another")
