@@ -87,7 +87,7 @@ func setUp(p Pins, kinds []string, ns string) error {
 			return err
 		}
 	}
-	var refused []string
+	refused := map[string]string{}
 	for name, value := range p.Sysctls {
 		if sysctlPath(name) == pingGroups {
 			var err error
@@ -97,7 +97,7 @@ func setUp(p Pins, kinds []string, ns string) error {
 		}
 		err := setSysctl(name, value)
 		if errors.Is(err, os.ErrPermission) {
-			refused = append(refused, name)
+			refused[name] = value
 			continue
 		}
 		if err != nil {
@@ -116,8 +116,8 @@ func setUp(p Pins, kinds []string, ns string) error {
 			return fmt.Errorf("become root of the user namespace: %w", errno)
 		}
 	}
-	for _, name := range refused {
-		if err := setSysctl(name, p.Sysctls[name]); err != nil {
+	for name, value := range refused {
+		if err := setSysctl(name, value); err != nil {
 			return err
 		}
 	}
