@@ -1,25 +1,15 @@
 package spec
 
 import (
-	"strings"
-
-	"github.com/crisp-cri/crisp/internal/fault"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // devices returns the device nodes to create and the rules of the device cgroup. libcontainer
 // adds the nodes that every container has (null, zero, tty, …), and their rules.
-func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
+func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup) {
 	var nodes []specs.LinuxDevice
 	rules := []specs.LinuxDeviceCgroup{{Allow: privileged(in), Access: "rwm"}}
 	for _, d := range in.Devices {
-		access := d.Access
-		if access == "" {
-			access = "rwm"
-		}
-		if strings.Trim(access, "rwm") != "" {
-			return nil, nil, fault.Invalid.Errorf("device %s: permissions %q are not of \"rwm\"", d.Path, access)
-		}
 		node := d.LinuxDevice
 		if in.Host.DevicesFromUser && !privileged(in) {
 			uid, gid := in.User.UID, in.User.GID
@@ -30,8 +20,8 @@ func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup, error) {
 		} // else deviceMounts has it
 		if !privileged(in) {
 			major, minor := d.Major, d.Minor
-			rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: d.Type, Major: &major, Minor: &minor, Access: access})
+			rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: d.Type, Major: &major, Minor: &minor, Access: d.Access})
 		}
 	}
-	return nodes, rules, nil
+	return nodes, rules
 }

@@ -115,7 +115,7 @@ type Volume struct {
 type Device struct {
 	specs.LinuxDevice
 	Source string // absolute path on the host; needed only where no node can be made (see BindsNodes)
-	Access string // of "rwm"; "" = "rwm"
+	Access string // one or more of "rwm"
 }
 
 // Build returns the specification of one container. The error is fault.Invalid if
@@ -149,10 +149,7 @@ func Build(in Input) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	nodes, rules, err := devices(in)
-	if err != nil {
-		return nil, err
-	}
+	nodes, rules := devices(in)
 	resources.Devices = rules
 
 	linux := &specs.Linux{
