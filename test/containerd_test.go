@@ -95,12 +95,12 @@ data: {mode: "fast\n"}
 `, func(t *testing.T, l *lab) {
 		l.awaitPhase(v1.PodSucceeded)
 		l.says(0, `^done\n$`, "logs", "job")
-		// containerd fails the call for pod statistics while a sandbox is not ready, so the agent
+		// containerd 1.6 fails the call for pod statistics while a sandbox is not ready, so the agent
 		// adds up those of containers.
 		l.until(func() bool {
-			_, err := l.n.runtime().ListPodSandboxStats(t.Context(), &cri.ListPodSandboxStatsRequest{})
-			return err != nil
-		}, "the runtime has no statistics of pods")
+			list, err := l.n.runtime().ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{})
+			return err == nil && len(list.Items) == 1 && list.Items[0].State == cri.PodSandboxState_SANDBOX_NOTREADY
+		}, "the sandbox is not ready any more")
 		l.run(t, "beside", `
   terminationGracePeriodSeconds: 1
   containers: [{name: app, image: IMAGE, args: [sleep, for-ever]}]

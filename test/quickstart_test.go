@@ -99,13 +99,13 @@ type quickstart struct {
 func newQuickstart(t *testing.T) *quickstart {
 	testenv.NeedRoot(t, "it runs containers")
 	q := &quickstart{T: t, work: t.TempDir()}
-	q.busybox = unpackedOr(t, "busybox-static", "bin", "busybox")
+	q.busybox = unpackedOr(t, "busybox-static", "busybox")
 	if f, err := elf.Open(q.busybox); err != nil {
 		t.Fatal(err)
 	} else if libraries, err := f.ImportedLibraries(); err != nil || len(libraries) > 0 || f.Close() != nil {
 		t.Skipf("needs a busybox that is linked statically: %s wants %v, %v", q.busybox, libraries, err)
 	}
-	q.prometheus = filepath.Dir(unpackedOr(t, "prometheus", "usr/bin", "promtool"))
+	q.prometheus = filepath.Dir(unpackedOr(t, "prometheus", "promtool"))
 	if _, err := exec.LookPath("curl"); err != nil {
 		t.Skip("needs curl")
 	}
@@ -116,14 +116,16 @@ func newQuickstart(t *testing.T) *quickstart {
 
 // unpackedOr returns the path of a program from a Debian package that make test has
 // unpacked, or else of this machine's.
-func unpackedOr(t *testing.T, pkg, dir, program string) string {
+func unpackedOr(t *testing.T, pkg, program string) string {
 	t.Helper()
-	unpacked, err := filepath.Abs(filepath.Join("../.cache", pkg, dir, program))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if testenv.Exists(unpacked) {
-		return unpacked
+	for _, dir := range []string{"usr/bin", "bin"} { // the latter up to Debian 12
+		unpacked, err := filepath.Abs(filepath.Join("../.cache", pkg, dir, program))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if testenv.Exists(unpacked) {
+			return unpacked
+		}
 	}
 	path, err := exec.LookPath(program)
 	if err != nil {
