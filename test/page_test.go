@@ -73,7 +73,7 @@ spec:
 // and in dark mode, and other sites have no access. PAGE_SHOTS=DIR keeps screenshots.
 func TestPage(t *testing.T) {
 	testenv.Need(t, "program:chromium")
-	busybox := unpackedOr(t, "busybox-static", "busybox")
+	busybox := testenv.Program(t, "busybox-static", "busybox")
 	address := freePort(t)
 	n, _ := startNode(t, func(n *node, _ string) error { return serveBusybox(t, n, busybox) })
 	n.expects(`not/there`)

@@ -59,7 +59,7 @@ type scraped struct {
 func startScraped(t *testing.T) *scraped {
 	t.Helper()
 	testenv.NeedRoot(t, "it runs containers")
-	s := &scraped{programs: filepath.Dir(unpackedOr(t, "prometheus", "promtool")), crispd: freePort(t), agent: freePort(t)}
+	s := &scraped{programs: filepath.Dir(testenv.Program(t, "prometheus", "promtool")), crispd: freePort(t), agent: freePort(t)}
 	n, _ := startNode(t, func(n *node, config string) error {
 		text := withInit(fmt.Sprintf("[metrics]\naddress = %q\n", s.crispd))
 		return errors.Join(n.useRegistry(newRegistry()), os.WriteFile(config, []byte(text), 0o644))

@@ -99,39 +99,19 @@ type quickstart struct {
 func newQuickstart(t *testing.T) *quickstart {
 	testenv.NeedRoot(t, "it runs containers")
 	q := &quickstart{T: t, work: t.TempDir()}
-	q.busybox = unpackedOr(t, "busybox-static", "busybox")
+	q.busybox = testenv.Program(t, "busybox-static", "busybox")
 	if f, err := elf.Open(q.busybox); err != nil {
 		t.Fatal(err)
 	} else if libraries, err := f.ImportedLibraries(); err != nil || len(libraries) > 0 || f.Close() != nil {
 		t.Skipf("needs a busybox that is linked statically: %s wants %v, %v", q.busybox, libraries, err)
 	}
-	q.prometheus = filepath.Dir(unpackedOr(t, "prometheus", "promtool"))
+	q.prometheus = filepath.Dir(testenv.Program(t, "prometheus", "promtool"))
 	if _, err := exec.LookPath("curl"); err != nil {
 		t.Skip("needs curl")
 	}
 	n, _ := startNode(t, q.prepare)
 	q.agent = &agentProcess{t: t, n: n, manifests: filepath.Join(q.etc, "crisp/pods")}
 	return q
-}
-
-// unpackedOr returns the path of a program from a Debian package that make test has
-// unpacked, or else of this machine's.
-func unpackedOr(t *testing.T, pkg, program string) string {
-	t.Helper()
-	for _, dir := range []string{"usr/bin", "bin"} { // the latter up to Debian 12
-		unpacked, err := filepath.Abs(filepath.Join("../.cache", pkg, dir, program))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if testenv.Exists(unpacked) {
-			return unpacked
-		}
-	}
-	path, err := exec.LookPath(program)
-	if err != nil {
-		t.Skipf("needs %s: neither on PATH nor in .cache/%s, where make test unpacks Debian's package", program, pkg)
-	}
-	return path
 }
 
 // prepare does what packages would do: it makes directories, and Prometheus's configuration. A

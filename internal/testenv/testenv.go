@@ -233,15 +233,37 @@ func criu() error {
 	return nil
 }
 
-// unpacked looks for a program of what make test unpacks from Debian's package, or an
-// installed one.
+// Program returns the path of a program of what make test unpacks from Debian's package, or else
+// of an installed one. Without either it skips the test.
+func Program(t testing.TB, deb, program string) string {
+	t.Helper()
+	path, err := find(deb, program)
+	if err != nil {
+		t.Skipf("needs %s: neither on PATH nor in .cache/%s, where make test unpacks Debian's package", program, deb)
+	}
+	return path
+}
+
+// unpacked looks for what Program returns.
 func unpacked(deb, program string) func() error {
 	return func() error {
-		for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
-			if onPath(program, filepath.Join(dir, ".cache", deb, "usr/bin"), filepath.Join(dir, ".cache", deb, "bin")) == nil {
-				return nil
+		_, err := find(deb, program)
+		return err
+	}
+}
+
+func find(deb, program string) (string, error) {
+	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		for _, bin := range []string{"usr/bin", "bin"} { // Debian 12 has busybox in the latter
+			path := filepath.Join(dir, ".cache", deb, bin, program)
+			if _, err := os.Stat(path); err == nil {
+				return path, nil
 			}
 		}
-		return errors.New("it is neither installed nor unpacked in .cache/" + deb)
 	}
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return "", errors.New("it is neither installed nor unpacked in .cache/" + deb)
+	}
+	return path, nil
 }

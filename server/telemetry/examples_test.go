@@ -6,7 +6,6 @@ import (
 	"maps"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/crisp-cri/crisp/internal/stage"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
@@ -193,15 +193,7 @@ func TestListOfMetrics(t *testing.T) {
 
 // Prometheus' own tool accepts the rules and the metrics.
 func TestPromtool(t *testing.T) {
-	promtool, err := filepath.Abs("../../.cache/prometheus/usr/bin/promtool")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Stat(promtool); err != nil {
-		if promtool, err = exec.LookPath("promtool"); err != nil {
-			t.Skip("needs promtool: neither on PATH nor in .cache/prometheus, where make test unpacks Debian's package")
-		}
-	}
+	promtool := testenv.Program(t, "prometheus", "promtool")
 	if out, err := exec.Command(promtool, "check", "rules", examples+"prometheus-crisp.rules.yml").CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
