@@ -21,21 +21,30 @@ import (
 // After the same events, a Job has the pods and the status that Kubernetes' Job controller gives it.
 // TestSameJobs of test/kubelet recorded these, in the file that HISTORIES names or in testdata.
 func TestJobAsKubernetes(t *testing.T) {
-	data, err := os.ReadFile(cmp.Or(os.Getenv("HISTORIES"), "testdata/kubernetes/jobs.txt"))
+	compareHistories(t, "jobs.txt", func(history string) string {
+		r := replay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, numbers: map[string]int{}}
+		r.began = r.now
+		return r.play(history)
+	})
+}
+
+// compareHistories plays recorded histories, those of testdata if HISTORIES names no file. play
+// returns the first difference, "" if there is none.
+func compareHistories(t *testing.T, file string, play func(history string) string) {
+	t.Helper()
+	data, err := os.ReadFile(cmp.Or(os.Getenv("HISTORIES"), "testdata/kubernetes/"+file))
 	if err != nil {
 		t.Fatal(err)
 	}
 	histories, failed := strings.Split(string(data), "\n\n"), 0
 	for i, history := range histories {
-		r := replay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, numbers: map[string]int{}}
-		r.began = r.now
-		if text := r.play(history); text != "" {
+		if text := play(history); text != "" {
 			if failed++; failed <= 10 {
-				t.Errorf("Job %d: %s", i, text)
+				t.Errorf("history %d: %s", i, text)
 			}
 		}
 	}
-	t.Logf("%d of %d Jobs differ", failed, len(histories))
+	t.Logf("%d of %d histories differ", failed, len(histories))
 }
 
 // A replay is a Job with the events of a recorded history. Its pods are numbered in the order of their

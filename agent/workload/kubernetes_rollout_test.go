@@ -1,10 +1,8 @@
 package workload_test
 
 import (
-	"cmp"
 	"encoding/json"
 	"fmt"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -19,20 +17,10 @@ import (
 // Kubernetes' controllers. TestSameRollouts of test/kubelet recorded these, in the file that HISTORIES
 // names or in testdata.
 func TestRolloutAsKubernetes(t *testing.T) {
-	data, err := os.ReadFile(cmp.Or(os.Getenv("HISTORIES"), "testdata/kubernetes/rollouts.txt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	histories, failed := strings.Split(string(data), "\n\n"), 0
-	for i, history := range histories {
+	compareHistories(t, "rollouts.txt", func(history string) string {
 		r := rolloutReplay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, used: map[string]bool{"i:1": true}}
-		if text := r.play(history); text != "" {
-			if failed++; failed <= 10 {
-				t.Errorf("Deployment %d: %s", i, text)
-			}
-		}
-	}
-	t.Logf("%d of %d Deployments differ", failed, len(histories))
+		return r.play(history)
+	})
 }
 
 // A rolloutReplay is a Deployment with the events of a recorded history.
