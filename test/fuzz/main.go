@@ -1,9 +1,9 @@
-// Fuzz runs the fuzz targets of the tree one after the other, each for some time, and prints the
+// Fuzz runs the fuzz targets of the tree, each for some time and some of them at once, and prints the
 // results: the number of executions, their CPU time, how many inputs covered new code, when the
 // last of these was found, and whether one failed. The input of a failure is in testdata/fuzz of
 // its package, where every later `go test` runs it.
 //
-//	fuzz [-time 30s] [-run REGEXP] [-keep] [-tags TAGS] [PACKAGE …]
+//	fuzz [-time 30s] [-p 1] [-run REGEXP] [-keep] [-tags TAGS] [PACKAGE …]
 //
 // Only the code of this module is instrumented, since that is what the inputs should cover;
 // everything else comes from the build cache. Inputs that cover new code are kept in .cache/fuzz
@@ -29,6 +29,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 )
@@ -38,6 +39,7 @@ const module = "github.com/crisp-cri/crisp"
 func main() {
 	each := flag.Duration("time", 30*time.Second, "how long each target runs")
 	only := flag.String("run", "", "only targets whose package and name match the `regexp`, as in \"layer.FuzzUnpack$\"")
+	parallel := flag.Int("p", 1, "how many targets run at once")
 	keep := flag.Bool("keep", false, "fuzz nothing, but take what was found into testdata/fuzz")
 	tags := flag.String("tags", "", "build `tags`")
 	flag.Parse()
@@ -45,7 +47,7 @@ func main() {
 	if len(packages) == 0 {
 		packages = []string{"./..."}
 	}
-	if err := run(*tags, packages, *only, *each, *keep); err != nil {
+	if err := run(*tags, packages, *only, *each, max(*parallel, 1), *keep); err != nil {
 		fmt.Fprintln(os.Stderr, "fuzz:", err)
 		os.Exit(1)
 	}
@@ -54,7 +56,7 @@ func main() {
 // errFailed is for failures that are already in the table.
 var errFailed = errors.New("a target has failed: its input is in testdata/fuzz, and runs with every go test from now on")
 
-func run(tags string, packages []string, only string, each time.Duration, keep bool) error {
+func run(tags string, packages []string, only string, each time.Duration, parallel int, keep bool) error {
 	match, err := regexp.Compile(only)
 	if err != nil {
 		return err
@@ -67,13 +69,6 @@ func run(tags string, packages []string, only string, each time.Duration, keep b
 	if len(targets) == 0 {
 		return errors.New("there is no such target")
 	}
-	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
-	failed := false
-	if keep {
-		fmt.Fprintln(table, "target\tfound\tkept\tbytes")
-	} else {
-		fmt.Fprintln(table, "target\texecutions\tprocessor\tnew inputs\tlast after\tresult")
-	}
 	built := map[string]string{} // program by directory
 	for _, t := range targets {
 		if built[t.dir] == "" {
@@ -81,18 +76,35 @@ func run(tags string, packages []string, only string, each time.Duration, keep b
 				return err
 			}
 		}
-		var line string
-		if keep {
-			line, err = t.keep(built[t.dir])
-		} else {
-			line, err = t.fuzz(built[t.dir], each)
+	}
+	head, try := "target\texecutions\tprocessor\tnew inputs\tlast after\tresult", func(t target) (string, error) {
+		return t.fuzz(built[t.dir], each)
+	}
+	if keep {
+		parallel = 1 // they share a profile
+		head, try = "target\tfound\tkept\tbytes", func(t target) (string, error) { return t.keep(built[t.dir]) }
+	}
+	lines, errs := make([]string, len(targets)), make([]error, len(targets))
+	var running sync.WaitGroup
+	places := make(chan struct{}, parallel)
+	for i, t := range targets {
+		places <- struct{}{}
+		running.Go(func() {
+			defer func() { <-places }()
+			lines[i], errs[i] = try(t)
+			fmt.Fprintf(os.Stderr, "%s: %s\n", t, strings.ReplaceAll(lines[i], "\t", " ")) // as soon as it is known
+		})
+	}
+	running.Wait()
+	table := tabwriter.NewWriter(os.Stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(table, head)
+	failed := false
+	for i, t := range targets {
+		if errs[i] != nil && !errors.Is(errs[i], errFailed) {
+			return fmt.Errorf("%s: %w", t, errs[i])
 		}
-		if err != nil && !errors.Is(err, errFailed) {
-			return fmt.Errorf("%s: %w", t, err)
-		}
-		failed = failed || err != nil
-		fmt.Fprintf(os.Stderr, "%s: %s\n", t, strings.ReplaceAll(line, "\t", " ")) // as soon as it is known
-		fmt.Fprintf(table, "%s\t%s\n", t, line)
+		failed = failed || errs[i] != nil
+		fmt.Fprintf(table, "%s\t%s\n", t, lines[i])
 	}
 	if err := table.Flush(); err != nil {
 		return err
@@ -215,6 +227,10 @@ func (t target) fuzz(program string, each time.Duration) (line string, err error
 		result = "FAILED: an input does not come to an end"
 	case failure != nil && m != nil:
 		result = "FAILED: " + m[1]
+		// CI keeps no files.
+		if input, err := os.ReadFile(filepath.Join(t.dir, m[1])); err == nil {
+			fmt.Fprintf(&out, "%s:\n%s", m[1], input)
+		}
 	case failure != nil:
 		result = "FAILED"
 	case s != nil:
