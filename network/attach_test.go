@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/network/netns"
 )
 
@@ -150,6 +151,66 @@ func testHostPort(t *testing.T) {
 		}
 	}
 	detach(t, n, other)
+	destroy(t, n)
+}
+
+// A host port of 127.0.0.1 answers the host alone, as a listener there would: a neighbour that
+// routes 127.0.0.1 to the host does not reach it.
+func TestHostPortOfLoopback(t *testing.T) {
+	needsRoot(t)
+	world := outside(t)
+	n := open(t, options(t, ""))
+	p := pod(t, "web")
+	p.Ports = []Port{
+		{Protocol: "tcp", ContainerPort: 80, HostPort: 12000},
+		{Protocol: "tcp", ContainerPort: 80, HostPort: 12001, HostIP: "127.0.0.1"},
+	}
+	attach(t, n, p)
+	serve(t, p.NetNS, 80)
+	err := netns.Enter(world, func() error {
+		link, err := netlink.LinkByName("uplink")
+		if err != nil {
+			return err
+		}
+		loopback := net.IPNet{IP: net.IPv4(127, 0, 0, 1), Mask: net.CIDRMask(32, 32)}
+		return errors.Join(kernel.SetSysctl("net/ipv4/conf/uplink/route_localnet", "1"),
+			netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: &loopback, Gw: net.IPv4(198, 51, 100, 1), Src: net.IPv4(198, 51, 100, 2)}))
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, addr := range []string{"127.0.0.1:12000", "127.0.0.1:12001"} {
+		if seen, err := ask(t, world, addr); err == nil {
+			t.Errorf("%s answers a neighbour, %s", addr, seen)
+		}
+		wantAsk(t, "", addr, "")
+	}
+	wantAsk(t, world, "198.51.100.1:12000", "198.51.100.2")
+	detach(t, n, p)
+	destroy(t, n)
+}
+
+// A host that forwards once it has pods continues to accept router advertisements where it did,
+// also where none has arrived yet.
+func TestRouterAdvertisementsAreKept(t *testing.T) {
+	needsRoot(t)
+	outside(t)
+	for name, value := range map[string]string{"all/forwarding": "0", "uplink/accept_ra": "1"} {
+		if err := kernel.SetSysctl("net/ipv6/conf/"+name, value); errors.Is(err, fs.ErrNotExist) {
+			t.Skip("this host has no IPv6")
+		} else if err != nil {
+			t.Fatal(err)
+		}
+	}
+	n := open(t, options(t, ""))
+	p := pod(t, "web")
+	attach(t, n, p)
+	for name, want := range map[string]string{"all/forwarding": "1", "uplink/accept_ra": "2"} {
+		if got := kernel.Sysctl("net/ipv6/conf/" + name); got != want {
+			t.Errorf("%s is %s, want %s", name, got, want)
+		}
+	}
+	detach(t, n, p)
 	destroy(t, n)
 }
 

@@ -29,7 +29,8 @@ const hairpinMark = "0x2000"
 // Traffic within the subnet is not masqueraded: where bridged packets pass these hooks
 // (net.bridge.bridge-nf-call-iptables), pods would see each other with the bridge's address. Nor
 // is multicast. The chain raw keeps pods out of the host's 127.0.0.0/8, which route_localnet
-// would let them reach.
+// would let them reach. Other machines do not reach host ports of 127.0.0.0/8 either: the kernel
+// drops what arrives for these addresses, but only after prerouting, where it would have the pod's.
 func (n *Net) rules() string {
 	var mark, masquerade strings.Builder
 	for _, s := range n.Subnets {
@@ -54,6 +55,7 @@ func (n *Net) rules() string {
   }
   chain prerouting {
     type nat hook prerouting priority dstnat; policy accept;
+    ip daddr 127.0.0.0/8 return
     fib daddr type local jump hostports
   }
   chain output {
