@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"slices"
 
@@ -171,7 +172,8 @@ func (n *Net) forward() error {
 
 // keepRouterAdvertisements keeps the host's own IPv6 default route: once the kernel forwards, it
 // accepts router advertisements only where accept_ra is 2 (ip-sysctl.rst), and a host that gets
-// its route from them would be cut off when the route expires.
+// its route from them would be cut off when the route expires. At boot, none may have arrived yet,
+// so this is done for all devices, except bridges: those without such a route lead to containers.
 func keepRouterAdvertisements() error {
 	if kernel.Sysctl("net/ipv6/conf/all/forwarding") == "1" {
 		return nil
@@ -180,19 +182,21 @@ func keepRouterAdvertisements() error {
 	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
 		return fmt.Errorf("list routes: %w", err)
 	}
-	for _, r := range routes {
-		if r.Protocol != unix.RTPROT_RA {
-			continue
-		}
-		link, err := netlink.LinkByIndex(r.LinkIndex)
-		if err != nil {
-			continue // the device is gone, and its route with it
-		}
+	links, err := netlink.LinkList()
+	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+		return fmt.Errorf("list links: %w", err)
+	}
+	for _, link := range links {
 		key := "ipv6/conf/" + link.Attrs().Name + "/accept_ra"
-		if kernel.Sysctl("net/"+key) != "1" {
+		routed := slices.ContainsFunc(routes, func(r netlink.Route) bool {
+			return r.Protocol == unix.RTPROT_RA && r.LinkIndex == link.Attrs().Index
+		})
+		if link.Type() == "bridge" && !routed || kernel.Sysctl("net/"+key) != "1" {
 			continue
 		}
-		if err := sysctl(key, "2"); err != nil {
+		if err := sysctl(key, "2"); errors.Is(err, fs.ErrNotExist) {
+			continue // the device is gone
+		} else if err != nil {
 			return err
 		}
 	}
