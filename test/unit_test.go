@@ -9,7 +9,8 @@ import (
 
 // A service that runs pods is restarted however often it fails. By default systemd gives up after
 // five starts in ten seconds (systemd.unit(5)): a disk that is full for that long would stop the
-// node until someone logs in. No unit raises the soft limit of open files, because containers would
+// node until someone logs in. Nor does a unit require another one: it would not be started again
+// after that one failed to start ("Dependency failed"). No unit raises the soft limit of open files, because containers would
 // inherit it.
 func TestUnits(t *testing.T) {
 	units, err := filepath.Glob("../packaging/systemd/*.service.in")
@@ -25,6 +26,9 @@ func TestUnits(t *testing.T) {
 			if !regexp.MustCompile(want).Match(text) {
 				t.Errorf("%s has no %s", unit, want)
 			}
+		}
+		if found := regexp.MustCompile(`(?m)^(Requires|Requisite|BindsTo|PartOf)=.*`).Find(text); found != nil {
+			t.Errorf("%s has %s", unit, found)
 		}
 		if filepath.Base(unit) == "crisp.service.in" && regexp.MustCompile(`(?m)^LimitNOFILE=`).Match(text) {
 			t.Errorf("%s limits open files", unit)
