@@ -61,16 +61,7 @@ done
 // a mount point, and its file system is emptied.
 func TestPurgeKeepsMounts(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
-	postrm, err := os.ReadFile("../packaging/debian/postrm")
-	if err != nil {
-		t.Fatal(err)
-	}
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-eu", "-c", purges)
-	cmd.Env = append(os.Environ(), "POSTRM="+string(postrm))
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	out := packageScripts(t, purges, "postrm")
 	const want = `--- a mount below
 crisp: /var/lib/crisp, /var/lib/crisp-agent and /run/crisp are kept because of mounts in them:
 /var/lib/crisp/here
@@ -91,7 +82,7 @@ status 0
 --- nothing mounted but volumes of pods
 status 0
 `
-	if got := string(out); strings.TrimSpace(got) != strings.TrimSpace(want) {
+	if got := out; strings.TrimSpace(got) != strings.TrimSpace(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 }
@@ -138,27 +129,87 @@ purge
 echo "--- no pod"
 installed; mkdir -p /var/lib/crisp/sandboxes
 remove
-ls /var/lib/crisp
+ls /var/lib/crisp/removed
 purge
+
+echo "--- a state directory elsewhere"
+installed; mkdir -p /etc/crisp /run/elsewhere/sandboxes/4f5c
+echo 'state = "/run/elsewhere"' >/etc/crisp/config.toml
+remove
+purge
+ls -d /run/elsewhere 2>&1 || true
 `
 
-// A purge removes what the removal of the package has left, although the programs are gone and no
-// process of crisp runs: the executor may have died, and it does not survive a reboot.
-func TestPurgeAfterAReboot(t *testing.T) {
+// reinstalls removes the package and installs it again, with a systemctl that keeps the names of
+// active units in a file.
+const reinstalls = `
+mount -t tmpfs tmpfs /etc; mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/lib
+mkdir -p /run/systemd/system /run/fake
+cat >/run/fake/systemctl <<'END'
+#!/bin/sh
+verb=$1; shift
+for unit; do case $verb in
+is-active) if grep -qx $unit /run/active; then echo active; else echo inactive; exit 3; fi ;;
+start) grep -qx $unit /run/active || echo $unit >>/run/active ;;
+stop) sed -i "/^$unit\$/d" /run/active ;;
+esac; done
+END
+printf '#!/bin/sh\n' | tee /run/fake/getent /run/fake/crispd >/dev/null
+chmod 755 /run/fake/*
+PATH=/run/fake:$PATH
+
+again() {
+	printf "$1" >/run/active
+	[ "$2" = upgrade ] || sh -c "$PRERM" prerm remove
+	sh -c "$POSTINST" postinst configure ${3-}
+	echo $(cat /run/active)
+	[ ! -e /var/lib/crisp/removed ] || echo "something is left"
+}
+echo "--- installed"; again "" upgrade
+echo "--- again, after the daemon ran"; again "crisp.service\n" remove 1.0
+echo "--- again, after the agent ran, too"; again "crisp-agent.service\ncrisp.service\n" remove 1.0
+echo "--- upgraded, with everything stopped"; again "" upgrade 1.0
+`
+
+// Installing the package again after its removal starts what ran; an upgrade starts nothing that
+// was stopped.
+func TestReinstall(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
-	cmd := exec.Command("unshare", "--mount", "--net", "--propagation", "private", "sh", "-eu", "-c", removals)
+	const want = `--- installed
+crisp.service
+--- again, after the daemon ran
+crisp.service
+--- again, after the agent ran, too
+crisp.service crisp-agent.service
+--- upgraded, with everything stopped
+
+`
+	if got := packageScripts(t, reinstalls, "prerm", "postinst"); strings.TrimSpace(got) != strings.TrimSpace(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// packageScripts runs a script in namespaces of its own. The package's scripts of these names are in
+// variables of their names in upper case.
+func packageScripts(t *testing.T, script string, names ...string) string {
+	t.Helper()
+	cmd := exec.Command("unshare", "--mount", "--net", "--propagation", "private", "sh", "-eu", "-c", script)
 	cmd.Env = append(os.Environ(), "PROGRAMS="+buildOnce(t).dir)
-	for name, file := range map[string]string{"PRERM": "prerm", "POSTRM": "postrm"} {
-		script, err := os.ReadFile("../packaging/debian/" + file)
-		if err != nil {
-			t.Fatal(err)
-		}
-		cmd.Env = append(cmd.Env, name+"="+string(script))
+	for _, name := range names {
+		cmd.Env = append(cmd.Env, strings.ToUpper(name)+"="+string(read(t, "../packaging/debian/"+name)))
 	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
 	}
+	return string(out)
+}
+
+// A purge removes what the removal of the package has left, although the programs are gone and no
+// process of crisp runs: the executor may have died, and it does not survive a reboot.
+func TestPurgeAfterAReboot(t *testing.T) {
+	testenv.NeedRoot(t, "it mounts")
+	out := packageScripts(t, removals, "prerm", "postrm")
 	const runs = "crisp: 1 pods keep running, unmanaged. Installing crisp again takes them over; purging it ends them and removes images and state.\n"
 	const want = `--- a pod that the executor died under
 ` + runs + `crisp: ending all pods
@@ -172,11 +223,14 @@ crispd
 crisp: ending all pods
 status 0
 --- no pod
-sandboxes
 status 0
+--- a state directory elsewhere
+` + runs + `crisp: ending all pods
+status 0
+ls: cannot access '/run/elsewhere': No such file or directory
 `
 	var got strings.Builder
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(out) {
 		if !strings.Contains(line, `"msg":"leftover was removed"`) { // the pod, which has no record
 			got.WriteString(line)
 		}
