@@ -55,7 +55,7 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 // keyOf returns the key of the object in the file at path. It uses the path alone, since the object
 // may be rejected.
 func (s *Store) keyOf(path string) string {
-	rel := strings.TrimPrefix(strings.TrimSuffix(path, ".json"), s.dir+"/")
+	rel := strings.TrimPrefix(strings.TrimSuffix(path, filepath.Ext(path)), s.dir+"/")
 	kind, name, _ := strings.Cut(rel, "/")
 	return kind + " " + strings.TrimPrefix(name, "_/")
 }
@@ -117,13 +117,18 @@ func (s *Store) options(u manifest.Unknown) manifest.Options {
 	return manifest.Options{NodeName: s.node, Source: manifest.SourceAPI, Unknown: u}
 }
 
-// path returns the file of an object. The name has no "/": it was validated.
+// path returns the file of an object. The name was validated: it has no "/", and no more than 253
+// of the 255 bytes that a file's may have.
 func (s *Store) path(o manifest.Object) string {
 	namespace := o.GetNamespace()
 	if namespace == "" {
 		namespace = "_"
 	}
-	return filepath.Join(s.dir, strings.ToLower(manifest.KindOf(o)), namespace, o.GetName()+".json")
+	suffix := ".json"
+	if len(o.GetName()) > 250 {
+		suffix = ".j"
+	}
+	return filepath.Join(s.dir, strings.ToLower(manifest.KindOf(o)), namespace, o.GetName()+suffix)
 }
 
 func (s *Store) saveLocked(r *record) error {

@@ -128,6 +128,19 @@ func TestStore(t *testing.T) {
 	}
 }
 
+// Names may have 253 bytes, those of files 255, with a suffix and while they are written.
+func TestLongNames(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	for _, n := range []int{234, 240, 250, 251, 253} {
+		name := strings.Repeat("a", n)
+		put(t, s, strings.Replace(config, "name: c", "name: "+name, 1), store.PutOptions{}, store.Created)
+		if _, err := open(t, dir).Get("configmap default/" + name); err != nil {
+			t.Errorf("a name of %d bytes: %v", n, err)
+		}
+	}
+}
+
 func TestDelete(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
