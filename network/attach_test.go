@@ -2,10 +2,12 @@ package network
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -186,6 +188,35 @@ func TestHostPortOfLoopback(t *testing.T) {
 		wantAsk(t, "", addr, "")
 	}
 	wantAsk(t, world, "198.51.100.1:12000", "198.51.100.2")
+	detach(t, n, p)
+	destroy(t, n)
+}
+
+// A firewall that drops what pods send is found, until it has a rule for them.
+func TestDroppers(t *testing.T) {
+	needsRoot(t)
+	world := outside(t)
+	o := options(t, "")
+	n := open(t, o)
+	p := pod(t, "web")
+	attach(t, n, p)
+	serve(t, world, 80)
+	check := func(reaches bool, want ...string) {
+		t.Helper()
+		if got, err := Droppers(t.Context(), o.Instance); err != nil || !slices.Equal(got, want) {
+			t.Errorf("droppers are %q, %v, want %q", got, err, want)
+		}
+		if _, err := ask(t, p.NetNS, "198.51.100.2:80"); (err == nil) != reaches {
+			t.Errorf("the pod asks a neighbour: %v", err)
+		}
+	}
+	check(true)
+	nft(t, "add table ip filter; add chain ip filter FORWARD { type filter hook forward priority filter; policy drop; }")
+	defer nft(t, "delete table ip filter")
+	check(false, "ip filter FORWARD")
+	_, device := names(o.Instance)
+	nft(t, fmt.Sprintf("add rule ip filter FORWARD iifname %[1]s accept; add rule ip filter FORWARD oifname %[1]s accept", device))
+	check(true)
 	detach(t, n, p)
 	destroy(t, n)
 }

@@ -2,6 +2,7 @@ package network
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -58,6 +59,13 @@ func names(instance string) (network, device string) {
 	sum := sha256.Sum256([]byte(instance))
 	name := "crisp-" + hex.EncodeToString(sum[:4])
 	return name, name
+}
+
+// Droppers returns the chains of other programs that drop what the pods on instance's default
+// network send and receive (bridge.Droppers).
+func Droppers(ctx context.Context, instance string) ([]string, error) {
+	_, device := names(instance)
+	return bridge.Droppers(ctx, device)
 }
 
 // candidate returns the nth choice of subnets for instance. The default instance tries

@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/server/hooks"
 )
 
@@ -207,7 +208,18 @@ func checkCNI(c *config.Config) []finding {
 	case config.Automatic:
 		follows += "; but while the kubelet of a cluster is connected, " + none
 	}
-	return []finding{{"network configuration in " + c.CNI.ConfDir, found, follows, false}}
+	list := []finding{{"network configuration in " + c.CNI.ConfDir, found, follows, false}}
+	if found || c.CNI.DefaultNetwork == config.Off {
+		return list
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	droppers, err := network.Droppers(ctx, instance(c))
+	if err != nil { // no nft, or not root: reported above
+		return list
+	}
+	return append(list, finding{"firewall that lets pods through", len(droppers) == 0,
+		"pods reach only this host, and nobody reaches their host ports: accept what comes from and goes to crisp's bridge in " + strings.Join(droppers, ", "), false})
 }
 
 func exists(path string) bool {
