@@ -253,5 +253,5 @@ func (c *Config) Origin(key string) string {
 // DefaultInstance reports whether this is the machine's default instance, which may use the
 // well-known paths; others use only root and state.
 func (c *Config) DefaultInstance() bool {
-	return c.Root == DefaultRoot && c.State == resolve(DefaultState, maxLinks)
+	return c.Root == DefaultRoot && c.State == Resolve(DefaultState)
 }

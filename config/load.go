@@ -53,7 +53,7 @@ func Load(src Source) (*Config, error) {
 		}
 	}
 	if filepath.IsAbs(c.State) {
-		c.State = resolve(c.State, maxLinks)
+		c.State = Resolve(c.State)
 	}
 	c.setDerived()
 	if err := c.check(); err != nil {
@@ -62,11 +62,14 @@ func Load(src Source) (*Config, error) {
 	return c, nil
 }
 
-// maxLinks bounds the links to what does not exist that resolve follows: they can form a loop.
+// maxLinks bounds the links to what does not exist that Resolve follows: they can form a loop.
 const maxLinks = 40
 
-// resolve follows the symbolic links in a path, also where what they lead to does not exist.
-// /var/run is often a link, and libcontainer refuses root file systems below one.
+// Resolve follows the symbolic links in a path, also where what they lead to does not exist.
+// /var/run is often a link, and libcontainer refuses root file systems below one. root stays as
+// the user wrote it, since names on the host derive from it.
+func Resolve(path string) string { return resolve(path, maxLinks) }
+
 func resolve(path string, links int) string {
 	dir := filepath.Dir(path)
 	if real, err := filepath.EvalSymlinks(path); err == nil || dir == path {

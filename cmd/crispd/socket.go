@@ -11,6 +11,7 @@ import (
 	"slices"
 	"sync"
 
+	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/unixsock"
 )
@@ -46,6 +47,7 @@ func takeFiles(dirs ...string) (_ *files, err error) {
 		}
 	}()
 	for _, path := range dirs {
+		path = config.Resolve(path) // a link may lead nowhere, after crispd wipe
 		dir, err := unixsock.MakeDir(path, dirMode)
 		if err != nil {
 			return nil, err

@@ -84,7 +84,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		w.remove(ctx, c.State)
 	}
 	if all && !w.keep {
-		w.remove(ctx, c.Root)
+		w.remove(ctx, config.Resolve(c.Root))
 	}
 	return errors.Join(w.errs...)
 }
@@ -146,13 +146,10 @@ func (w *wiping) unmount() {
 }
 
 func (w *wiping) mounts() ([]*mountinfo.Info, error) {
-	netNS := netNSDir(w.c)
-	if real, err := filepath.EvalSymlinks(netNS); err == nil { // /var/run is a link to /run
-		netNS = real
-	}
+	netNS, root := config.Resolve(netNSDir(w.c)), config.Resolve(w.c.Root) // /var/run is a link to /run
 	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		pin := filepath.Dir(m.Mountpoint) == netNS && oci.NetNSOwner(filepath.Base(m.Mountpoint)) != ""
-		return !pin && !below(m.Mountpoint, w.c.Root) && !below(m.Mountpoint, w.c.State), false
+		return !pin && !below(m.Mountpoint, root) && !below(m.Mountpoint, w.c.State), false
 	})
 }
 
