@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -88,7 +90,22 @@ func (n *Network) loadAttachment(id string) (*attachment, error) {
 	if a.Version != attachmentVersion || a.ID != id {
 		return nil, fmt.Errorf("%s is of version %d and for %q", path, a.Version, a.ID)
 	}
+	if ports, ok := a.Capabilities["portMappings"].([]any); ok {
+		a.Capabilities["portMappings"] = slices.DeleteFunc(ports, noPort)
+	}
 	return a, nil
+}
+
+// noPort reports whether a recorded port mapping is one that plugins refuse to read: ADD has
+// failed with it, and so would every DEL. An earlier release let it pass.
+func noPort(mapping any) bool {
+	m, _ := mapping.(map[string]any)
+	for _, key := range []string{"hostPort", "containerPort"} {
+		if port, _ := m[key].(float64); port < 1 || port > math.MaxUint16 {
+			return true
+		}
+	}
+	return false
 }
 
 // attached returns the IDs of all attached pods.

@@ -222,6 +222,46 @@ func TestDetachWithDamagedRecord(t *testing.T) {
 	destroy(t, n)
 }
 
+// Earlier releases recorded port mappings that plugins refuse to read, at DEL as at ADD.
+func TestDetachWithPortsThatAreNone(t *testing.T) {
+	for name, conf := range map[string]string{"default": "", "standard": "10-standard.conflist"} {
+		t.Run(name, func(t *testing.T) {
+			needsRoot(t)
+			o := options(t, "")
+			if conf != "" {
+				o.BinDirs = []string{standardPlugins(t)}
+				writeConf(t, o.ConfDir, conf, standardConf(o.DataDir, true))
+				t.Cleanup(func() {
+					nft(t, "flush ruleset") // portmap never removes its tables
+					removeBridge(t, "br-test")
+				})
+			}
+			n := open(t, o)
+			p := pod(t, "p")
+			p.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12000}}
+			attach(t, n, p)
+			serve(t, p.NetNS, 80)
+			wantAsk(t, "", "127.0.0.1:12000", "")
+			a, err := n.loadAttachment(p.ID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			a.Capabilities["portMappings"] = []Port{
+				{Protocol: "tcp", HostPort: 65536, ContainerPort: 80}, {Protocol: "tcp", HostPort: 80},
+				{Protocol: "udp", HostPort: 80, ContainerPort: -1}, p.Ports[0],
+			}
+			if err := n.saveAttachment(a); err != nil {
+				t.Fatal(err)
+			}
+			detach(t, n, p)
+			if _, err := ask(t, "", "127.0.0.1:12000"); err == nil {
+				t.Error("the host port answers after detach")
+			}
+			destroy(t, n)
+		})
+	}
+}
+
 // A newer release's attachment is not corrupt: an older release returns an error instead of
 // guessing how to detach it.
 func TestNewerAttachmentIsRefused(t *testing.T) {
