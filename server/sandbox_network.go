@@ -2,6 +2,7 @@ package server
 
 import (
 	"math"
+	"net/netip"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -96,6 +97,9 @@ func checkPorts(config *cri.PodSandboxConfig) error {
 		}
 		if _, ok := cri.Protocol_name[int32(pm.Protocol)]; !ok {
 			return fault.Invalid.Errorf("port_mappings[%d]: protocol %d is not known", i, pm.Protocol)
+		}
+		if ip, err := netip.ParseAddr(pm.HostIp); pm.HostIp != "" && (err != nil || ip.Zone() != "") {
+			return fault.Invalid.Errorf("port_mappings[%d]: host_ip %.100q is not an IP address", i, pm.HostIp)
 		}
 	}
 	return nil

@@ -44,6 +44,8 @@ func TestPortsThatAreNoneAreRefused(t *testing.T) {
 	for _, pm := range []*cri.PortMapping{
 		{HostPort: 65536, ContainerPort: 80}, {HostPort: -1, ContainerPort: 80}, {HostPort: 8080, ContainerPort: 99999},
 		{HostPort: 8080}, {HostPort: 8080, ContainerPort: -80}, {HostPort: 8080, ContainerPort: 80, Protocol: 9},
+		{HostPort: 8080, ContainerPort: 80, HostIp: "localhost"}, {HostPort: 8080, ContainerPort: 80, HostIp: "127.0.0.1/8"},
+		{HostPort: 8080, ContainerPort: 80, HostIp: "fe80::1%eth0"},
 	} {
 		config := pod("web")
 		config.PortMappings = []*cri.PortMapping{pm}
@@ -55,7 +57,7 @@ func TestPortsThatAreNoneAreRefused(t *testing.T) {
 	}
 	n.wantNothingLeft(t)
 	config := pod("web")
-	config.PortMappings = []*cri.PortMapping{{ContainerPort: 80}, {HostPort: 65535, ContainerPort: 65535, Protocol: cri.Protocol_SCTP}}
+	config.PortMappings = []*cri.PortMapping{{ContainerPort: 80}, {HostPort: 80, ContainerPort: 80, HostIp: "::"}, {HostPort: 65535, ContainerPort: 65535, Protocol: cri.Protocol_SCTP}}
 	n.run(t, config)
 }
 
