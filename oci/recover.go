@@ -26,6 +26,9 @@ import (
 //	Exited                     kept
 //	Removing                   finished
 //
+// A container that was started is kept also if the record of its sandbox is lost: it runs on, or
+// its client wants to know how it ended. It goes when that client removes it.
+//
 // load does the first half, from disk alone; reconcile does the second, for every new connection
 // to an executor, at Open and after a loss.
 

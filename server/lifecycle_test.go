@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -291,4 +292,38 @@ func TestStartReleasesAddressesAfterReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.wantNothingLeft(t)
+}
+
+// A container whose sandbox's record was lost stays: the kubelet reads how it ended, and its
+// garbage collection, which goes by labels, removes it.
+func TestContainerOfALostSandbox(t *testing.T) {
+	for _, rebooted := range []bool{false, true} {
+		t.Run(fmt.Sprintf("rebooted=%v", rebooted), func(t *testing.T) {
+			n := newNode(t)
+			sb := n.run(t, pod("web"))
+			id := n.begin(t, sb, forever("a"))
+			n.stop()
+			if err := os.RemoveAll(filepath.Join(n.machine.Root, "sandboxes", sb)); err != nil {
+				t.Fatal(err)
+			}
+			if n.rebooted = rebooted; rebooted {
+				n.machine.Reboot()
+			}
+			n.start(t)
+			n.server.work.wait()
+			if got := n.listed(t); !slices.Equal(got, []string{id}) {
+				t.Errorf("listed are %v, want only %s", got, id)
+			}
+			if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
+				t.Error(err)
+			}
+			if st := n.status(t, id); st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode == 0 {
+				t.Errorf("status %v", st)
+			}
+			if _, err := n.RemoveContainer(t.Context(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
+				t.Error(err)
+			}
+			n.wantNothingLeft(t)
+		})
+	}
 }
