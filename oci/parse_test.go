@@ -137,7 +137,7 @@ func TestStatsV2(t *testing.T) {
 		"memory.low":          "700\n",
 		"memory.pressure":     "some avg10=0.00 avg60=0.00 avg300=0.00 total=3\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=2\n",
 		"io.pressure":         "some avg10=0.00 avg60=0.00 avg300=9.99 total=4\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=1\n",
-		"memory.stat":         "anon 300\nfile 500\nkernel 50\nfile_mapped 20\ninactive_file 400\npgfault 7\npgmajfault 1\n",
+		"memory.stat":         "anon 300\nfile 500\nkernel 50\nfile_mapped 20\ninactive_file 400\nactive_file 90\npgfault 7\npgmajfault 1\n",
 		"memory.events":       "low 0\nmax 12\noom 0\n",
 		"memory.swap.current": "30\n",
 		"memory.swap.max":     "max\n",
@@ -155,7 +155,7 @@ func TestStatsV2(t *testing.T) {
 			PSI: &PSI{Some: PSIData{Total: 77, Avg10: 1.5, Avg60: 0.25}, Full: PSIData{Total: 5}},
 		},
 		Memory: MemoryStats{
-			Usage: 1000, WorkingSet: 600, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
+			Usage: 1000, WorkingSet: 600, ActiveFile: 90, InactiveFile: 400, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
 			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1, Reservation: 700,
 			PSI: &PSI{Some: PSIData{Total: 3}, Full: PSIData{Total: 2}},
 		},
@@ -176,7 +176,7 @@ func TestStatsV1(t *testing.T) {
 		"cpuacct.usage": "10000\n",
 		"cpuacct.stat":  "user 2\nsystem 1\n",
 		"cpu.stat":      "nr_periods 3\nnr_throttled 2\nthrottled_time 9000\n",
-		"memory.stat": "cache 1\nrss 1\ntotal_cache 500\ntotal_rss 300\ntotal_mapped_file 20\ntotal_inactive_file 400\n" +
+		"memory.stat": "cache 1\nrss 1\ntotal_cache 500\ntotal_rss 300\ntotal_mapped_file 20\ntotal_inactive_file 400\ntotal_active_file 90\n" +
 			"total_pgfault 7\ntotal_pgmajfault 1\ntotal_swap 30\n",
 		"memory.usage_in_bytes":                     "1000\n",
 		"memory.limit_in_bytes":                     "2000\n",
@@ -206,7 +206,7 @@ func TestStatsV1(t *testing.T) {
 			PSI: &PSI{Some: PSIData{Total: 8}, Full: PSIData{Total: 6}},
 		},
 		Memory: MemoryStats{
-			Usage: 1000, WorkingSet: 600, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
+			Usage: 1000, WorkingSet: 600, ActiveFile: 90, InactiveFile: 400, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
 			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1, Reservation: 700,
 		},
 		Swap: SwapStats{Usage: 30, Limit: 500, Available: 470},

@@ -34,9 +34,10 @@ type CPUStats struct {
 // MemoryStats counts bytes, and faults.
 type MemoryStats struct {
 	Usage                       uint64 // everything charged
-	WorkingSet                  uint64 // Usage less inactive file pages
+	WorkingSet                  uint64 // Usage less InactiveFile
 	RSS                         uint64 // anonymous pages
 	Cache                       uint64 // file pages
+	ActiveFile, InactiveFile    uint64 // pages of the kernel's two lists of them
 	MappedFile                  uint64
 	Kernel                      uint64
 	Limit                       uint64 // 0 = none
@@ -160,7 +161,7 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 		s.readRest(g, main)
 	}
 	// Not below 0: counters are not read at one instant.
-	s.Memory.WorkingSet = s.Memory.Usage - min(s.Memory.Usage, s.Memory.WorkingSet) // it held the inactive file pages
+	s.Memory.WorkingSet = s.Memory.Usage - min(s.Memory.Usage, s.Memory.InactiveFile)
 	s.Memory.Available = s.Memory.Limit - min(s.Memory.Limit, s.Memory.WorkingSet)
 	s.Swap.Available = s.Swap.Limit - min(s.Swap.Limit, s.Swap.Usage)
 	return s, g.stale, nil
@@ -202,7 +203,8 @@ func (s *Stats) usageV2(g *groupFiles) {
 		*t *= 1000
 	}
 	g.numbers("", "memory.stat",
-		counter{"inactive_file", &m.WorkingSet},
+		counter{"active_file", &m.ActiveFile},
+		counter{"inactive_file", &m.InactiveFile},
 		counter{"anon", &m.RSS},
 		counter{"file", &m.Cache},
 		counter{"file_mapped", &m.MappedFile},
@@ -231,7 +233,8 @@ func (s *Stats) usageV1(g *groupFiles) {
 	s.CPU.UsageNs = g.number("cpuacct", "cpuacct.usage")
 	m := &s.Memory
 	g.numbers("memory", "memory.stat",
-		counter{"total_inactive_file", &m.WorkingSet},
+		counter{"total_active_file", &m.ActiveFile},
+		counter{"total_inactive_file", &m.InactiveFile},
 		counter{"total_rss", &m.RSS},
 		counter{"total_cache", &m.Cache},
 		counter{"total_mapped_file", &m.MappedFile},

@@ -132,6 +132,10 @@ var containerMetrics = []metric{
 		one(func(s *sample) uint64 { return s.stats.Memory.Peak })},
 	{"container_memory_working_set_bytes", "Charged memory without inactive page cache, in bytes.", nil, gauge,
 		one(func(s *sample) uint64 { return s.stats.Memory.WorkingSet })},
+	{"container_memory_total_active_file_bytes", "Active page cache, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.ActiveFile })},
+	{"container_memory_total_inactive_file_bytes", "Inactive page cache, in bytes.", nil, gauge,
+		one(func(s *sample) uint64 { return s.stats.Memory.InactiveFile })},
 	{"container_memory_failures_total", "Page faults.", []string{"failure_type", "scope"}, counter,
 		func(s *sample) []point {
 			return []point{

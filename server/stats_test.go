@@ -14,7 +14,8 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// expectedMetrics are those whose descriptions critest requires: cAdvisor's names.
+// expectedMetrics are those whose descriptions critest requires, which have cAdvisor's names, and two
+// more of cAdvisor.
 const expectedMetrics = `
 container_blkio_device_usage_total container_cpu_cfs_periods_total container_cpu_cfs_throttled_periods_total
 container_cpu_cfs_throttled_seconds_total container_cpu_system_seconds_total container_cpu_usage_seconds_total
@@ -32,7 +33,8 @@ container_pressure_io_stalled_seconds_total container_pressure_io_waiting_second
 container_pressure_memory_stalled_seconds_total container_pressure_memory_waiting_seconds_total container_processes
 container_sockets container_spec_cpu_period container_spec_cpu_quota container_spec_cpu_shares
 container_spec_memory_limit_bytes container_spec_memory_reservation_limit_bytes container_spec_memory_swap_limit_bytes
-container_start_time_seconds container_threads container_threads_max container_ulimits_soft`
+container_start_time_seconds container_threads container_threads_max container_ulimits_soft
+container_memory_total_active_file_bytes container_memory_total_inactive_file_bytes`
 
 const psi = "some avg10=1.50 avg60=0.25 avg300=0.00 total=7000000\nfull avg10=0.00 avg60=0.00 avg300=0.00 total=5000000\n"
 
