@@ -47,6 +47,9 @@ func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (
 	if m.HostPath != "" {
 		return "", fault.Invalid.Errorf("mount at %s has both an image and the host path %q", m.ContainerPath, m.HostPath)
 	}
+	if sub := m.ImageSubPath; sub != "" && !filepath.IsLocal(sub) {
+		return "", fault.Invalid.Errorf("mount at %s: image_sub_path %q is absolute, or leads out of the image", m.ContainerPath, sub)
+	}
 	key := volumeKey(d.cr.id, i)
 	id, source, err := d.mountVolumeImage(ctx, key, m)
 	if err != nil {

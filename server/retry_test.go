@@ -311,6 +311,12 @@ func TestCreateContainerRollsBack(t *testing.T) {
 		"sub path leads nowhere": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) {
 			c.Mounts = []*cri.Mount{{ContainerPath: "/a", Image: &cri.ImageSpec{Image: testID}, Readonly: true, ImageSubPath: "no/such"}}
 		}},
+		"sub path is absolute": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/a", Image: &cri.ImageSpec{Image: testID}, Readonly: true, ImageSubPath: "/"}}
+		}},
+		"sub path leads out": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/a", Image: &cri.ImageSpec{Image: testID}, Readonly: true, ImageSubPath: "../."}}
+		}},
 		"device is not there": {"InvalidArgument", func(_ *node, c *cri.ContainerConfig) {
 			c.Devices = []*cri.Device{{HostPath: "/dev/no-such-device", Permissions: "r"}}
 		}},

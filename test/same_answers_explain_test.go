@@ -34,7 +34,7 @@ var answerReasons = []answerReason{
 	because("the end of a client's input ends no terminal, as with CRI-O", `attach tty: .*`),
 	because("text for the pod's files, ports and namespaces is checked", `pod, (?:bad dns|bad port|odd hostname|target): \w+`),
 	because("without AppArmor its default profile is none; kubelets refuse such pods", `container, apparmor default: \w+`),
-	because("a sub path is resolved in the image, and may be a file", `container, image, (?:a file|above|absolute): \w+`),
+	because("a sub path of an image may be a file", `container, image, a file: \w+`),
 	because("the configuration that the pod was made with will do", `container, no sandbox config: \w+`),
 	because("an unknown capability is an error; runc drops it with a warning", `container, odd capability: \w+`),
 	because("the request names a container that there is not, but is about another", `container, unknown target: \w+`),
