@@ -17,7 +17,7 @@ import (
 // Kubernetes' controllers. TestSameRollouts of test/kubelet recorded these, in the file that HISTORIES
 // names or in testdata.
 func TestRolloutAsKubernetes(t *testing.T) {
-	compareHistories(t, "rollouts.txt", func(history string) string {
+	compareHistories(t, "rollouts.txt", 550, func(history string) (steps int, diff string) {
 		r := rolloutReplay{world: world{t: t, now: time.Date(2026, 11, 1, 12, 0, 0, 0, time.UTC)}, used: map[string]bool{"i:1": true}}
 		return r.play(history)
 	})
@@ -31,8 +31,9 @@ type rolloutReplay struct {
 	several bool            // there were pods of several former templates at once
 }
 
-// play returns the history up to the first difference, "" if there is none.
-func (r *rolloutReplay) play(history string) string {
+// play returns how many steps were the same, and the history up to the first difference, "" if there
+// is none.
+func (r *rolloutReplay) play(history string) (same int, diff string) {
 	lines := strings.Split(strings.TrimSuffix(history, "\n"), "\n")
 	if err := json.Unmarshal([]byte(lines[0]), &r.spec); err != nil {
 		r.t.Fatal(err)
@@ -46,7 +47,7 @@ func (r *rolloutReplay) play(history string) string {
 			r.t.Fatal(line, err)
 		}
 		if r.returns(event) {
-			return "" // which old pods are left: the agent ends those with low numbers first, Kubernetes those of the oldest template
+			return i, "" // which old pods are left: the agent ends those with low numbers first, Kubernetes those of the oldest template
 		}
 		r.happens(event)
 		r.look()
@@ -57,10 +58,10 @@ func (r *rolloutReplay) play(history string) string {
 			}
 		}
 		if got := fmt.Sprintf("%s +%d: %s", event, seconds, r.state()); got != line {
-			return fmt.Sprintf("%s\nhere:\n%s", strings.Join(lines[:i+2], "\n"), got)
+			return i, fmt.Sprintf("%s\nhere:\n%s", strings.Join(lines[:i+2], "\n"), got)
 		}
 	}
-	return ""
+	return len(lines) - 1, ""
 }
 
 // returns reports whether an event makes a former template the present one again after several former
