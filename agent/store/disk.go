@@ -65,6 +65,7 @@ func (s *Store) decode(r *record) {
 	o := s.options(manifest.Ignore)
 	o.Accepted = true
 	objects, warnings, err := manifest.Read("", r.Object, o)
+	r.warnings = of(r.description, warnings)
 	if err != nil || len(objects) != 1 {
 		if r.err = plain(err); err == nil {
 			r.err = fault.Invalid.Errorf("want one object, got %d", len(objects))
@@ -76,7 +77,6 @@ func (s *Store) decode(r *record) {
 		return
 	}
 	r.decoded, r.err, r.description = objects[0], nil, manifest.Key(objects[0])
-	r.warnings = of(r.description, warnings)
 	s.stamp(r)
 }
 

@@ -56,8 +56,7 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
-		objects, warnings, err = s.forgiveLocked(given, o.Unknown, err)
-		wrong = warnings
+		objects, warnings, wrong, err = s.forgiveLocked(given, o.Unknown, err)
 	}
 	if err != nil {
 		return nil, "", nil, plain(err)
@@ -116,35 +115,34 @@ func of(key string, errs manifest.Errors) manifest.Errors {
 
 // forgiveLocked reads an object to put for which manifest.Read returned err. What was wrong with it
 // before, in the same words, is only a warning, as in Kubernetes: an earlier release accepted it,
-// and whoever edits something else need not mend it.
-func (s *Store) forgiveLocked(given []byte, u manifest.Unknown, err error) ([]manifest.Object, manifest.Errors, error) {
+// and whoever edits something else need not mend it. wrong are these, warnings has unknown fields too.
+func (s *Store) forgiveLocked(given []byte, u manifest.Unknown, err error) (objects []manifest.Object, warnings, wrong manifest.Errors, _ error) {
 	o := s.options(u)
 	o.Accepted = true
 	objects, warnings, acceptedErr := manifest.Read("", given, o)
 	if acceptedErr != nil || len(objects) != 1 {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
 	old := s.records[manifest.Key(objects[0])]
 	if old == nil || old.Deleted != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	o.Unknown = manifest.Ignore
-	_, before, _ := manifest.Read("", old.Object, o)
-	now := warnings
+	wrong = warnings
 	if u != manifest.Strict { // then unknown fields are no errors
-		_, now, _ = manifest.Read("", given, o)
+		o.Unknown = manifest.Ignore
+		_, wrong, _ = manifest.Read("", given, o)
 	}
 	known := map[[2]string]int{} // how often
-	for _, b := range before {
+	for _, b := range old.warnings {
 		known[[2]string{index.ReplaceAllString(b.Field, "[]"), b.Text}]++
 	}
-	for _, w := range now {
+	for _, w := range wrong {
 		fault := [2]string{index.ReplaceAllString(w.Field, "[]"), w.Text}
 		if known[fault]--; known[fault] < 0 {
-			return nil, nil, err
+			return nil, nil, nil, err
 		}
 	}
-	return objects, warnings, nil
+	return objects, warnings, wrong, nil
 }
 
 // index matches the place in a list, which an edit of another element may move.
