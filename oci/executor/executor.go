@@ -90,6 +90,7 @@ type Executor struct {
 	engines     *engines
 	subscribers subscribers
 	criu        *criu
+	moving      chan struct{} // of capacity 1; full while a container with network devices starts, see leaveMoved
 }
 
 // New creates the executor of a state directory and listens. The error is fault.Exists if the
@@ -133,6 +134,7 @@ func assemble(o Options, kept kept) (*Executor, error) {
 		warmer: newWarmer(),
 		criu:   &criu{log: o.Log, config: filepath.Join(o.State, "criu.conf")},
 		table:  newTable(),
+		moving: make(chan struct{}, 1),
 	}
 	x.reaper = newReaper(&x.gate)
 	x.execs = newExecs(o.Log, &x.gate, x.reaper)

@@ -14,7 +14,8 @@ import (
 )
 
 // leaveMoved drops the network devices that an earlier container of the pod has brought into its
-// network. They stay there until that is gone, and cannot be moved again.
+// network. They stay there until that is gone, and cannot be moved again. From this look at them
+// until they are moved, no other start may come between: it would find them on the host as well.
 func leaveMoved(l *specs.Linux) {
 	i := slices.IndexFunc(l.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.NetworkNamespace })
 	if i < 0 || l.Namespaces[i].Path == "" {

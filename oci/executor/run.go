@@ -60,6 +60,14 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 		return nil, nil, err
 	}
 	steps.Add("reservation", func() error { x.table.release(c); return nil })
+	if len(spec.Linux.NetDevices) > 0 {
+		select {
+		case x.moving <- struct{}{}:
+			defer func() { <-x.moving }()
+		case <-ctx.Done():
+			return nil, nil, givenUp(ctx, "start of container "+s.ID)
+		}
+	}
 	p, err := x.plan(s, spec, req)
 	if err != nil {
 		return nil, nil, err
