@@ -127,6 +127,7 @@ func (p *plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containe
 	p.mu.Lock()
 	for _, pod := range pods {
 		p.synced = append(p.synced, pod.Name)
+		p.pods["Synchronize"] = pod
 	}
 	for _, c := range containers {
 		p.synced = append(p.synced, c.Name)

@@ -33,9 +33,13 @@ import (
 // Of what cannot be undone (a stop, a removal, anything "post") plugins are only notified; their
 // errors are logged.
 
-// pluginPod returns a sandbox as plugins see it.
+// pluginPod returns a sandbox as plugins see it: when it is stopped, its network namespace and
+// addresses are gone.
 func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
-	p := nri.Pod{ID: sb.ID(), Config: rec.config, Handler: rec.handler, IPs: rec.ips, NetNS: sb.NetNS()}
+	p := nri.Pod{ID: sb.ID(), Config: rec.config, Handler: rec.handler, IPs: rec.ips}
+	if sb.State() < oci.SandboxNotReady {
+		p.NetNS = sb.NetNS()
+	}
 	if r := rec.resources; r != nil {
 		p.Overhead, p.Resources = r.Overhead, r.Resources
 	}

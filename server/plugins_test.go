@@ -83,6 +83,41 @@ func TestPluginHearsALife(t *testing.T) {
 	n.wantNothingLeft(t)
 }
 
+// Plugins that work in a pod's network, such as those that move devices into it, find it by its
+// path, and take a pod without one for one that has no network of its own (any more).
+func TestPluginFindsTheNetworkWhileItExists(t *testing.T) {
+	n := pluginNode(t)
+	early := n.join(t, "00", nil)
+	sb := n.run(t, pod("web"))
+	if _, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: sb}); err != nil {
+		t.Fatal(err)
+	}
+	late := n.join(t, "01", nil)
+	if got := netnsShown(late.pods["Synchronize"]); got != "" {
+		t.Errorf("the stopped pod is shown to a plugin that joins with the network namespace %s, which is gone", got)
+	}
+	n.stopAndRemove(t, sb)
+	for _, call := range []string{"RunPodSandbox", "StopPodSandbox"} {
+		if netnsShown(early.pods[call]) == "" {
+			t.Errorf("%s shows no network namespace", call)
+		}
+	}
+	if got := netnsShown(early.pods["RemovePodSandbox"]); got != "" {
+		t.Errorf("RemovePodSandbox shows the network namespace %s, which is gone", got)
+	}
+	n.wantNothingLeft(t)
+}
+
+// netnsShown returns the path of a pod's network namespace as a plugin finds it.
+func netnsShown(pod *api.PodSandbox) string {
+	for _, ns := range pod.Linux.Namespaces {
+		if ns.Type == string(specs.NetworkNamespace) {
+			return ns.Path
+		}
+	}
+	return ""
+}
+
 // Plugins are notified of a container that ends by itself without any call.
 func TestPluginHearsAnExit(t *testing.T) {
 	n := pluginNode(t)
