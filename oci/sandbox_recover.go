@@ -145,9 +145,7 @@ func (sb *Sandbox) finish(ctx context.Context) error {
 	}
 	switch sb.State() {
 	case SandboxReady:
-		pins := sb.pins()
-		pins.Pid = sb.status.Load().Pid
-		if sb.rt.host.Pinned(pins) {
+		if sb.pinned() {
 			return nil
 		}
 		sb.rt.log.Warn("namespaces of sandbox were missing", "sandbox", sb.id)

@@ -47,13 +47,31 @@ func (sb *Sandbox) Stopped() error {
 }
 
 // podInitEnded records that the sandbox's init has ended: without its first process a PID
-// namespace accepts no other. The sandbox cannot be Ready any more; a caller who sees that stops
-// and replaces it.
-func (sb *Sandbox) podInitEnded() {
-	if sb.State() > SandboxReady {
-		return // the end was intended
+// namespace accepts no other.
+func (sb *Sandbox) podInitEnded() { sb.broken("init of sandbox ended") }
+
+// checkNamespaces records that the sandbox can start no more containers if somebody has removed
+// its namespaces, as "ip -all netns delete" does. Containers that run keep theirs.
+func (sb *Sandbox) checkNamespaces() {
+	if !sb.pinned() {
+		sb.broken("namespaces of sandbox were removed")
 	}
-	sb.rt.log.Warn("init of sandbox ended", "sandbox", sb.id)
+}
+
+// pinned reports whether the namespaces that the sandbox was given are still pinned.
+func (sb *Sandbox) pinned() bool {
+	pins := sb.pins()
+	pins.Pid = sb.status.Load().Pid
+	return sb.rt.host.Pinned(pins)
+}
+
+// broken makes the sandbox Stopping, because it cannot be Ready any more; a caller who sees that
+// stops and replaces it.
+func (sb *Sandbox) broken(why string) {
+	if sb.State() > SandboxReady {
+		return // that was intended
+	}
+	sb.rt.log.Warn(why, "sandbox", sb.id)
 	if err := sb.BeginStop(); err != nil {
 		sb.rt.log.Error("sandbox could not be stopped", "sandbox", sb.id, "err", err)
 	}

@@ -78,6 +78,7 @@ func (c *Container) run(ctx context.Context) error {
 	}
 	defer close(c.settled)
 	if err != nil {
+		c.sandbox.checkNamespaces()
 		return errors.Join(err, c.failed(ctx, err))
 	}
 	return c.ran(reply)
