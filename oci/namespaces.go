@@ -3,12 +3,14 @@ package oci
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/thread"
 )
@@ -86,7 +88,11 @@ func setHostname(p Pins, kinds []string) error {
 
 // setSysctl writes one parameter. Namespaced ones are the calling thread's.
 func setSysctl(name, value string) error {
-	if err := hostkernel.SetSysctl(sysctlPath(name), value); err != nil {
+	err := hostkernel.SetSysctl(sysctlPath(name), value)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL), errors.Is(err, unix.ERANGE):
+		return fault.Invalid.Errorf("set sysctl %s to %q: %w", name, value, err)
+	case err != nil:
 		return fmt.Errorf("set sysctl %s to %q: %w", name, value, err)
 	}
 	return nil

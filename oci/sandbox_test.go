@@ -194,9 +194,12 @@ func TestHostNetwork(t *testing.T) {
 func TestSandboxRefusedByKernel(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)
-	cfg := oci.SandboxConfig{Name: "name", Sysctls: map[string]string{"net.ipv4.no_such_thing": "1"}}
-	if _, err := r.CreateSandbox(t.Context(), cfg); err == nil || !strings.Contains(err.Error(), "net.ipv4.no_such_thing") {
-		t.Errorf("got %v", err)
+	cfg := oci.SandboxConfig{Name: "name"}
+	for name, value := range map[string]string{"net.ipv4.no_such_thing": "1", "net.ipv4.ip_local_port_range": "low", "kernel.shmmni": "99999999999999999999"} {
+		cfg.Sysctls = map[string]string{name: value}
+		if _, err := r.CreateSandbox(t.Context(), cfg); !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: got %v", name, err)
+		}
 	}
 	cfg.Sysctls = nil
 	cfg.Hostname = strings.Repeat("x", 65)
