@@ -42,14 +42,11 @@ func (s *Server) updateContainer(ctx context.Context, c *oci.Container, change *
 	if st := c.Status().State; st >= oci.Exited {
 		return fault.WrongState.Errorf("container %s is %s: cannot update it", c.ID(), st)
 	}
-	if adj := change.GetOomScoreAdj(); adj < -1000 || adj > 1000 { // proc_pid_oom_score_adj(5)
-		return fault.Invalid.Errorf("update container %s: oom_score_adj %d is not between -1000 and 1000", c.ID(), adj)
-	}
 	rec := *s.index.container(c)
 	rec.resources = spec.MergeResources(rec.resources, change)
 	limits, err := spec.Resources(rec.resources, s.o.SpecHost)
 	if err != nil {
-		return err
+		return fmt.Errorf("update container %s: %w", c.ID(), err)
 	}
 	apply := oci.Change{Resources: limits}
 	if change.OomScoreAdj != 0 {

@@ -13,7 +13,7 @@ import (
 )
 
 // Resources converts limits; r may be nil. Zero means not set. oom_score_adj, for which zero is
-// a value, is not a cgroup limit and not included. CPU shares stay shares: libcontainer converts
+// a value, is not a cgroup limit and only checked. CPU shares stay shares: libcontainer converts
 // them to the weight of cgroup v2.
 func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, error) {
 	out := &specs.LinuxResources{}
@@ -22,6 +22,9 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 	}
 	if r.CpuPeriod < 0 || r.CpuShares < 0 {
 		return nil, fault.Invalid.Errorf("cpu period %d and shares %d: neither may be negative", r.CpuPeriod, r.CpuShares)
+	}
+	if adj := r.OomScoreAdj; adj < -1000 || adj > 1000 { // proc_pid_oom_score_adj(5)
+		return nil, fault.Invalid.Errorf("oom_score_adj %d is not between -1000 and 1000", adj)
 	}
 	cpu := &specs.LinuxCPU{
 		Shares: set(uint64(r.CpuShares)),
@@ -67,7 +70,10 @@ func memory(out *specs.LinuxResources, r *cri.LinuxContainerResources, h Host) e
 	if limit == 0 && swap == 0 {
 		return nil
 	}
-	if swap > 0 && limit > 0 && swap < limit {
+	switch {
+	case swap > 0 && limit <= 0:
+		return fault.Invalid.Errorf("memory and swap limit %d: there is no memory limit", swap)
+	case swap > 0 && swap < limit:
 		return fault.Invalid.Errorf("memory and swap limit %d is below the memory limit %d", swap, limit)
 	}
 	m := &specs.LinuxMemory{Limit: set(limit)}

@@ -61,6 +61,8 @@ func TestResourcesRefused(t *testing.T) {
 	for _, r := range []*cri.LinuxContainerResources{
 		{CpuShares: -1}, {CpuPeriod: -1},
 		{MemoryLimitInBytes: 10, MemorySwapLimitInBytes: 9},
+		{MemorySwapLimitInBytes: 9}, {MemoryLimitInBytes: -1, MemorySwapLimitInBytes: 9},
+		{OomScoreAdj: 1001}, {OomScoreAdj: -1001},
 		{HugepageLimits: []*cri.HugepageLimit{{PageSize: "2MB", Limit: 1}}},
 		{Unified: map[string]string{"../../cgroup.procs": "1"}},
 	} {
