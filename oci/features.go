@@ -17,7 +17,9 @@ const featuresTimeout = 10 * time.Second
 // Features are optional features of an OCI runtime.
 type Features struct {
 	RecursiveRO bool // supports the mount option "rro"
+	NoSymFollow bool // supports the mount option "nosymfollow"
 	IDMap       bool // supports mounts mapped to a user namespace
+	NetDevices  bool // moves network devices into a container's network
 }
 
 // AskFeatures asks the OCI runtime at path for its features, with the command "features" that
@@ -33,10 +35,11 @@ func AskFeatures(ctx context.Context, path string) (Features, error) {
 	if err != nil {
 		return Features{}, fmt.Errorf("features of %s: %w", path, err)
 	}
-	reported := Features{RecursiveRO: slices.Contains(f.MountOptions, "rro")}
-	if f.Linux != nil && f.Linux.MountExtensions != nil && f.Linux.MountExtensions.IDMap != nil {
-		enabled := f.Linux.MountExtensions.IDMap.Enabled
-		reported.IDMap = enabled != nil && *enabled
+	reported := Features{RecursiveRO: slices.Contains(f.MountOptions, "rro"), NoSymFollow: slices.Contains(f.MountOptions, "nosymfollow")}
+	is := func(enabled *bool) bool { return enabled != nil && *enabled }
+	if l := f.Linux; l != nil {
+		reported.IDMap = l.MountExtensions != nil && l.MountExtensions.IDMap != nil && is(l.MountExtensions.IDMap.Enabled)
+		reported.NetDevices = l.NetDevices != nil && is(l.NetDevices.Enabled)
 	}
 	return reported, nil
 }

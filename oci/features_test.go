@@ -16,6 +16,8 @@ func TestAskFeatures(t *testing.T) {
 		`{"mountOptions": ["ro", "rro"], "linux": {"mountExtensions": {"idmap": {"enabled": true}}}}`: {RecursiveRO: true, IDMap: true},
 		`{"mountOptions": ["ro"], "linux": {"mountExtensions": {"idmap": {"enabled": false}}}}`:       {},
 		`{"mountOptions": ["rro"], "linux": {"mountExtensions": {"idmap": {}}}}`:                      {RecursiveRO: true},
+		`{"mountOptions": ["nosymfollow"], "linux": {"netDevices": {"enabled": true}}}`:               {NoSymFollow: true, NetDevices: true},
+		`{"linux": {"netDevices": {"enabled": false}}}`:                                               {},
 		`{"mountOptions": null, "linux": null}`:                                                       {},
 		`{}`:                                                                                          {},
 	} {

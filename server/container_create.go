@@ -225,6 +225,9 @@ func (d *containerDraft) specify(ctx context.Context) (err error) {
 
 // persist writes the container's record and then makes the container visible.
 func (d *containerDraft) persist(ctx context.Context) error {
+	if err := d.handler.check(d.spec); err != nil {
+		return err
+	}
 	extra, err := d.record.encode()
 	if err != nil {
 		return err

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/spec"
@@ -12,8 +14,9 @@ import (
 
 // A Handler is a runtime handler, which RuntimeClasses name.
 type Handler struct {
-	Engine   string    // path of the OCI runtime that runs the containers; "" = libcontainer
-	SpecHost spec.Host // the host for which specs are built
+	Engine   string       // path of the OCI runtime that runs the containers; "" = libcontainer
+	Features oci.Features // what that one supports
+	SpecHost spec.Host    // the host for which specs are built
 
 	// Annotations are patterns (see path.Match) for keys of pod and container
 	// annotations; the OCI runtime gets those that match.
@@ -43,6 +46,28 @@ func allHandlers(o Options) map[string]Handler {
 		}
 	}
 	return all
+}
+
+// check refuses what the OCI runtime would ignore: by the specification it has to ignore what it
+// does not know, and the container would run without it.
+func (h Handler) check(s *specs.Spec) error {
+	if h.Engine == "" {
+		return nil
+	}
+	for _, m := range s.Mounts {
+		if len(m.UIDMappings) > 0 && !h.Features.IDMap {
+			return fault.Invalid.Errorf("mount at %s: %s does not map the owners of files", m.Destination, h.Engine)
+		}
+		if slices.Contains(m.Options, "nosymfollow") && !h.Features.NoSymFollow {
+			return fault.Invalid.Errorf("mount at %s: %s does not know the option nosymfollow", m.Destination, h.Engine)
+		}
+	}
+	for name := range s.Linux.NetDevices {
+		if !h.Features.NetDevices {
+			return fault.Invalid.Errorf("network device %s: %s moves no network devices", name, h.Engine)
+		}
+	}
+	return nil
 }
 
 // handlerNames returns the names of all handlers, sorted: the kubelet publishes them in this

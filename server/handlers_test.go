@@ -2,6 +2,8 @@ package server
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -9,6 +11,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -149,5 +152,54 @@ func TestHandlers(t *testing.T) {
 	wantCode(t, "handler that is gone", err, "InvalidArgument")
 	if _, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: sb.PodSandboxId}); err != nil {
 		t.Error(err)
+	}
+}
+
+// An OCI runtime ignores what it does not know of a spec, so a container that depends on it is
+// refused.
+func TestHandlerOfLimitedRuntime(t *testing.T) {
+	n := newNode(t)
+	n.handlers = map[string]Handler{
+		"old": {Engine: "/usr/sbin/runc"},
+		"new": {Engine: "/usr/sbin/runc", Features: oci.Features{IDMap: true, NoSymFollow: true, NetDevices: true}},
+	}
+	devices := `{"cdiVersion": "1.1.0", "kind": "test.com/net", "devices": [{"name": "a", "containerEdits": {"netDevices": [{"hostInterfaceName": "x", "name": "y"}]}}]}`
+	if err := os.WriteFile(filepath.Join(n.cdiDir(), "net.json"), []byte(devices), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	n.restart(t)
+	one := []*cri.IDMapping{{HostId: 1, Length: 1}}
+	for what, c := range map[string]struct {
+		ask  func(*cri.ContainerConfig)
+		want string
+	}{
+		"mapped mount": {func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/m", HostPath: t.TempDir(), UidMappings: one, GidMappings: one}}
+		}, "mount at /m: "},
+		"mount without links": {func(c *cri.ContainerConfig) {
+			c.Mounts = []*cri.Mount{{ContainerPath: "/m", HostPath: t.TempDir(), MountOptions: []string{"nosymfollow"}}}
+		}, "mount at /m: "},
+		"network device": {func(c *cri.ContainerConfig) { c.CDIDevices = []*cri.CDIDevice{{Name: "test.com/net=a"}} }, "network device x: "},
+	} {
+		for _, handler := range []string{"old", "new", ""} {
+			sandbox := pod(strings.ReplaceAll(what+handler, " ", "-"))
+			sb, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: sandbox, RuntimeHandler: handler})
+			if err != nil {
+				t.Fatal(err)
+			}
+			config := forever("c")
+			c.ask(config)
+			_, err = n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb.PodSandboxId, Config: config, SandboxConfig: sandbox})
+			if handler != "old" {
+				if err != nil {
+					t.Errorf("%s, handler %q: %v", what, handler, err)
+				}
+				continue
+			}
+			wantCode(t, what, err, "InvalidArgument")
+			if !strings.Contains(err.Error(), c.want) || !strings.Contains(err.Error(), "/usr/sbin/runc") {
+				t.Errorf("%s: %v, want %q", what, err, c.want)
+			}
+		}
 	}
 }

@@ -38,12 +38,11 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 				return nil, fmt.Errorf("%s: %s.engine: %w", c.Origin(key+".engine"), key, err)
 			}
 			h.Engine, h.Annotations = hc.Engine, hc.Annotations
-			features, err := oci.AskFeatures(ctx, hc.Engine)
-			if err != nil {
+			if h.Features, err = oci.AskFeatures(ctx, hc.Engine); err != nil {
 				log.Warn("OCI runtime did not report its features", "handler", name, "err", err)
 			}
-			h.SpecHost.RecursiveRO = host.RecursiveRO && features.RecursiveRO
-			if !features.IDMap {
+			h.SpecHost.RecursiveRO = host.RecursiveRO && h.Features.RecursiveRO
+			if !h.Features.IDMap {
 				h.NoUserNS = errNoIDMap
 			}
 		}
