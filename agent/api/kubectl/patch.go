@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/http"
+	"regexp"
 
 	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/store"
@@ -196,6 +197,9 @@ func applyPatch(like any, kind string, given, patch []byte) ([]byte, error) {
 		patched, err = jsonpatch.MergePatch(given, patch)
 	case types.StrategicMergePatchType:
 		patched, err = strategic(func() ([]byte, error) { return strategicpatch.StrategicMergePatch(given, patch, like) })
+		if err == nil {
+			patched, err = withoutDirectives(patched)
+		}
 	default:
 		return nil, fault.Invalid.Errorf("patches of the type %q are not supported: want %s, %s, %s or %s", kind,
 			types.StrategicMergePatchType, types.MergePatchType, types.JSONPatchType, types.ApplyYAMLPatchType)
@@ -204,6 +208,33 @@ func applyPatch(like any, kind string, given, patch []byte) ([]byte, error) {
 		return nil, fault.Invalid.Errorf("%s: %v", kind, err)
 	}
 	return patched, nil
+}
+
+// directive matches the directives that package strategicpatch leaves in a map that the object did
+// not have. kubectl sends them for what only the defaults have, which are not part of the object.
+var directive = regexp.MustCompile(`^\$(retainKeys$|setElementOrder/|deleteFromPrimitiveList/)`)
+
+func withoutDirectives(patched []byte) ([]byte, error) {
+	var object any
+	if err := json.Unmarshal(patched, &object); err != nil {
+		return nil, err
+	}
+	var drop func(any)
+	drop = func(v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			maps.DeleteFunc(v, func(key string, _ any) bool { return directive.MatchString(key) })
+			for _, value := range v {
+				drop(value)
+			}
+		case []any:
+			for _, item := range v {
+				drop(item)
+			}
+		}
+	}
+	drop(object)
+	return json.Marshal(object)
 }
 
 func jsonPatch(given, patch []byte) ([]byte, error) {

@@ -43,6 +43,7 @@ func TestDirectives(t *testing.T) {
 		{"a map is replaced", `{"metadata":null,"spec":{"strategy":{"$patch":"replace","type":"Recreate"},"template":null}}`, `{"spec":{"strategy":{"type":"Recreate"}}}`},
 		{"or emptied", `{"metadata":null,"spec":{"strategy":{"$patch":"delete"},"template":null}}`, `{"spec":{"strategy":{}}}`},
 		{"a list is replaced", `{"metadata":null,` + none + `"template":{"spec":{"containers":[{"name":"c","env":[{"$patch":"replace"},{"name":"z"}]}]}}}}`, `{"spec":` + spec(`"env":[{"name":"z"}],`) + `}`},
+		{"a union that was not given", `{"metadata":null,"spec":{"paused":{"$retainKeys":["x"],"$setElementOrder/y":["z"],"x":[{"$retainKeys":["w"],"w":1}]},"strategy":null,"template":null}}`, `{"spec":{"paused":{"x":[{"w":1}]}}}`},
 		{"words go from a list", `{"metadata":{"$deleteFromPrimitiveList/finalizers":["a"]},` + none + `"template":null}}`, `{"metadata":{"finalizers":["b"]},"spec":{}}`},
 	} {
 		got, err := applyPatch(&appsv1.Deployment{}, "application/strategic-merge-patch+json", []byte(given), []byte(test.patch))
