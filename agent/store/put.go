@@ -40,8 +40,8 @@ type PutOptions struct {
 }
 
 // Put creates or changes an object. text is its JSON or YAML. Put ignores fields that the store
-// sets, except metadata.resourceVersion and metadata.uid, which must be the current ones if
-// present. The returned object is shared and read-only.
+// sets, except metadata.resourceVersion and metadata.uid: if present, they must be those of the
+// object that exists. The returned object is shared and read-only.
 //
 // The error is fault.Invalid if text is not one valid object or changes an immutable one,
 // fault.NotFound or fault.Exists by PutOptions, and fault.WrongState if the version or the UID is
@@ -77,8 +77,7 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 		return nil, "", nil, fault.NotFound.Errorf("there is no %s", key)
 	case old != nil && o.Create:
 		return nil, "", nil, fault.Exists.Errorf("%s is already there", key)
-	case uid != "" && (old == nil || old.UID != uid),
-		version != "" && (old == nil || strconv.FormatUint(old.Version, 10) != version):
+	case old != nil && (uid != "" && old.UID != uid || version != "" && strconv.FormatUint(old.Version, 10) != version):
 		return nil, "", nil, fault.WrongState.Errorf("%s has been changed: read it again", key)
 	}
 	r := &record{Object: given, file: s.path(objects[0]), decoded: objects[0], description: key, warnings: of(key, wrong)}

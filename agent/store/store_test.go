@@ -236,6 +236,29 @@ func TestPutRefuses(t *testing.T) {
 	}
 }
 
+// An object that was saved as it was read, with its UID and version, can be created again after its
+// deletion, as with an API server.
+func TestCreateFromSaved(t *testing.T) {
+	for _, o := range []store.PutOptions{{Create: true}, {}} {
+		s := open(t, t.TempDir())
+		uid := put(t, s, config, store.PutOptions{}, store.Created)
+		saved, err := s.Get("configmap default/c")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, err := json.Marshal(saved)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Delete("configmap default/c", "", nil, false); err != nil {
+			t.Fatal(err)
+		}
+		if again := put(t, s, string(text), o, store.Created); again == uid {
+			t.Errorf("%+v: the object has the UID of the deleted one", o)
+		}
+	}
+}
+
 // An object can be written back as it was read.
 func TestRoundTrip(t *testing.T) {
 	s := open(t, t.TempDir())
