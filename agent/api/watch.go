@@ -12,6 +12,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	operator "k8s.io/apimachinery/pkg/selection"
 )
 
 // burst is how long changes are collected before they are sent to watchers.
@@ -106,12 +108,12 @@ func (t seen) seed(objects []manifest.Object, seq uint64) {
 }
 
 // event returns the type of the event for a change, "" for none. If an object changed between the
-// list and the watch, the list may or may not have had it. It counts as known, since a client
-// ignores a DELETED of an unknown object.
+// list and the watch, the list may or may not have had it. If it may, it counts as known, since an
+// informer ignores a DELETED of an unknown object.
 func (t seen) event(c watchcache.Change) string {
 	key := entryKey(c.Object)
 	before, known := t.wanted[key]
-	before = before || !known && !c.New
+	before = before || !known && !c.New && t.sel.mayHaveTaken(c)
 	now := !c.Deleted && t.sel.takes(c.Object)
 	t.wanted[key] = now
 	if c.Deleted {
@@ -127,6 +129,19 @@ func (t seen) event(c watchcache.Change) string {
 		return "DELETED"
 	}
 	return ""
+}
+
+// mayHaveTaken reports whether an object may have matched before a change: of what a selector may
+// ask for, only labels and the phase of a pod change.
+func (sel selection) mayHaveTaken(c watchcache.Change) bool {
+	o := c.Object
+	set := fieldsOf(o)
+	for _, r := range sel.fields.Requirements() {
+		if r.Field != "status.phase" && (set[r.Field] == r.Value) == (r.Operator == operator.NotEquals) {
+			return false
+		}
+	}
+	return (sel.namespace == "" || o.GetNamespace() == sel.namespace) && (c.Relabeled || sel.labels.Matches(labels.Set(o.GetLabels())))
 }
 
 // initialEnd returns the bookmark after the last object that existed when the watch began.

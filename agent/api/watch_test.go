@@ -2,6 +2,7 @@ package api
 
 import (
 	"bufio"
+	"context"
 	"encoding/json"
 	"fmt"
 	"log/slog"
@@ -259,6 +260,55 @@ func TestWatchWithSelector(t *testing.T) {
 					t.Errorf("got %q, want %q", got, want)
 				}
 			})
+		}
+	}
+}
+
+// What changed between the list of a client and its watch is sent as DELETED only if it may have
+// been in that list: kubectl prints each event of a watch.
+func TestWatchSkipsOthers(t *testing.T) {
+	for query, want := range map[string]string{
+		"namespaces/default/configmaps?":                                           "map[it:MODIFIED left:MODIFIED other:MODIFIED]",
+		"namespaces/default/configmaps?labelSelector=tier=a":                       "map[it:MODIFIED left:DELETED]",
+		"namespaces/default/configmaps?fieldSelector=metadata.name=it":             "map[it:MODIFIED]",
+		"configmaps?fieldSelector=metadata.name!=it":                               "map[elsewhere:MODIFIED left:MODIFIED other:MODIFIED]",
+		"namespaces/elsewhere/configmaps?":                                         "map[elsewhere:MODIFIED]",
+		"namespaces/nowhere/configmaps?":                                           "map[]",
+		"configmaps?labelSelector=tier=a&fieldSelector=metadata.namespace=nowhere": "map[]",
+	} {
+		wanted := desired.New([]string{manifest.SourceFile})
+		set := func(data, left string) {
+			u := configMaps(t, [2]string{"it", "a"}, [2]string{"other", "b"}, [2]string{"elsewhere", "b"}, [2]string{"left", left})
+			for _, o := range u.Files[0].Objects {
+				o.(*v1.ConfigMap).Data = map[string]string{"key": data}
+				if o.GetName() == "elsewhere" {
+					o.SetNamespace("elsewhere")
+				}
+			}
+			wanted.Update(u)
+		}
+		set("1", "a")
+		s := serverOf(wanted)
+		_, seq := s.cache.List("ConfigMap")
+		set("2", "b")
+		s.Poke()
+		w := httptest.NewRecorder()
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel() // after the first events
+		s.ServeHTTP(w, httptest.NewRequestWithContext(ctx, "GET", fmt.Sprintf("/api/v1/%s&watch=true&resourceVersion=%d", query, seq), nil))
+		got := map[string]string{}
+		for lines := bufio.NewScanner(w.Body); lines.Scan(); {
+			var e struct {
+				Type   string
+				Object v1.ConfigMap
+			}
+			if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+				t.Fatal(err)
+			}
+			got[e.Object.Name] += e.Type
+		}
+		if fmt.Sprint(got) != want {
+			t.Errorf("%s: %v, want %s", query, got, want)
 		}
 	}
 }

@@ -21,6 +21,7 @@ import (
 	"container/list"
 	"encoding/json"
 	"errors"
+	"maps"
 	"slices"
 	"strconv"
 	"sync"
@@ -79,6 +80,7 @@ type kind struct {
 type entry struct {
 	version uint64 // of the last change
 	created uint64 // version when the object appeared
+	labeled uint64 // version when its labels last changed
 	gone    bool
 	parts   [3]any
 	object  manifest.Object // with version as its resource version
@@ -86,9 +88,10 @@ type entry struct {
 
 // A Change says what happened to an object since a version.
 type Change struct {
-	New     bool // it did not exist at that version
-	Deleted bool
-	Object  manifest.Object // its last state, if it is deleted
+	New       bool // it did not exist at that version
+	Relabeled bool // it had other labels at that version, or did not exist
+	Deleted   bool
+	Object    manifest.Object // its last state, if it is deleted
 }
 
 // New returns a Cache whose versions are greater than those of any earlier one: they start at
@@ -166,7 +169,7 @@ func (c *Cache) Since(kind string, version uint64) ([]Change, uint64, error) {
 		if e.version <= version {
 			break
 		}
-		changes = append(changes, Change{New: e.created > version, Deleted: e.gone, Object: e.object})
+		changes = append(changes, Change{New: e.created > version, Relabeled: e.labeled > version, Deleted: e.gone, Object: e.object})
 	}
 	slices.Reverse(changes)
 	return changes, c.version, nil
@@ -221,12 +224,16 @@ func (c *Cache) setLocked(k *kind, item Item) manifest.Object {
 	}
 	c.version++
 	object.SetResourceVersion(strconv.FormatUint(c.version, 10))
-	next := &entry{version: c.version, created: c.version, parts: item.Parts, object: object}
+	next := &entry{version: c.version, created: c.version, labeled: c.version, parts: item.Parts, object: object}
 	if el == nil {
 		k.entries[item.Key] = k.changes.PushBack(next)
 		return object
 	}
-	next.created = el.Value.(*entry).created
+	last := el.Value.(*entry)
+	next.created = last.created
+	if maps.Equal(last.object.GetLabels(), object.GetLabels()) {
+		next.labeled = last.labeled
+	}
 	el.Value = next
 	k.changes.MoveToBack(el)
 	return object
@@ -238,7 +245,7 @@ func (c *Cache) buryLocked(k *kind, key string, el *list.Element) {
 	c.version++
 	last := e.object.DeepCopyObject().(manifest.Object)
 	last.SetResourceVersion(strconv.FormatUint(c.version, 10))
-	el.Value = &entry{version: c.version, created: e.created, gone: true, object: last}
+	el.Value = &entry{version: c.version, created: e.created, labeled: e.labeled, gone: true, object: last}
 	k.changes.MoveToBack(el)
 	delete(k.entries, key)
 	if k.gone = append(k.gone, el); len(k.gone) > maxGone {
