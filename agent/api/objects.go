@@ -2,10 +2,12 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,7 +15,9 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/agent/table"
 	"github.com/crisp-cri/crisp/internal/fault"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -121,7 +125,7 @@ type selection struct {
 	fields    fields.Selector
 }
 
-func selectionOf(r *http.Request) (selection, error) {
+func selectionOf(r *http.Request, k Kind) (selection, error) {
 	sel := selection{namespace: r.PathValue("namespace")}
 	var err error
 	if sel.labels, err = labels.Parse(r.URL.Query().Get("labelSelector")); err != nil {
@@ -130,30 +134,41 @@ func selectionOf(r *http.Request) (selection, error) {
 	if sel.fields, err = fields.ParseSelector(r.URL.Query().Get("fieldSelector")); err != nil {
 		return sel, fault.Invalid.Errorf("fieldSelector: %v", err)
 	}
+	has := fieldsOf(table.New(k.Name))
 	for _, req := range sel.fields.Requirements() {
-		if !selectable[req.Field] {
-			return sel, fault.Invalid.Errorf("fieldSelector: %s is not supported", req.Field)
+		if !has.Has(req.Field) {
+			return sel, fault.Invalid.Errorf("fieldSelector: %s is not supported for a %s", req.Field, k.Name)
 		}
 	}
 	return sel, nil
 }
 
-// selectable has the fields that field selectors may use.
-var selectable = map[string]bool{
-	"metadata.name": true, "metadata.namespace": true, "status.phase": true, "spec.nodeName": true,
-	"involvedObject.kind": true, "involvedObject.name": true, "involvedObject.namespace": true, "involvedObject.uid": true, "involvedObject.apiVersion": true,
-	"involvedObject.fieldPath": true, "reason": true, "type": true,
-}
-
+// fieldsOf returns the fields of an object that field selectors may use: those that Kubernetes has
+// for its kind.
 func fieldsOf(o manifest.Object) fields.Set {
 	set := fields.Set{"metadata.name": o.GetName(), "metadata.namespace": o.GetNamespace()}
 	switch o := o.(type) {
 	case *v1.Pod:
-		set["status.phase"], set["spec.nodeName"] = string(o.Status.Phase), o.Spec.NodeName
+		maps.Copy(set, fields.Set{
+			"spec.nodeName": o.Spec.NodeName, "spec.restartPolicy": string(o.Spec.RestartPolicy), "spec.schedulerName": o.Spec.SchedulerName,
+			"spec.serviceAccountName": o.Spec.ServiceAccountName, "spec.hostNetwork": strconv.FormatBool(o.Spec.HostNetwork),
+			"status.phase": string(o.Status.Phase), "status.podIP": o.Status.PodIP, "status.nominatedNodeName": o.Status.NominatedNodeName,
+		})
 	case *v1.Event:
 		on := o.InvolvedObject
-		set["involvedObject.kind"], set["involvedObject.name"], set["involvedObject.namespace"], set["involvedObject.uid"] = on.Kind, on.Name, on.Namespace, string(on.UID)
-		set["involvedObject.apiVersion"], set["involvedObject.fieldPath"], set["reason"], set["type"] = on.APIVersion, on.FieldPath, o.Reason, o.Type
+		maps.Copy(set, fields.Set{
+			"involvedObject.kind": on.Kind, "involvedObject.name": on.Name, "involvedObject.namespace": on.Namespace, "involvedObject.uid": string(on.UID),
+			"involvedObject.apiVersion": on.APIVersion, "involvedObject.resourceVersion": on.ResourceVersion, "involvedObject.fieldPath": on.FieldPath,
+			"reason": o.Reason, "type": o.Type, "source": cmp.Or(o.Source.Component, o.ReportingController), "reportingComponent": o.ReportingController,
+		})
+	case *v1.Node:
+		set["spec.unschedulable"] = strconv.FormatBool(o.Spec.Unschedulable)
+	case *v1.Namespace:
+		set["status.phase"] = string(o.Status.Phase)
+	case *v1.Secret:
+		set["type"] = string(o.Type)
+	case *batchv1.Job:
+		set["status.successful"] = strconv.Itoa(int(o.Status.Succeeded))
 	}
 	return set
 }
@@ -163,7 +178,7 @@ func (sel selection) takes(o manifest.Object) bool {
 }
 
 func (s *Server) getList(w http.ResponseWriter, r *http.Request, k Kind) error {
-	sel, err := selectionOf(r)
+	sel, err := selectionOf(r, k)
 	if err != nil {
 		return err
 	}

@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
+	"reflect"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/store"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -62,6 +65,40 @@ func TestAnswersWhenRead(t *testing.T) {
 				synctest.Wait()
 			})
 		})
+	}
+}
+
+// Field selectors may use the fields that Kubernetes has for the kind, and no others: an empty list
+// would be taken for an answer.
+func TestFieldSelectors(t *testing.T) {
+	pod := &v1.Pod{Spec: v1.PodSpec{NodeName: "n", RestartPolicy: v1.RestartPolicyNever, HostNetwork: true}, Status: v1.PodStatus{Phase: v1.PodRunning, PodIP: "10.1.2.3"}}
+	event := &v1.Event{Source: v1.EventSource{Component: "kubelet"}, InvolvedObject: v1.ObjectReference{Name: "web", ResourceVersion: "7"}}
+	secret := &v1.Secret{Type: v1.SecretTypeTLS}
+	node := &v1.Node{}
+	job := &batchv1.Job{Status: batchv1.JobStatus{Succeeded: 2}}
+	for _, test := range []struct {
+		object    manifest.Object
+		selector  string
+		takes, ok bool
+	}{
+		{pod, "spec.restartPolicy=Never,status.phase!=Failed,spec.nodeName=n", true, true},
+		{pod, "status.podIP=10.1.2.3,spec.hostNetwork=true", true, true},
+		{pod, "spec.hostNetwork=false", false, true},
+		{pod, "type=x", false, false},
+		{pod, "spec.unschedulable=false", false, false},
+		{event, "source=kubelet,involvedObject.resourceVersion=7", true, true},
+		{event, "reportingComponent=x", false, true},
+		{event, "status.phase=Running", false, false},
+		{secret, "type=kubernetes.io/tls", true, true},
+		{node, "spec.unschedulable=false", true, true},
+		{job, "status.successful=2", true, true},
+		{job, "spec.nodeName=n", false, false},
+	} {
+		kind, _ := KindOf(reflect.TypeOf(test.object).Elem().Name())
+		sel, err := selectionOf(httptest.NewRequest(http.MethodGet, "/?fieldSelector="+url.QueryEscape(test.selector), nil), kind)
+		if takes := err == nil && sel.takes(test.object); takes != test.takes || (err == nil) != test.ok {
+			t.Errorf("%s %s: %v, %v", kind.Name, test.selector, takes, err)
+		}
 	}
 }
 

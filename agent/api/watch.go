@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -131,13 +132,14 @@ func (t seen) event(c watchcache.Change) string {
 	return ""
 }
 
-// mayHaveTaken reports whether an object may have matched before a change: of what a selector may
-// ask for, only labels and the phase of a pod change.
+// mayHaveTaken reports whether an object may have matched before a change. Its name, namespace and
+// the object of an event do not change.
 func (sel selection) mayHaveTaken(c watchcache.Change) bool {
 	o := c.Object
 	set := fieldsOf(o)
 	for _, r := range sel.fields.Requirements() {
-		if r.Field != "status.phase" && (set[r.Field] == r.Value) == (r.Operator == operator.NotEquals) {
+		fixed := strings.HasPrefix(r.Field, "metadata.") || strings.HasPrefix(r.Field, "involvedObject.")
+		if fixed && (set[r.Field] == r.Value) == (r.Operator == operator.NotEquals) {
 			return false
 		}
 	}
