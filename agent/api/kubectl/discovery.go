@@ -17,6 +17,12 @@ func (h *Handler) routeDiscovery() {
 	h.handle("GET /apis", func(w http.ResponseWriter, r *http.Request) error {
 		return api.Write(w, http.StatusOK, groups())
 	})
+	for _, g := range groups().Groups {
+		h.handle("GET /apis/"+g.Name, func(w http.ResponseWriter, r *http.Request) error {
+			g.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroup"}
+			return api.Write(w, http.StatusOK, g)
+		})
+	}
 	for _, gv := range append(groupVersions(), authorization, usageGroup) {
 		h.handle("GET "+api.Kind{Group: gv}.Path(), func(w http.ResponseWriter, r *http.Request) error {
 			list := metav1.APIResourceList{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "APIResourceList"}, GroupVersion: gv, APIResources: resources(gv)}

@@ -1,12 +1,14 @@
 package kubectl
 
 import (
+	"encoding/json"
 	"net/http"
 	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/encoding/protowire"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // What discovery says can be read can be read: kubectl reads a subresource before it patches it.
@@ -31,6 +33,18 @@ func TestSubresourcesAreServed(t *testing.T) {
 	}
 	if looked < 4 {
 		t.Errorf("only %d are served", looked)
+	}
+}
+
+// Each group that discovery lists can be read by itself, as some clients do.
+func TestGroupsAreServed(t *testing.T) {
+	a := newAPI(t, &added{})
+	for _, g := range groups().Groups {
+		w := a.ask(http.MethodGet, "/apis/"+g.Name, "", "", func() {})
+		var got metav1.APIGroup
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil || got.Kind != "APIGroup" || got.Name != g.Name || got.PreferredVersion != g.PreferredVersion {
+			t.Errorf("%s: %d %s, %v", g.Name, w.Code, w.Body, err)
+		}
 	}
 }
 
