@@ -17,7 +17,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -268,7 +267,9 @@ func (s *Server) ephemeral(w http.ResponseWriter, r *http.Request) error {
 	if err := s.o.Ephemeral.Set(pod, asked.Spec.EphemeralContainers); err != nil {
 		return err
 	}
-	pod.Spec.EphemeralContainers = asked.Spec.EphemeralContainers
-	pod.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"}
-	return Write(w, http.StatusOK, pod)
+	s.settle(r.Context(), func() bool {
+		o, err := s.Find(r, podKind)
+		return err != nil || len(o.(*v1.Pod).Spec.EphemeralContainers) >= len(asked.Spec.EphemeralContainers)
+	})
+	return s.getOne(w, r, podKind)
 }

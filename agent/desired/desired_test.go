@@ -111,6 +111,25 @@ func TestUpdate(t *testing.T) {
 	}
 }
 
+// An ephemeral container is a change of the pod's spec: its generation grows, so that clients see
+// from observedGeneration when the agent knows it.
+func TestEphemeralGeneration(t *testing.T) {
+	m := desired.New([]string{"api"})
+	m.Update(update("api", "a web@1"))
+	before := m.Object("pod default/web").GetGeneration()
+	var list []v1.EphemeralContainer
+	for i := range 3 {
+		list = append(list, v1.EphemeralContainer{EphemeralContainerCommon: v1.EphemeralContainerCommon{Name: fmt.Sprint("look", i)}})
+		m.SetEphemeral("1", list)
+		if changes := describe(m.Reconcile()); changes != "UPDATE web@1" {
+			t.Errorf("changes: %s", changes)
+		}
+		if got, want := m.Object("pod default/web").GetGeneration(), before+int64(len(list)); got != want {
+			t.Errorf("with %d ephemeral containers the generation is %d, want %d", len(list), got, want)
+		}
+	}
+}
+
 // Until all sources have reported, no pod may be ended for being unwanted.
 func TestReady(t *testing.T) {
 	m := desired.New([]string{"file", "http"})

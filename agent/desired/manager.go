@@ -139,7 +139,8 @@ func (m *Manager) SetEphemeral(uid types.UID, containers []v1.EphemeralContainer
 	m.poke()
 }
 
-// withEphemeralLocked returns the pod with its ephemeral containers.
+// withEphemeralLocked returns the pod with its ephemeral containers. Each of them, which stay as long
+// as the pod, is a change of its spec.
 func (m *Manager) withEphemeralLocked(pod *v1.Pod) *v1.Pod {
 	containers, ok := m.ephemeral[pod.UID]
 	if !ok {
@@ -147,6 +148,7 @@ func (m *Manager) withEphemeralLocked(pod *v1.Pod) *v1.Pod {
 	}
 	pod = pod.DeepCopy()
 	pod.Spec.EphemeralContainers = containers
+	pod.Generation += int64(len(containers))
 	return pod
 }
 
