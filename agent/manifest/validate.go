@@ -122,6 +122,9 @@ func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	if spec.HostnameOverride != nil && spec.HostNetwork {
 		v.report(field+".hostnameOverride", "a pod on the host's network has the host's name")
 	}
+	if spec.HostnameOverride != nil && ptr.Deref(spec.SetHostnameAsFQDN, false) {
+		v.report(field+".hostnameOverride", "excludes setHostnameAsFQDN")
+	}
 	v.priority(field, spec)
 	v.keysAndValues(field+".nodeSelector", spec.NodeSelector)
 	v.podResources(field, spec)
