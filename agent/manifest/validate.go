@@ -172,7 +172,7 @@ func (v *validator) named(field string, c *v1.Container, names map[string]string
 	names[c.Name] = field
 }
 
-// initial reports probes and hooks of an init container that is not a sidecar.
+// initial reports probes, hooks and restarts for a resize of an init container that is not a sidecar.
 func (v *validator) initial(field string, c *v1.Container) {
 	if ptr.Deref(c.RestartPolicy, "") == v1.ContainerRestartPolicyAlways {
 		return
@@ -181,6 +181,11 @@ func (v *validator) initial(field string, c *v1.Container) {
 		switch name {
 		case "startupProbe", "livenessProbe", "readinessProbe", "lifecycle":
 			v.report(field+"."+name, "an init container cannot have it unless its restartPolicy is Always")
+		}
+	}
+	for i, p := range c.ResizePolicy {
+		if p.RestartPolicy == v1.RestartContainer {
+			v.report(fmt.Sprintf("%s.resizePolicy[%d].restartPolicy", field, i), "RestartContainer is for a container that is restarted: set restartPolicy Always")
 		}
 	}
 }

@@ -52,6 +52,7 @@ func TestRejectedAsByKubernetes(t *testing.T) {
 		{"  nodeSelector: {a b: c}\n", `spec.nodeSelector[a b]: "a b": name part must consist of`},
 		{"  nodeSelector: {a: b c}\n", `spec.nodeSelector[a]: "b c": a valid label must be`},
 		{"  priorityClassName: A_b\n  priority: 1\n", `spec.priorityClassName: "A_b": a lowercase RFC 1123 subdomain`},
+		{"  initContainers: [{name: b, image: i, resizePolicy: [{resourceName: cpu, restartPolicy: RestartContainer}]}]\n", "spec.initContainers[0].resizePolicy[0].restartPolicy: RestartContainer is for a container that is restarted: set restartPolicy Always"},
 		{"  hostnameOverride: web\n  setHostnameAsFQDN: true\n", "spec.hostnameOverride: excludes setHostnameAsFQDN"},
 		{"  hostnameOverride: " + strings.Repeat("a.", 40) + "a\n", "spec.hostnameOverride: has 81 characters, more than 64"},
 		{"  dnsConfig: {nameservers: [\"::ffff:1.2.3.4\"]}\n", `spec.dnsConfig.nameservers[0]: "::ffff:1.2.3.4" is not an IP address`},
