@@ -1,9 +1,11 @@
 package api
 
 import (
+	"bytes"
 	"cmp"
 	"encoding/json"
 	"errors"
+	"io"
 	"net/http"
 	"slices"
 	"strconv"
@@ -77,6 +79,38 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	}
 	return Show(w, k, http.StatusOK, object)
 }
+
+// deleteAll deletes the objects of a list, each as delete does.
+func (s *Server) deleteAll(w http.ResponseWriter, r *http.Request, k Kind) error {
+	sel, err := selectionOf(r, k)
+	if err != nil {
+		return err
+	}
+	data, err := Body(r)
+	if err != nil {
+		return err
+	}
+	objects, _ := s.cache.List(k.Name)
+	for _, o := range objects {
+		if !sel.takes(o) {
+			continue
+		}
+		one := r.Clone(r.Context())
+		one.SetPathValue("name", o.GetName())
+		one.Body = io.NopCloser(bytes.NewReader(data))
+		if err := s.delete(unanswered{}, one, k); err != nil && !errors.Is(err, fault.NotFound) {
+			return err
+		}
+	}
+	return Write(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
+}
+
+// unanswered drops an answer.
+type unanswered struct{}
+
+func (unanswered) Header() http.Header            { return http.Header{} }
+func (unanswered) Write(data []byte) (int, error) { return len(data), nil }
+func (unanswered) WriteHeader(int)                {}
 
 // deleteRejected deletes an object that no list has, because this agent rejects its text.
 func (s *Server) deleteRejected(w http.ResponseWriter, r *http.Request, k Kind, uid types.UID, dry bool) error {

@@ -6,6 +6,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -23,6 +24,60 @@ type none struct{}
 func (none) Pod(types.UID) *v1.Pod { return nil }
 
 func (none) Last(podsync.Key) *v1.Pod { return nil }
+
+// A list can be deleted: what the selectors match in its namespace, and nothing else.
+func TestDeleteAll(t *testing.T) {
+	objects, err := store.Open(t.TempDir(), "n1", none{}, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wanted := desired.New([]string{manifest.SourceAPI})
+	for _, m := range []string{"{name: a, labels: {x: one}}", "{name: b, labels: {x: one}}", "{name: c}", "{name: d, namespace: other, labels: {x: one}}"} {
+		if _, _, _, err := objects.Put([]byte("{apiVersion: v1, kind: ConfigMap, metadata: "+m+"}"), store.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wanted.Update(objects.Update())
+	s := New(Options{
+		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
+		Statuses: statuses{}, Files: accepted(nil),
+	})
+	go func() { // the agent's loop
+		for {
+			select {
+			case <-objects.Changed():
+				wanted.Update(objects.Update())
+				s.Poke()
+			case <-t.Context().Done():
+				return
+			}
+		}
+	}()
+	for _, step := range []struct {
+		query, body string
+		code        int
+		left        string
+	}{
+		{"?labelSelector=x%3Done&dryRun=All", "", http.StatusOK, "a b c d"},
+		{"?labelSelector=x%3Done", `{"preconditions":{"uid":"other"}}`, http.StatusConflict, "a b c d"},
+		{"?fieldSelector=spec.nodeName%3Dx", "", http.StatusUnprocessableEntity, "a b c d"},
+		{"?labelSelector=x%3Done", `{"gracePeriodSeconds":0}`, http.StatusOK, "c d"},
+		{"?labelSelector=x%3Done", "", http.StatusOK, "c d"},
+		{"", "", http.StatusOK, "d"},
+	} {
+		w := httptest.NewRecorder()
+		s.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, "/api/v1/namespaces/default/configmaps"+step.query, strings.NewReader(step.body)))
+		var left []string
+		list, _ := s.cache.List("ConfigMap")
+		for _, o := range list {
+			left = append(left, o.GetName())
+		}
+		slices.Sort(left)
+		if got := strings.Join(left, " "); w.Code != step.code || got != step.left {
+			t.Errorf("DELETE %s %s: %d %s, left are %s, want %s", step.query, step.body, w.Code, w.Body, got, step.left)
+		}
+	}
+}
 
 // A rejected object is in no list, but "crisp sources" shows it. It can be deleted by name.
 func TestDeleteRejected(t *testing.T) {

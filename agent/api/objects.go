@@ -53,6 +53,7 @@ func (s *Server) routeObjects() {
 		})
 		handle("GET /crisp/v1"+one+"/{name}/given", func(w http.ResponseWriter, r *http.Request) error { return s.getGiven(w, r, k) })
 		handle("GET /crisp/v1"+one+"/{name}/revisions", func(w http.ResponseWriter, r *http.Request) error { return s.getRevisions(w, r, k) })
+		handle("DELETE "+one, func(w http.ResponseWriter, r *http.Request) error { return s.deleteAll(w, r, k) })
 		handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
 }

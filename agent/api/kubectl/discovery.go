@@ -82,7 +82,7 @@ func resources(group string) (list []metav1.APIResource) {
 		}
 		verbs := metav1.Verbs{"get", "list", "watch"}
 		if k.Writable {
-			verbs = append(verbs, "create", "update", "patch", "delete")
+			verbs = append(verbs, "create", "update", "patch", "delete", "deletecollection")
 		}
 		if k.Name == "Namespace" { // accepted but not stored
 			verbs = append(verbs, "create", "update", "patch")
