@@ -42,9 +42,13 @@ func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	return open(path, pod)
 }
 
-// open sets the mode 0777 and the pod's fsGroup on a directory.
+// open sets the permissions 0777 and the pod's fsGroup on a directory.
 func open(path string, pod *v1.Pod) error {
-	if err := os.Chmod(path, 0o777); err != nil {
+	info, err := os.Stat(path)
+	if err == nil && info.Mode().Perm() != 0o777 { // a tmpfs keeps its sticky bit
+		err = os.Chmod(path, 0o777)
+	}
+	if err != nil {
 		return err
 	}
 	return own(path, pod, false)
@@ -53,7 +57,7 @@ func open(path string, pod *v1.Pod) error {
 // mountMemory mounts a tmpfs, without swap if the kernel supports that. limit is its size in
 // bytes; 0 is the kernel's default, half of the memory (tmpfs(5)).
 func mountMemory(path string, limit int64) error {
-	options := "mode=0777"
+	options := "mode=1777"
 	if limit > 0 {
 		options += ",size=" + strconv.FormatInt(limit, 10)
 	}

@@ -71,8 +71,8 @@ func openBelow(root *os.File, path string, create bool) (int, error) {
 	if err != unix.ENOENT || !create || path == "." {
 		return fd, err
 	}
-	info, err := root.Stat()
-	if err != nil {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(root.Fd()), &st); err != nil {
 		return -1, err
 	}
 	parent, err := openBelow(root, filepath.Dir(path), true)
@@ -85,8 +85,8 @@ func openBelow(root *os.File, path string, create bool) (int, error) {
 		if err != nil {
 			return -1, err
 		}
-		// the mode of the volume, despite the umask
-		err = unix.Fchmod(made, uint32(info.Mode().Perm()))
+		// the mode of the volume, despite the umask, with the setgid bit for its fsGroup
+		err = unix.Fchmod(made, st.Mode&0o7777)
 		unix.Close(made)
 		if err != nil {
 			return -1, err

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -656,6 +657,34 @@ func TestClaimIsOpenAtOnce(t *testing.T) {
 	}
 	if entries, err := os.ReadDir(filepath.Join(m.root, "pvc/default")); err != nil || len(entries) != 300 {
 		t.Errorf("%d directories of 300 claims, %v", len(entries), err)
+	}
+}
+
+// What a container writes below a subPath that was missing belongs to the fsGroup too: the new
+// directories have the volume's mode with setgid and, in memory, the sticky bit, as with the kubelet.
+func TestSubPathHasTheModeOfItsVolume(t *testing.T) {
+	m, _ := maker(t)
+	p := pod(t, m, v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{}})
+	p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "m", VolumeSource: v1.VolumeSource{EmptyDir: &v1.EmptyDirVolumeSource{Medium: v1.StorageMediumMemory}}})
+	p.Spec.SecurityContext.FSGroup = new(int64(1234))
+	makeAll(t, m, p)
+	for i, want := range []fs.FileMode{fs.ModeDir | fs.ModeSetgid | 0o777, fs.ModeDir | fs.ModeSetgid | fs.ModeSticky | 0o777} {
+		v := &p.Spec.Volumes[i]
+		if _, err := m.SubPath(p, v, "new/deep", "a", i); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"", "new", "new/deep"} {
+			info, err := os.Stat(filepath.Join(m.Path(p, v), name))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if gid := info.Sys().(*syscall.Stat_t).Gid; info.Mode() != want || gid != 1234 {
+				t.Errorf("%s of volume %s: mode %v and group %d, want %v and 1234", cmp.Or(name, "the top"), v.Name, info.Mode(), gid, want)
+			}
+		}
+	}
+	if err := m.Remove(p.UID); err != nil {
+		t.Error(err)
 	}
 }
 
