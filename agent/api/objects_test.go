@@ -37,12 +37,13 @@ func TestAnswersWhenRead(t *testing.T) {
 		code     int
 		contains string
 	}{
-		"one":              {web, true, http.StatusOK, `"name":"web"`},
-		"log":              {web + "/log", true, http.StatusNotFound, "pod default/web has no container a yet"},
-		"all":              {list, true, http.StatusOK, `"name":"web"`},
-		"cannot be read":   {web, false, http.StatusNotFound, "there is no pod default/web"},
-		"what is always":   {"/api/v1/namespaces", false, http.StatusOK, `"name":"default"`},
-		"is none of these": {"/api/v1/namespaces/default/pods/db", true, http.StatusNotFound, "there is no pod default/db"},
+		"one":                 {web, true, http.StatusOK, `"name":"web"`},
+		"log":                 {web + "/log", true, http.StatusNotFound, "pod default/web has no container a yet"},
+		"log of no container": {web + "/log?container=b", true, http.StatusNotFound, `pod default/web has no container b, but a"`},
+		"all":                 {list, true, http.StatusOK, `"name":"web"`},
+		"cannot be read":      {web, false, http.StatusNotFound, "there is no pod default/web"},
+		"what is always":      {"/api/v1/namespaces", false, http.StatusOK, `"name":"default"`},
+		"is none of these":    {"/api/v1/namespaces/default/pods/db", true, http.StatusNotFound, "there is no pod default/db"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {

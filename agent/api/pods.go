@@ -65,6 +65,13 @@ func (s *Server) target(r *http.Request) (*v1.Pod, v1.ContainerStatus, error) {
 	}
 	name := cmp.Or(r.PathValue("container"), r.URL.Query().Get("container"), pod.Spec.Containers[0].Name)
 	c := podsync.StatusOf(name, pod.Status.ContainerStatuses, pod.Status.InitContainerStatuses, pod.Status.EphemeralContainerStatuses)
+	if c == nil && podsync.ContainerOf(&pod.Spec, name) == nil {
+		var names []string
+		for other := range podsync.Containers(&pod.Spec) {
+			names = append(names, other.Name)
+		}
+		return pod, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has no container %s, but %s", pod.Namespace, pod.Name, name, strings.Join(names, ", "))
+	}
 	if c == nil {
 		return pod, v1.ContainerStatus{}, fault.NotFound.Errorf("pod %s/%s has no container %s yet", pod.Namespace, pod.Name, name)
 	}
