@@ -1,7 +1,9 @@
 package image_test
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -133,6 +135,78 @@ func TestClaimedLayersAreNotGiven(t *testing.T) {
 	}
 	if images := p.Store.List(); len(images) != 1 || len(images[0].Tags) != 1 {
 		t.Errorf("images are %+v", images)
+	}
+}
+
+// A caller chooses the registry, which may be his own and claim to have any blob. Only a registry
+// that is known to have it is believed; another one must send it.
+func TestOtherRegistryIsNotBelieved(t *testing.T) {
+	reg, evil := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg, evil)
+	key, public := newKeyPair(t)
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "keys", "key.pem"), key)
+	p.Trusting(image.Settings{})
+	plain := imagetest.Build(t, "gzip", "base", "secret")
+	sealed := encrypted(t, imagetest.Build(t, "gzip", "sealed", "secret"), public)
+	reg.Push("plain", "latest", plain)
+	reg.Push("sealed", "latest", sealed)
+	files := reg.PushArtifact("files", "latest", "weights", "secret")
+	reg.Guard("")
+	owner := registry.Caller{Auth: me}
+	for _, repo := range []string{"plain", "sealed", "files"} {
+		if _, err := p.Store.Pull(t.Context(), reg.Host+"/"+repo, owner); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// He knows the manifests, and changes the configs, to be sure that they do not matter.
+	renamed := func(img *imagetest.Built) *imagetest.Built {
+		fake := &imagetest.Built{Config: bytes.Replace(img.Config, []byte(`"amd64"`), []byte(`"amd64","author":"mallory"`), 1)}
+		fake.Manifest = bytes.Replace(img.Manifest, []byte(digest.FromBytes(img.Config)), []byte(digest.FromBytes(fake.Config)), 1)
+		fake.Manifest = bytes.Replace(fake.Manifest, fmt.Appendf(nil, `"size":%d`, len(img.Config)), fmt.Appendf(nil, `"size":%d`, len(fake.Config)), 1)
+		fake.Desc = v1.Descriptor{MediaType: v1.MediaTypeImageManifest, Digest: digest.FromBytes(fake.Manifest)}
+		return fake
+	}
+	evil.Push("plain", "latest", renamed(plain))
+	evil.Push("sealed", "latest", renamed(sealed))
+	artifact := evil.PushArtifact("files", "latest", "weights", "secret")
+	if artifact != files {
+		t.Fatalf("the artifact is %s, want %s", artifact, files)
+	}
+	secrets := map[string][][]byte{"plain": plain.Blobs, "sealed": sealed.Blobs, "files": {[]byte("secret")}}
+	evil.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		repo, d, _ := strings.Cut(strings.TrimPrefix(r.URL.Path, "/v2/"), "/blobs/")
+		if !slices.ContainsFunc(secrets[repo], func(data []byte) bool { return digest.FromBytes(data).String() == d }) {
+			return false
+		}
+		w.Header().Set("Content-Range", "bytes 0-0/1000")
+		w.WriteHeader(http.StatusPartialContent)
+		w.Write([]byte{0})
+		return true
+	})
+	for repo := range secrets {
+		if got, err := p.Store.Pull(t.Context(), evil.Host+"/"+repo, registry.Caller{}); err == nil {
+			t.Errorf("%s: the files were given as %s", repo, got.ID)
+		}
+	}
+	if images := p.Store.List(); len(images) != len(secrets) {
+		t.Errorf("images are %+v", images)
+	}
+	// Whoever has the content gets it, and has to show it once.
+	evil.Intercept(nil)
+	for repo, blobs := range secrets {
+		for _, data := range blobs {
+			evil.PushBlob(repo, data)
+		}
+		p.Pull(evil.Host + "/" + repo)
+		for _, data := range blobs {
+			evil.PushBlob(repo+"/more", data)
+		}
+	}
+	evil.Push("plain/more", "latest", renamed(renamed(plain)))
+	evil.Asked("")
+	p.Pull(evil.Host + "/plain/more")
+	if got := evil.Asked("/blobs/"); len(got) != 3 { // the config, and whether it has the layers
+		t.Errorf("fetched %v", got)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"io"
 	"slices"
+	"strings"
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/opencontainers/go-digest"
@@ -16,6 +17,13 @@ type source struct {
 	Repository string `json:",omitempty"`
 }
 
+// registry returns the host of the repository. Which mirrors stand for it is up to the node's
+// administrator.
+func (s source) registry() string {
+	host, _, _ := strings.Cut(s.Repository, "/")
+	return host
+}
+
 // maxSources bounds the sources remembered for one layer.
 const maxSources = 64
 
@@ -23,9 +31,10 @@ const maxSources = 64
 // its diff ID proves nothing: the diff IDs of private images are no secret, and an image can
 // claim anything.
 //
-// If the same repository has served the blob before, its manifest is proof enough. A blob known
-// to unpack to the layer must be in the caller's repository: a caller who can put it there has
-// it. Any other blob is fetched and verified, but not kept.
+// If the same repository has served the blob before, its manifest is proof enough. If another
+// repository of the same registry has, the registry only says whether the caller's has it too: a
+// caller who can put it there has it. Any other registry may be the caller's own, and say anything:
+// the blob is fetched and verified, but not kept.
 func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.Blob, diffID digest.Digest) error {
 	here := source{b.Digest, from.Repository()}
 	if here.Repository == "" || b.Proven { // only the administrator loads archives
@@ -35,11 +44,9 @@ func entitle(ctx context.Context, ls *Store, l *Layer, from blob.Origin, b blob.
 	if given {
 		return nil
 	}
-	if known || b.Key != nil || b.File != "" { // then the layer's name says which blob it is
-		if from.Has(ctx, b) == nil {
-			ls.learn(l, here)
-			return nil
-		}
+	if known && from.Has(ctx, b) == nil {
+		ls.learn(l, here)
+		return nil
 	}
 	err := blob.Fetch(ctx, from, b, func() error { return verifyBlob(ctx, from, b, diffID) })
 	if err != nil {
@@ -71,12 +78,13 @@ func verifyBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 	return checked.Blame(err)
 }
 
-// knows reports whether the blob of src is known to unpack to l, and whether its
-// repository is known to have it.
+// knows reports whether l was unpacked from the blob of src, or compared with it, as the registry
+// of src had it; and whether its repository had it.
 func (ls *Store) knows(l *Layer, src source) (known, given bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
-	return slices.ContainsFunc(l.sources, func(s source) bool { return s.Blob == src.Blob }), slices.Contains(l.sources, src)
+	same := func(s source) bool { return s.Blob == src.Blob && s.registry() == src.registry() }
+	return slices.ContainsFunc(l.sources, same), slices.Contains(l.sources, src)
 }
 
 // learn adds a source to those of l, for the life of this process.
