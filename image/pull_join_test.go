@@ -2,14 +2,22 @@ package image_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"net/http"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
+	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -56,6 +64,55 @@ func TestPullsJoin(t *testing.T) {
 	all.Wait()
 	if got := reg.Asked("/blobs/"); len(got) != 6 { // two configs, three layers, and a HEAD for the shared one in the other repository
 		t.Errorf("fetched %v", got)
+	}
+}
+
+// A pull with the credentials that a credential provider has left for one namespace is not the
+// pull of another namespace, which has none.
+func TestPullWithProvidedCredentialsIsNotShared(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	p.Trusting(image.Settings{})
+	img := imagetest.Build(t, "gzip", "secret")
+	reg.Push("private", "latest", img)
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "auth", fmt.Sprintf("owner-%x.json", sha256.Sum256([]byte(reg.Host+"/private")))),
+		`{"auths":{"`+reg.Host+`":{"auth":"bWU6cGFzcw=="}}}`)
+	begun, goOn := make(chan struct{}), make(chan struct{})
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[0]).String()) {
+			close(begun)
+			<-goOn
+		}
+		if user, _, _ := r.BasicAuth(); user == "me" {
+			return false
+		}
+		w.Header().Set("WWW-Authenticate", `Basic realm="x"`)
+		w.WriteHeader(http.StatusUnauthorized)
+		return true
+	})
+	pull := func(namespace string) chan error {
+		done := make(chan error, 1)
+		go func() {
+			_, err := p.Store.Pull(t.Context(), reg.Host+"/private", registry.Caller{Namespace: namespace, Pod: namespace + "/pod"})
+			done <- err
+		}()
+		return done
+	}
+	owner := pull("owner")
+	<-begun
+	other := pull("other")
+	joined := func() bool {
+		return slices.ContainsFunc(p.Store.Pulls(), func(p pulls.Pull) bool { return len(p.For) > 1 })
+	}
+	for len(other) == 0 && !joined() {
+		time.Sleep(time.Millisecond)
+	}
+	close(goOn)
+	if err := <-other; !errors.Is(err, fault.Invalid) {
+		t.Errorf("without credentials: error is %v, want one of kind %v", err, fault.Invalid)
+	}
+	if err := <-owner; err != nil {
+		t.Error(err)
 	}
 }
 

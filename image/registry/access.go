@@ -85,7 +85,8 @@ func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	}, []byte{0}), nil
 }
 
-// PullKey returns the key of a pull: the image and the rights of the caller.
+// PullKey returns the key of a pull: the image and the rights of the caller, which include
+// credentials that were left for this pull.
 func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	secret, err := json.Marshal(as.Auth)
 	if err != nil {
@@ -94,6 +95,20 @@ func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	sys, err := c.system(nil, Caller{Namespace: as.Namespace})
 	if err != nil {
 		return "", err
+	}
+	for _, name := range names {
+		path, err := c.providedCredentials(name, as.Namespace)
+		if err != nil {
+			return "", err
+		}
+		if path == "" {
+			break
+		}
+		provided, err := os.ReadFile(path)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("read credentials of namespace %s: %w", as.Namespace, err)
+		}
+		secret = append(append(secret, 0), provided...)
 	}
 	return fmt.Sprintf("%s %q %q %x", names, sys.SignaturePolicyPath, sys.AuthFilePath, sha256.Sum256(secret)), nil
 }
