@@ -131,6 +131,7 @@ func (e *engine) callWithStdio(ctx context.Context, process *libcontainer.Proces
 	if err != nil {
 		return nil, err
 	}
+	ends.ownNull(process)
 	err = e.call(ctx, ends, process.ExtraFiles, append(args, e.id)...)
 	ends.closeTheirs()
 	if err != nil {

@@ -260,6 +260,7 @@ func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, 
 		return nil, err
 	}
 	steps.Add("stdio", ends.closeOurs)
+	ends.ownNull(p.process)
 	pid, quick, err := b.execFast(ctx, e, p, ends)
 	if !quick && err == nil {
 		pid, err = b.startExec(ctx, e, p.process)

@@ -121,6 +121,18 @@ func connect(p *libcontainer.Process, s settings) (*stdioEnds, error) {
 	return ends, nil
 }
 
+// ownNull replaces the host's /dev/null that is the stdin of an exec by one of its own; the init of
+// a container gets the container's. Where we cannot make nodes, the host's are not ours either.
+func (ends *stdioEnds) ownNull(p *libcontainer.Process) {
+	if ends.theirs[0] == nil || ends.ours[0] != nil || ends.console != nil {
+		return
+	}
+	if f, err := openNull(); err == nil {
+		ends.theirs[0].Close()
+		ends.theirs[0], p.Stdin = f, f
+	}
+}
+
 // receive receives the terminal that the started process has sent.
 func (ends *stdioEnds) receive() error {
 	if ends.console == nil {

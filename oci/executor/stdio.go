@@ -304,6 +304,39 @@ func pipes(wantStdin bool) (theirs [3]*os.File, ours [3]*os.File, err error) {
 	return theirs, ours, err
 }
 
+// openNull opens a /dev/null of a file system of its own. Through a descriptor of the host's, root
+// in a container could change owner and mode of the host's, as they belong to the node.
+func openNull() (*os.File, error) {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(fs)
+	if err := unix.FsconfigCreate(fs); err != nil {
+		return nil, os.NewSyscallError("fsconfig", err)
+	}
+	root, err := unix.Fsmount(fs, unix.FSMOUNT_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("fsmount", err)
+	}
+	defer unix.Close(root)
+	const name = "dev/null" // what /proc/PID/fd shows
+	if err := unix.Mkdirat(root, "dev", 0o755); err != nil {
+		return nil, os.NewSyscallError("mkdirat", err)
+	}
+	if err := unix.Mknodat(root, name, unix.S_IFCHR, int(unix.Mkdev(1, 3))); err != nil {
+		return nil, os.NewSyscallError("mknodat", err)
+	}
+	if err := unix.Fchmodat(root, name, 0o666, 0); err != nil {
+		return nil, os.NewSyscallError("fchmodat", err)
+	}
+	fd, err := unix.Openat(root, name, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, os.NewSyscallError("openat", err)
+	}
+	return os.NewFile(uintptr(fd), os.DevNull), nil
+}
+
 // pipe returns the container's end and ours, which reads if reads is set.
 func pipe(name string, reads bool) (theirs, ours *os.File, err error) {
 	var p [2]int
