@@ -530,7 +530,7 @@ func TestResize(t *testing.T) {
 	set(0, v1.ResourceCPU, "50m")
 	begin(t, d, resized)
 	r.expect(t,
-		"0 update sandbox cpu 25000 memory 57671680",
+		"0 update sandbox cpu 30000 memory 57671680", // not less CPU than the containers have yet
 		"0 update cpu 20000 memory 15728640", "0 update cpu 10000 memory 41943040",
 		"0 update cpu 5000 memory 41943040",
 		"0 update sandbox cpu 25000 memory 57671680")

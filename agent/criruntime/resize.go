@@ -38,9 +38,13 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 			return now.Cmp(was)
 		}
 		slices.SortStableFunc(list, func(a, b *v1.Container) int { return delta(a) - delta(b) })
+		sized := pod
+		if name == v1.ResourceMemory {
+			sized = withCPU(pod, actual)
+		}
 		grows := delta(list[len(list)-1]) > 0
 		if grows {
-			if err := d.resizeSandbox(ctx, pod, a.SandboxID); err != nil {
+			if err := d.resizeSandbox(ctx, sized, a.SandboxID); err != nil {
 				return err
 			}
 		}
@@ -50,7 +54,7 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 			}
 		}
 		if !grows {
-			if err := d.resizeSandbox(ctx, pod, a.SandboxID); err != nil {
+			if err := d.resizeSandbox(ctx, sized, a.SandboxID); err != nil {
 				return err
 			}
 		}
@@ -59,6 +63,21 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 		d.forget(podsync.KeyOf(pod)) // the statuses include the resources
 	}
 	return nil
+}
+
+// withCPU returns the pod with the CPU that its containers have. While only memory is resized, the
+// pod keeps its CPU: on cgroup v1 it cannot have less than a container.
+func withCPU(pod *v1.Pod, actual map[string]v1.ResourceRequirements) *v1.Pod {
+	pod = pod.DeepCopy()
+	for _, list := range [][]v1.Container{pod.Spec.InitContainers, pod.Spec.Containers} {
+		for i := range list {
+			if was, ok := actual[list[i].Name]; ok {
+				set(&list[i].Resources.Limits, was.Limits, v1.ResourceCPU)
+				set(&list[i].Resources.Requests, was.Requests, v1.ResourceCPU)
+			}
+		}
+	}
+	return pod
 }
 
 func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) error {
