@@ -17,11 +17,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pull pulls the image that ref names, and returns it. It asks the registry for the manifest,
-// with the caller's credentials, even if the image is on the node: that does not entitle the
-// caller to it. The only exception is a digest that the registry has given to the same
-// credentials since Open, if the policy allows the image with the signatures that came with it.
-// For an encrypted image Pull always asks, because its key must be there each time.
+// Pull pulls the image that ref names, and returns it. It asks the registry for the manifest, or
+// for the digest of a tag, with the caller's credentials, even if the image is on the node: that
+// does not entitle the caller to it. The only exception is a digest that the registry has given to
+// the same credentials since Open, if the policy allows the image with the signatures that came
+// with it. For an encrypted image Pull always asks for the manifest, because its key must be there
+// each time.
 //
 // Pulls of one name for the same caller are joined, and cancelled when the last caller has left.
 // Errors: fault.NotFound if the registry does not know the image; fault.Invalid if the name, the
@@ -72,7 +73,11 @@ func (s *Store) pullOne(ctx context.Context, p *progress.Pull, name reference.Na
 	defer func() { err = registry.Failure(ctx, name.String(), err) }()
 	stage.Next(ctx, "registry")
 	p.SetStage("registry")
-	r, err := s.registries.Dial(ctx, name, as)
+	var img Image
+	r, err := s.registries.Dial(ctx, name, as, s.present(ctx, name, &img))
+	if errors.Is(err, registry.ErrPresent) {
+		return img, nil
+	}
 	if err != nil {
 		return Image{}, err
 	}
@@ -89,6 +94,30 @@ func (s *Store) pullOne(ctx context.Context, p *progress.Pull, name reference.Na
 		tags = []string{name.String()}
 	}
 	return s.install(ctx, p, r, c, tags, []string{name.Name() + "@" + top.String()})
+}
+
+// present returns a function that reports whether the image that has the tag here came with a
+// manifest of this digest from the same repository, and copies it to img. It returns nil if the
+// manifest must be fetched anyway: for an encrypted image, whose key must be there, and if a policy
+// of the node, not only the caller's, does not allow the image: signatures may have come since.
+func (s *Store) present(ctx context.Context, tag reference.Named, img *Image) func(digest.Digest) bool {
+	e, ok := s.catalog.Load().byName[tag.String()]
+	if !ok || registry.IsDigested(tag) || e.record.Encrypted {
+		return nil
+	}
+	for _, namespace := range append(s.registries.Namespaces(), "") {
+		if s.Allowed(ctx, namespace, tag.String(), e.ID) != nil {
+			return nil
+		}
+	}
+	return func(d digest.Digest) bool {
+		now := s.catalog.Load().byName[tag.String()]
+		if now == nil || now.ID != e.ID || !slices.Contains(now.Digests, tag.Name()+"@"+d.String()) {
+			return false
+		}
+		*img = now.Image
+		return true
+	}
 }
 
 // install fetches the chosen image and publishes it. It reports its progress to p, which may be

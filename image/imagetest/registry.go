@@ -68,13 +68,14 @@ func (r *Registry) Intercept(f func(w http.ResponseWriter, req *http.Request) (d
 	r.before = f
 }
 
-// Asked returns the paths that were read since the last call and contain part.
+// Asked returns the requests to read something, "GET /v2/…" or "HEAD /v2/…", since the last call
+// that contain part.
 func (r *Registry) Asked(part string) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var got []string
 	for _, req := range r.requests {
-		if strings.HasPrefix(req, "GET ") && strings.Contains(req, part) {
+		if (strings.HasPrefix(req, "GET ") || strings.HasPrefix(req, "HEAD ")) && strings.Contains(req, part) {
 			got = append(got, req)
 		}
 	}

@@ -30,6 +30,7 @@ import (
 type place struct {
 	location string // "" = as the library finds it by the image's name
 	own      bool   // the registry itself
+	direct   bool   // the registry itself, at the address in the image's name
 	sys      *types.SystemContext
 	ref      types.ImageReference
 }
@@ -60,7 +61,7 @@ func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 		}
 	}
 	if conf == nil {
-		return []place{{own: true, sys: r.sys, ref: ref}}, nil
+		return []place{{own: true, direct: true, sys: r.sys, ref: ref}}, nil
 	}
 	if conf.Blocked {
 		return nil, fault.Invalid.Errorf("registry %s is blocked by registries.conf", conf.Prefix)
@@ -69,8 +70,9 @@ func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 	if err != nil {
 		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
 	}
+	direct := sources[len(sources)-1].Reference.String() == name.String()
 	if len(sources) == 1 && !translated {
-		return []place{{own: true, sys: r.sys, ref: ref}}, nil
+		return []place{{own: true, direct: direct, sys: r.sys, ref: ref}}, nil
 	}
 	dir, err := r.makeFiles(c.staging)
 	if err != nil {
@@ -79,6 +81,7 @@ func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 	var places []place
 	for i, source := range sources {
 		p := place{location: source.Endpoint.Location, own: i == len(sources)-1, ref: ref, sys: new(types.SystemContext)}
+		p.direct = p.own && direct
 		*p.sys = *r.sys
 		own := filepath.Join(dir, fmt.Sprint(i))
 		only := sysregistriesv2.Registry{Prefix: conf.Prefix, Endpoint: source.Endpoint}
@@ -93,7 +96,13 @@ func (c *Client) findPlaces(r *Source, name reference.Named) ([]place, error) {
 		}
 		places = append(places, p)
 	}
-	slices.SortStableFunc(places, func(a, b place) int { return c.quiet.rank(a) - c.quiet.rank(b) })
+	last := func(p place) int {
+		if !p.own && c.quiet.was(p.location) {
+			return 1
+		}
+		return 0
+	}
+	slices.SortStableFunc(places, func(a, b place) int { return last(a) - last(b) })
 	return places, nil
 }
 
@@ -121,9 +130,9 @@ func readdress(sys *types.SystemContext, dir, host string) error {
 }
 
 // next gives up the place at, for the reason why, and asks those that come after it, one after
-// the other, until one has the image. If none has, the error is the registry's own, and mentions
-// the others too. Each place is in use at most once, so whoever asks again after each failure
-// comes to an end.
+// the other, until one has the image, or the registry says that it is here (ErrPresent). If none
+// has, the error is the registry's own, and mentions the others too. Each place is in use at most
+// once, so whoever asks again after each failure comes to an end.
 func (r *Source) next(ctx context.Context, at int, why error) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -145,6 +154,9 @@ func (r *Source) next(ctx context.Context, at int, why error) error {
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if errors.Is(err, ErrPresent) {
+			return err
 		}
 		r.failed[i] = err
 	}
@@ -196,12 +208,15 @@ func (r *Source) renew(ctx context.Context, src types.ImageSource) error {
 
 // ask asks one place for the image. The last one left gets a second chance.
 func (r *Source) ask(ctx context.Context, p place, last bool) (src types.ImageSource, err error) {
+	if err := r.askDigest(ctx, p); err != nil {
+		return nil, err
+	}
 	for again := last; ; again = false {
 		err = r.bounded(ctx, func(ctx context.Context) (err error) {
 			src, err = p.ref.NewImageSource(ctx, p.sys)
 			return err
 		})
-		r.quiet.note(p, isSilence(err))
+		r.quiet.note(p.location, isSilence(err) && !p.own)
 		if err == nil || !again || !isPassing(err) {
 			return src, err
 		}
@@ -277,35 +292,33 @@ func isAway(err error) bool {
 	return ok && p.Reason == RegistryUnavailable || statusOf(err) == 0 && isNetwork(err)
 }
 
-// quietFor is how long a mirror that did not answer is asked after all others.
+// quietFor is how long a mirror that did not answer is asked after all others, and a registry that
+// does not answer HEAD requests gets none.
 const quietFor = time.Minute
 
-// quiet are the mirrors that did not answer.
+// quiet are those that did not answer.
 type quiet struct {
 	mu sync.Mutex
 	m  map[string]time.Time // until when; guarded by mu
 }
 
-// note remembers of a mirror whether it was quiet.
-func (q *quiet) note(p place, was bool) {
+// note remembers whether who was quiet.
+func (q *quiet) note(who string, was bool) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := time.Now()
-	maps.DeleteFunc(q.m, func(location string, until time.Time) bool { return location == p.location || now.After(until) })
-	if was && !p.own {
+	maps.DeleteFunc(q.m, func(other string, until time.Time) bool { return other == who || now.After(until) })
+	if was {
 		if q.m == nil {
 			q.m = make(map[string]time.Time)
 		}
-		q.m[p.location] = now.Add(quietFor)
+		q.m[who] = now.Add(quietFor)
 	}
 }
 
-// rank is the sort key of a place: 0, or 1 if it is to come last.
-func (q *quiet) rank(p place) int {
+// was reports whether who was quiet lately.
+func (q *quiet) was(who string) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if until, ok := q.m[p.location]; ok && !p.own && time.Now().Before(until) {
-		return 1
-	}
-	return 0
+	return time.Now().Before(q.m[who])
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
@@ -74,6 +75,15 @@ func ofNamespace(dir, namespace string) (string, error) {
 		return "", fmt.Errorf("file of namespace %s: %w", namespace, err)
 	}
 	return path, nil
+}
+
+// Namespaces returns the namespaces that have their own policy.
+func (c *Client) Namespaces() []string {
+	files := filesIn(c.now().PolicyDir, "*.json")
+	for i, file := range files {
+		files[i] = strings.TrimSuffix(filepath.Base(file), ".json")
+	}
+	return files
 }
 
 // isFileName refuses a namespace that would lead out of a directory or that, with the suffix

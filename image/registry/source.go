@@ -34,7 +34,8 @@ type Source struct {
 	quiet *quiet
 	log   *slog.Logger
 
-	places []place // in the order in which they are asked
+	places  []place                  // in the order in which they are asked
+	present func(digest.Digest) bool // see Dial; nil = no
 
 	mu      sync.Mutex            // held while the next place is asked
 	src     types.ImageSource     // of the place in use; guarded by mu
@@ -64,9 +65,11 @@ func (r *Source) current() (src types.ImageSource, at int) {
 }
 
 // Dial finds the image that name stands for, for the caller as, and asks the places that may
-// have it until one answers. Close the source when the image is there. For its errors, see
-// Failure.
-func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *Source, err error) {
+// have it until one answers. Close the source when the image is there.
+//
+// If present is not nil and the registry itself is asked, it is first asked for the digest of name
+// only. The error is ErrPresent if present returns true for that. For other errors, see Failure.
+func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller, present func(digest.Digest) bool) (_ *Source, err error) {
 	r := &Source{name: name.Name(), at: -1, gave: make(map[digest.Digest]int), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
 	if r.sys, err = c.system(name, as); err != nil {
 		return nil, err
@@ -83,9 +86,11 @@ func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *
 		return nil, err
 	}
 	r.failed = make([]error, len(r.places))
+	r.present = present
 	if err := r.next(ctx, -1, nil); err != nil {
 		return nil, r.explainDial(err)
 	}
+	r.present = nil // what comes next is part of that image
 	return r, nil
 }
 
@@ -93,7 +98,7 @@ func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller) (_ *
 // if that cannot be read: the library's own error may not name it.
 func (r *Source) explainDial(err error) error {
 	file := r.sys.AuthFilePath
-	if fault.KindOf(err) != fault.Internal || file == "" ||
+	if errors.Is(err, ErrPresent) || fault.KindOf(err) != fault.Internal || file == "" ||
 		r.sys.DockerAuthConfig != nil || r.sys.DockerBearerRegistryToken != "" {
 		return err
 	}
