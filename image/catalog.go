@@ -28,6 +28,7 @@ type record struct {
 	Dirs        []layer.DirAttr   `json:",omitempty"` // see layer.Store.Inherit
 	Artifact    bool              `json:",omitempty"`
 	Encrypted   bool              `json:",omitempty"` // was pulled encrypted, and never otherwise
+	Sealed      []string          `json:",omitempty"` // those of Digests with encrypted layers
 	Proofs      []registry.Proof  `json:",omitempty"` // by manifest, those that were signed
 	Annotations map[string]string `json:",omitempty"` // of the manifest, see Image
 	Tags        []string
@@ -80,6 +81,11 @@ func (c *catalog) without(e *entry) *catalog {
 }
 
 func (e *entry) hex() string { return strings.TrimPrefix(e.ID, "sha256:") }
+
+// needsKey reports whether each pull by digest, a name of e, needs the node's key.
+func (e *entry) needsKey(digest string) bool {
+	return e.record.Encrypted || slices.Contains(e.record.Sealed, digest)
+}
 
 func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
 
@@ -168,6 +174,7 @@ func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 		r, layers = old.record, old.layers
 		r.Updated = time.Now()
 		r.Encrypted = r.Encrypted && n.Encrypted
+		r.Sealed = merge(r.Sealed, n.Sealed)
 		r.Proofs = mergeProofs(r.Proofs, n.Proofs)
 	}
 	r.Tags = merge(r.Tags, n.Tags)

@@ -131,7 +131,11 @@ func TestEncryptedImage(t *testing.T) {
 		t.Error("layers were given out for their diff IDs alone")
 	}
 
-	// Without the key another pull fails, by tag or by digest.
+	// Without the key another pull fails, by tag or by digest, also if the same image was pulled
+	// unencrypted.
+	reg.Push("app", "plain", plain)
+	p.Pull(reg.Host + "/app:plain")
+	p.Pull(reg.Host + "/app@" + top.String())
 	if err := os.Remove(filepath.Join(keys, "ours.pem")); err != nil {
 		t.Fatal(err)
 	}

@@ -40,7 +40,7 @@ func (s *Store) Pull(ctx context.Context, ref string, as registry.Caller) (Image
 		if access, err = s.registries.AccessKey(names[0], as); err != nil {
 			return Image{}, fmt.Errorf("pull %s: %w", names[0], err)
 		}
-		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.record.Encrypted && s.registries.Remembers(access) {
+		if e, ok := s.catalog.Load().byName[names[0].String()]; ok && !e.needsKey(names[0].String()) && s.registries.Remembers(access) {
 			err := s.Allowed(ctx, as.Namespace, names[0].String(), e.ID)
 			if err == nil {
 				return e.Image, nil
@@ -112,7 +112,8 @@ func (s *Store) present(ctx context.Context, tag reference.Named, img *Image) fu
 	}
 	return func(d digest.Digest) bool {
 		now := s.catalog.Load().byName[tag.String()]
-		if now == nil || now.ID != e.ID || !slices.Contains(now.Digests, tag.Name()+"@"+d.String()) {
+		name := tag.Name() + "@" + d.String()
+		if now == nil || now.ID != e.ID || !slices.Contains(now.Digests, name) || now.needsKey(name) {
 			return false
 		}
 		*img = now.Image
@@ -135,7 +136,9 @@ func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin,
 	if err := blob.Unlock(c.Layers, s.now().KeysDir, s.log); err != nil {
 		return Image{}, err
 	}
-	m.Encrypted = slices.ContainsFunc(c.Layers, blob.IsEncrypted)
+	if m.Encrypted = slices.ContainsFunc(c.Layers, blob.IsEncrypted); m.Encrypted {
+		m.Sealed = digests
+	}
 	// Another image's config must not be available to everybody who knows its digest.
 	if seen != nil {
 		m.Config = seen.record.Config
