@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -48,6 +49,13 @@ func Attach(t testing.TB, pid int) *Inject {
 		refused(t, m.Err)
 	}
 	return i
+}
+
+// Only makes Arm count only the calls of these names, and all of them without a name.
+func (i *Inject) Only(names ...string) {
+	fmt.Fprintln(i.ask, "only "+strings.Join(names, " "))
+	var m message
+	_ = i.from.Decode(&m)
 }
 
 // Arm makes the n-th call from now on fail with errno, without effect; n = 0: only count
@@ -162,7 +170,7 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 // inject counts the call, and makes it fail or hang if it is the one.
 func (t *tracer) inject(th *thread, nr uint64, args [6]uint64) error {
 	s := t.fallible[nr]
-	if s == nil || !t.may(th, nr, args) {
+	if s == nil || len(t.only) > 0 && !slices.Contains(t.only, s.name) || !t.may(th, nr, args) {
 		return t.resume(th.id, 0)
 	}
 	c := &call{thread: th, name: s.name, sys: s, args: args}

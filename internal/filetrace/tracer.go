@@ -33,6 +33,7 @@ type tracer struct {
 	failure Failure
 
 	fallible map[uint64]*sys // of an Inject, which records nothing
+	only     []string        // the names that count; none: all
 	hangs    *thread         // at the entry of a call that is not let through
 }
 
@@ -298,6 +299,8 @@ func (t *tracer) order(text string) {
 	case "arm":
 		t.failure = Failure{}
 		fmt.Sscan(rest, &t.armed, &t.errno)
+	case "only":
+		t.only = strings.Fields(rest)
 	case "disarm":
 		f := t.failure
 		t.armed, t.errno = 0, 0

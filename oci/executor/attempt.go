@@ -76,7 +76,8 @@ func (e *stuckError) Unwrap() error { return e.err }
 
 // attempt calls f, which starts processes, and kills them when ctx ends: its children, their
 // descendants, and everything in the cgroup group (nil = none). It then returns why ctx ended,
-// or a stuckError if f still runs. what names f in errors.
+// or a stuckError if f still runs. What f starts afterwards is killed too, but only f can reap it:
+// before it succeeds it must look whether ctx has ended. what names f in errors.
 func attempt(ctx context.Context, what string, group map[string]string, f func() error) error {
 	if err := ctx.Err(); err != nil {
 		return givenUp(ctx, what)
@@ -114,8 +115,7 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 		return err
 	case <-ctx.Done():
 	}
-	patience := time.After(endPatience)
-	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
+	end := func() {
 		mu.Lock()
 		if !free {
 			endChildren(ours, before)
@@ -124,6 +124,10 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 		if group != nil {
 			_ = signalAll(group, unix.SIGKILL) // it may not exist yet
 		}
+	}
+	patience := time.After(endPatience)
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
+		end()
 		select {
 		case <-over:
 			if err == nil {
@@ -131,7 +135,19 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 			}
 			return givenUp(ctx, what)
 		case <-patience:
+			go endLate(end, over)
 			return &stuckError{givenUp(ctx, what), over}
+		case <-time.After(pause.Next()):
+		}
+	}
+}
+
+// endLate calls end until a stuck attempt is over: it may start a process yet.
+func endLate(end func(), over <-chan struct{}) {
+	for pause := backoff.New(50*time.Millisecond, time.Second); ; end() {
+		select {
+		case <-over:
+			return
 		case <-time.After(pause.Next()):
 		}
 	}

@@ -137,7 +137,15 @@ func (e *engine) call(ctx context.Context, ends *stdioEnds, extra []*os.File, ar
 		cmd.Stdin, cmd.Stdout, cmd.Stderr = ends.theirs[0], ends.theirs[1], ends.theirs[2]
 	}
 	what := e.Path + " " + args[0] + " of container " + e.id
-	err := attempt(ctx, what, nil, cmd.Run)
+	err := attempt(ctx, what, nil, func() error {
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		if ctx.Err() != nil { // it was given up before the fork
+			_ = cmd.Process.Kill()
+		}
+		return cmd.Wait()
+	})
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

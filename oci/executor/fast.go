@@ -71,7 +71,7 @@ func (b *builtin) tryFast(ctx context.Context, p *plan, ends *stdioEnds, group m
 	plan, trees, err := b.fastPlan(p, group)
 	if err == nil {
 		err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
-			pid, err = b.startFast(p, plan, ends, group)
+			pid, err = b.startFast(ctx, p, plan, ends, group)
 			return err
 		})
 	}
@@ -109,20 +109,19 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 }
 
 // startFast starts a container's init with fastinit, as attempt's function.
-func (b *builtin) startFast(p *plan, plan *fastinit.Plan, ends *stdioEnds, group map[string]string) (pid int, err error) {
+func (b *builtin) startFast(ctx context.Context, p *plan, plan *fastinit.Plan, ends *stdioEnds, group map[string]string) (pid int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	m, err := manager.NewWithPaths(p.config.Cgroups, maps.Clone(group)) // it changes them
 	if err != nil {
 		return 0, err
 	}
-	child, err := b.all.startChild(plan, fastinit.Options{Stdio: ends.theirs}, &steps)
+	steps.Add("cgroup", m.Destroy)
+	// The last step is undone first: then nothing can be in the cgroup.
+	child, err := b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.theirs}, &steps)
 	if err != nil {
 		return 0, err
 	}
-	steps.Add("cgroup", m.Destroy)
-	// The last step is undone first: then nothing can be in the cgroup.
-	steps.Add("process", func() error { return b.all.endChild(child) })
 	if err := b.setScore(child.Pid, p, p.config); err != nil {
 		return 0, err
 	}
@@ -137,6 +136,9 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, ends *stdioEnds, group
 	if err := adjust(child.Pid, p.config, p.process); err != nil {
 		return 0, err
 	}
+	if ctx.Err() != nil {
+		return 0, givenUp(ctx, "start of container "+b.id)
+	}
 	if err := child.Proceed(); err != nil {
 		return 0, oomKilled(m, err)
 	}
@@ -145,6 +147,9 @@ func (b *builtin) startFast(p *plan, plan *fastinit.Plan, ends *stdioEnds, group
 	}
 	if err := executed(child.Pid); err != nil {
 		return 0, oomKilled(m, err)
+	}
+	if ctx.Err() != nil {
+		return 0, givenUp(ctx, "start of container "+b.id)
 	}
 	b.fast = &fast{p.config, m, group}
 	return child.Pid, nil
@@ -182,8 +187,9 @@ func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *plan
 	return joinAll(group, child.Pid)
 }
 
-// startChild forks a child, which nobody else will reap.
-func (b *builtins) startChild(plan *fastinit.Plan, o fastinit.Options, steps *undo.Stack) (*fastinit.Child, error) {
+// startChild forks a child, which nobody else will reap. The fork may have waited until ctx ended:
+// then nobody waits for the child any more.
+func (b *builtins) startChild(ctx context.Context, plan *fastinit.Plan, o fastinit.Options, steps *undo.Stack) (*fastinit.Child, error) {
 	done := b.reaper.expectChild()
 	defer done()
 	child, err := b.fast.Start(plan, o)
@@ -192,6 +198,10 @@ func (b *builtins) startChild(plan *fastinit.Plan, o fastinit.Options, steps *un
 	}
 	b.reaper.know(child.Pid)
 	steps.Add("connection", func() error { child.Close(); return nil })
+	steps.Add("process", func() error { return b.endChild(child) })
+	if ctx.Err() != nil {
+		return nil, givenUp(ctx, "fork")
+	}
 	return child, nil
 }
 
@@ -327,7 +337,7 @@ func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, ends *std
 		return 0, true, err
 	}
 	err = attempt(ctx, "exec in container "+b.id, e.group, func() (err error) {
-		pid, err = b.startExecFast(e, p, plan, config, ends)
+		pid, err = b.startExecFast(ctx, e, p, plan, config, ends)
 		return err
 	})
 	if b.all.retries(ctx, b.id, err) {
@@ -361,7 +371,7 @@ func (b *builtin) configuration() (*configs.Config, error) {
 }
 
 // startExecFast is execFast's attempt.
-func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, ends *stdioEnds) (_ int, err error) {
+func (b *builtin) startExecFast(ctx context.Context, e *execution, p *plan, plan *fastinit.Plan, config *configs.Config, ends *stdioEnds) (_ int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	// A duplicate: the container may end meanwhile, and its descriptor be reused.
@@ -370,11 +380,10 @@ func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, conf
 		return 0, fmt.Errorf("container %s: %w", b.id, err)
 	}
 	defer init.Close()
-	child, err := b.all.startChild(plan, fastinit.Options{Stdio: ends.theirs, Init: init}, &steps)
+	child, err := b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.theirs, Init: init}, &steps)
 	if err != nil {
 		return 0, err
 	}
-	steps.Add("process", func() error { return b.all.endChild(child) })
 	if err := b.setScore(child.Pid, p, config); err != nil {
 		return 0, err
 	}
@@ -387,13 +396,22 @@ func (b *builtin) startExecFast(e *execution, p *plan, plan *fastinit.Plan, conf
 	if err := adjust(child.Pid, config, p.process); err != nil {
 		return 0, err
 	}
+	if ctx.Err() != nil {
+		return 0, givenUp(ctx, "exec in container "+b.id)
+	}
 	if err := child.Proceed(); err != nil {
 		return 0, err
 	}
 	if err := child.Executed(); err != nil {
 		return 0, err
 	}
-	return child.Pid, executed(child.Pid)
+	if err := executed(child.Pid); err != nil {
+		return 0, err
+	}
+	if ctx.Err() != nil {
+		return 0, givenUp(ctx, "exec in container "+b.id)
+	}
+	return child.Pid, nil
 }
 
 // join moves a process into the exec's cgroups: the container's, except where it has its own. It
@@ -406,7 +424,7 @@ func (e *execution) join(pid int) error {
 			dir = own
 		}
 		err := cgroups.WriteCgroupProc(dir, pid)
-		if err != nil && controller == "" && cgroups.IsCgroup2UnifiedMode() { // its init may have moved
+		if _, own := e.group[controller]; err != nil && !own && controller == "" && cgroups.IsCgroup2UnifiedMode() { // its init may have moved
 			if in, perr := cgroups.ParseCgroupFile(fmt.Sprintf("/proc/%d/cgroup", e.c.proc.pid)); perr == nil {
 				err = cgroups.WriteCgroupProc(filepath.Join("/sys/fs/cgroup", in[""]), pid)
 			}

@@ -216,16 +216,26 @@ func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Contain
 		return 0, trees, err
 	}
 	err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
-		if err := p.start(lc, p.process, group); err != nil {
+		if err := p.start(ctx, lc, p.process, group); err != nil {
 			return shortError(err)
 		}
-		if err := b.all.reaper.knowProcess(p.process); err != nil {
-			return err
-		}
-		pid, err = p.process.Pid()
+		pid, err = b.all.knowStarted(ctx, p.process, "start of container "+b.id)
 		return err
 	})
 	return pid, trees, err
+}
+
+// knowStarted keeps a process that libcontainer has started from being reaped as an orphan, or ends
+// it if ctx has ended meanwhile: nobody would wait for it.
+func (b *builtins) knowStarted(ctx context.Context, process *libcontainer.Process, what string) (pid int, err error) {
+	if pid, err = process.Pid(); err != nil {
+		return 0, err
+	}
+	b.reaper.know(pid)
+	if ctx.Err() != nil {
+		return 0, errors.Join(givenUp(ctx, what), b.end(process, pid))
+	}
+	return pid, nil
 }
 
 // end kills and reaps a process that could not be taken into service.
@@ -237,7 +247,7 @@ func (b *builtins) end(process *libcontainer.Process, pid int) error {
 }
 
 // execute starts an ordinary container, by executing its program.
-func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
+func (b *builtins) execute(ctx context.Context, lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
 	if err := lc.Start(process); err != nil {
 		return err
 	}
@@ -247,6 +257,9 @@ func (b *builtins) execute(lc *libcontainer.Container, process *libcontainer.Pro
 	}
 	if err := joinAll(group, pid); err != nil {
 		return err
+	}
+	if ctx.Err() != nil {
+		return nil // the caller ends it
 	}
 	return letRun(filepath.Join(b.root, lc.ID(), "exec.fifo"), pid)
 }
@@ -302,12 +315,10 @@ func (b *builtin) startExec(ctx context.Context, e *execution, process *libconta
 		if err != nil {
 			return shortError(err)
 		}
-		return b.all.reaper.knowProcess(process)
+		pid, err = b.all.knowStarted(ctx, process, "exec in container "+b.id)
+		return err
 	})
-	if err != nil {
-		return 0, err
-	}
-	return process.Pid()
+	return pid, err
 }
 
 // subgroups implements ociRuntime.

@@ -9,7 +9,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/opencontainers/runc/libcontainer"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -69,15 +68,6 @@ func (r *reaper) isKnown(pid int) bool {
 	defer r.mu.Unlock()
 	_, known := r.known[pid]
 	return known
-}
-
-// knowProcess is know for a started process.
-func (r *reaper) knowProcess(process *libcontainer.Process) error {
-	pid, err := process.Pid()
-	if err == nil {
-		r.know(pid)
-	}
-	return err
 }
 
 // end kills a process that could not be taken into service; reap waits for it and reaps it.

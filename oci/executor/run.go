@@ -43,7 +43,7 @@ func specOf(req wire.RunRequest) (*specs.Spec, error) {
 }
 
 // A startFunc starts the first process of a new container, whose cgroups will be at group.
-type startFunc func(lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
+type startFunc func(ctx context.Context, lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
 
 // create starts a container and leaves nothing behind if it fails. A nil start is an ordinary
 // one.
