@@ -86,10 +86,10 @@ func (u *unified) limitsOfAContainer() {
 	u.check("after daemon-reload", u.boxDir, files)
 	u.shows("after the start", 12345, 64*mib, 96*mib)
 
-	// The container sees its own cgroup as the root.
+	// The container sees its own cgroup as the root, and so does an exec, which reads its limits there.
 	for path, want := range map[string]string{"/proc/self/cgroup": "0::/", "/sys/fs/cgroup/memory.max": fmt.Sprint(64 * mib)} {
 		resp, err := u.runtime().ExecSync(u.ctx(), &cri.ExecSyncRequest{ContainerId: u.box, Cmd: []string{"/testbin", "cat", path}})
-		if got := strings.TrimSpace(string(resp.GetStdout())); err != nil || !strings.HasPrefix(got, want) {
+		if got := strings.TrimSpace(string(resp.GetStdout())); err != nil || got != want {
 			t.Errorf("inside, %s is %q, %v", path, got, err)
 		}
 	}

@@ -201,9 +201,6 @@ func seesOn(t *testing.T, n *node, tw twin) []string {
 	}
 	var facts []string
 	say := func(who, line string) {
-		if strings.HasPrefix(line, "file /proc/self/cgroup ") && who == "exec" {
-			line = sameExec.ReplaceAllString(line, "")
-		}
 		facts = append(facts, who+" "+sameWords(line, n, run.PodSandboxId, made.ContainerId))
 	}
 	part := ""
@@ -236,7 +233,7 @@ var (
 	sameID   = regexp.MustCompile(`\b[0-9a-f]{64}\b`)
 	sameNS   = regexp.MustCompile(`^namespace (\w+) (\S+) `)
 	sameRoot = regexp.MustCompile(` root=\S+`)
-	sameExec = regexp.MustCompile(`/exec-[0-9a-z]+-[0-9a-z]+$`) // crispd's cgroup of an exec
+	sameExec = regexp.MustCompile(`^(file /proc/self/cgroup .*/)exec-[0-9a-z]+-[0-9a-z]+$`)
 	sameNull = regexp.MustCompile(`^(fd \d) DIR/\S+/dev/null$`) // until the executor has detached its prepared mounts
 	samePipe = regexp.MustCompile(`pipe:\[\d+\]`)
 )
@@ -248,6 +245,7 @@ func sameWords(line string, n *node, ids ...string) string {
 	}
 	line = strings.ReplaceAll(line, n.dir, "DIR")
 	line = samePipe.ReplaceAllString(sameID.ReplaceAllString(line, "ID"), "pipe")
+	line = sameExec.ReplaceAllString(line, "${1}exec")
 	line = sameNull.ReplaceAllString(line, "$1 /null")
 	if m := sameNS.FindStringSubmatch(line); m != nil {
 		if host, err := os.Readlink("/proc/self/ns/" + m[1]); err == nil && host == m[2] {

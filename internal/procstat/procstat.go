@@ -16,6 +16,7 @@ type Stat struct {
 	Name      string          // field 2, up to 15 bytes that the process may choose
 	State     byte            // field 3, as ps shows it
 	Parent    int             // field 4, 0 = not in a PID namespace that we see
+	Session   int             // field 6, the PID of its leader
 	Flags     uint32          // field 9, PF_…
 	StartTime uint64          // field 22, in clock ticks since boot
 	Exit      unix.WaitStatus // field 52, of a zombie
@@ -66,7 +67,7 @@ func Parse(line []byte) (s Stat, err error) {
 		return v
 	}
 	s = Stat{
-		Name: string(line[begin+1 : end]), State: fields[0][0], Parent: int(field(4, 31)), Flags: uint32(field(9, 32)),
+		Name: string(line[begin+1 : end]), State: fields[0][0], Parent: int(field(4, 31)), Session: int(field(6, 31)), Flags: uint32(field(9, 32)),
 		StartTime: field(22, 64), Exit: unix.WaitStatus(field(52, 32)),
 	}
 	if err != nil {

@@ -14,7 +14,7 @@ import (
 func TestParse(t *testing.T) {
 	const rest = " 42 42 0 -1 4194564 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 "
 	got, err := Parse([]byte("42 (a) R (b) S 1" + rest + "256\n"))
-	want := Stat{Name: "a) R (b", State: 'S', Parent: 1, Flags: 0x400104, StartTime: 123456, Exit: 256}
+	want := Stat{Name: "a) R (b", State: 'S', Parent: 1, Session: 42, Flags: 0x400104, StartTime: 123456, Exit: 256}
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}

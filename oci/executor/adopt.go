@@ -58,7 +58,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	if x.countOOM(c); c.oom != nil {
 		c.oom.reported.Store(req.OOMKills)
 	}
-	if err := x.execs.endForeign(c); err != nil {
+	if err := x.execs.endForeign(c, x.builtins.root); err != nil {
 		x.log.Warn("execs of the previous executor could not be ended", "container", c.ID, "err", err)
 	}
 	x.setRunning(c)

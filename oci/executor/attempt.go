@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -185,12 +184,13 @@ func outliving(ctx context.Context, bound time.Duration) (context.Context, conte
 // endChildren kills the processes in a list of children, and all their descendants, except
 // those that the thread had before.
 func endChildren(list string, spared []int) {
-	var tree []int
-	collect(list, spared, &tree)
-	for _, fd := range tree {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have ended
-		unix.Close(fd)
+	found := make(tree)
+	for _, pid := range procstat.PIDs(list) {
+		if !slices.Contains(spared, pid) {
+			found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
+		}
 	}
+	found.kill()
 }
 
 // reapChildren kills and reaps the processes in a list of children that nobody waits for:
@@ -209,33 +209,5 @@ func reapChildren(list string, spared []int) {
 	}
 }
 
-// maxTree bounds how many processes endChildren handles at once; it is called again.
+// maxTree bounds how many processes are killed at once; what kills them is called again.
 const maxTree = 4096
-
-// collect adds pidfds of the processes listed in a file children, and of their descendants.
-// Each is stopped before its children are listed, so that it cannot fork any more.
-func collect(list string, spared []int, tree *[]int) {
-	for _, pid := range procstat.PIDs(list) {
-		if len(*tree) >= maxTree {
-			return
-		}
-		if slices.Contains(spared, pid) {
-			continue
-		}
-		fd, err := unix.PidfdOpen(pid, 0)
-		if err != nil {
-			continue
-		}
-		// The PID may have been reused between the list and the pidfd. It cannot be any more if
-		// the process is not reaped after the second look.
-		if !slices.Contains(procstat.PIDs(list), pid) || unix.PidfdSendSignal(fd, unix.SIGSTOP, nil, 0) != nil {
-			unix.Close(fd)
-			continue
-		}
-		*tree = append(*tree, fd)
-		tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
-		for _, task := range tasks {
-			collect(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name()), nil, tree)
-		}
-	}
-}

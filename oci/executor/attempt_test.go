@@ -184,7 +184,7 @@ func TestExecWhereEverythingIsStopped(t *testing.T) {
 		}
 		eventually(t, func() bool { left, _ := n.countBootstraps(); return left == 0 }, "an exec is left (try %d, its client goes: %v)", try, goes)
 	}
-	eventually(t, func() bool { return len(b.execGroups()) == 1 }, "execs are left that had started")
+	eventually(t, func() bool { return len(b.members()) == 2 }, "execs are left that had started")
 	n.call(wire.MethodExecKill, wire.ExecRef{ExecID: bad.ExecID}, nil)
 	bad.wait()
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {

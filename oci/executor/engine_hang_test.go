@@ -59,7 +59,7 @@ func TestEngineAskedAgain(t *testing.T) {
 	n := start(t)
 	with, calls := n.script("case \"$*\" in 'exec --help')\n" +
 		"echo help >> $CALLS; [ $(wc -l < $CALLS) -gt 1 ] || exit 1;;\nesac\nexec /usr/sbin/runc \"$@\"\n")
-	b := n.run([]string{"sleep", "for-ever"}, with)
+	b := n.run([]string{"sleep", "for-ever"}, with, withHostPID) // on cgroup v2 only its execs have cgroups
 	for i, want := range []int{1, 2, 2} {
 		if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
 			t.Errorf("exec %d ended with %d", i, code)

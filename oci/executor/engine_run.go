@@ -2,6 +2,7 @@ package executor
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -13,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
@@ -108,7 +110,7 @@ func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process,
 	args = append(append(args, groupFlag(process.SubCgroupPaths)...), preserve(len(process.ExtraFiles))...)
 	ends, err := e.callWithStdio(ctx, process, s, args)
 	if err != nil {
-		return nil, 0, err
+		return nil, 0, errors.Join(err, e.endStarted(pidFile))
 	}
 	if pid, err = e.pidOf(pidFile); err != nil {
 		ends.closeOurs()
@@ -120,6 +122,21 @@ func (e *engine) execProcess(ctx context.Context, process *libcontainer.Process,
 		})
 	}
 	return ends, pid, err
+}
+
+// endStarted ends the process of an exec that an engine has started before it failed.
+func (e *engine) endStarted(pidFile string) error {
+	pid, err := e.pidOf(pidFile)
+	if err != nil {
+		return nil // it has started none
+	}
+	defer e.all.reaper.forget(pid)
+	return endTrees(func(t tree) {
+		t.add(pid, func() bool {
+			stat, err := procstat.Read(pid)
+			return err == nil && stat.Parent == os.Getpid() && !stat.Ended()
+		})
+	})
 }
 
 // callWithStdio calls the engine for a process with its own stdio.

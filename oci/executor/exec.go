@@ -16,8 +16,8 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// An execution is one exec: a process beside a container's own, in a cgroup below the
-// container's, so that it can be killed with everything that it started.
+// An execution is one exec: a process beside a container's own, which can be killed with everything
+// that it started: by a cgroup below the container's (groupsExecs), or by its session.
 type execution struct {
 	id    string
 	c     *container
@@ -94,7 +94,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	defer wire.CloseAll(process.ExtraFiles)
 
 	e := x.execs.open(c, from)
-	if c.runtime.subgroups() {
+	if c.groupsExecs() && c.runtime.subgroups() {
 		process.SubCgroupPaths = e.makeGroup()
 	}
 	steps.Add("cgroup of exec", e.endGroup)
@@ -120,13 +120,13 @@ func (ends *stdioEnds) passed() []*os.File {
 	return slices.DeleteFunc(append(ends.ours[:], ends.pty), func(f *os.File) bool { return f == nil })
 }
 
-// kill kills the process and everything that it started. Its descendants cannot escape: they
-// inherit the sub-cgroup, with or without a PID namespace, whatever their session.
+// kill kills the process and everything that it started: what is in the sub-cgroup, which all
+// inherit, or else what endTree finds.
 func (e *execution) kill() error {
-	var err error
-	if e.group != nil {
-		err = signalAll(e.group, unix.SIGKILL)
+	if e.group == nil {
+		return e.endTree()
 	}
+	err := signalAll(e.group, unix.SIGKILL)
 	if perr := e.proc.signal(unix.SIGKILL); err == nil {
 		err = perr
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/backoff"
@@ -15,7 +16,7 @@ import (
 
 // makeGroup creates the sub-cgroup, in v1's freezer or in the v2 hierarchy, and returns
 // libcontainer's description of it. Without a sub-cgroup the exec runs in the container's own
-// cgroup, and only its first process can be killed.
+// cgroup, and its session tells what belongs to it.
 func (e *execution) makeGroup() map[string]string {
 	controller := groupController(e.c.ref.Cgroups)
 	base := e.c.ref.Cgroups[controller]
@@ -86,8 +87,8 @@ var execGroup = regexp.MustCompile(`^exec-([0-9a-z]+)-[0-9a-z]+$`)
 
 // endForeign kills the execs of a dead executor in c: they have lost their stdio, nobody will
 // ask for their exit codes, and no timeout would end them. Those of an engine without
-// sub-cgroups cannot be found.
-func (t *execs) endForeign(c *container) error {
+// sub-cgroups cannot be found on cgroup v1. root is libcontainer's state directory.
+func (t *execs) endForeign(c *container, root string) error {
 	controller := groupController(c.ref.Cgroups)
 	base := c.ref.Cgroups[controller]
 	if base == "" {
@@ -98,7 +99,10 @@ func (t *execs) endForeign(c *container) error {
 		return nil // the container is gone
 	}
 	var errs []error
-	for _, entry := range entries {
+	if cgroups.IsCgroup2UnifiedMode() {
+		errs = append(errs, c.endForeignTrees(root))
+	}
+	for _, entry := range entries { // before cgroup v2 went without, and in the host's PID namespace
 		m := execGroup.FindStringSubmatch(entry.Name())
 		if m == nil || !entry.IsDir() || m[1] == t.session {
 			continue

@@ -200,7 +200,7 @@ func (b *builtins) startChild(ctx context.Context, plan *fastinit.Plan, o fastin
 	steps.Add("connection", func() error { child.Close(); return nil })
 	steps.Add("process", func() error { return b.endChild(child) })
 	if ctx.Err() != nil {
-		return nil, givenUp(ctx, "fork")
+		return nil, givenUp(ctx, "fork") // it waits yet
 	}
 	return child, nil
 }
@@ -380,7 +380,14 @@ func (b *builtin) startExecFast(ctx context.Context, e *execution, p *plan, plan
 		return 0, fmt.Errorf("container %s: %w", b.id, err)
 	}
 	defer init.Close()
-	child, err := b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.theirs, Init: init}, &steps)
+	var child *fastinit.Child
+	steps.Add("session", func() error { // after the process: it may have forked
+		if child == nil || e.group != nil {
+			return nil
+		}
+		return endTrees(func(t tree) { t.addRest(child.Pid, e.c.ref.Cgroups) })
+	})
+	child, err = b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.theirs, Init: init}, &steps)
 	if err != nil {
 		return 0, err
 	}
