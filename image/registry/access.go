@@ -85,8 +85,7 @@ func (c *Client) AccessKey(name reference.Named, as Caller) ([]byte, error) {
 	}, []byte{0}), nil
 }
 
-// PullKey returns the key of a pull: the image and the rights of the caller, which include
-// credentials that were left for this pull.
+// PullKey returns the key of a pull: the image and the rights of the caller.
 func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	secret, err := json.Marshal(as.Auth)
 	if err != nil {
@@ -96,19 +95,10 @@ func (c *Client) PullKey(names []reference.Named, as Caller) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	for _, name := range names {
-		path, err := c.providedCredentials(name, as.Namespace)
-		if err != nil {
-			return "", err
-		}
-		if path == "" {
-			break
-		}
-		provided, err := os.ReadFile(path)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return "", fmt.Errorf("read credentials of namespace %s: %w", as.Namespace, err)
-		}
-		secret = append(append(secret, 0), provided...)
+	namespace := ""
+	// Credentials may be left for this pull at any time: then it is its namespace's alone.
+	if _, err := os.Stat(c.now().AuthDir); err == nil {
+		namespace = as.Namespace
 	}
-	return fmt.Sprintf("%s %q %q %x", names, sys.SignaturePolicyPath, sys.AuthFilePath, sha256.Sum256(secret)), nil
+	return fmt.Sprintf("%s %q %q %q %x", names, namespace, sys.SignaturePolicyPath, sys.AuthFilePath, sha256.Sum256(secret)), nil
 }
