@@ -1,7 +1,6 @@
 package bridge
 
 import (
-	"bufio"
 	"context"
 	"os/exec"
 	"strings"
@@ -10,7 +9,8 @@ import (
 // Droppers returns the chains of other programs that drop forwarded packets by their policy, as
 // "TABLE CHAIN" with the table's family, where no rule of the table names the bridge. Docker and ufw
 // make such chains, and an accept elsewhere does not overrule a drop (nft(8), "Statements"). It finds
-// neither what ends with a rule that rejects the rest, as firewalld's, nor rules of iptables-legacy.
+// neither what ends with a rule that rejects the rest, as firewalld's, nor rules of iptables-legacy,
+// and does not see that a rule for addresses or for "crisp*" lets the pods through.
 func Droppers(ctx context.Context, bridge string) ([]string, error) {
 	out, err := exec.CommandContext(ctx, "nft", "list", "ruleset").Output()
 	if err != nil {
@@ -19,8 +19,8 @@ func Droppers(ctx context.Context, bridge string) ([]string, error) {
 	var list, inTable []string
 	var table, chain string
 	named := false // a rule of the table names the bridge
-	for lines := bufio.NewScanner(strings.NewReader(string(out))); lines.Scan(); {
-		line := lines.Text()
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimSuffix(line, "\n")
 		switch fields := strings.Fields(line); {
 		case strings.HasPrefix(line, "table "):
 			table = strings.TrimSuffix(strings.TrimPrefix(line, "table "), " {")

@@ -173,7 +173,8 @@ func (n *Net) forward() error {
 // keepRouterAdvertisements keeps the host's own IPv6 default route: once the kernel forwards, it
 // accepts router advertisements only where accept_ra is 2 (ip-sysctl.rst), and a host that gets
 // its route from them would be cut off when the route expires. At boot, none may have arrived yet,
-// so this is done for all devices, except bridges: those without such a route lead to containers.
+// so this is done for all devices, except those without such a route that may lead to containers or
+// to machines of others.
 func keepRouterAdvertisements() error {
 	if kernel.Sysctl("net/ipv6/conf/all/forwarding") == "1" {
 		return nil
@@ -191,7 +192,7 @@ func keepRouterAdvertisements() error {
 		routed := slices.ContainsFunc(routes, func(r netlink.Route) bool {
 			return r.Protocol == unix.RTPROT_RA && r.LinkIndex == link.Attrs().Index
 		})
-		if link.Type() == "bridge" && !routed || kernel.Sysctl("net/"+key) != "1" {
+		if slices.Contains([]string{"bridge", "veth", "tun", "wireguard"}, link.Type()) && !routed || kernel.Sysctl("net/"+key) != "1" {
 			continue
 		}
 		if err := sysctl(key, "2"); errors.Is(err, fs.ErrNotExist) {
