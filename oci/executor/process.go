@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/selinux/go-selinux"
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
@@ -123,8 +124,9 @@ func connect(p *libcontainer.Process, s settings) (*stdioEnds, error) {
 
 // ownNull replaces the host's /dev/null that is the stdin of an exec by one of its own; the init of
 // a container gets the container's. Where we cannot make nodes, the host's are not ours either.
+// SELinux protects the host's, and would not let a program have another node without its label.
 func (ends *stdioEnds) ownNull(p *libcontainer.Process) {
-	if ends.theirs[0] == nil || ends.ours[0] != nil || ends.console != nil {
+	if selinux.GetEnabled() || ends.theirs[0] == nil || ends.ours[0] != nil || ends.console != nil {
 		return
 	}
 	if f, err := openNull(); err == nil {
