@@ -3,6 +3,7 @@ package executor
 import (
 	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/opencontainers/runc/libcontainer/configs"
 
@@ -21,10 +22,15 @@ type filters struct {
 // A filter is one profile.
 type filter struct {
 	profile configs.Seccomp // keeps the key from being reused
-	once    sync.Once
-	program *fastinit.Filter
-	err     error
+
+	mu      sync.Mutex       // held while it is compiled
+	program *fastinit.Filter // guarded by mu
+	failed  time.Time        // the last failure; guarded by mu
 }
+
+// filterPause is how long a profile that failed is left to libcontainer: the failure may have been
+// one of memory or descriptors.
+const filterPause = time.Minute
 
 func newFilters(log *slog.Logger) *filters {
 	return &filters{log: log, all: make(map[*configs.Syscall]*filter)}
@@ -50,11 +56,19 @@ func (f *filters) of(profile *configs.Seccomp) (*fastinit.Filter, error) {
 		f.all[key] = one
 	}
 	f.mu.Unlock()
-	one.once.Do(func() {
-		if one.program, one.err = compile(&one.profile); one.err != nil {
-			f.log.Warn("seccomp profile was left to libcontainer", "err", one.err)
-			one.err = fastinit.ErrUnsupported
-		}
-	})
-	return one.program, one.err
+	one.mu.Lock()
+	defer one.mu.Unlock()
+	if one.program != nil {
+		return one.program, nil
+	}
+	if !one.failed.IsZero() && time.Since(one.failed) < filterPause {
+		return nil, fastinit.ErrUnsupported
+	}
+	var err error
+	if one.program, err = compile(&one.profile); err != nil {
+		f.log.Warn("seccomp profile was left to libcontainer for a while", "err", err)
+		one.program, one.failed = nil, time.Now()
+		return nil, fastinit.ErrUnsupported
+	}
+	return one.program, nil
 }
