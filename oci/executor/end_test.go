@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -327,6 +328,23 @@ func TestEnvironmentOfBytes(t *testing.T) {
 		t.Errorf("environment of exec is %q", got)
 	}
 	e.wait()
+}
+
+// Bytes in PATH and HOME count as others do, and so do those beyond a mebibyte.
+func TestPathAndHomeOfBytes(t *testing.T) {
+	n := start(t)
+	needsStatic(t)
+	env := [][]byte{[]byte("PATH=/\xff:/"), []byte("HOME=/\xfe")}
+	for i := range 12 {
+		env = append(env, append(fmt.Appendf(nil, "BIG%d=\xff", i), bytes.Repeat([]byte("x"), 100<<10)...))
+	}
+	env = append(env, []byte("LAST=\xfd"))
+	b := n.run([]string{"env", "HOME", "env", "LAST", "sleep", "for-ever"},
+		func(r *wire.RunRequest, s *specs.Spec) { r.Env, s.Process.Args[0] = env, "testbin" })
+	eventually(t, func() bool { return strings.Count(b.output(crilog.Stdout)+b.output(crilog.Stderr), "\n") >= 2 }, "it says nothing")
+	if got := b.output(crilog.Stdout); got != "/\xfe\n\xfd\n" {
+		t.Errorf("HOME and LAST are %q: %s", got, b.output(crilog.Stderr))
+	}
 }
 
 func TestPodInit(t *testing.T) {

@@ -1,10 +1,10 @@
 package executor
 
 import (
-	"bytes"
 	"debug/elf"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"os/exec"
 	"slices"
@@ -75,13 +75,19 @@ func rebound(args []string) error {
 		return err
 	}
 	f := os.NewFile(uintptr(n), "environment")
-	data, err := io.ReadAll(io.NewSectionReader(f, 0, 1<<20))
+	data, err := io.ReadAll(io.NewSectionReader(f, 0, math.MaxInt64))
 	if err != nil {
 		return err
 	}
-	env := os.Environ()
-	for kv := range bytes.SplitSeq(data, []byte{0}) {
-		env = append(env, string(kv))
+	var odd []string // no variables, but bytes that were asked for
+	for kv := range strings.SplitSeq(string(data), "\x00") {
+		// Also replaces the HOME that libcontainer has added, and has the program found in PATH.
+		name, value, ok := strings.Cut(kv, "=")
+		if name == "" || !ok {
+			odd = append(odd, kv)
+		} else if err := os.Setenv(name, value); err != nil {
+			return fmt.Errorf("environment variable %q: %w", name, err)
+		}
 	}
 	command := args[1:]
 	name, err := exec.LookPath(command[0])
@@ -90,5 +96,5 @@ func rebound(args []string) error {
 	}
 	unix.CloseOnExec(3)
 	unix.CloseOnExec(n)
-	return fmt.Errorf("exec %s: %w", name, unix.Exec(name, command, env))
+	return fmt.Errorf("exec %s: %w", name, unix.Exec(name, command, append(os.Environ(), odd...)))
 }
