@@ -80,7 +80,8 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 	return Show(w, k, http.StatusOK, object)
 }
 
-// deleteAll deletes the objects of a list, each as delete does.
+// deleteAll deletes the objects of a list, each as delete does. One that may not be deleted keeps
+// none of the others.
 func (s *Server) deleteAll(w http.ResponseWriter, r *http.Request, k Kind) error {
 	sel, err := selectionOf(r, k)
 	if err != nil {
@@ -91,16 +92,23 @@ func (s *Server) deleteAll(w http.ResponseWriter, r *http.Request, k Kind) error
 		return err
 	}
 	objects, _ := s.cache.List(k.Name)
+	var errs []error
 	for _, o := range objects {
 		if !sel.takes(o) {
 			continue
+		}
+		if err := r.Context().Err(); err != nil {
+			return err
 		}
 		one := r.Clone(r.Context())
 		one.SetPathValue("name", o.GetName())
 		one.Body = io.NopCloser(bytes.NewReader(data))
 		if err := s.delete(unanswered{}, one, k); err != nil && !errors.Is(err, fault.NotFound) {
-			return err
+			errs = append(errs, err)
 		}
+	}
+	if len(errs) > 0 {
+		return errors.Join(errs...)
 	}
 	return Write(w, http.StatusOK, metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
 }

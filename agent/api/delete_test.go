@@ -31,7 +31,8 @@ func TestDeleteAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted := desired.New([]string{manifest.SourceAPI, manifest.SourceFile})
+	wanted.Update(configMaps(t, [2]string{"0-of-a-file", "one"}))
 	for _, m := range []string{"{name: a, labels: {x: one}}", "{name: b, labels: {x: one}}", "{name: c}", "{name: d, namespace: other, labels: {x: one}}"} {
 		if _, _, _, err := objects.Put([]byte("{apiVersion: v1, kind: ConfigMap, metadata: "+m+"}"), store.PutOptions{}); err != nil {
 			t.Fatal(err)
@@ -58,12 +59,12 @@ func TestDeleteAll(t *testing.T) {
 		code        int
 		left        string
 	}{
-		{"?labelSelector=x%3Done&dryRun=All", "", http.StatusOK, "a b c d"},
-		{"?labelSelector=x%3Done", `{"preconditions":{"uid":"other"}}`, http.StatusConflict, "a b c d"},
-		{"?fieldSelector=spec.nodeName%3Dx", "", http.StatusUnprocessableEntity, "a b c d"},
-		{"?labelSelector=x%3Done", `{"gracePeriodSeconds":0}`, http.StatusOK, "c d"},
-		{"?labelSelector=x%3Done", "", http.StatusOK, "c d"},
-		{"", "", http.StatusOK, "d"},
+		{"?labelSelector=x%3Done&dryRun=All", "", http.StatusOK, "0-of-a-file a b c d"},
+		{"?labelSelector=x%3Done", `{"preconditions":{"uid":"other"}}`, http.StatusConflict, "0-of-a-file a b c d"},
+		{"?fieldSelector=spec.nodeName%3Dx", "", http.StatusUnprocessableEntity, "0-of-a-file a b c d"},
+		{"?labelSelector=x%3Done", `{"gracePeriodSeconds":0}`, http.StatusOK, "0-of-a-file c d"},
+		{"?labelSelector=x%3Done", "", http.StatusOK, "0-of-a-file c d"},
+		{"", "", http.StatusForbidden, "0-of-a-file d"},
 	} {
 		w := httptest.NewRecorder()
 		s.ServeHTTP(w, httptest.NewRequest(http.MethodDelete, "/api/v1/namespaces/default/configmaps"+step.query, strings.NewReader(step.body)))

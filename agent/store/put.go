@@ -114,7 +114,8 @@ func of(key string, errs manifest.Errors) manifest.Errors {
 
 // forgiveLocked reads an object to put for which manifest.Read returned err. What was wrong with it
 // before, in the same words, is only a warning, as in Kubernetes: an earlier release accepted it,
-// and whoever edits something else need not mend it. wrong are these, warnings has unknown fields too.
+// and whoever edits something else need not mend it. wrong has only these, warnings also
+// has unknown fields.
 func (s *Store) forgiveLocked(given []byte, u manifest.Unknown, err error) (objects []manifest.Object, warnings, wrong manifest.Errors, _ error) {
 	o := s.options(u)
 	o.Accepted = true

@@ -2,7 +2,7 @@
 // does: durable before the answer, each with a UID, a resource version and a generation.
 //
 // On disk each object is one file, <dir>/<kind>/<namespace>/<name>.json ("_" for kinds without
-// namespaces). Its mode is 0600, since some are secrets. It contains the applied text and the
+// namespaces; ".j" for names of more than 250 bytes). Its mode is 0600, since some are secrets. It contains the applied text and the
 // metadata that the store adds. The agent decodes the text again when it starts, with its own
 // defaults, and applies only the rules for previously accepted objects (manifest.Options.Accepted).
 // A rejected object stays on disk and is reported; a running pod stays as it was accepted.

@@ -80,7 +80,7 @@ func ReadJSON(path string, into any) error {
 func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) {
 	dir := filepath.Dir(path)
 	// The name starts with a dot and ends with ".tmp", so that leftovers of a crash can be
-	// recognized in the directory. It has no more than NAME_MAX bytes.
+	// recognized in the directory. It is no longer than NAME_MAX allows, if path is ASCII.
 	f, err := os.CreateTemp(dir, fmt.Sprintf(".%.200s.*.tmp", filepath.Base(path)))
 	if err != nil {
 		return err

@@ -18,8 +18,8 @@ func (h *Handler) routeDiscovery() {
 		return api.Write(w, http.StatusOK, groups())
 	})
 	for _, g := range groups().Groups {
+		g.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroup"}
 		h.handle("GET /apis/"+g.Name, func(w http.ResponseWriter, r *http.Request) error {
-			g.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "APIGroup"}
 			return api.Write(w, http.StatusOK, g)
 		})
 	}

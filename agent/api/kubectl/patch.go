@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	jsonpatch "github.com/evanphx/json-patch/v5"
 	"k8s.io/apimachinery/pkg/types"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"sigs.k8s.io/yaml"
 )
@@ -216,7 +217,7 @@ var directive = regexp.MustCompile(`^\$(retainKeys$|setElementOrder/|deleteFromP
 
 func withoutDirectives(patched []byte) ([]byte, error) {
 	var object any
-	if err := json.Unmarshal(patched, &object); err != nil {
+	if err := utiljson.Unmarshal(patched, &object); err != nil { // keeps integers
 		return nil, err
 	}
 	var drop func(any)

@@ -1,12 +1,12 @@
 package kubectl
 
 import (
-	"encoding/json"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	utiljson "k8s.io/apimachinery/pkg/util/json"
 )
 
 // Patches change a pod as they do in Kubernetes.
@@ -44,6 +44,7 @@ func TestDirectives(t *testing.T) {
 		{"or emptied", `{"metadata":null,"spec":{"strategy":{"$patch":"delete"},"template":null}}`, `{"spec":{"strategy":{}}}`},
 		{"a list is replaced", `{"metadata":null,` + none + `"template":{"spec":{"containers":[{"name":"c","env":[{"$patch":"replace"},{"name":"z"}]}]}}}}`, `{"spec":` + spec(`"env":[{"name":"z"}],`) + `}`},
 		{"a union that was not given", `{"metadata":null,"spec":{"paused":{"$retainKeys":["x"],"$setElementOrder/y":["z"],"x":[{"$retainKeys":["w"],"w":1}]},"strategy":null,"template":null}}`, `{"spec":{"paused":{"x":[{"w":1}]}}}`},
+		{"a large number stays", `{"metadata":null,` + none + `"template":null,"x":{"n":9223372036854775807}}}`, `{"spec":{"x":{"n":9223372036854775807}}}`},
 		{"words go from a list", `{"metadata":{"$deleteFromPrimitiveList/finalizers":["a"]},` + none + `"template":null}}`, `{"metadata":{"finalizers":["b"]},"spec":{}}`},
 	} {
 		got, err := applyPatch(&appsv1.Deployment{}, "application/strategic-merge-patch+json", []byte(given), []byte(test.patch))
@@ -56,7 +57,7 @@ func TestDirectives(t *testing.T) {
 // sorted returns objects with their fields sorted by name.
 func sorted(text []byte) string {
 	var v any
-	if json.Unmarshal(text, &v) != nil {
+	if utiljson.Unmarshal(text, &v) != nil {
 		return string(text)
 	}
 	return string(mustMarshal(v))
