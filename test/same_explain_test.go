@@ -21,6 +21,17 @@ type sameReason struct {
 
 var sameReasons = []sameReason{
 	{
+		"on cgroup v1 an exec has a cgroup of its own in freezer, to be killed with all that it has started", nil,
+		regexp.MustCompile(`^(exec file /proc/self/cgroup \d+:freezer:/.*)$`), "$1/exec",
+	},
+	{
+		"on cgroup v2 an exec has a cgroup of its own in a container with the host's PID namespace",
+		func(tw twin) bool {
+			return cgroups.IsCgroup2UnifiedMode() && tw.sandbox.Linux.SecurityContext.NamespaceOptions.Pid == cri.NamespaceMode_NODE
+		},
+		regexp.MustCompile(`^(exec file /proc/self/cgroup 0::/.*)$`), "$1/exec",
+	},
+	{
 		"if the host's /sys is mounted containerd also mounts the cgroups, over the host's; crispd does not",
 		func(tw twin) bool { return mountAt(tw, "/sys") != nil },
 		regexp.MustCompile(`^\w+ mount /sys/fs/cgroup\S* root=\S+ r[wo],nosuid,nodev,noexec,relatime .*`), "",
@@ -98,17 +109,6 @@ var modernReasons = []sameReason{
 		"the first mount(2) of a sysfs in a user namespace is the container's",
 		func(tw twin) bool { return inUserNS(tw) && !tw.container.Linux.SecurityContext.Privileged },
 		regexp.MustCompile(`^(\w+ mount /sys root=/ .* sysfs) rw$`), "$1 ro",
-	},
-	{
-		"on cgroup v1 an exec has a cgroup of its own in freezer, to be killed with all that it has started", nil,
-		regexp.MustCompile(`^(exec file /proc/self/cgroup \d+:freezer:/.*)$`), "$1/exec",
-	},
-	{
-		"on cgroup v2 an exec has a cgroup of its own in a container with the host's PID namespace",
-		func(tw twin) bool {
-			return cgroups.IsCgroup2UnifiedMode() && tw.sandbox.Linux.SecurityContext.NamespaceOptions.Pid == cri.NamespaceMode_NODE
-		},
-		regexp.MustCompile(`^(exec file /proc/self/cgroup 0::/.*)$`), "$1/exec",
 	},
 	{"containers in user namespaces are not prepared", inUserNS, regexp.MustCompile(`^init fd 0 /null$`), "init fd 0 /dev/null"},
 }
