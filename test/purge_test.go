@@ -55,6 +55,16 @@ purge
 for dir in /var/lib/crisp /run/crisp /var/lib/crisp-agent; do
 	[ ! -e $dir ] || echo "$dir is left"
 done
+
+echo "--- behind links"
+mkdir -p /run/disk/crisp/images /run/disk/agent/pods/u/volumes/part /run/disk/data
+touch /run/disk/data/file
+mount --bind /run/disk/data /run/disk/agent/pods/u/volumes/part
+ln -s /run/disk/crisp /run/disk/agent /var/lib
+mv /var/lib/agent /var/lib/crisp-agent
+purge
+ls -A /var/lib
+cd /run/disk && find . | sort
 `
 
 // A purge removes nothing behind a mount, which may be someone's data. Crisp's own directory may be
@@ -81,6 +91,11 @@ status 0
 ./pvc/default/db/data
 --- nothing mounted but volumes of pods
 status 0
+--- behind links
+status 0
+.
+./data
+./data/file
 `
 	if got := out; strings.TrimSpace(got) != strings.TrimSpace(want) {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
