@@ -21,6 +21,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/remotecommand"
 	utilexec "k8s.io/client-go/util/exec"
+
+	"github.com/crisp-cri/crisp/internal/testenv"
 )
 
 const localStack = `apiVersion: v1
@@ -52,7 +54,7 @@ spec:
 // What kubectl and other tools request by HTTP. It is in Go because the answers are SPDY
 // and WebSocket streams, JSON, and numbers that grow; scripts test the command line.
 func TestAgentHTTP(t *testing.T) {
-	address, health := freePort(t), freePort(t)
+	address, health := testenv.FreePort(t), testenv.FreePort(t)
 	l := startLab(t, "--listen", address, "--healthz-address", health)
 	l.until(func() bool { _, code := l.agentProcess.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
 	l.says(0, `pod/web created`, "apply", "-f", l.file("stack.yaml", localStack), "--wait")

@@ -3,7 +3,6 @@ package test
 import (
 	"context"
 	"errors"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -106,15 +105,4 @@ func (a *agentProcess) file(name, text string) string {
 		a.t.Fatal(err)
 	}
 	return path
-}
-
-// freePort returns an address on loopback whose port is not in use now.
-func freePort(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }

@@ -74,7 +74,7 @@ spec:
 func TestPage(t *testing.T) {
 	testenv.Need(t, "program:chromium")
 	busybox := testenv.Program(t, "busybox-static", "busybox")
-	address := freePort(t)
+	address := testenv.FreePort(t)
 	n, _ := startNode(t, func(n *node, _ string) error { return serveBusybox(t, n, busybox) })
 	n.expects(`not/there`)
 	l := labOn(t, n, "--listen", address, "--page")

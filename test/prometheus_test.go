@@ -59,7 +59,7 @@ type scraped struct {
 func startScraped(t *testing.T) *scraped {
 	t.Helper()
 	testenv.NeedRoot(t, "it runs containers")
-	s := &scraped{programs: filepath.Dir(testenv.Program(t, "prometheus", "promtool")), crispd: freePort(t), agent: freePort(t)}
+	s := &scraped{programs: filepath.Dir(testenv.Program(t, "prometheus", "promtool")), crispd: testenv.FreePort(t), agent: testenv.FreePort(t)}
 	n, _ := startNode(t, func(n *node, config string) error {
 		text := withInit(fmt.Sprintf("[metrics]\naddress = %q\n", s.crispd))
 		return errors.Join(n.useRegistry(newRegistry()), os.WriteFile(config, []byte(text), 0o644))
@@ -133,7 +133,7 @@ func (s *scraped) start(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, address := t.TempDir(), freePort(t)
+	dir, address := t.TempDir(), testenv.FreePort(t)
 	config := fmt.Sprintf("global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [%s]\nscrape_configs:\n", rules)
 	for name, at := range s.endpoints() {
 		u, err := url.Parse(at)

@@ -125,12 +125,7 @@ func TestScrape(t *testing.T) {
 		resp.Body.Close()
 		return resp.StatusCode == http.StatusOK
 	}
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, port, _ := net.SplitHostPort(free.Addr().String())
-	free.Close()
+	_, port, _ := net.SplitHostPort(testenv.FreePort(t))
 	if err := m.serve("127.0.0.1:" + port); err != nil || !answers("127.0.0.1", port) {
 		t.Fatalf("on the loopback address: %v", err)
 	}
