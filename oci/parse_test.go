@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -8,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/procstat"
@@ -258,6 +260,38 @@ func TestStatsOfNothing(t *testing.T) {
 		if _, _, err := readStats(dirs, nil, true); !os.IsNotExist(err) {
 			t.Errorf("got %v", err)
 		}
+	}
+}
+
+// Nor are those of a cgroup that is removed while it is read. The reader waits for a writer of the
+// first file, and of the second unless it has gone by then.
+func TestStatsOfWhatGoes(t *testing.T) {
+	cpu, memory := t.TempDir(), filepath.Join(t.TempDir(), "memory")
+	usage, stat := filepath.Join(cpu, "cpuacct.usage"), filepath.Join(memory+".gone", "memory.stat")
+	err := errors.Join(os.Mkdir(memory, 0o700), unix.Mkfifo(usage, 0o600), unix.Mkfifo(filepath.Join(memory, "memory.stat"), 0o600))
+	if err != nil {
+		t.Fatal(err)
+	}
+	result := make(chan error, 1)
+	go func() {
+		_, _, err := readStats(map[string]string{"cpuacct": cpu, "memory": memory}, nil, false)
+		result <- err
+	}()
+	begun, err := os.OpenFile(usage, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer begun.Close()
+	if err := os.Rename(memory, memory+".gone"); err != nil {
+		t.Fatal(err)
+	}
+	rest, err := os.OpenFile(stat, os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rest.Close()
+	if err := <-result; !os.IsNotExist(err) {
+		t.Errorf("got %v", err)
 	}
 }
 

@@ -141,11 +141,7 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 	if _, v1 := dirs["memory"]; v1 {
 		main = "memory"
 	}
-	if kept == nil || len(kept.files) == 0 {
-		if _, err := os.Stat(dirs[main]); err != nil {
-			return s, false, err
-		}
-	}
+	shows := kept != nil && len(kept.files) > 0 // if the cgroup has been removed
 	if main == "" {
 		s.usageV2(g)
 	} else {
@@ -159,6 +155,11 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 	s.IO.PSI = g.psi("io.pressure")
 	if all {
 		s.readRest(g, main)
+	}
+	if !shows { // last: it may be removed meanwhile
+		if _, err := os.Stat(dirs[main]); err != nil {
+			return s, false, err
+		}
 	}
 	// Not below 0: counters are not read at one instant.
 	s.Memory.WorkingSet = s.Memory.Usage - min(s.Memory.Usage, s.Memory.InactiveFile)

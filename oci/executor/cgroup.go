@@ -185,6 +185,48 @@ func endListed(what string, list func() ([]int, error), kill func() error) error
 	}
 }
 
+// maxEnded bounds how many cgroups are removed when a container ends: it may have made any number
+// below its own.
+const maxEnded = 1000
+
+// removeEnded removes the cgroups of a container that has ended, if no process is left: monitors
+// such as cAdvisor would report it beside the container that takes its place. Its removal does the
+// rest. systemd removes a scope itself. memory is the first: crispd looks for it to tell whether
+// it has read the counters of a whole container.
+func removeEnded(paths map[string]string) {
+	left, deadline := maxEnded, time.Now().Add(endPatience)
+	for _, dir := range append([]string{paths["memory"]}, slices.Collect(maps.Values(paths))...) {
+		if strings.HasSuffix(dir, ".scope") {
+			continue
+		}
+		for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; time.Sleep(pause.Next()) {
+			if pids, err := members(paths); err != nil || len(pids) > 0 {
+				return
+			}
+			// A process is listed no more shortly before it is gone.
+			if removeTree(dir, &left) != unix.EBUSY || left <= 0 || time.Now().After(deadline) {
+				break
+			}
+		}
+	}
+}
+
+// removeTree removes a cgroup and those below it, as far as they are empty, and tries it with at
+// most left of them.
+func removeTree(dir string, left *int) error {
+	err := unix.Rmdir(dir)
+	if *left--; *left <= 0 || err == nil || err == unix.ENOENT {
+		return err
+	}
+	entries, _ := os.ReadDir(dir)
+	for _, entry := range entries {
+		if entry.IsDir() {
+			removeTree(filepath.Join(dir, entry.Name()), left)
+		}
+	}
+	return unix.Rmdir(dir)
+}
+
 // findBlkioFiles has the cgroups library find the names of blkio's files, which it keeps in global
 // variables without a lock, before containers start at the same time. Since Linux 5.0 the names are
 // the same in all cgroups. Without paths and limits nothing is written.

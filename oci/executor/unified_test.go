@@ -23,7 +23,7 @@ func TestOnUnifiedHierarchy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tests := "^Test(Run|ExitBySignal|EndTakesEverything|SignalAll|KillFrozen|PodInit|Exec.*|StartGivenUpBeforeItsFork|StartWhereEverythingIsStopped|Adopt|Upgrade|DeleteAfterCrash|CrunOOMScore)$"
+	tests := "^Test(Run|ExitBySignal|EndTakesEverything|EndRemovesCgroups|SignalAll|KillFrozen|PodInit|Exec.*|StartGivenUpBeforeItsFork|StartWhereEverythingIsStopped|Adopt|Upgrade|DeleteAfterCrash|CrunOOMScore)$"
 	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "sh", "-c",
 		`mount --bind "$0" /sys/fs/cgroup && exec "$@"`, unified, self, "-test.run", tests, "-test.v")
 	out, err := cmd.CombinedOutput()

@@ -8,9 +8,9 @@ import (
 )
 
 // watch sees a container to its end: it waits for its init, kills the remaining processes, reads
-// the rest of its output, writes the exit record and notifies the subscribers. The init is
-// reaped only when its exit is on disk: until then a successor can find its exit code. After an
-// upgrade watch is called again with the saved state.
+// the rest of its output, writes the exit record, removes its cgroups and notifies the subscribers.
+// The init is reaped only when its exit is on disk: until then a successor can find its exit code.
+// After an upgrade watch is called again with the saved state.
 func (x *Executor) watch(c *container) {
 	if x.table.ending(c) == nil {
 		if err := c.proc.wait(); err != nil {
@@ -26,7 +26,13 @@ func (x *Executor) watch(c *container) {
 		}
 	}
 	c.io.drain()
-	x.finish(c)
+	select {
+	case <-c.gone: // called again after a panic
+	default:
+		x.record(c)
+		removeEnded(c.ref.Cgroups)
+		x.finish(c)
+	}
 	c.io.release()
 }
 
@@ -51,29 +57,33 @@ func (c *container) killed() bool {
 	return c.oom.lost()
 }
 
-// finish records and reports an exit, once.
+// record reads for the last time how many processes of c the OOM killer has killed, and writes how
+// c has ended to disk.
+func (x *Executor) record(c *container) {
+	x.gate.enter()
+	defer x.gate.leave()
+	e := x.table.ending(c)
+	// It may have killed a process in the cgroup at the very end, after the init was gone.
+	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
+		e = exitOf(c.ID, e.Code, true, e.At)
+		x.table.reaped(c, e)
+	}
+	x.oom.flush(c.oom)
+	if c.ExitPath == "" {
+		return
+	}
+	if err := atomicfile.SaveJSON(c.ExitPath, e); err != nil {
+		x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
+	}
+}
+
+// finish reports an exit, once.
 func (x *Executor) finish(c *container) {
 	x.gate.enter()
 	defer x.gate.leave()
-	select {
-	case <-c.gone: // watch was called again after a panic
-		return
-	default:
-	}
 	e := x.table.ending(c)
-	// The OOM killer may have killed a process in the cgroup at the very end, after the init was
-	// gone.
-	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
-		e = exitOf(c.ID, e.Code, true, e.At)
-	}
-	if c.ExitPath != "" {
-		if err := atomicfile.SaveJSON(c.ExitPath, e); err != nil {
-			x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
-		}
-	}
 	c.proc.reap()
 	x.reaper.forget(c.proc.pid)
-	x.oom.flush(c.oom)
 	c.oom.close()
 	c.io.end()
 	c.proc.close()
