@@ -22,6 +22,7 @@ import (
 	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -150,9 +151,25 @@ func (e *engine) call(ctx context.Context, ends *stdioEnds, extra []*os.File, ar
 		return err
 	}
 	if text := lastError(log); text != "" {
-		return shortError(errors.New(text))
+		return &complaint{shortError(errors.New(text))}
 	}
 	return fault.Internal.Errorf("%s: %w", what, err)
+}
+
+// A complaint is what an engine says has failed.
+type complaint struct{ error }
+
+func (c *complaint) Unwrap() error { return c.error }
+
+// errno returns the error of the kernel at the end of a complaint; 0 = none.
+func (c *complaint) errno() unix.Errno {
+	text := strings.ToLower(c.Error())
+	for e := unix.EPERM; e <= unix.EHWPOISON; e++ {
+		if strings.HasSuffix(text, ": "+e.Error()) {
+			return e
+		}
+	}
+	return 0
 }
 
 var enginePrefix = regexp.MustCompile(`^(\S+ )?(create|start|exec|update|delete) failed: `)
@@ -197,10 +214,14 @@ func (e *engine) update(r *specs.LinuxResources, _ *int) error {
 	if err != nil {
 		return err
 	}
-	if err := e.call(context.Background(), nil, nil, "update", "--resources", file, e.id); err != nil {
+	err = e.call(context.Background(), nil, nil, "update", "--resources", file, e.id)
+	if said := new(complaint); errors.As(err, &said) {
+		if no := said.errno(); no != 0 {
+			return kindOf(no).Errorf("%w", err)
+		}
 		return fault.Invalid.Errorf("%w", err)
 	}
-	return nil
+	return err
 }
 
 // remove implements ociRuntime: it has the engine delete the container, and kill it if it still

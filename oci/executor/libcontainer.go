@@ -353,7 +353,7 @@ func (b *builtin) update(r *specs.LinuxResources, score *int) error {
 		config.OomScoreAdj = score
 	}
 	if err := lc.Set(config); err != nil {
-		return fault.Invalid.Errorf("%w", err)
+		return refusal(err)
 	}
 	if score != nil {
 		b.score.Store(score)

@@ -26,8 +26,9 @@ type ociRuntime interface {
 	// facts returns whether the container has its own PID namespace, even with an error, and its
 	// cgroups by controller.
 	facts() (ownPID bool, cgroups map[string]string, err error)
-	// update applies r on top of the current limits. fault.Invalid: they are refused. score, if
-	// not nil, is the oom_score_adj of later execs that do not specify one.
+	// update applies r on top of the current limits. fault.Invalid: they are refused;
+	// fault.WrongState: now. score, if not nil, is the oom_score_adj of later execs that do not
+	// specify one.
 	update(r *specs.LinuxResources, score *int) error
 	// checkpoint has CRIU write the container, whose init is init, to dir.
 	checkpoint(ctx context.Context, dir string, init *child) error

@@ -3,14 +3,18 @@ package executor
 import (
 	"cmp"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"slices"
 
+	"github.com/godbus/dbus/v5"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/cgroups/fscommon"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -47,7 +51,7 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 		old := make(scores)
 		steps.Add("oom_score_adj", old.restore)
 		if err := old.replace(paths, least); err != nil {
-			return fault.Invalid.Errorf("update container %s: %w", c.ID, err)
+			return fmt.Errorf("update container %s: %w", c.ID, refusal(err))
 		}
 	}
 	// libcontainer restores the limits that it was given before; limits that were never set stay
@@ -59,9 +63,45 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 		if ended := x.table.endsUnder(c); ended != nil {
 			return ended
 		}
+		if ferr := fits(c.ID, paths, r.Memory); ferr != nil { // it has grown meanwhile
+			return ferr
+		}
+		for _, dir := range paths {
+			if _, serr := os.Stat(dir); serr != nil {
+				return fault.WrongState.Errorf("update container %s, which has lost a cgroup: %w: %w", c.ID, serr, err)
+			}
+		}
 		return fmt.Errorf("update container %s: %w", c.ID, err)
 	}
 	return nil
+}
+
+// refusal gives a failure to set limits its kind: libcontainer, the kernel or systemd refuses a
+// value, or it is not the caller's.
+func refusal(err error) error {
+	var no unix.Errno
+	var bus dbus.Error
+	kind := fault.Invalid
+	switch {
+	case errors.As(err, &no):
+		kind = kindOf(no)
+	case errors.As(err, &bus) && bus.Name != "org.freedesktop.DBus.Error.InvalidArgs", errors.Is(err, dbus.ErrClosed):
+		kind = fault.Internal
+	}
+	return kind.Errorf("%w", err)
+}
+
+// kindOf returns the kind of an error of a cgroup file. Those that are refusals are in
+// Documentation/admin-guide/cgroup-v2.rst and cpuset(7); a file that does not exist is a limit that
+// the kernel does not have.
+func kindOf(no unix.Errno) fault.Kind {
+	switch no {
+	case unix.EINVAL, unix.ERANGE, unix.EACCES, unix.EOPNOTSUPP, unix.ENODEV, unix.ENOENT:
+		return fault.Invalid
+	case unix.EBUSY:
+		return fault.WrongState
+	}
+	return fault.Internal
 }
 
 // fits refuses a memory limit below the container's usage without reclaimable page cache. On v2

@@ -1,6 +1,7 @@
 package executor_test
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,7 +10,10 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -115,6 +119,50 @@ func TestUpdateBelowUse(t *testing.T) {
 		t.Errorf("limits were %v, and after an update that was refused %v", before, after)
 	}
 	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"memory":{"limit":67108864}}`)}, nil)
+}
+
+// What the caller cannot help is not called an invalid argument: the same update may succeed later.
+// Nor is it when somebody has taken the container out of its cgroup.
+func TestUpdateFailsForOtherReasons(t *testing.T) {
+	n := start(t)
+	builtin := n.run([]string{"sleep", "for-ever"})
+	all := []*box{builtin}
+	if testenv.Exists("/usr/sbin/runc") {
+		all = append(all, n.run([]string{"sleep", "for-ever"}, withEngine))
+	}
+	for _, b := range all {
+		dir := b.reply.Cgroups["pids"]
+		if dir == "" {
+			dir = b.reply.Cgroups[""]
+		}
+		writable := readOnly(t, dir)
+		n.fails(fault.Internal, wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"pids":{"limit":77}}`)})
+		writable()
+		n.call(wire.MethodUpdate, wire.UpdateRequest{ID: b.id, Resources: []byte(`{"pids":{"limit":77}}`)}, nil)
+	}
+	for _, dir := range builtin.reply.Cgroups {
+		root := strings.TrimSuffix(dir, n.cgroup+"/"+builtin.id)
+		err := os.WriteFile(filepath.Join(root, "cgroup.procs"), []byte(strconv.Itoa(builtin.reply.Pid)), 0)
+		if err := errors.Join(err, unix.Rmdir(dir)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.fails(fault.WrongState, wire.MethodUpdate, wire.UpdateRequest{ID: builtin.id, Resources: []byte(`{"pids":{"limit":88}}`)})
+}
+
+// readOnly makes a cgroup read-only until the returned function is called.
+func readOnly(t *testing.T, dir string) (undo func()) {
+	t.Helper()
+	undo = func() { unix.Unmount(dir, unix.MNT_DETACH) }
+	t.Cleanup(undo)
+	err := unix.Mount(dir, dir, "", unix.MS_BIND, "")
+	if err == nil {
+		err = unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return undo
 }
 
 func readScore(t *testing.T, pid any) int {
