@@ -50,6 +50,8 @@ func init() {
 		loadFilter(os.Args[2])
 	case forbidArg:
 		forbidPrograms(os.Args[2:])
+	case forbidCallArg:
+		forbidCall(os.Args[2], os.Args[3:])
 	case attachArg:
 		attachAndWait(os.Args[2], os.Args[3])
 	case "--socket":

@@ -16,9 +16,10 @@ type Starter struct {
 }
 
 // New returns a starter, whose children execute this program. The error says what the kernel
-// lacks: the mount attributes that it sets require Linux 5.14.
+// lacks, or a filter around this program forbids: the mount attributes that it sets require
+// Linux 5.14.
 func New() (*Starter, error) {
-	if err := reserve(); err != nil {
+	if err := errors.Join(reserve(), mayOpen()); err != nil {
 		return nil, err
 	}
 	type result struct {
@@ -36,6 +37,22 @@ func New() (*Starter, error) {
 		return nil, r.err
 	}
 	return &Starter{template: r.f}, nil
+}
+
+// mayOpen tries the calls that only children make. It does not clone the tree that it opens, because
+// no kernel clones every mount.
+func mayOpen() error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	unix.Close(tree)
+	file, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC})
+	if err != nil {
+		return os.NewSyscallError("openat2", err)
+	}
+	unix.Close(file)
+	return nil
 }
 
 // newTemplate moves the calling thread into a mount namespace of one empty, read-only file
