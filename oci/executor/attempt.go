@@ -75,9 +75,9 @@ func (e *stuckError) Unwrap() error { return e.err }
 
 // attempt calls f, which starts processes, and kills them when ctx ends: its children, their
 // descendants, and everything in the cgroup group (nil = none). It then returns why ctx ended,
-// or a stuckError if f still runs. What f starts afterwards is killed too, but only f can reap it:
-// before it succeeds it must look whether ctx has ended. what names f in errors.
-func attempt(ctx context.Context, what string, group map[string]string, f func() error) error {
+// or a stuckError if f still runs. What f starts afterwards is killed too; late, if not nil, ends
+// and reaps it if f then succeeds: nobody would wait for it. what names f in errors.
+func attempt(ctx context.Context, what string, group map[string]string, f, late func() error) error {
 	if err := ctx.Err(); err != nil {
 		return givenUp(ctx, what)
 	}
@@ -85,8 +85,10 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 	var before []int // its children before f
 	begun, over := make(chan struct{}), make(chan struct{})
 	var err error     // set before over is closed
-	var mu sync.Mutex // guards free
+	var mu sync.Mutex // guards the rest
 	free := false     // the thread, and so its children, may belong to another attempt by now
+	done := false     // f has returned, and over is about to be closed
+	left := false     // nobody waits for f any more
 	go func() {
 		runtime.LockOSThread()
 		defer func() {
@@ -104,7 +106,15 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 		ours = fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid())
 		before = procstat.PIDs(ours)
 		close(begun)
-		if err = f(); err != nil {
+		err = f()
+		mu.Lock()
+		done = true
+		unwanted := left && err == nil
+		mu.Unlock()
+		if unwanted && late != nil {
+			err = late()
+		}
+		if err != nil {
 			reapChildren(ours, before)
 		}
 	}()
@@ -134,8 +144,13 @@ func attempt(ctx context.Context, what string, group map[string]string, f func()
 			}
 			return givenUp(ctx, what)
 		case <-patience:
-			go endLate(end, over)
-			return &stuckError{givenUp(ctx, what), over}
+			mu.Lock()
+			left = !done
+			mu.Unlock()
+			if left {
+				go endLate(end, over)
+				return &stuckError{givenUp(ctx, what), over}
+			}
 		case <-time.After(pause.Next()):
 		}
 	}

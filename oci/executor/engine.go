@@ -146,7 +146,7 @@ func (e *engine) call(ctx context.Context, ends *stdioEnds, extra []*os.File, ar
 			_ = cmd.Process.Kill()
 		}
 		return cmd.Wait()
-	})
+	}, nil)
 	if err == nil || ctx.Err() != nil {
 		return err
 	}

@@ -73,7 +73,7 @@ func (b *builtin) tryFast(ctx context.Context, p *plan, ends *stdioEnds, group m
 		err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
 			pid, err = b.startFast(ctx, p, plan, ends, group)
 			return err
-		})
+		}, func() error { return b.all.end(p.process, pid) })
 	}
 	if err != nil && (errors.Is(err, fastinit.ErrUnsupported) || b.all.retries(ctx, b.id, err)) {
 		return 0, &preparedMounts{}, errors.Join(fastinit.ErrUnsupported, trees.detach())
@@ -136,20 +136,8 @@ func (b *builtin) startFast(ctx context.Context, p *plan, plan *fastinit.Plan, e
 	if err := adjust(child.Pid, p.config, p.process); err != nil {
 		return 0, err
 	}
-	if ctx.Err() != nil {
-		return 0, givenUp(ctx, "start of container "+b.id)
-	}
-	if err := child.Proceed(); err != nil {
+	if err := letExecute(ctx, child, "start of container "+b.id); err != nil {
 		return 0, oomKilled(m, err)
-	}
-	if err := child.Executed(); err != nil {
-		return 0, err
-	}
-	if err := executed(child.Pid); err != nil {
-		return 0, oomKilled(m, err)
-	}
-	if ctx.Err() != nil {
-		return 0, givenUp(ctx, "start of container "+b.id)
 	}
 	b.fast = &fast{p.config, m, group}
 	return child.Pid, nil
@@ -217,6 +205,20 @@ func oomKilled(m cgroups.Manager, err error) error {
 		return errors.New("container init was OOM-killed (memory limit too low?)")
 	}
 	return err
+}
+
+// letExecute lets a child that is set up execute its program, unless its start was given up.
+func letExecute(ctx context.Context, child *fastinit.Child, what string) error {
+	if ctx.Err() != nil {
+		return givenUp(ctx, what)
+	}
+	if err := child.Proceed(); err != nil {
+		return err
+	}
+	if err := child.Executed(); err != nil {
+		return err
+	}
+	return executed(child.Pid)
 }
 
 // executed returns an error if a process has ended before it executed its program.
@@ -310,7 +312,7 @@ func (b *builtin) removeFast() error {
 			return fault.Unavailable.Errorf("remove container %s: %w", b.id, err)
 		}
 		return os.RemoveAll(filepath.Join(b.all.root, b.id))
-	})
+	}, nil)
 }
 
 // execFast starts an exec with fastinit; ok is false if libcontainer has to.
@@ -339,7 +341,7 @@ func (b *builtin) execFast(ctx context.Context, e *execution, p *plan, ends *std
 	err = attempt(ctx, "exec in container "+b.id, e.group, func() (err error) {
 		pid, err = b.startExecFast(ctx, e, p, plan, config, ends)
 		return err
-	})
+	}, func() error { return errors.Join(b.all.end(p.process, pid), e.endRest(pid)) })
 	if b.all.retries(ctx, b.id, err) {
 		return 0, false, nil
 	}
@@ -382,10 +384,10 @@ func (b *builtin) startExecFast(ctx context.Context, e *execution, p *plan, plan
 	defer init.Close()
 	var child *fastinit.Child
 	steps.Add("session", func() error { // after the process: it may have forked
-		if child == nil || e.group != nil {
+		if child == nil {
 			return nil
 		}
-		return endTrees(func(t tree) { t.addRest(child.Pid, e.c.ref.Cgroups) })
+		return e.endRest(child.Pid)
 	})
 	child, err = b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.theirs, Init: init}, &steps)
 	if err != nil {
@@ -403,22 +405,15 @@ func (b *builtin) startExecFast(ctx context.Context, e *execution, p *plan, plan
 	if err := adjust(child.Pid, config, p.process); err != nil {
 		return 0, err
 	}
-	if ctx.Err() != nil {
-		return 0, givenUp(ctx, "exec in container "+b.id)
+	return child.Pid, letExecute(ctx, child, "exec in container "+b.id)
+}
+
+// endRest ends what a process of the exec that is gone has left behind.
+func (e *execution) endRest(pid int) error {
+	if e.group != nil { // it is killed with that
+		return nil
 	}
-	if err := child.Proceed(); err != nil {
-		return 0, err
-	}
-	if err := child.Executed(); err != nil {
-		return 0, err
-	}
-	if err := executed(child.Pid); err != nil {
-		return 0, err
-	}
-	if ctx.Err() != nil {
-		return 0, givenUp(ctx, "exec in container "+b.id)
-	}
-	return child.Pid, nil
+	return endTrees(func(t tree) { t.addRest(pid, e.c.ref.Cgroups) })
 }
 
 // join moves a process into the exec's cgroups: the container's, except where it has its own. It

@@ -219,23 +219,18 @@ func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Contain
 		if err := p.start(ctx, lc, p.process, group); err != nil {
 			return shortError(err)
 		}
-		pid, err = b.all.knowStarted(ctx, p.process, "start of container "+b.id)
+		pid, err = b.all.knowStarted(p.process)
 		return err
-	})
+	}, func() error { return b.all.end(p.process, pid) })
 	return pid, trees, err
 }
 
-// knowStarted keeps a process that libcontainer has started from being reaped as an orphan, or ends
-// it if ctx has ended meanwhile: nobody would wait for it.
-func (b *builtins) knowStarted(ctx context.Context, process *libcontainer.Process, what string) (pid int, err error) {
-	if pid, err = process.Pid(); err != nil {
-		return 0, err
+// knowStarted keeps a process that libcontainer has started from being reaped as an orphan.
+func (b *builtins) knowStarted(process *libcontainer.Process) (pid int, err error) {
+	if pid, err = process.Pid(); err == nil {
+		b.reaper.know(pid)
 	}
-	b.reaper.know(pid)
-	if ctx.Err() != nil {
-		return 0, errors.Join(givenUp(ctx, what), b.end(process, pid))
-	}
-	return pid, nil
+	return pid, err
 }
 
 // end kills and reaps a process that could not be taken into service.
@@ -259,7 +254,7 @@ func (b *builtins) execute(ctx context.Context, lc *libcontainer.Container, proc
 		return err
 	}
 	if ctx.Err() != nil {
-		return nil // the caller ends it
+		return givenUp(ctx, "start of container "+lc.ID())
 	}
 	return letRun(filepath.Join(b.root, lc.ID(), "exec.fifo"), pid)
 }
@@ -315,9 +310,9 @@ func (b *builtin) startExec(ctx context.Context, e *execution, process *libconta
 		if err != nil {
 			return shortError(err)
 		}
-		pid, err = b.all.knowStarted(ctx, process, "exec in container "+b.id)
+		pid, err = b.all.knowStarted(process)
 		return err
-	})
+	}, func() error { return b.all.end(process, pid) })
 	return pid, err
 }
 
@@ -475,7 +470,7 @@ func (b *builtins) destroy(id string, lc *libcontainer.Container) error {
 		scoreHooks(&config, configs.Poststop)
 		b.bearPoststop(id, &config)
 		return lc.Destroy()
-	})
+	}, nil)
 }
 
 // shortError removes the steps of libcontainer's start from its errors: users see them, and can

@@ -1,0 +1,40 @@
+package executor
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+)
+
+// An attempt that succeeds after it was given up ends what it has started, even if it had looked at
+// its context before: nobody else would.
+func TestAttemptThatSucceedsTooLate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		looked, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		result := make(chan error)
+		go func() {
+			result <- attempt(ctx, "start", nil,
+				func() error { close(looked); <-goOn; return nil },
+				func() error { close(ended); return nil })
+		}()
+		<-looked
+		cancel()
+		stuck := new(stuckError)
+		if err := <-result; !errors.As(err, &stuck) {
+			t.Fatalf("got %v", err)
+		}
+		close(goOn)
+		<-stuck.over
+		select {
+		case <-ended:
+		default:
+			t.Error("what was started too late was not ended")
+		}
+	})
+	err := attempt(t.Context(), "start", nil, func() error { return nil }, func() error { t.Error("ended"); return nil })
+	if err != nil {
+		t.Error(err)
+	}
+}
