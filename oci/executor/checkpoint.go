@@ -58,9 +58,9 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 	if err := x.criu.ready(ctx); err != nil {
 		return nil, nil, err
 	}
-	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, func(_ context.Context, lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
+	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, func(_ context.Context, lc *libcontainer.Container, p *plan, group map[string]string) error {
 		defer endingCRIU(ctx, req.Dir)()
-		if err := lc.Restore(process, criuOpts(req.Dir)); err != nil {
+		if err := lc.Restore(p.process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)
 		}
 		with := maps.Clone(group)

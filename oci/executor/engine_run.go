@@ -50,6 +50,9 @@ func (e *engine) start(ctx context.Context, p *plan) (_ *started, err error) {
 	steps.Add("stdio", ends.closeOurs)
 	forget := func() error { e.all.reaper.forget(pid); return nil }
 	steps.Add("process", forget)
+	if err := p.joins(); err != nil {
+		return nil, err
+	}
 	if err := e.call(ctx, nil, nil, "start", e.id); err != nil {
 		return nil, err
 	}

@@ -136,7 +136,7 @@ func (b *builtin) startFast(ctx context.Context, p *plan, plan *fastinit.Plan, e
 	if err := adjust(child.Pid, p.config, p.process); err != nil {
 		return 0, err
 	}
-	if err := letExecute(ctx, child, "start of container "+b.id); err != nil {
+	if err := letExecute(ctx, child, "start of container "+b.id, p); err != nil {
 		return 0, oomKilled(m, err)
 	}
 	b.fast = &fast{p.config, m, group}
@@ -207,10 +207,14 @@ func oomKilled(m cgroups.Manager, err error) error {
 	return err
 }
 
-// letExecute lets a child that is set up execute its program, unless its start was given up.
-func letExecute(ctx context.Context, child *fastinit.Child, what string) error {
+// letExecute lets a child that is set up execute its program, unless its start was given up or it
+// has joined the wrong namespace.
+func letExecute(ctx context.Context, child *fastinit.Child, what string, p *plan) error {
 	if ctx.Err() != nil {
 		return givenUp(ctx, what)
+	}
+	if err := p.joins(); err != nil {
+		return err
 	}
 	if err := child.Proceed(); err != nil {
 		return err
@@ -405,7 +409,7 @@ func (b *builtin) startExecFast(ctx context.Context, e *execution, p *plan, plan
 	if err := adjust(child.Pid, config, p.process); err != nil {
 		return 0, err
 	}
-	return child.Pid, letExecute(ctx, child, "exec in container "+b.id)
+	return child.Pid, letExecute(ctx, child, "exec in container "+b.id, p)
 }
 
 // endRest ends what a process of the exec that is gone has left behind.

@@ -216,7 +216,7 @@ func (b *builtin) startGo(ctx context.Context, p *plan, lc *libcontainer.Contain
 		return 0, trees, err
 	}
 	err = attempt(ctx, "start of container "+b.id, group, func() (err error) {
-		if err := p.start(ctx, lc, p.process, group); err != nil {
+		if err := p.start(ctx, lc, p, group); err != nil {
 			return shortError(err)
 		}
 		pid, err = b.all.knowStarted(p.process)
@@ -242,11 +242,11 @@ func (b *builtins) end(process *libcontainer.Process, pid int) error {
 }
 
 // execute starts an ordinary container, by executing its program.
-func (b *builtins) execute(ctx context.Context, lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error {
-	if err := lc.Start(process); err != nil {
+func (b *builtins) execute(ctx context.Context, lc *libcontainer.Container, p *plan, group map[string]string) error {
+	if err := lc.Start(p.process); err != nil {
 		return err
 	}
-	pid, err := process.Pid()
+	pid, err := p.process.Pid()
 	if err != nil {
 		return err
 	}
@@ -255,6 +255,9 @@ func (b *builtins) execute(ctx context.Context, lc *libcontainer.Container, proc
 	}
 	if ctx.Err() != nil {
 		return givenUp(ctx, "start of container "+lc.ID())
+	}
+	if err := p.joins(); err != nil {
+		return err
 	}
 	return letRun(filepath.Join(b.root, lc.ID(), "exec.fifo"), pid)
 }
@@ -495,7 +498,7 @@ func shortError(err error) error {
 			}
 		}
 	}
-	return fault.Internal.Errorf("%s", strings.ReplaceAll(text, " set in config.json", ""))
+	return fault.KindOf(err).Errorf("%s", strings.ReplaceAll(text, " set in config.json", ""))
 }
 
 // endInit kills the init that an earlier executor started, if it is alive, and waits for its

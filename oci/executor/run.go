@@ -43,7 +43,7 @@ func specOf(req wire.RunRequest) (*specs.Spec, error) {
 }
 
 // A startFunc starts the first process of a new container, whose cgroups will be at group.
-type startFunc func(ctx context.Context, lc *libcontainer.Container, process *libcontainer.Process, group map[string]string) error
+type startFunc func(ctx context.Context, lc *libcontainer.Container, p *plan, group map[string]string) error
 
 // create starts a container and leaves nothing behind if it fails. A nil start is an ordinary
 // one.
@@ -71,6 +71,11 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	p, err := x.plan(s, spec, req)
 	if err != nil {
 		return nil, nil, err
+	}
+	if req.PIDTarget != "" {
+		if p.target, err = x.table.runs(req.PIDTarget); err != nil {
+			return nil, nil, fmt.Errorf("join a PID namespace: %w", err)
+		}
 	}
 	if p.start = start; start == nil {
 		p.start, p.fast = x.builtins.execute, req.Fast

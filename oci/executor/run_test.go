@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -128,5 +130,38 @@ func TestStartErrors(t *testing.T) {
 			t.Errorf("exit of the retry is %+v", e)
 		}
 		b.delete()
+	}
+}
+
+// A container that joins the PID namespace of another one does not run if that has ended: the PID
+// in the namespace's path is then another process's.
+func TestPIDTargetEnds(t *testing.T) {
+	n := start(t)
+	other := n.run([]string{"sleep", "for-ever"})
+	with := map[string]option{"built in": func(*wire.RunRequest, *specs.Spec) {}}
+	if testenv.Exists("/usr/sbin/runc") {
+		with["engine"] = withEngine
+	}
+	for name, option := range with {
+		target := n.run([]string{"sleep", "for-ever"})
+		ends := fmt.Sprintf("kill -9 %d; while kill -0 %[1]d; do sleep 0.01; done", target.reply.Pid)
+		joins := func(r *wire.RunRequest, s *specs.Spec) {
+			r.PIDTarget, s.Linux.Namespaces[0].Path = target.id, fmt.Sprintf("/proc/%d/ns/pid", other.reply.Pid)
+		}
+		b := n.request([]string{"print", "ran", "sleep", "for-ever"}, option, joins, withHook(filepath.Join(n.dir, "hook"), ends))
+		n.fails(fault.WrongState, wire.MethodRun, b.req)
+		if out, _ := os.ReadFile(b.log); len(out) > 0 {
+			t.Errorf("%s: it has run: %s", name, out)
+		}
+		again := n.request([]string{"print", "ran"}, option, joins)
+		n.fails(fault.WrongState, wire.MethodRun, again.req)
+		target.wait()
+	}
+	b := n.request([]string{"exit", "3"}, func(r *wire.RunRequest, s *specs.Spec) {
+		r.PIDTarget, s.Linux.Namespaces[0].Path = other.id, fmt.Sprintf("/proc/%d/ns/pid", other.reply.Pid)
+	})
+	n.call(wire.MethodRun, b.req, &b.reply)
+	if e := b.wait(); e.Code != 3 {
+		t.Errorf("exit is %+v", e)
 	}
 }

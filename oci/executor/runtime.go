@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -48,6 +49,16 @@ type plan struct {
 	req     wire.RunRequest
 	fast    bool // wire.RunRequest.Fast, or ExecRequest's
 	start   startFunc
+	target  *container // wire.RunRequest.PIDTarget; nil = none
+}
+
+// joins returns an error if the container whose PID namespace p joins has been reaped: the path
+// of the namespace has its PID, which may be another process's by now.
+func (p *plan) joins() error {
+	if p.target == nil || p.target.proc.exists() {
+		return nil
+	}
+	return fault.WrongState.Errorf("container %s, whose PID namespace is joined, has ended", p.target.ID)
 }
 
 // A started is a started process. Exactly one of its functions must be called, once.

@@ -90,6 +90,9 @@ type RunRequest struct {
 	Engine string `json:",omitempty"`
 	// Fast lets the fast init start it where it can; else libcontainer's does.
 	Fast bool `json:",omitempty"`
+	// PIDTarget is the container whose PID namespace the spec names by its PID: it must run until
+	// that is joined. "" = none.
+	PIDTarget string `json:",omitempty"`
 }
 
 // Settings are what an executor has to know about a container as long as it runs.
