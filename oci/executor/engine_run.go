@@ -153,6 +153,13 @@ func (e *engine) callWithStdio(ctx context.Context, process *libcontainer.Proces
 	}
 	ends.ownNull(process)
 	err = e.call(ctx, ends, process.ExtraFiles, append(args, e.id)...)
+	if stuck := new(stuckError); errors.As(err, &stuck) { // the attempt may still pass them on
+		go func() {
+			<-stuck.over
+			ends.closeOurs()
+		}()
+		return nil, err
+	}
 	ends.closeTheirs()
 	if err != nil {
 		ends.closeOurs()

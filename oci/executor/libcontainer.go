@@ -185,15 +185,15 @@ func (b *builtin) start(ctx context.Context, p *plan) (_ *started, err error) {
 		pid, trees, err = b.startGo(ctx, p, lc, ends, group)
 	}
 	steps.Add("prepared mounts", trees.detach)
-	ends.closeTheirs()
 	if stuck := new(stuckError); errors.As(err, &stuck) {
-		steps = undo.Stack{} // the attempt still holds everything
+		steps = undo.Stack{} // the attempt still holds everything, and may pass descriptors on
 		return nil, &stuckStartError{stuck, func() error {
 			ends.closeOurs()
 			trees.detach()
 			return errors.Join(b.all.destroy(b.id, lc), os.RemoveAll(b.all.bundle(b.id)))
 		}}
 	}
+	ends.closeTheirs()
 	if err != nil {
 		return nil, err
 	}
