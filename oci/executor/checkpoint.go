@@ -2,11 +2,15 @@ package executor
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"path/filepath"
+	"strings"
 
+	securejoin "github.com/cyphar/filepath-securejoin"
 	"github.com/opencontainers/runc/libcontainer"
+	"github.com/opencontainers/runc/libcontainer/configs"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -25,6 +29,38 @@ func criuOpts(dir string) *libcontainer.CriuOpts {
 		ManageCgroupsMode: "soft",
 		StatusFd:          -1,
 	}
+}
+
+// checkDestinations refuses a container with a mount or device whose place, after the links of its
+// image, contains "]:". CRIU before 4.3.1 keeps them as "mnt[PLACE]:SOURCE", unescaped, so such a
+// place names the directory of the node that a restore mounts there (CVE-2026-119101). libcontainer
+// refuses it too, as an internal error.
+func checkDestinations(config *configs.Config) error {
+	check := func(what, place string) error {
+		at, err := securejoin.SecureJoin(config.Rootfs, strings.TrimPrefix(place, config.Rootfs))
+		if err != nil {
+			return fmt.Errorf("%s %s: %w", what, place, err)
+		}
+		if at = strings.TrimPrefix(at, config.Rootfs); at == "" || strings.Contains(at, "]:") {
+			return fault.WrongState.Errorf("%s %s is at %q in the image, which CRIU cannot record", what, place, at)
+		}
+		return nil
+	}
+	for _, m := range config.Mounts {
+		if m.IsBind() {
+			if err := check("mount", m.Destination); err != nil {
+				return err
+			}
+		}
+	}
+	for _, d := range config.Devices {
+		if d.Path != "" {
+			if err := check("device", d.Path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // checkpoint serves wire.CheckpointRequest.
@@ -59,6 +95,10 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 		return nil, nil, err
 	}
 	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, func(_ context.Context, lc *libcontainer.Container, p *plan, group map[string]string) error {
+		config := lc.Config()
+		if err := checkDestinations(&config); err != nil {
+			return fmt.Errorf("restore container %s: %w", req.ID, err)
+		}
 		defer endingCRIU(ctx, req.Dir)()
 		if err := lc.Restore(p.process, criuOpts(req.Dir)); err != nil {
 			return criuFailure(ctx, "restore container "+req.ID, filepath.Join(req.Dir, "restore.log"), err)

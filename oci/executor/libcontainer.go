@@ -372,6 +372,9 @@ func (b *builtin) checkpoint(ctx context.Context, dir string, init *child) error
 	}) {
 		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", b.id)
 	}
+	if err := checkDestinations(&config); err != nil {
+		return fmt.Errorf("checkpoint container %s: %w", b.id, err)
+	}
 	stop := endingCRIU(ctx, dir)
 	err = lc.Checkpoint(criuOpts(dir))
 	stop()
