@@ -127,7 +127,9 @@ func (r *cpuRates) rate(id string, at time.Time, usage uint64, since time.Time) 
 		last = &cpuSeen{at: since}
 		r.seen[id] = last
 	}
-	if took := at.Sub(last.at); took >= cpuWindow || !ok && took > 0 {
+	if took := at.Sub(last.at); took < 0 { // the clock was set back after the start
+		last.at, last.usage = at, usage
+	} else if took >= cpuWindow || !ok && took > 0 {
 		if usage >= last.usage {
 			last.rate = uint64(float64(usage-last.usage) / took.Seconds())
 		}

@@ -99,7 +99,13 @@ func TestCPURate(t *testing.T) {
 			t.Errorf("at %vs: %d nanocores, want %d", c.when, got, c.want)
 		}
 	}
+	// The start is in the future if the clock was set back after it.
+	r.rate("b", at(10), 5e9, at(3600))
+	if got := r.rate("b", at(12), 6e9, at(3600)); got != 5e8 {
+		t.Errorf("after the clock was set back: %d nanocores, want %d", got, int(5e8))
+	}
 	r.forget("a")
+	r.forget("b")
 	if len(r.seen) != 0 {
 		t.Error("remembered what is gone")
 	}
