@@ -91,8 +91,13 @@ func (g *groupFiles) has(controller, name string) bool {
 
 // number reads a file that holds one number, or "max" (0).
 func (g *groupFiles) number(controller, name string) uint64 {
-	n, _ := parseNumber(bytes.TrimSpace(g.text(controller, name)))
+	n, _ := g.limit(controller, name)
 	return n
+}
+
+// limit reads a number; !ok without one, as in "max".
+func (g *groupFiles) limit(controller, name string) (n uint64, ok bool) {
+	return parseNumber(bytes.TrimSpace(g.text(controller, name)))
 }
 
 // A counter is the name of a number in a file, and where it belongs.

@@ -173,6 +173,20 @@ func TestStatsV2(t *testing.T) {
 	}
 }
 
+// No swap is allowed is not the same as no limit.
+func TestSwapLimitV2(t *testing.T) {
+	for text, want := range map[string]SwapStats{
+		"0\n":   {Usage: 30, Limited: true},
+		"max\n": {Usage: 30},
+		"50\n":  {Usage: 30, Limited: true, Limit: 50, Available: 20},
+	} {
+		dir := write(t, map[string]string{"memory.swap.current": "30\n", "memory.swap.max": text})
+		if got, _, err := readStats(map[string]string{"": dir}, nil, false); got.Swap != want || err != nil {
+			t.Errorf("%q: %+v (err %v), want %+v", text, got.Swap, err, want)
+		}
+	}
+}
+
 func TestStatsV1(t *testing.T) {
 	dir := write(t, map[string]string{
 		"cpuacct.usage": "10000\n",
@@ -211,7 +225,7 @@ func TestStatsV1(t *testing.T) {
 			Usage: 1000, WorkingSet: 600, ActiveFile: 90, InactiveFile: 400, RSS: 300, Cache: 500, MappedFile: 20, Kernel: 50,
 			Limit: 2000, Available: 1400, Peak: 1500, FailCount: 12, PageFaults: 7, MajorPageFaults: 1, Reservation: 700,
 		},
-		Swap: SwapStats{Usage: 30, Limit: 500, Available: 470},
+		Swap: SwapStats{Usage: 30, Limited: true, Limit: 500, Available: 470},
 		IO:   IOStats{Devices: []DeviceIO{{"8:0", 1, 2, 3, 4}, {"8:16", 10, 20, 0, 0}}},
 		Pids: PidStats{Current: 5, Limit: 100},
 	}

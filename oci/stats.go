@@ -52,7 +52,8 @@ type MemoryStats struct {
 // SwapStats counts bytes.
 type SwapStats struct {
 	Usage     uint64
-	Limit     uint64 // 0 = none, or none allowed
+	Limited   bool
+	Limit     uint64 // if Limited
 	Available uint64 // Limit less Usage
 }
 
@@ -216,7 +217,7 @@ func (s *Stats) usageV2(g *groupFiles) {
 	m.Usage = g.number("", "memory.current")
 	m.Limit = g.number("", "memory.max")
 	s.Swap.Usage = g.number("", "memory.swap.current")
-	s.Swap.Limit = g.number("", "memory.swap.max")
+	s.Swap.Limit, s.Swap.Limited = g.limit("", "memory.swap.max")
 }
 
 func (s *Stats) restV2(g *groupFiles) {
@@ -247,7 +248,7 @@ func (s *Stats) usageV1(g *groupFiles) {
 	m.Limit = bounded(g.number("memory", "memory.limit_in_bytes"))
 	// memsw counts memory and swap together.
 	if both := bounded(g.number("memory", "memory.memsw.limit_in_bytes")); both > 0 {
-		s.Swap.Limit = both - min(both, m.Limit)
+		s.Swap.Limit, s.Swap.Limited = both-min(both, m.Limit), true
 	}
 }
 

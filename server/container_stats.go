@@ -37,11 +37,7 @@ func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 	}
 	out.Cpu = s.cpuUsage(c.ID(), st, c.Status().StartedAt)
 	out.Memory = memoryUsage(st)
-	out.Swap = &cri.SwapUsage{
-		Timestamp:          st.At.UnixNano(),
-		SwapUsageBytes:     value(st.Swap.Usage),
-		SwapAvailableBytes: value(st.Swap.Available),
-	}
+	out.Swap = swapUsage(st)
 	out.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
 	return out
 }
@@ -80,6 +76,15 @@ func memoryUsage(st oci.Stats) *cri.MemoryUsage {
 	}
 	if st.Memory.Limit > 0 {
 		out.AvailableBytes = value(st.Memory.Available)
+	}
+	return out
+}
+
+// swapUsage omits the available swap for the same reason.
+func swapUsage(st oci.Stats) *cri.SwapUsage {
+	out := &cri.SwapUsage{Timestamp: st.At.UnixNano(), SwapUsageBytes: value(st.Swap.Usage)}
+	if st.Swap.Limited {
+		out.SwapAvailableBytes = value(st.Swap.Available)
 	}
 	return out
 }

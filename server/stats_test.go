@@ -130,6 +130,16 @@ func TestInterfaceUsage(t *testing.T) {
 	}
 }
 
+// Available swap of 0 would mean that none is left.
+func TestSwapWithoutLimit(t *testing.T) {
+	if got := swapUsage(oci.Stats{}).SwapAvailableBytes; got != nil {
+		t.Errorf("without a limit %v is available", got)
+	}
+	if got := swapUsage(oci.Stats{Swap: oci.SwapStats{Limited: true}}).SwapAvailableBytes; got == nil || got.Value != 0 {
+		t.Errorf("where no swap is allowed %v is available", got)
+	}
+}
+
 func checkGroups(t *testing.T, st *cri.ContainerStats) {
 	t.Helper()
 	for group, at := range map[string]int64{
