@@ -76,12 +76,11 @@ func members(paths map[string]string) ([]int, error) {
 func signalAll(paths map[string]string, sig unix.Signal) error {
 	if sig == unix.SIGKILL {
 		if dir := paths[""]; dir != "" && os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
-			// On v1 a frozen process dies only when it is thawed.
-			freeze(paths, false)
+			thawAll(paths)
 			return nil
 		}
 		freeze(paths, true)
-		defer freeze(paths, false)
+		defer thawAll(paths)
 	}
 	return signalEach(func() ([]int, error) { return members(paths) }, sig)
 }
@@ -154,6 +153,22 @@ func freeze(paths map[string]string, on bool) {
 		time.Sleep(500 * time.Microsecond)
 		os.WriteFile(path, []byte(value), 0)
 	}
+}
+
+// thawAll thaws the cgroup and, on v1, those below it, which a container with access to its cgroups
+// may have frozen: there a frozen process dies only when it is thawed.
+func thawAll(paths map[string]string) {
+	freeze(paths, false)
+	dir := paths["freezer"]
+	if dir == "" {
+		return
+	}
+	_ = filepath.WalkDir(dir, func(at string, entry os.DirEntry, err error) error {
+		if err == nil && entry.IsDir() && at != dir {
+			_ = os.WriteFile(filepath.Join(at, "freezer.state"), []byte("THAWED"), 0)
+		}
+		return nil // some may be removed meanwhile
+	})
 }
 
 // endPatience bounds how long killed processes may take to exit. One that does not is in

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -212,6 +213,51 @@ func TestKillFrozen(t *testing.T) {
 	b.signal(unix.SIGKILL, false)
 	if e := b.wait(); e.Code != 137 {
 		t.Errorf("exit is %+v", e)
+	}
+}
+
+// A container can be killed that has frozen a cgroup inside its own, as "docker pause" in it does.
+func TestKillFrozenInside(t *testing.T) {
+	n := start(t)
+	for _, c := range []struct {
+		name    string
+		all     bool
+		options []option
+	}{
+		{"init", false, nil}, {"all", true, nil}, {"host PIDs", true, []option{withHostPID}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			b := n.run([]string{"fork", "print", "up", "sleep", "for-ever"}, c.options...)
+			b.says("up")
+			dir, file, value := b.reply.Cgroups["freezer"], "freezer.state", "FROZEN"
+			if dir == "" {
+				dir, file, value = b.reply.Cgroups[""], "cgroup.freeze", "1"
+			}
+			inner := filepath.Join(dir, "docker", "paused")
+			if err := os.MkdirAll(inner, 0o755); err != nil {
+				t.Fatal(err)
+			}
+			for _, pid := range b.processes() {
+				if pid == strconv.Itoa(b.reply.Pid) {
+					continue
+				}
+				if err := os.WriteFile(filepath.Join(inner, "cgroup.procs"), []byte(pid), 0); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(inner, file), []byte(value), 0); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.WriteFile(filepath.Join(inner, file), []byte("THAWED"), 0) }) // if the test fails
+			b.signal(unix.SIGKILL, c.all)
+			if e := b.wait(); e.Code != 137 {
+				t.Errorf("exit is %+v", e)
+			}
+			eventually(t, func() bool {
+				procs, _ := os.ReadFile(filepath.Join(inner, "cgroup.procs"))
+				return len(procs) == 0
+			}, "a process is left in %s", inner)
+		})
 	}
 }
 

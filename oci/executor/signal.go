@@ -31,7 +31,7 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 		return err
 	}
 	if sig == unix.SIGKILL {
-		freeze(c.ref.Cgroups, false) // on v1 a frozen process does not die
+		thawAll(c.ref.Cgroups)
 	}
 	return nil
 }
