@@ -154,14 +154,14 @@ func (g *generator) resizeConditions() []v1.PodCondition {
 	if p := g.have.Pending; p != nil {
 		return []v1.PodCondition{condition(v1.PodResizePending, true, p.Reason, p.Message)}
 	}
-	if f, ok := g.have.Failures[podsync.ResizeSubject]; ok {
-		return []v1.PodCondition{condition(v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)}
-	}
 	for spec := range podsync.Containers(&g.pod.Spec) {
 		actual, known := g.have.Actual[spec.Name]
 		c, there := g.have.Newest(string(g.pod.UID), spec.Name)
 		if known && there && c.State == podsync.Running &&
 			!(podsync.SameResource(v1.ResourceCPU, spec.Resources, actual) && podsync.SameResource(v1.ResourceMemory, spec.Resources, actual)) {
+			if f, ok := g.have.Failures[podsync.ResizeSubject]; ok {
+				return []v1.PodCondition{condition(v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)}
+			}
 			return []v1.PodCondition{condition(v1.PodResizeInProgress, true, "", "")}
 		}
 	}
