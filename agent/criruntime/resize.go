@@ -2,12 +2,10 @@ package criruntime
 
 import (
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -101,9 +99,6 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 	set(&part.Resources.Limits, c.Resources.Limits, name)
 	set(&part.Resources.Requests, c.Resources.Requests, name)
 	err = Fault(d.runtime.UpdateContainerResources(ctx, found, &cri.ContainerResources{Linux: d.sized(pod).Resources(&part)}))
-	if errors.Is(err, fault.NotFound) {
-		return nil
-	}
 	if err != nil {
 		return Reasoned("ResizeError", err)
 	}

@@ -1,0 +1,37 @@
+package criruntime
+
+import (
+	"context"
+	"testing"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+)
+
+// A missing runtime lists a container, but does not find it to update it.
+type missing struct{ *recorder }
+
+func (missing) UpdateContainerResources(context.Context, string, *cri.ContainerResources) error {
+	return status.Error(codes.NotFound, "no such container")
+}
+
+// A resize whose container is not found has failed, so that the worker waits before the next try:
+// a success would be planned again at once.
+func TestResizeOfMissingContainer(t *testing.T) {
+	d, r, pod := record(t, "  containers: [{name: a, image: i, resources: {limits: {memory: 10Mi}}}]\n")
+	begin(t, d, pod)
+	d.runtime = missing{r}
+	pod = pod.DeepCopy()
+	pod.Spec.Containers[0].Resources.Limits[v1.ResourceMemory] = resource.MustParse("20Mi")
+	have, err := d.Observe(t.Context(), podsync.KeyOf(pod), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.resize(t.Context(), pod, podsync.Action{Verb: podsync.Resize, SandboxID: have.Sandboxes[0].ID}); reasonOf(err) != "ResizeError" {
+		t.Errorf("got %v, want a ResizeError", err)
+	}
+}
