@@ -65,7 +65,7 @@ require (
 	k8s.io/streaming v0.37.2
 	k8s.io/utils v0.0.0-20261023123148-ca04ba58ecab
 	sigs.k8s.io/yaml v1.6.0
-	tags.cncf.io/container-device-interface v1.1.2
+	tags.cncf.io/container-device-interface v1.1.1
 )
 
 require (
