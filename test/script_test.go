@@ -3,6 +3,7 @@ package test
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"syscall"
 	"testing"
@@ -84,7 +85,7 @@ func runScripts(t *testing.T, layers string, names ...string) {
 			})
 			return nil
 		},
-		Condition: scriptCondition,
+		Condition: build.condition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"daemon":     withNode((*node).daemonCmd),
 			"executor":   withNode((*node).executorCmd),
@@ -110,15 +111,17 @@ func runScripts(t *testing.T, layers string, names ...string) {
 	})
 }
 
-// scriptCondition reports whether a script's condition, in brackets, holds.
-func scriptCondition(cond string) (bool, error) {
+// condition reports whether a script's condition, in brackets, holds.
+func (b binaries) condition(cond string) (bool, error) {
 	switch cond {
 	case "exit-by-pidfd": // without it, a crash of the executor loses the exit codes of its children
 		return kernel.Probe().PidfdInfo, nil
 	case "apparmor", "cgroup2", "criu", "enforcing", "idmap", "selinux", "systemd":
 		return testenv.Lacks(cond) == "", nil
 	case "ia32":
-		return kernel.Probe().IA32, nil
+		// A kernel that has the calls may forbid them: by ia32_emulation=0 (Linux 6.7), or in some
+		// virtual machines.
+		return kernel.Probe().IA32 && exec.Command(b.testbin, "socket32", "2").Run() == nil, nil
 	}
 	return false, fmt.Errorf("unknown condition %q", cond)
 }
