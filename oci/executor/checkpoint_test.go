@@ -14,7 +14,7 @@ import (
 )
 
 // TestCheckDestinations tries the links with which an image makes CRIU mount a directory of the node
-// in a restore.
+// in a restore (CVE-2026-119101).
 func TestCheckDestinations(t *testing.T) {
 	root := t.TempDir()
 	for link, to := range map[string]string{"data": "/x]:/etc", "null": "x]:/dev/sda", "fine": "/srv/[a]", "top": "/"} {
