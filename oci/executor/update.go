@@ -96,7 +96,7 @@ func refusal(err error) error {
 // the kernel does not have.
 func kindOf(no unix.Errno) fault.Kind {
 	switch no {
-	case unix.EINVAL, unix.ERANGE, unix.EACCES, unix.EOPNOTSUPP, unix.ENODEV, unix.ENOENT:
+	case unix.EINVAL, unix.ERANGE, unix.E2BIG, unix.EACCES, unix.EOPNOTSUPP, unix.ENODEV, unix.ENOENT:
 		return fault.Invalid
 	case unix.EBUSY:
 		return fault.WrongState
