@@ -297,6 +297,7 @@ func TestExecGivenUpWhileItStarts(t *testing.T) {
 	}
 	overlapping.Wait()
 	before := threads(n.cmd.Process.Pid)
+	givenUp := 0
 	for i := range 200 {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(i)*200*time.Microsecond)
 		files, err := n.client.Call(ctx, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("sleep", "for-ever")}, nil)
@@ -307,11 +308,13 @@ func TestExecGivenUpWhileItStarts(t *testing.T) {
 			}
 			break // from here on execs start in time
 		}
+		givenUp++
 	}
 	eventually(t, func() bool { return strings.Count(commands(n.cmd.Process.Pid), "sleep for-ever") <= 2 }, "execs run on that were given up")
 	eventually(t, func() bool { return len(b.members()) <= 2 }, "the container has %v", b.members())
-	if now := threads(n.cmd.Process.Pid); now > before+20 {
-		t.Errorf("the executor has %d threads, had %d", now, before)
+	// As many may overlap as the machine is busy, but not most of them.
+	if now := threads(n.cmd.Process.Pid); now > before+max(20, givenUp/2) {
+		t.Errorf("the executor has %d threads, had %d before %d execs were given up", now, before, givenUp)
 	}
 }
 
