@@ -67,7 +67,9 @@ type Runtime interface {
 
 // Statuses returns the statuses of pods.
 type Statuses interface {
-	Get(types.UID) *v1.PodStatus // nil if unknown
+	Get(types.UID) *v1.PodStatus // nil if there was none since the agent's start
+	// Last is like Get, but the status may also be from before.
+	Last(*v1.Pod) *v1.PodStatus
 }
 
 // Files returns the pods that have files on disk.

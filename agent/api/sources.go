@@ -114,7 +114,7 @@ func (s *sources) pods() []shownPod {
 	seen := map[types.UID]bool{}
 	for _, pod := range s.o.Wanted.Pods() {
 		seen[pod.UID] = true
-		list = append(list, shownPod{pod: pod, status: s.o.Statuses.Get(pod.UID)})
+		list = append(list, shownPod{pod: pod, status: s.o.Statuses.Last(pod)})
 	}
 	if s.o.Wanted.Ready() {
 		for _, pod := range s.o.Files.Accepted() {
@@ -132,7 +132,7 @@ func (s *sources) pod(key string) (watchcache.Item, bool) {
 	namespace, name, _ := strings.Cut(strings.TrimPrefix(key, "pod "), "/")
 	at := podsync.Key{Namespace: namespace, Name: name}
 	if pod := s.o.Wanted.Pod(at); pod != nil {
-		return shownPod{pod: pod, status: s.o.Statuses.Get(pod.UID)}.item(), true
+		return shownPod{pod: pod, status: s.o.Statuses.Last(pod)}.item(), true
 	}
 	if s.o.Wanted.Ready() {
 		for _, pod := range s.o.Files.Accepted() {

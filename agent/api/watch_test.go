@@ -50,6 +50,8 @@ type statuses map[types.UID]*v1.PodStatus
 
 func (s statuses) Get(uid types.UID) *v1.PodStatus { return s[uid] }
 
+func (s statuses) Last(pod *v1.Pod) *v1.PodStatus { return s[pod.UID] }
+
 // accepted returns the pods with files; nil means none.
 type accepted func() []*v1.Pod
 

@@ -212,6 +212,20 @@ func TestJobDeadline(t *testing.T) {
 	n.expect(expectation{"get pods", 0, `sum-0 +0/1 +DeadlineExceeded`}, expectation{"get pods -o name", 0, `^pod/sum-0\n$`})
 }
 
+// While an agent that was restarted has no answer of the runtime yet, pods are what they last were.
+func TestStatusBeforeTheRuntimeAnswers(t *testing.T) {
+	n := newNode(t)
+	stop := n.agent()
+	n.until("status -o json", `"alive": true`)
+	n.expect(expectation{"apply -f " + n.file("web.yaml", webPod), 0, "created"})
+	n.until("get pods", `web +2/2 +Running`)
+	stop()
+	n.away()
+	n.agent()
+	n.until("get pods -o name", `^pod/web\n$`)
+	n.expect(expectation{"get pods", 0, `web +2/2 +Running`})
+}
+
 // A watch prints objects that are added, changed and removed.
 func TestWatch(t *testing.T) {
 	n := newNode(t)

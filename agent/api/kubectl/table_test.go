@@ -22,6 +22,8 @@ type known struct{ status *v1.PodStatus }
 
 func (k known) Get(types.UID) *v1.PodStatus { return k.status }
 
+func (k known) Last(*v1.Pod) *v1.PodStatus { return k.status }
+
 func (known) Accepted() []*v1.Pod { return nil }
 
 func (known) LogDir(*v1.Pod) string { return "" }
