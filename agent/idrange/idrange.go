@@ -23,6 +23,13 @@ import (
 // Length is how many IDs a pod gets: the range of 16-bit IDs.
 const Length = 65536
 
+// Ranges are numbered: range n begins with the ID n*Length. The first one has the node's own IDs. Of
+// the last one the greatest ID is invalid.
+const (
+	firstRange = 1
+	lastRange  = 1<<16 - 2
+)
+
 // owners are the users whose subordinate IDs (subuid(5), subgid(5)) are for pods. The first one
 // that has any counts.
 var owners = []string{"crisp", "kubelet"}
@@ -30,7 +37,7 @@ var owners = []string{"crisp", "kubelet"}
 // A Pool has the ranges of IDs. It is safe for concurrent use.
 type Pool struct {
 	pods        string // directory of the pods' directories
-	first, last uint32 // the ranges to assign, numbered: range n begins with the ID n*Length
+	first, last uint32 // the ranges to assign
 
 	mu    sync.Mutex
 	taken map[string]uint32 // by UID of the pod; guarded by mu
@@ -49,10 +56,9 @@ type record struct {
 }
 
 // Open returns a Pool, with the ranges that are recorded in the pods' directories below pods.
-// Without subordinate IDs for pods it assigns all IDs from 65536 on, except the last 65536: the
-// greatest ID is invalid.
+// Without subordinate IDs for pods it assigns all IDs from 65536 on, except the last 65536.
 func Open(pods string, log *slog.Logger) (*Pool, error) {
-	p := &Pool{pods: pods, first: 1, last: 1<<16 - 2, taken: map[string]uint32{}, lost: map[string]bool{}}
+	p := &Pool{pods: pods, first: firstRange, last: lastRange, taken: map[string]uint32{}, lost: map[string]bool{}}
 	if first, last, ok := subordinate("/etc/subuid", "/etc/subgid"); ok {
 		p.first, p.last = first, last
 	}
@@ -82,21 +88,26 @@ func (p *Pool) read(uid string) (uint32, error) {
 	if len(r.UIDMappings) != 1 {
 		return 0, fmt.Errorf("it has %d ranges", len(r.UIDMappings))
 	}
-	return r.UIDMappings[0].HostID / Length, nil
+	n := r.UIDMappings[0].HostID / Length
+	if n < firstRange || n > lastRange {
+		return 0, fmt.Errorf("its IDs begin with %d", r.UIDMappings[0].HostID)
+	}
+	return n, nil
 }
 
 func (p *Pool) file(uid string) string { return filepath.Join(p.pods, uid, "userns") }
 
 // subordinate returns the whole ranges in the subordinate IDs of the first owner that has the
-// same ones in both files.
+// same ones in both files, except those that no pod may have.
 func subordinate(uids, gids string) (first, last uint32, ok bool) {
 	for _, owner := range owners {
 		from, n := rangeOf(uids, owner)
 		gfrom, gn := rangeOf(gids, owner)
 		if n > 0 && from == gfrom && n == gn {
-			first = (from + Length - 1) / Length
-			if end := (uint64(from) + uint64(n)) / Length; end > uint64(first) {
-				return first, uint32(end) - 1, true
+			begin := max((uint64(from)+Length-1)/Length, firstRange)
+			end := min((uint64(from)+uint64(n))/Length, lastRange+1)
+			if begin < end {
+				return uint32(begin), uint32(end - 1), true
 			}
 		}
 	}

@@ -71,6 +71,37 @@ func TestSubordinate(t *testing.T) {
 	if _, _, ok := subordinate(u, write("subgid", "kubelet:1:65536\n")); ok {
 		t.Error("the two files do not agree")
 	}
+	// No pod gets the node's own IDs, also not by an overflow, nor the greatest ID.
+	for line, want := range map[string][2]uint32{
+		"crisp:4294901760:131072": {},
+		"crisp:4294967000:65536":  {},
+		"crisp:0:65536":           {},
+		"crisp:0:196608":          {1, 2},
+		"crisp:65536:4294901760":  {1, 65534},
+	} {
+		u := write("subuid", line+"\n")
+		if first, last, ok := subordinate(u, u); ok != (want != [2]uint32{}) || first != want[0] || last != want[1] {
+			t.Errorf("%s: got %d to %d, %t", line, first, last, ok)
+		}
+	}
+}
+
+// IDs of the node itself in a record are not used.
+func TestRecordOfOwnIDs(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.Mkdir(filepath.Join(dir, "a"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "a", "userns"), []byte(`{"uidMappings":[{"hostId":0,"length":65536}]}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p, err := Open(dir, slog.New(slog.DiscardHandler))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if u, err := p.Of("a", nil); err == nil {
+		t.Errorf("the pod has %v", u)
+	}
 }
 
 // Two pods never have the same IDs: neither those of another agent or a kubelet on the same
