@@ -29,11 +29,11 @@ func (p *planner) converge() {
 }
 
 // ephemeral plans the start of ephemeral containers. Each is started once, even before the
-// pod is initialised.
+// pod is initialised: if it has been removed, the status still shows that it ran.
 func (p *planner) ephemeral(sandbox string) {
 	for i := range p.want.Spec.EphemeralContainers {
 		e := &p.want.Spec.EphemeralContainers[i]
-		if _, ok := p.newest(e.Name); ok {
+		if _, ok := p.newest(e.Name); ok || p.had(e.Name) {
 			continue
 		}
 		a := Action{Verb: StartContainer, UID: string(p.want.UID), Name: e.Name, SandboxID: sandbox, Why: "container is not there"}
@@ -42,6 +42,15 @@ func (p *planner) ephemeral(sandbox string) {
 		}
 		p.add(a)
 	}
+}
+
+// had reports whether the pod's last status shows that an ephemeral container has run.
+func (p *planner) had(name string) bool {
+	if p.have.Status == nil {
+		return false
+	}
+	s := StatusOf(name, p.have.Status.EphemeralContainerStatuses)
+	return s != nil && (s.State.Running != nil || s.State.Terminated != nil)
 }
 
 // regular plans for the regular containers, and counts those that continue and those that start.

@@ -158,6 +158,7 @@ var lifeCases = []struct {
 	{"debug", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0"},
 	{"debug, of a container", with(always, debug("b")), "S0@u+ a0/S0=run b0/S0=run", none, "start:d0/S0>b0/S0"},
 	{"debug, once", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run d0/S0=1", none, ""},
+	{"debug, once, also when its container was removed", with(always, debug("")), "S0@u+ a0/S0=run b0/S0=run", hadDebug, ""},
 	{"debug while initialising", served(always, debug("")), "S0@u+ s0/S0=run", none, "start:d0/S0 start:i0/S0"},
 	{"resize", with(always, cpu("2")), "S0@u+ a0/S0=run b0/S0=run", actual("1"), "resize:S0"},
 	{"resized", with(always, cpu("2")), "S0@u+ a0/S0=run b0/S0=run", actual("2000m"), ""},
@@ -235,6 +236,12 @@ func debug(target string) func(*v1.Pod) {
 		e.Name = "d"
 		p.Spec.EphemeralContainers = []v1.EphemeralContainer{e}
 	}
+}
+
+// hadDebug sets a status in which the container of debug has run.
+func hadDebug(h *podsync.Have) {
+	s := v1.ContainerStatus{Name: "d", State: v1.ContainerState{Terminated: &v1.ContainerStateTerminated{}}}
+	h.Status = &v1.PodStatus{EphemeralContainerStatuses: []v1.ContainerStatus{s}}
 }
 
 func cpu(limit string) func(*v1.Pod) {

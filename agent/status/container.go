@@ -126,11 +126,16 @@ func (g *generator) absent(spec *v1.Container, old *v1.ContainerStatus, k kind) 
 		s.RestartCount, s.LastTerminationState = old.RestartCount, old.LastTerminationState
 		if old.State.Running != nil && s.State.Waiting != nil {
 			// The container ran, and how it ended is unknown. An earlier run does not show that.
-			s.LastTerminationState.Terminated = &v1.ContainerStateTerminated{
+			unknown := &v1.ContainerStateTerminated{
 				Reason:   "ContainerStatusUnknown",
 				Message:  "The container could not be located when the pod was deleted.  The container used to be Running",
 				ExitCode: 137,
 			}
+			if k == ephemeralKind { // it does not start again
+				s.State = v1.ContainerState{Terminated: unknown}
+				return s
+			}
+			s.LastTerminationState.Terminated = unknown
 			if g.pod.DeletionTimestamp == nil {
 				s.RestartCount++
 			}

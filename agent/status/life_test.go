@@ -256,6 +256,16 @@ func TestForgotten(t *testing.T) {
 	if init.State.Terminated == nil || !init.Ready || init.State.Terminated.Reason != "Completed" {
 		t.Errorf("an init container that was removed: %+v", init)
 	}
+	debug := v1.EphemeralContainer{}
+	debug.Name = "debug"
+	p.Spec.EphemeralContainers = append(p.Spec.EphemeralContainers, debug)
+	old = status.Of(p, in("x", running("a"), running("b"), running("debug")), nil, status.Node{}, now)
+	for range 2 {
+		old = status.Of(p, in("x", running("a"), running("b")), &old, status.Node{}, now)
+		if d := old.EphemeralContainerStatuses[0]; d.State.Terminated == nil || d.State.Terminated.Reason != "ContainerStatusUnknown" || d.RestartCount != 0 {
+			t.Errorf("an ephemeral container, which does not start again: %+v", d)
+		}
+	}
 }
 
 // The status has the resources that the runtime reports. A difference to the spec is a resize in
