@@ -192,22 +192,22 @@ func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 	return e.Image, s.untag(e, n.Tags)
 }
 
-// maxSignatures bounds the signatures kept for one manifest; the newest stay.
-const maxSignatures = 64
-
-// mergeProofs returns all signatures of each manifest, the fresh ones first. A
-// manifest can be in several repositories, each with signatures for its name.
+// mergeProofs returns all signatures of each manifest, the fresh ones first, which stay if there are
+// too many. A manifest can be in several repositories, each with signatures for its name: whoever
+// can write to one cannot displace those of another.
 func mergeProofs(old, fresh []registry.Proof) []registry.Proof {
 	var all []registry.Proof
 	for _, p := range slices.Concat(fresh, old) {
-		i := slices.IndexFunc(all, func(q registry.Proof) bool { return q.Digest() == p.Digest() })
+		i := slices.IndexFunc(all, func(q registry.Proof) bool {
+			return q.Repository == p.Repository && q.Digest() == p.Digest()
+		})
 		if i < 0 {
 			all = append(all, p)
 			continue
 		}
 		known := slices.Clone(all[i].Signatures)
 		for _, sig := range p.Signatures {
-			if len(known) < maxSignatures && !slices.ContainsFunc(known, func(k []byte) bool { return bytes.Equal(k, sig) }) {
+			if len(known) < registry.MaxSignatures && !slices.ContainsFunc(known, func(k []byte) bool { return bytes.Equal(k, sig) }) {
 				known = append(known, sig)
 			}
 		}

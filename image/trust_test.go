@@ -83,6 +83,28 @@ func TestSignature(t *testing.T) {
 	refused(t, "without key", err)
 }
 
+// Whoever pushes a copy of a signed image to a repository of theirs, with any number of signatures,
+// does not displace those of the image's own.
+func TestSignaturesOfACopy(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	s, stranger := imagetest.NewSigner(t), imagetest.NewSigner(t)
+	p.Trusting(image.Settings{})
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "policies", "strict.json"), signedOnly(t, s, reg.Host))
+	ref := reg.Host + "/app:v1"
+	top := reg.Push("app", "v1", imagetest.Build(t, "gzip", "signed"))
+	reg.Sign(s, "app", top, ref)
+	img := p.Pull(ref)
+	reg.Push("copy", "v1", imagetest.Build(t, "gzip", "signed"))
+	for range registry.MaxSignatures {
+		reg.Sign(stranger, "copy", top, reg.Host+"/copy:v1")
+		p.Pull(reg.Host + "/copy:v1")
+	}
+	if err := p.Store.Allowed(t.Context(), "strict", ref, img.ID); err != nil {
+		t.Error(err)
+	}
+}
+
 // An image that one namespace has pulled is not available to another with a stricter
 // policy, with or without a pull; a signed one is, also after a restart and without the
 // registry.

@@ -95,10 +95,14 @@ func isFileName(namespace string) error {
 	return nil
 }
 
-// A Proof is a manifest that led to an image, and its signatures: the input for a policy once
-// the image is on the node. Being in the record does not make it trusted; a policy verifies it
-// each time.
+// MaxSignatures bounds the signatures kept for one manifest of one repository.
+const MaxSignatures = 64
+
+// A Proof is a manifest that led to an image, and its signatures in a repository: the input for a
+// policy once the image is on the node. Being in the record does not make it trusted; a policy
+// verifies it each time.
 type Proof struct {
+	Repository string `json:",omitempty"` // with the registry; "" in records of earlier releases
 	Manifest   []byte
 	Signatures [][]byte // as the library's directories keep them
 }
@@ -110,7 +114,7 @@ func (p Proof) Digest() digest.Digest { return digest.FromBytes(p.Manifest) }
 // error: the policy of this pull did not require them. A namespace whose policy does is then
 // refused the image.
 func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
-	var p Proof
+	p := Proof{Repository: r.name}
 	err := r.bounded(ctx, func(ctx context.Context) error {
 		sigs, err := img.UntrustedSignatures(ctx)
 		if err != nil || len(sigs) == 0 {
@@ -118,7 +122,7 @@ func (r *Source) prove(ctx context.Context, img *image.UnparsedImage) []Proof {
 		}
 		for _, sig := range sigs {
 			// The type is internal to the library, its methods are not.
-			if blob := signatureBlob(sig); blob != nil {
+			if blob := signatureBlob(sig); blob != nil && len(p.Signatures) < MaxSignatures {
 				p.Signatures = append(p.Signatures, blob)
 			}
 		}
