@@ -75,8 +75,9 @@ func (e *stuckError) Unwrap() error { return e.err }
 
 // attempt calls f, which starts processes, and kills them when ctx ends: its children, their
 // descendants, and everything in the cgroup group (nil = none). It then returns why ctx ended,
-// or a stuckError if f still runs. What f starts afterwards is killed too; late, if not nil, ends
-// and reaps it if f then succeeds: nobody would wait for it. what names f in errors.
+// or a stuckError if f still runs. What f starts afterwards is killed too. If f succeeds although
+// ctx has ended, late, if not nil, ends and reaps what it started: nobody would wait for it. what
+// names f in errors.
 func attempt(ctx context.Context, what string, group map[string]string, f, late func() error) error {
 	if err := ctx.Err(); err != nil {
 		return givenUp(ctx, what)
@@ -87,8 +88,7 @@ func attempt(ctx context.Context, what string, group map[string]string, f, late 
 	var err error     // set before over is closed
 	var mu sync.Mutex // guards the rest
 	free := false     // the thread, and so its children, may belong to another attempt by now
-	done := false     // f has returned, and over is about to be closed
-	left := false     // nobody waits for f any more
+	done := false     // f has returned, and whether its success stands is decided
 	go func() {
 		runtime.LockOSThread()
 		defer func() {
@@ -109,10 +109,10 @@ func attempt(ctx context.Context, what string, group map[string]string, f, late 
 		err = f()
 		mu.Lock()
 		done = true
-		unwanted := left && err == nil
+		unwanted := err == nil && ctx.Err() != nil
 		mu.Unlock()
 		if unwanted && late != nil {
-			err = late()
+			err = errors.Join(givenUp(ctx, what), late())
 		}
 		if err != nil {
 			reapChildren(ours, before)
@@ -145,9 +145,9 @@ func attempt(ctx context.Context, what string, group map[string]string, f, late 
 			return givenUp(ctx, what)
 		case <-patience:
 			mu.Lock()
-			left = !done
+			stuck := !done
 			mu.Unlock()
-			if left {
+			if stuck {
 				go endLate(end, over)
 				return &stuckError{givenUp(ctx, what), over}
 			}
