@@ -142,7 +142,7 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 	if _, v1 := dirs["memory"]; v1 {
 		main = "memory"
 	}
-	shows := kept != nil && len(kept.files) > 0 // if the cgroup has been removed
+	fresh := kept == nil || len(kept.files) == 0 // otherwise the files show whether the cgroup is gone
 	if main == "" {
 		s.usageV2(g)
 	} else {
@@ -157,7 +157,7 @@ func readStats(dirs map[string]string, kept *keptFiles, all bool) (s Stats, stal
 	if all {
 		s.readRest(g, main)
 	}
-	if !shows { // last: it may be removed meanwhile
+	if fresh { // last: it may be removed meanwhile
 		if _, err := os.Stat(dirs[main]); err != nil {
 			return s, false, err
 		}

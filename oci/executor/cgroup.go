@@ -158,13 +158,13 @@ func freeze(paths map[string]string, on bool) {
 // thawAll thaws the cgroup and, on v1, those below it, which a container with access to its cgroups
 // may have frozen: there a frozen process dies only when it is thawed.
 func thawAll(paths map[string]string) {
-	freeze(paths, false)
 	dir := paths["freezer"]
 	if dir == "" {
+		freeze(paths, false)
 		return
 	}
 	_ = filepath.WalkDir(dir, func(at string, entry os.DirEntry, err error) error {
-		if err == nil && entry.IsDir() && at != dir {
+		if err == nil && entry.IsDir() {
 			_ = os.WriteFile(filepath.Join(at, "freezer.state"), []byte("THAWED"), 0)
 		}
 		return nil // some may be removed meanwhile

@@ -217,7 +217,7 @@ func (e *engine) update(r *specs.LinuxResources, _ *int) error {
 	err = e.call(context.Background(), nil, nil, "update", "--resources", file, e.id)
 	if said := new(complaint); errors.As(err, &said) {
 		if no := said.errno(); no != 0 {
-			return kindOf(no).Errorf("%w", err)
+			return kindOfErrno(no).Errorf("%w", err)
 		}
 		return fault.Invalid.Errorf("%w", err)
 	}

@@ -153,11 +153,8 @@ func (e *engine) callWithStdio(ctx context.Context, process *libcontainer.Proces
 	}
 	ends.ownNull(process)
 	err = e.call(ctx, ends, process.ExtraFiles, append(args, e.id)...)
-	if stuck := new(stuckError); errors.As(err, &stuck) { // the attempt may still pass them on
-		go func() {
-			<-stuck.over
-			ends.closeOurs()
-		}()
+	if stuck := new(stuckError); errors.As(err, &stuck) {
+		ends.closeAfter(stuck)
 		return nil, err
 	}
 	ends.closeTheirs()

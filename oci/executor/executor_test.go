@@ -168,11 +168,18 @@ type node struct {
 // start starts an executor, which the end of the test removes with all its containers.
 func start(t testing.TB) *node {
 	t.Helper()
+	n := newNode(t)
+	t.Cleanup(n.end)
+	n.launch()
+	return n
+}
+
+// newNode returns a node whose executor the test starts itself.
+func newNode(t testing.TB) *node {
+	t.Helper()
 	testenv.NeedRoot(t, "it runs containers")
 	n := &node{t: t, dir: t.TempDir(), ended: make(map[string]wire.Exit)}
 	n.cgroup = "/crisp-test-" + strconv.Itoa(os.Getpid()) + "-" + strconv.FormatInt(time.Now().UnixNano()%1e9, 36)
-	t.Cleanup(n.end)
-	n.launch()
 	return n
 }
 

@@ -13,7 +13,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -43,13 +42,11 @@ func forbidCall(number string, args []string) {
 // Where a filter around the executor forbids what the fast init needs, the fast init is not tried
 // in vain at each start.
 func TestFastInitIsForbidden(t *testing.T) {
-	testenv.NeedRoot(t, "it runs containers")
 	for _, nr := range []int{unix.SYS_OPEN_TREE, unix.SYS_OPENAT2} {
 		stderr := filepath.Join(t.TempDir(), "stderr")
 		t.Setenv("PATH", t.TempDir()) // without CRIU, which needs libcontainer
 		t.Setenv(stderrEnv, stderr)
-		n := &node{t: t, dir: t.TempDir(), ended: make(map[string]wire.Exit)}
-		n.cgroup = fmt.Sprintf("/crisp-test-forbidden-%d-%d", os.Getpid(), nr)
+		n := newNode(t)
 		n.cmd = exec.Command(os.Args[0], forbidCallArg, strconv.Itoa(nr), programs.executor, "--socket", n.socket(), "--state", n.dir)
 		n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 		said, err := os.Create(stderr)

@@ -276,12 +276,9 @@ func (b *builtin) exec(ctx context.Context, e *execution, p *plan) (_ *started, 
 	if !quick && err == nil {
 		pid, err = b.startExec(ctx, e, p.process)
 	}
-	if stuck := new(stuckError); errors.As(err, &stuck) { // the attempt may still pass them on
+	if stuck := new(stuckError); errors.As(err, &stuck) {
 		steps = undo.Stack{}
-		go func() {
-			<-stuck.over
-			ends.closeOurs()
-		}()
+		ends.closeAfter(stuck)
 		return nil, err
 	}
 	ends.closeTheirs()

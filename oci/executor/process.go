@@ -159,6 +159,14 @@ func (ends *stdioEnds) closeOurs() error {
 	return nil
 }
 
+// closeAfter closes all ends when a stuck attempt is over, which may still pass them on.
+func (ends *stdioEnds) closeAfter(stuck *stuckError) {
+	go func() {
+		<-stuck.over
+		ends.closeOurs()
+	}()
+}
+
 // setEnv replaces the environment. libcontainer sends it to its child as JSON, which can carry
 // only UTF-8: see trampoline.go for other bytes.
 func setEnv(p *libcontainer.Process, env [][]byte) error {

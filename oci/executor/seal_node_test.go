@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -39,12 +38,10 @@ func forbidPrograms(args []string) {
 // Where vm.memfd_noexec is 2, as on hardened hosts, no memfd can be executed: the executor
 // then runs from a copy that its containers cannot change.
 func TestNoProgramsInMemory(t *testing.T) {
-	testenv.NeedRoot(t, "it runs containers")
+	n := newNode(t)
 	if _, err := os.Stat("/proc/sys/vm/memfd_noexec"); err != nil {
 		t.Skip("needs vm.memfd_noexec, of Linux 6.3")
 	}
-	n := &node{t: t, dir: t.TempDir(), ended: make(map[string]wire.Exit)}
-	n.cgroup = "/crisp-test-noexec-" + strconv.Itoa(os.Getpid())
 	n.cmd = exec.Command(os.Args[0], forbidArg, programs.executor, "--socket", n.socket(), "--state", n.dir)
 	n.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS}
 	var said strings.Builder

@@ -84,17 +84,17 @@ func refusal(err error) error {
 	kind := fault.Invalid
 	switch {
 	case errors.As(err, &no):
-		kind = kindOf(no)
+		kind = kindOfErrno(no)
 	case errors.As(err, &bus) && bus.Name != "org.freedesktop.DBus.Error.InvalidArgs", errors.Is(err, dbus.ErrClosed):
 		kind = fault.Internal
 	}
 	return kind.Errorf("%w", err)
 }
 
-// kindOf returns the kind of an error of a cgroup file. Those that are refusals are in
+// kindOfErrno returns the kind of an error of a cgroup file. Those that are refusals are in
 // Documentation/admin-guide/cgroup-v2.rst and cpuset(7); a file that does not exist is a limit that
 // the kernel does not have.
-func kindOf(no unix.Errno) fault.Kind {
+func kindOfErrno(no unix.Errno) fault.Kind {
 	switch no {
 	case unix.EINVAL, unix.ERANGE, unix.E2BIG, unix.EACCES, unix.EOPNOTSUPP, unix.ENODEV, unix.ENOENT:
 		return fault.Invalid
