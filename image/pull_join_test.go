@@ -67,6 +67,42 @@ func TestPullsJoin(t *testing.T) {
 	}
 }
 
+// A registry that gives a layer slowly, or something else in its place, does not hold up the pull of
+// an image that has the layer, too, from another registry. Its own pull then has no need of it.
+func TestPullDoesNotWaitForAnotherRegistry(t *testing.T) {
+	slow, reg := imagetest.NewRegistry(t), imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, slow, reg)
+	img := imagetest.Build(t, "gzip", "base", "own")
+	blob := digest.FromBytes(img.Blobs[0]).String()
+	slow.Push("app", "latest", img)
+	reg.Push("app", "latest", img)
+	asked, goOn := make(chan struct{}), make(chan struct{})
+	var once sync.Once
+	slow.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		if strings.HasSuffix(r.URL.Path, blob) {
+			once.Do(func() { close(asked) })
+			<-goOn
+		}
+		return false
+	})
+	first := make(chan error, 1)
+	go func() {
+		_, err := p.Store.Pull(t.Context(), slow.Host+"/app", registry.Caller{})
+		first <- err
+	}()
+	<-asked
+	second, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	got, err := p.Store.Pull(second, reg.Host+"/app", registry.Caller{})
+	if err != nil || got.ID != img.ID() {
+		t.Errorf("image is %s (err %v)", got.ID, err)
+	}
+	close(goOn)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}
+
 // A pull with the credentials that a credential provider has left for one namespace is not the
 // pull of another namespace, which has none.
 func TestPullWithProvidedCredentialsIsNotShared(t *testing.T) {

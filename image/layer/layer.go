@@ -75,12 +75,24 @@ type Layer struct {
 	failed    error     // of commit
 	committed atomic.Bool
 
-	sources []source           // guarded by Store.mu
-	refs    int                // guarded by Store.mu
-	cancel  context.CancelFunc // ends the unpacking
-	gone    chan struct{}      // guarded by Store.mu; not nil while going, closed at the end
-	stuck   bool               // guarded by Store.mu; it should have been deleted
+	key       fillKey
+	sources   []source           // guarded by Store.mu
+	refs      int                // guarded by Store.mu
+	cancel    context.CancelFunc // ends the unpacking
+	gone      chan struct{}      // guarded by Store.mu; not nil while going, closed at the end
+	stuck     bool               // guarded by Store.mu; it should have been deleted
+	overtaken bool               // guarded by Store.mu; another registry gave the same layer sooner
 }
+
+// A fillKey is a layer as one registry has it. Callers who want it from different registries do not
+// wait for each other: a registry can be slow, or serve something else for hours.
+type fillKey struct {
+	id       digest.Digest
+	registry string
+}
+
+// errOvertaken means that another registry has given the layer meanwhile.
+var errOvertaken = errors.New("layer is there")
 
 // A Store holds the layers on disk and those being unpacked, by diff ID. All its methods may be
 // called concurrently.
@@ -95,9 +107,10 @@ type Store struct {
 	end      context.CancelFunc // of work in the background
 	log      *slog.Logger
 
-	mu      sync.Mutex
-	m       map[digest.Digest]*Layer // guarded by mu
-	running sync.WaitGroup           // unpacking
+	mu        sync.Mutex
+	m         map[digest.Digest]*Layer // those that are ready; guarded by mu
+	unpacking map[fillKey]*Layer       // guarded by mu
+	running   sync.WaitGroup           // unpacking
 
 	keeping sync.Mutex
 	kept    map[*Layer]*time.Timer // guarded by keeping; see Keep
@@ -115,17 +128,17 @@ func (ls *Store) Has(id digest.Digest) bool {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	l := ls.m[id]
-	return l != nil && l.gone == nil && l.isReady()
+	return l != nil && l.gone == nil
 }
 
 // acquire returns the layer id, retained; mine reports whether it was unpacked for this
-// call, from the blob that from names. If the layer is not there, fill is called, unless
-// another caller is unpacking the same layer: then acquire waits for that. fill's context
-// ends when no caller waits any more; acquire does not return before its own fill has, even
-// if ctx is done and others still wait.
-func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, fill fillFunc) (l *Layer, mine bool, err error) {
+// call, from the blob that src names. If the layer is not there, fill is called, unless another
+// caller is unpacking the same layer from the same registry: then acquire waits for that. fill's
+// context ends when no caller waits any more, or when the layer has come from another registry;
+// acquire does not return before its own fill has, even if ctx is done and others still wait.
+func (ls *Store) acquire(ctx context.Context, id digest.Digest, src source, fill fillFunc) (l *Layer, mine bool, err error) {
 	for {
-		l, mine, err := ls.retain(ctx, id, from, fill)
+		l, mine, err := ls.retain(ctx, id, src, fill)
 		if err != nil {
 			return nil, false, err
 		}
@@ -146,8 +159,12 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, fil
 		if err := ls.release(l); err != nil {
 			return nil, false, err
 		}
-		// Another caller's failure need not be ours: he may lack credentials.
-		if mine || ctx.Err() != nil {
+		switch {
+		case l.err == errOvertaken:
+			if ctx.Err() != nil {
+				return nil, false, ctx.Err()
+			}
+		case mine, ctx.Err() != nil: // another caller's failure need not be ours: he may lack credentials
 			return nil, false, l.err
 		}
 	}
@@ -155,10 +172,13 @@ func (ls *Store) acquire(ctx context.Context, id digest.Digest, from source, fil
 
 // retain adds a reference to the layer id, and begins to unpack it if it is missing; mine
 // reports whether it did. If the layer is going, retain waits until it is gone.
-func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, fill fillFunc) (l *Layer, mine bool, err error) {
+func (ls *Store) retain(ctx context.Context, id digest.Digest, src source, fill fillFunc) (l *Layer, mine bool, err error) {
+	key := fillKey{id, src.registry()}
 	for {
 		ls.mu.Lock()
-		l = ls.m[id]
+		if l = ls.m[id]; l == nil {
+			l = ls.unpacking[key]
+		}
 		if l == nil || l.gone == nil {
 			break
 		}
@@ -173,12 +193,12 @@ func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, fill
 	defer ls.mu.Unlock()
 	if l == nil {
 		own, cancel := context.WithCancel(context.WithoutCancel(ctx))
-		l = &Layer{DiffID: id, ready: make(chan struct{}), cancel: cancel}
-		ls.m[id] = l
+		l = &Layer{DiffID: id, key: key, ready: make(chan struct{}), cancel: cancel}
+		ls.unpacking[key] = l
 		mine = true
 		ls.running.Go(func() {
 			defer cancel()
-			ls.unpack(own, l, from, fill)
+			ls.unpack(own, l, src, fill)
 		})
 	}
 	l.refs++
@@ -187,30 +207,76 @@ func (ls *Store) retain(ctx context.Context, id digest.Digest, from source, fill
 }
 
 // unpack makes l ready.
-func (ls *Store) unpack(ctx context.Context, l *Layer, from source, fill fillFunc) {
-	l.err = ls.unpackToTemp(ctx, l, from, fill)
-	ls.learn(l, from)
-	ls.mu.Lock()
-	going := l.gone // every caller has left
-	if l.err != nil {
-		if ls.m[l.DiffID] == l {
-			delete(ls.m, l.DiffID)
+func (ls *Store) unpack(ctx context.Context, l *Layer, src source, fill fillFunc) {
+	l.err = ls.unpackToTemp(ctx, l, src, fill)
+	ls.learn(l, src)
+	unwanted, late := ls.arrive(l)
+	if late {
+		if err := tree.Remove(context.WithoutCancel(ctx), l.tempDir); err != nil {
+			ls.log.Error("layer that was unpacked twice was not removed", "layer", l.DiffID, "err", err)
 		}
-		if going != nil {
-			close(going)
-		}
+		l.err = errOvertaken
+		ls.arrive(l)
 	}
-	close(l.ready) // under the lock: release checks both
-	ls.mu.Unlock()
-	if l.err == nil && going != nil {
+	if unwanted {
 		if err := ls.drop(l); err != nil {
 			ls.log.Error("unneeded unpacked layer was not removed", "layer", l.DiffID, "err", err)
 		}
 	}
 }
 
+// arrive makes l ready, which has been unpacked or has failed, and ends the unpacking of the same
+// layer from other registries. unwanted reports that every caller has left: then the files are for
+// ls.drop. late reports that another registry was first: then l is not made ready.
+func (ls *Store) arrive(l *Layer) (unwanted, late bool) {
+	ls.mu.Lock()
+	defer ls.mu.Unlock()
+	for l.err == nil && l.gone == nil && ls.m[l.DiffID] != nil {
+		gone := ls.m[l.DiffID].gone
+		if gone == nil {
+			return false, true
+		}
+		ls.mu.Unlock()
+		<-gone
+		ls.mu.Lock()
+	}
+	if l.err != nil && l.overtaken {
+		l.err = errOvertaken
+	}
+	switch {
+	case l.err != nil:
+		ls.forget(l)
+		if l.gone != nil {
+			close(l.gone)
+		}
+	case l.gone == nil:
+		ls.forget(l)
+		ls.m[l.DiffID] = l
+		for key, other := range ls.unpacking {
+			if key.id == l.DiffID {
+				other.overtaken = true
+				other.cancel()
+			}
+		}
+	default:
+		unwanted = true
+	}
+	close(l.ready) // under the lock: release checks both
+	return unwanted, false
+}
+
+// forget removes l from the store's maps. The caller holds mu.
+func (ls *Store) forget(l *Layer) {
+	if ls.m[l.DiffID] == l {
+		delete(ls.m, l.DiffID)
+	}
+	if ls.unpacking[l.key] == l {
+		delete(ls.unpacking, l.key)
+	}
+}
+
 // unpackToTemp unpacks l into its own directory in staging.
-func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, fill fillFunc) (err error) {
+func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, src source, fill fillFunc) (err error) {
 	l.losses = ls.disk.losses.Load()
 	dir, err := os.MkdirTemp(ls.staging, "layer-*")
 	if err != nil {
@@ -228,7 +294,7 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, from source, fill f
 	if err != nil {
 		return err
 	}
-	l.record.DiffID, l.record.From = l.DiffID, from
+	l.record.DiffID, l.record.From = l.DiffID, src
 	data, err := json.Marshal(l.record)
 	if err != nil {
 		return err
@@ -259,7 +325,7 @@ func (ls *Store) settle(l *Layer) error {
 func (ls *Store) release(l *Layer) error {
 	ls.mu.Lock()
 	l.refs--
-	if l.refs > 0 || ls.m[l.DiffID] != l {
+	if l.refs > 0 || ls.m[l.DiffID] != l && ls.unpacking[l.key] != l {
 		ls.mu.Unlock()
 		return nil
 	}
@@ -290,7 +356,7 @@ func (ls *Store) drop(l *Layer) error {
 	}
 	ls.mu.Lock()
 	if l.stuck = err != nil && whole; !l.stuck {
-		delete(ls.m, l.DiffID)
+		ls.forget(l)
 	}
 	close(l.gone)
 	l.gone = nil
@@ -357,7 +423,7 @@ func (ls *Store) RetainAll(ids []digest.Digest) ([]*Layer, error) {
 	var layers []*Layer
 	for _, id := range ids {
 		l := ls.m[id]
-		if l == nil || l.gone != nil || !l.isReady() {
+		if l == nil || l.gone != nil {
 			for _, l := range layers {
 				l.refs--
 				l.stuck = l.refs == 0 // it was stuck before
@@ -396,10 +462,11 @@ func (ls *Store) Used() (bytes, inodes uint64) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for _, l := range ls.m {
+		u := l.record.usage()
+		bytes, inodes = bytes+u.Bytes, inodes+u.Inodes
+	}
+	for _, l := range ls.unpacking {
 		u := l.growth.usage()
-		if l.isReady() {
-			u = l.record.usage()
-		}
 		bytes, inodes = bytes+u.Bytes, inodes+u.Inodes
 	}
 	return bytes, inodes

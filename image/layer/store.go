@@ -30,15 +30,16 @@ type Options struct {
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	life, end := context.WithCancel(o.Life)
 	ls := &Store{
-		dir:      filepath.Join(o.Root, "layers"),
-		staging:  filepath.Join(o.Root, "staging"),
-		unclean:  o.Unclean,
-		probe:    sync.OnceValue(func() error { return probeEROFS(filepath.Join(o.Root, "staging")) }),
-		removals: newRemovals(life, o.Log),
-		end:      end,
-		log:      o.Log,
-		m:        make(map[digest.Digest]*Layer),
-		kept:     make(map[*Layer]*time.Timer),
+		dir:       filepath.Join(o.Root, "layers"),
+		staging:   filepath.Join(o.Root, "staging"),
+		unclean:   o.Unclean,
+		probe:     sync.OnceValue(func() error { return probeEROFS(filepath.Join(o.Root, "staging")) }),
+		removals:  newRemovals(life, o.Log),
+		end:       end,
+		log:       o.Log,
+		m:         make(map[digest.Digest]*Layer),
+		unpacking: make(map[fillKey]*Layer),
+		kept:      make(map[*Layer]*time.Timer),
 	}
 	if ls.disk, err = openDisk(o.Root); err != nil {
 		end()
