@@ -74,7 +74,7 @@ type Config struct {
 	// FastInit starts containers and execs with a first process written in C, which takes a
 	// third of the time that libcontainer's own takes. libcontainer still starts what it does
 	// not support (user namespaces, terminals, SELinux, hooks, shared mounts, profiles that
-	// notify), and everything where CRIU is installed. Default true.
+	// notify), and all containers, but not execs, where CRIU works. Default true.
 	FastInit bool `toml:"fast_init"`
 	// HooksDirs are searched for oci-hooks(5) files, which add hooks to containers; a file in a
 	// later directory replaces one of the same name. Default: /usr/share/containers/oci/hooks.d,
@@ -162,8 +162,9 @@ type Image struct {
 	// MaxParallel is how many layers one pull fetches and unpacks at once.
 	// Default 4.
 	MaxParallel int `toml:"max_parallel"`
-	// ProgressTimeout ends a pull that has received no byte for this long; 0 never does. Default
-	// 1m.
+	// ProgressTimeout is how long a request of a pull may receive no byte; 0 is without a limit. A
+	// layer that stalls is resumed, after three times without progress from the next mirror or the
+	// registry; if none is left, the pull fails. Default 1m.
 	ProgressTimeout time.Duration `toml:"progress_timeout"`
 	// RegistriesConf is a registries.conf(5). Default:
 	// $CONTAINERS_REGISTRIES_CONF, then /etc/containers/registries.conf.

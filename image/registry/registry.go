@@ -32,7 +32,7 @@ type Settings struct {
 	AuthFile   string // containers-auth.json(5); "" means $REGISTRY_AUTH_FILE, then /etc/containers/auth.json, then the library's places
 	AuthDir    string // <namespace>.json there has that namespace's credentials, instead of the node's; "" means none has its own
 
-	ProgressTimeout time.Duration // a pull that waits this long for a byte is abandoned; 0 means never
+	ProgressTimeout time.Duration // a request that receives no byte for so long has failed; 0 means never
 }
 
 // A Caller is the one for whom an image is pulled. The zero value is the node itself.

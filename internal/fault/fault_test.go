@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// A kind survives wrapping, or the interceptor would answer Internal for a user's mistake.
+// A kind survives wrapping, or the interceptor would answer Unknown for a user's mistake.
 func TestKindSurvivesWrapping(t *testing.T) {
 	inner := fault.NotFound.Errorf("no container %q", "x")
 	err := fmt.Errorf("stop: %w", inner)
