@@ -24,16 +24,15 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	}
 	path, err := s.tokens.add("exec", func(w http.ResponseWriter, r *http.Request) {
 		a := &adapter{ctx: r.Context(), runtime: s.runtime, options: o}
-		if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
-			s.serveV5(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
+		if wsstream.IsWebSocketRequest(r) {
+			s.serveWebSocket(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
 				return s.runtime.ExecStream(ctx, req.ContainerId, req.Cmd, st)
 			})
 			return
 		}
-		// Over SPDY, and WebSocket protocols before v5, the library decodes terminal sizes
-		// (handleResizeEvents) and buffers each value completely, however long it is. It creates
-		// the streams itself, from the connection that it hijacks: only parsing SPDY's frames
-		// before it does could bound one.
+		// Over SPDY the library decodes terminal sizes (handleResizeEvents) and buffers each value
+		// completely, however long it is. It creates the streams itself, from the connection that
+		// it hijacks: only parsing SPDY's frames before it does could bound one.
 		remotecommand.ServeExec(w, r, a, "", "", req.ContainerId, req.Cmd, &o,
 			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
@@ -51,8 +50,8 @@ func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 	}
 	path, err := s.tokens.add("attach", func(w http.ResponseWriter, r *http.Request) {
 		a := &adapter{ctx: r.Context(), runtime: s.runtime, options: o}
-		if wsstream.IsWebSocketRequestWithStreamCloseProtocol(r) {
-			s.serveV5(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
+		if wsstream.IsWebSocketRequest(r) {
+			s.serveWebSocket(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
 				return 0, s.runtime.AttachStream(ctx, req.ContainerId, st)
 			})
 			return

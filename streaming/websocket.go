@@ -13,8 +13,8 @@ import (
 	"k8s.io/streaming/pkg/httpstream/wsstream"
 )
 
-// The channels of v5.channel.k8s.io: each message starts with the number of its
-// channel. A message of 255 and a number closes that channel; the library's
+// The channels of channel.k8s.io: each message starts with the number of its
+// channel. In v5 a message of 255 and a number closes that channel; the library's
 // connection handles it once the protocol is agreed.
 const (
 	stdinChannel = iota
@@ -25,8 +25,18 @@ const (
 	channels
 )
 
-// serveV5 runs one Exec or Attach over v5.channel.k8s.io.
-func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand.Options, run func(context.Context, Streams) (int32, error)) {
+// The protocols, oldest first: those without a version report only a failure, as text. A client may
+// also name none.
+const (
+	v1Binary = wsstream.ChannelWebSocketProtocol
+	v1Base64 = wsstream.Base64ChannelWebSocketProtocol
+	v4Binary = "v4." + v1Binary
+	v4Base64 = "v4." + v1Base64
+)
+
+// serveWebSocket runs one Exec or Attach over any version of channel.k8s.io. cri-streaming would
+// not do: its sessions outlive clients that send a malformed terminal size.
+func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, o remotecommand.Options, run func(context.Context, Streams) (int32, error)) {
 	types := make([]wsstream.ChannelType, channels) // IgnoreChannel is its zero value
 	if o.Stdin {
 		types[stdinChannel] = wsstream.ReadChannel
@@ -41,10 +51,12 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 	types[resizeChannel] = wsstream.ReadChannel
 
 	conn := wsstream.NewConn(map[string]wsstream.ChannelProtocolConfig{
+		"": {Binary: true, Channels: types}, v1Binary: {Binary: true, Channels: types}, v1Base64: {Channels: types},
+		v4Binary: {Binary: true, Channels: types}, v4Base64: {Channels: types},
 		remotecommand.StreamProtocolV5Name: {Binary: true, Channels: types},
 	})
 	conn.SetIdleTimeout(s.idle())
-	_, open, err := conn.Open(w, r)
+	protocol, open, err := conn.Open(w, r)
 	if err != nil {
 		return // Open has sent the response
 	}
@@ -58,7 +70,17 @@ func (s *Server) serveV5(w http.ResponseWriter, r *http.Request, o remotecommand
 	sizes := make(chan remotecommand.TerminalSize)
 	go readSizes(ctx, open[resizeChannel], sizes)
 	code, err := run(ctx, streams(ctx, o, open[stdinChannel], open[stdoutChannel], open[stderrChannel], sizes))
-	open[errorChannel].Write(status(code, err))
+	st := status(code, err)
+	switch {
+	case protocol == remotecommand.StreamProtocolV5Name, protocol == v4Binary, protocol == v4Base64:
+		data, err := json.Marshal(st)
+		if err != nil { // strings and numbers always marshal
+			panic(err)
+		}
+		open[errorChannel].Write(data)
+	case st.Status == metav1.StatusFailure:
+		io.WriteString(open[errorChannel], st.Message)
+	}
 }
 
 // maxSize bounds one terminal size, in bytes of JSON.
@@ -85,8 +107,8 @@ func readSizes(ctx context.Context, r io.Reader, sizes chan<- remotecommand.Term
 	}
 }
 
-// status encodes the result of a command, as clients read it from the error channel.
-func status(code int32, err error) []byte {
+// status returns the result of a command, as clients read it from the error channel.
+func status(code int32, err error) metav1.Status {
 	st := metav1.Status{Status: metav1.StatusSuccess}
 	switch {
 	case err != nil:
@@ -99,9 +121,5 @@ func status(code int32, err error) []byte {
 			Type: remotecommand.ExitCodeCauseType, Message: strconv.Itoa(int(code)),
 		}}}
 	}
-	b, err := json.Marshal(st)
-	if err != nil { // strings and numbers always marshal
-		panic(err)
-	}
-	return b
+	return st
 }
