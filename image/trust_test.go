@@ -105,6 +105,38 @@ func TestSignaturesOfACopy(t *testing.T) {
 	}
 }
 
+// The same if these cannot even be parsed.
+func TestBrokenSignaturesOfACopy(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	s := imagetest.NewSigner(t)
+	p.Trusting(image.Settings{})
+	imagetest.WriteFile(t, filepath.Join(p.Dir, "policies", "strict.json"), signedOnly(t, s, reg.Host))
+	ref := reg.Host + "/app:v1"
+	top := reg.Push("app", "v1", imagetest.Build(t, "gzip", "signed"))
+	reg.Sign(s, "app", top, ref)
+	img := p.Pull(ref)
+	reg.Push("copy", "v1", imagetest.Build(t, "gzip", "signed"))
+	served := false
+	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
+		w.Header().Set("X-Registry-Supports-Signatures", "1")
+		if !strings.HasPrefix(r.URL.Path, "/extensions/v2/copy/signatures/") {
+			return strings.HasPrefix(r.URL.Path, "/extensions/")
+		}
+		served = true
+		var list []string
+		for i := range 3 {
+			list = append(list, fmt.Sprintf(`{"schemaVersion":2,"name":"%s@%032x","type":"atomic","content":"eA=="}`, top, i))
+		}
+		fmt.Fprintf(w, `{"signatures":[%s]}`, strings.Join(list, ","))
+		return true
+	})
+	p.Pull(reg.Host + "/copy:v1")
+	if err := p.Store.Allowed(t.Context(), "strict", ref, img.ID); err != nil || !served {
+		t.Errorf("error is %v, the registry was asked for signatures: %t", err, served)
+	}
+}
+
 // An image that one namespace has pulled is not available to another with a stricter
 // policy, with or without a pull; a signed one is, also after a restart and without the
 // registry.

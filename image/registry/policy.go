@@ -212,8 +212,12 @@ func (c *Client) allowName(ctx context.Context, sys *types.SystemContext, name r
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	for _, p := range proofs {
-		if err = c.allowProof(ctx, sys, ref, p, dir); err == nil {
+	for i, p := range proofs {
+		own := filepath.Join(dir, strconv.Itoa(i)) // signatures of another must not be among them
+		if err = os.Mkdir(own, 0o700); err != nil {
+			return err
+		}
+		if err = c.allowProof(ctx, sys, ref, p, own); err == nil {
 			break
 		}
 	}
