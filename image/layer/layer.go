@@ -232,8 +232,12 @@ func (ls *Store) arrive(l *Layer) (unwanted, late bool) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
 	for l.err == nil && l.gone == nil && ls.m[l.DiffID] != nil {
-		gone := ls.m[l.DiffID].gone
+		first := ls.m[l.DiffID]
+		gone := first.gone
 		if gone == nil {
+			for _, src := range l.sources {
+				first.learn(src)
+			}
 			return false, true
 		}
 		ls.mu.Unlock()

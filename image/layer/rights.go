@@ -91,6 +91,11 @@ func (ls *Store) knows(l *Layer, src source) (known, given bool) {
 func (ls *Store) learn(l *Layer, src source) {
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
+	l.learn(src)
+}
+
+// learn is Store.learn for a caller that holds Store.mu.
+func (l *Layer) learn(src source) {
 	switch {
 	case src.Blob == "" || slices.Contains(l.sources, src):
 	case len(l.sources) < maxSources:
