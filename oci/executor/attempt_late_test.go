@@ -33,7 +33,13 @@ func TestAttemptThatSucceedsTooLate(t *testing.T) {
 			t.Error("what was started too late was not ended")
 		}
 	})
-	err := attempt(t.Context(), "start", nil, func() error { return nil }, func() error { t.Error("ended"); return nil })
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := false
+	err := attempt(ctx, "start", nil, func() error { cancel(); return nil }, func() error { ended = true; return nil })
+	if stuck := new(stuckError); !ended || err == nil || errors.As(err, &stuck) {
+		t.Errorf("of an attempt that succeeds as it is given up: ended is %t, error %v", ended, err)
+	}
+	err = attempt(t.Context(), "start", nil, func() error { return nil }, func() error { t.Error("ended"); return nil })
 	if err != nil {
 		t.Error(err)
 	}

@@ -312,7 +312,7 @@ func (b *builtin) startExec(ctx context.Context, e *execution, process *libconta
 		}
 		pid, err = b.all.knowStarted(process)
 		return err
-	}, func() error { return b.all.end(process, pid) })
+	}, func() error { return errors.Join(b.all.end(process, pid), e.endRest(pid)) })
 	return pid, err
 }
 
