@@ -72,7 +72,7 @@ func TestUnwantedSizes(t *testing.T) {
 // A stream that was not requested is not there, whatever the protocol: an input that ended at once
 // would end an attach, or the container's own input.
 func TestOnlyRequestedStreams(t *testing.T) {
-	for _, protocol := range []string{"v5.channel.k8s.io", "v4.channel.k8s.io", "channel.k8s.io"} {
+	for protocol, want := range map[string]byte{"v5.channel.k8s.io": errorChannel, "v4.channel.k8s.io": stderrChannel, "channel.k8s.io": stderrChannel} {
 		t.Run(protocol, func(t *testing.T) {
 			got := make(chan Streams, 2)
 			s := start(t, fake{
@@ -93,7 +93,11 @@ func TestOnlyRequestedStreams(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			dialWebSocket(t, exec.Url, protocol)
+			ws := dialWebSocket(t, exec.Url, protocol)
+			var up []byte
+			if err := websocket.Message.Receive(ws, &up); err != nil || len(up) != 1 || up[0] != want {
+				t.Errorf("the first message is %v (err %v), want channel %d", up, err, want)
+			}
 			if st := <-got; st.Stdin != nil || st.Stdout != nil || st.Stderr == nil {
 				t.Errorf("exec with stderr alone has %+v", st)
 			}

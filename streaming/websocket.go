@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -64,8 +65,13 @@ func (s *Server) serveWebSocket(w http.ResponseWriter, r *http.Request, o remote
 	ctx, cancel := context.WithCancel(r.Context())
 	defer cancel()
 
-	// An empty message tells the client that the connection is up.
-	open[errorChannel].Write(nil)
+	// An empty message tells the client that the connection is up. Before v5 it comes in the lowest
+	// channel that we write, as from cri-streaming.
+	up := errorChannel
+	if protocol != remotecommand.StreamProtocolV5Name {
+		up = slices.Index(types, wsstream.WriteChannel)
+	}
+	open[up].Write(nil)
 
 	sizes := make(chan remotecommand.TerminalSize)
 	go readSizes(ctx, open[resizeChannel], sizes)
