@@ -83,40 +83,41 @@ func TestSignature(t *testing.T) {
 	refused(t, "without key", err)
 }
 
-// Whoever pushes a copy of a signed image to a repository of theirs, with any number of signatures,
-// does not displace those of the image's own.
-func TestSignaturesOfACopy(t *testing.T) {
-	reg := imagetest.NewRegistry(t)
+// copied returns a registry with an image that is signed and pulled, and with a copy of it as
+// "copy:v1", the digest of their manifest, a function that pulls the copy, and one that returns
+// whether the namespace "strict" is allowed the image.
+func copied(t *testing.T) (reg *imagetest.Registry, top digest.Digest, pull func(), allowed func() error) {
+	t.Helper()
+	reg = imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
-	s, stranger := imagetest.NewSigner(t), imagetest.NewSigner(t)
+	s := imagetest.NewSigner(t)
 	p.Trusting(image.Settings{})
 	imagetest.WriteFile(t, filepath.Join(p.Dir, "policies", "strict.json"), signedOnly(t, s, reg.Host))
 	ref := reg.Host + "/app:v1"
-	top := reg.Push("app", "v1", imagetest.Build(t, "gzip", "signed"))
+	top = reg.Push("app", "v1", imagetest.Build(t, "gzip", "signed"))
 	reg.Sign(s, "app", top, ref)
 	img := p.Pull(ref)
 	reg.Push("copy", "v1", imagetest.Build(t, "gzip", "signed"))
+	return reg, top, func() { p.Pull(reg.Host + "/copy:v1") }, func() error { return p.Store.Allowed(t.Context(), "strict", ref, img.ID) }
+}
+
+// Whoever pushes a copy of a signed image to a repository of theirs, with any number of signatures,
+// does not displace those of the image's own.
+func TestSignaturesOfACopy(t *testing.T) {
+	reg, top, pull, allowed := copied(t)
+	stranger := imagetest.NewSigner(t)
 	for range registry.MaxSignatures {
 		reg.Sign(stranger, "copy", top, reg.Host+"/copy:v1")
-		p.Pull(reg.Host + "/copy:v1")
+		pull()
 	}
-	if err := p.Store.Allowed(t.Context(), "strict", ref, img.ID); err != nil {
+	if err := allowed(); err != nil {
 		t.Error(err)
 	}
 }
 
 // The same if these cannot even be parsed.
 func TestBrokenSignaturesOfACopy(t *testing.T) {
-	reg := imagetest.NewRegistry(t)
-	p := imagetest.NewPlace(t, reg)
-	s := imagetest.NewSigner(t)
-	p.Trusting(image.Settings{})
-	imagetest.WriteFile(t, filepath.Join(p.Dir, "policies", "strict.json"), signedOnly(t, s, reg.Host))
-	ref := reg.Host + "/app:v1"
-	top := reg.Push("app", "v1", imagetest.Build(t, "gzip", "signed"))
-	reg.Sign(s, "app", top, ref)
-	img := p.Pull(ref)
-	reg.Push("copy", "v1", imagetest.Build(t, "gzip", "signed"))
+	reg, top, pull, allowed := copied(t)
 	served := false
 	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		w.Header().Set("X-Registry-Supports-Signatures", "1")
@@ -131,8 +132,8 @@ func TestBrokenSignaturesOfACopy(t *testing.T) {
 		fmt.Fprintf(w, `{"signatures":[%s]}`, strings.Join(list, ","))
 		return true
 	})
-	p.Pull(reg.Host + "/copy:v1")
-	if err := p.Store.Allowed(t.Context(), "strict", ref, img.ID); err != nil || !served {
+	pull()
+	if err := allowed(); err != nil || !served {
 		t.Errorf("error is %v, the registry was asked for signatures: %t", err, served)
 	}
 }
