@@ -107,10 +107,7 @@ func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 		if !known {
 			t.first, t.earlier = now, old == nil
 		}
-		inUse := used[image.Id]
-		for _, name := range slices.Concat(image.RepoTags, image.RepoDigests) {
-			inUse = inUse || used[name]
-		}
+		inUse := isUsed(image, used)
 		if inUse {
 			t.used = now
 		}
@@ -123,6 +120,11 @@ func (c *Collector) detect(ctx context.Context) ([]candidate, error) {
 		return cmp.Or(a.used.Compare(b.used), a.first.Compare(b.first), cmp.Compare(a.image.Id, b.image.Id))
 	})
 	return free, nil
+}
+
+// isUsed reports whether used has the image's ID or one of its names.
+func isUsed(image *cri.Image, used map[string]bool) bool {
+	return used[image.Id] || slices.ContainsFunc(slices.Concat(image.RepoTags, image.RepoDigests), func(name string) bool { return used[name] })
 }
 
 // Collect removes images that have been unused for longer than Max and, if the file system is at
@@ -187,7 +189,18 @@ func (c *Collector) free(ctx context.Context, free []candidate, need int64) (fre
 	return freed
 }
 
+// remove removes an image, unless a container has been created of it since it was listed.
 func (c *Collector) remove(ctx context.Context, f candidate, why string) bool {
+	used, err := c.o.Node.ImagesInUse(ctx)
+	if err != nil {
+		c.o.Log.WarnContext(ctx, "unused image not removed: images in use are unknown", "image", f.image.Id, "err", err)
+		return false
+	}
+	if isUsed(f.image, used) {
+		f.used = c.now()
+		c.seen[f.image.Id] = f.times
+		return false
+	}
 	if err := c.o.Images.RemoveImage(ctx, &cri.ImageSpec{Image: f.image.Id}); err != nil {
 		c.o.Log.WarnContext(ctx, "unused image not removed", "image", f.image.Id, "err", err)
 		return false

@@ -15,7 +15,8 @@ import (
 type disk struct {
 	images []*cri.Image
 	used   map[string]bool
-	full   string // the reported error
+	full   string          // the reported error
+	begin  func(id string) // called before each removal, if not nil
 }
 
 func (d *disk) ListImages(context.Context, *cri.ImageFilter) ([]*cri.Image, error) {
@@ -23,6 +24,9 @@ func (d *disk) ListImages(context.Context, *cri.ImageFilter) ([]*cri.Image, erro
 }
 
 func (d *disk) RemoveImage(_ context.Context, spec *cri.ImageSpec) error {
+	if d.begin != nil {
+		d.begin(spec.Image)
+	}
 	d.images = slices.DeleteFunc(slices.Clone(d.images), func(i *cri.Image) bool { return i.Id == spec.Image })
 	return nil
 }
@@ -101,5 +105,33 @@ func TestImagesOfEarlier(t *testing.T) {
 	c := New(Options{Images: d, Node: d, High: 85, Low: 60, Min: time.Minute, Log: slog.New(slog.DiscardHandler)})
 	if freed, err := c.FreeAll(t.Context()); err != nil || freed != 900 {
 		t.Errorf("%d bytes freed, %v", freed, err)
+	}
+}
+
+// A container may be created of a listed image while other images are removed (Kubernetes issue
+// 123631).
+func TestImageUsedMeanwhileIsKept(t *testing.T) {
+	for name, all := range map[string]func(*Collector) error{
+		"space is needed": func(c *Collector) error { _, err := c.FreeAll(t.Context()); return err },
+		"unused too long": func(c *Collector) error { return c.Collect(t.Context()) },
+	} {
+		d := &disk{used: map[string]bool{}}
+		d.images = []*cri.Image{{Id: "a", Size: 100}, {Id: "b", RepoTags: []string{"b:1"}, Size: 100}, {Id: "c", Size: 100}}
+		d.begin = func(string) { d.used["b:1"] = true }
+		c := New(Options{Images: d, Node: d, High: 100, Low: 60, Max: time.Hour, Log: slog.New(slog.DiscardHandler)})
+		now := time.Unix(1000, 0)
+		c.now = func() time.Time { return now }
+		if err := c.Collect(t.Context()); err != nil || d.ids() != "a b c" {
+			t.Errorf("%s: images that have just been listed: %s, %v", name, d.ids(), err)
+		}
+		now = now.Add(2 * time.Hour)
+		if err := all(c); err != nil || d.ids() != "b" {
+			t.Errorf("%s: left is %s, %v; want b", name, d.ids(), err)
+		}
+		// Its last use is now, not when it was listed.
+		clear(d.used)
+		if err := c.Collect(t.Context()); err != nil || d.ids() != "b" {
+			t.Errorf("%s: used a moment ago: left is %s, %v; want b", name, d.ids(), err)
+		}
 	}
 }
