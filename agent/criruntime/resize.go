@@ -12,7 +12,8 @@ import (
 
 // resize updates the runtime's resources: decreases first, so that there is room for the
 // increases, memory before CPU, and the sandbox before its containers when the pod as a
-// whole gets more.
+// whole gets more. Containers that shrink have their new resources only once the sandbox has, too:
+// until then the resize is tried again.
 func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
 	uid := string(pod.UID)
 	actual := d.files.Actual(uid)
@@ -46,13 +47,28 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 				return err
 			}
 		}
+		shrunk := map[string]v1.ResourceRequirements{}
 		for _, c := range list {
-			if err := d.resizeContainer(ctx, pod, c, name); err != nil {
+			resized, err := d.resizeContainer(ctx, pod, c, name)
+			if err != nil {
+				return err
+			}
+			if resized == nil {
+				continue
+			}
+			if !grows {
+				shrunk[c.Name] = *resized
+			} else if err := d.files.SetActual(uid, c.Name, *resized); err != nil {
 				return err
 			}
 		}
 		if !grows {
 			if err := d.resizeSandbox(ctx, sized, a.SandboxID); err != nil {
+				return err
+			}
+		}
+		for container, resources := range shrunk {
+			if err := d.files.SetActual(uid, container, resources); err != nil {
 				return err
 			}
 		}
@@ -87,11 +103,12 @@ func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) erro
 	return d.o.ContainerManager.Resize(pod)
 }
 
-// resizeContainer changes one resource of a running container and leaves the other as it was.
-func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, name v1.ResourceName) error {
+// resizeContainer changes one resource of a running container and leaves the other as it was. It
+// returns what the container has then, or nil if it does not run.
+func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, name v1.ResourceName) (*v1.ResourceRequirements, error) {
 	found, err := d.running(ctx, pod, c.Name)
 	if err != nil || found == "" {
-		return err
+		return nil, err
 	}
 	part := *c
 	was := d.files.Actual(string(pod.UID))[c.Name]
@@ -100,9 +117,9 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 	set(&part.Resources.Requests, c.Resources.Requests, name)
 	err = Fault(d.runtime.UpdateContainerResources(ctx, found, &cri.ContainerResources{Linux: d.sized(pod).Resources(&part)}))
 	if err != nil {
-		return Reasoned("ResizeError", err)
+		return nil, Reasoned("ResizeError", err)
 	}
-	return d.files.SetActual(string(pod.UID), c.Name, part.Resources)
+	return &part.Resources, nil
 }
 
 func set(into *v1.ResourceList, from v1.ResourceList, name v1.ResourceName) {
