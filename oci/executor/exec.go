@@ -91,7 +91,6 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	if err != nil {
 		return nil, nil, err
 	}
-	defer wire.CloseAll(process.ExtraFiles)
 
 	e := x.execs.open(c, from)
 	if c.groupsExecs() && c.runtime.subgroups() {
@@ -100,6 +99,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	steps.Add("cgroup of exec", e.endGroup)
 	p := &plan{settings: settings{Settings: wire.Settings{TTY: req.TTY, Stdin: req.Stdin}}, process: process, spec: &specs.Spec{Process: &spec}, fast: req.Fast}
 	begun, err := c.runtime.exec(ctx, e, p)
+	closeExtra(process, err)
 	if err != nil {
 		if ended := x.table.endsUnder(c); ended != nil {
 			return nil, nil, ended

@@ -2,6 +2,7 @@ package executor
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -164,6 +165,20 @@ func (ends *stdioEnds) closeAfter(stuck *stuckError) {
 	go func() {
 		<-stuck.over
 		ends.closeOurs()
+	}()
+}
+
+// closeExtra closes the descriptors that a process was to get besides its stdio, after its start has
+// ended with err: at once, or when a stuck attempt is over, which may still pass them on.
+func closeExtra(p *libcontainer.Process, err error) {
+	stuck := new(stuckError)
+	if !errors.As(err, &stuck) {
+		wire.CloseAll(p.ExtraFiles)
+		return
+	}
+	go func() {
+		<-stuck.over
+		wire.CloseAll(p.ExtraFiles)
 	}()
 }
 

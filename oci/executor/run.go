@@ -72,6 +72,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
+	defer func() { closeExtra(p.process, err) }()
 	if req.PIDTarget != "" {
 		if p.target, err = x.table.runs(req.PIDTarget); err != nil {
 			return nil, nil, fmt.Errorf("join a PID namespace: %w", err)
@@ -80,7 +81,6 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if p.start = start; start == nil {
 		p.start, p.fast = x.builtins.execute, req.Fast
 	}
-	defer wire.CloseAll(p.process.ExtraFiles)
 	if c.runtime, err = x.newRuntime(p); err != nil {
 		return nil, nil, err
 	}

@@ -76,6 +76,8 @@ type stuckStartError struct {
 	release func() error
 }
 
+func (e *stuckStartError) Unwrap() error { return e.stuckError }
+
 // newRuntime creates the container that p describes, after removing what a crash may have left
 // under the same ID.
 func (x *Executor) newRuntime(p *plan) (ociRuntime, error) {

@@ -3,8 +3,10 @@ package executor_test
 import (
 	"context"
 	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -16,8 +18,9 @@ import (
 )
 
 // stalls makes the executor's next fork wait, as under memory pressure, until release is called.
-// give is called with a context that ends meanwhile, and must return an error.
-func (n *node) stalls(what string, give func(ctx context.Context) error) {
+// give is called with a context that ends meanwhile, and must return an error. Before release,
+// the executor has given it up as stuck, and checks are called.
+func (n *node) stalls(what string, give func(ctx context.Context) error, checks ...func()) {
 	n.t.Helper()
 	tracer := filetrace.Attach(n.t, n.cmd.Process.Pid)
 	tracer.Only("clone", "clone3")
@@ -33,7 +36,62 @@ func (n *node) stalls(what string, give func(ctx context.Context) error) {
 	if f, ok := tracer.Disarm(); !ok || !f.Happened {
 		n.t.Errorf("%s: no fork was stopped", what)
 	}
+	for _, check := range checks {
+		check()
+	}
 	tracer.Release()
+}
+
+// open returns how many of the executor's descriptors are of such a file.
+func (n *node) open(file string) (count int) {
+	dir := "/proc/" + strconv.Itoa(n.cmd.Process.Pid) + "/fd"
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, e := range entries {
+		if target, err := os.Readlink(filepath.Join(dir, e.Name())); err == nil && strings.Contains(target, file) {
+			count++
+		}
+	}
+	return count
+}
+
+// A start that is stuck before its fork may still pass on the descriptors that it was given: if
+// they were closed, their numbers could be those of other files by then.
+func TestStuckStartKeepsItsDescriptors(t *testing.T) {
+	n := startWithoutCRIU(t)
+	needsStatic(t)
+	env := [][]byte{[]byte("PATH=/"), []byte("A=\xff")}
+	const passed = "memfd:environment"
+	b := n.run([]string{"sleep", "for-ever"})
+	kept := func(what string) func() {
+		return func() {
+			if n.open(passed) != 1 {
+				t.Errorf("a stuck %s has closed what it passes on", what)
+			}
+		}
+	}
+	n.stalls("exec", func(ctx context.Context) error {
+		files, err := n.client.Call(ctx, wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process("exit", "0"), Env: env}, nil)
+		wire.CloseAll(files)
+		return err
+	}, kept("exec"))
+	eventually(t, func() bool { return n.open(passed) == 0 }, "the descriptors of an exec are left")
+	started := n.request([]string{"exit", "0"}, func(r *wire.RunRequest, _ *specs.Spec) { r.Env = env })
+	n.stalls("start", func(ctx context.Context) error {
+		files, err := n.client.Call(ctx, wire.MethodRun, started.req, nil)
+		wire.CloseAll(files)
+		return err
+	}, kept("start"))
+	eventually(t, func() bool { return n.open(passed) == 0 }, "the descriptors of a start are left")
+	eventually(t, func() bool {
+		_, err := n.client.Call(t.Context(), wire.MethodDelete, wire.Ref{ID: started.id}, nil)
+		return err == nil
+	}, "the container cannot be deleted")
+	b.signal(unix.SIGKILL, false)
+	b.wait()
+	b.delete()
 }
 
 // An exec that is given up before its fork does not run once the fork succeeds after all: nothing
