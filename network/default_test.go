@@ -130,3 +130,43 @@ func TestFlushedRulesComeBack(t *testing.T) {
 	destroy(t, n)
 	n.heal(t.Context()) // there is nothing to heal, as noLeaks checks
 }
+
+// A route that drops packets is no uplink: the kernel keeps IPv6's with the device lo, whose MTU is
+// 65536.
+func TestUnreachableDefaultIsNoUplink(t *testing.T) {
+	n := open(t, options(t, ""))
+	change := func(f func(*netlink.Route) error, r netlink.Route) {
+		t.Helper()
+		if err := f(&r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range routes { // without another default
+		if r.Dst == nil || r.Dst.IP.IsUnspecified() {
+			change(netlink.RouteDel, r)
+			defer change(netlink.RouteAdd, r)
+		}
+	}
+	all := &net.IPNet{IP: net.IPv6zero, Mask: net.CIDRMask(0, 128)}
+	route := netlink.Route{Dst: all, Type: unix.RTN_UNREACHABLE, Priority: 5000}
+	change(netlink.RouteAdd, route)
+	defer change(netlink.RouteDel, route)
+	p := pod(t, "p")
+	attach(t, n, p)
+	err = netns.Enter(p.NetNS, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil && link.Attrs().MTU != 1500 {
+			t.Errorf("the pod's MTU is %d", link.Attrs().MTU)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+	detach(t, n, p)
+	destroy(t, n)
+}

@@ -115,8 +115,8 @@ func uplinkMTU() int {
 			continue
 		}
 		for _, r := range routes {
-			if r.Dst != nil && !r.Dst.IP.IsUnspecified() {
-				continue
+			if r.Dst != nil && !r.Dst.IP.IsUnspecified() || r.Type != unix.RTN_UNICAST {
+				continue // unreachable and the like of IPv6 have the device lo
 			}
 			if mtu := leastMTU(r); mtu > 0 {
 				return mtu
