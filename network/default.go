@@ -31,7 +31,8 @@ const defaultFile = "99-crisp-default.conflist"
 // Names and subnets are derived from the instance, so that several daemons on one node do not
 // collide. We own its file: it is rewritten when it differs from what this version would write,
 // but keeps its subnets. While IPv6 is off on the host, the file keeps the IPv6 subnet in
-// subnetsAside. To change the network, put your own configuration into the configuration
+// subnetsAside. A subnet that is replaced stays in subnetsEarlier until the first load without
+// pods of it. To change the network, put your own configuration into the configuration
 // directory.
 
 // defaultList is the part of a configuration that we write and read back.
@@ -46,6 +47,7 @@ type defaultPlugin struct {
 	Bridge       string          `json:"bridge"`
 	Subnets      []netip.Prefix  `json:"subnets"`
 	Aside        []netip.Prefix  `json:"subnetsAside,omitempty"` // of IPv6, while the host has none
+	Earlier      []netip.Prefix  `json:"subnetsEarlier,omitempty"`
 	DataDir      string          `json:"dataDir"`
 	Capabilities map[string]bool `json:"capabilities"`
 }
@@ -168,7 +170,8 @@ func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	d := &bridge.Net{DataDir: n.o.DataDir, Subnets: subnetsOf(there)}
+	before, earlier := subnetsOf(there)
+	d := &bridge.Net{DataDir: n.o.DataDir, Subnets: before}
 	d.Name, d.Bridge = names(n.o.Instance)
 	if d.Subnets == nil || n.o.PodCIDRs != nil {
 		if d.Subnets, err = n.chooseSubnets(); err != nil {
@@ -184,10 +187,14 @@ func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 			return nil, fmt.Errorf("the pods' subnet should be %v, but IPv6 is off on this host (net.ipv6.conf.default.disable_ipv6)", d.Subnets[i])
 		}
 	}
+	left, err := keepEarlier(d, slices.Concat(before, earlier), aside)
+	if err != nil {
+		return nil, err
+	}
 	data, err := json.MarshalIndent(defaultList{
 		CNIVersion: "1.1.0", Name: d.Name,
 		Plugins: []defaultPlugin{{
-			Type: bridge.Type, Bridge: d.Bridge, Subnets: d.Subnets, Aside: aside, DataDir: d.DataDir,
+			Type: bridge.Type, Bridge: d.Bridge, Subnets: d.Subnets, Aside: aside, Earlier: d.Earlier, DataDir: d.DataDir,
 			Capabilities: map[string]bool{"portMappings": true, "bandwidth": true},
 		}},
 	}, "", "  ")
@@ -201,16 +208,42 @@ func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
+	for _, subnet := range left {
+		if err := d.Leave(subnet); err != nil {
+			return nil, err
+		}
+	}
 	return d, atomicfile.Write(path, data, 0o644)
 }
 
-// subnetsOf returns the subnets in a configuration that writeDefault wrote, or nil.
-func subnetsOf(data []byte) []netip.Prefix {
+// subnetsOf returns the subnets in a configuration that writeDefault wrote, if any.
+func subnetsOf(data []byte) (now, earlier []netip.Prefix) {
 	var list defaultList
 	if json.Unmarshal(data, &list) != nil || len(list.Plugins) == 0 {
-		return nil
+		return nil, nil
 	}
-	return append(list.Plugins[0].Subnets, list.Plugins[0].Aside...)
+	p := list.Plugins[0]
+	return append(p.Subnets, p.Aside...), p.Earlier
+}
+
+// keepEarlier sets d.Earlier to those of earlier that pods have addresses of, and returns the
+// others. It leaves out what is in use by d or aside.
+func keepEarlier(d *bridge.Net, earlier, aside []netip.Prefix) (left []netip.Prefix, err error) {
+	for _, subnet := range earlier {
+		if slices.Contains(d.Subnets, subnet) || slices.Contains(aside, subnet) || subnet != subnet.Masked() || !bridge.Fits(subnet) {
+			continue
+		}
+		used, err := d.Uses(subnet)
+		switch {
+		case err != nil:
+			return nil, err
+		case used:
+			d.Earlier = append(d.Earlier, subnet)
+		default:
+			left = append(left, subnet)
+		}
+	}
+	return left, nil
 }
 
 // byFamily splits subnets.

@@ -5,6 +5,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -168,5 +169,59 @@ func TestUnreachableDefaultIsNoUplink(t *testing.T) {
 		t.Error(err)
 	}
 	detach(t, n, p)
+	destroy(t, n)
+}
+
+// After a change of the pods' subnet, running pods keep their way out of the node until they end,
+// and nothing is left of their subnet then: it may be that of another network, which is why it
+// was changed.
+func TestPodsOfAnEarlierSubnet(t *testing.T) {
+	o := options(t, "")
+	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16")}
+	n := open(t, o)
+	early := pod(t, "early")
+	early.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12345}}
+	attach(t, n, early)
+	had := func(what string) bool {
+		link, err := netlink.LinkByName("crisp0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
+		if err != nil {
+			t.Fatal(err)
+		}
+		gateway := slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IPNet.String() == "10.77.0.1/16" })
+		rules := ruleset(t)
+		out := strings.Contains(rules, "ip saddr 10.77.0.0/16 ip daddr != ")
+		port := strings.Contains(rules, "ip saddr 10.77.0.0/16 meta mark set")
+		if gateway != out || out != port {
+			t.Errorf("%s: gateway %v, masquerading %v, host ports %v:\n%s", what, gateway, out, port, rules)
+		}
+		return gateway
+	}
+	for _, subnet := range []string{"10.78.0.0/16", "10.79.0.0/16"} {
+		n.o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(subnet)}
+		n.load()
+		p := pod(t, "in-"+subnet[:5])
+		if ips := attach(t, n, p).IPs; len(ips) == 0 || !n.o.PodCIDRs[0].Contains(ips[0]) {
+			t.Errorf("a new pod has %v, its subnet is %s", ips, subnet)
+		}
+		if !had("with " + subnet) {
+			t.Errorf("after the change to %s the earlier pod has no way out", subnet)
+		}
+		detach(t, n, p)
+	}
+	detach(t, n, early)
+	n.load()
+	last := pod(t, "last")
+	attach(t, n, last)
+	if had("without pods of it") {
+		t.Error("without pods of the earlier subnet, the node still has it")
+	}
+	if rules := ruleset(t); strings.Contains(rules, "10.78.0.0") {
+		t.Errorf("rules of a subnet that no pod has:\n%s", rules)
+	}
+	detach(t, n, last)
 	destroy(t, n)
 }

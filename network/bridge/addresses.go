@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -187,4 +188,17 @@ func (n *Net) owner(addr netip.Addr) (string, error) {
 	data, err := os.ReadFile(filepath.Join(n.dir(), addr.String()))
 	owner, _, _ := strings.Cut(string(data), eol)
 	return owner, err
+}
+
+// Uses reports whether a pod has an address of subnet, an earlier one, that is in none of Subnets.
+func (n *Net) Uses(subnet netip.Prefix) (bool, error) {
+	entries, err := os.ReadDir(n.dir())
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return slices.ContainsFunc(entries, func(e fs.DirEntry) bool {
+		addr, err := netip.ParseAddr(e.Name())
+		return err == nil && subnet.Contains(addr) &&
+			!slices.ContainsFunc(n.Subnets, func(s netip.Prefix) bool { return s.Contains(addr) })
+	}), err
 }

@@ -53,6 +53,10 @@ type Net struct {
 	Bridge  string         `json:"bridge"`  // device, at most 15 bytes (IFNAMSIZ)
 	Subnets []netip.Prefix `json:"subnets"` // at most one per family; the first address of each is the bridge's
 	DataDir string         `json:"dataDir"` // the network's directory Name is created there
+
+	// Earlier are subnets that were in Subnets before, and of which pods may still have addresses.
+	// These pods keep their gateway, the masquerading and their host ports.
+	Earlier []netip.Prefix `json:"subnetsEarlier,omitempty"`
 }
 
 func (n *Net) dir() string { return filepath.Join(n.DataDir, n.Name) }
@@ -134,6 +138,11 @@ func parse(stdin []byte) (*config, error) {
 		return nil, fault.Invalid.Errorf("configuration: name, dataDir and subnets are needed")
 	}
 	families := make(map[bool]bool)
+	for _, s := range c.Earlier {
+		if s != s.Masked() || !Fits(s) {
+			return nil, fault.Invalid.Errorf("configuration: earlier subnet %v is too small or not masked", s)
+		}
+	}
 	for _, s := range c.Subnets {
 		if s != s.Masked() || !Fits(s) || families[s.Addr().Is4()] {
 			return nil, fault.Invalid.Errorf("configuration: subnet %v is too small, not masked or the second of its family", s)

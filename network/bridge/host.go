@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
@@ -38,7 +39,7 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 		return nil, fmt.Errorf("addresses of bridge %s: %w", n.Bridge, err)
 	}
 	for _, s := range n.Subnets {
-		addr := &netlink.Addr{IPNet: ipNet(s.Addr().Next(), s.Bits())}
+		addr := gateway(s)
 		if s.Addr().Is6() {
 			addr.Flags = unix.IFA_F_NODAD // else pods would have no gateway for a second
 			if err := n.enableIPv6(); err != nil {
@@ -58,6 +59,27 @@ func (n *Net) ensureBridge(h *netlink.Handle) (netlink.Link, error) {
 		}
 	}
 	return link, n.forward()
+}
+
+// gateway returns the bridge's address in subnet.
+func gateway(subnet netip.Prefix) *netlink.Addr {
+	return &netlink.Addr{IPNet: ipNet(subnet.Addr().Next(), subnet.Bits())}
+}
+
+// Leave takes the bridge's address in subnet from it, and so the host's route to it. No pod may
+// use it (Uses).
+func (n *Net) Leave(subnet netip.Prefix) error {
+	link, err := netlink.LinkByName(n.Bridge)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
+	}
+	if err == nil {
+		err = netlink.AddrDel(link, gateway(subnet))
+	}
+	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+		return fmt.Errorf("take the address in %v from bridge %s: %w", subnet, n.Bridge, err)
+	}
+	return nil
 }
 
 // enableIPv6 enables IPv6 on the bridge; it is off if it was off on the host when the bridge was

@@ -6,7 +6,9 @@ import (
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,20 +28,27 @@ const hairpinMark = "0x2000"
 // bridge's address; otherwise the answer would go straight to the pod, which would not recognize
 // it. There are no rules for ::1: Linux has no route_localnet for IPv6.
 //
-// Traffic within the subnet is not masqueraded: where bridged packets pass these hooks
+// Traffic within the subnets is not masqueraded: where bridged packets pass these hooks
 // (net.bridge.bridge-nf-call-iptables), pods would see each other with the bridge's address. Nor
 // is multicast. The chain raw keeps pods out of the host's 127.0.0.0/8, which route_localnet
 // would let them reach. Other machines do not reach host ports of 127.0.0.0/8 either: the kernel
 // drops what arrives for these addresses, but only after prerouting, where it would have the pod's.
 func (n *Net) rules() string {
 	var mark, masquerade strings.Builder
-	for _, s := range n.Subnets {
+	all := widest(slices.Concat(n.Subnets, n.Earlier))
+	for _, s := range all {
 		family, multicast := "ip", "224.0.0.0/4"
 		if s.Addr().Is6() {
 			family, multicast = "ip6", "ff00::/8"
 		}
+		var within strings.Builder
+		for _, other := range all {
+			if other.Addr().Is4() == s.Addr().Is4() {
+				fmt.Fprintf(&within, "%s, ", other)
+			}
+		}
 		fmt.Fprintf(&mark, "    %s saddr %s meta mark set meta mark | %s\n", family, s, hairpinMark)
-		fmt.Fprintf(&masquerade, "    %s saddr %s %[1]s daddr != { %[2]s, %s } masquerade fully-random\n", family, s, multicast)
+		fmt.Fprintf(&masquerade, "    %s saddr %s %[1]s daddr != { %[3]s%[4]s } masquerade fully-random\n", family, s, within.String(), multicast)
 	}
 	return `
   map any4 { type inet_proto . inet_service : ipv4_addr . inet_service; }
@@ -73,6 +82,21 @@ func (n *Net) rules() string {
     meta mark & ` + hairpinMark + ` == ` + hairpinMark + ` ct status dnat masquerade
 ` + masquerade.String() + `  }
 `
+}
+
+// widest returns subnets without those that lie in another one: nft takes no set whose elements
+// overlap.
+func widest(subnets []netip.Prefix) []netip.Prefix {
+	var all []netip.Prefix
+	for _, s := range subnets {
+		covers := func(other netip.Prefix) bool { return other.Bits() <= s.Bits() && other.Overlaps(s) }
+		if slices.ContainsFunc(all, covers) {
+			continue
+		}
+		all = slices.DeleteFunc(all, func(other netip.Prefix) bool { return s.Bits() < other.Bits() && s.Overlaps(other) })
+		all = append(all, s)
+	}
+	return all
 }
 
 // marker returns the name of an empty chain that identifies the version of the rules.
