@@ -25,6 +25,7 @@ func (w *slowWriter) Write(p []byte) (int, error) {
 // All output of a command arrives, even if its client is slow and a process that it left behind
 // keeps the pipe open. The output of that process is not awaited.
 func TestOutputOfAnEndedCommand(t *testing.T) {
+	t.Parallel() // it waits for drainTime
 	for name, test := range map[string]struct {
 		pause       time.Duration
 		left, chats bool // a process is left, and continues to write
@@ -119,6 +120,7 @@ func TestOutputOfATerminalOpenedAgain(t *testing.T) {
 // The output of a command with a terminal ends with the command, also if its reader has seen the
 // terminal closed before: it does not wait as long as for what a command leaves behind.
 func TestOutputOfAClosedTerminalEndsAtOnce(t *testing.T) {
+	t.Parallel() // it waits for drainTime
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
