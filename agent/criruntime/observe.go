@@ -69,6 +69,7 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	if pod != nil {
 		have.HasResources = !d.Clean(pod.UID)
 		have.Actual = d.files.Actual(string(pod.UID))
+		have.Resizing = d.files.Resizing(string(pod.UID))
 		have.Logs = d.files.Attempts(pod, have)
 	}
 	return have, nil

@@ -12,12 +12,15 @@ import (
 
 // resize updates the runtime's resources: decreases first, so that there is room for the
 // increases, memory before CPU, and the sandbox before its containers when the pod as a
-// whole gets more. Containers that shrink have their new resources only once the sandbox has, too:
-// until then the resize is tried again.
+// whole gets more. Until all of that has succeeded the pod is recorded as resizing, so that the rest
+// is done later even if no container differs any more.
 func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
 	uid := string(pod.UID)
 	actual := d.files.Actual(uid)
-	changed := false
+	left := d.files.Resizing(uid)
+	if err := d.files.SetResizing(uid, true); err != nil {
+		return err
+	}
 	for _, name := range []v1.ResourceName{v1.ResourceMemory, v1.ResourceCPU} {
 		var list []*v1.Container
 		for _, c := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
@@ -28,7 +31,6 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 		if len(list) == 0 {
 			continue
 		}
-		changed = true
 		delta := func(c *v1.Container) int {
 			now, was := c.Resources.Limits[name], actual[c.Name].Limits[name]
 			if now.Cmp(was) == 0 {
@@ -47,18 +49,8 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 				return err
 			}
 		}
-		shrunk := map[string]v1.ResourceRequirements{}
 		for _, c := range list {
-			resized, err := d.resizeContainer(ctx, pod, c, name)
-			if err != nil {
-				return err
-			}
-			if resized == nil {
-				continue
-			}
-			if !grows {
-				shrunk[c.Name] = *resized
-			} else if err := d.files.SetActual(uid, c.Name, *resized); err != nil {
+			if err := d.resizeContainer(ctx, pod, c, name); err != nil {
 				return err
 			}
 		}
@@ -67,16 +59,32 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 				return err
 			}
 		}
-		for container, resources := range shrunk {
-			if err := d.files.SetActual(uid, container, resources); err != nil {
-				return err
-			}
+	}
+	d.forget(podsync.KeyOf(pod)) // the statuses include the resources
+	if left {
+		if err := d.resizeSandbox(ctx, pod, a.SandboxID); err != nil {
+			return err
 		}
 	}
-	if changed {
-		d.forget(podsync.KeyOf(pod)) // the statuses include the resources
+	return d.files.SetResizing(uid, false)
+}
+
+// resizeForStart resizes the sandbox of a container that is about to start with other resources
+// than it had.
+func (d *Driver) resizeForStart(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox string) error {
+	uid := string(pod.UID)
+	was, known := d.files.Actual(uid)[c.Name]
+	if !known || podsync.SameResource(v1.ResourceMemory, c.Resources, was) && podsync.SameResource(v1.ResourceCPU, c.Resources, was) {
+		return nil
 	}
-	return nil
+	left := d.files.Resizing(uid)
+	if err := d.files.SetResizing(uid, true); err != nil {
+		return err
+	}
+	if err := d.resizeSandbox(ctx, pod, sandbox); err != nil || left {
+		return err // what was left before may concern other containers
+	}
+	return d.files.SetResizing(uid, false)
 }
 
 // withCPU returns the pod with the CPU that its containers have. While only memory is resized, the
@@ -103,12 +111,11 @@ func (d *Driver) resizeSandbox(ctx context.Context, pod *v1.Pod, id string) erro
 	return d.o.ContainerManager.Resize(pod)
 }
 
-// resizeContainer changes one resource of a running container and leaves the other as it was. It
-// returns what the container has then, or nil if it does not run.
-func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, name v1.ResourceName) (*v1.ResourceRequirements, error) {
+// resizeContainer changes one resource of a running container and leaves the other as it was.
+func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Container, name v1.ResourceName) error {
 	found, err := d.running(ctx, pod, c.Name)
 	if err != nil || found == "" {
-		return nil, err
+		return err
 	}
 	part := *c
 	was := d.files.Actual(string(pod.UID))[c.Name]
@@ -117,9 +124,9 @@ func (d *Driver) resizeContainer(ctx context.Context, pod *v1.Pod, c *v1.Contain
 	set(&part.Resources.Requests, c.Resources.Requests, name)
 	err = Fault(d.runtime.UpdateContainerResources(ctx, found, &cri.ContainerResources{Linux: d.sized(pod).Resources(&part)}))
 	if err != nil {
-		return nil, Reasoned("ResizeError", err)
+		return Reasoned("ResizeError", err)
 	}
-	return &part.Resources, nil
+	return d.files.SetActual(string(pod.UID), c.Name, part.Resources)
 }
 
 func set(into *v1.ResourceList, from v1.ResourceList, name v1.ResourceName) {

@@ -2,6 +2,8 @@ package criruntime
 
 import (
 	"context"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -51,34 +53,90 @@ func (r *narrow) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdateP
 	return r.recorder.UpdatePodSandboxResources(ctx, req)
 }
 
-// Containers have shrunk only once their sandbox has: until then the resize is shown as in
-// progress, and tried again.
-func TestShrinkWaitsForTheSandbox(t *testing.T) {
-	d, r, pod := record(t, "  containers: [{name: a, image: i, resources: {limits: {memory: 20Mi, cpu: 200m}}}]\n")
-	begin(t, d, pod)
-	d.runtime = &narrow{recorder: r, failures: 1}
+// limit sets the memory limit of the pod's first container.
+func limit(pod *v1.Pod, memory string) *v1.Pod {
 	pod = pod.DeepCopy()
-	pod.Spec.Containers[0].Resources.Limits[v1.ResourceMemory] = resource.MustParse("10Mi")
-	try := func() error {
-		have, err := d.Observe(t.Context(), podsync.KeyOf(pod), pod)
+	pod.Spec.Containers[0].Resources.Limits[v1.ResourceMemory] = resource.MustParse(memory)
+	return pod
+}
+
+// turn executes what is planned for the pod. It returns the first error and the calls that resized.
+func turn(t *testing.T, d *Driver, r *recorder, pod *v1.Pod) (resizes []string, err error) {
+	t.Helper()
+	have, err := d.Observe(t.Context(), podsync.KeyOf(pod), pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	r.mu.Lock()
+	r.calls = nil
+	r.mu.Unlock()
+	for _, a := range podsync.Compute(pod, have, time.Now()).Actions {
+		if a.Verb == podsync.StopContainer {
+			now := make(chan struct{})
+			close(now)
+			err = d.Stop(t.Context(), now, pod, a)
+		} else {
+			err = d.Act(t.Context(), t.Context(), pod, a)
+		}
+		if err != nil {
+			break
+		}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, call := range r.calls {
+		_, call, _ = strings.Cut(call, " ") // the time
+		if strings.HasPrefix(call, "update ") || strings.HasPrefix(call, "create ") {
+			resizes = append(resizes, call)
+		}
+	}
+	return resizes, err
+}
+
+// A shrink has ended only once the sandbox has shrunk, too: until then the rest is tried again, and
+// a spec that is changed back meanwhile is applied to the container that has shrunk already.
+func TestShrinkWaitsForTheSandbox(t *testing.T) {
+	for name, then := range map[string]struct {
+		memory string
+		want   []string
+	}{
+		"tried again": {"10Mi", []string{"update sandbox cpu 20000 memory 10485760"}},
+		"taken back":  {"20Mi", []string{"update sandbox cpu 20000 memory 20971520", "update cpu 20000 memory 20971520", "update sandbox cpu 20000 memory 20971520"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d, r, pod := record(t, "  containers: [{name: a, image: i, resources: {limits: {memory: 20Mi, cpu: 200m}}}]\n")
+			begin(t, d, pod)
+			d.runtime = &narrow{recorder: r, failures: 1}
+			if calls, err := turn(t, d, r, limit(pod, "10Mi")); err == nil || !slices.Equal(calls, []string{"update cpu 20000 memory 10485760"}) {
+				t.Fatalf("at first: %q, %v", calls, err)
+			}
+			if have, err := d.Observe(t.Context(), podsync.KeyOf(pod), pod); err != nil || !have.Resizing {
+				t.Errorf("after the failure: resizing %v, %v", have.Resizing, err)
+			}
+			if calls, err := turn(t, d, r, limit(pod, then.memory)); err != nil || !slices.Equal(calls, then.want) {
+				t.Errorf("then: %q, %v; want %q", calls, err, then.want)
+			}
+			if calls, err := turn(t, d, r, limit(pod, then.memory)); err != nil || len(calls) > 0 {
+				t.Errorf("at last: %q, %v", calls, err)
+			}
+		})
+	}
+}
+
+// A container that is restarted in order to resize it gets room in its sandbox before it starts.
+func TestResizeByRestart(t *testing.T) {
+	d, r, pod := record(t, "  containers: [{name: a, image: i, resizePolicy: [{resourceName: memory, restartPolicy: RestartContainer}], resources: {limits: {memory: 20Mi, cpu: 200m}}}]\n")
+	begin(t, d, pod)
+	pod = limit(pod, "40Mi")
+	var all []string
+	for range 3 {
+		calls, err := turn(t, d, r, pod)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, a := range podsync.Compute(pod, have, time.Now()).Actions {
-			if a.Verb == podsync.Resize {
-				return d.resize(t.Context(), pod, a)
-			}
-		}
-		t.Fatal("no resize is planned")
-		return nil
+		all = append(all, calls...)
 	}
-	if err := try(); err == nil {
-		t.Fatal("the resize succeeded without the sandbox")
-	}
-	if err := try(); err != nil {
-		t.Fatal(err)
-	}
-	if got := d.files.Actual(string(pod.UID))["a"].Limits[v1.ResourceMemory]; got.Value() != 10<<20 {
-		t.Errorf("the container has %s", got.String())
+	if len(all) < 2 || all[0] != "update sandbox cpu 20000 memory 41943040" || !strings.HasPrefix(all[1], "create ") {
+		t.Errorf("the calls are %q", all)
 	}
 }

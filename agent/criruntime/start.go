@@ -66,6 +66,9 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 	if err := os.MkdirAll(filepath.Join(sandbox.LogDirectory, c.Name), 0o755); err != nil {
 		return fail("CreateContainerConfigError", err)
 	}
+	if err := d.resizeForStart(ctx, pod, c, a.SandboxID); err != nil {
+		return Reasoned("ResizeError", err)
+	}
 	if err := d.files.SetActual(string(pod.UID), c.Name, c.Resources); err != nil {
 		return fail("CreateContainerConfigError", err)
 	}

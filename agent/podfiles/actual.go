@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io/fs"
 	"maps"
+	"os"
 	"path/filepath"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -37,5 +38,40 @@ func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) erro
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.actual[uid] = all
+	return nil
+}
+
+// Resizing reports whether a resize of a pod has begun whose sandbox may not have the resources of
+// the spec yet.
+func (s *Store) Resizing(uid string) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	known, ok := s.resizing[uid]
+	if !ok {
+		_, err := os.Stat(filepath.Join(s.Dir(uid), resizeFile))
+		known = err == nil
+		s.resizing[uid] = known
+	}
+	return known
+}
+
+// SetResizing records that a resize begins, or that it has ended.
+func (s *Store) SetResizing(uid string, begun bool) error {
+	path := filepath.Join(s.Dir(uid), resizeFile)
+	if s.Resizing(uid) == begun {
+		return nil
+	}
+	var err error
+	if begun {
+		err = os.WriteFile(path, nil, 0o600)
+	} else if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	if err != nil {
+		return err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.resizing[uid] = begun
 	return nil
 }

@@ -6,6 +6,7 @@
 //	pods/<uid>/startup.json the timeline of its start (agent/startup)
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources last given to the runtime, by container
+//	pods/<uid>/resizing     there while the pod's sandbox may not have the resources of its spec
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
 //	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
@@ -43,12 +44,14 @@ type Store struct {
 	mu     sync.Mutex
 	pods   map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
-	ending map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
+	// resizing is by UID, as far as it is known; guarded by mu.
+	resizing map[string]bool
+	ending   map[string]time.Time // when the end of a pod began, by UID; guarded by mu
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.
 func Open(o Options) (*Store, error) {
-	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, ending: map[string]time.Time{}}
+	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, resizing: map[string]bool{}, ending: map[string]time.Time{}}
 	return s, s.find()
 }
 
@@ -63,6 +66,7 @@ const (
 	statusFile  = "status.json"
 	startupFile = "startup.json"
 	actualFile  = "actual.json"
+	resizeFile  = "resizing"
 	endingFile  = "ending" // modified when the pod's end began
 )
 
@@ -85,6 +89,7 @@ func (s *Store) Remove(uid types.UID) error {
 	defer s.mu.Unlock()
 	delete(s.pods, string(uid))
 	delete(s.actual, string(uid))
+	delete(s.resizing, string(uid))
 	delete(s.ending, string(uid))
 	return nil
 }

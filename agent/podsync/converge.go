@@ -23,7 +23,7 @@ func (p *planner) converge() {
 		p.settle()
 	case p.kills > 0:
 		p.plan.Actions = slices.DeleteFunc(p.plan.Actions, func(a Action) bool { return a.Verb != StopContainer })
-	case p.resized:
+	case p.resized || p.have.Resizing && p.keep > 0:
 		p.add(Action{Verb: Resize, UID: string(p.want.UID), SandboxID: sandbox, Why: "resources have changed"})
 	}
 }

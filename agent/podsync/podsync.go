@@ -64,6 +64,8 @@ type Have struct {
 	Logs map[string]uint32
 	// Actual has the resources last given to the runtime, by name of the wanted pod's container.
 	Actual map[string]v1.ResourceRequirements
+	// Resizing says that a resize of the wanted pod has begun and not ended.
+	Resizing bool
 
 	// Failures has the recent failures, by Action.Subject. An action on the same subject waits
 	// for Until. The worker keeps them, not the runtime.

@@ -148,8 +148,8 @@ func names(what string, list []string) string {
 	return fmt.Sprintf("containers with %s status: [%s]", what, strings.Join(list, " "))
 }
 
-// resizeConditions returns the condition PodResizePending or PodResizeInProgress if containers do
-// not have the resources of their spec, else nil.
+// resizeConditions returns the condition PodResizePending or PodResizeInProgress if containers, or
+// their sandbox, do not have the resources of the spec, else nil.
 func (g *generator) resizeConditions() []v1.PodCondition {
 	if p := g.have.Pending; p != nil {
 		return []v1.PodCondition{condition(v1.PodResizePending, true, p.Reason, p.Message)}
@@ -157,8 +157,8 @@ func (g *generator) resizeConditions() []v1.PodCondition {
 	for spec := range podsync.Containers(&g.pod.Spec) {
 		actual, known := g.have.Actual[spec.Name]
 		c, there := g.have.Newest(string(g.pod.UID), spec.Name)
-		if known && there && c.State == podsync.Running &&
-			!(podsync.SameResource(v1.ResourceCPU, spec.Resources, actual) && podsync.SameResource(v1.ResourceMemory, spec.Resources, actual)) {
+		differs := known && !(podsync.SameResource(v1.ResourceCPU, spec.Resources, actual) && podsync.SameResource(v1.ResourceMemory, spec.Resources, actual))
+		if there && c.State == podsync.Running && (differs || g.have.Resizing) {
 			if f, ok := g.have.Failures[podsync.ResizeSubject]; ok {
 				return []v1.PodCondition{condition(v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)}
 			}
