@@ -208,9 +208,9 @@ func (n *Network) writeDefault(path string) (*bridge.Net, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
-	for _, subnet := range left {
-		if err := d.Leave(subnet); err != nil {
-			return nil, err
+	if len(left) > 0 {
+		if err := d.Leave(left); err != nil {
+			n.log.Warn("an earlier subnet of the default network is left on its bridge", "err", err)
 		}
 	}
 	return d, atomicfile.Write(path, data, 0o644)

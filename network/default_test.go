@@ -178,10 +178,25 @@ func TestUnreachableDefaultIsNoUplink(t *testing.T) {
 func TestPodsOfAnEarlierSubnet(t *testing.T) {
 	o := options(t, "")
 	o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.77.0.0/16")}
-	n := open(t, o)
+	n, err := Open(o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { n.Close() }()
 	early := pod(t, "early")
 	early.Ports = []Port{{Protocol: "tcp", ContainerPort: 80, HostPort: 12345}}
 	attach(t, n, early)
+	change := func(subnet string) {
+		t.Helper()
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(subnet)}
+		var err error
+		if n, err = Open(o); err != nil {
+			t.Fatal(err)
+		}
+	}
 	had := func(what string) bool {
 		link, err := netlink.LinkByName("crisp0")
 		if err != nil {
@@ -201,10 +216,9 @@ func TestPodsOfAnEarlierSubnet(t *testing.T) {
 		return gateway
 	}
 	for _, subnet := range []string{"10.78.0.0/16", "10.79.0.0/16"} {
-		n.o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(subnet)}
-		n.load()
+		change(subnet)
 		p := pod(t, "in-"+subnet[:5])
-		if ips := attach(t, n, p).IPs; len(ips) == 0 || !n.o.PodCIDRs[0].Contains(ips[0]) {
+		if ips := attach(t, n, p).IPs; len(ips) == 0 || !o.PodCIDRs[0].Contains(ips[0]) {
 			t.Errorf("a new pod has %v, its subnet is %s", ips, subnet)
 		}
 		if !had("with " + subnet) {
@@ -224,4 +238,51 @@ func TestPodsOfAnEarlierSubnet(t *testing.T) {
 	}
 	detach(t, n, last)
 	destroy(t, n)
+}
+
+// A subnet can be made wider or narrower around running pods: the node reaches them at once.
+func TestWiderSubnetReachesRunningPods(t *testing.T) {
+	for _, test := range []struct{ from, to, gateway string }{
+		{"10.77.0.0/20", "10.77.0.0/16", "10.77.0.1/16"},
+		{"10.77.0.0/16", "10.77.0.0/20", "10.77.0.1/20"},
+		{"fd77::/80", "fd77::/64", "fd77::1/64"},
+		{"fd77::/64", "fd77::/80", "fd77::1/80"},
+	} {
+		o := options(t, "")
+		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(test.from)}
+		n, err := Open(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p := pod(t, "p")
+		attach(t, n, p)
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(test.to)}
+		n = open(t, o)
+		n.heal(t.Context())
+		link, err := netlink.LinkByName("crisp0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var gateways []string
+		for _, a := range list {
+			if !a.IP.IsLinkLocalUnicast() {
+				gateways = append(gateways, a.IPNet.String())
+			}
+		}
+		if !slices.Equal(gateways, []string{test.gateway}) {
+			t.Errorf("from %s to %s: the bridge has %v, want %s", test.from, test.to, gateways, test.gateway)
+		}
+		if rules := ruleset(t); !strings.Contains(rules, "saddr "+test.to) || strings.Contains(rules, "saddr "+test.from) {
+			t.Errorf("from %s to %s: the rules are\n%s", test.from, test.to, rules)
+		}
+		detach(t, n, p)
+		destroy(t, n)
+	}
 }

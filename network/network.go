@@ -81,8 +81,9 @@ type Network struct {
 }
 
 // Open reads the configuration and starts to watch its directory. It does not need a valid
-// configuration and changes nothing in the host's network: the first Attach creates the default
-// network's bridge and nftables table. It also sets net.ipv4.ip_forward, which a bridge that is
+// configuration. In the host's network it only takes the bridge's address in a subnet that was
+// replaced and that no pod uses any more: the first Attach creates the default network's bridge and
+// nftables table. It also sets net.ipv4.ip_forward, which a bridge that is
 // a gateway needs, as the standard bridge plugin does.
 func Open(o Options) (*Network, error) {
 	if o.ConfDir == "" || o.CacheDir == "" {

@@ -55,7 +55,7 @@ type Net struct {
 	DataDir string         `json:"dataDir"` // the network's directory Name is created there
 
 	// Earlier are subnets that were in Subnets before, and of which pods may still have addresses.
-	// These pods keep their gateway, the masquerading and their host ports.
+	// The bridge keeps its address for these pods, and they the masquerading and their host ports.
 	Earlier []netip.Prefix `json:"subnetsEarlier,omitempty"`
 }
 

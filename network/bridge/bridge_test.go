@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -224,4 +225,17 @@ func names(t *testing.T, dir string) []string {
 		all = append(all, e.Name())
 	}
 	return all
+}
+
+func TestWidest(t *testing.T) {
+	for _, test := range [][2][]netip.Prefix{
+		{prefixes("10.1.0.0/16"), prefixes("10.1.0.0/16")},
+		{prefixes("10.1.0.0/16", "fd00::/64", "10.1.16.0/20"), prefixes("10.1.0.0/16", "fd00::/64")},
+		{prefixes("10.1.16.0/20", "10.1.32.0/20", "10.1.0.0/16"), prefixes("10.1.0.0/16")},
+		{prefixes("10.1.0.0/16", "10.1.0.0/16", "10.2.0.0/16"), prefixes("10.1.0.0/16", "10.2.0.0/16")},
+	} {
+		if got := widest(test[0]); !slices.Equal(got, test[1]) {
+			t.Errorf("of %v: %v, want %v", test[0], got, test[1])
+		}
+	}
 }

@@ -66,20 +66,30 @@ func gateway(subnet netip.Prefix) *netlink.Addr {
 	return &netlink.Addr{IPNet: ipNet(subnet.Addr().Next(), subnet.Bits())}
 }
 
-// Leave takes the bridge's address in subnet from it, and so the host's route to it. No pod may
-// use it (Uses).
-func (n *Net) Leave(subnet netip.Prefix) error {
-	link, err := netlink.LinkByName(n.Bridge)
+// Leave takes the bridge's addresses in subnets from it, and so the host's routes to them. No pod
+// may use them (Uses). Where they overlap the network's own, the bridge gets its addresses there
+// again at once: the kernel has an IPv6 address with one prefix length only.
+func (n *Net) Leave(subnets []netip.Prefix) error {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	link, err := h.LinkByName(n.Bridge)
 	if errors.As(err, new(netlink.LinkNotFoundError)) {
 		return nil
 	}
-	if err == nil {
-		err = netlink.AddrDel(link, gateway(subnet))
+	if err != nil {
+		return fmt.Errorf("bridge %s: %w", n.Bridge, err)
 	}
-	if err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
-		return fmt.Errorf("take the address in %v from bridge %s: %w", subnet, n.Bridge, err)
+	var errs []error
+	for _, s := range subnets {
+		if err := h.AddrDel(link, gateway(s)); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			errs = append(errs, fmt.Errorf("take the address in %v from bridge %s: %w", s, n.Bridge, err))
+		}
 	}
-	return nil
+	_, err = n.ensureBridge(h)
+	return errors.Join(append(errs, err)...)
 }
 
 // enableIPv6 enables IPv6 on the bridge; it is off if it was off on the host when the bridge was

@@ -133,13 +133,14 @@ func (n *Net) restoreTable(ctx context.Context) ([]element, error) {
 }
 
 // Heal writes the table again if the bridge exists but the table of this version does not:
-// somebody has flushed the ruleset, and the pods have neither a way out nor host ports. It
-// reports whether the table was missing.
+// somebody has flushed the ruleset, and the pods have neither a way out nor host ports, or the
+// subnets have changed. It reports whether there was no table.
 func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	if _, ok := linkIndex(n.Bridge); !ok || chainExists(n.Name, n.marker()) {
 		return false, nil
 	}
-	return true, n.ensureTable(ctx)
+	missing := !chainExists(n.Name, "postrouting")
+	return missing, n.ensureTable(ctx)
 }
 
 // writeTable replaces the table, including the host ports of all pods, which it returns. nft
