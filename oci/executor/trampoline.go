@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // An environment need not be UTF-8, but libcontainer passes it to its child as JSON, which must
@@ -45,6 +46,7 @@ func bounce(p *libcontainer.Process, raw []string) error {
 	env := os.NewFile(uintptr(fd), "environment")
 	p.ExtraFiles = []*os.File{self, env} // become 3 and 4
 	if _, err := env.WriteString(strings.Join(raw, "\x00")); err != nil {
+		wire.CloseAll(p.ExtraFiles)
 		return err
 	}
 	p.Args = append([]string{"/proc/self/fd/3", BounceArg, "4"}, p.Args...)
