@@ -74,7 +74,7 @@ func TestSameRandomPods(t *testing.T) {
 var explanationsOfLives = []explanation{
 	{of: `\S+ CreateContainer \S+ config\.envs order: .*`, why: "the kubelet iterates over a map, in random order; the agent keeps the manifest's order"},
 	{of: `\S+-on-host status podIPs: kubelet 0, agent [12]`, why: "the standalone kubelet does not fill in the node's address, nor that of a pod on the node's network"},
-	{of: `\S+ (RunPodSandbox|CreateContainer) \S+ (config|sandbox_config)\.port_mappings(\[3\d{4}\]: kubelet absent, agent {.*}|: kubelet absent, agent \[({"container_port":3\d{4}(,"host_port":3\d{4})?},?)+\])`, why: "the kubelet does not pass the ports of sidecars to the runtime"},
+	{of: `\S+ (RunPodSandbox|CreateContainer|PullImage) \S+ (config|sandbox_config)\.port_mappings(\[3\d{4}\]: kubelet absent, agent {.*}|: kubelet absent, agent \[({"container_port":3\d{4}(,"host_port":3\d{4})?},?)+\])`, why: "the kubelet does not pass the ports of sidecars to the runtime"},
 	{of: `\S+ (RunPodSandbox|CreateContainer) \S+ \S+\.(uids|gids|uidMappings|gidMappings): kubelet \[{"host_id":\d+,"length":65536}\], agent \[{"host_id":\d+,"length":65536}\]`, why: "each chooses a free range of the node's IDs"},
 	{of: `\S+ (CreateContainer \S+ config\.mounts\[/volumes/v\d\]\.recursive_read_only: kubelet absent, agent true|status containers\.\w+\.mounts\[v\d\]\.recursiveReadOnly: kubelet "Disabled", agent "Enabled")`, why: "the standalone kubelet knows no RuntimeClass, and so no handler that makes mounts recursively read-only"},
 	{of: `\S+ CreateContainer ([is]\d|broken|still)#\d config\.envs\[RESOURCE\d\]\.value: kubelet "0", agent "\d+"`, why: "without a limit it is the node's amount, but not in the kubelet for an init container that is named"},
@@ -93,7 +93,7 @@ var explanationsOfLives = []explanation{
 	{of: `\S+-driver-killed-pulling(-on-host)? (CreateContainer|StartContainer|RemoveContainer) c[1-9]#0: kubelet (calls it, agent never|never, agent calls it)`, why: "crispd gives up on a registry that does not answer after 40 s, and the next containers start; not every run lasts that long", race: true},
 	{of: `\S+-sandbox-(stopped|removed)(-meanwhile)?(-on-host)? (CreateContainer|StartContainer|StopContainer|RemoveContainer|ExecSync) ([is]\d|still|broken)#[01]( the \dth)?: kubelet (calls it, agent never|never, agent calls it)`, why: "in a new sandbox the kubelet continues to count attempts only for the first init container, as it has removed the others; the agent continues for each"},
 	{of: `\S+-edited-meanwhile-\w+ RunPodSandbox new\.sandbox#0( failed: kubelet true, agent absent| the 2th: kubelet calls it, agent never)`, why: "a restarted kubelet starts the new pod of a name while the old one ends, whose host ports are still in use", race: true},
-	{of: `\S+-(driver-killed(-on-host)? status|killed-meanwhile(-on-host)? later status) containers\.\w+\.mounts: kubelet absent, agent \[{.*}\]`, why: "a restarted kubelet does not show the mounts of a container that it did not start"},
+	{of: `\S+-(driver-killed(-on-host)? status|(killed|sandbox-stopped)-meanwhile(-on-host)? later status) containers\.\w+\.mounts: kubelet absent, agent \[{.*}\]`, why: "a restarted kubelet does not show the mounts of a container that it did not start"},
 	{of: `(ends|fails|late)-\d+-driver-killed(-on-host)? status podIPs: kubelet 0, agent 2`, why: "a restarted kubelet does not know the address of a pod that has ended"},
 	sideBySide(),
 }
