@@ -57,6 +57,7 @@ var otherUpdates = []struct{ updates, reason string }{
 	{`Pod configured: .*resources`, "a resize, for which Kubernetes has a subresource"},
 	{`(Deployment|DaemonSet) configured: .*spec\.selector`, "pods belong to their workload by its name, not by labels"},
 	{`Job configured: .*spec\.(template|completions|completionMode)`, "the job starts again, or wants more or fewer completions"},
+	{`Job unchanged: .*spec\.template\.spec\.(enableServiceLinks|schedulerName|schedulingGroup)`, "they mean nothing: the template stays as it is"},
 	{`Job configured: .*spec\.parallelism`, "in Kubernetes that of an indexed job changes only with its completions"},
 	{`PersistentVolumeClaim configured: .*spec`, "a claim is a directory, whatever it requests"},
 	{`RuntimeClass configured: .*handler`, "it applies to pods that start later"},
