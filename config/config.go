@@ -118,7 +118,8 @@ type CNI struct {
 	// network. Default "auto".
 	DefaultNetwork Auto `toml:"default_network"`
 	// PodCIDRs are the subnets of the default network, at most one per family, in the order of a
-	// pod's addresses. Default: one per family, derived from root and state, IPv4 first. After a
+	// pod's addresses. Plugins of another network get them as ipRanges if they have that
+	// capability. Default: one per family, derived from root and state, IPv4 first. After a
 	// change, running pods keep their addresses.
 	PodCIDRs []string `toml:"pod_cidrs"`
 }

@@ -81,10 +81,10 @@ type Network struct {
 }
 
 // Open reads the configuration and starts to watch its directory. It does not need a valid
-// configuration. In the host's network it only takes the bridge's address in a subnet that was
-// replaced and that no pod uses any more: the first Attach creates the default network's bridge and
-// nftables table. It also sets net.ipv4.ip_forward, which a bridge that is
-// a gateway needs, as the standard bridge plugin does.
+// configuration. It changes the host's network only if a subnet was replaced that no pod uses any
+// more: it takes the bridge's address there and sets up the bridge for the new one (bridge.Leave).
+// Otherwise the first Attach creates the default network's bridge and nftables table, and sets
+// net.ipv4.ip_forward, which a bridge that is a gateway needs, as the standard bridge plugin does.
 func Open(o Options) (*Network, error) {
 	if o.ConfDir == "" || o.CacheDir == "" {
 		return nil, fmt.Errorf("network needs a configuration and a cache directory")

@@ -13,7 +13,7 @@
 // caches it decoded. Lists and statuses are built from these snapshots and wait for nobody.
 //
 // Apart from paths that requests name, it writes files only to directories that oci provides
-// (oci.Sandbox.Dir and ShmDir, oci.Runtime.RestoreDir) and below <root>/checkpoints, where
+// (oci.Sandbox.Dir, RunDir and ShmDir, oci.Runtime.RestoreDir) and below <root>/checkpoints, where
 // CheckpointContainer works and which Start removes. NRI plugins connect to the socket of
 // Options.NRI.
 //

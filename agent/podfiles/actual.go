@@ -27,7 +27,7 @@ func (s *Store) Actual(uid string) map[string]v1.ResourceRequirements {
 	return known
 }
 
-// SetActual records the resources of a container that are about to be given to the runtime.
+// SetActual records the resources of a container: before its start, and after a resize.
 func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) error {
 	all := map[string]v1.ResourceRequirements{}
 	maps.Copy(all, s.Actual(uid)) // which is nil if the file has null

@@ -6,6 +6,7 @@
 //	pods/<uid>/startup.json the timeline of its start (agent/startup)
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources last given to the runtime, by container
+//	pods/<uid>/userns       the pod's user and group IDs (agent/idrange)
 //	pods/<uid>/resizing     there while the pod's sandbox may not have the resources of its spec
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
