@@ -74,7 +74,7 @@ func (d *Driver) resize(ctx context.Context, pod *v1.Pod, a podsync.Action) erro
 func (d *Driver) resizeForStart(ctx context.Context, pod *v1.Pod, c *v1.Container, sandbox string) error {
 	uid := string(pod.UID)
 	was, known := d.files.Actual(uid)[c.Name]
-	if !known || podsync.SameResource(v1.ResourceMemory, c.Resources, was) && podsync.SameResource(v1.ResourceCPU, c.Resources, was) {
+	if !known || podsync.SameResources(c.Resources, was) {
 		return nil
 	}
 	left := d.files.Resizing(uid)

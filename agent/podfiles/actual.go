@@ -46,13 +46,7 @@ func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) erro
 func (s *Store) Resizing(uid string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	known, ok := s.resizing[uid]
-	if !ok {
-		_, err := os.Stat(filepath.Join(s.Dir(uid), resizeFile))
-		known = err == nil
-		s.resizing[uid] = known
-	}
-	return known
+	return s.resizing[uid]
 }
 
 // SetResizing records that a resize begins, or that it has ended.

@@ -42,12 +42,11 @@ type Options struct {
 type Store struct {
 	o Options
 
-	mu     sync.Mutex
-	pods   map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
-	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
-	// resizing is by UID, as far as it is known; guarded by mu.
-	resizing map[string]bool
-	ending   map[string]time.Time // when the end of a pod began, by UID; guarded by mu
+	mu       sync.Mutex
+	pods     map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
+	actual   map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
+	resizing map[string]bool                               // by UID; guarded by mu
+	ending   map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.

@@ -35,6 +35,9 @@ func (s *Store) find() error {
 			if info, err := os.Lstat(filepath.Join(s.Dir(e.Name()), endingFile)); err == nil {
 				s.ending[e.Name()] = info.ModTime()
 			}
+			if _, err := os.Lstat(filepath.Join(s.Dir(e.Name()), resizeFile)); err == nil {
+				s.resizing[e.Name()] = true
+			}
 		case errors.Is(err, fs.ErrNotExist) && s.removeEmpty(e.Name()) == nil:
 		default:
 			s.o.Log.Error("files of an unknown pod stay", "uid", e.Name(), "err", err)

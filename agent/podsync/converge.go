@@ -176,6 +176,11 @@ func (p *planner) resize(c *v1.Container, found Container) {
 	}
 }
 
+// SameResources reports whether both have the same CPU and memory.
+func SameResources(a, b v1.ResourceRequirements) bool {
+	return SameResource(v1.ResourceCPU, a, b) && SameResource(v1.ResourceMemory, a, b)
+}
+
 // SameResource reports whether both have the same limit and request of a resource, in the
 // precision of the runtime: CPU in thousandths, memory in bytes.
 func SameResource(name v1.ResourceName, a, b v1.ResourceRequirements) bool {

@@ -157,7 +157,7 @@ func (g *generator) resizeConditions() []v1.PodCondition {
 	for spec := range podsync.Containers(&g.pod.Spec) {
 		actual, known := g.have.Actual[spec.Name]
 		c, there := g.have.Newest(string(g.pod.UID), spec.Name)
-		differs := known && !(podsync.SameResource(v1.ResourceCPU, spec.Resources, actual) && podsync.SameResource(v1.ResourceMemory, spec.Resources, actual))
+		differs := known && !podsync.SameResources(spec.Resources, actual)
 		if there && c.State == podsync.Running && (differs || g.have.Resizing) {
 			if f, ok := g.have.Failures[podsync.ResizeSubject]; ok {
 				return []v1.PodCondition{condition(v1.PodResizeInProgress, true, v1.PodReasonError, f.Message)}
