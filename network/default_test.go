@@ -95,16 +95,8 @@ func TestPodsHaveTheUplinksMTU(t *testing.T) {
 		}
 		p := pod(t, "p"+string(rune('0'+i)))
 		attach(t, n, p)
-		var got int
-		err := netns.Enter(p.NetNS, func() error {
-			link, err := netlink.LinkByName("eth0")
-			if err == nil {
-				got = link.Attrs().MTU
-			}
-			return err
-		})
-		if err != nil || got != mtu {
-			t.Errorf("pod %d has MTU %d (err %v), the uplink %d", i, got, err, mtu)
+		if got := mtuOf(t, p); got != mtu {
+			t.Errorf("pod %d has MTU %d, the uplink %d", i, got, mtu)
 		}
 		detach(t, n, p)
 		if err := n.reaper.finish(); err != nil { // the bridge has no ports
@@ -112,6 +104,41 @@ func TestPodsHaveTheUplinksMTU(t *testing.T) {
 		}
 	}
 	destroy(t, n)
+}
+
+// mtuOf returns the MTU of the pod's device.
+func mtuOf(t *testing.T, p Pod) (mtu int) {
+	t.Helper()
+	err := netns.Enter(p.NetNS, func() error {
+		link, err := netlink.LinkByName("eth0")
+		if err == nil {
+			mtu = link.Attrs().MTU
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return mtu
+}
+
+// gateways returns the bridge's addresses, without link-local ones.
+func gateways(t *testing.T) (all []string) {
+	t.Helper()
+	link, err := netlink.LinkByName("crisp0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range list {
+		if !a.IP.IsLinkLocalUnicast() {
+			all = append(all, a.IPNet.String())
+		}
+	}
+	return all
 }
 
 // After a flush of the host's ruleset, running pods get their host ports back without waiting for
@@ -158,15 +185,8 @@ func TestUnreachableDefaultIsNoUplink(t *testing.T) {
 	defer change(netlink.RouteDel, route)
 	p := pod(t, "p")
 	attach(t, n, p)
-	err = netns.Enter(p.NetNS, func() error {
-		link, err := netlink.LinkByName("eth0")
-		if err == nil && link.Attrs().MTU != 1500 {
-			t.Errorf("the pod's MTU is %d", link.Attrs().MTU)
-		}
-		return err
-	})
-	if err != nil {
-		t.Error(err)
+	if got := mtuOf(t, p); got != 1500 {
+		t.Errorf("the pod's MTU is %d", got)
 	}
 	detach(t, n, p)
 	destroy(t, n)
@@ -198,15 +218,7 @@ func TestPodsOfAnEarlierSubnet(t *testing.T) {
 		}
 	}
 	had := func(what string) bool {
-		link, err := netlink.LinkByName("crisp0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		addrs, err := netlink.AddrList(link, netlink.FAMILY_V4)
-		if err != nil {
-			t.Fatal(err)
-		}
-		gateway := slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IPNet.String() == "10.77.0.1/16" })
+		gateway := slices.Contains(gateways(t), "10.77.0.1/16")
 		rules := ruleset(t)
 		out := strings.Contains(rules, "ip saddr 10.77.0.0/16 ip daddr != ")
 		port := strings.Contains(rules, "ip saddr 10.77.0.0/16 meta mark set")
@@ -262,22 +274,8 @@ func TestWiderSubnetReachesRunningPods(t *testing.T) {
 		o.PodCIDRs = []netip.Prefix{netip.MustParsePrefix(test.to)}
 		n = open(t, o)
 		n.heal(t.Context())
-		link, err := netlink.LinkByName("crisp0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		list, err := netlink.AddrList(link, netlink.FAMILY_ALL)
-		if err != nil {
-			t.Fatal(err)
-		}
-		var gateways []string
-		for _, a := range list {
-			if !a.IP.IsLinkLocalUnicast() {
-				gateways = append(gateways, a.IPNet.String())
-			}
-		}
-		if !slices.Equal(gateways, []string{test.gateway}) {
-			t.Errorf("from %s to %s: the bridge has %v, want %s", test.from, test.to, gateways, test.gateway)
+		if got := gateways(t); !slices.Equal(got, []string{test.gateway}) {
+			t.Errorf("from %s to %s: the bridge has %v, want %s", test.from, test.to, got, test.gateway)
 		}
 		if rules := ruleset(t); !strings.Contains(rules, "saddr "+test.to) || strings.Contains(rules, "saddr "+test.from) {
 			t.Errorf("from %s to %s: the rules are\n%s", test.from, test.to, rules)
