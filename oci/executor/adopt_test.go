@@ -2,7 +2,6 @@ package executor_test
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"testing"
 
@@ -17,13 +16,7 @@ func TestAdoptThatFailsLeavesNothingOpen(t *testing.T) {
 	n := start(t)
 	b := n.run([]string{"count", "-1", "1ms"})
 	n.crash(func() {})
-	open := func() int {
-		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return len(entries)
-	}
+	open := func() int { return n.open("") }
 	// O_NONBLOCK cannot be set on a descriptor that cannot be read (open(2)).
 	fd, err := unix.Open(b.log, unix.O_PATH|unix.O_CLOEXEC, 0)
 	if err != nil {

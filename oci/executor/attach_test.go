@@ -183,10 +183,7 @@ func TestUpgradeKeepsWhoOnlyTypes(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.says("first\n")
-	fds := func() int {
-		entries, _ := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
-		return len(entries)
-	}
+	fds := func() int { return n.open("") }
 	before := fds()
 	a["stdout"].Close()
 	a["stderr"].Close()

@@ -73,6 +73,14 @@ type stuckError struct {
 func (e *stuckError) Error() string { return e.err.Error() + "; it cannot be killed" }
 func (e *stuckError) Unwrap() error { return e.err }
 
+// whenOver calls f when the attempt has ended after all, and does not wait for that.
+func (e *stuckError) whenOver(f func()) {
+	go func() {
+		<-e.over
+		f()
+	}()
+}
+
 // attempt calls f, which starts processes, and kills them when ctx ends: its children, their
 // descendants, and everything in the cgroup group (nil = none). It then returns why ctx ended,
 // or a stuckError if f still runs. What f starts afterwards is killed too. If f succeeds although

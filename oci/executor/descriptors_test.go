@@ -1,8 +1,6 @@
 package executor_test
 
 import (
-	"fmt"
-	"os"
 	"strconv"
 	"strings"
 	"testing"
@@ -18,9 +16,8 @@ func TestDescriptorsStartLow(t *testing.T) {
 	for range 60 {
 		n.run([]string{"sleep", "for-ever"})
 	}
-	own, err := os.ReadDir(fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid))
-	if err != nil || len(own) < 4*64 {
-		t.Fatalf("the executor has %d descriptors, too few for the test (%v)", len(own), err)
+	if own := n.open(""); own < 4*64 {
+		t.Fatalf("the executor has %d descriptors, too few for the test", own)
 	}
 	b := n.run([]string{"open", "70", "sleep", "for-ever"})
 	b.says("\n")

@@ -162,24 +162,17 @@ func (ends *stdioEnds) closeOurs() error {
 
 // closeAfter closes all ends when a stuck attempt is over, which may still pass them on.
 func (ends *stdioEnds) closeAfter(stuck *stuckError) {
-	go func() {
-		<-stuck.over
-		ends.closeOurs()
-	}()
+	stuck.whenOver(func() { ends.closeOurs() })
 }
 
 // closeExtra closes the descriptors that a process was to get besides its stdio, after its start has
 // ended with err: at once, or when a stuck attempt is over, which may still pass them on.
 func closeExtra(p *libcontainer.Process, err error) {
-	stuck := new(stuckError)
-	if !errors.As(err, &stuck) {
-		wire.CloseAll(p.ExtraFiles)
+	if stuck := new(stuckError); errors.As(err, &stuck) {
+		stuck.whenOver(func() { wire.CloseAll(p.ExtraFiles) })
 		return
 	}
-	go func() {
-		<-stuck.over
-		wire.CloseAll(p.ExtraFiles)
-	}()
+	wire.CloseAll(p.ExtraFiles)
 }
 
 // setEnv replaces the environment. libcontainer sends it to its child as JSON, which can carry

@@ -2,6 +2,7 @@ package executor_test
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -42,9 +43,10 @@ func (n *node) stalls(what string, give func(ctx context.Context) error, checks 
 	tracer.Release()
 }
 
-// open returns how many of the executor's descriptors are of such a file.
+// open returns how many of the executor's descriptors are of a file with this in its name.
 func (n *node) open(file string) (count int) {
-	dir := "/proc/" + strconv.Itoa(n.cmd.Process.Pid) + "/fd"
+	n.t.Helper()
+	dir := fmt.Sprintf("/proc/%d/fd", n.cmd.Process.Pid)
 	entries, err := os.ReadDir(dir)
 	if err != nil {
 		n.t.Fatal(err)
