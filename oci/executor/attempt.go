@@ -8,6 +8,7 @@ import (
 	"runtime/debug"
 	"slices"
 	"sync"
+	"syscall"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -207,6 +208,16 @@ func outliving(ctx context.Context, bound time.Duration) (context.Context, conte
 // endChildren kills the processes in a list of children, and all their descendants, except
 // those that the thread had before.
 func endChildren(list string, spared []int) {
+	release, ok := pauseForks()
+	if !ok { // without their descendants, which another try finds
+		for _, pid := range procstat.PIDs(list) {
+			if !slices.Contains(spared, pid) {
+				_ = unix.Kill(pid, unix.SIGKILL) // a child of ours
+			}
+		}
+		return
+	}
+	defer release()
 	found := make(tree)
 	for _, pid := range procstat.PIDs(list) {
 		if !slices.Contains(spared, pid) {
@@ -214,6 +225,26 @@ func endChildren(list string, spared []int) {
 		}
 	}
 	found.kill()
+}
+
+// forkPatience bounds how long pauseForks waits.
+const forkPatience = 100 * time.Millisecond
+
+// pauseForks keeps Go from forking until release is called. No child must be stopped between its
+// fork and its execve: it shares our memory (CLONE_VFORK), and the thread that forked it, which the
+// kernel keeps waiting, cannot be stopped for a garbage collection. A collection that began then
+// would wait for the child, and whoever is to end that waits for the collection. ok is false if a
+// child takes long to execute its program: then forks go on.
+func pauseForks() (release func(), ok bool) {
+	deadline := time.Now().Add(forkPatience)
+	// Not RLock: while that waits, no other fork may begin.
+	for pause := backoff.New(100*time.Microsecond, 5*time.Millisecond); !syscall.ForkLock.TryRLock(); {
+		if time.Now().After(deadline) {
+			return nil, false
+		}
+		time.Sleep(pause.Next())
+	}
+	return syscall.ForkLock.RUnlock, true
 }
 
 // reapChildren kills and reaps the processes in a list of children that nobody waits for:

@@ -71,15 +71,22 @@ func members(paths map[string]string) ([]int, error) {
 }
 
 // signalAll signals every process of the cgroup. SIGKILL misses none, not even those being
-// forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup meanwhile. It thaws a
-// frozen cgroup.
+// forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup meanwhile, unless a fork of
+// ours hangs (pauseForks). It thaws a frozen cgroup.
 func signalAll(paths map[string]string, sig unix.Signal) error {
 	if sig == unix.SIGKILL {
 		if dir := paths[""]; dir != "" && os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
 			thawAll(paths)
 			return nil
 		}
-		freeze(paths, true)
+		release, ok := func() {}, true
+		if paths["freezer"] == "" { // on v2 an exec is forked in its container's cgroup
+			release, ok = pauseForks()
+		}
+		if ok {
+			defer release()
+			freeze(paths, true)
+		}
 		defer thawAll(paths)
 	}
 	return signalEach(func() ([]int, error) { return members(paths) }, sig)
