@@ -79,6 +79,11 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	if req.Frozen && !x.table.isFrozen(c) {
 		return fault.WrongState.Errorf("container %s is not frozen any more", c.ID)
 	}
+	end, err := x.table.beginDump(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer end()
 	return c.runtime.checkpoint(ctx, req.Dir, c.proc)
 }
 

@@ -3,6 +3,7 @@ package executor
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"slices"
 
@@ -73,9 +74,18 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	if err != nil {
 		return nil, nil, err
 	}
-	if err := x.table.awaitThawed(ctx, c); err != nil {
+	leave, err := x.table.enter(ctx, c)
+	if err != nil {
 		return nil, nil, err
 	}
+	var failed error
+	defer func() {
+		if stuck := new(stuckError); errors.As(failed, &stuck) {
+			stuck.whenOver(leave) // it may start a process yet
+		} else {
+			leave()
+		}
+	}()
 	if req.Fast || !cgroups.IsCgroup2UnifiedMode() {
 		x.warmer.warm() // on v2 libcontainer starts it in its cgroup
 	}
@@ -100,7 +110,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	p := &plan{settings: settings{Settings: wire.Settings{TTY: req.TTY, Stdin: req.Stdin}}, process: process, spec: &specs.Spec{Process: &spec}, fast: req.Fast}
 	begun, err := c.runtime.exec(ctx, e, p)
 	closeExtra(process, err)
-	if err != nil {
+	if failed = err; err != nil {
 		if ended := x.table.endsUnder(c); ended != nil {
 			return nil, nil, ended
 		}

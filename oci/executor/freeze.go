@@ -151,9 +151,12 @@ func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 // does not freeze, and must not keep the others stopped.
 const freezePatience = 10 * time.Second
 
-// freezeWhole freezes c's cgroup for op and returns when all its processes have stopped. It does
-// nothing once op is over.
+// freezeWhole freezes c's cgroup for op, when no exec is being started in it any more, and returns
+// when all its processes have stopped. It does nothing once op is over.
 func (t *table) freezeWhole(ctx context.Context, op *freezeOp, c *container) error {
+	if err := t.awaitEntered(ctx, c, func() bool { return t.freezeOf(c) == op }); err != nil {
+		return err
+	}
 	try := func() (frozen bool, err error) {
 		c.freezing.Lock()
 		defer c.freezing.Unlock()
@@ -198,18 +201,75 @@ func thawWhole(paths map[string]string) error {
 // milliseconds (cgroup v1).
 const thawSoon = time.Second
 
-// awaitThawed returns fault.WrongState if c is frozen: a process that enters it would stop
-// before its setup is complete.
-func (t *table) awaitThawed(ctx context.Context, c *container) error {
+// enter is called before an exec is started in c, and leave after that. Meanwhile nobody freezes c
+// or dumps it: the exec would stop half-started. On cgroup v2 libcontainer forks it in c's cgroup,
+// where it would stop the executor too, see pauseForks. The error is fault.WrongState if c is frozen
+// or being dumped.
+func (t *table) enter(ctx context.Context, c *container) (leave func(), err error) {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
-		frozen := t.isFrozen(c)
+		t.mu.Lock()
+		frozen := c.frozen != nil
+		open := !frozen && c.dumps == 0
+		if open {
+			c.entering++
+		}
+		t.mu.Unlock()
+		leave := func() {
+			t.mu.Lock()
+			c.entering--
+			t.mu.Unlock()
+		}
+		if open && !freezing(c.ref.Cgroups) {
+			return leave, nil
+		}
+		if open {
+			leave()
+		}
 		switch {
-		case !frozen && !freezing(c.ref.Cgroups):
-			return nil
 		case frozen || time.Now().After(deadline):
-			return fault.WrongState.Errorf("container %s is frozen", c.ID)
+			return nil, fault.WrongState.Errorf("container %s is frozen", c.ID)
 		case ctx.Err() != nil:
-			return givenUp(ctx, "exec in container "+c.ID)
+			return nil, givenUp(ctx, "exec in container "+c.ID)
+		}
+	}
+}
+
+// beginDump keeps execs from being started in c until end is called, as a freeze does.
+func (t *table) beginDump(ctx context.Context, c *container) (end func(), err error) {
+	add := func(n int) {
+		t.mu.Lock()
+		c.dumps += n
+		t.mu.Unlock()
+	}
+	add(1)
+	if err := t.awaitEntered(ctx, c, func() bool { return true }); err != nil {
+		add(-1)
+		return nil, fmt.Errorf("checkpoint container %s: %w", c.ID, err)
+	}
+	return func() { add(-1) }, nil
+}
+
+// awaitEntered waits for the execs that are being started in c, as long as wanted returns true; the
+// caller has seen to it that no other enters.
+func (t *table) awaitEntered(ctx context.Context, c *container, wanted func() bool) error {
+	deadline := time.NewTimer(freezePatience)
+	defer deadline.Stop()
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
+		t.mu.Lock()
+		n := c.entering
+		t.mu.Unlock()
+		switch {
+		case !wanted():
+			return fault.WrongState.Errorf("it was thawed meanwhile")
+		case n == 0:
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-deadline.C:
+			return fault.Unavailable.Errorf("%d execs are still being started in it after %v", n, freezePatience)
+		case <-time.After(pause.Next()):
 		}
 	}
 }

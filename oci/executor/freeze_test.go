@@ -97,3 +97,64 @@ func TestFreezeGivenUp(t *testing.T) {
 		})
 	}
 }
+
+// Nothing is frozen or dumped while an exec is being started in it, and no exec is started in what
+// is.
+func TestFreezeAwaitsExecs(t *testing.T) {
+	g := newFakeCgroup(t)
+	g.stopped("1")
+	x := &Executor{table: newTable()}
+	c := &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: "a"}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
+	x.table.containers["a"] = c
+	for name, stop := range map[string]func(context.Context) (goOn func(), err error){
+		"freeze": func(ctx context.Context) (func(), error) {
+			op, err := x.table.freezeAll(ctx, []string{"a"})
+			return func() { g.stopped("0"); x.table.thawOp([]string{"a"}, op) }, err
+		},
+		"dump": func(ctx context.Context) (func(), error) { return x.table.beginDump(ctx, c) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			g.stopped("0")
+			leave, err := x.table.enter(t.Context(), c)
+			if err != nil {
+				t.Fatal(err)
+			}
+			g.stopped("1")
+			short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+			defer cancel()
+			if _, err := stop(short); !errors.Is(err, context.DeadlineExceeded) || g.asked() == "1" {
+				t.Errorf("beside an exec it ended with %v, and the freezer state is %q", err, g.asked())
+			}
+			var goOn func()
+			over := make(chan error)
+			go func() {
+				var err error
+				goOn, err = stop(t.Context())
+				over <- err
+			}()
+			eventually(t, func() bool { return x.table.isFrozen(c) || x.table.dumped(c) })
+			if _, err := x.table.enter(t.Context(), c); !errors.Is(err, fault.WrongState) {
+				t.Errorf("an exec that comes meanwhile: %v", err)
+			}
+			leave()
+			if err := <-over; err != nil {
+				t.Fatal(err)
+			}
+			if _, err := x.table.enter(t.Context(), c); !errors.Is(err, fault.WrongState) {
+				t.Errorf("an exec that comes afterwards: %v", err)
+			}
+			goOn()
+			g.stopped("0")
+			if leave, err = x.table.enter(t.Context(), c); err != nil {
+				t.Fatalf("an exec after the thaw: %v", err)
+			}
+			leave()
+		})
+	}
+}
+
+func (t *table) dumped(c *container) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return c.dumps > 0
+}
