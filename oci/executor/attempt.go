@@ -219,10 +219,15 @@ func endChildren(list string, spared []int) {
 	}
 	defer release()
 	found := make(tree)
-	for _, pid := range procstat.PIDs(list) {
-		if !slices.Contains(spared, pid) {
-			found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
+	for more := true; more; {
+		before := len(found)
+		for _, pid := range procstat.PIDs(list) {
+			if !slices.Contains(spared, pid) {
+				found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
+			}
 		}
+		found.settle()
+		more = len(found) > before
 	}
 	found.kill()
 }

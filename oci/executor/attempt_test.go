@@ -77,6 +77,25 @@ func TestStartThatHangs(t *testing.T) {
 	n.upgrade()
 }
 
+// A hook that forks while it is ended leaves nothing behind: a process that kept its output open
+// would keep the start from ending.
+func TestHookThatForksIsEnded(t *testing.T) {
+	n := start(t)
+	for try := range 10 {
+		started := filepath.Join(n.dir, "started-"+strconv.Itoa(try))
+		b := n.request([]string{"exit", "3"}, withHook(started, "while :; do sleep 3600 & done"))
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		result := n.begin(ctx, b)
+		eventually(t, func() bool { return strings.Count(commands(n.cmd.Process.Pid), "sleep 3600") > try }, "the hook does not fork")
+		cancel()
+		if err := <-result; err == nil {
+			t.Error("a start that was given up has succeeded")
+		}
+		eventually(t, func() bool { return !strings.Contains(commands(n.cmd.Process.Pid), "sleep 3600") }, "what the hook started lives")
+	}
+}
+
 // A hanging start of a crispd that has died delays neither the next crispd nor an upgrade
 // of the executor.
 func TestStartLeftBehindHangs(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
@@ -52,6 +53,31 @@ func (t tree) addChildren(pid int) {
 		for _, child := range procstat.PIDs(list) {
 			t.add(child, func() bool { return slices.Contains(procstat.PIDs(list), child) })
 		}
+	}
+}
+
+// stopPatience bounds how long settle waits for processes that run or could, and sleepPatience for
+// those that are in uninterruptible sleep, maybe for ever.
+const (
+	stopPatience  = 200 * time.Millisecond
+	sleepPatience = 30 * time.Millisecond
+)
+
+// settle waits until the processes of the tree have stopped, and adds children that they were just
+// forking: a process has stopped only some time after the signal was sent.
+func (t tree) settle() {
+	began := time.Now()
+	for pid := range maps.Clone(t) {
+		for pause := backoff.New(50*time.Microsecond, 2*time.Millisecond); ; time.Sleep(pause.Next()) {
+			stat, err := procstat.Read(pid)
+			if err != nil || stat.Ended() || stat.State == 'T' || stat.State == 't' {
+				break
+			}
+			if took := time.Since(began); took > stopPatience || stat.State == 'D' && took > sleepPatience {
+				break
+			}
+		}
+		t.addChildren(pid)
 	}
 }
 
