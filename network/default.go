@@ -137,8 +137,8 @@ func arrange(cidrs []netip.Prefix) ([]netip.Prefix, error) {
 // routed returns the destinations of the host's routes, without the default route and
 // those through the device called but.
 func routed(but string) ([]netip.Prefix, error) {
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_ALL)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	routes, err := bridge.Routes(netlink.FAMILY_ALL)
+	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}
 	own := -1

@@ -142,7 +142,7 @@ func (n *Net) makeBridge() error {
 // route.
 func uplinkMTU() int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := netlink.RouteList(nil, family)
+		routes, err := Routes(family)
 		if err != nil {
 			continue
 		}
@@ -211,8 +211,8 @@ func keepRouterAdvertisements() error {
 	if kernel.Sysctl("net/ipv6/conf/all/forwarding") == "1" {
 		return nil
 	}
-	routes, err := netlink.RouteList(nil, netlink.FAMILY_V6)
-	if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+	routes, err := Routes(netlink.FAMILY_V6)
+	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}
 	links, err := netlink.LinkList()
