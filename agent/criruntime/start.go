@@ -67,7 +67,7 @@ func (d *Driver) startContainer(ctx, interrupt context.Context, pod *v1.Pod, a p
 		return fail("CreateContainerConfigError", err)
 	}
 	if err := d.resizeForStart(ctx, pod, c, a.SandboxID); err != nil {
-		return Reasoned("ResizeError", err)
+		return fail("ResizeError", err)
 	}
 	if err := d.files.SetActual(string(pod.UID), c.Name, c.Resources); err != nil {
 		return fail("CreateContainerConfigError", err)
