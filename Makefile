@@ -69,8 +69,7 @@ test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
-	# Tests wait a quarter of their time, so one more package runs at a time than there are CPUs.
-	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -p $$(($$(nproc) + 1)) -tags "$(TAGS)" -count 1 -timeout 20m ./...
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
 	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
 
 # Tests that need neither root nor the kernel; root runs the same ones. Many of them wait, so
