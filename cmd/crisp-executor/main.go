@@ -99,6 +99,7 @@ func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) err
 	if err != nil {
 		return err
 	}
+	_, _ = os.FindProcess(os.Getpid()) // its first call forks, to find out about pidfds: not among others
 	go onTerm(x, log)
 	go periodic.Run(context.Background(), unixsock.Period, func(context.Context) { file.look() })
 	log.Info("executor started", "pid", os.Getpid(), "version", version)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"runtime"
 	"runtime/debug"
 	"slices"
@@ -207,23 +208,33 @@ func outliving(ctx context.Context, bound time.Duration) (context.Context, conte
 
 // endChildren kills the processes in a list of children, and all their descendants, except
 // those that the thread had before.
+//
+// A child must not be stopped between its fork and its execve. It shares our memory (CLONE_VFORK),
+// and the thread that forked it, which the kernel keeps waiting, cannot be stopped for a garbage
+// collection. A collection that began then would wait for the child, and whoever is to end that
+// waits for the collection. It has no children yet, so it is just killed.
 func endChildren(list string, spared []int) {
-	release, ok := pauseForks()
-	if !ok { // without their descendants, which another try finds
-		for _, pid := range procstat.PIDs(list) {
-			if !slices.Contains(spared, pid) {
-				_ = unix.Kill(pid, unix.SIGKILL) // a child of ours
-			}
+	known := canCompare()
+	if !known {
+		release, ok := pauseForks()
+		if !ok {
+			return // until the next try
 		}
-		return
+		defer release()
 	}
-	defer release()
 	found := make(tree)
-	for more := true; more; {
+	deadline := time.Now().Add(stopPatience)
+	for more := true; more && time.Now().Before(deadline); {
 		before := len(found)
 		for _, pid := range procstat.PIDs(list) {
-			if !slices.Contains(spared, pid) {
-				found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
+			if slices.Contains(spared, pid) {
+				continue
+			}
+			is := func() bool { return slices.Contains(procstat.PIDs(list), pid) }
+			if known && sharesMemory(pid) {
+				killIf(pid, is)
+			} else {
+				found.add(pid, is)
 			}
 		}
 		found.settle()
@@ -232,18 +243,40 @@ func endChildren(list string, spared []int) {
 	found.kill()
 }
 
+// killIf kills a process of which is returns true once its PID cannot be reused.
+func killIf(pid int, is func() bool) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if is() {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have ended
+	}
+}
+
+// kcmpVM is KCMP_VM of kcmp(2), which package unix does not have.
+const kcmpVM = 1
+
+// sharesMemory reports whether a process has our memory: it is one that we fork.
+func sharesMemory(pid int) bool {
+	order, _, errno := unix.Syscall6(unix.SYS_KCMP, uintptr(os.Getpid()), uintptr(pid), kcmpVM, 0, 0, 0)
+	return errno == 0 && order == 0
+}
+
+// canCompare reports whether sharesMemory can tell: the kernel may lack kcmp (CONFIG_KCMP), or a
+// filter forbid it.
+var canCompare = sync.OnceValue(func() bool { return sharesMemory(os.Getpid()) })
+
 // forkPatience bounds how long pauseForks waits.
 const forkPatience = 100 * time.Millisecond
 
-// pauseForks keeps Go from forking until release is called. No child must be stopped between its
-// fork and its execve: it shares our memory (CLONE_VFORK), and the thread that forked it, which the
-// kernel keeps waiting, cannot be stopped for a garbage collection. A collection that began then
-// would wait for the child, and whoever is to end that waits for the collection. ok is false if a
-// child takes long to execute its program: then forks go on.
+// pauseForks keeps Go from forking until release is called; what cgo forks keeps no collection
+// from beginning. ok is false if there was always a fork under way, or waiting.
 func pauseForks() (release func(), ok bool) {
 	deadline := time.Now().Add(forkPatience)
 	// Not RLock: while that waits, no other fork may begin.
-	for pause := backoff.New(100*time.Microsecond, 5*time.Millisecond); !syscall.ForkLock.TryRLock(); {
+	for pause := backoff.New(100*time.Microsecond, time.Millisecond); !syscall.ForkLock.TryRLock(); {
 		if time.Now().After(deadline) {
 			return nil, false
 		}

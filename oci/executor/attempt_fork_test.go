@@ -57,9 +57,8 @@ func TestGivenUpWhileItForks(t *testing.T) {
 	all.Wait()
 }
 
-// A fork that hangs, in the execve of a program on a dead server, delays the end of other attempts
-// only a little.
-func TestEndChildrenBesideAFork(t *testing.T) {
+// Forks can be paused only when none is under way.
+func TestPauseForks(t *testing.T) {
 	syscall.ForkLock.Lock() // as in a fork
 	release, ok := pauseForks()
 	syscall.ForkLock.Unlock()
@@ -74,6 +73,13 @@ func TestEndChildrenBesideAFork(t *testing.T) {
 		t.Error("a fork can begin meanwhile")
 	}
 	release()
+}
+
+// Without kcmp(2), an attempt ends its children when no fork is under way any more.
+func TestGivenUpWithoutCompare(t *testing.T) {
+	was := canCompare
+	canCompare = func() bool { return false }
+	defer func() { canCompare = was }()
 	ctx, cancel := context.WithCancel(t.Context())
 	err := attempt(ctx, "test", nil, func() error {
 		cmd := exec.Command("sleep", "1000")
@@ -81,11 +87,28 @@ func TestEndChildrenBesideAFork(t *testing.T) {
 			return err
 		}
 		syscall.ForkLock.Lock()
-		defer syscall.ForkLock.Unlock()
 		cancel()
+		time.Sleep(2 * forkPatience)
+		syscall.ForkLock.Unlock()
 		return cmd.Wait()
 	}, nil)
 	if err == nil || errors.As(err, new(*stuckError)) {
 		t.Errorf("the attempt ended with %v", err)
+	}
+}
+
+// A program that was executed has a memory of its own.
+func TestSharesMemory(t *testing.T) {
+	if !canCompare() {
+		t.Fatal("kcmp fails for our own process")
+	}
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	if sharesMemory(cmd.Process.Pid) {
+		t.Error("another program has our memory")
 	}
 }

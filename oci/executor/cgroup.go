@@ -71,8 +71,8 @@ func members(paths map[string]string) ([]int, error) {
 }
 
 // signalAll signals every process of the cgroup. SIGKILL misses none, not even those being
-// forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup meanwhile, unless a fork of
-// ours hangs (pauseForks). It thaws a frozen cgroup.
+// forked: it uses cgroup.kill (v2, Linux 5.14), or freezes the cgroup meanwhile, unless we are
+// always forking (pauseForks). It thaws a frozen cgroup.
 func signalAll(paths map[string]string, sig unix.Signal) error {
 	if sig == unix.SIGKILL {
 		if dir := paths[""]; dir != "" && os.WriteFile(filepath.Join(dir, "cgroup.kill"), []byte("1"), 0) == nil {
@@ -80,7 +80,7 @@ func signalAll(paths map[string]string, sig unix.Signal) error {
 			return nil
 		}
 		release, ok := func() {}, true
-		if paths["freezer"] == "" { // on v2 an exec is forked in its container's cgroup
+		if paths["freezer"] == "" { // on v2 an exec is forked in its container's cgroup, see endChildren
 			release, ok = pauseForks()
 		}
 		if ok {

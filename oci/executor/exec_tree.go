@@ -70,7 +70,7 @@ func (t tree) settle() {
 	for pid := range maps.Clone(t) {
 		for pause := backoff.New(50*time.Microsecond, 2*time.Millisecond); ; time.Sleep(pause.Next()) {
 			stat, err := procstat.Read(pid)
-			if err != nil || stat.Ended() || stat.State == 'T' || stat.State == 't' {
+			if err != nil || stat.Ended() || stat.Exiting() || stat.State == 'T' || stat.State == 't' {
 				break
 			}
 			if took := time.Since(began); took > stopPatience || stat.State == 'D' && took > sleepPatience {
