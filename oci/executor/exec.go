@@ -67,9 +67,6 @@ func (x *Executor) newExec(ctx context.Context, from *wire.Conn, req wire.ExecRe
 
 // beginExec starts an exec.
 func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.ExecRequest) (_ *execution, _ *stdioEnds, err error) {
-	var steps undo.Stack
-	defer steps.RunIf(&err)
-
 	c, err := x.table.runs(req.ID)
 	if err != nil {
 		return nil, nil, err
@@ -79,13 +76,15 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 		return nil, nil, err
 	}
 	var failed error
-	defer func() {
+	defer func() { // after the rollback
 		if stuck := new(stuckError); errors.As(failed, &stuck) {
 			stuck.whenOver(leave) // it may start a process yet
 		} else {
 			leave()
 		}
 	}()
+	var steps undo.Stack
+	defer steps.RunIf(&err)
 	if req.Fast || !cgroups.IsCgroup2UnifiedMode() {
 		x.warmer.warm() // on v2 libcontainer starts it in its cgroup
 	}

@@ -24,7 +24,9 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 	if err := x.criu.ready(ctx); err != nil {
 		return err
 	}
+	x.gate.begin()
 	op, err := x.table.freezeAll(ctx, req.IDs)
+	x.gate.end()
 	if err != nil {
 		return err
 	}
@@ -59,6 +61,9 @@ func (t *table) freezeAll(ctx context.Context, ids []string) (*freezeOp, error) 
 		if err := t.freezeWhole(ctx, op, c); err != nil {
 			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), t.thawOp(ids, op))
 		}
+	}
+	if err := ctx.Err(); err != nil { // its caller may have thawed them before they were frozen
+		return nil, errors.Join(err, t.thawOp(ids, op))
 	}
 	return op, nil
 }
@@ -208,8 +213,8 @@ const thawSoon = time.Second
 func (t *table) enter(ctx context.Context, c *container) (leave func(), err error) {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
 		t.mu.Lock()
-		frozen := c.frozen != nil
-		open := !frozen && c.dumps == 0
+		frozen, dumped := c.frozen != nil, c.dumps > 0
+		open := !frozen && !dumped
 		if open {
 			c.entering++
 		}
@@ -226,6 +231,8 @@ func (t *table) enter(ctx context.Context, c *container) (leave func(), err erro
 			leave()
 		}
 		switch {
+		case dumped && time.Now().After(deadline):
+			return nil, fault.WrongState.Errorf("container %s is being checkpointed", c.ID)
 		case frozen || time.Now().After(deadline):
 			return nil, fault.WrongState.Errorf("container %s is frozen", c.ID)
 		case ctx.Err() != nil:

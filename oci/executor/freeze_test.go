@@ -98,6 +98,32 @@ func TestFreezeGivenUp(t *testing.T) {
 	}
 }
 
+// A freeze whose caller has gone before it begins freezes nothing: the caller's thaw came first.
+func TestFreezeAfterItsCaller(t *testing.T) {
+	g := newFakeCgroup(t)
+	x := &Executor{table: newTable()}
+	c := &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: "a"}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
+	x.table.containers["a"] = c
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := x.thaw(wire.ThawRequest{IDs: []string{"a"}}); err != nil {
+		t.Fatal(err)
+	}
+	g.stopped("1")
+	go func() { // the kernel
+		for g.asked() != "1" {
+			time.Sleep(time.Millisecond)
+		}
+		for g.asked() != "0" && t.Context().Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		g.stopped("0")
+	}()
+	if _, err := x.table.freezeAll(ctx, []string{"a"}); !errors.Is(err, context.Canceled) || x.table.isFrozen(c) {
+		t.Errorf("the freeze ended with %v, and the container counts as frozen: %t", err, x.table.isFrozen(c))
+	}
+}
+
 // Nothing is frozen or dumped while an exec is being started in it, and no exec is started in what
 // is.
 func TestFreezeAwaitsExecs(t *testing.T) {
