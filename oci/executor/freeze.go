@@ -208,8 +208,9 @@ const thawSoon = time.Second
 
 // enter is called before an exec is started in c, and leave after that. Meanwhile nobody freezes c
 // or dumps it: the exec would stop half-started. On cgroup v2 libcontainer forks it in c's cgroup,
-// where it would stop the executor too, see pauseForks. The error is fault.WrongState if c is frozen
-// or being dumped.
+// where it would halt the executor, too (see endChildren); that can still be done by somebody else
+// who freezes the cgroup, until it is thawed. The error is fault.WrongState if c is frozen or being
+// dumped.
 func (t *table) enter(ctx context.Context, c *container) (leave func(), err error) {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
 		t.mu.Lock()
