@@ -74,7 +74,6 @@ func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work,
 	}
 	cmd.Stderr = cmd.Stdout
 	fmt.Printf("boot %s: %s\n", b.name, strings.Join(cmd.Args[:3], " "))
-	begin := time.Now()
 	if err := cmd.Start(); err != nil {
 		return err
 	}
@@ -84,7 +83,7 @@ func (b boot) run(ctx context.Context, d disk, p *payload, steps []string, work,
 	case context.DeadlineExceeded:
 		err = fmt.Errorf("the node did not end within %v", limit)
 	case context.Canceled:
-		err = fmt.Errorf("ended from outside after %v", time.Since(begin).Round(time.Second))
+		err = errors.New("it was ended from outside")
 	}
 	fmt.Printf("boot %s: the emulator took %v of CPU time\n", b.name, (cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()).Round(time.Second))
 	return errors.Join(collect(third, results), err)
