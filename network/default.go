@@ -19,6 +19,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/netlist"
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
@@ -137,7 +138,7 @@ func arrange(cidrs []netip.Prefix) ([]netip.Prefix, error) {
 // routed returns the destinations of the host's routes, without the default route and
 // those through the device called but.
 func routed(but string) ([]netip.Prefix, error) {
-	routes, err := bridge.Routes(netlink.FAMILY_ALL)
+	routes, err := netlist.Routes(netlink.FAMILY_ALL)
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

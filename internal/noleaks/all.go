@@ -2,7 +2,6 @@ package noleaks
 
 import (
 	"bufio"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 
+	"github.com/crisp-cri/crisp/internal/netlist"
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
@@ -44,22 +44,8 @@ func (s Snapshot) Since(before Snapshot) []string {
 
 func allCgroups(s Snapshot) error { return cgroupsNamed(s, "") }
 
-// dumpTries bounds how often to ask the kernel for a list that keeps changing.
-const dumpTries = 100
-
-// whole repeats a dump during which the kernel's list changed, as it does while links of
-// the previous test go: such a dump may lack entries.
-func whole[T any](dump func() ([]T, error)) (list []T, err error) {
-	for range dumpTries {
-		if list, err = dump(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return list, err
-}
-
 func addresses(s Snapshot) error {
-	links, err := whole(netlink.LinkList)
+	links, err := netlist.Whole(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -67,7 +53,7 @@ func addresses(s Snapshot) error {
 	for _, l := range links {
 		names[l.Attrs().Index] = l.Attrs().Name
 		s["link "+l.Attrs().Name] = true
-		addrs, err := whole(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
+		addrs, err := netlist.Whole(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil {
 			continue // the link is gone
 		}
@@ -75,7 +61,7 @@ func addresses(s Snapshot) error {
 			s[fmt.Sprintf("address %s of %s", a.IPNet, l.Attrs().Name)] = true
 		}
 	}
-	routes, err := whole(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_ALL) })
+	routes, err := netlist.Routes(netlink.FAMILY_ALL)
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

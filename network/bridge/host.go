@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/netlist"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 )
@@ -142,7 +143,7 @@ func (n *Net) makeBridge() error {
 // route.
 func uplinkMTU() int {
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := Routes(family)
+		routes, err := netlist.Routes(family)
 		if err != nil {
 			continue
 		}
@@ -211,7 +212,7 @@ func keepRouterAdvertisements() error {
 	if kernel.Sysctl("net/ipv6/conf/all/forwarding") == "1" {
 		return nil
 	}
-	routes, err := Routes(netlink.FAMILY_V6)
+	routes, err := netlist.Routes(netlink.FAMILY_V6)
 	if err != nil {
 		return fmt.Errorf("list routes: %w", err)
 	}

@@ -1,4 +1,4 @@
-package noleaks
+package netlist
 
 import (
 	"errors"
@@ -7,10 +7,10 @@ import (
 	"github.com/vishvananda/netlink"
 )
 
-// Links that vanish while they are listed do not fail the test: the list is read again.
+// A list that changes while it is read is read again: links vanish, and routes would count as none.
 func TestListThatChangesIsAskedForAgain(t *testing.T) {
 	asked := 0
-	got, err := whole(func() ([]string, error) {
+	got, err := Whole(func() ([]string, error) {
 		if asked++; asked < 3 {
 			return nil, netlink.ErrDumpInterrupted
 		}
@@ -19,7 +19,7 @@ func TestListThatChangesIsAskedForAgain(t *testing.T) {
 	if err != nil || len(got) != 1 || asked != 3 {
 		t.Errorf("got %v, %v after %d times", got, err, asked)
 	}
-	if _, err := whole(func() ([]string, error) { return nil, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) {
+	if _, err := Whole(func() ([]string, error) { return nil, netlink.ErrDumpInterrupted }); !errors.Is(err, netlink.ErrDumpInterrupted) {
 		t.Errorf("a list that always changes: %v", err)
 	}
 }
