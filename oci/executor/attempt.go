@@ -222,19 +222,19 @@ func endChildren(list string, spared []int) {
 		}
 		defer release()
 	}
+	forked := func() ([]int, error) {
+		return slices.DeleteFunc(childrenIn(list, spared), func(pid int) bool { return !sharesMemory(pid) }), nil
+	}
 	found := make(tree)
 	deadline := time.Now().Add(stopPatience)
 	for more := true; more && time.Now().Before(deadline); {
 		before := len(found)
-		for _, pid := range procstat.PIDs(list) {
-			if slices.Contains(spared, pid) {
-				continue
-			}
-			is := func() bool { return slices.Contains(procstat.PIDs(list), pid) }
-			if known && sharesMemory(pid) {
-				killIf(pid, is)
-			} else {
-				found.add(pid, is)
+		if known {
+			_ = signalEach(forked, unix.SIGKILL) // may have ended
+		}
+		for _, pid := range childrenIn(list, spared) {
+			if !known || !sharesMemory(pid) {
+				found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
 			}
 		}
 		found.settle()
@@ -243,16 +243,9 @@ func endChildren(list string, spared []int) {
 	found.kill()
 }
 
-// killIf kills a process of which is returns true once its PID cannot be reused.
-func killIf(pid int, is func() bool) {
-	fd, err := unix.PidfdOpen(pid, 0)
-	if err != nil {
-		return
-	}
-	defer unix.Close(fd)
-	if is() {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have ended
-	}
+// childrenIn returns the processes in a list of children, without those that the thread had before.
+func childrenIn(list string, spared []int) []int {
+	return slices.DeleteFunc(procstat.PIDs(list), func(pid int) bool { return slices.Contains(spared, pid) })
 }
 
 // kcmpVM is KCMP_VM of kcmp(2), which package unix does not have.
@@ -290,7 +283,7 @@ func pauseForks() (release func(), ok bool) {
 // longer to the reaper.
 func reapChildren(list string, spared []int) {
 	for deadline := time.Now().Add(endPatience); ; time.Sleep(time.Millisecond) {
-		left := slices.DeleteFunc(procstat.PIDs(list), func(pid int) bool { return slices.Contains(spared, pid) })
+		left := childrenIn(list, spared)
 		if len(left) == 0 || time.Now().After(deadline) {
 			return
 		}

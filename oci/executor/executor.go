@@ -193,7 +193,7 @@ type container struct {
 	dumping  sync.Mutex // held while CRIU works on it, and to thaw it
 	freezing sync.Mutex // held to freeze and to thaw it; taken after dumping
 	frozen   *freezeOp  // the freeze that keeps it frozen; guarded by table.mu
-	dumps    int        // under way or about to be; guarded by table.mu
+	dumped   bool       // CRIU works on it, or is about to; guarded by table.mu
 	entering int        // execs that are being started, see enter; guarded by table.mu
 
 	gone chan struct{} // closed when phase becomes ended

@@ -214,7 +214,7 @@ const thawSoon = time.Second
 func (t *table) enter(ctx context.Context, c *container) (leave func(), err error) {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
 		t.mu.Lock()
-		frozen, dumped := c.frozen != nil, c.dumps > 0
+		frozen, dumped := c.frozen != nil, c.dumped
 		open := !frozen && !dumped
 		if open {
 			c.entering++
@@ -242,19 +242,20 @@ func (t *table) enter(ctx context.Context, c *container) (leave func(), err erro
 	}
 }
 
-// beginDump keeps execs from being started in c until end is called, as a freeze does.
+// beginDump keeps execs from being started in c until end is called, as a freeze does. The caller
+// holds c.dumping.
 func (t *table) beginDump(ctx context.Context, c *container) (end func(), err error) {
-	add := func(n int) {
+	set := func(dumped bool) {
 		t.mu.Lock()
-		c.dumps += n
+		c.dumped = dumped
 		t.mu.Unlock()
 	}
-	add(1)
+	set(true)
 	if err := t.awaitEntered(ctx, c, func() bool { return true }); err != nil {
-		add(-1)
+		set(false)
 		return nil, fmt.Errorf("checkpoint container %s: %w", c.ID, err)
 	}
-	return func() { add(-1) }, nil
+	return func() { set(false) }, nil
 }
 
 // awaitEntered waits for the execs that are being started in c, as long as wanted returns true; the

@@ -43,6 +43,13 @@ func (g fakeCgroup) asked() string {
 	return string(data)
 }
 
+// container adds a running container with this cgroup to x.
+func (g fakeCgroup) container(x *Executor, id string) *container {
+	c := &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: id}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
+	x.table.containers[id] = c
+	return c
+}
+
 // A freeze is undone, by the caller or at the end of its call, while one process is not yet frozen.
 // Nothing stays frozen when that process finally freezes, and another freeze's processes are not
 // thawed.
@@ -56,8 +63,7 @@ func TestFreezeGivenUp(t *testing.T) {
 			b.stopped("1")
 			x := &Executor{table: newTable()}
 			for id, g := range map[string]fakeCgroup{"a": a, "b": b} {
-				x.table.containers[id] = &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: id}},
-					ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
+				g.container(x, id)
 			}
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()
@@ -102,8 +108,7 @@ func TestFreezeGivenUp(t *testing.T) {
 func TestFreezeAfterItsCaller(t *testing.T) {
 	g := newFakeCgroup(t)
 	x := &Executor{table: newTable()}
-	c := &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: "a"}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
-	x.table.containers["a"] = c
+	c := g.container(x, "a")
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if err := x.thaw(wire.ThawRequest{IDs: []string{"a"}}); err != nil {
@@ -130,8 +135,7 @@ func TestFreezeAwaitsExecs(t *testing.T) {
 	g := newFakeCgroup(t)
 	g.stopped("1")
 	x := &Executor{table: newTable()}
-	c := &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: "a"}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
-	x.table.containers["a"] = c
+	c := g.container(x, "a")
 	for name, stop := range map[string]func(context.Context) (goOn func(), err error){
 		"freeze": func(ctx context.Context) (func(), error) {
 			op, err := x.table.freezeAll(ctx, []string{"a"})
@@ -182,5 +186,5 @@ func TestFreezeAwaitsExecs(t *testing.T) {
 func (t *table) dumped(c *container) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return c.dumps > 0
+	return c.dumped
 }
