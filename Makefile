@@ -114,7 +114,7 @@ fuzz: deps ## run every fuzz target for TIME=30s, to find failing inputs (root; 
 
 soak: all ## run everything at once for TIME=10m, with random kills, and check for leftovers (root; SEED=…; ARGS="-stuck .": next to stuck things)
 	@mkdir -p .cache/soak
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o .cache/soak/testbin ./internal/testbin
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o .cache/soak/testbin ./test/testbin
 	@$(GO) build -tags "$(TAGS)" -o .cache/soak/soak ./test/soak # and not "go run", which would not pass signals on
 	.cache/soak/soak $(if $(TIME),-time $(TIME)) $(if $(SEED),-seed $(SEED)) $(ARGS)
 

@@ -18,9 +18,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/tree"
-	"github.com/crisp-cri/crisp/internal/tree/treetest"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/treetest"
 )
 
 // sample returns a directory with the files of a checkpoint.

@@ -15,8 +15,8 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/filetrace"
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/filetrace"
+	"github.com/crisp-cri/crisp/test/powercut"
 	"golang.org/x/sys/unix"
 )
 

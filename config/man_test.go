@@ -13,7 +13,7 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/cli"
-	"github.com/crisp-cri/crisp/internal/golden"
+	"github.com/crisp-cri/crisp/test/golden"
 )
 
 // The man page consists of the comments of the keys, and of what a reload does to

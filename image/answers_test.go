@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 )
 
 // Whatever a registry answers, the error says what can be done about it, and no answer counts as a

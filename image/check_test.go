@@ -9,8 +9,8 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/test/imagetest"
 )
 
 // Errors in a configuration file for images are reported at once, not at the next pull: by crispd

@@ -12,9 +12,9 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 )
 
 // A namespace's credentials replace the node's, and those of the request replace both.

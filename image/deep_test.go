@@ -9,8 +9,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
-	"github.com/crisp-cri/crisp/internal/tree/treetest"
+	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/crisp-cri/crisp/test/treetest"
 )
 
 // A container may nest directories without limit, with mkdir and chdir again and again. The

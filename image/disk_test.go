@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
-	"github.com/crisp-cri/crisp/internal/testdisk"
+	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/crisp-cri/crisp/test/testdisk"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"

@@ -3,7 +3,7 @@ package image
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 func TestFormats(t *testing.T) {

@@ -7,8 +7,8 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/crisp-cri/crisp/test/testenv"
 	"github.com/google/go-cmp/cmp"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )

@@ -8,9 +8,9 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 	"golang.org/x/sys/unix"
 )
 

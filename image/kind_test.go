@@ -6,9 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 )
 
 // A directory of files behind a web server also works as a registry, except for the media types:

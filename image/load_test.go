@@ -11,8 +11,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 	"github.com/opencontainers/go-digest"
 	"github.com/opencontainers/image-spec/specs-go"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"

@@ -3,7 +3,7 @@ package image_test
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
+	"github.com/crisp-cri/crisp/test/imagetest"
 )
 
 func TestMain(m *testing.M) { imagetest.Main(m) }

@@ -14,9 +14,9 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 )
 
 // A mirror is a third party's host. The request's credentials for the registry are not sent

@@ -11,11 +11,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/filetrace"
+	"github.com/crisp-cri/crisp/test/filetrace"
+	"github.com/crisp-cri/crisp/test/imagetest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )

@@ -5,9 +5,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/pulls"
+	"github.com/crisp-cri/crisp/test/imagetest"
 	"github.com/opencontainers/go-digest"
 )
 

@@ -12,9 +12,9 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/image"
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/imagetest"
 	"github.com/opencontainers/go-digest"
 )
 

@@ -3,7 +3,7 @@ package network
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The format of an attachment, by which every later release must detach the pod.

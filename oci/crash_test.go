@@ -10,7 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // life takes one sandbox and one container through all states. It continues after errors, as the

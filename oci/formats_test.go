@@ -3,8 +3,8 @@ package oci
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The formats of the records of sandboxes and containers, of crispd and the executor.

@@ -16,7 +16,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // Only a listener at exactly the path counts: a path may have spaces, and be the end of another.

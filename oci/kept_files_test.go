@@ -12,7 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // counterFiles are some files of a v2 cgroup, by name.

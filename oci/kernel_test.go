@@ -22,10 +22,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/checkpoint"
-	"github.com/crisp-cri/crisp/internal/testenv"
-	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // A kernelNode is this machine, with the test's own executor.
@@ -74,7 +74,7 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 		cmd := exec.Command(args[0], args[1:]...)
 		cmd.Dir = ".."
 		cmd.Env = os.Environ()
-		if args[0] == "go" && args[len(args)-1] == "./internal/testbin" {
+		if args[0] == "go" && args[len(args)-1] == "./test/testbin" {
 			cmd.Env = append(cmd.Env, "CGO_ENABLED=0")
 		}
 		if out, berr := cmd.CombinedOutput(); berr != nil {
@@ -95,7 +95,7 @@ var programs = sync.OnceValues(func() (bin string, err error) {
 	if data, rerr := os.ReadFile(filepath.Join(bin, "testbin")); rerr == nil { // without Go, CRISP_BIN has it
 		return bin, errors.Join(err, os.WriteFile(testbin, data, 0o755))
 	}
-	build("go", "build", "-ldflags", "-s -w", "-o", testbin, "./internal/testbin")
+	build("go", "build", "-ldflags", "-s -w", "-o", testbin, "./test/testbin")
 	return bin, err
 })
 

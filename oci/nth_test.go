@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/filetrace"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/filetrace"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // Each system call on a file of a sandbox or a container fails once in their life: the first,

@@ -13,9 +13,9 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/checkpoint"
-	"github.com/crisp-cri/crisp/internal/powercut"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
+	"github.com/crisp-cri/crisp/test/powercut"
 )
 
 // The IDs of the objects that the test makes.

@@ -15,8 +15,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // statusFile returns the path of a container's status.

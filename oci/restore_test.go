@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // The files of a checkpoint stay until its processes run, also over restarts of the daemon,

@@ -3,7 +3,7 @@ package oci_test
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // The fake executor passes the same suite as the real one.

@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // An executor that is killed during a start has made a cgroup that it has not reported. It

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/thread"
 	"github.com/crisp-cri/crisp/internal/userns"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // inode returns what identifies a namespace.

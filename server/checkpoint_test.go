@@ -17,9 +17,9 @@ import (
 
 	"github.com/crisp-cri/crisp/checkpoint"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testdisk"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/testdisk"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // wantThawed fails the test if anything is frozen, or if files of a checkpoint are left.

@@ -26,7 +26,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // FuzzCRI sends a sequence of requests that could succeed except for a few fields, which are

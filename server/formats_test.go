@@ -5,7 +5,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The server's part of the records of sandboxes and containers.

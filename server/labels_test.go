@@ -9,9 +9,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // withSELinux restarts n's crispd on a host with SELinux enabled.

@@ -26,9 +26,9 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
 	"github.com/crisp-cri/crisp/test/model"
 	"github.com/crisp-cri/crisp/test/model/play"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 var (

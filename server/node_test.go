@@ -17,9 +17,9 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/oci"
-	"github.com/crisp-cri/crisp/oci/ocitest"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/selinux"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // A node is a fake machine with a server on it and a client of that server.

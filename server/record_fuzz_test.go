@@ -15,7 +15,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/checkpoint"
-	"github.com/crisp-cri/crisp/oci/ocitest"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // FuzzExtra reads arbitrary bytes as the server's part of a record: what can be read can be shown,

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // The pod uses this machine's tar and its libraries.

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // docs/agent.md has a row for each requirement of the agent that needs no API server, and

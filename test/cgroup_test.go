@@ -13,7 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // A node with cgroup v2, with either driver, used as by the kubelet: the kernel has the

@@ -22,9 +22,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/noleaks"
-	"github.com/crisp-cri/crisp/internal/testenv"
-	"github.com/crisp-cri/crisp/internal/testns"
+	"github.com/crisp-cri/crisp/test/noleaks"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // The agent needs nothing but CRI: on containerd it behaves as on crispd, even on a version

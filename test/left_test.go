@@ -16,8 +16,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/noleaks"
-	"github.com/crisp-cri/crisp/internal/testns"
+	"github.com/crisp-cri/crisp/test/noleaks"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // takeIdle remembers the state of the node with its daemons and without pods.

@@ -18,10 +18,10 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
-	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/test/model"
 	"github.com/crisp-cri/crisp/test/model/play"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // The model's scripts are played on other runtimes, without kills, to find where they

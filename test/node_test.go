@@ -22,9 +22,9 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/noleaks"
-	"github.com/crisp-cri/crisp/internal/testdisk"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/noleaks"
+	"github.com/crisp-cri/crisp/test/testdisk"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 type nodeKey struct{}

@@ -18,7 +18,7 @@ import (
 	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/filetrace"
+	"github.com/crisp-cri/crisp/test/filetrace"
 )
 
 // Each system call of crispd, or of its executor, during the life of a pod fails once: the first,

@@ -23,7 +23,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // hostileText is put into every text of another user's pod.

@@ -3,7 +3,7 @@ package test
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // pidOf returns the PID of the process whose first arguments are testbin and verb.

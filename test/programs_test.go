@@ -9,8 +9,8 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
-	"github.com/crisp-cri/crisp/internal/testns"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // A binaries has the paths of the programs under test.
@@ -54,7 +54,7 @@ func build() (b binaries, err error) {
 		return b, nil // built once for all tests
 	}
 	if !testenv.Exists(b.testbin) {
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/internal/testbin")
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", b.testbin, "github.com/crisp-cri/crisp/test/testbin")
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			return b, fmt.Errorf("build testbin: %w\n%s", err, out)

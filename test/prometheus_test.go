@@ -21,7 +21,7 @@ import (
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // promtool accepts the metrics of crispd and the agent. In a real Prometheus, each query of the

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // purges runs postrm in its own mount namespace, with empty file systems at /etc, /run and

@@ -18,7 +18,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // The commands of docs/quickstart.md work in order, as a reader types them. A block with output

@@ -11,8 +11,8 @@ import (
 	"github.com/rogpeppe/go-internal/testscript"
 
 	"github.com/crisp-cri/crisp/internal/kernel"
-	"github.com/crisp-cri/crisp/internal/noleaks"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/noleaks"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // programs are the programs of which a script must not leave a process.

@@ -16,7 +16,7 @@ import (
 	"github.com/opencontainers/cgroups/manager"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // A unified is a node on cgroup v2 with a pod in a cgroup that the test makes, as the kubelet does.

@@ -13,7 +13,7 @@ import (
 	"github.com/opencontainers/cgroups/systemd"
 	v1 "k8s.io/api/core/v1"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 func TestNames(t *testing.T) {

@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )

@@ -13,7 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // TestFormats reads lines of events.jsonl.

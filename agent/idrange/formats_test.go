@@ -3,7 +3,7 @@ package idrange
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The record of pods' user IDs.

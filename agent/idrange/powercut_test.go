@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/powercut"
 )
 
 // A pod keeps its user IDs after a power cut, because they own files in its volumes, and no two

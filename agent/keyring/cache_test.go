@@ -5,7 +5,7 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 	config "k8s.io/kubelet/config/v1"
 	credentialprovider "k8s.io/kubelet/pkg/apis/credentialprovider/v1"
 )

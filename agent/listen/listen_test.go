@@ -12,8 +12,8 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/test/testenv"
 	"golang.org/x/sys/unix"
 )
 

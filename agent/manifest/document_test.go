@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/internal/golden"
+	"github.com/crisp-cri/crisp/test/golden"
 )
 
 const (

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/internal/golden"
+	"github.com/crisp-cri/crisp/test/golden"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 )

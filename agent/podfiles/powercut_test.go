@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/powercut"
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"

@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/internal/golden"
+	"github.com/crisp-cri/crisp/test/golden"
 	"github.com/rogpeppe/go-internal/txtar"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"

@@ -3,7 +3,7 @@ package pullrecords
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // TestFormats reads records of the credentials with which images were pulled.

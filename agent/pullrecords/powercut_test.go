@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/keyring"
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/powercut"
 )
 
 // After a power cut an image that a pod has pulled with its secret still belongs to that pod, from

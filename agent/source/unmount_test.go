@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 )

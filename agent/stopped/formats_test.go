@@ -3,7 +3,7 @@ package stopped
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The stopped pods, and a running drain.

@@ -3,7 +3,7 @@ package store
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The record of an object from the agent's API.

@@ -12,7 +12,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/store"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/powercut"
 	v1 "k8s.io/api/core/v1"
 )
 

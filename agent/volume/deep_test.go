@@ -3,7 +3,7 @@ package volume
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/tree/treetest"
+	"github.com/crisp-cri/crisp/test/treetest"
 )
 
 // A pod may not hide what it writes from its sizeLimit by nesting directories deeper

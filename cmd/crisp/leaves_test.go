@@ -13,7 +13,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/test/noleaks"
 )
 
 // goroutines returns the number of goroutines by the function that they started with.

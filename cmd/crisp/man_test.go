@@ -5,7 +5,7 @@ import (
 	"testing"
 
 	cmdline "github.com/crisp-cri/crisp/internal/cli"
-	"github.com/crisp-cri/crisp/internal/golden"
+	"github.com/crisp-cri/crisp/test/golden"
 )
 
 // The man page is generated from the commands; -update writes it.

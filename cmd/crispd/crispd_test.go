@@ -24,9 +24,9 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/kernel"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/server/telemetry"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // The socket of a killed crispd is replaced; one that is being served, and a file that is not a

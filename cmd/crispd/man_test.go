@@ -6,7 +6,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/cli"
-	"github.com/crisp-cri/crisp/internal/golden"
+	"github.com/crisp-cri/crisp/test/golden"
 )
 
 // The man page is generated from the table of commands: -update writes it.

@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/config"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/network/netns"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // Without an executor, wipe unpins the network namespaces that the default instance has

@@ -7,7 +7,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/image/erofs"
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 	"golang.org/x/sys/unix"
 )
 

@@ -12,9 +12,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/image/imagetest"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/tree/treetest"
+	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/crisp-cri/crisp/test/treetest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )

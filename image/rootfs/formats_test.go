@@ -3,7 +3,7 @@ package rootfs
 import (
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 func TestFormats(t *testing.T) { formats.Check[leaseRecord](t, "lease", nil) }

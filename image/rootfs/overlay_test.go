@@ -6,8 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/userns"
+	"github.com/crisp-cri/crisp/test/testenv"
 	"golang.org/x/sys/unix"
 )
 

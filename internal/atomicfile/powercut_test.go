@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/powercut"
 )
 
 // After a power cut, the content of a Write that has returned is complete, or replaced by a later

@@ -10,8 +10,8 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // The nearest mount counts, not the first whose name is a beginning of the path.

@@ -14,9 +14,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/internal/tree"
-	"github.com/crisp-cri/crisp/internal/tree/treetest"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/treetest"
 )
 
 // A container can nest directories as deep as its disk has inodes. A walk that took a descriptor or

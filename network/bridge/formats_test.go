@@ -4,7 +4,7 @@ import (
 	"os"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/formats"
+	"github.com/crisp-cri/crisp/test/formats"
 )
 
 // The format of a pod's host ports, which are removed by that file.

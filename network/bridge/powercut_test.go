@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/powercut"
+	"github.com/crisp-cri/crisp/test/powercut"
 )
 
 // allocated returns the owners of addresses, according to the disk.

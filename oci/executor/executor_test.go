@@ -25,10 +25,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
-	"github.com/crisp-cri/crisp/internal/testenv"
-	"github.com/crisp-cri/crisp/internal/testns"
 	"github.com/crisp-cri/crisp/oci/executor"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // With these arguments the test binary is an executor or libcontainer's init. CRISP_BIN
@@ -137,7 +137,7 @@ func build(dir string) error {
 	if testenv.Exists(filepath.Join(os.Getenv("CRISP_BIN"), "testbin")) {
 		return nil
 	}
-	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "testbin"), "github.com/crisp-cri/crisp/internal/testbin")
+	cmd := exec.Command("go", "build", "-o", filepath.Join(dir, "testbin"), "github.com/crisp-cri/crisp/test/testbin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("build testbin: %w\n%s", err, out)

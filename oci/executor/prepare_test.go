@@ -16,8 +16,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // A container cannot distinguish a prepared /dev and /sys/fs/cgroup from libcontainer's.

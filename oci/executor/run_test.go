@@ -12,8 +12,8 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 func TestRun(t *testing.T) {

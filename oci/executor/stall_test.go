@@ -14,8 +14,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/filetrace"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/filetrace"
 )
 
 // stalls makes the executor's next fork wait, as under memory pressure, until release is called.

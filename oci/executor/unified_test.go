@@ -8,7 +8,7 @@ import (
 
 	"github.com/opencontainers/cgroups"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // On a hybrid host, the most important tests run again in a mount namespace that has only

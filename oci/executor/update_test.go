@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // limits returns the values that an update may change, by file name, from the files of v1

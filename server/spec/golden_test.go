@@ -12,9 +12,9 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/golden"
 	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/test/golden"
 )
 
 // A golden case is a txtar of container.json and sandbox.json in CRI's format (protojson) and

@@ -15,9 +15,9 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/stage"
-	"github.com/crisp-cri/crisp/internal/testenv"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/telemetry"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 const examples = "../../docs/examples/"

@@ -3,7 +3,7 @@
 //	specs LIST REPORT
 //
 // LIST is specs.txt beside this file: each line has the full name of a spec, which begins
-// with "[k8s.io]", after what the spec needs of the machine (internal/testenv). REPORT is
+// with "[k8s.io]", after what the spec needs of the machine (test/testenv). REPORT is
 // ginkgo's in JSON. For a run with a focus, only specs that it matches are required.
 package main
 
@@ -16,7 +16,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 func main() {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/noleaks"
+	"github.com/crisp-cri/crisp/test/noleaks"
 )
 
 // marks are strings that distinguish the objects of this instance from those of another crispd on

@@ -334,7 +334,7 @@ func (n *node) testbin() []byte {
 	testbin := program("testbin")
 	if _, err := os.Stat(testbin); err != nil {
 		testbin = filepath.Join(n.dir, "testbin")
-		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", testbin, "./internal/testbin")
+		cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", testbin, "./test/testbin")
 		cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=0")
 		out, err := cmd.CombinedOutput()
 		if err != nil {

@@ -1,7 +1,7 @@
 // Skips runs `go test -json` and prints what go test prints without -v, in the order in
 // which packages end: their closing lines, and the output of failing tests. Then it prints
 // which tests were skipped and why, and fails if one of them may not be skipped on this
-// machine (internal/testenv, skips.txt).
+// machine (test/testenv, skips.txt).
 //
 //	skips [-part] GO test [FLAG …] PACKAGE …
 //
@@ -24,7 +24,7 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 const module = "github.com/crisp-cri/crisp"

@@ -40,7 +40,7 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"github.com/crisp-cri/crisp/internal/testns"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 type options struct {

@@ -20,9 +20,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/noleaks"
-	"github.com/crisp-cri/crisp/internal/testenv"
-	"github.com/crisp-cri/crisp/internal/testns"
+	"github.com/crisp-cri/crisp/test/noleaks"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testns"
 )
 
 // A measurement is the daemons' resource usage, and the objects on the node.

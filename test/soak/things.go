@@ -17,7 +17,7 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/testdisk"
+	"github.com/crisp-cri/crisp/test/testdisk"
 )
 
 // several is the number of stuck objects for causes of which one may not be enough.

@@ -11,7 +11,7 @@ import (
 type boot struct {
 	name   string
 	append string   // to the kernel's command line
-	has    []string // needs that the node must satisfy (internal/testenv): no test is skipped for lack of them
+	has    []string // needs that the node must satisfy (test/testenv): no test is skipped for lack of them
 	steps  []step
 }
 
@@ -155,7 +155,7 @@ var boots = []boot{
 			{"all-source", full, 5 * time.Minute, all("agent/source", "")},
 			{"all-listen", full, 5 * time.Minute, all("agent/listen", "")},
 			{"all-tree", full, 10 * time.Minute, all("internal/tree", "")},
-			{"all-testdisk", full, 5 * time.Minute, all("internal/testdisk", "")},
+			{"all-testdisk", full, 5 * time.Minute, all("test/testdisk", "")},
 			{"all-checkpoint", full, 5 * time.Minute, all("checkpoint", "")},
 			{"all-server", full, 20 * time.Minute, all("server", "")},
 			{"all-crispd", full, 10 * time.Minute, all("cmd/crispd", "")},

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // A step brings the steps that it needs, and a boot without other steps is left out.
@@ -123,7 +123,7 @@ func TestMissing(t *testing.T) {
 		{[]testenv.Verdict{verdict("TestA", "pass"), verdict("TestB", "pass")}, ""},
 		{[]testenv.Verdict{verdict("TestA", "pass"), verdict("TestB/x", "pass")}, "none TestB did not run: is it called so?"},
 		{[]testenv.Verdict{verdict("TestA", "pass"), verdict("TestB", "skip")},
-			"none TestB was skipped, and is not in internal/testenv/skips.txt: why\nnone TestB was skipped, and must run on this node: why"},
+			"none TestB was skipped, and is not in test/testenv/skips.txt: why\nnone TestB was skipped, and must run on this node: why"},
 	} {
 		got := ""
 		if err := step.missing(c.verdicts, false); err != nil {

@@ -17,7 +17,7 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/testenv"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // mark begins the lines of the console that are shown outside.
@@ -44,7 +44,7 @@ func inside(payload string) {
 		say("%v", err)
 		return
 	}
-	// The probes of internal/testenv read the environment.
+	// The probes of test/testenv read the environment.
 	for name, value := range map[string]string{"CRISP_DEB": payload + "/crisp.deb", "CRISP_NEXT_DEB": payload + "/next.deb"} {
 		if _, err := os.Stat(value); err == nil {
 			os.Setenv(name, value)

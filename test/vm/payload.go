@@ -53,7 +53,7 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 	}
 	fmt.Println("payload: compiling the tests")
 	static := append(os.Environ(), "CGO_ENABLED=0")
-	for program, to := range map[string]string{"test/vm": "vm", "internal/testbin": "bin/testbin", "test/conformance": "bin/specs"} {
+	for program, to := range map[string]string{"test/vm": "vm", "test/testbin": "bin/testbin", "test/conformance": "bin/specs"} {
 		if err := goCommand(ctx, static, "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, to), module+program); err != nil {
 			return nil, err
 		}
