@@ -11,8 +11,8 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
-	"github.com/crisp-cri/crisp/agent/startup"
 	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/apiserver/startup"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )

@@ -8,7 +8,7 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/crisp-cri/crisp/agent/listen"
+	"github.com/crisp-cri/crisp/apiserver/listen"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/unixsock"

@@ -4,11 +4,11 @@ import (
 	"context"
 	"path/filepath"
 
-	"github.com/crisp-cri/crisp/agent/api/kubectl"
 	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/listen"
-	"github.com/crisp-cri/crisp/agent/page"
 	"github.com/crisp-cri/crisp/agent/readiness"
+	"github.com/crisp-cri/crisp/apiserver/kubectl"
+	"github.com/crisp-cri/crisp/apiserver/listen"
+	"github.com/crisp-cri/crisp/apiserver/page"
 )
 
 // Serve says where the agent serves its API. It always serves the Unix socket, for root and the

@@ -15,7 +15,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/apiserver/startup"
 )
 
 // startupBatch is the number of pods that start at once.

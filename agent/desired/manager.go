@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
-	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/poke"
 )

@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
-	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"

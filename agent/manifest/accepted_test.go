@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/validation"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"

@@ -3,7 +3,7 @@
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  its last status, also for the command line
-//	pods/<uid>/startup.json the timeline of its start (agent/startup)
+//	pods/<uid>/startup.json the timeline of its start (apiserver/startup)
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources last given to the runtime, by container
 //	pods/<uid>/userns       the pod's user and group IDs (agent/idrange)

@@ -14,7 +14,7 @@ import (
 	"syscall"
 
 	"github.com/crisp-cri/crisp/agent"
-	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"

@@ -14,8 +14,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

@@ -4,7 +4,7 @@ import (
 	"fmt"
 	"net/http"
 
-	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/apiserver/api"
 )
 
 // given returns an object of the local API as it was applied, with its current version.

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/spf13/cobra"
 )
 

@@ -8,11 +8,11 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/agent/table"
+	"github.com/crisp-cri/crisp/apiserver/api"
+	"github.com/crisp-cri/crisp/apiserver/table"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/duration"

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"text/template"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"

@@ -341,7 +341,7 @@ func TestKubectlExplain(t *testing.T) {
 	inRealTime(t)
 	program, err := exec.LookPath("kubectl")
 	if err != nil {
-		t.Skipf("needs kubectl (agent/api/kubectl TestSchemas goes through the same document): %v", err)
+		t.Skipf("needs kubectl (apiserver/kubectl TestSchemas goes through the same document): %v", err)
 	}
 	n := newNode(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")

@@ -7,7 +7,7 @@ import (
 	"slices"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/store"
+	"github.com/crisp-cri/crisp/apiserver/store"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"

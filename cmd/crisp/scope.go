@@ -4,7 +4,7 @@ import (
 	"net/url"
 	"strings"
 
-	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/spf13/pflag"
 )
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/timeline"
 )

@@ -5,7 +5,7 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
 

@@ -8,11 +8,11 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/apiserver/api"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"

@@ -8,9 +8,9 @@ import (
 	"text/tabwriter"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/table"
+	"github.com/crisp-cri/crisp/apiserver/api"
+	"github.com/crisp-cri/crisp/apiserver/table"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"

@@ -6,7 +6,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/startup"
+	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/timeline"
 	"github.com/spf13/cobra"
 )

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/agent/why"
+	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	batchv1 "k8s.io/api/batch/v1"

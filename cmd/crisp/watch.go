@@ -11,7 +11,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/api"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/why"
+	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 )

@@ -6,7 +6,7 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/workload"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"

@@ -133,7 +133,7 @@ func TestFunctionFields(t *testing.T) {
 
 // pure are the packages that only translate: their results depend on their arguments, not on the
 // machine.
-var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "agent/why", "agent/page/terminal", "internal/pulls"}
+var pure = []string{"server/spec", "agent/podspec", "agent/podsync", "apiserver/why", "apiserver/page/terminal", "internal/pulls"}
 
 // A pure package imports nothing that accesses files, processes or the network, and of packages
 // that offer both, it uses only the rest.

@@ -35,7 +35,7 @@ import (
 
 // The agent runs random Jobs, CASES of them, as Kubernetes' Job controller does, whatever their pods
 // do and however they are edited. An ordinary run compares the controller's decisions with those that
-// are recorded for TestJobAsKubernetes of agent/workload, which RECORD=yes writes; SEED chooses other Jobs.
+// are recorded for TestJobAsKubernetes of apiserver/workload, which RECORD=yes writes; SEED chooses other Jobs.
 func TestSameJobs(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.StaleControllerConsistencyJob, false) // a fake API server has no resource versions
 	sameHistories(t, "jobs.txt", "TestJobAsKubernetes", 30, func(t *testing.T, random *rand.Rand) string {
@@ -48,7 +48,7 @@ func TestSameJobs(t *testing.T) {
 	})
 }
 
-// sameHistories plays histories in fake time, and has a test of agent/workload compare them with the
+// sameHistories plays histories in fake time, and has a test of apiserver/workload compare them with the
 // agent's. Those of an ordinary run must be the recorded ones.
 func sameHistories(t *testing.T, file, test string, cases int, play func(*testing.T, *rand.Rand) string) {
 	seed, err := strconv.ParseUint(cmp.Or(os.Getenv("SEED"), "1"), 10, 64)
@@ -61,7 +61,7 @@ func sameHistories(t *testing.T, file, test string, cases int, play func(*testin
 			histories = append(histories, play(t, rand.New(rand.NewPCG(seed, uint64(i)))))
 		})
 	}
-	all, recorded := strings.Join(histories, "\n"), filepath.Join("../../agent/workload/testdata/kubernetes", file)
+	all, recorded := strings.Join(histories, "\n"), filepath.Join("../../apiserver/workload/testdata/kubernetes", file)
 	if os.Getenv("RECORD") != "" {
 		check(t, os.WriteFile(recorded, []byte(all), 0o644))
 	}
@@ -74,7 +74,7 @@ func sameHistories(t *testing.T, file, test string, cases int, play func(*testin
 	}
 	path := filepath.Join(t.TempDir(), file)
 	check(t, os.WriteFile(path, []byte(all), 0o600))
-	agent := exec.Command("go", "test", "-count", "1", "-run", test+"$", "./agent/workload")
+	agent := exec.Command("go", "test", "-count", "1", "-run", test+"$", "./apiserver/workload")
 	agent.Dir, agent.Env = "../..", append(os.Environ(), "HISTORIES="+path)
 	if out, err := agent.CombinedOutput(); err != nil {
 		t.Errorf("SEED=%d CASES=%d: %v\n%s", seed, count, err, out)

@@ -153,7 +153,7 @@ var boots = []boot{
 			{"all-volume", full, 5 * time.Minute, all("agent/volume", "")},
 			{"all-agent", full, 5 * time.Minute, all("agent", "")},
 			{"all-source", full, 5 * time.Minute, all("agent/source", "")},
-			{"all-listen", full, 5 * time.Minute, all("agent/listen", "")},
+			{"all-listen", full, 5 * time.Minute, all("apiserver/listen", "")},
 			{"all-tree", full, 10 * time.Minute, all("internal/tree", "")},
 			{"all-testdisk", full, 5 * time.Minute, all("test/testdisk", "")},
 			{"all-checkpoint", full, 5 * time.Minute, all("checkpoint", "")},

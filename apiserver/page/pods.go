@@ -1,0 +1,174 @@
+package page
+
+import (
+	"cmp"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/duration"
+
+	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/apiserver/startup"
+	"github.com/crisp-cri/crisp/apiserver/why"
+	"github.com/crisp-cri/crisp/internal/pulls"
+	"github.com/crisp-cri/crisp/internal/timeline"
+)
+
+// podList is the data of the page of all pods.
+type podList struct {
+	Node    string
+	Version string
+	Problem string // why the node is not ready
+	Pods    []podRow
+	Pulls   []pullRow
+}
+
+// A podRow is a row of the list of pods.
+type podRow struct {
+	Namespace, Name       string
+	Word, Class           string // kubectl's STATUS, and its CSS class
+	Ready, All            int
+	Restarts, Age         string
+	CPU, Memory           string // "" means unknown
+	Pull                  *pullRow
+	Startup               string // duration of the start, finished or not
+	StartupGoes           bool
+	Strip                 []span
+	LastEvent, EventClass string
+}
+
+// A pullRow is a running pull.
+type pullRow struct {
+	Image, Text string
+	Known       bool // the total is known, and so is Percent
+	Percent     int
+	Layers      []layerRow
+}
+
+type layerRow struct {
+	Digest, State string
+	Percent       int
+}
+
+func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
+	var list v1.PodList
+	var nodes v1.NodeList
+	var events v1.EventList
+	var reports struct{ Items []startup.Report }
+	for path, to := range map[string]any{"/pods": &list, "/api/v1/nodes": &nodes, "/crisp/v1/startup": &reports, "/api/v1/events": &events} {
+		if err := s.ask(r.Context(), path, to); err != nil {
+			return err
+		}
+	}
+	var body podList
+	for i := range nodes.Items {
+		n := &nodes.Items[i]
+		body.Node, body.Version = n.Name, n.Status.NodeInfo.KubeletVersion
+		for _, c := range n.Status.Conditions {
+			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
+				body.Problem = "The node is not ready: " + c.Reason + " " + c.Message
+			}
+		}
+	}
+	started := map[string]startup.Report{}
+	for _, rep := range reports.Items {
+		started[rep.Pod.UID] = rep
+	}
+	under := s.o.Pulls.List(r.Context())
+	for i := range under {
+		if under[i].Ended.IsZero() {
+			body.Pulls = append(body.Pulls, pullOf(under[i]))
+		}
+	}
+	now := time.Now()
+	for i := range list.Items {
+		pod := &list.Items[i]
+		row := s.row(pod, under, now)
+		if rep, ok := started[string(pod.UID)]; ok {
+			row.Startup, row.StartupGoes = timeline.Brief(rep.Until(now).Sub(rep.Seen)), rep.Ready.IsZero()
+			row.Strip = strip(rep.Stages, rep.Seen, rep.Until(now))
+		}
+		row.LastEvent, row.EventClass = lastEvent(events.Items, pod)
+		body.Pods = append(body.Pods, row)
+	}
+	slices.SortFunc(body.Pods, func(a, b podRow) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	s.show(w, r, http.StatusOK, "pods", view{Title: "Pods", Body: body})
+	return nil
+}
+
+// lastEvent returns the last warning about a pod that is neither ready nor finished.
+func lastEvent(events []v1.Event, pod *v1.Pod) (text, class string) {
+	if _, ready := why.Ready(&pod.Status); ready || podsync.Terminal(&pod.Status) {
+		return "", ""
+	}
+	for i := range events {
+		if e := &events[i]; e.InvolvedObject.UID == pod.UID && e.Type == v1.EventTypeWarning {
+			text, class = e.Reason+": "+e.Message, "bad"
+		}
+	}
+	return text, class
+}
+
+// row returns what both the list and the pod's page show. under has the running pulls.
+func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
+	row := podRow{Namespace: pod.Namespace, Name: pod.Name, Word: status.Word(pod), Restarts: status.Restarts(pod, now), Age: age(pod.CreationTimestamp.Time, now)}
+	row.Ready, row.All = status.Count(pod)
+	row.Class = look(pod, row)
+	if p, ok := pulls.Of(under, pod.Namespace+"/"+pod.Name); ok && pod.Status.Phase != v1.PodRunning {
+		pull := pullOf(p)
+		row.Pull = &pull
+	}
+	if samples := s.samples.of(string(pod.UID)); len(samples) > 0 {
+		last := samples[len(samples)-1]
+		row.CPU, row.Memory = cores(last.cpu), size(last.memory)
+	}
+	return row
+}
+
+// troubles has the parts of STATUS that mean a problem.
+var troubles = []string{"BackOff", "Err", "OOM", "Invalid"}
+
+// look returns the CSS class of a pod's state.
+func look(pod *v1.Pod, row podRow) string {
+	switch {
+	case pod.DeletionTimestamp != nil:
+		return "wait"
+	case pod.Status.Phase == v1.PodSucceeded:
+		return "done"
+	case pod.Status.Phase == v1.PodFailed, slices.ContainsFunc(troubles, func(t string) bool { return strings.Contains(row.Word, t) }):
+		return "bad"
+	case pod.Status.Phase == v1.PodRunning && row.Ready == row.All:
+		return "ok"
+	}
+	return "wait"
+}
+
+func age(at, now time.Time) string {
+	if at.IsZero() {
+		return ""
+	}
+	return duration.HumanDuration(now.Sub(at))
+}
+
+func pullOf(p pulls.Pull) pullRow {
+	f, known := p.Fraction()
+	row := pullRow{Image: p.Image, Text: strings.TrimSpace(p.String() + " " + p.Source()), Known: known, Percent: int(100 * f)}
+	for _, l := range p.Layers {
+		percent := 0
+		switch {
+		case l.State == pulls.Here || l.State == pulls.Done || l.State == pulls.Unpacking:
+			percent = 100
+		case l.Size > 0:
+			percent = int(min(max(100*l.Bytes/l.Size, 0), 100))
+		}
+		_, hex, _ := strings.Cut(l.Digest, ":")
+		row.Layers = append(row.Layers, layerRow{Digest: hex[:min(len(hex), 12)], State: l.State, Percent: percent})
+	}
+	return row
+}
