@@ -54,8 +54,8 @@ func New(own string) *Profiles {
 	return &Profiles{own: own, dir: securityfs, parser: Parser()}
 }
 
-// Parser returns the path of apparmor_parser, "" if there is none. It is an
-// administrator's program: $PATH need not have its directory.
+// Parser returns the path of apparmor_parser, "" if it is not installed. It is an administrator's
+// program: $PATH need not have its directory.
 func Parser() string {
 	for _, name := range []string{"apparmor_parser", "/usr/sbin/apparmor_parser", "/sbin/apparmor_parser"} {
 		if path, err := exec.LookPath(name); err == nil {
@@ -113,9 +113,8 @@ func (p *Profiles) run(ctx context.Context, src string, args ...string) error {
 }
 
 // Check makes sure that a container can be confined by a profile. The default one
-// is loaded again if somebody has unloaded it (aa-teardown(8) does, and a restart
-// of some systems' AppArmor service). The error is fault.Invalid for any other
-// that is not loaded.
+// is loaded again after it was unloaded (aa-teardown(8) does so, and a restart of some systems'
+// AppArmor service). The error is fault.Invalid for any other that is not loaded.
 func (p *Profiles) Check(ctx context.Context, name string) error {
 	if name == "" || name == Unconfined {
 		return nil

@@ -1,6 +1,6 @@
 // Package atomicfile replaces files atomically: a reader, or the machine after a power cut,
-// finds either the old content or the new, never a part. Only a new file may be partly there
-// after a power cut, if its creator accepts that (WriteNew).
+// finds either the old content or the new, never a part. Only a power cut may leave a part of a
+// new file, if its creator accepts that (WriteNew), or of one changed on a full disk (Overwrite).
 package atomicfile
 
 import (
@@ -8,7 +8,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -54,8 +56,17 @@ func WriteVolatile(path string, data []byte, perm os.FileMode) error {
 	return replace(path, data, perm, false)
 }
 
-// WriteJSON is WriteVolatile of v as JSON, with mode 0600.
-func WriteJSON(path string, v any) error { return writeJSON(path, v, WriteVolatile) }
+// WriteJSON is WriteVolatile of v as JSON, with mode 0600. On a full disk it is Overwrite where that
+// can be done: what ends must be able to say so, or it would never make room.
+func WriteJSON(path string, v any) error {
+	return writeJSON(path, v, func(path string, data []byte, perm os.FileMode) error {
+		err := WriteVolatile(path, data, perm)
+		if IsFull(err) && Overwrite(path, data) == nil {
+			return nil
+		}
+		return err
+	})
+}
 
 // SaveJSON is Write of v as JSON, with mode 0600.
 func SaveJSON(path string, v any) error { return writeJSON(path, v, Write) }
@@ -68,7 +79,7 @@ func writeJSON(path string, v any, write func(string, []byte, os.FileMode) error
 	return write(path, data, 0o600)
 }
 
-// ReadJSON decodes the file at path. The error is fs.ErrNotExist if there is none.
+// ReadJSON decodes the file at path. The error is fs.ErrNotExist without one.
 func ReadJSON(path string, into any) error {
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -114,13 +125,72 @@ func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) 
 	return nil
 }
 
+// IsFull reports whether an error says that the disk has no room, or the user no more of it.
+func IsFull(err error) bool { return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) }
+
+// page is how much of a file the kernel changes in one step, in bytes.
+const page = 4096
+
+// Overwrite replaces the JSON in an existing file in place and syncs it, which needs no room if it
+// fits into the file's last block. If it does not, the file stays as it was. A shorter text is
+// padded with blanks, and neither text may be longer than a page, so that one write of one page
+// does it; still, a power cut may leave a part of each.
+func Overwrite(path string, data []byte) (err error) {
+	f, err := os.OpenFile(path, os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	info, err := f.Stat()
+	if err != nil {
+		return err
+	}
+	if info.Size() > page || len(data) > page {
+		return &fs.PathError{Op: "overwrite", Path: path, Err: unix.EFBIG}
+	}
+	if more := int(info.Size()) - len(data); more > 0 {
+		data = slices.Concat(data, bytes.Repeat([]byte(" "), more))
+	} else if more < 0 {
+		if err := unix.Fallocate(int(f.Fd()), unix.FALLOC_FL_KEEP_SIZE, 0, int64(len(data))); err != nil {
+			return os.NewSyscallError("fallocate", err)
+		}
+	}
+	if _, err := f.WriteAt(data, 0); err != nil {
+		return err
+	}
+	return f.Sync()
+}
+
 // Read is os.ReadFile that retries after a disk error: a transient error is not the file's.
 func Read(path string) ([]byte, error) {
-	data, err := os.ReadFile(path)
-	if errors.Is(err, unix.EIO) {
-		data, err = os.ReadFile(path)
-	}
+	data, _, err := ReadFirst(path, math.MaxInt64)
 	return data, err
+}
+
+// ReadFirst is Read of the first most bytes of a file, and returns its size.
+func ReadFirst(path string, most int64) (data []byte, size int64, err error) {
+	for range 2 {
+		data, size, err = readFirst(path, most)
+		if !errors.Is(err, unix.EIO) {
+			break
+		}
+	}
+	return data, size, err
+}
+
+func readFirst(path string, most int64) ([]byte, int64, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, 0, err
+	}
+	data := make([]byte, min(info.Size(), most))
+	_, err = io.ReadFull(f, data)
+	return data, info.Size(), err
 }
 
 // Damaged reports whether err means that its file cannot be read, now or later: it does not

@@ -1,6 +1,6 @@
 // Package cli has what crisp and crispd share, whose commands are cobra's: help in one format,
-// shell completion, and a man page (man.go). All three are generated from the table of commands
-// itself, so none of them can lack a flag.
+// shell completion, and what a man page has of both (test/manpage). All three are generated from the
+// table of commands itself, so none of them can lack a flag.
 package cli
 
 import (
@@ -27,8 +27,13 @@ func Complete(root *cobra.Command, usage func(format string, args ...any) error,
 	for _, cmd := range root.Commands() {
 		cmd.DisableFlagsInUseLine = true
 	}
+	last := ""
+	if groups := root.Groups(); len(groups) > 0 {
+		last = groups[len(groups)-1].ID
+	}
 	root.AddCommand(&cobra.Command{
 		Use:       "completion SHELL",
+		GroupID:   last,
 		Short:     "print a script that completes this command line in " + strings.Join(Shells, ", "),
 		ValidArgs: Shells,
 		RunE: func(_ *cobra.Command, args []string) error {
@@ -99,16 +104,23 @@ func help(root, cmd *cobra.Command, notes string) {
 		fmt.Fprintf(out, "\n%s\n", cmd.Long)
 	}
 	if cmd == root {
-		fmt.Fprintln(out)
-		for _, c := range commands(root) {
+		group := ""
+		for i, c := range Commands(root) {
+			if i == 0 || c.GroupID != group {
+				fmt.Fprintln(out)
+			}
+			if c.GroupID != group {
+				group = c.GroupID
+				fmt.Fprintf(out, "%s:\n", group)
+			}
 			fmt.Fprintf(out, "  %-12s %s\n", c.Name(), c.Short)
 		}
 	}
-	if own := flagsOf(cmd.NonInheritedFlags()); len(own) > 0 {
+	if own := Flags(cmd.NonInheritedFlags()); len(own) > 0 {
 		fmt.Fprintln(out)
 		printFlags(out, own)
 	}
-	if inherited := flagsOf(cmd.InheritedFlags()); len(inherited) > 0 {
+	if inherited := Flags(cmd.InheritedFlags()); len(inherited) > 0 {
 		fmt.Fprintln(out, "\nas every command:")
 		printFlags(out, inherited)
 	}
@@ -120,7 +132,7 @@ func help(root, cmd *cobra.Command, notes string) {
 func printFlags(out io.Writer, flags []*pflag.Flag) {
 	for _, f := range flags {
 		value, about := pflag.UnquoteUsage(f)
-		fmt.Fprintf(out, "  %-34s %s", strings.TrimSpace(dashed(f)+" "+value), about)
+		fmt.Fprintf(out, "  %-34s %s", strings.TrimSpace(Dashed(f)+" "+value), about)
 		if !slices.Contains([]string{"", "false", "0", "0s", "[]"}, f.DefValue) {
 			fmt.Fprintf(out, " (default %s)", f.DefValue)
 		}
@@ -128,8 +140,8 @@ func printFlags(out io.Writer, flags []*pflag.Flag) {
 	}
 }
 
-// dashed returns a flag as a user types it.
-func dashed(f *pflag.Flag) string {
+// Dashed returns a flag as a user types it.
+func Dashed(f *pflag.Flag) string {
 	switch {
 	case f.Shorthand == f.Name:
 		return "-" + f.Name
@@ -139,13 +151,13 @@ func dashed(f *pflag.Flag) string {
 	return "--" + f.Name
 }
 
-// commands returns the commands of root that help shows.
-func commands(root *cobra.Command) []*cobra.Command {
+// Commands returns the commands of root that help shows.
+func Commands(root *cobra.Command) []*cobra.Command {
 	return slices.DeleteFunc(slices.Clone(root.Commands()), func(c *cobra.Command) bool { return !c.IsAvailableCommand() })
 }
 
-// flagsOf returns the flags of a set in order, except hidden ones and help.
-func flagsOf(set *pflag.FlagSet) []*pflag.Flag {
+// Flags returns the flags of a set in order, except hidden ones and help.
+func Flags(set *pflag.FlagSet) []*pflag.Flag {
 	var list []*pflag.Flag
 	set.VisitAll(func(f *pflag.Flag) {
 		if !f.Hidden && f.Name != "help" {

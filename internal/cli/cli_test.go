@@ -65,6 +65,25 @@ func TestHelp(t *testing.T) {
 	}
 }
 
+// Help shows the groups of commands, with the completion in the last.
+func TestGroups(t *testing.T) {
+	root := &cobra.Command{Use: "prog COMMAND", Short: "a program"}
+	for _, group := range []string{"look", "change"} {
+		root.AddGroup(&cobra.Group{ID: group, Title: group})
+		root.AddCommand(&cobra.Command{Use: "do-" + group, Short: "it", GroupID: group, Run: func(*cobra.Command, []string) {}})
+	}
+	var out strings.Builder
+	root.SetOut(&out)
+	cli.Complete(root, fmt.Errorf, "")
+	root.SetArgs([]string{"help"})
+	if err := root.Execute(); err != nil {
+		t.Fatal(err)
+	}
+	if want := "\nlook:\n  do-look      it\n\nchange:\n  do-change    it\n  completion "; !strings.Contains(out.String(), want) {
+		t.Errorf("help has no %q:\n%s", want, out.String())
+	}
+}
+
 // A usage error is returned for the caller to print.
 func TestMistakes(t *testing.T) {
 	for line, want := range map[string]string{
@@ -122,32 +141,5 @@ func TestScriptsParse(t *testing.T) {
 		if out, err := exec.Command(shell, "-n", file).CombinedOutput(); err != nil {
 			t.Errorf("%s: %v\n%s\n%s", shell, err, out, script)
 		}
-	}
-}
-
-func TestMan(t *testing.T) {
-	root := &cobra.Command{Use: "prog", Short: "a program"}
-	remove := &cobra.Command{Use: "rm [-a] NAME", Short: "remove it", ValidArgs: []string{"x", "y"}, Run: func(*cobra.Command, []string) {}}
-	remove.Flags().BoolP("all", "a", false, "don't choose")
-	root.AddCommand(remove)
-	page := cli.Man(root, 8, cli.Section{Title: "FILES", Text: ".hidden is no macro\n\n  shown - as it is"})
-	for _, want := range []string{
-		`.TH PROG 8`, ".B prog\nrm [\\-a] NAME\n", ".SS rm\nRemove it.\nArguments: x, y.\n", `\fB\-a, \-\-all\fR`,
-		"\n\\&.hidden is no macro\n", ".nf\n  shown \\- as it is\n.fi\n",
-	} {
-		if !strings.Contains(page, want) {
-			t.Errorf("no %q in\n%s", want, page)
-		}
-	}
-	if _, err := exec.LookPath("man"); err != nil {
-		return
-	}
-	file := filepath.Join(t.TempDir(), "prog.8")
-	if err := os.WriteFile(file, []byte(page), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command("man", "--warnings", "-l", file).CombinedOutput()
-	if err != nil || strings.Contains(string(out), "warning") {
-		t.Errorf("%v\n%s", err, out)
 	}
 }

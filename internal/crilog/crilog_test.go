@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/logread"
 	"github.com/crisp-cri/crisp/test/testenv"
 )
 
@@ -43,11 +44,11 @@ func TestParseRejects(t *testing.T) {
 		"2026-01-02T12:00:00Z stdin F x", "2026-01-02T12:00:00Z stdout", "2026-01-02T12:00:00Z stdout F",
 		"2026-01-02T12:00:00Z stdout Q x",
 	} {
-		if r, err := crilog.Parse([]byte(line)); err == nil {
+		if r, err := logread.Parse([]byte(line)); err == nil {
 			t.Errorf("Parse(%q) = %+v", line, r)
 		}
 	}
-	r, err := crilog.Parse([]byte("2026-01-02T12:00:00Z stderr P:later x y\n"))
+	r, err := logread.Parse([]byte("2026-01-02T12:00:00Z stderr P:later x y\n"))
 	if err != nil || r.Stream != crilog.Stderr || !r.Partial || string(r.Content) != "x y" {
 		t.Errorf("got %+v, %v", r, err)
 	}
@@ -58,7 +59,7 @@ func join(t *testing.T, log []byte, stream string) []byte {
 	t.Helper()
 	var out []byte
 	for line := range bytes.Lines(log) {
-		r, err := crilog.Parse(line)
+		r, err := logread.Parse(line)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -90,7 +91,7 @@ func FuzzRoundTrip(f *testing.F) {
 			rest = rest[n:]
 		}
 		for line := range bytes.Lines(log) {
-			if r, err := crilog.Parse(line); err != nil || len(r.Content) > max || !r.Time.Equal(noon) {
+			if r, err := logread.Parse(line); err != nil || len(r.Content) > max || !r.Time.Equal(noon) {
 				t.Fatalf("%q: %+v, %v", line, r, err)
 			}
 		}
@@ -109,12 +110,12 @@ func FuzzParse(f *testing.F) {
 	f.Add([]byte("2026-01-02T12:00:00.Z stderr P x"))
 	f.Add([]byte("2026-01-02T12:00:00.1x3Z stderr P x"))
 	f.Fuzz(func(t *testing.T, line []byte) {
-		r, err := crilog.Parse(line)
+		r, err := logread.Parse(line)
 		if err == nil && r.Stream != crilog.Stdout && r.Stream != crilog.Stderr {
 			t.Errorf("%q gave stream %q", line, r.Stream)
 		}
 		// The result does not depend on lines parsed before.
-		var p crilog.Parser
+		var p logread.Parser
 		for _, before := range [][]byte{line, []byte("2026-01-02T12:00:00Z stdout F x")} {
 			p.Parse(before)
 			again, againErr := p.Parse(line)
@@ -184,7 +185,7 @@ func TestReopenWhileWriting(t *testing.T) {
 	}
 	var before time.Time
 	for line := range bytes.Lines(all) {
-		r, _ := crilog.Parse(line)
+		r, _ := logread.Parse(line)
 		if r.Time.Before(before) {
 			t.Fatalf("time goes back at %q", line)
 		}

@@ -8,6 +8,7 @@ package fault
 import (
 	"errors"
 	"fmt"
+	"runtime/debug"
 )
 
 // A Kind says what the caller can do about an error. The zero Kind is Internal: an unclassified
@@ -26,22 +27,11 @@ const (
 // kinds is in the order in which KindOf checks them.
 var kinds = []Kind{Invalid, NotFound, Exists, WrongState, Unavailable}
 
+// names are those of the kinds, in their order.
+var names = [...]string{"internal", "invalid", "not found", "exists", "wrong state", "unavailable"}
+
 // String returns the kind's name as used in logs and metrics.
-func (k Kind) String() string {
-	switch k {
-	case Invalid:
-		return "invalid"
-	case NotFound:
-		return "not found"
-	case Exists:
-		return "exists"
-	case WrongState:
-		return "wrong state"
-	case Unavailable:
-		return "unavailable"
-	}
-	return "internal"
-}
+func (k Kind) String() string { return names[k] }
 
 // Error makes a Kind an error, so that it can be the target of errors.Is.
 func (k Kind) Error() string { return k.String() }
@@ -51,7 +41,7 @@ func (k Kind) Errorf(format string, args ...any) error {
 	return &kinded{k, fmt.Errorf(format, args...)}
 }
 
-// KindOf returns the kind of err: the outermost in its chain, or Internal if there is none.
+// KindOf returns the kind of err: the outermost in its chain, or Internal without one.
 func KindOf(err error) Kind {
 	var k *kinded
 	if errors.As(err, &k) {
@@ -82,3 +72,23 @@ type kinded struct {
 func (e *kinded) Error() string        { return e.err.Error() }
 func (e *kinded) Unwrap() error        { return e.err }
 func (e *kinded) Is(target error) bool { return target == e.kind }
+
+// A Panic is the error that Protect returns for a panic; its kind is Internal.
+type Panic struct {
+	Value any
+	Stack []byte // of the goroutine that panicked, as debug.Stack has it; for the log
+}
+
+// Error omits the stack, which is not for clients.
+func (p *Panic) Error() string { return fmt.Sprintf("internal error: %v", p.Value) }
+
+// Protect runs work, and turns a panic into a *Panic: one request or image fails, not the
+// daemon. It does not cover goroutines that work starts.
+func Protect(work func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = &Panic{p, debug.Stack()}
+		}
+	}()
+	return work()
+}

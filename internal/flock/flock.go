@@ -65,10 +65,9 @@ func Take(path string) (*os.File, error) {
 	}
 }
 
-// Renew returns f, which is locked, if it is the file at path. If somebody has removed that
-// file, others would create and lock their own: Renew recreates it, locks it and returns it in
-// place of f, which the caller closes. The error is ErrHeld if somebody else has locked it
-// first.
+// Renew returns f, which is locked, if it is the file at path. If that file was removed, others
+// would create and lock their own: Renew recreates it, locks it and returns it in place of f, which
+// the caller closes. The error is ErrHeld if another process has locked it first.
 func Renew(f *os.File, path string) (*os.File, error) {
 	if IsAt(f, path) {
 		return f, nil

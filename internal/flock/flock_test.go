@@ -105,8 +105,8 @@ func TestRenew(t *testing.T) {
 	}
 }
 
-// If the file of a lock is removed while a process waits for the lock, getting it excludes nobody:
-// another process would create the file again and lock that. So the waiting process starts over.
+// If the file of a lock is removed while a process waits for the lock, getting it excludes no other
+// process, which would create the file again and lock that. So the waiting process starts over.
 func TestTakeOfARemovedFile(t *testing.T) {
 	t.Parallel()
 	path := filepath.Join(t.TempDir(), "lock")

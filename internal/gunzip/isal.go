@@ -51,6 +51,7 @@ import "C"
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -64,9 +65,6 @@ import (
 
 // Accelerated reports whether ISA-L is used.
 var Accelerated = sync.OnceValue(func() bool { return C.load() != 0 })
-
-// inputSize is the size in bytes of each read.
-const inputSize = 64 << 10
 
 // A fast reader inflates with ISA-L. It reads the members' headers itself: isal_inflate of ISA-L
 // 2.30 forgets a header's fields when its input ends within the header.
@@ -149,10 +147,12 @@ const (
 // header reads the header of a member. io.EOF means that there is no other. It does not verify
 // the header's optional checksum: nothing in the header is used.
 func (f *fast) header() error {
-	fixed, err := f.in.Peek(10)
-	if len(fixed) == 0 && err == io.EOF && !f.first {
-		return io.EOF
+	if !f.first {
+		if more, err := another(f.in); !more {
+			return cmp.Or(err, io.EOF)
+		}
 	}
+	fixed, err := f.in.Peek(10)
 	if err != nil {
 		return early(err)
 	}
@@ -187,12 +187,4 @@ func (f *fast) header() error {
 		}
 	}
 	return nil
-}
-
-// early returns the error of a read within a member.
-func early(err error) error {
-	if err == io.EOF {
-		return io.ErrUnexpectedEOF
-	}
-	return err
 }

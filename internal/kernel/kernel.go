@@ -7,7 +7,9 @@ package kernel
 
 import (
 	"errors"
+	"fmt"
 	"os"
+	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,4 +151,39 @@ func read(path string) string {
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// x32Bit marks a system call of the x32 ABI (asm/unistd.h).
+const x32Bit = 0x40000000
+
+// probeABIs probes which other ABIs an amd64 kernel supports. It calls getpid(2) by the x32 ABI,
+// which most kernels are built without; 32-bit programs run if a certain sysctl exists
+// (Documentation/admin-guide/sysctl/abi).
+func (f *Features) probeABIs() {
+	if runtime.GOARCH != "amd64" {
+		return
+	}
+	_, _, errno := unix.RawSyscall(x32Bit|unix.SYS_GETPID, 0, 0, 0)
+	f.X32 = errno == 0
+	f.IA32 = exists("/proc/sys/abi/vsyscall32")
+}
+
+// BootID returns the kernel's random ID of this boot (random(4)).
+func BootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read boot id: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
+}
+
+// TotalMemory returns MemTotal of proc_meminfo(5) in bytes, 0 if it cannot be read.
+func TotalMemory() int64 {
+	for line := range strings.Lines(read("/proc/meminfo")) {
+		var kib int64
+		if n, err := fmt.Sscanf(line, "MemTotal: %d kB", &kib); n == 1 && err == nil {
+			return kib << 10
+		}
+	}
+	return 0
 }

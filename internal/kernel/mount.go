@@ -47,18 +47,24 @@ func visible(mounts []*mountinfo.Info) (on *mountinfo.Info) {
 
 // IsShared reports whether mounts below m propagate to its peer group (mount_namespaces(7),
 // "Shared subtrees").
-func IsShared(m *mountinfo.Info) bool { return hasTag(m, "shared:") }
+func IsShared(m *mountinfo.Info) bool { return PeerGroup(m) != "" }
 
 // IsSlave reports whether mounts below m's master propagate to m. A mount can be shared and
 // slave at once.
-func IsSlave(m *mountinfo.Info) bool { return hasTag(m, "master:") }
+func IsSlave(m *mountinfo.Info) bool { return MasterGroup(m) != "" }
 
-// hasTag searches the optional fields of a mount (proc_pid_mountinfo(5)).
-func hasTag(m *mountinfo.Info, tag string) bool {
+// PeerGroup returns the ID of m's peer group; "" if it is not shared.
+func PeerGroup(m *mountinfo.Info) string { return tag(m, "shared:") }
+
+// MasterGroup returns the ID of the peer group that m is a slave of; "" = none.
+func MasterGroup(m *mountinfo.Info) string { return tag(m, "master:") }
+
+// tag returns the value of an optional field of a mount (proc_pid_mountinfo(5)).
+func tag(m *mountinfo.Info, name string) string {
 	for field := range strings.FieldsSeq(m.Optional) {
-		if strings.HasPrefix(field, tag) {
-			return true
+		if value, ok := strings.CutPrefix(field, name); ok {
+			return value
 		}
 	}
-	return false
+	return ""
 }

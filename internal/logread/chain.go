@@ -13,6 +13,7 @@ import (
 
 	"github.com/klauspost/compress/gzip"
 
+	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
@@ -27,14 +28,6 @@ type file struct {
 	*os.File
 	stamp  string // suffix of its name after the log's; "" if unknown, or for the current file
 	packed bool   // it was compressed, so it is not written to
-}
-
-func setOf(names []string) map[string]bool {
-	set := map[string]bool{}
-	for _, name := range names {
-		set[name] = true
-	}
-	return set
 }
 
 // rotated returns the stamps of the rotated files, oldest first.
@@ -56,13 +49,7 @@ func (l *Log) rotated() ([]string, error) {
 }
 
 // named reports whether f is the file with the log's name.
-func (l *Log) named(f *os.File) bool { return isAt(f, l.path) }
-
-func isAt(f *os.File, path string) bool {
-	ours, err := f.Stat()
-	theirs, otherErr := os.Stat(path)
-	return err == nil && otherErr == nil && os.SameFile(ours, theirs)
-}
+func (l *Log) named(f *os.File) bool { return flock.IsAt(f, l.path) }
 
 func isSame(f, g *os.File) bool {
 	ours, err := f.Stat()
@@ -109,7 +96,7 @@ func (f *file) unpack() error {
 // isNow reports whether the rotated file of this stamp is f.
 func (l *Log) isNow(f *os.File, stamp string) bool {
 	name := l.path + "." + stamp
-	if isAt(f, name) {
+	if flock.IsAt(f, name) {
 		return true
 	}
 	from, err := regular.Open(name + compressed)

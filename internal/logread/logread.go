@@ -13,10 +13,10 @@
 //	          ┌──── more is there ────┐
 //	          ▼                       │
 //	open ─▶ read to its end ──────────┘
-//	          │ there is a next file, and nobody writes to this one any more:
+//	          │ there is a next file, and no process writes to this one:
 //	          │ read to its end once more, then
 //	          ├──────▶ open the next: the oldest rotated one that was not read, else 0.log
-//	          │ there is none, and the container has ended:
+//	          │ this is the last one, and the container has ended:
 //	          └──────▶ the end
 //
 // The old file may be incomplete even if the new one exists: the runtime may be in the middle of
@@ -84,7 +84,7 @@ func open(path string, between func()) (*Log, error) {
 	if real, err := filepath.EvalSymlinks(path); err == nil {
 		path = real
 	}
-	l := &Log{path: path, between: between, writer: filelease.HasWriter, watches: newWatch}
+	l := &Log{path: path, done: map[string]bool{}, between: between, writer: filelease.HasWriter, watches: newWatch}
 	for range 100 { // only a concurrent rotation is a reason to try again
 		f, err := regular.Open(path)
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -117,7 +117,9 @@ func open(path string, between func()) (*Log, error) {
 			}
 			l.older = names[:last]
 		}
-		l.done = setOf(names)
+		for _, name := range names {
+			l.done[name] = true
+		}
 		return l, nil
 	}
 	return nil, fmt.Errorf("%s: is rotated all the time", path)
@@ -233,8 +235,8 @@ func copyOlder(ctx context.Context, p *printer, f *file) error {
 	return (&scan{f: f.File}).all(ctx, p)
 }
 
-// copyTail prints those of the last lines that are in rotated files, and returns the offset of
-// the first one in the open file, of which it examines size bytes.
+// copyTail prints those of the last lines that are in rotated files, and returns the offset of the
+// first one in the open file. It examines size bytes of that.
 func (l *Log) copyTail(ctx context.Context, p *printer, older []file, size int64) (int64, error) {
 	t := &tail{lines: *p.Tail, wanted: p.wanted()}
 	at, found, err := t.find(l.reading.File, size)

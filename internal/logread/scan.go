@@ -3,8 +3,10 @@ package logread
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"io"
 	"os"
+	"time"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
 )
@@ -20,7 +22,7 @@ type scan struct {
 	// that record is damaged and skipped.
 	inside, lost bool
 	head         crilog.Record
-	parser       crilog.Parser
+	parser       Parser
 	stamp        []byte
 	buf          []byte
 }
@@ -151,4 +153,145 @@ func (s *scan) all(ctx context.Context, p *printer) error {
 func stampOf(line []byte) []byte {
 	stamp, _, _ := bytes.Cut(line, []byte{' '})
 	return stamp
+}
+
+// Parse reads one line of a log, with or without its newline. Content is part of
+// line.
+func Parse(line []byte) (crilog.Record, error) {
+	var p Parser
+	return p.Parse(line)
+}
+
+// A Parser parses many lines: most have the same second as the line before. The zero value is
+// ready for use.
+type Parser struct {
+	second [len("2006-01-02T15:04:05")]byte // that of at, if at is not zero
+	at     time.Time                        // UTC
+}
+
+// time reads a time of RFC 3339.
+func (p *Parser) time(stamp []byte) (t time.Time, err error) {
+	n := len(p.second)
+	if len(stamp) > n+1 && len(stamp) <= n+len(".123456789Z") && stamp[n] == '.' && stamp[len(stamp)-1] == 'Z' &&
+		!p.at.IsZero() && string(stamp[:n]) == string(p.second[:]) {
+		nanos, unit := time.Duration(0), time.Second
+		for _, b := range stamp[n+1 : len(stamp)-1] {
+			if b < '0' || b > '9' {
+				return t, t.UnmarshalText(stamp) // for its error
+			}
+			unit /= 10
+			nanos += time.Duration(b-'0') * unit
+		}
+		if unit < time.Second {
+			return p.at.Add(nanos), nil
+		}
+	}
+	if err = t.UnmarshalText(stamp); err == nil && stamp[len(stamp)-1] == 'Z' {
+		copy(p.second[:], stamp)
+		p.at = t.Truncate(time.Second)
+	}
+	return t, err
+}
+
+// Parse is the function Parse, but faster for many lines.
+func (p *Parser) Parse(line []byte) (crilog.Record, error) {
+	line = bytes.TrimSuffix(line, []byte{'\n'})
+	stamp, rest, ok := bytes.Cut(line, []byte{' '})
+	if !ok {
+		return crilog.Record{}, fmt.Errorf("log record %.40q has no stream", line)
+	}
+	t, err := p.time(stamp)
+	if err != nil {
+		return crilog.Record{}, fmt.Errorf("log record %.40q: %w", line, err)
+	}
+	name, rest, ok := bytes.Cut(rest, []byte{' '})
+	stream := crilog.Stdout
+	if string(name) == crilog.Stderr {
+		stream = crilog.Stderr
+	}
+	if !ok || string(name) != stream {
+		return crilog.Record{}, fmt.Errorf("log record %.40q has stream %q", line, name)
+	}
+	// Tags are a list with colons; only the first is defined.
+	tags, content, ok := bytes.Cut(rest, []byte{' '})
+	tag, _, _ := bytes.Cut(tags, []byte{':'})
+	if !ok || string(tag) != "F" && string(tag) != "P" {
+		return crilog.Record{}, fmt.Errorf("log record %.40q has tag %q", line, tags)
+	}
+	return crilog.Record{Time: t, Stream: stream, Partial: tag[0] == 'P', Content: content}, nil
+}
+
+// tailBlock is how many bytes are read at once, backwards. Usually only a few lines are wanted.
+const tailBlock = 8 << 10
+
+// headerSize is larger than the time, stream and tag of any record, in bytes.
+const headerSize = 128
+
+// A tail finds where the last lines begin, backwards through the files of a log.
+type tail struct {
+	lines  int64   // still to be found
+	wanted [2]bool // by stream
+	seen   [2]bool // by stream: a later record was seen
+	buf    []byte
+}
+
+// find searches the first size bytes of a file and returns where the last lines begin. If found
+// is false, all of the file is wanted and some lines of earlier ones. An incomplete record at
+// the end does not count, and comes after the returned offset.
+func (t *tail) find(f *os.File, size int64) (at int64, found bool, err error) {
+	if t.buf == nil {
+		t.buf = make([]byte, tailBlock+headerSize)
+	}
+	carry := 0 // bytes at the start of buf that belong to the next block
+	after, whole := size, false
+	for right := size; right > 0; {
+		left := max(0, right-tailBlock)
+		n := int(right - left)
+		copy(t.buf[n:], t.buf[:carry])
+		if _, err := f.ReadAt(t.buf[:n], left); err != nil && err != io.EOF {
+			return 0, false, err
+		} else if err == io.EOF {
+			return 0, true, nil // truncated just now: nothing to skip
+		}
+		data := t.buf[:n+carry]
+		if right == size {
+			whole = data[n-1] == '\n'
+		}
+		for i := n; i >= 0; {
+			// A record begins after each newline, and at the start of the file.
+			i = bytes.LastIndexByte(data[:i], '\n')
+			if i < 0 && left > 0 {
+				break
+			}
+			start := left + int64(i) + 1
+			if start < size {
+				if whole && t.ends(data[i+1:]) {
+					if t.lines--; t.lines < 0 {
+						return after, true, nil
+					}
+				}
+				after, whole = start, true
+			}
+		}
+		carry = min(len(data), headerSize)
+		right = left
+	}
+	return 0, false, nil
+}
+
+// ends reports whether the record at the start of data ends a wanted line.
+func (t *tail) ends(data []byte) bool {
+	head, _, _ := bytes.Cut(data[:min(len(data), headerSize)], []byte{'\n'})
+	r, err := Parse(head)
+	if err != nil {
+		return false
+	}
+	for i, name := range streams {
+		if r.Stream == name && t.wanted[i] {
+			last := !r.Partial || !t.seen[i]
+			t.seen[i] = true
+			return last
+		}
+	}
+	return false
 }

@@ -18,18 +18,26 @@ type Stat struct {
 	Parent    int             // field 4, 0 = not in a PID namespace that we see
 	Session   int             // field 6, the PID of its leader
 	Flags     uint32          // field 9, PF_…
+	Threads   int             // field 20
 	StartTime uint64          // field 22, in clock ticks since boot
 	Exit      unix.WaitStatus // field 52, of a zombie
 }
 
-// exiting is PF_EXITING.
-const exiting = 0x4
+// Flags of Stat, PF_EXITING and PF_FORKNOEXEC of the kernel's sched.h.
+const (
+	exiting    = 0x4
+	forkNoExec = 0x40
+)
 
-// Ended reports whether the process is a zombie, or dead.
-func (s Stat) Ended() bool { return s.State == 'Z' || s.State == 'X' }
+// Ended reports whether the process has ended. If only its first thread has, proc_pid_stat(5) shows
+// a zombie, too.
+func (s Stat) Ended() bool { return (s.State == 'Z' || s.State == 'X') && s.Threads <= 1 }
 
 // Exiting reports whether the first thread of the process has begun to exit.
 func (s Stat) Exiting() bool { return s.Flags&exiting != 0 }
+
+// Forked reports whether the process, or zombie, has executed no program since its fork.
+func (s Stat) Forked() bool { return s.Flags&forkNoExec != 0 }
 
 // Read reads the stat of a process. The PID may have been reused, unless the caller checks a
 // pidfd afterwards.
@@ -39,6 +47,16 @@ func Read(pid int) (Stat, error) {
 		return Stat{}, err
 	}
 	return Parse(data)
+}
+
+// Ending reports whether a process has ended or is about to: the kernel then closes its files (the
+// last thread does, after the first has begun to exit or is a zombie). It is false for 0.
+func Ending(pid int) bool {
+	if pid == 0 {
+		return false
+	}
+	stat, err := Read(pid)
+	return err != nil || stat.Ended() || stat.Exiting()
 }
 
 // PIDs returns the processes in a file such as cgroup.procs or proc_pid_task_tid_children(5): those
@@ -68,7 +86,7 @@ func Parse(line []byte) (s Stat, err error) {
 	}
 	s = Stat{
 		Name: string(line[begin+1 : end]), State: fields[0][0], Parent: int(field(4, 31)), Session: int(field(6, 31)), Flags: uint32(field(9, 32)),
-		StartTime: field(22, 64), Exit: unix.WaitStatus(field(52, 32)),
+		Threads: int(field(20, 31)), StartTime: field(22, 64), Exit: unix.WaitStatus(field(52, 32)),
 	}
 	if err != nil {
 		return Stat{}, fmt.Errorf("process status %.40q: %w", line, err)

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -14,11 +15,11 @@ import (
 func TestParse(t *testing.T) {
 	const rest = " 42 42 0 -1 4194564 1 0 0 0 0 0 0 0 20 0 1 0 123456 1 2 3 1 1 0 0 0 0 0 0 0 0 0 0 17 0 0 0 0 0 0 0 0 0 0 0 0 0 "
 	got, err := Parse([]byte("42 (a) R (b) S 1" + rest + "256\n"))
-	want := Stat{Name: "a) R (b", State: 'S', Parent: 1, Session: 42, Flags: 0x400104, StartTime: 123456, Exit: 256}
+	want := Stat{Name: "a) R (b", State: 'S', Parent: 1, Session: 42, Flags: 0x400104, Threads: 1, StartTime: 123456, Exit: 256}
 	if err != nil || got != want {
 		t.Errorf("got %+v, %v, want %+v", got, err, want)
 	}
-	if !got.Exiting() || got.Ended() || got.Exit.ExitStatus() != 1 {
+	if !got.Exiting() || got.Ended() || got.Forked() || got.Exit.ExitStatus() != 1 {
 		t.Errorf("%+v: exiting %t, ended %t", got, got.Exiting(), got.Ended())
 	}
 	for _, bad := range []string{"", "42 (x) S 1", "no parenthesis at all", "42 x) S 1" + rest + "256", "42 x S 1" + rest + "256", "42 (x) S one" + rest + "256", "42 (x) S 1" + rest + "many"} {
@@ -30,7 +31,7 @@ func TestParse(t *testing.T) {
 
 func TestRead(t *testing.T) {
 	self, err := Read(os.Getpid())
-	if err != nil || self.Parent != os.Getppid() || self.StartTime == 0 || self.Ended() || self.Exiting() {
+	if err != nil || self.Parent != os.Getppid() || self.StartTime == 0 || self.Ended() || self.Exiting() || self.Forked() {
 		t.Fatalf("got %+v of ourselves, %v", self, err)
 	}
 	cmd := exec.Command("sh", "-c", "exit 3")
@@ -51,6 +52,43 @@ func TestRead(t *testing.T) {
 	}
 	if s, err := Read(1 << 30); err == nil {
 		t.Errorf("got %+v for a missing process", s)
+	}
+}
+
+// A process lives until its last thread has exited. A runtime that took it for ended would leave it
+// behind.
+func TestFirstThreadExits(t *testing.T) {
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = append(os.Environ(), exitFirst+"=yes")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer cmd.Process.Kill()
+	for deadline := time.Now().Add(time.Minute); ; time.Sleep(time.Millisecond) {
+		s, err := Read(cmd.Process.Pid)
+		if err != nil || time.Now().After(deadline) {
+			t.Fatalf("got %+v, %v", s, err)
+		}
+		if s.State == 'Z' {
+			if s.Ended() || !s.Exiting() {
+				t.Errorf("got %+v of a process whose other threads live", s)
+			}
+			return
+		}
+	}
+}
+
+const exitFirst = "PROCSTAT_EXIT_FIRST_THREAD"
+
+// init runs on the first thread, which this exits in the test's child.
+func init() {
+	if os.Getenv(exitFirst) != "" {
+		go func() {
+			time.Sleep(time.Minute)
+			os.Exit(0)
+		}()
+		unix.RawSyscall(unix.SYS_EXIT, 0, 0, 0)
 	}
 }
 

@@ -12,15 +12,12 @@
 // "once": true for a single answer. Each answer has "pulls", a list of pulls.Pull in JSON; the
 // first comes at once. The stream ends when its client leaves.
 //
-// The service is too small for a code generator: its description is written by hand for both
-// sides, which import this package. A client must expect a runtime without it (Unimplemented).
+// The service is too small for a code generator: its description is written by hand. The client's
+// side is package pullclient; it must expect a runtime without the service (Unimplemented).
 package pullapi
 
 import (
-	"context"
 	"encoding/json"
-	"fmt"
-	"io"
 	"math"
 	"time"
 
@@ -30,8 +27,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
-// method is the full name of the one method.
-const method = "/crisp.v1.Pulls/Watch"
+// Method is the full name of the one method.
+const Method = "/crisp.v1.Pulls/Watch"
 
 const (
 	usualInterval = time.Second
@@ -63,42 +60,7 @@ var desc = grpc.ServiceDesc{
 // Register registers l as the service on g.
 func Register(g grpc.ServiceRegistrar, l Lister) { g.RegisterService(&desc, l) }
 
-// Watch calls report with each answer, until the stream or ctx ends or report returns an error.
-func Watch(ctx context.Context, cc grpc.ClientConnInterface, r Request, report func([]pulls.Pull) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	stream, err := cc.NewStream(ctx, &desc.Streams[0], method)
-	if err != nil {
-		return err
-	}
-	req, err := structpb.NewStruct(map[string]any{"image": r.Image, "pod": r.Pod, "interval": r.Interval.Seconds(), "once": r.Once})
-	if err != nil {
-		return err
-	}
-	if err := stream.SendMsg(req); err != nil && err != io.EOF { // RecvMsg then returns the reason
-		return err
-	}
-	if err := stream.CloseSend(); err != nil {
-		return err
-	}
-	for {
-		var answer structpb.Struct
-		if err := stream.RecvMsg(&answer); err == io.EOF {
-			return nil
-		} else if err != nil {
-			return err
-		}
-		list, err := decode(&answer)
-		if err == nil {
-			err = report(list)
-		}
-		if err != nil {
-			return err
-		}
-	}
-}
-
-// serve is the server's side of Watch.
+// serve serves Watch.
 func serve(srv any, stream grpc.ServerStream) error {
 	var req structpb.Struct
 	if err := stream.RecvMsg(&req); err != nil {
@@ -146,7 +108,7 @@ func (r Request) of(all []pulls.Pull) []pulls.Pull {
 	return list
 }
 
-// encode writes the pulls to a message, and decode reads them.
+// encode writes the pulls to a message.
 func encode(list []pulls.Pull) (*structpb.Struct, error) {
 	text, err := json.Marshal(map[string]any{"pulls": list})
 	if err != nil {
@@ -154,16 +116,4 @@ func encode(list []pulls.Pull) (*structpb.Struct, error) {
 	}
 	answer := new(structpb.Struct)
 	return answer, answer.UnmarshalJSON(text)
-}
-
-func decode(answer *structpb.Struct) ([]pulls.Pull, error) {
-	text, err := answer.MarshalJSON()
-	if err != nil {
-		return nil, err
-	}
-	var decoded struct{ Pulls []pulls.Pull }
-	if err := json.Unmarshal(text, &decoded); err != nil {
-		return nil, fmt.Errorf("progress of pulls: %w", err)
-	}
-	return decoded.Pulls, nil
 }

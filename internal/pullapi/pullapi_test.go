@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/pullapi"
+	"github.com/crisp-cri/crisp/internal/pullapi/pullclient"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/grpc"
@@ -59,7 +60,7 @@ func TestWatch(t *testing.T) {
 	} {
 		test.of.Once = true
 		answers := 0
-		err := pullapi.Watch(t.Context(), conn, test.of, func(got []pulls.Pull) error {
+		err := pullclient.Watch(t.Context(), conn, test.of, func(got []pulls.Pull) error {
 			answers++
 			if d := cmp.Diff(test.want, got); d != "" {
 				t.Errorf("%+v: %s", test.of, d)
@@ -77,7 +78,7 @@ func TestStream(t *testing.T) {
 	conn := dial(t, fixed{{Image: "a"}})
 	enough := errors.New("enough")
 	answers := 0
-	err := pullapi.Watch(t.Context(), conn, pullapi.Request{Interval: time.Nanosecond}, func([]pulls.Pull) error {
+	err := pullclient.Watch(t.Context(), conn, pullapi.Request{Interval: time.Nanosecond}, func([]pulls.Pull) error {
 		if answers++; answers == 3 {
 			return enough
 		}
@@ -87,14 +88,14 @@ func TestStream(t *testing.T) {
 		t.Errorf("the stream ended with %v", err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	if err := pullapi.Watch(ctx, conn, pullapi.Request{Interval: time.Hour}, func([]pulls.Pull) error { cancel(); return nil }); err == nil {
+	if err := pullclient.Watch(ctx, conn, pullapi.Request{Interval: time.Hour}, func([]pulls.Pull) error { cancel(); return nil }); err == nil {
 		t.Error("Watch returned no error though its client had left")
 	}
 }
 
 // Other runtimes lack the service.
 func TestUnimplemented(t *testing.T) {
-	err := pullapi.Watch(t.Context(), dial(t, nil), pullapi.Request{}, func([]pulls.Pull) error { return nil })
+	err := pullclient.Watch(t.Context(), dial(t, nil), pullapi.Request{}, func([]pulls.Pull) error { return nil })
 	if err == nil {
 		t.Error("a server without the service has answered")
 	}

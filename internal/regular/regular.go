@@ -16,6 +16,9 @@ import (
 // ErrOther is wrapped by the errors for anything but a regular file.
 var ErrOther = errors.New("not a regular file")
 
+// errNull is the error for the null device, which a file that an operator masks is a link to.
+var errNull = fmt.Errorf("%w: it is /dev/null", ErrOther)
+
 // Open opens a regular file for reading. It follows symlinks.
 func Open(path string) (*os.File, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0) })
@@ -59,6 +62,9 @@ func open(fd int, path string, err error) (*os.File, error) {
 	if err := unix.Fstat(fd, &st); err != nil {
 		return nil, wrong(err)
 	}
+	if st.Mode&unix.S_IFMT == unix.S_IFCHR && st.Rdev == unix.Mkdev(1, 3) {
+		return nil, wrong(errNull)
+	}
 	if st.Mode&unix.S_IFMT != unix.S_IFREG {
 		return nil, wrong(ErrOther)
 	}
@@ -80,6 +86,41 @@ func retry(f func() (int, error)) (int, error) {
 			return fd, err
 		}
 	}
+}
+
+// MaxConfig is enough for any configuration file, in bytes. Real ones have some KiB.
+const MaxConfig = 4 << 20
+
+// ReadFile reads a regular file of at most most bytes. It follows symlinks. /dev/null is an empty file.
+func ReadFile(path string, most int64) ([]byte, error) {
+	f, err := Open(path)
+	if errors.Is(err, errNull) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return ReadAll(f, most)
+}
+
+// CheckConfig returns why a configuration file must not be left to a library, which would wait for
+// the writer of a FIFO, and read whatever it finds. The error wraps fs.ErrNotExist if the file is
+// missing. /dev/null is an empty file.
+func CheckConfig(path string) error {
+	f, err := Open(path)
+	if errors.Is(err, errNull) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err == nil && info.Size() > MaxConfig {
+		err = fmt.Errorf("%s has more than %d bytes", path, MaxConfig)
+	}
+	return err
 }
 
 // ReadAll reads the rest of a file. More than most bytes are an error.

@@ -46,9 +46,9 @@ type Call[T any] struct {
 	waiters int // guarded by Group.mu
 }
 
-// Join returns the run under key. If there is none it calls share and begins work; mine reports
-// whether it did. The work's context has the values of ctx, and all callers see the stages of
-// the work. Join returns nil if nothing may begin any more. The caller must Wait.
+// Join returns the run under key. Without one it calls share and begins work; mine reports whether
+// it did. The work's context has the values of ctx, and all callers see the stages of the work.
+// Join returns nil if nothing may begin any more. The caller must Wait.
 func (g *Group[T]) Join(ctx context.Context, key string, share func() T, work func(context.Context, T) error) (c *Call[T], mine bool) {
 	g.mu.Lock()
 	defer g.mu.Unlock()

@@ -33,7 +33,7 @@ type SavedStage struct {
 }
 
 // Save returns the stages of the pod with this UID, and a number that grows with each change of
-// them; 0 if there are none.
+// them; 0 without stages.
 func (r *Recorder) Save(uid string) ([]SavedStage, uint64) {
 	r.mu.Lock()
 	p := r.pods[uid]

@@ -1,6 +1,6 @@
 // Package timeline records where a pod's time went while it started: a list of stages, each with
 // its parts. Both crispd and the agent keep their half in a Recorder, and report it in this form
-// (JSON); whoever has both joins them (Join), measures (Cover) and draws (Draw).
+// (JSON). Package waterfall is for whoever has both halves.
 //
 //	agent    volumes ┤├ sandbox ────────────┤├ pull ──────────────┤├ create ┤├ start ┤├ readiness probe ─┤
 //	crispd            ├ sandbox ───────────┤  ├ pull ────────────┤  ├ create┤ ├ start┤
@@ -42,13 +42,11 @@ type Stage struct {
 }
 
 // Took returns how long the stage took, or has taken by now if it is open.
-func (s Stage) Took(now time.Time) time.Duration { return s.until(now).Sub(s.Begin) }
-
-func (s Stage) until(now time.Time) time.Time {
-	if s.End.IsZero() {
-		return now
+func (s Stage) Took(now time.Time) time.Duration {
+	if !s.End.IsZero() {
+		now = s.End
 	}
-	return s.End
+	return now.Sub(s.Begin)
 }
 
 // Label returns the stage's name with its container: "pull web".
@@ -130,91 +128,5 @@ func Sort(list []Stage) {
 	})
 }
 
-// Join inserts the runtime's stages into the agent's stages that waited for them: those with the
-// same name and container that overlap. Others are added to the list, unless an agent's stage
-// covers their time: the agent knows what it has probed or executed.
-func Join(agent, runtime []Stage, now time.Time) []Stage {
-	list := slices.Clone(agent)
-	for _, r := range runtime {
-		i := slices.IndexFunc(list, func(s Stage) bool {
-			return s.Name == r.Name && (s.Container == r.Container || r.Container == "") && overlap(s, r, now) > 0
-		})
-		switch {
-		case i >= 0:
-			s := &list[i]
-			s.Parts = append(slices.Clone(s.Parts), r.Parts...)
-			s.Detail = cmp.Or(r.Detail, s.Detail)
-		case len(agent) == 0 || r.Name == FirstOutput:
-			list = append(list, r)
-		}
-	}
-	Sort(list)
-	return list
-}
-
 // FirstOutput is the stage from a container's start to its first output.
 const FirstOutput = "first output"
-
-func overlap(a, b Stage, now time.Time) time.Duration {
-	begin, end := Later(a.Begin, b.Begin), a.until(now)
-	if other := b.until(now); other.Before(end) {
-		end = other
-	}
-	return end.Sub(begin)
-}
-
-// Cover returns how much of the time between two moments the stages account for, from 0 to 1.
-func Cover(list []Stage, from, to time.Time) float64 {
-	if !to.After(from) {
-		return 1
-	}
-	sorted := slices.Clone(list)
-	Sort(sorted)
-	var covered time.Duration
-	at := from
-	for _, s := range sorted {
-		begin, end := Later(s.Begin, at), s.until(to)
-		if end.After(to) {
-			end = to
-		}
-		if end.After(begin) {
-			covered += end.Sub(begin)
-			at = end
-		}
-	}
-	return float64(covered) / float64(to.Sub(from))
-}
-
-// Sum returns how long each label took between two moments, longest first. Overlapping stages
-// count in full.
-func Sum(list []Stage, from, to time.Time) []stage.Share {
-	var spans []stage.Span
-	for _, s := range list {
-		spans = append(spans, stage.Span{Name: s.Label(), Begin: s.Begin, End: s.End})
-	}
-	shares := stage.Shares(spans, from, to)
-	slices.SortStableFunc(shares, func(a, b stage.Share) int { return cmp.Compare(b.Took, a.Took) })
-	return shares
-}
-
-// Deepest returns the innermost open part of s, s itself if there is none: "cni.slow" of a
-// sandbox.
-func (s Stage) Deepest() Stage {
-	for i := len(s.Parts) - 1; i >= 0; i-- {
-		if s.Parts[i].End.IsZero() {
-			return s.Parts[i].Deepest()
-		}
-	}
-	return s
-}
-
-// Longest returns the part of s that took at least half of its time, at any depth, or s itself
-// if none did.
-func (s Stage) Longest(now time.Time) Stage {
-	for _, p := range s.Parts {
-		if 2*p.Took(now) >= s.Took(now) {
-			return p.Longest(now)
-		}
-	}
-	return s
-}

@@ -7,8 +7,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxPasses bounds how often a directory is read again because somebody fills it while it is
-// being emptied.
+// maxPasses bounds how often a directory is read again because it is filled while it is being
+// emptied.
 const maxPasses = 100
 
 // removal is the state of a directory in Remove.
@@ -139,7 +139,7 @@ func (r *remove) descend(name string, passes uint8) {
 }
 
 // leave removes a directory that was read to its end, and goes up. If the directory is not empty
-// although nothing in it failed, it is read again: somebody fills it, or has misled us, or
+// although nothing in it failed, it is read again: another process fills it, or has misled us, or
 // reading while removing has skipped something.
 func (r *remove) leave() error {
 	depth := len(r.list)

@@ -9,7 +9,7 @@
 //
 //	top ─▶ … closed: name, inode, offset … ─▶ … the last maxOpen, open … ─▶ here
 //
-// So memory grows only with the depth of a tree. Somebody who moves directories meanwhile can
+// So memory grows only with the depth of a tree. A process that moves directories meanwhile can
 // hide something from a walk, but cannot lead it out of the tree.
 package tree
 
@@ -189,8 +189,8 @@ func (l *levels) reopen(i int, fd int) error {
 	return nil
 }
 
-// search descends again from the top, as far as the levels still exist, after somebody has moved
-// some. All except the top are closed.
+// search descends again from the top, as far as the levels still exist, after some were moved. All
+// except the top are closed.
 func (l *levels) search() error {
 	if l.lost++; l.lost > maxLost {
 		return errShuffled

@@ -21,6 +21,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // Timeout bounds a context made by Context.
@@ -52,7 +54,7 @@ func (s *Stack) AddContext(ctx context.Context, what string, undo func(context.C
 }
 
 // RunIf undoes all steps, last first, if *err is not nil. Each step is tried
-// even if the one before it failed; what could not be undone is joined to *err.
+// even if the one before it failed or panicked; what could not be undone is joined to *err.
 // It must be deferred itself: a panic that passes undoes the steps too, and continues.
 func (s *Stack) RunIf(err *error) {
 	if p := recover(); p != nil {
@@ -69,7 +71,7 @@ func (s *Stack) RunIf(err *error) {
 func (s *Stack) Run() error {
 	var errs []error
 	for i := len(s.steps) - 1; i >= 0; i-- {
-		if err := s.steps[i].undo(); err != nil {
+		if err := fault.Protect(s.steps[i].undo); err != nil {
 			errs = append(errs, fmt.Errorf("undo %s: %w", s.steps[i].what, err))
 		}
 	}

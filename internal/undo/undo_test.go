@@ -6,6 +6,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
@@ -57,6 +58,32 @@ func TestPanicUndoes(t *testing.T) {
 		steps.Add("b", func() error { order = append(order, "b"); return errors.New("stuck") })
 		panic("bug")
 	}()
+}
+
+// A bug in one step does not skip the others: among them may be a reservation.
+func TestPanicInAStep(t *testing.T) {
+	boom := errors.New("boom")
+	for name, end := range map[string]func(){"an error": func() {}, "a panic": func() { panic("bug") }} {
+		var order []string
+		err := fault.Protect(func() (err error) {
+			var steps undo.Stack
+			defer steps.RunIf(&err)
+			steps.Add("a", func() error { order = append(order, "a"); return nil })
+			steps.Add("b", func() error { panic("stuck") })
+			steps.Add("c", func() error { order = append(order, "c"); return nil })
+			end()
+			return boom
+		})
+		if want := []string{"c", "a"}; !slices.Equal(order, want) {
+			t.Errorf("%s: order %v, want %v", name, order, want)
+		}
+		if want := "boom\nundo b: internal error: stuck"; name == "an error" && err.Error() != want {
+			t.Errorf("got %q, want %q", err, want)
+		}
+		if p, ok := errors.AsType[*fault.Panic](err); !ok || len(p.Stack) == 0 {
+			t.Errorf("%s: no stack in %v", name, err)
+		}
+	}
 }
 
 // Undoing continues after the client has given up.

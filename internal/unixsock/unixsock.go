@@ -1,6 +1,6 @@
-// Package unixsock listens on Unix sockets whose files somebody may remove: by hand, or a
-// program that cleans /run or /tmp. From then on nobody could connect, although the daemon runs
-// and has its connections. Look, which Watch calls periodically, restores the file:
+// Package unixsock listens on Unix sockets whose files may be removed: by hand, or by a program
+// that cleans /run or /tmp. New clients could then not connect, although the daemon runs and has
+// its connections. Look, which Watch calls periodically, restores the file:
 //
 //	at the path          what Look does
 //	the socket's file    nothing
@@ -15,9 +15,11 @@
 package unixsock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
@@ -27,6 +29,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
@@ -47,8 +50,8 @@ type Listener struct {
 	closed bool              // guarded by mu
 }
 
-// Listen listens at path. It replaces a socket left there by a dead process; a socket that
-// somebody listens on is an error, and so is any other file.
+// Listen listens at path. It replaces a socket left there by a dead process; a live listener's
+// socket is an error, and so is any other file.
 func Listen(path string, o Options) (*Listener, error) {
 	if err := free(path); err != nil {
 		return nil, err
@@ -56,8 +59,8 @@ func Listen(path string, o Options) (*Listener, error) {
 	return Bind(path, o)
 }
 
-// Bind is Listen for a caller who knows, by a lock, that no other process listens at path: a freshly
-// forked child of a killed predecessor may have its socket a moment longer.
+// Bind is Listen without the check for a live listener. Call it under a lock that excludes other
+// listeners: a killed predecessor's child, just forked, may keep the socket open a moment longer.
 func Bind(path string, o Options) (*Listener, error) {
 	if err := remove(path); err != nil {
 		return nil, err
@@ -246,4 +249,118 @@ func (l *Listener) Close() error {
 	}
 	l.closed = true
 	return l.socket.Close()
+}
+
+// Period is how often Watch looks. A look is a few calls of stat(2).
+const Period = 3 * time.Second
+
+// Watch calls look each Period until ctx ends. It logs the restored paths, and an error if it
+// differs from the previous one.
+func Watch(ctx context.Context, log *slog.Logger, look func() (again []string, err error)) {
+	last := ""
+	periodic.Run(ctx, Period, func(context.Context) {
+		again, err := look()
+		for _, path := range again {
+			log.Warn("file had been removed, and was put back", "path", path)
+		}
+		text := ""
+		if err != nil {
+			text = err.Error()
+		}
+		if text != "" && text != last {
+			log.Warn("files that were removed cannot be put back", "err", err)
+		}
+		last = text
+	})
+}
+
+// LookAll looks at each of the listeners.
+func LookAll(listeners ...*Listener) (again []string, err error) {
+	for _, l := range listeners {
+		bound, lerr := l.Look()
+		if bound {
+			again = append(again, l.path)
+		}
+		err = errors.Join(err, lerr)
+	}
+	return again, err
+}
+
+// Peer returns the process at the other end of a connection (SO_PEERCRED, unix(7)): the one that
+// connected, or that listens. Its PID is 0 if it is in a PID namespace that we cannot see. The
+// error is net.ErrClosed if the connection has been closed on our side.
+func Peer(conn syscall.Conn) (*unix.Ucred, error) {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return nil, err
+	}
+	var cred *unix.Ucred
+	cerr := raw.Control(func(fd uintptr) { cred, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) })
+	if cerr != nil {
+		return nil, cerr
+	}
+	return cred, os.NewSyscallError("getsockopt", err)
+}
+
+// A Dir is a directory that can be recreated, with the mode and owner that it had.
+type Dir struct {
+	path string
+	last owned // as last seen
+}
+
+// MakeDir creates a directory, with this mode, and missing ones above it. An existing directory
+// keeps its mode.
+func MakeDir(path string, mode fs.FileMode) (*Dir, error) {
+	d := &Dir{filepath.Clean(path), owned{mode: mode}}
+	_, err := d.Look()
+	return d, err
+}
+
+// Path returns the directory's path.
+func (d *Dir) Path() string { return d.path }
+
+// Look recreates the directory if it is gone, and reports whether it did.
+func (d *Dir) Look() (again bool, err error) {
+	info, err := os.Stat(d.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		if err := os.MkdirAll(d.path, d.last.mode.Perm()); err != nil {
+			return false, err
+		}
+		if err := d.last.restore(d.path); err != nil {
+			return false, err
+		}
+		again = true
+		info, err = os.Stat(d.path)
+	}
+	if err != nil {
+		return again, err
+	}
+	d.last = own(info)
+	return again, nil
+}
+
+// An owned is a file's mode and owner.
+type owned struct {
+	info     fs.FileInfo // nil = unknown, as is the owner
+	mode     fs.FileMode
+	uid, gid int
+}
+
+func own(info fs.FileInfo) owned {
+	o := owned{info: info, mode: info.Mode() & (fs.ModePerm | fs.ModeSetuid | fs.ModeSetgid | fs.ModeSticky)}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		o.uid, o.gid = int(st.Uid), int(st.Gid)
+	}
+	return o
+}
+
+// restore gives a new file the mode and owner of its predecessor. The owner comes first: until
+// then the file has the mode of a new one, which admits fewer.
+func (o owned) restore(path string) error {
+	if o.info != nil {
+		if err := os.Lchown(path, o.uid, o.gid); err != nil {
+			return err
+		}
+	}
+	return os.Chmod(path, o.mode)
 }

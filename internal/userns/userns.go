@@ -64,7 +64,7 @@ func (r Range) ids() []syscall.SysProcIDMap {
 	return []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(r.Host), Size: int(r.Length)}}
 }
 
-// end kills a child of ours and reaps it. The child's stop is reported first (ptrace(2)).
+// end kills a child of this process and reaps it. The child's stop is reported first (ptrace(2)).
 func end(pid int) error {
 	if err := unix.Kill(pid, unix.SIGKILL); err != nil {
 		return os.NewSyscallError("kill", err)
