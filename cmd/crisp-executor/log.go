@@ -11,9 +11,9 @@ import (
 // rotation: at this size it is renamed to executor.log.1, replacing the previous one.
 const maxLog = 1 << 20
 
-// A logFile rotates the file at path if that is standard error, and recreates it if somebody has
-// removed or renamed it; it ignores any other standard error. The last words of Go's runtime
-// when it crashes go to the same file.
+// A logFile rotates the file at path if that is standard error, and recreates it after it was
+// removed or renamed; it ignores any other standard error. The last words of Go's runtime when it
+// crashes go to the same file.
 type logFile struct {
 	path string
 	own  bool // standard error is the log
@@ -34,7 +34,6 @@ func isStderr(path string) bool {
 	return unix.Fstat(2, &out) == nil && unix.Stat(path, &at) == nil && at.Ino == out.Ino && at.Dev == out.Dev
 }
 
-// Write implements io.Writer.
 func (l *logFile) Write(p []byte) (int, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

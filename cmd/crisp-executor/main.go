@@ -28,6 +28,8 @@ import (
 	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci/executor"
+	ociruntime "github.com/crisp-cri/crisp/oci/executor/runtime"
+	"github.com/crisp-cri/crisp/oci/executor/seal"
 )
 
 // version is set by the linker.
@@ -42,10 +44,10 @@ func init() {
 	case "init":
 		debug.SetGCPercent(-1) // it lives for a few milliseconds
 		libcontainer.Init()
-	case executor.BounceArg:
-		executor.Bounce(os.Args[2:])
-	case executor.CompileArg:
-		executor.Compile()
+	case ociruntime.BounceArg:
+		ociruntime.Bounce(os.Args[2:])
+	case ociruntime.CompileArg:
+		ociruntime.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
 	}
@@ -70,7 +72,7 @@ func main() {
 	log := slog.New(slog.NewJSONHandler(file, nil))
 	o := executor.Options{Socket: *socket, State: *state, Version: version, Log: log}
 	// After an upgrade that descriptor number belongs to another file.
-	if *lockFD >= 0 && executor.Sealed() && !executor.Resuming() {
+	if *lockFD >= 0 && seal.Sealed() && !executor.Resuming() {
 		unix.CloseOnExec(*lockFD)
 		o.Lock = os.NewFile(uintptr(*lockFD), "executor.lock")
 	}
@@ -81,12 +83,12 @@ func main() {
 }
 
 func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) error {
-	if !executor.Sealed() {
-		self, err := executor.Seal("/proc/self/exe")
+	if !seal.Sealed() {
+		self, err := seal.Copy("/proc/self/exe")
 		if err != nil {
 			return err
 		}
-		return executor.Execute(self, os.Args, os.Environ())
+		return seal.Execute(self, os.Args, os.Environ())
 	}
 	debug.SetGCPercent(50) // it keeps little in memory, but allocates much during a start
 	bridge(log)

@@ -39,20 +39,21 @@ func TestOOM(t *testing.T) {
 		t.Errorf("exit is %+v", e)
 	}
 	b.reportsOOM()
-	// An OOM kill of a child counts, whatever its parent makes of it, and it is reported
-	// while the container keeps running.
-	c := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20))
-	if code := c.exec(wire.ExecRequest{Process: process("eat", "200")}).wait(); code != 137 {
-		t.Errorf("exec ended with %d", code)
-	}
-	c.reportsOOM()
-	if !alive(c.reply.Pid) {
-		t.Fatal("the container has ended")
-	}
-	c.signal(unix.SIGTERM, false)
-	c.signal(unix.SIGKILL, false)
-	if e := c.wait(); !e.OOMKilled || e.Reason != wire.ReasonOOMKilled {
-		t.Errorf("exit is %+v", e)
+	// An OOM kill of a child is reported while the container keeps running, but does not explain
+	// that a client ends it.
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		c := n.run([]string{"sleep", "for-ever"}, withMemory(32<<20), withHostPID)
+		if code := c.exec(wire.ExecRequest{Process: process("eat", "200")}).wait(); code != 137 {
+			t.Errorf("exec ended with %d", code)
+		}
+		c.reportsOOM()
+		if !alive(c.reply.Pid) {
+			t.Fatal("the container has ended")
+		}
+		c.signal(sig, false)
+		if e := c.wait(); e.Code != 128+int32(sig) || e.OOMKilled || e.Reason != wire.ReasonError {
+			t.Errorf("after a kill of a child and %s the exit is %+v", sig, e)
+		}
 	}
 	d := n.run([]string{"exit", "0"}, withMemory(32<<20))
 	if e := d.wait(); e.OOMKilled || e.Reason != wire.ReasonCompleted {
@@ -160,7 +161,7 @@ func TestExitIsKeptUntilItIsRecorded(t *testing.T) {
 	eventually(t, func() bool {
 		waits, err := unix.Poll([]unix.PollFd{{Fd: int32(opens.Fd()), Events: unix.POLLIN}}, 0)
 		return err == nil && waits == 1
-	}, "nobody records the exit")
+	}, "the exit is not recorded")
 	time.Sleep(300 * time.Millisecond) // in which a wrong executor would reap it
 	if _, err := os.Stat(b.exit); err == nil {
 		t.Fatal("the exit is recorded, though nothing can be opened there")
@@ -280,7 +281,7 @@ func children(t *testing.T, pid int, columns ...string) string {
 		args = append(args, "-o", column)
 	}
 	out, err := exec.Command("ps", args...).Output()
-	// It exits with 1 also if there are none.
+	// It exits with 1 also without any.
 	if exit, ok := errors.AsType[*exec.ExitError](err); err != nil && (!ok || len(exit.Stderr) > 0) {
 		t.Fatalf("ps: %v", err)
 	}

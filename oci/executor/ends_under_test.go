@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/executor/proc"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -21,7 +22,7 @@ func TestEndsUnder(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
-	proc, err := newChild(cmd.Process.Pid)
+	proc, err := proc.Open(cmd.Process.Pid)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -32,7 +33,7 @@ func TestEndsUnder(t *testing.T) {
 		t.Errorf("a running container is reported to have ended: %v", err)
 	}
 	stdin.Close()
-	if err := proc.wait(); err != nil {
+	if err := proc.Wait(); err != nil {
 		t.Fatal(err)
 	}
 	if err := x.table.endsUnder(c); !errors.Is(err, fault.WrongState) {
@@ -46,6 +47,6 @@ func TestEndsUnder(t *testing.T) {
 	if err := x.table.endsUnder(c); !errors.Is(err, fault.NotFound) {
 		t.Errorf("after the container was removed: %v", err)
 	}
-	proc.pidfd.Close()
+	proc.FD.Close()
 	cmd.Wait()
 }

@@ -25,7 +25,10 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/crilog"
+	"github.com/crisp-cri/crisp/internal/logread"
 	"github.com/crisp-cri/crisp/oci/executor"
+	"github.com/crisp-cri/crisp/oci/executor/runtime"
+	"github.com/crisp-cri/crisp/oci/executor/seal"
 	"github.com/crisp-cri/crisp/oci/wire"
 	"github.com/crisp-cri/crisp/test/testenv"
 	"github.com/crisp-cri/crisp/test/testns"
@@ -40,10 +43,10 @@ func init() {
 	switch os.Args[1] {
 	case "init":
 		libcontainer.Init()
-	case executor.BounceArg:
-		executor.Bounce(os.Args[2:])
-	case executor.CompileArg:
-		executor.Compile()
+	case runtime.BounceArg:
+		runtime.Bounce(os.Args[2:])
+	case runtime.CompileArg:
+		runtime.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
 	case filterArg:
@@ -67,10 +70,10 @@ func serve() {
 			os.Exit(1)
 		}
 	}
-	if !executor.Sealed() {
-		self, err := executor.Seal("/proc/self/exe")
+	if !seal.Sealed() {
+		self, err := seal.Copy("/proc/self/exe")
 		fail(err)
-		fail(executor.Execute(self, os.Args, os.Environ()))
+		fail(seal.Execute(self, os.Args, os.Environ()))
 	}
 	fail(unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 	fail(os.Chdir("/"))
@@ -457,7 +460,7 @@ func joined(t testing.TB, log []byte, stream string) string {
 		if !bytes.HasSuffix(line, []byte{'\n'}) {
 			break // the last line is being written
 		}
-		r, err := crilog.Parse(line)
+		r, err := logread.Parse(line)
 		if err != nil {
 			t.Fatal(err)
 		}

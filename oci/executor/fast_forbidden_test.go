@@ -42,7 +42,7 @@ func forbidCall(number string, args []string) {
 // Where a filter around the executor forbids what the fast init needs, the fast init is not tried
 // in vain at each start.
 func TestFastInitIsForbidden(t *testing.T) {
-	for _, nr := range []int{unix.SYS_OPEN_TREE, unix.SYS_OPENAT2} {
+	for _, nr := range []int{unix.SYS_OPEN_TREE, unix.SYS_OPENAT2, unix.SYS_CLOSE_RANGE} {
 		stderr := filepath.Join(t.TempDir(), "stderr")
 		t.Setenv("PATH", t.TempDir()) // without CRIU, which needs libcontainer
 		t.Setenv(stderrEnv, stderr)

@@ -16,6 +16,4 @@ func TestFormats(t *testing.T) {
 		}
 		return err
 	})
-	formats.Check[engine](t, "engine", nil)
-	formats.Check[begun](t, "begun", nil)
 }

@@ -1,16 +1,18 @@
 package executor
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/executor/limits"
+	"github.com/crisp-cri/crisp/oci/executor/proc"
+	"github.com/crisp-cri/crisp/oci/executor/runtime"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -19,14 +21,13 @@ type freezeOp struct {
 	over chan struct{} // closed when it has been thawed
 }
 
-// freeze serves wire.FreezeRequest.
 func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeRequest) error {
-	if err := x.criu.ready(ctx); err != nil {
+	if err := x.runtimes.CRIU.Ready(ctx); err != nil {
 		return err
 	}
-	x.gate.begin()
+	x.gate.Begin()
+	defer x.gate.End()
 	op, err := x.table.freezeAll(ctx, req.IDs)
-	x.gate.end()
 	if err != nil {
 		return err
 	}
@@ -44,7 +45,7 @@ func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeR
 
 // freezeAll freezes the containers, all or none. If ctx ends first, or they are thawed
 // meanwhile, it fails, and none stays frozen.
-func (t *table) freezeAll(ctx context.Context, ids []string) (*freezeOp, error) {
+func (t *table) freezeAll(ctx context.Context, ids []string) (_ *freezeOp, err error) {
 	var all []*container
 	for _, id := range ids {
 		c, err := t.runs(id)
@@ -57,15 +58,15 @@ func (t *table) freezeAll(ctx context.Context, ids []string) (*freezeOp, error) 
 	if err := t.take(op, all); err != nil {
 		return nil, err
 	}
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	steps.Add("freeze", func() error { return t.thawOp(ids, op) })
 	for _, c := range all {
 		if err := t.freezeWhole(ctx, op, c); err != nil {
-			return nil, errors.Join(fmt.Errorf("freeze container %s: %w", c.ID, err), t.thawOp(ids, op))
+			return nil, fmt.Errorf("freeze container %s: %w", c.ID, err)
 		}
 	}
-	if err := ctx.Err(); err != nil { // its caller may have thawed them before they were frozen
-		return nil, errors.Join(err, t.thawOp(ids, op))
-	}
-	return op, nil
+	return op, ctx.Err() // its caller may have thawed them before they were frozen
 }
 
 // take records that op freezes the containers: all of them, or none.
@@ -93,26 +94,23 @@ func (t *table) freezeOf(c *container) *freezeOp {
 	return c.frozen
 }
 
-// thaw serves wire.ThawRequest.
 func (x *Executor) thaw(req wire.ThawRequest) error {
 	ended := false
 	var err error
 	if req.Dir != "" {
-		ended, err = endCRIU(req.Dir)
+		ended, err = runtime.EndCRIU(req.Dir)
 	}
-	errs := []error{err}
-	for _, id := range req.IDs {
-		errs = append(errs, x.table.thawOne(id, nil, ended))
-	}
-	return errors.Join(errs...)
+	return errors.Join(err, x.table.thawAll(req.IDs, nil, ended))
 }
 
 // thawOp thaws those of the containers that op keeps frozen, and leaves those of other freezes
 // alone.
-func (t *table) thawOp(ids []string, op *freezeOp) error {
+func (t *table) thawOp(ids []string, op *freezeOp) error { return t.thawAll(ids, op, false) }
+
+func (t *table) thawAll(ids []string, only *freezeOp, criu bool) error {
 	var errs []error
 	for _, id := range ids {
-		errs = append(errs, t.thawOne(id, op, false))
+		errs = append(errs, t.thawOne(id, only, criu))
 	}
 	return errors.Join(errs...)
 }
@@ -133,11 +131,11 @@ func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 		return nil
 	}
 	var errs []error
-	if err := thawWhole(c.ref.Cgroups); err != nil {
+	if err := proc.Thaw(c.ref.Cgroups); err != nil {
 		errs = append(errs, fmt.Errorf("thaw container %s: %w", id, err))
 	}
 	if criu {
-		errs = append(errs, unlock(c.proc, unlockTime))
+		errs = append(errs, runtime.UnlockNetwork(c.proc, runtime.UnlockTime))
 	}
 	t.mu.Lock()
 	c.frozen = nil
@@ -168,48 +166,41 @@ func (t *table) freezeWhole(ctx context.Context, op *freezeOp, c *container) err
 		if t.freezeOf(c) != op {
 			return false, fault.WrongState.Errorf("it was thawed meanwhile")
 		}
-		freeze(c.ref.Cgroups, true)
-		return freezerState(c.ref.Cgroups)
+		proc.Freeze(c.ref.Cgroups, true)
+		return proc.Frozen(c.ref.Cgroups)
 	}
+	return repeat(ctx, try, func() error {
+		return fault.Unavailable.Errorf("its processes have not stopped within %v", freezePatience)
+	})
+}
+
+// repeat calls try until it returns true or an error. If ctx ends first, it returns why; after
+// freezePatience it returns the error of late.
+func repeat(ctx context.Context, try func() (done bool, err error), late func() error) error {
 	deadline := time.NewTimer(freezePatience)
 	defer deadline.Stop()
 	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
-		frozen, err := try()
-		if err != nil || frozen {
+		if done, err := try(); err != nil || done {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-deadline.C:
-			return fault.Unavailable.Errorf("its processes have not stopped within %v", freezePatience)
+			return late()
 		case <-time.After(pause.Next()):
 		}
 	}
-}
-
-// thawWhole undoes freeze. A cgroup that is gone counts as thawed.
-func thawWhole(paths map[string]string) error {
-	freeze(paths, false)
-	for range 100 {
-		frozen, err := freezerState(paths)
-		if errors.Is(err, os.ErrNotExist) || err == nil && !frozen {
-			return nil
-		}
-		freeze(paths, false)
-		time.Sleep(time.Millisecond)
-	}
-	return fault.Internal.Errorf("it stays frozen")
 }
 
 // thawSoon bounds how long an exec waits for a frozen cgroup: a change of limits freezes one for
 // milliseconds (cgroup v1).
 const thawSoon = time.Second
 
-// enter is called before an exec is started in c, and leave after that. Meanwhile nobody freezes c
-// or dumps it: the exec would stop half-started. On cgroup v2 libcontainer forks it in c's cgroup,
-// where it would halt the executor, too (see endChildren); that can still be done by somebody else
-// who freezes the cgroup, until it is thawed. The error is fault.WrongState if c is frozen or being
+// enter is called before an exec is started in c, and leave after that. Meanwhile c is not frozen
+// or dumped: the exec would stop half-started. On cgroup v2 libcontainer forks it in c's cgroup,
+// where it would halt the executor, too (see endChildren); another process that freezes the cgroup
+// can still do that, until it is thawed. The error is fault.WrongState if c is frozen or being
 // dumped.
 func (t *table) enter(ctx context.Context, c *container) (leave func(), err error) {
 	for deadline := time.Now().Add(thawSoon); ; time.Sleep(5 * time.Millisecond) {
@@ -220,12 +211,8 @@ func (t *table) enter(ctx context.Context, c *container) (leave func(), err erro
 			c.entering++
 		}
 		t.mu.Unlock()
-		leave := func() {
-			t.mu.Lock()
-			c.entering--
-			t.mu.Unlock()
-		}
-		if open && !freezing(c.ref.Cgroups) {
+		leave := func() { t.edit(func() { c.entering-- }) }
+		if open && !proc.Freezing(c.ref.Cgroups) {
 			return leave, nil
 		}
 		if open {
@@ -237,7 +224,7 @@ func (t *table) enter(ctx context.Context, c *container) (leave func(), err erro
 		case frozen || time.Now().After(deadline):
 			return nil, fault.WrongState.Errorf("container %s is frozen", c.ID)
 		case ctx.Err() != nil:
-			return nil, givenUp(ctx, "exec in container "+c.ID)
+			return nil, proc.GivenUp(ctx, "exec in container "+c.ID)
 		}
 	}
 }
@@ -245,68 +232,71 @@ func (t *table) enter(ctx context.Context, c *container) (leave func(), err erro
 // beginDump keeps execs from being started in c until end is called, as a freeze does. The caller
 // holds c.dumping.
 func (t *table) beginDump(ctx context.Context, c *container) (end func(), err error) {
-	set := func(dumped bool) {
-		t.mu.Lock()
-		c.dumped = dumped
-		t.mu.Unlock()
-	}
-	set(true)
+	end = func() { t.edit(func() { c.dumped = false }) }
+	t.edit(func() { c.dumped = true })
 	if err := t.awaitEntered(ctx, c, func() bool { return true }); err != nil {
-		set(false)
+		end()
 		return nil, fmt.Errorf("checkpoint container %s: %w", c.ID, err)
 	}
-	return func() { set(false) }, nil
+	return end, nil
 }
 
 // awaitEntered waits for the execs that are being started in c, as long as wanted returns true; the
 // caller has seen to it that no other enters.
 func (t *table) awaitEntered(ctx context.Context, c *container, wanted func() bool) error {
-	deadline := time.NewTimer(freezePatience)
-	defer deadline.Stop()
-	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; {
-		t.mu.Lock()
-		n := c.entering
-		t.mu.Unlock()
-		switch {
-		case !wanted():
-			return fault.WrongState.Errorf("it was thawed meanwhile")
-		case n == 0:
-			return nil
+	n := 0
+	return repeat(ctx, func() (bool, error) {
+		t.edit(func() { n = c.entering })
+		if !wanted() {
+			return false, fault.WrongState.Errorf("it was thawed meanwhile")
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-deadline.C:
-			return fault.Unavailable.Errorf("%d execs are still being started in it after %v", n, freezePatience)
-		case <-time.After(pause.Next()):
-		}
-	}
+		return n == 0, nil
+	}, func() error {
+		return fault.Unavailable.Errorf("%d execs are still being started in it after %v", n, freezePatience)
+	})
 }
 
-// freezing reports whether the cgroup is frozen or about to be.
-func freezing(paths map[string]string) bool {
-	if dir := paths["freezer"]; dir != "" {
-		state, err := os.ReadFile(filepath.Join(dir, "freezer.state"))
-		return err == nil && string(state) != "THAWED\n"
-	}
-	asked, err := os.ReadFile(filepath.Join(paths[""], "cgroup.freeze"))
-	if err == nil && string(asked) == "1\n" {
-		return true
-	}
-	frozen, err := freezerState(paths) // its pod's cgroup may be frozen
-	return err == nil && frozen
-}
-
-// freezerState reports whether all processes of the cgroup have stopped: on v2 from a line of
-// cgroup.events, which follows a write to cgroup.freeze.
-func freezerState(paths map[string]string) (frozen bool, err error) {
-	file, want := filepath.Join(paths["freezer"], "freezer.state"), "FROZEN"
-	if paths["freezer"] == "" {
-		file, want = filepath.Join(paths[""], "cgroup.events"), "frozen 1"
-	}
-	data, err := os.ReadFile(file)
+func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) error {
+	c, err := x.table.runs(req.ID)
 	if err != nil {
-		return false, fault.WrongState.Errorf("its cgroup cannot be frozen: %w", err)
+		return err
 	}
-	return bytes.Contains(data, []byte(want)), nil
+	if err := x.runtimes.CRIU.Ready(ctx); err != nil {
+		return err
+	}
+	x.gate.Begin()
+	defer x.gate.End()
+	c.dumping.Lock()
+	defer c.dumping.Unlock()
+	if req.Frozen && !x.table.isFrozen(c) {
+		return fault.WrongState.Errorf("container %s is not frozen any more", c.ID)
+	}
+	end, err := x.table.beginDump(ctx, c)
+	if err != nil {
+		return err
+	}
+	defer end()
+	return c.runtime.Checkpoint(ctx, req.Dir, c.proc)
+}
+
+func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.RestoreRequest) (*wire.RunReply, []*os.File, error) {
+	spec, err := specOf(req.RunRequest)
+	if err != nil {
+		return nil, nil, err
+	}
+	if req.Engine != "" {
+		return nil, nil, fault.Invalid.Errorf("container %s is for %s: only libcontainer can restore", req.ID, req.Engine)
+	}
+	if err := x.runtimes.CRIU.Ready(ctx); err != nil {
+		return nil, nil, err
+	}
+	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, runtime.Restoring(ctx, req.Dir))
+	if err != nil || spec.Process.OOMScoreAdj == nil {
+		return reply, files, err
+	}
+	// CRIU restores the previous limits of the processes.
+	if serr := make(limits.Scores).Replace(reply.Cgroups, *spec.Process.OOMScoreAdj); serr != nil {
+		x.log.Warn("oom_score_adj of a restored container is not as requested", "container", req.ID, "err", serr)
+	}
+	return reply, files, nil
 }

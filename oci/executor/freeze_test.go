@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/executor/proc"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -45,7 +46,7 @@ func (g fakeCgroup) asked() string {
 
 // container adds a running container with this cgroup to x.
 func (g fakeCgroup) container(x *Executor, id string) *container {
-	c := &container{phase: running, proc: &child{}, settings: settings{Settings: wire.Settings{ID: id}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
+	c := &container{phase: running, proc: &proc.Process{}, settings: settings{Settings: wire.Settings{ID: id}}, ref: wire.RunReply{Cgroups: map[string]string{"": g.dir}}}
 	x.table.containers[id] = c
 	return c
 }

@@ -31,7 +31,7 @@ func TestCgroupGoneBeforeItIsRead(t *testing.T) {
 		oom  bool
 	}{
 		{"killed for memory", []string{"eat", "200"}, true},
-		{"a child killed for memory", []string{"fork", "eat", "200", "exit", "0"}, true},
+		{"a child killed for memory", []string{"run", "/testbin", "eat", "200"}, true},
 		{"killed by itself", []string{"kill", "9"}, false},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -22,5 +22,5 @@ func TestStartOutlastsTheLockOfAKilledExecutor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { x.kept.lock.Close() })
+	t.Cleanup(func() { x.files.lock.Close() })
 }

@@ -43,7 +43,7 @@ func TestNoMemoryForExecs(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	go func() { // takes the events, of which there are more than the channel holds
+	go func() { // takes the events: there are more than the channel holds
 		for {
 			select {
 			case <-n.ooms:

@@ -1,6 +1,8 @@
 package executor
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -10,18 +12,37 @@ import (
 	"slices"
 	"time"
 
-	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/opencontainers/selinux/go-selinux/label"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/executor/limits"
+	"github.com/crisp-cri/crisp/oci/executor/poll"
+	"github.com/crisp-cri/crisp/oci/executor/proc"
+	"github.com/crisp-cri/crisp/oci/executor/runtime"
+	"github.com/crisp-cri/crisp/oci/executor/stdio"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// run serves wire.RunRequest.
+const (
+	// startBound bounds the start of a container; it is longer than crispd waits.
+	startBound = 5 * time.Minute
+	// execBound bounds the start of an exec; a kubelet waits as long for any call.
+	execBound = 2 * time.Minute
+)
+
+// errKilled means that a container was killed while it was being started, errAbandoned that an
+// upgrade came when the start was no longer waited for.
+var (
+	errKilled    = fault.WrongState.Errorf("it was killed before its program ran")
+	errAbandoned = errors.New("it kept the executor from being upgraded, and the daemon that began it has ended")
+)
+
 func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
-	x.warmer.warm()
+	x.warmer.Warm()
 	spec, err := specOf(req)
 	if err != nil {
 		return nil, nil, err
@@ -29,7 +50,6 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	return x.create(ctx, from, settings{Settings: req.Settings}, spec, req, nil)
 }
 
-// specOf returns the spec of a new container.
 func specOf(req wire.RunRequest) (*specs.Spec, error) {
 	spec := new(specs.Spec)
 	if err := json.Unmarshal(req.Spec, spec); err != nil {
@@ -42,14 +62,11 @@ func specOf(req wire.RunRequest) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// A startFunc starts the first process of a new container, whose cgroups will be at group.
-type startFunc func(ctx context.Context, lc *libcontainer.Container, p *plan, group map[string]string) error
-
 // create starts a container and leaves nothing behind if it fails. A nil start is an ordinary
 // one.
-func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start startFunc) (_ *wire.RunReply, files []*os.File, err error) {
-	x.gate.begin()
-	defer x.gate.end() // not before a failure is rolled back
+func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start runtime.StartFunc) (_ *wire.RunReply, files []*os.File, err error) {
+	x.gate.Begin()
+	defer x.gate.End() // not before a failure is rolled back
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 
@@ -65,35 +82,38 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 		case x.moving <- struct{}{}:
 			defer func() { <-x.moving }()
 		case <-ctx.Done():
-			return nil, nil, givenUp(ctx, "start of container "+s.ID)
+			return nil, nil, proc.GivenUp(ctx, "start of container "+s.ID)
 		}
 	}
-	p, err := x.plan(s, spec, req)
+	if spec.Process.OOMScoreAdj == nil {
+		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
+	}
+	x.limits.Clamp(spec.Process)
+	p, err := x.runtimes.PlanRun(s.Settings, s.Silent, spec, req, start)
 	if err != nil {
 		return nil, nil, err
 	}
-	defer func() { closeExtra(p.process, err) }()
+	defer func() { p.Close(err) }()
 	if req.PIDTarget != "" {
-		if p.target, err = x.table.runs(req.PIDTarget); err != nil {
+		target, err := x.table.runs(req.PIDTarget)
+		if err != nil {
 			return nil, nil, fmt.Errorf("join a PID namespace: %w", err)
 		}
+		p.Target = target.proc
 	}
-	if p.start = start; start == nil {
-		p.start, p.fast = x.builtins.execute, req.Fast
-	}
-	if c.runtime, err = x.newRuntime(p); err != nil {
+	if c.runtime, err = x.runtimes.Create(p); err != nil {
 		return nil, nil, err
 	}
-	steps.Add("container", c.runtime.remove)
-	log, err := openLog(s, x.log)
+	steps.Add("container", c.runtime.Remove)
+	log, err := stdio.OpenLog(s.Settings, x.log)
 	if err != nil {
 		return nil, nil, fmt.Errorf("log of container %s: %w", s.ID, err)
 	}
 	if log != nil {
 		steps.Add("log", log.Close)
 	}
-	init, err := c.runtime.start(ctx, p)
-	if stuck := new(stuckStartError); errors.As(err, &stuck) {
+	init, err := c.runtime.Start(ctx, p)
+	if stuck := new(runtime.StuckStartError); errors.As(err, &stuck) {
 		steps = undo.Stack{}
 		go x.awaitStuck(c, stuck)
 		return nil, nil, err
@@ -101,32 +121,32 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if err != nil {
 		return nil, nil, err
 	}
-	steps.Add("stdio", init.stdio.closeOurs)
-	steps.Add("process", init.end)
-	if err := awaitExec(init.pid, init.stdio); err != nil {
+	steps.Add("stdio", init.Stdio.Close)
+	steps.Add("process", init.End)
+	if err := runtime.AwaitExec(init.PID, init.Stdio); err != nil {
 		return nil, nil, err
 	}
 	c.ref.StartedAt = time.Now()
-	if c.proc, err = newChild(init.pid); err != nil {
+	if c.proc, err = proc.Open(init.PID); err != nil {
 		return nil, nil, err
 	}
-	steps.Add("pidfd", c.proc.pidfd.Close)
+	steps.Add("pidfd", c.proc.FD.Close)
 	if err := c.learn(); err != nil {
 		return nil, nil, err
 	}
 	if ctx.Err() != nil {
-		return nil, nil, givenUp(ctx, "start of container "+s.ID)
+		return nil, nil, proc.GivenUp(ctx, "start of container "+s.ID)
 	}
-	reply, files, err := x.serve(c, log, init.stdio)
+	reply, files, err := x.serve(c, log, init.Stdio)
 	if err == nil {
-		init.served()
+		init.Served()
 	}
 	return reply, files, err
 }
 
 // serve takes a started container into service, as the last step that can fail.
-func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdioEnds) (*wire.RunReply, []*os.File, error) {
-	c.io = newStdio(c.settings, log, ends.ours[0], ends.ours[1], ends.ours[2], ends.pty)
+func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdio.Ends) (*wire.RunReply, []*os.File, error) {
+	c.io = stdio.NewStreams(c.settings.Settings, log, ends.Ours[0], ends.Ours[1], ends.Ours[2], ends.PTY)
 	x.countOOM(c)
 	files, err := c.descriptors()
 	if err != nil {
@@ -140,28 +160,28 @@ func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdioEnds) (*wi
 // countOOM begins to count c's OOM kills.
 func (x *Executor) countOOM(c *container) {
 	var err error
-	if c.oom, err = newOOMCounter(c.ref); err != nil {
+	if c.oom, err = limits.NewOOMCounter(c.ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
 }
 
 // learn determines what clients are told about a new process and its container.
 func (c *container) learn() (err error) {
-	c.ref.Pid = c.proc.pid
-	if c.ref.StartTime, err = startTime(c.ref.Pid); err != nil {
+	c.ref.Pid = c.proc.PID
+	if c.ref.StartTime, err = proc.StartTime(c.ref.Pid); err != nil {
 		return err
 	}
-	c.ownPID, c.ref.Cgroups, err = c.runtime.facts()
+	c.ownPID, c.ref.Cgroups, err = c.runtime.Facts()
 	return err
 }
 
 // descriptors returns the descriptors of MethodRun and MethodDescriptors.
 func (c *container) descriptors() ([]*os.File, error) {
-	files, err := c.io.duplicates()
+	files, err := c.io.Duplicates()
 	if err != nil {
 		return nil, err
 	}
-	pidfd, err := dup(c.proc.pidfd)
+	pidfd, err := poll.Dup(c.proc.FD)
 	if err != nil {
 		wire.CloseAll(files)
 		return nil, err
@@ -169,48 +189,170 @@ func (c *container) descriptors() ([]*os.File, error) {
 	return slices.Insert(files, 0, pidfd), nil
 }
 
-// plan describes a container and its first process, for any runtime.
-func (x *Executor) plan(s settings, spec *specs.Spec, req wire.RunRequest) (*plan, error) {
-	if spec.Process.OOMScoreAdj == nil {
-		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
-	}
-	x.limits.clamp(spec.Process)
-	leaveMoved(spec.Linux)
-	boundHooks(spec.Hooks)
-	ownHooks(spec.Hooks, owner(x.builtins.root, s.ID))
-	config, err := x.builtins.config(s.ID, spec, req.SystemdCgroup)
-	if err != nil {
-		return nil, err
-	}
-	process, err := newProcess(spec.Process, req.Env)
-	return &plan{settings: s, process: process, spec: spec, config: config, req: req}, err
-}
-
 // awaitStuck keeps the place of a container whose start cannot be ended until it ends after all.
-func (x *Executor) awaitStuck(c *container, stuck *stuckStartError) {
-	x.table.strand(c)
+func (x *Executor) awaitStuck(c *container, stuck *runtime.StuckStartError) {
+	x.table.edit(func() { c.stuck = true })
 	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
-	<-stuck.over
-	x.gate.begin()
-	defer x.gate.end()
-	if err := stuck.release(); err != nil {
+	<-stuck.Over
+	x.gate.Begin()
+	defer x.gate.End()
+	if err := fault.Protect(stuck.Release); err != nil {
 		x.log.Warn("container was not removed", "container", c.ID, "err", err)
 	}
 	x.table.release(c)
 }
 
-// sweep removes the leftovers of a container that is not in the table: its executor died and
-// nobody handed it to us. It kills the remaining processes.
-func (x *Executor) sweep(id string) error {
-	if filepath.Base(id) != id {
-		return fault.Invalid.Errorf("container ID %q", id)
+// outliving returns a context that ends with ctx and after bound, but not with the connection of
+// its caller.
+func outliving(ctx context.Context, bound time.Duration) (context.Context, context.CancelCauseFunc) {
+	timed, stop := context.WithTimeout(context.WithoutCancel(ctx), bound)
+	out, cancel := context.WithCancelCause(timed)
+	forget := context.AfterFunc(ctx, func() {
+		if cause := context.Cause(ctx); !errors.Is(cause, wire.ErrGone) {
+			cancel(cause)
+		}
+	})
+	return out, func(cause error) {
+		cancel(cause)
+		if cause == nil {
+			forget()
+			stop()
+		}
 	}
-	if err := endOwned(owner(x.builtins.root, id)); err != nil {
+}
+
+// podInit serves wire.PodInitRequest. The pod's init is a container like any other, with as
+// little as possible in it: no capabilities, no privileged user, no file except itself. The
+// containers of the pod can see its root through /proc/1/root.
+func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodInitRequest) (*wire.RunReply, []*os.File, error) {
+	x.warmer.Warm()
+	root := filepath.Join(x.opts.State, "podinit")
+	if err := podRoot(root, req.Path, req.FileLabel); err != nil {
+		return nil, nil, fmt.Errorf("root of a pod's init: %w", err)
+	}
+	user := cmp.Or(req.User, nobody)
+	score := -998 // the last of the pod to be OOM-killed
+	spec := &specs.Spec{
+		Version: specs.Version,
+		Root:    &specs.Root{Path: root, Readonly: true},
+		Process: &specs.Process{
+			Args:            []string{"/init"},
+			Cwd:             "/",
+			User:            specs.User{UID: user, GID: user},
+			Capabilities:    &specs.LinuxCapabilities{},
+			NoNewPrivileges: true,
+			SelinuxLabel:    req.Label,
+			OOMScoreAdj:     &score,
+		},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
+			// A bind mount of /dev keeps libcontainer from creating devices.
+			{Destination: "/dev", Type: "bind", Source: filepath.Join(root, "dev"), Options: []string{"bind", "ro"}},
+		},
+		Linux: &specs.Linux{
+			CgroupsPath: req.Cgroup,
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}},
+		},
+	}
+	if req.MountLabel != "" {
+		// A search for the pod's mount label in /proc/1/mountinfo, as in critest, finds it here:
+		// a bind mount cannot have one.
+		spec.Linux.MountLabel = req.MountLabel
+		spec.Mounts = append(spec.Mounts, specs.Mount{
+			Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "noexec", "nodev", "ro", "mode=555", "size=4k"},
+		})
+	}
+	kinds := map[string]specs.LinuxNamespaceType{
+		"net": specs.NetworkNamespace, "uts": specs.UTSNamespace, "ipc": specs.IPCNamespace, "user": specs.UserNamespace,
+	}
+	for kind, path := range req.Namespaces {
+		t, ok := kinds[kind]
+		if !ok {
+			return nil, nil, fault.Invalid.Errorf("pod init cannot join a %q namespace", kind)
+		}
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: t, Path: path})
+	}
+	return x.create(ctx, from, settings{wire.Settings{ID: req.ID, ExitPath: req.ExitPath}, true}, spec, wire.RunRequest{SystemdCgroup: req.SystemdCgroup}, nil)
+}
+
+const nobody = 65534
+
+// podRoot creates root, the root directory of every pod's init, with a copy of the program at
+// path in it, and replaces the copy if the program has changed. Both get the SELinux label
+// fileLabel, unless it is "".
+func podRoot(root, path, fileLabel string) error {
+	want, err := os.ReadFile(path)
+	if err != nil {
 		return err
 	}
-	if err := x.runtimeOf(id).sweep(); err != nil {
+	init := filepath.Join(root, "init")
+	if have, err := os.ReadFile(init); err != nil || !bytes.Equal(have, want) {
+		for _, dir := range []string{root, filepath.Join(root, "proc"), filepath.Join(root, "dev")} {
+			if err := os.MkdirAll(dir, 0o755); err != nil {
+				return err
+			}
+		}
+		if err := label.SetFileLabel(root, fileLabel); err != nil {
+			return err
+		}
+		// Replaced and not overwritten, because the old one may be running.
+		if err := atomicfile.WriteVolatile(init, want, 0o755); err != nil {
+			return err
+		}
+	}
+	return label.SetFileLabel(init, fileLabel) // whoever uses it sets it, also after another has written it
+}
+
+// adopt serves wire.AdoptRequest. It also adopts a process that no longer exists, so that its
+// exit is reported.
+func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
+	x.gate.Begin()
+	defer x.gate.End() // not before a failure is rolled back
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	s := settings{Settings: req.Settings}
+	c, err := x.table.reserve(s, nil, nil)
+	if err != nil {
 		return err
 	}
-	// An executor may have had no time to record the engine, or to write libcontainer's state.
-	return errors.Join(os.RemoveAll(x.engines.bundle(id)), os.RemoveAll(x.builtins.bundle(id)))
+	steps.Add("reservation", func() error { x.table.release(c); return nil })
+	c.ref = req.RunReply
+	c.runtime = x.runtimes.Of(req.ID)
+	ownPID, paths, err := c.runtime.Facts()
+	if c.ownPID = ownPID; err == nil {
+		c.ref.Cgroups = paths
+	}
+	if c.proc, err = proc.Adopt(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
+		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}
+	}
+	x.buffers.Complete(req.Settings)
+	log, err := stdio.OpenLog(req.Settings, x.log)
+	if err != nil {
+		// The container runs, even if its output is lost.
+		x.log.Warn("container output is being lost", "container", c.ID, "err", err)
+	}
+	var ends [4]*os.File
+	for i, name := range []string{wire.FDStdin, wire.FDStdout, wire.FDStderr, wire.FDPTY} {
+		if ends[i], err = poll.Received(call.File(name)); err != nil {
+			wire.CloseAll(ends[:])
+			c.proc.Close()
+			if log != nil {
+				log.Close()
+			}
+			return err
+		}
+	}
+	if ends[1] == nil && ends[2] == nil && ends[3] == nil && req.LogPath != "" {
+		x.log.Warn("container was adopted without its stdio: its output is lost, and it may end when it writes", "container", c.ID)
+	}
+	c.io = stdio.NewStreams(req.Settings, log, ends[0], ends[1], ends[2], ends[3])
+	if x.countOOM(c); c.oom != nil {
+		c.oom.Resume(req.OOMKills)
+	}
+	if err := x.execs.endForeign(c, x.root); err != nil {
+		x.log.Warn("execs of the previous executor could not be ended", "container", c.ID, "err", err)
+	}
+	x.setRunning(c)
+	return nil
 }

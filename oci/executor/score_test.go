@@ -90,6 +90,7 @@ func TestHookOOMScore(t *testing.T) {
 	file := filepath.Join(n.dir, "scores")
 	hook := []specs.Hook{{Path: "/bin/sh", Args: []string{"hook", "-c", "echo $0 >> " + file + "; " + ownScore + " >> " + file}, Env: []string{"PATH=" + os.Getenv("PATH")}}}
 	b := n.run([]string{"exit", "0"}, withScore(300), func(_ *wire.RunRequest, s *specs.Spec) {
+		//lint:ignore SA1019 OCI still has prestart hooks, and NVIDIA's runtime hook is one
 		s.Hooks = &specs.Hooks{Prestart: hook, CreateRuntime: hook, CreateContainer: hook, Poststart: hook, Poststop: hook}
 	})
 	b.wait()

@@ -257,7 +257,7 @@ func TestUpgrade(t *testing.T) {
 	if got := line(t, watched["stdout"]); !strings.Contains(got, "typed") {
 		t.Errorf("attached client got %q", got)
 	}
-	for name, b := range map[string]*box{"a terminal": tty, "a pipe": pipe} { // in both of which a client could type before
+	for name, b := range map[string]*box{"a terminal": tty, "a pipe": pipe} { // a client could type in both before
 		if a := b.attach(true); a["stdin"] == nil {
 			t.Errorf("after an upgrade input to %s fails", name)
 		} else {

@@ -8,7 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// A table has the containers of an executor. Leaving is decided under its lock, see leave.go.
+// A table has the containers of an executor. That the executor ends is decided under its lock (exitIf).
 type table struct {
 	quit chan struct{} // closed, with mu held, when the executor has to end
 
@@ -27,14 +27,13 @@ func (t *table) get(id string) *container {
 	return t.containers[id]
 }
 
-// count returns the number of containers.
 func (t *table) count() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return len(t.containers)
 }
 
-// reserve adds a new container to the table; the error is errLeaving if the executor is about to
+// reserve adds a new container to the table; the error is errExiting if the executor is about to
 // exit. For a container to be started, from is the client that requested it, and giveUp cancels
 // the start.
 func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseFunc) (*container, error) {
@@ -43,8 +42,8 @@ func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseF
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.left() {
-		return nil, errLeaving
+	if t.exiting() {
+		return nil, errExiting
 	}
 	if from != nil && from.Passed() { // the next client already assumes that it never ran
 		return nil, fault.WrongState.Errorf("container %s: %w", s.ID, wire.ErrGone)
@@ -57,21 +56,16 @@ func (t *table) reserve(s settings, from *wire.Conn, giveUp context.CancelCauseF
 	return c, nil
 }
 
-// add adds a container that another executor started.
-func (t *table) add(c *container) {
+// edit calls f with the lock held.
+func (t *table) edit(f func()) {
 	t.mu.Lock()
-	t.containers[c.ID] = c
-	t.mu.Unlock()
+	defer t.mu.Unlock()
+	f()
 }
 
 // release undoes reserve.
-func (t *table) release(c *container) {
-	t.mu.Lock()
-	delete(t.containers, c.ID)
-	t.mu.Unlock()
-}
+func (t *table) release(c *container) { t.edit(func() { delete(t.containers, c.ID) }) }
 
-// runs returns a container that is running.
 func (t *table) runs(id string) (*container, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -96,26 +90,8 @@ func (t *table) begin(c *container) (killed bool) {
 	return c.toKill
 }
 
-// strand records that the start of a container cannot be ended.
-func (t *table) strand(c *container) {
-	t.mu.Lock()
-	c.stuck = true
-	t.mu.Unlock()
-}
-
 // reaped records how a container has ended; that is reported only when the phase changes.
-func (t *table) reaped(c *container, e *wire.Exit) {
-	t.mu.Lock()
-	c.exit = e
-	t.mu.Unlock()
-}
-
-// end moves a container to ended.
-func (t *table) end(c *container, e *wire.Exit) {
-	t.mu.Lock()
-	c.exit, c.phase = e, ended
-	t.mu.Unlock()
-}
+func (t *table) reaped(c *container, e *wire.Exit) { t.edit(func() { c.exit = e }) }
 
 // beginDelete moves a container to deleting; it returns nil if the ID is unknown.
 func (t *table) beginDelete(id string) (*container, error) {
@@ -130,13 +106,6 @@ func (t *table) beginDelete(id string) (*container, error) {
 	}
 	c.phase = deleting
 	return c, nil
-}
-
-// cancelDelete undoes beginDelete.
-func (t *table) cancelDelete(c *container) {
-	t.mu.Lock()
-	c.phase = ended
-	t.mu.Unlock()
 }
 
 // list serves MethodList: the containers that are running or have ended.
@@ -171,13 +140,12 @@ func (t *table) endsUnder(c *container) error {
 	if _, err := t.runs(c.ID); err != nil {
 		return err
 	}
-	if c.proc.ends() {
+	if c.proc.Ending() {
 		return fault.WrongState.Errorf("container %s is not running: it ended meanwhile", c.ID)
 	}
 	return nil
 }
 
-// startingOne returns a container that is starting.
 func (t *table) startingOne() (id string, found bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -189,9 +157,9 @@ func (t *table) startingOne() (id string, found bool) {
 	return "", false
 }
 
-// endLeft cancels the starts whose clients have disconnected, and reports whether there are any:
+// cancelAbandoned cancels the starts whose clients have disconnected, and reports whether there are any:
 // one that hangs must not keep a node from its new executor.
-func (t *table) endLeft() bool {
+func (t *table) cancelAbandoned() bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	found := false
@@ -201,7 +169,7 @@ func (t *table) endLeft() bool {
 		}
 		select {
 		case <-c.from.Done():
-			c.giveUp(errLeft)
+			c.giveUp(errAbandoned)
 			found = true
 		default:
 		}

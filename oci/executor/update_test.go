@@ -122,7 +122,7 @@ func TestUpdateBelowUse(t *testing.T) {
 }
 
 // What the caller cannot help is not called an invalid argument: the same update may succeed later.
-// Nor is it when somebody has taken the container out of its cgroup.
+// Nor is it when the container was taken out of its cgroup.
 func TestUpdateFailsForOtherReasons(t *testing.T) {
 	n := start(t)
 	builtin := n.run([]string{"sleep", "for-ever"})

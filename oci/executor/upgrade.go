@@ -1,11 +1,16 @@
 package executor
 
 import (
+	"bytes"
+	"context"
+	"debug/elf"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"os"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -13,9 +18,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/unixsock"
+	"github.com/crisp-cri/crisp/oci/executor/poll"
+	"github.com/crisp-cri/crisp/oci/executor/proc"
+	"github.com/crisp-cri/crisp/oci/executor/runtime"
+	"github.com/crisp-cri/crisp/oci/executor/seal"
+	"github.com/crisp-cri/crisp/oci/executor/stdio"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -48,25 +57,14 @@ type saved struct {
 
 type savedContainer struct {
 	settings
-	Ref                             wire.RunReply
-	Ended                           bool
-	Exit                            *wire.Exit
-	OwnPID, Ours                    bool
-	Pidfd                           int
-	Stdin, Stdout, Stderr, PTY, Log int
-	Attached                        []savedAttachment
-	Typing                          []savedAttachment `json:",omitempty"` // typing clients that no longer watch
-	Frozen                          bool              `json:",omitempty"`
-	Types                           bool              `json:",omitempty"` // settings.Stdin; a descriptor already has that name
-}
-
-type savedAttachment struct {
-	Outs   map[string]int
-	Stdin  int
-	Typed  []byte
-	Client int               `json:",omitempty"`
-	Waits  bool              `json:",omitempty"`
-	Owed   map[string][]byte `json:",omitempty"`
+	Ref          wire.RunReply
+	Ended        bool
+	Exit         *wire.Exit
+	OwnPID, Ours bool
+	Pidfd        int
+	stdio.Saved
+	Frozen bool `json:",omitempty"`
+	Types  bool `json:",omitempty"` // settings.Stdin; a descriptor already has that name
 }
 
 type savedExec struct {
@@ -79,22 +77,25 @@ type savedExec struct {
 
 // upgrade serves MethodUpgrade. If the program cannot be executed, this one continues.
 func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
-	program, err := Seal(req.Path)
+	program, err := seal.Copy(req.Path)
 	if err != nil {
 		return fault.Invalid.Errorf("upgrade: %w", err)
 	}
-	if !isELF(program) {
+	magic := make([]byte, 4)
+	if _, err := program.ReadAt(magic, 0); err != nil || string(magic) != elf.ELFMAG {
 		program.Close()
 		return fault.Invalid.Errorf("upgrade: %s is not a program", req.Path)
 	}
-	if !x.gate.close(quiet, shutFor) && !(x.table.endLeft() && x.gate.close(2*endPatience, shutFor)) {
+	if !x.gate.Close(quiet, shutFor) && !(x.table.cancelAbandoned() && x.gate.Close(2*proc.Patience, shutFor)) {
 		program.Close()
+		inside, long, _ := x.gate.State()
+		x.log.Info("executor was not upgraded: work goes on", "inside", inside, "long", long)
 		return fault.Unavailable.Errorf("upgrade: a start or an exit takes too long, try again")
 	}
 	defer func() { // in any case: while the gate is shut, all containers stand still
 		if call.Then == nil {
 			program.Close()
-			x.gate.open()
+			x.gate.Open()
 		}
 	}()
 	state, err := x.save(program)
@@ -102,36 +103,29 @@ func (x *Executor) upgrade(req wire.UpgradeRequest, call *wire.Call) error {
 		return err
 	}
 	call.Then = func() {
-		env := append(withoutVars(os.Environ(), resumeEnv, processorsEnv), resumeEnv+"="+strconv.Itoa(int(state.Fd())))
+		env := slices.DeleteFunc(os.Environ(), func(kv string) bool {
+			return strings.HasPrefix(kv, resumeEnv+"=") || strings.HasPrefix(kv, processorsEnv+"=")
+		})
+		env = append(env, resumeEnv+"="+strconv.Itoa(int(state.Fd())))
 		if err := x.become(program, env); err != nil {
 			x.log.Error("executor was not upgraded", "err", err)
 		}
 		x.inherit(false)
 		program.Close()
 		state.Close()
-		x.gate.open()
+		x.gate.Open()
 	}
 	return nil
 }
 
 // become executes program in place of this one, unless we are about to exit.
-func (x *Executor) become(program *os.File, env []string) error {
-	// Later requests are for the new program.
-	return x.table.unlessLeft(func() error { return Execute(program, os.Args, env) })
-}
-
-func isELF(f *os.File) bool {
-	magic := make([]byte, 4)
-	_, err := f.ReadAt(magic, 0)
-	return err == nil && string(magic) == "\x7fELF"
-}
-
-// withoutVars returns env without the named variables.
-func withoutVars(env []string, names ...string) []string {
-	return slices.DeleteFunc(env, func(kv string) bool {
-		name, _, _ := strings.Cut(kv, "=")
-		return slices.Contains(names, name)
+func (x *Executor) become(program *os.File, env []string) (err error) {
+	x.table.edit(func() { // that we exit cannot be decided meanwhile
+		if err = errExiting; !x.table.exiting() {
+			err = seal.Execute(program, os.Args, env) // later requests are for the new program
+		}
 	})
+	return err
 }
 
 // save writes the tables to a memfd and makes all descriptors in them inheritable, if program
@@ -175,7 +169,7 @@ func (x *Executor) inherit(on bool) *saved {
 	fd := func(f *os.File) int {
 		n := -1
 		if f != nil {
-			withFD(f, func(fd int) error {
+			poll.WithFD(f, func(fd int) error {
 				n = fd
 				_, err := unix.FcntlInt(uintptr(fd), unix.F_SETFD, flag)
 				return err
@@ -183,30 +177,24 @@ func (x *Executor) inherit(on bool) *saved {
 		}
 		return n
 	}
-	s := &saved{Version: savedVersion, Listener: -1, Lock: fd(x.kept.lock)}
-	if raw, err := x.kept.listener.SyscallConn(); err == nil {
+	s := &saved{Version: savedVersion, Listener: -1, Lock: fd(x.files.lock)}
+	if raw, err := x.files.listener.SyscallConn(); err == nil {
 		raw.Control(func(n uintptr) {
 			s.Listener = int(n)
 			unix.FcntlInt(n, unix.F_SETFD, flag)
 		})
 	}
 	x.execs.save(s, fd)
-	x.table.save(s, fd)
+	x.table.edit(func() {
+		for _, c := range x.table.containers {
+			if !c.stuck { // delete will find the leftovers of a stuck one
+				s.Containers = append(s.Containers, c.save(fd))
+			}
+		}
+	})
 	return s
 }
 
-// save adds the containers to s.
-func (t *table) save(s *saved, fd func(*os.File) int) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, c := range t.containers {
-		if !c.stuck { // delete will find the leftovers of a stuck one
-			s.Containers = append(s.Containers, c.save(fd))
-		}
-	}
-}
-
-// save adds the execs to s.
 func (t *execs) save(s *saved, fd func(*os.File) int) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -219,59 +207,22 @@ func (t *execs) save(s *saved, fd func(*os.File) int) {
 func (c *container) save(fd func(*os.File) int) savedContainer {
 	s := savedContainer{
 		settings: c.settings, Ref: c.ref, Ended: c.phase >= ended, Exit: c.exit,
-		OwnPID: c.ownPID, Frozen: c.frozen != nil, Types: c.settings.Stdin, Ours: c.proc.ours, Pidfd: -1,
-		Stdin: -1, Stdout: -1, Stderr: -1, PTY: -1, Log: -1,
+		OwnPID: c.ownPID, Frozen: c.frozen != nil, Types: c.settings.Stdin, Ours: c.proc.Ours, Pidfd: -1,
+		Saved: stdio.None,
 	}
-	if s.Ended {
-		return s // its descriptors are closed
-	}
-	s.Pidfd = fd(c.proc.pidfd)
-	s.PTY = fd(c.io.pty())
-	if s.PTY < 0 {
-		s.Stdin = fd(c.io.stdin)
-	}
-	for _, o := range c.io.outs {
-		switch {
-		case o.tty:
-		case o.stream == crilog.Stdout:
-			s.Stdout = fd(o.file)
-		default:
-			s.Stderr = fd(o.file)
-		}
-	}
-	if c.io.log != nil {
-		s.Log = fd(c.io.log.File())
-	}
-	c.io.mu.Lock()
-	defer c.io.mu.Unlock()
-	for _, a := range c.io.attached {
-		sa := a.save(fd)
-		for stream, f := range a.outs {
-			sa.Outs[stream], sa.Owed[stream] = fd(f), *a.backlog[stream]
-		}
-		s.Attached = append(s.Attached, sa)
-	}
-	for _, a := range c.io.typing {
-		if !slices.Contains(c.io.attached, a) {
-			s.Typing = append(s.Typing, a.save(fd))
-		}
+	if !s.Ended { // else its descriptors are closed
+		s.Pidfd, s.Saved = fd(c.proc.FD), c.io.Save(fd)
 	}
 	return s
 }
 
-// save returns the input side of a; the caller adds its outputs.
-func (a *attachment) save(fd func(*os.File) int) savedAttachment {
-	return savedAttachment{Outs: make(map[string]int), Stdin: fd(a.stdin), Typed: a.typed,
-		Client: a.client, Waits: a.waits, Owed: make(map[string][]byte)}
-}
-
 func (e *execution) save(fd func(*os.File) int) savedExec {
-	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.pid, Pidfd: -1, Group: e.group}
+	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.PID, Pidfd: -1, Group: e.group}
 	select {
 	case <-e.ended: // its descriptor may be closed any moment, and the number be reused
 		s.Ended, s.Code = true, e.code
 	default:
-		s.Pidfd = fd(e.proc.pidfd)
+		s.Pidfd = fd(e.proc.FD)
 	}
 	return s
 }
@@ -303,13 +254,13 @@ func Resume(o Options) (*Executor, error) {
 		return nil, err
 	}
 	lf.Close()
-	kept, err := makeDirs(o.State)
+	files, err := makeDirs(o.State)
 	if err != nil {
 		return nil, err
 	}
-	kept.lock = take(s.Lock, "lock")
-	kept.listener = unixsock.Resume(l.(*net.UnixListener), o.Socket, socketFiles)
-	x, err := assemble(o, kept)
+	files.lock = take(s.Lock, "lock")
+	files.listener = unixsock.Resume(l.(*net.UnixListener), o.Socket, socketFiles)
+	x, err := assemble(o, files)
 	if err != nil {
 		return nil, err
 	}
@@ -325,7 +276,13 @@ func Resume(o Options) (*Executor, error) {
 	for _, sc := range s.Containers {
 		if c := x.table.get(sc.ID); c != nil && !sc.Ended {
 			x.execs.removeSpentGroups(c)
-			x.thawSaved(c, sc)
+			if !sc.Frozen {
+				continue
+			}
+			// A freeze lasts as long as the connection that requested it, and all connections have ended.
+			if err := proc.Thaw(c.ref.Cgroups); err != nil {
+				x.log.Error("container could not be thawed after an upgrade", "container", c.ID, "err", err)
+			}
 		}
 	}
 	return x, nil
@@ -343,54 +300,29 @@ func take(fd int, name string) *os.File {
 func (x *Executor) resume(s savedContainer) {
 	c := &container{
 		settings: s.settings, ref: s.Ref, exit: s.Exit, ownPID: s.OwnPID, gone: make(chan struct{}),
-		proc: &child{pid: s.Ref.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: s.Ours},
+		proc: &proc.Process{PID: s.Ref.Pid, FD: take(s.Pidfd, wire.FDPid), Ours: s.Ours},
 	}
 	c.Stdin = s.Types || s.Stdin >= 0 // older releases did not save it for a terminal
-	c.runtime = x.runtimeOf(c.ID)
-	x.table.add(c)
+	c.runtime = x.runtimes.Of(c.ID)
+	x.table.edit(func() { x.table.containers[c.ID] = c })
 	if s.Ended {
 		c.phase = ended
 		close(c.gone)
 		return
 	}
-	var log *crilog.Writer
-	if s.Log >= 0 {
-		log = crilog.Resume(take(s.Log, c.LogPath), c.LogPath, c.LogMaxLine, logTrouble(c.ID, x.log))
-	}
-	c.io = newStdio(s.settings, log, take(s.Stdin, wire.FDStdin), take(s.Stdout, wire.FDStdout),
-		take(s.Stderr, wire.FDStderr), take(s.PTY, wire.FDPTY))
-	for _, sa := range append(s.Attached, s.Typing...) {
-		a := attaches(sa.Client, sa.Waits)
-		a.stdin, a.typed = take(sa.Stdin, wire.FDStdin), sa.Typed
-		for stream, n := range sa.Outs {
-			a.add(stream, take(n, stream), sa.Owed[stream])
-		}
-		c.io.attach(a, &x.gate, x.log)
-	}
+	c.io = stdio.ResumeStreams(s.settings.Settings, s.Saved, take, &x.gate, x.log)
 	if x.countOOM(c); c.oom != nil {
-		c.oom.reported.Store(c.oom.count()) // before the upgrade
+		c.oom.Resume(c.oom.Count()) // before the upgrade
 	}
 	x.setRunning(c)
-}
-
-// thawSaved thaws c if it was frozen before the upgrade: a freeze lasts as long as the
-// connection that requested it, and all connections have ended.
-func (x *Executor) thawSaved(c *container, s savedContainer) {
-	if !s.Frozen {
-		return
-	}
-	if err := thawWhole(c.ref.Cgroups); err != nil {
-		x.log.Error("container could not be thawed after an upgrade", "container", c.ID, "err", err)
-	}
 }
 
 // unclaimed is how long an exec waits for an exec.wait after an upgrade.
 const unclaimed = 30 * time.Second
 
-// resume continues a saved exec.
 func (t *execs) resume(s savedExec, c *container) {
 	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}), gone: make(chan struct{}),
-		proc: &child{pid: s.Pid, pidfd: take(s.Pidfd, wire.FDPid), ours: true}}
+		proc: &proc.Process{PID: s.Pid, FD: take(s.Pidfd, wire.FDPid), Ours: true}}
 	if s.Ended {
 		e.code = s.Code
 		close(e.ended)
@@ -401,4 +333,57 @@ func (t *execs) resume(s savedExec, c *container) {
 		t.register(e)
 	}
 	time.AfterFunc(unclaimed, func() { t.abandonIf(e, func() bool { return e.owner == nil }) })
+}
+
+// A new program would run for the first time in place of the one that all containers depend on,
+// with no way back. So it first runs beside it, to check that it understands the state it will
+// get.
+
+// CheckArg is the argument that makes the program only read an executor's state from stdin and
+// report, by its exit status, whether it can resume from it.
+const CheckArg = "--check-state"
+
+// unknownFlag is the exit status of a program that is older than CheckArg (package flag).
+const unknownFlag = 2
+
+// checkTime bounds the check: the gate is shut meanwhile.
+const checkTime = 5 * time.Second
+
+// CheckState does what CheckArg promises and exits.
+func CheckState() {
+	if _, err := readSaved(os.Stdin); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// readSaved decodes the previous executor's state.
+func readSaved(r io.Reader) (*saved, error) {
+	var s saved
+	if err := json.NewDecoder(r).Decode(&s); err != nil {
+		return nil, fmt.Errorf("state of the executor before: %w", err)
+	}
+	if s.Version > savedVersion {
+		return nil, fault.WrongState.Errorf("state of the executor before has version %d: this one reads up to version %d", s.Version, savedVersion)
+	}
+	return &s, nil
+}
+
+// understands asks the program whether it can resume from the state.
+func (x *Executor) understands(program *os.File, state []byte) error {
+	defer x.reaper.ExpectChild()()
+	ctx, cancel := context.WithTimeout(context.Background(), checkTime)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, fmt.Sprintf("/proc/self/fd/%d", program.Fd()), CheckArg)
+	cmd.Args[0] = os.Args[0]
+	cmd.Dir, cmd.Env, cmd.Stdin = "/", []string{"PATH=" + os.Getenv("PATH")}, bytes.NewReader(state)
+	out, err := cmd.CombinedOutput()
+	if exit := (*exec.ExitError)(nil); errors.As(err, &exit) && exit.ExitCode() == unknownFlag {
+		return nil // it is too old to answer
+	}
+	if err != nil {
+		return fault.Invalid.Errorf("upgrade: the new program cannot carry on: %w: %s", err, strings.TrimSpace(runtime.LastLines(out, 3)))
+	}
+	return nil
 }

@@ -3,7 +3,12 @@ package executor
 import (
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/oci/executor/gate"
+	"github.com/crisp-cri/crisp/oci/executor/limits"
+	"github.com/crisp-cri/crisp/oci/executor/proc"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -13,62 +18,93 @@ import (
 // After an upgrade watch is called again with the saved state.
 func (x *Executor) watch(c *container) {
 	if x.table.ending(c) == nil {
-		if err := c.proc.wait(); err != nil {
+		if err := c.proc.Wait(); err != nil {
 			x.log.Error("container cannot be waited for", "container", c.ID, "err", err)
 		}
 		// First of all, because systemd is about to remove the cgroup.
-		killed := c.killed()
-		x.learnExit(c, killed)
+		lost := c.lost()
+		x.learnExit(c, lost)
 	}
 	if !c.ownPID {
-		if err := endAll(c.ref.Cgroups); err != nil {
+		if err := proc.End(proc.InCgroup(c.ref.Cgroups)); err != nil {
 			x.log.Warn("processes of an ended container remain", "container", c.ID, "err", err)
 		}
 	}
-	c.io.drain()
+	c.io.Drain()
 	select {
 	case <-c.gone: // called again after a panic
 	default:
 		x.record(c)
-		removeEnded(c.ref.Cgroups)
+		limits.RemoveEnded(c.ref.Cgroups)
 		x.finish(c)
 	}
-	c.io.release()
+	c.io.Release()
+}
+
+// attend watches a container to its end. If that panics time and again, the container ends all the
+// same: otherwise it could neither be stopped nor removed.
+func (x *Executor) attend(c *container) {
+	if gate.Retry(x.log, "exit", c.ID, func() { x.watch(c) }) {
+		return
+	}
+	if x.table.ending(c) == nil {
+		_ = c.proc.Signal(unix.SIGKILL)
+		x.table.reaped(c, &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: "its executor could not watch it"})
+	}
+	select {
+	case <-c.gone:
+	default:
+		gate.Recover(x.log, "exit", c.ID, func() { x.finish(c) })
+	}
 }
 
 // learnExit asks the kernel how c ended.
-func (x *Executor) learnExit(c *container, killed bool) {
-	x.gate.enter()
-	defer x.gate.leave()
-	code, err := c.proc.look()
-	e := exitOf(c.ID, code, killed, time.Now())
+func (x *Executor) learnExit(c *container, lost bool) {
+	x.gate.Enter()
+	defer x.gate.Leave()
+	code, err := c.proc.Code()
+	now := time.Now()
+	e := exitOf(c.ID, code, lost && c.outOfMemory(code, now), now)
 	if err != nil {
 		e.Reason, e.Message = wire.ReasonUnknown, err.Error()
 	}
 	x.table.reaped(c, e)
 }
 
-// killed reports whether the OOM killer killed a process of c, whose init has ended. If c has a
-// PID namespace, no process is left.
-func (c *container) killed() bool {
+// lost reports whether the OOM killer killed a process of c, whose init has ended. If c has a PID
+// namespace, no process is left.
+func (c *container) lost() bool {
 	if c.ownPID {
-		return c.oom.lostAll()
+		return c.oom.LostAll()
 	}
-	return c.oom.lost()
+	return c.oom.Lost()
 }
+
+// outOfMemory reports whether c, which has lost a process to the OOM killer, ended for that: with
+// the code of SIGKILL, or by failing soon afterwards. A signal that was asked for explains a code
+// better, and who exits with 0 has not failed.
+func (c *container) outOfMemory(code int32, at time.Time) bool {
+	if sig := code - 128; code == 0 || sig > 0 && sig <= 64 && c.sent.Load()>>(sig-1)&1 != 0 {
+		return false
+	}
+	return code == 128+int32(unix.SIGKILL) || c.oom.LostSince(at.Add(-oomBlame))
+}
+
+// oomBlame is for how long the loss of a child explains that its parent fails.
+const oomBlame = 10 * time.Second
 
 // record reads for the last time how many processes of c the OOM killer has killed, and writes how
 // c has ended to disk.
 func (x *Executor) record(c *container) {
-	x.gate.enter()
-	defer x.gate.leave()
+	x.gate.Enter()
+	defer x.gate.Leave()
 	e := x.table.ending(c)
 	// It may have killed a process in the cgroup at the very end, after the init was gone.
-	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.lostAll() {
+	if !e.OOMKilled && e.Reason != wire.ReasonUnknown && c.oom.LostAll() && c.outOfMemory(e.Code, e.At) {
 		e = exitOf(c.ID, e.Code, true, e.At)
 		x.table.reaped(c, e)
 	}
-	x.oom.flush(c.oom)
+	x.oom.Flush(c.oom)
 	if c.ExitPath == "" {
 		return
 	}
@@ -77,20 +113,22 @@ func (x *Executor) record(c *container) {
 	}
 }
 
-// finish reports an exit, once.
+// finish reports an exit, once, even if it panics.
 func (x *Executor) finish(c *container) {
-	x.gate.enter()
-	defer x.gate.leave()
+	x.gate.Enter()
+	defer x.gate.Leave()
 	e := x.table.ending(c)
-	c.proc.reap()
-	x.reaper.forget(c.proc.pid)
-	c.oom.close()
-	c.io.end()
-	c.proc.close()
-	x.table.end(c, e)
-	close(c.gone)
-	x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
-	x.subscribers.publish(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
+	defer func() {
+		x.table.edit(func() { c.exit, c.phase = e, ended })
+		close(c.gone)
+		x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
+		x.subscribers.publish(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
+	}()
+	c.proc.Reap()
+	x.reaper.Forget(c.proc.PID)
+	c.oom.Close()
+	c.io.End()
+	c.proc.Close()
 }
 
 // oomHappened is called when a container has lost a process; kills is the total.

@@ -12,6 +12,7 @@
 // never looked at twice.
 
 #define _GNU_SOURCE
+#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
@@ -48,6 +49,8 @@
 #define SYS_openat2 437
 #endif
 #define PROC_MAGIC 0x9fa0 // statfs(2)
+// What it calls itself until it executes the program; that may have the same name.
+#define NAME "crisp:[init]"
 
 enum { SYNC = 3, PLAN = 4 }; // descriptors; further ones follow
 enum { SLOTS = 900 };
@@ -125,7 +128,7 @@ static char **strings(void)
 	char **list;
 	if (n > (uint64_t)(plan_end - plan) / 8)
 		fail_at(0, EBADMSG);
-	list = calloc(n + 2, sizeof *list); // one more: with_home
+	list = calloc(n + 1, sizeof *list);
 	if (!list)
 		fail();
 	for (uint64_t i = 0; i < n; i++)
@@ -139,6 +142,13 @@ static int *slot_number(void)
 	if (n >= SLOTS)
 		fail_at(0, EBADMSG);
 	return &slot[n];
+}
+
+// done_with closes what a slot has: by the last step, the limit of descriptors may be below theirs.
+static void done_with(int *fd)
+{
+	close(*fd);
+	*fd = -1;
 }
 
 static long mount_setattr(int dir, const char *path, unsigned flags, uint64_t set, uint64_t clear, uint64_t propagation)
@@ -242,6 +252,15 @@ static int new_mount(const char *type, const char *source, char **options, uint6
 	return fd;
 }
 
+// is_root reports whether a file is the root directory. What is mounted over that is not seen by the
+// first process, whose root stays below, but by each exec.
+static int is_root(const struct stat *st)
+{
+	struct stat top;
+	need(stat("/", &top));
+	return top.st_dev == st->st_dev && top.st_ino == st->st_ino;
+}
+
 static int is_null(const struct stat *st)
 {
 	return S_ISCHR(st->st_mode) && st->st_rdev == makedev(1, 3);
@@ -287,8 +306,8 @@ static void wait_for_executor(char kind)
 }
 
 // go_on_in_child forks into the PID namespace that was joined, and lets the child, which
-// is the executor's, go on. The executor does not fork into it: somebody in there could stop
-// the fork, with which all others of the executor would wait.
+// is the executor's, go on. The executor does not fork into it: a process in there could stop the
+// fork, and all other forks of the executor would wait for it.
 static void go_on_in_child(void)
 {
 	long pid = need(syscall(SYS_clone, CLONE_PARENT | SIGCHLD, 0, 0, 0, 0));
@@ -304,15 +323,16 @@ static void go_on_in_child(void)
 // mount, with a directory "root".
 static void root(void)
 {
-	int fd = *slot_number();
-	need(syscall(SYS_move_mount, fd, "", AT_FDCWD, "/root", MOVE_MOUNT_F_EMPTY_PATH));
-	need(fchdir(fd));
+	int *tree = slot_number();
+	need(syscall(SYS_move_mount, *tree, "", AT_FDCWD, "/root", MOVE_MOUNT_F_EMPTY_PATH));
+	need(fchdir(*tree));
 	need(syscall(SYS_pivot_root, ".", "."));
 	need(syscall(SYS_umount2, ".", 2 /* MNT_DETACH */));
 	need(chdir("/"));
+	done_with(tree);
 }
 
-// parent_of opens the directory of a path in a mount of ours, and makes it.
+// parent_of opens the directory of a path in one of our mounts, and makes it.
 static int parent_of(int dir, const char *path, const char **name)
 {
 	int at = need(fcntl(dir, F_DUPFD_CLOEXEC, 3));
@@ -370,12 +390,12 @@ static void link_in(void)
 // a file for a file, a directory otherwise.
 static void attach_at(void)
 {
-	int mount = *slot_number(), target;
+	int *mount = slot_number(), target;
 	uint64_t plain = number(); // it must be a directory, and no link may lead there
 	const char *path = string();
 	struct statfs fs;
-	struct stat source, at, top;
-	need(fstat(mount, &source));
+	struct stat source, at;
+	need(fstat(*mount, &source));
 	target = need(make(path, !S_ISDIR(source.st_mode), plain ? RESOLVE_NO_SYMLINKS : 0));
 	need(fstat(target, &at));
 	if (plain && !S_ISDIR(at.st_mode))
@@ -384,26 +404,46 @@ static void attach_at(void)
 	need(fstatfs(target, &fs));
 	if (fs.f_type == PROC_MAGIC)
 		fail_at(1, EPERM);
-	need(stat("/", &top));
-	if (top.st_dev == at.st_dev && top.st_ino == at.st_ino)
+	if (is_root(&at))
 		fail_at(2, EPERM);
-	attach(mount, target);
+	attach(*mount, target);
 	close(target);
+	done_with(mount);
 }
+
+static void root_readonly(void) { need(mount_setattr(AT_FDCWD, "/", 0, MOUNT_ATTR_RDONLY, 0, 0)); }
 
 static int gone(void) { return errno == ENOENT || errno == ENOTDIR; }
 
 static void readonly(void)
 {
 	int target = in_root(string(), O_PATH, 0), copy;
+	struct stat st;
 	if (target < 0 && gone())
 		return;
 	need(target);
-	copy = clone_of(target, AT_RECURSIVE);
-	need(mount_setattr(copy, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY, 0, 0));
-	attach(copy, target);
-	close(copy);
+	need(fstat(target, &st));
+	if (is_root(&st)) {
+		root_readonly();
+	} else {
+		copy = clone_of(target, AT_RECURSIVE);
+		need(mount_setattr(copy, "", AT_EMPTY_PATH, MOUNT_ATTR_RDONLY, 0, 0));
+		attach(copy, target);
+		close(copy);
+	}
 	close(target);
+}
+
+// dev_null returns the container's /dev/null, not opened: a volume may have put any device or fifo
+// there, and merely to open one can have effects.
+static int dev_null(void)
+{
+	struct stat st;
+	int fd = need(in_root("/dev/null", O_PATH, RESOLVE_NO_SYMLINKS));
+	need(fstat(fd, &st));
+	if (!is_null(&st))
+		fail_at(3, EPERM);
+	return fd;
 }
 
 static void mask(void)
@@ -416,14 +456,11 @@ static void mask(void)
 		return;
 	need(target);
 	need(fstat(target, &st));
+	if (is_root(&st))
+		fail_at(2, EPERM);
 	if (!S_ISDIR(st.st_mode)) {
-		if (null < 0) {
-			struct stat n;
-			null = need(in_root("/dev/null", O_PATH, RESOLVE_NO_SYMLINKS));
-			need(fstat(null, &n));
-			if (!is_null(&n))
-				fail_at(3, EPERM);
-		}
+		if (null < 0)
+			null = dev_null();
 		cover = clone_of(null, 0);
 	} else if (empty < 0) {
 		char ro[] = "ro", blocks[] = "nr_blocks=1", inodes[] = "nr_inodes=1";
@@ -439,20 +476,26 @@ static void mask(void)
 }
 
 // reopen_null lets those of stdin, stdout and stderr that are the host's /dev/null be the
-// container's.
+// container's. By this step no mount is below /proc, which is the container's procfs or is not there.
 static void reopen_null(void)
 {
 	struct stat st;
-	int fd = need(in_root("/dev/null", O_RDWR, RESOLVE_NO_SYMLINKS));
-	need(fstat(fd, &st));
-	if (!is_null(&st))
-		fail_at(3, EPERM);
+	struct statfs fs;
+	char name[16];
+	int null = dev_null(), own = need(in_root("/proc/self/fd", O_PATH | O_DIRECTORY, 0)), fd;
+	need(fstatfs(own, &fs));
+	if (fs.f_type != PROC_MAGIC)
+		fail_at(0, EPERM);
+	snprintf(name, sizeof name, "%d", null);
+	fd = need(openat(own, name, O_RDWR | O_CLOEXEC));
 	for (int i = 0; i < 3; i++) {
 		need(fstat(i, &st));
 		if (is_null(&st))
 			need(dup3(fd, i, 0));
 	}
 	close(fd);
+	close(own);
+	close(null);
 }
 
 // keyring joins a session keyring of its own; a kernel need not have them.
@@ -494,11 +537,10 @@ static void set_capabilities(uint64_t effective, uint64_t permitted, uint64_t in
 	need(syscall(SYS_capset, &head, data));
 }
 
-// find looks the program up as execvp(3) does, and ends the process if there is none.
-static const char *find(const char *name, char *const *env)
+// find returns the program as execvp(3) finds it, and ends the process if it finds none: the name
+// itself, or the first of the files where PATH may have it.
+static const char *find(const char *name, char *const *file)
 {
-	static char path[PATH_MAX];
-	const char *list = NULL;
 	struct stat st;
 	if (strchr(name, '/')) {
 		if (stat(name, &st) < 0)
@@ -509,25 +551,12 @@ static const char *find(const char *name, char *const *env)
 			fail_at(5, errno);
 		return name;
 	}
-	for (; *env; env++)
-		if (!strncmp(*env, "PATH=", 5))
-			list = *env + 5;
-	for (const char *p = list; p && *name;) {
-		size_t n = strcspn(p, ":");
-		if (n + strlen(name) + 2 < sizeof path) {
-			if (n)
-				snprintf(path, sizeof path, "%.*s/%s", (int)n, p, name);
-			else
-				snprintf(path, sizeof path, "./%s", name);
-			if (stat(path, &st) == 0 && S_ISREG(st.st_mode)) {
-				if (faccessat(AT_FDCWD, path, X_OK, AT_EACCESS) == 0) {
-					if (path[0] != '/')
-						fail_at(7, EPERM);
-					return path;
-				}
-			}
-		}
-		p = p[n] ? p + n + 1 : NULL;
+	for (; *file; file++) {
+		if (stat(*file, &st) < 0 || S_ISDIR(st.st_mode) || faccessat(AT_FDCWD, *file, X_OK, AT_EACCESS) < 0)
+			continue;
+		if (**file != '/')
+			fail_at(7, EPERM);
+		return *file;
 	}
 	fail_at(6, ENOENT); // of one that may not be executed too, as other runtimes say
 }
@@ -539,45 +568,6 @@ static void load_filter(const void *program, uint64_t size, uint64_t flags)
 		need(syscall(SYS_seccomp, SECCOMP_SET_MODE_FILTER, flags, &p));
 	else
 		need(prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &p, 0, 0));
-}
-
-// home returns the home directory of a user, by the container's passwd(5); "/" if it has
-// none there.
-static const char *home(uid_t uid)
-{
-	static char line[4096];
-	struct stat st;
-	FILE *f;
-	int fd = in_root("/etc/passwd", O_RDONLY | O_NONBLOCK, 0);
-	if (fd < 0 || fstat(fd, &st) < 0 || !S_ISREG(st.st_mode) || st.st_size > 1 << 20 || !(f = fdopen(fd, "r")))
-		return "/";
-	while (fgets(line, sizeof line, f)) {
-		char *field[7], *rest = line, *end;
-		int n = 0;
-		while (n < 7 && rest)
-			field[n++] = strsep(&rest, ":");
-		if (n < 6 || !*field[2] || strtoul(field[2], &end, 10) != uid || *end)
-			continue;
-		field[5][strcspn(field[5], "\n")] = 0;
-		return field[5];
-	}
-	return "/";
-}
-
-// with_home adds HOME to an environment, which has room for it, unless it is set.
-static void with_home(char **env, uid_t uid)
-{
-	static char variable[4096 + 8];
-	char **to = env;
-	for (char **from = env; *from; from++) {
-		if (!strncmp(*from, "HOME=", 5) && (*from)[5])
-			return;
-		if (strncmp(*from, "HOME=", 5))
-			*to++ = *from;
-	}
-	snprintf(variable, sizeof variable, "HOME=%s", home(uid));
-	*to++ = variable;
-	*to = NULL;
 }
 
 static void own_stdio(uid_t uid)
@@ -601,27 +591,27 @@ static void __attribute__((noreturn)) process(int proc)
 	uint64_t bounding = number(), effective = number(), permitted = number(), inheritable = number(), ambient = number();
 	uint64_t no_new_privs = number(), last_cap = number(), filter_flags = number();
 	const void *filter = bytes(&size);
+	uint64_t says = number(); // it says itself on its stderr that the program cannot be executed
 	const char *apparmor = string(), *cwd = string(), *program;
-	char **args = strings(), **env = strings();
+	char **args = strings(), **files = strings(), **env = strings();
 	char here[PATH_MAX];
 	int inside = 0;
 	struct report r = {'x', step_number, 0, 0};
 
 	umask(022);
+	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */)); // a filter may forbid it
 	if (*apparmor)
 		write_attribute(proc, "thread-self/attr/apparmor/exec", apparmor);
 	if (no_new_privs)
 		need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	if (size && !no_new_privs) // it is a privilege, and so comes before they are dropped
 		load_filter(filter, size, filter_flags);
-	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */));
 	if (*cwd) {
 		if (chdir(cwd) == 0)
 			inside = 1;
 		else if (errno != EACCES && errno != EPERM) // the user's own rights may do
 			fail_at(8, errno);
 	}
-	with_home(env, uid);
 	for (uint64_t c = 0; c <= last_cap; c++)
 		if (!(bounding >> c & 1))
 			need(prctl(PR_CAPBSET_DROP, c, 0, 0, 0));
@@ -642,12 +632,17 @@ static void __attribute__((noreturn)) process(int proc)
 	for (uint64_t c = 0; c <= last_cap; c++)
 		if (ambient >> c & 1) // one that is not inheritable cannot be had, as with libcontainer
 			(void)prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, c, 0, 0);
-	program = find(args[0], env);
-	(void)!write(SYNC, &r, sizeof r);
+	program = find(args[0], files);
+	if (write(SYNC, &r, sizeof r) != sizeof r)
+		_exit(127); // what the executor does not know of must not run
 	if (size && no_new_privs)
 		load_filter(filter, size, filter_flags);
 	execve(program, args, env);
-	fail_at(10, errno);
+	if (!says)
+		fail_at(10, errno);
+	const char *why = strerror(errno);
+	dprintf(2, "exec %s: %c%s\n", program, tolower(*why), why + 1);
+	_exit(255);
 }
 
 static void __attribute__((noreturn)) run(void)
@@ -660,8 +655,9 @@ static void __attribute__((noreturn)) run(void)
 			tree();
 			break;
 		case JOIN: {
-			uint64_t fd = number();
-			need(setns((int)fd, (int)number()));
+			int fd = (int)number();
+			need(setns(fd, (int)number()));
+			close(fd);
 			break;
 		}
 		case JOINPATH:
@@ -699,7 +695,7 @@ static void __attribute__((noreturn)) run(void)
 			mask();
 			break;
 		case ROOTREADONLY:
-			need(mount_setattr(AT_FDCWD, "/", 0, MOUNT_ATTR_RDONLY, 0, 0));
+			root_readonly();
 			break;
 		case DEVNULL:
 			reopen_null();
@@ -710,7 +706,7 @@ static void __attribute__((noreturn)) run(void)
 		case MAKECWD:
 			close(need(make(string(), 0, 0)));
 			break;
-		case PROCFS: // one that nobody can have mounted over
+		case PROCFS: // one that cannot have been mounted over
 			proc = new_mount("proc", "proc", none, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
 			break;
 		case FORK:
@@ -730,8 +726,8 @@ static void __attribute__((constructor(101))) fastinit(int argc, char **argv)
 	struct stat st;
 	if (argc != 3 || strcmp(argv[1], FASTINIT_ARG1) || strcmp(argv[2], FASTINIT_ARG2))
 		return;
-	// Nobody in the container may look into it before it is the container's program.
-	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || prctl(PR_SET_NAME, FASTINIT_NAME, 0, 0, 0) < 0)
+	// No process in the container may look into it before it is the container's program.
+	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || prctl(PR_SET_NAME, NAME, 0, 0, 0) < 0)
 		_exit(127);
 	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */));
 	(void)setsid();
@@ -739,6 +735,7 @@ static void __attribute__((constructor(101))) fastinit(int argc, char **argv)
 	plan = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_POPULATE, PLAN, 0);
 	if (plan == MAP_FAILED)
 		fail();
+	close(PLAN);
 	plan_end = plan + st.st_size;
 	run();
 }

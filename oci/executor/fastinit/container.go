@@ -19,7 +19,7 @@ type Setting struct {
 	// NoNodes is set where no device node can be made: they are bind mounts of the host's.
 	NoNodes bool
 	// Cgroups is a tree of the host that has the container's cgroups of version 1, for
-	// /sys/fs/cgroup; "" = there is none.
+	// /sys/fs/cgroup; "" = no such tree.
 	Cgroups string
 }
 
@@ -75,7 +75,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 		p.add(stepKeyring, "join session keyring", "_ses."+s.ID, searchByOwner)
 	}
 	p.add(stepWait, "wait for the executor")
-	return p, p.process(q)
+	return p, p.process(q, false)
 }
 
 // supported reports whether a configuration has only what Container supports.
@@ -98,7 +98,13 @@ func supported(c *configs.Config) bool {
 	if dev < 0 || c.Mounts[dev].Device != "tmpfs" || c.Mounts[dev].Flags&unix.MS_RDONLY != 0 {
 		return false
 	}
-	return !slices.ContainsFunc(c.Devices, func(d *devices.Device) bool {
+	return InDev(c.Devices)
+}
+
+// InDev reports whether devices are in a file system at /dev, and so can be made before that is
+// mounted.
+func InDev(list []*devices.Device) bool {
+	return !slices.ContainsFunc(list, func(d *devices.Device) bool {
 		return d.Path != "" && (!strings.HasPrefix(d.Path, "/dev/") || path.Clean(d.Path) != d.Path || strings.HasPrefix(d.Path, "/dev/pts/"))
 	})
 }
@@ -301,29 +307,87 @@ func options(m *configs.Mount) []string {
 	return slices.DeleteFunc(strings.Split(m.Data, ","), func(o string) bool { return o == "" })
 }
 
-// hasKcore reports whether the kernel has /proc/kcore.
-var hasKcore = sync.OnceValue(func() bool { _, err := os.Stat("/proc/kcore"); return err == nil })
-
-// devices fills a /dev that is not mounted yet with what the runtime-spec requires there
-// (config-linux.md, "Default Devices", and runtime-linux.md, "Dev symbolic links"), but for what is
-// bound later.
-func (p *Plan) devices(dev uint64, nodes []*devices.Device, bound map[string]uint64) {
-	kinds := map[devices.Type]int{devices.CharDevice: unix.S_IFCHR, 'u': unix.S_IFCHR, devices.BlockDevice: unix.S_IFBLK, devices.FifoDevice: unix.S_IFIFO}
-	for _, d := range nodes {
-		if _, later := bound[d.Path]; later || d.Path == "" || d.Path == "/dev/ptmx" {
-			continue // for its cgroup rule only, or a link
-		}
-		p.add(stepNode, "make device "+d.Path, dev, strings.TrimPrefix(d.Path, "/dev/"), kinds[d.Type]|int(d.FileMode.Perm()),
-			int(d.Major), int(d.Minor), int(d.Uid), int(d.Gid))
-	}
+// DevLinks are the links in /dev, by name and target (runtime-linux.md, "Dev symbolic links").
+var DevLinks = sync.OnceValue(func() [][2]string {
 	links := [][2]string{
 		{"ptmx", "pts/ptmx"}, {"fd", "/proc/self/fd"},
 		{"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
 	}
-	if hasKcore() {
+	if _, err := os.Stat("/proc/kcore"); err == nil {
 		links = append(links, [2]string{"core", "/proc/kcore"})
 	}
-	for _, l := range links {
+	return links
+})
+
+// NodeModes are the types of device nodes, inode(7).
+var NodeModes = map[devices.Type]uint32{
+	devices.CharDevice: unix.S_IFCHR, 'u': unix.S_IFCHR, devices.BlockDevice: unix.S_IFBLK, devices.FifoDevice: unix.S_IFIFO,
+}
+
+// devices fills a /dev that is not mounted yet with what the runtime-spec requires there
+// (config-linux.md, "Default Devices"), but for what is bound later.
+func (p *Plan) devices(dev uint64, nodes []*devices.Device, bound map[string]uint64) {
+	for _, d := range nodes {
+		if _, later := bound[d.Path]; later || d.Path == "" || d.Path == "/dev/ptmx" {
+			continue // for its cgroup rule only, or a link
+		}
+		p.add(stepNode, "make device "+d.Path, dev, strings.TrimPrefix(d.Path, "/dev/"), int(NodeModes[d.Type])|int(d.FileMode.Perm()),
+			int(d.Major), int(d.Minor), int(d.Uid), int(d.Gid))
+	}
+	for _, l := range DevLinks() {
 		p.add(stepLink, "link /dev/"+l[0], dev, l[1], l[0])
 	}
+}
+
+// A mountAttr is what mount_setattr(2) sets and clears.
+type mountAttr struct{ set, clear uint64 }
+
+// plainAttrs are the flags of mount(2) with their attributes.
+var plainAttrs = []struct {
+	flag int
+	attr uint64
+}{
+	{unix.MS_RDONLY, unix.MOUNT_ATTR_RDONLY}, {unix.MS_NOSUID, unix.MOUNT_ATTR_NOSUID},
+	{unix.MS_NODEV, unix.MOUNT_ATTR_NODEV}, {unix.MS_NOEXEC, unix.MOUNT_ATTR_NOEXEC},
+	{unix.MS_NODIRATIME, unix.MOUNT_ATTR_NODIRATIME}, {unix.MS_NOSYMFOLLOW, unix.MOUNT_ATTR_NOSYMFOLLOW},
+}
+
+const atimeFlags = unix.MS_NOATIME | unix.MS_RELATIME | unix.MS_STRICTATIME | unix.MS_NODIRATIME
+
+// newAttr converts the flags of a new mount; ok is false if a flag has no attribute.
+func newAttr(flags int) (attr uint64, ok bool) {
+	for _, a := range plainAttrs {
+		if flags&a.flag != 0 {
+			attr |= a.attr
+			flags &^= a.flag
+		}
+	}
+	switch {
+	case flags&unix.MS_STRICTATIME != 0: // wins, as in mount(2)
+		attr |= unix.MOUNT_ATTR_STRICTATIME
+	case flags&unix.MS_NOATIME != 0:
+		attr |= unix.MOUNT_ATTR_NOATIME
+	}
+	return attr, flags&^atimeFlags == 0
+}
+
+// bindAttr returns how a bind mount changes its source's attributes. If it requests any, all others
+// are cleared, as with libcontainer, but those for access times only if it requests one of these
+// (mount(2), MS_REMOUNT).
+func bindAttr(m *configs.Mount) (mountAttr, bool) {
+	flags := m.Flags &^ (unix.MS_BIND | unix.MS_REC)
+	if flags == 0 && m.ClearedFlags == 0 {
+		return mountAttr{}, true
+	}
+	set, ok := newAttr(flags)
+	var clear uint64
+	for _, a := range plainAttrs {
+		if set&a.attr == 0 && (a.flag&atimeFlags == 0 || flags&atimeFlags != 0) {
+			clear |= a.attr
+		}
+	}
+	if flags&atimeFlags != 0 {
+		clear |= unix.MOUNT_ATTR__ATIME
+	}
+	return mountAttr{set, clear}, ok
 }

@@ -20,7 +20,7 @@
 // # Mounts
 //
 // The child does not copy the host's mounts, some for each pod of the node, only to unmount them
-// again: it joins a mount namespace with a single, empty file system (template.go), copies that,
+// again: it joins a mount namespace with a single, empty file system (newTemplate), copies that,
 // and brings along the trees that it cloned. So the time of a start does not depend on the
 // number of pods.
 //
@@ -32,28 +32,32 @@
 //
 // # Safety
 //
-// Until pivot_root(2) nothing of the container is accessed. After it, a path of the container is
+// The child opens no file of the image except the program, which it executes as the container's user:
+// it has more rights than the container, and any file may be a link into procfs. Until
+// pivot_root(2) nothing of the container is accessed. After it, a path of the container is
 // resolved below the new root, without magic links, into a descriptor, once, and a mount is
 // attached to that descriptor (CVE-2019-16884, CVE-2021-30465, CVE-2025-31133). /proc and /sys
 // are mounted on plain directories only (CVE-2019-19921), nothing else inside a procfs, and
-// /dev/null is examined before it masks anything. Each descriptor except stdio is close-on-exec
-// from the first instruction on, and the working directory must be below the root
+// /dev/null is examined before it is opened, or masks anything. Each descriptor except stdio is
+// close-on-exec from the first instruction on, and the working directory must be below the root
 // (CVE-2024-21626). The child is not dumpable (CVE-2016-9962), and its program is the executor's
 // sealed copy (CVE-2019-5736).
+//
+// # What differs from libcontainer
+//
+// A container cannot tell which init started it, but for what was left on purpose. Without
+// process.capabilities it has none, where libcontainer keeps all of the executor's; crispd always
+// sends them. A masked path below a file is taken for missing, where libcontainer fails. An exec
+// starts at pids.max and above memory.max, because the fork is outside; one with a terminal is
+// libcontainer's, and fails there. A program that dies while it is executed counts as started, and its
+// exit status tells. Like libcontainer, it ignores the umask of an exec, and enters a
+// working directory before it drops its rights, so that the user need not be able to reach that.
 package fastinit
 
 // #cgo CFLAGS: -Wall -Wextra -Os
-// #include "child.h"
 import "C"
 
 import "errors"
-
-// The arguments of a child, and its name until it executes its program.
-const (
-	Arg1 = C.FASTINIT_ARG1
-	Arg2 = C.FASTINIT_ARG2
-	Name = C.FASTINIT_NAME
-)
 
 // ErrUnsupported is the error for what only libcontainer can do. It is no failure.
 var ErrUnsupported = errors.New("not for the fast init")

@@ -1,9 +1,15 @@
 package fastinit
 
 import (
+	"cmp"
 	"encoding/binary"
 	"fmt"
+	"path/filepath"
+	"strings"
+	"sync"
 
+	"github.com/moby/sys/capability"
+	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
 )
 
@@ -11,7 +17,7 @@ import (
 type step uint64
 
 const (
-	_ step = iota
+	stepEnd step = iota
 	stepTree
 	stepJoin
 	stepJoinPath
@@ -48,6 +54,7 @@ type Plan struct {
 	data  []byte
 	what  []string // describes each step
 	slots uint64
+	nul   bool     // a string has a NUL byte, at which the child would cut it off
 	args  []string // of the program
 	cwd   string
 }
@@ -70,13 +77,13 @@ func (p *Plan) add(s step, what string, args ...any) {
 			}
 			p.number(n)
 		case string:
-			p.bytes(append([]byte(a), 0))
+			p.string(a)
 		case []byte:
 			p.bytes(a)
 		case []string:
 			p.number(uint64(len(a)))
 			for _, s := range a {
-				p.bytes(append([]byte(s), 0))
+				p.string(s)
 			}
 		default:
 			panic(fmt.Sprintf("step %d: argument %T", s, a))
@@ -85,6 +92,11 @@ func (p *Plan) add(s step, what string, args ...any) {
 }
 
 func (p *Plan) number(n uint64) { p.data = binary.NativeEndian.AppendUint64(p.data, n) }
+
+func (p *Plan) string(s string) {
+	p.nul = p.nul || strings.ContainsRune(s, 0)
+	p.bytes(append([]byte(s), 0))
+}
 
 func (p *Plan) bytes(b []byte) {
 	p.number(uint64(len(b)))
@@ -116,8 +128,26 @@ func parse(b []byte) report {
 	return report{n.Uint64(b), n.Uint64(b[8:]), n.Uint64(b[16:]), int64(n.Uint64(b[24:]))}
 }
 
-// failure converts a report into an error for users, in libcontainer's words where it has any.
+// A ProgramError is the failure of a child that every init would have: of its program or its working
+// directory. Also, the program may have begun to run.
+type ProgramError struct{ error }
+
+func (e ProgramError) Unwrap() error { return e.error }
+
+// failure converts a report into an error for users.
 func (p *Plan) failure(r report) error {
+	err := p.describe(r)
+	if r.detail >= firstOfProgram {
+		return ProgramError{err}
+	}
+	return err
+}
+
+// firstOfProgram is the first detail that is about the program or its working directory.
+const firstOfProgram = 4
+
+// describe describes a report in libcontainer's words, where it has any.
+func (p *Plan) describe(r report) error {
 	what := fmt.Sprintf("step %d", r.step)
 	if r.step < uint64(len(p.what)) {
 		what = p.what[r.step]
@@ -150,4 +180,117 @@ func (p *Plan) failure(r report) error {
 		return fmt.Errorf("exec %s: %w", program, errno)
 	}
 	return fmt.Errorf("%s: %w", what, errno)
+}
+
+// A Process describes the program that a child executes.
+type Process struct {
+	Args, Env []string // Args has the program; Env has each name once
+	Cwd       string   // "" = /
+	UID, GID  int
+	Groups    []int
+
+	Capabilities    *configs.Capabilities // nil = none; libcontainer would keep the executor's then
+	NoNewPrivileges bool
+	AppArmor        string  // profile; "" = none
+	Seccomp         *Filter // nil = none
+}
+
+// A Filter is a seccomp program in the kernel's form.
+type Filter struct {
+	Program []byte // struct sock_filter, seccomp(2)
+	Flags   uint64 // of SECCOMP_SET_MODE_FILTER
+}
+
+// process appends the last step. For an exec, its caller is to see on its stderr, and by its exit
+// status of 255, that the program cannot be executed, as with libcontainer.
+func (p *Plan) process(q Process, exec bool) error {
+	if q.Capabilities == nil {
+		q.Capabilities = &configs.Capabilities{}
+	}
+	last, err := capability.LastCap()
+	if err != nil {
+		return err
+	}
+	filter := q.Seccomp
+	if filter == nil {
+		filter = &Filter{}
+	}
+	apparmor := ""
+	if q.AppArmor != "" {
+		p.add(stepProcfs, "mount procfs")
+		apparmor = "exec " + q.AppArmor
+	}
+	var groups []byte
+	for _, g := range q.Groups {
+		groups = binary.NativeEndian.AppendUint32(groups, uint32(g))
+	}
+	c := q.Capabilities
+	p.args, p.cwd = q.Args, q.Cwd
+	p.add(stepProcess, "set up the process", q.UID, q.GID, groups,
+		bits(c.Bounding), bits(c.Effective), bits(c.Permitted), bits(c.Inheritable), bits(c.Ambient),
+		q.NoNewPrivileges, int(last), filter.Flags, filter.Program, exec, apparmor, q.Cwd, q.Args, q.files(), q.Env)
+	if p.nul {
+		return ErrUnsupported // libcontainer refuses it
+	}
+	return nil
+}
+
+// files returns where the program may be if PATH says it, in the order of exec.LookPath.
+func (q Process) files() (files []string) {
+	for _, kv := range q.Env {
+		if list, ok := strings.CutPrefix(kv, "PATH="); ok && !strings.Contains(q.Args[0], "/") {
+			for _, dir := range filepath.SplitList(list) {
+				files = append(files, filepath.Join(cmp.Or(dir, "."), q.Args[0]))
+			}
+		}
+	}
+	return files
+}
+
+// capabilities maps names to bits.
+var capabilities = sync.OnceValue(func() map[string]uint64 {
+	m := make(map[string]uint64)
+	for _, c := range capability.ListKnown() {
+		m["CAP_"+strings.ToUpper(c.String())] = 1 << c
+	}
+	return m
+})
+
+// bits returns a set of capabilities for capset(2). It skips unknown ones, like libcontainer.
+func bits(names []string) (set uint64) {
+	for _, n := range names {
+		set |= capabilities()[n]
+	}
+	return set
+}
+
+// Exec plans a process in a running container, whose init must be passed to Start.
+func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
+	switch {
+	case config.RootlessEUID, config.ProcessLabel != "", config.Umask != nil, config.Personality != nil, config.MemoryPolicy != nil,
+		config.IntelRdt != nil, config.Scheduler != nil, config.IOPriority != nil, config.ExecCPUAffinity != nil,
+		len(config.TimeOffsets) > 0, !SeccompSupported(config.Seccomp):
+		return nil, ErrUnsupported
+	}
+	p := &Plan{}
+	flags := 0
+	for _, ns := range config.Namespaces {
+		flag, ok := flagOf[ns.Type]
+		if !ok {
+			return nil, ErrUnsupported
+		}
+		flags |= flag
+	}
+	if flags&unix.CLONE_NEWNS == 0 {
+		return nil, ErrUnsupported
+	}
+	p.add(stepJoin, "join the container's namespaces", extraFD, flags)
+	if flags&unix.CLONE_NEWPID != 0 {
+		p.fork()
+	}
+	if !config.NoNewKeyring {
+		p.add(stepKeyring, "join session keyring", "_ses."+id, 0)
+	}
+	p.add(stepWait, "wait for the executor")
+	return p, p.process(q, true)
 }

@@ -5,8 +5,13 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"slices"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/procstat"
+	"github.com/crisp-cri/crisp/internal/undo"
 )
 
 // extraFD is the child's descriptor besides stdio, the connection and the plan: the template for
@@ -65,19 +70,27 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	return c, nil
 }
 
-// follow returns when the child continues as another process.
+// follow returns when the child continues as another process. The first one has reported that before it
+// exits, or was killed.
 func (c *Child) follow() error {
-	first := c.Pid
-	defer unix.Wait4(first, nil, 0, nil)
 	for {
-		r, err := c.receive()
+		if _, err := unix.Wait4(c.Pid, nil, 0, nil); err != unix.EINTR {
+			break
+		}
+	}
+	for {
+		r, err := c.receive(unix.MSG_DONTWAIT)
 		switch {
-		case err == io.EOF:
+		case err == io.EOF, errors.Is(err, unix.EAGAIN):
 			return errEnded
 		case err != nil:
 			return err
 		case r.kind == 'p':
 			c.Pid = int(r.detail)
+			// A process in the container might have made the other one, which it sees, say that.
+			if !slices.Contains(procstat.PIDs(fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid())), c.Pid) {
+				return fmt.Errorf("init named process %d, which is no child of ours", c.Pid)
+			}
 			return nil
 		case r.kind == 'e' && r.step <= uint64(c.plan.forks): // before it could fork
 			return c.plan.failure(r)
@@ -138,24 +151,34 @@ func (c *Child) Await() error {
 	}
 }
 
-// Proceed lets the child continue.
 func (c *Child) Proceed() error {
 	_, err := c.conn.Write([]byte{'g'})
 	return err
 }
 
-// Executed returns when the child has executed its program, or has ended: its name tells which.
-// The connection is closed then.
+// Executed returns nil when the child has executed its program, or has ended while it did: then its
+// exit status tells. The connection is closed by then. Any error after the child has said that it is
+// about to is a ProgramError: that program must not be started again.
 func (c *Child) Executed() error {
-	for {
-		switch r, err := c.read(); {
-		case err == io.EOF:
+	for begun := false; ; {
+		r, err := c.read()
+		switch {
+		case err == io.EOF && begun:
 			return c.conn.Close()
-		case err != nil:
-			return err
-		case r.kind == 'e':
-			return c.plan.failure(r)
+		case err == io.EOF:
+			return errEnded
+		case err == nil && r.kind == 'x':
+			begun = true
+			continue
+		case err == nil && r.kind == 'e':
+			err = c.plan.failure(r)
+		case err == nil:
+			err = fmt.Errorf("init sent a report of kind %d", r.kind)
 		}
+		if begun {
+			return ProgramError{err}
+		}
+		return err
 	}
 }
 
@@ -168,23 +191,150 @@ func (c *Child) read() (report, error) {
 		c.early = c.early[1:]
 		return r, nil
 	}
-	return c.receive()
+	return c.receive(0)
 }
 
-func (c *Child) receive() (report, error) {
+// receive reads a report; flags are of recv(2).
+func (c *Child) receive(flags int) (report, error) {
 	b := make([]byte, reportSize)
 	for {
-		n, err := unix.Read(int(fdOf(c.conn)), b)
+		n, _, err := unix.Recvfrom(int(fdOf(c.conn)), b, flags)
 		switch {
 		case err == unix.EINTR:
 		case err == unix.ECONNRESET, err == nil && n == 0:
 			return report{}, io.EOF
 		case err != nil:
-			return report{}, os.NewSyscallError("read", err)
+			return report{}, os.NewSyscallError("recvfrom", err)
 		case n != reportSize:
 			return report{}, fmt.Errorf("init sent %d bytes", n)
 		default:
 			return parse(b), nil
 		}
 	}
+}
+
+type Starter struct {
+	template *os.File // the mount namespace that children copy
+}
+
+// New returns a starter, whose children execute this program. The error says what the kernel
+// lacks, or a filter around this program forbids: the mount attributes that it sets require
+// Linux 5.14. It starts a child, for what else may keep all from starting: a C library that gives
+// constructors no arguments (musl), a memfd that may not be executed.
+func New() (*Starter, error) {
+	if err := errors.Join(reserve(), mayOpen()); err != nil {
+		return nil, err
+	}
+	type result struct {
+		f   *os.File
+		err error
+	}
+	made := make(chan result)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with this function
+		f, err := newTemplate()
+		made <- result{f, err}
+	}()
+	r := <-made
+	if r.err != nil {
+		return nil, r.err
+	}
+	s := &Starter{template: r.f}
+	if err := s.try(); err != nil {
+		r.f.Close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// try starts a child that has nothing to do, and has to say so.
+func (s *Starter) try() error {
+	null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+	if err != nil {
+		return err
+	}
+	defer null.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	p := &Plan{}
+	p.add(stepEnd, "trial of the fast init")
+	child, err := s.Start(p, Options{Stdio: [3]*os.File{null, null, null}})
+	if err != nil {
+		return err
+	}
+	defer unix.Wait4(child.Pid, nil, 0, nil)
+	defer child.Close()
+	if err := child.Await(); !errors.Is(err, unix.EBADMSG) {
+		return fmt.Errorf("trial of the fast init: %w", err)
+	}
+	return nil
+}
+
+// mayOpen tries the calls that only children make. It does not clone the tree that it opens, because
+// no kernel clones every mount.
+func mayOpen() error {
+	tree, err := unix.OpenTree(unix.AT_FDCWD, "/", unix.OPEN_TREE_CLOEXEC)
+	if err != nil {
+		return os.NewSyscallError("open_tree", err)
+	}
+	unix.Close(tree)
+	file, err := unix.Openat2(unix.AT_FDCWD, "/", &unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC})
+	if err != nil {
+		return os.NewSyscallError("openat2", err)
+	}
+	unix.Close(file)
+	return nil
+}
+
+// newTemplate moves the calling thread into a mount namespace of one empty, read-only file
+// system with a directory "root", and returns the namespace.
+func newTemplate() (_ *os.File, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return nil, os.NewSyscallError("unshare", err)
+	}
+	own, err := os.Open("/proc/thread-self/ns/mnt")
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("namespace", own.Close)
+	if err := unix.Mount("", "/", "", unix.MS_PRIVATE|unix.MS_REC, ""); err != nil {
+		return nil, os.NewSyscallError("mount", err)
+	}
+	context, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("fsopen", err)
+	}
+	defer unix.Close(context)
+	err = errors.Join(
+		unix.FsconfigSetString(context, "mode", "0555"),
+		unix.FsconfigCreate(context))
+	if err != nil {
+		return nil, os.NewSyscallError("fsconfig", err)
+	}
+	fd, err := unix.Fsmount(context, unix.FSMOUNT_CLOEXEC, unix.MOUNT_ATTR_NOSUID|unix.MOUNT_ATTR_NODEV|unix.MOUNT_ATTR_NOEXEC)
+	if err != nil {
+		return nil, os.NewSyscallError("fsmount", err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Mkdirat(fd, "root", 0o555); err != nil {
+		return nil, os.NewSyscallError("mkdir", err)
+	}
+	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSYMFOLLOW}); err != nil {
+		return nil, os.NewSyscallError("mount_setattr", err)
+	}
+	if err := unix.MoveMount(fd, "", unix.AT_FDCWD, "/", unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return nil, os.NewSyscallError("move_mount", err)
+	}
+	if err := unix.Fchdir(fd); err != nil {
+		return nil, os.NewSyscallError("fchdir", err)
+	}
+	if err := unix.PivotRoot(".", "."); err != nil {
+		return nil, os.NewSyscallError("pivot_root", err)
+	}
+	if err := unix.Unmount(".", unix.MNT_DETACH); err != nil {
+		return nil, os.NewSyscallError("umount", err)
+	}
+	return own, nil
 }

@@ -1,0 +1,28 @@
+package runtime
+
+import (
+	"os"
+	"os/exec"
+	"testing"
+)
+
+// The test binary also compiles seccomp profiles, as crisp-executor does.
+func init() {
+	if len(os.Args) > 1 && os.Args[1] == CompileArg {
+		Compile()
+	}
+}
+
+// sleeping starts a process that ends with the test.
+func sleeping(t *testing.T) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command("sleep", "1000")
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return cmd
+}
