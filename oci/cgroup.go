@@ -12,16 +12,17 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/opencontainers/cgroups"
+	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/cgroups/systemd"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/lazy"
 	"github.com/crisp-cri/crisp/internal/procstat"
 )
 
@@ -126,14 +127,13 @@ func checkCgroup(parent string, viaSystemd bool) error {
 	return nil
 }
 
-// Cgroup implements Host.
 func (k *kernel) Cgroup(name string, present bool) error {
 	var err error
 	switch {
 	case !present:
 		err = k.removeCgroup(name)
 	case k.systemd:
-		err = slice(name, true)
+		err = slice(sliceBase, name, true)
 	default:
 		err = makeCgroup(name)
 	}
@@ -153,7 +153,7 @@ func (k *kernel) removeCgroup(name string) error {
 	case !isSlice(name):
 		return removeCgroups(path.Base(name), dirs)
 	case k.systemd || anyExists(dirs):
-		return slice(name, false)
+		return slice(sliceBase, name, false)
 	}
 	return nil
 }
@@ -175,38 +175,19 @@ func removeSliceBase() error {
 		return err
 	}
 	for _, dir := range dirs {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue
-		}
-		for _, e := range entries {
-			if e.IsDir() {
-				return nil // another instance's
-			}
+		if children, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs")); len(children) > 0 {
+			return nil // another instance's
 		}
 	}
-	return sliceOf("-.slice", sliceBase, false)
+	return slice("-.slice", sliceBase, false)
 }
 
-// slice has systemd create or remove a pod's slice.
-func slice(name string, present bool) error { return sliceOf(sliceBase, name, present) }
-
-func sliceOf(parent, name string, present bool) error {
-	cg := &cgroups.Cgroup{
+// slice has systemd create or remove the slice name in parent.
+func slice(parent, name string, present bool) error {
+	m, err := manager.New(&cgroups.Cgroup{
 		Name: name, Parent: parent, Systemd: true,
 		Resources: &cgroups.Resources{SkipDevices: true},
-	}
-	type manager interface {
-		Apply(pid int) error
-		Destroy() error
-	}
-	var m manager
-	var err error
-	if cgroups.IsCgroup2UnifiedMode() {
-		m, err = systemd.NewUnifiedManager(cg, "")
-	} else {
-		m, err = systemd.NewLegacyManager(cg, nil)
-	}
+	})
 	if err != nil {
 		return err
 	}
@@ -218,7 +199,7 @@ func sliceOf(parent, name string, present bool) error {
 
 // hierarchies maps each controller to its mount point, "" to that of the v2 hierarchy. Named v1
 // hierarchies without controllers, such as systemd's, are included.
-var hierarchies = sync.OnceValues(func() (map[string]string, error) {
+var hierarchies = lazy.Value(func() (map[string]string, error) {
 	all, err := hostkernel.Hierarchies()
 	found := make(map[string]string)
 	for _, h := range all {
@@ -344,10 +325,7 @@ func removeCgroup(dir string) error {
 	// with processes in them.
 	err := unix.Rmdir(dir)
 	deadline := time.Now().Add(2 * time.Second)
-	for pause := backoff.New(time.Millisecond, time.Second); errors.Is(err, unix.EBUSY) || errors.Is(err, unix.ENOTEMPTY); {
-		if time.Now().After(deadline) {
-			break
-		}
+	for pause := backoff.New(time.Millisecond, time.Second); (err == unix.EBUSY || err == unix.ENOTEMPTY) && time.Now().Before(deadline); {
 		killCgroup(dir)
 		children, _ := filepath.Glob(filepath.Join(dir, "*", "cgroup.procs"))
 		for _, child := range children {
@@ -355,13 +333,12 @@ func removeCgroup(dir string) error {
 				return err
 			}
 		}
-		if err = unix.Rmdir(dir); err == nil {
-			return nil
+		if err = unix.Rmdir(dir); err != nil {
+			time.Sleep(pause.Next()) // killed processes are still exiting
+			err = unix.Rmdir(dir)
 		}
-		time.Sleep(pause.Next()) // killed processes are still exiting
-		err = unix.Rmdir(dir)
 	}
-	if err == nil || errors.Is(err, unix.ENOENT) {
+	if err == nil || err == unix.ENOENT {
 		return nil
 	}
 	return fmt.Errorf("remove %s: %w", dir, err)
@@ -389,5 +366,4 @@ func killCgroup(dir string) {
 	}
 }
 
-// cgroupProcs lists the processes in a cgroup.
 func cgroupProcs(dir string) []int { return procstat.PIDs(filepath.Join(dir, "cgroup.procs")) }

@@ -13,6 +13,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -102,7 +103,6 @@ func (r *Runtime) newContainer(id string, sb *Sandbox, rec *containerRecord) *Co
 	return c
 }
 
-// ID returns the container's full ID.
 func (c *Container) ID() string { return c.id }
 
 func (c *Container) name() string { return c.record.Load().Config.Name }
@@ -111,7 +111,6 @@ func (c *Container) name() string { return c.record.Load().Config.Name }
 // which is read-only.
 func (c *Container) Config() ContainerConfig { return c.record.Load().Config }
 
-// SandboxID returns the ID of the sandbox that the container was created in.
 func (c *Container) SandboxID() string { return c.record.Load().Config.SandboxID }
 
 // CreatedAt returns when the container was created. It is unique among the objects of a Runtime,
@@ -125,7 +124,6 @@ func (c *Container) Status() Status { return c.status.Load().Status }
 // left.
 func (c *Container) Done() <-chan struct{} { return c.done }
 
-// Extra returns the caller's data.
 func (c *Container) Extra() []byte { return c.record.Load().Config.Extra }
 
 // edit replaces the container's record, first on disk.
@@ -148,8 +146,8 @@ func (c *Container) edit(change func(*ContainerConfig) error) error {
 
 // move takes c along event e; edit, if not nil, records the event's data.
 //
-// The new status is on disk before anyone can see it: after a crash in between we repeat work,
-// but never report work that did not happen.
+// The new status is on disk before it can be seen: after a crash in between we repeat work, but
+// never report work that did not happen.
 func (c *Container) move(e event, edit func(*containerStatus)) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -191,7 +189,6 @@ func (c *Container) exitPath() string {
 	return filepath.Join(c.rt.o.Root, containerKind, c.id, "exit.json")
 }
 
-// emit passes an event to the listener.
 func (c *Container) emit(kind EventKind) {
 	c.rt.emit(Event{Kind: kind, Sandbox: c.sandbox, Container: c, At: time.Now()})
 }
@@ -264,4 +261,74 @@ func (c *Container) lend() ([]*os.File, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return dupFDs(c.fds)
+}
+
+// Create prepares a container without running anything in it. Its sandbox must be Ready (else
+// fault.WrongState) and its name free (else fault.Exists). If a step fails, the steps before it
+// are undone, last first.
+func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container, err error) {
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+
+	if cfg.ID == "" {
+		cfg.ID = NewID()
+	}
+	if cfg.Spec == nil || cfg.Spec.Process == nil || cfg.Spec.Root == nil {
+		return nil, fault.Invalid.Errorf("container %s: its spec has no process or no root", cfg.ID)
+	}
+	sb, err := r.sandboxes.get(cfg.SandboxID)
+	if err != nil {
+		return nil, err
+	}
+	cfg.SandboxID = sb.ID()
+	release, err := r.containers.reserve(cfg.Name, cfg.ID)
+	if err != nil {
+		return nil, err
+	}
+	steps.Add("name reservation", func() error { release(); return nil })
+
+	rec := &containerRecord{CreatedAt: r.now(r.containers.newest(cfg.Name)), Config: cfg}
+	c := r.newContainer(cfg.ID, sb, rec)
+	if err := os.Mkdir(c.runDir, 0o700); err != nil {
+		return nil, fmt.Errorf("make directory of container %s: %w", c.id, err)
+	}
+	steps.Add("container directory", func() error { return os.RemoveAll(c.runDir) })
+	steps.Add("container record", func() error { return r.o.Records.Remove(containerKind, c.id) })
+	if err := r.o.Records.Save(containerKind, c.id, rec); err != nil {
+		return nil, fmt.Errorf("save container %s: %w", c.id, err)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	if err := sb.adopt(c); err != nil {
+		return nil, err
+	}
+	r.containers.add(c) // visible from here on; nothing below may fail
+	c.emit(ContainerCreated)
+	return c, nil
+}
+
+// Warm tells the executor that a start will follow, which makes it quicker: the waits for the
+// kernel happen while the container is still being created. Warm does not wait for the answer,
+// and an executor that does not know the call does no harm.
+func (r *Runtime) Warm() {
+	r.work.Go(func() {
+		ctx, cancel := context.WithTimeout(r.closing, 5*time.Second)
+		defer cancel()
+		_, _ = r.link.call(ctx, wire.MethodWarm, nil, nil)
+	})
+}
+
+// RestoreDir creates a directory for the checkpoint from which a container will be restored,
+// before a container with this ID exists. The caller fills it and names it in
+// ContainerConfig.Restore: Create then makes the container its owner, and it is removed with the
+// container or once the processes run. drop removes it if Create is not called; if the daemon
+// dies first, the next Open does.
+func (r *Runtime) RestoreDir(id string) (dir string, drop func() error, err error) {
+	own := filepath.Join(r.o.Root, containerKind, id)
+	dir = filepath.Join(own, "restore")
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return "", nil, fmt.Errorf("make restore directory of container %s: %w", id, err)
+	}
+	return dir, func() error { return os.RemoveAll(own) }, nil
 }

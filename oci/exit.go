@@ -90,6 +90,9 @@ func (c *Container) end(exit wire.Exit, write bool) error {
 func (st *containerStatus) apply(exit wire.Exit) {
 	st.Pid, st.ExitCode, st.FinishedAt = 0, exit.Code, exit.At
 	st.Reason, st.Message, st.OOMKilled = exit.Reason, exit.Message, exit.OOMKilled
+	if st.StartedAt.IsZero() {
+		st.StartedAt = exit.At // its program was never executed: when that was tried
+	}
 	if st.FinishedAt.Before(st.StartedAt) {
 		st.FinishedAt = st.StartedAt // the clock was set back
 	}
@@ -98,4 +101,34 @@ func (st *containerStatus) apply(exit wire.Exit) {
 // lost ends a container whose exit was not observed.
 func (c *Container) lost(reason, message string) error {
 	return c.end(wire.Exit{ID: c.id, Code: 255, At: time.Now(), Reason: reason, Message: message}, true)
+}
+
+// An EventKind is the kind of an event.
+type EventKind uint8
+
+const (
+	SandboxCreated   EventKind = iota // became Ready
+	SandboxBroken                     // stopped being Ready by itself: its init ended
+	SandboxStopped                    // became NotReady
+	SandboxRemoved                    // can no longer be found
+	ContainerCreated                  // can be found
+	ContainerStarted                  // its program runs
+	ContainerExited                   // its exit is on disk
+	ContainerRemoved                  // can no longer be found
+	ContainerOOM                      // the OOM killer killed a process of it
+)
+
+// An Event is one thing that happened to one object. Events of one object come in the order in
+// which they happened. The object stays readable after its removal.
+type Event struct {
+	Kind      EventKind
+	Sandbox   *Sandbox   // nil only for a container whose sandbox's record was lost
+	Container *Container // nil for events of sandboxes
+	At        time.Time
+}
+
+func (r *Runtime) emit(e Event) {
+	if r.o.OnEvent != nil {
+		r.o.OnEvent(e)
+	}
 }

@@ -48,10 +48,11 @@ func (r *Runtime) Freeze(ctx context.Context, containers []*Container, scratch s
 	if err := r.o.Records.Save(freezeKind, f.id, f.rec); err != nil {
 		return nil, fmt.Errorf("save freeze: %w", err)
 	}
-	if _, err := r.link.call(ctx, wire.MethodFreeze, wire.FreezeRequest{IDs: f.rec.Containers}, nil); err != nil {
-		return nil, errors.Join(err, f.Thaw(ctx), f.Close())
-	}
-	return f, nil
+	var steps undo.Stack
+	defer steps.RunIf(&err)
+	steps.Add("freeze", func() error { return errors.Join(f.Thaw(ctx), f.Close()) })
+	_, err = r.link.call(ctx, wire.MethodFreeze, wire.FreezeRequest{IDs: f.rec.Containers}, nil)
+	return f, err
 }
 
 // Checkpoint writes one of the containers to an empty directory below the scratch directory; the
@@ -128,16 +129,14 @@ func (r *Runtime) recoverFreezes(ctx context.Context) {
 			continue
 		}
 		r.log.Warn("checkpoint was cut short", "container", rec.Containers)
-		if r.o.Rebooted {
-			if err := r.forget(id, rec); err != nil {
-				r.log.Error("leftovers of a checkpoint were not removed", "err", err)
+		if !r.o.Rebooted { // else nothing is frozen
+			if err := r.thaw(ctx, rec); err != nil {
+				r.log.Error("frozen containers could not be thawed yet", "err", err)
+				r.work.Go(func() { r.thawLater(id, rec) })
+				continue
 			}
-			continue
 		}
-		if err := r.thaw(ctx, rec); err != nil {
-			r.log.Error("frozen containers could not be thawed yet", "err", err)
-			r.work.Go(func() { r.thawLater(id, rec) })
-		} else if err := r.forget(id, rec); err != nil {
+		if err := r.forget(id, rec); err != nil {
 			r.log.Error("leftovers of a checkpoint were not removed", "err", err)
 		}
 	}

@@ -11,12 +11,14 @@ import (
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/internal/userns"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // A kernel is the Host for the real kernel.
 //
-// All pins except those of network namespaces (netns.go) are below one directory that is
+// All pins except those of network namespaces (namespaces.go) are below one directory that is
 // bind-mounted onto itself and made private: its mounts propagate to no other mount namespace,
 // which could keep them busy.
 type kernel struct {
@@ -57,7 +59,6 @@ func (k *kernel) Pin(p Pins) error {
 	return nil
 }
 
-// Pinned implements Host.
 func (k *kernel) Pinned(p Pins) bool {
 	want := map[string]bool{"net": p.Net, "uts": p.UTS, "ipc": p.IPC, "pid": p.Pid != 0, "user": p.IDs != nil}
 	for kind, wanted := range want {
@@ -108,7 +109,6 @@ func removePrepared(dir string) error {
 	return os.RemoveAll(dir)
 }
 
-// Close implements Host.
 func (k *kernel) Close() error {
 	k.mu.Lock()
 	k.open = false
@@ -194,7 +194,7 @@ func makeShm(path string, ids *userns.Map) error {
 	return nil
 }
 
-// unmount removes all mounts on path; it is no error if there are none.
+// unmount removes all mounts on path, if any.
 func unmount(path string) error {
 	for range 16 { // an interrupted Pin may have left more than one
 		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
@@ -206,4 +206,74 @@ func unmount(path string) error {
 		}
 	}
 	return fmt.Errorf("unmount %s: too many mounts", path)
+}
+
+// find returns a pidfd of the process if it is still alive.
+func (r *Runtime) find(pid int, startTime uint64) []*os.File {
+	f, err := r.host.Find(pid, startTime)
+	if err != nil {
+		return nil
+	}
+	return []*os.File{f}
+}
+
+func (k *kernel) Find(pid int, startTime uint64) (*os.File, error) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	f := os.NewFile(uintptr(fd), wire.FDPid)
+	if !alive(pid, startTime) { // checked after the pidfd was opened: it is this process or none
+		f.Close()
+		return nil, fmt.Errorf("process %d has ended", pid)
+	}
+	return f, nil
+}
+
+// alive reports whether pid is the process that started at startTime. The PID alone may have
+// been reused. A zombie is not alive.
+func alive(pid int, startTime uint64) bool {
+	if pid <= 0 {
+		return false
+	}
+	stat, err := procstat.Read(pid)
+	return err == nil && stat.StartTime == startTime && !stat.Ended()
+}
+
+// A Host is what we need of the kernel, besides files. Package oci has the real one; ocitest has
+// one for tests without root. All methods are idempotent.
+type Host interface {
+	// Pin creates the namespaces of p and pins them by mounts below its directory.
+	Pin(p Pins) error
+	// Pinned reports whether everything in p is pinned.
+	Pinned(p Pins) bool
+	// Unpin removes everything that Pin mounted in p.Dir and at p.NetNS.
+	Unpin(p Pins) error
+	// Cgroup creates a sandbox's cgroup, or kills its processes and removes it. The path is in
+	// the syntax of SandboxConfig.CgroupParent; for a removal it may be either driver's.
+	Cgroup(path string, present bool) error
+	// EmptyCgroup creates a cgroup called name in parent, in the hierarchies that have parent,
+	// or removes it.
+	EmptyCgroup(parent, name string, present bool) error
+	// Find returns a pidfd of the process, if it is alive and is the one that started at
+	// startTime (field 22 of /proc/<pid>/stat): the PID alone may have been reused.
+	Find(pid int, startTime uint64) (*os.File, error)
+	// Close removes what all sandboxes shared. Nothing may be pinned any more.
+	Close() error
+}
+
+// Pins are the namespaces and mounts to pin for one sandbox:
+//
+//	<netns> <dir>/ns/uts <dir>/ns/ipc        new ones
+//	<dir>/ns/user                            likewise, and owns the others
+//	<dir>/ns/pid                             of the process Pid
+//	<dir>/shm                                a tmpfs
+type Pins struct {
+	Dir           string
+	NetNS         string // where the network namespace is pinned; "" = <dir>/ns/net
+	Net, UTS, IPC bool
+	IDs           *userns.Map       // of the user namespace; nil = the host's
+	Hostname      string            // of the new UTS namespace
+	Sysctls       map[string]string // of the new namespaces
+	Pid           int               // if not 0, only its PID namespace is pinned
 }

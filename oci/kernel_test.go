@@ -147,7 +147,7 @@ func (n *kernelNode) clear(t testing.TB) {
 
 func (n *kernelNode) options(t testing.TB) oci.Options {
 	log := slog.New(slog.NewTextHandler(t.Output(), nil))
-	records, err := checkpoint.Open(n.root, log)
+	records, err := checkpoint.Open(n.root, n.state, log)
 	if err != nil {
 		t.Fatal(err)
 	}

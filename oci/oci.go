@@ -20,13 +20,13 @@
 //	<root>/containers/<id>/record.json  durable: its configuration
 //	<root>/containers/<id>/exit.json    durable: how it ended; by the executor,
 //	                                    or by us for what never ran or was lost
-//	<root>/containers/<id>/restore/     its checkpoint, until it runs (restore.go)
+//	<root>/containers/<id>/restore/     its checkpoint, until it runs (container.go)
 //	<root>/sandboxes/<id>/record.json   durable: its configuration, is it ready
 //	<root>/freezes/<id>/record.json     durable: containers that must not stay frozen
 //	<state>/containers/<id>/status.json the latest status, written on every move and OOM kill
 //	<state>/sandboxes/<id>/status.json  the latest state
 //	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
-//	<netns>/crisp-<id>                  the pin of the network namespace (netns.go)
+//	<netns>/crisp-<id>                  the pin of the network namespace (namespaces.go)
 //
 // The lifecycles of both kinds of object are tables in state.go; a long operation is a state,
 // not a held lock. recover.go defines what each state means after a crash. Each Container,
@@ -57,7 +57,7 @@ type Records interface {
 	Save(kind, id string, v any) error
 	Load(kind, id string, v any) error // fault.NotFound; fault.WrongState: written by a newer crispd
 	IDs(kind string) ([]string, error) // without corrupt ones, which are quarantined; fault.WrongState as in Load
-	Remove(kind, id string) error      // with the record's directory; no error if there is none
+	Remove(kind, id string) error      // with the record's directory; a missing one is no error
 }
 
 // The kinds of our records, which are also the names of our directories.
@@ -159,10 +159,13 @@ func makePrivate(dir string) error {
 }
 
 // ExecutorRestarts returns how often, since Open, the executor was lost and replaced.
-func (r *Runtime) ExecutorRestarts() uint64 { return r.link.restarts() }
+func (r *Runtime) ExecutorRestarts() uint64 {
+	r.link.mu.Lock()
+	defer r.link.mu.Unlock()
+	return max(r.link.connects, 1) - 1
+}
 
-// ExecutorPid returns the PID of the current executor. The error is fault.Unavailable while
-// there is none.
+// ExecutorPid returns the PID of the current executor. The error is fault.Unavailable without one.
 func (r *Runtime) ExecutorPid() (int, error) {
 	if p, ok := r.link.current().(processConn); ok {
 		return p.Pid()
@@ -170,9 +173,8 @@ func (r *Runtime) ExecutorPid() (int, error) {
 	return 0, fault.Unavailable.Errorf("no executor")
 }
 
-// ExecutorProfile returns a profile of the current executor, see wire.ProfileRequest. The error
-// is fault.Unavailable while there is none, and fault.NotFound if it has no profile of that
-// name.
+// ExecutorProfile returns a profile of the current executor, see wire.ProfileRequest. The error is
+// fault.Unavailable without an executor, and fault.NotFound if it has no profile of that name.
 func (r *Runtime) ExecutorProfile(ctx context.Context, name string, debug int) ([]byte, error) {
 	var reply wire.ProfileReply
 	_, err := r.link.call(ctx, wire.MethodProfile, wire.ProfileRequest{Name: name, Debug: debug}, &reply)

@@ -33,7 +33,7 @@ func machineAt(t *testing.T, dir string, records oci.Records) (o oci.Options, en
 
 // recordsAt opens the records below dir as crispd does.
 func recordsAt(dir string) (*checkpoint.Manager, error) {
-	return checkpoint.Open(dir, slog.New(slog.DiscardHandler))
+	return checkpoint.Open(dir, "", slog.New(slog.DiscardHandler))
 }
 
 // After a power cut the sandboxes and containers whose creation was answered exist, with

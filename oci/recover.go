@@ -138,7 +138,7 @@ func (r *Runtime) loadContainer(id string, rec *containerRecord) (*Container, er
 	return c, nil
 }
 
-// readState reads a file below State. After a reboot there is none, even if the directory is on
+// readState reads a file below State. After a reboot it does not exist, even if the directory is on
 // a disk.
 func (r *Runtime) readState(path string, v any) error {
 	if r.o.Rebooted {

@@ -51,7 +51,7 @@ func TestRecover(t *testing.T) {
 			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"starting"}`) }, oci.Running, 0, ""},
 		{"starting, and it has ended", []string{"exit", "7"},
 			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"starting"}`) }, oci.Exited, 7, "Error"},
-		{"starting, and nobody has seen it", nil,
+		{"starting, and the executor does not know it", nil,
 			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"starting"}`) }, oci.Exited, lost, "Unknown"},
 		{"stopped while starting", []string{"sleep", "for-ever"},
 			func(b *bed, c *oci.Container) { b.spoil(b.statusFile(c), `{"State":"stopping"}`) }, oci.Running, 0, ""},

@@ -1,7 +1,9 @@
 package oci
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -50,7 +52,6 @@ type Sandbox struct {
 	runDir  string // gone after a reboot
 	netNS   string // where the network namespace is pinned, if there is one
 
-	groups   func() (map[string]string, error) // the directories of CgroupParent, by controller
 	counters keptFiles
 
 	mu         sync.Mutex
@@ -70,7 +71,7 @@ type sandboxRecord struct {
 // sandboxStatus is the part that changes, in the form of status.json.
 type sandboxStatus struct {
 	State     SandboxState
-	Pid       int               // of the init of SharedPID, 0 if there is none
+	Pid       int               // of the init of SharedPID, 0 without one
 	StartTime uint64            // of Pid
 	Cgroups   map[string]string // of Pid: controller → absolute directory
 }
@@ -84,13 +85,11 @@ func (r *Runtime) newSandbox(id string, rec *sandboxRecord) *Sandbox {
 		counters:   keptFiles{budget: r.kept},
 		containers: make(map[string]*Container),
 	}
-	sb.groups = sync.OnceValues(func() (map[string]string, error) { return cgroupDirs(sb.CgroupParent()) })
 	sb.record.Store(rec)
 	sb.status.Store(&sandboxStatus{})
 	return sb
 }
 
-// ID returns the sandbox's full ID.
 func (sb *Sandbox) ID() string { return sb.id }
 
 func (sb *Sandbox) name() string { return sb.record.Load().Config.Name }
@@ -153,12 +152,15 @@ func (sb *Sandbox) InitPid() int {
 	return st.Pid
 }
 
-// Extra returns the caller's data.
 func (sb *Sandbox) Extra() []byte { return sb.record.Load().Config.Extra }
 
-// SetExtra replaces Extra, durably.
-func (sb *Sandbox) SetExtra(extra []byte) error {
-	return sb.edit(func(rec *sandboxRecord) { rec.Config.Extra = extra })
+// EditExtra replaces Extra by what change makes of it, durably, one change after another. The error
+// is fault.WrongState if the sandbox is being removed.
+func (sb *Sandbox) EditExtra(change func(extra []byte) ([]byte, error)) error {
+	return sb.edit(func(rec *sandboxRecord) (err error) {
+		rec.Config.Extra, err = change(rec.Config.Extra)
+		return err
+	})
 }
 
 // Containers returns the sandbox's containers, oldest first. Once the sandbox is Stopping, none
@@ -180,7 +182,11 @@ func (sb *Sandbox) Ready(extra []byte) error {
 	if st := sb.State(); st != SandboxCreating {
 		return fault.WrongState.Errorf("sandbox %s is %s: cannot apply %q", sb.id, st, sandboxReady)
 	}
-	if err := sb.edit(func(rec *sandboxRecord) { rec.Ready, rec.Config.Extra = true, extra }); err != nil {
+	err := sb.edit(func(rec *sandboxRecord) error {
+		rec.Ready, rec.Config.Extra = true, extra
+		return nil
+	})
+	if err != nil {
 		return err
 	}
 	if _, err := sb.move(sandboxReady, nil); err != nil {
@@ -203,7 +209,6 @@ func (sb *Sandbox) restore(c *Container) {
 	sb.containers[c.id] = c
 }
 
-// disown forgets a container that was removed.
 func (sb *Sandbox) disown(c *Container) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
@@ -211,8 +216,7 @@ func (sb *Sandbox) disown(c *Container) {
 }
 
 // move takes sb along event e; edit, if not nil, is called under the lock if e is legal. The new
-// status is on disk before anyone can see it. changed reports whether the state is different
-// now.
+// status is on disk before it can be seen. changed reports whether the state is different now.
 func (sb *Sandbox) move(e sandboxEvent, edit func(*sandboxStatus)) (changed bool, err error) {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
@@ -254,14 +258,16 @@ func (sb *Sandbox) save(st *sandboxStatus) error {
 }
 
 // edit replaces the sandbox's record, first on disk.
-func (sb *Sandbox) edit(change func(*sandboxRecord)) error {
+func (sb *Sandbox) edit(change func(*sandboxRecord) error) error {
 	sb.mu.Lock()
 	defer sb.mu.Unlock()
 	if sb.status.Load().State == SandboxRemoving {
 		return fault.WrongState.Errorf("sandbox %s is removing: cannot change it", sb.id)
 	}
 	rec := *sb.record.Load()
-	change(&rec)
+	if err := change(&rec); err != nil {
+		return err
+	}
 	if err := sb.rt.o.Records.Save(sandboxKind, sb.id, rec); err != nil {
 		return fmt.Errorf("save sandbox %s: %w", sb.id, err)
 	}
@@ -285,7 +291,6 @@ func (sb *Sandbox) keep(files []*os.File) {
 	sb.fds = kept
 }
 
-// release closes fds.
 func (sb *Sandbox) release() { sb.keep(nil) }
 
 func (sb *Sandbox) lend() ([]*os.File, error) {
@@ -294,7 +299,6 @@ func (sb *Sandbox) lend() ([]*os.File, error) {
 	return dupFDs(sb.fds)
 }
 
-// pins returns the pins of the sandbox.
 func (sb *Sandbox) pins() Pins {
 	cfg := sb.record.Load().Config
 	return Pins{
@@ -302,4 +306,73 @@ func (sb *Sandbox) pins() Pins {
 		Net: !cfg.HostNetwork, UTS: !cfg.HostNetwork, IPC: !cfg.HostIPC,
 		IDs: cfg.IDs, Hostname: cfg.Hostname, Sysctls: cfg.Sysctls,
 	}
+}
+
+// A stand-in is an empty cgroup named after the sandbox, beside those of its containers.
+// Monitors that find pods by their cgroups look for the cgroup of a pause container to learn
+// about the pod's network; crisp has no such container. Nothing else needs it, so it exists only
+// once a monitor has called.
+//
+// Below a slice, too, it is a plain directory: a scope would need a process, and systemd removes
+// empty cgroups with the slice. Its name is just the ID, which the kubelet recognizes with
+// either driver.
+
+// HasStandIn reports whether the sandbox can have a stand-in. It cannot, and needs none, if it
+// has an init, whose cgroup has the sandbox's name, or a cgroup of its own.
+func (sb *Sandbox) HasStandIn() bool {
+	cfg := sb.record.Load().Config
+	return cfg.CgroupParent != "" && !cfg.SharedPID
+}
+
+// RenewStandIn creates the stand-in, or replaces it: whoever watches cgroups then examines the
+// sandbox again. Only a Ready sandbox has one (else fault.WrongState), and Unpin removes it with
+// the namespaces.
+func (sb *Sandbox) RenewStandIn() error {
+	if !sb.HasStandIn() {
+		return fault.Invalid.Errorf("sandbox %s has no stand-in", sb.id)
+	}
+	sb.mu.Lock() // Unpin comes after Ready
+	defer sb.mu.Unlock()
+	if st := sb.State(); st != SandboxReady {
+		return fault.WrongState.Errorf("sandbox %s is %s: it has no stand-in", sb.id, st)
+	}
+	return sb.setStandIn(false, true)
+}
+
+// RemoveStandIn removes the stand-in, if there is one.
+func (sb *Sandbox) RemoveStandIn() error {
+	if !sb.HasStandIn() {
+		return nil
+	}
+	return sb.setStandIn(false)
+}
+
+func (sb *Sandbox) setStandIn(presence ...bool) error {
+	for _, present := range presence {
+		if err := sb.rt.host.EmptyCgroup(sb.CgroupParent(), sb.id, present); err != nil {
+			return fmt.Errorf("stand-in of sandbox %s: %w", sb.id, err)
+		}
+	}
+	return nil
+}
+
+func (k *kernel) EmptyCgroup(parent, name string, present bool) error {
+	dirs, err := cgroupDirs(parent)
+	if !present {
+		if err != nil {
+			return nil // there can be none without a parent
+		}
+		for controller, dir := range dirs {
+			dirs[controller] = filepath.Join(dir, name)
+		}
+		return removeCgroups(name, dirs)
+	}
+	errs := []error{err}
+	for _, dir := range dirs { // several controllers may share a directory
+		err := os.Mkdir(filepath.Join(dir, name), 0o755)
+		if !errors.Is(err, fs.ErrExist) && !errors.Is(err, fs.ErrNotExist) { // no such hierarchy, or no such parent
+			errs = append(errs, err)
+		}
+	}
+	return errors.Join(errs...)
 }

@@ -40,7 +40,7 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	rec := &sandboxRecord{CreatedAt: r.now(r.sandboxes.newest(cfg.Name)), Config: cfg}
 	sb := r.newSandbox(cfg.ID, rec)
 	steps.Add("sandbox", func() error { return sb.rollBack(ctx) })
-	// Nobody learns of the sandbox before Ready, which saves it.
+	// The sandbox is visible only from Ready on, which saves it.
 	if err := r.o.Records.Draft(sandboxKind, sb.id, rec); err != nil {
 		return nil, fmt.Errorf("save sandbox %s: %w", sb.id, err)
 	}

@@ -14,7 +14,7 @@ import (
 // What a crash leaves of a sandbox, and what becomes of it:
 //
 //	directory without record   swept
-//	Creating                   nobody continues: unpinned, NotReady, to be stopped and removed
+//	Creating                   not continued: unpinned, NotReady, to be stopped and removed
 //	Ready                      kept if its namespaces are there, else NotReady
 //	Stopping                   kept: stopping it again does the rest
 //	any, but the machine was restarted

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 
@@ -25,7 +26,7 @@ func (sb *Sandbox) Remove(ctx context.Context) error {
 }
 
 // discard removes the rest of a Removing sandbox. Each step may be repeated. The record goes last
-// except for the name: without it nobody could continue.
+// except for the name: without it the removal could not be continued.
 func (sb *Sandbox) discard(ctx context.Context) error {
 	sb.counters.close()
 	if err := sb.Unpin(ctx); err != nil {
@@ -49,4 +50,66 @@ func (sb *Sandbox) discard(ctx context.Context) error {
 		sb.emit(SandboxRemoved)
 	}
 	return nil
+}
+
+// BeginStop makes the sandbox Stopping: from then on it adopts and starts no container, so that
+// Containers is complete. It may be repeated; a NotReady sandbox stays NotReady.
+func (sb *Sandbox) BeginStop() error {
+	_, err := sb.move(sandboxStop, nil)
+	return err
+}
+
+// Unpin ends the sandbox's init and removes its namespaces and its shm. It may be repeated. Once
+// begun, it completes even if the caller gives up.
+func (sb *Sandbox) Unpin(ctx context.Context) error {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	errs := []error{sb.RemoveStandIn()}
+	if sb.Config().SharedPID {
+		// The end of its first process ends all others in the PID namespace.
+		err := sb.rt.expunge(ctx, sb.id)
+		if err == nil && len(sb.status.Load().Cgroups) == 0 {
+			err = sb.rt.removeUnreported(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
+		}
+		errs = append(errs, err)
+		sb.release()
+	}
+	errs = append(errs, sb.rt.host.Unpin(sb.pins()))
+	if err := errors.Join(errs...); err != nil {
+		return fmt.Errorf("unpin sandbox %s: %w", sb.id, err)
+	}
+	return nil
+}
+
+// Stopped makes a Stopping sandbox NotReady. It may be repeated.
+func (sb *Sandbox) Stopped() error {
+	changed, err := sb.move(sandboxStopped, nil)
+	if changed {
+		sb.emit(SandboxStopped)
+	}
+	return err
+}
+
+// podInitEnded records that the sandbox's init has ended: without its first process a PID
+// namespace accepts no other.
+func (sb *Sandbox) podInitEnded() { sb.broken("init of sandbox ended") }
+
+// pinned reports whether the namespaces that the sandbox was given are still pinned.
+func (sb *Sandbox) pinned() bool {
+	pins := sb.pins()
+	pins.Pid = sb.status.Load().Pid
+	return sb.rt.host.Pinned(pins)
+}
+
+// broken makes the sandbox Stopping, because it cannot be Ready any more; a caller who sees that
+// stops and replaces it.
+func (sb *Sandbox) broken(why string) {
+	if sb.State() > SandboxReady {
+		return // that was intended
+	}
+	sb.rt.log.Warn(why, "sandbox", sb.id)
+	if err := sb.BeginStop(); err != nil {
+		sb.rt.log.Error("sandbox could not be stopped", "sandbox", sb.id, "err", err)
+	}
+	sb.emit(SandboxBroken)
 }

@@ -222,8 +222,8 @@ func TestSandboxRefusedByKernel(t *testing.T) {
 	}
 }
 
-// Making many sandboxes at once leaves no thread of ours in another namespace: one in a
-// pod's network would be a leak that no sweep can find.
+// Making many sandboxes at once leaves no thread of crispd in another namespace: one in a pod's
+// network would be a leak that no sweep can find.
 func TestNamespacesStayOnTheirThreads(t *testing.T) {
 	n := newKernelNode(t)
 	r := n.Open(t)

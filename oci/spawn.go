@@ -1,6 +1,7 @@
 package oci
 
 import (
+	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -9,10 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/backoff"
@@ -88,9 +92,8 @@ func (s *spawner) dial(ctx context.Context) (ExecutorConn, error) {
 // claim waits for its answer, or its end. So at no moment can a second one be started or the
 // first be overlooked.
 //
-// Somebody may have removed the lock and the socket of a running executor. The executor
-// recreates them in a few seconds; until then claim recognizes it by its cgroup, and leaves it
-// the lock.
+// The lock and the socket of a running executor may have been removed. The executor recreates them
+// in a few seconds; until then claim recognizes it by its cgroup, and leaves it the lock.
 func (s *spawner) claim(ctx context.Context, socket string) (*os.File, ExecutorConn, error) {
 	for pause := backoff.New(time.Millisecond, 20*time.Millisecond); ; {
 		waits := "executor holds its lock and does not answer"
@@ -129,7 +132,7 @@ func (s *spawner) lock() (*os.File, error) {
 }
 
 // answering connects to the running executor, and upgrades it to the installed program.
-// fault.Unavailable = there is none, or it went away meanwhile.
+// fault.Unavailable = none runs, or it went away meanwhile.
 func (s *spawner) answering(ctx context.Context, socket string) (ExecutorConn, error) {
 	conn, running, err := s.hello(ctx, socket)
 	if err != nil {
@@ -163,8 +166,8 @@ func (s *spawner) hello(ctx context.Context, socket string) (ExecutorConn, wire.
 // maxLastWords bounds the part of a log that an error quotes, in bytes.
 const maxLastWords = 1024
 
-// lastWords quotes the last line of a log after its first from bytes: the file may be gone
-// before anybody can read it.
+// lastWords quotes the last line of a log after its first from bytes: the file may be gone before
+// it can be read.
 func lastWords(path string, from int64) string {
 	f, err := os.Open(path)
 	if err != nil {
@@ -215,4 +218,149 @@ func (s *spawner) spawn(socket string, lock *os.File) (<-chan error, error) {
 	ended := make(chan error, 1)
 	go func() { ended <- cmd.Wait() }() // else it would stay a zombie
 	return ended, nil
+}
+
+// upgradeTries is how often a busy executor is asked. It waits some seconds before it reports
+// that it is busy.
+const upgradeTries = 3
+
+// current upgrades the executor at conn to the installed program, if its version differs: an
+// administrator has installed a new one and restarted only us. The process stays the same;
+// containers do not notice. If the upgrade fails, the old program will do as long as it speaks
+// our protocol.
+func (s *spawner) current(ctx context.Context, conn ExecutorConn, running wire.HelloReply, socket string) (ExecutorConn, error) {
+	installed, err := s.installed(ctx)
+	if err != nil {
+		s.log.Warn("version of the installed executor is unknown", "err", err)
+		return s.speaking(conn, running)
+	}
+	if installed == running.Version {
+		return s.speaking(conn, running)
+	}
+	s.before(ctx, conn)
+	refused := s.upgrade(ctx, conn)
+	conn.Close()
+	drain(conn)
+	// It has the same socket, so a client that connects before it is ready only waits.
+	ctx, cancel := context.WithTimeout(ctx, spawnTimeout)
+	defer cancel()
+	conn, now, err := s.hello(ctx, socket)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("executor after its upgrade from %s to %s: %w", running.Version, installed, err)
+	case now.Version == running.Version:
+		s.log.Error("executor stays as it is", "version", running.Version, "installed", installed, "err", refused)
+	default:
+		s.log.Info("executor was upgraded", "pid", now.Pid, "from", running.Version, "to", now.Version)
+	}
+	return s.speaking(conn, now)
+}
+
+// upgrade returns when the old program has ended, and with it the connection.
+func (s *spawner) upgrade(ctx context.Context, conn ExecutorConn) (err error) {
+	ctx, cancel := context.WithTimeout(ctx, spawnTimeout)
+	defer cancel()
+	for range upgradeTries {
+		if _, err = conn.Call(ctx, wire.MethodUpgrade, wire.UpgradeRequest{Path: s.path}, nil); !errors.Is(err, fault.Unavailable) {
+			break
+		}
+	}
+	if err != nil {
+		return err
+	}
+	for {
+		select {
+		case _, ok := <-conn.Events():
+			if !ok {
+				return nil
+			}
+		case <-ctx.Done():
+			return fmt.Errorf("it runs on without an upgrade: %w", ctx.Err())
+		}
+	}
+}
+
+// installed asks the program at s.path for its version.
+func (s *spawner) installed(ctx context.Context) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, s.path, "--version").Output()
+	if err != nil {
+		return "", fmt.Errorf("%s --version: %w", s.path, err)
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+// speaking returns conn if its executor speaks our protocol.
+func (s *spawner) speaking(conn ExecutorConn, hello wire.HelloReply) (ExecutorConn, error) {
+	if hello.Protocol == wire.Protocol {
+		return conn, nil
+	}
+	conn.Close()
+	drain(conn)
+	return nil, fmt.Errorf("executor %s speaks protocol %d, we speak %d", hello.Version, hello.Protocol, wire.Protocol)
+}
+
+// found returns the PID of an executor that runs in this instance's cgroup and listens at the
+// socket, even if the socket and the lock file have been removed; 0 if none does. It does not find
+// an executor that could not move to its cgroup.
+//
+// The listening socket distinguishes it from processes that it has started in its cgroup, and
+// the cgroup from a container's process that listens at the same path in its own mount
+// namespace.
+func (s *spawner) found(socket string) (pid int) {
+	sockets := listening("/proc/self/net/unix", socket)
+	if len(sockets) == 0 || s.cgroup == "" {
+		return 0
+	}
+	dirs, _ := cgroupDirs(s.cgroup)
+	scopes, _ := cgroupDirs("/system.slice" + s.cgroup + ".scope")
+	for _, list := range []map[string]string{dirs, scopes} {
+		for _, dir := range list {
+			for _, pid := range cgroupProcs(dir) {
+				if hasAny(pid, sockets) {
+					return pid
+				}
+			}
+		}
+	}
+	return 0
+}
+
+// listening returns the link targets of the descriptors of sockets that listen at path, from a
+// table in the format of /proc/net/unix (proc_net(5)):
+//
+//	Num       RefCount Protocol Flags    Type St Inode Path
+//	0000000000000000: 00000002 00000000 00010000 0001 01 21942 /run/crisp/executor.sock
+func listening(table, path string) map[string]bool {
+	const accepts = 1 << 16 // __SO_ACCEPTCON
+	f, err := os.Open(table)
+	if err != nil {
+		return nil
+	}
+	defer f.Close()
+	found := map[string]bool{}
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		if !strings.HasSuffix(lines.Text(), " "+path) {
+			continue
+		}
+		fields := strings.Fields(strings.TrimSuffix(lines.Text(), path))
+		if len(fields) != 7 {
+			continue
+		}
+		if flags, err := strconv.ParseUint(fields[3], 16, 32); err == nil && flags&accepts != 0 {
+			found["socket:["+fields[6]+"]"] = true
+		}
+	}
+	return found
+}
+
+// hasAny reports whether a process has a descriptor with one of these link targets.
+func hasAny(pid int, links map[string]bool) bool {
+	p, err := procfs.NewProc(pid)
+	if err != nil {
+		return false // it has ended
+	}
+	files, err := p.FileDescriptorTargets()
+	return err == nil && slices.ContainsFunc(files, func(file string) bool { return links[file] })
 }

@@ -71,14 +71,19 @@ func (c *Container) run(ctx context.Context) error {
 	err := c.mayStart()
 	var reply wire.RunReply
 	if err == nil {
-		reply, err = c.launch(ctx)
+		err = fault.Protect(func() (err error) {
+			reply, err = c.launch(ctx)
+			return err
+		})
 	}
 	if errors.Is(err, errUnsettled) {
 		return err
 	}
 	defer close(c.settled)
 	if err != nil {
-		c.sandbox.checkNamespaces()
+		if !c.sandbox.pinned() { // "ip -all netns delete" does that; containers that run keep theirs
+			c.sandbox.broken("namespaces of sandbox were removed")
+		}
 		return errors.Join(err, c.failed(ctx, err))
 	}
 	return c.ran(reply)
@@ -90,13 +95,17 @@ var errUnsettled = fault.Unavailable.Errorf("closed during a start")
 // launch makes the executor run the container. If the answer is lost with the executor, launch
 // asks its successor for the outcome, and to run the container if nothing has happened.
 func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error) {
-	req, err := c.runRequest()
+	run, err := c.runRequest()
 	if err != nil {
 		return reply, err
 	}
+	method, req := wire.MethodRun, any(run)
+	if dir := c.record.Load().Config.Restore; dir != "" {
+		method, req = wire.MethodRestore, wire.RestoreRequest{RunRequest: run, Dir: dir}
+	}
 	for range 2 {
 		var files []*os.File
-		if files, err = c.begin(ctx, req, &reply); err == nil {
+		if files, err = c.rt.link.call(ctx, method, req, &reply); err == nil {
 			c.keep(files)
 			return reply, nil
 		}
@@ -121,15 +130,6 @@ func (c *Container) launch(ctx context.Context) (reply wire.RunReply, err error)
 		return info.RunReply, nil
 	}
 	return reply, err
-}
-
-// begin makes the executor run the container's program, or restore its processes.
-func (c *Container) begin(ctx context.Context, req wire.RunRequest, reply *wire.RunReply) ([]*os.File, error) {
-	dir := c.record.Load().Config.Restore
-	if dir == "" {
-		return c.rt.link.call(ctx, wire.MethodRun, req, reply)
-	}
-	return c.rt.link.call(ctx, wire.MethodRestore, wire.RestoreRequest{RunRequest: req, Dir: dir}, reply)
 }
 
 // outcome determines the result of a start whose answer never came; nil = nothing happened, and
@@ -195,7 +195,6 @@ func (c *Container) failed(ctx context.Context, why error) error {
 	}, true))
 }
 
-// runRequest returns the request to the executor.
 func (c *Container) runRequest() (wire.RunRequest, error) {
 	cfg := c.record.Load().Config
 	spec, err := c.joinTarget(cfg)

@@ -119,7 +119,7 @@ func (c *Container) read(read func(dirs map[string]string) (Stats, error)) (Stat
 // Usage reads the same counters of the sandbox's cgroup, its own or the caller's. Without one:
 // fault.WrongState.
 func (sb *Sandbox) Usage() (Stats, error) {
-	dirs, err := sb.groups()
+	dirs, err := cgroupDirs(sb.CgroupParent())
 	if err != nil {
 		return Stats{}, err
 	}

@@ -89,7 +89,7 @@ func (c *Container) terminate(ctx context.Context, sig unix.Signal) {
 	}
 }
 
-// signal signals the container's init, or all of its processes. Nobody waits for the result, so
+// signal signals the container's init, or all of its processes. No caller waits for the result, so
 // an error is logged.
 func (c *Container) signal(ctx context.Context, sig unix.Signal, all bool) {
 	select {

@@ -57,7 +57,6 @@ func (s *store[T]) forget(name, id string) {
 	}
 }
 
-// add makes x visible.
 func (s *store[T]) add(x T) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -129,8 +128,8 @@ func (s *store[T]) byName(name string) (T, bool) {
 }
 
 // newest returns the latest creation time of the objects whose names differ from name only after
-// the last "_": such names are attempts at the same thing, of which the newest counts. Zero =
-// there are none.
+// the last "_": such names are attempts at the same thing, and the newest counts. Zero = no such
+// object.
 func (s *store[T]) newest(name string) (at time.Time) {
 	end := strings.LastIndexByte(name, '_') + 1
 	if end == 0 {

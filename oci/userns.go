@@ -55,8 +55,8 @@ func makeOwned(p Pins, flags int, kinds []string) error {
 	return nil
 }
 
-// dropOrphans removes the namespaces of an interrupted Pin whose owner is not pinned any more:
-// they would not belong to the next owner.
+// dropOrphans removes what an interrupted Pin has left, unless its user namespace is pinned:
+// without that one the others would not belong to the next owner.
 func dropOrphans(p Pins) error {
 	if isNamespace(p.path("user")) {
 		return nil

@@ -2,8 +2,8 @@ package seccomp
 
 import "github.com/seccomp/libseccomp-golang/upstream"
 
-// runc uses these of the binding, unchanged. Nothing else is here, so that a release of runc
-// that uses more does not build before somebody has checked it.
+// runc uses these of the binding, unchanged. Nothing else is here, so that a release of runc that
+// uses more does not build until it has been checked.
 type (
 	ScmpAction    = seccomp.ScmpAction
 	ScmpArch      = seccomp.ScmpArch

@@ -1,4 +1,4 @@
-// The name is that of the module in whose place this one is: see the package comment.
+// The name is that of the module that this one replaces: see the package comment.
 module github.com/seccomp/libseccomp-golang
 
 go 1.26.0

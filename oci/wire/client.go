@@ -21,7 +21,7 @@ type Client struct {
 	conn   *net.UnixConn
 	events chan Event
 	gone   chan struct{} // closed when the connection has ended
-	unread chan struct{} // closed by Close: nobody reads events any more
+	unread chan struct{} // closed by Close: events are no longer read
 	once   sync.Once     // of Close
 
 	sending sync.Mutex // serializes frames
@@ -174,8 +174,8 @@ func (c *Client) enter() (uint64, chan *frame, error) {
 	return c.last, answer, nil
 }
 
-// giveUp forgets a call for which nobody waits any more. If an exec has started a process after
-// all, the process is killed when the answer comes, as it would have no owner.
+// giveUp forgets a call that its caller has abandoned. If an exec has started a process after all,
+// the process is killed when the answer comes, as it would have no owner.
 func (c *Client) giveUp(id uint64, exec bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

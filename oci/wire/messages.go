@@ -44,14 +44,12 @@ const (
 	FDPTY    = "pty"
 )
 
-// HelloReply identifies the executor.
 type HelloReply struct {
 	Version  string // of the program
 	Protocol int
 	Pid      int
 }
 
-// ProfileRequest asks for a profile of the executor.
 type ProfileRequest struct {
 	Name  string // as in runtime/pprof: "goroutine", "heap" or "allocs"
 	Debug int    // 0: for go tool pprof; else as text, see pprof.Profile.WriteTo
@@ -64,7 +62,6 @@ const MaxProfile = 32 << 20
 // ProfileReply has a profile, of at most MaxProfile.
 type ProfileReply struct{ Data []byte }
 
-// A Ref names a container.
 type Ref struct{ ID string }
 
 // RunRequest creates a container and starts its program. The answer comes when the program has
@@ -123,12 +120,11 @@ type Exit struct {
 	ID        string
 	Code      int32 // 128+n if ended by signal n; 255 if lost
 	At        time.Time
-	OOMKilled bool   // the kernel's OOM killer killed a process of its cgroup
+	OOMKilled bool   // by the kernel's OOM killer, or because that had just killed another of its processes
 	Reason    string // Completed, Error, OOMKilled or Unknown
 	Message   string // why the reason is Unknown
 }
 
-// Reasons of an Exit.
 const (
 	ReasonCompleted = "Completed"
 	ReasonError     = "Error"
@@ -154,7 +150,6 @@ type Info struct {
 	Exit *Exit
 }
 
-// Event kinds.
 const (
 	EventExit = "exit" // Exit is set
 	EventOOM  = "oom"  // a process of the container was OOM-killed; the container may run on
@@ -203,7 +198,6 @@ type ExecRequest struct {
 	Fast          bool   `json:",omitempty"` // as in RunRequest
 }
 
-// ExecReply identifies the new process.
 type ExecReply struct {
 	ExecID string
 	Pid    int
@@ -283,7 +277,7 @@ type FreezeRequest struct{ IDs []string }
 
 // ThawRequest thaws containers, frozen or not; an unknown one is no error. A CRIU that works
 // below Dir, for this executor or a dead one, is killed first: it would freeze them again when
-// it finishes. Dir "" = there is none.
+// it finishes. Dir "" = no CRIU.
 type ThawRequest struct {
 	IDs []string
 	Dir string

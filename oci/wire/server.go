@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"net"
 	"os"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +26,6 @@ type Handler interface {
 	Call(ctx context.Context, from *Conn, call *Call) (reply any, send []*os.File, err error)
 }
 
-// A Call is one request.
 type Call struct {
 	Method string
 	Files  []*os.File
@@ -87,15 +85,6 @@ type outgoing struct {
 type connections struct {
 	mu  sync.Mutex
 	all map[*Conn]struct{} // guarded by mu
-}
-
-// close closes all connections.
-func (cs *connections) close() {
-	cs.mu.Lock()
-	defer cs.mu.Unlock()
-	for c := range cs.all {
-		c.conn.Close()
-	}
 }
 
 // endGrace is how long it may take until we see that a client was killed.
@@ -164,7 +153,11 @@ func Serve(l interface{ AcceptUnix() (*net.UnixConn, error) }, h Handler, log *s
 	for {
 		conn, err := l.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
-			conns.close()
+			conns.mu.Lock()
+			defer conns.mu.Unlock()
+			for c := range conns.all {
+				c.conn.Close()
+			}
 			return
 		}
 		if err != nil { // e.g. out of descriptors, which must not end the server
@@ -255,7 +248,12 @@ func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger
 	}
 	c.push(outgoing{data: data, files: files})
 	if call.Then != nil {
-		c.flush()
+		sent := make(chan struct{}) // when everything pushed so far has been written
+		c.push(outgoing{sent: sent})
+		select {
+		case <-sent:
+		case <-c.done:
+		}
 		call.Then()
 	}
 }
@@ -263,13 +261,14 @@ func (c *Conn) answer(ctx context.Context, h Handler, f *frame, log *slog.Logger
 // guarded turns a panic of one call into its error: every container of the node depends on this
 // process.
 func guarded(ctx context.Context, h Handler, c *Conn, call *Call, log *slog.Logger) (reply any, files []*os.File, err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.Error("call panicked", "rpc", call.Method, "err", p, "stack", string(debug.Stack()))
-			reply, files, err = nil, nil, fault.Internal.Errorf("%s panicked: %v", call.Method, p)
-		}
-	}()
-	return h.Call(ctx, c, call)
+	err = fault.Protect(func() (err error) {
+		reply, files, err = h.Call(ctx, c, call)
+		return err
+	})
+	if p, ok := errors.AsType[*fault.Panic](err); ok { // of the call, or of a step that it has protected
+		log.Error("call panicked", "rpc", call.Method, "err", p.Value, "stack", string(p.Stack))
+	}
+	return reply, files, err
 }
 
 func (c *Conn) cancel(id uint64) {
@@ -279,17 +278,6 @@ func (c *Conn) cancel(id uint64) {
 	c.mu.Unlock()
 	if cancel != nil {
 		cancel(nil)
-	}
-}
-
-// flush waits until everything pushed so far has been written, or the connection has
-// ended.
-func (c *Conn) flush() {
-	sent := make(chan struct{})
-	c.push(outgoing{sent: sent})
-	select {
-	case <-sent:
-	case <-c.done:
 	}
 }
 
