@@ -42,17 +42,19 @@ type attachment struct {
 	IfName       string          `json:"ifName"`
 	Args         [][2]string     `json:"args"`
 	Capabilities map[string]any  `json:"capabilities"`
+
+	// Begun is how many of the plugins, the first ones, have begun an ADD that has failed: only
+	// they have something to delete. It is nil unless ADD has failed.
+	Begun *int `json:"begun,omitempty"`
+
+	list *libcni.NetworkConfigList // Config, parsed
 }
 
 func (n *Network) newAttachment(c *conf, p Pod) *attachment {
 	return &attachment{
 		Version: attachmentVersion, ID: p.ID, Config: c.list.Bytes, NetNS: p.NetNS, IfName: ifName,
-		Args: cniArgs(p), Capabilities: capabilities(p, n.o.PodCIDRs),
+		Args: cniArgs(p), Capabilities: capabilities(p, n.o.PodCIDRs), list: c.list,
 	}
-}
-
-func (a *attachment) list() (*libcni.NetworkConfigList, error) {
-	return libcni.NetworkConfFromBytes(a.Config)
 }
 
 func (a *attachment) runtime() *libcni.RuntimeConf {
@@ -89,6 +91,9 @@ func (n *Network) loadAttachment(id string) (*attachment, error) {
 	}
 	if a.Version != attachmentVersion || a.ID != id {
 		return nil, fmt.Errorf("%s is of version %d and for %q", path, a.Version, a.ID)
+	}
+	if a.list, err = libcni.NetworkConfFromBytes(a.Config); err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
 	}
 	if ports, ok := a.Capabilities["portMappings"].([]any); ok {
 		a.Capabilities["portMappings"] = slices.DeleteFunc(ports, noPort)
@@ -138,7 +143,19 @@ func (n *Network) refuseNewer() error {
 	return nil
 }
 
-type lockKey struct{}
+type workKey struct{}
+
+// A work is what plugins do for one attachment under its lock.
+type work struct {
+	lock  *os.File
+	begun int // how many plugins have been called and have not refused the version
+}
+
+// workOf returns the work that ctx is for, nil if it is for none.
+func workOf(ctx context.Context) *work {
+	w, _ := ctx.Value(workKey{}).(*work)
+	return w
+}
 
 // lock gives the caller exclusive use of id's attachment. The plugins must run with the returned
 // context.
@@ -158,15 +175,15 @@ func (n *Network) lock(ctx context.Context, id string) (_ context.Context, relea
 		}
 		if flock.IsAt(f, f.Name()) {
 			working.Store(f.Name(), true)
-			return context.WithValue(ctx, lockKey{}, f), func() { n.unlock(f, id) }, nil
+			return context.WithValue(ctx, workKey{}, &work{lock: f}), func() { n.unlock(f, id) }, nil
 		}
 		f.Close() // its last holder has removed it: there may be a new file of that name
 	}
 }
 
 // openLock opens the lock file, which exists from before ADD until after DEL. For an attachment
-// of an earlier release openLock has to create it. If the disk is full, nobody can hold it, and
-// openLock returns the attachment itself as the lock.
+// of an earlier release openLock has to create it. If the disk is full it cannot be created, nor
+// held by another process, and openLock returns the attachment itself as the lock.
 func (n *Network) openLock(id string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(n.o.CacheDir, attachedDir, id+".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
@@ -199,7 +216,7 @@ func (n *Network) lockFile(ctx context.Context, f *os.File) error {
 	}
 }
 
-// gone reports whether f has been removed, so that its lock keeps nobody out.
+// gone reports whether f has been removed: its lock then excludes no other process.
 func gone(f *os.File) bool {
 	var st unix.Stat_t
 	return unix.Fstat(int(f.Fd()), &st) == nil && st.Nlink == 0
@@ -217,8 +234,7 @@ func (n *Network) unlock(f *os.File, id string) {
 	f.Close()
 }
 
-// dropLocks removes locks that nobody holds and whose attachments no longer exist. No Attach may
-// be under way.
+// dropLocks removes free locks whose attachments no longer exist. No Attach may be under way.
 func (n *Network) dropLocks() error {
 	paths, err := filepath.Glob(filepath.Join(n.o.CacheDir, attachedDir, "*.lock"))
 	if err != nil {
@@ -240,8 +256,8 @@ func (n *Network) dropLocks() error {
 	return errors.Join(errs...)
 }
 
-// dropLock removes a lock that nobody holds. Since f was opened, its last holder may have
-// removed it, and somebody else may hold a new file of that name.
+// dropLock removes a free lock. Since f was opened, its last holder may have removed it, and
+// another process may hold a new file of that name.
 func dropLock(f *os.File) error {
 	if flock.Try(f) != nil {
 		return nil

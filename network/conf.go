@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +14,7 @@ import (
 	"github.com/containernetworking/cni/pkg/version"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
@@ -120,20 +120,40 @@ func parse(file string) (*libcni.NetworkConfigList, error) {
 }
 
 func parseFile(file string) (*libcni.NetworkConfigList, error) {
+	data, err := regular.ReadFile(file, regular.MaxConfig)
+	if err != nil {
+		return nil, err
+	}
 	if filepath.Ext(file) != ".conflist" {
-		data, err := os.ReadFile(file)
-		if err != nil {
-			return nil, err
-		}
 		one, err := libcni.NetworkPluginConfFromBytes(data)
 		if err != nil {
 			return nil, err
 		}
+		//lint:ignore SA1019 users have such files, and the kubelet's documents show them
 		return libcni.ConfListFromConf(one)
 	}
-	list, err := libcni.NetworkConfFromFile(file)
+	list, err := libcni.NetworkConfFromBytes(data)
 	if err != nil || list.LoadOnlyInlinedPlugins {
 		return list, err
+	}
+	own, err := libcni.ConfFiles(filepath.Join(filepath.Dir(file), list.Name), []string{".conf"})
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(own)
+	for _, file := range own {
+		data, err := regular.ReadFile(file, regular.MaxConfig)
+		if err != nil {
+			return nil, err
+		}
+		p, err := libcni.NetworkPluginConfFromBytes(data)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", file, err)
+		}
+		list.Plugins = append(list.Plugins, p)
+	}
+	if len(list.Plugins) == 0 {
+		return nil, errors.New("it has no plugins")
 	}
 	whole := make(map[string]any)
 	if err := json.Unmarshal(list.Bytes, &whole); err != nil {

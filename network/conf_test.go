@@ -9,9 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/oddfiles"
 )
 
 func writeConf(t testing.TB, dir, name, text string) string {
@@ -151,6 +153,40 @@ func TestBadFile(t *testing.T) {
 	}
 }
 
+// Whatever is where a configuration file could be, it stops nothing beside a good file, and alone is
+// named.
+func TestOddFile(t *testing.T) {
+	n, o := fresh(t, true)
+	for _, name := range []string{"10-odd.conflist", "10-odd.conf", "of/10-odd.conf"} {
+		odd := filepath.Join(o.ConfDir, name)
+		if err := os.MkdirAll(filepath.Dir(odd), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		list := ""
+		if filepath.Dir(name) == "of" { // the list's plugins are there
+			list = writeConf(t, o.ConfDir, "10-list.conflist", `{"cniVersion":"1.1.0","name":"of"}`)
+		}
+		oddfiles.Each(t, odd, func(kind string) {
+			n.load()
+			named := odd
+			if kind == "directory" { // as if it were not there
+				named = list
+			}
+			if err := n.Status(); named != "" && (!errors.Is(err, fault.Unavailable) || !strings.Contains(err.Error(), named)) {
+				t.Errorf("status with a %s at %s: %v", kind, name, err)
+			}
+			good := writeConf(t, o.ConfDir, "50-good.conflist", conflist("good", "some"))
+			n.load()
+			if err := n.Status(); err != nil {
+				t.Errorf("status with a good file after a %s at %s: %v", kind, name, err)
+			}
+			if err := os.Remove(good); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+}
+
 // A network without its plugin is not ready, and the error names the plugin.
 func TestMissingPlugin(t *testing.T) {
 	n, o := fresh(t, false)
@@ -264,7 +300,7 @@ func TestPluginsInFilesOfTheirOwn(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	again, err := (&attachment{Config: list.Bytes}).list()
+	again, err := libcni.NetworkConfFromBytes(list.Bytes)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,24 +8,16 @@ import (
 	"sync"
 	"time"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/network/bridge"
 )
 
-// Destroy removes the bridge and the nftables table of the default network. The error is
-// fault.WrongState while a pod is attached. The next Attach recreates them. net.ipv4.ip_forward
-// stays on: others may depend on it by now.
-func (n *Network) Destroy() error {
-	ids, err := n.attached()
-	if err != nil {
-		return err
-	}
-	if len(ids) > 0 {
-		return fault.WrongState.Errorf("network: %d pods are attached", len(ids))
-	}
+// Destroy removes the bridge and the nftables table of the default network, and the devices of
+// pods that are still attached to it. The next Attach recreates bridge and table.
+// net.ipv4.ip_forward stays on: others may depend on it by now.
+func (n *Network) Destroy(ctx context.Context) error {
 	d := &bridge.Net{DataDir: n.o.DataDir}
 	d.Name, d.Bridge = names(n.o.Instance)
-	if err := errors.Join(n.reaper.finish(), d.Destroy(context.Background())); err != nil {
+	if err := errors.Join(n.reaper.finish(), d.Destroy(ctx)); err != nil {
 		return fmt.Errorf("network %s: %w", d.Name, err)
 	}
 	return nil

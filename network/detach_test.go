@@ -209,16 +209,19 @@ esac`)
 	}
 }
 
-// A record that a power cut has emptied must not keep the pod from being detached.
+// A record that a power cut has emptied, or that has no usable configuration, must not keep the pod
+// from being detached.
 func TestDetachWithDamagedRecord(t *testing.T) {
 	o := options(t, "")
 	n := open(t, o)
-	p := pod(t, "p")
-	attach(t, n, p)
-	if err := os.Truncate(n.attachmentPath(p.ID), 0); err != nil {
-		t.Fatal(err)
+	for _, text := range []string{"", `{"version":1,"id":"p","config":null}`, `{"version":1,"id":"p","config":{"name":"n","plugins":[]}}`} {
+		p := pod(t, "p")
+		attach(t, n, p)
+		if err := os.WriteFile(n.attachmentPath(p.ID), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		detach(t, n, p)
 	}
-	detach(t, n, p)
 	destroy(t, n)
 }
 
@@ -298,7 +301,7 @@ func TestDetachWaitsForOrphanedAdd(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ctx.Value(lockKey{}) == nil {
+	if workOf(ctx) == nil {
 		t.Error("plugins do not inherit the lock")
 	}
 	short, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)

@@ -39,20 +39,58 @@ type runner struct {
 
 var _ invoke.Exec = (*runner)(nil)
 
+// A missing is the error of a plugin that is not there.
+type missing struct{ error }
+
+// refused reports whether err is of a plugin that cannot be called with its configuration.
+func refused(err error) bool {
+	if _, ok := errors.AsType[missing](err); ok {
+		return true
+	}
+	switch codeOf(err) {
+	case types.ErrIncompatibleCNIVersion, types.ErrUnsupportedField, types.ErrDecodingFailure, types.ErrInvalidNetworkConfig:
+		return true
+	}
+	return false
+}
+
+// codeOf returns the CNI code that a plugin gave with its error, 0 without one.
+func codeOf(err error) uint {
+	if said, ok := errors.AsType[*types.Error](err); ok {
+		return said.Code
+	}
+	return 0
+}
+
 // FindInPath returns the path of a plugin, or bridge.Type for the one without a file.
 func (r *runner) FindInPath(plugin string, dirs []string) (string, error) {
 	if plugin == bridge.Type {
 		return plugin, nil
 	}
-	return invoke.FindInPath(plugin, dirs)
+	path, err := invoke.FindInPath(plugin, dirs)
+	if err != nil {
+		return "", missing{err}
+	}
+	return path, nil
 }
 
 // ExecPlugin runs the plugin at path and returns what it wrote to stdout. When
 // ctx ends, the plugin and all its children are killed.
-func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
+func (r *runner) ExecPlugin(ctx context.Context, path string, stdin []byte, env []string) (out []byte, err error) {
 	if path == bridge.Type {
-		return r.call(ctx, stdin, env)
+		out, err = r.call(ctx, stdin, env)
+	} else {
+		out, err = r.exec(ctx, path, stdin, env)
 	}
+	// A plugin checks the version before it does anything. If it passes on that one of its own
+	// plugins has refused it, what it had made so far goes with the namespace.
+	if w := workOf(ctx); w != nil && codeOf(err) != types.ErrIncompatibleCNIVersion {
+		w.begun++
+	}
+	return out, err
+}
+
+func (r *runner) exec(ctx context.Context, path string, stdin []byte, env []string) ([]byte, error) {
 	for try := 0; ; try++ {
 		out, err := r.run(ctx, path, stdin, env)
 		// ETXTBSY: the plugin is being installed.
@@ -105,8 +143,8 @@ func (r *runner) run(ctx context.Context, path string, stdin []byte, env []strin
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	// A daemon that a plugin leaves behind may keep our pipes open.
 	cmd.WaitDelay = time.Second
-	if lock, ok := ctx.Value(lockKey{}).(*os.File); ok {
-		cmd.ExtraFiles = []*os.File{lock}
+	if w := workOf(ctx); w != nil {
+		cmd.ExtraFiles = []*os.File{w.lock}
 	}
 	end := stage.Enter(ctx, "cni."+name)
 	begin := time.Now()

@@ -8,8 +8,8 @@ import (
 )
 
 // Another runtime of the node has pods in the network of the configuration directory, whose plugins
-// support GC (CNI 1.1). A start of crispd does not affect these pods; only after a pod of ours has
-// used the network does crispd call GC for it.
+// support GC (CNI 1.1). A start of crispd does not affect these pods; only after one of crisp's
+// pods has used the network does crispd call GC for it.
 func TestFirstStartSparesTheOtherRuntimesPods(t *testing.T) {
 	o := options(t, "")
 	bin := t.TempDir()

@@ -5,26 +5,31 @@
 // *.conf, *.json), as in the other runtimes. A file that cannot be used is logged and skipped,
 // as in CRI-O: the node is ready if a good file follows; if none does, Status names the bad
 // ones. The default network (default.go) is used only if there is no configuration file at all:
-// a bad file means that somebody wants another network, and pods must not come up in the wrong
-// one. Nor is it used while Options.Awaited announces another one. The directory is watched; it
-// may be missing, and be removed and recreated. A file in use that can no longer be parsed stays
-// in use for ten seconds, as somebody may be writing it.
+// a bad file means that another network is wanted, and pods must not come up in the wrong one. Nor
+// is it used while Options.Awaited announces another one. The directory is watched; it may be
+// missing, and be removed and recreated. A file in use that can no longer be parsed stays in use
+// for ten seconds, as it may be being written.
 //
 // Records: an attachment is written to disk before ADD and removed after DEL (attachment.go),
 // with the configuration that ADD used. So DEL uses that configuration even if the file has
-// changed or gone since, and runs even if the daemon died during ADD or the node was rebooted:
+// changed or gone since, and runs even if the daemon died during ADD or the node was rebooted.
+// If ADD failed, DEL is only for the plugins that had begun. If DEL cannot work with the recorded
+// configuration, that of now is tried (detach.go): correcting it must free the pod.
 //
 //	<CacheDir>/attached/<id>.json  by us: configuration, arguments, capabilities
 //	<CacheDir>/attached/<id>.lock  locked while a plugin works on <id>
 //	<CacheDir>/results/…           by libcni: the result of ADD
-//	<CacheDir>/used/<network>      exists once a pod of ours has used the network
+//	<CacheDir>/used/<network>      exists once one of crisp's pods has used the network
 //
 // The default network's plugin (package bridge) is called in this process; all others are
 // executed.
 //
 // Failure: a plugin runs in its own process group and is killed with all its children when the
-// caller's context ends. DEL after a failed ADD runs on undo.Context. While a plugin runs, this
-// package holds no lock except that attachment's.
+// context of Attach or Detach ends. That is not the context of CRI's client: the server lets a
+// creation that its caller has left go on, up to its own limit (server/creations.go), because the
+// kubelet repeats the call. A sandbox whose ADD hangs is not listed meanwhile, and Detach waits for
+// its end. DEL after a failed ADD runs on undo.Context. While a plugin runs, this package holds no
+// lock except that attachment's.
 package network
 
 import (

@@ -16,10 +16,10 @@ import (
 )
 
 // An attachment's lock outlives the daemon that took it, through the plugin that has inherited
-// it. A dead daemon's plugin works for nothing: nobody waits for its result, and DEL follows. So
-// it gets a moment to exit, and is then killed, as it would have been when its caller's context
-// ended. The lock itself identifies it: its processes are those that have the file open. That
-// needs no record, and no PID that may have been reused.
+// it. No caller will use the result of a dead daemon's plugin, and DEL follows anyway. So it gets a
+// moment to exit, and is then killed, as it would have been when its caller's context ended. The
+// lock itself identifies it: its processes are those that have the file open. That needs no record,
+// and no PID that may have been reused.
 
 // orphanLife is how long the plugin of a dead daemon may keep running.
 const orphanLife = 5 * time.Second
@@ -76,9 +76,9 @@ func (h holder) kill(f *os.File) error {
 	if now, err := holders(f); err != nil || !slices.Contains(now, h) {
 		return nil
 	}
-	// Its group also has the children that have closed what they inherited. A daemon of ours
-	// created the group for a plugin, and the process of the pidfd is still in it, so the number
-	// cannot have been reused for another group.
+	// Its group also has the children that have closed what they inherited. crispd created the group
+	// for a plugin, and the process of the pidfd is still in it, so the number cannot have been reused
+	// for another group.
 	if h.group > 1 && h.group != unix.Getpgrp() {
 		unix.Kill(-h.group, unix.SIGKILL)
 	}

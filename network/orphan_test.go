@@ -28,7 +28,7 @@ func orphan(t *testing.T, n *Network, p Pod, attr *syscall.SysProcAttr, command 
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := ctx.Value(lockKey{}).(*os.File)
+	f := workOf(ctx).lock
 	cmd := exec.Command("sh", "-c", command)
 	cmd.SysProcAttr, cmd.ExtraFiles = attr, []*os.File{f}
 	out, err := cmd.StdoutPipe()

@@ -79,7 +79,7 @@ func needsRoot(t testing.TB) {
 	testenv.NeedRoot(t, "it makes networks")
 }
 
-// options returns the options of a new instance, of which nothing may be left when the test ends.
+// options returns the options of a new instance. Nothing of it may be left when the test ends.
 func options(t testing.TB, instance string) Options {
 	t.Helper()
 	needsRoot(t)
@@ -230,7 +230,7 @@ func detach(t testing.TB, n *Network, p Pod) {
 
 func destroy(t testing.TB, n *Network) {
 	t.Helper()
-	if err := n.Destroy(); err != nil {
+	if err := n.Destroy(t.Context()); err != nil {
 		t.Errorf("destroy: %v", err)
 	}
 }

@@ -115,8 +115,8 @@ func (n *Network) watch(ctx context.Context) {
 	}
 }
 
-// heal restores the default network's rules if they are gone. Somebody who flushes the host's
-// ruleset (`systemctl restart nftables` does) means only his own rules.
+// heal restores the default network's rules if they are gone. Who flushes the host's ruleset
+// (`systemctl restart nftables` does) means other rules.
 func (n *Network) heal(ctx context.Context) {
 	c := n.current.Load()
 	if c.ours == nil {
@@ -174,7 +174,7 @@ func (n *Network) beingWritten(old, c *conf) bool {
 	return time.Since(n.badSince) < writeGrace
 }
 
-// usable returns the configuration, or the reason why there is none. If there was none it reads
+// usable returns the configuration, or the reason for not having one. Without one it first reads
 // the directory again, to find a file even without events; likewise if the default network is in
 // use but another one is awaited.
 func (n *Network) usable() (*conf, error) {

@@ -54,8 +54,8 @@ type Net struct {
 	Subnets []netip.Prefix `json:"subnets"` // at most one per family; the first address of each is the bridge's
 	DataDir string         `json:"dataDir"` // the network's directory Name is created there
 
-	// Earlier are subnets that were in Subnets before, and of which pods may still have addresses.
-	// The bridge keeps its address for these pods, and they the masquerading and their host ports.
+	// Earlier are former Subnets. Pods may still have their addresses. The bridge keeps its address
+	// for these pods, and they the masquerading and their host ports.
 	Earlier []netip.Prefix `json:"subnetsEarlier,omitempty"`
 }
 

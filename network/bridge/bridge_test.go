@@ -195,10 +195,10 @@ func TestDamagedPorts(t *testing.T) {
 	if list, err := n.allElements(); err != nil || len(list) != 0 {
 		t.Errorf("elements are %v (err %v)", list, err)
 	}
-	if err := n.taken("b", []element{{Map: "any4", Key: "tcp . 80"}}); err != nil {
+	if err := n.conflict("b", []element{{Map: "any4", Key: "tcp . 80"}}); err != nil {
 		t.Error(err)
 	}
-	if err := n.taken("b", []element{{Map: "any4", Key: "tcp . 80"}, {Map: "any4", Key: "tcp . 80"}}); !errors.Is(err, fault.Exists) {
+	if err := n.conflict("b", []element{{Map: "any4", Key: "tcp . 80"}, {Map: "any4", Key: "tcp . 80"}}); !errors.Is(err, fault.Exists) {
 		t.Errorf("one port twice: %v", err)
 	}
 }

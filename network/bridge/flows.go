@@ -62,9 +62,9 @@ func udpPorts(list []element) []udpPort {
 // answers.
 type flow struct{ to, from netip.AddrPort }
 
-// dropMisled drops the flows to the host ports of list that do not lead to their pods: they
+// dropStaleFlows drops the flows to the host ports of list that do not lead to their pods: they
 // began while the ports were closed, or another pod's.
-func dropMisled(ctx context.Context, list []element) {
+func dropStaleFlows(ctx context.Context, list []element) {
 	byPort := make(map[uint16][]udpPort)
 	for _, r := range udpPorts(list) {
 		byPort[r.port] = append(byPort[r.port], r)
@@ -88,9 +88,9 @@ func dropMisled(ctx context.Context, list []element) {
 	})
 }
 
-// dropLed drops the flows that the host ports of list have led to their pods, which are going
+// dropFlowsTo drops the flows that the host ports of list have led to their pods, which are going
 // away.
-func dropLed(ctx context.Context, list []element) {
+func dropFlowsTo(ctx context.Context, list []element) {
 	pods := make(map[netip.AddrPort]bool)
 	for _, r := range udpPorts(list) {
 		pods[r.pod] = true

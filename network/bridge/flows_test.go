@@ -51,8 +51,8 @@ func TestKernelWithoutFlows(t *testing.T) {
 	sayOnce = sync.Once{} // if the test runs several times
 	ports := []element{{Map: "any4", Key: "udp . 53", Value: "10.1.0.2 . 53"}}
 	for range 3 {
-		dropMisled(t.Context(), ports)
-		dropLed(t.Context(), ports)
+		dropStaleFlows(t.Context(), ports)
+		dropFlowsTo(t.Context(), ports)
 	}
 	if got := strings.Count(log.String(), unix.EPROTONOSUPPORT.Error()); got != 1 {
 		t.Errorf("the log has it %d times:\n%s", got, log.String())
@@ -67,6 +67,6 @@ func TestNoFlowsForOthers(t *testing.T) {
 		return errors.ErrUnsupported
 	}
 	ports := []element{{Map: "any4", Key: "tcp . 53", Value: "10.1.0.2 . 53"}}
-	dropMisled(t.Context(), ports)
-	dropLed(t.Context(), ports)
+	dropStaleFlows(t.Context(), ports)
+	dropFlowsTo(t.Context(), ports)
 }

@@ -223,7 +223,7 @@ func waitUp(ctx context.Context, h *netlink.Handle, index int) (netlink.Link, er
 }
 
 // dropAddresses removes all addresses except link-local ones from a pod's device, if it exists:
-// nobody can reach the pod any more, and another may get its addresses.
+// the pod becomes unreachable, and another may get its addresses.
 func dropAddresses(path, ifName string) error {
 	return netns.Enter(path, func() error {
 		h, err := netlink.NewHandle(unix.NETLINK_ROUTE)

@@ -114,12 +114,12 @@ func (n *Net) ensureTable(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	dropMisled(ctx, ports)
+	dropStaleFlows(ctx, ports)
 	return nil
 }
 
-// restoreTable writes the table unless somebody else has meanwhile, and returns the elements
-// that it has written.
+// restoreTable writes the table unless another process has meanwhile, and returns the elements that
+// it has written.
 func (n *Net) restoreTable(ctx context.Context) ([]element, error) {
 	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
@@ -132,9 +132,9 @@ func (n *Net) restoreTable(ctx context.Context) ([]element, error) {
 	return n.writeTable(ctx)
 }
 
-// Heal writes the table again if the bridge exists but the table of this version does not:
-// somebody has flushed the ruleset, and the pods have neither a way out nor host ports, or the
-// subnets have changed. It reports whether there was no table.
+// Heal writes the table again if the bridge exists but the table of this version does not: the
+// ruleset was flushed, and the pods have neither a way out nor host ports, or the subnets have
+// changed. It reports whether there was no table.
 func (n *Net) Heal(ctx context.Context) (healed bool, err error) {
 	if _, ok := linkIndex(n.Bridge); !ok || chainExists(n.Name, n.marker()) {
 		return false, nil

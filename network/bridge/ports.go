@@ -107,7 +107,7 @@ func (n *Net) openPorts(ctx context.Context, id string, ports []PortMapping, add
 	if err != nil {
 		return err
 	}
-	dropMisled(ctx, led)
+	dropStaleFlows(ctx, led)
 	return nil
 }
 
@@ -119,7 +119,7 @@ func (n *Net) addPorts(ctx context.Context, id string, own []element) ([]element
 		return nil, err
 	}
 	defer unlock()
-	if err := n.taken(id, own); err != nil {
+	if err := n.conflict(id, own); err != nil {
 		return nil, err
 	}
 	// The file comes first: an element without a file would be leaked.
@@ -135,15 +135,15 @@ func (n *Net) addPorts(ctx context.Context, id string, own []element) ([]element
 		if again != nil {
 			ctx, cancel := undo.Context(ctx)
 			defer cancel()
-			return nil, errors.Join(err, again, n.takeBack(ctx, id))
+			return nil, errors.Join(err, again, n.removePorts(ctx, id))
 		}
 		return all, nil
 	}
 	return own, nil
 }
 
-// taken returns an error if another pod has one of the ports of id.
-func (n *Net) taken(id string, own []element) error {
+// conflict returns an error if another pod has one of the ports of id.
+func (n *Net) conflict(id string, own []element) error {
 	ids, err := n.portOwners()
 	if err != nil {
 		return err
@@ -184,19 +184,19 @@ func (n *Net) closePorts(ctx context.Context, id string) error {
 	if err != nil {
 		return err
 	}
-	err = n.takeBack(ctx, id)
+	err = n.removePorts(ctx, id)
 	unlock()
 	if err != nil {
 		return err
 	}
-	dropLed(ctx, own)
+	dropFlowsTo(ctx, own)
 	return nil
 }
 
-// takeBack removes the pod's elements from the table and then its file, which must exist as long
+// removePorts removes the pod's elements from the table and then its file, which must exist as long
 // as the table may have one of them: addresses are reused, and a leaked element would forward
 // its port to the next pod with the address. The caller holds the table's lock.
-func (n *Net) takeBack(ctx context.Context, id string) error {
+func (n *Net) removePorts(ctx context.Context, id string) error {
 	own, err := n.loadPorts(id)
 	if err != nil {
 		return err
@@ -276,13 +276,13 @@ func (n *Net) allElements() ([]element, error) {
 
 // sweepPorts removes the host ports of pods that are gone.
 func (n *Net) sweepPorts(ctx context.Context, gone func(id string) bool) error {
-	swept, err := n.takeAllBack(ctx, gone)
-	dropLed(ctx, swept)
+	swept, err := n.removePortsOf(ctx, gone)
+	dropFlowsTo(ctx, swept)
 	return err
 }
 
-// takeAllBack is takeBack for all pods that are gone. It returns their elements.
-func (n *Net) takeAllBack(ctx context.Context, gone func(id string) bool) (elements []element, err error) {
+// removePortsOf is removePorts for all pods that are gone. It returns their elements.
+func (n *Net) removePortsOf(ctx context.Context, gone func(id string) bool) (elements []element, err error) {
 	unlock, err := n.lock(ctx, tableLock)
 	if err != nil {
 		return nil, err

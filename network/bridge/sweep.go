@@ -47,8 +47,8 @@ func (n *Net) Destroy(ctx context.Context) error {
 	return nft(ctx, "delete table inet "+n.Name+"\n")
 }
 
-// vethPattern matches the names that vethName returns, so no port that somebody else has plugged
-// into the bridge.
+// vethPattern matches the names that vethName returns, and no port that another program has added
+// to the bridge.
 var vethPattern = regexp.MustCompile(`^veth[0-9a-f]{11}$`)
 
 // sweepLinks deletes the devices of all but keep.
