@@ -163,7 +163,6 @@ type cancelled struct {
 	r   io.Reader
 }
 
-// Read implements io.Reader.
 func (c *cancelled) Read(p []byte) (int, error) {
 	if err := c.ctx.Err(); err != nil {
 		return 0, err

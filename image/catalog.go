@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/opencontainers/go-digest"
+	"go.podman.io/image/v5/docker/reference"
 )
 
 // recordKind is the kind of an image's record; the record's id is the image ID without
@@ -28,11 +30,12 @@ type record struct {
 	Dirs        []layer.DirAttr   `json:",omitempty"` // see layer.Store.Inherit
 	Artifact    bool              `json:",omitempty"`
 	Encrypted   bool              `json:",omitempty"` // was pulled encrypted, and never otherwise
-	Sealed      []string          `json:",omitempty"` // those of Digests with encrypted layers
+	Sealed      []string          `json:",omitempty"` // those of Digests and Instances with encrypted layers
 	Proofs      []registry.Proof  `json:",omitempty"` // by manifest, those that were signed
 	Annotations map[string]string `json:",omitempty"` // of the manifest, see Image
 	Tags        []string
 	Digests     []string
+	Instances   []string `json:",omitempty"` // like Digests, with the digest of the one manifest in the list that was pulled
 	Created     time.Time
 	Updated     time.Time // when it last got a name
 }
@@ -87,7 +90,7 @@ func (e *entry) needsKey(digest string) bool {
 	return e.record.Encrypted || slices.Contains(e.record.Sealed, digest)
 }
 
-func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests) }
+func (e *entry) names() []string { return slices.Concat(e.Tags, e.Digests, e.record.Instances) }
 
 // newEntry makes an entry for the record r, which is on disk, and takes over layers.
 func (s *Store) newEntry(id string, r record, layers []*layer.Layer) (*entry, error) {
@@ -145,9 +148,9 @@ func (s *Store) List() []Image {
 	return images
 }
 
-// put publishes the image n under its ID, tags and digests, of which there may be none. An older
-// image that has one of the tags loses it. The layers are committed, and retained for put, which
-// takes them over or releases them.
+// put publishes the image n under its ID and its tags and digests, if any. An older image that has
+// one of the tags loses it. The layers are committed, and retained for put, which takes them over
+// or releases them.
 func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 	spare := layers
 	defer func() {
@@ -179,6 +182,7 @@ func (s *Store) put(n record, layers []*layer.Layer) (_ Image, err error) {
 	}
 	r.Tags = merge(r.Tags, n.Tags)
 	r.Digests = merge(r.Digests, n.Digests)
+	r.Instances = merge(r.Instances, n.Instances)
 	if ok && old.record.same(r) {
 		return old.Image, nil
 	}
@@ -254,4 +258,68 @@ func merge(a, b []string) []string {
 	all := slices.Concat(a, b)
 	slices.Sort(all)
 	return slices.Compact(all)
+}
+
+// Tag adds a tag to the image that ref names; an image that has the tag loses it.
+func (s *Store) Tag(ref, tag string) (Image, error) {
+	name, err := reference.ParseDockerRef(tag)
+	if err != nil {
+		return Image{}, fault.Invalid.Errorf("image name %q: %w", tag, err)
+	}
+	if _, digested := name.(reference.Digested); digested {
+		return Image{}, fault.Invalid.Errorf("image name %q: a tag cannot be a digest", tag)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e, err := s.find(ref)
+	if err != nil {
+		return Image{}, err
+	}
+	if slices.Contains(e.Tags, name.String()) {
+		return e.Image, nil
+	}
+	r := e.record
+	r.Tags, r.Updated = merge(r.Tags, []string{name.String()}), time.Now()
+	next, err := s.publish(e.hex(), r, e.layers)
+	if err != nil {
+		return Image{}, err
+	}
+	return next.Image, s.untag(next, []string{name.String()})
+}
+
+// pinning matches the names of pinned images.
+type pinning []*regexp.Regexp
+
+func newPinning(patterns []string) pinning {
+	var p pinning
+	for _, pattern := range patterns {
+		if pattern == "" {
+			continue
+		}
+		parts := strings.Split(pattern, "*")
+		for i := range parts {
+			parts[i] = regexp.QuoteMeta(parts[i])
+		}
+		p = append(p, regexp.MustCompile("^"+strings.Join(parts, ".*")+"$"))
+	}
+	return p
+}
+
+// match reports whether a pattern matches one of an image's names: in full, without tag or
+// digest, or as Docker shortens it.
+func (p pinning) match(names []string) bool {
+	for _, full := range names {
+		forms := []string{full}
+		if name, err := reference.ParseDockerRef(full); err == nil {
+			forms = append(forms, name.Name(), reference.FamiliarString(name), reference.FamiliarName(name))
+		}
+		for _, form := range forms {
+			for _, re := range p {
+				if re.MatchString(form) {
+					return true
+				}
+			}
+		}
+	}
+	return false
 }

@@ -11,7 +11,61 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/crisp-cri/crisp/test/oddfiles"
 )
+
+// Whatever is where a file about images could be, nothing waits for it, and it fails only the pulls
+// that it is about, in its own name.
+func TestOddFile(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	reg.Push("app", "v1", imagetest.Build(t, "gzip", "a"))
+	p := imagetest.NewPlace(t, reg)
+	in := func(name string) string { return filepath.Join(p.Dir, name) }
+	o := image.Settings{Settings: registry.Settings{
+		RegistriesConf: in("registries.conf"), RegistriesConfDir: in("registries.conf.d"), PolicyPath: in("p.json"), PolicyDir: in("ps"),
+		RegistriesDir: in("registries.d"), AuthFile: in("a.json"), AuthDir: in("as"), HostsDirs: []string{in("certs.d")},
+	}, KeysDir: in("ks")}
+	const nowhere = "127.0.0.1:1"
+	for name, tt := range map[string]struct {
+		host   string // of the pull that it concerns
+		others bool   // it concerns no other pulls
+	}{
+		"registries.conf.d/50.conf":          {reg.Host, false},
+		"registries.d/50.yaml":               {reg.Host, false},
+		"p.json":                             {reg.Host, false},
+		"a.json":                             {reg.Host, false},
+		"ps/team.json":                       {reg.Host, true},
+		"as/team.json":                       {reg.Host, true},
+		"certs.d/" + nowhere + "/hosts.toml": {nowhere, true},
+		"certs.d/" + nowhere + "/a.crt":      {nowhere, true},
+		"ks/a.pem":                           {"", true}, // concerns encrypted images
+	} {
+		imagetest.WriteFile(t, in("p.json"), `{"default":[{"type":"insecureAcceptAnything"}]}`)
+		odd := in(name)
+		imagetest.WriteFile(t, odd, "") // makes its directory
+		if err := os.Remove(odd); err != nil {
+			t.Fatal(err)
+		}
+		oddfiles.Each(t, odd, func(kind string) {
+			image.Check(o)
+			p.Reopen(image.Options{Settings: o})
+			must := kind == "pipe" || kind == "huge" || kind == "garbage" && !strings.HasSuffix(name, ".crt")
+			fine := strings.HasPrefix(name, "registries") && (kind == "empty" || kind == "link to /dev/null")
+			if must && tt.host != "" || tt.host == reg.Host { // any other kind may be as if it were not there
+				_, err := p.Store.Pull(t.Context(), tt.host+"/app:v1", registry.Caller{Namespace: "team"})
+				if err == nil && must || err != nil && (fine || !strings.Contains(err.Error(), odd)) {
+					t.Errorf("%s at %s: %v", kind, name, err)
+				}
+			}
+			if !tt.others {
+				return
+			}
+			if _, err := p.Store.Pull(t.Context(), reg.Host+"/app:v1", registry.Caller{}); err != nil {
+				t.Errorf("%s at %s: what it does not concern: %v", kind, name, err)
+			}
+		})
+	}
+}
 
 // Errors in a configuration file for images are reported at once, not at the next pull: by crispd
 // check, and in the log at each start and reload.

@@ -167,7 +167,7 @@ func TestWrongImageBlamesNoPlace(t *testing.T) {
 	mirror.Push("app", "v1", img)
 	origin.Push("app", "v1", img)
 	_, err := p.Store.Pull(t.Context(), origin.Host+"/app:v1", registry.Caller{})
-	failedWith(t, err, fault.Unavailable, "")
+	failedWith(t, err, fault.Invalid, "")
 	if n := origin.Asked("/v2/app/"); len(n) > 0 {
 		t.Errorf("the registry was asked: %v", n)
 	}

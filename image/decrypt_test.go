@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/crisp-cri/crisp/test/oddfiles"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -98,6 +99,7 @@ func TestEncryptedImage(t *testing.T) {
 	imagetest.WriteFile(t, filepath.Join(keys, "notes.txt"), "not a key")
 	imagetest.WriteFile(t, filepath.Join(keys, "other.pem"), other)
 	locked(ref)
+	oddfiles.Each(t, filepath.Join(keys, "odd.pem"), func(string) { locked(ref) })
 	if n := p.Layers(); n != 0 {
 		t.Errorf("%d layers on disk", n)
 	}

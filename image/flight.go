@@ -41,8 +41,12 @@ func (fs *flights) start(ctx context.Context) {
 
 // join runs work, or waits for a flight with the same key.
 func (fs *flights) join(ctx context.Context, to journey, work func(context.Context, *progress.Pull) (Image, error)) (Image, error) {
-	share := func() *flight { return &flight{progress: fs.tracker.New(to.image)} }
-	c, _ := fs.group.Join(ctx, to.key, share, func(ctx context.Context, f *flight) error {
+	share := func() *flight {
+		p := fs.tracker.New(to.image)
+		p.Join(to.pod) // here, as the work may run before Join returns
+		return &flight{progress: p}
+	}
+	c, mine := fs.group.Join(ctx, to.key, share, func(ctx context.Context, f *flight) error {
 		f.progress.Begin()
 		err := fault.Protect(func() (err error) {
 			f.img, err = work(ctx, f.progress)
@@ -51,7 +55,9 @@ func (fs *flights) join(ctx context.Context, to journey, work func(context.Conte
 		f.progress.End(err)
 		return err
 	})
-	c.Shared.progress.Join(to.pod)
+	if !mine {
+		c.Shared.progress.Join(to.pod)
+	}
 	defer c.Shared.progress.Leave(to.pod)
 	if err := c.Wait(ctx); err != nil {
 		return Image{}, err

@@ -31,7 +31,7 @@ type Records interface {
 	Load(kind, id string, v any) error
 	// IDs lists the records of a kind. Corrupt ones are left out.
 	IDs(kind string) ([]string, error)
-	// Remove forgets a record; it is no error if there is none.
+	// Remove forgets a record; a missing one is no error.
 	Remove(kind, id string) error
 }
 
@@ -69,7 +69,7 @@ type Settings struct {
 type Image struct {
 	ID          string            // "sha256:" and the digest of the config, in hex
 	Tags        []string          // full names with their tag, sorted: "docker.io/library/busybox:latest"
-	Digests     []string          // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"
+	Digests     []string          // full names with the digest that was pulled, sorted: "docker.io/library/busybox@sha256:…"; Get also knows that of the one manifest in a list
 	Size        uint64            // bytes in the unpacked layers and the config; never 0
 	Annotations map[string]string // annotations of its first manifest about the container that it is a checkpoint of; nil = none
 	Config      v1.Image          // as received; empty for an artifact

@@ -35,7 +35,7 @@ func TestFailedPullKeepsItsLayers(t *testing.T) {
 		bad := blob == last && broken
 		mu.Unlock()
 		if bad {
-			<-others
+			imagetest.Await(r, others)
 			http.Error(w, "", http.StatusBadGateway)
 		}
 		return bad

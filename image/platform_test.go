@@ -6,9 +6,11 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/test/imagetest"
+	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -131,4 +133,61 @@ func TestAttestationIsNotChosen(t *testing.T) {
 	reg.PushIndex("app", "alone", about)
 	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:alone", registry.Caller{})
 	failedWith(t, err, fault.NotFound, "")
+}
+
+// The manifest of this platform is a name of an image that was pulled by its list: with
+// imagePullPolicy Never, or without the registry, a pod that names it must start. It is not reported
+// as pulled. It goes with the image.
+func TestImageIsFoundByItsPlatformsManifest(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img, other := imagetest.Build(t, "gzip", "a"), imagetest.BuildOf(t, "gzip", v1.Image{Platform: v1.Platform{OS: "linux", Architecture: "s390x"}})
+	list := reg.PushIndex("app", "v1", other, img)
+	got := p.Pull(reg.Host + "/app:v1")
+	if want := reg.Host + "/app@" + list.String(); len(got.Digests) != 1 || got.Digests[0] != want {
+		t.Errorf("digests are %v, want %s", got.Digests, want)
+	}
+	name := reg.Host + "/app@" + img.Desc.Digest.String()
+	for range 2 {
+		if found, err := p.Store.Get(name); err != nil || found.ID != got.ID {
+			t.Errorf("image is %s (%v)", found.ID, err)
+		}
+		for _, none := range []string{reg.Host + "/app@" + other.Desc.Digest.String(), reg.Host + "/another@" + img.Desc.Digest.String()} {
+			if _, err := p.Store.Get(none); !errors.Is(err, fault.NotFound) {
+				t.Errorf("%s: %v", none, err)
+			}
+		}
+		p.Reopen(image.Options{})
+	}
+	if err := p.Store.Allowed(t.Context(), "", name, got.ID); err != nil {
+		t.Error(err)
+	}
+	if again := p.Pull(name); again.ID != got.ID || len(again.Digests) != 2 {
+		t.Errorf("pulled by it, the image is %+v", again)
+	}
+	if err := p.Store.Remove(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+	if _, err := p.Store.Get(name); !errors.Is(err, fault.NotFound) {
+		t.Errorf("after its removal: %v", err)
+	}
+}
+
+// The library verifies manifests by sha256 only. Another digest must be named as the reason: the
+// pull will never succeed, however often it is tried.
+func TestManifestByAnotherDigest(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	img := imagetest.Build(t, "gzip", "a")
+	sum := digest.SHA512.FromBytes(img.Manifest)
+	reg.Push("app", "v1", img)
+	img.Desc.Digest = sum
+	reg.PushIndex("app", "list", img)
+	for _, ref := range []string{"/app@" + sum.String(), "/app:list"} {
+		_, err := p.Store.Pull(t.Context(), reg.Host+ref, registry.Caller{})
+		failedWith(t, err, fault.Invalid, "")
+		if err == nil || !strings.Contains(err.Error(), "sha512") || !strings.Contains(err.Error(), "only digests by sha256") {
+			t.Errorf("%s: %v", ref, err)
+		}
+	}
 }

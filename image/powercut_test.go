@@ -54,7 +54,7 @@ func settingsOf(t testing.TB, registries ...*imagetest.Registry) image.Settings 
 
 // openRecords opens the records of a store below dir.
 func openRecords(dir string) (*checkpoint.Manager, error) {
-	return checkpoint.Open(filepath.Join(dir, "records"), slog.New(slog.DiscardHandler))
+	return checkpoint.Open(filepath.Join(dir, "records"), "", slog.New(slog.DiscardHandler))
 }
 
 // openBelow opens a store below dir, as after a boot.

@@ -125,6 +125,9 @@ func (s *Store) present(ctx context.Context, tag reference.Named, img *Image) fu
 // nil.
 func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin, c registry.Choice, tags, digests []string) (Image, error) {
 	m := record{Artifact: c.Artifact, Tags: tags, Digests: digests, Proofs: c.Proofs, Annotations: blob.CheckpointAnnotations(c.Data)}
+	if d := digest.FromBytes(c.Data); from.Repository() != "" && d != c.Top {
+		m.Instances = []string{from.Repository() + "@" + d.String()}
+	}
 	seen := s.seen(c, digests)
 	for i := range c.Layers {
 		c.Layers[i].Proven = seen != nil
@@ -137,9 +140,9 @@ func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin,
 		return Image{}, err
 	}
 	if m.Encrypted = slices.ContainsFunc(c.Layers, blob.IsEncrypted); m.Encrypted {
-		m.Sealed = digests
+		m.Sealed = slices.Concat(digests, m.Instances)
 	}
-	// Another image's config must not be available to everybody who knows its digest.
+	// Knowing the digest of another image's config must not be enough to get it.
 	if seen != nil {
 		m.Config = seen.record.Config
 	} else {
@@ -183,7 +186,7 @@ func (s *Store) unpackImage(ctx context.Context, p *progress.Pull, from blob.Ori
 		err = s.layers.CommitAll(ctx, layers)
 	}
 	if err == nil {
-		r.Dirs, err = s.layers.Inherit(layers)
+		r.Dirs, err = s.layers.Inherit(ctx, layers)
 	}
 	switch {
 	case err == nil:

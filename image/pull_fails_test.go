@@ -180,7 +180,7 @@ func TestPullOfNonsense(t *testing.T) {
 	wrong.Manifest = imagetest.MustJSON(t, m)
 	reg.Push("app", "wrong", wrong)
 	_, err := p.Store.Pull(t.Context(), reg.Host+"/app:wrong", registry.Caller{})
-	failedWith(t, err, fault.Unavailable, "")
+	failedWith(t, err, fault.Invalid, "")
 	evil := imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"../../evil": "x"}))
 	reg.Push("app", "evil", evil)
 	_, err = p.Store.Pull(t.Context(), reg.Host+"/app:evil", registry.Caller{})
@@ -206,7 +206,7 @@ func TestLayerOfFailedPull(t *testing.T) {
 		switch {
 		case strings.HasPrefix(r.URL.Path, "/v2/bad/") && strings.HasSuffix(r.URL.Path, digest.FromBytes(bad.Blobs[0]).String()):
 			badOnce.Do(func() { close(badBegun) })
-			<-goodWaits
+			imagetest.Await(r, goodWaits)
 			io.WriteString(w, "not the layer")
 			return true
 		case strings.HasPrefix(r.URL.Path, "/v2/good/") && strings.HasSuffix(r.URL.Path, digest.FromBytes(good.Blobs[1]).String()):

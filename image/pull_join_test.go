@@ -46,7 +46,7 @@ func TestPullsJoin(t *testing.T) {
 			}
 		}
 		if strings.HasSuffix(r.URL.Path, common) {
-			<-both
+			imagetest.Await(r, both)
 		}
 		return false
 	})
@@ -81,7 +81,7 @@ func TestPullDoesNotWaitForAnotherRegistry(t *testing.T) {
 	slow.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, blob) {
 			once.Do(func() { close(asked) })
-			<-goOn
+			imagetest.Await(r, goOn)
 		}
 		return false
 	})
@@ -117,7 +117,7 @@ func TestPullWithProvidedCredentialsIsNotShared(t *testing.T) {
 	reg.Intercept(func(w http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[0]).String()) {
 			close(begun)
-			<-goOn
+			imagetest.Await(r, goOn)
 		}
 		if user, _, _ := r.BasicAuth(); user == "me" {
 			return false

@@ -26,11 +26,11 @@ func TestPullTellsHowFarItIs(t *testing.T) {
 	mirror.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		if strings.HasSuffix(r.URL.Path, digest.FromBytes(img.Blobs[1]).String()) {
 			close(asked)
-			<-goOn
+			imagetest.Await(r, goOn)
 		}
 		return false
 	})
-	pulled := make(chan error)
+	pulled := make(chan error, 1)
 	go func() {
 		_, err := p.Store.Pull(t.Context(), origin.Host+"/app:v1", registry.Caller{Pod: "default/web"})
 		pulled <- err

@@ -12,7 +12,9 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
+	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/image/rootfs"
@@ -39,8 +41,8 @@ type Store struct {
 	end context.CancelFunc // of background work
 }
 
-// Open opens the store below o.Root, and creates it if there is none. It removes leftovers of a
-// crash, and incomplete images: they can be pulled again.
+// Open opens the store below o.Root, creating it if it is missing. It removes leftovers of a crash,
+// and incomplete images: they can be pulled again.
 func Open(ctx context.Context, o Options) (_ *Store, err error) {
 	if o.Log == nil {
 		o.Log = slog.Default()
@@ -95,10 +97,13 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 
 // Close ends pulls and background work. Mounts stay. The next Open continues pending removals.
 func (s *Store) Close() error {
+	late := time.AfterFunc(2*time.Second, s.end) // the next Open removes the rest
+	err := s.layers.DropKept()
+	late.Stop()
 	s.end()
 	s.pulls.wait()
 	s.rootfs.Close()
-	return s.layers.Close()
+	return errors.Join(err, s.layers.Close())
 }
 
 // RootFS returns the root file systems made from the images.
@@ -235,4 +240,10 @@ func (s *Store) forget(id string) (*entry, error) {
 	}
 	s.catalog.Store(c.without(e))
 	return e, nil
+}
+
+// Check reads the files that the settings name, as a pull would, and returns their problems, by
+// file.
+func Check(o Settings) []string {
+	return slices.Concat(registry.CheckFiles(o.Settings), blob.CheckKeys(o.KeysDir), registry.CheckHosts(o.Settings))
 }

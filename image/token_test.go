@@ -18,7 +18,7 @@ import (
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// A tokens is a registry's token service, of which only the last token is valid.
+// A tokens is a registry's token service. Only its last token is valid.
 type tokens struct {
 	mu     sync.Mutex
 	host   string

@@ -187,7 +187,7 @@ func TestPullsOfUnmovedTagJoin(t *testing.T) {
 	reg.Intercept(func(_ http.ResponseWriter, r *http.Request) bool {
 		if r.Method == http.MethodHead {
 			asked <- struct{}{}
-			<-goOn
+			imagetest.Await(r, goOn)
 		}
 		return false
 	})

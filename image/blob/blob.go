@@ -84,7 +84,8 @@ type Verifier struct {
 }
 
 // NewVerifier returns a reader of r, the content of b. A bad digest is fault.Invalid; content
-// of another size or digest is fault.Unavailable.
+// of another size or digest is fault.Unavailable. What has no known size comes from something that
+// is verified itself: another digest is fault.Invalid, and an early end is r's error.
 func NewVerifier(r io.Reader, b Blob) (*Verifier, error) {
 	v := &Verifier{r: r, blob: b, left: b.Size}
 	if b.Digest != "" {
@@ -96,7 +97,6 @@ func NewVerifier(r io.Reader, b Blob) (*Verifier, error) {
 	return v, nil
 }
 
-// Read implements io.Reader.
 func (v *Verifier) Read(p []byte) (int, error) {
 	if v.err != nil {
 		return 0, v.err
@@ -110,10 +110,13 @@ func (v *Verifier) Read(p []byte) (int, error) {
 	switch {
 	case v.blob.Size >= 0 && v.left < 0:
 		err = fault.Unavailable.Errorf("blob %s is longer than its %d bytes", v.blob.Digest, v.blob.Size)
-	case err == io.EOF && v.blob.Size >= 0 && v.left > 0, errors.Is(err, io.ErrUnexpectedEOF):
+	case v.left > 0 && (err == io.EOF || errors.Is(err, io.ErrUnexpectedEOF)):
 		err = fault.Unavailable.Errorf("blob %s ends %d bytes early", v.blob.Digest, v.left)
 	case err == io.EOF && v.check != nil && !v.check.Verified():
 		err = fault.Unavailable.Errorf("blob %s has another digest", v.blob.Digest)
+		if v.blob.Size < 0 {
+			err = fault.Invalid.Errorf("its content does not have the digest %s", v.blob.Digest)
+		}
 	default:
 		v.bad = false
 	}

@@ -23,7 +23,6 @@ type noted struct {
 	err error
 }
 
-// Read implements io.Reader.
 func (n *noted) Read(p []byte) (int, error) {
 	m, err := n.r.Read(p)
 	if err != nil {
@@ -47,13 +46,13 @@ func Decompress(r io.Reader) (io.ReadCloser, error) {
 		if err != nil {
 			return nil, fault.Invalid.Errorf("decompress: %w", err)
 		}
-		return &decompressor{z, from}, nil
+		return &derived{z, from, cannotDecompress}, nil
 	case bytes.HasPrefix(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}), isSkippable(magic):
 		z, err := zstd.NewReader(b, zstd.WithDecoderMaxWindow(maxWindow))
 		if err != nil {
 			return nil, fault.Invalid.Errorf("decompress: %w", err)
 		}
-		return &decompressor{z.IOReadCloser(), from}, nil
+		return &derived{z.IOReadCloser(), from, cannotDecompress}, nil
 	case bytes.HasPrefix(magic, []byte("BZh")), bytes.HasPrefix(magic, []byte{0xfd, '7', 'z', 'X', 'Z', 0}):
 		return nil, fault.Invalid.Errorf("compression by bzip2 or xz is not supported")
 	}
@@ -66,23 +65,29 @@ func isSkippable(magic []byte) bool {
 	return len(magic) >= 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:4], []byte{0x2a, 0x4d, 0x18})
 }
 
-// A decompressor blames the stream for an error in decompression, unless reading the stream
-// failed.
-type decompressor struct {
+// A derived reader blames the stream for an error of its own, unless reading the stream failed.
+type derived struct {
 	io.ReadCloser
-	from *noted
+	from  *noted
+	blame func(error) error
 }
 
-// Read implements io.Reader.
-func (e *decompressor) Read(p []byte) (int, error) {
-	n, err := e.ReadCloser.Read(p)
+func (d *derived) Read(p []byte) (int, error) {
+	n, err := d.ReadCloser.Read(p)
 	switch {
 	case err == nil || err == io.EOF:
 		return n, err
-	case e.from.err != nil && e.from.err != io.EOF:
-		return n, e.from.err
+	case d.from.err != nil && d.from.err != io.EOF:
+		return n, d.from.err
 	}
-	return n, fault.Invalid.Errorf("decompress: %w", err)
+	return n, d.blame(err)
+}
+
+func cannotDecompress(err error) error {
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		err = errors.New("the compressed stream is cut short")
+	}
+	return fault.Invalid.Errorf("decompress: %w", err)
 }
 
 // ArchiveError sets the kind of an error from reading a tar archive: Invalid if the archive or

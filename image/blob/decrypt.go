@@ -18,6 +18,7 @@ import (
 	encconfig "github.com/containers/ocicrypt/config"
 	"github.com/containers/ocicrypt/helpers"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 )
@@ -34,9 +35,9 @@ type Key struct {
 // IsEncrypted reports whether a layer is encrypted (ocicrypt, spec: "+encrypted").
 func IsEncrypted(b Blob) bool { return strings.HasSuffix(b.MediaType, "+encrypted") }
 
-// Unlock finds the keys of encrypted layers among those of the node, the files in dir; "" =
-// there are none. Layers already in the store need their keys too: that another caller could
-// decrypt them does not entitle this one.
+// Unlock finds the keys of encrypted layers among those of the node, the files in dir; "" = no
+// keys. Layers already in the store need their keys too: that another caller could decrypt them
+// does not entitle this one.
 func Unlock(layers []Blob, dir string, log *slog.Logger) error {
 	var keys *encconfig.DecryptConfig
 	for i := range layers {
@@ -75,11 +76,14 @@ func privateKeys(dir string, log *slog.Logger) (*encconfig.DecryptConfig, error)
 	}
 	for _, f := range files {
 		path := filepath.Join(dir, f.Name())
-		info, err := os.Stat(path)
-		if err != nil || !info.Mode().IsRegular() || strings.Contains(path, ":") { // what follows a colon would be a password
+		err := regular.CheckConfig(path)
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, regular.ErrOther) || strings.Contains(path, ":") { // what follows a colon would be a password
 			continue
 		}
-		cc, err := helpers.CreateDecryptCryptoConfig([]string{path}, nil)
+		var cc encconfig.CryptoConfig
+		if err == nil {
+			cc, err = helpers.CreateDecryptCryptoConfig([]string{path}, nil)
+		}
 		if err != nil {
 			log.Warn("key cannot be used", "path", path, "err", err)
 			continue
@@ -155,29 +159,13 @@ func (k *Key) Decrypt(r io.Reader) (io.Reader, error) {
 	if err != nil {
 		return nil, fault.Invalid.Errorf("decrypt: %w", err)
 	}
-	return &decrypter{plain, from}, nil
+	return &derived{io.NopCloser(plain), from, func(error) error {
+		// Not the library's text, which contains bytes of the key.
+		return fault.Invalid.Errorf("decrypt: it was changed, or has another key")
+	}}, nil
 }
 
-// A decrypter blames the stream or the key for an error, unless reading the stream failed. It
-// hides the library's text, which contains bytes of the key.
-type decrypter struct {
-	io.Reader
-	from *noted
-}
-
-// Read implements io.Reader.
-func (d *decrypter) Read(p []byte) (int, error) {
-	n, err := d.Reader.Read(p)
-	switch {
-	case err == nil || err == io.EOF:
-		return n, err
-	case d.from.err != nil && d.from.err != io.EOF:
-		return n, d.from.err
-	}
-	return n, fault.Invalid.Errorf("decrypt: it was changed, or has another key")
-}
-
-// CheckKeys reports which of the private keys in dir other users can read; "" = there are none.
+// CheckKeys returns the private keys in dir that other users can read; "" = no keys.
 func CheckKeys(dir string) []string {
 	if dir == "" {
 		return nil
@@ -189,7 +177,7 @@ func CheckKeys(dir string) []string {
 		if err != nil || !info.Mode().IsRegular() || info.Mode()&0o077 == 0 {
 			continue
 		}
-		if data, err := os.ReadFile(file); err == nil && bytes.Contains(data, []byte("PRIVATE KEY")) {
+		if data, err := regular.ReadFile(file, regular.MaxConfig); err == nil && bytes.Contains(data, []byte("PRIVATE KEY")) {
 			wrong = append(wrong, fmt.Sprintf("others than root may read the private key %s: it has mode %#o", file, info.Mode().Perm()))
 		}
 	}

@@ -12,11 +12,12 @@ import (
 	"go.podman.io/image/v5/types"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/testheap"
 )
 
 // FuzzManifest reads any manifest, of any type, with any config: it is refused with an
 // error of the right kind, or each of its layers can be fetched and verified against a
-// digest.
+// digest. It takes memory in proportion: an empty layer in a list has three bytes.
 func FuzzManifest(f *testing.F) {
 	const (
 		sum   = "sha256:4444444444444444444444444444444444444444444444444444444444444444"
@@ -36,7 +37,15 @@ func FuzzManifest(f *testing.F) {
 	}
 	f.Add([]byte(image), []byte(`{"rootfs": {"diff_ids": ["x"]}}`), v1.MediaTypeImageManifest)
 	f.Add([]byte(image), []byte(`null`), v1.MediaTypeImageManifest)
+	f.Add([]byte(strings.Replace(image, layer, strings.Repeat("{},", 20_000)+layer, 1)), []byte(config), v1.MediaTypeImageManifest)
+	f.Add([]byte(strings.Replace(index, `[{`, "["+strings.Repeat("{},", 20_000)+"{", 1)), []byte(config), v1.MediaTypeImageIndex)
+	f.Add([]byte(image), []byte(`{"history": [`+strings.Repeat("{},", 20_000)+`{}], "rootfs": {"diff_ids": [`+strings.Repeat(`"",`, 20_000)+`""]}}`), v1.MediaTypeImageManifest)
+	f.Add([]byte(image), []byte(strings.Repeat("[", 9_000)), v1.MediaTypeImageManifest)
 	f.Fuzz(func(t *testing.T, data, config []byte, kind string) {
+		begin := testheap.Allocated()
+		defer func() {
+			testheap.Bound{Base: 256 << 10, PerByte: 700}.Check(t, "bytes allocated", testheap.Allocated()-begin, len(data)+len(config))
+		}()
 		if kind == "" {
 			kind = manifest.GuessMIMEType(data)
 		}

@@ -78,7 +78,6 @@ func readSome(r io.Reader, buf []byte) (n int, err error) {
 	return n, err
 }
 
-// Read implements io.Reader.
 func (a *ReadAhead) Read(p []byte) (int, error) {
 	if len(a.rest) == 0 {
 		if a.chunk != nil {

@@ -28,11 +28,11 @@ func write(t *testing.T, build func(w *Writer) *Node) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	sum, err := w.Close(build(w), UUID{1})
+	sum, err := w.Close(t.Context(), build(w), UUID{1})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if again, err := Digest(f); err != nil || again != sum.Digest {
+	if again, err := Digest(t.Context(), f); err != nil || again != sum.Digest {
 		t.Errorf("the digest is %s, then %s (err %v)", sum.Digest, again, err)
 	}
 	return f.Name()
@@ -172,19 +172,19 @@ func TestDigest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want, err := Digest(bytes.NewReader(whole))
+	want, err := Digest(t.Context(), bytes.NewReader(whole))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, n := range []int{0, 100, BlockSize, len(whole) - 1} {
-		if _, err := Digest(bytes.NewReader(whole[:n])); !errors.Is(err, fault.Invalid) {
+		if _, err := Digest(t.Context(), bytes.NewReader(whole[:n])); !errors.Is(err, fault.Invalid) {
 			t.Errorf("cut to %d bytes: error is %v", n, err)
 		}
 	}
 	for _, at := range []int{superAt + 48, BlockSize + firstInode, len(whole) - 1} {
 		bad := bytes.Clone(whole)
 		bad[at] ^= 1
-		if got, err := Digest(bytes.NewReader(bad)); err != nil || got == want {
+		if got, err := Digest(t.Context(), bytes.NewReader(bad)); err != nil || got == want {
 			t.Errorf("byte %d was changed: %s (err %v)", at, got, err)
 		}
 	}

@@ -173,7 +173,7 @@ func FuzzWriter(f *testing.F) {
 		for n := 0; len(r.data) > 0 && n < 300; n++ {
 			r.add(t)
 		}
-		sum, err := w.Close(root, UUID{1})
+		sum, err := w.Close(t.Context(), root, UUID{1})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -197,7 +197,7 @@ func FuzzWriter(f *testing.F) {
 			t.Errorf("the tree that was read differs (-want +got):\n%.2000s", diff)
 		}
 		r.sameLinks(t, got)
-		digest, err := Digest(file)
+		digest, err := Digest(t.Context(), file)
 		if err != nil || digest != sum.Digest {
 			t.Errorf("the digest is %s, then %s (err %v)", sum.Digest, digest, err)
 		}

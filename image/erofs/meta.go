@@ -1,6 +1,7 @@
 package erofs
 
 import (
+	"context"
 	"encoding/binary"
 	"maps"
 	"math"
@@ -34,6 +35,7 @@ var order = binary.LittleEndian
 // A meta writes the metadata of a tree: it places all inodes, whose numbers the directories
 // need, then writes them, and behind them the data that does not fit beside them.
 type meta struct {
+	ctx   context.Context
 	w     *Writer
 	base  int64 // the first block
 	next  int64 // where the next inode can be, in bytes from there
@@ -75,6 +77,9 @@ func (m *meta) place(n, parent *Node) error {
 	if n.names++; n.names > 1 {
 		return nil
 	}
+	if err := m.ctx.Err(); err != nil {
+		return err
+	}
 	attrs, err := attrsSize(n.Attrs)
 	if err != nil {
 		return err
@@ -115,6 +120,9 @@ func (m *meta) place(n, parent *Node) error {
 
 // inode writes n at its place.
 func (m *meta) inode(n *Node) error {
+	if err := m.ctx.Err(); err != nil {
+		return err
+	}
 	if err := m.w.zeroes(m.base<<blockBits + int64(n.nid)*nidUnit - m.w.at); err != nil {
 		return err
 	}

@@ -2,6 +2,7 @@ package erofs
 
 import (
 	"bufio"
+	"context"
 	"io"
 	"math"
 	"os"
@@ -44,7 +45,6 @@ type Stream struct {
 	from int64
 }
 
-// Write implements io.Writer.
 func (s *Stream) Write(p []byte) (int, error) {
 	n, err := s.w.buf.Write(p)
 	s.w.at += int64(n)
@@ -90,12 +90,13 @@ func (w *Writer) zeroes(n int64) error {
 // file of a lower layer once it is copied up, and its inode number changes.
 type UUID [16]byte
 
-// Close writes the tree below root, a directory, and the superblock. The caller closes the file.
-func (w *Writer) Close(root *Node, id UUID) (Summary, error) {
+// Close writes the tree below root, a directory, and the superblock, unless ctx ends before. The
+// caller closes the file.
+func (w *Writer) Close(ctx context.Context, root *Node, id UUID) (Summary, error) {
 	if err := w.align(); err != nil {
 		return Summary{}, err
 	}
-	m := &meta{w: w, base: w.at >> blockBits, next: firstInode}
+	m := &meta{ctx: ctx, w: w, base: w.at >> blockBits, next: firstInode}
 	if err := m.tree(root); err != nil {
 		return Summary{}, err
 	}
@@ -109,6 +110,6 @@ func (w *Writer) Close(root *Node, id UUID) (Summary, error) {
 	if _, err := w.file.WriteAt(super, superAt); err != nil {
 		return Summary{}, err
 	}
-	m.sum.Digest, err = Digest(w.file)
+	m.sum.Digest, err = Digest(ctx, w.file)
 	return m.sum, err
 }

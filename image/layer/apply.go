@@ -29,7 +29,7 @@ func ApplyChanges(ctx context.Context, root string, r io.Reader, deleted []strin
 	if err != nil {
 		return &fs.PathError{Op: "open", Path: root, Err: err}
 	}
-	u := newUnpacker(fd, root)
+	u := newUnpacker(ctx, fd, root)
 	defer u.dirs.close()
 	for _, name := range deleted {
 		if err := ctx.Err(); err != nil {

@@ -52,9 +52,14 @@ func device(hdr *tar.Header) (kind uint32, dev uint64, err error) {
 	return kind, unix.Mkdev(uint32(hdr.Devmajor), uint32(hdr.Devminor)), nil
 }
 
-// xattrs returns the extended attributes of hdr that will be set.
+// maxAttrNames is the maximum length of a file's list of attributes, each name with its null byte:
+// listxattr(2) returns no longer one (XATTR_LIST_MAX).
+const maxAttrNames = 64 << 10
+
+// xattrs returns copies of the extended attributes of hdr that will be set.
 func xattrs(hdr *tar.Header) (map[string]string, error) {
 	var attrs map[string]string
+	size := 0
 	for record, value := range hdr.PAXRecords {
 		key, ok := strings.CutPrefix(record, "SCHILY.xattr.")
 		if !ok {
@@ -69,7 +74,10 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 		if attrs == nil {
 			attrs = make(map[string]string)
 		}
-		attrs[key] = value
+		if size += len(key) + 1; size > maxAttrNames {
+			return nil, fault.Invalid.Errorf("names of the file's attributes have more than %d bytes", maxAttrNames)
+		}
+		attrs[strings.Clone(key)] = strings.Clone(value)
 	}
 	return attrs, nil
 }

@@ -1,11 +1,10 @@
 package layer
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
-	"path"
-	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -26,21 +25,15 @@ const MaxPath = 3800
 // as its target has parts.
 const maxLookups = 1 << 16
 
-// Bounds for the names kept of a layer. A name can have 4 KB, which compress to almost nothing,
-// and all layers of a pull are unpacked at the same time.
-const (
-	maxNames = 512 << 20 // in memory while it is unpacked: some 3 million directories
-	maxShape = 16 << 20  // in its record, which stays in memory with the layer
-	nameCost = 80        // of a name, besides its bytes
-)
-
 // dirs opens the directories of a layer by name, never outside root, and creates missing ones.
 type dirs struct {
+	ctx  context.Context
 	root int    // descriptor of the layer's directory
 	path string // its path
 	open map[string]openDir
 
-	room    int // bytes of memory that names may still take, see maxNames
+	plain   bool // there are no whiteouts, and no marks
+	room    *room
 	opens   int // calls of openat(2) and openat2(2) so far
 	lookups int // steps that dangling links took so far
 
@@ -48,9 +41,8 @@ type dirs struct {
 	lastFD int
 	stale  []int // forgotten, but perhaps in use until the next get
 
-	made   map[string]bool // directories created without an entry
-	white  map[string]bool // whiteouts created so far
-	opaque []string        // directories that hide the layers below
+	white map[string]bool // whiteouts created so far
+	marks int             // directories created without an entry, which are marked, less those that got one
 }
 
 // An openDir is a descriptor of a directory, with the length of its path without links.
@@ -121,7 +113,7 @@ func (d *dirs) walk(name string) (openDir, error) {
 	d.opens++
 	dir.fd, err = unix.Openat(parent.fd, base, flags, 0)
 	if err == unix.ENOENT {
-		if err := d.mkdir(parent.fd, base, name); err != nil {
+		if err := d.mkdir(parent.fd, base); err != nil {
 			return openDir{}, err
 		}
 		dir.fd, err = unix.Openat(parent.fd, base, flags, 0)
@@ -155,7 +147,7 @@ func (d *dirs) whole(name string) (openDir, error) {
 }
 
 // mkdir creates a directory that the layer has no entry for, or not yet.
-func (d *dirs) mkdir(parent int, base, name string) error {
+func (d *dirs) mkdir(parent int, base string) error {
 	if err := unix.Mkdirat(parent, base, 0o755); err != nil {
 		return os.NewSyscallError("mkdirat", err)
 	}
@@ -166,17 +158,15 @@ func (d *dirs) mkdir(parent int, base, name string) error {
 	if err := unix.Fchmodat(parent, base, 0o755, 0); err != nil {
 		return os.NewSyscallError("fchmodat", err)
 	}
-	d.made[name] = true
-	return d.keep(name)
+	if d.plain {
+		return nil
+	}
+	d.marks++
+	return setMark(parent, base, OverlayImplied)
 }
 
 // keep accounts for a name kept until the layer is unpacked.
-func (d *dirs) keep(name string) error {
-	if d.room -= len(name) + nameCost; d.room < 0 {
-		return fault.Invalid.Errorf("names of the layer's directories and whiteouts take more than %d bytes", maxNames)
-	}
-	return nil
-}
+func (d *dirs) keep(name string) error { return d.room.wait(d.ctx, len(name)+nameCost) }
 
 // reveal creates a directory where the layer itself has a whiteout: the contents below stay
 // hidden.
@@ -185,10 +175,10 @@ func (d *dirs) reveal(parent int, base, name string) (int, error) {
 	if err := unix.Unlinkat(parent, base, 0); err != nil {
 		return -1, os.NewSyscallError("unlink", err)
 	}
-	if err := d.mkdir(parent, base, name); err != nil {
+	if err := d.mkdir(parent, base); err != nil {
 		return -1, err
 	}
-	if err := d.hide(parent, base, name); err != nil {
+	if err := setMark(parent, base, OverlayOpaque); err != nil {
 		return -1, err
 	}
 	return unix.Openat(parent, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -261,26 +251,17 @@ func (l lookups) Lstat(name string) (os.FileInfo, error) {
 
 func (l lookups) Readlink(name string) (string, error) { return os.Readlink(name) }
 
-// explicit records that the layer has an entry for the directory name after all.
-func (d *dirs) explicit(name string) { delete(d.made, name) }
-
-// implied returns the directories created without an entry, sorted, except those that later
-// entries have removed.
-func (d *dirs) implied() []string {
-	var names []string
-	for name := range d.made {
-		parent, base := path.Split(name)
-		dir, err := d.find(path.Clean(parent))
-		if err != nil {
-			continue
-		}
-		if isDir(dir, base) {
-			names = append(names, name)
-		}
-		unix.Close(dir)
+// explicit records that the layer has an entry for a directory that was there already.
+func (d *dirs) explicit(parent int, base string) error {
+	err := unix.Lremovexattr(FDPath(parent)+"/"+base, OverlayImplied)
+	switch err {
+	case nil:
+		d.marks--
+	case unix.ENODATA, unix.ENOTSUP:
+	default:
+		return os.NewSyscallError("removexattr", err)
 	}
-	slices.Sort(names)
-	return names
+	return nil
 }
 
 // flush forgets all directories: names may refer to others now.
@@ -293,6 +274,7 @@ func (d *dirs) flush() {
 }
 
 func (d *dirs) close() {
+	d.room.leave()
 	d.flush()
 	for _, fd := range append(d.stale, d.root) {
 		unix.Close(fd)

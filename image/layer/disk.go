@@ -19,9 +19,9 @@ import (
 // reported to another sync. So one is kept open for the store's life, and the errors that it
 // reports are counted.
 //
-// A sync waits for the pages of everybody who writes to that disk, and cannot be interrupted. So
-// no caller owns it: a caller who gives up leaves it running, and all who come while one is
-// under way share the next.
+// A sync waits for the pages of all who write to that disk, and cannot be interrupted. So no caller
+// owns it: a caller who gives up leaves it running, and all who come while one is under way share
+// the next.
 type disk struct {
 	fd     int
 	syncfs func(fd int) error // unix.Syncfs

@@ -63,8 +63,8 @@ func TestSyncIsSharedAndGivenUp(t *testing.T) {
 	})
 }
 
-// An error of a sync whose caller has given up is reported to all whose files it may
-// concern.
+// An error of a sync is reported for all files that it may concern, although the caller of the sync
+// has given up.
 func TestLossOfASyncThatWasGivenUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d, _, end := slowDisk()

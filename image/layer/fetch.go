@@ -21,7 +21,6 @@ type counted struct {
 	r   io.Reader
 }
 
-// Read implements io.Reader.
 func (c counted) Read(p []byte) (int, error) {
 	n, err := c.r.Read(p)
 	stage.Count(c.ctx, "bytes", int64(n))
@@ -74,8 +73,9 @@ func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID diges
 		files.Close()
 		plain.Close()
 		if _, other := io.Copy(io.Discard, ahead); other != nil {
-			err = other
+			return sh, other
 		}
+		err = fmt.Errorf("blob %s: %w", b.Digest, err)
 	}
 	return sh, err
 }

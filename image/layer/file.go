@@ -10,13 +10,8 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/image/blob"
-	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
 )
-
-// maxSparse bounds the claimed sizes of the sparse files of one layer: each has to be read
-// through, holes included.
-const maxSparse = 1 << 40
 
 // flushSize is the size from which a file's pages are written out at once, which leaves less for
 // the syncfs(2) at the end of the pull.
@@ -26,10 +21,9 @@ const flushSize = 256 << 10
 func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *tar.Header, attrs map[string]string, content io.Reader) (err error) {
 	sparse := isSparse(hdr)
 	if sparse {
-		if hdr.Size > maxSparse-u.sparse {
-			return fault.Invalid.Errorf("sparse files of the layer hold more than %d bytes", int64(maxSparse))
+		if err := u.growth.claim(hdr.Size); err != nil {
+			return err
 		}
-		u.sparse += hdr.Size
 	}
 	var fd int
 	err = u.make(dir, name, base, func() (err error) {
@@ -45,7 +39,7 @@ func (u *unpacker) file(ctx context.Context, dir int, name, base string, hdr *ta
 		}
 	}()
 	// A container's files may be sparse, which a plain stream does not show.
-	if err := u.fill(ctx, fd, content, hdr.Size, sparse || u.plain); err != nil {
+	if err := u.fill(ctx, fd, content, hdr.Size, sparse || u.dirs.plain); err != nil {
 		return err
 	}
 	// Even if it is root's: in a set-group-ID directory it has inherited the group.

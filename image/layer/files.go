@@ -1,14 +1,18 @@
 package layer
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
+	"math"
 	"os"
 	"path/filepath"
+	"slices"
+	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/image/erofs"
@@ -33,19 +37,70 @@ func (r record) name() string {
 	return treeRecord
 }
 
-// readRecord reads the record of the layer in dir.
-func readRecord(dir string) (r record, err error) {
-	data, err := atomicfile.Read(filepath.Join(dir, treeRecord))
+// maxRecord is how much of a record is read at start, in bytes.
+const maxRecord = 64 << 10
+
+// readRecord reads the record of the layer in dir, without its lists.
+func readRecord(dir string) (record, error) {
+	r, err := decodeRecord(dir, maxRecord)
+	if err != nil {
+		return record{}, err
+	}
+	sh := &r.Shape
+	sh.Listed, sh.Implied = len(sh.Implied) > 0, nil
+	if hides := slices.Contains(sh.Opaque, "."); hides {
+		sh.Opaque = []string{"."}
+	} else {
+		sh.Opaque = nil
+	}
+	return r, nil
+}
+
+// listed returns the shape of l with the list that its record may have.
+func (ls *Store) listed(l *Layer) (shape, error) {
+	sh := l.record.Shape
+	if !sh.Listed {
+		return sh, nil
+	}
+	r, err := decodeRecord(ls.path(l.DiffID), math.MaxInt64)
+	sh.Implied = r.Shape.Implied
+	return sh, err
+}
+
+// decodeRecord decodes the record in dir. If it has more than the given bytes, its lists are cut
+// off, and something is left of the one that is not empty.
+func decodeRecord(dir string, most int64) (r record, err error) {
+	data, size, err := atomicfile.ReadFirst(filepath.Join(dir, treeRecord), most)
 	if errors.Is(err, fs.ErrNotExist) {
-		data, err = atomicfile.Read(filepath.Join(dir, imageRecord))
+		r.EROFS = true
+		data, size, err = atomicfile.ReadFirst(filepath.Join(dir, imageRecord), most)
 	}
 	if err != nil {
 		return record{}, err
 	}
+	if size > most {
+		data = cutLists(data)
+	}
 	if err := json.Unmarshal(data, &r); err != nil {
 		return record{}, fault.Invalid.Errorf("record: %w", err)
 	}
+	r.size = size
 	return r, nil
+}
+
+// cutLists completes the beginning of a record that is too long. Only the lists of its shape can be
+// so long, and what comes after them is not needed: the registry is asked again for what the layer
+// came from. A quote within a path has a backslash, so paths cannot pass for what is searched.
+func cutLists(head []byte) []byte {
+	before, lists, ok := bytes.Cut(head, []byte(`"Opaque":[`))
+	if !ok {
+		before, _, _ = bytes.Cut(head, []byte(`"Implied":[`))
+	}
+	rest := `"Implied":["."]}}`
+	if bytes.Contains(lists, []byte(`"."`)) {
+		rest = `"Opaque":["."],` + rest
+	}
+	return append(slices.Clone(before), rest...)
 }
 
 // Files returns where a committed layer's files are, which are read-only and shared: a directory
@@ -71,9 +126,10 @@ func (ls *Store) open(l *Layer) (fd int, err error) {
 }
 
 // unpacker returns the function that makes the layer of b. It starts over from another place if
-// what was received is damaged.
-func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest) fillFunc {
+// what was received is damaged. Claimed are the sizes of the image's sparse files so far.
+func (ls *Store) unpacker(from blob.Origin, b blob.Blob, id digest.Digest, claimed *atomic.Int64) fillFunc {
 	return func(ctx context.Context, dir string, g *growth) (r record, err error) {
+		g.claimed = claimed
 		again := false
 		err = blob.Fetch(ctx, from, b, func() error {
 			if again {
@@ -101,7 +157,7 @@ func (ls *Store) make(ctx context.Context, from blob.Origin, b blob.Blob, id dig
 			sh, r.Sum, err = asImage(ctx, stream, dir, uuidOf(b.Identity(id)), g)
 			return sh, err
 		})
-		if !errors.Is(err, errManyFiles) {
+		if !errors.Is(err, errManyFiles) && !errors.Is(err, errNoRoom) {
 			return r, err
 		}
 		// As a directory it need not fit into memory.
@@ -178,5 +234,5 @@ func (ls *Store) check(ctx context.Context, l *Layer) (string, error) {
 		return "", err
 	}
 	defer f.Close()
-	return erofs.Digest(f)
+	return erofs.Digest(ctx, f)
 }

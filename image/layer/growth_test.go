@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -89,5 +90,39 @@ func TestPanicOfAnUnpackerIsAnError(t *testing.T) {
 	}
 	if err := ls.release(l); err != nil {
 		t.Error(err)
+	}
+}
+
+// Sparse files cost the reading of their holes, in whichever layer of an image they are.
+func TestSparseFilesOfAnImageAreBounded(t *testing.T) {
+	var claimed atomic.Int64
+	first, second := &growth{claimed: &claimed}, &growth{claimed: &claimed}
+	if err := first.claim(maxSparse - 1); err != nil {
+		t.Error(err)
+	}
+	if err := second.claim(2); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v, want one that blames the image", err)
+	}
+	if err := new(growth).claim(maxSparse + 1); !errors.Is(err, fault.Invalid) {
+		t.Errorf("error is %v for a single file", err)
+	}
+	claimed.Store(maxSparse - 1)
+	first.restart() // it is fetched again
+	if err := first.claim(maxSparse - 1); err != nil {
+		t.Errorf("when a layer starts over: %v", err)
+	}
+}
+
+// A daemon that ends does not wait until the files of layers under way are deleted: the next start
+// does it.
+func TestClosingLeavesLayersUnderWay(t *testing.T) {
+	_, ls := openEmpty(t)
+	ls.end()
+	failed := errors.New("the caller has left")
+	_, _, err := ls.acquire(t.Context(), digest.FromString("a"), source{}, func(_ context.Context, dir string, _ *growth) (record, error) {
+		return record{}, errors.Join(failed, os.Mkdir(filepath.Join(dir, "part"), 0o700))
+	})
+	if left, _ := os.ReadDir(ls.staging); !errors.Is(err, failed) || len(left) != 1 {
+		t.Errorf("error is %v, left in staging %v", err, left)
 	}
 }

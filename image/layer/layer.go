@@ -50,6 +50,7 @@ type record struct {
 	Shape  shape
 	From   source `json:",omitzero"`  // what it was unpacked from
 	EROFS  bool   `json:",omitempty"` // a file instead of a directory
+	size   int64  // of the record itself, in bytes
 }
 
 // A Layer is one layer, unpacked or being unpacked.
@@ -212,7 +213,7 @@ func (ls *Store) unpack(ctx context.Context, l *Layer, src source, fill fillFunc
 	ls.learn(l, src)
 	unwanted, late := ls.arrive(l)
 	if late {
-		if err := tree.Remove(context.WithoutCancel(ctx), l.tempDir); err != nil {
+		if err := tree.Remove(ls.removals.life, l.tempDir); err != nil {
 			ls.log.Error("layer that was unpacked twice was not removed", "layer", l.DiffID, "err", err)
 		}
 		l.err = errOvertaken
@@ -288,7 +289,7 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, src source, fill fi
 	}
 	defer func() {
 		if err != nil {
-			err = errors.Join(err, tree.Remove(context.WithoutCancel(ctx), dir))
+			err = errors.Join(err, tree.Remove(ls.removals.life, dir))
 		}
 	}()
 	err = fault.Protect(func() (err error) {
@@ -303,7 +304,7 @@ func (ls *Store) unpackToTemp(ctx context.Context, l *Layer, src source, fill fi
 	if err != nil {
 		return err
 	}
-	l.tempDir = dir
+	l.tempDir, l.record.size = dir, int64(len(data))
 	return os.WriteFile(filepath.Join(dir, l.record.name()), data, 0o600)
 }
 
@@ -347,17 +348,19 @@ func (ls *Store) release(l *Layer) error {
 
 // drop deletes a layer that is going. The files of one that was part of an image are deleted
 // later: that can take long (a disk mounted with discard is told of each), and no caller need
-// wait for it. The layers of a failed pull are deleted at once.
+// wait for it. The layers of a failed pull are deleted at once, unless the store closes: then the
+// next Open does it.
 //
 // A layer that cannot be deleted now stays, can be used again, and is deleted by Retry.
 func (ls *Store) drop(l *Layer) error {
 	var whole bool
-	var err error
-	if l.committed.Load() {
-		whole, err = ls.Discard(ls.path(l.DiffID), l.record.usage())
-	} else {
-		err = tree.Remove(context.Background(), l.tempDir)
-	}
+	err := fault.Protect(func() (err error) { // who wants the layer again waits until it is gone
+		if l.committed.Load() {
+			whole, err = ls.Discard(ls.path(l.DiffID), l.record.usage())
+			return err
+		}
+		return tree.Remove(ls.removals.life, l.tempDir)
+	})
 	ls.mu.Lock()
 	if l.stuck = err != nil && whole; !l.stuck {
 		ls.forget(l)
@@ -417,7 +420,7 @@ func (ls *Store) Discard(path string, u Usage) (whole bool, err error) {
 			return true, err
 		}
 	}
-	return false, tree.Remove(context.Background(), path)
+	return false, tree.Remove(ls.removals.life, path)
 }
 
 // RetainAll retains layers on disk: all of them or none.

@@ -49,7 +49,7 @@ func TestLayerOfManyFiles(t *testing.T) {
 		_, ls := openEmpty(t)
 		ls.erofs = true
 		dir, g := t.TempDir(), new(growth)
-		r, err := ls.unpacker(o, b, b.Digest)(t.Context(), dir, g)
+		r, err := ls.unpacker(o, b, b.Digest, nil)(t.Context(), dir, g)
 		if err != nil {
 			t.Fatal(err)
 		}

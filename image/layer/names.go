@@ -1,10 +1,8 @@
 package layer
 
 import (
-	"errors"
 	"maps"
 	"path"
-	"slices"
 	"strings"
 
 	"github.com/crisp-cri/crisp/image/erofs"
@@ -19,11 +17,14 @@ const maxSteps = 1 << 28
 // maxLinks is the maximum number of links in a path, as on Linux (path_resolution(7)).
 const maxLinks = 40
 
-// errManyFiles is the error for a layer too large to be kept in memory.
-var errManyFiles = errors.New("files of the layer take too much memory")
-
-// nodeCost is the memory of a file in bytes, besides its name and attributes.
-const nodeCost = 240
+// The memory that a tree takes, in bytes: of a file besides its name, target and attributes; of a
+// directory besides that, which has maps; and of attributes besides each one's nameCost. Strings
+// kept in it are copies: one from a header would hold all of that, which can be a MiB.
+const (
+	nodeCost  = 240
+	dirCost   = 400
+	attrsCost = 300
+)
 
 // names is the tree of a layer in memory, with a layer's rules: missing parents are created, a
 // later entry replaces an earlier one, and links lead where they would if the layer were the
@@ -33,7 +34,7 @@ type names struct {
 	dirs  map[*erofs.Node]*dir
 	white map[whiteoutName]bool // whiteouts so far
 
-	room  int // bytes of memory that files may still take, see maxNames
+	room  *room
 	steps int // names looked up so far
 
 	last    string // the last requested directory
@@ -54,7 +55,7 @@ type whiteoutName struct {
 	base string
 }
 
-func newNames(room int) names {
+func newNames(room *room) names {
 	t := names{dirs: make(map[*erofs.Node]*dir), white: make(map[whiteoutName]bool), room: room}
 	t.root = t.made(nil)
 	t.root.parent = t.root
@@ -87,12 +88,15 @@ func checkName(base string) error {
 	return nil
 }
 
-// keep accounts for memory that the tree takes.
-func (t *names) keep(bytes int) error {
-	if t.room -= bytes; t.room < 0 {
-		return fault.Invalid.Errorf("%w: more than %d bytes", errManyFiles, maxNames)
+// costOf is the memory that attributes take.
+func costOf(attrs map[string]string) (bytes int) {
+	if len(attrs) > 0 {
+		bytes = attrsCost
 	}
-	return nil
+	for key, value := range attrs {
+		bytes += len(key) + len(value) + nameCost
+	}
+	return bytes
 }
 
 // dir returns the directory name, a clean path or ".", and creates missing parts.
@@ -145,7 +149,7 @@ func (t *names) walk(name string, create bool) (*dir, error) {
 			}
 			rest = n.Target + "/" + rest
 		case n == nil && create, create && t.white[whiteoutName{at, base}]:
-			d, err := t.mkdir(at, base)
+			d, err := t.mkdir(at, strings.Clone(base))
 			if err != nil {
 				return nil, err
 			}
@@ -177,30 +181,32 @@ func (t *names) add(at *dir, base string, d *dir) error {
 	// Where the layer itself has a whiteout, the content below stays hidden.
 	if white := (whiteoutName{at, base}); t.white[white] {
 		delete(t.white, white)
-		d.hide()
+		if err := t.hide(d); err != nil {
+			return err
+		}
 	}
 	at.Entries[base] = d.Node
-	return t.keep(2*nodeCost + len(base))
+	return t.room.take(nodeCost + dirCost + len(base))
 }
 
 // hide makes d hide its contents in the layers below.
-func (d *dir) hide() {
+func (t *names) hide(d *dir) error {
+	if d.opaque {
+		return nil
+	}
 	d.opaque = true
 	if d.Attrs == nil {
 		d.Attrs = make(map[string]string)
 	}
 	d.Attrs[OverlayOpaque] = "y"
+	return t.room.take(attrsCost)
 }
 
 // put gives n the name base in the directory at, replacing what had it.
 func (t *names) put(at *dir, base string, n *erofs.Node) error {
 	t.clear(at, base)
 	at.Entries[base] = n
-	size := nodeCost + len(base) + len(n.Target)
-	for key, value := range n.Attrs {
-		size += len(key) + len(value) + nameCost
-	}
-	return t.keep(size)
+	return t.room.take(nodeCost + len(base) + len(n.Target) + costOf(n.Attrs))
 }
 
 // clear removes the entry base from the directory at.
@@ -237,7 +243,9 @@ func (t *names) directory(at *dir, base string, n *erofs.Node) error {
 		t.clear(at, base)
 		d = t.made(at)
 		if hides {
-			d.hide()
+			if err := t.hide(d); err != nil {
+				return err
+			}
 		}
 		if err := t.add(at, base, d); err != nil {
 			return fault.Invalid.Errorf("make directory: %w", err)
@@ -245,11 +253,7 @@ func (t *names) directory(at *dir, base string, n *erofs.Node) error {
 	}
 	d.implied = false
 	d.take(n)
-	size := 0
-	for key, value := range n.Attrs {
-		size += len(key) + len(value) + nameCost
-	}
-	return t.keep(size)
+	return t.room.take(costOf(n.Attrs))
 }
 
 // link makes name, which is base in the directory at, a hard link to an earlier entry.
@@ -282,14 +286,13 @@ func (t *names) link(at *dir, base, name, target string) error {
 		return err
 	}
 	at.Entries[base] = n
-	return t.keep(nameCost + len(base))
+	return t.room.take(nameCost + len(base))
 }
 
 // whiteout makes a whiteout for the name hidden, see unpacker.whiteout.
 func (t *names) whiteout(at *dir, hidden string) error {
 	if whiteoutPrefix+hidden == whiteoutOpaque {
-		at.hide()
-		return nil
+		return t.hide(at)
 	}
 	if hidden == "" || hidden == "." || hidden == ".." {
 		return fault.Invalid.Errorf("whiteout of nothing")
@@ -299,34 +302,28 @@ func (t *names) whiteout(at *dir, hidden string) error {
 	}
 	if n := at.Entries[hidden]; n != nil {
 		if n.IsDir() {
-			t.dirs[n].hide()
+			return t.hide(t.dirs[n])
 		}
 		return nil
 	}
 	t.white[whiteoutName{at, hidden}] = true
 	at.Entries[hidden] = &erofs.Node{Mode: unix.S_IFCHR}
-	return t.keep(2*nodeCost + len(hidden))
+	return t.room.take(2*nodeCost + len(hidden))
 }
 
-// marked returns the paths of directories created without an entry, and of those that hide what
-// is below, sorted.
-func (t *names) marked() (implied, opaque []string) {
-	var visit func(d *dir, name string)
-	visit = func(d *dir, name string) {
-		if d.implied {
-			implied = append(implied, name)
+// mark marks the directories without an entry, and reports whether there are any.
+func (t *names) mark() (marked bool) {
+	only := map[string]string{OverlayImplied: "y"} // most have no other attribute
+	for n, d := range t.dirs {
+		switch {
+		case !d.implied:
+			continue
+		case len(n.Attrs) == 0:
+			n.Attrs = only
+		default:
+			n.Attrs[OverlayImplied] = "y"
 		}
-		if d.opaque {
-			opaque = append(opaque, name)
-		}
-		for base, n := range d.Entries {
-			if child := t.dirs[n]; child != nil {
-				visit(child, path.Join(name, base))
-			}
-		}
+		marked = true
 	}
-	visit(t.root, ".")
-	slices.Sort(implied)
-	slices.Sort(opaque)
-	return implied, opaque
+	return marked
 }

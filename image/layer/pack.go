@@ -6,7 +6,6 @@ import (
 	"io"
 	"os"
 	"path"
-	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +25,6 @@ type packer struct {
 	names  names
 	w      *erofs.Writer
 	shape  shape
-	sparse int64 // bytes claimed by sparse files so far
 	buf    []byte
 	growth *growth
 }
@@ -41,17 +39,18 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 	if err != nil {
 		return shape{}, erofs.Summary{}, err
 	}
-	p := &packer{names: newNames(packRoom), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
+	p := &packer{names: newNames(memory.room(packRoom)), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
+	defer p.names.room.leave()
 	tr := tar.NewReader(r)
 	err = eachEntry(ctx, tr, func(hdr *tar.Header) error { return p.entry(ctx, hdr, tr) })
 	if err != nil {
 		return shape{}, erofs.Summary{}, err
 	}
-	p.shape.Implied, p.shape.Opaque = p.names.marked()
-	if err := checkShape(p.shape); err != nil {
-		return shape{}, erofs.Summary{}, err
+	p.shape.Marked = p.names.mark()
+	if p.names.root.opaque {
+		p.shape.Opaque = []string{"."}
 	}
-	sum, err := w.Close(p.names.root.Node, id)
+	sum, err := w.Close(ctx, p.names.root.Node, id)
 	if err != nil {
 		return shape{}, erofs.Summary{}, err
 	}
@@ -60,18 +59,6 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 		return shape{}, erofs.Summary{}, blob.ArchiveError(err)
 	}
 	return p.shape, sum, nil
-}
-
-// checkShape refuses a shape that is too large for a record.
-func checkShape(s shape) error {
-	var size int
-	for _, name := range slices.Concat(s.Implied, s.Opaque) {
-		size += len(name)
-	}
-	if size > maxShape {
-		return fault.Invalid.Errorf("paths of directories without an entry, or with a whiteout of all, have %d bytes, more than %d", size, maxShape)
-	}
-	return nil
 }
 
 // entry adds what hdr describes.
@@ -102,6 +89,7 @@ func (p *packer) entry(ctx context.Context, hdr *tar.Header, content io.Reader) 
 	if isMeta(parent, base) {
 		return nil
 	}
+	base = strings.Clone(base)
 	dir, err := p.names.dir(path.Clean(parent))
 	if err != nil {
 		return err
@@ -152,7 +140,7 @@ func setKind(n *erofs.Node, hdr *tar.Header) error {
 		n.Mode |= unix.S_IFREG
 	case tar.TypeLink:
 	case tar.TypeSymlink:
-		n.Mode, n.Target = unix.S_IFLNK|0o777, hdr.Linkname
+		n.Mode, n.Target = unix.S_IFLNK|0o777, strings.Clone(hdr.Linkname)
 		if n.Target == "" || len(n.Target) >= unix.PathMax || strings.Contains(n.Target, "\x00") {
 			return fault.Invalid.Errorf("symlink has a target of %d bytes", len(n.Target))
 		}
@@ -197,10 +185,9 @@ func (p *packer) fill(ctx context.Context, content io.Reader, hdr *tar.Header) (
 	p.growth.made()
 	sparse := isSparse(hdr)
 	if sparse {
-		if hdr.Size > maxSparse-p.sparse {
-			return erofs.Content{}, fault.Invalid.Errorf("sparse files of the layer hold more than %d bytes", int64(maxSparse))
+		if err := p.growth.claim(hdr.Size); err != nil {
+			return erofs.Content{}, err
 		}
-		p.sparse += hdr.Size
 	}
 	to, err := p.w.Begin()
 	if err != nil {

@@ -145,4 +145,7 @@ func usageIn(dir string) Usage {
 	return r.usage()
 }
 
-func (r record) usage() Usage { return Usage{r.Sum.Disk, r.Sum.Inodes} }
+// usage is what a layer occupies, with its record.
+func (r record) usage() Usage {
+	return Usage{r.Sum.Disk + uint64(r.size+-r.size&(block-1)), r.Sum.Inodes}
+}

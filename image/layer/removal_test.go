@@ -106,7 +106,7 @@ func TestWhatIsLeftToBeRemovedIsInUse(t *testing.T) {
 	}
 	ls.removals.turn <- struct{}{}
 	ls.sweepStaging()
-	if bytes, inodes := ls.Used(); bytes != 4096 || inodes != 7 {
+	if bytes, inodes := ls.Used(); bytes != 4096+block || inodes != 7 {
 		t.Errorf("used is %d bytes, %d inodes", bytes, inodes)
 	}
 	<-ls.removals.turn

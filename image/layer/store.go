@@ -59,13 +59,14 @@ var probeEROFS = erofs.Probe
 // LacksEROFS returns why EROFS file systems cannot be mounted from files of the store, or nil.
 func (ls *Store) LacksEROFS() error { return ls.probe() }
 
-// Close releases the layers kept from failed pulls, and ends background work.
+// Close ends background work. Layers that failed pulls have kept are left to the next Open, unless
+// DropKept was called before.
 func (ls *Store) Close() error {
 	ls.end()
-	err := ls.DropKept()
+	ls.takeKept()
 	ls.running.Wait()
 	ls.removals.background.Wait()
-	return errors.Join(err, ls.disk.close())
+	return ls.disk.close()
 }
 
 // sweepStaging removes unfinished work. Names in staging are never reused, so no caller need

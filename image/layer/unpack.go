@@ -20,10 +20,30 @@ import (
 )
 
 // shape describes a layer's effects on other layers.
+//
+// It is in memory as long as the layer, so it has no list that a layer could make long: what is to
+// be known of each directory is in its attributes.
 type shape struct {
-	Root    *RootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
-	Opaque  []string  `json:",omitempty"` // directories that hide their contents in the layers below
-	Implied []string  `json:",omitempty"` // directories created although the layer has no entry for them
+	Root   *RootAttr `json:",omitempty"` // nil: the layer has no entry for the root directory
+	Opaque []string  `json:",omitempty"` // ".": the root directory hides the layers below
+	Marked bool      `json:",omitempty"` // directories without an entry have OverlayImplied
+
+	// Implied lists them in records of older crispds, which made no marks; in memory it is
+	// nil, and Listed says that there are some. Opaque listed all directories there.
+	Implied []string `json:",omitempty"`
+	Listed  bool     `json:"-"`
+}
+
+// implies reports whether there may be directories without an entry.
+func (s shape) implies() bool { return s.Marked || s.Listed }
+
+// implied reports whether the directory fd, whose path is name, has no entry.
+func (s shape) implied(fd int, name func() string) bool {
+	if s.Marked {
+		return hasMark(fd, OverlayImplied)
+	}
+	_, is := slices.BinarySearch(s.Implied, name())
+	return is
 }
 
 // An unpacker turns a tar stream into a directory of overlayfs's format.
@@ -47,9 +67,7 @@ type unpacker struct {
 	umask  uint32
 	times  map[string][2]unix.Timespec // of directories: set when nothing more is created in them
 	shape  shape
-	sparse int64 // bytes claimed by sparse files so far
 	buf    []byte
-	plain  bool // there are no whiteouts
 	growth *growth
 }
 
@@ -66,8 +84,8 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	if err != nil {
 		return shape{}, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
-	u := newUnpacker(root, dir)
-	u.plain, u.growth = plain, g
+	u := newUnpacker(ctx, root, dir)
+	u.dirs.plain, u.growth = plain, g
 	defer u.dirs.close()
 
 	tr := tar.NewReader(r)
@@ -78,8 +96,9 @@ func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *gro
 	if err := u.setTimes(); err != nil {
 		return shape{}, err
 	}
-	if err := u.recordShape(); err != nil {
-		return shape{}, err
+	u.shape.Marked = u.dirs.marks > 0
+	if hasMark(root, OverlayOpaque) {
+		u.shape.Opaque = []string{"."}
 	}
 	// Data after the end mark is part of the layer's digests.
 	if _, err := io.Copy(io.Discard, onlyReader{r}); err != nil {
@@ -107,20 +126,10 @@ func eachEntry(ctx context.Context, tr *tar.Reader, f func(*tar.Header) error) e
 	}
 }
 
-// recordShape puts into shape what the directories mean for other layers.
-func (u *unpacker) recordShape() error {
-	slices.Sort(u.dirs.opaque)
-	u.shape.Implied, u.shape.Opaque = u.dirs.implied(), slices.Compact(u.dirs.opaque)
-	if u.plain {
-		return nil // it has no record
-	}
-	return checkShape(u.shape)
-}
-
 // newUnpacker returns an unpacker that owns root, a descriptor of the directory dir.
-func newUnpacker(root int, dir string) *unpacker {
+func newUnpacker(ctx context.Context, root int, dir string) *unpacker {
 	return &unpacker{
-		dirs:   dirs{root: root, path: filepath.Clean(dir), room: maxNames, open: make(map[string]openDir), made: make(map[string]bool), white: make(map[string]bool)},
+		dirs:   dirs{ctx: ctx, root: root, path: filepath.Clean(dir), room: memory.room(maxNames), open: make(map[string]openDir), white: make(map[string]bool)},
 		umask:  umask(),
 		times:  make(map[string][2]unix.Timespec),
 		growth: new(growth),
@@ -160,15 +169,16 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 	if name == "." {
 		return u.rootEntry(hdr, attrs)
 	}
+	name = strings.Clone(name) // it is kept; the header, of up to a MiB, is not
 	parent, base := path.Split(name)
-	if !u.plain && isMeta(parent, base) {
+	if !u.dirs.plain && isMeta(parent, base) {
 		return nil
 	}
 	dir, err := u.dirs.get(path.Clean(parent))
 	if err != nil {
 		return err
 	}
-	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok && !u.plain {
+	if hidden, ok := strings.CutPrefix(base, whiteoutPrefix); ok && !u.dirs.plain {
 		return u.whiteout(dir, parent, hidden)
 	}
 	if hdr.Typeflag != tar.TypeLink {
@@ -236,7 +246,7 @@ func (u *unpacker) clear(dir int, name, base string) error {
 	u.dirs.flush() // names may refer to others now: this one may be a symlink to elsewhere
 	err := unix.Unlinkat(dir, base, 0)
 	if err == unix.EISDIR {
-		return tree.RemoveAt(context.Background(), dir, base)
+		return tree.RemoveAt(u.dirs.ctx, dir, base)
 	}
 	if err == unix.ENOENT {
 		return nil
@@ -282,15 +292,16 @@ func (u *unpacker) directory(dir int, name, base string, hdr *tar.Header, attrs 
 				return os.NewSyscallError("mkdir", err)
 			}
 			if hides {
-				if err := u.dirs.hide(dir, base, name); err != nil {
+				if err := setMark(dir, base, OverlayOpaque); err != nil {
 					return err
 				}
 			}
+		} else if err := u.dirs.explicit(dir, base); err != nil {
+			return err
 		}
 	} else if err != nil {
 		return u.madeErr(err)
 	}
-	u.dirs.explicit(name)
 	if _, again := u.times[name]; !again {
 		if err := u.dirs.keep(name); err != nil {
 			return err
@@ -315,6 +326,9 @@ func (u *unpacker) rootEntry(hdr *tar.Header, attrs map[string]string) error {
 // them, or a link in their path.
 func (u *unpacker) setTimes() error {
 	for name, at := range u.times {
+		if err := u.dirs.ctx.Err(); err != nil {
+			return err
+		}
 		parent, base := path.Split(name)
 		dir, err := u.dirs.find(path.Clean(parent))
 		if err == nil {

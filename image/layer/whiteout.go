@@ -2,7 +2,6 @@ package layer
 
 import (
 	"os"
-	"path"
 	"strings"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -19,6 +18,22 @@ const (
 	OverlayOpaque  = "trusted.overlay.opaque"
 )
 
+// OverlayImplied is our own mark of a directory that was created without an entry in the layer, see
+// Store.Inherit. Overlayfs shows no container an attribute of this prefix, and copies none up.
+const OverlayImplied = overlayPrefix + "crisp.implied"
+
+// setMark sets an attribute of overlayPrefix on base in the directory dir.
+func setMark(dir int, base, mark string) error {
+	return os.NewSyscallError("setxattr", unix.Lsetxattr(FDPath(dir)+"/"+base, mark, []byte("y"), 0))
+}
+
+// hasMark reports whether the open directory fd has an attribute of overlayPrefix.
+func hasMark(fd int, mark string) bool {
+	var value [1]byte
+	n, err := unix.Fgetxattr(fd, mark, value[:])
+	return err == nil && string(value[:n]) == "y"
+}
+
 // isMeta reports whether an entry is one of the files that aufs kept for itself in its layers.
 func isMeta(parent, base string) bool {
 	return strings.HasPrefix(base, whiteoutMeta) && base != whiteoutOpaque ||
@@ -30,7 +45,7 @@ func isMeta(parent, base string) bool {
 // name stays, whatever the order.
 func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 	if whiteoutPrefix+hidden == whiteoutOpaque {
-		return u.dirs.hide(dir, ".", path.Clean(parent))
+		return setMark(dir, ".", OverlayOpaque)
 	}
 	if hidden == "" || hidden == "." || hidden == ".." {
 		return fault.Invalid.Errorf("whiteout of nothing")
@@ -42,7 +57,7 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 			return os.NewSyscallError("stat", err)
 		}
 		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			return u.dirs.hide(dir, hidden, parent+hidden)
+			return setMark(dir, hidden, OverlayOpaque)
 		}
 		return nil
 	}
@@ -51,14 +66,4 @@ func (u *unpacker) whiteout(dir int, parent, hidden string) error {
 	}
 	u.dirs.white[parent+hidden] = true
 	return u.dirs.keep(parent + hidden)
-}
-
-// hide makes the directory base, whose path from the root is name, hide its contents in the
-// layers below.
-func (d *dirs) hide(dir int, base, name string) error {
-	if err := unix.Lsetxattr(FDPath(dir)+"/"+base, OverlayOpaque, []byte("y"), 0); err != nil {
-		return os.NewSyscallError("setxattr", err)
-	}
-	d.opaque = append(d.opaque, name)
-	return d.keep(name)
 }

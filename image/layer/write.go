@@ -8,6 +8,8 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"strings"
+	"time"
 
 	"github.com/crisp-cri/crisp/image/blob"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -30,7 +32,11 @@ func (ls *Store) Write(ctx context.Context, l *Layer, w io.Writer) error {
 		return err
 	}
 	defer unix.Close(fd)
-	if err := writeLayer(ctx, fd, l.record.Shape, w); err != nil {
+	sh, err := ls.listed(l)
+	if err == nil {
+		err = writeLayer(ctx, fd, sh, w)
+	}
+	if err != nil {
 		return fmt.Errorf("write layer %s: %w", l.DiffID, err)
 	}
 	return nil
@@ -38,11 +44,8 @@ func (ls *Store) Write(ctx context.Context, l *Layer, w io.Writer) error {
 
 // writeLayer writes the files below the directory root.
 func writeLayer(ctx context.Context, root int, sh shape, w io.Writer) error {
-	lw := &writer{ctx: ctx, tar: tar.NewWriter(w), hasRoot: sh.Root != nil, buf: make([]byte, blob.ChunkSize),
-		links: make(map[uint64]string), room: maxLinkNames, implied: make(map[string]bool)}
-	for _, name := range sh.Implied {
-		lw.implied[name] = true
-	}
+	lw := &writer{ctx: ctx, tar: tar.NewWriter(w), shape: sh, buf: make([]byte, blob.ChunkSize),
+		links: make(map[uint64]string), room: maxLinkNames}
 	if err := tree.WalkAt(ctx, root, ".", tree.Options{Sorted: true}, lw.visit); err != nil {
 		return err
 	}
@@ -52,13 +55,12 @@ func writeLayer(ctx context.Context, root int, sh shape, w io.Writer) error {
 // A writer turns a directory of overlayfs's format into a tar stream, the inverse of an
 // unpacker.
 type writer struct {
-	ctx     context.Context
-	tar     *tar.Writer
-	hasRoot bool
-	implied map[string]bool
-	links   map[uint64]string // inodes with several names → their first one
-	room    int               // bytes that links may still take, see maxLinkNames
-	buf     []byte
+	ctx   context.Context
+	tar   *tar.Writer
+	shape shape
+	links map[uint64]string // inodes with several names → their first one
+	room  int               // bytes that links may still take, see maxLinkNames
+	buf   []byte
 }
 
 // visit writes the entries of one file.
@@ -86,7 +88,7 @@ func (w *writer) visit(f *tree.File) error {
 		return fault.Invalid.Errorf("%q is a socket, which no layer can have", name)
 	}
 	if f.IsDir() {
-		return w.directory(name, at, hdr)
+		return w.directory(f.FD, name, hdr)
 	}
 	if f.Stat.Nlink > 1 {
 		if first, ok := w.links[f.Stat.Ino]; ok {
@@ -106,14 +108,13 @@ func (w *writer) visit(f *tree.File) error {
 
 // directory writes the entry of a directory, unless the layer had none for it, and the mark of
 // one that hides its contents in the layers below.
-func (w *writer) directory(name, at string, hdr *tar.Header) error {
-	if wanted := !w.implied[name]; wanted && name != "" || name == "" && w.hasRoot {
+func (w *writer) directory(fd int, name string, hdr *tar.Header) error {
+	if name == "" && w.shape.Root != nil || name != "" && !(w.shape.implies() && w.shape.implied(fd, func() string { return name })) {
 		if err := w.tar.WriteHeader(hdr); err != nil {
 			return err
 		}
 	}
-	var value [1]byte
-	if n, err := unix.Lgetxattr(at, OverlayOpaque, value[:]); err != nil || string(value[:n]) != "y" {
+	if !hasMark(fd, OverlayOpaque) {
 		return nil
 	}
 	return w.tar.WriteHeader(w.mark(path.Join(name, whiteoutOpaque)))
@@ -147,4 +148,76 @@ func (w *writer) content(f *tree.File, name string) error {
 		left -= int64(n)
 	}
 	return nil
+}
+
+// Header returns the tar header of the file at path, whose name in the stream is name ("": the
+// root) and whose status is st. It has what an image may store of a file: type, mode, owner,
+// modification time in nanoseconds, target, device, and the attributes of IsKept. For a socket,
+// which no tar stream can hold, it is nil.
+func Header(path, name string, st *unix.Stat_t) (*tar.Header, error) {
+	if name == "" {
+		name = "."
+	}
+	hdr := &tar.Header{
+		Format: tar.FormatPAX, Name: name, Mode: int64(st.Mode & 0o7777), Uid: int(st.Uid), Gid: int(st.Gid),
+		ModTime: time.Unix(st.Mtim.Sec, st.Mtim.Nsec), PAXRecords: map[string]string{},
+	}
+	switch st.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
+		hdr.Typeflag, hdr.Name = tar.TypeDir, name+"/"
+	case unix.S_IFREG:
+		hdr.Typeflag, hdr.Size = tar.TypeReg, st.Size
+	case unix.S_IFLNK:
+		target, err := os.Readlink(path)
+		if err != nil {
+			return nil, err
+		}
+		hdr.Typeflag, hdr.Linkname = tar.TypeSymlink, target
+	case unix.S_IFIFO:
+		hdr.Typeflag = tar.TypeFifo
+	case unix.S_IFCHR, unix.S_IFBLK:
+		hdr.Typeflag = tar.TypeChar
+		if st.Mode&unix.S_IFMT == unix.S_IFBLK {
+			hdr.Typeflag = tar.TypeBlock
+		}
+		hdr.Devmajor, hdr.Devminor = int64(unix.Major(st.Rdev)), int64(unix.Minor(st.Rdev))
+	default:
+		return nil, nil
+	}
+	if hdr.Typeflag == tar.TypeSymlink {
+		return hdr, nil
+	}
+	attrs, err := attributesOf(path)
+	for key, value := range attrs {
+		hdr.PAXRecords["SCHILY.xattr."+key] = value
+	}
+	return hdr, err
+}
+
+// attributesOf returns those extended attributes of a file that an image may have.
+func attributesOf(path string) (map[string]string, error) {
+	n, err := unix.Llistxattr(path, nil)
+	if err == unix.ENOTSUP || err == nil && n == 0 {
+		return nil, nil // like most files
+	}
+	buf := make([]byte, 64<<10) // XATTR_LIST_MAX
+	if err == nil {
+		n, err = unix.Llistxattr(path, buf)
+	}
+	if err != nil {
+		return nil, &fs.PathError{Op: "listxattr", Path: path, Err: err}
+	}
+	attrs := make(map[string]string)
+	value := make([]byte, 64<<10) // XATTR_SIZE_MAX
+	for key := range strings.SplitSeq(strings.TrimSuffix(string(buf[:n]), "\x00"), "\x00") {
+		if !IsKept(key) {
+			continue
+		}
+		n, err := unix.Lgetxattr(path, key, value)
+		if err != nil {
+			return nil, &fs.PathError{Op: "getxattr", Path: path, Err: err}
+		}
+		attrs[key] = string(value[:n])
+	}
+	return attrs, nil
 }

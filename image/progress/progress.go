@@ -272,7 +272,6 @@ type counter struct {
 	layer *layer
 }
 
-// Read implements io.Reader.
 func (c *counter) Read(b []byte) (int, error) {
 	n, err := c.ReadCloser.Read(b)
 	p := c.pull

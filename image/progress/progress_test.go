@@ -24,8 +24,8 @@ type store map[digest.Digest]bool
 
 func (s store) Has(id digest.Digest) bool { return s[id] }
 
-// slow serves blobs of 1000 bytes, 100 with each read, each of which takes a second; it
-// fails after failAt bytes, unless that is 0.
+// slow serves blobs of 1000 bytes, 100 with each read, at a read a second; it fails after failAt
+// bytes, unless that is 0.
 type slow struct{ failAt int }
 
 func (s *slow) Open(context.Context, blob.Blob) (io.ReadCloser, error) {

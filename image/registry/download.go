@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
+	"reflect"
 	"time"
 
 	"github.com/crisp-cri/crisp/image/blob"
+	"github.com/crisp-cri/crisp/internal/fault"
 	"go.podman.io/image/v5/pkg/blobinfocache/none"
 	"go.podman.io/image/v5/types"
 )
@@ -29,7 +32,7 @@ type download struct {
 	blob blob.Blob
 	ctx  context.Context // of all of it
 
-	body   io.ReadCloser // nil if there is none
+	body   io.ReadCloser // nil without a request
 	req    context.Context
 	cancel context.CancelCauseFunc // ends req
 	timer  *time.Timer
@@ -70,7 +73,7 @@ func (d *download) open(send func(context.Context) (io.ReadCloser, error)) (err 
 	d.req, d.cancel = context.WithCancelCause(d.ctx)
 	ctx := d.req
 	if d.r.limit > 0 {
-		w := newWatch(d.r.limit, d.cancel, noData(d.r.limit))
+		w := newWatch(d.r.limit, longestRest, d.cancel, noData(d.r.limit)) // sending ends with the answer
 		defer w.stop()
 		ctx = w.follow(ctx)
 	}
@@ -89,7 +92,6 @@ func noData(limit time.Duration) error {
 	return &PullError{RegistryUnavailable, fmt.Errorf("no data for %v", limit)}
 }
 
-// Read implements io.Reader.
 func (d *download) Read(p []byte) (int, error) {
 	for {
 		if d.broken != nil {
@@ -248,8 +250,46 @@ func (d *download) end() {
 	}
 }
 
-// Close implements io.Closer.
 func (d *download) Close() error {
 	d.end()
 	return nil
+}
+
+// toEnd is the length that means everything to the end.
+const toEnd = math.MaxUint64
+
+// openRange opens a part of a blob; offset and length are in bytes. If a registry does not
+// support ranges, the bytes before the part are read and discarded. Cancel ctx before closing
+// the part, or closing reads the rest.
+//
+// The library has a method for this (GetBlobAt of its source of docker images), but its
+// parameter has a type that only the library can name: struct{Offset, Length uint64}.
+func openRange(ctx context.Context, src types.ImageSource, info types.BlobInfo, offset, length uint64) (io.ReadCloser, error) {
+	method := reflect.ValueOf(src).MethodByName("GetBlobAt")
+	if !method.IsValid() || len(info.URLs) > 0 {
+		return nil, fault.Unavailable.Errorf("blob %s: parts of it cannot be fetched", info.Digest)
+	}
+	chunks := reflect.MakeSlice(method.Type().In(2), 1, 1)
+	chunks.Index(0).FieldByName("Offset").SetUint(offset)
+	chunks.Index(0).FieldByName("Length").SetUint(length)
+	got := method.Call([]reflect.Value{reflect.ValueOf(ctx), reflect.ValueOf(info), chunks})
+	if err, _ := got[2].Interface().(error); err != nil {
+		return nil, err
+	}
+	parts, errs := got[0].Interface().(chan io.ReadCloser), got[1].Interface().(chan error)
+	for parts != nil || errs != nil {
+		select {
+		case part, ok := <-parts:
+			if ok {
+				return part, nil
+			}
+			parts = nil
+		case err, ok := <-errs:
+			if ok {
+				return nil, err
+			}
+			errs = nil
+		}
+	}
+	return nil, fault.Unavailable.Errorf("blob %s: no data from byte %d on", info.Digest, offset)
 }

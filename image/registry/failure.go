@@ -157,16 +157,15 @@ func isNetwork(err error) bool {
 const maxPublicError = 1024
 
 // queries matches the queries of URLs: if a registry stores its blobs elsewhere, the signature
-// in the query gives everybody access to them.
+// in the query gives every reader access to them.
 var queries = regexp.MustCompile(`(https?://[^\s"?]*)\?[^\s"]*`)
 
-// A publicError is an error whose text may be shown to everybody.
+// A publicError is an error with a text that any user may see.
 type publicError struct {
 	text string
 	err  error
 }
 
-// Error implements error.
 func (e *publicError) Error() string { return e.text }
 
 // Unwrap returns the original error.
@@ -184,9 +183,9 @@ func public(err error) error {
 	return &publicError{text, err}
 }
 
-// isOddToken reports whether err is about a response to a token request, of which the library
-// quotes the beginning. The registry names the host, which may be one that answers only the
-// node: its response must not be shown to everybody.
+// isOddToken reports whether err quotes the beginning of a response to a token request, as the
+// library does. The registry names the host, which may be one that answers only the node: users
+// must not see its response.
 func isOddToken(err error) bool {
 	if fault.KindOf(err) != fault.Internal {
 		return false // ours

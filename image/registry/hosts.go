@@ -16,6 +16,7 @@ import (
 
 	"github.com/BurntSushi/toml"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/regular"
 	"go.podman.io/image/v5/pkg/sysregistriesv2"
 	"go.podman.io/image/v5/types"
 )
@@ -64,8 +65,8 @@ func findHosts(dirs []string, domain string) string {
 	return ""
 }
 
-// translateHosts reads the hosts.toml for a registry; it returns nil if there is none. The file
-// is read for each pull.
+// translateHosts reads the hosts.toml for a registry; without one it returns nil. The file is read
+// for each pull.
 func (c *Client) translateHosts(domain string) (*hostsFile, error) {
 	dir := findHosts(c.now().HostsDirs, domain)
 	if dir == "" {
@@ -88,7 +89,7 @@ func (c *Client) translateHosts(domain string) (*hostsFile, error) {
 
 // readHosts reads the hosts.toml of a registry.
 func readHosts(path, domain string) (*hostsFile, error) {
-	data, err := os.ReadFile(path)
+	data, err := regular.ReadFile(path, regular.MaxConfig)
 	if err != nil {
 		return nil, err
 	}
@@ -331,6 +332,13 @@ func linkCerts(dir, host string, c hostCerts) error {
 		}
 		return nil
 	}
+	files := slices.Clone(c.ca)
+	for _, pair := range c.client {
+		files = append(files, pair[:]...)
+	}
+	if err := readable(files...); err != nil {
+		return err
+	}
 	for i, path := range c.ca {
 		if err := link(path, fmt.Sprintf("%d.crt", i)); err != nil {
 			return err
@@ -357,28 +365,4 @@ func linkCerts(dir, host string, c hostCerts) error {
 		break
 	}
 	return nil
-}
-
-// hostsFiles returns all hosts.toml files below dirs.
-func hostsFiles(dirs []string) []string {
-	var all []string
-	for _, dir := range dirs {
-		files, _ := filepath.Glob(filepath.Join(dir, "*", "hosts.toml")) // only a bad pattern is an error
-		all = append(all, files...)
-	}
-	return all
-}
-
-// reportHosts logs the settings in hosts.toml files that have no effect.
-func (c *Client) reportHosts(dirs []string) {
-	for _, file := range hostsFiles(dirs) {
-		h, err := readHosts(file, filepath.Base(filepath.Dir(file)))
-		if err != nil {
-			c.log.Warn("hosts.toml cannot be used", "err", err)
-			continue
-		}
-		for _, p := range h.problems {
-			c.log.Warn("hosts.toml has an unsupported setting", "path", file, "key", p)
-		}
-	}
 }

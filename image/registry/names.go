@@ -26,6 +26,9 @@ func (c *Client) Names(ref string) ([]reference.Named, error) {
 	if err != nil {
 		return nil, err
 	}
+	if checkRegistries(sys) != nil {
+		return []reference.Named{name}, nil // the pull reports it
+	}
 	written, err := reference.Parse(ref)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("image name %q: %w", ref, err)
@@ -37,14 +40,14 @@ func (c *Client) Names(ref string) ([]reference.Named, error) {
 	}
 	registries, err := sysregistriesv2.UnqualifiedSearchRegistries(sys)
 	if err != nil || len(registries) == 0 {
-		return []reference.Named{name}, nil // the pull reports what is wrong with the file
+		return []reference.Named{name}, nil // it reports this too
 	}
 	mode, err := sysregistriesv2.GetShortNameMode(sys)
 	if err != nil {
 		return nil, fault.Invalid.Errorf("registries.conf: %w", err)
 	}
 	if mode == types.ShortNameModeEnforcing && len(registries) > 1 {
-		return nil, fault.Invalid.Errorf("image name %q could be of any of %s: short-name-mode is enforcing, and there is nobody to ask", ref, strings.Join(registries, ", "))
+		return nil, fault.Invalid.Errorf("image name %q could be of any of %s: short-name-mode is enforcing, and a daemon cannot ask", ref, strings.Join(registries, ", "))
 	}
 	var all []string
 	for _, r := range registries {

@@ -170,7 +170,7 @@ type attempts struct {
 }
 
 // more prepares another attempt after err, which came from src, at the place at: with a new token,
-// at the next place, or after a pause. An error means that there is none.
+// at the next place, or after a pause. An error means that no attempt is left.
 func (a *attempts) more(ctx context.Context, r *Source, src types.ImageSource, at int, err error) error {
 	if ctx.Err() != nil {
 		return err
@@ -239,7 +239,6 @@ type mirrorError struct {
 	err      error
 }
 
-// Error implements error.
 func (e *mirrorError) Error() string { return fmt.Sprintf("[%s: %v]", e.location, public(e.err)) }
 
 // errNowhere is the error of a pull for which no place is left.

@@ -52,6 +52,13 @@ func allow(ctx context.Context, sys *types.SystemContext, img types.UnparsedImag
 // policyOf reads the policy. A node without one accepts every image, like a runtime without
 // signatures: having a policy is a deliberate choice.
 func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
+	files := []string{sys.SignaturePolicyPath}
+	if sys.SignaturePolicyPath == "" {
+		files = searched(configfile.File{Name: "policy", Extension: "json", EnvironmentName: "CONTAINERS_POLICY_JSON", DoNotLoadDropInFiles: true})
+	}
+	if err := readable(files...); err != nil {
+		return nil, err
+	}
 	policy, err := signature.DefaultPolicy(sys)
 	if sys.SignaturePolicyPath == "" && errors.Is(err, configfile.ErrConfigFileNotFound) {
 		return &signature.Policy{Default: signature.PolicyRequirements{signature.NewPRInsecureAcceptAnything()}}, nil
@@ -59,8 +66,8 @@ func policyOf(sys *types.SystemContext) (*signature.Policy, error) {
 	return policy, err
 }
 
-// ofNamespace returns the file of namespace in dir, or "" if there is none. It fails if the file
-// may exist but cannot be accessed: then the namespace must not be treated as if it had none.
+// ofNamespace returns the file of namespace in dir, or "" without one. It fails if the file may
+// exist but cannot be accessed: then the namespace must not be treated as if it had none.
 func ofNamespace(dir, namespace string) (string, error) {
 	if dir == "" || namespace == "" {
 		return "", nil

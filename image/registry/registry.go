@@ -2,12 +2,12 @@
 //
 // containers/image implements transport, authentication, registries.conf(5) and policy.json(5).
 // This package adds containerd's hosts.toml, credentials and policies of a namespace, and
-// patience. A name means one or more full names (Names), each of which has places, the mirrors
-// and the registry itself, which are tried one after another (Dial). The first that answers is
-// the Source; what it later fails to serve, or serves damaged, the next one does. Each place is
-// used at most once, so that a pull terminates. A place that does not answer is abandoned, and
-// tried last for a while; a broken download is resumed at its offset; an expired token is
-// renewed; a registry that asks us to wait is obeyed, within limits.
+// patience. A name means one or more full names (Names). Each has places, the mirrors and the
+// registry itself, which are tried one after another (Dial). The first that answers is the Source;
+// what it later fails to serve, or serves damaged, the next one does. Each place is used at most
+// once, so that a pull terminates. A place that does not answer is abandoned, and tried last for a
+// while; a broken download is resumed at its offset; an expired token is renewed; a registry that
+// asks us to wait is obeyed, within limits.
 //
 // The package tells the caller what a failed pull means (Failure), and knows nothing of what
 // happens to the blobs.
@@ -35,7 +35,7 @@ type Settings struct {
 	ProgressTimeout time.Duration // a request that receives no byte for so long has failed; 0 means never
 }
 
-// A Caller is the one for whom an image is pulled. The zero value is the node itself.
+// A Caller is who wants an image. The zero value is the node itself.
 type Caller struct {
 	Namespace string // of Kubernetes: it may have its own policy and credentials
 	Auth      *Auth  // nil means none
@@ -58,7 +58,7 @@ type Client struct {
 	log      *slog.Logger
 	settings atomic.Pointer[Settings]
 	quiet    quiet
-	accesses accesses // pulls by digest that a registry has allowed
+	accesses // pulls by digest that a registry has allowed
 }
 
 // New returns a client that keeps the files of a running pull below the directory staging.
@@ -72,7 +72,9 @@ func New(staging string, log *slog.Logger, o Settings) *Client {
 // effect. Pulls under way keep the old ones.
 func (c *Client) Reconfigure(o Settings) {
 	c.settings.Store(&o)
-	c.reportHosts(o.HostsDirs)
+	for _, text := range CheckHosts(o) {
+		c.log.Warn("hosts.toml has what cannot be used", "err", text)
+	}
 }
 
 // now returns the current settings.

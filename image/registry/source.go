@@ -54,7 +54,10 @@ func (r *Source) Close() {
 	for _, src := range r.used {
 		src.Close() // which cannot fail for this transport
 	}
-	r.forgetFiles()
+	if r.files != "" {
+		os.RemoveAll(r.files) // Open removes leftovers
+		r.files = ""
+	}
 }
 
 // current is the place in use.
@@ -70,6 +73,11 @@ func (r *Source) current() (src types.ImageSource, at int) {
 // If present is not nil and the registry itself is asked, it is first asked for the digest of name
 // only. The error is ErrPresent if present returns true for that. For other errors, see Failure.
 func (c *Client) Dial(ctx context.Context, name reference.Named, as Caller, present func(digest.Digest) bool) (_ *Source, err error) {
+	if d, ok := name.(reference.Digested); ok {
+		if err := verifiable(d.Digest()); err != nil {
+			return nil, err
+		}
+	}
 	r := &Source{name: name.Name(), at: -1, gave: make(map[digest.Digest]int), limit: c.now().ProgressTimeout, quiet: &c.quiet, log: c.log}
 	if r.sys, err = c.system(name, as); err != nil {
 		return nil, err
@@ -189,11 +197,14 @@ func (c *Client) system(name reference.Named, as Caller) (*types.SystemContext, 
 	}
 	sys.AuthFilePath = cmp.Or(credentials, sys.AuthFilePath)
 	auth := as.Auth
-	if auth == nil || name == nil {
+	if name == nil {
 		return sys, nil
 	}
-	if !sameRegistry(auth.ServerAddress, reference.Domain(name)) {
-		return sys, nil
+	if err := checkRegistries(sys); err != nil {
+		return nil, err
+	}
+	if auth == nil || !sameRegistry(auth.ServerAddress, reference.Domain(name)) {
+		return sys, readable(sys.AuthFilePath)
 	}
 	if auth.RegistryToken != "" {
 		sys.DockerBearerRegistryToken = auth.RegistryToken

@@ -29,8 +29,8 @@ const maxRequests = 4
 // one, and shorter than the library waits if it was told to or decides to.
 const atOnce = time.Second
 
-// longestRest is longer than the longest Retry-After that the library obeys (60 s).
-const longestRest = 61 * time.Second
+// longestRest is longer than the library waits between two requests of its own accord (16 s).
+const longestRest = 20 * time.Second
 
 // errNoAnswer is the error for a place that does not answer, whether or not it accepts requests.
 var errNoAnswer = errors.New("no answer")
@@ -43,7 +43,8 @@ func (r *Source) bounded(ctx context.Context, exchange func(context.Context) err
 	}
 	within, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	w := newWatch(limit, cancel, &PullError{RegistryUnavailable, fmt.Errorf("%w within %v", errNoAnswer, limit)})
+	// The answer itself may take as long, which cannot be told from a wait.
+	w := newWatch(limit, limit, cancel, &PullError{RegistryUnavailable, fmt.Errorf("%w within %v", errNoAnswer, limit)})
 	defer w.stop()
 	err := exchange(w.follow(within))
 	if err != nil && within.Err() != nil && ctx.Err() == nil {
@@ -55,24 +56,27 @@ func (r *Source) bounded(ctx context.Context, exchange func(context.Context) err
 // A watch cancels an exchange that takes too long. Each of its requests has a limit, and all of
 // them together have that of maxRequests.
 //
-// A registry that limits requests does answer, with 429 and a Retry-After, which the library
-// obeys without reporting it. So after the limit, an exchange whose last request was answered
-// gets more time until the library sends another: a new request shows that it was waiting.
+// A registry that limits requests does answer, with 429 and perhaps a Retry-After. The library
+// obeys that, up to a minute and four times, without reporting it, and its transport cannot be
+// replaced. So an answer after which nothing comes for the time rest counts as 429: there is more
+// use in failing, as the kubelet tries again, than in keeping other pulls waiting.
 type watch struct {
 	limit  time.Duration
+	rest   time.Duration
 	end    time.Time // of all requests
 	cancel context.CancelCauseFunc
 	why    error // the cause of the cancellation
 
 	mu       sync.Mutex
 	timer    *time.Timer
+	due      time.Time // when the limit ends; guarded by mu
 	answered time.Time // when the last request was answered; zero = not yet; guarded by mu
-	resting  bool      // the limit has passed; guarded by mu
 	stopped  bool      // guarded by mu
 }
 
-func newWatch(limit time.Duration, cancel context.CancelCauseFunc, why error) *watch {
-	w := &watch{limit: limit, end: time.Now().Add(maxRequests * limit), cancel: cancel, why: why}
+func newWatch(limit, rest time.Duration, cancel context.CancelCauseFunc, why error) *watch {
+	now := time.Now()
+	w := &watch{limit: limit, rest: rest, due: now.Add(limit), end: now.Add(maxRequests * limit), cancel: cancel, why: why}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer = time.AfterFunc(limit, w.ring)
@@ -92,9 +96,8 @@ func (w *watch) ring() {
 	defer w.mu.Unlock()
 	switch {
 	case w.stopped:
-	case !w.answered.IsZero() && !w.resting:
-		w.resting = true
-		w.timer.Reset(longestRest)
+	case !w.answered.IsZero():
+		w.cancel(&PullError{RegistryUnavailable, fmt.Errorf("%w (429): it has us wait for more than %v", docker.ErrTooManyRequests, min(w.limit, w.rest))})
 	default:
 		w.cancel(w.why)
 	}
@@ -103,13 +106,17 @@ func (w *watch) ring() {
 func (w *watch) request() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	last := w.answered
-	w.answered = time.Time{}
-	if !w.resting && !w.stopped && !last.IsZero() && time.Since(last) < atOnce {
-		w.timer.Reset(min(w.limit, time.Until(w.end)))
+	if !w.answered.IsZero() && time.Since(w.answered) < atOnce {
+		w.due = time.Now().Add(min(w.limit, time.Until(w.end)))
 	}
-	if w.resting && !w.stopped {
-		w.cancel(&PullError{RegistryUnavailable, fmt.Errorf("%w (429): it wants us to wait for more than %v", docker.ErrTooManyRequests, w.limit)})
+	w.answered = time.Time{}
+	w.reset(w.limit)
+}
+
+// reset makes the timer ring in d, or when the limit ends. The caller holds w.mu.
+func (w *watch) reset(d time.Duration) {
+	if !w.stopped {
+		w.timer.Reset(min(d, time.Until(w.due)))
 	}
 }
 
@@ -117,6 +124,7 @@ func (w *watch) answer() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.answered = time.Now()
+	w.reset(w.rest)
 }
 
 func (w *watch) stop() {

@@ -29,7 +29,7 @@ func (ls *Store) layerMount(id digest.Digest) string {
 	return filepath.Join(ls.state, layersDir, id.Encoded())
 }
 
-// lower returns the directory with the files of l, of which the caller has a lease.
+// lower returns the directory with the files of l. The caller has a lease of l.
 func (ls *Store) lower(l *layer.Layer) (string, error) {
 	path, isImage := ls.layers.Files(l)
 	if !isImage {

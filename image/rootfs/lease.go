@@ -3,10 +3,8 @@ package rootfs
 import (
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io/fs"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -49,18 +47,10 @@ func (ls *Store) isVoid(r leaseRecord) bool { return r.Boot != "" && r.Boot != l
 
 func (ls *Store) path(key string) string { return filepath.Join(ls.dir, key) }
 
-// checkKey refuses keys that are paths.
-func checkKey(key string) error {
-	if key == "" || key == "." || key == ".." || key == layersDir || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
-		return fault.Invalid.Errorf("root file system key %q is not a file name", key)
-	}
-	return nil
-}
-
 // begin locks key for work on it. If there is no lease for it, l is a new one, and fresh is set.
 func (ls *Store) begin(key string) (l *lease, fresh bool, err error) {
-	if err := checkKey(key); err != nil {
-		return nil, false, err
+	if key == "" || key == "." || key == ".." || key == layersDir || strings.ContainsAny(key, "/\x00") || len(key) > 200 {
+		return nil, false, fault.Invalid.Errorf("root file system key %q is not a file name", key)
 	}
 	ls.mu.Lock()
 	defer ls.mu.Unlock()
@@ -91,14 +81,6 @@ func (ls *Store) end(key string, gone bool) {
 	if gone {
 		delete(ls.m, key)
 	}
-}
-
-// save creates the lease's directory and writes the lease.
-func (ls *Store) save(key string, r leaseRecord) error {
-	if err := os.Mkdir(ls.path(key), 0o700); err != nil {
-		return fmt.Errorf("make lease: %w", err)
-	}
-	return ls.write(key, r)
 }
 
 func (ls *Store) write(key string, r leaseRecord) error {

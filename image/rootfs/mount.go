@@ -8,6 +8,8 @@ import (
 	"os"
 	"path/filepath"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/tree"
@@ -135,7 +137,10 @@ func (ls *Store) lease(l *lease, key, id string, o MountOptions, steps *undo.Sta
 	ls.set(l, r, layers)
 	dir := ls.path(key)
 	steps.Add("lease", func() error { return os.RemoveAll(dir) })
-	if err := ls.save(key, r); err != nil {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("make lease: %w", err)
+	}
+	if err := ls.write(key, r); err != nil {
 		return err
 	}
 	if r.Inherits {
@@ -178,7 +183,7 @@ func (ls *Store) renewWork(key string, l *lease) error {
 
 // overlay mounts l at target.
 func (ls *Store) overlay(key string, l *lease, options MountOptions, target string) error {
-	if err := ls.private(); err != nil {
+	if _, err := ls.private(); err != nil {
 		return fmt.Errorf("keep mounts private: %w", err)
 	}
 	o := overlay{empty: ls.empty, label: options.Label, numbers: anyImage(ls.layers, l.layers)}
@@ -218,7 +223,7 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 	}
 	gone := fresh
 	defer func() { ls.end(key, gone) }()
-	if err := detach(ls.mountPoint(key)); err != nil {
+	if err := detach(ls.life, ls.mountPoint(key)); err != nil {
 		return fmt.Errorf("unmount root file system %s: %w", key, err)
 	}
 	if fresh || !remove {
@@ -243,4 +248,29 @@ func (ls *Store) Unmount(ctx context.Context, key string, remove bool) error {
 		return fmt.Errorf("remove layers of root file system %s: %w", key, err)
 	}
 	return nil
+}
+
+// makeDirs creates the directories dirs, parents first, in the new directory dir, whose own
+// attributes are root.
+func makeDirs(dir string, root layer.RootAttr, dirs []layer.DirAttr) error {
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		return err
+	}
+	fd, err := unix.Open(filepath.Clean(dir), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &fs.PathError{Op: "open", Path: dir, Err: err}
+	}
+	defer unix.Close(fd)
+	for _, d := range dirs {
+		if err := unix.Mkdirat(fd, d.Path, 0o700); err != nil {
+			return os.NewSyscallError("mkdirat", err)
+		}
+		if err := unix.Fchownat(fd, d.Path, int(d.UID), int(d.GID), unix.AT_SYMLINK_NOFOLLOW); err != nil {
+			return os.NewSyscallError("fchownat", err)
+		}
+		if err := unix.Fchmodat(fd, d.Path, d.Mode, 0); err != nil {
+			return os.NewSyscallError("fchmodat", err)
+		}
+	}
+	return root.Give(dir)
 }

@@ -501,3 +501,45 @@ func TestRemovedLayerIsNotKept(t *testing.T) {
 		}
 	}
 }
+
+// What a container that was started without its root file system made in the mount point, on the
+// host, does not keep the root file system from being removed. What it led to stays.
+func TestRemoveWithFilesInTheMountPoint(t *testing.T) {
+	reg := imagetest.NewRegistry(t)
+	p := imagetest.NewPlace(t, reg)
+	reg.Push("app", "latest", imagetest.BuildOf(t, "gzip", v1.Image{}, imagetest.TarOf(t, map[string]string{"a": "1"})))
+	root := p.Mount("one", p.Pull(reg.Host+"/app").ID)
+	if err := unix.Unmount(root, 0); err != nil {
+		t.Fatal(err)
+	}
+	kept := t.TempDir()
+	mounted := filepath.Join(root, "mounted")
+	for _, err := range []error{
+		os.WriteFile(filepath.Join(kept, "file"), nil, 0o600),
+		os.MkdirAll(filepath.Join(root, "etc"), 0o755),
+		os.WriteFile(filepath.Join(root, "etc", "hosts"), nil, 0o600),
+		os.Symlink(kept, filepath.Join(root, "link")),
+		os.Mkdir(mounted, 0o755),
+		unix.Mount(kept, mounted, "", unix.MS_BIND, ""),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove := func() error { return p.Store.RootFS().Unmount(t.Context(), "one", true) }
+	if err := remove(); !errors.Is(err, unix.EBUSY) {
+		t.Errorf("with a foreign mount in it: %v, want %v", err, unix.EBUSY)
+	}
+	if err := unix.Unmount(mounted, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := remove(); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Dir(root)); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("the mount point is still there (err %v)", err)
+	}
+	if _, err := os.Stat(filepath.Join(kept, "file")); err != nil {
+		t.Error(err)
+	}
+}

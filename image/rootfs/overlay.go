@@ -1,6 +1,7 @@
 package rootfs
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/tree"
 )
 
 // maxOption is the longest value that fsconfig(2) takes, including its null byte.
@@ -46,20 +48,15 @@ func (o *overlay) mount(target string) error {
 		o.lower = append(o.lower, o.empty)
 	}
 	if len(o.lower) < need {
-		return o.bind(target)
+		if err := unix.Mount(o.empty, target, "", unix.MS_BIND, ""); err != nil {
+			return os.NewSyscallError("mount", err)
+		}
+		return os.NewSyscallError("mount", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 	}
 	if !appendsLayers() {
 		return o.mountOld(target)
 	}
 	return o.mountNew(target)
-}
-
-// bind makes a read-only bind mount of the empty directory.
-func (o *overlay) bind(target string) error {
-	if err := unix.Mount(o.empty, target, "", unix.MS_BIND, ""); err != nil {
-		return os.NewSyscallError("mount", err)
-	}
-	return os.NewSyscallError("mount", unix.Mount("", target, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
 // appendsLayers reports whether overlayfs supports lowerdir+. Before 6.5 this cannot be
@@ -245,31 +242,29 @@ func makePrivate(dir string) error {
 	if err != nil {
 		return err
 	}
-	shared, err := isShared(real)
-	if err != nil || !shared {
+	on, err := kernel.MountOn(real)
+	if err != nil || on == nil || !kernel.IsShared(on) {
 		return err
 	}
 	if err := unix.Mount(real, real, "", unix.MS_BIND, ""); err != nil {
 		return os.NewSyscallError("mount", err)
 	}
-	return os.NewSyscallError("mount", unix.Mount("", real, "", unix.MS_PRIVATE, ""))
+	if err := unix.Mount("", real, "", unix.MS_PRIVATE, ""); err != nil {
+		return errors.Join(os.NewSyscallError("mount", err), unix.Unmount(real, unix.MNT_DETACH))
+	}
+	return nil
 }
 
 // detach unmounts everything mounted at target, a mount point of makeMountPoint, and removes it
-// and its directory.
-func detach(target string) error {
+// and its directory, with what was written to it while nothing was mounted.
+func detach(ctx context.Context, target string) error {
 	dir := filepath.Dir(target)
 	for _, path := range []string{dir, target} { // older releases mounted on the directory itself
 		if err := unmountAll(path); err != nil {
 			return err
 		}
 	}
-	for _, path := range []string{target, dir} {
-		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
-	}
-	return nil
+	return tree.Remove(ctx, dir)
 }
 
 // unmountAll unmounts everything mounted at path; it is no error if there is nothing.
@@ -283,10 +278,4 @@ func unmountAll(path string) error {
 			return os.NewSyscallError("umount", err)
 		}
 	}
-}
-
-// isShared reports whether the mount that dir is on is shared.
-func isShared(dir string) (bool, error) {
-	on, err := kernel.MountOn(dir)
-	return on != nil && kernel.IsShared(on), err
 }

@@ -30,6 +30,7 @@ import (
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/lazy"
 	"github.com/opencontainers/go-digest"
 )
 
@@ -45,7 +46,7 @@ type Store struct {
 	image   func(ref string) (Image, error)
 	log     *slog.Logger
 
-	private    func() error // makes state private, once
+	private    func() (struct{}, error) // makes state private, once
 	life       context.Context
 	stop       context.CancelFunc // of walks
 	background sync.WaitGroup     // walks
@@ -72,7 +73,7 @@ type Options struct {
 	Root   string // on the disk that holds layers; its directories rw, staging and empty exist
 	State  string // mounts; a directory that is empty after a reboot, and that users of user namespaces can reach
 	Layers *layer.Store
-	Image  func(ref string) (Image, error) // finds an image; fault.NotFound if there is none
+	Image  func(ref string) (Image, error) // finds an image, or fails with fault.NotFound
 	Life   context.Context                 // of background work
 	Log    *slog.Logger
 }
@@ -82,7 +83,7 @@ func Open(o Options) (*Store, error) {
 	ls := &Store{
 		dir: filepath.Join(o.Root, "rw"), state: o.State, empty: filepath.Join(o.Root, "empty"), staging: filepath.Join(o.Root, "staging"),
 		layers: o.Layers, image: o.Image, log: o.Log,
-		private: sync.OnceValue(func() error { return makePrivate(o.State) }),
+		private: lazy.Value(func() (struct{}, error) { return struct{}{}, makePrivate(o.State) }),
 		m:       make(map[string]*lease), idle: make(map[digest.Digest]*idleLayer),
 	}
 	var err error

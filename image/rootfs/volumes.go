@@ -22,8 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxVolumes bounds the number of an image's volumes, each of which is a mount. Real images have
-// a handful.
+// maxVolumes bounds the number of an image's volumes: each is a mount. Real images have a handful.
 const maxVolumes = 128
 
 // A Volume is a directory that belongs to one container, to be mounted in its root file system.
