@@ -7,34 +7,71 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 )
 
 // listener accepts connections that notice when they are closed.
-type listener struct{ net.Listener }
+type listener struct {
+	net.Listener
+	lobby *lobby
+}
 
 func (l listener) Accept() (net.Conn, error) {
-	c, err := l.Listener.Accept()
+	nc, err := l.Listener.Accept()
 	if err != nil {
 		return nil, err
 	}
-	return &conn{Conn: c, gone: make(chan struct{})}, nil
+	c := &conn{Conn: nc, gone: make(chan struct{}), lobby: l.lobby}
+	l.lobby.enter(c)
+	return c, nil
 }
 
-// conn is a connection whose channel gone is closed once either side has closed it. After the
-// upgrade somebody always reads from it (both protocols need that for their control frames), so
-// a client that disconnects is noticed at once, even if the command at our end neither reads nor
-// writes.
+// maxUnknown is how many connections may be open that have shown no token.
+const maxUnknown = 1000
+
+// A lobby has the connections that have shown no token yet, in the order of their arrival. Any user
+// of the node can connect, and must not use up crispd's descriptors.
+type lobby struct {
+	mu      sync.Mutex
+	unknown []*conn // guarded by mu
+}
+
+// enter adds c. If there are too many, the first one has to go: who has a token shows it at once.
+func (l *lobby) enter(c *conn) {
+	l.mu.Lock()
+	l.unknown = append(l.unknown, c)
+	var first *conn
+	if len(l.unknown) > maxUnknown {
+		first = l.unknown[0]
+	}
+	l.mu.Unlock()
+	if first != nil {
+		first.Close()
+	}
+}
+
+// leave removes c, if it is there.
+func (l *lobby) leave(c *conn) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.unknown = slices.DeleteFunc(l.unknown, func(other *conn) bool { return other == c })
+}
+
+// conn is a connection. Its channel gone is closed once either side has closed it. After the
+// upgrade it is always being read (both protocols need that for their control frames), so a client
+// that disconnects is noticed at once, even if the command at our end neither reads nor writes.
 type conn struct {
 	net.Conn
 	once   sync.Once
 	gone   chan struct{}
+	lobby  *lobby
 	taken  atomic.Bool // hijacked: net/http does not close it any more
 	closed atomic.Bool // by us, after it was taken
 
-	reading sync.Mutex // held while somebody reads
+	reading sync.Mutex // held during a read
 }
 
 func (c *conn) Read(p []byte) (int, error) {
@@ -82,7 +119,12 @@ func (c *conn) Close() error {
 	return nil
 }
 
-func (c *conn) leave() { c.once.Do(func() { close(c.gone) }) }
+func (c *conn) leave() {
+	c.once.Do(func() {
+		close(c.gone)
+		c.lobby.leave(c)
+	})
+}
 
 type connKey struct{}
 

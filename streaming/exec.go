@@ -19,17 +19,9 @@ import (
 // Runtime unchanged.
 func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	o := remotecommand.Options{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.Tty}
-	if err := check(o); err != nil {
-		return nil, err
-	}
-	path, err := s.tokens.add("exec", func(w http.ResponseWriter, r *http.Request) {
-		a := &adapter{ctx: r.Context(), runtime: s.runtime, options: o}
-		if wsstream.IsWebSocketRequest(r) {
-			s.serveWebSocket(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
-				return s.runtime.ExecStream(ctx, req.ContainerId, req.Cmd, st)
-			})
-			return
-		}
+	url, err := s.url("exec", o, func(ctx context.Context, st Streams) (int32, error) {
+		return s.runtime.ExecStream(ctx, req.ContainerId, req.Cmd, st)
+	}, func(w http.ResponseWriter, r *http.Request, a *adapter) {
 		// Over SPDY the library decodes terminal sizes (handleResizeEvents) and buffers each value
 		// completely, however long it is. It creates the streams itself, from the connection that
 		// it hijacks: only parsing SPDY's frames before it does could bound one.
@@ -39,42 +31,42 @@ func (s *Server) Exec(req *cri.ExecRequest) (*cri.ExecResponse, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &cri.ExecResponse{Url: s.base + path}, nil
+	return &cri.ExecResponse{Url: url}, nil
 }
 
 // Attach returns the URL at which req will be served, once.
 func (s *Server) Attach(req *cri.AttachRequest) (*cri.AttachResponse, error) {
 	o := remotecommand.Options{Stdin: req.Stdin, Stdout: req.Stdout, Stderr: req.Stderr, TTY: req.Tty}
-	if err := check(o); err != nil {
-		return nil, err
-	}
-	path, err := s.tokens.add("attach", func(w http.ResponseWriter, r *http.Request) {
-		a := &adapter{ctx: r.Context(), runtime: s.runtime, options: o}
-		if wsstream.IsWebSocketRequest(r) {
-			s.serveWebSocket(w, r, o, func(ctx context.Context, st Streams) (int32, error) {
-				return 0, s.runtime.AttachStream(ctx, req.ContainerId, st)
-			})
-			return
-		}
+	url, err := s.url("attach", o, func(ctx context.Context, st Streams) (int32, error) {
+		return 0, s.runtime.AttachStream(ctx, req.ContainerId, st)
+	}, func(w http.ResponseWriter, r *http.Request, a *adapter) {
 		remotecommand.ServeAttach(w, r, a, "", "", req.ContainerId, &o,
 			s.idle(), creationTimeout, remotecommand.SupportedStreamingProtocols)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &cri.AttachResponse{Url: s.base + path}, nil
+	return &cri.AttachResponse{Url: url}, nil
 }
 
-// check checks a request against CRI's ExecRequest: "One of `stdin`, `stdout`, and `stderr` MUST
-// be true. If `tty` is true, `stderr` MUST be false."
-func check(o remotecommand.Options) error {
+// url returns a URL at which a command is served over WebSocket by run, and otherwise by the library.
+// The request must be as CRI's ExecRequest wants it: "One of `stdin`, `stdout`, and `stderr` MUST be
+// true. If `tty` is true, `stderr` MUST be false."
+func (s *Server) url(kind string, o remotecommand.Options, run func(context.Context, Streams) (int32, error), spdy func(http.ResponseWriter, *http.Request, *adapter)) (string, error) {
 	if o.TTY && o.Stderr {
-		return fault.Invalid.Errorf("stderr cannot be requested with a terminal: both share one stream")
+		return "", fault.Invalid.Errorf("stderr cannot be requested with a terminal: both share one stream")
 	}
 	if !o.Stdin && !o.Stdout && !o.Stderr {
-		return fault.Invalid.Errorf("none of stdin, stdout and stderr is requested")
+		return "", fault.Invalid.Errorf("none of stdin, stdout and stderr is requested")
 	}
-	return nil
+	path, err := s.tokens.add(kind, func(w http.ResponseWriter, r *http.Request) {
+		if wsstream.IsWebSocketRequest(r) {
+			s.serveWebSocket(w, r, o, run)
+			return
+		}
+		spdy(w, r, &adapter{ctx: r.Context(), runtime: s.runtime, options: o})
+	})
+	return s.base + path, err
 }
 
 // adapter implements cri-streaming's interfaces with our Runtime.
@@ -121,6 +113,7 @@ func streams(ctx context.Context, o remotecommand.Options, in io.Reader, out, er
 	if o.Stdin && in != nil {
 		ahead := newReadAhead()
 		s.Stdin = ahead
+		context.AfterFunc(ctx, ahead.drop)
 		go ahead.fill(in, func(room <-chan struct{}) bool {
 			select {
 			case <-room:

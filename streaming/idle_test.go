@@ -59,7 +59,10 @@ func TestConnectionsWithoutTokenEnd(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				listening := pipes{make(chan net.Conn), make(chan struct{})}
-				s := serveOn(listening, Options{}, fake{})
+				s, err := New(Options{Listener: listening}, fake{})
+				if err != nil {
+					t.Fatal(err)
+				}
 				ours, theirs := net.Pipe()
 				listening.come <- theirs
 				if err := talk(ours); err != nil {

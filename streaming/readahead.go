@@ -3,20 +3,30 @@ package streaming
 import (
 	"io"
 	"sync"
+	"sync/atomic"
 
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// maxAhead bounds the bytes read ahead of a stream. The kernel's buffers come on top of it.
-const maxAhead = 512 << 10
+// maxAhead bounds the bytes read ahead of a stream, and maxAllAhead those of all streams that have
+// more than freeAhead. The kernel's buffers come on top of it.
+const (
+	freeAhead   = 32 << 10
+	maxAhead    = 512 << 10
+	maxAllAhead = 32 << 20
+)
 
-// readAhead holds what was read of a stream before anybody wanted it. The streams of a
-// connection share its frames: one that is not read blocks the others, the client's pings and
-// the news of its exit.
+// allAhead is how much all streams have read ahead, in bytes.
+var allAhead atomic.Int64
+
+// readAhead holds what was read of a stream before it was wanted. The streams of a connection share
+// its frames: one that is not read blocks the others, the client's pings and the news of its exit.
 type readAhead struct {
 	mu  sync.Mutex
 	buf []byte // guarded by mu
 	err error  // how the stream ended, after buf; guarded by mu
+
+	unwanted bool // what else comes is dropped; guarded by mu
 
 	data, room chan struct{} // there may be some
 }
@@ -33,7 +43,7 @@ func (r *readAhead) fill(in io.Reader, wait func(room <-chan struct{}) bool) {
 		n, err := in.Read(buf)
 		for n > 0 && !r.put(buf[:n]) {
 			if !wait(r.room) {
-				io.Copy(io.Discard, in) // somebody must read until it ends
+				io.Copy(io.Discard, in) // the stream must be read until it ends
 				n, err = 0, io.ErrClosedPipe
 			}
 		}
@@ -51,12 +61,25 @@ func (r *readAhead) fill(in io.Reader, wait func(room <-chan struct{}) bool) {
 func (r *readAhead) put(p []byte) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.buf) >= maxAhead {
+	if r.unwanted {
+		return true
+	}
+	if n := len(r.buf); n >= maxAhead || n >= freeAhead && allAhead.Load() >= maxAllAhead {
 		return false
 	}
 	r.buf = append(r.buf, p...)
+	allAhead.Add(int64(len(p)))
 	poke.Wake(r.data)
 	return true
+}
+
+// drop drops what was read ahead and what is still to come: the stream's work has ended.
+func (r *readAhead) drop() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	allAhead.Add(-int64(len(r.buf)))
+	r.buf, r.unwanted, r.err = nil, true, io.ErrClosedPipe
+	poke.Wake(r.data)
 }
 
 func (r *readAhead) Read(p []byte) (int, error) {
@@ -67,6 +90,7 @@ func (r *readAhead) Read(p []byte) (int, error) {
 			r.buf = nil
 		}
 		r.mu.Unlock()
+		allAhead.Add(-int64(n))
 		if n > 0 {
 			poke.Wake(r.room)
 			return n, nil

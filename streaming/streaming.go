@@ -6,21 +6,23 @@
 //
 // A URL is valid for one connection and one minute (token.go). Its token is the only
 // authentication, so by default the server listens on the loopback device: the kubelet proxies.
+// Connections that have shown no token yet are bounded in time and number (conn.go).
 //
 // k8s.io/cri-streaming implements SPDY and the older WebSocket protocols. This package adds what
 // that library lacks:
 //
 //	v5.channel.k8s.io for Exec and Attach, the WebSocket protocol that can close
 //	    stdin and the only one that client-go speaks by itself (websocket.go);
-//	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (tunnel.go);
+//	SPDY/3.1+portforward.k8s.io, SPDY in a WebSocket, for PortForward (forward.go);
 //	streams that do not block the others of their connection: input that a command
-//	    does not read (readahead.go), connections of PortForward (forwarded.go);
+//	    does not read (readahead.go), connections of PortForward (forward.go);
 //	detecting that the client disconnected while a command is silent. The library's
 //	    context never ends, because the connection was hijacked from net/http, and
 //	    the command would run for ever: each connection reports its end (conn.go).
 package streaming
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -61,14 +63,14 @@ type Size = remotecommand.TerminalSize
 // Options say where and how a Server listens.
 type Options struct {
 	Addr        string        // host:port; "" means 127.0.0.1:0
-	Listener    net.Listener  // used instead of Addr if not nil
+	Listener    net.Listener  // used instead of Addr if not nil; one at a wildcard takes IPv4
 	IdleTimeout time.Duration // after which an idle connection is closed; 0 means 4 hours, the kubelet's default
 	Log         *slog.Logger  // nil means slog.Default()
 }
 
 // headerTimeout bounds how long a client may take to send its request.
 const (
-	headerTimeout = 30 * time.Second
+	headerTimeout = 5 * time.Second
 	idleTimeout   = 4 * time.Hour
 )
 
@@ -105,20 +107,13 @@ func (s *Server) Sessions() int { return int(s.sessions.Load()) }
 
 // New listens and serves until Close. URLs of an earlier server are not valid.
 func New(o Options, r Runtime) (*Server, error) {
-	if o.Listener != nil {
-		return serveOn(o.Listener, o, r), nil
+	l := o.Listener
+	if l == nil {
+		var err error
+		if l, err = net.Listen("tcp", cmp.Or(o.Addr, "127.0.0.1:0")); err != nil {
+			return nil, fmt.Errorf("listen for streams: %w", err)
+		}
 	}
-	if o.Addr == "" {
-		o.Addr = "127.0.0.1:0"
-	}
-	l, err := net.Listen("tcp", o.Addr)
-	if err != nil {
-		return nil, fmt.Errorf("listen for streams: %w", err)
-	}
-	return serveOn(l, o, r), nil
-}
-
-func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	if o.Log == nil {
 		o.Log = slog.Default()
 	}
@@ -126,7 +121,7 @@ func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	s := &Server{
 		runtime: r,
 		log:     o.Log,
-		base:    "http://" + l.Addr().String(),
+		base:    "http://" + reachable(l.Addr(), o.Log),
 		cancel:  cancel,
 		served:  make(chan struct{}),
 	}
@@ -144,11 +139,27 @@ func serveOn(l net.Listener, o Options, r Runtime) *Server {
 	}
 	go func() {
 		defer close(s.served)
-		if err := s.http.Serve(listener{l}); err != http.ErrServerClosed {
+		if err := s.http.Serve(listener{l, new(lobby)}); err != http.ErrServerClosed {
 			o.Log.Error("streaming server ended", "err", err)
 		}
 	}()
-	return s
+	return s, nil
+}
+
+// reachable returns the address for URLs of a listener at at. The kubelet and crictl are on this
+// node, and a wildcard is no address to connect to. Go has [::] for 0.0.0.0, too, which takes IPv4
+// as well, while IPv6 may be disabled.
+func reachable(at net.Addr, log *slog.Logger) string {
+	tcp, ok := at.(*net.TCPAddr)
+	if !ok || tcp.IP.IsLoopback() {
+		return at.String()
+	}
+	log.Warn("streams of exec, attach and port-forward can be reached from other hosts, without encryption", "address", at.String())
+	if !tcp.IP.IsUnspecified() {
+		return at.String()
+	}
+	own := net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: tcp.Port}
+	return own.String()
 }
 
 // Close closes the server and every connection, which ends their work.
@@ -165,6 +176,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if !ok {
 		http.NotFound(w, r)
 		return
+	}
+	if c, ok := r.Context().Value(connKey{}).(*conn); ok {
+		c.lobby.leave(c)
 	}
 	// If a client did not create its streams in time, the library leaves its connection open.
 	defer closeTaken(r.Context())

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"strings"
 	"testing"
@@ -323,6 +325,27 @@ func TestPortForward(t *testing.T) {
 	}
 }
 
+// A client that is gone leaves no connection to a program behind, though the program neither reads
+// nor answers.
+func TestClientThatLeavesEndsItsForwards(t *testing.T) {
+	for name, dialer := range forwarders {
+		t.Run(name, func(t *testing.T) {
+			began, ended := make(chan struct{}), make(chan struct{})
+			s := start(t, fake{forward: func(ctx context.Context, _ string, _ int32, _ io.ReadWriteCloser) error {
+				close(began)
+				<-ctx.Done()
+				close(ended)
+				return nil
+			}})
+			t.Run("client", func(t *testing.T) { // it leaves at the end
+				connect(t, forwardPort(t, s, dialer))
+				<-began
+			})
+			<-ended
+		})
+	}
+}
+
 // A URL is valid once, and only for its kind of stream.
 func TestToken(t *testing.T) {
 	s := start(t, fake{exec: func(context.Context, string, []string, Streams) (int32, error) { return 0, nil }})
@@ -367,5 +390,24 @@ func TestTooManyWaitingStreams(t *testing.T) {
 	}
 	if !errors.Is(err, fault.Unavailable) {
 		t.Errorf("request %d: %v, want fault.Unavailable", maxTokens+1, err)
+	}
+}
+
+// A wildcard is a fine address to listen at, but clients cannot connect to it everywhere, nor to ::1:
+// IPv6 may be disabled.
+func TestURLsOfAWildcardLeadToThisNode(t *testing.T) {
+	s, err := New(Options{Addr: "0.0.0.0:0", Log: slog.New(slog.DiscardHandler)}, fake{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	resp, err := s.Exec(&cri.ExecRequest{ContainerId: "c1", Stdout: true})
+	if err != nil || !strings.HasPrefix(resp.Url, "http://127.0.0.1:") {
+		t.Errorf("a server at 0.0.0.0:0 answers %v, %v; want a URL at 127.0.0.1", resp, err)
+	}
+	for listen, want := range map[string]string{"0.0.0.0:7": "127.0.0.1:7", "[::]:7": "127.0.0.1:7", "[::1]:7": "[::1]:7", "10.1.2.3:7": "10.1.2.3:7"} {
+		if got := reachable(net.TCPAddrFromAddrPort(netip.MustParseAddrPort(listen)), slog.New(slog.DiscardHandler)); got != want {
+			t.Errorf("%s has URLs at %s, want %s", listen, got, want)
+		}
 	}
 }
