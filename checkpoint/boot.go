@@ -8,8 +8,6 @@ import (
 	"os"
 	"path/filepath"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 )
 
@@ -49,25 +47,45 @@ type bootFile struct {
 // readBoot compares boot.json with the running kernel and replaces it.
 func (m *Manager) readBoot() error {
 	data, err := os.ReadFile(filepath.Join(m.dir, "boot.json"))
-	var old bootFile
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		m.boot = Fresh
-	case err != nil:
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fmt.Errorf("read boot mark: %w", err)
-	case json.Unmarshal(data, &old) != nil || old.BootID == "":
-		// The file is replaced atomically, so only a damaged disk leads here: assume the worst.
+	}
+	isNew := err != nil
+	var old bootFile
+	if !isNew && (json.Unmarshal(data, &old) != nil || old.BootID == "") {
+		old = bootFile{}
 		m.log.Warn("boot mark was unreadable")
-		m.boot = Unclean
-	case old.BootID == m.bootID:
+	}
+	copied, _ := os.ReadFile(m.copyPath())
+	switch {
+	case isNew:
+		m.boot = Fresh
+	case old.BootID == m.bootID, string(copied) == m.bootID:
+		// The copy knows it if the mark is damaged, or there was no room to write it. A restart that is
+		// taken for a reboot would report running containers as ended.
 		m.boot = Restart
 	case old.Clean:
 		m.boot = Reboot
 	default:
 		m.boot = Unclean
 	}
-	return m.writeBoot(bootFile{BootID: m.bootID})
+	err = m.writeBoot(bootFile{BootID: m.bootID})
+	if atomicfile.IsFull(err) && !isNew && !old.Clean {
+		m.log.Warn("boot mark was not written: it stays as it was", "boot", m.boot, "err", err) // and is still unclean
+	} else if err != nil {
+		return err
+	}
+	// Last, as a start that fails before has handled no reboot.
+	if m.state != "" {
+		if err := atomicfile.WriteVolatile(m.copyPath(), []byte(m.bootID), 0o600); err != nil {
+			m.log.Warn("copy of the boot mark was not written", "err", err)
+		}
+	}
+	return nil
 }
+
+// copyPath returns the path of the copy of the boot ID. One that is not of this boot tells nothing.
+func (m *Manager) copyPath() string { return filepath.Join(m.state, "boot-id") }
 
 func (m *Manager) writeBoot(b bootFile) error {
 	data, err := json.Marshal(b)
@@ -76,31 +94,13 @@ func (m *Manager) writeBoot(b bootFile) error {
 	}
 	path := filepath.Join(m.dir, "boot.json")
 	err = atomicfile.Write(path, data, 0o600)
-	if errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT) {
-		// A daemon that does not start cannot free any space. A mark left half written by a
-		// power cut counts as an unclean end.
-		if again := overwrite(path, data); again == nil {
-			return nil
-		}
+	// A daemon that does not start cannot free any space. A mark left half written by a power cut
+	// counts as an unclean end.
+	if atomicfile.IsFull(err) && atomicfile.Overwrite(path, data) == nil {
+		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("write boot mark: %w", err)
 	}
 	return nil
-}
-
-// overwrite changes a file in place, which needs no free space if its size stays about the same.
-func overwrite(path string, data []byte) (err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, f.Close()) }()
-	if _, err := f.WriteAt(data, 0); err != nil {
-		return err
-	}
-	if err := f.Truncate(int64(len(data))); err != nil {
-		return err
-	}
-	return f.Sync()
 }

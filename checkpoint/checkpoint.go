@@ -4,13 +4,14 @@
 //	<dir>/<kind>/<id>/record.json   {"version":1,"checksum":"sha256:…","payload":…}
 //	<dir>/quarantine/               records that did not decode, moved aside
 //	<dir>/boot.json                 boot id and clean-shutdown mark
+//	<state>/boot-id                 boot id, in case boot.json is damaged
 //
 // A record that fails its checksum is moved aside and logged, and never stops the daemon: the
 // owner of the kind finds what the record referred to by sweeping. The owner also keeps files of
 // its own in the record's directory; Remove removes all of them.
 //
 // If a record is intact but has a later version, Open fails and changes nothing: a downgrade
-// from a newer crispd must not look like damage (version.go).
+// from a newer crispd must not look like damage (record.go).
 //
 // An interrupted Save leaves the old record, or a directory without one. A Remove interrupted by
 // a power cut may leave the record: removals are not synced, because removing it again costs
@@ -30,6 +31,7 @@ import (
 // not for the same record.
 type Manager struct {
 	dir    string
+	state  string
 	bootID string
 	boot   Boot
 	log    *slog.Logger
@@ -37,21 +39,22 @@ type Manager struct {
 }
 
 // Open creates dir if it does not exist (mode 0700) and determines from <dir>/boot.json what
-// happened since the last Open. The error is fault.WrongState if a newer crispd has written one
-// of the records; then nothing is changed, not even boot.json.
-func Open(dir string, log *slog.Logger) (*Manager, error) {
+// happened since the last Open; if that file is damaged, from the boot ID below state, an existing
+// directory that a reboot may empty ("" = none). The error is fault.WrongState if a newer crispd has
+// written one of the records; then nothing is changed, not even boot.json.
+func Open(dir, state string, log *slog.Logger) (*Manager, error) {
 	bootID, err := kernel.BootID()
 	if err != nil {
 		return nil, err
 	}
-	return open(dir, bootID, log)
+	return open(dir, state, bootID, log)
 }
 
-func open(dir, bootID string, log *slog.Logger) (*Manager, error) {
+func open(dir, state, bootID string, log *slog.Logger) (*Manager, error) {
 	if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make record directory: %w", err)
 	}
-	m := &Manager{dir: dir, bootID: bootID, log: log}
+	m := &Manager{dir: dir, state: state, bootID: bootID, log: log}
 	if err := m.refuseNewer(); err != nil {
 		return nil, err
 	}

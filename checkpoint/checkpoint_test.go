@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -12,8 +13,13 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/testdisk"
+	"github.com/crisp-cri/crisp/test/testenv"
+	"github.com/crisp-cri/crisp/test/testheap"
 )
 
 type thing struct {
@@ -24,7 +30,10 @@ type thing struct {
 func openTest(t *testing.T, dir, bootID string) (*Manager, *bytes.Buffer) {
 	t.Helper()
 	var log bytes.Buffer
-	m, err := open(dir, bootID, slog.New(slog.NewTextHandler(&log, nil)))
+	if err := os.MkdirAll(dir+".state", 0o700); err != nil {
+		t.Fatal(err)
+	}
+	m, err := open(dir, dir+".state", bootID, slog.New(slog.NewTextHandler(&log, nil)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -157,7 +166,7 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 		if err := os.WriteFile(path, newer, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := open(dir, "another boot", slog.New(slog.DiscardHandler)); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), path) {
+		if _, err := open(dir, "", "another boot", slog.New(slog.DiscardHandler)); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), path) {
 			t.Errorf("open with a newer record of kind %s: %v", kind, err)
 		}
 		if _, err := m.IDs(kind); !errors.Is(err, fault.WrongState) {
@@ -179,7 +188,7 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 		if err := os.WriteFile(path, old, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if m, err = open(dir, "boot", slog.New(slog.DiscardHandler)); err != nil || m.Load(kind, "x", &got) != nil || got.Name != kind {
+		if m, err = open(dir, "", "boot", slog.New(slog.DiscardHandler)); err != nil || m.Load(kind, "x", &got) != nil || got.Name != kind {
 			t.Errorf("the newer release finds %+v (err %v)", got, err)
 		}
 	}
@@ -267,15 +276,17 @@ func TestBoot(t *testing.T) {
 		name  string
 		first string // boot id of the first daemon, "" = there was none
 		clean bool
-		spoil bool
+		spoil string // what boot.json holds instead
 		want  Boot
 	}{
-		{"fresh", "", false, false, Fresh},
-		{"restart", "now", true, false, Restart},
-		{"killed", "now", false, false, Restart},
-		{"reboot", "before", true, false, Reboot},
-		{"power loss", "before", false, false, Unclean},
-		{"damaged mark", "now", true, true, Unclean},
+		{"fresh", "", false, "", Fresh},
+		{"restart", "now", true, "", Restart},
+		{"killed", "now", false, "", Restart},
+		{"reboot", "before", true, "", Reboot},
+		{"power loss", "before", false, "", Unclean},
+		{"damaged mark", "now", true, "{", Restart},
+		{"empty mark", "now", false, "\x00", Restart},
+		{"damaged mark after a reboot", "before", true, "{", Unclean},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -288,8 +299,8 @@ func TestBoot(t *testing.T) {
 					}
 				}
 			}
-			if tt.spoil {
-				if err := os.WriteFile(filepath.Join(dir, "boot.json"), []byte("{"), 0o600); err != nil {
+			if tt.spoil != "" {
+				if err := os.WriteFile(filepath.Join(dir, "boot.json"), []byte(tt.spoil), 0o600); err != nil {
 					t.Fatal(err)
 				}
 			}
@@ -308,7 +319,74 @@ func TestBoot(t *testing.T) {
 	}
 }
 
-// decode handles any bytes, and accepts only what encode has made.
+// A daemon starts as often as it is killed on a full disk that copies what is written, whatever the
+// power cut before has left of the mark, and knows later that the machine kept running.
+func TestBootOnAFullDisk(t *testing.T) {
+	testenv.NeedRoot(t, "it mounts")
+	for _, tt := range []struct {
+		name, mark string
+		want       Boot // of the first start
+		fails      bool
+	}{
+		{"whole", `{"bootID":"before","clean":false}`, Unclean, false},
+		{"empty", "", Unclean, false},
+		{"part", `{"bootID":"be`, Unclean, false},
+		{"of a clean end", `{"bootID":"before","clean":true}`, Reboot, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			below, upper, dir, state := t.TempDir(), t.TempDir(), t.TempDir(), t.TempDir()
+			mount := func(what, at, options string) {
+				t.Helper()
+				if err := unix.Mount(what, at, what, 0, options); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			mount("tmpfs", upper, "size=64k,nr_inodes=0")
+			full := filepath.Join(upper, "full")
+			for _, sub := range []string{"upper", "work", "full"} {
+				if err := os.Mkdir(filepath.Join(upper, sub), 0o700); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := os.WriteFile(filepath.Join(below, "boot.json"), []byte(tt.mark), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			mount("overlay", dir, fmt.Sprintf("lowerdir=%s,upperdir=%s/upper,workdir=%s/work", below, upper, upper))
+			if err := testdisk.Fill(full); err != nil {
+				t.Fatal(err)
+			}
+			check := func(when string, want Boot, full bool) {
+				t.Helper()
+				m, err := open(dir, state, "now", slog.New(slog.DiscardHandler))
+				if tt.fails && full {
+					if !atomicfile.IsFull(err) {
+						t.Errorf("%s: %v", when, err)
+					}
+				} else if err != nil || m.Boot() != want {
+					t.Fatalf("%s: got %v, %v, want %v", when, m, err, want)
+				}
+			}
+			check("first start", tt.want, true)
+			check("killed", Restart, true)
+			if err := os.RemoveAll(full); err != nil {
+				t.Fatal(err)
+			}
+			if tt.fails {
+				check("with room", tt.want, false)
+			}
+			check("killed with room", Restart, false)
+			check("killed again", Restart, false)
+		})
+	}
+}
+
+// decode handles any bytes, accepts only what encode has made, and takes memory in proportion: all
+// records are read at a start.
 func FuzzDecode(f *testing.F) {
 	good, err := encode(thing{Name: "good"})
 	if err != nil {
@@ -318,8 +396,11 @@ func FuzzDecode(f *testing.F) {
 	f.Add(good[:len(good)-1])
 	f.Add([]byte(`{"version":1,"checksum":"","payload":null}`))
 	f.Add([]byte(`[]`))
+	f.Add([]byte(`{"version":1,"checksum":"` + strings.Repeat("\xef", 64<<10) + `"}`))
 	f.Fuzz(func(t *testing.T, data []byte) {
+		begin := testheap.Allocated()
 		payload, err := decode(data)
+		testheap.Bound{Base: 64 << 10, PerByte: 16}.Check(t, "bytes allocated", testheap.Allocated()-begin, len(data))
 		if err != nil {
 			return
 		}
@@ -336,8 +417,8 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A draft is a record until the machine is rebooted or Save has replaced it; one of which a power
-// cut has left a part is neither a record nor corrupt.
+// A draft is a record until the machine is rebooted or Save has replaced it; what a power cut has
+// left of one is neither a record nor corrupt.
 func TestDraft(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")

@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/testheap"
 )
 
 // An archiveEntry is an entry of a tar for seeds.
@@ -83,7 +85,8 @@ func blamed(t *testing.T, err error) {
 }
 
 // FuzzUnpackArchive unpacks any bytes: only the files of a checkpoint are written, in their places,
-// and no more than the given size; RootFSDiff can be read, or the error blames the archive.
+// and no more than the given size; RootFSDiff can be read, or the error blames the archive. It takes
+// memory in proportion, however much it inflates.
 func FuzzUnpackArchive(f *testing.F) {
 	good := []archiveEntry{
 		{Images, tar.TypeDir, ""}, {Images + "/inventory.img", tar.TypeReg, "criu"}, {ConfigDump, tar.TypeReg, `{"id": "1", "createdTime": "2026-01-01T00:00:00Z"}`},
@@ -96,8 +99,19 @@ func FuzzUnpackArchive(f *testing.F) {
 	f.Add(archiveOf(f, false, archiveEntry{Images + "/a", tar.TypeReg, "x"}, archiveEntry{Images + "/a", tar.TypeReg, "y"}))
 	f.Add(archiveOf(f, false, archiveEntry{RootFSDiff, tar.TypeReg, "\x28\xb5\x2f\xfd\x00\x00"}))
 	f.Add([]byte("\x1f\x8b\x08"))
+	f.Add(archiveOf(f, true, archiveEntry{Images + "/a", tar.TypeReg, strings.Repeat("x", 8<<20)}))
+	f.Add(archiveOf(f, true, archiveEntry{RootFSDiff, tar.TypeReg, string(archiveOf(f, true, archiveEntry{"a", tar.TypeReg, strings.Repeat("x", 8<<20)}))}))
+	f.Add(archiveOf(f, true, slices.Repeat([]archiveEntry{{Images + "/" + strings.Repeat("x", 200), tar.TypeReg, ""}}, 2000)...))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		const room = 1 << 16
+		begin := testheap.Allocated()
+		defer func() {
+			limit := testheap.Bound{Base: 8 << 20, PerByte: 100}
+			if got := testheap.Allocated() - begin; got > limit.Base && hasWindow(data) {
+				limit.Base = 300 << 20 // of 128 MiB at most, for the archive and a file in it
+			}
+			limit.Check(t, "bytes allocated", testheap.Allocated()-begin, len(data))
+		}()
 		beside(t, func(dir string) {
 			err := Unpack(t.Context(), bytes.NewReader(data), dir, room)
 			if err != nil {
@@ -124,6 +138,14 @@ func FuzzUnpackArchive(f *testing.F) {
 			}
 		})
 	})
+}
+
+// hasWindow reports whether there may be zstd in an archive, which can ask for memory in its header.
+func hasWindow(data []byte) bool {
+	if z, err := gzip.NewReader(bytes.NewReader(data)); err == nil {
+		data, _ = io.ReadAll(io.LimitReader(z, 1<<20))
+	}
+	return bytes.Contains(data, []byte("\x28\xb5\x2f\xfd"))
 }
 
 // allOf returns the size of the files that Unpack may make; any other file is an error.
@@ -156,6 +178,8 @@ func FuzzUnpackFiles(f *testing.F) {
 		if len(data) > 1<<16 {
 			t.Skip("covers nothing new")
 		}
+		begin := testheap.Allocated()
 		beside(t, func(dir string) { blamed(t, UnpackFiles(t.Context(), bytes.NewReader(data), dir)) })
+		testheap.Bound{Base: 1 << 20, PerByte: 100}.Check(t, "bytes allocated", testheap.Allocated()-begin, len(data))
 	})
 }

@@ -39,7 +39,7 @@ func TestPowerCutRecords(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			m, err := open(filepath.Join(dir, "root"), "boot 1", log)
+			m, err := open(filepath.Join(dir, "root"), "", "boot 1", log)
 			if err != nil {
 				t.Error(err)
 				return
@@ -59,7 +59,7 @@ func TestPowerCutRecords(t *testing.T) {
 		},
 		Check: func(dir string, safe []string) error {
 			var said bytes.Buffer
-			m, err := open(filepath.Join(dir, "root"), "boot 2", slog.New(slog.NewTextHandler(&said, nil)))
+			m, err := open(filepath.Join(dir, "root"), "", "boot 2", slog.New(slog.NewTextHandler(&said, nil)))
 			if err != nil || said.Len() > 0 {
 				return fmt.Errorf("open: %v, %s", err, said.String())
 			}
@@ -153,7 +153,7 @@ func TestPowerCutPack(t *testing.T) {
 // If Save cannot tell whether this is a record's first one, it syncs what a first one needs.
 func TestSaveWithoutStat(t *testing.T) {
 	dir := t.TempDir()
-	m, err := open(dir, "boot 1", slog.New(slog.DiscardHandler))
+	m, err := open(dir, "", "boot 1", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -181,7 +181,7 @@ func TestSaveWithoutStat(t *testing.T) {
 // aside, its containers would be taken for leaked ones and killed.
 func TestGoodRecordIsNotMovedAside(t *testing.T) {
 	dir := t.TempDir()
-	m, err := open(dir, "boot 1", slog.New(slog.DiscardHandler))
+	m, err := open(dir, "", "boot 1", slog.New(slog.DiscardHandler))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -197,8 +197,8 @@ type Image struct {
 // Metrics are crispd's own, in Prometheus' text format at /metrics. The debug socket, which only
 // root can use, always serves them.
 type Metrics struct {
-	// Address is where else they are served: host:port, or unix:///path. Everybody who can
-	// connect can read them. Default: nowhere.
+	// Address is where else they are served: host:port, or unix:///path. Whoever can connect can read
+	// them. Default: nowhere.
 	Address string `toml:"address"`
 }
 

@@ -1,11 +1,15 @@
 package config
 
 import (
+	"bytes"
+	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"reflect"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -57,66 +61,63 @@ func keys(c *Config) []key {
 
 // assign sets the key to a decoded TOML value. The error names the expected type.
 func (k key) assign(v any) error {
+	have, want := kind(v), ""
 	switch k.value.Interface().(type) {
 	case string:
 		if s, ok := v.(string); ok {
 			k.value.SetString(s)
 			return nil
 		}
-		return fmt.Errorf("want a string, have %s", kind(v))
+		want = "a string"
 	case bool:
 		if b, ok := v.(bool); ok {
 			k.value.SetBool(b)
 			return nil
 		}
-		return fmt.Errorf("want true or false, have %s", kind(v))
+		want = "true or false"
 	case Auto:
-		switch v := v.(type) {
-		case bool:
-			k.value.SetString(strconv.FormatBool(v))
-			return nil
-		case string:
-			if v == string(Automatic) {
-				k.value.SetString(v)
-				return nil
+		if b, ok := v.(bool); ok {
+			v = strconv.FormatBool(b)
+		} else if v != string(Automatic) {
+			if s, ok := v.(string); ok {
+				have = strconv.Quote(s)
 			}
-			return fmt.Errorf("want true, false or \"auto\", have %q", v)
+			return fmt.Errorf("want true, false or \"auto\", have %s", have)
 		}
-		return fmt.Errorf("want true, false or \"auto\", have %s", kind(v))
+		k.value.SetString(v.(string))
+		return nil
 	case int:
 		if n, ok := v.(int64); ok {
 			k.value.SetInt(n)
 			return nil
 		}
-		return fmt.Errorf("want an integer, have %s", kind(v))
+		want = "an integer"
 	case time.Duration:
-		s, ok := v.(string)
-		if !ok {
-			return fmt.Errorf("want a duration such as \"90s\", have %s", kind(v))
-		}
-		d, err := time.ParseDuration(s)
-		if err != nil || d < 0 {
-			return fmt.Errorf("want a duration such as \"90s\", have %q", s)
-		}
-		k.value.SetInt(int64(d))
-		return nil
-	case []string:
-		list, ok := v.([]any)
-		if !ok {
-			return fmt.Errorf("want a list of strings, have %s", kind(v))
-		}
-		out := make([]string, 0, len(list))
-		for _, e := range list {
-			s, ok := e.(string)
-			if !ok {
-				return fmt.Errorf("want a list of strings, have %s in it", kind(e))
+		want = "a duration such as \"90s\""
+		if s, ok := v.(string); ok {
+			if d, err := time.ParseDuration(s); err == nil && d >= 0 {
+				k.value.SetInt(int64(d))
+				return nil
 			}
-			out = append(out, s)
+			have = strconv.Quote(s)
 		}
-		k.value.Set(reflect.ValueOf(out))
-		return nil
+	case []string:
+		want = "a list of strings"
+		list, ok := v.([]any)
+		out := make([]string, len(list))
+		for i := 0; ok && i < len(list); i++ {
+			if out[i], ok = list[i].(string); !ok {
+				have = kind(list[i]) + " in it"
+			}
+		}
+		if ok {
+			k.value.Set(reflect.ValueOf(out))
+			return nil
+		}
+	default:
+		panic("config: a field of type " + k.value.Type().String())
 	}
-	panic("config: a field of type " + k.value.Type().String())
+	return fmt.Errorf("want %s, have %s", want, have)
 }
 
 // kind describes the type of a TOML value in messages.
@@ -138,4 +139,50 @@ func kind(v any) string {
 		return "a table"
 	}
 	return fmt.Sprintf("a %T", v)
+}
+
+// Write prints the current configuration as TOML that Load can read, each value with its origin
+// as a comment.
+func (c *Config) Write(w io.Writer) error {
+	var out bytes.Buffer
+	table := ""
+	for _, k := range keys(c) {
+		if k.table != table {
+			table = k.table
+			fmt.Fprintf(&out, "\n[%s]\n", table)
+		}
+		name := strings.TrimPrefix(k.name, table+".")
+		fmt.Fprintf(&out, "%s = %s # %s\n", name, literal(k.value.Interface()), c.Origin(k.name))
+	}
+	_, err := w.Write(out.Bytes())
+	return err
+}
+
+func literal(v any) string {
+	switch v := v.(type) {
+	case time.Duration:
+		return quote(v.String())
+	case string:
+		return quote(v)
+	case Auto:
+		if v == Automatic {
+			return quote(string(v))
+		}
+	case []string:
+		quoted := make([]string, len(v))
+		for i, s := range v {
+			quoted[i] = quote(s)
+		}
+		return "[" + strings.Join(quoted, ", ") + "]"
+	}
+	return fmt.Sprint(v)
+}
+
+// quote writes a TOML basic string, which has JSON's escapes.
+func quote(s string) string {
+	var b bytes.Buffer
+	e := json.NewEncoder(&b)
+	e.SetEscapeHTML(false)
+	_ = e.Encode(s) // a string always encodes
+	return strings.ReplaceAll(strings.TrimSpace(b.String()), "\x7f", `\u007f`)
 }

@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/BurntSushi/toml"
+
+	"github.com/crisp-cri/crisp/internal/regular"
 )
 
 // A Source is where a configuration comes from.
@@ -23,7 +25,8 @@ type Source struct {
 	OwnCNI string            // the directory of crisp's own plugins, for the default of cni.bin_dirs; "" = none
 }
 
-// Load reads and checks the configuration.
+// Load reads and checks the configuration. Any file that is not as it should be is an error, also a
+// drop-in: what it was to say may be what keeps the node safe.
 func Load(src Source) (*Config, error) {
 	c := &Config{origin: map[string]string{}}
 	c.setDefaults(src)
@@ -135,7 +138,7 @@ func (c *Config) setDerived() {
 
 // read applies one file to the values set so far.
 func (c *Config) read(file string) error {
-	data, err := os.ReadFile(file)
+	data, err := regular.ReadFile(file, regular.MaxConfig)
 	if err != nil {
 		return fmt.Errorf("configuration: %w", err)
 	}

@@ -12,8 +12,8 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/config"
-	"github.com/crisp-cri/crisp/internal/cli"
 	"github.com/crisp-cri/crisp/test/golden"
+	"github.com/crisp-cri/crisp/test/manpage"
 )
 
 // The man page consists of the comments of the keys, and of what a reload does to
@@ -38,10 +38,10 @@ func TestManPage(t *testing.T) {
 	var b strings.Builder
 	b.WriteString(".\\\" Made from config/config.go; see config/man_test.go.\n.TH CRISPD.TOML 5 \"\" crisp\n" +
 		".SH NAME\ncrispd.toml \\- the configuration of crispd\n.SH DESCRIPTION\n")
-	b.WriteString(cli.Paragraphs(description))
+	b.WriteString(manpage.Paragraphs(description))
 	b.WriteString(".SH KEYS\n")
 	writeKeys(t, &b, types, docs, "Config", "")
-	b.WriteString(".SH SEE ALSO\n" + cli.Paragraphs("crispd(8), registries.conf(5), policy.json(5), containers-auth.json(5), oci-hooks(5)"))
+	b.WriteString(".SH SEE ALSO\n" + manpage.Paragraphs("crispd(8), registries.conf(5), policy.json(5), containers-auth.json(5), oci-hooks(5)"))
 
 	golden.Check(t, "../docs/man/crispd.toml.5", b.String())
 }
@@ -69,7 +69,7 @@ func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec,
 				if of == "Handler" {
 					head, key = "[handlers.NAME]", "handlers.NAME"
 				}
-				fmt.Fprintf(b, ".SS %s\n%s", head, cli.Paragraphs(strings.Replace(docs[of], of+" ", head+" ", 1)))
+				fmt.Fprintf(b, ".SS %s\n%s", head, manpage.Paragraphs(strings.Replace(docs[of], of+" ", head+" ", 1)))
 				writeKeys(t, b, types, docs, of, key+".")
 			})
 			continue
@@ -79,7 +79,7 @@ func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec,
 			t.Errorf("%s has no comment", table+key)
 		}
 		text = strings.Replace(text, f.Names[0].Name+" ", key+" ", 1)
-		fmt.Fprintf(b, ".TP\n\\fB%s\\fR\n%s", key, strings.ReplaceAll(cli.Paragraphs(strings.TrimSpace(text)), ".PP\n", ".IP\n"))
+		fmt.Fprintf(b, ".TP\n\\fB%s\\fR\n%s", key, strings.ReplaceAll(manpage.Paragraphs(strings.TrimSpace(text)), ".PP\n", ".IP\n"))
 		fmt.Fprintf(b, ".IP\nReload: %s.\n", cmp.Or(config.Takes(table+key), "needs a restart"))
 	}
 	for _, write := range tables {
