@@ -53,11 +53,10 @@ func (o cgroupOwners) Object(id string) (cadvisor.Object, error) {
 func (o cgroupOwners) container(c *oci.Container) cadvisor.Object {
 	rec, st, built := o.index.container(c), c.Status(), *c.Config().Spec
 	if sb, err := o.runtime.Sandbox(c.SandboxID()); err == nil {
-		built.Annotations = maps.Clone(built.Annotations)
-		if built.Annotations == nil {
-			built.Annotations = make(map[string]string)
-		}
-		maps.Copy(built.Annotations, containerAnnotations(sb, o.index.sandbox(sb), rec))
+		all := map[string]string{}
+		maps.Copy(all, built.Annotations)
+		maps.Copy(all, containerAnnotations(sb, o.index.sandbox(sb), rec))
+		built.Annotations = all
 	}
 	object := cadvisor.Object{
 		ID: c.ID(), Sandbox: c.SandboxID(), Labels: rec.config.GetLabels(), Image: o.containerImage(rec).Image,

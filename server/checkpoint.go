@@ -211,7 +211,6 @@ func noOptions(options map[string]string) error {
 	return nil
 }
 
-// destinations returns the mount points of a container.
 func destinations(spec *specs.Spec) map[string]bool {
 	set := make(map[string]bool)
 	for _, m := range spec.Mounts {

@@ -26,12 +26,17 @@ func TestCodes(t *testing.T) {
 		"FailedPrecondition": fault.WrongState.Errorf("x"),
 		"Unavailable":        fault.Unavailable.Errorf("x"),
 		"Unknown":            errors.New("x"),
-		"DeadlineExceeded":   fault.Unavailable.Errorf("pull: %w", context.DeadlineExceeded),
+		"DeadlineExceeded":   &overdueError{fault.Internal.Errorf("exec: %w", context.DeadlineExceeded)},
 		"Canceled":           fmt.Errorf("x: %w", context.Canceled),
 	} {
 		if got := codeOf(t.Context(), err).String(); got != want {
 			t.Errorf("%v: code %s, want %s", err, got, want)
 		}
+	}
+	// A limit of our own that has passed says nothing about a probe, nor that crispd is away.
+	late := fmt.Errorf("start: %w", context.DeadlineExceeded)
+	if got := codeOf(t.Context(), late).String(); got != "Aborted" {
+		t.Errorf("%v: code %s, want Aborted", late, got)
 	}
 	// A full disk can be fixed, after which the call is repeated.
 	full := fmt.Errorf("x: %w", &os.PathError{Op: "write", Path: "/x", Err: unix.ENOSPC})
@@ -150,7 +155,7 @@ func TestPullErrors(t *testing.T) {
 		}
 	}
 	n.store.failing("Pull", context.DeadlineExceeded)
-	wantCode(t, "timeout", pull(), "DeadlineExceeded")
+	wantCode(t, "timeout", pull(), "Aborted")
 	n.store.failing("Pull", fault.NotFound.Errorf("no such tag"))
 	wantCode(t, "unknown tag", pull(), "NotFound")
 	n.store.failing("Pull", nil)

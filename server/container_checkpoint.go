@@ -51,7 +51,7 @@ func (s *Server) CheckpointContainer(ctx context.Context, req *cri.CheckpointCon
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	if err := s.checkpointContainer(ctx, c, req.Location); err != nil {
-		return nil, fmt.Errorf("checkpoint container %s: %w", c.ID(), err)
+		return nil, overdue(ctx, fmt.Errorf("checkpoint container %s: %w", c.ID(), err))
 	}
 	return &cri.CheckpointContainerResponse{}, nil
 }
@@ -72,10 +72,12 @@ func (s *Server) checkpointContainer(ctx context.Context, c *oci.Container, loca
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	err = s.dump(ctx, f, c, dir)
-	if err == nil {
-		err = dumpShm(ctx, sb, dir)
-	}
+	err = fault.Protect(func() error { // they must be thawed
+		if err := s.dump(ctx, f, c, dir); err != nil {
+			return err
+		}
+		return dumpShm(ctx, sb, dir)
+	})
 	if err := errors.Join(err, f.Thaw(ctx)); err != nil {
 		return err
 	}

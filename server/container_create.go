@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -57,11 +58,27 @@ func (s *Server) CreateContainer(ctx context.Context, req *cri.CreateContainerRe
 	return &cri.CreateContainerResponse{ContainerId: id}, nil
 }
 
+// repeatedContainer returns what the repetition of a request whose answer was lost has in common
+// with it: all but the order of what the kubelet takes from maps, and the file of the termination
+// message, which has a new name each time.
+func repeatedContainer(config *cri.ContainerConfig) *cri.ContainerConfig {
+	same := proto.CloneOf(config)
+	slices.SortStableFunc(same.Envs, func(a, b *cri.KeyValue) int { return cmp.Compare(a.GetKey(), b.GetKey()) })
+	slices.SortFunc(same.Devices, func(a, b *cri.Device) int { return cmp.Compare(a.GetContainerPath(), b.GetContainerPath()) })
+	slices.SortFunc(same.CDIDevices, func(a, b *cri.CDIDevice) int { return cmp.Compare(a.GetName(), b.GetName()) })
+	for _, m := range same.Mounts {
+		if m != nil && m.ContainerPath == config.GetAnnotations()["io.kubernetes.container.terminationMessagePath"] {
+			m.HostPath = ""
+		}
+	}
+	return same
+}
+
 // sameContainer answers a repeated request from the container that the first
 // one made.
 func (s *Server) sameContainer(cr *creation, c *oci.Container, sb *oci.Sandbox, config *cri.ContainerConfig) error {
 	switch {
-	case c.SandboxID() != sb.ID() || !proto.Equal(s.index.container(c).config, config):
+	case c.SandboxID() != sb.ID() || !proto.Equal(repeatedContainer(s.index.container(c).config), repeatedContainer(config)):
 		return fault.Exists.Errorf("container name %s is taken by container %s with another configuration", cr.name, c.ID())
 	case c.Status().State >= oci.Exited:
 		return fault.Exists.Errorf("container name %s is taken by container %s, which is %s", cr.name, c.ID(), c.Status().State)
@@ -90,6 +107,7 @@ type containerDraft struct {
 	root      string // directory of the root file system
 	volumes   []spec.Volume
 	mounts    []spec.Mount
+	places    *places
 	described *cri.ContainerConfig // what the specification is built from: config, unless restored overrides it
 	spec      *specs.Spec
 	pidTarget string // ID of the container whose PID namespace is joined; "" = none
@@ -163,7 +181,8 @@ func (d *containerDraft) check(context.Context) (err error) {
 	if st := d.sb.State(); st != oci.SandboxReady {
 		return fault.WrongState.Errorf("sandbox %s is %s: cannot create container %s", d.sb.ID(), st, d.config.Metadata.Name)
 	}
-	if d.handler, err = d.s.handlerOf(d.sb); err != nil {
+	// A sandbox whose handler was removed from the configuration gets no more containers.
+	if d.handler, err = d.s.handler(d.s.index.sandbox(d.sb).handler); err != nil {
 		return err
 	}
 	if err := sameUserNamespace(d.sb, d.config.GetLinux().GetSecurityContext().GetNamespaceOptions()); err != nil {
@@ -197,7 +216,6 @@ func (d *containerDraft) useImage(img image.Image) (err error) {
 	return err
 }
 
-// mountRoot makes and mounts the root file system.
 func (d *containerDraft) mountRoot(ctx context.Context) (err error) {
 	if d.root, err = d.s.mountImage(ctx, d.sb, d.cr.id, d.image.ID, false, d.labels.Mount); err != nil {
 		return fmt.Errorf("mount root file system: %w", err)
@@ -208,7 +226,7 @@ func (d *containerDraft) mountRoot(ctx context.Context) (err error) {
 
 // specify builds the OCI specification from the results of the steps before.
 func (d *containerDraft) specify(ctx context.Context) (err error) {
-	if d.spec, err = d.buildSpec(); err != nil {
+	if d.spec, err = d.buildSpec(ctx); err != nil {
 		return err
 	}
 	pod := d.s.index.sandbox(d.sb)
@@ -242,6 +260,7 @@ func (d *containerDraft) persist(ctx context.Context) error {
 		return err
 	}
 	d.s.index.containers.Store(c.ID(), d.record)
+	d.s.index.dropRemoved(c)
 	d.s.notifyCreated(ctx, d.turn, c)
 	d.cr.discard = func(ctx context.Context) error { return d.s.removeContainer(ctx, c) }
 	return nil
@@ -321,4 +340,15 @@ func makeLogDir(dir, file string) (string, error) {
 		return "", fmt.Errorf("make the directory of log_path: %w", err)
 	}
 	return log, nil
+}
+
+// allowImage checks an image in the store against the policy of the pod's namespace. The image
+// may have been pulled under another policy, and the kubelet requests a pull only if the image
+// is missing. The signatures that came with the pull decide.
+//
+// The kubelet sends the image's ID together with the name in the pod; crictl sends what its user
+// typed. If there is only an ID, the policy is evaluated for each of the image's names.
+func (s *Server) allowImage(ctx context.Context, sb *oci.Sandbox, spec *cri.ImageSpec, img image.Image) error {
+	name := cmp.Or(spec.UserSpecifiedImage, spec.Image)
+	return s.images.Allowed(ctx, s.index.sandbox(sb).config.GetMetadata().GetNamespace(), name, img.ID)
 }

@@ -18,8 +18,8 @@ import (
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
-// notDevices are paths below /dev that are not devices of the host, or of which every container
-// has its own.
+// notDevices are paths below /dev that are not devices of the host, or that every container has its
+// own of.
 var notDevices = []string{"/dev/pts", "/dev/shm", "/dev/fd", "/dev/mqueue", "/dev/hugepages", "/dev/console", "/dev/ptmx", "/dev/.udev"}
 
 // resolveDevices looks up the device nodes that a container asks for. CRI: with

@@ -4,8 +4,10 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -123,8 +125,8 @@ func firstSize(st streaming.Streams) (size streaming.Size) {
 	return size
 }
 
-// followSize applies the sizes of the client's terminal. One that cannot be set is skipped: sizes
-// that nobody takes would block the client's input.
+// followSize applies the sizes of the client's terminal. One that cannot be set is skipped: unread
+// sizes would block the client's input.
 func followSize(sizes <-chan streaming.Size, set func(w, h uint16) error) {
 	if sizes == nil {
 		return // the client's protocol has none: a nil channel would be waited for forever
@@ -132,4 +134,20 @@ func followSize(sizes <-chan streaming.Size, set func(w, h uint16) error) {
 	for size := range sizes {
 		_ = set(size.Width, size.Height)
 	}
+}
+
+// setSize sets the size of a terminal, in characters.
+func setSize(pty *os.File, width, height uint16) error {
+	raw, err := pty.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height})
+	})
+	if err != nil {
+		return err
+	}
+	return set
 }

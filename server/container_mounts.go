@@ -4,17 +4,22 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/cyphar/filepath-securejoin/pathrs-lite"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/server/selinux"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -38,6 +43,7 @@ func (d *containerDraft) resolveMounts(ctx context.Context) error {
 		}
 		d.mounts = append(d.mounts, r)
 	}
+	d.places = newPlaces(d.root, d.volumes, d.mounts)
 	return nil
 }
 
@@ -50,7 +56,7 @@ func (d *containerDraft) mountVolume(ctx context.Context, i int, m *cri.Mount) (
 	if sub := m.ImageSubPath; sub != "" && !filepath.IsLocal(sub) {
 		return "", fault.Invalid.Errorf("mount at %s: image_sub_path %q is absolute, or leads out of the image", m.ContainerPath, sub)
 	}
-	key := volumeKey(d.cr.id, i)
+	key := d.cr.id + "-" + strconv.Itoa(i) // in the image store
 	id, source, err := d.mountVolumeImage(ctx, key, m)
 	if err != nil {
 		// The kubelet recognizes this error by its first word.
@@ -129,5 +135,109 @@ func propagationOf(path string) (shared, slave bool, err error) {
 	return kernel.IsShared(on), kernel.IsSlave(on), nil
 }
 
-// volumeKey names the i-th image mount of a container in the image store.
-func volumeKey(id string, i int) string { return id + "-" + strconv.Itoa(i) }
+// makeVolumes creates the directories that the image declares as volumes, unless the request
+// mounts something there. They are on disk, writable even if the root file system is not, and
+// removed with the container.
+func (d *containerDraft) makeVolumes(ctx context.Context) error {
+	paths := slices.Collect(maps.Keys(d.image.Config.Config.Volumes))
+	if len(paths) == 0 {
+		return nil
+	}
+	want := rootfs.VolumesWanted{
+		Paths:    paths,
+		Mounted:  []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"},
+		Reserved: []string{"/dev", "/proc", "/sys"}, // the kernel's, in every container
+		IDs:      d.sb.Config().IDs,
+	}
+	for _, m := range d.config.Mounts {
+		want.Mounted = append(want.Mounted, m.ContainerPath)
+	}
+	made, err := d.s.rootfs.MakeVolumes(ctx, d.cr.id, want)
+	if err != nil {
+		return fmt.Errorf("volumes of container %s: %w", d.config.Metadata.Name, err)
+	}
+	for _, v := range made {
+		if d.labels.Mount != "" {
+			if err := selinux.Relabel(ctx, v.Source, d.labels.Mount, stillWanted(d.sb)); err != nil {
+				return fmt.Errorf("volume %s: %w", v.Path, err)
+			}
+		}
+		d.volumes = append(d.volumes, spec.Volume(v))
+	}
+	return nil
+}
+
+// places resolves paths in a container that has not been started yet: over the links of its image
+// and of its mounts. What a pod may change there in the meantime does no harm to the host (see
+// oci/executor/runtime/share.go).
+type places struct {
+	root   string            // directory of the root file system
+	mounts map[string]string // source by place, absolute and without links; "" = the kernel's, without links
+}
+
+// newPlaces sets the places of the mounts, in the order in which they are made: parents first.
+func newPlaces(root string, volumes []spec.Volume, mounts []spec.Mount) *places {
+	p := &places{root: root, mounts: make(map[string]string)}
+	for _, name := range []string{"/proc", "/sys", "/dev"} {
+		p.mounts[p.resolve(name)] = ""
+	}
+	for _, v := range volumes {
+		p.mounts[v.Path] = v.Source
+	}
+	order := make([]*spec.Mount, len(mounts))
+	for i := range mounts {
+		order[i] = &mounts[i]
+	}
+	slices.SortStableFunc(order, func(a, b *spec.Mount) int { return depth(a) - depth(b) })
+	for _, m := range order {
+		m.Place = p.resolve(m.ContainerPath)
+		maps.DeleteFunc(p.mounts, func(place, _ string) bool { return strings.HasPrefix(place, m.Place+"/") }) // it hides them
+		p.mounts[m.Place] = m.Source
+	}
+	return p
+}
+
+func depth(m *spec.Mount) int { return strings.Count(path.Join("/", m.ContainerPath), "/") }
+
+// maxLinks is how many symlinks the kernel follows in a path (path_resolution(7)).
+const maxLinks = 40
+
+// resolve returns where a path leads. Of one that the kernel refuses to follow to its end, it is
+// the path itself: nothing can be mounted there.
+func (p *places) resolve(name string) string {
+	at, rest := "/", strings.Split(name, "/")
+	for links := 0; len(rest) > 0; {
+		next := path.Join(at, rest[0])
+		rest = rest[1:]
+		target := ""
+		if _, mounted := p.mounts[next]; !mounted {
+			target, _ = os.Readlink(p.file(next))
+		}
+		if target == "" { // it is no link, or missing
+			at = next
+			continue
+		}
+		if links++; links > maxLinks {
+			return path.Join("/", name)
+		}
+		if path.IsAbs(target) {
+			at = "/"
+		}
+		rest = append(strings.Split(target, "/"), rest...)
+	}
+	return at
+}
+
+// file returns the path on this host of what is at a place; "" = it cannot be a link.
+func (p *places) file(place string) string {
+	for dir := place; dir != "/"; dir = path.Dir(dir) {
+		source, ok := p.mounts[dir]
+		switch {
+		case ok && source == "":
+			return ""
+		case ok:
+			return filepath.Join(source, strings.TrimPrefix(place, dir))
+		}
+	}
+	return filepath.Join(p.root, place)
+}

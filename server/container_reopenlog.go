@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -14,7 +15,7 @@ func (s *Server) ReopenContainerLog(ctx context.Context, req *cri.ReopenContaine
 	if err != nil {
 		return nil, err
 	}
-	s.logRotated(c)
+	s.startups.outputs.LoadOrStore(c.ID(), time.Time{}) // it will no longer begin with its first output
 	if err := c.ReopenLog(ctx); err != nil {
 		return nil, err
 	}

@@ -36,6 +36,9 @@ func (s *Server) containerStats(c *oci.Container) *cri.ContainerStats {
 		return out // it has just exited
 	}
 	out.Cpu = s.cpuUsage(c.ID(), st, c.Status().StartedAt)
+	if c.Status().State == oci.Removing {
+		s.cpu.forget(c.ID()) // the event that it is gone may be over
+	}
 	out.Memory = memoryUsage(st)
 	out.Swap = swapUsage(st)
 	out.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/spec"
 )
 
 // ContainerStatus returns everything CRI reports about a container.
@@ -30,7 +31,7 @@ func (s *Server) ContainerStatus(_ context.Context, req *cri.ContainerStatusRequ
 		info, err := json.Marshal(map[string]any{
 			"sandboxID":   c.SandboxID(),
 			"pid":         c.Status().Pid,
-			"state":       c.Status().State.String(),
+			"phase":       c.Status().State.String(), // scripts take the first "state" in crictl's output for CRI's
 			"config":      s.index.container(c).config,
 			"runtimeSpec": c.Config().Spec,
 			"startup":     s.startupOfContainer(c),
@@ -108,4 +109,21 @@ func (s *Server) containerImage(rec *containerRecord) *cri.ImageSpec {
 		spec.Image = tagOf(img.Tags, asked.GetUserSpecifiedImage())
 	}
 	return spec
+}
+
+// resourcesNow returns the limits of c for its status: those of its cgroup while it is alive,
+// else those it was given. The kubelet considers a resize done when it sees them.
+func resourcesNow(c *oci.Container, rec *containerRecord) *cri.ContainerResources {
+	given := rec.resources
+	now := limitsOf(c.Resources())
+	if now == nil {
+		if given == nil {
+			return nil
+		}
+		return &cri.ContainerResources{Linux: given}
+	}
+	if given.GetMemorySwapLimitInBytes() == 0 && now.MemorySwapLimitInBytes == now.MemoryLimitInBytes {
+		now.MemorySwapLimitInBytes = 0 // there is no swap, and none was asked for
+	}
+	return &cri.ContainerResources{Linux: spec.MergeResources(given, now)}
 }

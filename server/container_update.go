@@ -25,16 +25,23 @@ func (s *Server) UpdateContainerResources(ctx context.Context, req *cri.UpdateCo
 	if req.Linux == nil {
 		return nil, fault.Invalid.Errorf("update of container %s names no resources of Linux", c.ID())
 	}
-	change, updated, err := s.notifyUpdate(ctx, c, req.Linux)
+	// Plugins are notified of requests in the order in which these take effect. Updates that plugins
+	// want do not wait for that: two requests could wait for each other.
+	err = s.tasks.alone(ctx, "requested update of container "+c.ID(), func(ctx context.Context) error {
+		change, updated, err := s.notifyUpdate(ctx, c, req.Linux)
+		if err != nil {
+			return err
+		}
+		// Each update must see the result of the previous one.
+		err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, change) })
+		if err == nil {
+			updated()
+		}
+		return err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("update container %s: %w", c.ID(), err)
 	}
-	// Updates run one after another: each must see the result of the previous one.
-	err = s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error { return s.updateContainer(ctx, c, change) })
-	if err != nil {
-		return nil, err
-	}
-	updated()
 	return &cri.UpdateContainerResourcesResponse{}, nil
 }
 
@@ -46,7 +53,7 @@ func (s *Server) updateContainer(ctx context.Context, c *oci.Container, change *
 	rec.resources = spec.MergeResources(rec.resources, change)
 	limits, err := spec.Resources(rec.resources, s.o.SpecHost)
 	if err != nil {
-		return fmt.Errorf("update container %s: %w", c.ID(), err)
+		return err
 	}
 	apply := oci.Change{Resources: limits}
 	if change.OomScoreAdj != 0 {

@@ -4,7 +4,6 @@ import (
 	"slices"
 	"strings"
 
-	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/oci"
@@ -19,7 +18,6 @@ func sandboxState(st oci.SandboxState) cri.PodSandboxState {
 	return cri.PodSandboxState_SANDBOX_NOTREADY
 }
 
-// containerState converts a state to CRI's.
 func containerState(st oci.State) cri.ContainerState {
 	switch st {
 	case oci.Created, oci.Starting:
@@ -59,7 +57,6 @@ func (s *Server) isHidden(c *oci.Container) bool {
 	return s.containers.isHidden(c.ID()) || s.sandboxes.isHidden(c.SandboxID())
 }
 
-// containerStatuses returns the statuses of a sandbox's visible containers.
 func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
 	var list []*cri.ContainerStatus
 	for _, c := range sb.Containers() {
@@ -72,30 +69,3 @@ func (s *Server) containerStatuses(sb *oci.Sandbox) []*cri.ContainerStatus {
 
 // hasPrefix matches an ID filter: CRI lets clients shorten IDs everywhere.
 func hasPrefix(id, filter string) bool { return strings.HasPrefix(id, filter) }
-
-// A message of a streamed list holds up to batchItems items and about batchBytes
-// bytes: annotations may be 256 KiB each, and a message at most 16 MiB.
-const (
-	batchItems = 256
-	batchBytes = 1 << 20
-)
-
-// inBatches sends each item once, in messages of at least one item. Without items it sends
-// nothing: the end of the stream is the answer.
-func inBatches[T proto.Message](items []T, send func([]T) error) error {
-	var begin, size int
-	for i, item := range items {
-		n := proto.Size(item)
-		if i > begin && (i-begin == batchItems || size+n > batchBytes) {
-			if err := send(items[begin:i]); err != nil {
-				return err
-			}
-			begin, size = i, 0
-		}
-		size += n
-	}
-	if begin == len(items) {
-		return nil
-	}
-	return send(items[begin:])
-}

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"errors"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // Every signal of CRI is a signal of Linux, whatever its constant is called, and is converted back
@@ -111,7 +114,8 @@ func TestCPURate(t *testing.T) {
 	}
 }
 
-// The account files come from an image: no link leads out of its root, and no FIFO blocks.
+// The account files come from an image: no link leads out of its root, to the kernel's log for example,
+// and what could block or have no end is not read.
 func TestOpenInRoot(t *testing.T) {
 	root, outside := t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(outside, "secret"), []byte("secret"), 0o600); err != nil {
@@ -133,8 +137,15 @@ func TestOpenInRoot(t *testing.T) {
 	link("/real", "absolute") // of the image's root, not of ours
 	link(filepath.Join(outside, "secret"), "out")
 	link("../../../../../../"+outside+"/secret", "up")
-	if err := unix.Mkfifo(filepath.Join(root, "pipe"), 0o600); err != nil {
+	link("/proc/kmsg", "log")
+	link("/sys/kernel/notes", "notes")
+	write("huge", "")
+	if err := errors.Join(unix.Mkfifo(filepath.Join(root, "pipe"), 0o600), os.Truncate(filepath.Join(root, "huge"), maxAccounts+1)); err != nil {
 		t.Fatal(err)
+	}
+	refused := []string{"pipe", "huge", "."}
+	if unix.Mknod(filepath.Join(root, "zero"), unix.S_IFCHR|0o600, int(unix.Mkdev(1, 5))) == nil { // as root
+		refused = append(refused, "zero")
 	}
 	read := func(name string) (string, error) {
 		r, err := openInRoot(root, name)
@@ -148,12 +159,14 @@ func TestOpenInRoot(t *testing.T) {
 		}
 		return b.String(), nil
 	}
-	for name, want := range map[string]string{"real": "inside", "absolute": "inside", "out": "", "up": "", "none": "", "real/below": ""} {
+	for name, want := range map[string]string{"real": "inside", "absolute": "inside", "out": "", "up": "", "log": "", "notes": "", "none": "", "real/below": ""} {
 		if got, err := read(name); got != want || err != nil {
 			t.Errorf("%s: %q, %v; want %q", name, got, err, want)
 		}
 	}
-	if _, err := read("pipe"); err == nil {
-		t.Error("a pipe was read")
+	for _, name := range refused {
+		if _, err := read(name); !errors.Is(err, fault.Invalid) {
+			t.Errorf("%s: %v", name, err)
+		}
 	}
 }

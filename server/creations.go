@@ -16,9 +16,15 @@ import (
 	"github.com/crisp-cri/crisp/oci"
 )
 
-// uncollectedLife is how long a finished object waits for a caller to collect it. The kubelet
-// repeats a request within seconds of its own timeout.
-const uncollectedLife = 2 * time.Minute
+const (
+	// uncollectedLife is how long a finished object waits for a caller to collect it. The kubelet
+	// repeats a request within seconds of its own timeout, if it has not much else to do.
+	uncollectedLife = 2 * time.Minute
+	// hungUpLife is how long a creation goes on, and its object waits, once the last caller has
+	// hung up: its pod was deleted, and no caller will return; or it is a kubelet that restarts,
+	// and makes the object anew if it takes longer.
+	hungUpLife = 10 * time.Second
+)
 
 // stageLife limits each stage of a creation. A stage takes less than a second unless something
 // hangs, and the kubelet waits four minutes for the whole.
@@ -40,8 +46,9 @@ var stageLives = map[string]time.Duration{
 // A creation belongs to its name and not to the caller who began it. Callers who ask for the
 // same object wait for the same creation; each may leave when its context ends. The first caller
 // still there at the end takes the object. That delivers it: it is listed, and no longer tracked
-// here. An object that no caller takes stays hidden for uncollectedLife, so that a repeated
-// request finds it, and is then undone.
+// here. An object that no caller takes stays hidden for uncollectedLife or hungUpLife, so that a
+// repeated request finds it, and is then undone. Before that it gives way to a request that needs
+// what it holds: its name, the pod's name, a host port.
 type creations struct {
 	ctx  context.Context // ends when the server closes
 	work *detached
@@ -60,9 +67,10 @@ type creation struct {
 	name   string
 	req    proto.Message // must be equal in a repeated request
 	began  time.Time
-	stages *stage.Log    // nil if nobody records
-	done   chan struct{} // closed when the work has ended
-	gone   chan struct{} // closed when the name is free again
+	ctx    context.Context // of the work
+	stages *stage.Log      // nil = not recorded
+	done   chan struct{}   // closed when the work has ended
+	gone   chan struct{}   // closed when the name is free again
 
 	// id is the object's ID, chosen before the object exists; err is the result of the work.
 	// discard undoes the finished work. All are written before done is closed.
@@ -74,10 +82,14 @@ type creation struct {
 	mu    sync.Mutex
 	stage string // guarded by mu
 
-	cancel  context.CancelFunc // cancels the work
-	waiting int                // number of callers; guarded by creations.mu
-	dropped bool               // being undone, or about to be; guarded by creations.mu
-	timer   *time.Timer        // undoes an uncollected object; guarded by creations.mu
+	cancel context.CancelFunc // cancels the work
+
+	// Guarded by creations.mu.
+	waiting  int         // number of callers
+	hungUp   bool        // the last caller to leave hung up
+	finished bool        // the object exists
+	dropped  bool        // being undone, or about to be
+	timer    *time.Timer // drops what no caller waits for
 }
 
 func newCreations(ctx context.Context, work *detached, log *slog.Logger, what string) *creations {
@@ -97,11 +109,15 @@ func newCreations(ctx context.Context, work *detached, log *slog.Logger, what st
 // once, with a context that no caller can cancel; it sets discard if it succeeds.
 func (cs *creations) do(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	for {
+		// What no caller waits for and this one cannot join has no better claim to the name.
+		if err := cs.await(ctx, cs.giveWay(func(c *creation) bool { return c.name == name && !proto.Equal(c.req, req) })); err != nil {
+			return "", err
+		}
 		c, mine, err := cs.join(ctx, name, req, build)
 		if err != nil {
 			return "", err
 		}
-		defer cs.leave(c)
+		defer cs.leave(ctx, c)
 		select {
 		case <-c.done:
 		case <-ctx.Done():
@@ -119,16 +135,14 @@ func (cs *creations) do(ctx context.Context, name string, req proto.Message, bui
 			return c.id, nil
 		}
 		// The object is being undone: begin again when that is done.
-		select {
-		case <-c.gone:
-		case <-ctx.Done():
-			return "", fmt.Errorf("%s %s: being undone: %w", cs.what, name, ctx.Err())
+		if err := cs.await(ctx, []*creation{c}); err != nil {
+			return "", err
 		}
 	}
 }
 
-// must is do for a caller to whom an error means that nothing was created: if ctx ends first and
-// no other caller waits, the work is cancelled and undone before must returns.
+// must is do, but after an error nothing exists: if ctx ends first and no other caller waits, the
+// work is cancelled and undone before must returns.
 func (cs *creations) must(ctx context.Context, name string, req proto.Message, build func(context.Context, *creation) error) (id string, err error) {
 	id, err = cs.do(ctx, name, req, build)
 	if err != nil && ctx.Err() != nil {
@@ -140,33 +154,86 @@ func (cs *creations) must(ctx context.Context, name string, req proto.Message, b
 // abandon undoes the creation that must began or joined. It does not wait for ever for work that
 // hangs: such work is undone when it ends.
 func (cs *creations) abandon(ctx context.Context, name string, req proto.Message) {
+	ctx, cancel := undo.Context(ctx)
+	defer cancel()
+	cs.await(ctx, cs.giveWay(func(c *creation) bool { return c.name == name && proto.Equal(c.req, req) }))
+}
+
+// giveWay drops the creations that match and that no caller waits for, and returns them.
+func (cs *creations) giveWay(match func(*creation) bool) (dropped []*creation) {
 	cs.mu.Lock()
-	c, ok := cs.byName[name]
-	if !ok || c.waiting > 0 || c.dropped || !proto.Equal(c.req, req) {
-		cs.mu.Unlock()
+	defer cs.mu.Unlock()
+	for _, c := range cs.byName {
+		if c.waiting == 0 && match(c) {
+			cs.drop(c)
+			dropped = append(dropped, c)
+		}
+	}
+	return dropped
+}
+
+// drop undoes c, or has its cancelled work do so; the caller holds cs.mu.
+func (cs *creations) drop(c *creation) {
+	if c.dropped {
 		return
 	}
 	c.dropped = true
-	finished := c.timer != nil
-	cs.mu.Unlock()
 	c.cancel()
-	if finished {
-		c.timer.Stop()
-		cs.undo(ctx, c)
-	}
-	ctx, cancel := undo.Context(ctx)
-	defer cancel()
-	select {
-	case <-c.gone:
-	case <-ctx.Done():
+	if c.finished {
+		if !cs.work.start(func() { cs.undo(c.ctx, c) }) {
+			cs.forget(c, c.id) // the next crispd shows it
+		}
 	}
 }
 
+// await waits until dropped creations are gone.
+func (cs *creations) await(ctx context.Context, dropped []*creation) error {
+	for _, c := range dropped {
+		select {
+		case <-c.gone:
+		case <-ctx.Done():
+			return fmt.Errorf("%s %s: being undone: %w", cs.what, c.name, ctx.Err())
+		}
+	}
+	return nil
+}
+
 // leave removes a caller from c.
-func (cs *creations) leave(c *creation) {
+func (cs *creations) leave(ctx context.Context, c *creation) {
 	cs.mu.Lock()
+	defer cs.mu.Unlock()
 	c.waiting--
-	cs.mu.Unlock()
+	c.hungUp = hungUp(ctx)
+	cs.keep(c)
+}
+
+// keep keeps c for a while if no caller waits for it; the caller holds cs.mu.
+func (cs *creations) keep(c *creation) {
+	life := uncollectedLife
+	switch {
+	case c.waiting > 0 || c.dropped || cs.byName[c.name] != c:
+		return
+	case c.hungUp:
+		life = hungUpLife
+	case !c.finished:
+		return // its stages have their own limits
+	}
+	c.stopTimer()
+	c.timer = time.AfterFunc(life, func() { cs.giveWay(func(o *creation) bool { return o == c }) })
+}
+
+// stopTimer keeps the timer from dropping c; the caller holds creations.mu.
+func (c *creation) stopTimer() {
+	if c.timer != nil {
+		c.timer.Stop()
+	}
+}
+
+// hungUp reports whether a caller left before its time was up. When its time is up, its own clock
+// may be the first to tell: gRPC's client then cancels as well.
+func hungUp(ctx context.Context) bool {
+	until, limited := ctx.Deadline()
+	return errors.Is(ctx.Err(), context.Canceled) && (!limited || time.Until(until) > time.Second)
 }
 
 // join returns the creation called name, and whether this call began it because
@@ -178,6 +245,7 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 		if !proto.Equal(c.req, req) {
 			return nil, false, fault.Exists.Errorf("%s name %s is taken by a request with another configuration, %s", cs.what, name, c.progress())
 		}
+		c.stopTimer()
 		c.waiting++
 		stage.Follow(ctx, c.stages)
 		return c, false, nil
@@ -196,12 +264,12 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 	caller := ctx
 	ctx, c.stages = stage.Fork(context.WithoutCancel(ctx))
 	stage.Follow(caller, c.stages)
-	ctx, c.cancel = context.WithCancel(ctx)
+	c.ctx, c.cancel = context.WithCancel(ctx)
 	stop := context.AfterFunc(cs.ctx, c.cancel)
 	begun := cs.work.start(func() {
 		defer c.cancel()
 		defer stop()
-		cs.run(ctx, c, build)
+		cs.run(c, build)
 	})
 	if !begun {
 		stop()
@@ -213,18 +281,18 @@ func (cs *creations) join(ctx context.Context, name string, req proto.Message, b
 }
 
 // run does the work of c.
-func (cs *creations) run(ctx context.Context, c *creation, build func(context.Context, *creation) error) {
+func (cs *creations) run(c *creation, build func(context.Context, *creation) error) {
 	hiddenID := c.id // build replaces c.id if it finds the object
-	c.err = fault.Protect(func() error { return build(ctx, c) })
+	c.err = fault.Protect(func() error { return build(c.ctx, c) })
 	c.stages.Stop()
 
-	if cs.ended(ctx, c, hiddenID) {
-		cs.undo(ctx, c)
+	if cs.ended(c, hiddenID) {
+		cs.undo(c.ctx, c)
 	}
 }
 
 // ended records that the work of c has ended, and reports whether its result must be undone.
-func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bool {
+func (cs *creations) ended(c *creation, hiddenID string) bool {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	close(c.done)
@@ -234,7 +302,10 @@ func (cs *creations) ended(ctx context.Context, c *creation, hiddenID string) bo
 	case c.dropped:
 		return true
 	default:
-		c.timer = time.AfterFunc(uncollectedLife, func() { cs.expire(ctx, c) })
+		c.finished = true
+		if !c.hungUp { // else its time runs already
+			cs.keep(c)
+		}
 	}
 	return false
 }
@@ -267,24 +338,8 @@ func (cs *creations) takeOnce(ctx context.Context, c *creation) (first, taken bo
 	case cs.byName[c.name] != c:
 		return false, true, nil // another caller of the same creation took it first
 	}
-	if c.timer != nil {
-		c.timer.Stop()
-	}
 	cs.forget(c, c.id)
 	return true, true, nil
-}
-
-// expire undoes a finished object that no caller has collected.
-func (cs *creations) expire(ctx context.Context, c *creation) {
-	cs.mu.Lock()
-	left := cs.byName[c.name] == c && !c.dropped
-	if left {
-		c.dropped = true
-	}
-	cs.mu.Unlock()
-	if left {
-		cs.undo(ctx, c)
-	}
 }
 
 // undo discards the finished object of c, which was dropped.
@@ -322,9 +377,7 @@ func (cs *creations) close() {
 	cs.mu.Lock()
 	defer cs.mu.Unlock()
 	for _, c := range cs.byName {
-		if c.timer != nil {
-			c.timer.Stop()
-		}
+		c.stopTimer()
 	}
 }
 

@@ -8,7 +8,7 @@ type detached struct {
 	mu      sync.Mutex
 	running int       // guarded by mu
 	closing bool      // guarded by mu
-	idle    sync.Cond // nothing runs; its lock is mu, since somebody first waited
+	idle    sync.Cond // signalled when running reaches 0; the first wait sets its L to mu
 }
 
 // start runs f in a goroutine and returns true. It returns false once close has returned or is

@@ -48,11 +48,15 @@ func (e *Events) Publish(ev oci.Event) {
 		return
 	}
 	if ev.Kind == oci.ContainerOOM {
-		s.ooms.add(ev.Container.ID())
+		n, _ := s.ooms.LoadOrStore(ev.Container.ID(), new(atomic.Uint64))
+		n.(*atomic.Uint64).Add(1)
 		s.o.Telemetry.OOM()
 	}
 	if ev.Sandbox != nil {
 		s.cadvisor.Changed(ev.Sandbox.ID())
+	}
+	if ev.Kind == oci.SandboxBroken { // no caller can use it
+		s.sandboxes.giveWay(func(c *creation) bool { return c.finished && c.id == ev.Sandbox.ID() })
 	}
 	typ, known := eventType[ev.Kind]
 	if !known {
@@ -70,7 +74,7 @@ func (e *Events) Publish(ev oci.Event) {
 			s.exits.forget(ev.Container.ID())
 			s.index.containers.Delete(ev.Container.ID())
 			s.cpu.forget(ev.Container.ID())
-			s.ooms.forget(ev.Container.ID())
+			s.ooms.Delete(ev.Container.ID())
 			s.startups.outputs.Delete(ev.Container.ID())
 		}
 	case ev.Sandbox != nil:

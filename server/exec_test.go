@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"net/url"
@@ -18,6 +19,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
 	"github.com/crisp-cri/crisp/streaming"
 )
 
@@ -41,6 +43,11 @@ func TestExecSync(t *testing.T) {
 	defer cancel()
 	_, err = exec(ctx, 0, "sleep", "for-ever")
 	wantCode(t, "caller that leaves", err, "DeadlineExceeded")
+	// The executor did not answer in time: not the command.
+	n.machine.Fail(wire.MethodExec, fmt.Errorf("executor: %w", context.DeadlineExceeded))
+	_, err = exec(t.Context(), 60, "exit", "0")
+	wantCode(t, "our own limit", err, "Aborted")
+	n.machine.Fail(wire.MethodExec, nil)
 	_, err = n.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: id})
 	wantCode(t, "no command", err, "InvalidArgument")
 	if _, err := n.StopContainer(t.Context(), &cri.StopContainerRequest{ContainerId: id}); err != nil {
@@ -48,6 +55,33 @@ func TestExecSync(t *testing.T) {
 	}
 	_, err = exec(t.Context(), 0, "exit", "0")
 	wantCode(t, "container that has exited", err, "FailedPrecondition")
+}
+
+// A command that is killed while it prints gives its memory back as well.
+func TestKilledCommandGivesItsOutputBack(t *testing.T) {
+	n := newNode(t)
+	id := n.begin(t, n.run(t, pod("a")), forever("x"))
+	line := strings.Repeat("x", 100<<10)
+	script := []string{"testbin"}
+	for range 10 {
+		script = append(script, "print", line)
+	}
+	ctx, leave := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() {
+		_, err := n.server.ExecSync(ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: append(script, "sleep", "for-ever")})
+		ended <- err
+	}()
+	for n.server.outputs.used.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	leave()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Errorf("got %v", err)
+	}
+	if used := n.server.outputs.used.Load(); used != 0 {
+		t.Errorf("%d bytes are still reserved", used)
+	}
 }
 
 // The longer stream is truncated to fit the message limit.
@@ -59,23 +93,68 @@ func TestFit(t *testing.T) {
 		{10, maxOutput, 10, maxAnswer - 10},
 		{maxOutput, maxOutput, maxAnswer / 2, maxAnswer / 2},
 	} {
-		r := &cri.ExecSyncResponse{Stdout: make([]byte, c.out), Stderr: make([]byte, c.err)}
-		fit(r)
-		if len(r.Stdout) != c.wantOut || len(r.Stderr) != c.wantErr {
-			t.Errorf("%d and %d became %d and %d, want %d and %d", c.out, c.err, len(r.Stdout), len(r.Stderr), c.wantOut, c.wantErr)
+		if out, err := fit(c.out, c.err); out != c.wantOut || err != c.wantErr {
+			t.Errorf("%d and %d became %d and %d, want %d and %d", c.out, c.err, out, err, c.wantOut, c.wantErr)
 		}
 	}
 }
 
 func TestCappedKeepsTheBeginning(t *testing.T) {
-	var c capped
-	for range 3 {
-		if n, err := c.Write(make([]byte, maxOutput/2+1)); n != maxOutput/2+1 || err != nil {
+	c := capped{all: new(outputMemory)}
+	for i := range 3 {
+		if n, err := c.Write(bytes.Repeat([]byte{'a' + byte(i)}, maxOutput/2+1)); n != maxOutput/2+1 || err != nil {
 			t.Fatalf("write: %d, %v", n, err)
 		}
 	}
-	if c.buf.Len() != maxOutput {
-		t.Errorf("kept %d bytes, want %d", c.buf.Len(), maxOutput)
+	want := append(bytes.Repeat([]byte{'a'}, maxOutput/2+1), bytes.Repeat([]byte{'b'}, maxOutput/2-1)...)
+	if got := c.take(c.kept); !bytes.Equal(got, want) || c.denied > 0 {
+		t.Errorf("kept %d bytes, want the first %d; %d were denied", len(got), maxOutput, c.denied)
+	}
+}
+
+// Pods decide what their probes print and how many of them run at once, not how much memory that
+// takes. Each still keeps more than the kubelet reads of a probe.
+func TestOutputsOfAllCommandsShareABound(t *testing.T) {
+	var all outputMemory
+	calls := make([][2]capped, 40)
+	block := make([]byte, 32<<10)
+	for i := range calls {
+		calls[i] = [2]capped{{all: &all}, {all: &all}}
+	}
+	for range 30 << 20 / len(block) {
+		for i := range calls {
+			calls[i][0].Write(block)
+			calls[i][1].Write(block)
+		}
+	}
+	kept, least := 0, maxOutput
+	for i := range calls {
+		for j := range calls[i] {
+			least = min(least, calls[i][j].kept)
+			for _, chunk := range calls[i][j].chunks {
+				kept += cap(chunk)
+			}
+		}
+	}
+	if most := maxOutputs + 2*len(calls)*freeOutput; kept > most || least < freeOutput {
+		t.Errorf("%d calls hold %d bytes, want at most %d; the least of a stream is %d, want %d", len(calls), kept, most, least, freeOutput)
+	}
+	for i := range calls {
+		if calls[i][0].denied == 0 {
+			t.Errorf("call %d does not know that output was dropped", i)
+		}
+		all.release(&calls[i][0], &calls[i][1])
+	}
+	if used := all.used.Load(); used != 0 {
+		t.Errorf("%d bytes are still reserved", used)
+	}
+	// What was given back is there for the next.
+	next := capped{all: &all}
+	for next.kept < maxOutput && next.denied == 0 {
+		next.Write(block)
+	}
+	if next.kept != maxOutput {
+		t.Errorf("the next command keeps %d bytes, want %d", next.kept, maxOutput)
 	}
 }
 
@@ -350,7 +429,7 @@ func TestStartError(t *testing.T) {
 		t.Error("a program that is not there was started")
 	}
 	st := n.status(t, id)
-	if st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 128 || st.Reason != "StartError" || st.Message == "" || st.FinishedAt == 0 {
+	if st.State != cri.ContainerState_CONTAINER_EXITED || st.ExitCode != 128 || st.Reason != "StartError" || st.Message == "" || st.StartedAt == 0 || st.FinishedAt < st.StartedAt {
 		t.Errorf("status is %v", st)
 	}
 	_, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
@@ -358,7 +437,7 @@ func TestStartError(t *testing.T) {
 }
 
 // A size that cannot be set, for instance while the executor is replaced, must not stop the sizes
-// that follow: sizes that nobody takes block the client's input.
+// that follow: unread sizes block the client's input.
 func TestSizeThatCannotBeSet(t *testing.T) {
 	sizes := make(chan streaming.Size, 2)
 	sizes <- streaming.Size{Width: 80, Height: 24}

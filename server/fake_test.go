@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,6 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/network"
+	"github.com/crisp-cri/crisp/test/ocitest"
 )
 
 // fakeImages is a store with one image, whose file systems are directories.
@@ -31,6 +33,7 @@ type fakeImages struct {
 	mu      sync.Mutex
 	list    []image.Image
 	mounts  map[string]bool
+	unmount func(key string) // if not nil, called by each Unmount
 	gate    chan struct{}    // if not nil, a mount waits until it is closed
 	blocked chan struct{}    // receives a value for each mount that waits
 	fail    map[string]error // by method
@@ -61,7 +64,7 @@ func (f *fakeImages) failing(method string, err error) {
 func (f *fakeImages) failure(method string) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	return f.fail[method]
+	return ocitest.Failure(f.fail[method])
 }
 
 func (f *fakeImages) Allowed(context.Context, string, string, string) error {
@@ -201,8 +204,14 @@ func (f *fakeImages) Mount(_ context.Context, key, _ string, o rootfs.MountOptio
 }
 
 func (f *fakeImages) Unmount(_ context.Context, key string, remove bool) error {
-	if err := f.failure("Unmount"); err != nil {
+	if err := cmp.Or(f.failure("Unmount"), f.failure("Unmount "+key)); err != nil {
 		return err
+	}
+	f.mu.Lock()
+	unmount := f.unmount
+	f.mu.Unlock()
+	if unmount != nil {
+		unmount(key)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -260,6 +269,8 @@ type fakeNetwork struct {
 	gate    chan struct{} // if not nil, Attach waits for it
 	waiting chan struct{} // receives a value when Attach waits
 	kept    []string
+	ports   bool // a host port belongs to one pod
+	room    int  // pods that get an address; 0 = all
 }
 
 // block makes Attach wait until release is called; waiting receives a value when one waits.
@@ -274,6 +285,13 @@ func (f *fakeNetwork) block() (waiting <-chan struct{}, release func()) {
 		f.mu.Unlock()
 		close(gate)
 	})
+}
+
+// unblock lets later calls of Attach pass, and not those that wait.
+func (f *fakeNetwork) unblock() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.gate = nil
 }
 
 func (f *fakeNetwork) failing(method string, err error) {
@@ -312,8 +330,16 @@ func (f *fakeNetwork) Attach(ctx context.Context, p network.Pod) (network.Result
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.adds++
-	if err := f.fail["Attach"]; err != nil {
+	if err := ocitest.Failure(f.fail["Attach"]); err != nil {
 		return network.Result{}, err
+	}
+	if f.room > 0 && len(f.pods) == f.room {
+		return network.Result{}, errors.New("no address is left")
+	}
+	for id, other := range f.pods {
+		if f.ports && other.Ports[0].HostPort == p.Ports[0].HostPort {
+			return network.Result{}, fault.Exists.Errorf("host port is taken by sandbox %s", id)
+		}
 	}
 	if f.pods == nil {
 		f.pods = map[string]network.Pod{}
@@ -325,7 +351,7 @@ func (f *fakeNetwork) Attach(ctx context.Context, p network.Pod) (network.Result
 func (f *fakeNetwork) Detach(_ context.Context, p network.Pod) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if err := f.fail["Detach"]; err != nil {
+	if err := ocitest.Failure(f.fail["Detach"]); err != nil {
 		return err
 	}
 	delete(f.pods, p.ID)

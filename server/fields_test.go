@@ -278,13 +278,13 @@ func TestContainerRefused(t *testing.T) {
 		"missing seccomp profile": func(c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: filepath.Join(dir, "none.json")}
 		},
-		"seccomp profile that nobody writes": func(c *cri.ContainerConfig) {
+		"seccomp profile without a writer": func(c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: fifo(t, dir)}
 		},
 		"seccomp profile without end": func(c *cri.ContainerConfig) {
 			c.Linux.SecurityContext.Seccomp = &cri.SecurityProfile{ProfileType: cri.SecurityProfile_Localhost, LocalhostRef: long(t, dir)}
 		},
-		"CDI file that nobody writes": func(c *cri.ContainerConfig) {
+		"CDI file without a writer": func(c *cri.ContainerConfig) {
 			fifo(t, n.cdiDir())
 			c.CDIDevices = []*cri.CDIDevice{{Name: "vendor.example/class=device"}}
 		},

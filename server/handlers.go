@@ -1,6 +1,7 @@
 package server
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"strings"
@@ -22,7 +23,7 @@ type Handler struct {
 	// annotations; the OCI runtime gets those that match.
 	Annotations []string
 
-	NoUserNS error   // why its pods cannot have user namespaces; nil = they can
+	NoUserNS error   // why its pods cannot have user namespaces; nil = the default handler's reason, if any
 	Network  Network // network of its pods; nil = the default handler's
 }
 
@@ -33,17 +34,16 @@ const defaultHandler = "crisp"
 // allHandlers returns the configured handlers and the default one, under both of its
 // names.
 func allHandlers(o Options) map[string]Handler {
-	all := maps.Clone(o.Handlers)
-	if all == nil {
-		all = map[string]Handler{}
-	}
-	all[""] = Handler{SpecHost: o.SpecHost, NoUserNS: o.NoUserNS}
+	all := map[string]Handler{}
+	maps.Copy(all, o.Handlers)
+	all[""] = Handler{SpecHost: o.SpecHost}
 	all[defaultHandler] = all[""]
 	for name, h := range all {
+		h.NoUserNS = cmp.Or(h.NoUserNS, o.NoUserNS)
 		if h.Network == nil {
 			h.Network = o.Network
-			all[name] = h
 		}
+		all[name] = h
 	}
 	return all
 }
@@ -81,12 +81,6 @@ func (s *Server) handler(name string) (Handler, error) {
 		return h, nil
 	}
 	return Handler{}, fault.Invalid.Errorf("runtime handler %q is not known, only %s", name, strings.Join(s.handlerNames()[1:], ", "))
-}
-
-// handlerOf returns the handler of a sandbox. A sandbox whose handler was removed from the
-// configuration gets no more containers.
-func (s *Server) handlerOf(sb *oci.Sandbox) (Handler, error) {
-	return s.handler(s.index.sandbox(sb).handler)
 }
 
 // networkOf returns the network of a handler's pods. A detach uses what was recorded at attach,

@@ -16,7 +16,10 @@ import (
 // The store's error is returned without a prefix: the kubelet recognizes two errors by their
 // first word.
 func (i imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) (*cri.PullImageResponse, error) {
-	if err := i.checkImage(req.Image); err != nil {
+	if req.GetImage().GetImage() == "" {
+		return nil, fault.Invalid.Errorf("the request names no image")
+	}
+	if _, err := i.server.handler(req.Image.RuntimeHandler); err != nil {
 		return nil, err
 	}
 	as := registry.Caller{Namespace: req.GetSandboxConfig().GetMetadata().GetNamespace(), Pod: podName(req.GetSandboxConfig().GetMetadata())}
@@ -33,16 +36,7 @@ func (i imageService) PullImage(ctx context.Context, req *cri.PullImageRequest) 
 	return &cri.PullImageResponse{ImageRef: img.ID}, nil
 }
 
-// checkImage refuses a request that names no image, or an unknown handler.
-func (i imageService) checkImage(spec *cri.ImageSpec) error {
-	if spec.GetImage() == "" {
-		return fault.Invalid.Errorf("the request names no image")
-	}
-	_, err := i.server.handler(spec.RuntimeHandler)
-	return err
-}
-
-// podName names a pod for people; "" if there is none.
+// podName names a pod for people; "" without one.
 func podName(m *cri.PodSandboxMetadata) string {
 	if m.GetName() == "" {
 		return ""

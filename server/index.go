@@ -1,6 +1,7 @@
 package server
 
 import (
+	"bytes"
 	"context"
 	"strings"
 	"sync"
@@ -13,18 +14,26 @@ import (
 // index caches decoded records by ID, so that lists decode nothing. What is missing is decoded
 // from oci's records.
 type index struct {
-	sandboxes  sync.Map // string → *sandboxRecord
+	sandboxes  sync.Map // string → *decodedSandbox
 	containers sync.Map // string → *containerRecord
+}
+
+// A decodedSandbox is a record and what it was decoded from: it holds as long as that is the
+// sandbox's Extra, so that memory cannot differ from disk.
+type decodedSandbox struct {
+	extra  []byte
+	record *sandboxRecord
 }
 
 // sandbox returns the server's record of sb. If the record cannot be decoded (its checksum was
 // right, so a newer crispd wrote it), the sandbox has only its name: it must still be listed, or
 // no client would ever remove it.
 func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
-	if r, ok := x.sandboxes.Load(sb.ID()); ok {
-		return r.(*sandboxRecord)
+	extra := sb.Extra()
+	if d, ok := x.sandboxes.Load(sb.ID()); ok && bytes.Equal(d.(*decodedSandbox).extra, extra) { // the same array is compared at once
+		return d.(*decodedSandbox).record
 	}
-	r, err := decodeSandbox(sb.Extra())
+	r, err := decodeSandbox(extra)
 	if err != nil {
 		m := new(cri.PodSandboxMetadata)
 		if f := strings.Split(sb.Config().Name, "_"); len(f) == 4 {
@@ -32,11 +41,23 @@ func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
 		}
 		r = &sandboxRecord{config: &cri.PodSandboxConfig{Metadata: m}}
 	}
+	x.sandboxes.Store(sb.ID(), &decodedSandbox{extra, r})
 	if sb.State() == oci.SandboxRemoving {
-		return r // caching it now would keep it for ever
+		x.sandboxes.Delete(sb.ID()) // the event that it is gone may be over
 	}
-	got, _ := x.sandboxes.LoadOrStore(sb.ID(), r)
-	return got.(*sandboxRecord)
+	return r
+}
+
+// editSandbox changes the record of sb, durably, one change after another.
+func (x *index) editSandbox(sb *oci.Sandbox, change func(*sandboxRecord)) error {
+	return sb.EditExtra(func(extra []byte) ([]byte, error) {
+		r, err := decodeSandbox(extra)
+		if err != nil {
+			return nil, err
+		}
+		change(r)
+		return r.encode()
+	})
 }
 
 // container returns the server's record of c.
@@ -54,24 +75,16 @@ func (x *index) container(c *oci.Container) *containerRecord {
 			signal:    cri.Signal_SIGNAL_SIGTERM,
 		}
 	}
-	if c.Status().State == oci.Removing {
-		return r
-	}
 	got, _ := x.containers.LoadOrStore(c.ID(), r)
+	x.dropRemoved(c)
 	return got.(*containerRecord)
 }
 
-// saveSandbox replaces the record of sb, first on disk.
-func (x *index) saveSandbox(sb *oci.Sandbox, r *sandboxRecord) error {
-	extra, err := r.encode()
-	if err != nil {
-		return err
+// dropRemoved is called after a record was stored: the event that its container is gone may be over.
+func (x *index) dropRemoved(c *oci.Container) {
+	if c.Status().State == oci.Removing {
+		x.containers.Delete(c.ID())
 	}
-	if err := sb.SetExtra(extra); err != nil {
-		return err
-	}
-	x.sandboxes.Store(sb.ID(), r)
-	return nil
 }
 
 // applyContainer changes c and replaces its record, both or neither, first on disk.
@@ -83,5 +96,6 @@ func (x *index) applyContainer(ctx context.Context, c *oci.Container, change oci
 		return err
 	}
 	x.containers.Store(c.ID(), r)
+	x.dropRemoved(c)
 	return nil
 }

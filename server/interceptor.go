@@ -9,13 +9,15 @@ import (
 	"strings"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image/registry"
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/stage"
@@ -40,7 +42,8 @@ func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo,
 	ctx, c := s.begin(ctx, info.FullMethod, subject(req), s.podStageOf(req))
 	s.enter(c)
 	err = fault.Protect(func() (err error) {
-		if err = checkRequest(req); err == nil {
+		unknown := func(m protoreflect.Message) { s.unknown.report(ctx, s.log, m) }
+		if err = checkRequest(req, unknown); err == nil {
 			resp, err = handle(ctx, req)
 		}
 		return err
@@ -79,14 +82,24 @@ func (s *Server) interceptAux(ctx context.Context, req any, info *grpc.UnaryServ
 
 func (s *Server) stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handle grpc.StreamHandler) error {
 	ctx, c := s.begin(stream.Context(), info.FullMethod, nil, new(podStage))
-	err := fault.Protect(func() error { return handle(srv, contextStream{stream, ctx}) })
+	err := fault.Protect(func() error { return handle(srv, contextStream{stream, ctx, s}) })
 	return s.finish(ctx, c, nil, err)
 }
 
 // contextStream is a stream whose handler gets our context.
 type contextStream struct {
 	grpc.ServerStream
-	ctx context.Context
+	ctx    context.Context
+	server *Server
+}
+
+// RecvMsg also reports fields that this CRI does not have.
+func (s contextStream) RecvMsg(m any) error {
+	err := s.ServerStream.RecvMsg(m)
+	if p, ok := m.(proto.Message); ok && err == nil && len(p.ProtoReflect().GetUnknown()) > 0 {
+		s.server.unknown.report(s.ctx, s.server.log, p.ProtoReflect())
+	}
+	return err
 }
 
 func (s contextStream) Context() context.Context { return s.ctx }
@@ -129,7 +142,7 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 		Left: ctx.Err() != nil && c.RPC != "GetContainerEvents", // whose calls end in no other way
 	})
 	args := append(append([]any{"took", brief(took)}, slow(took, shares)...), result...)
-	if n := c.Counted(telemetry.Bytes); n > 0 {
+	if n := c.Stages().Counted(telemetry.Bytes); n > 0 {
 		args = append(args, "bytes", n)
 	}
 	if err == nil {
@@ -147,16 +160,20 @@ func (s *Server) finish(ctx context.Context, c call, result []any, err error) er
 // them: NotFound of a status call, DeadlineExceeded of ExecSync, and Unknown of PullImage, whose
 // text it reads.
 //
-// The end of the caller's own context takes precedence over the errors it caused; but a registry
-// that timed out on the store is an unavailable registry.
+// The end of the caller's own context takes precedence over the errors it caused. DeadlineExceeded
+// is only for the caller's time limits, for what it says about a probe: a limit of our own that has
+// passed is ours to mend. That is Aborted, which no client takes for a crispd that does not answer, as
+// crisp's agent does Unavailable.
 func codeOf(ctx context.Context, err error) codes.Code {
 	var pull *registry.PullError
 	var st interface{ GRPCStatus() *status.Status }
 	switch mine := ctx.Err() != nil && errors.Is(err, ctx.Err()); {
 	case !mine && errors.As(err, &pull):
 		return codes.Unknown
-	case errors.Is(err, context.DeadlineExceeded):
+	case mine && ctx.Err() == context.DeadlineExceeded, errors.As(err, new(*overdueError)):
 		return codes.DeadlineExceeded
+	case errors.Is(err, context.DeadlineExceeded):
+		return codes.Aborted
 	case errors.Is(err, context.Canceled):
 		return codes.Canceled
 	case errors.As(err, &st): // from the generated code: Unimplemented
@@ -174,24 +191,32 @@ func codeOf(ctx context.Context, err error) codes.Code {
 	case fault.Unavailable:
 		return codes.Unavailable
 	}
-	if isFull(err) {
+	if atomicfile.IsFull(err) {
 		return codes.Unavailable // the same call succeeds once there is room
 	}
 	return codes.Unknown
 }
 
-// isFull reports whether the error means that the disk or a disk quota is full.
-func isFull(err error) bool {
-	return errors.Is(err, unix.ENOSPC) || errors.Is(err, unix.EDQUOT)
+// An overdueError is the failure of a call that took longer than its request allows.
+type overdueError struct{ error }
+
+func (e *overdueError) Unwrap() error { return e.error }
+
+// overdue marks err if it comes from the end of ctx, the time that the request allows.
+func overdue(ctx context.Context, err error) error {
+	if ctx.Err() == context.DeadlineExceeded && errors.Is(err, ctx.Err()) {
+		return &overdueError{err}
+	}
+	return err
 }
 
 // failureLevel returns the log level of a failed RPC. Error means that we broke a promise, Warn
-// that somebody should look today; a request for an object that does not exist, or that the
+// that an administrator should look today; a request for an object that does not exist, or that the
 // caller abandoned, is everyday traffic.
 func failureLevel(code codes.Code, err error) slog.Level {
 	var pull *registry.PullError
 	switch {
-	case code == codes.Unavailable || errors.As(err, &pull):
+	case code == codes.Unavailable || code == codes.Aborted || errors.As(err, &pull):
 		return slog.LevelWarn
 	case code == codes.Unknown:
 		return slog.LevelError

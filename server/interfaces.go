@@ -74,7 +74,6 @@ func (n *interfaces) closeOne(id string) {
 	}
 }
 
-// closeAll closes all counters.
 func (n *interfaces) closeAll() {
 	n.mu.Lock()
 	defer n.mu.Unlock()

@@ -25,7 +25,6 @@ func (s *Server) podLabels(id string, config *cri.PodSandboxConfig) (selinux.Lab
 	return s.o.SELinux.Pod(id, labelOptions(sc.GetSelinuxOptions()), host)
 }
 
-// containerLabels returns the SELinux labels of a container of sb.
 func (s *Server) containerLabels(sb *oci.Sandbox, config *cri.ContainerConfig) (selinux.Labels, error) {
 	sc := config.GetLinux().GetSecurityContext()
 	return s.o.SELinux.Container(s.index.sandbox(sb).labels, labelOptions(sc.GetSelinuxOptions()), sc.GetPrivileged())

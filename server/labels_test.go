@@ -103,6 +103,7 @@ func TestAppArmorProfileIsChecked(t *testing.T) {
 	}
 	for profile, ok := range map[string]bool{"localhost/loaded": true, "localhost/missing": false, "": true} {
 		config := forever("c" + strings.TrimPrefix(profile, "localhost/"))
+		//lint:ignore SA1019 older clients set only this field
 		config.Linux = &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{ApparmorProfile: profile}}
 		_, err := n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: resp.PodSandboxId, Config: config})
 		if (err == nil) != ok || err != nil && !strings.Contains(err.Error(), "InvalidArgument") {

@@ -2,15 +2,19 @@ package server
 
 import (
 	"fmt"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
-	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/testing/protocmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/image/rootfs"
+	"github.com/crisp-cri/crisp/oci"
 )
 
 // A pod's whole life, with everything that CRI requires in the responses.
@@ -326,4 +330,37 @@ func TestContainerOfALostSandbox(t *testing.T) {
 			n.wantNothingLeft(t)
 		})
 	}
+}
+
+// A pod that is deleted while its container starts is everyday traffic, not a fault that an
+// administrator has to look at.
+func TestDeletedDuringAStart(t *testing.T) {
+	n := newNode(t)
+	n.machine.SlowRun(time.Hour)
+	sb := n.run(t, pod("web"))
+	id := n.create(t, sb, forever("app"))
+	c, err := n.runtime.Container(id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	started := make(chan error, 1)
+	go func() {
+		_, err := n.StartContainer(t.Context(), &cri.StartContainerRequest{ContainerId: id})
+		started <- err
+	}()
+	for c.Status().State != oci.Starting {
+		time.Sleep(time.Millisecond)
+	}
+	if _, err := n.StopPodSandbox(t.Context(), &cri.StopPodSandboxRequest{PodSandboxId: sb}); err != nil {
+		t.Error(err)
+	}
+	err = <-started
+	wantCode(t, "the start", err, "FailedPrecondition")
+	if level := failureLevel(codeOf(t.Context(), err), err); level != slog.LevelInfo {
+		t.Errorf("it is logged with level %v", level)
+	}
+	if _, err := n.RemovePodSandbox(t.Context(), &cri.RemovePodSandboxRequest{PodSandboxId: sb}); err != nil {
+		t.Error(err)
+	}
+	n.wantNothingLeft(t)
 }

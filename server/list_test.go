@@ -15,7 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/server/loaderapi"
+	"github.com/crisp-cri/crisp/server/loaderapi/loaderclient"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -279,7 +279,7 @@ func TestImages(t *testing.T) {
 	if err != nil || len(filtered.Images) != 0 {
 		t.Errorf("filter by an unknown name: %v, %v", filtered, err)
 	}
-	names, err := loaderapi.Load(t.Context(), n.conn, strings.NewReader(strings.Repeat("x", 3<<20+1)))
+	names, err := loaderclient.Load(t.Context(), n.conn, strings.NewReader(strings.Repeat("x", 3<<20+1)))
 	if err != nil || !slices.Equal(names, []string{"loaded:latest"}) {
 		t.Errorf("load: %v, %v", names, err)
 	}
@@ -287,19 +287,19 @@ func TestImages(t *testing.T) {
 	if size := list[len(list)-1].Size; size != 3<<20+1 {
 		t.Errorf("the archive arrived as %d bytes", size)
 	}
-	_, err = loaderapi.Load(t.Context(), n.conn, strings.NewReader(""))
+	_, err = loaderclient.Load(t.Context(), n.conn, strings.NewReader(""))
 	wantCode(t, "archive without images", err, "InvalidArgument")
-	if tag, err := loaderapi.Tag(t.Context(), n.conn, testImage, "mine:1"); err != nil || tag != "full/mine:1" {
+	if tag, err := loaderclient.Tag(t.Context(), n.conn, testImage, "mine:1"); err != nil || tag != "full/mine:1" {
 		t.Errorf("tag: %q, %v", tag, err)
 	}
 	for _, names := range [][2]string{{"nowhere:1", "mine:1"}, {"", "mine:1"}, {testImage, ""}} {
-		if tag, err := loaderapi.Tag(t.Context(), n.conn, names[0], names[1]); err == nil {
+		if tag, err := loaderclient.Tag(t.Context(), n.conn, names[0], names[1]); err == nil {
 			t.Errorf("tag %q: %q", names, tag)
 		}
 	}
 	saveImages(t, n)
 	broken := errors.New("disk is broken")
-	if _, err := loaderapi.Load(t.Context(), n.conn, io.MultiReader(strings.NewReader("x"), failing{broken})); !errors.Is(err, broken) {
+	if _, err := loaderclient.Load(t.Context(), n.conn, io.MultiReader(strings.NewReader("x"), failing{broken})); !errors.Is(err, broken) {
 		t.Errorf("archive that cannot be read: %v", err)
 	}
 	if _, err := n.images.RemoveImage(t.Context(), &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: testID}}); err != nil {
@@ -315,20 +315,20 @@ func TestImages(t *testing.T) {
 func saveImages(t *testing.T, n *node) {
 	t.Helper()
 	var archive bytes.Buffer
-	if id, err := loaderapi.Save(t.Context(), n.conn, testImage, &archive); err != nil || id != testID || archive.Len() != 3<<20+1 {
+	if id, err := loaderclient.Save(t.Context(), n.conn, testImage, &archive); err != nil || id != testID || archive.Len() != 3<<20+1 {
 		t.Errorf("save: ID %q and %d bytes, %v", id, archive.Len(), err)
 	}
-	_, err := loaderapi.Save(t.Context(), n.conn, "nowhere:1", &archive)
+	_, err := loaderclient.Save(t.Context(), n.conn, "nowhere:1", &archive)
 	wantCode(t, "save of no image", err, "NotFound")
-	_, err = loaderapi.Save(t.Context(), n.conn, "", &archive)
+	_, err = loaderclient.Save(t.Context(), n.conn, "", &archive)
 	wantCode(t, "save of no name", err, "InvalidArgument")
 	n.store.mu.Lock()
 	n.store.fail["Save"] = fault.Unavailable.Errorf("disk is broken")
 	n.store.mu.Unlock()
-	_, err = loaderapi.Save(t.Context(), n.conn, testImage, &archive)
+	_, err = loaderclient.Save(t.Context(), n.conn, testImage, &archive)
 	wantCode(t, "save that fails behind the archive", err, "Unavailable")
 	full := errors.New("disk is full")
-	if _, err := loaderapi.Save(t.Context(), n.conn, testImage, failing{full}); !errors.Is(err, full) {
+	if _, err := loaderclient.Save(t.Context(), n.conn, testImage, failing{full}); !errors.Is(err, full) {
 		t.Errorf("archive that cannot be written: %v", err)
 	}
 }

@@ -1,6 +1,10 @@
 package server
 
 import (
+	"os"
+	"path/filepath"
+	"strings"
+
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -57,15 +61,27 @@ func total(label string, value func(*sample) uint64) func(*sample) []point {
 	return func(s *sample) []point { return []point{{[]string{label}, value(s)}} }
 }
 
-// perInterface returns the values function of a network metric.
-func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []point {
+// forEach returns the values function of a metric with a point for each item of a list.
+func forEach[T any](list func(*sample) []T, label func(T) string, value func(T) uint64) func(*sample) []point {
 	return func(s *sample) []point {
-		var list []point
-		for _, i := range s.net {
-			list = append(list, point{[]string{i.Name}, value(i)})
+		var points []point
+		for _, item := range list(s) {
+			points = append(points, point{[]string{label(item)}, value(item)})
 		}
-		return list
+		return points
 	}
+}
+
+func perInterface(value func(network.InterfaceStats) uint64) func(*sample) []point {
+	return forEach(func(s *sample) []network.InterfaceStats { return s.net }, func(i network.InterfaceStats) string { return i.Name }, value)
+}
+
+func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
+	return forEach(func(s *sample) []oci.HugePageStats { return s.stats.HugePages }, func(h oci.HugePageStats) string { return h.Size }, value)
+}
+
+func perDisk(value func(disk) uint64) func(*sample) []point {
+	return forEach(func(s *sample) []disk { return s.disks }, func(d disk) string { return d.name }, value)
 }
 
 // stalled returns the values function of a pressure metric; the kernel counts microseconds.
@@ -86,17 +102,6 @@ const nano = 1e9
 
 // limit converts a memory limit to cAdvisor's form, where 0 means no limit.
 func limit(v int64) uint64 { return uint64(max(v, 0)) }
-
-// perPageSize returns the values function of a huge page metric.
-func perPageSize(value func(oci.HugePageStats) uint64) func(*sample) []point {
-	return func(s *sample) []point {
-		var list []point
-		for _, h := range s.stats.HugePages {
-			list = append(list, point{[]string{h.Size}, value(h)})
-		}
-		return list
-	}
-}
 
 // containerMetrics are the metrics of each container. A metric has no values if there is nothing
 // to count: pressure without PSI, huge pages without their controller, a quota that is not set.
@@ -243,4 +248,44 @@ var sandboxMetrics = []metric{
 		perInterface(func(i network.InterfaceStats) uint64 { return i.TxDropped })},
 	{"container_network_transmit_errors_total", "Errors on the way out.", []string{"interface"}, counter,
 		perInterface(func(i network.InterfaceStats) uint64 { return i.TxErrors })},
+}
+
+// A disk is a block device that a container has used.
+type disk struct {
+	oci.DeviceIO
+	name string // "/dev/sda", as in cAdvisor
+}
+
+// sysBlock has a directory for each block device, named by its number.
+const sysBlock = "/sys/dev/block"
+
+// disks names devices by the uevent files in a directory such as sysBlock. A device that has
+// been removed goes by its number. Without devices it returns a single entry without name and
+// counts, because a counter should exist from the start.
+func disks(dir string, devices []oci.DeviceIO) []disk {
+	if len(devices) == 0 {
+		return []disk{{}}
+	}
+	list := make([]disk, len(devices))
+	for i, d := range devices {
+		list[i] = disk{d, d.Device}
+		uevent, _ := os.ReadFile(filepath.Join(dir, d.Device, "uevent")) // missing file: no lines
+		for line := range strings.Lines(string(uevent)) {
+			if name, ok := strings.CutPrefix(strings.TrimSpace(line), "DEVNAME="); ok {
+				list[i].name = "/dev/" + name
+			}
+		}
+	}
+	return list
+}
+
+func diskUsage(s *sample) []point {
+	var list []point
+	for _, d := range s.disks {
+		major, minor, _ := strings.Cut(d.Device, ":")
+		list = append(list,
+			point{[]string{d.name, major, minor, "Read"}, d.ReadBytes},
+			point{[]string{d.name, major, minor, "Write"}, d.WriteBytes})
+	}
+	return list
 }

@@ -105,8 +105,8 @@ func pending(f *os.File) (n int) {
 // drain waits for all output of a command that has ended, however slow the client is. A process
 // left behind may hold the pipes open; its output is waited for no longer than drainTime.
 func (o *outputs) drain() {
-	// This wakes the readers: one that has seen its terminal closed would wait for somebody to open
-	// it again. They set all later deadlines themselves.
+	// This wakes the readers: one that has seen its terminal closed would wait until it is opened
+	// again. They set all later deadlines themselves.
 	for _, f := range o.from {
 		f.SetReadDeadline(time.Now())
 	}

@@ -145,7 +145,7 @@ func TestOutputOfAClosedTerminalEndsAtOnce(t *testing.T) {
 	closed.drain()
 	select {
 	case <-waited:
-		t.Error("it waited for a terminal that nobody has open")
+		t.Error("it waited for a terminal that is closed")
 	default:
 		<-waited
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Ping calls the server behind a unix socket as a client would: it shows that connections are
-// accepted, calls answered, and the locks that all calls need not held for good.
+// accepted, calls are answered, and no lock that every call needs is stuck.
 func Ping(ctx context.Context, socket string) error {
 	conn, err := grpc.NewClient("unix://"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -26,8 +26,8 @@ func Ping(ctx context.Context, socket string) error {
 	if _, err := client.ListContainers(ctx, &cri.ListContainersRequest{Filter: nothing}); err != nil {
 		return fmt.Errorf("list containers: %w", err)
 	}
-	nobody := &cri.PodSandboxFilter{Id: "watchdog"}
-	if _, err := client.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: nobody}); err != nil {
+	none := &cri.PodSandboxFilter{Id: "watchdog"}
+	if _, err := client.ListPodSandbox(ctx, &cri.ListPodSandboxRequest{Filter: none}); err != nil {
 		return fmt.Errorf("list sandboxes: %w", err)
 	}
 	return nil

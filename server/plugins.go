@@ -7,6 +7,7 @@ import (
 	"time"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/ptr"
@@ -15,6 +16,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server/cdi"
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
 )
@@ -30,11 +32,11 @@ import (
 //	StopContainer     when it has ended for any reason, once
 //	RemoveContainer   when it is gone
 //
-// Of what cannot be undone (a stop, a removal, anything "post") plugins are only notified; their
-// errors are logged.
+// Plugins cannot veto a stop, a removal or a "post" event: they are notified, and their errors are
+// logged.
 
-// pluginPod returns a sandbox as plugins see it: when it is stopped, its network namespace and
-// addresses are gone.
+// pluginPod returns a sandbox as plugins see it. When it is stopped, its network namespace is gone.
+// The addresses stay, as in containerd: by them a plugin knows what to forget.
 func pluginPod(sb *oci.Sandbox, rec *sandboxRecord) nri.Pod {
 	p := nri.Pod{ID: sb.ID(), Config: rec.config, Handler: rec.handler, IPs: rec.ips}
 	if sb.State() < oci.SandboxNotReady {
@@ -55,23 +57,13 @@ func (s *Server) podOf(c *oci.Container) nri.Pod {
 	return pluginPod(sb, s.index.sandbox(sb))
 }
 
-// pluginContainer returns a container as plugins see it.
 func (s *Server) pluginContainer(c *oci.Container) nri.Container {
 	rec, st := s.index.container(c), c.Status()
-	out := nri.Container{
+	return nri.Container{
 		ID: c.ID(), PodID: c.SandboxID(), Config: rec.config, Spec: c.Config().Spec, ImageID: rec.imageID, ImageRef: rec.imageRef,
-		Pid: st.Pid, CreatedAt: c.CreatedAt(), StartedAt: st.StartedAt, FinishedAt: st.FinishedAt,
+		State: containerState(st.State), Pid: st.Pid, CreatedAt: c.CreatedAt(), StartedAt: st.StartedAt, FinishedAt: st.FinishedAt,
 		ExitCode: st.ExitCode, Reason: st.Reason, Message: st.Message,
 	}
-	switch containerState(st.State) {
-	case cri.ContainerState_CONTAINER_CREATED:
-		out.State = nri.Created
-	case cri.ContainerState_CONTAINER_RUNNING:
-		out.State = nri.Running
-	case cri.ContainerState_CONTAINER_EXITED:
-		out.State = nri.Stopped
-	}
-	return out
 }
 
 // logPluginError logs a plugin's objection to what cannot be undone.
@@ -114,7 +106,6 @@ func (s *Server) notifyRun(ctx context.Context, turn nri.Turn, p nri.Pod, steps 
 	return nil
 }
 
-// notifyStop notifies plugins of a sandbox that is being stopped.
 func (s *Server) notifyStop(ctx context.Context, sb *oci.Sandbox) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -123,21 +114,24 @@ func (s *Server) notifyStop(ctx context.Context, sb *oci.Sandbox) {
 	}
 }
 
-// notifyPodUpdate notifies plugins of new resources of a sandbox, before and after they
-// are saved.
-func (s *Server) notifyPodUpdate(ctx context.Context, p nri.Pod, save func() error) error {
+// notifyPodUpdate notifies plugins of new resources of a sandbox, before and after it records
+// them.
+func (s *Server) notifyPodUpdate(ctx context.Context, sb *oci.Sandbox, resources *cri.UpdatePodSandboxResourcesRequest) error {
+	change := func(r *sandboxRecord) { r.resources = resources }
 	turn := s.plugins.Turn()
 	defer turn.End()
 	if !turn.HasPlugins() {
-		return save()
+		return s.index.editSandbox(sb, change)
 	}
-	if err := turn.UpdatePodSandbox(ctx, p); err != nil {
+	rec := *s.index.sandbox(sb)
+	change(&rec)
+	if err := turn.UpdatePodSandbox(ctx, pluginPod(sb, &rec)); err != nil {
 		return refused("update", err)
 	}
-	if err := save(); err != nil {
+	if err := s.index.editSandbox(sb, change); err != nil {
 		return err
 	}
-	s.logPluginError(ctx, "PostUpdatePodSandbox", turn.PostUpdatePodSandbox(ctx, p))
+	s.logPluginError(ctx, "PostUpdatePodSandbox", turn.PostUpdatePodSandbox(ctx, pluginPod(sb, s.index.sandbox(sb))))
 	return nil
 }
 
@@ -153,7 +147,7 @@ func (d *containerDraft) notifyCreate(ctx context.Context) error {
 	p := pluginPod(d.sb, s.index.sandbox(d.sb))
 	c := nri.Container{
 		ID: d.cr.id, PodID: d.sb.ID(), Config: d.config, Spec: d.spec, ImageID: d.image.ID, ImageRef: d.record.imageRef,
-		State: nri.Created, CreatedAt: time.Now(),
+		State: cri.ContainerState_CONTAINER_CREATED, CreatedAt: time.Now(),
 	}
 	d.undo.AddContext(ctx, "creation by plugins", func(ctx context.Context) error {
 		turn := s.plugins.Turn()
@@ -183,7 +177,6 @@ func (s *Server) notifyCreated(ctx context.Context, turn nri.Turn, c *oci.Contai
 	}
 }
 
-// notifyStart notifies plugins of a container about to start.
 func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -196,7 +189,6 @@ func (s *Server) notifyStart(ctx context.Context, c *oci.Container) error {
 	return nil
 }
 
-// notifyStarted notifies plugins of a container that has started.
 func (s *Server) notifyStarted(ctx context.Context, c *oci.Container) {
 	turn := s.plugins.Turn()
 	defer turn.End()
@@ -216,6 +208,9 @@ func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri
 	asked, err := spec.Resources(change, s.o.SpecHost)
 	if err != nil {
 		return nil, nil, err
+	}
+	if asked.Memory != nil && change.MemorySwapLimitInBytes == 0 {
+		asked.Memory.Swap = nil // the request leaves it as it is, and so does a plugin that agrees
 	}
 	own, others, err := turn.UpdateContainer(ctx, s.podOf(c), s.pluginContainer(c), asked)
 	if err != nil {
@@ -239,23 +234,6 @@ func (s *Server) notifyUpdate(ctx context.Context, c *oci.Container, change *cri
 type exits struct {
 	mu       sync.Mutex
 	notified map[string]chan struct{} // closed when plugins are notified; guarded by mu
-	shut     bool                     // the server is closing; guarded by mu
-}
-
-// startUnlessClosed starts f as part of work, unless the server is closing: events and calls of
-// plugins may arrive until the very end.
-func (x *exits) startUnlessClosed(work *detached, f func()) {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if !x.shut {
-		work.start(f)
-	}
-}
-
-func (x *exits) close() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.shut = true
 }
 
 // claim returns a channel that is closed when plugins have been notified of the exit of c, and
@@ -318,7 +296,7 @@ func (s *Server) exited(c *oci.Container) {
 	if s.plugins == nil {
 		return
 	}
-	s.exits.startUnlessClosed(&s.work, func() { s.notifyExit(logctx.With(s.ctx, "container", c.ID()), c) })
+	s.work.start(func() { s.notifyExit(logctx.With(s.ctx, "container", c.ID()), c) })
 }
 
 // removeAndNotify removes a container and notifies plugins that it is gone.
@@ -387,4 +365,114 @@ func limitsOf(r *specs.LinuxResources) *cri.LinuxContainerResources {
 		return nil
 	}
 	return out
+}
+
+// evictGrace is the grace period of a container that a plugin evicts.
+const evictGrace = 10 * time.Second
+
+var _ nri.Runtime = (*pluginRuntime)(nil)
+
+// pluginRuntime is the Server as nri.Runtime; the separate type keeps the methods for plugins
+// out of the CRI method set.
+type pluginRuntime struct{ *Server }
+
+// newPlugins sets up NRI, if it is enabled.
+func (s *Server) newPlugins() (*nri.Plugins, error) {
+	if s.o.NRI == nil {
+		return nil, nil
+	}
+	o := *s.o.NRI
+	o.Version, o.Log, o.SwapLimit = s.o.Version, s.log, s.o.SpecHost.SwapLimit
+	o.InjectCDI = func(built *specs.Spec, names []string) error {
+		return cdi.Inject(built, s.current.Load().CDISpecDirs, names, spec.BindsNodes(built, s.o.SpecHost))
+	}
+	return nri.New(o, pluginRuntime{s})
+}
+
+// startPlugins lets plugins connect. They see containers that ended before as ended, and are not
+// notified of those exits.
+func (s *Server) startPlugins() error {
+	if s.plugins == nil {
+		return nil
+	}
+	for _, c := range s.runtime.Containers() {
+		if done, mine := s.exits.claim(c); mine {
+			close(done)
+		}
+	}
+	return s.plugins.Start()
+}
+
+// Snapshot returns all pods and containers except those being created; plugins are notified of
+// these later.
+func (s pluginRuntime) Snapshot() ([]nri.Pod, []nri.Container) {
+	var pods []nri.Pod
+	for _, sb := range s.runtime.Sandboxes() {
+		if st := sb.State(); st != oci.SandboxCreating && st != oci.SandboxRemoving {
+			p := pluginPod(sb, s.index.sandbox(sb))
+			p.IPs = s.index.sandbox(sb).addresses() // a plugin that joins would take others' addresses for this pod's
+			pods = append(pods, p)
+		}
+	}
+	var containers []nri.Container
+	for _, c := range s.runtime.Containers() {
+		if c.Status().State != oci.Removing {
+			containers = append(containers, s.pluginContainer(c))
+		}
+	}
+	return pods, containers
+}
+
+// Update changes limits at a plugin's request.
+func (s pluginRuntime) Update(ctx context.Context, updates []nri.Update) []nri.Update {
+	return s.applyUpdates(ctx, updates)
+}
+
+// applyUpdates changes limits of containers and returns the updates that failed.
+func (s *Server) applyUpdates(ctx context.Context, updates []nri.Update) (failed []nri.Update) {
+	for _, u := range updates {
+		err := s.applyUpdate(ctx, u)
+		if err == nil {
+			continue
+		}
+		failed = append(failed, u)
+		if !u.IgnoreFailure {
+			s.log.WarnContext(ctx, "update by a plugin not applied", "container", u.Container, "err", err)
+		}
+	}
+	return failed
+}
+
+func (s *Server) applyUpdate(ctx context.Context, u nri.Update) error {
+	c, err := s.runtime.Container(u.Container)
+	if err != nil {
+		return err
+	}
+	return s.tasks.alone(ctx, "update of container "+c.ID(), func(ctx context.Context) error {
+		rec := *s.index.container(c)
+		if change := limitsOf(u.Resources); change != nil {
+			rec.resources = spec.MergeResources(rec.resources, change)
+		}
+		return s.index.applyContainer(ctx, c, oci.Change{Resources: u.Resources}, &rec)
+	})
+}
+
+// Evict begins to stop a container. The kubelet sees the exit.
+func (s pluginRuntime) Evict(_ context.Context, id, reason string) error {
+	c, err := s.runtime.Container(id)
+	if err != nil {
+		return err
+	}
+	ctx := logctx.With(s.ctx, "container", c.ID())
+	s.log.InfoContext(ctx, "container evicted by a plugin", "kind", reason)
+	sig, ok := linuxSignal(s.index.container(c).signal)
+	if !ok {
+		sig = unix.SIGTERM
+	}
+	s.work.start(func() {
+		if err := c.Stop(ctx, sig, evictGrace); err != nil {
+			s.log.WarnContext(ctx, "container not evicted", "err", err)
+		}
+	})
+	return nil
 }

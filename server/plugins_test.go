@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"runtime"
@@ -104,6 +105,14 @@ func TestPluginFindsTheNetworkWhileItExists(t *testing.T) {
 	}
 	if got := netnsShown(early.pods["RemovePodSandbox"]); got != "" {
 		t.Errorf("RemovePodSandbox shows the network namespace %s, which is gone", got)
+	}
+	if got := late.pods["Synchronize"].Ips; len(got) != 0 {
+		t.Errorf("the stopped pod is shown to a plugin that joins with the addresses %v", got)
+	}
+	for _, call := range []string{"StopPodSandbox", "RemovePodSandbox"} {
+		if got := early.pods[call].Ips; len(got) == 0 || !slices.Equal(got, early.pods["RunPodSandbox"].Ips) {
+			t.Errorf("%s shows the addresses %v, RunPodSandbox %v", call, got, early.pods["RunPodSandbox"].Ips)
+		}
 	}
 	n.wantNothingLeft(t)
 }
@@ -431,5 +440,58 @@ func TestPluginExitsAreForgotten(t *testing.T) {
 	defer n.server.exits.mu.Unlock()
 	if kept := len(n.server.exits.notified); kept > 0 {
 		t.Errorf("%d ends are kept, want none", kept)
+	}
+}
+
+// A plugin that changes nothing leaves the swap limit alone, as no plugin does: an update of memory
+// is not one of swap.
+func TestPluginDoesNotForbidSwap(t *testing.T) {
+	n := pluginNode(t)
+	n.server.o.SpecHost.SwapLimit = true
+	n.join(t, "00", nil)
+	config := forever("server")
+	config.Linux.Resources.MemorySwapLimitInBytes = 200 << 20
+	id := n.begin(t, n.run(t, pod("web")), config)
+	_, err := n.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+		ContainerId: id, Linux: &cri.LinuxContainerResources{MemoryLimitInBytes: 128 << 20},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := n.status(t, id).Resources.Linux; got.MemoryLimitInBytes != 128<<20 || got.MemorySwapLimitInBytes != 200<<20 {
+		t.Errorf("the limits are %d, and %d with swap; want %d and %d", got.MemoryLimitInBytes, got.MemorySwapLimitInBytes, 128<<20, 200<<20)
+	}
+}
+
+// Plugins hear of updates in the order in which they take effect: a plugin that keeps what it heard
+// last has what is in force.
+func TestPluginHearsUpdatesInOrder(t *testing.T) {
+	n := pluginNode(t)
+	p := n.join(t, "00", nil)
+	id := n.begin(t, n.run(t, pod("web")), forever("server"))
+	wait, reached, open := gate()
+	n.machine.Fuse.Meet(func(step string) error {
+		if step == "update" {
+			return wait()
+		}
+		return nil
+	})
+	update := func(ctx context.Context, shares int64) error {
+		_, err := n.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: shares}})
+		return err
+	}
+	first := make(chan error, 1)
+	go func() { first <- update(t.Context(), 100) }()
+	<-reached
+	hurried, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	wantCode(t, "update during another one", update(hurried, 200), "DeadlineExceeded")
+	open()
+	if err := <-first; err != nil {
+		t.Fatal(err)
+	}
+	heard := strings.Fields(strings.Join(p.notifications(), " "))
+	if want := strings.Fields("PostStartContainer server UpdateContainer server PostUpdateContainer server"); !slices.Equal(heard[len(heard)-len(want):], want) {
+		t.Errorf("the plugin heard %v, want at the end %v", heard, want)
 	}
 }

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
-	"sync"
 
 	"github.com/prometheus/procfs"
 
@@ -47,32 +46,4 @@ func countProcesses(pid int) processCount {
 		}
 	}
 	return n
-}
-
-// oomCount counts, by container, the OOM kills that the executor reports. The zero value has
-// counted none.
-type oomCount struct {
-	mu   sync.Mutex
-	seen map[string]uint64 // guarded by mu; by container ID
-}
-
-func (o *oomCount) add(id string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.seen == nil {
-		o.seen = make(map[string]uint64)
-	}
-	o.seen[id]++
-}
-
-func (o *oomCount) count(id string) uint64 {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.seen[id]
-}
-
-func (o *oomCount) forget(id string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.seen, id)
 }

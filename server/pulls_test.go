@@ -7,6 +7,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/pullapi"
+	"github.com/crisp-cri/crisp/internal/pullapi/pullclient"
 	"github.com/crisp-cri/crisp/internal/pulls"
 )
 
@@ -38,7 +39,7 @@ func TestPullProgress(t *testing.T) {
 	if err != nil || !strings.Contains(resp.Info["activity"], `"for":["default/web"]`) {
 		t.Errorf("info of the runtime: %v, %v", resp.GetInfo(), err)
 	}
-	err = pullapi.Watch(t.Context(), n.conn, pullapi.Request{Pod: "default/web", Once: true}, func(list []pulls.Pull) error {
+	err = pullclient.Watch(t.Context(), n.conn, pullapi.Request{Pod: "default/web", Once: true}, func(list []pulls.Pull) error {
 		if len(list) != 1 || list[0].String() != "43 %, 0 B/s" {
 			t.Errorf("the stream tells %v", list)
 		}

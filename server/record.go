@@ -21,7 +21,10 @@ const extraVersion = 1
 type sandboxRecord struct {
 	config  *cri.PodSandboxConfig // as the kubelet sent it
 	handler string
-	ips     []string // primary first; nil with the host's network, before ADD and after DEL
+	ips     []string // primary first; nil with the host's network and before ADD
+	// detached says that the network is gone: the addresses are no longer the sandbox's. They stay
+	// on record for plugins, which know it by them.
+	detached bool
 
 	resources *cri.UpdatePodSandboxResourcesRequest // what the kubelet last sent; may be nil
 	labels    selinux.Labels                        // the pod's; a container may have others
@@ -33,6 +36,7 @@ type sandboxExtra struct {
 	Config    []byte
 	Handler   string   `json:",omitempty"`
 	IPs       []string `json:",omitempty"`
+	Detached  bool     `json:",omitempty"`
 	Resources []byte   `json:",omitempty"`
 	Labels    selinux.Labels
 }
@@ -45,8 +49,16 @@ func (r *sandboxRecord) messages(e *sandboxExtra) []storedMessage {
 	}
 }
 
+// addresses returns the addresses that the sandbox has now, primary first.
+func (r *sandboxRecord) addresses() []string {
+	if r.detached {
+		return nil
+	}
+	return r.ips
+}
+
 func (r *sandboxRecord) encode() ([]byte, error) {
-	e := sandboxExtra{Version: extraVersion, Handler: r.handler, IPs: r.ips, Labels: r.labels}
+	e := sandboxExtra{Version: extraVersion, Handler: r.handler, IPs: r.ips, Detached: r.detached, Labels: r.labels}
 	if err := encodeMessages(r.messages(&e)); err != nil {
 		return nil, err
 	}
@@ -58,7 +70,7 @@ func decodeSandbox(extra []byte) (*sandboxRecord, error) {
 	if err := unmarshalExtra(extra, &e, &e.Version); err != nil {
 		return nil, err
 	}
-	r := &sandboxRecord{config: new(cri.PodSandboxConfig), handler: e.Handler, ips: e.IPs, labels: e.Labels}
+	r := &sandboxRecord{config: new(cri.PodSandboxConfig), handler: e.Handler, ips: e.IPs, detached: e.Detached, labels: e.Labels}
 	return r, decodeMessages(r.messages(&e))
 }
 

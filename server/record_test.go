@@ -16,7 +16,7 @@ import (
 func TestRecords(t *testing.T) {
 	config := pod("web")
 	config.ProtoReflect().SetUnknown([]byte{0xf8, 0x7f, 0x01}) // field 2047, varint 1
-	sb := &sandboxRecord{config: config, handler: "crisp", labels: selinux.Labels{Process: "u:r:t:s0:c1,c2", Mount: "u:r:f:s0:c1,c2"}, ips: []string{"10.0.0.1", "fd00::1"},
+	sb := &sandboxRecord{config: config, handler: "crisp", labels: selinux.Labels{Process: "u:r:t:s0:c1,c2", Mount: "u:r:f:s0:c1,c2"}, ips: []string{"10.0.0.1", "fd00::1"}, detached: true,
 		resources: &cri.UpdatePodSandboxResourcesRequest{Overhead: &cri.LinuxContainerResources{CpuShares: 2}}}
 	allSet(t, sb)
 	extra, err := sb.encode()

@@ -38,7 +38,7 @@ func (s *Server) Start(ctx context.Context) error {
 	var half []*oci.Sandbox
 	for _, sb := range s.runtime.Sandboxes() {
 		s.o.SELinux.Keep(sb.ID(), s.index.sandbox(sb).labels)
-		stopping := sb.State() == oci.SandboxStopping || len(s.index.sandbox(sb).ips) > 0
+		stopping := sb.State() == oci.SandboxStopping || len(s.index.sandbox(sb).addresses()) > 0
 		switch {
 		case sb.State() == oci.SandboxReady:
 			keep = append(keep, sb.ID())
@@ -61,12 +61,12 @@ func (s *Server) Start(ctx context.Context) error {
 	return s.startPlugins()
 }
 
-// releaseFileSystems releases the mounts that no container owns. A key is a container's ID, for
-// image mounts followed by the mount's number.
+// releaseFileSystems releases the mounts that no container owns, or one whose removal was begun:
+// oci finishes that. A key is a container's ID, for image mounts followed by the mount's number.
 func (s *Server) releaseFileSystems(ctx context.Context) {
 	for _, key := range s.rootfs.Mounts() {
 		id, _, _ := strings.Cut(key, "-")
-		if _, err := s.runtime.Container(id); err == nil {
+		if c, err := s.runtime.Container(id); err == nil && c.Status().State != oci.Removing {
 			continue
 		}
 		if err := s.rootfs.Unmount(ctx, key, true); err != nil {

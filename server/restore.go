@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
@@ -16,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci"
 )
 
 // This file creates containers from checkpoints of processes:
@@ -32,9 +34,9 @@ import (
 //
 // The user, capabilities, seccomp filter and mounts of a restored process cannot be changed. A
 // request that differs from the checkpoint's description is refused; but CRIU's own files
-// decide, and they can contain anything. So images, which anybody who may create a pod can
-// choose, are restored only if Options.RestoreFromImages is set. Paths and directories come only
-// from those who can use crispd's socket: the kubelet does not accept a path as an image.
+// decide, and they can contain anything. So images, which whoever may create a pod can choose, are
+// restored only if Options.RestoreFromImages is set. Paths and directories come only from those who
+// can use crispd's socket: the kubelet does not accept a path as an image.
 
 // checkpointAnnotations are the manifest annotations by which Podman, CRI-O and checkpointctl
 // mark an image as a container's checkpoint.
@@ -107,7 +109,6 @@ var restoreSteps = []createStep{
 	{"record", (*containerDraft).persist},
 }
 
-// checkRestorable refuses containers that cannot be restored.
 func (d *containerDraft) checkRestorable(context.Context) error {
 	if d.handler.Engine != "" {
 		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", d.config.Metadata.Name, d.handler.Engine)
@@ -136,7 +137,6 @@ func (d *containerDraft) fetchCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// findOriginalImage finds the image of the original.
 func (d *containerDraft) findOriginalImage(ctx context.Context) error {
 	r := d.restored
 	if err := d.s.baseImage(ctx, d.sb, d.config, r); err != nil {
@@ -146,7 +146,6 @@ func (d *containerDraft) findOriginalImage(ctx context.Context) error {
 	return d.useImage(r.base)
 }
 
-// repeatChanges applies the original's changes to the root file system.
 func (d *containerDraft) repeatChanges(ctx context.Context) error {
 	if err := d.s.change(ctx, d.cr.id, d.restored); err != nil {
 		return fmt.Errorf("restore root file system: %w", err)
@@ -167,7 +166,6 @@ func (d *containerDraft) fitCheckpoint(ctx context.Context) error {
 	return nil
 }
 
-// read reads the checkpoint's description.
 func (r *restoration) read() error {
 	if err := checkpoint.Read(r.dir, checkpoint.ConfigDump, &r.was); err != nil {
 		return fault.Invalid.Errorf("%v", err)
@@ -207,4 +205,75 @@ func (r *restoration) directory() string {
 		return ""
 	}
 	return r.dir
+}
+
+// baseImage finds the image of the original, and pulls it if it is missing; for a checkpoint
+// image it asks a registry whether the pod may have it. For a pod's checkpoint it is the image
+// that the request names, which must be the original's.
+func (s *Server) baseImage(ctx context.Context, sb *oci.Sandbox, config *cri.ContainerConfig, r *restoration) (err error) {
+	names := slices.DeleteFunc([]string{r.was.RootfsImageRef, r.was.RootfsImageName, r.was.RootfsImage}, func(n string) bool { return n == "" })
+	if r.from.dir != "" {
+		names = []string{config.Image.Image}
+	}
+	if len(names) == 0 {
+		return fault.Invalid.Errorf("the checkpoint does not say which image its container had")
+	}
+	id := imageID(r.was.RootfsImageRef)
+	for i, name := range names {
+		r.base, err = s.images.Get(name)
+		if err == nil && id != "" && r.base.ID != id && i < len(names)-1 {
+			continue // the tag now refers to another image
+		}
+		if err == nil {
+			break
+		}
+	}
+	as := registry.Caller{Namespace: s.index.sandbox(sb).config.GetMetadata().GetNamespace()}
+	switch {
+	case errors.Is(err, fault.NotFound):
+		if r.base, err = s.images.Pull(ctx, names[len(names)-1], as); err != nil {
+			return err
+		}
+	case err != nil:
+		return fmt.Errorf("image of the checkpoint: %w", err)
+	case r.from.image != "":
+		if err := s.mayPull(ctx, r.base, as); err != nil {
+			return err
+		}
+	}
+	if id != "" && r.base.ID != id {
+		return fault.Invalid.Errorf("the checkpoint is of a container of image %s, and %s is another one: %s", id, names[len(names)-1], r.base.ID)
+	}
+	r.imaged = config.Image
+	if r.from.dir == "" {
+		r.imaged = &cri.ImageSpec{Image: names[len(names)-1]}
+	}
+	return s.allowImage(ctx, sb, r.imaged, r.base)
+}
+
+// mayPull asks a registry whether as may have img, which is on the node: a checkpoint image can
+// name any image, and another client's pull does not entitle its pod to it. An image that was never
+// in a registry was loaded by the administrator, for all pods.
+func (s *Server) mayPull(ctx context.Context, img image.Image, as registry.Caller) error {
+	var first error
+	for _, name := range img.Digests {
+		got, err := s.images.Pull(ctx, name, as)
+		if err == nil && got.ID == img.ID {
+			return nil
+		}
+		if err == nil {
+			err = fault.Invalid.Errorf("image of the checkpoint: %s is %s, not %s", name, got.ID, img.ID)
+		}
+		first = cmp.Or(first, err)
+	}
+	return first
+}
+
+// imageID returns ref in full if it is an image ID, else "".
+func imageID(ref string) string {
+	hex := strings.TrimPrefix(ref, "sha256:")
+	if len(hex) == 64 && strings.Trim(hex, "0123456789abcdef") == "" {
+		return "sha256:" + hex
+	}
+	return ""
 }

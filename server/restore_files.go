@@ -51,7 +51,6 @@ func (s *Server) copyCheckpoint(ctx context.Context, id string, sb *oci.Sandbox,
 	return checkpoint.Copy(ctx, dir, r.dir, most)
 }
 
-// change applies the original's changes to the new root file system.
 func (s *Server) change(ctx context.Context, id string, r *restoration) error {
 	most, err := room(r.dir)
 	if err != nil {

@@ -30,16 +30,15 @@ func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	if ids := n.listed(t); len(ids) > 0 {
 		t.Errorf("listed %v while it is being made", ids)
 	}
-	cancel()
-	wantCode(t, "the impatient client", <-gone, "Canceled")
-
-	// Another handler under that name is not a repetition. Plugins add annotations to the pod
-	// during ADD, and the kubelet's next request has them.
+	// Another handler under that name is not a repetition.
 	other := pod("web")
 	other.Labels["app"] = "other"
 	_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: pod("web"), RuntimeHandler: "crisp"})
 	wantCode(t, "another handler", err, "AlreadyExists")
+	cancel()
+	wantCode(t, "the impatient client", <-gone, "Canceled")
 
+	// Plugins add annotations to the pod during ADD, and the kubelet's next request has them.
 	next := pod("web")
 	next.Annotations = map[string]string{"k8s.v1.cni.cncf.io/network-status": "[]", "kubernetes.io/config.seen": "later"}
 	second := make(chan string, 1)
@@ -49,7 +48,7 @@ func TestRunSandboxIsJoinedWhileTheNetworkHangs(t *testing.T) {
 	if n.net.adds != 1 || !slices.Equal(n.listed(t), []string{id}) {
 		t.Errorf("%d networks attached, listed %v, got %s", n.net.adds, n.listed(t), id)
 	}
-	if again := n.run(t, pod("web")); again != id {
+	if again := n.run(t, pod("web")); again != id { // without those annotations
 		t.Errorf("a repetition after the answer got %s, want %s", again, id)
 	}
 	_, err = n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: other})
@@ -121,6 +120,7 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 			sandbox, elsewhere := n.run(t, pod("web")), n.run(t, pod("other"))
 			request := func(file string, envs ...string) *cri.CreateContainerRequest {
 				c := forever("app")
+				c.Annotations["io.kubernetes.container.terminationMessagePath"] = "/dev/termination-log"
 				for _, e := range envs {
 					c.Envs = append(c.Envs, &cri.KeyValue{Key: e, Value: []byte("value")})
 				}
@@ -159,7 +159,10 @@ func TestKubeletsSecondRequestGetsItsContainer(t *testing.T) {
 			if st := n.status(t, got); len(st.Mounts) != 1 || st.Mounts[0].HostPath != first.Config.Mounts[0].HostPath {
 				t.Errorf("its mounts are %v, want the file of the first request: there the message is written", st.Mounts)
 			}
-			// Once a caller has it, another configuration means another container.
+			// One whose answer was lost is repeated as well. Another configuration means another container.
+			if again, err := n.CreateContainer(t.Context(), request("7f8a", "A", "B")); err != nil || again.ContainerId != got {
+				t.Errorf("a repetition after the answer: %v, %v", again, err)
+			}
 			_, err := n.CreateContainer(t.Context(), request("5e6f", "C"))
 			wantCode(t, "another configuration after the answer", err, "AlreadyExists")
 			n.create(t, elsewhere, forever("app"))

@@ -129,7 +129,7 @@ func (s *Server) checkpointPod(ctx context.Context, sb *oci.Sandbox, containers 
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	err = s.dumpPod(ctx, f, sb, containers, dir)
+	err = fault.Protect(func() error { return s.dumpPod(ctx, f, sb, containers, dir) }) // they must be thawed
 	if err := errors.Join(err, f.Thaw(ctx)); err != nil {
 		return err
 	}
@@ -172,7 +172,6 @@ func (s *Server) dumpPod(ctx context.Context, f *oci.Freeze, sb *oci.Sandbox, co
 	return checkpoint.Write(dir, podFile, pod)
 }
 
-// readPod reads the description in a pod's checkpoint.
 func readPod(checkpointPath string) (*podDump, *cri.PodSandboxConfig, error) {
 	if !filepath.IsAbs(checkpointPath) {
 		return nil, nil, fault.Invalid.Errorf("checkpoint path %q is not absolute", checkpointPath)

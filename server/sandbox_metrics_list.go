@@ -3,6 +3,7 @@ package server
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -51,7 +52,10 @@ func (s *Server) metricsOf(sb *oci.Sandbox) *cri.PodSandboxMetrics {
 
 // sample gathers the measurements that a container's metrics are computed from.
 func (s *Server) sample(c *oci.Container, rec *containerRecord, stats oci.Stats) *sample {
-	m := &sample{stats: stats, status: c.Status(), limits: rec.resources, ooms: s.ooms.count(c.ID())}
+	m := &sample{stats: stats, status: c.Status(), limits: rec.resources}
+	if n, ok := s.ooms.Load(c.ID()); ok {
+		m.ooms = n.(*atomic.Uint64).Load()
+	}
 	m.processes = countProcesses(m.status.Pid)
 	m.disks = disks(sysBlock, stats.IO.Devices)
 	m.used, _, _ = s.rootfs.Usage(c.ID()) // 0 while it is unknown

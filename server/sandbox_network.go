@@ -3,6 +3,7 @@ package server
 import (
 	"math"
 	"net/netip"
+	"os"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -74,8 +75,8 @@ func bandwidth(annotations map[string]string, name string) (int64, error) {
 	return q.Value(), nil
 }
 
-// checkBandwidth refuses a limit that cannot be parsed: nobody would notice that the pod runs
-// without it.
+// checkBandwidth refuses a limit that cannot be parsed: a pod that runs without it would go
+// unnoticed.
 func checkBandwidth(config *cri.PodSandboxConfig) error {
 	_, err := bandwidth(config.GetAnnotations(), ingressAnnotation)
 	if err == nil {
@@ -84,8 +85,10 @@ func checkBandwidth(config *cri.PodSandboxConfig) error {
 	return err
 }
 
-// checkPorts refuses ports that plugins cannot read: DEL would fail as ADD does, for ever.
+// checkPorts refuses ports that plugins cannot read: DEL would fail as ADD does, for ever. It also
+// refuses host ports that lead to two ports; two containers may have the same one.
 func checkPorts(config *cri.PodSandboxConfig) error {
+	leads := make(map[network.Port]int32) // from one address to container_port
 	for i, pm := range config.GetPortMappings() {
 		if pm.HostPort == 0 {
 			continue // see networkPod
@@ -98,8 +101,20 @@ func checkPorts(config *cri.PodSandboxConfig) error {
 		if _, ok := cri.Protocol_name[int32(pm.Protocol)]; !ok {
 			return fault.Invalid.Errorf("port_mappings[%d]: protocol %d is not known", i, pm.Protocol)
 		}
-		if ip, err := netip.ParseAddr(pm.HostIp); pm.HostIp != "" && (err != nil || ip.Zone() != "") {
-			return fault.Invalid.Errorf("port_mappings[%d]: host_ip %.100q is not an IP address", i, pm.HostIp)
+		on := []netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}
+		if pm.HostIp != "" {
+			ip, err := netip.ParseAddr(pm.HostIp)
+			if err != nil || ip.Zone() != "" {
+				return fault.Invalid.Errorf("port_mappings[%d]: host_ip %.100q is not an IP address", i, pm.HostIp)
+			}
+			on = []netip.Addr{ip.Unmap()}
+		}
+		for _, ip := range on {
+			from := network.Port{HostPort: pm.HostPort, Protocol: pm.Protocol.String(), HostIP: ip.String()}
+			if to, ok := leads[from]; ok && to != pm.ContainerPort {
+				return fault.Invalid.Errorf("port_mappings[%d]: host_port %d leads to container_port %d already", i, pm.HostPort, to)
+			}
+			leads[from] = pm.ContainerPort
 		}
 	}
 	return nil
@@ -108,7 +123,7 @@ func checkPorts(config *cri.PodSandboxConfig) error {
 // networkStatus returns a sandbox's addresses in CRI's form.
 func networkStatus(rec *sandboxRecord) *cri.PodSandboxNetworkStatus {
 	st := new(cri.PodSandboxNetworkStatus)
-	for i, ip := range rec.ips {
+	for i, ip := range rec.addresses() {
 		if i == 0 {
 			st.Ip = ip
 			continue
@@ -116,4 +131,32 @@ func networkStatus(rec *sandboxRecord) *cri.PodSandboxNetworkStatus {
 		st.AdditionalIps = append(st.AdditionalIps, &cri.PodIP{Ip: ip})
 	}
 	return st
+}
+
+// openSysctls are the defaults of a pod with its own network: any user may listen on any port
+// and ping. The kernel's defaults protect a shared machine; a pod's network has one owner, and
+// without these sysctls containers would be given CAP_NET_BIND_SERVICE or CAP_NET_RAW, which
+// grant more.
+var openSysctls = map[string]string{
+	"net.ipv4.ip_unprivileged_port_start": "0",            // Linux 4.11
+	"net.ipv4.ping_group_range":           "0 2147483647", // icmp(7); 2³¹-1 is the maximum
+}
+
+// podSysctls returns the sysctls of the request, and the open ones that this kernel has.
+func podSysctls(config *cri.LinuxPodSandboxConfig) map[string]string {
+	if config.GetSecurityContext().GetNamespaceOptions().GetNetwork() != cri.NamespaceMode_POD {
+		return config.GetSysctls()
+	}
+	all := map[string]string{}
+	for name, value := range openSysctls {
+		if _, err := os.Stat("/proc/sys/net/ipv4/" + name[len("net.ipv4."):]); err == nil {
+			all[name] = value
+		}
+	}
+	for name, value := range config.GetSysctls() {
+		// sysctl(8) accepts both separators; our value must not override the request's.
+		delete(all, strings.ReplaceAll(name, "/", "."))
+		all[name] = value
+	}
+	return all
 }

@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -58,6 +59,27 @@ func TestPortsThatAreNoneAreRefused(t *testing.T) {
 	n.wantNothingLeft(t)
 	config := pod("web")
 	config.PortMappings = []*cri.PortMapping{{ContainerPort: 80}, {HostPort: 80, ContainerPort: 80, HostIp: "::"}, {HostPort: 65535, ContainerPort: 65535, Protocol: cri.Protocol_SCTP}}
+	n.run(t, config)
+}
+
+// A host port that would lead to two ports of a pod is the client's fault, and not a port that
+// another pod may give up: that would be Unavailable, and the kubelet would try for ever.
+func TestHostPortThatLeadsToTwoPortsIsRefused(t *testing.T) {
+	n := newNode(t)
+	config := pod("web")
+	for _, ips := range [][2]string{{}, {"192.0.2.1", "192.0.2.1"}, {"", "0.0.0.0"}, {"::", ""}, {"192.0.2.1", "::ffff:192.0.2.1"}} {
+		config.PortMappings = []*cri.PortMapping{{HostPort: 80, ContainerPort: 80, HostIp: ips[0]}, {HostPort: 80, ContainerPort: 81, HostIp: ips[1]}}
+		_, err := n.RunPodSandbox(t.Context(), &cri.RunPodSandboxRequest{Config: config})
+		wantCode(t, fmt.Sprint(ips), err, "InvalidArgument")
+		if err == nil || !strings.Contains(err.Error(), "port_mappings[1]: host_port 80") {
+			t.Errorf("%v: the error does not name the field: %v", ips, err)
+		}
+	}
+	n.wantNothingLeft(t)
+	config.PortMappings = []*cri.PortMapping{
+		{HostPort: 80, ContainerPort: 80}, {HostPort: 80, ContainerPort: 80}, {HostPort: 80, ContainerPort: 81, Protocol: cri.Protocol_UDP},
+		{HostPort: 80, ContainerPort: 82, HostIp: "192.0.2.1"}, {HostPort: 80, ContainerPort: 83, HostIp: "192.0.2.2"}, {HostPort: 81, ContainerPort: 80},
+	}
 	n.run(t, config)
 }
 

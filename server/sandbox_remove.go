@@ -37,12 +37,17 @@ func (s *Server) RemovePodSandbox(ctx context.Context, req *cri.RemovePodSandbox
 	return &cri.RemovePodSandboxResponse{}, nil
 }
 
-// removeSandbox removes a stopped sandbox and its containers.
+// removeSandbox removes a stopped sandbox and its containers. One that cannot be removed does not
+// keep the others.
 func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
+	var errs []error
 	for _, c := range sb.Containers() {
 		if err := s.tasks.do(ctx, "removal of container "+c.ID(), func(ctx context.Context) error { return s.removeContainer(ctx, c) }); err != nil {
-			return fmt.Errorf("remove container %s: %w", c.ID(), err)
+			errs = append(errs, fmt.Errorf("remove container %s: %w", c.ID(), err))
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return err
 	}
 	return s.removePodAndNotify(ctx, sb)
 }
@@ -51,10 +56,16 @@ func (s *Server) removeSandbox(ctx context.Context, sb *oci.Sandbox) error {
 func (s *Server) removeContainer(ctx context.Context, c *oci.Container) error {
 	rec := s.index.container(c)
 	stage.Next(ctx, "kill")
-	// Kill first: no process may run in a file system that is being removed, and what
-	// RemoveContainer reports as gone must not keep one.
-	if err := s.killAll(ctx, []*oci.Container{c}); err != nil {
-		return err
+	// No process may run in a file system that is being removed, or start in what is left of it.
+	for begun := false; !begun; {
+		if err := s.killAll(ctx, []*oci.Container{c}); err != nil {
+			return err
+		}
+		err := c.BeginRemove()
+		begun = err == nil
+		if !begun && !errors.Is(err, fault.WrongState) { // else it was started meanwhile, which happens once
+			return err
+		}
 	}
 	stage.Next(ctx, "rootfs")
 	// Both wait for the kernel to synchronize its CPUs, so they run side by side.

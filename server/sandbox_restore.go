@@ -154,7 +154,7 @@ func (s *Server) samePod(cr *creation, sb *oci.Sandbox, run *cri.RunPodSandboxRe
 	}
 	for _, config := range req.ContainerConfigs {
 		c := have[config.Metadata.Name]
-		if c == nil || len(have) != len(req.ContainerConfigs) || c.Config().Restore == "" || c.Status().State != oci.Created || !proto.Equal(s.index.container(c).config, config) {
+		if c == nil || len(have) != len(req.ContainerConfigs) || c.Config().Restore == "" || c.Status().State != oci.Created || !proto.Equal(repeatedContainer(s.index.container(c).config), repeatedContainer(config)) {
 			cr.found = false
 			return fault.Exists.Errorf("sandbox name %s is taken by sandbox %s, which is another pod or has begun to run", cr.name, sb.ID())
 		}

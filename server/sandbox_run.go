@@ -29,6 +29,9 @@ func (s *Server) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxReques
 		return nil, err
 	}
 	name := sandboxName(req.Config.Metadata)
+	// Another pod of this name, or another attempt: the pod was deleted, or its caller is lost.
+	pod := strings.Join([]string{req.Config.Metadata.Name, req.Config.Metadata.Namespace, ""}, "_")
+	s.sandboxes.giveWay(func(c *creation) bool { return c.name != name && strings.HasPrefix(c.name, pod) })
 	same := &cri.RunPodSandboxRequest{RuntimeHandler: req.RuntimeHandler}
 	id, err := s.sandboxes.do(ctx, name, same, func(ctx context.Context, c *creation) error {
 		return s.runSandbox(ctx, c, req)
@@ -116,11 +119,19 @@ func checkNamespaces(o *cri.NamespaceOption) error {
 	return err
 }
 
+// repeatedSandbox returns what the repetition of a request whose answer was lost has in common with
+// it: all but the annotations, since plugins add some to the pod during ADD.
+func repeatedSandbox(config *cri.PodSandboxConfig) *cri.PodSandboxConfig {
+	same := proto.CloneOf(config)
+	same.Annotations = nil
+	return same
+}
+
 // sameSandbox answers a repeated request with the sandbox that the first one created.
 func (s *Server) sameSandbox(c *creation, sb *oci.Sandbox, req *cri.RunPodSandboxRequest) error {
 	rec := s.index.sandbox(sb)
 	switch {
-	case !proto.Equal(rec.config, req.Config) || rec.handler != req.RuntimeHandler:
+	case !proto.Equal(repeatedSandbox(rec.config), repeatedSandbox(req.Config)) || rec.handler != req.RuntimeHandler:
 		return fault.Exists.Errorf("sandbox name %s is taken by sandbox %s with another configuration", c.name, sb.ID())
 	case sb.State() != oci.SandboxReady:
 		return fault.Exists.Errorf("sandbox name %s is taken by sandbox %s, which is %s", c.name, sb.ID(), sb.State())
@@ -181,11 +192,7 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 	if err := s.notifyRun(stepCtx, turn, pluginPod(sb, rec), &steps); err != nil {
 		return err
 	}
-	if err := sb.Ready(extra); err != nil {
-		return err
-	}
-	s.index.sandboxes.Store(sb.ID(), rec)
-	return nil
+	return sb.Ready(extra)
 }
 
 // makeFiles writes the files that a sandbox provides to its containers, with the pod's labels.
@@ -204,6 +211,17 @@ func (s *Server) attachNetwork(ctx context.Context, c *creation, sb *oci.Sandbox
 	ctx, cancel := c.enter(ctx, "cni")
 	defer cancel()
 	result, err := s.networkOf(rec.handler).Attach(ctx, networkPod(sb, rec))
+	if err != nil && ctx.Err() == nil {
+		// A sandbox that no caller waits for may have the host port, or the last address.
+		taken := errors.Is(err, fault.Exists)
+		way := s.sandboxes.giveWay(func(o *creation) bool { return o != c && (taken || o.hungUp) })
+		if len(way) > 0 && s.sandboxes.await(ctx, way) == nil {
+			var again error
+			if result, again = s.networkOf(rec.handler).Attach(ctx, networkPod(sb, rec)); taken || !errors.Is(again, fault.Exists) {
+				err = again // otherwise the second may have met what the first left
+			}
+		}
+	}
 	if errors.Is(err, fault.Exists) {
 		// Another pod may have the host port, say. AlreadyExists would tell the caller that this
 		// sandbox exists.
@@ -235,7 +253,7 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		_, config.Sysctls = oci.DeviceSysctls(config.Sysctls)
 	}
 	var err error
-	if config.IDs, err = s.sandboxUserNamespace(ns); err != nil {
+	if config.IDs, err = userNamespace(ns); err != nil {
 		return config, err
 	}
 	if config.CgroupParent, err = cgroupParent(linux.GetCgroupParent(), s.o.SystemdCgroup); err != nil {

@@ -33,6 +33,9 @@ func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 	}
 	if st, err := sb.Usage(); err == nil {
 		linux.Cpu = s.cpuUsage(sb.ID(), st, sb.CreatedAt())
+		if sb.State() == oci.SandboxRemoving {
+			s.cpu.forget(sb.ID()) // the event that it is gone may be over
+		}
 		linux.Memory = memoryUsage(st)
 		linux.Process = &cri.ProcessUsage{Timestamp: st.At.UnixNano(), ProcessCount: value(st.Pids.Current)}
 		linux.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}

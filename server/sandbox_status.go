@@ -34,8 +34,8 @@ func (s *Server) PodSandboxStatus(_ context.Context, req *cri.PodSandboxStatusRe
 			"netns":           sb.NetNS(),
 			"cgroupParent":    sb.CgroupParent(),
 			"directory":       sb.Dir(),
-			"state":           sb.State().String(),
-			"addresses":       s.index.sandbox(sb).ips,
+			"phase":           sb.State().String(), // not "state", as in ContainerStatus
+			"addresses":       s.index.sandbox(sb).addresses(),
 			"runtimeHandler":  s.index.sandbox(sb).handler,
 			"runtimeSpec":     podSpec(sb, s.index.sandbox(sb).config),
 			"config":          s.index.sandbox(sb).config,

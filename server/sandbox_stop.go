@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/stage"
@@ -66,12 +67,10 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	if sb.State() == oci.SandboxRemoving {
 		return nil
 	}
-	if rec.ips != nil {
-		gone := *rec
-		gone.ips = nil
-		err := s.index.saveSandbox(sb, &gone)
+	if rec.addresses() != nil {
+		err := s.index.editSandbox(sb, func(r *sandboxRecord) { r.detached = true })
 		switch {
-		case isFull(err):
+		case atomicfile.IsFull(err):
 			// The sandbox must still be stopped, or it could not be removed to make room. Its
 			// status keeps the addresses; after a restart the stop is repeated.
 			s.log.WarnContext(ctx, "addresses of a stopped sandbox were not removed", "err", err)

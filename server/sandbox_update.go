@@ -14,9 +14,10 @@ func (s *Server) UpdatePodSandboxResources(ctx context.Context, req *cri.UpdateP
 	if err != nil {
 		return nil, err
 	}
-	rec := *s.index.sandbox(sb)
-	rec.resources = req
-	err = s.notifyPodUpdate(ctx, pluginPod(sb, &rec), func() error { return s.index.saveSandbox(sb, &rec) })
+	// Plugins are notified of updates in the order in which they are recorded.
+	err = s.tasks.alone(ctx, "update of sandbox "+sb.ID(), func(ctx context.Context) error {
+		return s.notifyPodUpdate(ctx, sb, req)
+	})
 	if err != nil {
 		return nil, fmt.Errorf("update sandbox %s: %w", sb.ID(), err)
 	}

@@ -10,7 +10,7 @@
 // The server keeps no records of its own. What CRI wants back verbatim (labels, annotations,
 // mounts, namespace options) and whatever else must survive a restart (addresses, image
 // identifiers) is the opaque Extra of oci's records: record.go defines its format, and index.go
-// caches it decoded. Lists and statuses are built from these snapshots and wait for nobody.
+// caches it decoded. Lists and statuses are built from these snapshots and never wait.
 //
 // Apart from paths that requests name, it writes files only to directories that oci provides
 // (oci.Sandbox.Dir, RunDir and ShmDir, oci.Runtime.RestoreDir) and below <root>/checkpoints, where
@@ -22,7 +22,9 @@
 // The kubelet repeats a request that got no answer under the same name, and gives the name up
 // only for an object that it has seen in a list. So RunPodSandbox and CreateContainer run on a
 // context of their own and not on their caller's. A repeated request joins the work; a result
-// that no request collects is not listed, and undone after a while (creations.go). Stops and
+// that no request collects is not listed, and undone after a while, or as soon as another request
+// needs what it holds (creations.go). Of a pod that is deleted while it starts, the kubelet has
+// seen nothing and stops nothing: it only hangs up. Stops and
 // removals are repeated too; for these it is enough that concurrent callers share one run
 // (tasks.go).
 //
@@ -30,11 +32,19 @@
 //	                     │ name
 //	┌────────────────────▼───────────────────┐
 //	│ creation: in flight ─▶ finished         │──▶ delivered: listed, found by
-//	│     │ failed              │ nobody came │    a repetition from here on
+//	│     │ failed              │ no caller   │    a repetition from here on
 //	└─────▼─────────────────────▼─────────────┘
 //	    undone                undone
 //
 // recover.go says what half-finished work means after a restart.
+//
+// # Memory
+//
+// What clients and pods make crispd hold is bounded over all of them: the outputs of commands
+// (container_execsync.go), what streams read ahead and the URLs that wait (package streaming),
+// layers and pulls (package image). Subscribers of events share them, and one that does not keep
+// up is dropped. Requests, lists, statuses and metrics exist only during a call on a socket of
+// root's, or of a scrape, and how many of those there are is root's to decide.
 package server
 
 import (
@@ -68,7 +78,11 @@ import (
 
 // Images is what the server needs of *image.Store.
 type Images interface {
-	Catalogue
+	Get(ref string) (image.Image, error)
+	List() []image.Image
+	Allowed(ctx context.Context, namespace, name, id string) error
+	Remove(ctx context.Context, ref string) error
+	FsInfo() image.FsInfo
 	Pull(ctx context.Context, ref string, as registry.Caller) (image.Image, error)
 	Load(ctx context.Context, r io.Reader) ([]image.Image, error)
 	Save(ctx context.Context, ref string, begin func(id string) (io.Writer, error)) error
@@ -77,27 +91,14 @@ type Images interface {
 	RecentPulls() []pulls.Pull // the last that have ended, latest first
 }
 
-// A Catalogue is the set of images on the node.
-type Catalogue interface {
-	Get(ref string) (image.Image, error)
-	List() []image.Image
-	Allowed(ctx context.Context, namespace, name, id string) error
-	Remove(ctx context.Context, ref string) error
-	FsInfo() image.FsInfo
-}
-
 // RootFS manages the root file systems made from images, each under the key of its user.
 type RootFS interface {
-	Changes
 	Mount(ctx context.Context, key, id string, o rootfs.MountOptions) (root string, err error)
 	MakeVolumes(ctx context.Context, key string, want rootfs.VolumesWanted) ([]rootfs.Volume, error)
 	Unmount(ctx context.Context, key string, remove bool) error
 	Mounts() []string
 	Usage(key string) (bytes, inodes uint64, err error)
-}
-
-// Changes are what containers have written to root file systems.
-type Changes interface {
+	// What a container has written is read by Diff and repeated by Apply.
 	Diff(ctx context.Context, key string, w io.Writer) (deleted []string, err error)
 	Apply(ctx context.Context, key string, r io.Reader, deleted []string) error
 }
@@ -161,8 +162,10 @@ type Server struct {
 	sandboxes  *creations // RunPodSandbox in flight
 	containers *creations // CreateContainer in flight
 	tasks      tasks      // stops and removals in flight
+	outputs    outputMemory
+	unknown    unknownFields
 	cpu        cpuRates
-	ooms       oomCount
+	ooms       sync.Map // ID of a container → *atomic.Uint64, the OOM kills that the executor has reported
 	exits      exits
 	interfaces interfaces
 	startups   startups
@@ -232,7 +235,6 @@ func (s *Server) Close() error {
 	s.cancel()
 	s.events.detach()
 	err := s.streaming.Close()
-	s.exits.close()
 	s.work.close()
 	s.plugins.Close()
 	s.cadvisor.Close()

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -122,7 +123,7 @@ func (s *Server) pullDetail(st timeline.Stage) string {
 	return st.Detail
 }
 
-// firstOutput returns the time of the first record in a container's log; zero if there is none.
+// firstOutput returns the time of the first record in a container's log; zero without output.
 func (s *Server) firstOutput(c *oci.Container) time.Time {
 	if at, ok := s.startups.outputs.Load(c.ID()); ok {
 		return at.(time.Time)
@@ -141,11 +142,6 @@ func (s *Server) firstOutput(c *oci.Container) time.Time {
 	}
 	s.startups.outputs.Store(c.ID(), at)
 	return at
-}
-
-// logRotated notes that a container's log no longer begins with its first output.
-func (s *Server) logRotated(c *oci.Container) {
-	s.startups.outputs.LoadOrStore(c.ID(), time.Time{})
 }
 
 // startupOf returns the stages of a sandbox's pod, or only of one container if it is not nil.
@@ -173,7 +169,6 @@ func (s *Server) startupOf(sb *oci.Sandbox, only *oci.Container) []timeline.Stag
 	return stages
 }
 
-// startupOfContainer returns the stages of one container.
 func (s *Server) startupOfContainer(c *oci.Container) []timeline.Stage {
 	sb, err := s.runtime.Sandbox(c.SandboxID())
 	if err != nil {
@@ -206,4 +201,34 @@ func (s *Server) starting() []map[string]any {
 		list = append(list, map[string]any{"pod": pod.String(), "uid": pod.UID, "stages": stages})
 	}
 	return list
+}
+
+// startupFile has the stages of a pod's start. It is in the sandbox's state directory, which a
+// reboot empties, as it ends every pod.
+const startupFile = "startup.json"
+
+// saveStartup saves the stages of a pod's start for the next crispd, after the call c. They are
+// diagnostics, so an error is logged only at debug level.
+func (s *Server) saveStartup(c call, resp any) {
+	id := c.podStage.sandbox
+	if r, ok := resp.(*cri.RunPodSandboxResponse); ok {
+		id = r.GetPodSandboxId()
+	}
+	sb, err := s.runtime.Sandbox(id)
+	if err != nil || sb.State() != oci.SandboxReady { // else the directory may be about to go
+		return
+	}
+	if err := s.startups.recorder.Keep(c.podStage.pod.UID, filepath.Join(sb.RunDir(), startupFile)); err != nil {
+		s.log.Debug("start of a pod not kept", "sandbox", id, "err", err)
+	}
+}
+
+// restoreStartups loads what an earlier crispd saved.
+func (s *Server) restoreStartups() {
+	for _, sb := range s.runtime.Sandboxes() {
+		saved, err := timeline.ReadFile(filepath.Join(sb.RunDir(), startupFile))
+		if m := s.index.sandbox(sb).config.GetMetadata(); err == nil && saved.Pod.UID == m.GetUid() {
+			s.startups.recorder.Restore(saved.Pod, saved.Stages)
+		}
+	}
 }

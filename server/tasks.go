@@ -14,7 +14,7 @@ import (
 const taskLife = 3 * time.Minute
 
 // tasks are the stops and removals under way, by key. Calls with the same key share one run,
-// which continues when its callers leave: a half-finished teardown helps nobody.
+// which continues when its callers leave: a half-finished teardown is of no use.
 type tasks struct {
 	group singleflight.Group[struct{}]
 }

@@ -8,7 +8,7 @@ import (
 	"testing/synctest"
 )
 
-// endsLate is a context that ends without waking anybody.
+// endsLate is a context that ends without waking its waiters.
 type endsLate struct {
 	context.Context
 	ended *atomic.Bool

@@ -50,19 +50,6 @@ func idRange(field string, list []*cri.IDMapping) (r userns.Range, err error) {
 	return userns.Range{Host: m.HostId, Length: m.Length}, nil
 }
 
-// sandboxUserNamespace returns the user namespace of a new sandbox, or an error if this node
-// cannot create it.
-func (s *Server) sandboxUserNamespace(o *cri.NamespaceOption) (*userns.Map, error) {
-	m, err := userNamespace(o)
-	if err != nil || m == nil {
-		return nil, err
-	}
-	if s.o.NoUserNS != nil {
-		return nil, fault.Invalid.Errorf("user namespaces are not available on this node: %v", s.o.NoUserNS)
-	}
-	return m, nil
-}
-
 // sameUserNamespace refuses a container that wants a different user namespace than its
 // sandbox's.
 //

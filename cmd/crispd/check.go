@@ -9,7 +9,9 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -135,6 +137,7 @@ func checkCapabilities(f kernel.Features) []finding {
 // feature.
 func checkFiles(c *config.Config) []finding {
 	executor, podinit := beside("crisp-executor"), beside("crisp-podinit")
+	wrong := append(missing(c), image.Check(imageSettings(c))...)
 	return []finding{
 		{"crisp-executor " + executor, executor != "", "it starts every container; it belongs beside crispd or in ../libexec/crisp", true},
 		{"crisp-podinit " + podinit, podinit != "", "pods that share their PID namespace cannot start; it belongs beside crispd or in ../libexec/crisp", false},
@@ -142,22 +145,18 @@ func checkFiles(c *config.Config) []finding {
 		checkpoints(),
 		hookFiles(c),
 		{"image policy " + policyPath(c), c.Image.Policy != "" || exists(policyPath(c)), "every image is accepted, signed or not", false},
-		imageFiles(c),
+		{"files about images", len(wrong) == 0, strings.Join(wrong, "\n         "), false},
 	}
-}
-
-// imageFiles reports files that are broken or missing, and settings in hosts.toml
-// that have no effect.
-func imageFiles(c *config.Config) finding {
-	wrong := append(missing(c), image.Check(imageSettings(c))...)
-	return finding{"files about images", len(wrong) == 0, strings.Join(wrong, "\n         "), false}
 }
 
 // hookFiles reports broken hook files before the first container runs into them.
 func hookFiles(c *config.Config) finding {
 	f := finding{"hooks in " + strings.Join(c.HooksDirs, ", "), true, "", true}
-	if err := hooks.Check(c.HooksDirs); err != nil {
-		f.ok, f.follows = false, "no container can be made: "+err.Error()
+	remarks, err := hooks.Check(c.HooksDirs)
+	if err != nil {
+		f.ok, f.follows = false, "no container that they may concern can be made: "+err.Error()
+	} else if len(remarks) > 0 {
+		f.ok, f.follows, f.fatal = false, strings.Join(remarks, "\n         "), false
 	}
 	return f
 }
@@ -219,10 +218,142 @@ func checkCNI(c *config.Config) []finding {
 		return list
 	}
 	return append(list, finding{"firewall that lets pods through", len(droppers) == 0,
-		"pods reach only this host, and nobody reaches their host ports: accept what comes from and goes to crisp's bridge in " + strings.Join(droppers, ", "), false})
+		"pods reach only this host, and their host ports are unreachable: accept what comes from and goes to crisp's bridge in " + strings.Join(droppers, ", "), false})
 }
 
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
+}
+
+// missing returns the files about images that the configuration names and the host lacks, with
+// the consequences. Files that it does not name need not exist.
+//
+// crispd runs without them: provisioning may add them later. But a typing error must not go
+// unnoticed: without its policy the node accepts every image.
+func missing(c *config.Config) []string {
+	type file struct{ key, path, follows string }
+	files := []file{
+		{"image.registries_conf", c.Image.RegistriesConf, "registries are asked as if it were empty"},
+		{"image.policy_dir", c.Image.PolicyDir, "every namespace has the node's policy"},
+		{"image.registries_dir", c.Image.RegistriesDir, "signatures are looked for nowhere"},
+		{"image.auth_file", c.Image.AuthFile, "the node has no credentials"},
+		{"image.auth_dir", c.Image.AuthDir, "no namespace has credentials of its own"},
+		{"image.decryption_keys_path", c.Image.DecryptionKeysPath, "no encrypted image can be pulled"},
+	}
+	for _, dir := range c.Image.HostsDirs {
+		files = append(files, file{"image.hosts_dirs", dir, "there is no hosts.toml"})
+	}
+	var list []string
+	for _, f := range files {
+		if f.path != "" && c.Origin(f.key) != "default" && !exists(f.path) {
+			list = append(list, fmt.Sprintf("%s: %s: there is no %s: %s", c.Origin(f.key), f.key, f.path, f.follows))
+		}
+	}
+	return list
+}
+
+// warnOfFiles logs what is wrong with the files of this node that pods will run into.
+func warnOfFiles(c *config.Config, log *slog.Logger) {
+	for _, text := range missing(c) {
+		log.Warn("configured file is missing", "err", text)
+	}
+	remarks, err := hooks.Check(c.HooksDirs)
+	for _, text := range remarks {
+		log.Warn("hook file has a key without effect", "err", text)
+	}
+	if err != nil {
+		log.Warn("hook files are broken: containers that they may concern cannot be made", "err", err)
+	}
+}
+
+// checkNode reports what a kubelet and its cluster need of a node and crispd does not. It looks
+// for files below root, "/".
+func checkNode(c *config.Config, root string, f kernel.Features) []finding {
+	list := []finding{
+		{"net.ipv4.ip_forward = 1", setting(root, "net/ipv4/ip_forward") == "1",
+			"pods reach nothing beyond their node, and kubeadm refuses the node: a line in /etc/sysctl.d", false},
+		bridgeFilter(root),
+		{"module nf_conntrack", exists(filepath.Join(root, "proc/sys/net/netfilter/nf_conntrack_max")),
+			"kube-proxy ends when it sets the limits of connections: a line in /etc/modules-load.d", false},
+		{"no swap", !swaps(root),
+			"the kubelet does not start, unless failSwapOn is false in its configuration: swapoff -a, and /etc/fstab", false},
+	}
+	if !f.CgroupV2 {
+		list = append(list, finding{"cgroup v2 for the kubelet", false, "a kubelet of 1.35 or newer does not start, unless failCgroupV1 is false in its configuration", false})
+	}
+	return append(list, kubeletMetrics(c, root)...)
+}
+
+// setting returns a value of sysctl(8), "" if the kernel has none.
+func setting(root, name string) string {
+	data, _ := os.ReadFile(filepath.Join(root, "proc/sys", name))
+	return strings.TrimSpace(string(data))
+}
+
+// bridgeFilter reports whether traffic between pods over a bridge passes the iptables rules that
+// implement services.
+func bridgeFilter(root string) finding {
+	const follows = "in a network that is a bridge (flannel's, crisp's own) a pod does not reach a service by a pod of its own node: "
+	switch setting(root, "net/bridge/bridge-nf-call-iptables") {
+	case "1":
+		return finding{"module br_netfilter", true, "", false}
+	case "":
+		return finding{"module br_netfilter", false, follows + "a line in /etc/modules-load.d", false}
+	}
+	return finding{"net.bridge.bridge-nf-call-iptables = 1", false, follows + "a line in /etc/sysctl.d", false}
+}
+
+func swaps(root string) bool {
+	data, _ := os.ReadFile(filepath.Join(root, "proc/swaps"))
+	return strings.Count(string(data), "\n") > 1 // the first line is the heading
+}
+
+// cadvisorDefault is the socket that cAdvisor uses without the flag.
+const cadvisorDefault = "/run/containerd/containerd.sock"
+
+// kubeletMetrics reports whether running kubelets will name containers in their metrics; it
+// reports nothing if none runs.
+func kubeletMetrics(c *config.Config, root string) []finding {
+	var list []finding
+	processes, _ := filepath.Glob(filepath.Join(root, "proc/[0-9]*/comm"))
+	for _, comm := range processes {
+		name, err := os.ReadFile(comm)
+		if err != nil || strings.TrimSpace(string(name)) != "kubelet" {
+			continue
+		}
+		line, _ := os.ReadFile(filepath.Join(filepath.Dir(comm), "cmdline"))
+		pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(comm)))
+		args := strings.Split(string(line), "\x00")
+		list = append(list, finding{
+			"metrics of pods by the kubelet (process " + strconv.Itoa(pid) + ")", namesContainers(c, root, args),
+			"/metrics/cadvisor names no pod, and /stats/summary has no network: start it with --containerd=" + c.CAdvisorSocket +
+				" (before 1.37), or set cadvisor_socket to " + cadvisorDefault + ", or its feature gate PodAndContainerStatsFromCRI", false,
+		})
+	}
+	return list
+}
+
+// fromCRI is the kubelet's feature gate in a flag and in its configuration.
+var fromCRI = regexp.MustCompile(`PodAndContainerStatsFromCRI"?\s*[=:]\s*"?true`)
+
+// namesContainers reports whether a kubelet with these arguments asks crispd about its
+// containers.
+func namesContainers(c *config.Config, root string, args []string) bool {
+	asked := cadvisorDefault
+	for i, arg := range args {
+		name, value, joined := strings.Cut(arg, "=")
+		if !joined && i+1 < len(args) {
+			value = args[i+1]
+		}
+		switch name {
+		case "--containerd":
+			asked = value
+		case "--config":
+			if data, err := os.ReadFile(filepath.Join(root, value)); err == nil && fromCRI.Match(data) {
+				return true
+			}
+		}
+	}
+	return asked == c.CAdvisorSocket || slices.ContainsFunc(args, fromCRI.MatchString)
 }

@@ -63,7 +63,7 @@ func TestListen(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := new(files).listen(path); err == nil {
-		t.Error("a file of somebody was replaced")
+		t.Error("another program's file was replaced")
 	}
 	if data, _ := os.ReadFile(path); string(data) != "mine" {
 		t.Errorf("the file has become %q", data)
@@ -138,7 +138,7 @@ func TestScrape(t *testing.T) {
 	}
 	defer taken.Close()
 	if err := m.serve(taken.Addr().String()); !errors.Is(err, unix.EADDRINUSE) {
-		t.Errorf("where somebody else is: %v", err)
+		t.Errorf("where another listener is: %v", err)
 	}
 	if !answers("127.0.0.2", port) {
 		t.Error("after that they are nowhere")

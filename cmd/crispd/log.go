@@ -89,9 +89,6 @@ func (b bridge) Fire(e *logrus.Entry) error {
 	case logrus.InfoLevel:
 		level = slog.LevelInfo
 	}
-	if !b.log.Enabled(ctx, level) {
-		return nil
-	}
 	attrs := make([]slog.Attr, 0, len(e.Data))
 	for k, v := range e.Data {
 		attrs = append(attrs, slog.Any(k, v))

@@ -10,9 +10,9 @@
 //	crispd version             print the version
 //
 // This package only reads flags, wires the other packages together (wire.go) and handles signals
-// (serve.go): SIGTERM and SIGINT end crispd cleanly and leave the containers running, SIGHUP
-// reloads the configuration (reload.go), SIGUSR1 writes all goroutine stacks to a file in the
-// state directory.
+// (serve.go): SIGTERM and SIGINT end crispd cleanly, or else within seconds, and leave the containers
+// running, SIGHUP reloads the configuration (reload.go), SIGUSR1 writes all goroutine stacks to a
+// file in the state directory.
 package main
 
 import (

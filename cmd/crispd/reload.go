@@ -21,16 +21,15 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	next, changes, err := old.Reload(src)
 	var o server.Options
 	if err == nil {
-		o, err = d.reloadedOptions(ctx, next, log)
+		o, err = serverOptions(ctx, next, log)
 	}
 	if err != nil {
 		log.Error("configuration not reloaded", "err", err)
 		return
 	}
+	d.complete(o.Handlers, next)
 	setLevel(next.Log.Level)
-	for _, text := range missing(next) {
-		log.Warn("configured file is missing", "err", text)
-	}
+	warnOfFiles(next, log)
 	d.images.Reconfigure(imageSettings(next))
 	d.server.Reconfigure(o)
 	// Failed changes are not in force: the next reload tries them again.
@@ -67,43 +66,35 @@ func (d *daemon) reload(ctx context.Context, src config.Source, log *slog.Logger
 	log.Info("configuration reloaded", "changes", len(changes))
 }
 
-// reloadedOptions returns the server's options that depend on c and may change while it
-// runs.
-func (d *daemon) reloadedOptions(ctx context.Context, c *config.Config, log *slog.Logger) (server.Options, error) {
+// serverOptions returns the server's options that depend on c alone. A reload may change them, but
+// for AppArmor.
+func serverOptions(ctx context.Context, c *config.Config, log *slog.Logger) (server.Options, error) {
 	host := kernel.Probe()
-	specHost, err := hostFacts(c, host)
-	if err != nil {
-		return server.Options{}, err
-	}
-	if profiles, name := appArmor(ctx, c, host, log); profiles != nil {
-		specHost.AppArmorDefault = name
-	}
-	all, err := handlers(ctx, c, specHost, log)
-	if err != nil {
-		return server.Options{}, err
-	}
-	d.complete(all, c)
-	return server.Options{
-		Handlers:           all,
-		SpecHost:           specHost,
+	o := server.Options{
 		CDISpecDirs:        c.CDI.SpecDirs,
 		HooksDirs:          c.HooksDirs,
 		RejectMountSources: c.RejectMountSources,
 		RestoreFromImages:  c.RestoreFromImages,
 		Streaming:          streaming.Options{IdleTimeout: c.Streaming.IdleTimeout},
-	}, nil
+	}
+	var err error
+	if o.SpecHost, err = hostFacts(c, host); err != nil {
+		return o, err
+	}
+	if profiles, name := appArmor(ctx, c, host, log); profiles != nil {
+		o.AppArmor, o.SpecHost.AppArmorDefault = profiles, name
+	}
+	o.Handlers, err = handlers(ctx, c, o.SpecHost, log)
+	return o, err
 }
 
-// complete sets those fields of handlers that depend on more than the configuration.
+// complete sets the networks of handlers that have their own.
 func (d *daemon) complete(all map[string]server.Handler, c *config.Config) {
 	for name, h := range all {
-		if h.NoUserNS == nil {
-			h.NoUserNS = d.noUserNS
-		}
 		if n := d.network.of(c.Handlers[name].CNIConfDir); n != d.network.Network {
 			h.Network = n
+			all[name] = h
 		}
-		all[name] = h
 	}
 }
 

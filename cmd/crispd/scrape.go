@@ -28,7 +28,7 @@ type scrape struct {
 	mu     sync.Mutex
 	at     string             // guarded by mu
 	stop   func()             // nil = nowhere; guarded by mu
-	giveUp context.CancelFunc // ends await's attempts; nil = there are none; guarded by mu
+	giveUp context.CancelFunc // ends await's attempts; nil = none are made; guarded by mu
 }
 
 const retryScrape = 10 * time.Second
@@ -111,7 +111,6 @@ func (m *scrape) begin(address string, l net.Listener) {
 	m.at, m.stop = address, serveHTTP(l, mux, m.log)
 }
 
-// end stops serving the metrics.
 func (m *scrape) end() {
 	m.mu.Lock()
 	defer m.mu.Unlock()

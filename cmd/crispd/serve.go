@@ -18,12 +18,17 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/server"
 )
 
 const (
 	// stopGrace is how long calls in flight may take to finish when crispd stops.
 	stopGrace = 5 * time.Second
+	// stopLimit is how long crispd takes to end, from the signal on. A plugin that hangs must not
+	// keep it, nor a client or a disk: what still runs then is left to the next crispd, which takes
+	// over from one that was killed as well.
+	stopLimit = 10 * time.Second
 	// gcPercent keeps crispd's heap smaller than Go's default would, for little CPU time: the
 	// heap is a few MiB and crispd mostly waits.
 	gcPercent = 50
@@ -57,8 +62,9 @@ func serve(c *config.Config, src config.Source) error {
 		return err
 	}
 	defer files.close()
-	stopDump := dumpOnSignal(filepath.Join(c.State, "goroutines.txt"), log)
-	defer stopDump()
+	stacks := filepath.Join(c.State, "goroutines.txt")
+	defer dumpOnSignal(stacks, log)()
+	context.AfterFunc(ctx, func() { endAnyway(stacks, log) })
 	socket, err := files.listen(c.Socket)
 	if err != nil {
 		return err
@@ -70,11 +76,16 @@ func serve(c *config.Config, src config.Source) error {
 	if err != nil {
 		return err
 	}
-	stopAside, err := d.serveAside(c, log)
+	stopDebug, err := d.serveDebug(c.State, log)
 	if err != nil {
 		return errors.Join(err, d.server.Close(), d.close())
 	}
-	defer stopAside()
+	defer stopDebug()
+	stopCAdvisor, err := serveCAdvisor(c, files, d.server, log)
+	if err != nil {
+		return errors.Join(err, d.server.Close(), d.close())
+	}
+	defer stopCAdvisor()
 	d.scrape.await(ctx, c.Metrics.Address)
 	g := grpc.NewServer(server.Interceptors(d.server)...)
 	server.Register(g, d.server)
@@ -82,7 +93,7 @@ func serve(c *config.Config, src config.Source) error {
 		return errors.Join(err, d.close())
 	}
 
-	go files.watch(ctx, log)
+	go unixsock.Watch(ctx, log, files.look)
 	served := make(chan error, 1)
 	go func() { served <- g.Serve(sure(d.kubelets.watch(socket))) }()
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
@@ -92,7 +103,7 @@ func serve(c *config.Config, src config.Source) error {
 		go sdnotify.Watchdog(ctx, interval, alive, d.status, log)
 	}
 
-	for ended := false; !ended; {
+	for {
 		select {
 		case err := <-served:
 			return errors.Join(fmt.Errorf("serve on %s: %w", c.Socket, err), d.close())
@@ -101,29 +112,11 @@ func serve(c *config.Config, src config.Source) error {
 			d.reload(ctx, src, log)
 			sdnotify.Notify("READY=1\nSTATUS=" + d.status())
 		case <-ctx.Done():
-			ended = true
+			log.Info("crispd ends")
+			sdnotify.Notify("STOPPING=1\nSTATUS=containers run on")
+			return d.stop(g)
 		}
 	}
-	log.Info("crispd ends")
-	sdnotify.Notify("STOPPING=1\nSTATUS=containers run on")
-	return d.stop(g)
-}
-
-// serveAside serves the other sockets than CRI's until stop is called.
-func (d *daemon) serveAside(c *config.Config, log *slog.Logger) (stop func(), err error) {
-	stopDebug, err := d.serveDebug(c.State, log)
-	if err != nil {
-		return nil, err
-	}
-	stopCAdvisor, err := serveCAdvisor(c, d.files, d.server, log)
-	if err != nil {
-		stopDebug()
-		return nil, err
-	}
-	return func() {
-		stopCAdvisor()
-		stopDebug()
-	}, nil
 }
 
 // status returns a line for the service manager to show.
@@ -138,10 +131,11 @@ func (d *daemon) stop(g *grpc.Server) error {
 		g.GracefulStop()
 		close(ended)
 	}()
-	err := d.server.Close() // ends the event streams, for which GracefulStop would wait
+	over := time.After(stopGrace) // what Close undoes may take as long
+	err := d.server.Close()       // ends the event streams, for which GracefulStop would wait
 	select {
 	case <-ended:
-	case <-time.After(stopGrace):
+	case <-over:
 		g.Stop()
 		<-ended
 	}
@@ -152,15 +146,28 @@ func (d *daemon) stop(g *grpc.Server) error {
 	return err
 }
 
-// dumpOnSignal writes the stacks of all goroutines, 64 MB of them at most, to path at each SIGUSR1.
+// endAnyway ends crispd after stopLimit, and leaves what runs then in the file stacks.
+func endAnyway(stacks string, log *slog.Logger) {
+	time.Sleep(stopLimit)
+	time.AfterFunc(time.Second, func() { os.Exit(1) }) // the disk or the reader of the log may hang, too
+	log.Error("crispd ended before its work did", "after", stopLimit, "work", stacks, "err", writeStacks(stacks))
+	os.Exit(1)
+}
+
+// writeStacks writes the stacks of all goroutines, 64 MB of them at most, to path.
+func writeStacks(path string) error {
+	var stacks bytes.Buffer
+	err := pprof.Lookup("goroutine").WriteTo(&stacks, 2)
+	return errors.Join(err, os.WriteFile(path, stacks.Bytes(), 0o600))
+}
+
+// dumpOnSignal writes the stacks of all goroutines to path at each SIGUSR1.
 func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, unix.SIGUSR1)
 	go func() {
 		for range signals {
-			var stacks bytes.Buffer
-			err := pprof.Lookup("goroutine").WriteTo(&stacks, 2)
-			if err := errors.Join(err, os.WriteFile(path, stacks.Bytes(), 0o600)); err != nil {
+			if err := writeStacks(path); err != nil {
 				log.Error("goroutines not written", "err", err)
 				continue
 			}
@@ -171,4 +178,24 @@ func dumpOnSignal(path string, log *slog.Logger) (stop func()) {
 		signal.Stop(signals)
 		close(signals)
 	}
+}
+
+// serveCAdvisor serves the kubelet's cAdvisor until stop is called. Only root may ask: the
+// answers include the containers' environment.
+func serveCAdvisor(c *config.Config, f *files, s *server.Server, log *slog.Logger) (stop func(), err error) {
+	if c.CAdvisorSocket == config.None {
+		return func() {}, nil
+	}
+	l, err := f.listenForRoot(c.CAdvisorSocket)
+	if err != nil {
+		return nil, err
+	}
+	g := grpc.NewServer(server.AuxServerOptions(s)...)
+	server.RegisterCAdvisor(g, s)
+	go func() {
+		if err := g.Serve(l); err != nil {
+			log.Error("cAdvisor is no longer served", "socket", c.CAdvisorSocket, "err", err)
+		}
+	}()
+	return g.Stop, nil
 }

@@ -1,11 +1,10 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io/fs"
-	"log/slog"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -20,7 +19,7 @@ import (
 // namespace must reach its root file system. The content has its own modes.
 const dirMode = 0o711
 
-// A files has what crispd restores if somebody removes it: its directories, their locks and its
+// A files has what crispd restores after it was removed: its directories, their locks and its
 // sockets. NRI's socket belongs to its library, and comes back with the next crispd.
 type files struct {
 	dirs []*unixsock.Dir
@@ -107,9 +106,6 @@ func (f *files) dirMode(dir string) fs.FileMode {
 	return 0o755
 }
 
-// watch looks at the files until ctx ends.
-func (f *files) watch(ctx context.Context, log *slog.Logger) { unixsock.Watch(ctx, log, f.look) }
-
 // look restores missing files. It fails if another crispd has locked a directory meanwhile: then
 // the sockets are that crispd's too.
 func (f *files) look() (again []string, err error) {
@@ -136,4 +132,30 @@ func (f *files) look() (again []string, err error) {
 	}
 	sockets, err := unixsock.LookAll(f.sockets...)
 	return append(again, sockets...), err
+}
+
+// sure returns a listener whose connections are closed at the first failed write. grpc-go then
+// stops writing and leaves the closing to its reader. But a write can fail alone, for lack of
+// memory (ENOBUFS, ENOMEM), and the client would wait forever for responses that are never
+// written.
+func sure(l net.Listener) net.Listener { return sureListener{l} }
+
+type sureListener struct{ net.Listener }
+
+func (l sureListener) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
+	}
+	return sureConn{conn}, nil
+}
+
+type sureConn struct{ net.Conn }
+
+func (c sureConn) Write(b []byte) (int, error) {
+	n, err := c.Conn.Write(b)
+	if err != nil {
+		c.Close()
+	}
+	return n, err
 }

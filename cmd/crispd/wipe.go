@@ -31,14 +31,15 @@ const wipeTimeout = 5 * time.Minute
 // processes, cgroups, mounts, namespaces, network, the state directory, and with all the root
 // directory too. It refuses while a crispd runs. It may be repeated. After an error it continues
 // where that does no harm; without an executor, which alone can end containers, both directories
-// stay.
+// stay. Cgroups that clients named as parents stay too: they are the clients', who may have made
+// them or use them for more than these pods.
 func wipe(c *config.Config, all bool, out io.Writer) error {
 	if !exists(c.Root) && !exists(c.State) {
 		fmt.Fprintf(out, "nothing to wipe: neither %s nor %s exists\n", c.Root, c.State)
 		return nil
 	}
 	log := newLog(config.Log{Level: "warn", Format: c.Log.Format})
-	files, err := takeFilesSoon(c.Root, c.State)
+	files, err := takeFiles(c.Root, c.State)
 	if err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	defer cancel()
 	w := wiping{c: c, out: out}
 
-	records, err := checkpoint.Open(c.Root, log)
+	records, err := checkpoint.Open(c.Root, c.State, log)
 	if err != nil {
 		return err
 	}
@@ -62,13 +63,15 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		// Containers may be running, unless a reboot has emptied the state directory.
 		// Their records are kept for a wipe that can end them.
 		w.note("runtime", err)
-		left, _ := os.ReadDir(filepath.Join(c.State, "sandboxes")) // without the directory there are none
+		left, _ := os.ReadDir(filepath.Join(c.State, "sandboxes")) // without the directory no sandbox is left
 		w.keep = len(left) > 0
 	}
 	if n, err := openNetworks(c, nil, log); err != nil {
 		w.note("network", err)
 	} else {
-		w.note("network", errors.Join(n.GC(ctx, nil), n.Destroy(), n.Close()))
+		gc, cancel := context.WithTimeout(ctx, wipeTimeout/5) // a plugin that hangs leaves time for the rest
+		w.note("network", errors.Join(n.GC(gc, nil), n.Destroy(ctx), n.Close()))
+		cancel()
 	}
 	if images, err := image.Open(ctx, imageOptions(c, records, log)); err != nil {
 		w.note("images", err)
@@ -87,18 +90,6 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		w.remove(ctx, config.Resolve(c.Root))
 	}
 	return errors.Join(w.errs...)
-}
-
-// takeFilesSoon is takeFiles right after the previous crispd: if it was killed, its directories
-// are released a moment later.
-func takeFilesSoon(dirs ...string) (f *files, err error) {
-	for range 30 {
-		if f, err = takeFiles(dirs...); err == nil {
-			break
-		}
-		time.Sleep(100 * time.Millisecond)
-	}
-	return f, err
 }
 
 // A wiping is a wipe in progress; it collects the errors.

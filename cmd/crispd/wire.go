@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"sync/atomic"
@@ -25,7 +27,6 @@ import (
 	"github.com/crisp-cri/crisp/server/nri"
 	"github.com/crisp-cri/crisp/server/spec"
 	"github.com/crisp-cri/crisp/server/telemetry"
-	"github.com/crisp-cri/crisp/streaming"
 )
 
 // A daemon holds the parts of crispd.
@@ -41,7 +42,6 @@ type daemon struct {
 	telemetry *telemetry.Telemetry
 	scrape    scrape
 	kubelets  kubelets
-	noUserNS  error // why pods cannot have user namespaces; nil = they can
 }
 
 // wire makes all parts from the configuration and the descriptors that the service
@@ -53,19 +53,11 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 
 	host := kernel.Probe()
 	systemd := usesSystemd(c, host)
-	specHost, err := hostFacts(c, host)
+	options, err := serverOptions(ctx, c, log)
 	if err != nil {
 		return nil, err
-	}
-	var confiner server.Confiner
-	if profiles, name := appArmor(ctx, c, host, log); profiles != nil {
-		confiner, specHost.AppArmorDefault = profiles, name
 	}
 	labels := seLinux(c, log)
-	all, err := handlers(ctx, c, specHost, log)
-	if err != nil {
-		return nil, err
-	}
 	d := &daemon{files: f}
 	d.config.Store(c)
 	if d.telemetry, err = telemetry.New(telemetry.Options{Version: version, Traces: traces(c), Log: log}); err != nil {
@@ -73,12 +65,10 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 	}
 	steps.Add("telemetry", d.telemetry.Close)
 	d.scrape = scrape{log: log, tel: d.telemetry, files: f}
-	if d.records, err = checkpoint.Open(c.Root, log); err != nil {
+	if d.records, err = checkpoint.Open(c.Root, c.State, log); err != nil {
 		return nil, err
 	}
-	for _, text := range missing(c) {
-		log.Warn("configured file is missing", "err", text)
-	}
+	warnOfFiles(c, log)
 	if d.images, err = image.Open(ctx, imageOptions(c, d.records, log)); err != nil {
 		return nil, err
 	}
@@ -98,33 +88,25 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 	}
 	steps.Add("runtime", d.runtime.Close)
 
-	d.noUserNS = noUserNS(host, d.images, log)
-	d.complete(all, c)
-	d.server, err = server.New(server.Options{
-		Runtime:            d.runtime,
-		Images:             d.images,
-		RootFS:             d.images.RootFS(),
-		Network:            d.network.Network,
-		Events:             events,
-		Streaming:          streaming.Options{Addr: c.Streaming.Address, IdleTimeout: c.Streaming.IdleTimeout, Log: log},
-		Handlers:           all,
-		SpecHost:           specHost,
-		SystemdCgroup:      systemd,
-		AppArmor:           confiner,
-		SELinux:            labels,
-		NoUserNS:           d.noUserNS,
-		CDISpecDirs:        c.CDI.SpecDirs,
-		HooksDirs:          c.HooksDirs,
-		NRI:                nriOptions(c),
-		CAdvisor:           c.CAdvisorSocket != config.None,
-		RejectMountSources: c.RejectMountSources,
-		RestoreFromImages:  c.RestoreFromImages,
-		Version:            version,
-		Root:               c.Root,
-		State:              c.State,
-		Log:                log,
-		Telemetry:          d.telemetry,
-	})
+	d.complete(options.Handlers, c)
+	options.Runtime = d.runtime
+	options.Images = d.images
+	options.RootFS = d.images.RootFS()
+	options.Network = d.network.Network
+	options.Events = events
+	options.Streaming.Addr = c.Streaming.Address
+	options.Streaming.Log = log
+	options.SystemdCgroup = systemd
+	options.SELinux = labels
+	options.NoUserNS = noUserNS(host, d.images, log)
+	options.NRI = nriOptions(c)
+	options.CAdvisor = c.CAdvisorSocket != config.None
+	options.Version = version
+	options.Root = c.Root
+	options.State = c.State
+	options.Log = log
+	options.Telemetry = d.telemetry
+	d.server, err = server.New(options)
 	return d, err
 }
 
@@ -134,7 +116,6 @@ func (d *daemon) close() error {
 	return errors.Join(d.runtime.Close(), d.network.Close(), d.images.Close(), d.telemetry.Close())
 }
 
-// imageRoot returns the directory of the image store.
 func imageRoot(c *config.Config) string { return filepath.Join(c.Root, "images") }
 
 func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logger) image.Options {
@@ -263,4 +244,82 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 	}
 	h.Rlimits, err = c.ParsedRlimits()
 	return h, err
+}
+
+// beside returns the path of a program or directory of crisp: beside crispd's executable, or in
+// ../libexec/crisp from there; "" if it is in neither place.
+func beside(name string) string {
+	self, err := os.Executable()
+	if err != nil {
+		return ""
+	}
+	dir := filepath.Dir(self)
+	for _, path := range []string{filepath.Join(dir, name), filepath.Join(dir, "..", "libexec", "crisp", name)} {
+		if _, err := os.Stat(path); err == nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// noUserNS returns why this node cannot give pods user namespaces; nil if it can. crispd calls
+// it once: the scheduler relies on the answer, which must not change back and forth.
+func noUserNS(host kernel.Features, images *image.Store, log *slog.Logger) error {
+	err := errors.New("the kernel or its administrator allows none")
+	if host.UserNS {
+		err = images.RootFS().CheckIDMap()
+	}
+	if err != nil {
+		log.Info("user namespaces are not available", "err", err)
+	}
+	return err
+}
+
+// errNoIDMap says why pods of an OCI runtime use the host's user namespace.
+var errNoIDMap = errors.New("its OCI runtime does not map mounts")
+
+// handlers returns the configured runtime handlers. Each is the node's default with
+// its own settings on top, limited to what its OCI runtime supports.
+func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.Logger) (map[string]server.Handler, error) {
+	all := map[string]server.Handler{}
+	for name, hc := range c.Handlers {
+		h, key := server.Handler{SpecHost: host}, "handlers."+name
+		var err error
+		if h.SpecHost.DefaultCapabilities, err = spec.CapabilityNames(hc.DefaultCapabilities); err != nil {
+			return nil, fmt.Errorf("%s: %s.default_capabilities: %w", c.Origin(key+".default_capabilities"), key, err)
+		}
+		if h.SpecHost.SeccompDefault, err = seccompDefault(hc.SeccompProfile); err != nil {
+			return nil, fmt.Errorf("%s: %s.seccomp_profile: %w", c.Origin(key+".seccomp_profile"), key, err)
+		}
+		if hc.CgroupNamespace != "auto" {
+			h.SpecHost.CgroupNamespace = hc.CgroupNamespace
+		}
+		if hc.Engine != config.Libcontainer {
+			if _, err := exec.LookPath(hc.Engine); err != nil {
+				return nil, fmt.Errorf("%s: %s.engine: %w", c.Origin(key+".engine"), key, err)
+			}
+			h.Engine, h.Annotations = hc.Engine, hc.Annotations
+			if h.Features, err = oci.AskFeatures(ctx, hc.Engine); err != nil {
+				log.Warn("OCI runtime did not report its features", "handler", name, "err", err)
+			}
+			h.SpecHost.RecursiveRO = host.RecursiveRO && h.Features.RecursiveRO
+			if !h.Features.IDMap {
+				h.NoUserNS = errNoIDMap
+			}
+		}
+		all[name] = h
+	}
+	return all, nil
+}
+
+// seccompDefault reads a profile that replaces the built-in one; "" means none.
+func seccompDefault(path string) ([]byte, error) {
+	if path == "" {
+		return nil, nil
+	}
+	profile, err := os.ReadFile(path)
+	if err == nil {
+		_, err = spec.ParseSeccomp(profile, nil, "")
+	}
+	return profile, err
 }

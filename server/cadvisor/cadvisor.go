@@ -9,7 +9,7 @@
 //
 //	Version          once, when the kubelet starts
 //	Containers.Get   labels, image and spec, of a sandbox as of a container
-//	Tasks.Get        the PID; repeated for 3 s while there is none yet
+//	Tasks.Get        the PID; repeated for 3 s until there is one
 //
 // It reads snapshots and changes only stand-ins.
 //
@@ -24,8 +24,8 @@
 //	that one exits   ─▶ stand-in replaced ─▶ cAdvisor asks: the PID of another one
 //	the last exits   ─▶ stand-in removed ─▶ no network is counted
 //
-// Stand-ins (oci.Sandbox.RenewStandIn) are created only once somebody has called, so that nobody
-// else pays for them.
+// Stand-ins (oci.Sandbox.RenewStandIn) are created only after the first call: without a monitor
+// they would cost and serve nothing.
 package cadvisor
 
 import (
@@ -42,6 +42,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/poke"
@@ -84,14 +85,14 @@ type Source interface {
 type Server struct {
 	source Source
 	log    *slog.Logger
-	asked  atomic.Bool   // somebody has called
+	asked  atomic.Bool   // a client has called
 	wake   chan struct{} // changed has grown
 	ended  chan struct{} // closed by Close
 	done   chan struct{} // closed when the goroutine has ended
+	pids   sync.Map      // sandbox → PID for which its stand-in was created
 
 	mu      sync.Mutex
 	changed map[string]bool // IDs of sandboxes to check; guarded by mu
-	pids    map[string]int  // sandbox → PID for which its stand-in was created; guarded by mu
 }
 
 // New returns a Server; Close ends it.
@@ -99,7 +100,7 @@ func New(source Source, log *slog.Logger) *Server {
 	s := &Server{
 		source: source, log: log,
 		wake: make(chan struct{}, 1), ended: make(chan struct{}), done: make(chan struct{}),
-		changed: make(map[string]bool), pids: make(map[string]int),
+		changed: make(map[string]bool),
 	}
 	go s.run()
 	return s
@@ -179,10 +180,10 @@ func (s *Server) settle(id string) error {
 	case pid != 0 && slices.Contains(inmates, pid):
 		return nil
 	case len(inmates) > 0:
-		s.setPID(id, inmates[0]) // first: cAdvisor asks at once
+		s.pids.Store(id, inmates[0]) // first: cAdvisor asks at once
 		return s.source.StandIn(id, true)
 	case pid != 0:
-		s.setPID(id, 0)
+		s.pids.Delete(id)
 		return s.source.StandIn(id, false)
 	}
 	return nil
@@ -190,15 +191,19 @@ func (s *Server) settle(id string) error {
 
 // pid returns the PID that the sandbox's stand-in represents, or 0.
 func (s *Server) pid(id string) int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.pids[id]
+	v, _ := s.pids.Load(id)
+	pid, _ := v.(int)
+	return pid
 }
 
-func (s *Server) setPID(id string, pid int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.pids[id] = pid; pid == 0 {
-		delete(s.pids, id)
-	}
+// A versionService is containerd.services.version.v1.Version.
+type versionService struct {
+	version.UnimplementedVersionServer
+	server *Server
+}
+
+// Version returns crisp's version. It is also called without a namespace.
+func (v versionService) Version(ctx context.Context, _ *emptypb.Empty) (*version.VersionResponse, error) {
+	_ = v.server.begin(ctx)
+	return &version.VersionResponse{Version: v.server.source.Version()}, nil
 }

@@ -199,12 +199,12 @@ func TestStandIns(t *testing.T) {
 		s.Changed("pod")
 		synctest.Wait()
 		if got := f.done(); got != nil {
-			t.Errorf("did %q before anybody asked", got)
+			t.Errorf("did %q before a client asked", got)
 		}
 		if _, err := (versionService{server: s}).Version(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
-		want("somebody asks", "10", "made pod")
+		want("a client asks", "10", "made pod")
 		f.set("pod", 10, 11)
 		s.Changed("pod")
 		want("another container starts", "10")

@@ -33,10 +33,8 @@ func (c containerService) Get(ctx context.Context, req *containers.GetContainerR
 	if err != nil {
 		return nil, err
 	}
-	labels := maps.Clone(o.Labels)
-	if labels == nil {
-		labels = make(map[string]string)
-	}
+	labels := map[string]string{}
+	maps.Copy(labels, o.Labels)
 	labels[kindLabel] = "container"
 	if o.Sandbox == "" {
 		labels[kindLabel] = "sandbox"

@@ -52,7 +52,7 @@ func Names(field []string, annotations map[string]string) ([]string, error) {
 // Inject adds the devices to s, as the files in dirs describe them. A file in a
 // later directory takes precedence over an earlier one with the same device. The
 // error is fault.Invalid if no file has a device; it names the files that could
-// not be read, as the device may be in one of them.
+// not be read, as the device may be in one of them. Other devices do not need those.
 //
 // With bind no node can be made, and whoever starts the container binds the host's of the same
 // path. So those that have another path on the host become mounts.
@@ -60,22 +60,25 @@ func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	if len(names) == 0 {
 		return nil
 	}
-	if err := readable(dirs); err != nil {
-		return fmt.Errorf("CDI device %s: %w", strings.Join(names, ", "), err)
-	}
-	// The library panics on a null in a list, without naming the file.
-	defer func() {
-		if p := recover(); p != nil {
-			err = fault.Invalid.Errorf("CDI device %s: %s: %v", strings.Join(names, ", "), culprits(dirs), p)
+	known, broken := load(dirs)
+	var missing []string
+	edits, files := &cdi.ContainerEdits{}, map[*cdi.Spec]bool{}
+	for _, name := range names {
+		d := known[name]
+		if d == nil {
+			missing = append(missing, name)
+			continue
 		}
-	}()
-	// The error is always nil, as NewCache documents.
-	cache, _ := cdi.NewCache(cdi.WithSpecDirs(dirs...), cdi.WithAutoRefresh(false))
-	missing, err := cache.InjectDevices(s, names...)
-	if len(missing) > 0 {
-		return fault.Invalid.Errorf("CDI device %s is in no file of %s%s", strings.Join(missing, ", "), strings.Join(dirs, ", "), broken(cache))
+		if f := d.GetSpec(); !files[f] {
+			files[f] = true
+			edits.Append(&cdi.ContainerEdits{ContainerEdits: &f.ContainerEdits})
+		}
+		edits.Append(&cdi.ContainerEdits{ContainerEdits: &d.ContainerEdits})
 	}
-	if err != nil {
+	if len(missing) > 0 {
+		return fault.Invalid.Errorf("CDI device %s is in no file of %s%s", strings.Join(missing, ", "), strings.Join(dirs, ", "), broken)
+	}
+	if err := edits.Apply(s); err != nil {
 		return fmt.Errorf("CDI device %s: %w", strings.Join(names, ", "), err)
 	}
 	if !bind {
@@ -83,19 +86,11 @@ func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	}
 	sources := map[string]string{} // by path; of several the last counts, as in the library
 	var paths []string
-	files := map[*cdi.Spec]bool{}
-	for _, name := range names {
-		d := cache.GetDevice(name)
-		nodes := d.ContainerEdits.DeviceNodes
-		if f := d.GetSpec(); !files[f] {
-			files[f], nodes = true, slices.Concat(f.ContainerEdits.DeviceNodes, nodes)
+	for _, n := range edits.DeviceNodes {
+		if _, known := sources[n.Path]; !known {
+			paths = append(paths, n.Path)
 		}
-		for _, n := range nodes {
-			if _, known := sources[n.Path]; !known {
-				paths = append(paths, n.Path)
-			}
-			sources[n.Path] = cmp.Or(n.HostPath, n.Path)
-		}
+		sources[n.Path] = cmp.Or(n.HostPath, n.Path)
 	}
 	for _, path := range paths {
 		if source := sources[path]; source != path {
@@ -106,55 +101,48 @@ func Inject(s *specs.Spec, dirs, names []string, bind bool) (err error) {
 	return nil
 }
 
-// files returns the files that the library reads in dirs.
-func files(dirs []string) (list []string) {
-	for _, dir := range dirs {
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			continue // no files in it then
-		}
+// load reads the files in dirs, and returns their devices by name. broken has the files that cannot
+// be read and the devices that two files of a directory have: they concern only those who request
+// what is in them.
+func load(dirs []string) (devices map[string]*cdi.Device, broken string) {
+	devices = map[string]*cdi.Device{}
+	for priority, dir := range dirs {
+		entries, _ := os.ReadDir(dir) // without an answer there are no files in it
+		from := map[string]string{}   // the device's file in this directory
 		for _, e := range entries {
 			path := filepath.Join(dir, e.Name())
-			if ext := filepath.Ext(path); (ext == ".json" || ext == ".yaml") && !e.IsDir() {
-				list = append(list, path)
+			if ext := filepath.Ext(path); ext != ".json" && ext != ".yaml" || e.IsDir() {
+				continue
+			}
+			file, err := read(path, priority)
+			if err != nil {
+				broken += fmt.Sprintf("; %s: %v", path, err)
+				continue
+			}
+			for _, d := range file.Devices {
+				device := file.GetDevice(d.Name)
+				name := device.GetQualifiedName()
+				if other, ok := from[name]; ok {
+					broken += fmt.Sprintf("; %s is in %s and in %s", name, other, path)
+					device = nil
+				}
+				from[name], devices[name] = path, device
 			}
 		}
 	}
-	return list
+	return devices, broken
 }
 
-// readable refuses directories with anything but regular files: the library would read a FIFO
-// until somebody writes to it. Vendors' agents, which run in pods, may put anything there.
-func readable(dirs []string) error {
-	for _, path := range files(dirs) {
-		if info, err := os.Stat(path); err == nil && !info.Mode().IsRegular() {
-			return fault.Invalid.Errorf("%s: %w", path, regular.ErrOther)
+// read reads one file. Vendors' agents, which run in pods, may put anything there: the library
+// panics on a null in a list.
+func read(path string, priority int) (file *cdi.Spec, err error) {
+	if err := regular.CheckConfig(path); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if p := recover(); p != nil {
+			err = fault.Invalid.Errorf("%v", p)
 		}
-	}
-	return nil
-}
-
-// culprits names the files in dirs that make the library panic.
-func culprits(dirs []string) string {
-	list := slices.DeleteFunc(files(dirs), func(path string) bool { return !panics(path) })
-	if len(list) == 0 {
-		return "a file of " + strings.Join(dirs, ", ")
-	}
-	return strings.Join(list, ", ")
-}
-
-func panics(path string) (is bool) {
-	defer func() { is = recover() != nil }()
-	_, _ = cdi.ReadSpec(path, 0)
-	return false
-}
-
-// broken lists the files that could not be read, and why.
-func broken(cache *cdi.Cache) string {
-	var b strings.Builder
-	errs := cache.GetErrors()
-	for _, file := range slices.Sorted(maps.Keys(errs)) {
-		fmt.Fprintf(&b, "; %s: %v", file, errs[file][0])
-	}
-	return b.String()
+	}()
+	return cdi.ReadSpec(path, priority)
 }

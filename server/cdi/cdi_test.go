@@ -9,8 +9,10 @@ import (
 	"testing"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/oddfiles"
 )
 
 func TestNames(t *testing.T) {
@@ -133,15 +135,48 @@ func TestInjectUnresolvable(t *testing.T) {
 	}
 }
 
-// A file that makes the library panic is named in the error. It affects only containers that
-// request a device, not crispd.
-func TestFileWithANull(t *testing.T) {
-	for what, edits := range map[string]string{"deviceNodes": `[null]`, "hooks": `[null]`, "mounts": `[null]`} {
+// A file that is broken in any way is named to those who request what may be in it, and does no harm
+// to those who request another device.
+func TestOddFileBesideAGoodOne(t *testing.T) {
+	dir := t.TempDir()
+	write(t, dir, "good.json", file)
+	oddfiles.Each(t, filepath.Join(dir, "odd.json"), func(kind string) {
+		if err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"v.example/net=a"}, false); err != nil {
+			t.Errorf("%s: the good file's device: %v", kind, err)
+		}
+		err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"w.example/net=a"}, false)
+		if !errors.Is(err, fault.Invalid) || kind != "directory" && !strings.Contains(err.Error(), "odd.json") {
+			t.Errorf("%s: got %v, want Invalid and the file's name", kind, err)
+		}
+	})
+}
+
+func TestBrokenFileBesideAGoodOne(t *testing.T) {
+	null := func(what string) string {
+		return `{"cdiVersion": "0.6.0", "kind": "w.example/net", "devices": [{"name": "a", "containerEdits": {"` + what + `": [null]}}]}`
+	}
+	for what, text := range map[string]string{
+		"empty": "", "half": `{"cdiVersion": "0.6.0", "kind": "w.ex`, "garbage": "\xff\xff", "list": "[]", "null": "null", "of a later version": `{"cdiVersion": "99.0.0", "kind": "w.example/net", "devices": []}`,
+		"deviceNodes": null("deviceNodes"), "hooks": null("hooks"), "mounts": null("mounts"), "no file": "", "twice": strings.ReplaceAll(file, "v.example", "w.example"),
+	} {
 		dir := t.TempDir()
 		write(t, dir, "good.json", file)
-		write(t, dir, "null.json", `{"cdiVersion": "0.6.0", "kind": "w.example/net", "devices": [{"name": "a", "containerEdits": {"`+what+`": `+edits+`}}]}`)
-		err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"v.example/net=a"}, false)
-		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "null.json") || strings.Contains(err.Error(), "good.json") {
+		bad := filepath.Join(dir, "bad.json")
+		write(t, dir, "bad.json", text)
+		switch what {
+		case "no file":
+			if err := errors.Join(os.Remove(bad), unix.Mkfifo(bad, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		case "twice":
+			write(t, dir, "also.json", text)
+		}
+		s := &specs.Spec{Process: &specs.Process{}}
+		if err := Inject(s, []string{dir}, []string{"v.example/net=a"}, false); err != nil || s.Process.Env == nil && s.Linux == nil && s.Mounts == nil {
+			t.Errorf("%s: the good file's device: %v, %+v", what, err, s)
+		}
+		err := Inject(&specs.Spec{Process: &specs.Process{}}, []string{dir}, []string{"w.example/net=a"}, false)
+		if !errors.Is(err, fault.Invalid) || !strings.Contains(err.Error(), "bad.json") || strings.Contains(err.Error(), "good.json") {
 			t.Errorf("%s: got %v, want Invalid and the file's name", what, err)
 		}
 	}

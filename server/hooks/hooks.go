@@ -14,19 +14,27 @@
 // patterns holds if one of them matches. Patterns are regular expressions (RE2) that may match
 // anywhere in the text.
 //
+// Without a version, or with 0.1.0, it is the older form, where one condition is enough, and the
+// patterns of annotations are for values:
+//
+//	{"hook": "/usr/bin/x", "arguments": ["y"], "stages": ["prestart"], "cmds": ["^/bin/"], "annotations": ["^value$"], "hasbindmounts": true}
+//
 // A file of a later directory replaces the file of the same name in an earlier one; hooks are
 // added in the order of the file names in lower case.
 //
-// A broken file is an error for every container: a hook may be what confines containers, and
-// nobody would notice that one runs without it.
+// A hook may be what confines containers, and a container without it would go unnoticed. So a
+// broken file is an error for each container that it may concern: for all if it cannot be decoded,
+// else unless the conditions that can be read rule the container out. Unknown keys have no effect,
+// except in "when", and in the older form unless they begin with "_": there, one may be a condition
+// and cannot be checked.
 package hooks
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -41,9 +49,6 @@ import (
 	"github.com/crisp-cri/crisp/internal/regular"
 )
 
-// version is the only version of the format.
-const version = "1.0.0"
-
 // A Container is the container that conditions are evaluated against.
 type Container struct {
 	Annotations map[string]string // the sandbox's and the container's
@@ -57,6 +62,8 @@ type hook struct {
 	Hook    specs.Hook `json:"hook"`
 	When    when       `json:"when"`
 	Stages  []string   `json:"stages"`
+
+	remark error // about keys without effect
 }
 
 type when struct {
@@ -64,22 +71,66 @@ type when struct {
 	Annotations   map[string]string `json:"annotations"`
 	Commands      []string          `json:"commands"`
 	HasBindMounts *bool             `json:"hasBindMounts"`
+
+	any     bool  // one condition is enough
+	unknown error // about conditions that this package does not know
 }
 
-// Inject adds to s the hooks that apply to c. A missing directory has no hooks.
-func Inject(s *specs.Spec, dirs []string, c Container) error {
+// UnmarshalJSON implements json.Unmarshaler.
+func (w *when) UnmarshalJSON(data []byte) error {
+	type plain when
+	w.unknown = strictly(data, new(plain))
+	return json.Unmarshal(data, (*plain)(w))
+}
+
+// An old is the content of a file of version 0.1.0.
+type old struct {
+	Version       string   `json:"version"`
+	Hook          string   `json:"hook"`
+	Arguments     []string `json:"arguments"`
+	Stages        []string `json:"stages"`
+	Stage         []string `json:"stage"`
+	Cmds          []string `json:"cmds"`
+	Cmd           []string `json:"cmd"`
+	Annotations   []string `json:"annotations"`
+	Annotation    []string `json:"annotation"`
+	HasBindMounts *bool    `json:"hasbindmounts"`
+}
+
+// current returns the hook as one of version 1.0.0.
+func (o *old) current() *hook {
+	h := &hook{
+		Hook: specs.Hook{Path: o.Hook}, Stages: slices.Concat(o.Stages, o.Stage),
+		When: when{Commands: slices.Concat(o.Cmds, o.Cmd), HasBindMounts: o.HasBindMounts, any: true},
+	}
+	if len(o.Arguments) > 0 {
+		h.Hook.Args = append([]string{o.Hook}, o.Arguments...)
+	}
+	if values := slices.Concat(o.Annotations, o.Annotation); len(values) > 0 {
+		h.When.Annotations = map[string]string{"": strings.Join(values, "|")}
+	}
+	return h
+}
+
+// Inject adds to s the hooks that apply to c. A missing directory has no hooks. others are the
+// errors of files that do not concern c.
+func Inject(s *specs.Spec, dirs []string, c Container) (others []error, err error) {
 	files, err := list(dirs)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, file := range files {
 		h, err := read(file)
 		if err != nil {
-			return fmt.Errorf("hook %s: %w", file, err)
+			return others, fmt.Errorf("hook %s: %w", file, err)
 		}
-		applies, err := h.When.match(c)
-		if err != nil {
-			return fmt.Errorf("hook %s: %w", file, err)
+		applies, may, err := h.When.match(c)
+		if err = errors.Join(err, h.check()); err != nil {
+			err = fmt.Errorf("hook %s: %w", file, err)
+			if may {
+				return others, err
+			}
+			others = append(others, err)
 		}
 		if !applies {
 			continue
@@ -92,23 +143,27 @@ func Inject(s *specs.Spec, dirs []string, c Container) error {
 			*at = append(*at, h.Hook)
 		}
 	}
-	return nil
+	return others, nil
 }
 
-// Check reads all files of dirs and returns their errors.
-func Check(dirs []string) error {
+// Check reads all files of dirs and returns their errors, and remarks about keys without effect.
+func Check(dirs []string) (remarks []string, err error) {
 	files, err := list(dirs)
 	errs := []error{err}
 	for _, file := range files {
 		h, err := read(file)
 		if err == nil {
-			_, err = h.When.match(Container{})
+			if h.remark != nil {
+				remarks = append(remarks, fmt.Sprintf("hook %s: a key without effect: %v", file, h.remark))
+			}
+			_, _, conditions := h.When.match(Container{})
+			err = errors.Join(conditions, h.check())
 		}
 		if err != nil {
 			errs = append(errs, fmt.Errorf("hook %s: %w", file, err))
 		}
 	}
-	return errors.Join(errs...)
+	return remarks, errors.Join(errs...)
 }
 
 // list returns the files of dirs in the order of their hooks.
@@ -126,10 +181,7 @@ func list(dirs []string) ([]string, error) {
 		}
 	}
 	names := slices.SortedFunc(maps.Keys(byName), func(a, b string) int {
-		if c := strings.Compare(strings.ToLower(a), strings.ToLower(b)); c != 0 {
-			return c
-		}
-		return strings.Compare(a, b)
+		return cmp.Or(strings.Compare(strings.ToLower(a), strings.ToLower(b)), strings.Compare(a, b))
 	})
 	for i, n := range names {
 		names[i] = byName[n]
@@ -141,32 +193,59 @@ func list(dirs []string) ([]string, error) {
 const maxFile = 1 << 20
 
 func read(file string) (*hook, error) {
-	f, err := regular.Open(file) // opening something else may block
+	data, err := regular.ReadFile(file, maxFile)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	data, err := regular.ReadAll(f, maxFile)
-	if err != nil {
-		return nil, err
-	}
-	h := new(hook)
-	d := json.NewDecoder(bytes.NewReader(data))
-	// An unknown condition must not be mistaken for an absent one.
-	d.DisallowUnknownFields()
-	if err := d.Decode(h); err != nil {
+	return parse(data)
+}
+
+// parse returns an error only if it is unknown which containers the hook concerns.
+func parse(data []byte) (*hook, error) {
+	var versioned struct{ Version string }
+	if err := json.Unmarshal(data, &versioned); err != nil {
 		return nil, fault.Internal.Errorf("%v", err)
 	}
-	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, fault.Internal.Errorf("something follows the hook, which nobody would read")
+	h, older := &hook{}, &old{}
+	var into any = h
+	switch versioned.Version {
+	case "1.0.0":
+	case "0.1.0", "":
+		into = older
+	default:
+		return nil, fault.Internal.Errorf("version %q is neither 1.0.0 nor 0.1.0", versioned.Version)
 	}
-	return h, h.check()
+	if err := json.Unmarshal(data, into); err != nil {
+		return nil, fault.Internal.Errorf("as a file of version %s: %v", cmp.Or(versioned.Version, "0.1.0, since it names none"), err)
+	}
+	if into == older { // its conditions are among the other keys
+		h = older.current()
+		h.When.unknown = strictly(uncommented(data), older)
+	}
+	if into != older || h.When.unknown == nil {
+		h.remark = strictly(data, into)
+	}
+	return h, nil
+}
+
+// uncommented returns a JSON object without the keys that begin with "_".
+func uncommented(data []byte) []byte {
+	var keys map[string]json.RawMessage
+	_ = json.Unmarshal(data, &keys) // which succeeded for its struct
+	maps.DeleteFunc(keys, func(key string, _ json.RawMessage) bool { return strings.HasPrefix(key, "_") })
+	data, _ = json.Marshal(keys)
+	return data
+}
+
+// strictly returns the error of decoding JSON without unknown keys.
+func strictly(data []byte, into any) error {
+	d := json.NewDecoder(bytes.NewReader(data))
+	d.DisallowUnknownFields()
+	return d.Decode(into)
 }
 
 func (h *hook) check() error {
 	switch {
-	case h.Version != version:
-		return fault.Internal.Errorf("version %q is not %s", h.Version, version)
 	case !filepath.IsAbs(h.Hook.Path):
 		return fault.Internal.Errorf("path %q is not absolute", h.Hook.Path)
 	case h.Hook.Timeout != nil && *h.Hook.Timeout <= 0:
@@ -189,6 +268,7 @@ func (h *hook) check() error {
 func hooksAt(h *specs.Hooks, name string) *[]specs.Hook {
 	switch name {
 	case "prestart":
+		//lint:ignore SA1019 OCI still has prestart hooks, and NVIDIA's runtime hook is one
 		return &h.Prestart
 	case "createRuntime":
 		return &h.CreateRuntime
@@ -204,25 +284,35 @@ func hooksAt(h *specs.Hooks, name string) *[]specs.Hook {
 	return nil
 }
 
-// match reports whether all given conditions hold. It compiles every pattern, so that a broken
-// one is found whatever the container.
-func (w when) match(c Container) (bool, error) {
-	given, matches := 0, true
-	condition := func(ok bool) { given, matches = given+1, matches && ok }
+// match reports whether the hook applies to c, and whether it may, because a condition that cannot
+// be read might decide. It reads every condition, so that a broken one is found whatever the
+// container; err is about those.
+func (w *when) match(c Container) (applies, may bool, err error) {
+	met, failed, errs := 0, 0, []error{}
+	condition := func(ok bool) {
+		if ok {
+			met++
+		} else {
+			failed++
+		}
+	}
+	pattern := func(key, text string) *regexp.Regexp {
+		re, err := regexp.Compile(text)
+		if err != nil {
+			errs = append(errs, fault.Internal.Errorf("pattern of %s: %v", key, err))
+		}
+		return re
+	}
 	if w.Always != nil {
 		condition(*w.Always)
 	}
 	if w.HasBindMounts != nil {
 		condition(*w.HasBindMounts && c.BindMounts)
 	}
-	for _, pattern := range slices.Sorted(maps.Keys(w.Annotations)) {
-		key, err := regexp.Compile(pattern)
-		if err != nil {
-			return false, fault.Internal.Errorf("pattern of annotations: %v", err)
-		}
-		value, err := regexp.Compile(w.Annotations[pattern])
-		if err != nil {
-			return false, fault.Internal.Errorf("pattern of annotations: %v", err)
+	for _, text := range slices.Sorted(maps.Keys(w.Annotations)) {
+		key, value := pattern("annotations", text), pattern("annotations", w.Annotations[text])
+		if key == nil || value == nil {
+			continue
 		}
 		found := false
 		for k, v := range c.Annotations {
@@ -230,16 +320,21 @@ func (w when) match(c Container) (bool, error) {
 		}
 		condition(found)
 	}
-	if len(w.Commands) > 0 {
-		found := false
-		for _, pattern := range w.Commands {
-			command, err := regexp.Compile(pattern)
-			if err != nil {
-				return false, fault.Internal.Errorf("pattern of commands: %v", err)
-			}
-			found = found || command.MatchString(c.Command)
+	found, unread := false, false
+	for _, text := range w.Commands {
+		if command := pattern("commands", text); command == nil {
+			unread = true
+		} else if command.MatchString(c.Command) {
+			found = true
 		}
+	}
+	if found || len(w.Commands) > 0 && !unread {
 		condition(found)
 	}
-	return given > 0 && matches, nil
+	if w.unknown != nil {
+		errs = append(errs, fault.Internal.Errorf("conditions: %v", w.unknown))
+	}
+	applies = met > 0 && (failed == 0 || w.any)
+	may = applies || len(errs) > 0 && (failed == 0 || w.any)
+	return applies, may, errors.Join(errs...)
 }

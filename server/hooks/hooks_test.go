@@ -1,5 +1,7 @@
 package hooks
 
+//lint:file-ignore SA1019 OCI still has prestart hooks, and NVIDIA's runtime hook is one
+
 import (
 	"fmt"
 	"os"
@@ -47,7 +49,7 @@ func TestWhen(t *testing.T) {
 		write(t, dir, "x.json", document("x", tt.when, `"createRuntime"`))
 		for want, c := range map[*bool]Container{&tt.onC: c, &tt.onBar: bare} {
 			s := new(specs.Spec)
-			if err := Inject(s, []string{dir}, c); err != nil {
+			if _, err := Inject(s, []string{dir}, c); err != nil {
 				t.Fatalf("%s: %v", tt.when, err)
 			}
 			if got := s.Hooks != nil; got != *want {
@@ -65,7 +67,7 @@ func TestOrderAndStages(t *testing.T) {
 	write(t, high, "c.json", document("c", `{"always": true}`, `"prestart", "createRuntime", "createContainer", "startContainer", "poststart"`))
 	write(t, high, "a.json", document("a", `{"always": true}`, `"prestart"`))
 	s := &specs.Spec{Hooks: &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/from/cdi"}}}}
-	if err := Inject(s, []string{low, high, filepath.Join(low, "none")}, Container{}); err != nil {
+	if _, err := Inject(s, []string{low, high, filepath.Join(low, "none")}, Container{}); err != nil {
 		t.Fatal(err)
 	}
 	ids := func(list []specs.Hook) string {
@@ -95,40 +97,92 @@ func TestOrderAndStages(t *testing.T) {
 	}
 }
 
-// A bad file is an error that names it, for every container.
+// A bad file is an error that names it, for each container that it may concern, and for no other.
 func TestBroken(t *testing.T) {
-	always := `{"always": true}`
-	for name, text := range map[string]string{
-		"syntax":     `{`,
-		"version":    strings.Replace(document("x", always, `"poststop"`), "1.0.0", "2.0.0", 1),
-		"no stage":   document("x", always, ``),
-		"stage":      document("x", always, `"precreate"`),
-		"relative":   strings.Replace(document("x", always, `"poststop"`), "/bin/sh", "bin/sh", 1),
-		"no program": strings.Replace(document("x", always, `"poststop"`), "/bin/sh", "/no/such", 1),
-		"timeout":    strings.Replace(document("x", always, `"poststop"`), "5", "0", 1),
-		"condition":  document("x", `{"sometimes": true}`, `"poststop"`),
-		"command":    document("x", `{"always": false, "commands": ["("]}`, `"poststop"`),
-		"annotation": document("x", `{"annotations": {"a": "("}}`, `"poststop"`),
-		"another":    document("x", always, `"poststop"`) + document("y", always, `"poststop"`),
-		"no file":    "",
-		"too long":   document("x", always, `"poststop"`) + strings.Repeat(" ", maxFile),
+	mine := `{"commands": ["^/bin/mine$"]}`
+	for name, tt := range map[string]struct {
+		text string
+		all  bool // it may concern every container
+	}{
+		"syntax":      {`{`, true},
+		"another":     {document("x", mine, `"poststop"`) + document("y", mine, `"poststop"`), true},
+		"no file":     {"", true},
+		"too long":    {document("x", mine, `"poststop"`) + strings.Repeat(" ", maxFile), true},
+		"version":     {strings.Replace(document("x", mine, `"poststop"`), "1.0.0", "2.0.0", 1), true},
+		"type":        {document("x", `{"commands": "mine"}`, `"poststop"`), true},
+		"no version":  {strings.Replace(document("x", mine, `"poststop"`), "version", "version_", 1), true},
+		"conditions":  {document("x", `{"sometimes": true}`, `"poststop"`), true},
+		"command":     {document("x", `{"always": true, "commands": ["("]}`, `"poststop"`), true},
+		"no stage":    {document("x", mine, ``), false},
+		"stage":       {document("x", mine, `"precreate"`), false},
+		"relative":    {strings.Replace(document("x", mine, `"poststop"`), "/bin/sh", "bin/sh", 1), false},
+		"no program":  {strings.Replace(document("x", mine, `"poststop"`), "/bin/sh", "/no/such", 1), false},
+		"timeout":     {strings.Replace(document("x", mine, `"poststop"`), "5", "0", 1), false},
+		"condition":   {document("x", `{"commands": ["mine"], "sometimes": true}`, `"poststop"`), false},
+		"annotation":  {document("x", `{"commands": ["mine"], "annotations": {"a": "("}}`, `"poststop"`), false},
+		"one command": {document("x", `{"commands": ["mine", "("], "hasBindMounts": true}`, `"poststop"`), false},
+		"old pattern": {`{"hook": "/bin/sh", "stages": ["poststop"], "cmds": ["mine"], "annotations": ["("]}`, true},
+		"old key":     {`{"hook": "/bin/sh", "stages": ["poststop"], "comands": ["mine"]}`, true},
+		"old keys":    {`{"hook": "/bin/sh", "stages": ["poststop"], "cmds": ["mine"], "annotatons": ["x"]}`, true},
+		"old stage":   {`{"hook": "/bin/sh", "stage": ["precreate"], "cmds": ["mine"]}`, false},
 	} {
 		dir := t.TempDir()
 		if name != "no file" {
-			write(t, dir, "broken.json", text)
+			write(t, dir, "broken.json", tt.text)
 		} else if err := unix.Mkfifo(filepath.Join(dir, "broken.json"), 0o600); err != nil {
 			t.Fatal(err)
 		}
+		write(t, dir, "good.json", document("good", `{"always": true}`, `"prestart"`))
 		s := new(specs.Spec)
-		err := Inject(s, []string{dir}, Container{})
+		_, err := Inject(s, []string{dir}, Container{Command: "/bin/mine", BindMounts: true, Annotations: map[string]string{"a": "b"}})
 		if err == nil || !strings.Contains(err.Error(), "broken.json") {
 			t.Errorf("%s: got %v, want an error that names the file", name, err)
 		}
 		if s.Hooks != nil {
 			t.Errorf("%s: it is injected all the same", name)
 		}
-		if got := Check([]string{dir}); got == nil || got.Error() != err.Error() {
-			t.Errorf("%s: Check says %v, want %v", name, got, err)
+		if _, got := Check([]string{dir}); got == nil || !strings.Contains(got.Error(), "broken.json") || strings.Contains(got.Error(), "good") {
+			t.Errorf("%s: Check says %v", name, got)
+		}
+		others, err := Inject(s, []string{dir}, Container{Command: "/bin/theirs"})
+		switch {
+		case tt.all:
+			if err == nil || !strings.Contains(err.Error(), "broken.json") {
+				t.Errorf("%s: another container got %v", name, err)
+			}
+		case err != nil:
+			t.Errorf("%s: another container got %v", name, err)
+		case len(others) != 1 || !strings.Contains(others[0].Error(), "broken.json") || s.Hooks == nil || len(s.Hooks.Prestart) != 1:
+			t.Errorf("%s: another container got %+v, and %v", name, s.Hooks, others)
+		}
+	}
+}
+
+// Files that Podman and CRI-O accept work here too: those with keys that hooks do not have, and
+// those of the older format.
+func TestFilesOfOtherRuntimes(t *testing.T) {
+	command, value, binds := Container{Command: "/bin/mine"}, Container{Annotations: map[string]string{"any": "gpu"}}, Container{BindMounts: true}
+	for text, want := range map[string][3]bool{
+		strings.Replace(document("x", `{"always": true}`, `"prestart"`), "{", `{"_comment": "managed by ansible", `, 1):                          {true, true, true},
+		strings.Replace(document("x", `{"always": true}`, `"prestart"`), `"timeout"`, `"_comment": "", "timeout"`, 1):                            {true, true, true},
+		`{"_comment": "", "cmds": ["mine"], "hook": "/bin/sh", "stages": ["prestart"]}`:                                                          {true, false, false},
+		`{"cmd": [".*"], "hook": "/bin/sh", "stage": ["prestart"]}`:                                                                              {true, true, true},
+		`{"version": "0.1.0", "cmds": ["mine"], "annotations": ["^gpu$", "tpu"], "hook": "/bin/sh", "arguments": ["x"], "stages": ["prestart"]}`: {true, true, false},
+		`{"hasbindmounts": true, "annotation": ["tpu"], "hook": "/bin/sh", "stages": ["prestart"]}`:                                              {false, false, true},
+		`{"hook": "/bin/sh", "stages": ["prestart"]}`:                                                                                            {false, false, false},
+	} {
+		dir := t.TempDir()
+		write(t, dir, "x.json", text)
+		for i, c := range []Container{command, value, binds} {
+			s := new(specs.Spec)
+			if _, err := Inject(s, []string{dir}, c); err != nil || (s.Hooks != nil) != want[i] {
+				t.Errorf("%s\non %+v: %+v, %v", text, c, s.Hooks, err)
+			} else if want[i] && strings.Contains(text, "arguments") && strings.Join(s.Hooks.Prestart[0].Args, " ") != "/bin/sh x" {
+				t.Errorf("arguments are %q", s.Hooks.Prestart[0].Args)
+			}
+		}
+		if remarks, err := Check([]string{dir}); err != nil || (len(remarks) > 0) != strings.Contains(text, "_comment") {
+			t.Errorf("%s\n%q, %v", text, remarks, err)
 		}
 	}
 }

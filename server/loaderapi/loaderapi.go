@@ -11,13 +11,12 @@
 // message of the response is the image's ID in the archive, which differs if a layer could not
 // be reproduced exactly, and all others are the archive. Tag takes any name of an image and the
 // new tag; the response is the full tag. The service is too small for a code generator: its
-// description is written by hand for both sides, which import this package.
+// description is written by hand. The client's side is package loaderclient.
 package loaderapi
 
 import (
+	"bufio"
 	"context"
-	"errors"
-	"fmt"
 	"io"
 
 	"google.golang.org/grpc"
@@ -32,9 +31,9 @@ const (
 	TagMethod  = "/crisp.v1.Loader/Tag"
 )
 
-// chunk is how much of an archive one message carries, in bytes: enough to make the messages'
+// Chunk is how much of an archive one message carries, in bytes: enough to make the messages'
 // overhead negligible, and below any message limit.
-const chunk = 1 << 20
+const Chunk = 1 << 20
 
 // A Loader stores the images of an archive and returns their names.
 type Loader interface {
@@ -60,59 +59,6 @@ var desc = grpc.ServiceDesc{
 
 // Register registers l as the service on g.
 func Register(g grpc.ServiceRegistrar, l Loader) { g.RegisterService(&desc, l) }
-
-// Load sends the OCI or docker archive (tar, plain or gzip) from r over cc and returns the names
-// of the loaded images.
-func Load(ctx context.Context, cc grpc.ClientConnInterface, r io.Reader) ([]string, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel() // ends the stream when reading r fails
-	stream, err := cc.NewStream(ctx, &desc.Streams[0], Method)
-	if err != nil {
-		return nil, err
-	}
-	buf := make([]byte, chunk)
-	for {
-		n, err := io.ReadFull(r, buf)
-		if n > 0 {
-			// Send returns io.EOF when the server has ended the stream; RecvMsg returns
-			// the reason.
-			if sendErr := stream.SendMsg(wrapperspb.Bytes(buf[:n])); errors.Is(sendErr, io.EOF) {
-				break
-			} else if sendErr != nil {
-				return nil, sendErr
-			}
-		}
-		if err == io.EOF || err == io.ErrUnexpectedEOF {
-			break
-		}
-		if err != nil {
-			return nil, fmt.Errorf("read image archive: %w", err)
-		}
-	}
-	if err := stream.CloseSend(); err != nil {
-		return nil, err
-	}
-	var list structpb.ListValue
-	if err := stream.RecvMsg(&list); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, v := range list.Values {
-		names = append(names, v.GetStringValue())
-	}
-	return names, nil
-}
-
-// Tag adds a tag to an image and returns the full tag.
-func Tag(ctx context.Context, cc grpc.ClientConnInterface, image, tag string) (string, error) {
-	in, err := structpb.NewList([]any{image, tag})
-	if err != nil {
-		return "", err
-	}
-	var out wrapperspb.StringValue
-	err = cc.Invoke(ctx, TagMethod, in, &out)
-	return out.Value, err
-}
 
 // serveTag is the server's side of Tag, in the form of generated code.
 func serveTag(srv any, ctx context.Context, decode func(any) error, intercept grpc.UnaryServerInterceptor) (any, error) {
@@ -166,4 +112,31 @@ func (r *reader) Read(p []byte) (int, error) {
 	n := copy(p, r.rest)
 	r.rest = r.rest[n:]
 	return n, nil
+}
+
+// serveSave is the server's side of Save. It sends the archive while the Loader writes it, no
+// faster than the client reads.
+func serveSave(srv any, stream grpc.ServerStream) error {
+	var image wrapperspb.StringValue
+	if err := stream.RecvMsg(&image); err != nil {
+		return err
+	}
+	buf := bufio.NewWriterSize(writer{stream}, Chunk)
+	err := srv.(Loader).Save(stream.Context(), image.Value, func(id string) (io.Writer, error) {
+		return buf, stream.SendMsg(wrapperspb.Bytes([]byte(id)))
+	})
+	if err != nil {
+		return err
+	}
+	return buf.Flush()
+}
+
+// writer sends the bytes written to it.
+type writer struct{ stream grpc.ServerStream }
+
+func (w writer) Write(p []byte) (int, error) {
+	if err := w.stream.SendMsg(wrapperspb.Bytes(p)); err != nil {
+		return 0, err
+	}
+	return len(p), nil
 }

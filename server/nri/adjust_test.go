@@ -89,6 +89,7 @@ func TestAdjust(t *testing.T) {
 		Annotations: map[string]string{"kept": "1", "new": "3"},
 		Mounts:      []specs.Mount{{Destination: "/a", Type: "bind", Source: "/src", Options: []string{"bind", "rw"}}, {Destination: "/proc", Type: "proc"}},
 		Hooks: &specs.Hooks{
+			//lint:ignore SA1019 NRI still has prestart hooks
 			Prestart: []specs.Hook{{Path: "/1"}}, CreateRuntime: []specs.Hook{{Path: "/2", Args: []string{"2", "x"}}}, CreateContainer: []specs.Hook{{Path: "/3"}},
 			StartContainer: []specs.Hook{{Path: "/4"}}, Poststart: []specs.Hook{{Path: "/5"}}, Poststop: []specs.Hook{{Path: "/6"}},
 		},

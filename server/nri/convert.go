@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"cmp"
 	"maps"
 	"strings"
 	"time"
@@ -23,17 +24,6 @@ type Pod struct {
 	Overhead, Resources *cri.LinuxContainerResources
 }
 
-// A State is a container's state as plugins know it.
-type State uint8
-
-// The states that plugins know.
-const (
-	Unknown State = iota
-	Created
-	Running
-	Stopped
-)
-
 // A Container is a container as plugins see it.
 type Container struct {
 	ID, PodID string
@@ -42,7 +32,7 @@ type Container struct {
 	ImageID   string
 	ImageRef  string
 
-	State                            State
+	State                            cri.ContainerState
 	Pid                              int
 	CreatedAt, StartedAt, FinishedAt time.Time
 	ExitCode                         int32
@@ -56,22 +46,16 @@ type Update struct {
 	IgnoreFailure bool // the plugin does not require it
 }
 
-func podsOf(list []Pod) []*api.PodSandbox {
-	out := make([]*api.PodSandbox, len(list))
-	for i, p := range list {
-		out[i] = podOf(p)
+func convert[A, B any](list []A, one func(A) B) []B {
+	out := make([]B, len(list))
+	for i, a := range list {
+		out[i] = one(a)
 	}
 	return out
 }
 
 func podOf(p Pod) *api.PodSandbox {
 	linux := p.Config.GetLinux()
-	if p.Overhead == nil {
-		p.Overhead = linux.GetOverhead()
-	}
-	if p.Resources == nil {
-		p.Resources = linux.GetResources()
-	}
 	pod := &api.PodSandbox{
 		Id:             p.ID,
 		Name:           p.Config.GetMetadata().GetName(),
@@ -82,8 +66,8 @@ func podOf(p Pod) *api.PodSandbox {
 		RuntimeHandler: p.Handler,
 		Ips:            p.IPs,
 		Linux: &api.LinuxPodSandbox{
-			PodOverhead:  limitsOf(p.Overhead),
-			PodResources: limitsOf(p.Resources),
+			PodOverhead:  limitsOf(cmp.Or(p.Overhead, linux.GetOverhead())),
+			PodResources: limitsOf(cmp.Or(p.Resources, linux.GetResources())),
 			CgroupParent: linux.GetCgroupParent(),
 		},
 	}
@@ -93,21 +77,14 @@ func podOf(p Pod) *api.PodSandbox {
 	return pod
 }
 
-func containersOf(list []Container) []*api.Container {
-	out := make([]*api.Container, len(list))
-	for i, c := range list {
-		out[i] = containerOf(c)
-	}
-	return out
-}
-
-var states = map[State]api.ContainerState{
-	Created: api.ContainerState_CONTAINER_CREATED,
-	Running: api.ContainerState_CONTAINER_RUNNING,
-	Stopped: api.ContainerState_CONTAINER_STOPPED,
+var states = map[cri.ContainerState]api.ContainerState{
+	cri.ContainerState_CONTAINER_CREATED: api.ContainerState_CONTAINER_CREATED,
+	cri.ContainerState_CONTAINER_RUNNING: api.ContainerState_CONTAINER_RUNNING,
+	cri.ContainerState_CONTAINER_EXITED:  api.ContainerState_CONTAINER_STOPPED,
 }
 
 func containerOf(c Container) *api.Container {
+	asked := c.Config.GetImage()
 	out := &api.Container{
 		Id:            c.ID,
 		PodSandboxId:  c.PodID,
@@ -122,10 +99,7 @@ func containerOf(c Container) *api.Container {
 		ExitCode:      c.ExitCode,
 		StatusReason:  c.Reason,
 		StatusMessage: c.Message,
-		Image:         &api.Image{Name: c.Config.GetImage().GetUserSpecifiedImage(), Digest: c.ImageRef, ConfigDigest: c.ImageID},
-	}
-	if out.Image.Name == "" {
-		out.Image.Name = c.Config.GetImage().GetImage()
+		Image:         &api.Image{Name: cmp.Or(asked.GetUserSpecifiedImage(), asked.GetImage()), Digest: c.ImageRef, ConfigDigest: c.ImageID},
 	}
 	for _, d := range c.Config.GetCDIDevices() {
 		out.CDIDevices = append(out.CDIDevices, &api.CDIDevice{Name: d.Name})

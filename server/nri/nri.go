@@ -36,14 +36,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
+	nrilog "github.com/containerd/nri/pkg/log"
 	"github.com/containerd/ttrpc"
-	"github.com/crisp-cri/crisp/internal/unixsock"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/regular"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
 // runtimeName is the name of the runtime that plugins receive.
@@ -88,7 +97,7 @@ type Plugins struct {
 	count   atomic.Int32 // plugins that have joined and are not known to be gone
 }
 
-// New returns Plugins to which nobody can connect yet.
+// New returns Plugins that do not listen yet.
 func New(o Options, runtime Runtime) (*Plugins, error) {
 	p := &Plugins{o: o, runtime: runtime}
 	route()
@@ -115,13 +124,32 @@ func New(o Options, runtime Runtime) (*Plugins, error) {
 	return p, nil
 }
 
-// Start starts the plugins of PluginDir and listens for others.
+// Start starts the plugins of PluginDir and listens for others. It fails, and so does crispd,
+// if the configuration of one is not a file, or if a plugin's name has no index: that is the
+// library's decision, which keeps a node from running pods without its plugins.
 func (p *Plugins) Start() error {
 	if p == nil {
 		return nil
 	}
+	if err := p.checkConfigs(); err != nil {
+		return fmt.Errorf("start NRI: %w", err)
+	}
 	if err := p.nri.Start(); err != nil {
 		return fmt.Errorf("start NRI: %w", err)
+	}
+	return nil
+}
+
+// checkConfigs returns an error if the library would wait for the configuration of a plugin.
+func (p *Plugins) checkConfigs() error {
+	entries, _ := os.ReadDir(p.o.PluginDir) // the library reports it
+	for _, e := range entries {
+		_, base, _ := strings.Cut(e.Name(), "-")
+		for _, name := range []string{e.Name(), base} {
+			if err := regular.CheckConfig(filepath.Join(p.o.ConfigDir, name+".conf")); err != nil && !errors.Is(err, fs.ErrNotExist) {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -141,7 +169,7 @@ func (p *Plugins) synchronize(ctx context.Context, notify adaptation.SyncCB) err
 	adaptation.SetPluginRequestTimeout(registrationTime)
 	defer adaptation.SetPluginRequestTimeout(requestTime)
 	pods, containers := p.runtime.Snapshot()
-	updates, err := notify(ctx, podsOf(pods), containersOf(containers))
+	updates, err := notify(ctx, convert(pods, podOf), convert(containers, containerOf))
 	if err != nil {
 		return err
 	}
@@ -153,17 +181,10 @@ func (p *Plugins) synchronize(ctx context.Context, notify adaptation.SyncCB) err
 
 // update applies the updates that a plugin requests on its own.
 func (p *Plugins) update(ctx context.Context, list []*adaptation.ContainerUpdate) ([]*adaptation.ContainerUpdate, error) {
-	failed := map[string]bool{}
-	for _, u := range p.runtime.Update(ctx, updatesOf(list)) {
-		failed[u.Container] = true
-	}
-	var back []*adaptation.ContainerUpdate
-	for _, u := range list {
-		if failed[u.ContainerId] {
-			back = append(back, u)
-		}
-	}
-	return back, nil
+	failed := p.runtime.Update(ctx, updatesOf(list))
+	return without(list, func(u *adaptation.ContainerUpdate) bool {
+		return !slices.ContainsFunc(failed, func(f Update) bool { return f.Container == u.ContainerId })
+	}), nil
 }
 
 // evictions wraps each call of a plugin: the library ignores the evictions in a plugin's request
@@ -195,4 +216,36 @@ func (c counter) UpdatePluginCount(n int) { c.p.count.Store(int32(n)) }
 func (counter) RecordPluginInvocation(string, string, error)      {}
 func (counter) RecordPluginLatency(string, string, time.Duration) {}
 func (counter) RecordPluginAdjustments(string, string, *adaptation.ContainerAdjustment, int, int) {
+}
+
+// lines receives the library's log; nil discards it. A process has only one.
+var lines atomic.Pointer[slog.Logger]
+
+var route = sync.OnceFunc(func() { nrilog.Set(logger{}) })
+
+// A logger sends the library's log to slog. The messages are the library's own, with variables
+// in them.
+type logger struct{}
+
+func (logger) line(ctx context.Context, level slog.Level, format string, args []any) {
+	if log := lines.Load(); log != nil && log.Enabled(ctx, level) {
+		log.Log(ctx, level, fmt.Sprintf("nri: "+format, args...))
+	}
+}
+
+func (l logger) Debugf(ctx context.Context, format string, args ...any) {
+	l.line(ctx, slog.LevelDebug, format, args)
+}
+
+// Infof logs at debug level: the library logs several lines for each connection at Info.
+func (l logger) Infof(ctx context.Context, format string, args ...any) {
+	l.line(ctx, slog.LevelDebug, format, args)
+}
+
+func (l logger) Warnf(ctx context.Context, format string, args ...any) {
+	l.line(ctx, slog.LevelWarn, format, args)
+}
+
+func (l logger) Errorf(ctx context.Context, format string, args ...any) {
+	l.line(ctx, slog.LevelError, format, args)
 }

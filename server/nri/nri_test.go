@@ -7,10 +7,12 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd/nri/pkg/api"
 	"github.com/crisp-cri/crisp/internal/unixsock"
+	"github.com/crisp-cri/crisp/test/oddfiles"
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/proto"
@@ -37,7 +39,7 @@ func TestNobodyThere(t *testing.T) {
 	var none *Plugins
 	turn := none.Turn()
 	if turn.HasPlugins() {
-		t.Error("without NRI somebody listens")
+		t.Error("without NRI there is a listener")
 	}
 	turn.End()
 	if n := testing.AllocsPerRun(100, func() { none.Turn().End() }); n > 0 {
@@ -49,7 +51,7 @@ func TestNobodyThere(t *testing.T) {
 		turn := p.Turn()
 		defer turn.End()
 		if turn.HasPlugins() {
-			t.Error("without plugins somebody listens")
+			t.Error("without plugins there is one")
 		}
 	}); n > 1 {
 		t.Errorf("%v allocations for a turn without plugins, want at most 1", n)
@@ -82,6 +84,30 @@ func open(t testing.TB) *Plugins {
 	}
 	t.Cleanup(p.Close)
 	return p
+}
+
+// A plugin whose configuration cannot be read keeps crispd from starting, in the name of the file.
+func TestOddConfiguration(t *testing.T) {
+	p := open(t)
+	p.o.PluginDir, p.o.ConfigDir = t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(p.o.PluginDir, "10-odd"), []byte("#!/bin/false\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{"10-odd.conf", "odd.conf"} {
+		odd := filepath.Join(p.o.ConfigDir, name)
+		oddfiles.Each(t, odd, func(kind string) {
+			switch err := p.checkConfigs(); kind {
+			case "empty", "link to /dev/null", "garbage", "dangling link": // the plugin judges its content
+				if err != nil {
+					t.Errorf("%s at %s: %v", kind, name, err)
+				}
+			default:
+				if err := p.Start(); err == nil || !strings.Contains(err.Error(), odd) {
+					t.Errorf("%s at %s: %v", kind, name, err)
+				}
+			}
+		})
+	}
 }
 
 // A socket that another process serves is not replaced.

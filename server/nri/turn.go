@@ -8,7 +8,7 @@ import (
 )
 
 // A Turn is a period in which no plugin can join, with the calls that notify plugins of its
-// events. The zero Turn notifies nobody.
+// events. The zero Turn notifies no plugin.
 type Turn struct {
 	p     *Plugins
 	block *adaptation.PluginSyncBlock

@@ -37,8 +37,8 @@ func Refuse(path string) error {
 	return nil
 }
 
-// Relabel labels the file at path and everything below it. Symlinks are labelled and not
-// followed, even if somebody replaces a directory by one meanwhile.
+// Relabel labels the file at path and everything below it. Symlinks are labelled and not followed,
+// even if one replaces a directory meanwhile.
 //
 // The top is labelled last. If it already has the label, so does everything below, or has
 // inherited the right one since. So only the top is examined: a volume is walked once, not at
@@ -100,7 +100,6 @@ func set(fd int, label string) error {
 	return nil
 }
 
-// get reads a file's label.
 func get(fd int) (string, error) {
 	buf := make([]byte, 256)
 	n, err := unix.Getxattr(fdPath(fd), xattr, buf)

@@ -108,7 +108,7 @@ func TestLevelsAreUnique(t *testing.T) {
 			t.Fatalf("the same pod is %+v, then %+v, %v", l, again, err)
 		}
 	}
-	// The remaining pairs are those of three categories, two of which are in use.
+	// The remaining pairs are those of three categories, and two of them are in use.
 	after := policy()
 	after.Keep("a", Labels{Process: "u:r:t:s0:c0,c1"})
 	if after.levels["a"] != "s0:c0,c1" {

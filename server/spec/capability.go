@@ -87,22 +87,8 @@ func capabilities(sc *cri.LinuxContainerSecurityContext, h Host) (*specs.LinuxCa
 		set[c] = false
 	}
 	ambient = slices.DeleteFunc(ambient, func(c string) bool { return slices.Contains(drop, c) })
-	return capabilitySets(ordered(set), ambient), nil
-}
-
-func capabilitySets(set, ambient []string) *specs.LinuxCapabilities {
-	return &specs.LinuxCapabilities{Bounding: set, Effective: set, Permitted: set, Inheritable: ambient, Ambient: ambient}
-}
-
-// ordered lists a set in numeric order.
-func ordered(set map[string]bool) []string {
-	list := []string{}
-	for _, c := range allCapabilities {
-		if set[c] {
-			list = append(list, c)
-		}
-	}
-	return list
+	all := slices.DeleteFunc(slices.Clone(allCapabilities), func(c string) bool { return !set[c] })
+	return &specs.LinuxCapabilities{Bounding: all, Effective: all, Permitted: all, Inheritable: ambient, Ambient: ambient}, nil
 }
 
 // CapabilitiesOf returns the names of a set in which bit n is capability number n.

@@ -21,11 +21,12 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/server/spec"
+	"github.com/crisp-cri/crisp/test/testheap"
 )
 
 // FuzzBuild converts an arbitrary container of any sandbox from any image: the request is invalid,
-// or the specification has no capability that the host lacks, is the same when built again, and can
-// be encoded.
+// or the specification has no capability that the host lacks, is the same when built again, can
+// be encoded, and takes memory in proportion.
 func FuzzBuild(f *testing.F) {
 	files, err := filepath.Glob("testdata/*.txtar")
 	if err != nil || len(files) < 10 {
@@ -79,7 +80,9 @@ func FuzzBuild(f *testing.F) {
 		if kind, _, err := spec.SeccompOf(in.Container.GetLinux().GetSecurityContext()); err == nil && kind == cri.SecurityProfile_Localhost {
 			in.SeccompProfile = image
 		}
+		begin := testheap.Allocated()
 		got, err := spec.Build(in)
+		testheap.Bound{Base: 256 << 10, PerByte: 200}.Check(t, "bytes allocated", testheap.Allocated()-begin, len(container)+len(sandbox)+len(image))
 		if err != nil {
 			if fault.KindOf(err) != fault.Invalid {
 				t.Errorf("error is %v, of kind %v", err, fault.KindOf(err))

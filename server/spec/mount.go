@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"path"
 	"slices"
 	"strings"
@@ -16,8 +17,9 @@ const errRROUnsupported = "RROUnsupported"
 
 // mounts returns the file systems that every container has, the sandbox's files, the image's
 // volumes and CRI's mounts, parents before children. A CRI mount replaces the default one at the
-// same path. One at /dev also replaces everything below it, as does one that propagates to the
-// host; one at /sys includes the host's cgroups, for containers that watch all of them.
+// same place. One at /dev also replaces everything below it, as does one that propagates to the
+// host; one at /sys includes the host's cgroups, for containers that watch all of them. Places are
+// compared, not paths: the image's links may lead from one mount into another.
 func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) {
 	taken := map[string]bool{}
 	var asked []specs.Mount
@@ -26,7 +28,7 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 		if err != nil {
 			return nil, "", err
 		}
-		taken[om.Destination] = true
+		taken[m.place()] = true
 		asked = append(asked, om)
 		switch {
 		case m.Propagation == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL:
@@ -36,8 +38,9 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 		}
 	}
 	for _, m := range slices.Concat(kernelMounts(in), fileMounts(in), deviceMounts(in)) {
-		below := func(dir string) bool { return taken[dir] && strings.HasPrefix(m.Destination, dir+"/") }
-		if taken[m.Destination] || below("/dev") || below("/sys") || spreads(in.Mounts, m.Destination) != "" {
+		at := in.place(m.Destination)
+		below := func(dir string) bool { return taken[in.place(dir)] && strings.HasPrefix(m.Destination, dir+"/") }
+		if taken[at] || below("/dev") || below("/sys") || spreads(in.Mounts, at) != "" {
 			continue
 		}
 		list = append(list, m)
@@ -52,12 +55,23 @@ func mounts(in Input) (list []specs.Mount, rootfsPropagation string, err error) 
 	return list, rootfsPropagation, nil
 }
 
-// spreads returns the path of the CRI mount through which a mount at p would also appear on the
-// host, over the host's own files; "" if there is none.
+// place returns where a path of the container leads.
+func (in Input) place(name string) string {
+	name = path.Join("/", name)
+	if in.Resolve == nil {
+		return name
+	}
+	return in.Resolve(name)
+}
+
+func (m Mount) place() string { return cmp.Or(m.Place, path.Join("/", m.ContainerPath)) }
+
+// spreads returns the place of the CRI mount through which a mount at the place p would also
+// appear on the host, over the host's own files; "" if none would.
 func spreads(list []Mount, p string) string {
 	on, to := "", cri.MountPropagation_PROPAGATION_PRIVATE
 	for _, m := range list {
-		dest := path.Join("/", m.ContainerPath)
+		dest := m.place()
 		if len(dest) >= len(on) && strings.HasPrefix(p, dest+"/") {
 			on, to = dest, m.Propagation
 		}
@@ -70,9 +84,9 @@ func spreads(list []Mount, p string) string {
 
 // checkCovers refuses masked or read-only paths that would be so on the host too, as both are
 // implemented by mounts.
-func checkCovers(list []Mount, paths []string) error {
+func checkCovers(in Input, paths []string) error {
 	for _, p := range paths {
-		if on := spreads(list, path.Join("/", p)+"/"); on != "" {
+		if on := spreads(in.Mounts, in.place(p)+"/"); on != "" {
 			return fault.Invalid.Errorf("mount at %s propagates to the host: %s cannot be masked or made read-only in it", on, p)
 		}
 	}
@@ -143,7 +157,6 @@ func fileMounts(in Input) []specs.Mount {
 	return list
 }
 
-// bind converts one CRI mount.
 func bind(m Mount, h Host) (specs.Mount, error) {
 	dest := path.Clean(m.ContainerPath)
 	switch {

@@ -1,13 +1,16 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
 )
 
 // defaultPath is $PATH if neither image nor CRI sets it.
@@ -19,13 +22,7 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	if err != nil {
 		return nil, err
 	}
-	cwd := in.Container.GetWorkingDir()
-	if cwd == "" {
-		cwd = in.Image.WorkingDir
-	}
-	if cwd == "" {
-		cwd = "/"
-	}
+	cwd := cmp.Or(in.Container.GetWorkingDir(), in.Image.WorkingDir, "/")
 	if !strings.HasPrefix(cwd, "/") {
 		return nil, fault.Invalid.Errorf("working directory %q is not absolute", cwd)
 	}
@@ -103,9 +100,7 @@ func env(in Input) ([]string, error) {
 	if in.Hostname != "" {
 		e.set("HOSTNAME", in.Hostname)
 	}
-	if in.User.Home != "" {
-		e.set("HOME", in.User.Home)
-	}
+	e.set("HOME", in.User.Home)
 	for _, kv := range in.Image.Env {
 		// An image may list a name without a value: ignored.
 		if k, v, ok := strings.Cut(kv, "="); ok && k != "" {
@@ -127,7 +122,12 @@ type environ struct {
 	at   map[string]int
 }
 
+// set replaces a variable, but not by an empty HOME: runtimes look that up in the image's passwd
+// file while they start the container, with more rights than it has (runc and crun do, too).
 func (e *environ) set(key, value string) {
+	if key == "HOME" && value == "" {
+		return
+	}
 	if i, ok := e.at[key]; ok {
 		e.list[i] = key + "=" + value
 		return
@@ -163,4 +163,56 @@ func RawEnv(p *specs.Process) [][]byte {
 		raw[i] = []byte(kv)
 	}
 	return raw
+}
+
+// appArmor returns the profile that confines the container, "" = none. The new field takes
+// precedence over the deprecated string. RuntimeDefault, or no profile, means the node's default
+// profile. A host without AppArmor confines no container, as CRI allows; but it refuses a
+// profile requested by name. RuntimeDefault is refused where the kernel could confine the
+// container but our profile is missing.
+func appArmor(sc *cri.LinuxContainerSecurityContext, h Host) (string, error) {
+	if sc.GetPrivileged() {
+		return "", nil
+	}
+	kind, ref, asked := cri.SecurityProfile_RuntimeDefault, "", true
+	//lint:ignore SA1019 CRI keeps the string for older clients
+	switch p, old := sc.GetApparmor(), sc.GetApparmorProfile(); {
+	case p != nil:
+		kind, ref = p.ProfileType, p.LocalhostRef
+	case old == "":
+		asked = false
+	case old == "runtime/default":
+	case old == "unconfined":
+		kind = cri.SecurityProfile_Unconfined
+	case strings.HasPrefix(old, "localhost/"):
+		kind, ref = cri.SecurityProfile_Localhost, strings.TrimPrefix(old, "localhost/")
+	default:
+		return "", fault.Invalid.Errorf("AppArmor profile %q is neither \"runtime/default\", \"unconfined\" nor \"localhost/…\"", old)
+	}
+
+	switch kind {
+	case cri.SecurityProfile_Unconfined:
+		if h.AppArmor {
+			return "unconfined", nil
+		}
+		return "", nil
+	case cri.SecurityProfile_RuntimeDefault:
+		if h.AppArmor && h.AppArmorDefault == "" && asked {
+			return "", fault.Unavailable.Errorf("the default AppArmor profile could not be loaded: see crispd check")
+		}
+		if h.AppArmor {
+			return h.AppArmorDefault, nil
+		}
+		return "", nil
+	case cri.SecurityProfile_Localhost:
+		ref = strings.TrimPrefix(ref, "localhost/")
+		if ref == "" {
+			return "", fault.Invalid.Errorf("AppArmor profile of type Localhost has no name")
+		}
+		if !h.AppArmor {
+			return "", fault.Invalid.Errorf("AppArmor profile %q: AppArmor is not enabled on this host", ref)
+		}
+		return ref, nil
+	}
+	return "", fault.Invalid.Errorf("AppArmor profile type %d is not known", kind)
 }

@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"maps"
 	"path"
 	"slices"
@@ -78,10 +79,7 @@ func memory(out *specs.LinuxResources, r *cri.LinuxContainerResources, h Host) e
 	}
 	m := &specs.LinuxMemory{Limit: set(limit)}
 	if h.SwapLimit {
-		if swap == 0 {
-			swap = limit
-		}
-		m.Swap = set(swap)
+		m.Swap = set(cmp.Or(swap, limit))
 	}
 	out.Memory = m
 	return nil
@@ -122,12 +120,10 @@ func MergeResources(old, change *cri.LinuxContainerResources) *cri.LinuxContaine
 			return old.GetPageSize() == l.GetPageSize()
 		}), l)
 	}
-	for k, v := range change.Unified {
-		if out.Unified == nil {
-			out.Unified = map[string]string{}
-		}
-		out.Unified[k] = v
+	if out.Unified == nil && len(change.Unified) > 0 {
+		out.Unified = map[string]string{}
 	}
+	maps.Copy(out.Unified, change.Unified)
 	return out
 }
 

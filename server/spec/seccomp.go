@@ -17,6 +17,7 @@ import (
 // "Default: "", which is identical with unconfined."
 func SeccompOf(sc *cri.LinuxContainerSecurityContext) (kind cri.SecurityProfile_ProfileType, file string, err error) {
 	kind = cri.SecurityProfile_Unconfined
+	//lint:ignore SA1019 CRI keeps the string for older clients
 	switch p, old := sc.GetSeccomp(), sc.GetSeccompProfilePath(); {
 	case sc.GetPrivileged():
 		return kind, "", nil

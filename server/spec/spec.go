@@ -23,13 +23,15 @@ package spec
 
 import (
 	"fmt"
+	"path/filepath"
 	"slices"
 
-	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/userns"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // A Host has the common input of all containers: the properties of this machine and the node's
@@ -74,6 +76,9 @@ type Input struct {
 	// only with IDs.
 	Namespaces map[string]string
 
+	// Resolve returns where a path leads in the container, as Mount.Place; nil = no path has links.
+	Resolve func(name string) string
+
 	Mounts  []Mount  // one for each of Container.Mounts, in their order
 	Volumes []Volume // the image's
 	Files   Files    // the sandbox's files, mounted unless a CRI mount has the same path
@@ -99,6 +104,9 @@ type Mount struct {
 	// Source is the absolute path on the host, with symlinks resolved: of
 	// host_path, or of the mounted image (including image_sub_path).
 	Source string
+	// Place is where container_path leads among the image's files and the other mounts: absolute,
+	// without symlinks. "" = it has none.
+	Place string
 	// Shared and Slave are the propagation of the mount that contains Source ("shared:" and
 	// "master:" of proc_pid_mountinfo(5)).
 	Shared, Slave bool
@@ -166,7 +174,7 @@ func Build(in Input) (*specs.Spec, error) {
 	if !sc.GetPrivileged() {
 		linux.MaskedPaths = sc.GetMaskedPaths()
 		linux.ReadonlyPaths = sc.GetReadonlyPaths()
-		if err := checkCovers(in.Mounts, slices.Concat(linux.MaskedPaths, linux.ReadonlyPaths)); err != nil {
+		if err := checkCovers(in, slices.Concat(linux.MaskedPaths, linux.ReadonlyPaths)); err != nil {
 			return nil, err
 		}
 	}
@@ -196,4 +204,61 @@ func check(in Input) error {
 
 func privileged(in Input) bool {
 	return in.Container.GetLinux().GetSecurityContext().GetPrivileged()
+}
+
+// devices returns the device nodes to create and the rules of the device cgroup. libcontainer
+// adds the nodes that every container has (null, zero, tty, …), and their rules.
+func devices(in Input) ([]specs.LinuxDevice, []specs.LinuxDeviceCgroup) {
+	var nodes []specs.LinuxDevice
+	rules := []specs.LinuxDeviceCgroup{{Allow: privileged(in), Access: "rwm"}}
+	for _, d := range in.Devices {
+		node := d.LinuxDevice
+		if in.Host.DevicesFromUser && !privileged(in) {
+			uid, gid := in.User.UID, in.User.GID
+			node.UID, node.GID = &uid, &gid
+		}
+		if in.IDs == nil && !in.Host.NoNodes || d.Source == "" || d.Source == d.Path {
+			nodes = append(nodes, node)
+		} // else deviceMounts has it
+		if !privileged(in) {
+			major, minor := d.Major, d.Minor
+			rules = append(rules, specs.LinuxDeviceCgroup{Allow: true, Type: d.Type, Major: &major, Minor: &minor, Access: d.Access})
+		}
+	}
+	return nodes, rules
+}
+
+// hostNamespace is the value of Input.Namespaces for a namespace shared with the host.
+const hostNamespace = "host"
+
+func namespaces(in Input) ([]specs.LinuxNamespace, error) {
+	list := []specs.LinuxNamespace{{Type: specs.MountNamespace}}
+	for _, kind := range []specs.LinuxNamespaceType{specs.NetworkNamespace, specs.UTSNamespace, specs.IPCNamespace, specs.PIDNamespace} {
+		switch path := in.Namespaces[string(kind)]; {
+		case path == hostNamespace:
+		case path == "" || filepath.IsAbs(path):
+			list = append(list, specs.LinuxNamespace{Type: kind, Path: path})
+		default:
+			return nil, fault.Internal.Errorf("%s namespace %q is not an absolute path", kind, path)
+		}
+	}
+	if in.IDs != nil {
+		path := in.Namespaces[string(specs.UserNamespace)]
+		if !filepath.IsAbs(path) {
+			return nil, fault.Internal.Errorf("user namespace %q is not an absolute path", path)
+		}
+		// Its mappings are not repeated: libcontainer reads them from the namespace.
+		list = append(list, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
+	}
+	if ownCgroupNamespace(in) {
+		list = append(list, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+	}
+	return list, nil
+}
+
+// ownCgroupNamespace reports whether a container sees its own cgroup as the root: on cgroup v2,
+// unless it is privileged or the node is configured otherwise.
+func ownCgroupNamespace(in Input) bool {
+	private := in.Host.CgroupNamespace == "private" || in.Host.CgroupNamespace == "" && in.Host.CgroupV2
+	return private && !privileged(in)
 }

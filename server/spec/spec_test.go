@@ -1,5 +1,7 @@
 package spec_test
 
+//lint:file-ignore SA1019 CRI keeps the strings of profiles for older clients
+
 import (
 	"errors"
 	"runtime"
@@ -202,6 +204,20 @@ func TestEnvRefused(t *testing.T) {
 		if _, err := spec.Build(in); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%q: got %v, want Invalid", kv.Key, err)
 		}
+	}
+}
+
+// An empty HOME of an image or a request would have the runtime look into the image's passwd file, with more
+// rights than the container's.
+func TestHomeIsNeverEmpty(t *testing.T) {
+	got, err := spec.Build(spec.Input{
+		User:      spec.User{Home: "/home/web"},
+		Image:     v1.ImageConfig{Env: []string{"HOME="}},
+		Container: &cri.ContainerConfig{Command: []string{"x"}, Envs: []*cri.KeyValue{{Key: "HOME"}}},
+		Sandbox:   &cri.PodSandboxConfig{},
+	})
+	if err != nil || !slices.Contains(got.Process.Env, "HOME=/home/web") {
+		t.Errorf("got %+v, %v", got, err)
 	}
 }
 

@@ -33,7 +33,7 @@ const maxMemberships = 4096
 
 // ResolveUser returns the user that a container runs as. CRI's user takes precedence over the
 // image's ("user", "uid", "user:group", …, as in the image's config). passwd and group are the
-// files of the container's root file system; nil = there is none.
+// files of the container's root file system; nil = no such file.
 //
 // CRI: "run_as_group should only be specified when run_as_user or run_as_username is specified;
 // otherwise, the runtime MUST error." and "the user MUST exist in the container image". A number
@@ -212,7 +212,7 @@ func findGroups(group io.Reader, wanted *account, user string) (gid uint32, memb
 		if !found && wanted.is(field[0], id) {
 			gid, found = id, true
 		}
-		if user != "" && len(field) > 3 && isMember(field[3], user) {
+		if user != "" && len(field) > 3 && slices.Contains(strings.Split(field[3], ","), user) {
 			member = append(member, id)
 		}
 		return len(member) <= maxMemberships
@@ -226,16 +226,6 @@ func findGroups(group io.Reader, wanted *account, user string) (gid uint32, memb
 		return 0, nil, fault.Invalid.Errorf("group %q is not in the image's group file", wanted.name)
 	}
 	return gid, member, nil
-}
-
-// isMember reports whether user is in a comma-separated list of names.
-func isMember(list, user string) bool {
-	for name := range strings.SplitSeq(list, ",") {
-		if name == user {
-			return true
-		}
-	}
-	return false
 }
 
 // eachLine calls f with the fields of each line until f returns false. The files come from an

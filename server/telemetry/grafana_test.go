@@ -136,7 +136,7 @@ func (d *grafanaDashboard) variables(t *testing.T) (names []string) {
 		names = append(names, v.Name)
 	}
 	if len(names) == 0 {
-		t.Error("nobody can choose a data source")
+		t.Error("no data source can be chosen")
 	}
 	return names
 }
@@ -168,7 +168,7 @@ func (p *grafanaPanel) wrong(variables []string) (errs []error) {
 		refs = append(refs, q.RefID)
 		for _, m := range regexp.MustCompile(`\$\{?(\w+)`).FindAllStringSubmatch(q.Expr+" "+q.LegendFormat+" "+p.Title, -1) {
 			if !slices.Contains(variables, m[1]) && !slices.Contains(builtin, m[1]) {
-				failed("nobody sets the variable %s", m[1])
+				failed("the variable %s is not set", m[1])
 			}
 		}
 		if bare := regexp.MustCompile(`\{\{\s*\w+\s*\}\}`).ReplaceAllString(q.LegendFormat, ""); strings.ContainsAny(bare, "{}") {

@@ -16,10 +16,10 @@ import (
 // its stages.
 func TestRootOfPod(t *testing.T) {
 	sent := tracetest.NewInMemoryExporter()
-	tracing := &tracing{podtrace.NewWith(podtrace.Options{PerMillion: 1e6}, sdk.WithSyncer(sent))}
+	sender := podtrace.NewWith(podtrace.Options{PerMillion: 1e6}, sdk.WithSyncer(sent))
 	for i, rpc := range []string{"RunPodSandbox", "PullImage", "StartContainer"} {
 		ctx, log := stage.With(context.Background(), nil)
-		ctx, sp := tracing.begin(ctx, rpc, Pod{Key: "u 0", Name: "default/web", First: i == 0})
+		ctx, sp := beginSpan(ctx, sender, rpc, Pod{Key: "u 0", Name: "default/web", First: i == 0})
 		stage.Next(ctx, "work")
 		log.Stop()
 		sp.end(Outcome{Code: "OK"}, log.Spans(), time.Now(), time.Now())

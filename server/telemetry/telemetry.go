@@ -11,17 +11,23 @@
 package telemetry
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"log/slog"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
+	"text/tabwriter"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"github.com/crisp-cri/crisp/internal/podtrace"
+	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/stage"
 )
 
@@ -42,8 +48,8 @@ type Telemetry struct {
 	log      *slog.Logger
 	version  string
 	registry *prometheus.Registry
-	tracing  atomic.Pointer[tracing] // nil = off
-	calls    sync.Map                // *Call → struct{}: those under way
+	tracing  atomic.Pointer[podtrace.Sender] // nil = off
+	calls    sync.Map                        // *Call → struct{}: those under way
 
 	rpcs      *prometheus.HistogramVec // rpc, code
 	inFlight  *prometheus.GaugeVec     // rpc
@@ -126,7 +132,7 @@ func (t *Telemetry) Begin(ctx context.Context, rpc string, pod Pod) (context.Con
 		observe = func(name string, took time.Duration) {
 			t.stages.WithLabelValues(rpc, name).Observe(took.Seconds())
 		}
-		ctx, c.span = t.tracing.Load().begin(ctx, rpc, pod)
+		ctx, c.span = beginSpan(ctx, t.tracing.Load(), rpc, pod)
 	}
 	ctx, c.stages = stage.With(ctx, observe)
 	if t != nil {
@@ -180,5 +186,101 @@ func (c *Call) End(o Outcome) (took time.Duration, shares []stage.Share) {
 // Bytes is the name of the count of a pull's bytes.
 const Bytes = "bytes"
 
-// Counted returns the call's count under name, such as bytes.
-func (c *Call) Counted(name string) int64 { return c.stages.Counted(name) }
+// ServeCalls serves the list of calls in flight, oldest first, with their current stages: the
+// first thing to look at when a node hangs.
+func (t *Telemetry) ServeCalls(w http.ResponseWriter, _ *http.Request) {
+	var list []*Call
+	t.calls.Range(func(c, _ any) bool {
+		list = append(list, c.(*Call))
+		return true
+	})
+	slices.SortFunc(list, func(a, b *Call) int { return cmp.Compare(a.Begin.UnixNano(), b.Begin.UnixNano()) })
+	out := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+	fmt.Fprintln(out, "RPC\tFOR\tSTAGE")
+	for _, c := range list {
+		spans := c.stages.Spans()
+		at := cmp.Or(stage.Open(spans), "-")
+		if part := stage.OpenPart(spans); part != "" {
+			at += ": " + part
+		}
+		fmt.Fprintf(out, "%s\t%s\t%s\n", c.RPC, time.Since(c.Begin).Round(time.Millisecond), at)
+	}
+	_ = out.Flush() // the client may have disconnected
+}
+
+// A State has the values that a scrape collects.
+type State struct {
+	Containers, Sandboxes map[string]int // by state
+	Images                int
+	Streams               int    // exec, attach and port-forward sessions
+	ExecutorRestarts      uint64 // since crispd began
+	EventsDropped         uint64 // subscribers of events that were too slow
+	Pulls                 []pulls.Pull
+}
+
+// Watch makes each scrape call state, and examine the process that executor returns; there are
+// no metrics of it while executor returns an error. It must be called once.
+func (t *Telemetry) Watch(state func() State, executor func() (pid int, err error)) {
+	if t != nil {
+		t.registry.MustRegister(states(state),
+			collectors.NewProcessCollector(collectors.ProcessCollectorOpts{PidFn: executor, Namespace: "crisp_executor"}))
+	}
+}
+
+// states is a prometheus.Collector.
+type states func() State
+
+var (
+	containersDesc = prometheus.NewDesc("crisp_containers", "Containers by state.", []string{"state"}, nil)
+	sandboxesDesc  = prometheus.NewDesc("crisp_sandboxes", "Sandboxes by state.", []string{"state"}, nil)
+	imagesDesc     = prometheus.NewDesc("crisp_images", "Images on the node.", nil, nil)
+	streamsDesc    = prometheus.NewDesc("crisp_streaming_sessions", "Sessions of exec, attach and port-forward under way.", nil, nil)
+	restartsDesc   = prometheus.NewDesc("crisp_executor_restarts_total", "How often the executor was lost and another one was found or started.", nil, nil)
+	pullBytesDesc  = prometheus.NewDesc("crisp_image_pull_bytes", "Bytes that have come, of an image that is being pulled.", []string{"image"}, nil)
+	pullSizeDesc   = prometheus.NewDesc("crisp_image_pull_size_bytes", "Bytes that have to come, of an image that is being pulled.", []string{"image"}, nil)
+	pullRateDesc   = prometheus.NewDesc("crisp_image_pull_rate_bytes_per_second", "How fast an image comes that is being pulled.", []string{"image"}, nil)
+	droppedDesc    = prometheus.NewDesc("crisp_event_subscribers_dropped_total", "Clients of GetContainerEvents that were too slow.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (states) Describe(c chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{containersDesc, sandboxesDesc, imagesDesc, streamsDesc, restartsDesc, droppedDesc, pullBytesDesc, pullSizeDesc, pullRateDesc} {
+		c <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (f states) Collect(c chan<- prometheus.Metric) {
+	s := f()
+	for name, n := range s.Containers {
+		c <- prometheus.MustNewConstMetric(containersDesc, prometheus.GaugeValue, float64(n), name)
+	}
+	for name, n := range s.Sandboxes {
+		c <- prometheus.MustNewConstMetric(sandboxesDesc, prometheus.GaugeValue, float64(n), name)
+	}
+	c <- prometheus.MustNewConstMetric(imagesDesc, prometheus.GaugeValue, float64(s.Images))
+	c <- prometheus.MustNewConstMetric(streamsDesc, prometheus.GaugeValue, float64(s.Streams))
+	c <- prometheus.MustNewConstMetric(restartsDesc, prometheus.CounterValue, float64(s.ExecutorRestarts))
+	c <- prometheus.MustNewConstMetric(droppedDesc, prometheus.CounterValue, float64(s.EventsDropped))
+	collectPulls(c, s.Pulls)
+}
+
+// maxPullSeries bounds the number of images with their own series.
+const maxPullSeries = 100
+
+// collectPulls reports the progress of pulls. Two pulls of one image, with the credentials of
+// two callers, are one series: that of the first.
+func collectPulls(c chan<- prometheus.Metric, list []pulls.Pull) {
+	seen := make(map[string]bool)
+	for _, p := range list {
+		if seen[p.Image] || len(seen) == maxPullSeries {
+			continue
+		}
+		seen[p.Image] = true
+		c <- prometheus.MustNewConstMetric(pullBytesDesc, prometheus.GaugeValue, float64(p.Bytes), p.Image)
+		c <- prometheus.MustNewConstMetric(pullRateDesc, prometheus.GaugeValue, p.Rate, p.Image)
+		if p.AllKnown {
+			c <- prometheus.MustNewConstMetric(pullSizeDesc, prometheus.GaugeValue, float64(p.Total), p.Image)
+		}
+	}
+}

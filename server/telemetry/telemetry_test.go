@@ -163,7 +163,7 @@ func TestOneTracePerPod(t *testing.T) {
 		t.Logf("the last spans: %v", err) // no collector to receive them
 	}
 	if got := trace(t.Context(), "RunPodSandbox", "web"); got != "" {
-		t.Error("a pod that nobody samples is traced")
+		t.Error("a pod that is not sampled is traced")
 	}
 }
 
@@ -185,7 +185,7 @@ func TestTraceComesAndGoes(t *testing.T) {
 		t.Logf("the last spans: %v", err) // no collector to receive them
 	}
 	if _, call := tel.Begin(t.Context(), "Version", telemetry.Pod{}); call.TraceID() != "" {
-		t.Error("a call that nobody samples is traced")
+		t.Error("a call that is not sampled is traced")
 	}
 	if err := tel.Close(); err != nil {
 		t.Error(err)

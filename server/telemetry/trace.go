@@ -2,8 +2,6 @@ package telemetry
 
 import (
 	"context"
-	"maps"
-	"slices"
 	"time"
 
 	"go.opentelemetry.io/otel/attribute"
@@ -30,24 +28,17 @@ type Traces struct {
 	PerMillion int
 }
 
-// tracing is the current Traces. A nil one is off.
-type tracing struct{ *podtrace.Sender }
-
 // Trace replaces the configuration of the traces.
 func (t *Telemetry) Trace(o Traces) error {
-	var next *tracing
+	var next *podtrace.Sender
 	if o.Endpoint != "" {
-		sender, err := podtrace.New(podtrace.Options{Endpoint: o.Endpoint, PerMillion: o.PerMillion, Service: "crispd", Version: t.version, Log: t.log})
+		var err error
+		next, err = podtrace.New(podtrace.Options{Endpoint: o.Endpoint, PerMillion: o.PerMillion, Service: "crispd", Version: t.version, Log: t.log})
 		if err != nil {
 			return err
 		}
-		next = &tracing{sender}
 	}
-	old := t.tracing.Swap(next)
-	if old == nil {
-		return nil
-	}
-	return old.Close()
+	return t.tracing.Swap(next).Close()
 }
 
 // span is the span of one call. It is nil if the call is not recorded.
@@ -58,16 +49,21 @@ type span struct {
 	pod    *Pod // this is the first call of its trace; nil = of no pod's
 }
 
-// begin begins the span of a call, which belongs to its caller's trace if the request says so by
+// beginSpan begins the span of a call, which belongs to its caller's trace if the request says so by
 // W3C Trace Context.
 //
 // A call for a pod that belongs to no trace joins the pod's, see Pod.
-func (t *tracing) begin(ctx context.Context, rpc string, pod Pod) (context.Context, *span) {
+func beginSpan(ctx context.Context, t *podtrace.Sender, rpc string, pod Pod) (context.Context, *span) {
 	if t == nil {
 		return ctx, nil
 	}
-	md, _ := metadata.FromIncomingContext(ctx)
-	ctx = propagation.TraceContext{}.Extract(ctx, carrier(md))
+	of, fields := propagation.TraceContext{}, propagation.MapCarrier{}
+	for _, key := range of.Fields() {
+		if v := metadata.ValueFromIncomingContext(ctx, key); len(v) > 0 {
+			fields[key] = v[0]
+		}
+	}
+	ctx = of.Extract(ctx, fields)
 	own := pod.Key != "" && !trace.SpanContextFromContext(ctx).IsValid()
 	if own {
 		ctx = trace.ContextWithRemoteSpanContext(ctx, pod.Root(t.Sampler))
@@ -134,20 +130,3 @@ func attributes(pairs []any) []attribute.KeyValue {
 	}
 	return list
 }
-
-// carrier reads the trace context from a call's metadata.
-type carrier metadata.MD
-
-// Get implements propagation.TextMapCarrier.
-func (c carrier) Get(key string) string {
-	if v := metadata.MD(c).Get(key); len(v) > 0 {
-		return v[0]
-	}
-	return ""
-}
-
-// Set implements propagation.TextMapCarrier; nothing is ever set.
-func (carrier) Set(string, string) {}
-
-// Keys implements propagation.TextMapCarrier.
-func (c carrier) Keys() []string { return slices.Collect(maps.Keys(c)) }
