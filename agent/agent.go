@@ -1,23 +1,25 @@
 // Package agent runs pods on one node without a cluster, from a directory of manifests, as the
 // kubelet does for a cluster. It uses only CRI, so it runs on any runtime; of crispd it also
-// reads the progress of pulls (pullwatch).
+// reads the progress of pulls (pull.Watcher).
 //
-//	manifests ─▶ source ─▶ manifest ─▶ desired ─┐
-//	             (watch)   (decode)    (merge)  │ which pods are wanted
+//	manifests ─▶ manifest ─▶ source ────────────┐
+//	             (decode)    (watch, merge)     │ which pods are wanted
 //	                                            ▼
 //	                                          worker   one goroutine for each pod:
 //	                                            │      observe → compute → act
 //	                    podsync (pure) ◀────────┤
 //	                                            ▼
-//	 pleg ◀── lists, events ── runtime ◀── CRI ── criruntime ◀── podspec (pure)
-//	  │                           ▲             │
-//	  │   readiness ── asks it ───┤             │
-//	  │   probe ── exec ──────────┘             ▼
-//	  └──▶ wake workers ◀── probe results     status   what is known of each pod
+//	          runtime ◀── CRI: calls ─────── criruntime ◀── podspec (pure)
+//	           ▲    └──── lists, events ──────▶ │
+//	           │ exec                           ▼
+//	         probe ─── results ─▶ worker      status   what is known of each pod
 //
-// Beside the workers, housekeeping looks after the node (evictions, images, logs), and api
-// serves all of it where listen listens. This package makes the parts (newAgent), and its loop
-// passes changes between them.
+// Beside the workers, housekeeping looks after the node (evictions, images, logs). This package
+// makes the parts (newAgent), and its loop passes changes between them.
+//
+// It serves nothing and knows no API. What embeds it (package apiserver) may be one more source
+// of objects, expand workloads to pods (source.Expander), follow what happens to pods (Observer),
+// and ask an Agent for what its exported fields have.
 //
 // The runtime and the labels of its sandboxes and containers are the ground truth. The agent may
 // be killed at any moment: the next one observes, and finds by labels what its predecessor made.
@@ -37,69 +39,50 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 
-	"github.com/crisp-cri/crisp/agent/admission"
-	"github.com/crisp-cri/crisp/agent/containermanager"
-	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/ephemeral"
-	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
-	"github.com/crisp-cri/crisp/agent/idrange"
-	"github.com/crisp-cri/crisp/agent/keyring"
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/node"
-	"github.com/crisp-cri/crisp/agent/nodepods"
-	"github.com/crisp-cri/crisp/agent/pleg"
 	"github.com/crisp-cri/crisp/agent/podfiles"
-	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/probe"
-	"github.com/crisp-cri/crisp/agent/pullrecords"
-	"github.com/crisp-cri/crisp/agent/pullwatch"
-	"github.com/crisp-cri/crisp/agent/readiness"
+	"github.com/crisp-cri/crisp/agent/pull"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/agent/stopped"
-	"github.com/crisp-cri/crisp/apiserver/api"
-	"github.com/crisp-cri/crisp/apiserver/startup"
-	"github.com/crisp-cri/crisp/apiserver/store"
+	"github.com/crisp-cri/crisp/agent/worker"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
-// Options configure an agent.
 type Options struct {
-	Manifests      string             // directory of the manifest files
-	URL            string             // of one more manifest; "" is none
-	URLHeader      http.Header        // of the requests for it
-	Root           string             // the agent's own directory
-	Serve          Serve              // where it serves its API
-	LogDir         string             // directory of the agent's files
-	NodeName       string             // "" is the host name
-	NodeIPs        []netip.Addr       // nil: detected, and followed when they change
-	ResolvConf     string             // of the node; "" gives pods the runtime's choice
-	ClusterDNS     []string           // name servers for dnsPolicy ClusterFirst; without any, it means Default
-	ClusterDomain  string             // suffix of the names of pods with a subdomain and, with ClusterDNS, of search domains
-	SeccompDefault bool               // RuntimeDefault for containers that name no profile
-	NoCPUQuota     bool               // CPU limits are not enforced
-	Pulls          criruntime.Pulls   // limits of pulling images
-	PullPolicy     pullrecords.Policy // which local images need credentials to use; "" is the kubelet's default
-	PullUnasked    []string           // images that need none, by the policy NeverVerifyAllowlisted
-	Plugins        string             // file with a CredentialProviderConfig; "" for none
-	PluginDir      string             // of its programs
-	LogLinks       string             // directory of links to the containers' logs; "" for none
-	StopPods       bool               // stop the pods when the agent ends; else they keep running
-	Node           host.Config        // what pods may use of the node
+	Manifests      string           // directory of the manifest files
+	URL            string           // of one more manifest; "" is none
+	URLHeader      http.Header      // of the requests for it
+	Root           string           // the agent's own directory
+	Version        string           // of crisp
+	Expand         source.Expander  // makes the pods of workloads; nil: they are rejected
+	LogDir         string           // directory of the agent's files
+	NodeName       string           // "" is the host name
+	NodeIPs        []netip.Addr     // nil: detected, and followed when they change
+	ResolvConf     string           // of the node; "" gives pods the runtime's choice
+	ClusterDNS     []string         // name servers for dnsPolicy ClusterFirst; without any, it means Default
+	ClusterDomain  string           // suffix of the names of pods with a subdomain and, with ClusterDNS, of search domains
+	SeccompDefault bool             // RuntimeDefault for containers that name no profile
+	NoCPUQuota     bool             // CPU limits are not enforced
+	Pulls          criruntime.Pulls // limits of pulling images
+	PullPolicy     pull.Policy      // which local images need credentials to use; "" is the kubelet's default
+	PullUnasked    []string         // images that need none, by the policy NeverVerifyAllowlisted
+	Plugins        string           // file with a CredentialProviderConfig; "" for none
+	PluginDir      string           // of its programs
+	LogLinks       string           // directory of links to the containers' logs; "" for none
+	StopPods       bool             // stop the pods when the agent ends; else they keep running
+	Node           NodeConfig       // what pods may use of the node
 	Log            *slog.Logger
-
-	Tracing Tracing          // the collector of spans of pods' starts
-	traces  *podtrace.Sender // nil = none
 
 	MaxBackoff time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
 
@@ -109,78 +92,90 @@ type Options struct {
 	Connect func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error)
 }
 
-// Run runs the agent until ctx ends, which is no error. An error means that the
-// agent could not start. It serves its API from the start, and runs pods as soon
-// as the runtime has answered for the first time.
-func Run(ctx context.Context, o Options) error {
+// Open makes an agent, which knows the pods of an earlier one on the same root but runs none before
+// Run. Only one agent can be open on a root. The agent must be closed, and ctx end then.
+func Open(ctx context.Context, o Options) (*Agent, error) {
 	if err := o.complete(); err != nil {
-		return err
+		return nil, err
 	}
 	lock, err := lockRoot(o.Root)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	defer lock.close()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	events, err := event.Open(filepath.Join(o.Root, "events"), o.NodeName, event.DefaultMost, o.Log)
+	events, err := status.OpenEvents(filepath.Join(o.Root, "events"), o.NodeName, status.DefaultMostEvents, o.Log)
 	if err != nil {
-		return err
+		lock.close()
+		return nil, err
 	}
-	defer events.Close()
-	if err := o.openTraces(); err != nil {
-		return err
-	}
-	defer o.closeTraces()
 	a, err := newAgent(ctx, o, events)
 	if err != nil {
-		return err
+		events.Close()
+		lock.close()
+		return nil, err
 	}
-	served, err := a.serve(ctx, events)
-	if err != nil {
-		return err
+	a.lock = lock
+	a.shown.RuntimeChanged(criruntime.State{Reason: "RuntimeDoesNotAnswer", Message: "runtime at " + o.Endpoint + " has not answered yet"})
+	return a, nil
+}
+
+func (a *Agent) Close() {
+	a.Events.Close()
+	a.lock.close()
+}
+
+// Run runs the agent until ctx, and that of Open, have ended, which is no error. An error means that the
+// agent could not start. It runs pods as soon as the runtime has answered for the first time.
+func (a *Agent) Run(ctx context.Context, e Embedding) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	if e.Source != nil {
+		a.source = e.Source
+		a.Wanted.Expect(manifest.SourceAPI)
 	}
-	defer served.Close()
-	go lock.watch(ctx, served, o.Log)
+	if e.Observer != nil {
+		a.observer = e.Observer
+	}
+	go a.lock.watch(ctx, e.Sockets, a.o.Log)
 	a.notifySystemd(ctx)
 	defer sdnotify.Notify("STOPPING=1")
 	return a.loop(ctx)
 }
 
-// disk has the agent's stores on disk.
+// Options returns the agent's options, with their defaults.
+func (a *Agent) Options() Options { return a.o }
+
+// CgroupDriver returns the kubelet's name of what makes the pods' cgroups; "" if nothing does.
+func (a *Agent) CgroupDriver() string { return a.containers.CgroupDriver() }
+
 type disk struct {
 	files   *podfiles.Store
-	objects *store.Store
-	ids     *idrange.Pool
-	pulled  *pullrecords.Ledger
-	plugins *keyring.Plugins // nil: none
+	ids     *node.IDPool
+	pulled  *pull.Ledger
+	plugins *pull.Plugins // nil: none
 }
 
 func openDisk(o *Options) (d disk, err error) {
-	if d.pulled, err = pullrecords.Open(o.Root, cmp.Or(o.PullPolicy, pullrecords.NeverVerifyPreloaded), o.PullUnasked); err != nil {
+	if d.pulled, err = pull.OpenLedger(o.Root, cmp.Or(o.PullPolicy, pull.NeverVerifyPreloaded), o.PullUnasked); err != nil {
 		return d, err
 	}
 	if o.Plugins != "" {
-		if d.plugins, err = keyring.LoadPlugins(o.Plugins, o.PluginDir, o.Log); err != nil {
+		if d.plugins, err = pull.LoadPlugins(o.Plugins, o.PluginDir, o.Log); err != nil {
 			return d, fault.Invalid.Errorf("%v", err)
 		}
 	}
 	if d.files, err = podfiles.Open(podfiles.Options{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log}); err != nil {
 		return d, err
 	}
-	if err = podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil {
-		return d, err
+	if err := podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil { // only the command line reads it, without an agent
+		o.Log.Warn("runtime not recorded", "err", err)
 	}
-	if d.ids, err = idrange.Open(filepath.Join(o.Root, "pods"), o.Log); err != nil {
-		return d, err
-	}
-	d.objects, err = store.Open(filepath.Join(o.Root, "objects"), o.NodeName, d.files, o.Log)
+	d.ids, err = node.OpenIDs(filepath.Join(o.Root, "pods"), o.Log)
 	return d, err
 }
 
 // newAgent makes an agent of its parts, with what an earlier agent has left on disk. The
 // runtime is not connected yet.
-func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, error) {
+func newAgent(ctx context.Context, o Options, events *status.EventStore) (*Agent, error) {
 	d, err := openDisk(&o)
 	if err != nil {
 		return nil, err
@@ -188,24 +183,25 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 	files := d.files
 
 	// The wanted pods, and their state.
-	wanted := desired.New(o.sources())
+	wanted := source.NewManager(o.sources(), o.Expand)
 	wanted.Resume(files.Accepted(), files.LoadStatus)
 	going := func(pod *v1.Pod) bool { return files.Ending(pod.UID) }
-	debug := ephemeral.Open(filepath.Join(o.Root, "ephemeral"), slices.DeleteFunc(files.Accepted(), going), wanted, o.Log)
-	ips, runtime := node.NewAddresses(o.NodeIPs), criconn.New(o.Log)
-	shown := host.Conditions{Node: node.New(o.NodeName, o.Serve.Version, ips.Get()), Wanted: wanted, Endpoint: o.Endpoint}
-	o.Node.Describe(shown.Node, o.Root)
-	h := host.Host{Addresses: ips, Node: shown.Node, Readiness: readiness.New(runtime.Runtime(), shown, o.Log), Runtime: runtime}
+	debug := source.OpenEphemeral(filepath.Join(o.Root, "ephemeral"), slices.DeleteFunc(files.Accepted(), going), wanted, o.Log)
+	ips, runtime := node.NewAddresses(o.NodeIPs), criruntime.NewConnection(o.Log)
+	self := node.New(o.NodeName, o.Version, ips.Get())
+	o.Node.Describe(self, o.Root)
+	shown := nodeConditions{Node: self, Wanted: wanted, Endpoint: o.Endpoint}
+	h := nodeHost{Addresses: ips, Node: self, Readiness: criruntime.NewMonitor(runtime.Runtime(), shown, o.Log), Runtime: runtime}
 	results := &probe.Results{}
 	statuses := status.NewStore(h, files, results, o.Log)
-	pods := nodepods.New(wanted, files, statuses)
+	pods := node.NewPods(wanted, files, statuses)
 
 	// The parts that act.
-	containers := containermanager.New(containermanager.Options{
+	containers := node.NewContainerManager(node.ContainerManagerOptions{
 		NoPodCgroups: o.Node.NoPodCgroups, CgroupRoot: o.Node.CgroupRoot, PodPIDs: o.Node.PodPIDs, NoCPUQuota: o.NoCPUQuota, Reserved: o.Node.Reserved(),
-		Node: shown.Node, Readiness: h.Readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),
+		Node: self, Readiness: h.Readiness, Pods: pods, IDs: d.ids, Runtime: runtime.Runtime(),
 	})
-	watcher := pullwatch.New(o.Endpoint)
+	watcher := pull.NewWatcher(o.Endpoint)
 	context.AfterFunc(ctx, watcher.Close)
 	driver := criruntime.New(criruntime.Options{
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
@@ -213,35 +209,24 @@ func newAgent(ctx context.Context, o Options, events *event.Store) (*agent, erro
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
 		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Progress: watcher, Events: events, Log: o.Log,
 	})
-	lists := pleg.New(driver, o.Log)
+	lists := criruntime.NewPLEG(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events})
-	stops := stopped.Open(filepath.Join(o.Root, "stopped.json"), o.Log)
-	w := podworkers.New(podworkers.Options{Events: events, Wanted: wanted, Node: shown.Node, Stopped: stops, Statuses: statuses, Log: o.Log})
+	stops := worker.OpenStops(filepath.Join(o.Root, "stopped.json"), o.Log)
+	w := worker.NewWorkers(worker.WorkersOptions{Events: events, Wanted: wanted, Node: self, Stopped: stops, Statuses: statuses, Log: o.Log})
 	w.ShowDrain()
 	keeper := housekeeping.New(housekeeping.Options{
 		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
 		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
-		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: shown.Node, Events: events, Log: o.Log,
+		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: self, Events: events, Log: o.Log,
 	})
-	alive, started := &heartbeat{}, &startup.Keeper{Traces: o.traces}
-	for _, pod := range files.Accepted() {
-		if !files.Ending(pod.UID) {
-			started.Restore(pod.UID, files.StartupPath(pod))
-		}
+	a := &Agent{
+		Wanted: wanted, Files: files, Statuses: statuses, Events: events, Node: self, Runtime: runtime, Pulls: watcher,
+		Lists: lists, Probes: probes, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug,
+		o: o, observer: unobserved{}, pods: pods, host: h, shown: shown, driver: driver, results: results, containers: containers, keeper: keeper, stopped: stops,
+		shownIPs: ips.Get(), evicted: map[types.UID]*evicted{},
 	}
-	return &agent{
-		o: o, files: files, pods: pods, host: h, conditions: shown, containers: containers, events: events, runtime: runtime, driver: driver, wanted: wanted, status: statuses,
-		results: results, probes: probes, pleg: lists, store: d.objects, keeper: keeper, workers: w, stopped: stops, ephemeral: debug, heartbeat: alive, startup: started, pulls: watcher, shownIPs: ips.Get(),
-		api: api.New(api.Options{
-			Wanted: wanted, Store: d.objects, Events: events, Node: shown.Node,
-			Runtime: runtime, Metrics: runtime.Counts, ProbeMetrics: probes.Counts, Statuses: statuses, Files: files, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug, Startup: started,
-			Loop: alive, Lists: lists, Config: configz{o, containers}, Checkpoints: filepath.Join(o.Root, "checkpoints"), Log: o.Log,
-		}),
-		admission: admission.New(admission.Options{
-			NodeName: o.NodeName, UnsafeSysctls: o.Node.UnsafeSysctls, NoPrivileged: o.Node.NoPrivileged,
-			Node: shown.Node, Readiness: h.Readiness, Pods: pods, Classes: wanted, Pressure: keeper, Workers: w, Events: events,
-		}),
-	}, nil
+	a.admission = newAdmitter(a, pods, keeper)
+	return a, nil
 }
 
 func (o *Options) complete() error {
@@ -264,12 +249,6 @@ func (o *Options) complete() error {
 		if o.NodeName, err = os.Hostname(); err != nil {
 			return err
 		}
-	}
-	if o.Serve.Page && (o.Serve.Listen == "" || strings.HasSuffix(o.Serve.Listen, ":0")) {
-		return fault.Invalid.Errorf("agent: the page needs the address that it is served at (--listen), with its port")
-	}
-	if o.Serve.Socket == "" {
-		o.Serve.Socket = SocketOf(o.Root)
 	}
 	return nil
 }

@@ -15,18 +15,18 @@ import (
 // of pods.
 type backend struct {
 	*criruntime.Driver
-	a *agent
+	a *Agent
 }
 
 func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (podsync.Have, error) {
-	done := b.a.startup.Observe(pod)
+	done := b.a.observer.Observe(pod)
 	have, err := b.Driver.Observe(ctx, key, pod)
 	done()
 	if err != nil || pod == nil {
 		return have, err
 	}
 	have.Probes = b.a.results.Of(pod, have)
-	have.Scarce = b.a.workers.Scarce()
+	have.Scarce = b.a.Workers.Scarce()
 	have.Pending = b.a.pods.Pending(pod.UID)
 	have.Stop = b.a.stopped.Of(pod)
 	if have.Stop != nil && !have.Stop.On() && !have.Interrupts(string(pod.UID)) {
@@ -35,9 +35,8 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	return have, nil
 }
 
-// Act does one action and records how long its stages took.
 func (b backend) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Action) error {
-	ctx, interrupt, done := b.a.startup.Act(ctx, interrupt, pod, a)
+	ctx, interrupt, done := b.a.observer.Act(ctx, interrupt, pod, a)
 	err := b.Driver.Act(ctx, interrupt, pod, a)
 	done(err)
 	if pod != nil {
@@ -47,83 +46,79 @@ func (b backend) Act(ctx, interrupt context.Context, pod *v1.Pod, a podsync.Acti
 }
 
 func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
-	defer b.a.startup.Observe(pod)()
-	have.Ending = b.a.files.MarkEnding(pod, have)
+	defer b.a.observer.Observe(pod)()
+	have.Ending = b.a.Files.MarkEnding(pod, have)
 	for _, uid := range have.Ending {
 		if pod == nil || string(pod.UID) != uid {
-			b.a.status.Drop(types.UID(uid))
+			b.a.Statuses.Drop(types.UID(uid))
 		}
 	}
 	if have.Ends(pod) { // the existing sandbox and containers belong to the pod that ends, not to the next one
 		have = podsync.Have{Files: have.Files, Ending: have.Ending}
+		if podsync.Terminal(b.a.Statuses.Get(pod.UID)) { // reported meanwhile, by the round that began before its end
+			b.a.Statuses.Drop(pod.UID)
+		}
 	}
 	var old *v1.PodStatus
 	if pod != nil {
-		old = b.a.status.Get(pod.UID)
+		old = b.a.Statuses.Get(pod.UID)
 	}
-	now := b.a.status.Report(pod, have)
-	if now != nil {
-		b.a.startup.Status(pod, now, have.Failures) // before the writes below: the status is already visible
-		b.a.recordEnding(pod)
-		status.RecordBackOffEvents(b.a.events, pod, old, now)
-		if err := b.a.files.Change(pod); err != nil {
-			b.a.o.Log.Warn("pod not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
-		}
-		if err := b.a.startup.Save(pod, b.a.files.StartupPath(pod)); err != nil { // for diagnostics only
-			b.a.o.Log.Debug("startup record not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
-		}
-		b.a.publishStatus(pod, now)
+	now := b.a.Statuses.Report(pod, have)
+	if now == nil {
+		b.a.observer.Changed(nil)
+		return nil
 	}
-	b.a.api.Poke()
+	b.a.observer.Status(pod, now, have.Failures) // before the writes below: the status is already visible
+	b.a.recordEnding(pod)
+	status.RecordBackOffEvents(b.a.Events, pod, old, now)
+	if err := b.a.Files.Change(pod); err != nil {
+		b.a.o.Log.Warn("pod not saved", "pod", podsync.KeyOf(pod).String(), "err", err)
+	}
+	b.a.publishStatus(pod, now)
+	b.a.observer.Changed(pod)
 	return now
 }
 
-// publishStatus hands a pod's status to the workloads and to the probes.
-func (a *agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
-	a.wanted.Observe(pod, *now)
+func (a *Agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
+	a.Wanted.Observe(pod, *now)
 	a.probe(pod, now)
 }
 
-// Ended removes the object of a deleted pod once nothing of the pod is left.
-func (b backend) Ended(key podsync.Key, uid types.UID) {
-	if err := b.a.store.Ended(key.Namespace, key.Name, uid); err != nil {
-		b.a.o.Log.Error("object of an ended pod not deleted", "pod", key.String(), "err", err)
-	}
-}
+func (b backend) Ended(key podsync.Key, uid types.UID) { b.a.observer.Ended(key, uid) }
 
 // Probed publishes the pod's status with a new result of a probe, and wakes the pod's worker.
 // It does not wait for the worker, which may be pulling an image, or waiting for a container to
 // end.
-func (a *agent) Probed(key podsync.Key, _ probe.Kind) {
-	if pod := a.wanted.Pod(key); pod != nil {
-		if pod, now := a.status.Probed(pod.UID); now != nil {
-			a.startup.Status(pod, now, nil)
+func (a *Agent) Probed(key podsync.Key, _ probe.Kind) {
+	if pod := a.Wanted.Pod(key); pod != nil {
+		if pod, now := a.Statuses.Probed(pod.UID); now != nil {
+			a.observer.Status(pod, now, nil)
 			a.publishStatus(pod, now)
-			a.api.Poke()
+			a.observer.Changed(nil)
 		}
 	}
-	a.workers.Wake(key)
+	a.Workers.Wake(key)
 }
 
 // probe starts and stops the pod's probes to fit its status. While the pod ends, only its
 // readiness probes continue: a failed liveness probe would change nothing.
-func (a *agent) probe(pod *v1.Pod, now *v1.PodStatus) {
+func (a *Agent) probe(pod *v1.Pod, now *v1.PodStatus) {
 	running := false
 	for _, list := range [][]v1.ContainerStatus{now.InitContainerStatuses, now.ContainerStatuses} {
 		for i := range list {
 			running = running || list[i].State.Running != nil
 			if started := list[i].Started; started != nil && *started && !list[i].Ready {
-				a.probes.AskNow(pod.UID, list[i].Name)
+				a.Probes.AskNow(pod.UID, list[i].Name)
 			}
 		}
 	}
 	over := podsync.Terminal(now) || pod.DeletionTimestamp != nil
 	switch {
 	case !over:
-		a.probes.Add(pod, a)
+		a.Probes.Add(pod, a)
 	case running:
-		a.probes.Remove(pod.UID, probe.Startup, probe.Liveness)
+		a.Probes.Remove(pod.UID, probe.Startup, probe.Liveness)
 	default:
-		a.probes.Remove(pod.UID)
+		a.Probes.Remove(pod.UID)
 	}
 }

@@ -4,15 +4,12 @@ import (
 	"log/slog"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/apiserver/startup"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
@@ -42,15 +39,20 @@ func TestEndBeforeTheFirstFile(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &agent{o: Options{Log: log}, files: files, events: event.Discard, startup: &startup.Keeper{}, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile})}
-	a.probes = probe.New(t.Context(), probe.Options{})
+	events, err := status.OpenEvents(t.TempDir(), "n1", status.DefaultMostEvents, log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer events.Close()
+	a := &Agent{o: Options{Log: log}, observer: unobserved{}, Files: files, Events: events, results: &probe.Results{}, Wanted: source.NewManager([]string{manifest.SourceFile}, nil)}
+	a.Probes = probe.New(t.Context(), probe.Options{})
 	wants := func(objects ...manifest.Object) {
-		a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: objects}}})
+		a.Wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: objects}}})
 	}
 	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 	late := lateFiles{files, func() {}}
 	report := func() {
-		a.status = status.NewStore(noNode{}, late, a.results, log)
+		a.Statuses = status.NewStore(noNode{}, late, a.results, log)
 		backend{a: a}.Report(pod, podsync.Have{})
 	}
 	wants(pod)

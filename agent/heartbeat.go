@@ -1,10 +1,14 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
+
+	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
 
 // stalled is how long a turn of the loop may take before Health reports it. Only tests change
@@ -28,4 +32,15 @@ func (h *heartbeat) Health() error {
 		return fmt.Errorf("the loop has been stuck for %s", still.Round(time.Second))
 	}
 	return nil
+}
+
+// notifySystemd notifies the service manager that the agent serves and, if the unit has
+// WatchdogSec, regularly that it is alive while the loop runs. It does so even without a
+// runtime, because restarting the agent would not bring that back.
+func (a *Agent) notifySystemd(ctx context.Context) {
+	sdnotify.Notify("READY=1\nSTATUS=" + a.shown.Line(criruntime.State{}))
+	if interval := sdnotify.Interval(); interval > 0 {
+		alive := func(context.Context) error { return a.Health() }
+		go sdnotify.Watchdog(ctx, interval, alive, func() string { return a.shown.Line(a.host.Readiness.Get()) }, a.o.Log)
+	}
 }

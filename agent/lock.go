@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"sync"
 
-	"github.com/crisp-cri/crisp/apiserver/listen"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/unixsock"
@@ -44,15 +43,18 @@ func (l *rootLock) close() {
 	l.file = nil
 }
 
-// watch restores the lock and the socket if they are removed, until ctx ends.
-func (l *rootLock) watch(ctx context.Context, s *listen.Server, log *slog.Logger) {
+// watch restores the lock and the sockets if they are removed, until ctx ends.
+func (l *rootLock) watch(ctx context.Context, sockets Sockets, log *slog.Logger) {
 	unixsock.Watch(ctx, log, func() ([]string, error) {
 		again, err := l.look()
 		if err != nil {
-			return nil, err // another agent has the root now, and the socket
+			return nil, err // another agent has the root now, and the sockets
 		}
-		sockets, err := s.Look()
-		return append(again, sockets...), err
+		if sockets == nil {
+			return again, nil
+		}
+		more, err := sockets.Look()
+		return append(again, more...), err
 	})
 }
 

@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"net"
-	"net/http"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -16,8 +14,6 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	critest "k8s.io/cri-api/pkg/apis/testing"
-
-	"github.com/crisp-cri/crisp/agent/host"
 )
 
 // A stuck loop is reported; a loop that waits for events is not.
@@ -58,15 +54,11 @@ func (b bar) Handle(_ context.Context, r slog.Record) error {
 	return nil
 }
 
-// Health checks over HTTP report a stuck loop until it continues.
+// A stuck loop is reported until it continues.
 func TestStalledLoopIsReported(t *testing.T) {
 	defer func(d time.Duration) { stalled = d }(stalled)
 	stalled = 2 * time.Second
-	dir, err := os.MkdirTemp("", "crisp") // short: it is part of a socket's name
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
+	dir := t.TempDir()
 	manifests := filepath.Join(dir, "manifests")
 	if err := os.Mkdir(manifests, 0o755); err != nil {
 		t.Fatal(err)
@@ -75,42 +67,34 @@ func TestStalledLoopIsReported(t *testing.T) {
 	runtime.FakeStatus = &cri.RuntimeStatus{Conditions: []*cri.RuntimeCondition{{Type: cri.RuntimeReady, Status: true}, {Type: cri.NetworkReady, Status: true}}}
 	b := bar{slog.DiscardHandler, &sync.Once{}, make(chan struct{}), make(chan struct{})}
 	ctx, cancel := context.WithCancel(t.Context())
+	a, err := Open(ctx, Options{
+		Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: NodeConfig{NoPodCgroups: true}, Log: slog.New(b),
+		Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
+			return runtime, images, nil
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer a.Close()
 	ended := make(chan error)
-	go func() {
-		ended <- Run(ctx, Options{
-			Manifests: manifests, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: host.Config{NoPodCgroups: true}, Log: slog.New(b),
-			Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-				return runtime, images, nil
-			},
-		})
-	}()
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", SocketOf(dir))
-	}}}
-	defer client.CloseIdleConnections()
-	until := func(code int) {
+	go func() { ended <- a.Run(ctx, Embedding{}) }()
+	until := func(well bool) {
 		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			resp, err := client.Get("http://agent/healthz/syncloop")
-			if err == nil {
-				resp.Body.Close()
-				if resp.StatusCode == code {
-					return
-				}
-			}
+		for deadline := time.Now().Add(30 * time.Second); (a.Health() == nil) != well; time.Sleep(20 * time.Millisecond) {
 			if time.Now().After(deadline) {
-				t.Fatalf("the health check does not answer %d: %v, %v", code, resp, err)
+				t.Fatalf("the health check says %v", a.Health())
 			}
 		}
 	}
-	until(http.StatusOK)
+	until(true)
 	if err := os.WriteFile(filepath.Join(manifests, "p.yaml"), []byte("{apiVersion: v1, kind: Pod, metadata: {name: p}, spec: {containers: [{name: a, image: i}]}}"), 0o644); err != nil {
 		t.Fatal(err)
 	}
 	<-b.reached
-	until(http.StatusInternalServerError)
+	until(false)
 	close(b.lifted)
-	until(http.StatusOK)
+	until(true)
 	cancel()
 	if err := <-ended; err != nil {
 		t.Error(err)

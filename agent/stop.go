@@ -21,7 +21,7 @@ const stopPatience = time.Minute
 // stopPods stops all wanted pods, those of the lowest priority first, and returns when none
 // runs, or when the runtime has not answered for stopPatience. It does not delete them: the next
 // agent starts them again if their restart policies say so.
-func (a *agent) stopPods(ctx context.Context) {
+func (a *Agent) stopPods(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	// A container may take long to end, but the runtime must answer.
@@ -30,12 +30,12 @@ func (a *agent) stopPods(ctx context.Context) {
 	go periodic.Run(ctx, stopPatience/6, func(ctx context.Context) {
 		limited, cancel := context.WithTimeout(ctx, stopPatience/6)
 		defer cancel()
-		if _, err := a.runtime.Runtime().Version(limited, ""); err == nil {
+		if _, err := a.Runtime.Runtime().Version(limited, ""); err == nil {
 			giveUp.Reset(stopPatience)
 		}
 	})
 	by := map[int32][]*v1.Pod{}
-	for _, pod := range a.wanted.Pods() {
+	for _, pod := range a.Wanted.Pods() {
 		priority := podsync.Priority(pod)
 		by[priority] = append(by[priority], pod)
 	}

@@ -10,21 +10,16 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/host"
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/agent/nodepods"
+	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podfiles"
-	"github.com/crisp-cri/crisp/agent/podworkers"
 	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/agent/source"
-	"github.com/crisp-cri/crisp/agent/stopped"
-	"github.com/crisp-cri/crisp/apiserver/startup"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/agent/worker"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
+	grpcstatus "google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -76,17 +71,17 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				log, conn := slog.New(slog.DiscardHandler), criconn.New(slog.New(slog.DiscardHandler))
+				log, conn := slog.New(slog.DiscardHandler), criruntime.NewConnection(slog.New(slog.DiscardHandler))
 				away := runtime.away
 				runtime.away = false // it has answered once
 				if _, err := conn.Connect(t.Context(), runtime, nil); err != nil {
 					t.Fatal(err)
 				}
 				runtime.away = away
-				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Events: event.Discard, Log: log})
-				a := &agent{o: Options{Root: root, Log: log}, files: files, pods: nodepods.New(nil, files, nil), workers: podworkers.New(podworkers.Options{}), stopped: stopped.Open(root+"/stopped.json", log), driver: driver, runtime: conn, results: &probe.Results{}, wanted: desired.New([]string{manifest.SourceFile}), startup: &startup.Keeper{}}
+				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Events: status.DiscardEvents, Log: log})
+				a := &Agent{o: Options{Root: root, Log: log}, observer: unobserved{}, Files: files, pods: node.NewPods(nil, files, nil), Workers: worker.NewWorkers(worker.WorkersOptions{}), stopped: worker.OpenStops(root+"/stopped.json", log), driver: driver, Runtime: conn, results: &probe.Results{}, Wanted: source.NewManager([]string{manifest.SourceFile}, nil)}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
-				a.wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
+				a.Wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()
 				a.stopPods(t.Context())
 				if took := time.Since(begun); runtime.cut || took > max(2*stopPatience, runtime.slow) {
@@ -106,16 +101,20 @@ func TestStopsWhileItConnects(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer os.RemoveAll(dir)
-	for name, code := range map[string]error{"by the context": context.Canceled, "by gRPC": status.Error(codes.Canceled, "context canceled")} {
+	for name, code := range map[string]error{"by the context": context.Canceled, "by gRPC": grpcstatus.Error(codes.Canceled, "context canceled")} {
 		t.Run(name, func(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
-			err := Run(ctx, Options{
-				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: host.Config{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
+			a, err := Open(ctx, Options{
+				Manifests: dir, Root: dir, NodeIPs: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Node: NodeConfig{NoPodCgroups: true}, Log: slog.New(slog.DiscardHandler),
 				Connect: func(context.Context) (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
 					return hungUp{cancel: cancel, err: code}, nil, nil
 				},
 			})
 			if err != nil {
+				t.Fatal(err)
+			}
+			defer a.Close()
+			if err := a.Run(ctx, Embedding{}); err != nil {
 				t.Error(err)
 			}
 		})

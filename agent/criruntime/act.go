@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 
-	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/stage"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -50,22 +50,21 @@ func (d *Driver) removeContainer(ctx context.Context, a podsync.Action) error {
 // runSandbox prepares the pod's files and runs its sandbox.
 func (d *Driver) runSandbox(ctx context.Context, pod *v1.Pod, a podsync.Action) error {
 	warn := func(reason, format string, args ...any) {
-		d.o.Events.Event(event.Pod(pod), v1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
+		d.o.Events.Event(status.PodRef(pod), v1.EventTypeWarning, reason, fmt.Sprintf(format, args...))
 	}
 	if a.Attempt > 0 {
-		d.o.Events.Event(event.Pod(pod), v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
+		d.o.Events.Event(status.PodRef(pod), v1.EventTypeNormal, "SandboxChanged", "Pod sandbox changed, it will be killed and re-created.")
 	}
 	stage.Next(ctx, "runtime's readiness")
-	if err := d.ready(ctx, pod.Spec.HostNetwork); err != nil {
-		warn(reasonOf(err), "%v", err)
-		return err
+	err := d.ready(ctx, pod.Spec.HostNetwork)
+	if err == nil {
+		err = d.prepare(ctx, pod)
 	}
-	if err := d.prepare(ctx, pod); err != nil {
-		warn(reasonOf(err), "%v", err)
-		return err
-	}
-	err := d.runPodSandbox(ctx, pod, a, warn)
 	if err != nil {
+		warn(reasonOf(err), "%v", err)
+		return err
+	}
+	if err = d.runPodSandbox(ctx, pod, a, warn); err != nil {
 		warn("FailedCreatePodSandBox", "Failed to create pod sandbox: %v", err)
 	}
 	return Reasoned("FailedCreatePodSandBox", err)
@@ -127,4 +126,63 @@ func (d *Driver) ready(ctx context.Context, hostNetwork bool) error {
 		}
 	}
 	return nil
+}
+
+// makeFiles makes what the pod needs on disk before its sandbox runs. It is safe
+// to repeat.
+func (d *Driver) makeFiles(ctx context.Context, pod *v1.Pod) error {
+	d.setClean(string(pod.UID), false)
+	if err := d.files.Accept(pod); err != nil {
+		return err
+	}
+	if err := d.files.MakeLogDir(pod); err != nil {
+		return err
+	}
+	return d.volumes.Make(ctx, pod)
+}
+
+// forgetFiles removes the files and the logs of a pod once nothing of it runs.
+func (d *Driver) forgetFiles(uid string) error {
+	if d.files.Pod(types.UID(uid)) == nil {
+		return nil
+	}
+	if err := d.release(uid); err != nil {
+		return err
+	}
+	if err := d.files.Remove(types.UID(uid)); err != nil {
+		return err
+	}
+	d.setClean(uid, false)
+	return nil
+}
+
+// release removes what only a running pod needs: its volumes, its cgroup and its user IDs. The
+// caller ensures that nothing of it runs. It is safe to repeat.
+func (d *Driver) release(uid string) error {
+	if err := d.volumes.Remove(types.UID(uid)); err != nil {
+		return err
+	}
+	if err := d.o.ContainerManager.Release(uid); err != nil {
+		return err
+	}
+	d.setClean(uid, true)
+	return nil
+}
+
+func (d *Driver) setClean(uid string, is bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if is {
+		d.clean[uid] = true
+	} else {
+		delete(d.clean, uid)
+	}
+}
+
+// Clean reports whether a pod holds nothing any more that only a running pod needs.
+func (d *Driver) Clean(uid types.UID) bool {
+	d.mu.Lock()
+	clean := d.clean[string(uid)]
+	d.mu.Unlock()
+	return clean || d.files.Pod(uid) == nil
 }

@@ -18,7 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/agent/pull"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/pulls"
@@ -427,7 +427,7 @@ func TestStuckPullsLetOthersBegin(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			d, r, pod := record(t, "  containers: [{name: a, image: \"i:1\"}]\n")
 			r.pulling = time.Minute
-			d.puller.progress = s
+			d.puller.o.Progress = s
 			var wg sync.WaitGroup
 			for i := range 4 {
 				wg.Go(func() {
@@ -547,11 +547,11 @@ func TestResize(t *testing.T) {
 // it, and the registry decides.
 func TestPulledWithASecret(t *testing.T) {
 	d, r, with := record(t, "  imagePullSecrets: [{name: pull}]\n  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
-	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)
+	ledger, err := pull.OpenLedger(d.o.Root, pull.NeverVerifyPreloaded, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.puller.pulled = ledger
+	d.puller.o.Pulled = ledger
 	begin(t, d, with)
 	r.expect(t, `0 run web "" overhead 0`, "0 pull reg.example/app:latest near", "0 create a 0", "0 start")
 
@@ -580,11 +580,11 @@ func TestPulledWithASecret(t *testing.T) {
 // image, and the record is rewritten.
 func TestDamagedPullRecord(t *testing.T) {
 	d, r, pod := record(t, "  containers: [{name: a, image: reg.example/app, imagePullPolicy: IfNotPresent}]\n")
-	ledger, err := pullrecords.Open(d.o.Root, pullrecords.NeverVerifyPreloaded, nil)
+	ledger, err := pull.OpenLedger(d.o.Root, pull.NeverVerifyPreloaded, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	d.puller.pulled = ledger
+	d.puller.o.Pulled = ledger
 	begin(t, d, pod)
 	records, err := filepath.Glob(filepath.Join(d.o.Root, "images/pulled/*"))
 	if err != nil || len(records) != 1 {
@@ -601,5 +601,23 @@ func TestDamagedPullRecord(t *testing.T) {
 			}
 		}
 		r.expect(t, "0 pull reg.example/app:latest ")
+	}
+}
+
+// An HTTP hook asks the newest of several ready sandboxes, whichever the runtime lists first.
+func TestHookAsksTheNewestSandbox(t *testing.T) {
+	d, r, pod := record(t, "  containers: [{name: a, image: i}]\n")
+	labels := d.of(podsync.KeyOf(pod))
+	labels[podspec.LabelPodUID] = string(pod.UID)
+	var all []*fake.FakePodSandbox
+	for i := range uint32(9) {
+		all = append(all, &fake.FakePodSandbox{PodSandboxStatus: cri.PodSandboxStatus{
+			Id: fmt.Sprint("s", i), Labels: labels, CreatedAt: -int64(i), Metadata: &cri.PodSandboxMetadata{Name: pod.Name, Uid: string(pod.UID), Attempt: i},
+			Network: &cri.PodSandboxNetworkStatus{Ip: fmt.Sprint("192.0.2.", i)},
+		}})
+	}
+	r.SetFakeSandboxes(all)
+	if ips, err := d.addresses(t.Context(), pod); err != nil || !slices.Equal(ips, []string{"192.0.2.8"}) {
+		t.Errorf("%v, %v", ips, err)
 	}
 }

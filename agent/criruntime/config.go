@@ -1,13 +1,16 @@
 package criruntime
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"os"
 
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
+	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/regular"
 	v1 "k8s.io/api/core/v1"
@@ -145,4 +148,41 @@ func (d *Driver) sources(pod *v1.Pod, c *podspec.Container, images map[string]st
 		list = append(list, source)
 	}
 	return list, nil
+}
+
+// Volumes makes the volumes of pods.
+func (d *Driver) Volumes() *volume.Maker { return d.volumes }
+
+// imageVolumes pulls the images that the container mounts. It returns the runtime's references
+// to them by those in the volumes.
+func (d *Driver) imageVolumes(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (map[string]string, error) {
+	refs := map[string]string{}
+	for i := range c.VolumeMounts {
+		v, err := podspec.VolumeOf(pod, &c.VolumeMounts[i])
+		if err != nil || v.Image == nil || refs[v.Image.Reference] != "" {
+			continue // a missing one is reported when it is mounted
+		}
+		ref, _, err := d.puller.ensure(ctx, interrupt, pod, &v1.Container{Name: c.Name, Image: v.Image.Reference, ImagePullPolicy: v.Image.PullPolicy}, sandbox)
+		if err != nil {
+			return nil, err
+		}
+		refs[v.Image.Reference] = ref
+	}
+	return refs, nil
+}
+
+// Facts implements volume.Inputs. Volumes are made before the sandbox, so the pod has no addresses
+// yet.
+func (d *Driver) Facts(pod *v1.Pod) volume.Facts { return d.sized(pod) }
+
+// hosts returns the content of the pod's /etc/hosts; "" while the pod has no address.
+func hosts(in *podspec.Input) (string, error) {
+	if !in.Pod.Spec.HostNetwork {
+		return in.Hosts(nil), nil
+	}
+	node, err := os.ReadFile("/etc/hosts")
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
+	return in.Hosts(node), nil
 }

@@ -8,28 +8,31 @@
 // observes and acts. Below the agent's root it reads
 //
 //	config.json             credentials of the node for registries, as docker writes it
-//	images/                 the credentials with which images were pulled: see pullrecords
+//	images/                 the credentials with which images were pulled: see pull.Ledger
 //	seccomp/                the profiles of type Localhost
 //
-// All workers share one Driver.
+// All workers share one Driver. It uses the Connection, which counts calls and waits for a runtime
+// that has not answered yet. PLEG finds what has changed in the runtime, and Monitor whether the
+// runtime is ready.
 package criruntime
 
 import (
+	"context"
 	"log/slog"
-	"path/filepath"
 	"strings"
 	"sync"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/agent/pull"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/volume"
 	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // Options configure a Driver.
@@ -46,15 +49,15 @@ type Options struct {
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
 
-	Plugins *keyring.Plugins    // provide more credentials; may be nil
-	Pulled  *pullrecords.Ledger // which pods may use which image; nil: every pod may use every image
+	Plugins *pull.Plugins // provide more credentials; may be nil
+	Pulled  *pull.Ledger  // which pods may use which image; nil: every pod may use every image
 
 	Progress PullWatcher
 
 	Host             Host
 	ContainerManager ContainerManager
 	Objects          Objects
-	Events           event.Recorder
+	Events           status.Recorder
 	Log              *slog.Logger
 }
 
@@ -88,17 +91,14 @@ func New(o Options) *Driver {
 		files:    o.Files,
 		seen:     map[podsync.Key]seen{},
 		clean:    map[string]bool{},
+		puller:   &puller{o: o, events: podEvents{o.Events}, queue: newQueue(o.Pulls)},
 	}
-	d.puller = &puller{
-		images: o.Images, config: filepath.Join(o.Root, "config.json"), plugins: o.Plugins, pulled: o.Pulled, objects: o.Objects, host: o.Host,
-		events: d.events, queue: newQueue(o.Pulls), progress: o.Progress, log: o.Log,
-	}
-	d.volumes = volume.New(o.Root, o.Objects, shown{d})
+	d.volumes = volume.New(o.Root, o.Objects, d)
 	return d
 }
 
 // podEvents records events of pods and their containers.
-type podEvents struct{ event.Recorder }
+type podEvents struct{ status.Recorder }
 
 // record records an event of a container. The message names the container instead of the ID:
 // otherwise no two events would be equal, to be counted as one.
@@ -106,5 +106,36 @@ func (e podEvents) record(pod *v1.Pod, container, id, kind, reason, message stri
 	if id != "" {
 		message = strings.ReplaceAll(message, id, container)
 	}
-	e.Event(event.Container(pod, container), kind, reason, message)
+	e.Event(status.ContainerRef(pod, container), kind, reason, message)
+}
+
+// A Host has the current state of the node.
+type Host interface {
+	IPs() []string                                       // primary first; none if not known yet
+	Allocatable() v1.ResourceList                        // of all pods together; nil if not known
+	Handlers() []string                                  // names of the runtime's handlers; none if not known
+	Features(handler string) *cri.RuntimeHandlerFeatures // nil if not known
+}
+
+// A ContainerManager gives a pod what it needs of its node besides files.
+type ContainerManager interface {
+	// CgroupParent returns the parent of the pod's cgroup; "" leaves it to the runtime.
+	CgroupParent(pod *v1.Pod) string
+	// UserNamespace returns the pod's user namespace, with its host IDs.
+	UserNamespace(pod *v1.Pod, handler string) (*cri.UserNamespace, error)
+	// Prepare makes what the pod needs, before its sandbox runs and before each of its
+	// containers starts. It may be repeated.
+	Prepare(ctx context.Context, pod *v1.Pod) error
+	// Resize updates the pod's cgroup to the pod's resources. It is called after the
+	// runtime's sandbox is updated, before containers get more and after they got less.
+	Resize(pod *v1.Pod) error
+	// Release frees all of it when nothing of the pod runs any more. It may be repeated.
+	Release(uid string) error
+}
+
+// Objects are what pods refer to by name. An object that does not exist is an
+// error of kind fault.NotFound. The objects are read-only and shared.
+type Objects interface {
+	volume.Objects
+	RuntimeClass(name string) (*nodev1.RuntimeClass, error)
 }

@@ -4,41 +4,32 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/keyring"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/agent/pull"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/stage"
 	v1 "k8s.io/api/core/v1"
-	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	crierrors "k8s.io/cri-api/pkg/errors"
 )
 
 // A puller pulls images, and checks that pods may use them.
 type puller struct {
-	images   internalapi.ImageManagerService
-	config   string              // path of the node's own credentials, as docker writes them
-	plugins  *keyring.Plugins    // may be nil
-	pulled   *pullrecords.Ledger // nil: every pod may use all images
-	objects  Objects
-	host     Host
-	events   podEvents
-	queue    *queue
-	progress PullWatcher
-	log      *slog.Logger
+	o      Options
+	events podEvents
+	queue  *queue
 }
 
 // ensure pulls the image of a container if its pull policy says so. It returns the reference to
 // create the container from, and the image.
 func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Container, sandbox *cri.PodSandboxConfig) (string, *cri.Image, error) {
-	handler, err := handlerOf(pod, p.objects, p.host)
+	handler, err := handlerOf(pod, p.o.Objects, p.o.Host)
 	if err != nil {
 		return "", nil, Reasoned("ErrImagePull", err)
 	}
@@ -75,9 +66,9 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 	if image, err = p.image(ctx, &cri.ImageSpec{Image: ref, RuntimeHandler: handler}); err == nil && image == nil {
 		err = Reasoned("ImageInspectError", fmt.Errorf("image %s vanished after it was pulled", c.Image))
 	}
-	if err == nil && p.pulled != nil {
-		if err := p.pulled.Done(spec.Image, image.Id, by); err != nil { // without a record other pods have to pull it again
-			p.log.WarnContext(ctx, "pull not noted", "err", err)
+	if err == nil && p.o.Pulled != nil {
+		if err := p.o.Pulled.Done(spec.Image, image.Id, by); err != nil { // without a record other pods have to pull it again
+			p.o.Log.WarnContext(ctx, "pull not noted", "err", err)
 		}
 	}
 	return ref, image, err
@@ -85,29 +76,29 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 
 // mayUse reports whether a pod may use a local image, because it could pull it.
 func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error) {
-	if p.pulled == nil {
+	if p.o.Pulled == nil {
 		return true, nil
 	}
 	ring, _, err := p.ring(pod)
 	if err != nil {
 		return false, err
 	}
-	var secrets []keyring.Source
+	var secrets []pull.Source
 	for _, c := range ring.Lookup(name) {
 		if c.Source != nil {
 			secrets = append(secrets, *c.Source)
 		}
 	}
-	may, err := p.pulled.MayUse(name, image.Id, secrets)
+	may, err := p.o.Pulled.MayUse(name, image.Id, secrets)
 	if err != nil { // the pod pulls if it may not use the image, which rewrites the record
-		p.log.Warn("record of who may use an image not read or written", "image", name, "err", err)
+		p.o.Log.Warn("record of who may use an image not read or written", "image", name, "err", err)
 	}
 	return may, nil
 }
 
-// image returns the local image, nil if there is none.
+// image returns the local image, nil if it is not there.
 func (p *puller) image(ctx context.Context, spec *cri.ImageSpec) (*cri.Image, error) {
-	resp, err := p.images.ImageStatus(ctx, spec, false)
+	resp, err := p.o.Images.ImageStatus(ctx, spec, false)
 	if err = Fault(err); errors.Is(err, fault.Invalid) {
 		return nil, Reasoned("InvalidImageName", err)
 	} else if err != nil {
@@ -127,7 +118,7 @@ func tagged(image string) string {
 
 // pull waits for its turn and pulls, trying each matching credential until the registry accepts
 // one. It returns that credential's secret; nil if the node's was used, or none was needed.
-func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *cri.ImageSpec, sandbox *cri.PodSandboxConfig) (ref string, by *keyring.Source, err error) {
+func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *cri.ImageSpec, sandbox *cri.PodSandboxConfig) (ref string, by *pull.Source, err error) {
 	credentials, err := p.credentials(ctx, pod, spec.Image)
 	if err != nil {
 		return "", nil, Reasoned("ErrImagePull", err)
@@ -139,16 +130,16 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 		return "", nil, err
 	}
 	defer done()
-	if p.pulled != nil {
-		if err := p.pulled.Begin(spec.Image); err != nil {
+	if p.o.Pulled != nil {
+		if err := p.o.Pulled.Begin(spec.Image); err != nil {
 			return "", nil, Reasoned("ErrImagePull", err)
 		}
 		defer func() {
 			if err == nil {
 				return
 			}
-			if noteErr := p.pulled.Failed(spec.Image); noteErr != nil { // other pods have to pull it too, if it arrived
-				p.log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
+			if noteErr := p.o.Pulled.Failed(spec.Image); noteErr != nil { // other pods have to pull it too, if it arrived
+				p.o.Log.WarnContext(ctx, "end of a pull not noted", "err", noteErr)
 			}
 		}()
 	}
@@ -179,14 +170,14 @@ func (p *puller) pull(ctx context.Context, pod *v1.Pod, c *v1.Container, spec *c
 	return "", nil, Reasoned("ErrImagePull", err)
 }
 
-func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials []keyring.Credential, sandbox *cri.PodSandboxConfig) (string, *keyring.Source, error) {
+func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials []pull.Credential, sandbox *cri.PodSandboxConfig) (string, *pull.Source, error) {
 	if len(credentials) == 0 {
-		ref, err := p.images.PullImage(ctx, spec, nil, sandbox)
+		ref, err := p.o.Images.PullImage(ctx, spec, nil, sandbox)
 		return ref, nil, Fault(err)
 	}
 	var errs []error
 	for _, c := range credentials {
-		ref, err := p.images.PullImage(ctx, spec, &cri.AuthConfig{Username: c.Username, Password: c.Password}, sandbox)
+		ref, err := p.o.Images.PullImage(ctx, spec, &cri.AuthConfig{Username: c.Username, Password: c.Password}, sandbox)
 		if err == nil {
 			return ref, c.Source, nil
 		}
@@ -197,26 +188,26 @@ func (p *puller) tryPull(ctx context.Context, spec *cri.ImageSpec, credentials [
 
 // credentials returns those of the pod's pull secrets, of the plugins, and of the node. A
 // missing secret is reported and left out: the pull may succeed without it.
-func (p *puller) credentials(ctx context.Context, pod *v1.Pod, image string) ([]keyring.Credential, error) {
+func (p *puller) credentials(ctx context.Context, pod *v1.Pod, image string) ([]pull.Credential, error) {
 	ring, missing, err := p.ring(pod)
 	if err != nil {
 		return nil, err
 	}
 	if len(missing) > 0 {
-		p.events.Event(event.Pod(pod), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
+		p.events.Event(status.PodRef(pod), v1.EventTypeWarning, "FailedToRetrieveImagePullSecret",
 			fmt.Sprintf("Unable to retrieve some image pull secrets (%s); attempting to pull the image may not succeed.", strings.Join(missing, ", ")))
 	}
 	found := ring.Lookup(image)
-	node := slices.IndexFunc(found, func(c keyring.Credential) bool { return c.Source == nil })
+	node := slices.IndexFunc(found, func(c pull.Credential) bool { return c.Source == nil })
 	if node < 0 {
 		node = len(found)
 	}
-	return slices.Insert(found, node, p.plugins.Lookup(ctx, image)...), nil
+	return slices.Insert(found, node, p.o.Plugins.Lookup(ctx, image)...), nil
 }
 
 // ring returns the pod's pull secrets, except the missing ones, and the node's own credentials.
-func (p *puller) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err error) {
-	if ring, err = keyring.Load(p.config); err != nil {
+func (p *puller) ring(pod *v1.Pod) (ring *pull.Ring, missing []string, err error) {
+	if ring, err = pull.LoadRing(filepath.Join(p.o.Root, "config.json")); err != nil {
 		return nil, nil, err
 	}
 	var secrets []*v1.Secret
@@ -224,7 +215,7 @@ func (p *puller) ring(pod *v1.Pod) (ring *keyring.Ring, missing []string, err er
 		if ref.Name == "" {
 			continue
 		}
-		s, err := p.objects.Secret(pod.Namespace, ref.Name)
+		s, err := p.o.Objects.Secret(pod.Namespace, ref.Name)
 		if err != nil {
 			missing = append(missing, ref.Name)
 			continue

@@ -1,16 +1,23 @@
 package criruntime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
+	"time"
 
-	"github.com/crisp-cri/crisp/agent/httpget"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/probe"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+	criclient "k8s.io/cri-client/pkg"
+	utilexec "k8s.io/utils/exec"
 )
 
 // hook runs a postStart or preStop handler in or against the container id of c. Only ctx limits
@@ -43,11 +50,11 @@ func (d *Driver) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, a *
 		}
 		host = ips[0]
 	}
-	req, err := httpget.Request(a, c, host, "lifecycle")
+	req, err := probe.HTTPRequest(a, c, host, "lifecycle")
 	if err != nil {
 		return err
 	}
-	client := httpget.Client()
+	client := probe.HTTPClient()
 	resp, err := client.Do(req.WithContext(ctx))
 	if err != nil && strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
 		again := req.Clone(ctx)
@@ -63,20 +70,53 @@ func (d *Driver) httpHook(ctx context.Context, pod *v1.Pod, c *v1.Container, a *
 	return err
 }
 
-// addresses returns those of the pod's sandbox, or the node's with its network.
+// addresses returns those of the pod's newest ready sandbox, or the node's with its network.
 func (d *Driver) addresses(ctx context.Context, pod *v1.Pod) ([]string, error) {
-	have, err := d.observeSandboxes(ctx, pod)
+	selector := d.of(podsync.KeyOf(pod))
+	selector[podspec.LabelPodUID] = string(pod.UID)
+	ready := &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY}
+	list, err := d.runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: selector, State: ready})
+	if err != nil || len(list) == 0 {
+		return nil, Fault(err)
+	}
+	newest := slices.MaxFunc(list, func(a, b *cri.PodSandbox) int {
+		return cmp.Or(cmp.Compare(a.GetMetadata().GetAttempt(), b.GetMetadata().GetAttempt()), cmp.Compare(a.CreatedAt, b.CreatedAt))
+	})
+	resp, err := d.runtime.PodSandboxStatus(ctx, newest.Id, false)
 	if err != nil {
-		return nil, err
+		return nil, gone(err)
 	}
-	for _, sb := range have {
-		if sb.UID != string(pod.UID) || !sb.Ready {
-			continue
-		}
-		if sb.HostNetwork {
-			return d.o.Host.IPs(), nil
-		}
-		return sb.IPs, nil
+	sandbox := SandboxOf(newest, resp.GetStatus())
+	if sandbox.HostNetwork {
+		return d.o.Host.IPs(), nil
 	}
-	return nil, nil
+	return sandbox.IPs, nil
+}
+
+// maxOutput is how much of a probe's output is kept for its event.
+const maxOutput = 10 << 10
+
+// ProbeExec implements probe.Prober: it runs the command of a probe. It expands only the
+// environment variables whose values are in the manifest.
+func (d *Driver) ProbeExec(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (probe.Answer, error) {
+	env := map[string]string{}
+	for _, e := range c.Env {
+		env[e.Name] = e.Value
+	}
+	words := make([]string, len(command))
+	for i, word := range command {
+		words[i] = podspec.Expand(word, func(name string) (string, bool) { v, ok := env[name]; return v, ok })
+	}
+	stdout, stderr, err := d.runtime.ExecSync(ctx, id, words, timeout)
+	output := append(stdout, stderr...)
+	text := string(output[:min(len(output), maxOutput)])
+	switch exit, exited := errors.AsType[utilexec.ExitError](err); {
+	case err == nil, exited && exit.ExitStatus() == 0:
+		return probe.Answer{OK: true, Text: text}, nil
+	case exited:
+		return probe.Answer{Text: text}, nil
+	case errors.Is(err, criclient.ErrCommandTimedOut):
+		return probe.Answer{Text: err.Error()}, nil
+	}
+	return probe.Answer{}, Fault(err)
 }

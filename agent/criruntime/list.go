@@ -3,6 +3,7 @@ package criruntime
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"path/filepath"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/timeline"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -170,4 +172,40 @@ func SortFound(list []Found) {
 	slices.SortFunc(list, func(a, b Found) int {
 		return cmp.Or(strings.Compare(a.Pod.Namespace, b.Pod.Namespace), strings.Compare(a.Pod.Name, b.Pod.Name), strings.Compare(string(a.Pod.UID), string(b.Pod.UID)))
 	})
+}
+
+// Startup returns the timeline of the runtime's work for the pod with this UID, which crispd
+// includes in its verbose answers: of its sandbox, once listed, and of calls under way. Other
+// runtimes have none.
+func Startup(ctx context.Context, runtime internalapi.RuntimeService, uid string) []timeline.Stage {
+	sandboxes, err := runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: map[string]string{podspec.LabelPodUID: uid}})
+	if err != nil {
+		return nil
+	}
+	for _, sb := range sandboxes {
+		var info struct{ Startup []timeline.Stage }
+		resp, err := runtime.PodSandboxStatus(ctx, sb.Id, true)
+		if err == nil && json.Unmarshal([]byte(resp.GetInfo()["info"]), &info) == nil && len(info.Startup) > 0 {
+			return info.Startup
+		}
+	}
+	status, err := runtime.Status(ctx, true)
+	if err != nil {
+		return nil
+	}
+	var activity struct {
+		Starting []struct {
+			UID    string
+			Stages []timeline.Stage
+		}
+	}
+	if json.Unmarshal([]byte(status.GetInfo()["activity"]), &activity) != nil {
+		return nil
+	}
+	for _, pod := range activity.Starting {
+		if pod.UID == uid {
+			return pod.Stages
+		}
+	}
+	return nil
 }

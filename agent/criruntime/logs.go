@@ -10,7 +10,7 @@ import (
 )
 
 // Logs returns the paths of the logs of running containers, by ID, as
-// logrotate.Runtime says.
+// housekeeping.logRuntime says.
 func (d *Driver) Logs(ctx context.Context) (map[string]string, error) {
 	list, err := d.runtime.ListContainers(ctx, &cri.ContainerFilter{
 		State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}, LabelSelector: d.mine(),

@@ -4,11 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/opencontainers/cgroups"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -105,4 +111,54 @@ func UserIDs(runtime internalapi.RuntimeService) ([]*cri.IDMapping, error) {
 		all = append(append(all, ns.GetUids()...), ns.GetGids()...)
 	}
 	return all, nil
+}
+
+// resolvedConf has the upstream servers of systemd-resolved. The node's resolv.conf has only its
+// stub, on a loopback address (systemd-resolved.service(8)).
+const resolvedConf = "/run/systemd/resolve/resolv.conf"
+
+// nodeDNS reads the DNS settings of the node that the pod needs.
+func (d *Driver) nodeDNS(pod *v1.Pod) (dns podspec.NodeDNS, err error) {
+	if pod.Spec.DNSPolicy == v1.DNSNone || d.o.ResolvConf == "" {
+		return dns, nil
+	}
+	dns.Path = d.o.ResolvConf
+	if dns.Own, err = readResolvConf(d.o.ResolvConf); err != nil || !podspec.NeedsBehind(pod, dns.Own) {
+		return dns, err
+	}
+	dns.Behind, err = readResolvConf(d.resolved)
+	if errors.Is(err, fs.ErrNotExist) { // another program than systemd-resolved listens there
+		err = nil
+	}
+	return dns, err
+}
+
+func readResolvConf(path string) (*cri.DNSConfig, error) {
+	f, err := os.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	dns, err := podspec.ParseResolvConf(f)
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", path, err)
+	}
+	return dns, nil
+}
+
+func readKernel() podspec.Kernel {
+	k := podspec.Kernel{Memory: kernel.TotalMemory(), HugePages: slices.Sorted(slices.Values(cgroups.HugePageSizes()))}
+	_, err := os.Stat("/sys/fs/cgroup/cgroup.controllers")
+	k.Unified = err == nil
+	k.Swap = kernel.SwapLimit()
+	_, err = os.Stat("/sys/fs/selinux/enforce")
+	k.SELinux = err == nil
+	k.Throttles, _ = filepath.Glob("/sys/devices/system/cpu/cpu[0-9]*/thermal_throttle") // no error: the pattern is valid
+	slices.SortFunc(k.Throttles, func(a, b string) int { return cpuOf(a) - cpuOf(b) })
+	return k
+}
+
+func cpuOf(path string) int {
+	n, _ := strconv.Atoi(strings.TrimPrefix(filepath.Base(filepath.Dir(path)), "cpu")) // the glob's pattern ensures a number
+	return n
 }

@@ -3,10 +3,15 @@ package criruntime
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -38,7 +43,9 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	for _, uid := range have.Files {
 		have.Accepted[uid] = d.files.Pod(types.UID(uid))
 	}
-	last := d.recall(key)
+	d.mu.Lock()
+	last := d.seen[key]
+	d.mu.Unlock()
 	now := seen{map[string]*cri.PodSandboxStatus{}, map[string]*cri.ContainerStatus{}}
 	for _, sb := range sandboxes {
 		status, err := d.sandboxStatus(ctx, sb, last.sandboxes[sb.Id])
@@ -64,7 +71,11 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		container.MaxBackoff = d.o.MaxBackoff
 		have.Containers = append(have.Containers, container)
 	}
-	d.remember(key, now)
+	d.mu.Lock()
+	if d.seen[key] = now; len(now.sandboxes)+len(now.containers) == 0 {
+		delete(d.seen, key)
+	}
+	d.mu.Unlock()
 	Sort(&have)
 	if pod != nil {
 		have.HasResources = !d.Clean(pod.UID)
@@ -73,25 +84,6 @@ func (d *Driver) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 		have.Logs = d.files.Attempts(pod, have)
 	}
 	return have, nil
-}
-
-// observeSandboxes returns the sandboxes under the key of pod, newest first.
-func (d *Driver) observeSandboxes(ctx context.Context, pod *v1.Pod) ([]podsync.Sandbox, error) {
-	list, err := d.runtime.ListPodSandbox(ctx, &cri.PodSandboxFilter{LabelSelector: d.of(podsync.KeyOf(pod))})
-	if err != nil {
-		return nil, Fault(err)
-	}
-	var have podsync.Have
-	for _, sb := range list {
-		status, err := d.sandboxStatus(ctx, sb, nil)
-		if err == nil {
-			have.Sandboxes = append(have.Sandboxes, SandboxOf(sb, status))
-		} else if !errors.Is(err, fault.NotFound) {
-			return nil, err
-		}
-	}
-	Sort(&have)
-	return have.Sandboxes, nil
 }
 
 func (d *Driver) sandboxStatus(ctx context.Context, sb *cri.PodSandbox, last *cri.PodSandboxStatus) (*cri.PodSandboxStatus, error) {
@@ -122,22 +114,6 @@ func (d *Driver) forget(key podsync.Key) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	delete(d.seen, key)
-}
-
-func (d *Driver) recall(key podsync.Key) seen {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.seen[key]
-}
-
-func (d *Driver) remember(key podsync.Key, s seen) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if len(s.sandboxes)+len(s.containers) == 0 {
-		delete(d.seen, key)
-		return
-	}
-	d.seen[key] = s
 }
 
 // Sort puts the newest first. Attempts count before times: the clock may have been set back.
@@ -227,4 +203,48 @@ func timeOf(ns int64) time.Time {
 		return time.Time{}
 	}
 	return time.Unix(0, ns)
+}
+
+// agentID returns an ID that is the same for every agent on this root directory, and differs
+// from those on other roots.
+func agentID(root string) string {
+	sum := sha256.Sum256([]byte(root))
+	return hex.EncodeToString(sum[:6])
+}
+
+// mine selects the pods of this agent.
+func (d *Driver) mine() map[string]string { return map[string]string{podspec.LabelAgent: d.agent} }
+
+// of selects the pods of this agent with this key, whatever their UID.
+func (d *Driver) of(key podsync.Key) map[string]string {
+	return map[string]string{podspec.LabelAgent: d.agent, podspec.LabelPodNamespace: key.Namespace, podspec.LabelPodName: key.Name}
+}
+
+// addMessage adds the termination message to the status of an exited container: the end of its
+// file or, if the container failed and its policy says so, of its log.
+func (d *Driver) addMessage(ctx context.Context, s *cri.ContainerStatus) {
+	fallback := v1.TerminationMessagePolicy(s.GetAnnotations()[podspec.AnnotationMessagePolicy]) == v1.TerminationMessageFallbackToLogsOnError &&
+		s.ExitCode != 0 && s.Reason != "ContainerCannotRun"
+	text := ""
+	if path := s.GetAnnotations()[podspec.AnnotationMessagePath]; path != "" {
+		for _, m := range s.GetMounts() {
+			if m.ContainerPath == podspec.Absolute(path) {
+				var err error
+				if text, err = podfiles.Message(m.HostPath); err != nil && !os.IsNotExist(err) {
+					text = fmt.Sprintf("Error on reading termination log %s: %v", m.HostPath, err)
+				}
+				break
+			}
+		}
+	}
+	if text == "" && fallback {
+		text = podfiles.LogTail(ctx, s.GetLogPath())
+	}
+	switch {
+	case text == "":
+	case s.Message == "":
+		s.Message = text
+	default:
+		s.Message += ": " + text
+	}
 }

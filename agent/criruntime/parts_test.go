@@ -5,8 +5,8 @@ import (
 	"context"
 	"fmt"
 
-	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	v1 "k8s.io/api/core/v1"
@@ -16,7 +16,7 @@ import (
 
 // withParts adds parts without function to the options where they are missing.
 func withParts(o Options) Options {
-	o.Events, o.Objects, o.Host = cmp.Or(o.Events, event.Discard), cmp.Or[Objects](o.Objects, none{}), cmp.Or[Host](o.Host, unknown{})
+	o.Events, o.Objects, o.Host = cmp.Or(o.Events, status.DiscardEvents), cmp.Or[Objects](o.Objects, none{}), cmp.Or[Host](o.Host, unknown{})
 	o.Progress, o.ContainerManager = cmp.Or[PullWatcher](o.Progress, blind{}), cmp.Or[ContainerManager](o.ContainerManager, noContainerManager{})
 	return o
 }

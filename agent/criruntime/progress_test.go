@@ -36,7 +36,7 @@ func TestQuarters(t *testing.T) {
 		{nil, nil},
 	} {
 		r := &recorder{}
-		p := &puller{progress: test.percents, events: podEvents{r}}
+		p := &puller{o: Options{Progress: test.percents}, events: podEvents{r}}
 		p.follow(t.Context(), pod, &v1.Container{Name: "app", Image: "app"}, "app:latest", func() {})()
 		if d := cmp.Diff(test.want, r.events); d != "" {
 			t.Errorf("%v: %s", test.percents, d)

@@ -23,7 +23,11 @@ func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a 
 	if err != nil || c == nil {
 		return gone(err)
 	}
-	d.events.record(owner, c.Name, a.ID, v1.EventTypeNormal, "Killing", because(a, c.Name))
+	why := "Stopping container " + c.Name // one that ends with its pod needs no reason of its own
+	if a.Restart {
+		why = a.Why
+	}
+	d.events.record(owner, c.Name, a.ID, v1.EventTypeNormal, "Killing", why)
 	left := int64(a.Grace / time.Second)
 	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil && left > 0 {
 		left -= d.preStop(ctx, owner, c, a.ID, left)
@@ -35,15 +39,6 @@ func (d *Driver) Stop(ctx context.Context, turn <-chan struct{}, pod *v1.Pod, a 
 		return ctx.Err()
 	}
 	return gone(d.runtime.StopContainer(ctx, a.ID, max(left, leastGrace)))
-}
-
-// because returns the message of the event. Containers that end with their pod need no
-// separate reason.
-func because(a podsync.Action, name string) string {
-	if a.Restart {
-		return a.Why
-	}
-	return "Stopping container " + name
 }
 
 // owner returns the pod of the container and its spec: the wanted pod, or one accepted earlier,

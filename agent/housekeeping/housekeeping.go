@@ -1,6 +1,7 @@
-// Package housekeeping looks after the node that pods run on: it evicts pods before
-// a resource runs out, collects images, rotates logs, keeps volumes up to date with their
-// objects, reports OOM kills of the whole node as events, and removes leftovers.
+// Package housekeeping looks after the node that pods run on: it evicts pods before a resource
+// runs out (evictor), collects images (collector), rotates logs (rotator), keeps volumes up to date
+// with their objects, reports OOM kills of the whole node as events, and removes leftovers. These
+// parts do not know each other; the Keeper starts them, and measures the node for them.
 package housekeeping
 
 import (
@@ -11,17 +12,16 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/event"
-	"github.com/crisp-cri/crisp/agent/evict"
-	"github.com/crisp-cri/crisp/agent/imagegc"
-	"github.com/crisp-cri/crisp/agent/logrotate"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podfiles"
-	"github.com/crisp-cri/crisp/agent/podworkers"
-	"github.com/crisp-cri/crisp/agent/pullrecords"
+	"github.com/crisp-cri/crisp/agent/pull"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/volume"
+	"github.com/crisp-cri/crisp/agent/worker"
 	"github.com/crisp-cri/crisp/internal/periodic"
+	"github.com/crisp-cri/crisp/internal/poke"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 )
 
@@ -35,54 +35,37 @@ type Options struct {
 
 	Runtime internalapi.RuntimeService
 	Images  internalapi.ImageManagerService
-	Pulled  *pullrecords.Ledger
+	Pulled  *pull.Ledger
 	Driver  *criruntime.Driver
-	Pods    Pods
+	Pods    *node.Pods
 	Files   *podfiles.Store
-	Workers *podworkers.Workers
-	Cgroups Cgroups
+	Workers *worker.Workers
+	Cgroups *node.ContainerManager
 	Node    *node.State
-	Events  event.Recorder
+	Events  status.Recorder
 	Log     *slog.Logger
 }
 
 // Rules configure the housekeeping. The zero value has no thresholds and no bounds.
 type Rules struct {
-	ImageHigh, ImageLow int           // percent; see imagegc
-	ImageMin, ImageMax  time.Duration // ages
-	LogSize             int64         // bytes above which a log is rotated; 0 is never
-	LogFiles            int           // files of a log, with the current one
-	LogPeriod           time.Duration // how often the sizes of logs are checked
-	Evict               []evict.Threshold
-	EvictReclaim        map[evict.Signal]evict.Amount // how much more than the threshold must be free before a shortage is over
-	EvictGrace          int64                         // maximum grace period at a soft threshold, in seconds
-	EvictTransition     time.Duration                 // how long a pressure condition stays after its cause has gone
-}
-
-// Pods are the pods of the node (nodepods.Pods).
-type Pods interface {
-	Ready() bool // whether all sources have reported
-	Wanted() []*v1.Pod
-	Allocated() []*v1.Pod                 // the wanted pods, with the resources allocated to them
-	Active(pods []*v1.Pod) []*v1.Pod      // those of pods that have not ended
-	Finished(pod *v1.Pod) bool            // whether the pod has failed or succeeded
-	Requests(pod *v1.Pod) v1.ResourceList // with the pod's overhead
-}
-
-// Cgroups are the cgroups of pods (containermanager.Manager).
-type Cgroups interface {
-	// Memory returns how much of the memory of all pods together is left; ok is false if that is
-	// not limited or not known.
-	Memory() (o evict.Observation, ok bool)
-	// Sweep removes idle cgroups of all pods but the known ones, by UID.
-	Sweep(known map[string]bool) error
+	ImageHigh       int           // percent of disk usage at which images are removed; 0 and 100 are never
+	ImageLow        int           // percent of disk usage at which no more are removed
+	ImageMin        time.Duration // minimum age of an image to be removed for space
+	ImageMax        time.Duration // how long an image may be unused before it is removed; 0 is forever
+	LogSize         int64         // bytes above which a log is rotated; 0 is never
+	LogFiles        int           // files of a log, with the current one; no fewer than two
+	LogPeriod       time.Duration // how often the sizes of logs are checked
+	Evict           []Threshold
+	EvictReclaim    map[Signal]Amount // how much more than the threshold must be free before a shortage is over
+	EvictGrace      int64             // maximum grace period at a soft threshold, in seconds
+	EvictTransition time.Duration     // how long a pressure condition stays after its cause has gone
 }
 
 // A Keeper looks after one node.
 type Keeper struct {
 	o       Options
-	evict   *evict.Manager
-	collect *imagegc.Collector
+	evict   *evictor
+	collect *collector
 	// volumesDue receives a value when objects that volumes may project have changed.
 	volumesDue chan struct{}
 	pruned     time.Time // when pull records were last pruned; only sweep uses it
@@ -91,11 +74,8 @@ type Keeper struct {
 // New returns a Keeper.
 func New(o Options) *Keeper {
 	k := &Keeper{o: o, volumesDue: make(chan struct{}, 1)}
-	r := &o.Rules
-	k.evict = evict.New(evict.Options{
-		Thresholds: r.Evict, MinReclaim: r.EvictReclaim, MaxGrace: r.EvictGrace, Transition: r.EvictTransition, Node: k, Pods: k, Log: o.Log,
-	})
-	k.collect = imagegc.New(imagegc.Options{Images: o.Images, Node: k, High: r.ImageHigh, Low: r.ImageLow, Min: r.ImageMin, Max: r.ImageMax, Log: o.Log})
+	k.evict = newEvictor(o.Rules, k, k, o.Log)
+	k.collect = newCollector(o.Rules, o.Images, k, o.Log)
 	return k
 }
 
@@ -111,7 +91,7 @@ func (k *Keeper) Begin(ctx context.Context) {
 	}
 	go k.evict.Run(ctx)
 	if r.LogSize > 0 {
-		go (&logrotate.Rotator{Runtime: k.o.Driver, Size: r.LogSize, Files: r.LogFiles, Period: r.LogPeriod, Log: k.o.Log}).Run(ctx)
+		go (&rotator{Rules: k.o.Rules, Runtime: k.o.Driver, Log: k.o.Log}).Run(ctx)
 	}
 	go k.keepVolumes(ctx)
 	go periodic.Run(ctx, sweeping, k.sweep)
@@ -120,7 +100,7 @@ func (k *Keeper) Begin(ctx context.Context) {
 
 // warn records an event of the node.
 func (k *Keeper) warn(reason, text string) {
-	k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeWarning, reason, text)
+	k.o.Events.Event(status.NodeRef(k.o.NodeName), v1.EventTypeWarning, reason, text)
 }
 
 // warnOfSwap records an event of the node if volumes in memory, such as Secrets, may be swapped
@@ -131,17 +111,51 @@ func (k *Keeper) warnOfSwap(may bool) {
 	}
 }
 
-// ImagesFull implements imagegc.Node.
+// ImagesFull implements imageNode.
 func (k *Keeper) ImagesFull(text string) {
 	k.warn("FreeDiskSpaceFailed", text)
 }
 
-// SetPressure implements evict.Node.
+// SetPressure implements evictNode.
 func (k *Keeper) SetPressure(kind v1.NodeConditionType, is bool, reason, message string) {
 	s := v1.ConditionFalse
 	if is {
 		s = v1.ConditionTrue
-		k.o.Events.Event(event.Node(k.o.NodeName), v1.EventTypeNormal, strings.TrimPrefix(reason, "Kubelet"), fmt.Sprintf("Node %s status is now: %s", k.o.NodeName, reason))
+		k.o.Events.Event(status.NodeRef(k.o.NodeName), v1.EventTypeNormal, strings.TrimPrefix(reason, "Kubelet"), fmt.Sprintf("Node %s status is now: %s", k.o.NodeName, reason))
 	}
 	k.o.Node.SetCondition(kind, s, reason, message)
 }
+
+// refresh is how often volumes are refreshed even if no object has changed.
+const refresh = 30 * time.Second
+
+// keepVolumes keeps volumes up to date with their objects, until ctx ends.
+func (k *Keeper) keepVolumes(ctx context.Context) {
+	tick := time.NewTicker(refresh)
+	defer tick.Stop()
+	reported := map[types.UID]string{}
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		case <-k.volumesDue:
+		}
+		failing := map[types.UID]string{}
+		for _, pod := range k.o.Pods.Active(k.o.Pods.Wanted()) {
+			err := k.o.Driver.Volumes().Refresh(pod)
+			if err == nil {
+				continue
+			}
+			failing[pod.UID] = err.Error()
+			if reported[pod.UID] != err.Error() {
+				k.o.Events.Event(status.PodRef(pod), v1.EventTypeWarning, "FailedMount", "volume not brought up to date: "+err.Error())
+			}
+		}
+		reported = failing
+	}
+}
+
+// RefreshVolumes makes the Keeper refresh volumes soon. It is called when objects that they may
+// project have changed.
+func (k *Keeper) RefreshVolumes() { poke.Wake(k.volumesDue) }

@@ -4,23 +4,26 @@ import (
 	"log/slog"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/source"
+	podstatus "github.com/crisp-cri/crisp/agent/status"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
 	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
-// volumePods is the node's only pod, which has mounted an image.
-type volumePods struct{ Pods }
-
-func (volumePods) Wanted() []*v1.Pod {
+// volumePods is a node whose only pod has mounted an image.
+func volumePods(files *podfiles.Store) *node.Pods {
 	pod := &v1.Pod{}
+	pod.Kind, pod.Namespace, pod.Name = "Pod", "default", "web"
 	pod.Spec.Volumes = []v1.Volume{{Name: "model", VolumeSource: v1.VolumeSource{Image: &v1.ImageVolumeSource{Reference: "model:1"}}}}
-	return []*v1.Pod{pod}
+	wanted := source.NewManager(nil, nil)
+	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "web.yaml", Objects: []manifest.Object{pod}}}})
+	return node.NewPods(wanted, files, podstatus.NewStore(nil, files, nil, slog.New(slog.DiscardHandler)))
 }
-
-func (volumePods) Active(pods []*v1.Pod) []*v1.Pod { return pods }
 
 // A runtime that does not say which image a volume has must not cost the pod that image; a
 // reference that no image can have must not keep all images for ever.
@@ -32,7 +35,7 @@ func TestImagesOfVolumes(t *testing.T) {
 	}
 	images := critest.NewFakeImageService()
 	images.SetFakeImages([]string{"model:1"})
-	k := New(Options{Files: files, Pods: volumePods{}, Runtime: critest.NewFakeRuntimeService(), Images: images})
+	k := New(Options{Files: files, Pods: volumePods(files), Runtime: critest.NewFakeRuntimeService(), Images: images})
 	if used, err := k.ImagesInUse(t.Context()); err != nil || !used["model:1"] {
 		t.Fatalf("%v, %v", used, err)
 	}

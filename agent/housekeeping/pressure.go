@@ -7,9 +7,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -17,33 +17,35 @@ import (
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	helper "k8s.io/component-helpers/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// Measure implements evict.Node.
-func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation {
-	now := map[evict.Signal]evict.Observation{}
+// Measure implements evictNode.
+func (k *Keeper) Measure(ctx context.Context) map[Signal]node.Observation {
+	now := map[Signal]node.Observation{}
 	if m, ok := node.ReadMemory(); ok {
-		now[evict.Memory] = evict.Observation{Available: int64(m.Available()), Capacity: int64(m.Total)}
+		now[Memory] = node.Observation{Available: int64(m.Available()), Capacity: int64(m.Total)}
 	}
 	if o, ok := k.o.Cgroups.Memory(); ok {
-		now[evict.PodsMemory] = o
+		now[PodsMemory] = o
 	}
 	if o, ok := pidsNow(); ok {
-		now[evict.PIDs] = o
+		now[PIDs] = o
 	}
 	if bytes, inodes, err := Space(k.o.Root); err == nil {
-		now[evict.NodeFS] = bytes
+		now[NodeFS] = bytes
 		if inodes.Capacity > 0 { // some file systems have no fixed number of inodes
-			now[evict.NodeInodes] = inodes
+			now[NodeInodes] = inodes
 		}
 	}
 	if dir, err := k.imagesDir(ctx); err == nil {
 		if bytes, inodes, err := Space(dir); err == nil {
-			now[evict.ImageFS] = bytes
+			now[ImageFS] = bytes
 			if inodes.Capacity > 0 {
-				now[evict.ImageInodes] = inodes
+				now[ImageInodes] = inodes
 			}
 		}
 	}
@@ -52,17 +54,17 @@ func (k *Keeper) Measure(ctx context.Context) map[evict.Signal]evict.Observation
 
 // Space returns the bytes and inodes of the file system of a path (statfs(2)). The available
 // bytes are those for unprivileged users.
-func Space(path string) (bytes, inodes evict.Observation, err error) {
+func Space(path string) (bytes, inodes node.Observation, err error) {
 	var s unix.Statfs_t
 	if err := unix.Statfs(path, &s); err != nil {
 		return bytes, inodes, fmt.Errorf("%s: %w", path, err)
 	}
 	size := int64(s.Bsize)
-	return evict.Observation{Available: int64(s.Bavail) * size, Capacity: int64(s.Blocks) * size},
-		evict.Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}, nil
+	return node.Observation{Available: int64(s.Bavail) * size, Capacity: int64(s.Blocks) * size},
+		node.Observation{Available: int64(s.Ffree), Capacity: int64(s.Files)}, nil
 }
 
-// ImagesApart implements evict.Node.
+// ImagesApart implements evictNode.
 func (k *Keeper) ImagesApart() bool {
 	dir, err := k.imagesDir(context.Background())
 	if err != nil {
@@ -77,7 +79,7 @@ func (k *Keeper) ImagesApart() bool {
 
 // pidsNow reads the number of threads, from proc_loadavg(5), and its maximum: the lower of
 // pid_max and threads-max.
-func pidsNow() (o evict.Observation, ok bool) {
+func pidsNow() (o node.Observation, ok bool) {
 	load, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return o, false
@@ -104,15 +106,15 @@ func pidsNow() (o evict.Observation, ok bool) {
 	return o, true
 }
 
-// Usage implements evict.Pods.
-func (k *Keeper) Usage(ctx context.Context, all bool) ([]evict.Pod, error) {
-	var pods []evict.Pod
+// Usage implements evictPods.
+func (k *Keeper) Usage(ctx context.Context, all bool) ([]podUse, error) {
+	var pods []podUse
 	for _, pod := range k.o.Pods.Active(k.o.Pods.Allocated()) {
-		if k.o.Pods.Finished(pod) {
-			continue // it is ending already
+		if k.o.Pods.Halted(pod) {
+			continue // it is ending already, or nothing of it runs
 		}
 		if all || bounded(pod) {
-			pods = append(pods, evict.Pod{
+			pods = append(pods, podUse{
 				Pod: pod, Requests: k.o.Pods.Requests(pod), Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{},
 			})
 		}
@@ -148,7 +150,7 @@ func bounded(pod *v1.Pod) bool {
 
 // measurePod fills in the usage of a pod: memory, processes and writable layers from s, logs and
 // emptyDirs from the disk.
-func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
+func (k *Keeper) measurePod(p *podUse, s *cri.PodSandboxStats) {
 	p.Use[v1.ResourceMemory] = int64(s.GetLinux().GetMemory().GetWorkingSetBytes().GetValue())
 	p.Use["pids"] = int64(s.GetLinux().GetProcess().GetProcessCount().GetValue())
 	disk, inodes, layers := int64(0), int64(0), int64(0)
@@ -183,6 +185,68 @@ func (k *Keeper) measurePod(p *evict.Pod, s *cri.PodSandboxStats) {
 		}
 	}
 	p.Use[v1.ResourceEphemeralStorage], p.Use["inodes"] = disk, inodes
-	p.Use[evict.LayersDisk], p.Use[evict.LayersFiles] = layers, layerFiles
-	p.Use[evict.NodeDisk], p.Use[evict.NodeFiles] = disk-layers, inodes-layerFiles
+	p.Use[LayersDisk], p.Use[LayersFiles] = layers, layerFiles
+	p.Use[NodeDisk], p.Use[NodeFiles] = disk-layers, inodes-layerFiles
 }
+
+// Reclaim implements evictNode.
+func (k *Keeper) Reclaim(ctx context.Context) {
+	k.removeDead(ctx)
+	freed, err := k.collect.FreeAll(ctx)
+	if err != nil {
+		k.o.Log.WarnContext(ctx, "unused images not removed", "err", err)
+		return
+	}
+	k.o.Log.InfoContext(ctx, "unused images removed for lack of space", "bytes", freed)
+}
+
+const (
+	// removing is how long removeDead waits for dead containers to be removed.
+	removing       = 10 * time.Second
+	removingPeriod = 100 * time.Millisecond
+)
+
+// removeDead makes the workers remove the dead containers of finished pods, so that their images
+// become unused, and earlier attempts of containers in the other pods.
+func (k *Keeper) removeDead(ctx context.Context) {
+	finished := map[types.UID]bool{}
+	for _, pod := range k.o.Pods.Wanted() {
+		if k.o.Pods.Finished(pod) {
+			finished[pod.UID] = true
+		}
+	}
+	done, ok := k.o.Workers.Tidy()
+	if !ok {
+		return
+	}
+	defer done()
+	wait.PollUntilContextTimeout(ctx, removingPeriod, removing, true, func(context.Context) (bool, error) {
+		return !k.anyLeft(ctx, finished), nil
+	})
+}
+
+// anyLeft reports whether one of these pods, by UID, still has a container or anything else
+// that only a running pod needs.
+func (k *Keeper) anyLeft(ctx context.Context, pods map[types.UID]bool) bool {
+	for _, pod := range k.o.Pods.Wanted() {
+		if pods[pod.UID] && !k.o.Driver.Clean(pod.UID) {
+			return true
+		}
+	}
+	list, err := k.o.Runtime.ListContainers(ctx, nil)
+	if err != nil {
+		return false
+	}
+	for _, container := range list {
+		if pods[types.UID(container.GetLabels()[podspec.LabelPodUID])] {
+			return true
+		}
+	}
+	return false
+}
+
+// Evict implements evictPods.
+func (k *Keeper) Evict(pod *v1.Pod, v podsync.Verdict) { k.o.Workers.End(pod, v) }
+
+// Clean implements evictPods.
+func (k *Keeper) Clean(pod *v1.Pod) bool { return k.o.Driver.Clean(pod.UID) }

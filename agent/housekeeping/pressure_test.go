@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/evict"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -27,11 +26,11 @@ func TestDiskOfSidecars(t *testing.T) {
 	}
 	pod.Spec.Containers = []v1.Container{{Name: "app"}}
 	if !bounded(pod) {
-		t.Error("nobody looks at the limit of a sidecar")
+		t.Error("the limit of a sidecar is not looked at")
 	}
 	initial := &v1.Pod{Spec: v1.PodSpec{InitContainers: []v1.Container{{Name: "init", Resources: pod.Spec.InitContainers[2].Resources}}}}
 	if !bounded(initial) {
-		t.Error("nobody looks at the limit that a pod has by an init container")
+		t.Error("the limit that a pod has by an init container is not looked at")
 	}
 	dir := t.TempDir()
 	files, err := podfiles.Open(podfiles.Options{Root: dir, LogDir: filepath.Join(dir, "logs"), Log: slog.New(slog.DiscardHandler)})
@@ -47,7 +46,7 @@ func TestDiskOfSidecars(t *testing.T) {
 	stats := &cri.PodSandboxStats{Linux: &cri.LinuxPodSandboxStats{Containers: []*cri.ContainerStats{
 		{Attributes: &cri.ContainerAttributes{Metadata: &cri.ContainerMetadata{Name: "init"}}, WritableLayer: &cri.FilesystemUsage{UsedBytes: &cri.UInt64Value{Value: 10 << 20}}},
 	}}}
-	got := &evict.Pod{Pod: pod, Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{}}
+	got := &podUse{Pod: pod, Use: map[v1.ResourceName]int64{}, Containers: map[string]int64{}, Volumes: map[string]int64{}}
 	k := New(Options{Files: files, Driver: criruntime.New(criruntime.Options{Root: dir, Files: files})})
 	k.measurePod(got, stats)
 	const slack = 100_000 // for directories and partial blocks

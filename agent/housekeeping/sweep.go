@@ -29,7 +29,7 @@ func (k *Keeper) sweep(ctx context.Context) {
 		known[string(pod.UID)] = true
 	}
 	dirs, err := os.ReadDir(filepath.Join(k.o.Root, "pods")) // also of pods whose record cannot be read
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		k.o.Log.WarnContext(ctx, "leftovers of pods not listed", "err", err)
 		return
 	}

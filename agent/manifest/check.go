@@ -24,8 +24,6 @@ type checker struct {
 	refused  []string // paths of the fields that crisp does not support
 }
 
-func (c *checker) check(typ reflect.Type) { c.walk(c.node, typ, "", "") }
-
 func (c *checker) report(n *yaml.Node, path, format string, args ...any) {
 	c.errs = append(c.errs, c.problem(n, path, format, args...))
 }
@@ -38,7 +36,6 @@ func (c *checker) problem(n *yaml.Node, path, format string, args ...any) Error 
 	return Error{Line: c.line(n), Field: c.prefix + path, Text: fmt.Sprintf(format, args...)}
 }
 
-// stray reports an unknown key as c.unknown demands.
 func (c *checker) stray(key *yaml.Node, path string) {
 	switch c.unknown {
 	case Strict:
@@ -74,15 +71,11 @@ func (c *checker) walk(n *yaml.Node, typ reflect.Type, path, rule string) {
 	}
 	switch typ.Kind() {
 	case reflect.Struct:
-		if !c.form(n, yaml.MappingNode, path, "a mapping") {
-			return
+		if c.form(n, yaml.MappingNode, path, "a mapping") {
+			c.walkStruct(n, typ, path, rule)
 		}
-		c.walkStruct(n, typ, path, rule)
 	case reflect.Slice:
-		if typ.Elem().Kind() == reflect.Uint8 {
-			return
-		}
-		if !c.form(n, yaml.SequenceNode, path, "a list") {
+		if typ.Elem().Kind() == reflect.Uint8 || !c.form(n, yaml.SequenceNode, path, "a list") {
 			return
 		}
 		for i, item := range n.Content {
@@ -250,7 +243,6 @@ func fieldByJSON(typ reflect.Type, key string) (reflect.StructField, bool) {
 	return reflect.StructField{}, false
 }
 
-// drop sets the value at a path in x to its zero value.
 func drop(x reflect.Value, path []string) {
 	for _, step := range path {
 		x = reflect.Indirect(x)
@@ -272,4 +264,80 @@ func drop(x reflect.Value, path []string) {
 		}
 	}
 	x.SetZero()
+}
+
+// A tree is the node tree of one document, with the line of each field.
+type tree struct {
+	node   *yaml.Node
+	base   int    // number of lines in the file before the document
+	prefix string // prefix of the paths in errors: "items[0]." in a List
+}
+
+func (t *tree) line(n *yaml.Node) int { return t.base + n.Line }
+
+// lineOf returns the line of the field at path ("spec.containers[1].name") or, if the document does
+// not have the field, of its nearest parent.
+func (t *tree) lineOf(path string) int {
+	n := t.node
+	line := t.line(n)
+	for _, step := range steps(path) {
+		n = resolve(n)
+		var next *yaml.Node
+		switch n.Kind {
+		case yaml.MappingNode:
+			for i := 0; i+1 < len(n.Content); i += 2 {
+				if n.Content[i].Value == step {
+					next, line = n.Content[i+1], t.line(n.Content[i])
+				}
+			}
+		case yaml.SequenceNode:
+			if i, err := strconv.Atoi(step); err == nil && i < len(n.Content) {
+				next = n.Content[i]
+				line = t.line(next)
+			}
+		}
+		if next == nil {
+			return line
+		}
+		n = next
+	}
+	return line
+}
+
+// steps splits a path in the form of apimachinery's field.Path: "a.b[2]" or "a.b[key.x]".
+func steps(path string) []string {
+	var out []string
+	for path != "" {
+		i := strings.IndexAny(path, ".[")
+		switch {
+		case i < 0:
+			return append(out, path)
+		case i > 0:
+			out = append(out, path[:i])
+		}
+		if path[i] == '.' {
+			path = path[i+1:]
+			continue
+		}
+		key, rest, _ := strings.Cut(path[i+1:], "]")
+		out = append(out, key)
+		path = rest
+	}
+	return out
+}
+
+func child(n *yaml.Node, key string) *yaml.Node {
+	for i := 0; i+1 < len(n.Content); i += 2 {
+		if n.Content[i].Value == key {
+			return resolve(n.Content[i+1])
+		}
+	}
+	return nil
+}
+
+func resolve(n *yaml.Node) *yaml.Node {
+	for n.Kind == yaml.AliasNode {
+		n = n.Alias
+	}
+	return n
 }

@@ -16,134 +16,106 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A check reports what is wrong with a value.
 type check func(v *validator, field string, x reflect.Value)
 
 // checks has the checks of structs, by their Go type ("Probe"), and of their fields, by type and
-// JSON name ("Probe.periodSeconds"), with "[]" for each element of a list. The fields of an inlined
-// struct belong to the outer type. Nil pointers are not checked.
+// JSON name ("Probe.periodSeconds"), with "[]" for each element of a list, and "{a,b}" for either of
+// both. The fields of an inlined struct belong to the outer type. Nil pointers are not checked.
 //
 // The checks protect the node and its other pods, and reject values that crisp does not support in
 // fields that it supports. An API server checks more. Only the vital checks apply to objects that
 // were accepted before (Options.Accepted): those of values that become a path, could crash or
 // occupy the agent, or could take resources from other pods.
-var checks = map[string]check{
+var checks = expanded(map[string]check{
 	"PodSpec":                       on((*validator).podSpec),
 	"PodSpec.activeDeadlineSeconds": between(1, math.MaxInt32),
 	"PodSpec.containers":            vital(filled("a pod needs at least one container")),
 	"NodeAffinity.requiredDuringSchedulingIgnoredDuringExecution": on((*validator).nodeTerms),
-	"PodSpec.hostname":                        optional(valid(validation.IsDNS1123Label)),
-	"PodSpec.hostnameOverride":                hostName,
-	"PodSpec.nodeName":                        nodeName,
-	"PodSpec.priorityClassName":               optional(valid(validation.IsDNS1123Subdomain)),
-	"PodSpec.runtimeClassName":                valid(validation.IsDNS1123Subdomain),
-	"PodSpec.serviceAccount":                  serviceAccount,
-	"PodSpec.serviceAccountName":              serviceAccount,
-	"PodSpec.subdomain":                       optional(valid(validation.IsDNS1123Label)),
-	"HostAlias.hostnames[]":                   valid(validation.IsDNS1123Subdomain),
-	"HostAlias.ip":                            address,
-	"PodDNSConfig.nameservers":                atMost(3, "at most 3 are used by resolvers"), // resolv.conf(5): MAXNS
-	"PodDNSConfig.nameservers[]":              address,
-	"PodDNSConfig.searches":                   atMost(32, "at most 32 are allowed"),
-	"PodDNSConfig.searches[]":                 search,
-	"PodDNSConfigOption.name":                 filled("is missing"),
-	"PodOS.name":                              linux,
-	"AppArmorProfile":                         on((*validator).appArmor),
-	"PodSecurityContext":                      on((*validator).podSecurity),
-	"PodSecurityContext.fsGroup":              between(0, math.MaxInt32),
-	"PodSecurityContext.supplementalGroups[]": between(0, math.MaxInt32),
-	"PodSecurityContext.runAsGroup":           between(0, math.MaxInt32),
-	"PodSecurityContext.runAsUser":            between(0, math.MaxInt32),
-	"SeccompProfile":                          on((*validator).seccomp),
+	"PodSpec.{hostname,subdomain}":                                optional(valid(validation.IsDNS1123Label)),
+	"PodSpec.hostnameOverride":                                    hostName,
+	"PodSpec.nodeName":                                            nodeName,
+	"PodSpec.priorityClassName":                                   optional(valid(validation.IsDNS1123Subdomain)),
+	"PodSpec.{serviceAccount,serviceAccountName}":                 serviceAccount,
+	"{PodSpec.runtimeClassName,HostAlias.hostnames[]}":            valid(validation.IsDNS1123Subdomain),
+	"{HostAlias.ip,PodDNSConfig.nameservers[]}":                   address,
+	"PodDNSConfig.nameservers":                                    atMost(3, "at most 3 are used by resolvers"), // resolv.conf(5): MAXNS
+	"PodDNSConfig.searches":                                       atMost(32, "at most 32 are allowed"),
+	"PodDNSConfig.searches[]":                                     search,
+	"PodOS.name":                                                  linux,
+	"AppArmorProfile":                                             on((*validator).appArmor),
+	"PodSecurityContext":                                          on((*validator).podSecurity),
+	"{PodSecurityContext,SecurityContext}.{runAsGroup,runAsUser}": between(0, math.MaxInt32),
+	"PodSecurityContext.{fsGroup,supplementalGroups[]}":           between(0, math.MaxInt32),
+	"SeccompProfile":                                              on((*validator).seccomp),
 
-	"Container":                              on((*validator).container),
-	"Container.image":                        image,
-	"Container.livenessProbe":                on((*validator).restartingProbe),
-	"Container.name":                         vital(required(validation.IsDNS1123Label)),
-	"Container.readinessProbe":               on((*validator).readinessProbe),
-	"Container.resources":                    on((*validator).resources),
-	"Container.restartPolicyRules":           atMost(20, "has more than 20 rules"),
-	"Container.startupProbe":                 on((*validator).restartingProbe),
-	"Container.terminationMessagePath":       noDotDot,
-	"ContainerPort.containerPort":            between(1, 65535),
-	"ContainerPort.hostIP":                   optional(address),
-	"ContainerPort.hostPort":                 optional(between(1, 65535)),
-	"ContainerPort.name":                     optional(valid(validation.IsValidPortName)),
-	"ContainerResizePolicy.resourceName":     among(v1.ResourceCPU, v1.ResourceMemory),
-	"ContainerRestartRule":                   on((*validator).restartRule),
-	"ContainerRestartRuleOnExitCodes.values": exitCodes,
-	"ExecAction.command":                     filled("is missing"),
-	"GRPCAction.port":                        between(1, 65535),
-	"HTTPGetAction.port":                     port,
-	"HTTPHeader.name":                        valid(validation.IsHTTPHeaderName),
-	"Lifecycle.stopSignal":                   stopSignal,
-	"LifecycleHandler":                       hook,
-	"Probe.failureThreshold":                 atLeast(1),
-	"Probe.initialDelaySeconds":              atLeast(0),
-	"Probe.periodSeconds":                    vital(atLeast(1)),
-	"Probe.successThreshold":                 atLeast(1),
-	"Probe.terminationGracePeriodSeconds":    atLeast(1),
-	"Probe.timeoutSeconds":                   atLeast(1),
-	"ProbeHandler":                           oneAction,
-	"SecurityContext":                        on((*validator).security),
-	"SecurityContext.runAsGroup":             between(0, math.MaxInt32),
-	"SecurityContext.runAsUser":              between(0, math.MaxInt32),
-	"SleepAction.seconds":                    pause,
-	"TCPSocketAction.port":                   port,
-	"VolumeMount":                            on((*validator).volumeMount),
-	"VolumeMount.subPath":                    optional(below),
-	"VolumeMount.subPathExpr":                optional(below),
+	"Container":                                     on((*validator).container),
+	"Container.image":                               image,
+	"Container.{livenessProbe,startupProbe}":        on((*validator).restartingProbe),
+	"{Container,Volume}.name":                       vital(required(validation.IsDNS1123Label)),
+	"Container.readinessProbe":                      on((*validator).readinessProbe),
+	"Container.resources":                           on((*validator).resources),
+	"Container.restartPolicyRules":                  atMost(20, "has more than 20 rules"),
+	"Container.terminationMessagePath":              noDotDot,
+	"{ContainerPort.containerPort,GRPCAction.port}": between(1, 65535),
+	"ContainerPort.hostIP":                          optional(address),
+	"ContainerPort.hostPort":                        optional(between(1, 65535)),
+	"ContainerPort.name":                            optional(valid(validation.IsValidPortName)),
+	"ContainerResizePolicy.resourceName":            among(v1.ResourceCPU, v1.ResourceMemory),
+	"ContainerRestartRule":                          on((*validator).restartRule),
+	"ContainerRestartRuleOnExitCodes.values":        exitCodes,
+	"{HTTPGetAction,TCPSocketAction}.port":          port,
+	"HTTPHeader.name":                               valid(validation.IsHTTPHeaderName),
+	"Lifecycle.stopSignal":                          stopSignal,
+	"LifecycleHandler":                              hook,
+	"Probe.{failureThreshold,successThreshold,terminationGracePeriodSeconds,timeoutSeconds}": atLeast(1),
+	"Probe.initialDelaySeconds":         atLeast(0),
+	"Probe.periodSeconds":               vital(atLeast(1)),
+	"ProbeHandler":                      oneAction,
+	"SecurityContext":                   on((*validator).security),
+	"SleepAction.seconds":               pause,
+	"VolumeMount":                       on((*validator).volumeMount),
+	"VolumeMount.{subPath,subPathExpr}": optional(below),
 
-	"ConfigMapEnvSource.name":   required(validation.IsDNS1123Subdomain),
-	"ConfigMapKeySelector.key":  required(validation.IsConfigMapKey),
-	"ConfigMapKeySelector.name": required(validation.IsDNS1123Subdomain),
-	"EnvFromSource":             oneSource,
-	"EnvFromSource.prefix":      optional(valid(validation.IsRelaxedEnvVarName)),
-	"EnvVar":                    on((*validator).envVar),
-	"EnvVar.name":               required(validation.IsRelaxedEnvVarName),
-	"EnvVarSource":              oneSource,
-	"EnvVarSource.fieldRef":     fieldRef("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName", "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"),
-	"FileKeySelector":           on((*validator).fileKey),
-	"ResourceFieldSelector":     on((*validator).resourceField),
-	"SecretEnvSource.name":      required(validation.IsDNS1123Subdomain),
-	"SecretKeySelector.key":     required(validation.IsConfigMapKey),
-	"SecretKeySelector.name":    required(validation.IsDNS1123Subdomain),
+	"{EnvFromSource,EnvVarSource}": oneSource,
+	"EnvFromSource.prefix":         optional(valid(validation.IsRelaxedEnvVarName)),
+	"EnvVar":                       on((*validator).envVar),
+	"EnvVar.name":                  required(validation.IsRelaxedEnvVarName),
+	"EnvVarSource.fieldRef":        fieldRef("metadata.name", "metadata.namespace", "metadata.uid", "spec.nodeName", "spec.serviceAccountName", "status.hostIP", "status.hostIPs", "status.podIP", "status.podIPs"),
+	"FileKeySelector":              on((*validator).fileKey),
+	"ResourceFieldSelector":        on((*validator).resourceField),
 
-	"ConfigMapProjection.name":                    required(validation.IsDNS1123Subdomain),
-	"ConfigMapVolumeSource.defaultMode":           mode,
-	"ConfigMapVolumeSource.name":                  required(validation.IsDNS1123Subdomain),
-	"DownwardAPIVolumeFile":                       on((*validator).downwardFile),
-	"DownwardAPIVolumeFile.fieldRef":              fieldRef("metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"),
-	"DownwardAPIVolumeFile.mode":                  mode,
-	"DownwardAPIVolumeFile.path":                  vital(inside),
-	"DownwardAPIVolumeSource.defaultMode":         mode,
-	"EmptyDirVolumeSource":                        on((*validator).emptyDir),
-	"HostPathVolumeSource.path":                   hostPath,
-	"ImageVolumeSource.reference":                 filled("is missing"),
-	"KeyToPath.key":                               required(validation.IsConfigMapKey),
-	"KeyToPath.mode":                              mode,
-	"KeyToPath.path":                              vital(inside),
-	"PersistentVolumeClaimVolumeSource.claimName": vital(required(validation.IsDNS1123Subdomain)),
-	"ProjectedVolumeSource":                       on((*validator).projected),
-	"ProjectedVolumeSource.defaultMode":           mode,
-	"SecretProjection.name":                       required(validation.IsDNS1123Subdomain),
-	"SecretVolumeSource.defaultMode":              mode,
-	"SecretVolumeSource.secretName":               required(validation.IsDNS1123Subdomain),
-	"Volume":                                      on((*validator).volume),
-	"Volume.name":                                 vital(required(validation.IsDNS1123Label)),
+	"{ConfigMap,Secret}{EnvSource,KeySelector,Projection}.name":                                            required(validation.IsDNS1123Subdomain),
+	"{ConfigMapVolumeSource.name,SecretVolumeSource.secretName}":                                           required(validation.IsDNS1123Subdomain),
+	"PersistentVolumeClaimVolumeSource.claimName":                                                          vital(required(validation.IsDNS1123Subdomain)),
+	"{ConfigMapKeySelector,SecretKeySelector,KeyToPath}.key":                                               required(validation.IsConfigMapKey),
+	"{ConfigMapVolumeSource,DownwardAPIVolumeSource,ProjectedVolumeSource,SecretVolumeSource}.defaultMode": mode,
+	"{DownwardAPIVolumeFile,KeyToPath}.mode":                                                               mode,
+	"{DownwardAPIVolumeFile,KeyToPath}.path":                                                               vital(inside),
+	"DownwardAPIVolumeFile":                                                                                on((*validator).downwardFile),
+	"DownwardAPIVolumeFile.fieldRef":                                                                       fieldRef("metadata.name", "metadata.namespace", "metadata.uid", "metadata.labels", "metadata.annotations"),
+	"EmptyDirVolumeSource":                                                                                 on((*validator).emptyDir),
+	"HostPathVolumeSource.path":                                                                            hostPath,
+	"ProjectedVolumeSource":                                                                                on((*validator).projected),
+	"Volume":                                                                                               on((*validator).volume),
 
-	"DeploymentSpec.minReadySeconds":        atLeast(0),
-	"DaemonSetSpec.revisionHistoryLimit":    atLeast(0),
-	"DeploymentSpec.revisionHistoryLimit":   atLeast(0),
-	"DeploymentSpec.replicas":               vital(between(0, maxPods)),
-	"JobSpec.activeDeadlineSeconds":         notNegative,
-	"JobSpec.backoffLimit":                  atLeast(0),
-	"JobSpec.completions":                   vital(atLeast(0)),
-	"JobSpec.parallelism":                   vital(between(0, maxPods)),
-	"JobSpec.ttlSecondsAfterFinished":       atLeast(0),
-	"PersistentVolumeClaimSpec.accessModes": filled("is missing"),
-	"PersistentVolumeClaimSpec.volumeMode":  filled(`"": want Filesystem`),
-	"RuntimeClass.handler":                  required(validation.IsDNS1123Label),
+	"{DaemonSetSpec,DeploymentSpec}.revisionHistoryLimit":                                   atLeast(0),
+	"{DeploymentSpec.minReadySeconds,JobSpec.backoffLimit,JobSpec.ttlSecondsAfterFinished}": atLeast(0),
+	"{DeploymentSpec.replicas,JobSpec.parallelism}":                                         vital(between(0, maxPods)),
+	"JobSpec.activeDeadlineSeconds":                                                         notNegative,
+	"JobSpec.completions":                                                                   vital(atLeast(0)),
+	"{PodDNSConfigOption.name,ExecAction.command,ImageVolumeSource.reference,PersistentVolumeClaimSpec.accessModes}": filled("is missing"),
+	"PersistentVolumeClaimSpec.volumeMode": filled(`"": want Filesystem`),
+	"RuntimeClass.handler":                 required(validation.IsDNS1123Label),
+})
+
+func expanded(table map[string]check) map[string]check {
+	all := map[string]check{}
+	for places, is := range table {
+		for _, place := range choices(places) {
+			all[place] = is
+		}
+	}
+	return all
 }
 
 // maxPods is the maximum number of pods of a workload: more than a node can run, but few enough
@@ -256,12 +228,10 @@ func (v *validator) fields(field, within string, x reflect.Value) {
 	}
 }
 
-// on turns a method that checks a struct into a check.
 func on[T any](f func(v *validator, field string, value *T)) check {
 	return func(v *validator, field string, x reflect.Value) { f(v, field, x.Addr().Interface().(*T)) }
 }
 
-// optional returns a check that accepts the zero value.
 func optional(is check) check {
 	return func(v *validator, field string, x reflect.Value) {
 		if !x.IsZero() {
@@ -270,30 +240,27 @@ func optional(is check) check {
 	}
 }
 
-// filled reports an empty string or list with the message text.
+// when reports the values for which bad is true. The format may have one verb, for the value.
+func when(bad func(x reflect.Value) bool, format string) check {
+	return func(v *validator, field string, x reflect.Value) {
+		if bad(x) {
+			v.report(field, format, []any{x}[:strings.Count(format, "%")]...)
+		}
+	}
+}
+
 func filled(text string) check {
-	return func(v *validator, field string, x reflect.Value) {
-		if x.Len() == 0 {
-			v.report(field, "%s", text)
-		}
-	}
+	return when(func(x reflect.Value) bool { return x.Len() == 0 }, text)
 }
 
-// atMost reports a list of more than n elements with the message text.
 func atMost(n int, text string) check {
-	return func(v *validator, field string, x reflect.Value) {
-		if x.Len() > n {
-			v.report(field, "%s", text)
-		}
-	}
+	return when(func(x reflect.Value) bool { return x.Len() > n }, text)
 }
 
-// valid reports the messages of one of apimachinery's checks.
 func valid(of func(string) []string) check {
 	return func(v *validator, field string, x reflect.Value) { v.valid(field, x.String(), of(x.String())) }
 }
 
-// required reports a missing value, or the messages of one of apimachinery's checks.
 func required(of func(string) []string) check {
 	return func(v *validator, field string, x reflect.Value) { v.required(field, x.String(), of) }
 }
@@ -304,26 +271,22 @@ func among[T ~string](want ...T) check {
 }
 
 func between(least, most int64) check {
-	return func(v *validator, field string, x reflect.Value) {
-		if x.Int() < least || x.Int() > most {
-			v.report(field, "%d is not between %d and %d", x.Int(), least, most)
-		}
-	}
+	return when(func(x reflect.Value) bool { return x.Int() < least || x.Int() > most }, fmt.Sprintf("%%d is not between %d and %d", least, most))
 }
 
 func atLeast(least int64) check {
-	return func(v *validator, field string, x reflect.Value) {
-		if x.Int() < least {
-			v.report(field, "%d is less than %d", x.Int(), least)
-		}
-	}
+	return when(func(x reflect.Value) bool { return x.Int() < least }, fmt.Sprintf("%%d is less than %d", least))
 }
 
-func notNegative(v *validator, field string, x reflect.Value) {
-	if x.Int() < 0 {
-		v.report(field, "%d is negative", x.Int())
-	}
-}
+var (
+	notNegative = when(func(x reflect.Value) bool { return x.Int() < 0 }, "%d is negative")
+	mode        = when(func(x reflect.Value) bool { return x.Int() < 0 || x.Int() > 0o777 }, "%d is not between 0 and 0777 (511)")
+	noDotDot    = when(func(x reflect.Value) bool { return hasDotDot(x.String()) }, "%q: must not contain ..")
+	linux       = when(func(x reflect.Value) bool { return x.String() != string(v1.Linux) }, "%q: crisp runs linux")
+
+	serviceAccount = when(func(x reflect.Value) bool { return x.String() != "" && x.String() != "default" },
+		"%q: there are no service accounts without an API server")
+)
 
 // hostName checks a pod's host name. sethostname(2) allows at most 64 bytes.
 func hostName(v *validator, field string, x reflect.Value) {
@@ -337,12 +300,6 @@ func hostName(v *validator, field string, x reflect.Value) {
 func pause(v *validator, field string, x reflect.Value) {
 	if grace := ptr.Deref(v.spec.TerminationGracePeriodSeconds, 0); x.Int() < 0 || x.Int() > grace {
 		v.report(field, "%d is not between 0 and terminationGracePeriodSeconds, %d", x.Int(), grace)
-	}
-}
-
-func mode(v *validator, field string, x reflect.Value) {
-	if x.Int() < 0 || x.Int() > 0o777 {
-		v.report(field, "%d is not between 0 and 0777 (511)", x.Int())
 	}
 }
 
@@ -365,18 +322,6 @@ func search(v *validator, field string, x reflect.Value) {
 	}
 }
 
-func linux(v *validator, field string, x reflect.Value) {
-	if x.String() != string(v1.Linux) {
-		v.report(field, "%q: crisp runs linux", x)
-	}
-}
-
-func serviceAccount(v *validator, field string, x reflect.Value) {
-	if name := x.String(); name != "" && name != "default" {
-		v.report(field, "%q: there are no service accounts without an API server", name)
-	}
-}
-
 func image(v *validator, field string, x reflect.Value) {
 	if name := x.String(); name == "" {
 		v.report(field, "is missing")
@@ -391,14 +336,7 @@ func exitCodes(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// hasDotDot reports whether a path has an element "..".
 func hasDotDot(p string) bool { return slices.Contains(strings.Split(p, "/"), "..") }
-
-func noDotDot(v *validator, field string, x reflect.Value) {
-	if hasDotDot(x.String()) {
-		v.report(field, "%q: must not contain ..", x)
-	}
-}
 
 // below reports a path that is absolute or has an element "..", and so could lead out of its
 // directory.

@@ -17,8 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-func completePod(_ *validator, pod *v1.Pod, o Options) { setDefaults(pod, o) }
-
 // template completes the pod template of a workload. Its revision is the hash of the manifest
 // without defaults, so that an agent with other defaults does not replace the pods.
 func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options, restart ...v1.RestartPolicy) {
@@ -42,7 +40,6 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options,
 	v.under = ""
 }
 
-// selects checks that a workload's selector selects the workload's own pods.
 func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {
 	if s == nil || len(s.MatchLabels)+len(s.MatchExpressions) == 0 {
 		v.report("spec.selector", "is missing")
@@ -160,7 +157,6 @@ func completeConfigMap(v *validator, c *v1.ConfigMap, _ Options) {
 	v.dataKeys("binaryData", slices.Sorted(maps.Keys(c.BinaryData)), 0)
 }
 
-// secretKeys has the required keys of a Secret, by its type.
 var secretKeys = map[v1.SecretType][]string{
 	v1.SecretTypeDockercfg:        {v1.DockerConfigKey},
 	v1.SecretTypeDockerConfigJson: {v1.DockerConfigJsonKey},

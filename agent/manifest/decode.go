@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -19,7 +20,6 @@ import (
 	k8syaml "sigs.k8s.io/yaml"
 )
 
-// A reader decodes one file.
 type reader struct {
 	o        Options
 	name     string
@@ -42,7 +42,6 @@ func inFile(name string, errs Errors) Errors {
 	return errs
 }
 
-// document decodes one YAML document: an object, or a list of them.
 func (r *reader) document(doc document) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(doc.text, &root); err != nil {
@@ -108,7 +107,6 @@ func Split(name string, data []byte) ([]json.RawMessage, error) {
 	return objects, nil
 }
 
-// object decodes one object, which begins at line.
 func (r *reader) object(at *tree, data []byte, line int) {
 	kind, err := at.kindOf()
 	if err != nil {
@@ -119,7 +117,7 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		return // a Namespace
 	}
 	c := &checker{tree: at, kind: kind.name, unknown: r.o.Unknown}
-	c.check(kind.typ)
+	c.walk(c.node, kind.typ, "", "")
 	r.warn(c.warnings)
 	if r.o.Accepted {
 		r.warn(c.errs)
@@ -198,7 +196,6 @@ func contentHash(data []byte, node string) string {
 	return hex.EncodeToString(sum[:16])
 }
 
-// encode returns v as JSON. It panics if v cannot be encoded.
 func encode(v any) []byte {
 	data, err := json.Marshal(v)
 	if err != nil {
@@ -226,4 +223,48 @@ func syntaxError(err error, begin int) Error {
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "error converting YAML to JSON: "), "yaml: ")
 	text = strings.TrimSpace(strings.TrimPrefix(text, "unmarshal errors:"))
 	return Error{Line: line, Text: text}
+}
+
+type document struct {
+	line int // line number in the file at which text begins, from 1
+	text []byte
+}
+
+// split cuts data at the YAML document markers ("---"). It omits documents that have only blank
+// lines and comments.
+func split(data []byte) []document {
+	var docs []document
+	cur := document{line: 1}
+	flush := func() {
+		if !blank(cur.text) {
+			docs = append(docs, cur)
+		}
+	}
+	n := 0
+	for line := range bytes.Lines(data) {
+		n++
+		rest, marker := bytes.CutPrefix(line, []byte("---"))
+		if !marker || len(bytes.TrimLeft(rest[:min(1, len(rest))], " \t\r\n")) > 0 {
+			cur.text = append(cur.text, line...)
+			continue
+		}
+		flush()
+		cur = document{line: n + 1}
+		if rest = bytes.TrimSpace(rest); len(rest) > 0 && rest[0] != '#' {
+			// "--- {kind: Pod}": the document begins on the marker's line.
+			cur = document{line: n, text: append(rest, '\n')}
+		}
+	}
+	flush()
+	return docs
+}
+
+func blank(text []byte) bool {
+	for line := range bytes.Lines(text) {
+		line = bytes.TrimSpace(line)
+		if len(line) > 0 && line[0] != '#' && !bytes.Equal(line, []byte("...")) {
+			return false
+		}
+	}
+	return true
 }

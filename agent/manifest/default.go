@@ -1,13 +1,15 @@
 package manifest
 
 import (
+	"fmt"
 	"reflect"
+	"slices"
 	"strings"
 
+	"go.yaml.in/yaml/v3"
 	v1 "k8s.io/api/core/v1"
 )
 
-// setDefaults sets the defaults that Kubernetes' API server would set.
 func setDefaults(pod *v1.Pod, o Options) {
 	spec := &pod.Spec
 	setDefault(&spec.RestartPolicy, v1.RestartPolicyAlways)
@@ -121,4 +123,100 @@ func setPointer[T any](field **T, value T) {
 	if *field == nil {
 		*field = &value
 	}
+}
+
+func defaultHandlers(c *v1.Container) {
+	setDefault(&c.TerminationMessagePath, v1.TerminationMessagePathDefault)
+	setDefault(&c.TerminationMessagePolicy, v1.TerminationMessageReadFile)
+	for _, p := range []*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+		if p == nil {
+			continue
+		}
+		setDefault(&p.TimeoutSeconds, 1)
+		setDefault(&p.PeriodSeconds, 10)
+		setDefault(&p.SuccessThreshold, 1)
+		setDefault(&p.FailureThreshold, 3)
+		defaultHTTPGet(p.HTTPGet)
+		if p.GRPC != nil {
+			setPointer(&p.GRPC.Service, "")
+		}
+	}
+	if c.Lifecycle == nil {
+		return
+	}
+	for _, h := range []*v1.LifecycleHandler{c.Lifecycle.PostStart, c.Lifecycle.PreStop} {
+		if h != nil {
+			defaultHTTPGet(h.HTTPGet)
+		}
+	}
+}
+
+func defaultHTTPGet(a *v1.HTTPGetAction) {
+	if a != nil {
+		setDefault(&a.Path, "/")
+		setDefault(&a.Scheme, v1.URISchemeHTTP)
+	}
+}
+
+// defaultResizePolicy allows CPU and memory to change without a restart of the container, unless
+// the manifest says otherwise.
+func defaultResizePolicy(c *v1.Container) {
+	for _, name := range []v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory} {
+		_, requested := c.Resources.Requests[name]
+		_, limited := c.Resources.Limits[name]
+		named := slices.ContainsFunc(c.ResizePolicy, func(p v1.ContainerResizePolicy) bool { return p.ResourceName == name })
+		if (requested || limited) && !named {
+			c.ResizePolicy = append(c.ResizePolicy, v1.ContainerResizePolicy{ResourceName: name, RestartPolicy: v1.NotRequired})
+		}
+	}
+}
+
+// Ephemeral returns the ephemeral containers of a pod after an update to next: the existing ones
+// unchanged, and the new ones with defaults and checked. It is an error to remove one, or to change
+// its name, command or image; other changes are ignored. Errors are of type Errors, without lines.
+func Ephemeral(pod *v1.Pod, next []v1.EphemeralContainer) ([]v1.EphemeralContainer, error) {
+	v := &validator{tree: &tree{node: &yaml.Node{Kind: yaml.MappingNode}}, spec: &pod.Spec}
+	names := map[string]string{}
+	for i := range pod.Spec.InitContainers {
+		names[pod.Spec.InitContainers[i].Name] = fmt.Sprintf("spec.initContainers[%d]", i)
+	}
+	for i := range pod.Spec.Containers {
+		names[pod.Spec.Containers[i].Name] = fmt.Sprintf("spec.containers[%d]", i)
+	}
+	have := pod.Spec.EphemeralContainers
+	if len(next) < len(have) {
+		v.report("spec.ephemeralContainers", "ephemeral containers cannot be removed")
+	}
+	var list []v1.EphemeralContainer
+	for i := range next {
+		e := next[i].DeepCopy()
+		field := fmt.Sprintf("spec.ephemeralContainers[%d]", i)
+		if i < len(have) {
+			if e.Name != have[i].Name || !reflect.DeepEqual(e.Command, have[i].Command) || e.Image != have[i].Image {
+				v.report(field, "an ephemeral container cannot be changed")
+			}
+			names[have[i].Name] = field
+			list = append(list, have[i])
+			continue
+		}
+		c := v1.Container(e.EphemeralContainerCommon)
+		if len(c.Ports) > 0 || c.LivenessProbe != nil || c.ReadinessProbe != nil || c.StartupProbe != nil || c.Lifecycle != nil || len(c.Resources.Limits)+len(c.Resources.Requests) > 0 {
+			v.report(field, "an ephemeral container cannot have ports, probes, lifecycle or resources")
+		}
+		if target := e.TargetContainerName; target != "" && names[target] == "" {
+			v.report(field+".targetContainerName", "the pod has no container %q", target)
+		}
+		defaultContainer(&pod.Spec, &c)
+		v.named(field, &c, names)
+		v.values(field, "", reflect.ValueOf(&c))
+		e.EphemeralContainerCommon = v1.EphemeralContainerCommon(c)
+		list = append(list, *e)
+	}
+	if len(v.errs) > 0 {
+		for i := range v.errs {
+			v.errs[i].Line = 0
+		}
+		return nil, inFile("pod "+pod.Namespace+"/"+pod.Name, v.errs)
+	}
+	return list, nil
 }

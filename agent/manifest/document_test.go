@@ -10,12 +10,12 @@ import (
 )
 
 const (
-	document  = "../../docs/agent.md"
+	document  = "../../docs/fields.md"
 	tableHead = "<!-- fields: made by go test ./agent/manifest -run TestDocument -update -->\n"
 	tableEnd  = "<!-- end of fields -->"
 )
 
-// The reference in docs/agent.md is generated from the table of fields.
+// The reference in docs/fields.md is generated from the table of fields.
 func TestDocument(t *testing.T) {
 	data, err := os.ReadFile(document)
 	if err != nil {

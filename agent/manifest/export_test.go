@@ -1,9 +1,13 @@
 package manifest
 
-import "reflect"
+import (
+	"maps"
+	"reflect"
+	"slices"
+)
 
-// Paths returns the paths in the table of a kind, in its order.
-func Paths(kind string) []string { return fields[kind].order }
+// Paths returns the paths in the table of a kind, sorted.
+func Paths(kind string) []string { return slices.Sorted(maps.Keys(fields[kind].rules)) }
 
 // HasLine reports whether the table has a line for a field, or for one below it.
 func HasLine(kind, path string) bool {

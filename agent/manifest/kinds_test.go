@@ -162,7 +162,7 @@ func TestEveryField(t *testing.T) {
 }
 
 // A field that a new release of Kubernetes adds below a line of the table counts as honoured
-// although nothing follows it: it shows up here, and somebody decides.
+// although nothing follows it: it shows up here, for a decision.
 func TestFieldsWithoutLine(t *testing.T) {
 	var list []string
 	for _, typ := range manifest.Types() {

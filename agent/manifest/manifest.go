@@ -14,12 +14,19 @@ package manifest
 
 import (
 	"fmt"
+	"reflect"
 	"strconv"
 	"strings"
 	"unicode"
 
+	"go.yaml.in/yaml/v3"
+	appsv1 "k8s.io/api/apps/v1"
+	batchv1 "k8s.io/api/batch/v1"
+	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
 // An Object is a decoded, complete and valid object: a *v1.Pod, *v1.ConfigMap,
@@ -30,7 +37,6 @@ type Object interface {
 	runtime.Object
 }
 
-// Options configure defaults and validation.
 type Options struct {
 	// NodeName is the default of spec.nodeName and part of every UID. A manifest that names another
 	// node is rejected. "" accepts any node.
@@ -61,14 +67,14 @@ const (
 	SourceAPI  = "api"
 )
 
-// The annotations that the kubelet sets on static pods, and one of crisp.
+// The annotations that the kubelet sets on static pods, and those of crisp.
 const (
-	AnnotationHash   = "kubernetes.io/config.hash"
-	AnnotationSource = "kubernetes.io/config.source"
-	AnnotationFile   = "io.crisp.config.file" // the name passed to Read: path or URL of the manifest
+	AnnotationHash     = "kubernetes.io/config.hash"
+	AnnotationSource   = "kubernetes.io/config.source"
+	AnnotationFile     = "io.crisp.config.file" // the name passed to Read: path or URL of the manifest
+	AnnotationWorkload = "io.crisp.workload"    // the Key of the workload of a pod: "deployment default/web"
 )
 
-// An Error is one mistake in a manifest.
 type Error struct {
 	File  string
 	Line  int    // from 1; 0 means the whole file
@@ -136,5 +142,97 @@ func Read(name string, data []byte, o Options) (objects []Object, warnings Error
 	return r.objects, r.warnings, nil
 }
 
-// KindOf returns the kind of an object returned by Read.
 func KindOf(o Object) string { return o.GetObjectKind().GroupVersionKind().Kind }
+
+// IsWorkload reports whether o is an object of which pods are made.
+func IsWorkload(o Object) bool {
+	switch o.(type) {
+	case *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.Job:
+		return true
+	}
+	return false
+}
+
+type kind struct {
+	name       string
+	group      schema.GroupVersion
+	namespaced bool
+	typ        reflect.Type
+	// complete sets defaults and makes the checks that the table of checks cannot express.
+	complete func(*validator, Object, Options)
+}
+
+func kindFor[T any](name string, group schema.GroupVersion, namespaced bool, complete func(*validator, *T, Options)) *kind {
+	return &kind{name, group, namespaced, reflect.TypeFor[T](), func(v *validator, o Object, options Options) {
+		complete(v, any(o).(*T), options)
+	}}
+}
+
+func (k *kind) new() Object { return reflect.New(k.typ).Interface().(Object) }
+
+var kinds = []*kind{
+	kindFor("Pod", v1.SchemeGroupVersion, true, func(_ *validator, pod *v1.Pod, o Options) { setDefaults(pod, o) }),
+	kindFor("ConfigMap", v1.SchemeGroupVersion, true, completeConfigMap),
+	kindFor("Secret", v1.SchemeGroupVersion, true, completeSecret),
+	kindFor("PersistentVolumeClaim", v1.SchemeGroupVersion, true, func(*validator, *v1.PersistentVolumeClaim, Options) {}),
+	kindFor("RuntimeClass", nodev1.SchemeGroupVersion, false, completeRuntimeClass),
+	kindFor("Deployment", appsv1.SchemeGroupVersion, true, completeDeployment),
+	kindFor("DaemonSet", appsv1.SchemeGroupVersion, true, completeDaemonSet),
+	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
+}
+
+// notHere has the reasons why well-known kinds are rejected.
+var notHere = map[string]string{
+	"Service":               "not supported on a single node: use hostPort",
+	"Ingress":               "not supported on a single node: use hostPort",
+	"StatefulSet":           "not supported: use a Deployment; without maxSurge its pods keep their names",
+	"ReplicaSet":            "not supported: use a Deployment",
+	"ReplicationController": "not supported: use a Deployment",
+	"CronJob":               "not supported: have a systemd timer apply a Job",
+	"PersistentVolume":      "not supported: every claim is a directory of this node",
+	"ServiceAccount":        "not supported: there are no service accounts without an API server",
+}
+
+func (t *tree) kind() (kind, version string) {
+	if t.node.Kind != yaml.MappingNode {
+		return "", ""
+	}
+	text := func(key string) string {
+		if n := child(t.node, key); n != nil {
+			return n.Value
+		}
+		return ""
+	}
+	return text("kind"), text("apiVersion")
+}
+
+// kindOf returns the document's kind. It returns nil without an error for a Namespace, which the
+// agent does not store.
+func (t *tree) kindOf() (*kind, *Error) {
+	if t.node.Kind != yaml.MappingNode {
+		return nil, &Error{Line: t.line(t.node), Text: "not a Kubernetes object: apiVersion and kind are missing"}
+	}
+	name, version := t.kind()
+	wrong := func(field, text string) (*kind, *Error) {
+		return nil, &Error{Line: t.lineOf(field), Field: t.prefix + field, Text: text}
+	}
+	switch name {
+	case "":
+		return wrong("kind", "is missing")
+	case "Namespace":
+		return nil, nil // every namespace exists
+	}
+	for _, k := range kinds {
+		switch {
+		case k.name != name:
+		case k.group.String() != version:
+			return wrong("apiVersion", strconv.Quote(version)+": want "+k.group.String())
+		default:
+			return k, nil
+		}
+	}
+	if text, ok := notHere[name]; ok {
+		return wrong("kind", name+" is "+text)
+	}
+	return wrong("kind", name+" is not a kind that crisp knows")
+}

@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Reference returns the table of fields as Markdown, for docs/agent.md.
+// Reference returns the table of fields as Markdown, for docs/fields.md.
 func Reference() string {
 	var b strings.Builder
 	b.WriteString("| field | what becomes of it |\n|---|---|\n")
@@ -16,7 +16,7 @@ func Reference() string {
 	words := map[support]string{honoured: "honoured", ignored: "ignored", rejected: "**rejected**"}
 	for _, head := range heads {
 		fmt.Fprintf(&b, "| **%s** | |\n", head)
-		for _, path := range fields[head].order {
+		for _, path := range Paths(head) {
 			rule := fields[head].rules[path]
 			text := words[rule.support]
 			if rule.text != "" {

@@ -11,7 +11,6 @@ import (
 	helpers "k8s.io/component-helpers/resource"
 )
 
-// IsHugePages reports whether a resource is huge pages of any size.
 func IsHugePages(name v1.ResourceName) bool {
 	return strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix)
 }
@@ -112,7 +111,6 @@ func defaultPodResources(spec *v1.PodSpec) {
 	}
 }
 
-// withDefault returns the list with q as the amount of the resource, unless it already has one.
 func withDefault(list v1.ResourceList, name v1.ResourceName, q resource.Quantity) v1.ResourceList {
 	if list == nil {
 		list = v1.ResourceList{}
@@ -155,7 +153,6 @@ func (v *validator) podResources(field string, spec *v1.PodSpec) {
 	}
 }
 
-// bound reports an amount of the pod that is less than the sum of its containers.
 func (v *validator) bound(field string, of, containers resource.Quantity) {
 	if containers.Cmp(of) > 0 {
 		v.report(field, "%s is less than the %s of the containers", of.String(), containers.String())

@@ -16,7 +16,6 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// A validator collects the mistakes in one object.
 type validator struct {
 	*tree
 	under string // path of the object in the document: "spec.template." for a template
@@ -46,7 +45,6 @@ func (v *validator) insist(field, format string, args ...any) {
 	v.vital = false
 }
 
-// vital turns a check into one that insists.
 func vital(is check) check {
 	return func(v *validator, field string, x reflect.Value) {
 		v.vital = true
@@ -55,14 +53,12 @@ func vital(is check) check {
 	}
 }
 
-// valid reports the messages of one of apimachinery's checks.
 func (v *validator) valid(field, value string, texts []string) {
 	for _, text := range texts {
 		v.report(field, "%q: %s", value, text)
 	}
 }
 
-// required reports a missing value, or the messages of one of apimachinery's checks.
 func (v *validator) required(field, value string, check func(string) []string) {
 	if value == "" {
 		v.report(field, "is missing")
@@ -102,10 +98,8 @@ func (v *validator) metadata(m metav1.Object, named bool) {
 	}
 }
 
-// reserved reports whether a label or annotation is reserved for the agent.
 func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
-// podSpec checks fields of a pod that depend on each other or on the node.
 func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	if spec.DNSPolicy == v1.DNSNone && (spec.DNSConfig == nil || len(spec.DNSConfig.Nameservers) == 0) {
 		v.report(field+".dnsConfig", "dnsPolicy None needs at least one name server")
@@ -172,7 +166,6 @@ func (v *validator) named(field string, c *v1.Container, names map[string]string
 	names[c.Name] = field
 }
 
-// initial reports probes, hooks and restarts for a resize of an init container that is not a sidecar.
 func (v *validator) initial(field string, c *v1.Container) {
 	if ptr.Deref(c.RestartPolicy, "") == v1.ContainerRestartPolicyAlways {
 		return
@@ -190,7 +183,6 @@ func (v *validator) initial(field string, c *v1.Container) {
 	}
 }
 
-// hostPorts reports host ports that are already in taken, which has the field of each.
 func (v *validator) hostPorts(field string, c *v1.Container, taken map[string]string) {
 	for i, p := range c.Ports {
 		if p.HostPort <= 0 {
@@ -204,7 +196,6 @@ func (v *validator) hostPorts(field string, c *v1.Container, taken map[string]st
 	}
 }
 
-// container checks fields of a container that depend on each other.
 func (v *validator) container(field string, c *v1.Container) {
 	if c.RestartPolicy == nil && len(c.RestartPolicyRules) > 0 {
 		v.report(field+".restartPolicyRules", "needs a restartPolicy")
@@ -246,7 +237,6 @@ func (v *validator) restartRule(field string, r *v1.ContainerRestartRule) {
 	}
 }
 
-// restartingProbe checks a probe whose failure ends a container.
 func (v *validator) restartingProbe(field string, p *v1.Probe) {
 	if p.SuccessThreshold > 1 {
 		v.report(field+".successThreshold", "must be 1")
@@ -259,7 +249,6 @@ func (v *validator) readinessProbe(field string, p *v1.Probe) {
 	}
 }
 
-// port checks a port number, or the name of one of the container's ports.
 func port(v *validator, field string, x reflect.Value) {
 	p := x.Interface().(intstr.IntOrString)
 	switch {
@@ -281,7 +270,6 @@ func stopSignal(v *validator, field string, x reflect.Value) {
 	}
 }
 
-// volumeOf returns the pod's volume of this name, or nil.
 func (v *validator) volumeOf(name string) *v1.Volume {
 	if i := slices.IndexFunc(v.spec.Volumes, func(vol v1.Volume) bool { return vol.Name == name }); i >= 0 {
 		return &v.spec.Volumes[i]
@@ -321,7 +309,6 @@ func (v *validator) envVar(field string, e *v1.EnvVar) {
 	}
 }
 
-// fileKey checks a reference to a key in a file of an emptyDir.
 func (v *validator) fileKey(field string, ref *v1.FileKeySelector) {
 	switch vol := v.volumeOf(ref.VolumeName); {
 	case vol == nil:
@@ -369,7 +356,6 @@ var resourceFields = []string{
 	"limits.cpu", "limits.memory", "limits.ephemeral-storage", "requests.cpu", "requests.memory", "requests.ephemeral-storage",
 }
 
-// resourceField checks a downward API reference to a resource.
 func (v *validator) resourceField(field string, ref *v1.ResourceFieldSelector) {
 	list, name, _ := strings.Cut(ref.Resource, ".")
 	if !(list == "limits" || list == "requests") || !IsHugePages(v1.ResourceName(name)) {
@@ -426,31 +412,25 @@ func (v *validator) downwardFile(field string, item *v1.DownwardAPIVolumeFile) {
 // projected reports a path that several sources of a volume have.
 func (v *validator) projected(field string, p *v1.ProjectedVolumeSource) {
 	paths := map[string]bool{}
-	once := func(field, kind string, i int, path string) {
-		if paths[path] {
-			v.report(fmt.Sprintf("%s.%s.items[%d].path", field, kind, i), "%q is the path of two sources", path)
+	once := func(field, kind string, items []v1.KeyToPath) {
+		for i, item := range items {
+			if paths[item.Path] {
+				v.report(fmt.Sprintf("%s.%s.items[%d].path", field, kind, i), "%q is the path of two sources", item.Path)
+			}
+			paths[item.Path] = true
 		}
-		paths[path] = true
 	}
 	for i, s := range p.Sources {
 		field := fmt.Sprintf("%s.sources[%d]", field, i)
 		if sources := set(reflect.ValueOf(s)); len(sources) > 1 {
 			v.report(field, "has %d sources: %s", len(sources), strings.Join(sources, ", "))
 		}
-		if s.ConfigMap != nil {
-			for j, item := range s.ConfigMap.Items {
-				once(field, "configMap", j, item.Path)
-			}
+		once(field, "configMap", ptr.Deref(s.ConfigMap, v1.ConfigMapProjection{}).Items)
+		once(field, "secret", ptr.Deref(s.Secret, v1.SecretProjection{}).Items)
+		var items []v1.KeyToPath
+		for _, item := range ptr.Deref(s.DownwardAPI, v1.DownwardAPIProjection{}).Items {
+			items = append(items, v1.KeyToPath{Path: item.Path})
 		}
-		if s.Secret != nil {
-			for j, item := range s.Secret.Items {
-				once(field, "secret", j, item.Path)
-			}
-		}
-		if s.DownwardAPI != nil {
-			for j, item := range s.DownwardAPI.Items {
-				once(field, "downwardAPI", j, item.Path)
-			}
-		}
+		once(field, "downwardAPI", items)
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// An Observation is what is left of a resource: bytes, inodes or threads.
+type Observation struct{ Available, Capacity int64 }
+
 // A Memory is the use of the machine's memory, in bytes.
 type Memory struct {
 	Total, Usage uint64

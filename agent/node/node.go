@@ -1,12 +1,18 @@
 // Package node keeps the Node object of this machine: its capacity, its allocatable resources
 // and its conditions. Other parts of the agent update it; the local API and "crisp status" show
-// it. None of it is on disk, since all of it can be determined again.
+// it. None of that is on disk, since all of it can be determined again.
+//
+// It also has what the pods of the node are given: whether one may run here (CheckAdmission), which
+// resources it has (Pods), its cgroup (CgroupTree) and its host IDs (IDPool).
 package node
 
 import (
+	"fmt"
 	"maps"
 	"os"
+	"path/filepath"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -135,4 +141,28 @@ func (s *State) Node() *v1.Node {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.node
+}
+
+// hugePages returns the bytes in each pool of huge pages, including empty ones:
+// "hugepages-2Mi". dir is /sys/kernel/mm/hugepages, which a kernel without huge pages does
+// not have (Documentation/admin-guide/mm/hugetlbpage.rst).
+func hugePages(dir string) v1.ResourceList {
+	pools := v1.ResourceList{}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return pools
+	}
+	for _, e := range entries {
+		var kib int64
+		if n, err := fmt.Sscanf(e.Name(), "hugepages-%dkB", &kib); n != 1 || err != nil {
+			continue
+		}
+		pages, err := strconv.ParseInt(line(filepath.Join(dir, e.Name(), "nr_hugepages")), 10, 64)
+		if err != nil {
+			continue
+		}
+		size := resource.NewQuantity(kib<<10, resource.BinarySI)
+		pools[v1.ResourceName(v1.ResourceHugePagesPrefix+size.String())] = *resource.NewQuantity(pages*size.Value(), resource.BinarySI)
+	}
+	return pools
 }

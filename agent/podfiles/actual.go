@@ -44,28 +44,19 @@ func (s *Store) SetActual(uid, container string, r v1.ResourceRequirements) erro
 // Resizing reports whether a resize of a pod has begun whose sandbox may not have the resources of
 // the spec yet.
 func (s *Store) Resizing(uid string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.resizing[uid]
+	_, err := os.Lstat(s.resizeFile(uid))
+	return err == nil
 }
 
 // SetResizing records that a resize begins, or that it has ended.
 func (s *Store) SetResizing(uid string, begun bool) error {
-	path := filepath.Join(s.Dir(uid), resizeFile)
-	if s.Resizing(uid) == begun {
+	switch {
+	case s.Resizing(uid) == begun:
 		return nil
+	case begun:
+		return os.WriteFile(s.resizeFile(uid), nil, 0o600)
 	}
-	var err error
-	if begun {
-		err = os.WriteFile(path, nil, 0o600)
-	} else if err = os.Remove(path); errors.Is(err, fs.ErrNotExist) {
-		err = nil
-	}
-	if err != nil {
-		return err
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.resizing[uid] = begun
-	return nil
+	return os.Remove(s.resizeFile(uid))
 }
+
+func (s *Store) resizeFile(uid string) string { return filepath.Join(s.Dir(uid), "resizing") }

@@ -2,6 +2,7 @@ package podfiles
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
@@ -15,14 +16,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// LogDir returns the directory of a pod's logs, with a directory for each container.
+// LogDir returns the directory of a pod's logs, with a directory for each container. The layout is
+// the kubelet's, which log shippers know.
 func (s *Store) LogDir(pod *v1.Pod) string {
-	return s.logDir(pod.Namespace, pod.Name, string(pod.UID))
-}
-
-// logDir uses the kubelet's layout, which log shippers know.
-func (s *Store) logDir(namespace, name, uid string) string {
-	return filepath.Join(s.o.LogDir, namespace+"_"+name+"_"+uid)
+	return filepath.Join(s.o.LogDir, pod.Namespace+"_"+pod.Name+"_"+string(pod.UID))
 }
 
 // Attempts returns, by container, the number of attempts according to the log files. It counts
@@ -86,4 +83,49 @@ func (s *Store) PruneLogs(uid types.UID, container string, most int) error {
 		}
 	}
 	return err
+}
+
+// linkName is the maximum length of a link's name without ".log", in bytes: the kernel
+// allows 255.
+const linkName = 251
+
+// logLink returns the path at which log shippers look for the log of a container.
+func (s *Store) logLink(pod *v1.Pod, container, id string) string {
+	name := fmt.Sprintf("%s_%s_%s-%s", pod.Name, pod.Namespace, container, id)
+	return filepath.Join(s.o.LogLinks, name[:min(len(name), linkName)]+".log")
+}
+
+// LinkLog makes the link to the log of a container, if the log exists.
+func (s *Store) LinkLog(pod *v1.Pod, container, id, log string) error {
+	if s.o.LogLinks == "" {
+		return nil
+	}
+	if _, err := os.Stat(log); err != nil {
+		return nil // there is no log
+	}
+	if err := os.MkdirAll(s.o.LogLinks, 0o755); err != nil {
+		return err
+	}
+	link := s.logLink(pod, container, id)
+	if err := os.Symlink(log, link); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return nil
+}
+
+// UnlinkLog removes the link to the log of a container. Its pod need not be known.
+func (s *Store) UnlinkLog(id string) error {
+	if s.o.LogLinks == "" {
+		return nil
+	}
+	links, err := filepath.Glob(filepath.Join(s.o.LogLinks, "*-"+id+".log"))
+	if err != nil {
+		return err
+	}
+	for _, link := range links {
+		if err := os.Remove(link); err != nil && !os.IsNotExist(err) {
+			return err
+		}
+	}
+	return nil
 }

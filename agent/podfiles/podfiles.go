@@ -3,10 +3,10 @@
 //
 //	pods/<uid>/pod.json     the pod as it was accepted; written first, removed last
 //	pods/<uid>/status.json  its last status, also for the command line
-//	pods/<uid>/startup.json the timeline of its start (apiserver/startup)
+//	pods/<uid>/startup.json the timeline of its start
 //	pods/<uid>/ending       exists while the pod is being ended; also for the next agent
 //	pods/<uid>/actual.json  the resources last given to the runtime, by container
-//	pods/<uid>/userns       the pod's user and group IDs (agent/idrange)
+//	pods/<uid>/userns       the pod's user and group IDs (agent/node)
 //	pods/<uid>/resizing     there while the pod's sandbox may not have the resources of its spec
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
@@ -42,16 +42,15 @@ type Options struct {
 type Store struct {
 	o Options
 
-	mu       sync.Mutex
-	pods     map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
-	actual   map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
-	resizing map[string]bool                               // by UID; guarded by mu
-	ending   map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
+	mu     sync.Mutex
+	pods   map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
+	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
+	ending map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.
 func Open(o Options) (*Store, error) {
-	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, resizing: map[string]bool{}, ending: map[string]time.Time{}}
+	s := &Store{o: o, pods: map[string]*v1.Pod{}, actual: map[string]map[string]v1.ResourceRequirements{}, ending: map[string]time.Time{}}
 	return s, s.find()
 }
 
@@ -66,7 +65,6 @@ const (
 	statusFile  = "status.json"
 	startupFile = "startup.json"
 	actualFile  = "actual.json"
-	resizeFile  = "resizing"
 	endingFile  = "ending" // modified when the pod's end began
 )
 
@@ -89,7 +87,19 @@ func (s *Store) Remove(uid types.UID) error {
 	defer s.mu.Unlock()
 	delete(s.pods, string(uid))
 	delete(s.actual, string(uid))
-	delete(s.resizing, string(uid))
 	delete(s.ending, string(uid))
 	return nil
 }
+
+// WriteHosts writes the file that is mounted at a pod's /etc/hosts, in place, so that running
+// containers see the change.
+func (s *Store) WriteHosts(uid, text string) error {
+	path := s.HostsFile(uid)
+	if old, err := os.ReadFile(path); err == nil && string(old) == text {
+		return nil
+	}
+	return os.WriteFile(path, []byte(text), 0o644)
+}
+
+// HostsFile is the path of the file that is mounted at a pod's /etc/hosts.
+func (s *Store) HostsFile(uid string) string { return filepath.Join(s.Dir(uid), "etc-hosts") }

@@ -20,11 +20,8 @@ import (
 // another version may have written it, the disk may have failed, or it is a kubelet's. It
 // removes only empty ones, which interruptions of this package leave behind.
 func (s *Store) find() error {
-	if err := atomicfile.MakeDirs(s.dir(), 0o750); err != nil {
-		return err
-	}
 	entries, err := os.ReadDir(s.dir())
-	if err != nil {
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	for _, e := range entries {
@@ -34,9 +31,6 @@ func (s *Store) find() error {
 			s.pods[e.Name()] = pod
 			if info, err := os.Lstat(filepath.Join(s.Dir(e.Name()), endingFile)); err == nil {
 				s.ending[e.Name()] = info.ModTime()
-			}
-			if _, err := os.Lstat(filepath.Join(s.Dir(e.Name()), resizeFile)); err == nil {
-				s.resizing[e.Name()] = true
 			}
 		case errors.Is(err, fs.ErrNotExist) && s.removeEmpty(e.Name()) == nil:
 		default:

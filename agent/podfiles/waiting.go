@@ -16,9 +16,14 @@ type agentRecord struct {
 	Endpoint string `json:"runtimeEndpoint"`
 }
 
-// RecordEndpoint records the runtime of an agent in its root.
+// RecordEndpoint records the runtime of an agent in its root. It writes only what differs.
 func RecordEndpoint(root, endpoint string) error {
-	return atomicfile.WriteJSON(filepath.Join(root, agentFile), agentRecord{endpoint})
+	path, now := filepath.Join(root, agentFile), agentRecord{endpoint}
+	var was agentRecord
+	if atomicfile.ReadJSON(path, &was) == nil && was == now {
+		return nil
+	}
+	return atomicfile.WriteJSON(path, now)
 }
 
 // Waiting returns the pods that the agent of this root has accepted and that have no sandbox

@@ -44,23 +44,16 @@ const (
 	annotationBackoff = "io.crisp.container.backoff" // before its start, as by Duration.String
 )
 
-func (in *Input) sandboxLabels() map[string]string {
-	labels := map[string]string{}
-	maps.Copy(labels, in.Pod.Labels)
-	maps.Copy(labels, in.labels())
+// labels returns others with the labels by which an agent finds its sandboxes and containers.
+func (in *Input) labels(others map[string]string) map[string]string {
+	pod, labels := in.Pod, map[string]string{}
+	maps.Copy(labels, others)
+	labels[LabelPodName] = pod.Name
+	labels[LabelPodNamespace] = pod.Namespace
+	labels[LabelPodUID] = string(pod.UID)
+	labels[LabelSource] = pod.Annotations[manifest.AnnotationSource]
+	labels[LabelAgent] = in.Node.Agent
 	return labels
-}
-
-// labels returns the labels by which an agent finds its sandboxes and containers.
-func (in *Input) labels() map[string]string {
-	pod := in.Pod
-	return map[string]string{
-		LabelPodName:      pod.Name,
-		LabelPodNamespace: pod.Namespace,
-		LabelPodUID:       string(pod.UID),
-		LabelSource:       pod.Annotations[manifest.AnnotationSource],
-		LabelAgent:        in.Node.Agent,
-	}
 }
 
 func (in *Input) sandboxAnnotations() map[string]string {
@@ -82,12 +75,6 @@ func names(containers []v1.Container) string {
 	return strings.Join(list, ",")
 }
 
-func (in *Input) containerLabels(c *v1.Container) map[string]string {
-	labels := in.labels()
-	labels[LabelContainerName] = c.Name
-	return labels
-}
-
 func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string, error) {
 	c := container.Spec
 	annotations := map[string]string{
@@ -103,19 +90,19 @@ func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string,
 	if grace := pod.Spec.TerminationGracePeriodSeconds; grace != nil {
 		annotations[annotationGrace] = strconv.FormatInt(*grace, 10)
 	}
+	restored := map[string]any{}
 	if c.Lifecycle != nil && c.Lifecycle.PreStop != nil {
-		data, err := json.Marshal(c.Lifecycle.PreStop)
-		if err != nil {
-			return nil, err
-		}
-		annotations[annotationPreStop] = string(data)
+		restored[annotationPreStop] = c.Lifecycle.PreStop
 	}
 	if len(c.Ports) > 0 {
-		data, err := json.Marshal(c.Ports)
+		restored[annotationPorts] = c.Ports
+	}
+	for name, value := range restored {
+		data, err := json.Marshal(value)
 		if err != nil {
 			return nil, err
 		}
-		annotations[annotationPorts] = string(data)
+		annotations[name] = string(data)
 	}
 	return annotations, nil
 }

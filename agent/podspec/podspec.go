@@ -88,7 +88,6 @@ type References struct {
 	Files      map[FileRef]EnvFile
 }
 
-// A FileRef names a file in a volume.
 type FileRef struct{ Volume, Path string }
 
 // An EnvFile is the content of a file of variables, or why it could not be read.

@@ -70,7 +70,7 @@ func TestNonRoot(t *testing.T) {
 		{"not asked for", "{}", &cri.Image{Uid: root}, ""},
 		{"image of a user", "{runAsNonRoot: true}", &cri.Image{Uid: user}, ""},
 		{"image of root", "{runAsNonRoot: true}", &cri.Image{Uid: root}, "runs as root"},
-		{"image of nobody in particular", "{runAsNonRoot: true}", &cri.Image{}, "runs as root"},
+		{"image without a user", "{runAsNonRoot: true}", &cri.Image{}, "runs as root"},
 		{"image of a name", "{runAsNonRoot: true}", &cri.Image{Username: "www"}, `names the user "www"`},
 		{"set to root", "{runAsNonRoot: true, runAsUser: 0}", &cri.Image{Uid: user}, "runAsUser is 0"},
 		{"set to a user", "{runAsNonRoot: true, runAsUser: 4}", &cri.Image{Uid: root}, ""},

@@ -2,10 +2,11 @@ package podspec
 
 import (
 	"cmp"
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
-	"github.com/crisp-cri/crisp/agent/cgroup"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
@@ -48,9 +49,9 @@ func (in *Input) Resources(c *v1.Container) *cri.LinuxContainerResources {
 // defaults to the limit.
 func (n *Node) limits(request *resource.Quantity, cpu, memory resource.Quantity) *cri.LinuxContainerResources {
 	out := &cri.LinuxContainerResources{MemoryLimitInBytes: memory.Value()}
-	out.CpuShares = int64(cgroup.Shares(cmp.Or(request, &cpu).MilliValue()))
+	out.CpuShares = int64(CPUShares(cmp.Or(request, &cpu).MilliValue()))
 	if !n.NoCPUQuota {
-		out.CpuPeriod, out.CpuQuota = cgroup.Period, cgroup.Quota(cpu.MilliValue())
+		out.CpuPeriod, out.CpuQuota = CPUPeriod, CPUQuota(cpu.MilliValue())
 	}
 	if n.Kernel.Unified { // the OOM killer ends all processes of a container
 		out.Unified = map[string]string{"memory.oom.group": "1"}
@@ -125,11 +126,11 @@ func Limited(pod *v1.Pod, name v1.ResourceName) bool {
 // hugePageLimits returns a limit in bytes for each size that the kernel knows, 0 for those that
 // the container does not request.
 func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
-	asked := cgroup.Pages{}
+	asked := Pages{}
 	if in.Pod.Spec.Resources != nil {
-		asked = cgroup.HugePages(in.Pod.Spec.Resources.Limits)
+		asked = HugePages(in.Pod.Spec.Resources.Limits)
 	}
-	maps.Copy(asked, cgroup.HugePages(c.Resources.Limits))
+	maps.Copy(asked, HugePages(c.Resources.Limits))
 	var out []*cri.HugepageLimit
 	for _, size := range in.Node.Kernel.HugePages {
 		out = append(out, &cri.HugepageLimit{PageSize: size, Limit: asked[size]})
@@ -137,7 +138,6 @@ func (in *Input) hugePageLimits(c *v1.Container) []*cri.HugepageLimit {
 	return out
 }
 
-// nodeCritical is the priority of system-node-critical.
 const nodeCritical = 2_000_001_000
 
 // oomScoreAdj returns the kubelet's value: -997 for a guaranteed pod, 1000 for a best-effort
@@ -200,7 +200,7 @@ func ResourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
 	if r.GetCpuPeriod() > 0 && r.GetCpuQuota() > 0 {
 		out.Limits[v1.ResourceCPU] = *resource.NewMilliQuantity(r.CpuQuota*1000/r.CpuPeriod, resource.DecimalSI)
 	}
-	if r.GetCpuShares() > cgroup.MinShares {
+	if r.GetCpuShares() > MinShares {
 		milli := (r.CpuShares*1000 + 1023) / 1024 // the least number with these shares
 		out.Requests[v1.ResourceCPU] = *resource.NewMilliQuantity(milli, resource.DecimalSI)
 	}
@@ -211,4 +211,46 @@ func ResourcesOf(r *cri.LinuxContainerResources) *v1.ResourceRequirements {
 		return nil
 	}
 	return out
+}
+
+// The bounds of the kernel and the kubelet.
+const (
+	MinShares = 2 // the least that the kernel accepts
+	maxShares = 262_144
+	minQuota  = 1_000   // µs; the least that the kernel accepts (sched-bwc.rst)
+	CPUPeriod = 100_000 // µs; the period of CPU quotas
+)
+
+func CPUShares(milli int64) uint64 { return uint64(min(max(milli*1024/1000, MinShares), maxShares)) }
+
+// CPUQuota returns the CPU quota for a number of milli-CPUs, in µs per CPUPeriod; 0 is no limit.
+func CPUQuota(milli int64) int64 {
+	if milli == 0 {
+		return 0
+	}
+	return max(milli*CPUPeriod/1000, minQuota)
+}
+
+// Pages maps sizes of huge pages to bytes. A size is written as in the names of the hugetlb
+// controller's files: "2MB".
+type Pages map[string]uint64
+
+// PageSize returns the kernel's name for a size of huge pages in bytes.
+func PageSize(bytes int64) string {
+	units := []string{"B", "KB", "MB", "GB"}
+	for bytes >= 1024 && len(units) > 1 {
+		bytes, units = bytes/1024, units[1:]
+	}
+	return fmt.Sprintf("%d%s", bytes, units[0])
+}
+
+func HugePages(of v1.ResourceList) Pages {
+	pages := Pages{}
+	for name, q := range of {
+		text, is := strings.CutPrefix(string(name), v1.ResourceHugePagesPrefix)
+		if size, err := resource.ParseQuantity(text); is && err == nil {
+			pages[PageSize(size.Value())] += uint64(q.Value())
+		}
+	}
+	return pages
 }

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"k8s.io/utils/ptr"
@@ -27,16 +26,6 @@ func privileged(c *v1.Container) bool {
 	return c.SecurityContext != nil && ptr.Deref(c.SecurityContext.Privileged, false)
 }
 
-// anyPrivileged reports whether a container of the pod is privileged.
-func anyPrivileged(pod *v1.Pod) bool {
-	for c := range podsync.Containers(&pod.Spec) {
-		if privileged(c) {
-			return true
-		}
-	}
-	return false
-}
-
 // securityContext overlays the container's security context on the pod's. If neither names a
 // user, the image's is used.
 func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.NamespaceOption) (*cri.LinuxContainerSecurityContext, error) {
@@ -54,6 +43,7 @@ func (in *Input) securityContext(c *v1.Container, image *cri.Image, ns *cri.Name
 	if out.RunAsUser == nil {
 		out.RunAsUser, out.RunAsUsername = imageUser(image)
 	}
+	//lint:ignore SA1019 the kubelet sets both fields, for runtimes that know only the old one
 	out.Apparmor, out.ApparmorProfile = appArmor(cmp.Or(of.AppArmorProfile, above.AppArmorProfile))
 	var err error
 	if out.SupplementalGroups, out.SupplementalGroupsPolicy, err = groups(above); err != nil {
@@ -89,7 +79,6 @@ func imageUser(image *cri.Image) (*cri.Int64Value, string) {
 	return &cri.Int64Value{}, ""
 }
 
-// groups returns the pod's fsGroup and its supplemental groups.
 func groups(of *v1.PodSecurityContext) ([]int64, cri.SupplementalGroupsPolicy, error) {
 	var list []int64
 	if of.FSGroup != nil {

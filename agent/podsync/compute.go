@@ -23,7 +23,8 @@ func Compute(want *v1.Pod, have Have, now time.Time) Plan {
 	case Terminal(have.Status):
 		p.settle()
 	case p.have.Stop.On():
-		p.halt()
+		// Its containers stay for their logs, and its volumes, cgroup and user IDs for its next start.
+		p.stopAll(string(want.UID), "pod is stopped on request")
 		p.deadline()
 	case !p.sandboxReady():
 		p.deadline()
@@ -77,20 +78,15 @@ func (p *planner) clearOthers() bool {
 	}
 	others := map[string]bool{}
 	for _, sb := range p.have.Sandboxes {
-		if sb.UID != wanted {
-			others[sb.UID] = true
-		}
+		others[sb.UID] = true
 	}
 	for _, c := range p.have.Containers {
-		if c.UID != wanted {
-			others[c.UID] = true
-		}
+		others[c.UID] = true
 	}
 	for _, uid := range p.have.Files {
-		if uid != wanted {
-			others[uid] = true
-		}
+		others[uid] = true
 	}
+	delete(others, wanted)
 	for _, uid := range slices.Sorted(maps.Keys(others)) {
 		p.end(uid, "pod is not wanted any more")
 	}
@@ -102,6 +98,19 @@ func Terminal(s *v1.PodStatus) bool {
 	return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
 }
 
+// The reasons of pods that end for lack of room on the node; they are the kubelet's.
+const (
+	EvictedReason   = "Evicted"
+	PreemptedReason = "Preempting"
+)
+
+// Evicted reports whether a pod with this status, which may be nil, was evicted or preempted while
+// its restart policy would have kept it running.
+func Evicted(pod *v1.Pod, s *v1.PodStatus) bool {
+	return s != nil && s.Phase == v1.PodFailed && (s.Reason == EvictedReason || s.Reason == PreemptedReason) &&
+		len(s.ContainerStatuses) > 0 && pod.Spec.RestartPolicy != v1.RestartPolicyNever
+}
+
 // settle plans to stop the rest of a pod that is over and to release its resources. Its
 // containers stay for their logs and exit codes while there is disk space.
 func (p *planner) settle() {
@@ -110,10 +119,7 @@ func (p *planner) settle() {
 		why = v.Message
 	}
 	uid := string(p.want.UID)
-	if p.stopAll(uid, why) || p.stopSandboxes(func(Sandbox) bool { return true }, why) {
-		return
-	}
-	if p.have.HasResources && Terminal(p.have.Status) {
+	if !p.stopAll(uid, why) && p.have.HasResources && Terminal(p.have.Status) {
 		p.add(Action{Verb: Release, UID: uid, Why: why})
 	}
 }
@@ -148,10 +154,7 @@ func (p *planner) sandboxReady() bool {
 		return true
 	}
 	uid := string(p.want.UID)
-	if p.stopAll(uid, why) || p.stopSandboxes(func(Sandbox) bool { return true }, why) {
-		return false
-	}
-	if !p.needsSandbox() {
+	if p.stopAll(uid, why) || !p.needsSandbox() {
 		return false
 	}
 	next := Action{Verb: RunSandbox, UID: uid, Why: why}
@@ -216,12 +219,10 @@ func (p *planner) isInit(name string) bool {
 	return slices.ContainsFunc(p.want.Spec.InitContainers, func(c v1.Container) bool { return c.Name == name })
 }
 
-// newest returns the newest container of the wanted pod with this name.
 func (p *planner) newest(name string) (Container, bool) {
 	return p.have.Newest(string(p.want.UID), name)
 }
 
-// Newest returns the newest container of the pod uid with this name.
 func (h *Have) Newest(uid, name string) (Container, bool) {
 	for _, c := range h.Containers {
 		if c.Name == name && c.UID == uid {

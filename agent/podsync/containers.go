@@ -12,7 +12,6 @@ import (
 // evicted: that of system-cluster-critical.
 const SystemCritical = 2_000_000_000
 
-// Priority returns the priority of a pod, 0 if it has none.
 func Priority(pod *v1.Pod) int32 { return ptr.Deref(pod.Spec.Priority, 0) }
 
 // IsSidecar reports whether an init container is a sidecar, which runs as long as the pod does:
@@ -71,7 +70,6 @@ func RuntimeID(id string) string {
 	return id
 }
 
-// Ephemeral returns the ephemeral containers as containers.
 func Ephemeral(spec *v1.PodSpec) []v1.Container {
 	var list []v1.Container
 	for _, e := range spec.EphemeralContainers {
@@ -93,7 +91,6 @@ func ContainerOf(spec *v1.PodSpec, name string) *v1.Container {
 	return nil
 }
 
-// containerOf returns the init container or container of this name, or nil.
 func containerOf(spec *v1.PodSpec, name string) *v1.Container {
 	for c := range Containers(spec) {
 		if c.Name == name {

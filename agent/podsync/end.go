@@ -18,9 +18,6 @@ func (p *planner) end(uid, why string) bool {
 	if p.stopAll(uid, why) {
 		return true
 	}
-	if p.stopSandboxes(func(sb Sandbox) bool { return sb.UID == uid }, why) {
-		return true
-	}
 	left := false
 	for _, c := range p.have.Containers {
 		if c.UID == uid {
@@ -44,8 +41,9 @@ func (p *planner) end(uid, why string) bool {
 	return left
 }
 
-// stopAll plans to stop every live container of the pod uid and reports whether there is one.
-// Sidecars stop after the containers that they serve, in reverse order of their start.
+// stopAll plans to stop every live container of the pod uid or, if there is none, its ready
+// sandboxes, and reports whether there is one to stop. Sidecars stop after the containers that they
+// serve, in reverse order of their start.
 func (p *planner) stopAll(uid, why string) bool {
 	pod := p.pod(uid)
 	live := false
@@ -59,6 +57,15 @@ func (p *planner) stopAll(uid, why string) bool {
 			a.After = p.before(pod, c)
 		}
 		p.add(a)
+	}
+	if live {
+		return true
+	}
+	for _, sb := range p.have.Sandboxes {
+		if sb.UID == uid && sb.Ready {
+			live = true
+			p.add(Action{Verb: StopSandbox, ID: sb.ID, UID: uid, Why: why})
+		}
 	}
 	return live
 }
@@ -87,7 +94,6 @@ func (p *planner) before(pod *v1.Pod, c Container) []string {
 	return ids
 }
 
-// pod returns the pod with this UID; nil if it is unknown.
 func (p *planner) pod(uid string) *v1.Pod {
 	if p.want != nil && string(p.want.UID) == uid {
 		return p.want
@@ -95,22 +101,10 @@ func (p *planner) pod(uid string) *v1.Pod {
 	return p.have.Accepted[uid]
 }
 
-func (p *planner) stopSandboxes(which func(Sandbox) bool, why string) bool {
-	found := false
-	for _, sb := range p.have.Sandboxes {
-		if sb.Ready && which(sb) {
-			found = true
-			p.add(Action{Verb: StopSandbox, ID: sb.ID, UID: sb.UID, Why: why})
-		}
-	}
-	return found
-}
-
 // alive reports whether a container must be stopped before its successor starts: it runs, or its
 // state is unknown.
 func alive(c Container) bool { return c.State == Running || c.State == Unknown }
 
-// stop plans to stop c with the grace period of its pod.
 func (p *planner) stop(c Container, why string) Action {
 	return Action{Verb: StopContainer, ID: c.ID, UID: c.UID, Name: c.Name, Grace: p.grace(c, nil), Why: why}
 }
@@ -136,4 +130,56 @@ func (p *planner) grace(c Container, probe *v1.Probe) time.Duration {
 		return Seconds(*pod.Spec.TerminationGracePeriodSeconds)
 	}
 	return c.Grace
+}
+
+const StoppedReason = "Stopped"
+
+// A Stop says that a pod was stopped on request, and when it was started again. worker.Stops
+// keep it as JSON.
+type Stop struct {
+	Since time.Time `json:"since"`
+	// Grace is how many seconds its containers have to end; nil is the pod's own grace
+	// period.
+	Grace *int64 `json:"gracePeriodSeconds,omitempty"`
+	// Started is when the pod was started again; zero while it stays stopped.
+	Started time.Time `json:"started,omitzero"`
+}
+
+func (s *Stop) On() bool { return s != nil && s.Started.IsZero() }
+
+// Halted reports whether a pod with this status, which may be nil, has ended or was stopped on
+// request.
+func Halted(s *v1.PodStatus) bool {
+	return Terminal(s) || s != nil && s.Reason == StoppedReason
+}
+
+// Interrupted reports whether the stop ended a container that ran from began to ended. Such a
+// container runs again when the pod is started, whatever its restart policy. Times in a status
+// are in whole seconds, so Since is truncated likewise.
+func (s *Stop) Interrupted(began, ended time.Time) bool {
+	return s != nil && !ended.Before(s.Since.Truncate(time.Second)) && (s.On() || !began.After(s.Started))
+}
+
+// Interrupts reports whether the newest container of any name of the pod was interrupted by
+// the stop, so that the stop still matters.
+func (h *Have) Interrupts(uid string) bool {
+	seen := map[string]bool{}
+	for _, c := range h.Containers {
+		if c.UID != uid || seen[c.Name] {
+			continue
+		}
+		seen[c.Name] = true
+		if h.interrupted(c) {
+			return true
+		}
+	}
+	return false
+}
+
+func (h *Have) interrupted(c Container) bool {
+	return c.State == Exited && h.Stop.Interrupted(c.StartedAt, c.FinishedAt)
+}
+
+func (h *Have) Alive(uid string) bool {
+	return slices.ContainsFunc(h.Containers, func(c Container) bool { return c.UID == uid && alive(c) })
 }

@@ -131,7 +131,7 @@ var lifeCases = []struct {
 	{"not wanted, known of old", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) {
 		h.Accepted = map[string]*v1.Pod{"u": served(always)}
 	}, "stop:a0/S0 stop:s0/S0<a0/S0"},
-	{"not wanted, known to nobody", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) { h.Containers[0].Grace = 7 * time.Second }, "stop:a0/S0@7 stop:s0/S0"},
+	{"not wanted, and unknown", nil, "S0@u+ a0/S0=run s0/S0=run F@u", func(h *podsync.Have) { h.Containers[0].Grace = 7 * time.Second }, "stop:a0/S0@7 stop:s0/S0"},
 
 	// Probes of containers.
 	{"kill and recreate unhealthy container", with(always, func(p *v1.Pod) { p.Spec.Containers[0].LivenessProbe = probe }), "S0@u+ a0/S0=run b0/S0=run", probed("a liveness no"), "stop:a0/S0"},

@@ -35,12 +35,10 @@ type Key struct{ Namespace, Name string }
 
 func (k Key) String() string { return k.Namespace + "/" + k.Name }
 
-// Compare orders keys by namespace, then by name.
 func (k Key) Compare(other Key) int {
 	return cmp.Or(cmp.Compare(k.Namespace, other.Namespace), cmp.Compare(k.Name, other.Name))
 }
 
-// KeyOf returns the Key of a pod.
 func KeyOf(pod *v1.Pod) Key { return Key{pod.Namespace, pod.Name} }
 
 // Have is the existing state under one Key, of any UID, each list newest first.
@@ -79,7 +77,7 @@ type Have struct {
 	// Stop is the last stop of the wanted pod on request; nil if there was none, or if all
 	// containers that it interrupted run again.
 	Stop *Stop
-	// Verdict ends the wanted pod for good; nil if there is none.
+	// Verdict ends the wanted pod for good; nil = it goes on.
 	Verdict *Verdict
 	// Pending says why a resize of the wanted pod is not done; nil if none is pending.
 	Pending *Pending
@@ -89,7 +87,6 @@ type Have struct {
 	Status *v1.PodStatus
 }
 
-// A Failure is an action that failed.
 type Failure struct {
 	Reason  string // one CamelCase word, as in a container's waiting state
 	Message string
@@ -110,7 +107,6 @@ type Verdict struct {
 // v1.PodReasonInfeasible.
 type Pending struct{ Reason, Message string }
 
-// A Result is the result of a probe.
 type Result uint8
 
 const (
@@ -122,7 +118,6 @@ const (
 // Probes are the results of one container's probes.
 type Probes struct{ Startup, Liveness, Readiness Result }
 
-// A Sandbox is one sandbox of the pod.
 type Sandbox struct {
 	ID          string
 	UID         string // of the pod
@@ -133,7 +128,6 @@ type Sandbox struct {
 	CreatedAt   time.Time
 }
 
-// State is the state of a container.
 type State uint8
 
 const (
@@ -233,10 +227,8 @@ const (
 	ResizeSubject  = "resize"
 )
 
-// ContainerSubject returns the Subject of starting the container of this name.
 func ContainerSubject(name string) string { return "container " + name }
 
-// A Plan says what to do next.
 type Plan struct {
 	// Actions are done in order. When one fails, the later ones on its Subject are delayed
 	// and the others are still done.

@@ -18,6 +18,7 @@ func newWorld(seed uint64) *world {
 	w := &world{
 		rng: rand.New(rand.NewPCG(seed, 2)), uses: map[string]*program{}, exits: map[string]exit{},
 		came: map[string]int{}, logs: map[string]uint32{}, actual: map[string]v1.ResourceRequirements{}, files: true, resources: true,
+		given: map[string]bool{},
 	}
 	policies := []v1.RestartPolicy{always, onFailure, never}
 	w.pod = pod(policies[w.rng.IntN(3)])

@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"flag"
 	"fmt"
+	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -31,18 +33,30 @@ func TestNoPodIsStuck(t *testing.T) {
 		pods /= 8
 	}
 	const chunks = 8
+	var given [chunks]map[string]bool // fields of Have
 	for i := range chunks {
+		given[i] = map[string]bool{}
 		t.Run(fmt.Sprint(i), func(t *testing.T) {
 			t.Parallel()
 			for seed := i + 1; seed <= pods && !t.Failed(); seed += chunks {
-				live(t, uint64(seed))
+				maps.Copy(given[i], live(t, uint64(seed)))
 			}
 		})
 	}
+	t.Cleanup(func() { // when all chunks have run
+		others := []string{"Ending", "Scarce", "Accepted", "Resizing", "Pending"} // TestLife and its like give these
+		for field := range reflect.TypeFor[podsync.Have]().Fields() {
+			is := slices.ContainsFunc(given[:], func(g map[string]bool) bool { return g[field.Name] })
+			if !t.Failed() && is == slices.Contains(others, field.Name) {
+				t.Errorf("Have.%s: given to a random pod: %v", field.Name, is)
+			}
+		}
+	})
 }
 
-// live runs the pod of one seed, first with events and then without.
-func live(t *testing.T, seed uint64) {
+// live runs the pod of one seed, first with events and then without. It returns which fields of Have
+// were not zero.
+func live(t *testing.T, seed uint64) map[string]bool {
 	t.Helper()
 	w := newWorld(seed)
 	defer func() {
@@ -67,6 +81,7 @@ func live(t *testing.T, seed uint64) {
 	w.note("calm")
 	w.calm = true
 	w.settle()
+	return w.given
 }
 
 // Limits for a pod without events.

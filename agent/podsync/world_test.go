@@ -3,6 +3,7 @@ package podsync_test
 import (
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"time"
 
@@ -22,6 +23,7 @@ type world struct {
 	skew    time.Duration       // error of the wall clock
 	calm    bool                // no failures except those of the pod's programs
 	history []string
+	given   map[string]bool // fields of Have that were not zero
 
 	// State of the runtime and the disk.
 	sandboxes  []podsync.Sandbox   // newest first
@@ -118,8 +120,13 @@ func (w *world) round() (acted bool, plan podsync.Plan) {
 	s := status.Of(w.pod, h, w.saved, status.Node{Runtime: "crisp", HostIPs: []string{"192.0.2.1"}}, w.now())
 	w.checkStatus(w.saved, &s)
 	w.saved, h.Status = &s, &s
+	for field, v := range reflect.ValueOf(h).Fields() {
+		if !v.IsZero() {
+			w.given[field.Name] = true
+		}
+	}
 	if w.stop != nil && !w.stop.On() && !h.Interrupts("u") {
-		w.stop = nil // as agent/stopped does
+		w.stop = nil // as worker.Stops do
 	}
 	plan = podsync.Compute(w.pod, h, w.now())
 	w.checkPlan(plan)

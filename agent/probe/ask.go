@@ -3,38 +3,39 @@ package probe
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"strconv"
+	"strings"
+	"syscall"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/httpget"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 )
 
-// maxBody is the number of bytes read of an HTTP response's body.
 const maxBody = 10 << 10
 
 // A Prober runs probes: commands in containers, and connections to pods' addresses.
 type Prober struct{ Runtime Runtime }
 
-// A Runtime runs commands in containers.
 type Runtime interface {
 	// ProbeExec runs a command in the container of c with this ID, for at most timeout. An
 	// error means that the command could not be run.
 	ProbeExec(ctx context.Context, c *v1.Container, id string, command []string, timeout time.Duration) (Answer, error)
 }
 
-// Ask implements Asker.
 func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Container, id string, spec *v1.Probe) (Answer, error) {
 	timeout := time.Duration(spec.TimeoutSeconds) * time.Second
 	limited, cancel := context.WithTimeout(ctx, timeout)
@@ -43,13 +44,13 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 	case spec.Exec != nil:
 		return p.Runtime.ProbeExec(ctx, c, id, spec.Exec.Command, timeout)
 	case spec.HTTPGet != nil:
-		req, err := httpget.Request(spec.HTTPGet, c, s.PodIP, "probe")
+		req, err := HTTPRequest(spec.HTTPGet, c, s.PodIP, "probe")
 		if err != nil {
 			return Answer{}, err
 		}
 		return get(req.WithContext(limited))
 	case spec.TCPSocket != nil:
-		port, err := httpget.Port(spec.TCPSocket.Port, c)
+		port, err := Port(spec.TCPSocket.Port, c)
 		if err != nil {
 			return Answer{}, err
 		}
@@ -64,7 +65,7 @@ func (p Prober) Ask(ctx context.Context, pod *v1.Pod, s *v1.PodStatus, c *v1.Con
 // get makes an HTTP request. Any status from 200 to 399 is a success. The text of a failure omits
 // the body, which may be secret.
 func get(req *http.Request) (Answer, error) {
-	resp, err := httpget.Client().Do(req)
+	resp, err := HTTPClient().Do(req)
 	if err != nil {
 		return Answer{Text: err.Error()}, nil
 	}
@@ -82,7 +83,7 @@ func get(req *http.Request) (Answer, error) {
 }
 
 func dial(ctx context.Context, addr string) (Answer, error) {
-	conn, err := httpget.Dialer().DialContext(ctx, "tcp", addr)
+	conn, err := dialer().DialContext(ctx, "tcp", addr)
 	if err != nil {
 		return Answer{Text: err.Error()}, nil
 	}
@@ -94,9 +95,9 @@ func dial(ctx context.Context, addr string) (Answer, error) {
 func check(ctx context.Context, addr, service string, timeout time.Duration) (Answer, error) {
 	conn, err := grpc.NewClient("passthrough:///"+addr,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithUserAgent(httpget.UserAgent("probe")),
+		grpc.WithUserAgent(userAgent("probe")),
 		grpc.WithContextDialer(func(ctx context.Context, addr string) (net.Conn, error) {
-			return httpget.Dialer().DialContext(ctx, "tcp", addr)
+			return dialer().DialContext(ctx, "tcp", addr)
 		}))
 	if err != nil {
 		return Answer{}, err
@@ -116,4 +117,102 @@ func check(ctx context.Context, addr, service string, timeout time.Duration) (An
 		return Answer{Text: fmt.Sprintf("service unhealthy (responded with %q)", resp.GetStatus())}, nil
 	}
 	return Answer{OK: true, Text: "service healthy"}, nil
+}
+
+// version is the version of Kubernetes in the User-Agent, which is the kubelet's: programs recognize
+// the requests of probes and hooks by it.
+const version = "1.36"
+
+// HTTPRequest makes the request of an action of container c. host is the pod's address, used
+// if the action names no host. purpose is "probe" or "lifecycle", for the User-Agent.
+func HTTPRequest(a *v1.HTTPGetAction, c *v1.Container, host, purpose string) (*http.Request, error) {
+	port, err := Port(a.Port, c)
+	if err != nil {
+		return nil, err
+	}
+	u, err := url.Parse(a.Path)
+	if err != nil {
+		u = &url.URL{Path: a.Path} // the server gets the path as it is
+	}
+	u.Scheme = cmp.Or(strings.ToLower(string(a.Scheme)), "http")
+	u.Host = net.JoinHostPort(cmp.Or(a.Host, host), strconv.Itoa(port))
+	req, err := http.NewRequest(http.MethodGet, u.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+	for _, h := range a.HTTPHeaders {
+		req.Header.Add(h.Name, h.Value)
+	}
+	if _, ok := req.Header["User-Agent"]; !ok {
+		req.Header.Set("User-Agent", userAgent(purpose))
+	}
+	if accept, ok := req.Header["Accept"]; !ok {
+		req.Header.Set("Accept", "*/*")
+	} else if accept[0] == "" {
+		req.Header.Del("Accept")
+	}
+	if h := req.Header.Get("Host"); h != "" {
+		req.Host = h
+	}
+	return req, nil
+}
+
+func userAgent(purpose string) string { return "kube-" + purpose + "/" + version }
+
+// Port returns the number of a port, which may be given by the name of a port of c. It fails if
+// c has no such port or the number is not from 1 to 65535.
+func Port(p intstr.IntOrString, c *v1.Container) (int, error) {
+	n := p.IntValue()
+	if p.Type == intstr.String {
+		for _, named := range c.Ports {
+			if named.Name == p.StrVal {
+				n = int(named.ContainerPort)
+			}
+		}
+	}
+	if n < 1 || n > 65535 {
+		return 0, fmt.Errorf("container %s has no port %s", c.Name, p.String())
+	}
+	return n, nil
+}
+
+// HTTPClient returns a client that uses no proxy, since pods are near, does not verify certificates,
+// since those of pods are self-signed, closes connections after use, and follows at most 10
+// redirects, none of them to another host.
+func HTTPClient() *http.Client {
+	return &http.Client{
+		Transport: &http.Transport{
+			TLSClientConfig:    &tls.Config{InsecureSkipVerify: true},
+			DisableKeepAlives:  true,
+			DisableCompression: true,
+			DialContext:        dialer().DialContext,
+		},
+		CheckRedirect: func(req *http.Request, via []*http.Request) error {
+			if req.URL.Hostname() != via[0].URL.Hostname() {
+				return http.ErrUseLastResponse
+			}
+			if len(via) >= 10 {
+				return fmt.Errorf("stopped after 10 redirects")
+			}
+			return nil
+		},
+	}
+}
+
+// dialer returns a Dialer whose connections leave TIME_WAIT after a second (SO_LINGER,
+// socket(7)): otherwise each of the many probes would occupy a port of the node for a minute.
+func dialer() *net.Dialer {
+	return &net.Dialer{
+		KeepAlive: -1,
+		Control: func(_, _ string, conn syscall.RawConn) error {
+			var failed error
+			err := conn.Control(func(fd uintptr) {
+				failed = syscall.SetsockoptLinger(int(fd), syscall.SOL_SOCKET, syscall.SO_LINGER, &syscall.Linger{Onoff: 1, Linger: 1})
+			})
+			if err != nil {
+				return err
+			}
+			return failed
+		},
+	}
 }

@@ -1,4 +1,5 @@
-// Package probe runs the startup, liveness and readiness probes of containers.
+// Package probe runs the startup, liveness and readiness probes of containers. It also makes the
+// HTTP requests of lifecycle hooks, which are like those of probes.
 //
 // Each probe of a container has a goroutine. It asks once per period and counts the answers. When
 // they reach a threshold it publishes a new result and calls the Watcher. It does not act on
@@ -34,12 +35,11 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// A Kind is the purpose of a probe.
 type Kind uint8
 
 const (
@@ -65,23 +65,21 @@ type Answer struct {
 	Text    string // for the event
 }
 
-// Options configure a Manager.
 type Options struct {
 	Ask      Asker
 	Statuses Statuses
 	Results  *Results // published to
-	Events   event.Recorder
+	Events   status.Recorder
 }
 
 // Statuses has the statuses of pods.
 type Statuses interface {
-	Get(types.UID) *v1.PodStatus // the last status; nil if there is none
+	Get(types.UID) *v1.PodStatus // the last status; nil before the first
 }
 
 // A Watcher is notified when the result of a pod's probe has changed. It must not block.
 type Watcher interface{ Probed(podsync.Key, Kind) }
 
-// A Manager runs the probes of all pods.
 type Manager struct {
 	Counts *prometheus.Registry // the kubelet's prober_probe_total
 
@@ -95,7 +93,6 @@ type Manager struct {
 	wg     sync.WaitGroup
 }
 
-// A place identifies a probe.
 type place struct {
 	uid       types.UID
 	container string
@@ -117,24 +114,20 @@ func (m *Manager) Add(pod *v1.Pod, watcher Watcher) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for c := range podsync.Lasting(&pod.Spec) {
-		m.addLocked(pod, c, watcher)
-	}
-}
-
-func (m *Manager) addLocked(pod *v1.Pod, c *v1.Container, watcher Watcher) {
-	for kind, spec := range [...]*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
-		at := place{pod.UID, c.Name, Kind(kind)}
-		if spec == nil || m.probes[at] != nil {
-			continue
+		for kind, spec := range [...]*v1.Probe{c.StartupProbe, c.LivenessProbe, c.ReadinessProbe} {
+			at := place{pod.UID, c.Name, Kind(kind)}
+			if spec == nil || m.probes[at] != nil {
+				continue
+			}
+			ctx, stop := context.WithCancel(m.ctx)
+			p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, watcher: watcher, stop: stop, now: make(chan struct{}, 1)}
+			m.probes[at] = p
+			m.wg.Go(func() { p.run(ctx) })
 		}
-		ctx, stop := context.WithCancel(m.ctx)
-		p := &prober{m: m, at: at, pod: pod, c: c, spec: spec, watcher: watcher, stop: stop, now: make(chan struct{}, 1)}
-		m.probes[at] = p
-		m.wg.Go(func() { p.run(ctx) })
 	}
 }
 
-// Remove ends the probes of a pod: those of the given kinds, or all if there are none.
+// Remove ends the probes of a pod: those of the given kinds, or all.
 func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -145,7 +138,6 @@ func (m *Manager) Remove(uid types.UID, kinds ...Kind) {
 	}
 }
 
-// Keep ends the probes of all pods that are not in wanted.
 func (m *Manager) Keep(wanted map[types.UID]bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -167,7 +159,6 @@ func (m *Manager) AskNow(uid types.UID, container string) {
 	}
 }
 
-// Wait returns when all probes have ended.
 func (m *Manager) Wait() { m.wg.Wait() }
 
 func (m *Manager) left(p *prober) {
@@ -182,4 +173,53 @@ func (m *Manager) left(p *prober) {
 // count counts an answer by result: "successful", "failed" or "unknown".
 func (m *Manager) count(p *prober, what string) {
 	m.answers.WithLabelValues(p.at.kind.String(), what, p.at.container, p.pod.Name, p.pod.Namespace, string(p.at.uid)).Inc()
+}
+
+// Results are the current results of probes. The zero value is empty. They are safe for concurrent
+// use.
+type Results struct {
+	mu sync.Mutex
+	by map[string]podsync.Probes // by container ID; guarded by mu
+}
+
+func (r *Results) Of(pod *v1.Pod, have podsync.Have) map[string]podsync.Probes {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	out := map[string]podsync.Probes{}
+	for _, c := range have.Containers {
+		if found, ok := r.by[c.ID]; ok && c.UID == string(pod.UID) {
+			out[c.ID] = found
+		}
+	}
+	return out
+}
+
+func (r *Results) set(kind Kind, id string, to podsync.Result) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	now := r.by[id]
+	field := kind.field(&now)
+	if *field == to {
+		return false
+	}
+	*field = to
+	if r.by == nil {
+		r.by = map[string]podsync.Probes{}
+	}
+	if r.by[id] = now; now == (podsync.Probes{}) {
+		delete(r.by, id)
+	}
+	return true
+}
+
+func (r *Results) clear(kind Kind, id string) { r.set(kind, id, podsync.Unknowable) }
+
+func (k Kind) field(p *podsync.Probes) *podsync.Result {
+	switch k {
+	case Startup:
+		return &p.Startup
+	case Liveness:
+		return &p.Liveness
+	}
+	return &p.Readiness
 }

@@ -6,8 +6,8 @@ import (
 	"math/rand/v2"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -31,7 +31,6 @@ type prober struct {
 	onHold bool      // rest until there is another container
 }
 
-// tries is the maximum number of attempts to run a probe.
 const tries = 3
 
 // before separates new containers from old ones: a container that started longer than this before
@@ -106,7 +105,6 @@ func (p *prober) runs(s *v1.ContainerStateRunning) time.Duration {
 	return max(time.Since(s.StartedAt.Time), time.Since(p.seen))
 }
 
-// follow starts again if c is another container than before.
 func (p *prober) follow(c *v1.ContainerStatus) {
 	if p.id == c.ContainerID {
 		return
@@ -128,7 +126,6 @@ func (p *prober) follow(c *v1.ContainerStatus) {
 	}
 }
 
-// set publishes a result and, if it has changed, calls the watcher.
 func (p *prober) set(r podsync.Result) {
 	if p.m.o.Results.set(p.at.kind, podsync.RuntimeID(p.id), r) {
 		p.watcher.Probed(podsync.KeyOf(p.pod), p.at.kind)
@@ -159,9 +156,8 @@ func (p *prober) ask(ctx context.Context, status *v1.PodStatus) (ok, said bool) 
 	return a.OK, true
 }
 
-// warn records an event of the container.
 func (p *prober) warn(reason, message string) {
-	p.m.o.Events.Event(event.Container(p.pod, p.c.Name), v1.EventTypeWarning, reason, message)
+	p.m.o.Events.Event(status.ContainerRef(p.pod, p.c.Name), v1.EventTypeWarning, reason, message)
 }
 
 // record counts an answer and publishes a result if enough answers in a row agree.

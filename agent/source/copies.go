@@ -34,7 +34,6 @@ func (c Copies) put(path string, data []byte) error {
 	return atomicfile.Write(c.path(path), data, 0o600)
 }
 
-// get returns the copy of the manifest at path, nil if there is none.
 func (c Copies) get(path string) ([]byte, error) {
 	if c == "" {
 		return nil, nil
@@ -55,7 +54,6 @@ func (c Copies) none() bool {
 	return len(entries) == 0 && (err == nil || errors.Is(err, fs.ErrNotExist))
 }
 
-// keepOnly removes all copies but those of the manifests in paths.
 func (c Copies) keepOnly(paths map[string]bool) error {
 	if c == "" {
 		return nil
@@ -113,7 +111,6 @@ func (c Copies) load(path string, data []byte, err error, last *File, decode Dec
 	return f
 }
 
-// before returns the objects of the last good version of a manifest.
 func (c Copies) before(path string, last *File, decode Decode) ([]manifest.Object, error) {
 	if last != nil {
 		return last.Objects, nil

@@ -3,6 +3,7 @@ package source_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"os"
@@ -16,6 +17,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/filelease"
+	"github.com/crisp-cri/crisp/test/oddfiles"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -121,6 +123,34 @@ func TestDir(t *testing.T) {
 		t.Fatal(err)
 	}
 	expect("a.yaml=a2")
+}
+
+// Whatever has the name of a manifest, the others are read: it is reported, or as if it were not
+// there.
+func TestOddFile(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "a.yaml"), "a")
+	expect := watch(t, dir, "")
+	expect("a.yaml=a")
+	odd := filepath.Join(dir, "odd.yaml")
+	oddfiles.Each(t, odd, func(kind string) {
+		now := "a" + kind
+		write(t, filepath.Join(dir, "a.yaml"), now)
+		want := "a.yaml=" + now
+		switch kind {
+		case "pipe", "link to a directory":
+			want += fmt.Sprintf(" odd.yaml=open %s: not a regular file:", odd)
+		case "link to /dev/null":
+			want += fmt.Sprintf(" odd.yaml=open %s: not a regular file: it is /dev/null:", odd)
+		case "empty":
+			want += " odd.yaml="
+		case "garbage":
+			want += " odd.yaml=\xff{[<\x00"
+		case "huge":
+			want += fmt.Sprintf(" odd.yaml=%s: 4398046511104 bytes, more than a manifest may have (4194304):", odd)
+		}
+		expect(want)
+	})
 }
 
 // A missing directory ends no pods.

@@ -1,7 +1,9 @@
 package source
 
+import "math"
+
 // WithoutRescan returns d without its rescan, so that it sees only what inotify reports.
 func (d *Dir) WithoutRescan() *Dir {
-	d.never = true
+	d.every = math.MaxInt64
 	return d
 }

@@ -52,7 +52,6 @@ func (u *URL) Run(ctx context.Context, out chan<- Update) {
 	}
 }
 
-// poll makes one request and reports whether Run must send the result.
 func (u *URL) poll(ctx context.Context) (f File, differs bool) {
 	data, unchanged, err := u.get(ctx)
 	if unchanged {

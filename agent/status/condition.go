@@ -10,7 +10,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// The reasons of conditions.
 const (
 	podCompleted             = "PodCompleted"
 	podFailed                = "PodFailed"
@@ -50,8 +49,6 @@ func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 	return list
 }
 
-// allRestarting returns the condition AllContainersRestarting: all containers are restarted in
-// place.
 func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
 	switch {
 	case phase == v1.PodSucceeded:
@@ -64,7 +61,6 @@ func (g *generator) allRestarting(phase v1.PodPhase) v1.PodCondition {
 	return condition(v1.AllContainersRestarting, false, "", "")
 }
 
-// isTrue reports whether the list has a condition of this kind with the status True.
 func isTrue(list []v1.PodCondition, kind v1.PodConditionType) bool {
 	return slices.ContainsFunc(list, func(c v1.PodCondition) bool { return c.Type == kind && c.Status == v1.ConditionTrue })
 }
@@ -82,8 +78,6 @@ func (g *generator) own() podsync.Have {
 	return podsync.Have{Sandboxes: slices.DeleteFunc(slices.Clone(g.have.Sandboxes), func(sb podsync.Sandbox) bool { return !g.mine(sb.UID) })}
 }
 
-// disruption returns the condition DisruptionTarget of a pod that was evicted or preempted, or
-// nil.
 func (g *generator) disruption() *v1.PodCondition {
 	if v := g.have.Verdict; v != nil && v.Condition != nil {
 		return v.Condition.DeepCopy()

@@ -159,14 +159,12 @@ func reset(spec *v1.Container, old *v1.ContainerStatus) v1.ContainerStatus {
 	}
 }
 
-// begun reports whether a regular container was created.
 func (g *generator) begun() bool {
 	return slices.ContainsFunc(g.pod.Spec.Containers, func(c v1.Container) bool {
 		return slices.ContainsFunc(g.of(c.Name), func(c podsync.Container) bool { return c.State != podsync.Unknown })
 	})
 }
 
-// explain sets why a container waits that should run, again or for the first time.
 func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []podsync.Container, k kind) {
 	if g.ending() || s.State.Running != nil || g.restarting || g.have.Stop.On() {
 		return
@@ -191,7 +189,6 @@ func (g *generator) explain(s *v1.ContainerStatus, spec *v1.Container, all []pod
 	s.State = v1.ContainerState{Waiting: why}
 }
 
-// waiting returns why a container cannot start now; nil if no reason is known.
 func (g *generator) waiting(spec *v1.Container, all []podsync.Container) *v1.ContainerStateWaiting {
 	f, failed := g.have.Failures[podsync.ContainerSubject(spec.Name)]
 	var crashed bool
@@ -222,7 +219,6 @@ func (g *generator) waiting(spec *v1.Container, all []podsync.Container) *v1.Con
 	return why
 }
 
-// probed fills in whether the container has started and is ready.
 func (g *generator) probed(s *v1.ContainerStatus, spec *v1.Container, old *v1.ContainerStatus, k kind) {
 	same := old != nil && old.ContainerID == s.ContainerID && s.ContainerID != ""
 	var probes podsync.Probes
@@ -273,8 +269,6 @@ func mounts(spec *v1.Container) []v1.VolumeMountStatus {
 	return list
 }
 
-// resources returns the resources of a container: those that the runtime reports, or else those
-// of the spec.
 func resources(spec *v1.Container, c podsync.Container, actual v1.ResourceRequirements) *v1.ResourceRequirements {
 	r := spec.Resources.DeepCopy()
 	if c.State != podsync.Running {

@@ -225,11 +225,11 @@ func TestProbedWhileBusy(t *testing.T) {
 			t.Errorf("%v: started %v, ready %v", step.now, *c.Started, c.Ready)
 		}
 		if why := now.ContainerStatuses[1].State.Waiting; why == nil || why.Reason != "CrashLoopBackOff" {
-			t.Errorf("b waits for %+v, which nobody has reported", why)
+			t.Errorf("b waits for %+v, which was not reported", why)
 		}
 	}
 	if k.saved != 1 {
-		t.Errorf("saved %d times by nobody", k.saved-1)
+		t.Errorf("saved %d times without a report", k.saved-1)
 	}
 	delete(have.Restarted, "b")
 	clear(have.Failures)

@@ -38,9 +38,8 @@ type Host interface {
 	RuntimeName() string // the prefix of container IDs
 }
 
-// Files keep statuses on disk.
 type Files interface {
-	LoadStatus(*v1.Pod) *v1.PodStatus // the saved status; nil if there is none
+	LoadStatus(*v1.Pod) *v1.PodStatus // the saved status; nil without one
 	// SaveStatus is called with each status that differs from the one before.
 	SaveStatus(*v1.Pod, *v1.PodStatus) error
 }
@@ -50,7 +49,6 @@ type Probes interface {
 	Of(*v1.Pod, podsync.Have) map[string]podsync.Probes // by container ID
 }
 
-// NewStore returns a Store that knows no pod.
 func NewStore(host Host, files Files, probes Probes, log *slog.Logger) *Store {
 	return &Store{host: host, files: files, probes: probes, log: log,
 		making: keymutex.NewHashed(mutexes), last: map[types.UID]entry{}, loaded: map[types.UID]entry{}}
@@ -166,7 +164,6 @@ func (s *Store) Last(pod *v1.Pod) *v1.PodStatus {
 	return e.status
 }
 
-// Drop drops the status of one pod.
 func (s *Store) Drop(uid types.UID) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -174,7 +171,6 @@ func (s *Store) Drop(uid types.UID) {
 	delete(s.loaded, uid)
 }
 
-// Forget drops the statuses of all pods of this name.
 func (s *Store) Forget(key podsync.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

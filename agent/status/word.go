@@ -50,8 +50,6 @@ func Word(pod *v1.Pod) string {
 	return word
 }
 
-// initWord returns the STATUS of a pod according to its first init container that is not done;
-// "" if there is none.
 func initWord(pod *v1.Pod) string {
 	for i, s := range pod.Status.InitContainerStatuses {
 		switch t, w := s.State.Terminated, s.State.Waiting; {
@@ -88,7 +86,6 @@ func Count(pod *v1.Pod) (ready, all int) {
 	return ready, max(all, len(pod.Spec.Containers)) // there may be no statuses yet
 }
 
-// sidecar reports whether the init container i of a pod is a sidecar.
 func sidecar(pod *v1.Pod, i int) bool {
 	return i < len(pod.Spec.InitContainers) && podsync.IsSidecar(&pod.Spec.InitContainers[i])
 }

@@ -1,6 +1,7 @@
 package volume
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -34,7 +35,7 @@ func (m *Maker) makeEmptyDir(pod *v1.Pod, v *v1.Volume) error {
 	if page, ok := strings.CutPrefix(string(v.EmptyDir.Medium), string(v1.StorageMediumHugePages)); ok {
 		err = mountHugePages(path, strings.TrimPrefix(page, "-"), pod)
 	} else {
-		err = mountMemory(path, memoryLimit(m.facts.Memory(pod), v.EmptyDir))
+		err = mountMemory(path, memoryLimit(m.inputs.Facts(pod).MostMemory(), v.EmptyDir))
 	}
 	if err != nil {
 		return err
@@ -144,4 +145,27 @@ func Usage(dir string) (bytes, inodes int64) {
 		return nil
 	})
 	return bytes, inodes
+}
+
+// noSwap is the mount option of a tmpfs that is not swapped out (tmpfs(5); Linux 6.4).
+const noSwap = "noswap"
+
+// MaySwap reports whether volumes in memory, which may hold Secrets, can be written to a
+// disk: the node has swap, and its kernel does not know the option noswap.
+func MaySwap() bool {
+	table, err := os.ReadFile("/proc/swaps")
+	return err == nil && swaps(table) && !knows(noSwap)
+}
+
+// swaps reports whether /proc/swaps lists anything below its heading (proc_swaps(5)).
+func swaps(table []byte) bool { return bytes.Count(table, []byte("\n")) > 1 }
+
+// knows reports whether the kernel has this mount option of tmpfs (fsconfig(2)).
+func knows(option string) bool {
+	fs, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
+	if err != nil {
+		return false
+	}
+	defer unix.Close(fs)
+	return unix.FsconfigSetFlag(fs, option) == nil
 }

@@ -70,7 +70,7 @@ func (m *Maker) project(pod *v1.Pod, source v1.VolumeProjection, mode int32) (ma
 	return nil, errors.New("a projected source of this kind is not supported")
 }
 
-// named returns the files of items or, if there are none, of all data. where names the object in
+// named returns the files of items or, without items, of all data. where names the object in
 // errors.
 func named(data map[string][]byte, items []v1.KeyToPath, mode int32, optional *bool, where string) (map[string]file, error) {
 	files := map[string]file{}
@@ -101,9 +101,9 @@ func (m *Maker) downward(pod *v1.Pod, items []v1.DownwardAPIVolumeFile, mode int
 		var err error
 		switch {
 		case item.FieldRef != nil:
-			text, err = m.facts.Field(pod, item.FieldRef.FieldPath)
+			text, err = m.inputs.Facts(pod).Field(item.FieldRef.FieldPath)
 		case item.ResourceFieldRef != nil:
-			text, err = m.facts.Resource(pod, item.ResourceFieldRef)
+			text, err = m.inputs.Facts(pod).Resource(nil, item.ResourceFieldRef)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", item.Path, err)

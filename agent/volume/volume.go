@@ -44,30 +44,32 @@ type Objects interface {
 	Claim(namespace, name string) (*v1.PersistentVolumeClaim, error)
 }
 
-// Facts returns the downward API's fields of a pod, and the pod's memory.
+// Inputs has what is known of each pod.
+type Inputs interface{ Facts(pod *v1.Pod) Facts }
+
+// Facts are the downward API's fields of a pod, and the pod's memory (podspec.Input).
 type Facts interface {
-	Field(pod *v1.Pod, path string) (string, error)
-	Resource(pod *v1.Pod, ref *v1.ResourceFieldSelector) (string, error)
-	// Memory returns how much memory the pod can use, in bytes; 0 if unknown.
-	Memory(pod *v1.Pod) int64
+	Field(path string) (string, error)
+	Resource(c *v1.Container, ref *v1.ResourceFieldSelector) (string, error) // c is nil: ref names the container
+	MostMemory() int64                                                       // bytes that the pod can use; 0 if unknown
 }
 
 // A Maker makes volumes below a directory. It is safe for concurrent use.
 type Maker struct {
 	root    string
 	objects Objects
-	facts   Facts
+	inputs  Inputs
 
 	claims sync.Mutex // held while a claim's directory is made
 	pods   sync.Map   // *sync.Mutex by UID, held while a pod's volumes are changed
 }
 
 // New returns a Maker. root is the agent's directory, which exists.
-func New(root string, o Objects, f Facts) *Maker {
+func New(root string, o Objects, i Inputs) *Maker {
 	if real, err := filepath.EvalSymlinks(root); err == nil {
 		root = real // mountinfo has no symbolic links
 	}
-	return &Maker{root: root, objects: o, facts: f}
+	return &Maker{root: root, objects: o, inputs: i}
 }
 
 // lock locks the volumes of a pod.

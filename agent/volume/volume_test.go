@@ -56,15 +56,21 @@ func (o *objects) Claim(_, name string) (*v1.PersistentVolumeClaim, error) {
 	return nil, fault.NotFound.Errorf("there is no claim %s", name)
 }
 
-func (o *objects) Field(pod *v1.Pod, path string) (string, error) {
-	return path + " of " + pod.Name, nil
+func (o *objects) Facts(pod *v1.Pod) Facts { return facts{o, pod} }
+
+// facts are those of one pod.
+type facts struct {
+	*objects
+	pod *v1.Pod
 }
 
-func (o *objects) Resource(_ *v1.Pod, ref *v1.ResourceFieldSelector) (string, error) {
+func (f facts) Field(path string) (string, error) { return path + " of " + f.pod.Name, nil }
+
+func (f facts) Resource(_ *v1.Container, ref *v1.ResourceFieldSelector) (string, error) {
 	return ref.Resource + " of " + ref.ContainerName, nil
 }
 
-func (o *objects) Memory(*v1.Pod) int64 { return o.memory }
+func (f facts) MostMemory() int64 { return f.memory }
 
 func (o *objects) set(name, key, value string) {
 	o.mu.Lock()
@@ -528,7 +534,7 @@ func TestPropagation(t *testing.T) {
 				if err := os.Symlink(m.root, link); err != nil {
 					t.Fatal(err)
 				}
-				m = New(link, m.objects, m.facts)
+				m = New(link, m.objects, m.inputs)
 			}
 			if err := unix.Mount(from, on, kind, flags, ""); err != nil {
 				t.Fatal(err)
@@ -549,7 +555,7 @@ func TestPropagation(t *testing.T) {
 			}}}
 			dir := makeAll(t, m, p)
 			if mounted, err := mountinfo.Mounted(m.Path(p, &p.Spec.Volumes[1])); err != nil || mounted {
-				t.Errorf("a volume that nobody propagates is mounted: %v, %v", mounted, err)
+				t.Errorf("a volume without propagation is mounted: %v, %v", mounted, err)
 			}
 			shown, err := m.SubPath(p, &p.Spec.Volumes[0], "sub", "app", 0)
 			if err != nil {

@@ -130,7 +130,7 @@ func TestFail(t *testing.T) {
 // failed pull still backs off.
 func TestAgain(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
-		var err error = errors.New("no such config map")
+		err := errors.New("no such config map")
 		w.setAct(func(_, _ context.Context, a podsync.Action) error {
 			if a.Verb == podsync.StartContainer {
 				return err

@@ -5,6 +5,9 @@
 // A pod's goroutine sleeps until a change in the runtime or the manifests wakes it, or until the
 // plan's time to compute again (back-off). It ends when the pod is no longer wanted and nothing
 // of it is left.
+//
+// What is done to pods on request is here too: Workers stop, start, restart and drain them, and
+// Stops record which pods must stay stopped.
 package worker
 
 import (
@@ -12,11 +15,13 @@ import (
 	"errors"
 	"log/slog"
 	"maps"
+	"reflect"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -97,19 +102,13 @@ func (w *worker) setLocked(pod *v1.Pod) {
 	w.poke()
 }
 
-// sameImage reports whether a container has the same image in two versions of its pod.
 func sameImage(a, b *v1.Pod, container string) bool {
-	return image(a, container) == image(b, container)
-}
-
-func image(pod *v1.Pod, container string) string {
-	if c := podsync.ContainerOf(&pod.Spec, container); c != nil {
-		return c.Image
+	image := func(pod *v1.Pod) string {
+		return ptr.Deref(podsync.ContainerOf(&pod.Spec, container), v1.Container{}).Image
 	}
-	return ""
+	return image(a) == image(b)
 }
 
-// failLocked ends the pod for good.
 func (w *worker) failLocked(v podsync.Verdict) {
 	w.verdict = &v
 	w.interrupt()
@@ -139,7 +138,6 @@ func uidOf(pod *v1.Pod) types.UID {
 
 func (w *worker) poke() { poke.Wake(w.wake) }
 
-// A round is the input of one pass of the loop.
 type round struct {
 	pod       *v1.Pod
 	restart   map[string]*time.Duration
@@ -181,10 +179,10 @@ func (w *worker) end() {
 	w.shorten()
 }
 
-// run loops until ctx ends or until the pod is gone and leave agrees.
 func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 	defer w.end()
 	unreachable := false
+	var last []podsync.Action
 	for ctx.Err() == nil {
 		r := w.begin(ctx)
 		have, err := w.rt.Observe(ctx, w.key, r.pod)
@@ -201,8 +199,13 @@ func (w *worker) run(ctx context.Context, leave func(r round) bool) {
 		now := time.Now()
 		have.Status = w.rt.Report(r.pod, have)
 		plan := podsync.Compute(r.pod, have, time.Now())
+		same := reflect.DeepEqual(plan.Actions, last)
+		last = plan.Actions
 		switch {
 		case len(plan.Actions) > 0:
+			if same { // whatever the runtime answered, it has not done them
+				w.sleep(ctx, now.Add(observeRetry))
+			}
 			w.act(ctx, r, plan.Actions)
 		case plan.Gone && leave(r):
 			return
@@ -289,14 +292,12 @@ func (w *worker) start(r round, a podsync.Action) {
 	}
 }
 
-// served drops the request to restart a container.
 func (w *worker) served(id string) {
 	w.pool.mu.Lock()
 	defer w.pool.mu.Unlock()
 	delete(w.restart, id)
 }
 
-// recordResult records the failure of an action, or drops the earlier one after a success.
 func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, err error) {
 	subject := a.Subject()
 	if err == nil {
@@ -323,4 +324,39 @@ func (w *worker) recordResult(ctx, interrupt context.Context, a podsync.Action, 
 	if f.Message != last.Message {
 		w.log.Log(ctx, level, "pod action failed", "act", a.Verb.String(), "container", a.Name, "id", a.ID, "reason", f.Reason, "err", err, "retry", delay)
 	}
+}
+
+// An order lets containers that are stopped concurrently wait for each other.
+type order map[string]chan struct{} // ID → closed when its stop has returned
+
+func newOrder(actions []podsync.Action) order {
+	o := order{}
+	for _, a := range actions {
+		if a.Verb == podsync.StopContainer {
+			o[a.ID] = make(chan struct{})
+		}
+	}
+	return o
+}
+
+func (o order) ended(id string) { close(o[id]) }
+
+// turn returns a channel that is closed when the stops that must precede a have returned, or ctx
+// has ended. It does not wait for a container whose stop is not among the actions, since it is
+// held back after a failure.
+func (o order) turn(ctx context.Context, a podsync.Action) <-chan struct{} {
+	turn := make(chan struct{})
+	go func() {
+		defer close(turn)
+		for _, id := range a.After {
+			if before, ok := o[id]; ok {
+				select {
+				case <-before:
+				case <-ctx.Done():
+					return
+				}
+			}
+		}
+	}()
+	return turn
 }

@@ -40,6 +40,7 @@ type world struct {
 	have   podsync.Have
 	status *v1.PodStatus // what Report returns
 	down   bool
+	idle   bool // actions have no effect
 	log    []string
 	ended  []string // arguments of calls of Ended
 }
@@ -89,9 +90,12 @@ func (w *world) Act(ctx, interrupt context.Context, _ *v1.Pod, a podsync.Action)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	h := &w.have
+	if w.idle {
+		return nil
+	}
 	switch a.Verb {
 	case podsync.RunSandbox:
-		h.Sandboxes = append([]podsync.Sandbox{{ID: a.UID, UID: a.UID, Attempt: a.Attempt, Ready: true, IPs: []string{"10.0.0.1"}}}, h.Sandboxes...)
+		h.Sandboxes = append([]podsync.Sandbox{{ID: fmt.Sprintf("%s/%d", a.UID, a.Attempt), UID: a.UID, Attempt: a.Attempt, Ready: true, IPs: []string{"10.0.0.1"}}}, h.Sandboxes...)
 		h.Files = append(h.Files, a.UID)
 	case podsync.StartContainer:
 		id := fmt.Sprintf("%s-%d", a.UID, a.Attempt)
@@ -383,6 +387,22 @@ func TestPullBackoffIsReported(t *testing.T) {
 		s.mu.Unlock()
 		cancel()
 		p.Wait()
+	})
+}
+
+// A runtime that reports success and does nothing is not called without a pause.
+func TestActionsWithoutEffectPause(t *testing.T) {
+	bubble(t, func(t *testing.T, w *world, p *worker.Pool) {
+		w.idle = true
+		p.Set(key, pod("u"))
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		if n := len(strings.Split(w.lines(), "\n")); n < 30 || n > 61 {
+			t.Errorf("%d actions in a minute", n)
+		}
+		w.mu.Lock()
+		w.idle = false
+		w.mu.Unlock()
 	})
 }
 
