@@ -7,9 +7,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -25,7 +25,7 @@ func podsWithStatus(b *testing.B, n int) (*Server, map[types.UID]*v1.PodStatus) 
 	if err != nil {
 		b.Fatal(err)
 	}
-	wanted := desired.New([]string{manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 	wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "pods.yaml", Objects: objects}}})
 	known := statuses{}
 	for _, o := range objects {

@@ -11,7 +11,6 @@ import (
 	"strconv"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -59,7 +58,8 @@ func (s *Server) delete(w http.ResponseWriter, r *http.Request, k Kind) error {
 		return fault.WrongState.Errorf("%s has been changed: read it again", manifest.Key(found))
 	}
 	policy := cmp.Or(metav1.DeletionPropagation(q.Get("propagationPolicy")), ptr.Deref(o.PropagationPolicy, ""))
-	if workload.Is(found) && (policy == metav1.DeletePropagationOrphan || ptr.Deref(o.OrphanDependents, false)) {
+	//lint:ignore SA1019 older clients still send it
+	if manifest.IsWorkload(found) && (policy == metav1.DeletePropagationOrphan || ptr.Deref(o.OrphanDependents, false)) {
 		return fault.Invalid.Errorf("propagationPolicy Orphan: the pods of %s end with it", manifest.Key(found))
 	}
 	if dry {

@@ -10,10 +10,11 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/apiserver/store"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -31,7 +32,7 @@ func TestDeleteAll(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wanted := desired.New([]string{manifest.SourceAPI, manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceAPI, manifest.SourceFile}, workload.Expand)
 	wanted.Update(configMaps(t, [2]string{"0-of-a-file", "one"}))
 	for _, m := range []string{"{name: a, labels: {x: one}}", "{name: b, labels: {x: one}}", "{name: c}", "{name: d, namespace: other, labels: {x: one}}"} {
 		if _, _, _, err := objects.Put([]byte("{apiVersion: v1, kind: ConfigMap, metadata: "+m+"}"), store.PutOptions{}); err != nil {
@@ -94,7 +95,7 @@ func TestDeleteRejected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted := source.NewManager([]string{manifest.SourceAPI}, workload.Expand)
 	wanted.Update(objects.Update())
 	s := New(Options{
 		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
@@ -138,7 +139,7 @@ func TestDeleteOrphans(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted := source.NewManager([]string{manifest.SourceAPI}, workload.Expand)
 	wanted.Update(objects.Update())
 	s := New(Options{
 		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),

@@ -5,7 +5,6 @@ import (
 	"strings"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
-	"github.com/crisp-cri/crisp/apiserver/workload"
 )
 
 // A Kind is a kind of object that the API serves.
@@ -55,8 +54,8 @@ func KindOf(word string) (Kind, bool) {
 func Changeable(o manifest.Object) error {
 	a := o.GetAnnotations()
 	switch {
-	case a[workload.AnnotationWorkload] != "":
-		return Forbidden(manifest.Key(o) + " is one of " + a[workload.AnnotationWorkload] + ": change or delete that")
+	case a[manifest.AnnotationWorkload] != "":
+		return Forbidden(manifest.Key(o) + " is one of " + a[manifest.AnnotationWorkload] + ": change or delete that")
 	case a[manifest.AnnotationSource] == manifest.SourceFile:
 		return Forbidden(manifest.Key(o) + " is in the manifest " + a[manifest.AnnotationFile] + ": change or remove that file")
 	case a[manifest.AnnotationSource] == manifest.SourceHTTP:

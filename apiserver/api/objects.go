@@ -51,8 +51,6 @@ func (s *Server) routeObjects() {
 		handle("PUT "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error {
 			return s.putBody(w, r, k, store.PutOptions{Update: !BoolParam(r.URL.Query(), "create")})
 		})
-		handle("GET /crisp/v1"+one+"/{name}/given", func(w http.ResponseWriter, r *http.Request) error { return s.getGiven(w, r, k) })
-		handle("GET /crisp/v1"+one+"/{name}/revisions", func(w http.ResponseWriter, r *http.Request) error { return s.getRevisions(w, r, k) })
 		handle("DELETE "+one, func(w http.ResponseWriter, r *http.Request) error { return s.deleteAll(w, r, k) })
 		handle("DELETE "+one+"/{name}", func(w http.ResponseWriter, r *http.Request) error { return s.delete(w, r, k) })
 	}
@@ -92,6 +90,19 @@ func (s *Server) Find(r *http.Request, k Kind) (manifest.Object, error) {
 		return Namespace(r.PathValue("name")), nil
 	}
 	return nil, fault.NotFound.Errorf("there is no %s", Key(r, k))
+}
+
+// Given returns the object of a request, which must belong to the API, and the applied text.
+func (s *Server) Given(r *http.Request, k Kind) (json.RawMessage, manifest.Object, error) {
+	o, err := s.Find(r, k)
+	if err == nil {
+		err = Changeable(o)
+	}
+	if err != nil {
+		return nil, nil, err
+	}
+	text, err := s.o.Store.Given(Key(r, k))
+	return text, o, err
 }
 
 func (s *Server) getOne(w http.ResponseWriter, r *http.Request, k Kind) error {

@@ -12,10 +12,10 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/apiserver/store"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 )
@@ -47,7 +47,7 @@ func TestAnswersWhenRead(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				wanted := desired.New([]string{manifest.SourceFile, manifest.SourceHTTP})
+				wanted := source.NewManager([]string{manifest.SourceFile, manifest.SourceHTTP}, workload.Expand)
 				s := New(Options{
 					Wanted: wanted, Log: slog.New(slog.DiscardHandler),
 					Statuses: statuses{}, Files: accepted(nil),
@@ -119,7 +119,7 @@ func TestPutOfStale(t *testing.T) {
 		}
 	}
 	put("1")
-	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted := source.NewManager([]string{manifest.SourceAPI}, workload.Expand)
 	wanted.Update(objects.Update())
 	s := serverOf(wanted)
 	s.o.Store = objects
@@ -159,7 +159,7 @@ func TestPutWithUnknownDryRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := serverOf(desired.New([]string{manifest.SourceAPI}))
+	s := serverOf(source.NewManager([]string{manifest.SourceAPI}, workload.Expand))
 	s.o.Store = objects
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/api/v1/namespaces/default/configmaps?dryRun=all",

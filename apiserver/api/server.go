@@ -1,7 +1,7 @@
 // Package api serves the agent over HTTP: the objects of this node at the paths of Kubernetes' API,
 // for "crisp" and kubectl, and the endpoints of a kubelet, for monitoring tools.
 //
-// It has no state of its own. Objects come from the desired.Manager (all sources), and changes go
+// It has no state of its own. Objects come from the source.Manager (all sources), and changes go
 // to the store (objects of the local API); other packages provide statuses, events and the node. It
 // queries the runtime over CRI, and proxies streams (exec, attach, port-forward) to the runtime's
 // streaming server.
@@ -21,11 +21,11 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/desired"
-	"github.com/crisp-cri/crisp/agent/event"
 	"github.com/crisp-cri/crisp/agent/node"
-	"github.com/crisp-cri/crisp/agent/podworkers"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/volume"
+	"github.com/crisp-cri/crisp/agent/worker"
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/apiserver/store"
 	"github.com/crisp-cri/crisp/apiserver/watchcache"
@@ -39,9 +39,9 @@ import (
 
 // Options configure a Server.
 type Options struct {
-	Wanted *desired.Manager
+	Wanted *source.Manager
 	Store  *store.Store
-	Events *event.Store
+	Events *status.EventStore
 	Node   *node.State
 	// The runtime, and the counters of its calls and of probes.
 	Runtime               Runtime
@@ -49,7 +49,7 @@ type Options struct {
 	Statuses              Statuses
 	Files                 Files
 	Volumes               *volume.Maker
-	Workers               *podworkers.Workers
+	Workers               *worker.Workers
 	Ephemeral             Ephemeral
 	Startup               *startup.Keeper // the timelines of pods' starts
 	Loop, Lists           Health          // the agent's loop, and the lists of what the runtime runs

@@ -8,7 +8,8 @@ import (
 	"net/http/httptest"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	grpccodes "google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -17,7 +18,7 @@ import (
 
 // A client learns from the code what to do: a runtime that is late may answer the next request.
 func TestErrorCodes(t *testing.T) {
-	s := serverOf(desired.New(nil))
+	s := serverOf(source.NewManager(nil, workload.Expand))
 	for _, test := range []struct {
 		err    error
 		code   int

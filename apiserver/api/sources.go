@@ -6,7 +6,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/apiserver/watchcache"
-	"github.com/crisp-cri/crisp/apiserver/workload"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -91,7 +90,7 @@ func (p shownPod) object() manifest.Object {
 		pod.Status.Phase = v1.PodPending
 	}
 	// A pod from a file has no creation time, and a workload's pod has that of its workload.
-	if of := pod.Annotations[workload.AnnotationWorkload]; (pod.CreationTimestamp.IsZero() || of != "") && pod.Status.StartTime != nil {
+	if of := pod.Annotations[manifest.AnnotationWorkload]; (pod.CreationTimestamp.IsZero() || of != "") && pod.Status.StartTime != nil {
 		pod.CreationTimestamp = *pod.Status.StartTime
 	}
 	if !p.ending.IsZero() && pod.DeletionTimestamp == nil {

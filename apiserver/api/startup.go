@@ -7,7 +7,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -25,7 +25,7 @@ func (s *Server) startup(w http.ResponseWriter, r *http.Request) error {
 	}
 	if s.o.Runtime.Connected() {
 		own := criruntime.Startup(r.Context(), s.o.Runtime.Runtime(), string(pod.UID))
-		report.Stages = timeline.Join(report.Stages, own, time.Now())
+		report.Stages = waterfall.Join(report.Stages, own, time.Now())
 	}
 	return Write(w, http.StatusOK, report)
 }

@@ -6,8 +6,11 @@ import (
 	"net/http"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/node"
+	"github.com/prometheus/procfs"
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -267,4 +270,27 @@ func interfaceStats(i *cri.NetworkInterfaceUsage) stats.InterfaceStats {
 	return stats.InterfaceStats{
 		Name: i.GetName(), RxBytes: value(i.GetRxBytes()), RxErrors: value(i.GetRxErrors()), TxBytes: value(i.GetTxBytes()), TxErrors: value(i.GetTxErrors()),
 	}
+}
+
+// NodeStats returns the statistics of the whole machine from /proc.
+func (s *Server) NodeStats() stats.NodeStats {
+	n := stats.NodeStats{NodeName: s.o.Node.Node().Name}
+	now := metav1.Now()
+	if fs, err := procfs.NewDefaultFS(); err == nil {
+		if stat, err := fs.Stat(); err == nil {
+			n.CPU = &stats.CPUStats{Time: now, UsageCoreNanoSeconds: busy(&stat.CPUTotal)}
+			n.StartTime = metav1.Unix(int64(stat.BootTime), 0)
+		}
+	}
+	if m, ok := node.ReadMemory(); ok {
+		available := m.Available()
+		n.Memory = &stats.MemoryStats{Time: now, AvailableBytes: &available, WorkingSetBytes: &m.WorkingSet, UsageBytes: &m.Usage}
+	}
+	return n
+}
+
+// busy returns the CPU time that was not idle, in nanoseconds. User time includes that of guests.
+func busy(c *procfs.CPUStat) *uint64 {
+	seconds := c.User + c.Nice + c.System + c.IRQ + c.SoftIRQ + c.Steal
+	return new(uint64(seconds * float64(time.Second)))
 }

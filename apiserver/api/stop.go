@@ -6,7 +6,6 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
 )
@@ -25,26 +24,26 @@ func done(w http.ResponseWriter, err error) error {
 	return Write(w, http.StatusAccepted, struct{}{})
 }
 
-// stoppable returns the pod of a stop or start request.
-func (s *Server) stoppable(r *http.Request) (*v1.Pod, error) {
+// stoppable returns the pod of a stop or start request, which must not be over.
+func (s *Server) stoppable(r *http.Request, over func(*v1.Pod) bool) (*v1.Pod, error) {
 	o, err := s.Find(r, podKind)
 	if err != nil {
 		return nil, err
 	}
 	pod := o.(*v1.Pod)
-	switch owner := pod.Annotations[workload.AnnotationWorkload]; {
+	switch owner := pod.Annotations[manifest.AnnotationWorkload]; {
 	case owner != "":
 		return nil, Forbidden(manifest.Key(pod) + " is one of " + owner + ": scale or delete that")
 	case pod.DeletionTimestamp != nil:
 		return nil, fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
-	case podsync.Terminal(&pod.Status):
+	case over(pod):
 		return nil, fault.WrongState.Errorf("pod %s/%s has ended: its phase is %s", pod.Namespace, pod.Name, pod.Status.Phase)
 	}
 	return pod, nil
 }
 
 func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
-	pod, err := s.stoppable(r)
+	pod, err := s.stoppable(r, func(pod *v1.Pod) bool { return podsync.Terminal(&pod.Status) })
 	if err != nil {
 		return err
 	}
@@ -56,7 +55,7 @@ func (s *Server) stop(w http.ResponseWriter, r *http.Request) error {
 }
 
 func (s *Server) start(w http.ResponseWriter, r *http.Request) error {
-	pod, err := s.stoppable(r)
+	pod, err := s.stoppable(r, func(pod *v1.Pod) bool { return podsync.Terminal(&pod.Status) && !podsync.Evicted(pod, &pod.Status) })
 	if err != nil {
 		return err
 	}

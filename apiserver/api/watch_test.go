@@ -14,9 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -39,7 +39,7 @@ func configMaps(t *testing.T, maps ...[2]string) source.Update {
 	return source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "maps.yaml", Objects: objects}}}
 }
 
-func serverOf(wanted *desired.Manager) *Server {
+func serverOf(wanted *source.Manager) *Server {
 	return New(Options{
 		Wanted: wanted, Log: slog.New(slog.DiscardHandler),
 		Statuses: statuses{}, Files: accepted(nil),
@@ -70,7 +70,7 @@ func (accepted) EndingSince(types.UID) time.Time { return time.Unix(1_000_000_00
 // A client that waits for the end of an object must not get a DELETED event while the object
 // exists: kubectl delete and kubectl wait rely on it.
 func TestListsAtOnceReportNoDeletion(t *testing.T) {
-	wanted := desired.New([]string{manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 	wanted.Update(configMaps(t, [2]string{"old", "a"}))
 	s := serverOf(wanted)
 	listed, going := make(chan struct{}), make(chan struct{})
@@ -128,7 +128,7 @@ func TestListsAtOnceReportNoDeletion(t *testing.T) {
 // Informers identify objects by name. The end of a replaced object is sent before its successor,
 // which would otherwise be taken for deleted.
 func TestWatchOfReplaced(t *testing.T) {
-	wanted := desired.New([]string{manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 	s := serverOf(wanted)
 	_, seq := s.cache.List("ConfigMap")
 	for round, uid := range []types.UID{"1", "2", "3"} {
@@ -158,7 +158,7 @@ func TestWatchOfReplaced(t *testing.T) {
 // While a pod replaces another of the same name, only the wanted one is listed. Statistics have
 // both.
 func TestReplacedPodIsListedOnce(t *testing.T) {
-	wanted := desired.New([]string{manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 	read := func(image string) []manifest.Object {
 		objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: "+image+"}]}\n"), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
 		if err != nil {
@@ -198,7 +198,7 @@ func TestWatchWithSelector(t *testing.T) {
 		for _, fresh := range []bool{true, false} { // a watch that begins with existing objects, and one that follows a list
 			t.Run(fmt.Sprintf("%s/fresh=%v", name, fresh), func(t *testing.T) {
 				first, last := [2]string{"first", "x"}, [2]string{"last", "x"}
-				wanted := desired.New([]string{manifest.SourceFile})
+				wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 				set := func(label string, more ...[2]string) {
 					if label != "" {
 						more = append(more, [2]string{"it", label})
@@ -278,7 +278,7 @@ func TestWatchSkipsOthers(t *testing.T) {
 		"namespaces/nowhere/configmaps?":                                           "map[]",
 		"configmaps?labelSelector=tier=a&fieldSelector=metadata.namespace=nowhere": "map[]",
 	} {
-		wanted := desired.New([]string{manifest.SourceFile})
+		wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 		set := func(data, left string) {
 			u := configMaps(t, [2]string{"it", "a"}, [2]string{"other", "b"}, [2]string{"elsewhere", "b"}, [2]string{"left", left})
 			for _, o := range u.Files[0].Objects {
@@ -317,7 +317,7 @@ func TestWatchSkipsOthers(t *testing.T) {
 
 // An ending pod is sent once, when its end is recorded, and not at each check for changes.
 func TestEndingPodIsNoChange(t *testing.T) {
-	wanted := desired.New([]string{manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 	s := serverOf(wanted)
 	wanted.Update(source.Update{Source: manifest.SourceFile})
 	pod := &v1.Pod{}

@@ -10,10 +10,11 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/crisp-cri/crisp/apiserver/store"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	appsv1 "k8s.io/api/apps/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -25,7 +26,7 @@ const mergePatch, strategicPatch = string(types.MergePatchType), string(types.St
 type agentAPI struct {
 	t       *testing.T
 	objects *store.Store
-	wanted  *desired.Manager
+	wanted  *source.Manager
 	*Handler
 }
 
@@ -35,7 +36,7 @@ func newAPI(t *testing.T, debugged *added) *agentAPI {
 	if err != nil {
 		t.Fatal(err)
 	}
-	wanted := desired.New([]string{manifest.SourceAPI})
+	wanted := source.NewManager([]string{manifest.SourceAPI}, workload.Expand)
 	s := api.New(api.Options{
 		Wanted: wanted, Store: objects, Log: slog.New(slog.DiscardHandler),
 		Statuses: known{}, Files: known{}, Ephemeral: debugged,

@@ -8,10 +8,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/apiserver/api"
+	"github.com/crisp-cri/crisp/apiserver/workload"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -32,7 +32,7 @@ func (known) EndingSince(types.UID) time.Time { return time.Time{} }
 
 // kubectl prints the table's cells as they are: RESTARTS includes the time of the last restart.
 func TestTableOfPods(t *testing.T) {
-	wanted := desired.New([]string{manifest.SourceFile})
+	wanted := source.NewManager([]string{manifest.SourceFile}, workload.Expand)
 	objects, _, err := manifest.Read("web.yaml", []byte("apiVersion: v1\nkind: Pod\nmetadata: {name: web}\nspec: {containers: [{name: a, image: i}]}\n"), manifest.Options{NodeName: "n1", Source: manifest.SourceFile})
 	if err != nil {
 		t.Fatal(err)

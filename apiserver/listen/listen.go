@@ -24,6 +24,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
@@ -57,79 +58,123 @@ type server struct {
 	h Handlers
 }
 
+// A place is where something is served.
+type place uint8
+
+// The socket comes last: whoever finds it finds the kubeconfig too.
+const (
+	address place = iota
+	readOnlyPort
+	healthPort
+	socket
+)
+
+func (s *server) open(p place) (net.Listener, http.Handler, error) {
+	switch p {
+	case address:
+		return s.withToken()
+	case readOnlyPort:
+		l, err := listenLoopback(s.o.ReadOnly)
+		return l, readOnly(s.h.Shown), err
+	case healthPort:
+		l, err := listenLoopback(s.o.Health)
+		return l, s.h.Health, err
+	default:
+		l, err := listenUnix(s.o.Root, s.o.Socket)
+		return l, withProfiles(s.h.All), err
+	}
+}
+
 // A Server serves the API.
 type Server struct {
-	socket  *unixsock.Listener
-	servers []*http.Server
+	ctx context.Context
+	server
+
+	mu        sync.Mutex
+	missing   []place        // not served yet, for want of room on the disk at first; guarded by mu
+	listeners []net.Listener // guarded by mu
+	servers   []*http.Server // guarded by mu
+	closed    bool           // guarded by mu
 }
 
 // Close stops serving.
 func (s *Server) Close() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.closed = true
 	for _, served := range s.servers {
 		served.Close()
 	}
-	if s.socket != nil {
-		s.socket.Close() // which a server does only once it serves there
+	for _, l := range s.listeners {
+		l.Close() // which a server does only once it serves there
 	}
 }
 
-// Look restores the Unix socket if it was removed, and then returns its path.
-func (s *Server) Look() (again []string, err error) { return unixsock.LookAll(s.socket) }
+// Look restores the Unix socket if it was removed, and then returns its path. It serves at what
+// found no room on the disk before.
+func (s *Server) Look() (again []string, err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		return nil, nil
+	}
+	err = errors.Join(s.openLocked())
+	for _, l := range s.listeners {
+		if socket, ok := l.(*unixsock.Listener); ok {
+			again, lost := unixsock.LookAll(socket)
+			return again, errors.Join(err, lost)
+		}
+	}
+	return nil, err
+}
 
 // Begin starts to serve at all addresses, until Close. An address that is not a loopback address
-// is a fault.Invalid.
-func Begin(ctx context.Context, h Handlers, o Options) (_ *Server, err error) {
-	s, running := server{o, h}, &Server{}
-	var listeners []net.Listener // parallel to running.servers
-	defer func() {
-		if err != nil {
-			for _, l := range listeners {
-				l.Close()
-			}
+// is a fault.Invalid. What finds no room on the disk for its files is left to Look: the agent is
+// what makes room there.
+func Begin(ctx context.Context, h Handlers, o Options) (*Server, error) {
+	s := &Server{ctx: ctx, server: server{o, h}}
+	s.mu.Lock()
+	for p, at := range []string{o.Address, o.ReadOnly, o.Health, o.Socket} {
+		if at != "" {
+			s.missing = append(s.missing, place(p))
 		}
-	}()
-	add := func(l net.Listener, h http.Handler) {
-		running.servers = append(running.servers, &http.Server{
-			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return ctx },
-			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
-		})
-		listeners = append(listeners, l)
 	}
-	for _, at := range []struct {
-		address string
-		handler func() (http.Handler, error)
-	}{
-		{s.o.Address, s.withToken},
-		{s.o.ReadOnly, func() (http.Handler, error) { return readOnly(s.h.Shown), nil }},
-		{s.o.Health, func() (http.Handler, error) { return s.h.Health, nil }},
-	} {
-		if at.address == "" {
-			continue
-		}
-		h, err := at.handler()
-		if err != nil {
-			return nil, err
-		}
-		l, err := listenLoopback(at.address)
-		if err != nil {
-			return nil, err
-		}
-		if at.address == s.o.Address {
-			if l, err = s.secure(l); err != nil {
-				return nil, err
-			}
-		}
-		add(l, h)
-	}
-	// The socket comes last: whoever finds it finds the kubeconfig too.
-	if running.socket, err = listenUnix(s.o.Root, s.o.Socket); err != nil {
+	full, err := s.openLocked()
+	s.mu.Unlock()
+	if err != nil {
+		s.Close()
 		return nil, err
 	}
-	add(running.socket, withProfiles(s.h.All))
-	for i, l := range listeners {
-		go running.servers[i].Serve(l)
+	if full != nil {
+		o.Log.WarnContext(ctx, "not served before there is room on the disk", "err", full)
 	}
-	return running, nil
+	return s, nil
+}
+
+// openLocked serves at the missing places. Those that find no room stay missing, and those with
+// other errors.
+func (s *Server) openLocked() (full, other error) {
+	missing := s.missing
+	s.missing = nil
+	for _, p := range missing {
+		l, h, err := s.open(p)
+		if err != nil {
+			s.missing = append(s.missing, p)
+			if atomicfile.IsFull(err) {
+				full = errors.Join(full, err)
+			} else {
+				other = errors.Join(other, err)
+			}
+			continue
+		}
+		served := &http.Server{
+			Handler: h, ReadHeaderTimeout: 30 * time.Second, BaseContext: func(net.Listener) context.Context { return s.ctx },
+			ErrorLog: slog.NewLogLogger(s.o.Log.Handler(), slog.LevelDebug),
+		}
+		s.listeners, s.servers = append(s.listeners, l), append(s.servers, served)
+		go served.Serve(l)
+	}
+	return full, other
 }
 
 // socketGroup is the group that may use the socket besides root. Its members can start
@@ -187,22 +232,6 @@ func listenLoopback(address string) (net.Listener, error) {
 	return net.Listen("tcp", address)
 }
 
-// secure returns a listener that also accepts TLS, and writes a kubeconfig for it.
-func (s server) secure(l net.Listener) (net.Listener, error) {
-	token, err := Token(s.o.Root)
-	if err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	kept := &keptCertificate{root: s.o.Root, log: s.o.Log, renewed: func(text []byte) error {
-		return writeKubeconfig(s.o.Root, l.Addr().String(), token, text)
-	}}
-	if err := kept.renew(); err != nil {
-		return nil, errors.Join(err, l.Close())
-	}
-	// Streams such as those of exec upgrade HTTP/1.1.
-	return eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}, nil
-}
-
 // Token returns the token in <root>/token. If it is missing or blank, Token makes one of 128
 // random bits in hexadecimal.
 func Token(root string) (string, error) {
@@ -217,14 +246,32 @@ func Token(root string) (string, error) {
 	return strings.TrimSpace(string(token)), err
 }
 
-// withToken returns a handler that requires the token, except for the page.
-func (s server) withToken() (http.Handler, error) {
+// withToken listens at the address, with TLS and without, writes a kubeconfig for it, and requires
+// the token except for the page.
+func (s *server) withToken() (_ net.Listener, _ http.Handler, err error) {
+	l, err := listenLoopback(s.o.Address)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer func() {
+		if err != nil {
+			l.Close()
+		}
+	}()
 	token, err := Token(s.o.Root)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	kept := &keptCertificate{root: s.o.Root, log: s.o.Log, renewed: func(text []byte) error {
+		return writeKubeconfig(s.o.Root, l.Addr().String(), token, text)
+	}}
+	if err := kept.renew(); err != nil {
+		return nil, nil, err
+	}
+	// Streams such as those of exec upgrade HTTP/1.1.
+	secure := eitherListener{l, &tls.Config{GetCertificate: kept.get, MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}}}
 	want := []byte("Bearer " + token)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	return secure, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if s.h.Page != nil && strings.HasPrefix(r.URL.Path, PagePath) {
 			s.h.Page.ServeHTTP(w, r)
 			return

@@ -9,10 +9,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/crisp-cri/crisp/internal/thread"
+	"github.com/crisp-cri/crisp/test/testdisk"
 	"github.com/crisp-cri/crisp/test/testenv"
 	"golang.org/x/sys/unix"
 )
@@ -148,4 +150,72 @@ func TestKubeconfigIsThereFirst(t *testing.T) {
 	if err := <-found; err != nil {
 		t.Error(err)
 	}
+}
+
+// An address that another program took while the disk was full keeps the agent from serving there,
+// but neither from opening its socket nor from restoring it.
+func TestSocketDoesNotWaitForTheAddress(t *testing.T) {
+	testenv.NeedRoot(t, "it mounts")
+	disk := t.TempDir()
+	if err := unix.Mount("tmpfs", disk, "tmpfs", 0, "size=64k,nr_inodes=50"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(disk, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	root, filled := filepath.Join(disk, "root"), filepath.Join(disk, "filled")
+	if err := errors.Join(os.Mkdir(root, 0o750), os.Mkdir(filled, 0o700), testdisk.Fill(filled)); err != nil {
+		t.Fatal(err)
+	}
+	other, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address, socket := other.Addr().String(), filepath.Join(root, "agent.sock")
+	o := Options{Root: root, Socket: socket, Address: address, Log: slog.New(slog.DiscardHandler)}
+	if s, err := Begin(t.Context(), Handlers{}, o); !errors.Is(err, unix.EADDRINUSE) {
+		t.Fatalf("at a taken address: %v, %v", s, err)
+	}
+	other.Close()
+	s, err := Begin(t.Context(), Handlers{}, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	look := func(when string, want error, again ...string) {
+		t.Helper()
+		if got, err := s.Look(); !errors.Is(err, want) || !slices.Equal(got, again) {
+			t.Errorf("%s: %v again, %v", when, got, err)
+		}
+		if want == unix.ENOSPC {
+			return
+		}
+		c, err := net.Dial("unix", socket)
+		if err != nil {
+			t.Fatalf("%s: %v", when, err)
+		}
+		c.Close()
+	}
+	look("full", unix.ENOSPC)
+	if other, err = net.Listen("tcp", address); err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if err := os.RemoveAll(filled); err != nil {
+		t.Fatal(err)
+	}
+	look("taken", unix.EADDRINUSE)
+	if err := os.Remove(socket); err != nil {
+		t.Fatal(err)
+	}
+	look("removed", unix.EADDRINUSE, socket)
+	other.Close()
+	look("free", nil)
+	c, err := net.Dial("tcp", address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Close()
 }

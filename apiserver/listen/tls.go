@@ -30,7 +30,7 @@ import (
 type damagedError struct{ error }
 
 // certificate returns the self-signed certificate in <root>/tls.pem, which also has its key. It
-// makes a new one, for ten years, if there is none or if it expires within 30 days.
+// makes a new one, for ten years, if it is missing or expires within 30 days.
 func certificate(root string) (cert tls.Certificate, pemText []byte, err error) {
 	path := filepath.Join(root, "tls.pem")
 	text, err := os.ReadFile(path)
@@ -155,7 +155,11 @@ contexts:
   context: {cluster: crisp, user: crisp}
 current-context: crisp
 `, address, authority, token)
-	return atomicfile.Write(filepath.Join(root, "kubeconfig"), []byte(text), 0o600)
+	path := filepath.Join(root, "kubeconfig")
+	if was, err := os.ReadFile(path); err == nil && string(was) == text {
+		return nil
+	}
+	return atomicfile.Write(path, []byte(text), 0o600)
 }
 
 // An eitherListener speaks TLS with clients that start a TLS handshake, and plain HTTP with all

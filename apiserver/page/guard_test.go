@@ -37,7 +37,7 @@ func TestOtherSites(t *testing.T) {
 		{about: "no origin that can be told", headers: map[string]string{"Origin": "null"}, want: 403},
 		{about: "another scheme's origin", headers: map[string]string{"Origin": "https://" + address}, want: 403},
 		{about: "TLS", tls: true, headers: map[string]string{"Origin": "https://" + address}, want: 200},
-		{about: "a form of ours", method: "POST", headers: map[string]string{"Origin": self}, want: 303},
+		{about: "the page's own form", method: "POST", headers: map[string]string{"Origin": self}, want: 303},
 		{about: "a form without origin", method: "POST", want: 403},
 		{about: "a form of another site", method: "POST", headers: map[string]string{"Origin": "http://evil.example"}, want: 403},
 		{about: "a WebSocket without origin", headers: map[string]string{"Upgrade": "websocket"}, want: 403},

@@ -38,7 +38,7 @@ func (s *Server) log(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// take takes a token, or fails with fault.Unavailable if there is none; release gives it back.
+// take takes a token, or fails with fault.Unavailable if none is left; release gives it back.
 func take(tokens chan struct{}, what string) (release func(), err error) {
 	select {
 	case tokens <- struct{}{}:

@@ -4,8 +4,8 @@
 //	browser ── Host, Origin, session ──▶ Server ── the agent's API, in this process
 //	                                       └────── the runtime: images, use, pulls
 //
-// All HTML is generated here, by html/template. The only script refreshes the live parts of a page
-// (DOMParser runs no scripts), reads a log, and shows the terminal of a shell. Nothing is loaded
+// All HTML is generated here, by html/template. The script refreshes the live parts of a page
+// (DOMParser runs no scripts), reads a log, and loads xterm.js for a shell. Nothing is loaded
 // from other hosts; the Content-Security-Policy forbids it.
 //
 // Text of containers, images and manifests may be hostile. It is escaped, and visible characters
@@ -13,7 +13,8 @@
 // in the same browser may be hostile too, see guard.go.
 //
 // A slow browser delays nothing but its own request: a log is read from its file as fast as the
-// browser reads it, and the request fails when the browser has read nothing for writePatience.
+// browser reads it, and the request fails when the browser has read nothing for writePatience. The
+// output of a shell waits until the browser has shown what came before.
 package page
 
 import (

@@ -8,6 +8,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 )
 
 // A plot is one or two curves over the last minutes (plotted), in SVG's coordinates.
@@ -108,10 +109,10 @@ type span struct {
 
 const spanWidth = 300
 
-// waterfall returns the rows that "crisp describe" draws of a pod's start.
-func waterfall(stages []timeline.Stage, from, to time.Time) []span {
+// drawStages returns the rows that "crisp describe" draws of a pod's start.
+func drawStages(stages []timeline.Stage, from, to time.Time) []span {
 	var list []span
-	for _, row := range timeline.Draw(stages, from, to, spanWidth) {
+	for _, row := range waterfall.Draw(stages, from, to, spanWidth) {
 		bar := strings.TrimLeft(row.Bar, " ")
 		label := strings.TrimLeft(row.Label, " ")
 		word, _, _ := strings.Cut(label, " ")
@@ -141,7 +142,7 @@ func kindOf(word string) string {
 // strip returns a waterfall for one line: the top-level stages that are long enough to be seen.
 func strip(stages []timeline.Stage, from, to time.Time) []span {
 	var list []span
-	for _, s := range waterfall(stages, from, to) {
+	for _, s := range drawStages(stages, from, to) {
 		if s.Depth == 0 && s.Width > 0 {
 			list = append(list, s)
 		}

@@ -19,7 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/pulls"
-	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 )
 
 // podPage is the data of a pod's page.
@@ -88,9 +88,9 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		facts.Seen, facts.Ready, facts.Stages = report.Seen, report.Ready, report.Stages
-		body.Startup, body.StartupGoes = timeline.Brief(report.Until(now).Sub(report.Seen)), report.Ready.IsZero()
+		body.Startup, body.StartupGoes = waterfall.Brief(report.Until(now).Sub(report.Seen)), report.Ready.IsZero()
 		body.Covered = fmt.Sprintf("%.0f %%", 100*report.Covered(now))
-		body.Waterfall = waterfall(report.Stages, report.Seen, report.Until(now))
+		body.Waterfall = drawStages(report.Stages, report.Seen, report.Until(now))
 	}
 	body.Why = why.Sentence(facts, now)
 	if !r.URL.Query().Has("live") {

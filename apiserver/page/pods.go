@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/pulls"
-	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 )
 
 // podList is the data of the page of all pods.
@@ -89,7 +89,7 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
 		pod := &list.Items[i]
 		row := s.row(pod, under, now)
 		if rep, ok := started[string(pod.UID)]; ok {
-			row.Startup, row.StartupGoes = timeline.Brief(rep.Until(now).Sub(rep.Seen)), rep.Ready.IsZero()
+			row.Startup, row.StartupGoes = waterfall.Brief(rep.Until(now).Sub(rep.Seen)), rep.Ready.IsZero()
 			row.Strip = strip(rep.Stages, rep.Seen, rep.Until(now))
 		}
 		row.LastEvent, row.EventClass = lastEvent(events.Items, pod)

@@ -60,7 +60,7 @@ func TestSampler(t *testing.T) {
 			runtime.stats = append(runtime.stats, stat(string(rune('a'+i)), 1, 0, 0, 0))
 		}
 		if runtime.asked.Load() != 0 {
-			t.Error("it asks, and nobody looks")
+			t.Error("it asks, and no page is open")
 		}
 		for range 10 { // requests of the page
 			m.of("a")
@@ -79,7 +79,7 @@ func TestSampler(t *testing.T) {
 		asked = runtime.asked.Load()
 		time.Sleep(time.Hour)
 		if _, running := m.now(); runtime.asked.Load() != asked || running {
-			t.Errorf("it goes on when nobody looks: %d, then %d times", asked, runtime.asked.Load())
+			t.Errorf("it goes on without an open page: %d, then %d times", asked, runtime.asked.Load())
 		}
 		m.of("a")
 		synctest.Wait()

@@ -6,7 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/net/websocket"
@@ -16,18 +16,21 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/apiserver/page/terminal"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
 // defaultShell is the command if the request has none.
 const defaultShell = "/bin/sh"
 
 const (
-	maxCommand = 1024     // bytes
-	maxMessage = 64 << 10 // bytes, from the browser
-	maxTyped   = 256      // messages that the command has not read; further ones are dropped, as by a terminal
-	frameEvery = 40 * time.Millisecond
+	maxCommand = 1024      // bytes
+	maxMessage = 64 << 10  // bytes, from the browser
+	maxTyped   = 256       // messages that the command has not read; further ones are dropped, as by a terminal
+	maxUnread  = 256 << 10 // bytes of output that the browser has not shown
+	maxSide    = 1000      // columns or rows
+
+	shownPatience = time.Hour // for a browser that shows no output, as of a machine that sleeps
 )
 
 func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
@@ -37,9 +40,9 @@ func (s *Server) shell(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// exec runs a command in a container. The agent emulates its terminal: the browser sends keys and
-// receives frames of the screen, each only after it has received the previous one. The command
-// never waits for the browser.
+// exec runs a command in a container, for a terminal emulator in the browser. The browser sends what
+// is typed, and how much output it has shown. The command waits, as at any terminal, while
+// maxUnread bytes are not.
 func (s *Server) exec(w http.ResponseWriter, r *http.Request) error {
 	if !strings.EqualFold(r.Header.Get("Upgrade"), "websocket") {
 		return fault.Invalid.Errorf("want a WebSocket")
@@ -98,14 +101,14 @@ type session struct {
 	sizes chan remotecommand.TerminalSize
 	done  chan struct{} // closed when the browser has disconnected
 
-	mu     sync.Mutex
-	screen *terminal.Terminal // guarded by mu
+	unread atomic.Int64  // bytes of output that the browser has not shown
+	shown  chan struct{} // woken when unread falls
 }
 
 func newSession(ws *websocket.Conn) *session {
 	return &session{
 		ws: ws, typed: make(chan []byte, maxTyped), sizes: make(chan remotecommand.TerminalSize, 1), done: make(chan struct{}),
-		screen: terminal.New(80, 24),
+		shown: make(chan struct{}, 1),
 	}
 }
 
@@ -117,56 +120,27 @@ func (s *session) run(ctx context.Context, stream remotecommand.Executor) {
 		defer cancel()
 		s.receive()
 	}()
-	ended := make(chan string, 1)
-	go func() {
-		err := stream.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: s, Stdout: screenWriter{s}, Tty: true, TerminalSizeQueue: s})
-		text := "The command has ended."
-		if err != nil {
-			text = "The command has ended: " + string(visible([]byte(err.Error())))
-		}
-		ended <- text
-	}()
-	tick := time.NewTicker(frameEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			if s.sendFrame() != nil {
-				return
-			}
-		case text := <-ended:
-			if s.sendFrame() == nil {
-				s.send(map[string]string{"end": text})
-			}
-			return
-		case <-ctx.Done():
-			return
-		}
+	err := stream.StreamWithContext(ctx, remotecommand.StreamOptions{Stdin: s, Stdout: &cleaner{to: s, terminal: true}, Tty: true, TerminalSizeQueue: s})
+	text := "The command has ended."
+	if err != nil {
+		text = "The command has ended: " + string(visible([]byte(err.Error())))
 	}
+	s.send(text) // fails if the browser has disconnected
 }
 
-func (s *session) sendFrame() error {
-	s.mu.Lock()
-	if !s.screen.Changed() {
-		s.mu.Unlock()
-		return nil
-	}
-	frame := s.screen.Frame()
-	s.mu.Unlock()
-	return s.send(frame)
-}
-
+// send sends output ([]byte) or a message about the command (string).
 func (s *session) send(v any) error {
 	if err := s.ws.SetWriteDeadline(time.Now().Add(writePatience)); err != nil {
 		return err
 	}
-	return websocket.JSON.Send(s.ws, v)
+	return websocket.Message.Send(s.ws, v)
 }
 
 // A message is a message from the browser. Any of its fields may be set.
 type message struct {
-	Text, Key, Paste string
-	Size             []int // columns, rows
+	Text string
+	Size []int // columns, rows
+	Read int64 // bytes of output
 }
 
 // receive handles messages until the connection ends.
@@ -177,31 +151,25 @@ func (s *session) receive() {
 		if err := websocket.JSON.Receive(s.ws, &m); err != nil {
 			return
 		}
-		s.mu.Lock()
-		text := m.Text + s.screen.Key(m.Key)
-		if m.Paste != "" {
-			text += s.screen.Paste(m.Paste)
-		}
-		if len(m.Size) == 2 {
-			s.screen.Resize(m.Size[0], m.Size[1])
-		}
-		columns, rows := s.screen.Size()
-		s.mu.Unlock()
 		if len(m.Size) == 2 {
 			select {
 			case <-s.sizes: // replace an older size that was not read
 			default:
 			}
-			s.sizes <- remotecommand.TerminalSize{Width: uint16(columns), Height: uint16(rows)}
+			s.sizes <- remotecommand.TerminalSize{Width: side(m.Size[0]), Height: side(m.Size[1])}
 		}
-		if text != "" {
+		if m.Text != "" {
 			select {
-			case s.typed <- []byte(text):
+			case s.typed <- []byte(m.Text):
 			default:
 			}
 		}
+		s.unread.Add(-m.Read)
+		poke.Wake(s.shown)
 	}
 }
+
+func side(cells int) uint16 { return uint16(min(max(cells, 1), maxSide)) }
 
 // Next implements remotecommand.TerminalSizeQueue.
 func (s *session) Next() *remotecommand.TerminalSize {
@@ -227,11 +195,22 @@ func (s *session) Read(p []byte) (int, error) {
 	return n, nil
 }
 
-// A screenWriter is the command's standard output.
-type screenWriter struct{ s *session }
-
-func (w screenWriter) Write(p []byte) (int, error) {
-	w.s.mu.Lock()
-	defer w.s.mu.Unlock()
-	return w.s.screen.Write(p)
+// Write implements io.Writer for the command's output. If it fails, the connection ends.
+func (s *session) Write(p []byte) (int, error) {
+	for s.unread.Load() >= maxUnread {
+		select {
+		case <-s.shown:
+		case <-time.After(shownPatience):
+			s.ws.Close()
+			return 0, context.DeadlineExceeded
+		case <-s.done:
+			return 0, context.Canceled
+		}
+	}
+	s.unread.Add(int64(len(p)))
+	if err := s.send(p); err != nil {
+		s.ws.Close()
+		return 0, err
+	}
+	return len(p), nil
 }

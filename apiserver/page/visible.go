@@ -1,6 +1,7 @@
 package page
 
 import (
+	"bytes"
 	"io"
 	"unicode/utf8"
 )
@@ -8,15 +9,7 @@ import (
 // visible returns text without characters that control how it is shown: control characters
 // become their pictures ("␛" for ESC, U+2400 and on), and those that change the direction of
 // text, invisible ones and invalid UTF-8 become "�" (U+FFFD). Tabs and line feeds stay.
-func visible(text []byte) []byte {
-	out := make([]byte, 0, len(text))
-	for i := 0; i < len(text); {
-		r, n := utf8.DecodeRune(text[i:])
-		out = utf8.AppendRune(out, shown(r))
-		i += n
-	}
-	return out
-}
+func visible(text []byte) []byte { return bytes.Map(shown, text) }
 
 func shown(r rune) rune {
 	switch {
@@ -34,11 +27,21 @@ func shown(r rune) rune {
 	return r
 }
 
+// obeyed is shown for a terminal, which obeys control characters: it drops only what shown replaces
+// besides.
+func obeyed(r rune) rune {
+	if r >= 0xa0 && shown(r) != r {
+		return -1
+	}
+	return r
+}
+
 // A cleaner forwards what is written to it, made visible. A character may be split between two
 // writes.
 type cleaner struct {
-	to      io.Writer
-	partial []byte // first bytes of a split character
+	to       io.Writer
+	terminal bool   // to is a terminal, which obeys control characters
+	partial  []byte // first bytes of a split character
 }
 
 func (c *cleaner) Write(p []byte) (int, error) {
@@ -50,7 +53,11 @@ func (c *cleaner) Write(p []byte) (int, error) {
 			break
 		}
 	}
-	_, err := c.to.Write(visible(text[:end]))
+	as := shown
+	if c.terminal {
+		as = obeyed
+	}
+	_, err := c.to.Write(bytes.Map(as, text[:end]))
 	c.partial = append([]byte(nil), text[end:]...)
 	return len(p), err
 }

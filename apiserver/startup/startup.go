@@ -20,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/podtrace"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -85,11 +86,14 @@ func (k *Keeper) add(uid types.UID, r *record) bool {
 	return true
 }
 
-// Keep drops all pods but these, and sends the spans of those that it drops.
-func (k *Keeper) Keep(there map[types.UID]bool) {
+// Keep drops all pods but those that there returns, and sends the spans of those that it drops. A
+// pod that is Seen meanwhile stays.
+func (k *Keeper) Keep(there func() map[types.UID]bool) {
 	k.mu.Lock()
-	gone := slices.DeleteFunc(slices.Clone(k.order), func(uid types.UID) bool { return there[uid] })
+	known := slices.Clone(k.order)
 	k.mu.Unlock()
+	now := there()
+	gone := slices.DeleteFunc(known, func(uid types.UID) bool { return now[uid] })
 	for _, uid := range gone {
 		k.send(uid)
 		k.recorder.Forget(string(uid))
@@ -238,7 +242,7 @@ func (k *Keeper) All() []Report {
 // Covered returns the part of the time until the pod was ready, or until now, that its stages
 // account for, from 0 to 1.
 func (r Report) Covered(now time.Time) float64 {
-	return timeline.Cover(r.Stages, r.Seen, r.Until(now))
+	return waterfall.Cover(r.Stages, r.Seen, r.Until(now))
 }
 
 // Until returns when the pod was ready, or now if it has not been.
@@ -247,4 +251,32 @@ func (r Report) Until(now time.Time) time.Time {
 		return now
 	}
 	return r.Ready
+}
+
+// Save writes a pod's record to the file at path, for the next agent, if it has changed since it
+// was last saved.
+func (k *Keeper) Save(pod *v1.Pod, path string) error {
+	r, ok := k.of(pod)
+	if changes := k.recorder.Changes(string(pod.UID)); !ok || r.saved == changes && r.savedReady == !r.ready.IsZero() {
+		return nil
+	}
+	stages, changes := k.recorder.Save(string(pod.UID))
+	k.mu.Lock()
+	if p := k.pods[pod.UID]; p != nil { // even if the write fails: the next change tries again
+		p.saved, p.savedReady = changes, !r.ready.IsZero()
+	}
+	k.mu.Unlock()
+	return timeline.WriteFile(path, timeline.Saved{Pod: r.pod, Seen: r.seen, Ready: r.ready, Attempt: r.attempt, Stages: stages})
+}
+
+// Restore takes in the record of a pod that an earlier agent has saved. A file that cannot be
+// read is ignored.
+func (k *Keeper) Restore(uid types.UID, path string) {
+	s, err := timeline.ReadFile(path)
+	if err != nil || s.Pod.UID != string(uid) || s.Seen.IsZero() {
+		return
+	}
+	if k.add(uid, &record{pod: s.Pod, seen: s.Seen, ready: s.Ready, attempt: s.Attempt, acted: true, observed: maxObserved}) {
+		k.recorder.Restore(s.Pod, s.Stages)
+	}
 }

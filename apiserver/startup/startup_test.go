@@ -93,11 +93,11 @@ func TestWay(t *testing.T) {
 		if all := k.All(); len(all) != 1 || all[0].Pod != r.Pod {
 			t.Errorf("all: %v", all)
 		}
-		k.Keep(map[types.UID]bool{"u": true})
+		k.Keep(only("u"))
 		if _, ok := k.Of("u"); !ok {
 			t.Error("a pod that is there is forgotten")
 		}
-		k.Keep(nil)
+		k.Keep(only())
 		if _, ok := k.Of("u"); ok || len(k.All()) != 0 {
 			t.Error("a pod that is gone is not forgotten")
 		}
@@ -146,5 +146,26 @@ func TestBounds(t *testing.T) {
 	}
 	if all := k.All(); len(all) > 1000 || all[len(all)-1].Pod.UID != "1999" {
 		t.Errorf("%d pods are kept", len(all))
+	}
+}
+
+// only returns a function that returns these pods.
+func only(uids ...types.UID) func() map[types.UID]bool {
+	there := map[types.UID]bool{}
+	for _, uid := range uids {
+		there[uid] = true
+	}
+	return func() map[types.UID]bool { return there }
+}
+
+// A pod that is first seen while the list of pods is made is not in it, and keeps its timeline.
+func TestSeenMeanwhile(t *testing.T) {
+	var k startup.Keeper
+	k.Keep(func() map[types.UID]bool {
+		k.Seen(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}})
+		return nil
+	})
+	if _, ok := k.Of("u"); !ok {
+		t.Error("its timeline is gone")
 	}
 }

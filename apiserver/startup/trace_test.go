@@ -16,7 +16,6 @@ import (
 	sdk "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 	v1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 )
 
 // begin reports the stages of a pod up to a container that is not ready.
@@ -45,7 +44,7 @@ func TestTraces(t *testing.T) {
 	}
 	k.Status(pod, status(true), nil)
 	k.Status(pod, status(true), nil)
-	k.Keep(nil)
+	k.Keep(only())
 	trace, root := podtrace.Pod{Key: podtrace.Key("u", 3)}.IDs()
 	var names []string
 	spans := sent.GetSpans()
@@ -78,7 +77,7 @@ func TestTraces(t *testing.T) {
 		t.Errorf("%d spans were sent of a pod that ran already", n)
 	}
 	begin(t, k, podOf("never"), 0)
-	k.Keep(nil)
+	k.Keep(only())
 	if spans := sent.GetSpans(); len(spans) == 0 || spans[len(spans)-1].Status.Code != codes.Error {
 		t.Errorf("of a pod that was never ready there is %v", spans)
 	}
@@ -128,7 +127,7 @@ func TestSave(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || got.Ready.IsZero() {
 		t.Errorf("report (-second +third):\n%s", diff)
 	}
-	third.Keep(map[types.UID]bool{})
+	third.Keep(only())
 	third.Restore("u", filepath.Join(path, "nowhere"))
 	if _, ok := third.Of("u"); ok {
 		t.Error("there is a report of nothing")

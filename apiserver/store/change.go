@@ -77,7 +77,7 @@ func templateOf(o manifest.Object) *v1.PodTemplateSpec {
 
 // keepTemplate returns given, which is next as JSON, with old's text of the pod template if next's
 // means the same, else nil. What a client has read, and puts again, has the defaults: as another
-// revision it would replace the pods, or start a Job over.
+// template it would replace the pods, or start a Job over.
 func keepTemplate(given []byte, next manifest.Object, old *record) []byte {
 	if old == nil || old.Deleted != nil || old.decoded == nil {
 		return nil
@@ -87,7 +87,9 @@ func keepTemplate(given []byte, next manifest.Object, old *record) []byte {
 		return nil
 	}
 	var object, spec map[string]json.RawMessage
-	var before templated
+	var before struct {
+		Spec struct{ Template json.RawMessage }
+	}
 	if json.Unmarshal(given, &object) != nil || json.Unmarshal(object["spec"], &spec) != nil || json.Unmarshal(old.Object, &before) != nil ||
 		equalJSON(spec["template"], before.Spec.Template) {
 		return nil

@@ -27,10 +27,10 @@ func Open(dir, node string, accepted Accepted, log *slog.Logger) (*Store, error)
 		// Versions only grow, even past that of an object that was deleted.
 		version: uint64(time.Now().UnixMilli()),
 	}
-	if err := atomicfile.MakeDirs(dir, 0o700); err != nil {
-		return nil, err
-	}
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if path == dir && errors.Is(err, fs.ErrNotExist) {
+			return nil // nothing has been stored
+		}
 		if err != nil || d.IsDir() || strings.HasPrefix(d.Name(), ".") {
 			return err
 		}

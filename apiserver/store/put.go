@@ -95,7 +95,6 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	if r.Applied = o.Applied; r.Applied == nil && old != nil {
 		r.Applied = old.Applied
 	}
-	r.revise(old)
 	s.stamp(r)
 	if o.DryRun {
 		return r.decoded, outcome, warnings, nil

@@ -12,6 +12,7 @@
 package store
 
 import (
+	"context"
 	"encoding/json"
 	"maps"
 	"slices"
@@ -39,8 +40,6 @@ type record struct {
 	Object     json.RawMessage `json:"object"`          // as applied
 	// Applied is the complete configuration that each field manager applied last.
 	Applied map[string]json.RawMessage `json:"applied,omitempty"`
-	// Revisions are the templates of a workload, the current one last.
-	Revisions []Revision `json:"revisions,omitempty"`
 	// Resumed is when a suspended Job was last resumed.
 	Resumed     *metav1.Time    `json:"resumed,omitempty"`
 	file        string          // its path
@@ -66,8 +65,24 @@ type Store struct {
 
 // Accepted returns pods as earlier agents accepted them (podfiles.Store).
 type Accepted interface {
-	Pod(types.UID) *v1.Pod    // nil if there is none
-	Last(podsync.Key) *v1.Pod // the accepted pod of this name; nil if there is none
+	Pod(types.UID) *v1.Pod    // nil without one
+	Last(podsync.Key) *v1.Pod // the accepted pod of this name; nil without one
+}
+
+// Run implements source.Source.
+func (s *Store) Run(ctx context.Context, updates chan<- source.Update) {
+	for {
+		select {
+		case <-s.changed:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case updates <- s.Update():
+		case <-ctx.Done():
+			return
+		}
+	}
 }
 
 // Changed receives a value when Update would return a different result.

@@ -128,7 +128,7 @@ func (c *Cache) countPokes() uint64 {
 	return c.pokes
 }
 
-// Get returns the current object of this key, nil if there is none.
+// Get returns the current object of this key, nil if it does not exist.
 func (c *Cache) Get(kind, key string) manifest.Object {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 )
 
 // Facts is the known state of a pod.
@@ -145,11 +146,11 @@ func (f Facts) during(s timeline.Stage, now time.Time) string {
 	case strings.Contains(text, "%s"):
 		text = fmt.Sprintf(text, cmp.Or(s.Container, "?"))
 	}
-	if inner := s.Deepest(); inner.Name != s.Name {
+	if inner := waterfall.Deepest(s); inner.Name != s.Name {
 		text += " (" + inWords(inner.Name) + ")"
 	}
 	if !s.Begin.IsZero() {
-		text += ", for " + timeline.Brief(now.Sub(s.Begin))
+		text += ", for " + waterfall.Brief(now.Sub(s.Begin))
 	}
 	if s.Name == Startup || s.Name == Readiness {
 		if e := f.last(s.Container, v1.EventTypeWarning); e != nil && e.Reason == "Unhealthy" {
@@ -171,7 +172,7 @@ func inWords(part string) string {
 }
 
 // last returns the newest event of this type about a container, or, if container is "", about
-// the pod or any container; nil if there is none.
+// the pod or any container; nil without one.
 func (f Facts) last(container, kind string) *v1.Event {
 	for i := range slices.Backward(f.Events) {
 		e := &f.Events[i]
@@ -187,7 +188,7 @@ func (f Facts) wasSlow(name string) string {
 	if f.Seen.IsZero() || f.Ready.IsZero() {
 		return name + " is ready"
 	}
-	text := fmt.Sprintf("%s is ready: it took %s", name, timeline.Brief(f.Ready.Sub(f.Seen)))
+	text := fmt.Sprintf("%s is ready: it took %s", name, waterfall.Brief(f.Ready.Sub(f.Seen)))
 	var slowest *timeline.Stage
 	for i := range f.Stages {
 		s := &f.Stages[i]
@@ -198,9 +199,9 @@ func (f Facts) wasSlow(name string) string {
 	if slowest == nil || slowest.Took(f.Ready) <= 0 {
 		return text
 	}
-	text += fmt.Sprintf(", most of it for %s (%s", slowest.Label(), timeline.Brief(slowest.Took(f.Ready)))
-	if inner := slowest.Longest(f.Ready); inner.Name != slowest.Name {
-		text += ", of which " + inWords(inner.Name) + " took " + timeline.Brief(inner.Took(f.Ready))
+	text += fmt.Sprintf(", most of it for %s (%s", slowest.Label(), waterfall.Brief(slowest.Took(f.Ready)))
+	if inner := waterfall.Longest(*slowest, f.Ready); inner.Name != slowest.Name {
+		text += ", of which " + inWords(inner.Name) + " took " + waterfall.Brief(inner.Took(f.Ready))
 	}
 	if slowest.Detail != "" {
 		text += ": " + slowest.Detail

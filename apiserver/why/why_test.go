@@ -108,7 +108,7 @@ func TestSentence(t *testing.T) {
 		{"nothing known", why.Facts{Pod: plain}, "default/web is not ready, and nothing says why"},
 		{"pull", why.Facts{Pod: plain, Pull: pull, Stages: []timeline.Stage{at("pull", "app", 0, -1)}},
 			"default/web is not ready: image reg.test/app:1 is being pulled from the mirror mirror.test: 43 %, 1 B/s, 57 s left"},
-		{"pull of which the runtime tells nothing", why.Facts{Pod: plain, Stages: []timeline.Stage{at("pull", "app", 4, -1)}},
+		{"pull that the runtime reports nothing about", why.Facts{Pod: plain, Stages: []timeline.Stage{at("pull", "app", 4, -1)}},
 			"default/web is not ready: the image of container app is being pulled, for 6.0 s"},
 		{"turn", why.Facts{Pod: plain, Stages: []timeline.Stage{at("wait for a turn to pull", "app", 4, -1)}},
 			"default/web is not ready: the image of container app waits for its turn to be pulled, for 6.0 s"},

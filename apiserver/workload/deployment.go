@@ -6,9 +6,11 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
+
+	"github.com/crisp-cri/crisp/agent/source"
 )
 
-func deployment(d *appsv1.Deployment, pods []Pod, now time.Time) Plan {
+func deployment(d *appsv1.Deployment, pods []source.WorkloadPod, now time.Time) source.Plan {
 	r := rollout{
 		owner: d, template: &d.Spec.Template, label: "pod-template-hash",
 		replicas: int(*d.Spec.Replicas), minReady: time.Duration(d.Spec.MinReadySeconds) * time.Second,
@@ -60,7 +62,7 @@ func fenceposts(d *appsv1.Deployment) (surge, unavailable int) {
 	return surge, min(unavailable, replicas)
 }
 
-func daemonSet(d *appsv1.DaemonSet, pods []Pod, now time.Time) Plan {
+func daemonSet(d *appsv1.DaemonSet, pods []source.WorkloadPod, now time.Time) source.Plan {
 	r := rollout{owner: d, template: &d.Spec.Template, label: "controller-revision-hash", replicas: 1, inPlace: true}
 	plan := r.plan(pods, now)
 	with := d.DeepCopy()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/timeline"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
@@ -27,9 +28,9 @@ const (
 type jobState struct {
 	*batchv1.Job
 	now       time.Time
-	pods      []Pod // those of this revision, by name
-	active    []Pod
-	succeeded []Pod
+	pods      []source.WorkloadPod // those of this revision, by name
+	active    []source.WorkloadPod
+	succeeded []source.WorkloadPod
 	failed    int         // pods that have failed
 	fails     []time.Time // when pods failed since the last one succeeded
 	restarts  int         // of the containers of active pods, if they restart on failure
@@ -38,9 +39,9 @@ type jobState struct {
 	running   bool        // containers of ended pods are still running
 }
 
-func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
+func job(j *batchv1.Job, pods []source.WorkloadPod, now time.Time) source.Plan {
 	s := observeJob(j, pods, now)
-	plan := Plan{}
+	plan := source.Plan{}
 	reason, condition := s.finished()
 	if late := s.deadline(); reason == batchv1.JobReasonDeadlineExceeded && !late.After(now) {
 		s.lastEnd = timeline.Later(s.lastEnd, late)
@@ -68,7 +69,7 @@ func job(j *batchv1.Job, pods []Pod, now time.Time) Plan {
 		}
 		more, again := s.more()
 		for _, p := range more {
-			plan.Pods, s.active = append(plan.Pods, p), append(s.active, Pod{Pod: p})
+			plan.Pods, s.active = append(plan.Pods, p), append(s.active, source.WorkloadPod{Pod: p})
 		}
 		plan.Again = podsync.Earliest(again, s.deadline())
 	}
@@ -114,7 +115,7 @@ func formerRevision(j *batchv1.Job) string {
 	return string(j.UID) + "." + j.Annotations[manifest.AnnotationHash]
 }
 
-func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
+func observeJob(j *batchv1.Job, pods []source.WorkloadPod, now time.Time) jobState {
 	s := jobState{Job: j, now: now}
 	var lastSuccess time.Time
 	for _, p := range pods {
@@ -154,7 +155,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 	if resumed := j.Status.StartTime; resumed != nil && !s.began.IsZero() {
 		s.began = timeline.Later(s.began, resumed.Time)
 	}
-	slices.SortFunc(s.pods, func(a, b Pod) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(s.pods, func(a, b source.WorkloadPod) int { return strings.Compare(a.Name, b.Name) })
 	if s.lastEnd.IsZero() {
 		s.lastEnd = j.CreationTimestamp.Time // of a Job without completions to reach
 	}
@@ -162,7 +163,7 @@ func observeJob(j *batchv1.Job, pods []Pod, now time.Time) jobState {
 }
 
 // isSurplus reports whether a pod has an index that is no longer in the Job's range.
-func (s *jobState) isSurplus(p Pod) bool {
+func (s *jobState) isSurplus(p source.WorkloadPod) bool {
 	index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation])
 	return *s.Spec.CompletionMode == batchv1.IndexedCompletion && err == nil && index >= int(*s.Spec.Completions)
 }
@@ -173,7 +174,7 @@ func runs(s v1.PodStatus) bool {
 }
 
 // restarts returns the number of restarts of a pod's containers after failures.
-func restarts(p Pod) int {
+func restarts(p source.WorkloadPod) int {
 	n := 0
 	if p.Spec.RestartPolicy == v1.RestartPolicyOnFailure {
 		for _, c := range slices.Concat(p.Status.InitContainerStatuses, p.Status.ContainerStatuses) {
@@ -202,7 +203,7 @@ func (s *jobState) finished() (reason string, condition batchv1.JobConditionType
 			return reason, batchv1.JobFailed // final
 		}
 	}
-	was := slices.ContainsFunc(s.pods, func(p Pod) bool { return p.Annotations[annotationComplete] != "" })
+	was := slices.ContainsFunc(s.pods, func(p source.WorkloadPod) bool { return p.Annotations[annotationComplete] != "" })
 	switch { // in the order of Kubernetes' Job controller
 	case was && len(s.succeeded) > 0 && (completions == nil || len(s.succeeded) >= int(*completions)):
 		return batchv1.JobReasonCompletionsReached, batchv1.JobComplete // that is final, unless more completions are wanted
@@ -246,20 +247,20 @@ func (s *jobState) dropSurplus() {
 	if len(s.active) <= want {
 		return
 	}
-	started := func(p Pod) time.Time {
+	started := func(p source.WorkloadPod) time.Time {
 		if p.Status.StartTime == nil {
 			return s.now
 		}
 		return p.Status.StartTime.Time
 	}
-	slices.SortFunc(s.active, func(a, b Pod) int {
+	slices.SortFunc(s.active, func(a, b source.WorkloadPod) int {
 		sinceA, readyA := availableAt(a.Status, 0, s.now)
 		sinceB, readyB := availableAt(b.Status, 0, s.now)
 		return cmp.Or(first(a.Status.Phase == v1.PodRunning, b.Status.Phase == v1.PodRunning), first(readyA, readyB), sinceA.Compare(sinceB),
 			cmp.Compare(restarts(a), restarts(b)), started(a).Compare(started(b)), strings.Compare(a.Name, b.Name))
 	})
 	for _, gone := range s.active[want:] {
-		s.pods = slices.DeleteFunc(s.pods, func(p Pod) bool { return p.Name == gone.Name })
+		s.pods = slices.DeleteFunc(s.pods, func(p source.WorkloadPod) bool { return p.Name == gone.Name })
 	}
 	s.active = s.active[:want]
 }

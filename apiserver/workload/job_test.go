@@ -8,6 +8,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/apiserver/workload"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
@@ -26,7 +27,7 @@ spec:
 `
 
 // condition returns the last condition of a Job.
-func condition(p workload.Plan) string {
+func condition(p source.Plan) string {
 	text := ""
 	for _, c := range p.Status.(*batchv1.Job).Status.Conditions {
 		text = string(c.Type) + " " + c.Reason

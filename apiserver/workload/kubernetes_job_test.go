@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/apiserver/workload"
+	"github.com/crisp-cri/crisp/agent/source"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -30,7 +30,7 @@ func TestJobAsKubernetes(t *testing.T) {
 
 // compareHistories plays recorded histories, those of testdata if HISTORIES names no file. play
 // returns how many steps were the same, at least in those of testdata, and the first difference, ""
-// if there is none.
+// without one.
 func compareHistories(t *testing.T, file string, least int, play func(history string) (same int, diff string)) {
 	t.Helper()
 	data, err := os.ReadFile(cmp.Or(os.Getenv("HISTORIES"), "testdata/kubernetes/"+file))
@@ -60,7 +60,7 @@ type replay struct {
 	slow    bool           // pods that are to end do so only at the event "ends"
 	numbers map[string]int // by name, of those that are wanted
 	count   int
-	dropped bool // a pod is not wanted any more, or there is none
+	dropped bool // a pod is not wanted any more, or does not exist
 }
 
 var (
@@ -118,7 +118,7 @@ func (r *replay) play(history string) (same int, diff string) {
 
 // remembers reports whether an index was done that the Job does not have any more.
 func (r *replay) remembers() bool {
-	return slices.ContainsFunc(r.pods, func(p workload.Pod) bool {
+	return slices.ContainsFunc(r.pods, func(p source.WorkloadPod) bool {
 		index, err := strconv.Atoi(p.Labels[batchv1.JobCompletionIndexAnnotation])
 		return err == nil && p.Status.Phase == v1.PodSucceeded && index >= int(*r.object.(*batchv1.Job).Spec.Completions)
 	})
@@ -148,10 +148,10 @@ func (r *replay) look(ends bool) {
 	}
 }
 
-func ending(p workload.Pod) bool { return p.Annotations[podsync.AnnotationEnded] != "" }
+func ending(p source.WorkloadPod) bool { return p.Annotations[podsync.AnnotationEnded] != "" }
 
 // stopped ends the pod now.
-func (r *replay) stopped(p *workload.Pod, phase v1.PodPhase) {
+func (r *replay) stopped(p *source.WorkloadPod, phase v1.PodPhase) {
 	p.Status.Phase = phase
 	p.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionFalse, LastTransitionTime: metav1.Time{Time: r.now}}}
 	if len(p.Status.ContainerStatuses) > 0 {

@@ -7,10 +7,11 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/apiserver/workload"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"github.com/crisp-cri/crisp/agent/source"
 )
 
 // After the same events, a Deployment has as many pods of each template, and the status, as with
@@ -114,7 +115,7 @@ func (r *rolloutReplay) happens(event string) {
 
 // turns makes a pod ready or, of those that are, the one unready that has been so for the longest time.
 func (r *rolloutReplay) turns(was bool, kind string) {
-	var turning *workload.Pod
+	var turning *source.WorkloadPod
 	for i := range r.pods {
 		p := &r.pods[i]
 		if r.kindOf(*p) == kind && isReady(*p) == was && (turning == nil || was && p.Status.Conditions[0].LastTransitionTime.Before(&turning.Status.Conditions[0].LastTransitionTime)) {
@@ -131,14 +132,14 @@ func (r *rolloutReplay) turns(was bool, kind string) {
 	turning.Status = v1.PodStatus{Phase: v1.PodRunning, Conditions: []v1.PodCondition{{Type: v1.PodReady, Status: is, LastTransitionTime: metav1.Time{Time: r.now}}}}
 }
 
-func (r *rolloutReplay) kindOf(p workload.Pod) string {
+func (r *rolloutReplay) kindOf(p source.WorkloadPod) string {
 	if p.Spec.Containers[0].Image == r.spec.Template.Spec.Containers[0].Image {
 		return "new"
 	}
 	return "old"
 }
 
-func isReady(p workload.Pod) bool {
+func isReady(p source.WorkloadPod) bool {
 	return len(p.Status.Conditions) > 0 && p.Status.Conditions[0].Status == v1.ConditionTrue
 }
 

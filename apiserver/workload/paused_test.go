@@ -5,9 +5,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/crisp-cri/crisp/apiserver/workload"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+
+	"github.com/crisp-cri/crisp/agent/manifest"
 )
 
 // pause pauses the Deployment of a world.
@@ -33,7 +34,7 @@ func TestDeploymentPaused(t *testing.T) {
 		w.object = deployment(t, 3, 0, strategy, 2)
 		w.pause(true)
 		w.expect("scaled up", "front-0:1 front-1:1 front-2:1")
-		if p := w.pods[2]; p.Labels["pod-template-hash"] != old || p.UID == w.pods[0].UID || p.Annotations[workload.AnnotationWorkload] != "deployment default/front" {
+		if p := w.pods[2]; p.Labels["pod-template-hash"] != old || p.UID == w.pods[0].UID || p.Annotations[manifest.AnnotationWorkload] != "deployment default/front" {
 			t.Errorf("%s has the labels %v and annotations %v", p.Name, p.Labels, p.Annotations)
 		}
 		w.expect("nothing new", "front-0:1 front-1:1 front-2:1")

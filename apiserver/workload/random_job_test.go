@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
-	"github.com/crisp-cri/crisp/apiserver/workload"
+	"github.com/crisp-cri/crisp/agent/source"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -102,7 +102,7 @@ func (g *jobFleet) edit(calm bool) {
 }
 
 // live advances a pod by a random step: it starts, runs, is restarted or ends, or the Job ends it.
-func (g *jobFleet) live(p *workload.Pod, calm bool) {
+func (g *jobFleet) live(p *source.WorkloadPod, calm bool) {
 	s := &p.Status
 	running := len(s.ContainerStatuses) > 0 && s.ContainerStatuses[0].State.Running != nil
 	marked := p.Annotations[podsync.AnnotationEnded] != ""
@@ -204,7 +204,7 @@ func (g *jobFleet) reference() reference {
 }
 
 // beyond reports whether a pod's index is out of the Job's range.
-func (g *jobFleet) beyond(p workload.Pod) bool {
+func (g *jobFleet) beyond(p source.WorkloadPod) bool {
 	index := 0
 	_, err := fmt.Sscanf(p.Name, "pi-%d-", &index)
 	return err == nil && *g.job.Spec.CompletionMode == batchv1.IndexedCompletion && index >= int(*g.job.Spec.Completions)

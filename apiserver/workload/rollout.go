@@ -9,6 +9,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/timeline"
 	v1 "k8s.io/api/core/v1"
 )
@@ -57,8 +58,8 @@ func isAvailable(m member) bool    { return m.available }
 func isOldAndAway(m member) bool   { return !m.current && !m.available }
 func isCurrentAndUp(m member) bool { return m.current && m.available }
 
-func (r *rollout) plan(pods []Pod, now time.Time) Plan {
-	var plan Plan
+func (r *rollout) plan(pods []source.WorkloadPod, now time.Time) source.Plan {
+	var plan source.Plan
 	var over []*v1.Pod // ended pods, whose indexes are r.ended
 	for _, p := range pods {
 		m, ok := r.member(p)
@@ -111,7 +112,7 @@ func (r *rollout) update() {
 
 // member converts a pod to a member; ok is false if its name has no index. A current pod is made
 // again, since its annotations depend on the owner and not only on the template.
-func (r *rollout) member(p Pod) (member, bool) {
+func (r *rollout) member(p source.WorkloadPod) (member, bool) {
 	index, err := strconv.Atoi(strings.TrimPrefix(p.Name, r.owner.GetName()+"-"))
 	if err != nil || index < 0 {
 		return member{}, false

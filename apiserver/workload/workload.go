@@ -20,6 +20,7 @@ import (
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/source"
 	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
@@ -27,42 +28,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationWorkload is the manifest.Key of a pod's workload: "deployment default/web".
 // AnnotationRevision is the hash of the pod's template; for the pod of a Job, the UID and the hash
 // of the Job.
-const (
-	AnnotationWorkload = "io.crisp.workload"
-	AnnotationRevision = "io.crisp.workload.revision"
-)
+const AnnotationRevision = "io.crisp.workload.revision"
 
-// A Pod is a wanted pod of a workload, or one that an earlier agent wanted.
-type Pod struct {
-	*v1.Pod
-	Status v1.PodStatus // the last known status; its phase is "" if there is none
-}
-
-// A Plan is the result of planning a workload.
-type Plan struct {
-	Pods   []*v1.Pod
-	Again  time.Time       // when to plan again even without changes; zero means never
-	Status manifest.Object // the workload with its status filled in
-	// Expired says that the workload must be deleted: it is a finished Job whose
-	// ttlSecondsAfterFinished have passed. Deleting only its pods would start it again.
-	Expired bool
-}
-
-// Is reports whether o is a workload.
-func Is(o manifest.Object) bool {
-	switch o.(type) {
-	case *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.Job:
-		return true
-	}
-	return false
-}
-
-// Expand plans o, which must be a workload. pods are all pods with its AnnotationWorkload, of any
-// revision.
-func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
+// Expand plans a workload: it is the source.Expander.
+func Expand(o manifest.Object, pods []source.WorkloadPod, now time.Time) source.Plan {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
 		return deployment(o, pods, now)
@@ -71,7 +42,7 @@ func Expand(o manifest.Object, pods []Pod, now time.Time) Plan {
 	case *batchv1.Job:
 		return job(o, pods, now)
 	}
-	return Plan{}
+	return source.Plan{}
 }
 
 // makePod makes a pod from a template. Its UID is a hash of owner, name and revision, so that a
@@ -94,11 +65,11 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 		pod.Annotations = map[string]string{}
 	}
 	maps.Copy(pod.Annotations, map[string]string{
-		manifest.AnnotationHash:   string(pod.UID),
-		manifest.AnnotationSource: owner.GetAnnotations()[manifest.AnnotationSource],
-		manifest.AnnotationFile:   owner.GetAnnotations()[manifest.AnnotationFile],
-		AnnotationWorkload:        manifest.Key(owner),
-		AnnotationRevision:        revision,
+		manifest.AnnotationHash:     string(pod.UID),
+		manifest.AnnotationSource:   owner.GetAnnotations()[manifest.AnnotationSource],
+		manifest.AnnotationFile:     owner.GetAnnotations()[manifest.AnnotationFile],
+		manifest.AnnotationWorkload: manifest.Key(owner),
+		AnnotationRevision:          revision,
 	})
 	return pod
 }

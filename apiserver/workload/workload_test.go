@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
@@ -19,9 +20,9 @@ import (
 type world struct {
 	t      *testing.T
 	object manifest.Object
-	pods   []workload.Pod
+	pods   []source.WorkloadPod
 	now    time.Time
-	plan   workload.Plan
+	plan   source.Plan
 }
 
 func read(t *testing.T, text string) manifest.Object {
@@ -45,7 +46,7 @@ func (w *world) step() string {
 	w.pods = nil
 	var words []string
 	for _, p := range w.plan.Pods {
-		w.pods = append(w.pods, workload.Pod{Pod: p, Status: was[p.UID]})
+		w.pods = append(w.pods, source.WorkloadPod{Pod: p, Status: was[p.UID]})
 		_, tag, _ := strings.Cut(p.Spec.Containers[0].Image, ":")
 		words = append(words, p.Name+":"+tag)
 	}
@@ -163,7 +164,7 @@ func TestDeployment(t *testing.T) {
 	uids := map[types.UID]bool{}
 	for _, p := range w.pods {
 		uids[p.UID] = true
-		if p.Labels["app"] != "f" || p.Labels["pod-template-hash"] == "" || p.Annotations[workload.AnnotationWorkload] != "deployment default/front" {
+		if p.Labels["app"] != "f" || p.Labels["pod-template-hash"] == "" || p.Annotations[manifest.AnnotationWorkload] != "deployment default/front" {
 			t.Errorf("%s has the labels %v", p.Name, p.Labels)
 		}
 	}

@@ -118,71 +118,81 @@ function log(box) {
   })();
 }
 
-// A shell. The agent emulates the terminal: it sends lines of text with classes, and gets keys by
-// their names.
-function shell(box) {
-  const maxPast = 1000;
-  const screen = $('screen'), past = $('past'), keys = $('keys');
+// A shell. xterm.js emulates the terminal.
+async function shell(box) {
+  // xterm.js makes style elements and attributes. The Content-Security-Policy forbids them, but not
+  // style sheets and properties that do the same.
+  const create = document.createElement.bind(document);
+  document.createElement = (name, options) => {
+    if (name !== 'style') return create(name, options);
+    const sheet = new CSSStyleSheet(), placeholder = create('i');
+    document.adoptedStyleSheets.push(sheet);
+    Object.defineProperty(placeholder, 'textContent', {set: text => sheet.replaceSync(text)});
+    return placeholder;
+  };
+  HTMLSpanElement.prototype.setAttribute = function (name, value) {
+    if (name === 'style') this.style.cssText = value;
+    else Element.prototype.setAttribute.call(this, name, value);
+  };
+
+  const {Terminal} = await import('/page/static/xterm/xterm.mjs');
+  const screen = $('screen'), style = getComputedStyle(screen);
+  const term = new Terminal({
+    fontFamily: style.fontFamily, fontSize: parseFloat(style.fontSize), minimumContrastRatio: 4.5,
+    theme: {
+      background: '#14171b', foreground: '#dfe3e8', cursor: '#dfe3e8', cursorAccent: '#14171b',
+      black: '#2a2f37', red: '#ff7b72', green: '#6bd08a', yellow: '#e0b050', blue: '#6cb2ff', magenta: '#d29af0', cyan: '#5cc8d0', white: '#dfe3e8',
+      brightBlack: '#848d97', brightRed: '#ffa198', brightGreen: '#8fe8a8', brightYellow: '#f4d080', brightBlue: '#9ccaff', brightMagenta: '#e8c0ff', brightCyan: '#8fe4ea', brightWhite: '#fff',
+    },
+  });
+  // Output must not become input: queries get no answer. Nor may it make links and set colours of the terminal.
+  const drop = () => true;
+  for (const id of [{final: 'c'}, {prefix: '>', final: 'c'}, {final: 'n'}, {prefix: '?', final: 'n'}, {final: 't'}, {intermediates: '$', final: 'p'}, {prefix: '?', intermediates: '$', final: 'p'}])
+    term.parser.registerCsiHandler(id, drop);
+  term.parser.registerDcsHandler({intermediates: '$', final: 'q'}, drop);
+  term.parser.registerCsiHandler({prefix: '?', final: 'h'}, modes => modes.includes(1004)); // reports of the focus
+  for (const id of [4, 8, 10, 11, 12]) term.parser.registerOscHandler(id, drop);
+  term.open(screen);
+
   const url = new URL(box.dataset.url, location.href);
   url.protocol = url.protocol.replace('http', 'ws');
   const socket = new WebSocket(url);
+  socket.binaryType = 'arraybuffer';
   const send = message => { if (socket.readyState === WebSocket.OPEN) socket.send(JSON.stringify(message)); };
-  const row = runs => {
-    const div = document.createElement('div');
-    div.append(...runs.map(([text, cls]) => make('span', text, cls)));
-    return div;
-  };
   const fit = () => {
-    const probe = screen.appendChild(make('span', 'M'.repeat(20)));
-    const {width} = probe.getBoundingClientRect(), height = parseFloat(getComputedStyle(screen).lineHeight);
-    probe.remove();
-    if (width) send({size: [Math.floor((box.clientWidth - 16) / width * 20), Math.floor((box.clientHeight - 14) / height)]});
+    const {width, height} = screen.querySelector('.xterm-screen').getBoundingClientRect(), scrollbar = 14;
+    if (width && height) term.resize(Math.max(2, Math.floor((screen.clientWidth - scrollbar) / width * term.cols)), Math.max(1, Math.floor(screen.clientHeight / height * term.rows)));
   };
+  term.onResize(({cols, rows}) => send({size: [cols, rows]}));
+  term.onData(data => { for (const text of data.match(/[^]{1,8000}/gu) || []) send({text}); });
+  term.onBinary(text => send({text})); // the mouse, in its old encoding
   let said = 'No connection. Does the container still run?';
   socket.onopen = () => {
     said = 'The agent has ended the connection.';
     fit();
-    new ResizeObserver(fit).observe(box);
-    keys.focus({preventScroll: true});
+    send({size: [term.cols, term.rows]});
+    new ResizeObserver(fit).observe(screen);
+    term.focus();
   };
-  socket.onmessage = e => {
-    const frame = JSON.parse(e.data);
-    if (frame.end) return void (said = frame.end);
-    const end = box.scrollHeight - box.scrollTop - box.clientHeight < 40;
-    if (frame.cleared) past.replaceChildren();
-    past.append(...(frame.past || []).map(row));
-    while (past.childElementCount > maxPast) past.firstChild.remove();
-    past.hidden = frame.other;
-    while (screen.childElementCount > frame.rows) screen.lastChild.remove();
-    while (screen.childElementCount < frame.rows) screen.append(row([]));
-    for (const y in frame.lines || {}) screen.children[y].replaceWith(row(frame.lines[y]));
-    if (end) box.scrollTop = box.scrollHeight;
+  socket.onmessage = ({data}) => {
+    if (typeof data === 'string') said = data;
+    else term.write(new Uint8Array(data), () => send({read: data.byteLength}));
   };
   socket.onclose = () => { $('said').textContent = said; };
 
-  // Enter is not among the named keys: it is a line feed in the text that was typed.
-  const named = /^(Backspace|Tab|Escape|Delete|Insert|PageUp|PageDown|Home|End|Arrow(Up|Down|Left|Right))$/;
-  keys.addEventListener('keydown', e => {
-    if (e.isComposing || e.metaKey) return;
-    if (e.ctrlKey && !e.altKey && !e.shiftKey && /^[a-z@[\\\]^_]$/i.test(e.key)) send({key: '^' + e.key});
-    else if (e.altKey && !e.ctrlKey && e.key.length === 1) send({text: '\x1b' + e.key});
-    else if (!e.ctrlKey && !e.shiftKey && named.test(e.key)) send({key: e.key});
-    else return;
+  // Pasted text has no escape sequences, such as the one that ends a bracketed paste.
+  box.addEventListener('paste', e => {
     e.preventDefault();
-  });
-  const typed = () => {
-    if (keys.value) send({text: keys.value.replace(/\n/g, '\r')});
-    keys.value = '';
-  };
-  keys.addEventListener('input', e => { if (!e.isComposing) typed(); });
-  keys.addEventListener('compositionend', typed);
-  keys.addEventListener('paste', e => {
-    e.preventDefault();
-    send({paste: e.clipboardData.getData('text')});
-  });
-  box.addEventListener('click', () => { if (getSelection().isCollapsed) keys.focus({preventScroll: true}); });
+    e.stopPropagation();
+    term.paste(e.clipboardData.getData('text').replaceAll('\x1b', ''));
+  }, true);
+  const sequences = {Escape: '\x1b', Tab: '\t', '^C': '\x03', '^D': '\x04'};
+  const arrows = {ArrowUp: 'A', ArrowDown: 'B', ArrowRight: 'C', ArrowLeft: 'D'};
   for (const b of document.querySelectorAll('[data-key]'))
-    b.addEventListener('click', () => { send({key: b.dataset.key}); keys.focus({preventScroll: true}); });
+    b.addEventListener('click', () => {
+      term.input(sequences[b.dataset.key] || '\x1b' + (term.modes.applicationCursorKeysMode ? 'O' : '[') + arrows[b.dataset.key]);
+      term.focus();
+    });
 }
 
 live(document.querySelectorAll('[data-live]'));
