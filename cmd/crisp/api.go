@@ -13,16 +13,17 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/apiserver"
 	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // dialAgent returns an HTTP client for the agent's socket.
 func (c *cli) dialAgent() *http.Client {
-	socket := agent.SocketOf(c.agentRoot)
+	socket := apiserver.SocketOf(c.agentRoot)
 	return &http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		var d net.Dialer
 		return d.DialContext(ctx, "unix", socket)
@@ -35,6 +36,9 @@ func (c *cli) ask(method, path string, query url.Values, body []byte) (*http.Res
 	req, err := http.NewRequestWithContext(c.ctx, method, u.String(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
+	}
+	if method == http.MethodPatch {
+		req.Header.Set("Content-Type", string(types.MergePatchType))
 	}
 	resp, err := c.dialAgent().Do(req)
 	if err != nil {
@@ -131,10 +135,10 @@ func pathOf(k api.Kind, namespace, name string) string {
 }
 
 // objects lists objects of a kind.
-func (c *cli) objects(k api.Kind, namespace string, query url.Values) ([]unstructured.Unstructured, string, error) {
+func (c *cli) objects(k api.Kind, namespace string, query url.Values) ([]unstructured.Unstructured, error) {
 	list := unstructured.UnstructuredList{}
 	if err := c.fetch(pathOf(k, namespace, ""), query, &list); err != nil {
-		return nil, "", err
+		return nil, err
 	}
-	return list.Items, list.GetResourceVersion(), nil
+	return list.Items, nil
 }

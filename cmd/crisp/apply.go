@@ -19,6 +19,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/yaml"
 )
 
@@ -110,29 +111,15 @@ func validateFlag(fs *pflag.FlagSet, mode *string) {
 	fs.StringVar(mode, "validate", "strict", "how to treat unknown fields: strict (errors), warn or ignore")
 }
 
-// A given is one object of the input.
-type given struct {
-	chosen
-	text json.RawMessage
-}
-
-func chosenOf(objects []given) []chosen {
-	var list []chosen
-	for _, g := range objects {
-		list = append(list, g.chosen)
-	}
-	return list
-}
-
 // read checks the documents and returns their objects in the order of their dependencies: objects
 // that pods refer to come before pods. What only an earlier release accepted is an error, unless
 // accepted, which may be nil, knows better.
-func (c *cli) read(docs []document, namespace, mode string, accepted func([]given) bool) ([]given, error) {
+func (c *cli) read(docs []document, namespace, mode string, accepted func([]object) bool) ([]object, error) {
 	unknown, ok := validations[mode]
 	if !ok {
 		return nil, usageError("--validate %s: want strict, warn or ignore", mode)
 	}
-	var all []given
+	var all []object
 	var errs []string
 	for _, doc := range docs {
 		o := manifest.Options{Source: manifest.SourceAPI, Unknown: unknown}
@@ -160,13 +147,13 @@ func (c *cli) read(docs []document, namespace, mode string, accepted func([]give
 	if len(errs) > 0 {
 		return nil, &exitError{exitInvalid, strings.Join(errs, "\n")}
 	}
-	slices.SortStableFunc(all, func(a, b given) int { return rank(a.kind) - rank(b.kind) })
+	slices.SortStableFunc(all, func(a, b object) int { return rank(a.kind) - rank(b.kind) })
 	return all, nil
 }
 
 // sameFaults reports whether objects have all the faults of their document: a key that is there
 // twice, for instance, is only in the document.
-func sameFaults(err error, objects []given, o manifest.Options) bool {
+func sameFaults(err error, objects []object, o manifest.Options) bool {
 	all, _ := errors.AsType[manifest.Errors](err)
 	o.Accepted = false
 	var found manifest.Errors
@@ -181,12 +168,12 @@ func sameFaults(err error, objects []given, o manifest.Options) bool {
 }
 
 // objectsOf returns the objects of a document that the agent keeps.
-func objectsOf(doc document, namespace string) ([]given, error) {
+func objectsOf(doc document, namespace string) ([]object, error) {
 	texts, err := manifest.Split(doc.name, doc.data)
 	if err != nil {
 		return nil, err
 	}
-	var list []given
+	var list []object
 	for _, text := range texts {
 		var head metav1.PartialObjectMetadata
 		if err := json.Unmarshal(text, &head); err != nil {
@@ -196,7 +183,7 @@ func objectsOf(doc document, namespace string) ([]given, error) {
 		if !known || !kind.Writable {
 			continue // a namespace
 		}
-		g := given{chosen{target{kind, head.Name}, head.Namespace}, text}
+		g := object{objectName{kind, head.Name}, head.Namespace, text}
 		if kind.Namespaced && g.namespace == "" {
 			g.namespace = namespace
 		}
@@ -233,7 +220,7 @@ func applyCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&prune, "prune", false, "delete objects applied from here with --prune before that are no longer there")
 	fs.StringVar(&set, "applyset", "", "with --prune, the `name` of this set of manifests, wherever they come from")
 	fs.DurationVar(&timeout, "timeout", time.Minute, "how long to wait")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		if len(files) == 0 || len(rest) > 0 {
 			return usageError("apply needs -f FILE")
 		}
@@ -251,9 +238,9 @@ func applyCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		var accepted func([]given) bool
+		var accepted func([]object) bool
 		if dryRun != "client" {
-			accepted = func(list []given) bool { return c.wouldTake(list, mode) }
+			accepted = func(list []object) bool { return c.wouldTake(list, mode) }
 		}
 		objects, err := c.read(docs, namespace, mode, accepted)
 		if err != nil {
@@ -283,9 +270,8 @@ func applyCommand(c *cli) *cobra.Command {
 		if !wait || dryRun != "" {
 			return nil
 		}
-		return c.waitReady(chosenOf(objects), timeout)
-	}
-	return cmd
+		return c.waitReady(objects, timeout)
+	})
 }
 
 // originOf identifies the origin of manifests, so that two users of --prune never delete each
@@ -312,20 +298,25 @@ func originOf(files []string, set string) (string, error) {
 	return strings.Join(places, ","), nil
 }
 
-func annotate(g *given, key, value string) error {
-	var o map[string]any
-	if err := json.Unmarshal(g.text, &o); err != nil {
+func annotate(g *object, key, value string) error {
+	var o unstructured.Unstructured
+	if err := o.UnmarshalJSON(g.text); err != nil {
 		return err
 	}
-	within(o, "metadata", "annotations")[key] = value
+	annotations := o.GetAnnotations()
+	if annotations == nil {
+		annotations = map[string]string{}
+	}
+	annotations[key] = value
+	o.SetAnnotations(annotations)
 	var err error
-	g.text, err = json.Marshal(o)
+	g.text, err = json.Marshal(o.Object)
 	return err
 }
 
 // wouldTake reports whether the agent would take all of the objects: it judges of those that it has
 // only what changes.
-func (c *cli) wouldTake(list []given, mode string) bool {
+func (c *cli) wouldTake(list []object, mode string) bool {
 	for _, g := range list {
 		query := putQuery(mode)
 		query.Set("dryRun", "All")
@@ -340,7 +331,7 @@ func putQuery(mode string) url.Values {
 	return url.Values{"create": {"true"}, "fieldValidation": {map[string]string{"warn": "Warn", "ignore": "Ignore"}[mode]}}
 }
 
-func (c *cli) put(g given, mode string, dryRun bool, output string) error {
+func (c *cli) put(g object, mode string, dryRun bool, output string) error {
 	query := putQuery(mode)
 	if dryRun {
 		query.Set("dryRun", "All")
@@ -379,27 +370,65 @@ func (c *cli) put(g given, mode string, dryRun bool, output string) error {
 }
 
 // prune deletes objects that were applied from the same origin and are no longer in it.
-func (c *cli) prune(kept []given, origin string) error {
+func (c *cli) prune(kept []object, origin string) error {
 	for _, k := range api.Kinds {
 		if !k.Writable {
 			continue
 		}
-		items, _, err := c.objects(k, "", nil)
+		items, err := c.objects(k, "", nil)
 		if err != nil {
 			return err
 		}
 		for _, o := range items {
-			is := func(g given) bool {
+			is := func(g object) bool {
 				return g.kind.Name == k.Name && g.name == o.GetName() && (!k.Namespaced || g.namespace == o.GetNamespace())
 			}
 			if o.GetAnnotations()[pruneAnnotation] != origin || len(o.GetAnnotations()["io.crisp.workload"]) > 0 || slices.ContainsFunc(kept, is) {
 				continue
 			}
-			if err := c.delete(chosen{target{k, o.GetName()}, o.GetNamespace()}, deletion{grace: -1}); err != nil && exitCode(err) != exitNotFound {
+			if err := c.delete(objectOf(k, &o), deletion{grace: -1}); err != nil && exitCode(err) != exitNotFound {
 				return err
 			}
 			fmt.Fprintf(c.stdout, "%s/%s pruned\n", k.Singular, o.GetName())
 		}
 	}
 	return nil
+}
+
+func validateCommand(c *cli) *cobra.Command {
+	var files []string
+	var mode string
+	cmd := &cobra.Command{Use: "validate -f FILE", Short: "check manifests without running them"}
+	fs := cmd.Flags()
+	fileFlag(fs, &files)
+	validateFlag(fs, &mode)
+	return runs(cmd, func(rest []string) error {
+		unknown, ok := validations[mode]
+		if len(files) == 0 || len(rest) > 0 || !ok {
+			return usageError("validate needs -f FILE")
+		}
+		docs, err := c.inputs(files)
+		if err != nil {
+			return err
+		}
+		bad := false
+		for _, doc := range docs {
+			objects, warnings, err := manifest.Read(doc.name, doc.data, manifest.Options{Unknown: unknown})
+			if len(warnings) > 0 {
+				fmt.Fprintln(c.stderr, warnings)
+			}
+			if errs, ok := errors.AsType[manifest.Errors](err); ok {
+				fmt.Fprintln(c.stderr, errs)
+				bad = true
+				continue
+			}
+			for _, o := range objects {
+				fmt.Fprintf(c.stdout, "%s: %s is valid\n", doc.name, manifest.Key(o))
+			}
+		}
+		if bad {
+			return &exitError{code: exitInvalid}
+		}
+		return nil
+	})
 }

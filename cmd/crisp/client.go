@@ -6,31 +6,33 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/criconn"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "k8s.io/api/core/v1"
-	internalapi "k8s.io/cri-api/pkg/apis"
 	"k8s.io/utils/ptr"
 )
 
 // patience is how long a command waits for the runtime's first answer.
 const patience = 10 * time.Second
 
-func (c *cli) connect() (internalapi.RuntimeService, internalapi.ImageManagerService, error) {
-	return criconn.Dial(c.ctx, c.endpoint, patience)
+// connect connects to the runtime unless it is done.
+func (c *cli) connect() (err error) {
+	if c.runtime == nil {
+		c.runtime, c.store, err = criruntime.Dial(c.ctx, c.endpoint, patience)
+	}
+	return err
 }
 
 // pods lists the pods of the runtime, and those of its agent that have no sandbox yet.
-func (c *cli) pods(runtime internalapi.RuntimeService) ([]criruntime.Found, error) {
-	version, err := runtime.Version(c.ctx, "")
+func (c *cli) pods() ([]criruntime.Found, error) {
+	version, err := c.runtime.Version(c.ctx, "")
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}
-	list, err := criruntime.List(c.ctx, runtime, status.Node{Runtime: version.RuntimeName})
+	list, err := criruntime.List(c.ctx, c.runtime, status.Node{Runtime: version.RuntimeName})
 	if err != nil {
 		return nil, err
 	}
@@ -80,23 +82,21 @@ func merge(found []criruntime.Found, pods []v1.Pod) []criruntime.Found {
 }
 
 // connectToPod connects to the runtime and finds one pod.
-func (c *cli) connectToPod(namespace, name string) (internalapi.RuntimeService, criruntime.Found, error) {
-	runtime, _, err := c.connect()
-	if err != nil {
-		return nil, criruntime.Found{}, err
+func (c *cli) connectToPod(namespace, name string) (criruntime.Found, error) {
+	if err := c.connect(); err != nil {
+		return criruntime.Found{}, err
 	}
-	all, err := c.pods(runtime)
+	all, err := c.pods()
 	if err != nil {
-		return nil, criruntime.Found{}, err
+		return criruntime.Found{}, err
 	}
-	f, err := c.pick(all, namespace, name)
-	return runtime, f, err
+	return c.pick(all, namespace, name)
 }
 
 // pick finds the pod for an argument: "web", "pod/web", or for "deploy/web" the best of its pods;
 // if there are several, it prints its choice to stderr.
 func (c *cli) pick(all []criruntime.Found, namespace, arg string) (criruntime.Found, error) {
-	named, err := targets([]string{arg}, true)
+	named, err := objectNames([]string{arg}, true)
 	if err != nil {
 		return criruntime.Found{}, err
 	}
@@ -145,19 +145,19 @@ func statusOf(pod *v1.Pod, name string) v1.ContainerStatus {
 
 // running finds a running container by the names of pod and container. It connects to the runtime
 // and returns the container's ID there.
-func (c *cli) running(namespace, name, container string) (internalapi.RuntimeService, string, error) {
-	runtime, f, err := c.connectToPod(namespace, name)
+func (c *cli) running(namespace, name, container string) (string, error) {
+	f, err := c.connectToPod(namespace, name)
 	if err != nil {
-		return nil, "", err
+		return "", err
 	}
 	st, err := c.container(f, container)
 	if err != nil {
-		return nil, "", err
+		return "", err
 	}
 	if st.State.Running == nil {
-		return nil, "", fault.WrongState.Errorf("container %s of pod %s is not running: %s", st.Name, f.Pod.Name, stateWord(st))
+		return "", fault.WrongState.Errorf("container %s of pod %s is not running: %s", st.Name, f.Pod.Name, stateWord(st))
 	}
-	return runtime, podsync.RuntimeID(st.ContainerID), nil
+	return podsync.RuntimeID(st.ContainerID), nil
 }
 
 func stateWord(s v1.ContainerStatus) string {

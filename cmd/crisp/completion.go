@@ -47,7 +47,7 @@ func (c *cli) namesOf(cmd *cobra.Command, k api.Kind, prefix string) []string {
 		}
 		return names
 	}
-	items, _, _ := h.objects(k, namespace, nil)
+	items, _ := h.objects(k, namespace, nil)
 	for _, u := range items {
 		names = append(names, prefix+u.GetName())
 	}
@@ -151,7 +151,7 @@ func (c *cli) completeContainer(cmd *cobra.Command, args []string, typed string)
 	if len(args) == 0 {
 		return nil, cobra.ShellCompDirectiveNoFileComp
 	}
-	_, f, err := h.connectToPod(cmd.Flag("namespace").Value.String(), args[0])
+	f, err := h.connectToPod(cmd.Flag("namespace").Value.String(), args[0])
 	if err != nil {
 		return nil, cobra.ShellCompDirectiveError
 	}

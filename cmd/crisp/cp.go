@@ -25,7 +25,7 @@ func cpCommand(c *cli) *cobra.Command {
 	flags := cmd.Flags()
 	namespaceFlag(flags, &namespace)
 	containerFlag(flags, &container)
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		from, fromPath, remoteFrom := strings.Cut(rest[0], ":")
 		to, toPath, remoteTo := strings.Cut(rest[1], ":")
 		switch {
@@ -35,8 +35,7 @@ func cpCommand(c *cli) *cobra.Command {
 			return c.copyIn(namespace, to, container, rest[0], toPath)
 		}
 		return usageError("cp: one of the two must be POD:PATH")
-	}
-	return cmd
+	})
 }
 
 func (c *cli) copyOut(namespace, name, container, from, to string) error {

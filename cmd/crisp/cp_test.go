@@ -78,7 +78,7 @@ func TestCopyOfWhatCannotBeRead(t *testing.T) {
 	}{
 		{"all is well", write(nil), drain, nil},
 		{"a part is missing", write(broken), drain, broken},
-		{"nobody reads", write(nil), func(io.Reader) error { return dead }, dead},
+		{"the reader gives up", write(nil), func(io.Reader) error { return dead }, dead},
 		{"the reader minds too", write(broken), func(r io.Reader) error { return cmp.Or(drain(r), dead) }, broken},
 	} {
 		if err := feed(test.from, test.to); err != test.want {

@@ -9,8 +9,8 @@ import (
 	"strings"
 	"time"
 
-	"github.com/crisp-cri/crisp/agent/desired"
 	"github.com/crisp-cri/crisp/agent/manifest"
+	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
@@ -18,10 +18,10 @@ import (
 
 func deleteCommand(c *cli) *cobra.Command {
 	var files []string
-	var s scope
+	var s selection
 	d := deletion{}
 	var every bool
-	cmd := &cobra.Command{Use: "delete POD|TYPE/NAME... | TYPE -l SELECTOR|--all | -f FILE [--grace-period N] [--force] [--remove-manifest]", Aliases: []string{"rm"}, Short: "delete objects; by docker's name, rm", ValidArgsFunction: c.completeNamed}
+	cmd := &cobra.Command{Use: "delete POD|TYPE/NAME... | TYPE -l SELECTOR|--all | -f FILE [--grace-period N] [--force] [--remove-manifest]", Short: "delete objects; by docker's name, rm", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
 	fileFlag(fs, &files)
 	s.flags(fs)
@@ -32,29 +32,26 @@ func deleteCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&d.ignore, "ignore-not-found", false, "succeed if an object does not exist")
 	fs.BoolVar(&d.wait, "wait", true, "wait until it is gone")
 	fs.DurationVar(&d.timeout, "timeout", 2*time.Minute, "how long to wait, for all of them together")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		what, err := c.toDelete(files, rest, s, every)
 		if err != nil {
 			return err
 		}
 		d.ignore = d.ignore || len(files) > 0 || every || s.selector != ""
 		return c.deleteAll(what, d)
-	}
-	return cmd
+	})
 }
 
 // toDelete returns the objects in manifests and those that the arguments name.
-func (c *cli) toDelete(files []string, args []string, s scope, every bool) (what []chosen, err error) {
+func (c *cli) toDelete(files []string, args []string, s selection, every bool) (what []object, err error) {
 	if len(files) > 0 {
 		docs, err := c.inputs(files)
 		if err != nil {
 			return nil, err
 		}
-		objects, err := c.read(docs, s.namespace, "ignore", func([]given) bool { return true })
-		if err != nil {
+		if what, err = c.read(docs, s.namespace, "ignore", func([]object) bool { return true }); err != nil {
 			return nil, err
 		}
-		what = chosenOf(objects)
 		slices.Reverse(what) // pods before the objects they refer to
 		if len(args) == 0 {
 			return what, nil
@@ -74,8 +71,8 @@ type deletion struct {
 
 // deleteAll deletes objects, or the manifests that they come from, up to the first that cannot be
 // deleted. Then it waits for the pods, which end side by side, and says what is gone.
-func (c *cli) deleteAll(what []chosen, d deletion) error {
-	var begun []chosen
+func (c *cli) deleteAll(what []object, d deletion) error {
+	var begun []object
 	var failed error
 	for _, t := range what {
 		if d.manifests {
@@ -112,12 +109,12 @@ func (c *cli) deleteAll(what []chosen, d deletion) error {
 }
 
 // gone waits until an object that is being deleted is gone.
-func (c *cli) gone(t chosen, timeout time.Duration) error {
+func (c *cli) gone(t object, timeout time.Duration) error {
 	return c.until(timeout, t.String()+" is still there", func() (bool, error) { return c.is(t, "delete") })
 }
 
 // delete has the agent delete an object. A pod then ends.
-func (c *cli) delete(t chosen, d deletion) error {
+func (c *cli) delete(t object, d deletion) error {
 	query := graceQuery(d.grace)
 	if d.force {
 		query.Set("force", "true")
@@ -127,7 +124,7 @@ func (c *cli) delete(t chosen, d deletion) error {
 }
 
 // removeManifest removes the manifest file of a pod if the pod is from a file.
-func (c *cli) removeManifest(t chosen) (done bool, err error) {
+func (c *cli) removeManifest(t object) (done bool, err error) {
 	var pod v1.Pod
 	if err := c.fetch(t.path(), nil, &pod); err != nil {
 		return false, err
@@ -150,7 +147,7 @@ func (c *cli) removeManifest(t chosen) (done bool, err error) {
 
 // besides returns the other objects that the manifest of key defines.
 func (c *cli) besides(path, key string) ([]string, error) {
-	var sources []desired.SourceState
+	var sources []source.SourceState
 	if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
 		return nil, err
 	}

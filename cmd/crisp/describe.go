@@ -2,28 +2,37 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/apiserver/api"
+	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/apiserver/table"
+	"github.com/crisp-cri/crisp/apiserver/why"
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/pulls"
+	"github.com/crisp-cri/crisp/internal/timeline"
+	"github.com/crisp-cri/crisp/internal/waterfall"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
 )
 
 func describeCommand(c *cli) *cobra.Command {
-	var s scope
+	var s selection
 	cmd := &cobra.Command{Use: "describe POD|TYPE/NAME... [-l SELECTOR]", Short: "show details of an object", ValidArgsFunction: c.completeNamed}
 	fs := cmd.Flags()
 	s.flags(fs)
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		what, err := c.toDescribe(rest, s)
 		if err != nil {
 			return err
@@ -32,37 +41,36 @@ func describeCommand(c *cli) *cobra.Command {
 			if t.kind.Name == "Pod" {
 				err = c.describePod(t.namespace, t.name)
 			} else {
-				err = c.describeObject(t.target, t.namespace)
+				err = c.describeObject(t.objectName, t.namespace)
 			}
 			if err != nil {
 				return err
 			}
 		}
 		return nil
-	}
-	return cmd
+	})
 }
 
 // toDescribe returns the objects that the arguments name. Pods need no agent.
-func (c *cli) toDescribe(args []string, s scope) (list []chosen, err error) {
-	what, err := targets(args, s.selector == "" && !s.all)
+func (c *cli) toDescribe(args []string, s selection) (list []object, err error) {
+	what, err := objectNames(args, s.selector == "" && !s.all)
 	if err == nil && len(what) == 0 && s.selector != "" {
-		what = []target{{podKind, ""}}
+		what = []objectName{{podKind, ""}}
 	}
 	if err != nil || len(what) == 0 {
 		return nil, cmp.Or(err, usageError("describe takes what to describe: pod/NAME"))
 	}
-	items, _, err := c.gather(what, getOptions{scope: s, output: "name"})
+	items, _, err := c.gather(what, getOptions{selection: s, output: "name"})
 	for _, u := range items {
 		k, _ := api.KindOf(u.GetKind())
-		list = append(list, chosen{target{k, u.GetName()}, u.GetNamespace()})
+		list = append(list, objectOf(k, &u))
 	}
 	return list, err
 }
 
 // describeObject prints an object as it is, and its events.
-func (c *cli) describeObject(t target, namespace string) error {
-	items, _, err := c.gather([]target{t}, getOptions{scope: scope{namespace: namespace}})
+func (c *cli) describeObject(t objectName, namespace string) error {
+	items, _, err := c.gather([]objectName{t}, getOptions{selection: selection{namespace: namespace}})
 	if err != nil {
 		return err
 	}
@@ -145,7 +153,7 @@ func (c *cli) describePod(namespace, name string) error {
 	if err := c.describeStartup(f); err != nil {
 		return err
 	}
-	return c.describeEvents(pod.Namespace, target{podKind, pod.Name})
+	return c.describeEvents(pod.Namespace, objectName{podKind, pod.Name})
 }
 
 // fields returns a function that prints a field, unless its value is empty.
@@ -237,7 +245,7 @@ func volumeWord(v v1.Volume) string {
 	return "other"
 }
 
-func (c *cli) describeEvents(namespace string, t target) error {
+func (c *cli) describeEvents(namespace string, t objectName) error {
 	list, err := c.events(namespace, t)
 	if err != nil {
 		return err
@@ -252,4 +260,100 @@ func (c *cli) describeEvents(namespace string, t target) error {
 		fmt.Fprintln(w, "  "+strings.Join(eventCells(e), "\t"))
 	}
 	return w.Flush()
+}
+
+func whyCommand(c *cli) *cobra.Command {
+	var namespace string
+	cmd := &cobra.Command{Use: "why POD", Args: takes(1, 1, "why takes one pod"), Short: "explain in one sentence why a pod is not ready, or what its startup took", ValidArgsFunction: c.completePod}
+	namespaceFlag(cmd.Flags(), &namespace)
+	return runs(cmd, func(rest []string) error {
+		f, err := c.connectToPod(namespace, rest[0])
+		if err != nil {
+			return err
+		}
+		facts, err := c.facts(namespace, f)
+		if err != nil {
+			return err
+		}
+		report, err := c.startupOf(f)
+		if err != nil {
+			return err
+		}
+		facts.Seen, facts.Ready, facts.Stages = report.Seen, report.Ready, report.Stages
+		_, err = fmt.Fprintln(c.stdout, why.Sentence(facts, time.Now()))
+		return err
+	})
+}
+
+// facts returns what is known of a pod beside its stages.
+func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
+	facts := why.Facts{Pod: f.Pod}
+	if p, ok := pulls.Of(c.pulls(), namespace+"/"+f.Pod.Name); ok {
+		facts.Pull = &p
+	}
+	var err error
+	if facts.Events, err = c.events(namespace, objectName{podKind, f.Pod.Name}); err != nil {
+		return facts, err
+	}
+	// Events of another pod with the same name explain nothing.
+	facts.Events = slices.DeleteFunc(facts.Events, func(e v1.Event) bool { return e.InvolvedObject.UID != f.Pod.UID })
+	return facts, nil
+}
+
+// startupOf returns the timeline of a pod's start: from the agent with the runtime's stages or, for
+// a pod that is not the agent's, such as a kubelet's, only from the runtime.
+func (c *cli) startupOf(f criruntime.Found) (startup.Report, error) {
+	var r startup.Report
+	if c.agentRuns() {
+		err := c.fetch("/crisp/v1/namespaces/"+f.Pod.Namespace+"/pods/"+f.Pod.Name+"/startup", nil, &r)
+		if err == nil || !errors.Is(err, fault.NotFound) {
+			return r, err
+		}
+	}
+	if c.connect() != nil { // the agent has the pod, which is enough to print it
+		return r, nil
+	}
+	r.Pod = timeline.Pod{UID: string(f.Pod.UID), Namespace: f.Pod.Namespace, Name: f.Pod.Name}
+	r.Stages = criruntime.Startup(c.ctx, c.runtime, string(f.Pod.UID))
+	if len(r.Stages) > 0 {
+		r.Seen = r.Stages[0].Begin
+		for _, s := range r.Stages { // the runtime does not know when a pod is ready
+			if s.Name == "start" && s.End.After(r.Ready) {
+				r.Ready = s.End
+			}
+		}
+	}
+	return r, nil
+}
+
+// barWidth is the width of a waterfall in characters.
+const barWidth = 40
+
+// describeStartup prints the timeline of the pod's start, if it is known.
+func (c *cli) describeStartup(f criruntime.Found) error {
+	r, err := c.startupOf(f)
+	if err != nil || len(r.Stages) == 0 {
+		return err
+	}
+	now := time.Now()
+	until := r.Until(now)
+	switch {
+	case !r.Ready.IsZero():
+		fmt.Fprintf(c.stdout, "Start-up: %s, %.0f %% of which are accounted for\n", waterfall.Brief(until.Sub(r.Seen)), 100*r.Covered(now))
+	case ready(f.Pod):
+		until = r.Seen
+		for _, s := range r.Stages {
+			if s.End.After(until) {
+				until = s.End
+			}
+		}
+		fmt.Fprintln(c.stdout, "Start-up:")
+	default:
+		fmt.Fprintf(c.stdout, "Start-up: not ready for %s, %.0f %% of which are accounted for\n", waterfall.Brief(until.Sub(r.Seen)), 100*r.Covered(now))
+	}
+	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	for _, row := range waterfall.Draw(r.Stages, r.Seen, until, barWidth) {
+		fmt.Fprintf(t, "  %s\t%s\t%s\t|%s|\t%s\n", row.Label, row.Begin, row.Took, row.Bar, strings.Join(strings.Fields(row.Note), " "))
+	}
+	return t.Flush()
 }

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/apiserver"
 	"github.com/spf13/pflag"
 )
 
@@ -32,7 +32,7 @@ func FuzzKubeletConfig(f *testing.F) {
 		}
 		c := &cli{stdout: io.Discard, stderr: io.Discard}
 		flags := pflag.NewFlagSet("agent", pflag.ContinueOnError)
-		var o agent.Options
+		var o apiserver.Options
 		takeNode := nodeFlags(flags, &o.Node)
 		for _, name := range kubeletKeys {
 			switch {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 )
 
@@ -21,7 +22,7 @@ func generateCommand(c *cli) *cobra.Command {
 	var file string
 	fs.StringVarP(&file, "filename", "f", "", "`manifest` that the unit applies and deletes")
 	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the agent's manifests")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		if len(rest) == 0 || rest[0] != "systemd" || len(rest) > 2 || len(rest) == 2 && file != "" {
 			return usageError("generate takes: systemd, and for a unit of its own a pod or -f FILE")
 		}
@@ -45,8 +46,7 @@ func generateCommand(c *cli) *cobra.Command {
 			return c.unitOfPod(words, rest[1], namespace)
 		}
 		return c.unitOfAgent(program, manifests)
-	}
-	return cmd
+	})
 }
 
 func standsInUnit(path string) error {
@@ -58,7 +58,7 @@ func standsInUnit(path string) error {
 
 // unitOfPod prints a unit that starts and stops one of the agent's pods.
 func (c *cli) unitOfPod(words, arg, namespace string) error {
-	named, err := targets([]string{arg}, true)
+	named, err := objectNames([]string{arg}, true)
 	if err != nil {
 		return err
 	}
@@ -136,4 +136,61 @@ Delegate=yes
 WantedBy=multi-user.target
 `, program, manifests, c.agentRoot, c.endpoint)
 	return err
+}
+
+// exportCommand prints an object as a manifest that can be applied to create it.
+func exportCommand(c *cli) *cobra.Command {
+	namespace, output := "", "yaml"
+	cmd := &cobra.Command{Use: "export TYPE/NAME", Short: "print an object as a manifest", ValidArgsFunction: c.completeNamed}
+	fs := cmd.Flags()
+	namespaceFlag(fs, &namespace)
+	outputFlag(fs, &output, "yaml", "json")
+	return runs(cmd, func(rest []string) error {
+		what, err := objectNames(rest, true)
+		if err != nil || len(what) != 1 || what[0].name == "" {
+			return usageError("export takes one object: pod/NAME")
+		}
+		var u unstructured.Unstructured
+		if err := c.fetch(pathOf(what[0].kind, namespace, what[0].name), nil, &u); err != nil {
+			return err
+		}
+		strip(u.Object)
+		delete(u.Object["metadata"].(map[string]any), "resourceVersion")
+		return c.printValue(u.Object, output)
+	})
+}
+
+// strip removes from an object what the agent has added, except its version, so that the object can
+// be applied.
+func strip(o map[string]any) {
+	delete(o, "status")
+	meta, _ := o["metadata"].(map[string]any)
+	for _, key := range []string{"uid", "generation", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"} {
+		delete(meta, key)
+	}
+	stripAnnotations(meta)
+	spec, _ := o["spec"].(map[string]any)
+	for _, key := range []string{"nodeName", "ephemeralContainers"} {
+		delete(spec, key)
+	}
+	if o["kind"] == "Job" {
+		delete(spec, "selector")
+	}
+	if template, ok := spec["template"].(map[string]any); ok {
+		meta, _ := template["metadata"].(map[string]any)
+		delete(meta, "creationTimestamp")
+		stripAnnotations(meta)
+	}
+}
+
+func stripAnnotations(meta map[string]any) {
+	annotations, _ := meta["annotations"].(map[string]any)
+	for key := range annotations {
+		if strings.HasPrefix(key, "io.crisp.") || strings.HasPrefix(key, "kubernetes.io/config.") {
+			delete(annotations, key)
+		}
+	}
+	if len(annotations) == 0 {
+		delete(meta, "annotations")
+	}
 }

@@ -2,11 +2,17 @@ package main
 
 import (
 	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"net/url"
 	"slices"
 	"strings"
 	"text/template"
+	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/apiserver/api"
@@ -19,7 +25,7 @@ import (
 
 // getOptions has the flags of get.
 type getOptions struct {
-	scope
+	selection
 	output, fields, sort    string
 	watch, headless, labels bool
 }
@@ -43,8 +49,8 @@ func getCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&o.headless, "no-headers", false, "print no column headers")
 	fs.BoolVar(&o.labels, "show-labels", false, "show labels in the last column")
 	fs.BoolVarP(&o.watch, "watch", "w", false, "keep printing changes")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
-		what, err := targets(rest, false)
+	return runs(cmd, func(rest []string) error {
+		what, err := objectNames(rest, false)
 		if err != nil {
 			return err
 		}
@@ -56,13 +62,12 @@ func getCommand(c *cli) *cobra.Command {
 			return c.watch(what, o)
 		}
 		return c.get(what, o)
-	}
-	return cmd
+	})
 }
 
 // get prints the objects that the arguments name.
-func (c *cli) get(what []target, o getOptions) error {
-	items, boxes, err := c.gather(what, o)
+func (c *cli) get(what []objectName, o getOptions) error {
+	items, sandboxes, err := c.gather(what, o)
 	if err != nil {
 		return err
 	}
@@ -86,11 +91,11 @@ func (c *cli) get(what []target, o getOptions) error {
 		fmt.Fprintf(c.stderr, "crisp: no %s\n", strings.Join(plurals(what), " or "))
 		return nil
 	}
-	return c.printTables(items, boxes, o)
+	return c.printTables(items, sandboxes, o)
 }
 
 // printTables prints a table for each kind in items.
-func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]string, o getOptions) error {
+func (c *cli) printTables(items []unstructured.Unstructured, sandboxes map[string]string, o getOptions) error {
 	var kinds []string
 	for _, u := range items {
 		if !slices.Contains(kinds, u.GetKind()) {
@@ -103,8 +108,8 @@ func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]st
 		}
 		kind, _ := api.KindOf(name)
 		same := slices.DeleteFunc(slices.Clone(items), func(u unstructured.Unstructured) bool { return u.GetKind() != name })
-		v := newView(kind, o)
-		if v.boxes = boxes; len(kinds) > 1 {
+		v := newView(kind, o, sandboxes)
+		if len(kinds) > 1 {
 			v.prefix = kind.Singular + "/"
 		}
 		if kind.Name == "Pod" {
@@ -119,16 +124,16 @@ func (c *cli) printTables(items []unstructured.Unstructured, boxes map[string]st
 
 // gather returns the objects that the arguments name, and the sandboxes of pods. For pods either
 // the runtime or the agent is enough.
-func (c *cli) gather(what []target, o getOptions) (items []unstructured.Unstructured, boxes map[string]string, err error) {
+func (c *cli) gather(what []objectName, o getOptions) (items []unstructured.Unstructured, sandboxes map[string]string, err error) {
 	var pods []criruntime.Found
 	for _, t := range what {
 		switch {
 		case t.kind.Name == "Pod" && o.fields == "":
-			if boxes == nil {
+			if sandboxes == nil {
 				if pods, err = c.anyPods(); err != nil {
 					return nil, nil, err
 				}
-				boxes = map[string]string{}
+				sandboxes = map[string]string{}
 			}
 			list, err := podsOf(pods, t, o)
 			if err != nil {
@@ -140,7 +145,7 @@ func (c *cli) gather(what []target, o getOptions) (items []unstructured.Unstruct
 					return nil, nil, err
 				}
 				u["apiVersion"], u["kind"] = "v1", "Pod"
-				boxes[string(f.Pod.UID)] = sandbox(f)
+				sandboxes[string(f.Pod.UID)] = sandbox(f)
 				items = append(items, unstructured.Unstructured{Object: u})
 			}
 		case t.name != "":
@@ -150,19 +155,19 @@ func (c *cli) gather(what []target, o getOptions) (items []unstructured.Unstruct
 			}
 			items = append(items, u)
 		default:
-			list, _, err := c.objects(t.kind, o.within(), url.Values{"labelSelector": {o.selector}, "fieldSelector": {o.fields}})
+			list, err := c.objects(t.kind, o.within(), url.Values{"labelSelector": {o.selector}, "fieldSelector": {o.fields}})
 			if err != nil {
 				return nil, nil, err
 			}
 			items = append(items, list...)
 		}
 	}
-	return items, boxes, nil
+	return items, sandboxes, nil
 }
 
-// podsOf returns the pods of a target. While one pod replaces another, both have the same name;
+// podsOf returns the pods that an argument names. While one pod replaces another, both have the same name;
 // output for programs then has only the wanted one.
-func podsOf(pods []criruntime.Found, t target, o getOptions) (list []criruntime.Found, err error) {
+func podsOf(pods []criruntime.Found, t objectName, o getOptions) (list []criruntime.Found, err error) {
 	selector, err := labels.Parse(o.selector)
 	if err != nil {
 		return nil, usageError("-l %s: %v", o.selector, err)
@@ -187,9 +192,9 @@ func podsOf(pods []criruntime.Found, t target, o getOptions) (list []criruntime.
 
 // anyPods lists the pods of the runtime, or of the agent if the runtime does not answer.
 func (c *cli) anyPods() ([]criruntime.Found, error) {
-	client, _, err := c.connect()
+	err := c.connect()
 	if err == nil {
-		return c.pods(client)
+		return c.pods()
 	}
 	pods, ok := c.podsOfAgent()
 	if !ok {
@@ -206,7 +211,7 @@ func nameOf(u unstructured.Unstructured) string {
 	return k.Singular + "/" + u.GetName()
 }
 
-func plurals(what []target) []string {
+func plurals(what []objectName) []string {
 	var words []string
 	for _, t := range what {
 		if !slices.Contains(words, t.kind.Plural) {
@@ -288,4 +293,98 @@ func sandbox(f criruntime.Found) string {
 func shortID(id string) string {
 	id = strings.TrimPrefix(id, "sha256:")
 	return id[:min(len(id), 13)]
+}
+
+// watch prints the existing objects and each change, until it is interrupted.
+func (c *cli) watch(what []objectName, o getOptions) error {
+	if len(what) != 1 {
+		return usageError("only objects of one kind, or one object, can be watched")
+	}
+	t := what[0]
+	query := url.Values{"watch": {"true"}, "labelSelector": {o.selector}, "fieldSelector": {o.fields}}
+	if t.name != "" {
+		query.Set("fieldSelector", "metadata.name="+t.name)
+	}
+	path, show := pathOf(t.kind, o.within(), ""), c.watchPrinter(t.kind, o)
+	if t.kind.Name != "Pod" || o.output != "" && o.output != "wide" {
+		return c.follow(path, query, func(u unstructured.Unstructured) error { return show(u, "") })
+	}
+	w := &pullWatch{show: show, pods: map[string]unstructured.Unstructured{}, shown: map[string]string{}}
+	ctx, cancel := context.WithCancel(c.ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.watchPulls(ctx, w)
+	}()
+	err := c.follow(path, query, w.changed)
+	cancel()
+	<-done
+	return err
+}
+
+// follow calls show for each object of a watch.
+func (c *cli) follow(path string, query url.Values, show func(unstructured.Unstructured) error) error {
+	resp, err := c.ask(http.MethodGet, path, query, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	for changes := json.NewDecoder(resp.Body); ; {
+		var change struct {
+			Type   string
+			Object unstructured.Unstructured
+		}
+		if err := changes.Decode(&change); err != nil {
+			if c.ctx.Err() != nil || errors.Is(err, io.EOF) {
+				return nil
+			}
+			return err
+		}
+		if err := show(change.Object); err != nil {
+			return err
+		}
+	}
+}
+
+// watchPrinter returns a function that prints an object, as a line or a document. pulling, if not
+// "", is the progress of the pull that a pod waits for, and replaces the status in a line.
+func (c *cli) watchPrinter(k api.Kind, o getOptions) func(u unstructured.Unstructured, pulling string) error {
+	switch o.output {
+	case "json", "yaml":
+		return func(u unstructured.Unstructured, _ string) error {
+			if o.output == "yaml" {
+				fmt.Fprintln(c.stdout, "---")
+			}
+			return c.printValue(u.Object, o.output)
+		}
+	case "name":
+		return func(u unstructured.Unstructured, _ string) error {
+			_, err := fmt.Fprintln(c.stdout, nameOf(u))
+			return err
+		}
+	}
+	// The columns cannot adapt to later lines. They are wide enough for most.
+	line := func(cells []string) error {
+		for i := range cells[:len(cells)-1] {
+			cells[i] = fmt.Sprintf("%-*s", 12+8*(1-min(i, 1)), cells[i])
+		}
+		_, err := fmt.Fprintln(c.stdout, strings.Join(cells, "   "))
+		return err
+	}
+	v := newView(k, o, nil)
+	first := !o.headless
+	return func(u unstructured.Unstructured, pulling string) error {
+		if first {
+			first = false
+			if err := line(v.heads()); err != nil {
+				return err
+			}
+		}
+		v.now, v.pulling = time.Now(), map[string]string{u.GetNamespace() + "/" + u.GetName(): pulling}
+		cells, err := v.cells(u)
+		if err != nil {
+			return err
+		}
+		return line(cells)
+	}
 }

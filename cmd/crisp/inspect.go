@@ -26,13 +26,12 @@ func inspectCommand(c *cli) *cobra.Command {
 	namespaceFlag(fs, &o.namespace)
 	fs.StringVar(&o.kind, "type", "", "`type` of the objects: pod, container or image")
 	fs.StringVarP(&o.format, "format", "f", "", "format each with this Go `template`")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		if len(rest) == 0 || o.kind != "" && o.kind != "pod" && o.kind != "container" && o.kind != "image" {
 			return usageError("inspect takes names of pods or images, or IDs of containers; --type is pod, container or image")
 		}
 		return c.inspect(rest, o)
-	}
-	return cmd
+	})
 }
 
 // inspect prints a JSON list of the named things, as docker does.
@@ -84,7 +83,7 @@ func (c *cli) look(name string, o inspectOptions) (any, error) {
 }
 
 func (c *cli) lookPod(name string, o inspectOptions) (any, error) {
-	named, err := targets([]string{name}, true)
+	named, err := objectNames([]string{name}, true)
 	if err != nil {
 		return nil, fault.NotFound.Errorf("%v", err) // perhaps an image such as registry/web
 	}
@@ -103,19 +102,18 @@ func (c *cli) lookPod(name string, o inspectOptions) (any, error) {
 const leastID = 4
 
 func (c *cli) lookContainer(id string, _ inspectOptions) (any, error) {
-	runtime, _, err := c.connect()
-	if err != nil {
+	if err := c.connect(); err != nil {
 		return nil, err
 	}
-	list, err := runtime.ListContainers(c.ctx, nil)
+	list, err := c.runtime.ListContainers(c.ctx, nil)
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}
 	id = podsync.RuntimeID(id)
 	var found []string
-	for _, box := range list {
-		if len(id) >= leastID && strings.HasPrefix(box.Id, id) {
-			found = append(found, box.Id)
+	for _, container := range list {
+		if len(id) >= leastID && strings.HasPrefix(container.Id, id) {
+			found = append(found, container.Id)
 		}
 	}
 	switch len(found) {
@@ -125,7 +123,7 @@ func (c *cli) lookContainer(id string, _ inspectOptions) (any, error) {
 	default:
 		return nil, usageError("%s begins the IDs of %d containers", id, len(found))
 	}
-	resp, err := runtime.ContainerStatus(c.ctx, found[0], true)
+	resp, err := c.runtime.ContainerStatus(c.ctx, found[0], true)
 	if err != nil {
 		return nil, criruntime.Fault(err)
 	}

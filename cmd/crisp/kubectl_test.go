@@ -336,22 +336,86 @@ func TestKubectl(t *testing.T) {
 	}
 }
 
-// kubectl explain works with the agent's schemas of Kubernetes' types.
-func TestKubectlExplain(t *testing.T) {
-	inRealTime(t)
+// withKubectl starts an agent and returns a function that runs the machine's kubectl with it.
+func (n *node) withKubectl(instead string) func(args ...string) (string, error) {
+	n.t.Helper()
 	program, err := exec.LookPath("kubectl")
 	if err != nil {
-		t.Skipf("needs kubectl (apiserver/kubectl TestSchemas goes through the same document): %v", err)
+		n.t.Skipf("needs kubectl (%s): %v", instead, err)
 	}
-	n := newNode(t)
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
-		t.Fatal(err)
+		n.t.Fatal(err)
 	}
 	n.flags = []string{"--listen", l.Addr().String()}
 	l.Close()
 	n.agent()
 	n.until("status -o json", `"alive": true`)
+	return func(args ...string) (string, error) {
+		args = append([]string{"--kubeconfig", filepath.Join(n.dir, "agent", "kubeconfig"), "--cache-dir", filepath.Join(n.dir, "cache")}, args...)
+		out, err := exec.CommandContext(n.t.Context(), program, args...).CombinedOutput()
+		return string(out), err
+	}
+}
+
+// The verbs that crisp leaves to kubectl work with its defaults: scale, set image, edit, and the
+// pauses of a rollout.
+func TestKubectlChanges(t *testing.T) {
+	inRealTime(t)
+	n := newNode(t)
+	kubectl := n.withKubectl("TestKubectl makes most of its requests")
+	n.expect(expectation{"apply -f " + n.file("web.yaml", `
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: web}
+spec:
+  selector: {matchLabels: {app: web}}
+  template:
+    metadata: {labels: {app: web}}
+    spec: {containers: [{name: app, image: "example.org/c:1"}]}
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {name: conf}
+data: {tier: front}
+`) + " --wait", 0, "created"})
+	const images = "jsonpath={.items[*].spec.containers[0].image}"
+	t.Setenv("KUBE_EDITOR", "sed -i s/front/back/")
+	for _, step := range []struct {
+		line, want string
+		fails      bool
+	}{
+		{"scale deploy/web --replicas 2", "deployment.apps/web scaled", false},
+		{"rollout status deploy/web --timeout 60s", "successfully rolled out", false},
+		{"scale deploy/web --replicas 3 --current-replicas 1", "Expected replicas to be 1, was 2", true},
+		{"set image deploy/web app=example.org/c:2", "deployment.apps/web image updated", false},
+		{"rollout status deploy/web --timeout 60s", "successfully rolled out", false},
+		{"get pods -l app=web -o " + images, "example.org/c:2 example.org/c:2", false},
+		{"rollout pause deploy/web", "deployment.apps/web paused", false},
+		{"rollout pause deploy/web", "is already paused", true},
+		{"set image deploy/web app=example.org/c:3", "deployment.apps/web image updated", false},
+		{"rollout restart deploy/web", "can't restart paused deployment", true},
+		{"get pods -l app=web -o " + images, "example.org/c:2 example.org/c:2", false},
+		{"rollout resume deploy/web", "deployment.apps/web resumed", false},
+		{"rollout status deploy/web --timeout 60s", "successfully rolled out", false},
+		{"get pods -l app=web --field-selector status.phase=Running -o " + images, "example.org/c:3 example.org/c:3", false},
+		{"rollout restart deploy/web", "deployment.apps/web restarted", false},
+		{"rollout status deploy/web --timeout 60s", "successfully rolled out", false},
+		{"edit cm/conf", "configmap/conf edited", false},
+		{"get cm/conf -o jsonpath={.data.tier}", "back", false},
+	} {
+		out, err := kubectl(strings.Fields(step.line)...)
+		if (err != nil) != step.fails || !strings.Contains(out, step.want) {
+			t.Fatalf("kubectl %s: %v, want %q:\n%s", step.line, err, step.want, out)
+		}
+	}
+}
+
+// kubectl explain works with the agent's schemas of Kubernetes' types.
+func TestKubectlExplain(t *testing.T) {
+	inRealTime(t)
+	n := newNode(t)
+	kubectl := n.withKubectl("apiserver/kubectl TestSchemas goes through the same document")
 	for _, test := range []struct {
 		what string
 		want []string
@@ -360,12 +424,12 @@ func TestKubectlExplain(t *testing.T) {
 		{"deployment.spec.strategy.rollingUpdate.maxSurge", []string{"GROUP:      apps", "FIELD: maxSurge <IntOrString>", "above the desired number of"}},
 		{"node.status.allocatable", []string{"FIELD: allocatable <map[string]Quantity>"}},
 	} {
-		out, err := exec.CommandContext(t.Context(), program, "--kubeconfig", filepath.Join(n.dir, "agent", "kubeconfig"), "--cache-dir", filepath.Join(n.dir, "cache"), "explain", test.what).CombinedOutput()
+		out, err := kubectl("explain", test.what)
 		if err != nil {
 			t.Errorf("explain %s: %v\n%s", test.what, err, out)
 		}
 		for _, want := range test.want {
-			if !strings.Contains(string(out), want) {
+			if !strings.Contains(out, want) {
 				t.Errorf("explain %s has no %q:\n%s", test.what, want, out)
 			}
 		}

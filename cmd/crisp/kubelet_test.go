@@ -33,6 +33,8 @@ evictionHard: {memory.available: 1Mi}
 	)
 	stop()
 	n.expect(
+		expectation{"agent -chaos word -x 1 --pod-max-pids -1 --registry-qps=-1 --cluster-dns odd", 2, `(?s)^crisp: warning: --chaos is not known and has no effect\ncrisp: warning: --x is not known and has no effect\ncrisp: --cluster-dns odd`},
+		expectation{"agent --cluster-dns 192.0.2.10, --manifest-url-header odd", 2, `want NAME:VALUE`},
 		expectation{"agent --v many", 2, `invalid argument "many" for "-v, --v" flag`},
 		expectation{"agent --config " + n.file("other.yaml", "kind: Pod\n"), 2, `kind is Pod, want KubeletConfiguration`},
 		expectation{"agent --config " + n.file("odd.yaml", "kind: KubeletConfiguration\nregistryPullQPS: many\ncpuManagerPolicy: none\n"), 2, `(?s)cpuManagerPolicy has no effect.*registryPullQPS`},

@@ -74,7 +74,7 @@ func loginCommand(c *cli) *cobra.Command {
 	flags.StringVarP(&user, "username", "u", "", "user `name`")
 	flags.StringVarP(&password, "password", "p", "", "`password`; all users of this machine can see it for a moment")
 	flags.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		in := bufio.NewReader(c.stdin)
 		if user == "" && !fromStdin {
 			user = c.askLine(in, "Username: ")
@@ -110,8 +110,7 @@ func loginCommand(c *cli) *cobra.Command {
 		}
 		_, err = fmt.Fprintf(c.stdout, "%s: credentials kept in %s\n", registry, path)
 		return err
-	}
-	return cmd
+	})
 }
 
 // logoutCommand removes credentials.
@@ -122,7 +121,7 @@ func logoutCommand(c *cli) *cobra.Command {
 	flags := cmd.Flags()
 	authFileFlag(flags, &path)
 	flags.BoolVarP(&every, "all", "a", false, "of all registries")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		if every == (len(rest) == 1) || len(rest) > 1 {
 			return usageError("logout takes one registry, or --all")
 		}
@@ -138,8 +137,7 @@ func logoutCommand(c *cli) *cobra.Command {
 			delete(auths, registry)
 		}
 		return file.write(path, auths)
-	}
-	return cmd
+	})
 }
 
 // askLine prompts the user; the end of the input is an empty answer.

@@ -2,20 +2,26 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podsync"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/apiserver/api"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logread"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 	v1 "k8s.io/api/core/v1"
-	internalapi "k8s.io/cri-api/pkg/apis"
+	"k8s.io/apimachinery/pkg/util/duration"
 )
 
 func containerFlag(fs *pflag.FlagSet, container *string) {
@@ -30,7 +36,7 @@ type logFlags struct {
 }
 
 func logsCommand(c *cli) *cobra.Command {
-	var s scope
+	var s selection
 	var container string
 	var allPods bool
 	var o logFlags
@@ -46,7 +52,7 @@ func logsCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&o.prefix, "prefix", false, "prefix each line with the names of pod and container")
 	fs.Int64Var(&o.tail, "tail", -1, "only the last `N` lines; with -l the last 10 by default")
 	fs.DurationVar(&o.since, "since", 0, "only lines newer than this `duration`, such as 10s or 5m")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		if len(rest) > 1 || (len(rest) == 0) == (s.selector == "") {
 			return usageError("logs takes the name of one pod, or -l SELECTOR")
 		}
@@ -63,18 +69,16 @@ func logsCommand(c *cli) *cobra.Command {
 		if len(pods) == 0 {
 			return fault.NotFound.Errorf("there is no pod with %s in namespace %s", s.selector, s.namespace)
 		}
-		runtime, _, err := c.connect()
-		if err != nil {
+		if err := c.connect(); err != nil {
 			return err
 		}
-		return c.logsOfAll(runtime, pods, container, o)
-	}
-	return cmd
+		return c.logsOfAll(pods, container, o)
+	})
 }
 
 // logs prints the logs of a pod's container, or of all its containers.
 func (c *cli) logs(namespace, pod, container string, o logFlags) error {
-	runtime, f, err := c.connectToPod(namespace, pod)
+	f, err := c.connectToPod(namespace, pod)
 	if err != nil {
 		return err
 	}
@@ -83,14 +87,14 @@ func (c *cli) logs(namespace, pod, container string, o logFlags) error {
 		if err != nil {
 			return err
 		}
-		return c.logsOf(runtime, f, status, o, c.stdout, c.stderr)
+		return c.logsOf(f, status, o, c.stdout, c.stderr)
 	}
-	return c.logsOfAll(runtime, []criruntime.Found{f}, container, o)
+	return c.logsOfAll([]criruntime.Found{f}, container, o)
 }
 
 // logsOfAll prints the logs of one container of each pod, or of all containers: concurrently if
 // they are followed, else one after the other.
-func (c *cli) logsOfAll(runtime internalapi.RuntimeService, pods []criruntime.Found, container string, o logFlags) error {
+func (c *cli) logsOfAll(pods []criruntime.Found, container string, o logFlags) error {
 	var wg sync.WaitGroup
 	var mu sync.Mutex // guards output and errs
 	var errs []error
@@ -111,7 +115,7 @@ func (c *cli) logsOfAll(runtime internalapi.RuntimeService, pods []criruntime.Fo
 				continue
 			}
 			read := func() {
-				err := c.logsOf(runtime, f, status, o, &lines{to: c.stdout, mu: &mu}, &lines{to: c.stderr, mu: &mu})
+				err := c.logsOf(f, status, o, &lines{to: c.stdout, mu: &mu}, &lines{to: c.stderr, mu: &mu})
 				mu.Lock()
 				defer mu.Unlock()
 				errs = append(errs, err)
@@ -128,12 +132,12 @@ func (c *cli) logsOfAll(runtime internalapi.RuntimeService, pods []criruntime.Fo
 }
 
 // logsOf prints the log of one container.
-func (c *cli) logsOf(runtime internalapi.RuntimeService, f criruntime.Found, status v1.ContainerStatus, flags logFlags, stdout, stderr io.Writer) error {
+func (c *cli) logsOf(f criruntime.Found, status v1.ContainerStatus, flags logFlags, stdout, stderr io.Writer) error {
 	id, err := runOf(f, status, flags.previous)
 	if err != nil {
 		return err
 	}
-	resp, err := runtime.ContainerStatus(c.ctx, id, false)
+	resp, err := c.runtime.ContainerStatus(c.ctx, id, false)
 	if err != nil {
 		return criruntime.Fault(err)
 	}
@@ -158,7 +162,7 @@ func (c *cli) logsOf(runtime internalapi.RuntimeService, f criruntime.Found, sta
 		o.Since = time.Now().Add(-flags.since)
 	}
 	if flags.follow && !flags.previous {
-		o.Running = criruntime.Running(runtime, id)
+		o.Running = criruntime.Running(c.runtime, id)
 	}
 	damaged := 0
 	o.Damaged = func(error) { damaged++ }
@@ -222,4 +226,83 @@ func runOf(f criruntime.Found, s v1.ContainerStatus, previous bool) (string, err
 		return "", fault.NotFound.Errorf("container %s of pod %s has not run yet%s", s.Name, f.Pod.Name, why)
 	}
 	return podsync.RuntimeID(s.ContainerID), nil
+}
+
+// events returns the events of a namespace ("" for all), the latest at the end. If no agent runs it
+// reads the agent's file.
+func (c *cli) events(namespace string, on objectName) ([]v1.Event, error) {
+	var list []v1.Event
+	var events v1.EventList
+	if err := c.fetch("/api/v1/events", nil, &events); err == nil {
+		list = events.Items
+	} else if list, err = status.ReadEvents(filepath.Join(c.agentRoot, "events")); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(list, func(e v1.Event) bool {
+		o := e.InvolvedObject
+		return namespace != "" && o.Kind != "Node" && e.Namespace != namespace || on.name != "" && (o.Kind != on.kind.Name || o.Name != on.name)
+	}), nil
+}
+
+func eventsCommand(c *cli) *cobra.Command {
+	o := getOptions{}
+	var of string
+	cmd := &cobra.Command{Use: "events [--for pod/NAME] [-w]", Args: takesNone(""), Short: "show events"}
+	fs := cmd.Flags()
+	namespaceFlag(fs, &o.namespace)
+	fs.BoolVarP(&o.all, "all-namespaces", "A", false, "of all namespaces")
+	fs.StringVar(&of, "for", "", "only of this `object`, such as pod/web")
+	outputFlag(fs, &o.output, "json", "yaml", "name")
+	fs.BoolVarP(&o.watch, "watch", "w", false, "keep printing new events")
+	return runs(cmd, func(_ []string) error {
+		var on objectName
+		if of != "" {
+			list, err := objectNames([]string{of}, true)
+			if err != nil {
+				return err
+			}
+			on = list[0]
+		}
+		if o.watch {
+			if on.name != "" {
+				o.fields = "involvedObject.kind=" + on.kind.Name + ",involvedObject.name=" + on.name
+			}
+			kind, _ := api.KindOf("event")
+			return c.watch([]objectName{{kind, ""}}, o)
+		}
+		list, err := c.events(o.within(), on)
+		if err != nil {
+			return err
+		}
+		switch o.output {
+		case "json", "yaml":
+			return c.printValue(map[string]any{"apiVersion": "v1", "kind": "List", "items": list}, o.output)
+		case "name":
+			for _, e := range list {
+				fmt.Fprintln(c.stdout, "event/"+e.Name)
+			}
+			return nil
+		}
+		if len(list) == 0 {
+			fmt.Fprintln(c.stderr, "crisp: no events")
+			return nil
+		}
+		t := c.columns("LAST SEEN", "TYPE", "REASON", "OBJECT", "MESSAGE")
+		for _, e := range list {
+			row(t, false, "", eventCells(e))
+		}
+		return t.Flush()
+	})
+}
+
+func eventCells(e v1.Event) []string {
+	seen := duration.HumanDuration(time.Since(e.LastTimestamp.Time))
+	if e.Count > 1 {
+		seen += fmt.Sprintf(" (x%d over %s)", e.Count, duration.HumanDuration(time.Since(e.FirstTimestamp.Time)))
+	}
+	object := strings.ToLower(e.InvolvedObject.Kind) + "/" + e.InvolvedObject.Name
+	if _, container, ok := strings.Cut(e.InvolvedObject.FieldPath, "{"); ok {
+		object += "/" + strings.TrimSuffix(container, "}")
+	}
+	return []string{seen, cmp.Or(e.Type, "Normal"), e.Reason, object, e.Message}
 }

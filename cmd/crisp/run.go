@@ -21,45 +21,44 @@ func runCommand(c *cli) *cobra.Command {
 	var r request
 	cmd := &cobra.Command{Use: "run [-d] [-i] [-t] [--rm] [-p 8080:80] [-v /h:/c] [-e K=V] IMAGE [ARG...]", Short: "run a pod of one container", Annotations: verbatim, ValidArgsFunction: c.completeImages}
 	r.flags(cmd.Flags())
-	cmd.RunE = func(_ *cobra.Command, args []string) error {
+	return runs(cmd, func(args []string) error {
 		before, behind := behindDash(cmd, args)
 		switch {
 		case len(before) == 0:
 			return usageError("run takes an image")
 		case len(before) > 1 && behind != nil: // the dashes belong to the command
 			behind = append([]string{"--"}, behind...)
-		case r.detach && (r.remove || r.interactive || r.tty):
+		case r.detach && (r.remove || r.container.Stdin || r.container.TTY):
 			return usageError("-d leaves nobody to attach to the container or to remove the pod: a Job with ttlSecondsAfterFinished removes its own")
 		}
-		pod, claims, err := r.buildPod(before[0], append(before[1:], behind...))
-		if err != nil {
+		if err := r.buildPod(before[0], append(before[1:], behind...)); err != nil {
 			return err
 		}
+		pod := &r.pod
 		if r.dryRun != "" {
 			return c.printPod(pod, cmp.Or(r.output, "yaml"))
 		}
-		if err := c.makeClaims(r.namespace, claims); err != nil {
+		if err := c.makeClaims(pod.Namespace, r.claims); err != nil {
 			return err
 		}
-		if _, err := c.send(http.MethodPost, pathOf(podKind, r.namespace, ""), nil, pod, nil); err != nil {
+		if _, err := c.send(http.MethodPost, pathOf(podKind, pod.Namespace, ""), nil, pod, nil); err != nil {
 			return err
 		}
-		if !r.interactive && !r.tty && !r.remove {
+		if !r.container.Stdin && !r.container.TTY && !r.remove {
 			if r.output == "yaml" || r.output == "json" {
 				return c.printPod(pod, r.output)
 			}
 			fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
 			return nil
 		}
-		err = c.accompany(pod, r)
+		err := c.accompany(&r)
 		if r.remove {
-			if removeErr := c.runOut(chosen{target{podKind, pod.Name}, pod.Namespace}); err == nil {
+			if removeErr := c.runOut(objectOf(podKind, pod)); err == nil {
 				err = removeErr
 			}
 		}
 		return err
-	}
-	return cmd
+	})
 }
 
 // makeClaims creates the missing claims.
@@ -85,7 +84,7 @@ const interruptedGrace = 10
 
 // runOut deletes a pod that has finished or was interrupted, and waits until it is gone. It does
 // not use c.ctx, which an interrupt has cancelled.
-func (c *cli) runOut(t chosen) error {
+func (c *cli) runOut(t object) error {
 	grace := int64(1)
 	if c.ctx.Err() != nil {
 		grace = interruptedGrace
@@ -115,7 +114,8 @@ func (c *cli) printPod(pod *v1.Pod, form string) error {
 
 // accompany shows the output of the pod's container until it ends, and returns its exit code as
 // ours.
-func (c *cli) accompany(pod *v1.Pod, r request) error {
+func (c *cli) accompany(r *request) error {
+	pod := &r.pod
 	now, err := c.untilPod(pod.Namespace, pod.Name, r.timeout, "pod "+pod.Name+" has not started", func(now *v1.Pod) (bool, error) {
 		state := statusOf(now, "main").State
 		if now.Status.Phase == v1.PodFailed && state.Terminated == nil {
@@ -126,8 +126,8 @@ func (c *cli) accompany(pod *v1.Pod, r request) error {
 	if err != nil {
 		return err
 	}
-	if statusOf(now, "main").State.Running != nil && (r.interactive || r.tty) {
-		if err := c.attach(pod.Namespace, pod.Name, "main", r.interactive, r.tty); err != nil && exitCode(err) == exitExecFailed {
+	if statusOf(now, "main").State.Running != nil && (r.container.Stdin || r.container.TTY) {
+		if err := c.attach(pod.Namespace, pod.Name, "main", r.container.Stdin, r.container.TTY); err != nil && exitCode(err) == exitExecFailed {
 			return err
 		}
 	} else if err := c.logs(pod.Namespace, pod.Name, "", logFlags{follow: true, tail: -1}); err != nil {

@@ -36,7 +36,11 @@ func TestRunFlags(t *testing.T) {
 		"--memory 1g x":                       "containers: [{name: main, image: x, resources: {limits: {memory: 1Gi}}}]\nrestartPolicy: Always",
 		"--memory 64Mi x":                     "containers: [{name: main, image: x, resources: {limits: {memory: 64Mi}}}]\nrestartPolicy: Always",
 		"-u 1000:100 -w /src --group-add 7 x": "containers: [{name: main, image: x, workingDir: /src, securityContext: {runAsUser: 1000, runAsGroup: 100}}]\nrestartPolicy: Always\nsecurityContext: {supplementalGroups: [7]}",
-		"--entrypoint /bin/sh x -c true":      "containers: [{name: main, image: x, command: [/bin/sh], args: [-c, 'true']}]\nrestartPolicy: Always",
+		"-u 1:2 -u 3 --shm-size 1m --shm-size= --net host --net bridge x": "containers: [{name: main, image: x, securityContext: {runAsUser: 3}}]\nrestartPolicy: Always",
+		"--network host --net bridge --runtime b --runtime-class a x":     "containers: [{name: main, image: x}]\nrestartPolicy: Always\nruntimeClassName: a",
+		"--network mine --net host --runtime-class a --runtime b x":       "containers: [{name: main, image: x}]\nhostNetwork: true\nrestartPolicy: Always\nruntimeClassName: b",
+		"--privileged --privileged=false --read-only=false x":             "containers: [{name: main, image: x}]\nrestartPolicy: Always",
+		"--entrypoint /bin/sh x -c true":                                  "containers: [{name: main, image: x, command: [/bin/sh], args: [-c, 'true']}]\nrestartPolicy: Always",
 		"-v /h:/c:ro,z -v data:/d -v /e x": "containers: [{name: main, image: x, volumeMounts: [{name: v0, mountPath: /c, readOnly: true}, {name: v1, mountPath: /d}, {name: v2, mountPath: /e}]}]\nrestartPolicy: Always\n" +
 			"volumes: [{name: v0, hostPath: {path: /h}}, {name: v1, persistentVolumeClaim: {claimName: data}}, {name: v2, emptyDir: {}}]",
 		"--mount type=bind,src=/h,dst=/c,ro --mount type=tmpfs,target=/t,tmpfs-size=1m x": "containers: [{name: main, image: x, volumeMounts: [{name: v0, mountPath: /c, readOnly: true}, {name: v1, mountPath: /t}]}]\nrestartPolicy: Always\n" +

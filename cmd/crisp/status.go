@@ -2,15 +2,22 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"net/http"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"text/tabwriter"
 
-	"github.com/crisp-cri/crisp/agent"
 	"github.com/crisp-cri/crisp/agent/criruntime"
-	"github.com/crisp-cri/crisp/agent/desired"
+	"github.com/crisp-cri/crisp/agent/source"
+	"github.com/crisp-cri/crisp/agent/status"
+	"github.com/crisp-cri/crisp/apiserver"
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -33,13 +40,13 @@ type statusReport struct {
 		Features   *cri.RuntimeFeatures    `json:"features,omitempty"`
 		Cgroups    string                  `json:"cgroupDriver,omitempty"`
 	} `json:"runtime"`
-	Node    *v1.NodeStatus        `json:"node,omitempty"`
-	Sources []desired.SourceState `json:"sources,omitempty"`
+	Node    *v1.NodeStatus       `json:"node,omitempty"`
+	Sources []source.SourceState `json:"sources,omitempty"`
 }
 
 func (c *cli) report() *statusReport {
 	r := &statusReport{}
-	r.Agent.Socket = agent.SocketOf(c.agentRoot)
+	r.Agent.Socket = apiserver.SocketOf(c.agentRoot)
 	var n v1.NodeList
 	if err := c.fetch("/api/v1/nodes", nil, &n); err != nil {
 		r.Agent.Health = err.Error()
@@ -57,21 +64,20 @@ func (c *cli) report() *statusReport {
 		}
 	}
 	r.Runtime.Endpoint = c.endpoint
-	runtime, _, err := c.connect()
-	if err != nil {
+	if err := c.connect(); err != nil {
 		r.Runtime.Error = err.Error()
 		return r
 	}
-	if v, err := runtime.Version(c.ctx, ""); err == nil {
+	if v, err := c.runtime.Version(c.ctx, ""); err == nil {
 		r.Runtime.Name, r.Runtime.Version = v.RuntimeName, v.RuntimeVersion
 	}
-	status, err := runtime.Status(c.ctx, false)
+	status, err := c.runtime.Status(c.ctx, false)
 	if err != nil {
 		r.Runtime.Error = criruntime.Fault(err).Error()
 		return r
 	}
 	r.Runtime.Conditions, r.Runtime.Handlers, r.Runtime.Features = status.GetStatus().GetConditions(), status.GetRuntimeHandlers(), status.GetFeatures()
-	if config, err := runtime.RuntimeConfig(c.ctx); err == nil {
+	if config, err := c.runtime.RuntimeConfig(c.ctx); err == nil {
 		r.Runtime.Cgroups = strings.ToLower(config.GetLinux().GetCgroupDriver().String())
 	}
 	return r
@@ -82,7 +88,7 @@ func statusCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "status [-o json]", Args: takesNone(""), Short: "show the agent, its runtime, the node and the sources"}
 	fs := cmd.Flags()
 	outputFlag(fs, &output, "json", "yaml")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(_ []string) error {
 		r := c.report()
 		if output != "" {
 			v, err := plainValue(r)
@@ -124,8 +130,7 @@ func statusCommand(c *cli) *cobra.Command {
 			line("source "+s.Name, "%s", sourceWord(s, bad))
 		}
 		return t.Flush()
-	}
-	return cmd
+	})
 }
 
 // resources lists CPUs, memory and pods, and other resources unless they are 0.
@@ -137,4 +142,155 @@ func resources(list v1.ResourceList) string {
 		}
 	}
 	return strings.Join(words, ", ")
+}
+
+// sourcesCommand lists each manifest with its objects, their states, and its errors.
+func sourcesCommand(c *cli) *cobra.Command {
+	var output string
+	cmd := &cobra.Command{Use: "sources", Args: takesNone(""), Short: "show what each manifest defines, and what is wrong with it"}
+	fs := cmd.Flags()
+	outputFlag(fs, &output, "json", "yaml")
+	return runs(cmd, func(_ []string) error {
+		var sources []source.SourceState
+		if err := c.fetch("/crisp/v1/sources", nil, &sources); err != nil {
+			return err
+		}
+		if output != "" {
+			return c.printValue(sources, output)
+		}
+		var pods v1.PodList
+		if err := c.fetch("/pods", nil, &pods); err != nil {
+			return err
+		}
+		states := map[string]string{}
+		for i := range pods.Items {
+			p := &pods.Items[i]
+			states["pod "+p.Namespace+"/"+p.Name] = status.Word(p)
+		}
+		t := c.columns("SOURCE", "MANIFEST", "OBJECT", "STATE")
+		for _, s := range sources {
+			if !s.Reported {
+				fmt.Fprintf(t, "%s\t\t\tnot read yet\n", s.Name)
+			}
+			for _, f := range s.Files {
+				if f.Error != "" || len(f.Objects) == 0 {
+					fmt.Fprintf(t, "%s\t%s\t\t%s\n", s.Name, f.Path, cmp.Or(strings.ReplaceAll(f.Error, "\n", "; "), "empty"))
+				}
+				for _, o := range f.Objects {
+					fmt.Fprintf(t, "%s\t%s\t%s\t%s\n", s.Name, f.Path, o, cmp.Or(states[o], "known"))
+				}
+				for _, w := range f.Warnings {
+					fmt.Fprintf(t, "%s\t%s\t\twarning: %s\n", s.Name, f.Path, w)
+				}
+			}
+		}
+		return t.Flush()
+	})
+}
+
+func sourceWord(s source.SourceState, bad int) string {
+	switch {
+	case !s.Reported:
+		return "has not been read yet"
+	case bad > 0:
+		return fmt.Sprintf("%d manifests, %d of them broken: see crisp sources", len(s.Files), bad)
+	}
+	return fmt.Sprintf("%d manifests", len(s.Files))
+}
+
+// doctorCommand checks what pods need on this node.
+func doctorCommand(c *cli) *cobra.Command {
+	return runs(&cobra.Command{Use: "doctor", Args: takesNone(""), Short: "check what pods need from this node"}, func(_ []string) error {
+		bad := 0
+		check := func(what, wrong, hint string) {
+			word := "ok"
+			if wrong != "" {
+				word = wrong
+				bad++
+				if hint != "" {
+					word += "\n            " + hint
+				}
+			}
+			fmt.Fprintf(c.stdout, "%-10s  %s\n", what, word)
+		}
+		r := c.report()
+		check("runtime", r.Runtime.Error, "start crispd, or give --runtime-endpoint")
+		for _, cond := range r.Runtime.Conditions {
+			wrong := ""
+			if !cond.Status {
+				wrong = strings.TrimSpace(cond.Reason + " " + cond.Message)
+			}
+			check(cond.Type, wrong, "")
+		}
+		health := r.Agent.Health
+		if health == "ok" {
+			health = ""
+		}
+		check("agent", health, "start crisp agent, or set CRISP_AGENT_ROOT")
+		_, err := os.Stat("/sys/fs/cgroup")
+		check("cgroups", textOfError(err), "mount the cgroup file system")
+		_, err = exec.LookPath("nft")
+		check("nft", textOfError(err), "install nftables: host ports need it")
+		const forwarding = "/proc/sys/net/ipv4/ip_forward"
+		data, err := os.ReadFile(forwarding)
+		if err == nil && strings.TrimSpace(string(data)) != "1" {
+			err = errors.New(forwarding + " is not 1")
+		}
+		check("forwarding", textOfError(err), "pods reach nothing beyond the node without")
+		for _, s := range r.Sources {
+			for _, f := range s.Files {
+				if f.Error != "" {
+					check("manifest", f.Error, "")
+				}
+			}
+		}
+		if bad > 0 {
+			return &exitError{code: exitFailure}
+		}
+		return nil
+	})
+}
+
+func textOfError(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// configCommand shows the agent's configuration in the form of the kubelet's.
+func configCommand(c *cli) *cobra.Command {
+	output := "yaml"
+	cmd := &cobra.Command{Use: "config view", Short: "show how the agent is configured", ValidArgs: []string{"view"}}
+	fs := cmd.Flags()
+	outputFlag(fs, &output, "yaml", "json")
+	return runs(cmd, func(rest []string) error {
+		if len(rest) != 1 || rest[0] != "view" {
+			return usageError("config takes: view")
+		}
+		var config struct {
+			Kubelet map[string]any `json:"kubeletconfig"`
+		}
+		if err := c.fetch("/configz", nil, &config); err != nil {
+			return err
+		}
+		return c.printValue(config.Kubelet, output)
+	})
+}
+
+// pageCommand prints a URL that opens the agent's page in a browser, once. The agent issues it to
+// any client of its socket.
+func pageCommand(c *cli) *cobra.Command {
+	return runs(&cobra.Command{Use: "page", Args: takesNone(""), Short: "print a link that opens the agent's page in a browser once"}, func(_ []string) error {
+		resp, err := c.ask(http.MethodPost, "/crisp/v1/page", nil, nil)
+		if errors.Is(err, fault.NotFound) {
+			return fault.NotFound.Errorf("the agent has no page: it has one with --page and --listen 127.0.0.1:PORT")
+		}
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		_, err = io.Copy(c.stdout, resp.Body)
+		return err
+	})
 }

@@ -12,7 +12,6 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/apiserver/api"
-	"github.com/crisp-cri/crisp/apiserver/workload"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -27,7 +26,7 @@ func systemCommand(c *cli) *cobra.Command {
 	fs := cmd.Flags()
 	fs.BoolVarP(&force, "force", "f", false, "for prune: do not ask")
 	fs.BoolVar(&volumes, "volumes", false, "for prune: also claims that no pod names, with their content")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		switch {
 		case len(rest) == 1 && rest[0] == "df":
 			return c.diskUse()
@@ -35,8 +34,7 @@ func systemCommand(c *cli) *cobra.Command {
 			return c.pruneAll(force, volumes)
 		}
 		return usageError("system takes df or prune")
-	}
-	return cmd
+	})
 }
 
 // A use is a row of system df.
@@ -48,10 +46,6 @@ type use struct {
 // diskUse prints the disk usage of images, containers, logs and volumes. Only the agent knows logs
 // and volumes; without it they are left out.
 func (c *cli) diskUse() error {
-	runtime, _, err := c.connect()
-	if err != nil {
-		return err
-	}
 	all, err := c.images()
 	if err != nil {
 		return err
@@ -67,11 +61,11 @@ func (c *cli) diskUse() error {
 	for _, i := range unused {
 		images.reclaimed += i.Size
 	}
-	boxes, err := runtime.ListContainers(c.ctx, nil)
+	list, err := c.runtime.ListContainers(c.ctx, nil)
 	if err != nil {
 		return criruntime.Fault(err)
 	}
-	layers, err := runtime.ListContainerStats(c.ctx, nil)
+	layers, err := c.runtime.ListContainerStats(c.ctx, nil)
 	if err != nil {
 		return criruntime.Fault(err)
 	}
@@ -80,7 +74,7 @@ func (c *cli) diskUse() error {
 		written[s.GetAttributes().GetId()] = s.GetWritableLayer().GetUsedBytes().GetValue()
 	}
 	var containers use
-	for _, b := range boxes {
+	for _, b := range list {
 		containers.count++
 		containers.bytes += written[b.Id]
 		if b.State == cri.ContainerState_CONTAINER_RUNNING {
@@ -111,9 +105,9 @@ func (c *cli) podDisk() (logs, dirs, claims use, err error) {
 	}
 	of := map[string]bool{}
 	for _, p := range summary.Pods {
-		for _, box := range p.Containers {
-			if box.Logs != nil {
-				logs.count, logs.active, logs.bytes = logs.count+1, logs.active+1, logs.bytes+ptr.Deref(box.Logs.UsedBytes, 0)
+		for _, container := range p.Containers {
+			if container.Logs != nil {
+				logs.count, logs.active, logs.bytes = logs.count+1, logs.active+1, logs.bytes+ptr.Deref(container.Logs.UsedBytes, 0)
 			}
 		}
 		for _, v := range p.VolumeStats {
@@ -125,31 +119,20 @@ func (c *cli) podDisk() (logs, dirs, claims use, err error) {
 			}
 		}
 	}
-	list, err := c.claims()
-	claims.count, claims.active = len(list), len(list)
-	for _, cl := range list {
-		if !cl.needed {
-			claims.active--
-		}
-	}
-	return
+	count, unneeded, err := c.claims()
+	claims.count, claims.active = count, count-len(unneeded)
+	return logs, dirs, claims, err
 }
 
-// A claim is a PersistentVolumeClaim, and whether it is needed.
-type claim struct {
-	chosen
-	needed bool
-}
-
-// claims returns all claims, and whether each is needed: a pod or a manifest has it.
-func (c *cli) claims() ([]claim, error) {
-	items, _, err := c.objects(claimKind, "", nil)
+// claims returns the number of claims, and those that are not needed: of no pod and no manifest.
+func (c *cli) claims() (count int, unneeded []object, err error) {
+	items, err := c.objects(claimKind, "", nil)
 	if err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	var pods v1.PodList
 	if err := c.fetch("/pods", nil, &pods); err != nil {
-		return nil, err
+		return 0, nil, err
 	}
 	named := map[string]bool{}
 	for _, p := range pods.Items {
@@ -159,12 +142,12 @@ func (c *cli) claims() ([]claim, error) {
 			}
 		}
 	}
-	list := []claim{}
 	for _, u := range items {
-		needed := u.GetAnnotations()[manifest.AnnotationSource] != manifest.SourceAPI || named[u.GetNamespace()+"/"+u.GetName()]
-		list = append(list, claim{chosen{target{claimKind, u.GetName()}, u.GetNamespace()}, needed})
+		if u.GetAnnotations()[manifest.AnnotationSource] == manifest.SourceAPI && !named[u.GetNamespace()+"/"+u.GetName()] {
+			unneeded = append(unneeded, objectOf(claimKind, &u))
+		}
 	}
-	return list, nil
+	return len(items), unneeded, nil
 }
 
 var claimKind, _ = api.KindOf("PersistentVolumeClaim")
@@ -186,27 +169,24 @@ func (c *cli) pruneAll(force, volumes bool) error {
 	if err := c.fetch("/pods", nil, &pods); err != nil {
 		return err
 	}
-	var ended []chosen
+	var ended []object
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		a := p.Annotations
-		if podsync.Terminal(&p.Status) && a[manifest.AnnotationSource] == manifest.SourceAPI && a[workload.AnnotationWorkload] == "" {
-			ended = append(ended, chosen{target{podKind, p.Name}, p.Namespace})
+		if podsync.Terminal(&p.Status) && a[manifest.AnnotationSource] == manifest.SourceAPI && a[manifest.AnnotationWorkload] == "" {
+			ended = append(ended, objectOf(podKind, p))
 		}
 	}
 	if err := c.deleteAll(ended, deletion{grace: -1, ignore: true, wait: true, timeout: time.Minute}); err != nil {
 		return err
 	}
 	if volumes {
-		list, err := c.claims()
+		_, unneeded, err := c.claims()
 		if err != nil {
 			return err
 		}
-		for _, cl := range list {
-			if cl.needed {
-				continue
-			}
-			if err := c.deleteAll([]chosen{cl.chosen}, deletion{grace: -1, ignore: true}); err != nil {
+		for _, cl := range unneeded {
+			if err := c.deleteAll([]object{cl}, deletion{grace: -1, ignore: true}); err != nil {
 				return err
 			}
 			if err := os.RemoveAll(filepath.Join(c.agentRoot, "pvc", cl.namespace, cl.name)); err != nil {

@@ -3,6 +3,8 @@ package main
 import (
 	"errors"
 	"fmt"
+	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -10,10 +12,12 @@ import (
 	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
+	appsv1 "k8s.io/api/apps/v1"
 	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/util/jsonpath"
+	"k8s.io/utils/ptr"
 )
 
 // waitStep is the polling interval of waits.
@@ -73,7 +77,7 @@ func ready(pod *v1.Pod) bool {
 }
 
 // waitReady waits until the pods of the objects are ready or have completed.
-func (c *cli) waitReady(objects []chosen, timeout time.Duration) error {
+func (c *cli) waitReady(objects []object, timeout time.Duration) error {
 	begin := time.Now()
 	for _, t := range objects {
 		if rank(t.kind) == 0 {
@@ -88,7 +92,7 @@ func (c *cli) waitReady(objects []chosen, timeout time.Duration) error {
 
 // settled reports whether a pod or a workload has reached its goal; if not, word describes its
 // state.
-func (c *cli) settled(t chosen) (ok bool, word string, err error) {
+func (c *cli) settled(t object) (ok bool, word string, err error) {
 	switch t.kind.Name {
 	case "Deployment", "DaemonSet":
 		word, err := c.progress(t, true)
@@ -131,7 +135,7 @@ func settledJob(j *batchv1.Job) (ok bool, word string, err error) {
 }
 
 func waitCommand(c *cli) *cobra.Command {
-	var s scope
+	var s selection
 	var condition string
 	var every bool
 	var timeout time.Duration
@@ -141,7 +145,7 @@ func waitCommand(c *cli) *cobra.Command {
 	fs.BoolVar(&every, "all", false, "all objects of the named kinds")
 	fs.StringVar(&condition, "for", "Ready", "`what` to wait for: Ready or any other condition (which an object may never have), phase=PHASE, jsonpath={PATH}=VALUE, delete")
 	fs.DurationVar(&timeout, "timeout", 30*time.Second, "how long to wait; negative means forever")
-	cmd.RunE = func(_ *cobra.Command, rest []string) error {
+	return runs(cmd, func(rest []string) error {
 		what, err := c.choose(rest, s, every, "wait takes the pods to wait for")
 		if err != nil {
 			return err
@@ -157,12 +161,11 @@ func waitCommand(c *cli) *cobra.Command {
 			fmt.Fprintf(c.stdout, "%s: %s\n", t, condition)
 		}
 		return nil
-	}
-	return cmd
+	})
 }
 
 // is reports whether the condition is true for the object.
-func (c *cli) is(t chosen, condition string) (bool, error) {
+func (c *cli) is(t object, condition string) (bool, error) {
 	var o unstructured.Unstructured
 	err := c.fetch(t.path(), nil, &o)
 	if condition == "delete" {
@@ -214,4 +217,130 @@ func valueIs(o map[string]any, text string) (bool, error) {
 		return false, usageError("--for jsonpath: %v", err)
 	}
 	return valued && got.String() == want || !valued && got.String() != "", nil
+}
+
+// rolloutActs has the subcommands of rollout.
+var rolloutActs = []string{"status", "restart"}
+
+// rolloutOptions has the flags of rollout.
+type rolloutOptions struct {
+	selection
+	timeout time.Duration
+	watch   bool
+}
+
+// rolloutCommand shows and triggers updates of workloads. kubectl pauses and resumes them.
+func rolloutCommand(c *cli) *cobra.Command {
+	var o rolloutOptions
+	cmd := &cobra.Command{Use: "rollout status|restart deploy/NAME|ds/NAME... | TYPE -l SELECTOR", Short: "follow a workload's update, or restart its pods", ValidArgsFunction: completeActs(rolloutActs, c.completeObjects)}
+	fs := cmd.Flags()
+	o.oneFlags(fs)
+	fs.DurationVar(&o.timeout, "timeout", 10*time.Minute, "for status: how long to wait")
+	fs.BoolVarP(&o.watch, "watch", "w", true, "for status: wait until the update is done")
+	return runs(cmd, func(rest []string) error {
+		if len(rest) == 0 || !slices.Contains(rolloutActs, rest[0]) {
+			return usageError("rollout takes status or restart, and a workload")
+		}
+		what, err := c.choose(rest[1:], o.selection, false, "rollout "+rest[0]+" takes a workload: deploy/NAME")
+		if err != nil {
+			return err
+		}
+		for _, t := range what {
+			switch {
+			case t.kind.Name != "Deployment" && t.kind.Name != "DaemonSet":
+				err = usageError("%s: only Deployments and DaemonSets are rolled out", t)
+			case rest[0] == "status":
+				err = c.rolloutStatus(t, o)
+			default:
+				err = c.rolloutRestart(t)
+			}
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// rolloutRestart changes a workload's template, so that its pods are replaced.
+func (c *cli) rolloutRestart(t object) error {
+	var o unstructured.Unstructured
+	if err := c.fetch(t.path(), nil, &o); err != nil {
+		return err
+	}
+	if paused, _, _ := unstructured.NestedBool(o.Object, "spec", "paused"); paused {
+		return fault.WrongState.Errorf("%s is paused and cannot be restarted: kubectl rollout resume %s", t, t)
+	}
+	patch := map[string]any{}
+	if err := unstructured.SetNestedField(patch, time.Now().Format(time.RFC3339), "spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/restartedAt"); err != nil {
+		return err
+	}
+	if _, err := c.send(http.MethodPatch, t.path(), nil, patch, nil); err != nil {
+		return fmt.Errorf("%s: %w", t, err)
+	}
+	_, err := fmt.Fprintln(c.stdout, t, "restarted")
+	return err
+}
+
+// rolloutStatus prints the progress of an update whenever it changes.
+func (c *cli) rolloutStatus(t object, o rolloutOptions) error {
+	last := ""
+	return c.untilSays(o.timeout, t.String()+" is not rolled out", func() (bool, string, error) {
+		word, err := c.progress(t, false)
+		if err != nil {
+			return false, "", err
+		}
+		if word == "" {
+			_, err := fmt.Fprintln(c.stdout, t, "successfully rolled out")
+			return true, "", err
+		}
+		if word != last {
+			last = word
+			fmt.Fprintf(c.stdout, "%s: %s\n", t, word)
+		}
+		return !o.watch, word, nil
+	})
+}
+
+// progress returns what remains of an update, "" if it is complete. With pauses, a paused
+// Deployment with all its pods counts as complete, whatever their template.
+func (c *cli) progress(t object, pauses bool) (string, error) {
+	if t.kind.Name == "DaemonSet" {
+		var d appsv1.DaemonSet
+		if err := c.fetch(t.path(), nil, &d); err != nil {
+			return "", err
+		}
+		if d.Status.UpdatedNumberScheduled < 1 || d.Status.NumberAvailable < 1 {
+			return "its pod is not available yet", nil
+		}
+		return "", nil
+	}
+	var d appsv1.Deployment
+	if err := c.fetch(t.path(), nil, &d); err != nil {
+		return "", err
+	}
+	if d.Spec.Paused && pauses {
+		d.Status.UpdatedReplicas = d.Status.Replicas
+	}
+	word := updateOf(&d)
+	if d.Spec.Paused && !pauses && word != "" {
+		word = "it is paused: " + word
+	}
+	return word, nil
+}
+
+// updateOf returns what remains of a Deployment's update, "" if it is complete.
+func updateOf(d *appsv1.Deployment) string {
+	want, s := ptr.Deref(d.Spec.Replicas, 1), d.Status
+	switch {
+	case s.ObservedGeneration < d.Generation:
+		return "the change has not been taken in yet"
+	case s.UpdatedReplicas < want:
+		return fmt.Sprintf("%d of %d new pods have begun", s.UpdatedReplicas, want)
+	case s.Replicas > s.UpdatedReplicas:
+		return fmt.Sprintf("%d old pods have yet to end", s.Replicas-s.UpdatedReplicas)
+	case s.AvailableReplicas < s.UpdatedReplicas:
+		return fmt.Sprintf("%d of %d new pods are available", s.AvailableReplicas, s.UpdatedReplicas)
+	}
+	return ""
 }
