@@ -36,7 +36,7 @@ ON_DISK = TMPDIR=$${TMPDIR:-$$(test "$$(stat -f -c %T /tmp)" = tmpfs && echo /va
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo unit test race test-upgrade test-vm test-kubelet fuzz soak critest bench lint vuln install deb clean deps vm-deps
+.PHONY: help all demo unit test race test-upgrade test-vm test-kubelet fuzz soak critest bench lint vuln changelog install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -69,16 +69,16 @@ test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
-	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./...
-	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci/executor
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin .cache/skips $(GO) test -tags "$(TAGS)" -count 1 -timeout 30m ./...
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin CRISP_TEST_INIT=libcontainer .cache/skips -part $(GO) test -tags "$(TAGS)" -count 1 -timeout 30m ./oci/executor
 
 # Tests that need neither root nor the kernel; root runs the same ones. Many of them wait, so
 # more run at a time than there are CPUs, and the slowest packages start first, while the others
 # are linked. GOGC makes the linker collect garbage less often: linking is half of the time.
 unit: ## run the tests that need no root (ARGS="./server/... -run Exec")
-	@CRISP_TEST_ROOT=no GOGC=400 $(IN_MEMORY) $(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test\b'))
+	@CRISP_TEST_ROOT=no GOGC=400 $(IN_MEMORY) $(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test$$'))
 
-race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/...")
+race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/... ./apiserver/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
 	@$(GO) build -o .cache/skips ./test/skips
@@ -107,7 +107,7 @@ test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and ba
 	@rm -rf .cache/from && mkdir -p .cache/from && git archive "$(FROM)" | tar -x -C .cache/from
 	@trap 'rm -rf .cache/from' EXIT; \
 	$(MAKE) --no-print-directory -C .cache/from all VERSION="from-$$(git rev-parse --short "$(FROM)")" BIN=bin && \
-	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m -v ./test -run 'TestUpgradeFrom$$'
+	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 30m -v ./test -run 'TestUpgradeFrom$$'
 
 fuzz: deps ## run every fuzz target for TIME=30s, to find failing inputs (root; ARGS="-run ^image/", -keep)
 	$(IN_MEMORY) $(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)
@@ -125,12 +125,20 @@ critest: all ## run the critest found on PATH against a fresh crispd (root)
 bench: all ## measure CRI endpoints side by side: make bench ARGS="-endpoint name=unix:///…"
 	$(GO) run -tags "$(TAGS)" ./test/bench $(ARGS)
 
-lint: ## gofmt and vet
+# Staticcheck is a module's program; where modules cannot be had, LINT=strict makes that an error.
+lint: deps ## gofmt, vet and staticcheck, with nothing to say
 	@out=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$out" || { echo "gofmt would change:" $$out; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
+	@mkdir -p .cache
+	@if $(GO) -C test/tools build -o $(CURDIR)/.cache/staticcheck honnef.co/go/tools/cmd/staticcheck; then \
+		echo .cache/staticcheck -checks all ./...; .cache/staticcheck -checks all -tags "$(TAGS)" ./...; \
+	else echo "staticcheck: NOT RUN, it cannot be built"; test "$(LINT)" != strict; fi
 
 vuln: deps ## look up known vulnerabilities of linked modules (GOVULNDB=URL: another database)
 	$(GO) run ./test/vuln -tags "$(TAGS)" ./cmd/...
+
+changelog: ## make CHANGELOG.md from docs/changes
+	$(GO) run ./packaging/changelog docs/changes CHANGELOG.md
 
 install: all ## install below $(PREFIX)
 	packaging/install.sh $(BIN) "$(DESTDIR)" "$(PREFIX)"
@@ -142,9 +150,10 @@ clean: ## remove everything that was built
 	rm -rf bin .cache
 
 vm-deps: DEBS += $(VM_DEBS)
+# A program that is there from elsewhere does as well as the package of its name: Ubuntu has no package of Chromium.
 deps vm-deps:
 	@test -n "$(GO)" || { echo "Go is not on PATH (1.26 or newer is needed)"; exit 1; }
-	@missing=; for p in $(DEBS); do dpkg -s $$p >/dev/null 2>&1 || missing="$$missing $$p"; done; \
+	@missing=; for p in $(DEBS); do dpkg -s $$p >/dev/null 2>&1 || command -v $$p >/dev/null || missing="$$missing $$p"; done; \
 	test -z "$$missing" && exit 0; \
 	command -v apt-get >/dev/null || { echo "not a Debian system: please install the equivalents of$$missing"; exit 1; }; \
 	test "$$(id -u)" = 0 || { echo "missing packages:$$missing (as root, make installs them)"; exit 1; }; \

@@ -28,7 +28,10 @@ if [ -e "$stage/etc/crictl.yaml" ]; then
 	rm "$stage/etc/crictl.yaml"
 fi
 install -D -m 644 LICENSE "$stage/usr/share/doc/crisp/copyright"
+install -m 644 apiserver/page/static/xterm/LICENSE "$stage/usr/share/doc/crisp/copyright.xterm.js"
+install -m 644 CHANGELOG.md "$stage/usr/share/doc/crisp/"
 "${GO:-go}" run ./packaging/sbom -version "$version" -static libseccomp-dev,libc6-dev \
+	-npm apiserver/page/static/xterm/package.json \
 	"$bin"/{crispd,crisp,crisp-executor,crisp-podinit} "$bin"/cni/* |
 	install -D -m 644 /dev/stdin "$stage/usr/share/doc/crisp/sbom.cdx.json"
 install -d "$stage/etc/crisp/pods"

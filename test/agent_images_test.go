@@ -110,7 +110,7 @@ func TestAgentImageGC(t *testing.T) {
 		tags = there()
 		slices.Sort(tags)
 		return len(tags) <= len(keep)
-	}, "nothing is left that nobody needs")
+	}, "nothing unused is left")
 	if !slices.Equal(tags, keep) {
 		t.Errorf("images are %q, want %q", tags, keep)
 	}

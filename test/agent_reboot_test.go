@@ -81,5 +81,5 @@ func reboot(t *testing.T, n *node) {
 	if err := os.Rename(saved, n.root); err != nil {
 		t.Fatal(err)
 	}
-	newBoot(t, n.root)
+	newBoot(t, n)
 }

@@ -36,32 +36,34 @@ func (n *node) agentRoot() string { return filepath.Join(n.dir, "agent") }
 
 func (n *node) manifests() string { return filepath.Join(n.dir, "manifests") }
 
-// agentCmd is: agent start [FLAG...] | stop | kill | restart | disk MIB | patch POD[/SUBRESOURCE] FILE
+// agentCmd is: agent start [FLAG...] | begin | stop | kill | restart | disk MIB [INODES] | fill | free | patch POD[/SUBRESOURCE] FILE
 func (n *node) agentCmd(ts *testscript.TestScript, args []string) error {
 	switch {
 	case len(args) >= 1 && args[0] == "start":
 		n.agentFlags = args[1:]
 		return n.startAgent()
+	case len(args) == 1 && args[0] == "begin":
+		return n.beginAgent()
 	case len(args) == 1 && args[0] == "stop":
 		return n.endAgent(syscall.SIGTERM)
 	case len(args) == 1 && args[0] == "kill":
 		return n.endAgent(syscall.SIGKILL)
 	case len(args) == 1 && args[0] == "restart":
 		return errors.Join(n.endAgent(syscall.SIGKILL), n.startAgent())
-	case len(args) == 2 && args[0] == "disk":
-		if err := os.Mkdir(n.agentRoot(), 0o700); err != nil {
-			return err
-		}
-		n.unmountAll = append(n.unmountAll, n.agentRoot())
-		return syscall.Mount("tmpfs", n.agentRoot(), "tmpfs", 0, "size="+args[1]+"m")
+	case len(args) >= 2 && args[0] == "disk":
+		return n.mountDisk(n.agentRoot(), args[1:])
+	case len(args) == 1 && args[0] == "fill":
+		return fillDisk(n.agentRoot())
+	case len(args) == 1 && args[0] == "free":
+		return freeDisk(n.agentRoot())
 	case len(args) == 3 && args[0] == "patch":
 		return n.patchPod(args[1], ts.ReadFile(args[2]))
 	}
 	return errUsage
 }
 
-// startAgent starts an agent with the flags of the last one, and returns when it answers.
-func (n *node) startAgent() error {
+// beginAgent starts an agent with the flags of the last one.
+func (n *node) beginAgent() error {
 	if n.agent != nil {
 		return errors.New("the agent runs already")
 	}
@@ -69,15 +71,23 @@ func (n *node) startAgent() error {
 	if err != nil {
 		return err
 	}
-	a := &scriptAgent{cmd: cmd, exited: make(chan error, 1)}
-	go func() { a.exited <- cmd.Wait() }()
+	n.agent = &scriptAgent{cmd: cmd, exited: make(chan error, 1)}
+	go func(a *scriptAgent) { a.exited <- cmd.Wait() }(n.agent)
+	return nil
+}
+
+// startAgent is beginAgent, and returns when the agent answers.
+func (n *node) startAgent() error {
+	if err := n.beginAgent(); err != nil {
+		return err
+	}
 	for {
 		if conn, err := net.Dial("unix", filepath.Join(n.agentRoot(), "agent.sock")); err == nil {
-			n.agent = a
 			return conn.Close()
 		}
 		select {
-		case err := <-a.exited:
+		case err := <-n.agent.exited:
+			n.agent = nil
 			return fmt.Errorf("the agent ended: %w", err)
 		case <-time.After(10 * time.Millisecond):
 		}

@@ -136,8 +136,8 @@ func (u *unified) updates() {
 	u.check("after the update and daemon-reload", u.boxDir, files)
 	u.shows("after the update", 25500, 80*mib, 120*mib)
 
-	// Each update has a value that the kernel refuses, and others that it would accept,
-	// some of which are written before that one.
+	// Each update has a value that the kernel refuses, and others that it would accept. Some of these
+	// are written before that one.
 	for name, bad := range map[string]*cri.LinuxContainerResources{
 		"no such file":  {CpuQuota: 50000, MemoryLimitInBytes: 90 * mib, CpusetMems: "0", Unified: map[string]string{"memory.min": "4194304", "memory.nonsense": "1"}},
 		"bad value":     {CpuShares: 1024, MemoryLimitInBytes: 90 * mib, MemorySwapLimitInBytes: 200 * mib, Unified: map[string]string{"pids.max": "50", "memory.high": "lots"}},

@@ -129,7 +129,7 @@ const (
 	containerdBridge = "crisp-ctd"
 )
 
-// containerdPrograms lists the programs of which no process may be left.
+// containerdPrograms lists the programs that may leave no process.
 var containerdPrograms = append([]string{"containerd", "containerd-shim-runc-v2", "loopback"}, programs...)
 
 // startContainerd starts a containerd with its own directories and the test image. Agents find its

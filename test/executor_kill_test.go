@@ -27,8 +27,8 @@ import (
 	"k8s.io/client-go/tools/remotecommand"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/logread"
 )
 
 // The executor is killed while containers write numbered lines, have attached clients, are
@@ -310,7 +310,7 @@ func logText(t *testing.T, file string) string {
 	t.Helper()
 	var text strings.Builder
 	for line := range bytes.Lines(read(t, file)) {
-		r, err := crilog.Parse(line)
+		r, err := logread.Parse(line)
 		if err != nil {
 			t.Errorf("%s: %v", filepath.Base(file), err)
 			continue

@@ -47,11 +47,16 @@ func withFiles(image v1.Image, dir string) (v1.Image, error) {
 		}
 		h := &tar.Header{Name: path, Mode: int64(info.Mode().Perm()), Typeflag: tar.TypeDir}
 		var data []byte
-		if info.Mode().IsRegular() {
+		switch info.Mode().Type() {
+		case 0:
 			h.Typeflag = tar.TypeReg
-			if data, err = fs.ReadFile(tree, path); err != nil {
-				return err
-			}
+			data, err = fs.ReadFile(tree, path)
+		case fs.ModeSymlink:
+			h.Typeflag = tar.TypeSymlink
+			h.Linkname, err = fs.ReadLink(tree, path)
+		}
+		if err != nil {
+			return err
 		}
 		headers, contents = append(headers, h), append(contents, data)
 		return nil

@@ -13,7 +13,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/crisp-cri/crisp/agent/event"
+	"github.com/crisp-cri/crisp/agent/status"
 )
 
 // A lab is an agent on a runtime of its own, and one pod with the name of its test.
@@ -106,7 +106,7 @@ func (l *lab) pod() *v1.Pod {
 	return nil
 }
 
-// status returns the status of one container; the zero value if there is none yet.
+// status returns the status of one container; the zero value before it has one.
 func (l *lab) status(container string) v1.ContainerStatus {
 	l.t.Helper()
 	pod := l.pod()
@@ -159,7 +159,7 @@ func (l *lab) awaitRestarts(container string, n int32) {
 // events returns the pod's events, "Reason: message", oldest first.
 func (l *lab) events() []string {
 	l.t.Helper()
-	all, err := event.Read(filepath.Join(l.n.dir, "agent", "events"))
+	all, err := status.ReadEvents(filepath.Join(l.n.dir, "agent", "events"))
 	if err != nil {
 		l.t.Fatal(err)
 	}

@@ -27,9 +27,9 @@ import (
 // The model's scripts are played on other runtimes, without kills, to find where they
 // answer differently. MODEL_PEER is the path of a CRI socket, "containerd" for Debian's, or
 // "crispd", which must not differ. MODEL_FOR, MODEL_SEED and MODEL_SCRIPT are as in
-// TestModel. MODEL_REGISTRY is the address on loopback that the peer pulls from, for peers
-// in whose configuration registries without TLS are named. A difference that is not in
-// knownDifferences fails the test.
+// TestModel. MODEL_REGISTRY is the address on loopback that the peer pulls from, for peers whose
+// configuration names registries without TLS. A difference that is not in knownDifferences fails
+// the test.
 func TestModelOfPeer(t *testing.T) {
 	testenv.Need(t, "model-peer")
 	p := startPeer(t, os.Getenv("MODEL_PEER"))

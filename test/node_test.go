@@ -93,11 +93,19 @@ func startNode(t *testing.T, prepare ...func(n *node, config string) error) (n *
 	if err := n.start(config, nil); err != nil {
 		t.Fatal(err)
 	}
-	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive)
-	if out, err := load.CombinedOutput(); err != nil {
-		t.Fatalf("crisp image load: %v\n%s", err, out)
+	if err := n.loadImage(); err != nil {
+		t.Fatal(err)
 	}
 	return n, config
+}
+
+// loadImage loads the test image.
+func (n *node) loadImage() error {
+	load := exec.Command(filepath.Join(n.binaries.dir, "crisp"), "--runtime-endpoint", "unix://"+n.socket, "image", "load", "-i", n.archive)
+	if out, err := load.CombinedOutput(); err != nil {
+		return fmt.Errorf("crisp image load: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // withInit makes libcontainer start all containers, if the tests run in that mode
@@ -218,32 +226,50 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 // diskCmd is: disk MIB [INODES] | fill | free
 func (n *node) diskCmd(ts *testscript.TestScript, args []string) error {
 	disk := filepath.Join(n.dir, "disk")
-	inodes := "0" // unlimited
 	switch {
 	case len(args) == 1 && args[0] == "fill":
-		junk := filepath.Join(disk, "junk")
-		if err := os.MkdirAll(junk, 0o700); err != nil && !errors.Is(err, syscall.ENOSPC) {
-			return err
-		}
-		return testdisk.Fill(junk)
+		return fillDisk(disk)
 	case len(args) == 1 && args[0] == "free":
-		return os.RemoveAll(filepath.Join(disk, "junk"))
-	case len(args) == 2:
-		inodes = args[1]
-	case len(args) != 1:
-		return errUsage
+		return freeDisk(disk)
 	}
-	if err := os.Mkdir(disk, 0o700); err != nil {
+	if err := n.mountDisk(disk, args); err != nil {
 		return err
 	}
-	if err := syscall.Mount("tmpfs", disk, "tmpfs", 0, "size="+args[0]+"m,nr_inodes="+inodes); err != nil {
-		return err
-	}
-	n.unmountAll = append(n.unmountAll, disk)
 	n.root = filepath.Join(disk, "root")
 	ts.Setenv("ROOT", n.root)
 	return nil
 }
+
+// mountDisk makes the directory dir, and mounts a file system of MIB [INODES] there.
+func (n *node) mountDisk(dir string, args []string) error {
+	inodes := "0" // unlimited
+	switch len(args) {
+	case 1:
+	case 2:
+		inodes = args[1]
+	default:
+		return errUsage
+	}
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return err
+	}
+	if err := syscall.Mount("tmpfs", dir, "tmpfs", 0, "size="+args[0]+"m,nr_inodes="+inodes); err != nil {
+		return err
+	}
+	n.unmountAll = append(n.unmountAll, dir)
+	return nil
+}
+
+// fillDisk uses up the blocks and inodes of the file system at dir, freeDisk frees them.
+func fillDisk(dir string) error {
+	junk := filepath.Join(dir, "junk")
+	if err := os.MkdirAll(junk, 0o700); err != nil && !errors.Is(err, syscall.ENOSPC) {
+		return err
+	}
+	return testdisk.Fill(junk)
+}
+
+func freeDisk(dir string) error { return os.RemoveAll(filepath.Join(dir, "junk")) }
 
 // executorCmd is: executor kill | term
 func (n *node) executorCmd(ts *testscript.TestScript, args []string) error {

@@ -60,6 +60,79 @@ func nthOfPod(t *testing.T, daemon string) {
 	f.each(f.life)
 }
 
+// Nothing can be forked, or executed, in crispd or its executor, from the first, the second, … such
+// call of a pod's life on, as where a limit of processes is reached. The client is told at once, what
+// it has not got can be removed at once, and when the shortage is over it gets its pod.
+func TestNthForkOfDaemonFails(t *testing.T) {
+	for name, f := range map[string]failing{
+		"crispd":          {daemon: "crispd"},
+		"executor":        {daemon: "executor", sandbox: []string{"share-pid"}},
+		"executor, a tty": {daemon: "executor", container: []string{"tty"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			f.t, f.forks = t, true
+			f.n, f.config = startNode(t, countingPlugins)
+			f.eachFork()
+			if left, _ := filepath.Glob(filepath.Join(f.n.work, "attached", "*")); len(left) > 0 {
+				t.Errorf("attached to networks, and not detached: %v", left)
+			}
+		})
+	}
+}
+
+// countingPlugins configures a network of two plugins, which keep a file for each attachment in
+// attached.
+func countingPlugins(n *node, config string) error {
+	at := filepath.Join(n.work, "attached")
+	plugin := "#!/bin/sh\ncat >/dev/null\nfile=" + at + "/$CNI_CONTAINERID.${0##*/}\ncase $CNI_COMMAND in\nADD) >$file; echo '{\"cniVersion\":\"1.0.0\",\"ips\":[{\"address\":\"10.99.0.2/24\"}]}';;\nDEL) rm -f $file;;\nVERSION) echo '{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}';;\nesac\n"
+	for path, text := range map[string]string{
+		"attached/none": "", "bin/one": plugin, "bin/two": plugin,
+		"net.d/1.conflist": `{"cniVersion":"1.0.0","name":"counting","plugins":[{"type":"one"},{"type":"two"}]}`,
+	} {
+		path = filepath.Join(n.work, path)
+		if err := errors.Join(os.MkdirAll(filepath.Dir(path), 0o755), os.WriteFile(path, []byte(text), 0o755)); err != nil {
+			return err
+		}
+	}
+	if err := os.Remove(filepath.Join(at, "none")); err != nil {
+		return err
+	}
+	return os.WriteFile(config, fmt.Appendf(nil, "%s[cni]\nconf_dir = %q\nbin_dirs = [%q]\n", withInit(""), n.work+"/net.d", n.work+"/bin"), 0o644)
+}
+
+// eachFork lives once for each call from which on they fail.
+func (f *failing) eachFork() {
+	f.n.expects(`"level":"ERROR"|level=ERROR`)
+	f.attach()
+	f.inject.Arm(0, 0)
+	if err := f.life(); err != nil {
+		f.t.Fatal(err)
+	}
+	f.inject.Disarm()
+	files, failed := f.files(), 0
+	for happened := true; happened; failed++ {
+		f.late = filetrace.Failure{}
+		f.inject.ArmAll(failed+1, []syscall.Errno{unix.EAGAIN, unix.ENOMEM}[failed%2])
+		err := f.life()
+		what, alive := f.inject.Disarm()
+		if f.late.Happened {
+			what = f.late
+		}
+		if err == nil {
+			err = f.n.withoutPods()
+		}
+		if err != nil || !alive {
+			f.t.Fatalf("from call %d of %s on, %s (alive: %v): %v", failed+1, f.daemon, what.What, alive, err)
+		}
+		happened = what.Happened
+	}
+	f.inject.Release()
+	f.t.Logf("%d calls of %s failed", failed-1, f.daemon)
+	if more := f.more(files); len(more) > 0 {
+		f.t.Errorf("new open files of %s: %v", f.daemon, more)
+	}
+}
+
 // A failing is a node with a daemon whose system calls are made to fail.
 type failing struct {
 	t      *testing.T
@@ -67,6 +140,9 @@ type failing struct {
 	config string
 	daemon string
 	stride int
+
+	forks              bool     // make all forks fail from one on, until a call has failed
+	sandbox, container []string // their options
 
 	inject *filetrace.Inject
 	late   filetrace.Failure // the last one for which a client gave up
@@ -169,7 +245,11 @@ func (f *failing) attach() {
 	if f.inject != nil {
 		f.inject.Release()
 	}
-	f.inject, f.traced = filetrace.Attach(f.t, pid), pid
+	trace := filetrace.Attach
+	if f.forks {
+		trace = filetrace.AttachForks
+	}
+	f.inject, f.traced = trace(f.t, pid), pid
 	f.n.idle = nil // it would not include the tracer
 	if err := f.n.takeIdle(); err != nil {
 		f.t.Fatal(err)
@@ -269,8 +349,8 @@ func (f *failing) socket(inode string) string {
 	return "socket of another namespace"
 }
 
-// more returns the kinds of files of which more are open than before, after some patience.
-// An ordinary run does not wait for the garbage collector.
+// more returns the kinds of files that have more open ones than before, after some patience. An
+// ordinary run does not wait for the garbage collector.
 func (f *failing) more(before map[string]int) (list []string) {
 	patience := 40 * time.Second
 	if f.stride == 1 {
@@ -308,6 +388,15 @@ func (f *failing) try(what string, call func(ctx context.Context) error) error {
 		ctx, cancel := context.WithTimeout(f.t.Context(), nthPatience)
 		err := call(ctx)
 		late := ctx.Err() != nil
+		if f.forks && err != nil { // the shortage is over
+			if what, _ := f.inject.Disarm(); what.Happened {
+				f.late = what
+			}
+			if late {
+				f.t.Errorf("%s: %s is not reported at once: %v", what, f.late.What, err)
+			}
+			late = true
+		}
 		cancel()
 		if err == nil {
 			return nil
@@ -330,7 +419,7 @@ func (f *failing) life() error {
 	n := f.n
 	f.pods++
 	name := "p" + strconv.Itoa(f.pods)
-	pod, err := n.sandboxConfig(name, nil)
+	pod, err := n.sandboxConfig(name, f.sandbox)
 	if err != nil {
 		return err
 	}
@@ -338,6 +427,8 @@ func (f *failing) life() error {
 		r, err := n.runtime().RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: pod})
 		if err == nil {
 			n.ids[name], n.sandboxes[name] = r.PodSandboxId, pod
+		} else if f.forks {
+			pod.Metadata.Attempt++ // where no plugin can be run, one that cannot be detached stays, and is removed later
 		}
 		return err
 	})
@@ -347,11 +438,18 @@ func (f *failing) life() error {
 	attempt := 0
 	err = f.try("run container", func(ctx context.Context) error {
 		c := name + "-" + strconv.Itoa(attempt)
-		if err := n.createContainer(ctx, []string{name, c, "--", "testbin", "print", "here", "sleep", "for-ever"}); err != nil {
+		options := append([]string{name, c}, f.container...)
+		if err := n.createContainer(ctx, append(options, "--", "testbin", "print", "here", "sleep", "for-ever")); err != nil {
 			return err
 		}
 		attempt++
 		_, err := n.runtime().StartContainer(ctx, &cri.StartContainerRequest{ContainerId: n.ids[c]})
+		if err != nil && f.forks { // nothing needs to be forked to remove it
+			_, rerr := n.runtime().RemoveContainer(ctx, &cri.RemoveContainerRequest{ContainerId: n.ids[c]})
+			if rerr != nil {
+				f.t.Errorf("a container that was not started, %v, cannot be removed: %v", err, rerr)
+			}
+		}
 		if err != nil {
 			return err
 		}

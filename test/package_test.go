@@ -21,8 +21,7 @@ import (
 )
 
 // installedNode returns the instance of the installed Debian package: `make test-vm`
-// installs it, and sets CRISP_DEB and CRISP_NEXT_DEB, the second of which is a package of a
-// later version.
+// installs it, and sets CRISP_DEB and CRISP_NEXT_DEB, a package of a later version.
 func installedNode(t *testing.T) (n *node, deb, next string) {
 	t.Helper()
 	deb, next = os.Getenv("CRISP_DEB"), os.Getenv("CRISP_NEXT_DEB")
@@ -346,5 +345,33 @@ func TestPackageRemoval(t *testing.T) {
 	}
 	if mounts := read(t, "/proc/self/mountinfo"); bytes.Contains(mounts, []byte(" /run/crisp")) || bytes.Contains(mounts, []byte(" /var/lib/crisp")) {
 		t.Errorf("a mount is left:\n%s", mounts)
+	}
+}
+
+// The package is installed although crispd does not start, for a typo in its configuration, say: an
+// error would keep apt from everything else on the node.
+func TestPackageIsConfiguredThoughCrispdDoesNotStart(t *testing.T) {
+	testenv.NeedRoot(t, "it mounts")
+	fake := t.TempDir()
+	for name, script := range map[string]string{
+		"systemctl": "[ $1 = daemon-reload ] || { echo failed: $* >&2; exit 1; }", "getent": "exit 0",
+	} {
+		if err := os.WriteFile(filepath.Join(fake, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command("unshare", "--mount", "sh", "-ec", `
+		mount -t tmpfs tmpfs /run
+		mkdir -p /run/systemd/system
+		mount -t tmpfs tmpfs /var/lib
+		PATH=$0:$PATH exec sh ../packaging/debian/postinst configure 1.0`, fake)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("it fails: %v", err)
+	}
+	for _, want := range []string{"crispd does not start", "journalctl -u crisp", "the agent does not start"} {
+		if !strings.Contains(string(out), want) {
+			t.Errorf("it does not say %q:\n%s", want, out)
+		}
 	}
 }

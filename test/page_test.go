@@ -2,7 +2,6 @@ package test
 
 import (
 	"archive/tar"
-	"context"
 	"crypto/rand"
 	"fmt"
 	"io"
@@ -13,14 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/chromedp/cdproto/emulation"
-	cdplog "github.com/chromedp/cdproto/log"
-	"github.com/chromedp/cdproto/page"
-	"github.com/chromedp/cdproto/runtime"
-	"github.com/chromedp/chromedp"
-	"github.com/chromedp/chromedp/kb"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 
 	"github.com/crisp-cri/crisp/test/testenv"
@@ -124,172 +116,10 @@ func serveBusybox(t *testing.T, n *node, program string) error {
 	return os.WriteFile(filepath.Join(n.dir, "registries.conf"), []byte(conf), 0o644)
 }
 
-// A browser has one tab with the agent's page.
-type browser struct {
-	t     *testing.T
-	agent *agentProcess
-	tab   context.Context
-	base  string // http://127.0.0.1:PORT
-	close func()
-	wrong chan string // errors that the browser has reported
-}
-
-// pagePatience is the longest wait for something on the page: emulated nodes have no
-// browser.
-const pagePatience = time.Minute
-
-// startBrowser opens the page at the URL that crisp page prints.
-func startBrowser(t *testing.T, a *agentProcess) *browser {
-	t.Helper()
-	out, code := a.crisp("", "page")
-	at := strings.TrimSpace(out)
-	if code != 0 || !strings.HasPrefix(at, "http://127.0.0.1:") {
-		t.Fatalf("crisp page: %d %s", code, out)
-	}
-	options := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath("chromium"), chromedp.NoSandbox, chromedp.DisableGPU,
-		chromedp.UserDataDir(filepath.Join(a.n.work, "browser")), chromedp.Env("HOME="+a.n.work), chromedp.Flag("disable-crash-reporter", true))
-	b := &browser{t: t, agent: a, base: at[:strings.Index(at, "/page/")], wrong: make(chan string, 100)}
-	allocator, end := chromedp.NewExecAllocator(t.Context(), options...)
-	tab, closeTab := chromedp.NewContext(allocator, chromedp.WithErrorf(t.Logf), chromedp.WithListener(b.event))
-	b.tab = tab
-	b.close = func() {
-		if err := chromedp.Cancel(tab); err != nil {
-			t.Errorf("end of the browser: %v", err)
-		}
-		closeTab()
-		end()
-	}
-	// The first action starts the browser, which ends with that context.
-	if err := chromedp.Do(tab, chromedp.EmulateViewport(1280, 800), chromedp.Navigate(at)); err != nil {
-		t.Fatal(err)
-	}
-	b.until(`location.pathname === "/page/"`)
-	return b
-}
-
-func (b *browser) event(e any) {
-	switch e := e.(type) {
-	case *cdplog.EventEntryAdded:
-		if e.Entry.Level == cdplog.EntryLevelError {
-			b.complain(e.Entry.Text)
-		}
-	case *runtime.EventExceptionThrown:
-		b.complain(e.ExceptionDetails.Text)
-	case *page.EventJavascriptDialogOpening:
-		b.complain("a dialog: " + e.Message)
-	}
-}
-
-func (b *browser) complain(text string) {
-	select {
-	case b.wrong <- text:
-	default:
-	}
-}
-
-// test returns f as a subtest, which also fails for errors that the browser has reported, and if a
-// pod's text was executed as a script.
-func (b *browser) test(f func(b *browser)) func(t *testing.T) {
-	return func(t *testing.T) {
-		mine := *b
-		agent := *b.agent
-		agent.t, mine.t, mine.agent = t, t, &agent
-		f(&mine)
-		mine.unharmed()
-		select {
-		case text := <-b.wrong:
-			t.Errorf("the browser reports: %s", text)
-		default:
-		}
-	}
-}
-
 func (b *browser) unharmed() {
 	b.t.Helper()
 	if !b.is(`window.owned === undefined && document.scripts.length === 1 && !document.title.includes("owned") && !document.querySelector("main img")`) {
 		b.t.Errorf("a text of a pod has become part of the page:\n%s", b.text("html"))
-	}
-}
-
-func (b *browser) run(steps ...chromedp.Action[chromedp.Void]) {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.tab, pagePatience)
-	defer cancel()
-	if err := chromedp.Do(ctx, steps...); err != nil {
-		b.t.Fatal(err)
-	}
-}
-
-// get returns the result of an action.
-func get[T any](b *browser, action chromedp.Action[T]) T {
-	b.t.Helper()
-	ctx, cancel := context.WithTimeout(b.tab, pagePatience)
-	defer cancel()
-	v, err := chromedp.Run(ctx, action)
-	if err != nil {
-		b.t.Fatal(err)
-	}
-	return v
-}
-
-// js returns the value of an expression in the page.
-func js[T any](b *browser, expression string) T {
-	b.t.Helper()
-	return get(b, chromedp.Evaluate[T](expression))
-}
-
-func (b *browser) is(expression string) bool {
-	b.t.Helper()
-	return js[bool](b, "!!("+expression+")")
-}
-
-func (b *browser) text(selector string) string {
-	b.t.Helper()
-	return js[string](b, fmt.Sprintf("(document.querySelector(%q) || {innerText: '(none)'}).innerText", selector))
-}
-
-func (b *browser) click(selector string) {
-	b.t.Helper()
-	b.run(chromedp.Click(chromedp.CSS(selector)))
-}
-
-func (b *browser) types(selector, text string) {
-	b.t.Helper()
-	b.run(chromedp.SendKeys(chromedp.CSS(selector), text))
-}
-
-func (b *browser) until(expression string) {
-	b.t.Helper()
-	for deadline := time.Now().Add(pagePatience); !b.is(expression); time.Sleep(50 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			b.t.Fatalf("not so after %v: %s\n%s", pagePatience, expression, b.text("body"))
-		}
-	}
-}
-
-// says waits until an element shows each of the texts.
-func (b *browser) says(selector string, texts ...string) {
-	b.t.Helper()
-	for _, text := range texts {
-		b.until(fmt.Sprintf("[...document.querySelectorAll(%q)].some(e => e.innerText.includes(%q))", selector, text))
-	}
-}
-
-func (b *browser) open(path string) {
-	b.t.Helper()
-	b.run(chromedp.Navigate(b.base + path))
-}
-
-// shot saves a screenshot of the window.
-func (b *browser) shot(name string) {
-	b.t.Helper()
-	dir := os.Getenv("PAGE_SHOTS")
-	if dir == "" {
-		return
-	}
-	png := get(b, chromedp.CaptureScreenshot())
-	if err := os.WriteFile(filepath.Join(dir, "page-"+name+".png"), png, 0o644); err != nil {
-		b.t.Error(err)
 	}
 }
 
@@ -368,27 +198,59 @@ func pageShowsLog(b *browser) {
 	<-b.wrong // for the status 404
 }
 
+// keyboard is the element that a terminal's keys go to, rows has the lines that it shows.
+const keyboard, rows = ".xterm-helper-textarea", ".xterm-rows"
+
 func pageHasShell(b *browser) {
 	b.open("/page/pods/default/shell")
 	b.click(`a[href$="/shell/busybox"]`)
-	b.says("#screen", "#")
-	b.types("#keys", "echo $((6*7))xyz"+kb.Enter)
-	b.says("#screen", "42xyz")
-	b.types("#keys", `printf '\033]0;owned\007\033[31mred\033[0m \033[1;42mwide\033[m\n<script>window.owned=1</script>\n'`+kb.Enter)
-	b.until(`[...document.querySelectorAll("#screen .f1")].some(e => e.textContent === "red") && [...document.querySelectorAll("#screen .bold.b2")].some(e => e.textContent === "wide")`)
-	b.says("#screen", "<script>window.owned=1</script>")
+	b.says(rows, "#")
+	b.types(keyboard, "echo $((6*7))xyz"+enter)
+	b.says(rows, "42xyz")
+	b.types(keyboard, `printf '\033]0;owned\007\033[31mred\033[0m \033[1;42mwide\033[m \033[38;2;1;250;3mgreen\033[m\n<script>window.owned=1</script>\n'`+enter)
+	b.until(`[...document.querySelectorAll(".xterm-rows .xterm-fg-1")].some(e => e.textContent === "red") && [...document.querySelectorAll(".xterm-rows .xterm-bold.xterm-bg-2")].some(e => e.textContent === "wide")`)
+	b.until(`[...document.querySelectorAll(".xterm-rows span")].some(e => e.textContent === "green" && getComputedStyle(e).color === "rgb(1, 250, 3)")`)
+	b.until(`getComputedStyle(document.querySelector(".xterm-rows .xterm-fg-1")).color === "rgb(255, 123, 114)"`)
+	b.says(rows, "<script>window.owned=1</script>")
 	// The terminal does not answer queries: the shell would read the answer as input.
-	b.types("#keys", `printf '\033[6n\033[c\033]10;?\007'; read -t 1 x; echo "answer:$x:"`+kb.Enter)
-	b.says("#screen", "answer::")
+	b.types(keyboard, `printf '\033[6n\033[5n\033[?6n\033[c\033[>c\033[4$p\033[?25$p\033[14t\033[18t\033[?1004h\033]4;1;?\007\033]10;?\007\033]11;?\007\033]12;?\007\033P$qm\033\\\033P$qr\033\\'; read -t 1 x; echo "answer:$x:"`+enter)
+	b.says(rows, "answer::")
+	b.types(keyboard, `printf '\033]8;;http://evil.example/\033\\text\033]8;;\033\\ \033]4;1;#010203\007\033[31mno link\033[m\n'`+enter)
+	b.says(rows, "text no link")
+	b.until(`!document.querySelector(".xterm-rows [class*=underline]") && getComputedStyle(document.querySelector(".xterm-rows .xterm-fg-1")).color === "rgb(255, 123, 114)"`)
+	// Wide characters take two columns, combining ones none, and none changes the direction of text.
+	b.types(keyboard, `clear; for i in $(seq $(($(stty size | cut -d ' ' -f 2) / 2 + 1))); do printf '\346\274\242'; done; printf 'next e\314\201nd \360\237\230\200 gnp\342\200\256.exe\n'`+enter)
+	b.until(`[...document.querySelectorAll(".xterm-rows > div")].some(e => /^漢+next e\u0301nd 😀 gnp\.exe/.test(e.textContent))`)
 	// Named keys, and the size.
-	b.types("#keys", "echo oneX"+kb.Backspace+kb.Enter)
-	b.says("#screen", "\none")
-	b.types("#keys", kb.ArrowUp+"again"+kb.Enter)
-	b.says("#screen", "\noneagain")
-	b.types("#keys", "ls -C /bin /"+kb.Enter)
-	b.says("#screen", "httpd")
+	b.types(keyboard, "echo oneX"+backspace+enter)
+	b.says(rows, "\none")
+	b.types(keyboard, arrowUp+"again"+enter)
+	b.says(rows, "\noneagain")
+	b.types(keyboard, `clear; until [ $(stty size | cut -d ' ' -f 2) -lt 130 ]; do sleep 0.1; done; stty size | sed 's/ /x/'`+enter)
+	b.viewport(900, 500, false)
+	b.until(`(size => size && size[1] >= 10 && size[1] < 25 && size[2] > 80)(/(?:^|\n)(\d+)x(\d+)\n/.exec(document.querySelector(".xterm-rows").innerText))`)
+	b.types(keyboard, `clear; until [ $(stty size | cut -d ' ' -f 2) -gt 130 ]; do sleep 0.1; done; echo $((6*7))columns`+enter)
+	b.viewport(1280, 800, false)
+	b.says(rows, "42columns")
+	// An editor has the whole screen, and returns it.
+	b.types(keyboard, "echo before; vi /text"+enter)
+	b.says(rows, "~\n~\n~")
+	b.until(`!document.querySelector(".xterm-rows").innerText.includes("before")`)
+	b.types(keyboard, "ione"+enter+"two"+escape)
+	b.says(rows, "- /text [Modified] 2/2") // what follows an Escape at once would belong to it
+	b.types(keyboard, ":wq"+enter)
+	b.says(rows, "before")
+	b.types(keyboard, "clear; tac /text"+enter)
+	b.says(rows, "two\none")
+	// More output than the browser shows at once, and pasted text without its escape sequences.
+	b.types(keyboard, "clear; seq 200000"+enter)
+	b.says(rows, "\n199999\n200000\n")
+	js[any](b, `(data => { data.setData("text/plain", "echo pas\x1b[Dted\n"); document.querySelector(".xterm-helper-textarea").dispatchEvent(new ClipboardEvent("paste", {clipboardData: data, bubbles: true})); })(new DataTransfer())`)
+	b.says(rows, "\npas[Dted")
+	b.types(keyboard, "clear; ls -C /bin /"+enter)
+	b.says(rows, "httpd")
 	b.shot("shell")
-	b.types("#keys", "exit 3"+kb.Enter)
+	b.types(keyboard, "exit 3"+enter)
 	b.says("#said", "The command has ended", "3")
 	b.open("/page/pods/default/shell/shell/busybox?command=%2Fbin%2Fnone")
 	b.says("#said", "The command has ended")
@@ -413,7 +275,7 @@ var pagePaths = []string{
 
 // No page is wider than a phone.
 func pageFitsTelephone(b *browser) {
-	b.run(chromedp.EmulateViewport(390, 844, chromedp.EmulateMobile, chromedp.EmulateTouch))
+	b.viewport(390, 844, true)
 	for i, path := range pagePaths {
 		b.open(path)
 		switch path {
@@ -424,9 +286,9 @@ func pageFitsTelephone(b *browser) {
 		case "/page/pods/default/web/log/app":
 			b.says("#log", "needle")
 		case "/page/pods/default/shell/shell/busybox":
-			b.says("#screen", "#")
-			b.types("#keys", "ls -C /bin"+kb.Enter)
-			b.says("#screen", "httpd")
+			b.says(rows, "#")
+			b.types(keyboard, "ls -C /bin"+enter)
+			b.says(rows, "httpd")
 		}
 		width, window := js[int](b, "document.documentElement.scrollWidth"), js[int](b, "window.innerWidth")
 		if width > 390 || window != 390 {
@@ -436,7 +298,7 @@ func pageFitsTelephone(b *browser) {
 			b.shot([]string{"phone-pods", "phone-images", "phone-pod", "phone-log", "phone-shell"}[i])
 		}
 	}
-	b.run(chromedp.EmulateViewport(1280, 800))
+	b.viewport(1280, 800, false)
 }
 
 // In dark mode the page is dark, and text still contrasts with its background.
@@ -448,18 +310,13 @@ func pageIsDark(b *browser) {
 	if back, ink := brightness("backgroundColor"), brightness("color"); back < 0.8 || ink > 0.3 {
 		b.t.Errorf("in light mode the background's brightness is %.2f, that of text %.2f", back, ink)
 	}
-	scheme := func(value string) {
-		if _, err := chromedp.Call(b.tab, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: value}}}); err != nil {
-			b.t.Fatal(err)
-		}
-	}
-	scheme("dark")
+	b.scheme("dark")
 	if back, ink := brightness("backgroundColor"), brightness("color"); back > 0.2 || ink < 0.7 {
 		b.t.Errorf("in dark mode the background's brightness is %.2f, that of text %.2f", back, ink)
 	}
 	b.until(`document.querySelectorAll("figure polyline").length >= 4`)
 	b.shot("pod-dark")
-	scheme("light")
+	b.scheme("light")
 }
 
 // evilPage tries what a site can do that is open in the same browser. base is the page's URL.
@@ -488,9 +345,9 @@ func pageIsForNobodyElse(t *testing.T, b *browser, address string) {
 	mine := *b
 	mine.t = t
 	for _, at := range []string{evil.URL, strings.Replace(evil.URL, "127.0.0.1", "localhost", 1)} {
-		mine.run(chromedp.Navigate(at))
+		mine.navigate(at)
 		mine.until(`document.title.split(",").length === 4`)
-		if title := get(&mine, chromedp.Title()); title != "1 not read,2 sent,3 no shell,4 not framed" && title != "1 not read,2 refused,3 no shell,4 not framed" {
+		if title := js[string](&mine, "document.title"); title != "1 not read,2 sent,3 no shell,4 not framed" && title != "1 not read,2 refused,3 no shell,4 not framed" {
 			t.Errorf("a site at %s can: %s", at, title)
 		}
 	}

@@ -12,8 +12,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-// hangingPlugin is a CNI plugin whose ADD hangs while %[1]s exists, and writes its PID to
-// %[2]s.
+// hangingPlugin is a CNI plugin. Its ADD hangs while %[1]s exists, and writes its PID to %[2]s.
 const hangingPlugin = `#!/bin/sh
 case $CNI_COMMAND in
 VERSION) echo '{"cniVersion":"1.0.0","supportedVersions":["0.4.0","1.0.0"]}' ;;

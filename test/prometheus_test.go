@@ -276,7 +276,7 @@ func (s *scraped) dashboard(t *testing.T) {
 			for _, instance := range []string{".*", strings.ReplaceAll(regexp.QuoteMeta(s.crispd), `\`, `\\`)} {
 				query := strings.NewReplacer("$instance", instance, "$__rate_interval", "5m").Replace(target.Expr)
 				if strings.Contains(query, "$") {
-					t.Errorf("%s: a variable is nobody's: %s", p.Title, query)
+					t.Errorf("%s: a variable is unknown: %s", p.Title, query)
 				}
 				s.shows(t, p.Title, query, target.LegendFormat, eventOf[p.Title])
 			}

@@ -67,8 +67,8 @@ ls -A /var/lib
 cd /run/disk && find . | sort
 `
 
-// A purge removes nothing behind a mount, which may be someone's data. Crisp's own directory may be
-// a mount point, and its file system is emptied.
+// A purge removes nothing behind a mount, which may be the administrator's data. Crisp's own
+// directory may be a mount point, and its file system is emptied.
 func TestPurgeKeepsMounts(t *testing.T) {
 	testenv.NeedRoot(t, "it mounts")
 	out := packageScripts(t, purges, "postrm")

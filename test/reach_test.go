@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/thread"
 )
 
-// nobody is another user of the host, in none of our groups.
+// nobody is another user of the host, in none of crisp's groups.
 const nobody = 65534
 
 // asNobody runs f with that user's rights.

@@ -50,11 +50,6 @@ var sameReasons = []sameReason{
 		regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ip_unprivileged_port_start) 1024$`), "$1 0",
 	},
 	{
-		"the container's own /dev/null, opened where the executor had prepared it for libcontainer: the same device",
-		func(tw twin) bool { return !fastInit(tw) && !tw.container.Tty && !tw.container.Stdin },
-		regexp.MustCompile(`^init fd 0 /dev/null$`), "init fd 0 /null",
-	},
-	{
 		"whether the sysfs of a network namespace is read-only depends on its first mount with mount(2), by the pause container or libcontainer; the fast init and privileged containers make none, and the options of the mount itself are the same",
 		func(tw twin) bool {
 			return ownNetwork(tw) && (fastInit(tw) || tw.container.Linux.SecurityContext.Privileged)
@@ -83,7 +78,7 @@ var modernReasons = []sameReason{
 		regexp.MustCompile(`^(\w+ mount /dev/shm root=/ rw),relatime (propagation=\S* tmpfs rw,size=65536k)$`), "$1,nosuid,nodev,noexec,relatime $2",
 	},
 	{
-		"the root of a user namespace owns the pod's /dev/shm; with containerd nobody in it does", inUserNS,
+		"the root of a user namespace owns the pod's /dev/shm; with containerd no user in it does", inUserNS,
 		regexp.MustCompile(`^(\w+ (?:dev|stat) /dev/shm 41777) 65534:65534 `), "$1 0:0 ",
 	},
 	{
@@ -91,7 +86,7 @@ var modernReasons = []sameReason{
 		regexp.MustCompile(`^(\w+ mount /dev/shm root=/ .* tmpfs rw,size=65536k)$`), "$1,uid=200000,gid=200000",
 	},
 	{
-		"queues are made before the namespace's IDs are mapped; everybody may make some", inUserNS,
+		"queues are made before the namespace's IDs are mapped; all users may make some", inUserNS,
 		regexp.MustCompile(`^(\w+ dev /dev/mqueue 41777) 0:65534 `), "$1 65534:65534 ",
 	},
 	{
@@ -110,7 +105,6 @@ var modernReasons = []sameReason{
 		func(tw twin) bool { return inUserNS(tw) && !tw.container.Linux.SecurityContext.Privileged },
 		regexp.MustCompile(`^(\w+ mount /sys root=/ .* sysfs) rw$`), "$1 ro",
 	},
-	{"containers in user namespaces are not prepared", inUserNS, regexp.MustCompile(`^init fd 0 /null$`), "init fd 0 /dev/null"},
 }
 
 func inUserNS(tw twin) bool {

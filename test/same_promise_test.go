@@ -170,7 +170,6 @@ var mappedReasons = []sameReason{
 	{"the kernel's files", nil, regexp.MustCompile(`^(\w+ stat (?:/proc/sys|/proc/kcore|/sys/firmware) (?:40|10|20)\d{3,4}) 0:0 `), "$1 65534:65534 "},
 	{"groups of the host, which it does not have", func(tw twin) bool { return !ownNetwork(tw) }, regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) .*`), "$1 65534\t65534"},
 	{"groups beyond its own do not exist", ownNetwork, regexp.MustCompile(`^(\w+ file /proc/sys/net/ipv4/ping_group_range) 0\t2147483647$`), "$1 0\t65535"},
-	{"not prepared", nil, regexp.MustCompile(`^init fd 0 /null$`), "init fd 0 /dev/null"},
 	{"mounted with mount(2)", func(tw twin) bool {
 		return ownNetwork(tw) && !tw.container.Linux.SecurityContext.Privileged && mountAt(tw, "/sys") == nil
 	},

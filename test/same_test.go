@@ -234,7 +234,6 @@ var (
 	sameNS   = regexp.MustCompile(`^namespace (\w+) (\S+) `)
 	sameRoot = regexp.MustCompile(` root=\S+`)
 	sameExec = regexp.MustCompile(`^(file /proc/self/cgroup .*/)exec-[0-9a-z]+-[0-9a-z]+$`)
-	sameNull = regexp.MustCompile(`^(fd \d) DIR/\S+/dev/null$`) // until the executor has detached its prepared mounts
 	samePipe = regexp.MustCompile(`pipe:\[\d+\]`)
 )
 
@@ -246,7 +245,6 @@ func sameWords(line string, n *node, ids ...string) string {
 	line = strings.ReplaceAll(line, n.dir, "DIR")
 	line = samePipe.ReplaceAllString(sameID.ReplaceAllString(line, "ID"), "pipe")
 	line = sameExec.ReplaceAllString(line, "${1}exec")
-	line = sameNull.ReplaceAllString(line, "$1 /null")
 	if m := sameNS.FindStringSubmatch(line); m != nil {
 		if host, err := os.Readlink("/proc/self/ns/" + m[1]); err == nil && host == m[2] {
 			return "namespace " + m[1] + " the host's"

@@ -15,7 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/test/testenv"
 )
 
-// programs are the programs of which a script must not leave a process.
+// programs are the programs that a script may leave no process of.
 var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth"}
 
 // TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of what a user

@@ -9,9 +9,9 @@ import (
 
 // A service that runs pods is restarted however often it fails. By default systemd gives up after
 // five starts in ten seconds (systemd.unit(5)): a disk that is full for that long would stop the
-// node until someone logs in. Nor does a unit require another one: it would not be started again
-// after that one failed to start ("Dependency failed"). No unit raises the soft limit of open files, because containers would
-// inherit it.
+// node until an administrator logs in. Nor does a unit require another one: it would not be started
+// again after that one failed to start ("Dependency failed"). No unit raises the soft limit of open
+// files, because containers would inherit it.
 func TestUnits(t *testing.T) {
 	units, err := filepath.Glob("../packaging/systemd/*.service.in")
 	if err != nil || len(units) < 2 {

@@ -5,8 +5,10 @@
 //	    cmd/crispd ─────────────► config                 cmd/crisp
 //	        │   (also constructs   (leaf; imported          │
 //	        │    each package)      only by cmd)            ▼
-//	        ▼                                             agent
-//	     server ─────► server/spec (pure)                   │
+//	        │                                           apiserver
+//	        │                                               │ never the other way
+//	        ▼                                               ▼
+//	     server ─────► server/spec (pure)                 agent
 //	 ┌──────┼───────┬─────────┬───────────┐                 │ CRI over a unix socket,
 //	 ▼      ▼       ▼         ▼           ▼                 │ never a Go import of
 //	oci  network  image  streaming   checkpoint             │ server, oci, …
@@ -15,9 +17,11 @@
 //	                     ▼                                  ▼
 //	                internal/*  ◄───────────────────────────┘
 //
-// The five siblings never import each other: what one produces and another
+// Three products share the tree: the runtime, the agent, and the API server above the agent, which
+// makes a cluster of one of it. The runtime imports neither of the others, and the agent not the
+// API server. The five siblings never import each other: what one produces and another
 // needs travels through server as plain data.
 //
-// order_test.go has the order of packages inside of agent, image, oci and server,
+// order_test.go has the order of packages inside of agent, apiserver, image, oci and server,
 // which of them are pure, and that a file of server holds one RPC.
 package archtest

@@ -147,7 +147,7 @@ func TestRetiredWordsAreFound(t *testing.T) {
 		{"oci/executor", "lease", []string{"lease"}},
 		{"image/rootfs", "leaseRecord", nil},
 		{"internal/flock", "ErrHeld", nil},
-		{"agent/evict", "thresholds", nil}, // of which hold is no word
+		{"agent/housekeeping", "thresholds", nil}, // hold is no word of it
 		{"agent/worker", "TestFailuresHoldBack", nil},
 	} {
 		if got := retiredIn(test.dir, test.name); !slices.Equal(got, test.want) {

@@ -5,7 +5,7 @@
 // each sample. If the speed of the machine drifts, it affects all of them alike. So compare ratios
 // within one table, never figures of two tables.
 //
-// A run has these phases, always in this order, each of which starts and ends without pods of its own:
+// A run has these phases, always in this order. Each starts and ends without pods of its own:
 //
 //	memory      PSS and private memory of the runtime's processes with 0 pods and with -pods pods; the first phase, so that
 //	            no heap has grown from other work

@@ -254,7 +254,7 @@ func resized(locate func(*tracer, *call) bool) sys {
 }
 
 // described is for calls that change what inode(7) describes; flags is the argument that
-// may have AT_SYMLINK_NOFOLLOW, < 0: there is none, and follow decides.
+// may have AT_SYMLINK_NOFOLLOW, < 0: the call has no flags, and follow decides.
 func described(locate func(*tracer, *call) bool, follow bool, flags int) sys {
 	return sys{
 		changes: true, locate: locate,

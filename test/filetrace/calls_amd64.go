@@ -29,3 +29,6 @@ func old(enter func(nr uint64, name string, s sys)) {
 	enter(unix.SYS_LSTAT, "lstat", looks(named(-1, 0)))
 	enter(unix.SYS_READLINK, "readlink", looks(named(-1, 0)))
 }
+
+// oldForks are ways to fork that only amd64 has.
+var oldForks = map[uint64]string{unix.SYS_FORK: "fork", unix.SYS_VFORK: "vfork"}

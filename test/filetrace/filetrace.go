@@ -238,7 +238,7 @@ func (tr *Tracer) stop() {
 	tr.pipe.Close()
 }
 
-// environment makes a process a tracer, and says of which process and directory.
+// environment makes a process a tracer, and names the traced process and the directory.
 const environment = "CRISP_FILETRACE"
 
 func init() {

@@ -37,8 +37,23 @@ type Inject struct {
 // are not followed. It skips t where the kernel does not let us trace.
 func Attach(t testing.TB, pid int) *Inject {
 	t.Helper()
+	return attach(t, strconv.Itoa(pid))
+}
+
+// AttachForks is Attach for the calls that start a process or a program: fork and execve of every
+// kind. Those of the process's children, and of theirs, count too, until these execute another
+// program than its own.
+func AttachForks(t testing.TB, pid int) *Inject {
+	t.Helper()
+	return attach(t, strconv.Itoa(pid)+forksSuffix)
+}
+
+const forksSuffix = " forks"
+
+func attach(t testing.TB, what string) *Inject {
+	t.Helper()
 	i := &Inject{t: t}
-	i.cmd, i.pipe, i.ask = launch(t, fmt.Sprintf("%s=%d", injectEnvironment, pid))
+	i.cmd, i.pipe, i.ask = launch(t, injectEnvironment+"="+what)
 	i.from = gob.NewDecoder(bufio.NewReader(i.pipe))
 	t.Cleanup(i.Release)
 	var m message
@@ -51,7 +66,8 @@ func Attach(t testing.TB, pid int) *Inject {
 	return i
 }
 
-// Only makes Arm count only the calls of these names, and all of them without a name.
+// Only makes Arm count only the calls of these names, and all of them without a name. "send" is a
+// write(2) to a socket.
 func (i *Inject) Only(names ...string) {
 	fmt.Fprintln(i.ask, "only "+strings.Join(names, " "))
 	var m message
@@ -60,10 +76,22 @@ func (i *Inject) Only(names ...string) {
 
 // Arm makes the n-th call from now on fail with errno, without effect; n = 0: only count
 // them. It fails once.
-func (i *Inject) Arm(n int, errno syscall.Errno) {
-	fmt.Fprintf(i.ask, "arm %d %d\n", n, int(errno))
+func (i *Inject) Arm(n int, errno syscall.Errno) { i.arm(n, errno, false) }
+
+// ArmAll makes the n-th call from now on fail, and all later ones.
+func (i *Inject) ArmAll(n int, errno syscall.Errno) { i.arm(n, errno, true) }
+
+func (i *Inject) arm(n int, errno syscall.Errno, lasting bool) {
+	fmt.Fprintf(i.ask, "arm %d %d %t\n", n, int(errno), lasting)
 	var m message
 	_ = i.from.Decode(&m) // Disarm reports an exit of the process
+}
+
+// Hangs reports whether a call hangs.
+func (i *Inject) Hangs() bool {
+	fmt.Fprintln(i.ask, "look")
+	var m message
+	return i.from.Decode(&m) == nil && m.Failure != nil && m.Failure.Happened
 }
 
 // Disarm returns the result of Arm. It is unknown for a process that has exited.
@@ -108,6 +136,7 @@ func init() {
 // runInject is a tracer that also reads orders while nothing happens: so it does not wait in
 // wait4(2), but for SIGCHLD, which each stop raises.
 func runInject(what string, to *gob.Encoder, orders io.Reader) error {
+	what, forks := strings.CutSuffix(what, forksSuffix)
 	pid, err := strconv.Atoi(what)
 	if err != nil {
 		return err
@@ -115,6 +144,12 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 	stops := make(chan os.Signal, 1)
 	signal.Notify(stops, unix.SIGCHLD)
 	t := &tracer{pid: pid, dir: "/", threads: map[int]*thread{}, out: make(chan message, 64), fallible: fallible()}
+	if forks {
+		t.fallible = starting()
+		if t.program, err = os.Stat(fmt.Sprintf("/proc/%d/exe", pid)); err != nil {
+			return to.Encode(message{Err: err.Error()})
+		}
+	}
 	if err := t.seize(); err != nil {
 		return to.Encode(message{Err: err.Error()})
 	}
@@ -151,14 +186,14 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 				return nil
 			}
 			t.order(text)
-			if text != "disarm" {
-				if err := to.Encode(message{Ready: true}); err != nil {
-					return err
-				}
-			} else {
-				if err := to.Encode(<-t.out); err != nil {
-					return err
-				}
+			answer := message{Ready: true}
+			if text == "disarm" || text == "look" {
+				answer = <-t.out
+			}
+			if err := to.Encode(answer); err != nil {
+				return err
+			}
+			if text == "disarm" {
 				if err := t.unhang(); err != nil {
 					return err
 				}
@@ -170,7 +205,7 @@ func runInject(what string, to *gob.Encoder, orders io.Reader) error {
 // inject counts the call, and makes it fail or hang if it is the one.
 func (t *tracer) inject(th *thread, nr uint64, args [6]uint64) error {
 	s := t.fallible[nr]
-	if s == nil || len(t.only) > 0 && !slices.Contains(t.only, s.name) || !t.may(th, nr, args) {
+	if s == nil || len(t.only) > 0 && !slices.Contains(t.only, s.name) && !slices.Contains(t.only, t.sends(th, nr, args)) || !t.may(th, nr, args) {
 		return t.resume(th.id, 0)
 	}
 	c := &call{thread: th, name: s.name, sys: s, args: args}
@@ -203,6 +238,16 @@ func (t *tracer) unhang() error {
 	return nil
 }
 
+// sends returns "send" for a write(2) to a socket.
+func (t *tracer) sends(th *thread, nr uint64, args [6]uint64) string {
+	if nr == unix.SYS_WRITE {
+		if link, _ := os.Readlink(fdLink(th.id, args[0])); strings.HasPrefix(link, "socket:") {
+			return "send"
+		}
+	}
+	return ""
+}
+
 // may reports whether the kernel ever refuses this call, and a Go program can do without it.
 func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	switch nr {
@@ -220,6 +265,18 @@ func (t *tracer) may(th *thread, nr uint64, args [6]uint64) bool {
 	}
 	return true
 }
+
+// starting are the calls of AttachForks; oldForks adds amd64's.
+var starting = sync.OnceValue(func() map[uint64]*sys {
+	m := map[uint64]*sys{
+		unix.SYS_CLONE: {name: "clone"}, unix.SYS_CLONE3: {name: "clone3"},
+		unix.SYS_EXECVE: {name: "execve", locate: named(-1, 0)}, unix.SYS_EXECVEAT: {name: "execveat", locate: named(0, 1)},
+	}
+	for nr, name := range oldForks {
+		m[nr] = &sys{name: name}
+	}
+	return m
+})
 
 // fallible are the calls that can be made to fail. Those of table have their effect on any
 // file.

@@ -141,3 +141,81 @@ func TestInjectIntoWhatEnds(t *testing.T) {
 		t.Errorf("for an ended process Disarm returns %+v", f)
 	}
 }
+
+// The traced process executes itself for each line that it reads, and that process `true`; it
+// prints how far it came.
+func init() {
+	switch os.Getenv("CRISP_FORKS") {
+	case "first":
+		for s := bufio.NewScanner(os.Stdin); s.Scan(); {
+			cmd := exec.Command("/proc/self/exe")
+			cmd.Env = []string{"CRISP_FORKS=second"}
+			out, err := cmd.Output()
+			fmt.Printf("first: %v; %s\n", err != nil, out)
+		}
+		os.Exit(0)
+	case "second":
+		fmt.Printf("second: %v", exec.Command("/bin/sh", "-c", "/bin/true & wait $!").Run() != nil)
+		os.Exit(0)
+	}
+}
+
+// Forks and executions fail in the process and in children that run its program, but not in what
+// these run.
+func TestInjectForks(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(self)
+	cmd.Env = append(os.Environ(), "CRISP_FORKS=first")
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer cmd.Wait()
+	defer in.Close()
+	lines := bufio.NewReader(out)
+	answer := func() string {
+		t.Helper()
+		io.WriteString(in, "go\n")
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.TrimSpace(line)
+	}
+	const works, first, second = "first: false; second: false", "first: true;", "first: false; second: true"
+	answer()
+	i := filetrace.AttachForks(t, cmd.Process.Pid)
+	// The third is Go's look whether the kernel has pidfds, at the first fork of a program.
+	for n, want := range []string{works, first, first, works, second, second, works} {
+		i.Arm(n, unix.EAGAIN)
+		if got := answer(); got != want {
+			t.Errorf("with call %d failing: %q, want %q", n, got, want)
+		}
+		if f, ok := i.Disarm(); !ok || f.Happened != (0 < n && n < 6) {
+			t.Errorf("call %d: %+v, %v", n, f, ok)
+		}
+	}
+	i.ArmAll(1, unix.ENOMEM)
+	for range 2 {
+		if got := answer(); got != first {
+			t.Errorf("with all failing: %q", got)
+		}
+	}
+	if f, ok := i.Disarm(); !ok || !strings.Contains(f.What, "ENOMEM") {
+		t.Errorf("%+v, %v", f, ok)
+	}
+	i.Release()
+	if got := answer(); got != works {
+		t.Errorf("after the release: %q", got)
+	}
+}

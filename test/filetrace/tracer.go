@@ -30,10 +30,12 @@ type tracer struct {
 
 	armed   int // counts down to 1, the call that must fail; 0 = none
 	errno   syscall.Errno
+	lasting bool // later ones must fail, too
 	failure Failure
 
 	fallible map[uint64]*sys // of an Inject, which records nothing
 	only     []string        // the names that count; none: all
+	program  os.FileInfo     // children that execute it are followed; nil: none
 	hangs    *thread         // at the entry of a call that is not let through
 }
 
@@ -60,6 +62,7 @@ type syscallInfo struct {
 const (
 	ptraceGetSyscallInfo = 0x420e
 	options              = unix.PTRACE_O_TRACESYSGOOD | unix.PTRACE_O_TRACECLONE
+	forkOptions          = unix.PTRACE_O_TRACEFORK | unix.PTRACE_O_TRACEVFORK | unix.PTRACE_O_TRACEEXEC
 )
 
 func runTracer(what string, to *gob.Encoder) error {
@@ -122,6 +125,10 @@ func ptrace(request, pid int, addr, data uintptr) error {
 
 // seize seizes all threads, those that are created meanwhile too.
 func (t *tracer) seize() error {
+	how := uintptr(options)
+	if t.program != nil {
+		how |= forkOptions
+	}
 	for {
 		entries, err := os.ReadDir(fmt.Sprintf("/proc/%d/task", t.pid))
 		if err != nil {
@@ -133,7 +140,7 @@ func (t *tracer) seize() error {
 			if err != nil || t.threads[id] != nil {
 				continue
 			}
-			if err := ptrace(unix.PTRACE_SEIZE, id, 0, options); err != nil {
+			if err := ptrace(unix.PTRACE_SEIZE, id, 0, how); err != nil {
 				if err == unix.ESRCH || err == unix.EPERM && tracedBy(id) == os.Getpid() {
 					continue // it has ended, or was born to one that we have
 				}
@@ -179,10 +186,19 @@ func (t *tracer) stopped(id int, ws unix.WaitStatus) error {
 		return t.atCall(th)
 	case event == unix.PTRACE_EVENT_STOP && signal != unix.SIGTRAP:
 		return ptrace(unix.PTRACE_LISTEN, id, 0, 0) // SIGSTOP and its like
+	case event == unix.PTRACE_EVENT_EXEC && t.isForeign(id):
+		delete(t.threads, id)
+		return ptrace(unix.PTRACE_DETACH, id, 0, 0)
 	case event != 0:
 		return t.resume(id, 0)
 	}
 	return t.resume(id, signal)
+}
+
+// isForeign reports whether a process executes another program than the traced one.
+func (t *tracer) isForeign(id int) bool {
+	program, err := os.Stat(fmt.Sprintf("/proc/%d/exe", id))
+	return err != nil || !os.SameFile(program, t.program)
 }
 
 func (t *tracer) resume(id int, signal syscall.Signal) error {
@@ -279,8 +295,13 @@ func (t *tracer) fail(c *call) (bool, error) {
 		return false, nil
 	}
 	errno := t.errno
+	if t.lasting {
+		t.armed = 1
+	}
+	if !t.failure.Happened {
+		t.failure.What = fmt.Sprintf("%s %s: %s", c.name, t.rel(c.path), unix.ErrnoName(errno))
+	}
 	t.failure.Happened = true
-	t.failure.What = fmt.Sprintf("%s %s: %s", c.name, t.rel(c.path), unix.ErrnoName(errno))
 	c.thread.fake, c.thread.result = true, -int(errno)
 	if !c.sys.happens { // close(2) closes, whatever it returns
 		if err := skipCall(c.thread.id); err != nil {
@@ -297,13 +318,15 @@ func (t *tracer) order(text string) {
 	case "mark":
 		t.ops = append(t.ops, Op{Kind: Marked, Text: rest})
 	case "arm":
-		t.failure = Failure{}
-		fmt.Sscan(rest, &t.armed, &t.errno)
+		t.failure, t.lasting = Failure{}, false
+		fmt.Sscan(rest, &t.armed, &t.errno, &t.lasting)
 	case "only":
 		t.only = strings.Fields(rest)
-	case "disarm":
+	case "disarm", "look":
 		f := t.failure
-		t.armed, t.errno = 0, 0
+		if verb == "disarm" {
+			t.armed, t.errno = 0, 0
+		}
 		t.out <- message{Failure: &f}
 	case "stop":
 		if t.fault != "" {

@@ -24,8 +24,8 @@ var update = flag.Bool("update", false, "write the golden files of the package i
 // Update reports whether -update was given.
 func Update() bool { return *update }
 
-// Cases runs a subtest for each testdata/*.txtar of the package, of which there are at least
-// ten. The file has the input and the result; made returns the file with the current result.
+// Cases runs a subtest for each testdata/*.txtar of the package, at least ten. The file has the
+// input and the result; made returns the file with the current result.
 func Cases(t *testing.T, made func(t *testing.T, archive *txtar.Archive) *txtar.Archive) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/*.txtar")

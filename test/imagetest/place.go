@@ -78,7 +78,7 @@ func (p *place) Open(o image.Options) {
 	if log == nil {
 		log = slog.New(slog.NewTextHandler(p.t.Output(), nil))
 	}
-	records, err := checkpoint.Open(filepath.Join(p.Dir, "records"), log)
+	records, err := checkpoint.Open(filepath.Join(p.Dir, "records"), "", log)
 	if err != nil {
 		p.t.Fatal(err)
 	}
@@ -183,7 +183,7 @@ func (p *place) isClean() {
 	before := p.Layers()
 	p.Close()
 	if after := p.Layers(); after != before {
-		p.t.Errorf("%d layers belonged to nobody", before-after)
+		p.t.Errorf("%d layers had no owner", before-after)
 	}
 }
 

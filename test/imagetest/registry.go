@@ -68,6 +68,15 @@ func (r *Registry) Intercept(f func(w http.ResponseWriter, req *http.Request) (d
 	r.before = f
 }
 
+// Await waits until ch is closed, or the client of req has left: a registry does not close while a
+// handler waits, so a test that fails would never end.
+func Await(req *http.Request, ch <-chan struct{}) {
+	select {
+	case <-ch:
+	case <-req.Context().Done():
+	}
+}
+
 // Asked returns the requests to read something, "GET /v2/…" or "HEAD /v2/…", since the last call
 // that contain part.
 func (r *Registry) Asked(part string) []string {

@@ -176,7 +176,7 @@ func drive(t *testing.T, n *node, list []manifest) *session {
 	return s
 }
 
-// kills returns the program that the pod's turn kills, "" if there is none.
+// kills returns the program that the pod's turn kills, "" if it kills none.
 func (m *manifest) kills() string {
 	if m.turn == nil {
 		return ""

@@ -78,7 +78,7 @@ func (n *node) killContainer(name string) {
 	n.until(name+" runs again", 2*time.Minute, func() bool { now := running(); return now > 1 && now != before })
 }
 
-// process returns the PID of the running container that satisfies is, 0 if there is none.
+// process returns the PID of the running container that satisfies is, 0 if none does.
 func (n *node) process(is func(*cri.Container) bool) (pid int, err error) {
 	runtime := cri.NewRuntimeServiceClient(n.conn)
 	list, err := runtime.ListContainers(context.Background(), &cri.ListContainersRequest{Filter: &cri.ContainerFilter{State: &cri.ContainerStateValue{State: cri.ContainerState_CONTAINER_RUNNING}}})

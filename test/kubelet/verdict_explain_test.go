@@ -42,7 +42,7 @@ var otherVerdicts = []struct{ errors, reason string }{
 
 // verdictReasons has the reasons why verdicts may differ.
 type verdictReasons struct {
-	refused map[string]bool // texts of docs/agent.md
+	refused map[string]bool // texts of docs/fields.md
 	ignored []*regexp.Regexp
 	table   []*regexp.Regexp
 	count   int
@@ -52,7 +52,7 @@ var fieldRow = regexp.MustCompile("^\\| `([^`]+)` \\| (?:\\*\\*rejected\\*\\*: (
 
 func newVerdictReasons(t *testing.T) *verdictReasons {
 	e := &verdictReasons{refused: map[string]bool{"not supported yet": true}}
-	data, err := os.ReadFile("../../docs/agent.md")
+	data, err := os.ReadFile("../../docs/fields.md")
 	check(t, err)
 	for line := range strings.Lines(string(data)) {
 		row := fieldRow.FindStringSubmatch(strings.TrimSpace(line))
@@ -67,7 +67,7 @@ func newVerdictReasons(t *testing.T) *verdictReasons {
 		}
 	}
 	if len(e.refused) < 20 || len(e.ignored) < 10 {
-		t.Fatal("docs/agent.md has no table of fields")
+		t.Fatal("docs/fields.md has no table of fields")
 	}
 	for _, line := range otherVerdicts {
 		e.table = append(e.table, regexp.MustCompile(`^(`+line.errors+`)`))

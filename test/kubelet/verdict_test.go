@@ -58,7 +58,7 @@ func (m mutant) text(t *testing.T) []byte {
 }
 
 // crisp accepts and rejects the same manifests as Kubernetes, except for the differences in
-// otherVerdicts and in the table of fields in docs/agent.md. Valid manifests with one or two values
+// otherVerdicts and in the table of fields in docs/fields.md. Valid manifests with one or two values
 // changed are compared with the validation of the API server, which the kubelet also uses for
 // manifests.
 func TestSameVerdicts(t *testing.T) {

@@ -17,8 +17,10 @@ func (p *pod) act(s podState, q *pending, under []*pending, yield func(podState)
 		if k := p.find(&s, q); k < 0 || s.ctrs[k].phase != running {
 			yield(s)
 		}
-	case Exec, Reopen:
+	case Exec, Reopen, Checkpoint:
 		p.needsRunning(s, q, yield)
+	case UpdatePod:
+		p.needsBox(s, q, yield)
 	case PodStatus:
 		p.seesBox(s, q, yield)
 	case Status:
@@ -107,12 +109,14 @@ func (p *pod) start(s podState, q *pending, under []*pending, yield func(podStat
 		}
 	case q.is(BadState):
 		another := slices.DeleteFunc(slices.Clone(under), func(o *pending) bool { return o == q })
-		if k < 0 || mayBegin && !beingStarted(q.call.ID, another) {
+		if k < 0 {
 			return
 		}
-		yield(s)
-		// The start had begun when the pod was stopped: the container counts as started.
-		if s.ctrs[k].phase == created && s.box.phase != ready {
+		if !mayBegin || beingStarted(q.call.ID, another) {
+			yield(s)
+		}
+		// The start had begun when the container or its pod was stopped: it counts as started.
+		if s.ctrs[k].phase == created && (s.box.phase != ready || beingStopped(q.call, another)) {
 			s.ctrs[k].phase, s.ctrs[k].code = exited, NeverRan
 			yield(s)
 		}
@@ -174,6 +178,15 @@ func (p *pod) needsRunning(s podState, q *pending, yield func(podState)) {
 	runs := k >= 0 && s.ctrs[k].phase == running
 	switch {
 	case q.is(OK) && runs, q.is(NotFound) && k < 0, q.is(BadState) && k >= 0 && !runs:
+		yield(s)
+	}
+}
+
+// needsBox is for calls that change nothing and need a sandbox that is not being removed.
+func (p *pod) needsBox(s podState, q *pending, yield func(podState)) {
+	there := p.isBox(&s, q.call.ID)
+	switch {
+	case q.is(OK) && there, q.is(NotFound) && !there, q.is(BadState) && there && s.box.removing:
 		yield(s)
 	}
 }

@@ -29,7 +29,7 @@ func (l *listener) listen() {
 // hear processes an event.
 func (l *listener) hear(id string, state State) error {
 	if l.latest == nil {
-		return fmt.Errorf("an event, and nobody listens")
+		return fmt.Errorf("an event without a listener")
 	}
 	if !slices.Contains(lifeStates, state) {
 		return fmt.Errorf("an event of the state %q", state)

@@ -36,16 +36,18 @@ const (
 	RemovePod Verb = "remove-pod"
 	PodStatus Verb = "pod-status"
 	ListPods  Verb = "list-pods"
+	UpdatePod Verb = "update-pod" // of what the model does not show
 
-	Create Verb = "create" // in the sandbox Call.Sandbox
-	Start  Verb = "start"
-	Stop   Verb = "stop" // within Call.Grace
-	Remove Verb = "remove"
-	Exec   Verb = "exec"   // of a command that exits with 0 at once
-	Update Verb = "update" // to Call.Value
-	Reopen Verb = "reopen"
-	Status Verb = "status"
-	List   Verb = "list"
+	Create     Verb = "create" // in the sandbox Call.Sandbox
+	Start      Verb = "start"
+	Stop       Verb = "stop" // within Call.Grace
+	Remove     Verb = "remove"
+	Exec       Verb = "exec"   // of a command that exits with 0 at once
+	Update     Verb = "update" // to Call.Value
+	Reopen     Verb = "reopen"
+	Checkpoint Verb = "checkpoint" // which leaves it running
+	Status     Verb = "status"
+	List       Verb = "list"
 
 	Pull        Verb = "pull"
 	RemoveImage Verb = "remove-image"

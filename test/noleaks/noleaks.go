@@ -118,7 +118,7 @@ func tables(s Snapshot) error {
 	return err
 }
 
-// nft returns what nft(8) prints, "" without the program: then there are no tables of ours.
+// nft returns what nft(8) prints, "" without the program: then crisp has no tables.
 func nft(args ...string) (string, error) {
 	if _, err := exec.LookPath("nft"); err != nil {
 		return "", nil

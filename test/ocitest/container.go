@@ -178,7 +178,7 @@ func (s *stdio) pipe(name string, read bool) (*os.File, error) {
 	return os.NewFile(uintptr(ours), name), nil
 }
 
-// in returns the input, a nil interface if there is none.
+// in returns the input, a nil interface without one.
 func (s *stdio) in() io.Reader {
 	if s.stdin == nil {
 		return nil

@@ -3,6 +3,7 @@ package ocitest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"os"
 	"slices"
 	"sync"
@@ -49,6 +50,17 @@ func newExecutor(fuse *Fuse) *Executor {
 		execs: make(map[string]*execution), conns: make(map[*conn]bool),
 		fail: make(map[string]error), blocks: make(map[string]chan struct{}), coming: make(map[string]chan struct{}), frozen: make(map[string]bool),
 	}
+}
+
+// ErrPanic makes a fake panic instead of failing with it.
+var ErrPanic = errors.New("panic")
+
+// Failure returns err, the failure that a test has requested, unless that is ErrPanic.
+func Failure(err error) error {
+	if err == ErrPanic {
+		panic("bug")
+	}
+	return err
 }
 
 // Fail makes calls of method fail with err until it is nil.
@@ -266,6 +278,7 @@ func (c *conn) Call(ctx context.Context, method string, req, reply any, send ...
 	}
 	failure, block := c.x.fail[method], c.x.blocks[method]
 	c.x.mu.Unlock()
+	failure = Failure(failure)
 	if block != nil {
 		select {
 		case <-block:
@@ -328,7 +341,7 @@ func (c *conn) serve(ctx context.Context, method string, body []byte, send []*os
 		case <-killed:
 		}
 		if !c.x.came(ref.ID) {
-			done <- result{err: fault.Internal.Errorf("start of container %s was given up: it was killed before its program ran", ref.ID)}
+			done <- result{err: fault.WrongState.Errorf("start of container %s was given up: it was killed before its program ran", ref.ID)}
 			return
 		}
 		answer, recv, err := c.x.serve(ctx, c, method, body, nil)

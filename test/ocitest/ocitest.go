@@ -3,10 +3,8 @@
 // any executor (Suite), which both the Machine and the real executor fulfil.
 //
 // A Machine is a fake node. It outlives the Runtimes that are opened on it, as a
-// node outlives its daemon, and its executor can be crashed. The programs of its
-// containers are scripts in the language of test/testbin, of which it
-// implements
-// the verbs
+// node outlives its daemon, and its executor can be crashed. The programs of its containers are
+// scripts in the language of test/testbin. It implements the verbs
 //
 //	print eprint sleep exit kill catch ignore-term eat echo-stdin spawn
 //

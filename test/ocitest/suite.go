@@ -99,11 +99,14 @@ func cannotExecute(f *fixture) {
 		f.Errorf("start of a program that is not there: %v", err)
 	}
 	st := c.Status()
+	if st.StartedAt.IsZero() || !st.StartedAt.Equal(st.FinishedAt) {
+		f.Errorf("the start failed at %v, started is %v", st.FinishedAt, st.StartedAt)
+	}
 	if st.State != oci.Exited || st.ExitCode != 128 || st.Reason != "StartError" || !strings.Contains(st.Message, "/missing") {
 		f.Errorf("status is %+v", st)
 	}
 	f.reopen() // it is remembered like any other exit
-	if again := f.again(c).Status(); again.State != oci.Exited || again.ExitCode != 128 || again.Message != st.Message {
+	if again := f.again(c).Status(); again.State != oci.Exited || again.ExitCode != 128 || again.Message != st.Message || !again.StartedAt.Equal(st.StartedAt) {
 		f.Errorf("status after a restart is %+v", again)
 	}
 	f.ok(f.again(c).Remove(f.ctx()))

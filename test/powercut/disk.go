@@ -118,7 +118,7 @@ func newDisk(b *before, ops []filetrace.Op) (*disk, error) {
 			continue
 		}
 		if d.of[i] < 0 || op.Dir != 0 && d.dir[i] < 0 || op.ToDir != 0 && d.to[i] < 0 {
-			return nil, fmt.Errorf("%s %s is of a file that nobody has made", op.Kind, op.Path)
+			return nil, fmt.Errorf("%s %s is of a file that was not made", op.Kind, op.Path)
 		}
 		switch o := d.objects[d.of[i]]; op.Kind {
 		case filetrace.Write, filetrace.Meta:
@@ -154,7 +154,7 @@ type state struct {
 	files   map[int]variant
 }
 
-// synced returns the last sync of o among the first n operations, -1 if there is none.
+// synced returns the last sync of o among the first n operations, -1 without one.
 func (s state) synced(o *object, n int) int {
 	last := -1
 	for _, i := range o.syncs {

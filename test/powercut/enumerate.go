@@ -64,7 +64,7 @@ func (e *enumeration) without() (faults []string) {
 		delete(reasons, line)
 		switch {
 		case !missed && !excused:
-			faults = append(faults, fmt.Sprintf("nobody would notice if this sync were gone: %q %s\n\tTake it out, or give the reason for it in Redundant", line, e.moment(i)))
+			faults = append(faults, fmt.Sprintf("no test would notice if this sync were gone: %q %s\n\tTake it out, or give the reason for it in Redundant", line, e.moment(i)))
 		case missed && excused:
 			faults = append(faults, fmt.Sprintf("this sync is not redundant, without it something is lost: %q", line))
 		}

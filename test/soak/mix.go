@@ -238,7 +238,7 @@ func (m *mix) statuses(ctx context.Context, r *rand.Rand) {
 		if p := m.somePod(r); p != nil {
 			resp, err := m.n.runtime.PodSandboxStatus(about(ctx, p.gone), &cri.PodSandboxStatusRequest{PodSandboxId: p.id, Verbose: true})
 			if err == nil && resp.Status.State != cri.PodSandboxState_SANDBOX_READY && !p.halted() {
-				m.n.calls.wrongAnswer("pod %s is %v, and nobody stopped it", p.config.Metadata.Name, resp.Status.State)
+				m.n.calls.wrongAnswer("pod %s is %v, and was not stopped", p.config.Metadata.Name, resp.Status.State)
 			}
 		}
 		return
@@ -256,7 +256,7 @@ func (m *mix) statuses(ctx context.Context, r *rand.Rand) {
 	case st.State == cri.ContainerState_CONTAINER_RUNNING || c.taken() || c.cutOff(c.born):
 	case c.program == "quits" && st.State == cri.ContainerState_CONTAINER_EXITED && st.ExitCode == 7:
 	default:
-		m.n.calls.wrongAnswer("container %s of %s (%s) is %v, exit code %d, %s %s, and nobody stopped it",
+		m.n.calls.wrongAnswer("container %s of %s (%s) is %v, exit code %d, %s %s, and was not stopped",
 			c.config.Metadata.Name, c.pod.config.Metadata.Name, c.program, st.State, st.ExitCode, st.Reason, st.Message)
 	}
 }

@@ -65,7 +65,7 @@ func TestTableFindsMore(t *testing.T) {
 	n.after.fds["crispd"]["/a"]++
 	n.after.numbers["crispd goroutines"]++
 	n.after.stacks["crispd"]["leaked"] = 1
-	n.after.numbers["root"] = 1.5 // MiB, of which 1 is allowed
+	n.after.numbers["root"] = 1.5 // MiB; 1 is allowed
 	delete(n.after.things, "link veth1")
 	n.after.things["link veth2"] = 1 // as many links, but another one
 	_, problems := n.table()

@@ -20,7 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/test/testdisk"
 )
 
-// several is the number of stuck objects for causes of which one may not be enough.
+// several is the number of stuck objects for causes that may need more than one.
 const several = 4
 
 // manyStops is the thing whose pods exist before anything is measured.

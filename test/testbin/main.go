@@ -19,6 +19,7 @@
 //	cat PATH         a file's content
 //	ls PATH          a directory's names, a line each
 //	write PATH TEXT  TEXT into a file
+//	append PATH TEXT a line of TEXT to a file
 //	flood MIB        that many MiB to stdout
 //	copy FROM TO     a file, with its mode
 //	chmod MODE PATH  an octal mode, as 4755
@@ -153,6 +154,13 @@ var verbs = map[string]func(s *script){
 		data, err := os.ReadFile(s.next())
 		check(err)
 		check(os.WriteFile(s.next(), data, 0o755))
+	},
+	"append": func(s *script) {
+		f, err := os.OpenFile(s.next(), os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+		check(err)
+		_, err = f.WriteString(s.next() + "\n")
+		check(err)
+		check(f.Close())
 	},
 	"flood": func(s *script) {
 		block := make([]byte, 1<<20)

@@ -37,7 +37,7 @@ func entries(text string) ([]entry, error) {
 		}
 		for _, need := range e.needs {
 			if !known(need) {
-				return nil, fmt.Errorf("skips.txt:%d: nobody knows what %s is", n, need)
+				return nil, fmt.Errorf("skips.txt:%d: %s is unknown", n, need)
 			}
 		}
 		all = append(all, e)

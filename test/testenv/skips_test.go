@@ -65,7 +65,7 @@ a    TestThree/deep criu
 }
 
 func TestBadList(t *testing.T) {
-	for list, want := range map[string]string{"a TestX": "want a package", "a TestX electricity": "nobody knows", "a Test[ criu": "syntax error"} {
+	for list, want := range map[string]string{"a TestX": "want a package", "a TestX electricity": "electricity is unknown", "a Test[ criu": "syntax error"} {
 		if _, err := judge(list, nil, true, Lacks); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%q: %v", list, err)
 		}

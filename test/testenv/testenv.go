@@ -54,7 +54,7 @@ func Lacks(need string) string {
 	default:
 		probe, ok := probes[need]
 		if !ok {
-			return "nobody knows how to look for it"
+			return "there is no probe for it"
 		}
 		err = probe()
 	}

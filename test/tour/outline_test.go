@@ -91,7 +91,7 @@ func TestOutlines(t *testing.T) {
 	}
 }
 
-// handler returns the function that handles an RPC, nil if there is none.
+// handler returns the function that handles an RPC, nil for no RPC.
 func (g *graph) handler(rpc string) *function {
 	if !slices.Contains(g.rpcs(), rpc) {
 		return nil
@@ -123,7 +123,7 @@ func (g *graph) callers(f *function) (list []*function) {
 	return list
 }
 
-// path returns the shortest path from one of some functions to another, nil if there is none.
+// path returns the shortest path from one of some functions to another, nil without a path.
 func (g *graph) path(from []*function, to *function) (way []*function) {
 	before := map[*function]*function{}
 	for queue := slices.Clone(from); len(queue) > 0; queue = queue[1:] {

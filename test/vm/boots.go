@@ -48,8 +48,8 @@ type tests struct {
 	must           []string // must pass, or the step fails, so that a renamed or skipped test is noticed
 }
 
-// exactly returns these tests of a package, each of which must pass: top-level ones, or subtests of
-// the one before the slash.
+// exactly returns these tests of a package, which must all pass: top-level ones, or subtests of the
+// one before the slash.
 func exactly(dir string, names ...string) tests {
 	parent, _, sub := strings.Cut(names[0], "/")
 	if !sub {
@@ -79,7 +79,7 @@ var oomGroup = func() tests {
 // fastInit tests the fast init with systemd's cgroups, on another kernel. It is not used where CRIU
 // is found, which is in /usr/sbin.
 var fastInit = func() tests {
-	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestFastInitHome",
+	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestTrapsInTheImage", "TestProgramRunsOnce",
 		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything", "TestNoMemoryForExecs")
 	t.env = []string{"PATH=" + withoutCRIU + ":/usr/bin:/bin"}
 	return t
@@ -139,6 +139,9 @@ var boots = []boot{
 			{"oomgroup", full, 30 * time.Minute, oomGroup},
 			{"all-executor", full, 30 * time.Minute, all("oci/executor", "")},
 			{"all-oomscore", full, 5 * time.Minute, all("oci/executor/oomscore", "")},
+			{"all-proc", full, 5 * time.Minute, all("oci/executor/proc", "")},
+			{"all-runtime", full, 5 * time.Minute, all("oci/executor/runtime", "")},
+			{"all-stdio", full, 5 * time.Minute, all("oci/executor/stdio", "")},
 			{"all-oci", full, 30 * time.Minute, all("oci", "")},
 			{"all-network", full, 20 * time.Minute, all("network", "")},
 			{"all-image", full, 20 * time.Minute, all("image", "")},
@@ -147,7 +150,7 @@ var boots = []boot{
 			{"all-procstat", full, 5 * time.Minute, all("internal/procstat", "")},
 			{"all-userns", full, 5 * time.Minute, all("internal/userns", "")},
 			{"all-crilog", full, 5 * time.Minute, all("internal/crilog", "")},
-			{"all-cgroup", full, 5 * time.Minute, all("agent/cgroup", "")},
+			{"all-node", full, 5 * time.Minute, all("agent/node", "")},
 			{"all-criruntime", full, 5 * time.Minute, all("agent/criruntime", "")},
 			{"all-podfiles", full, 5 * time.Minute, all("agent/podfiles", "")},
 			{"all-volume", full, 5 * time.Minute, all("agent/volume", "")},

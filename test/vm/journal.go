@@ -76,7 +76,7 @@ func readJournal(logs string) result {
 // (Documentation/admin-guide/tainted-kernels).
 const softLockup = 1 << 14
 
-// tainted returns the kernel's own account of its faults, "" if there are none.
+// tainted returns the kernel's own account of its faults, "" without faults.
 func tainted() string {
 	data, err := os.ReadFile("/proc/sys/kernel/tainted")
 	if err != nil {

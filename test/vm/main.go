@@ -64,7 +64,7 @@ type options struct {
 	cache            string
 }
 
-// chosen returns the names of the selected steps of b; if there are none, it is not booted.
+// chosen returns the names of the selected steps of b; without any, it is not booted.
 func (o options) chosen(b boot) ([]string, error) {
 	match, err := regexp.Compile(o.steps)
 	if err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/validate"
 )
 
-// Fetched images are served with the same digests, including an index of which only one platform
-// was fetched.
+// Fetched images are served with the same digests, including an index with only one fetched
+// platform.
 func TestRegistryServesWhatWasFetched(t *testing.T) {
 	from := httptest.NewServer(registry.New())
 	defer from.Close()

@@ -46,7 +46,7 @@ func run(db, answersPath, tags string, packages []string) error {
 	if err != nil {
 		return fmt.Errorf("%s: %w", answersPath, err)
 	}
-	args := []string{"tool", "govulncheck", "-format", "json", "-scan", "package", "-tags", tags}
+	args := []string{"tool", "-modfile=test/tools/go.mod", "govulncheck", "-format", "json", "-scan", "package", "-tags", tags}
 	if db != "" {
 		args = append(args, "-db", db)
 	}

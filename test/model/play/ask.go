@@ -3,6 +3,8 @@ package play
 import (
 	"context"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -34,6 +36,10 @@ func (p *player) ask(ctx context.Context, c model.Call, id, sandbox string) (a m
 		_, err = r.StopPodSandbox(ctx, &cri.StopPodSandboxRequest{PodSandboxId: id})
 	case model.RemovePod:
 		_, err = r.RemovePodSandbox(ctx, &cri.RemovePodSandboxRequest{PodSandboxId: id})
+	case model.UpdatePod:
+		_, err = r.UpdatePodSandboxResources(ctx, &cri.UpdatePodSandboxResourcesRequest{
+			PodSandboxId: id, Resources: &cri.LinuxContainerResources{CpuShares: 2},
+		})
 	case model.PodStatus:
 		var resp *cri.PodSandboxStatusResponse
 		if resp, err = r.PodSandboxStatus(ctx, &cri.PodSandboxStatusRequest{PodSandboxId: id}); err == nil {
@@ -66,6 +72,8 @@ func (p *player) ask(ctx context.Context, c model.Call, id, sandbox string) (a m
 		_, err = r.UpdateContainerResources(ctx, &cri.UpdateContainerResourcesRequest{
 			ContainerId: id, Linux: &cri.LinuxContainerResources{CpuShares: int64(c.Value)},
 		})
+	case model.Checkpoint:
+		err = p.checkpoint(ctx, id)
 	case model.Reopen:
 		_, err = r.ReopenContainerLog(ctx, &cri.ReopenContainerLogRequest{ContainerId: id})
 	case model.Status:
@@ -86,6 +94,17 @@ func (p *player) ask(ctx context.Context, c model.Call, id, sandbox string) (a m
 		return p.askImages(ctx, c)
 	}
 	return a, err
+}
+
+// checkpoint makes a checkpoint, which nothing needs.
+func (p *player) checkpoint(ctx context.Context, id string) error {
+	dir, err := os.MkdirTemp("", "checkpoint-")
+	if err != nil {
+		return err
+	}
+	defer os.RemoveAll(dir)
+	_, err = p.node.Runtime().CheckpointContainer(ctx, &cri.CheckpointContainerRequest{ContainerId: id, Location: filepath.Join(dir, "checkpoint.tar")})
+	return err
 }
 
 func (p *player) askImages(ctx context.Context, c model.Call) (a model.Answer, err error) {

@@ -44,6 +44,19 @@ type Node interface {
 	Left() []string
 }
 
+// A Blocker is a Node that can block a call.
+type Blocker interface {
+	// Block blocks what comes to the n-th step from now, before that takes effect, until Release; 0 =
+	// nothing.
+	Block(n int)
+	// Blocked waits until something is blocked, or done is closed.
+	Blocked(done <-chan struct{})
+	Release()
+}
+
+// overlapTime is how long a call may run beside one that is blocked: after that it waits for it.
+const overlapTime = 400 * time.Millisecond
+
 // patience bounds each call, for a runtime that hangs; patienceOfRecord is that of Record.
 const (
 	patience         = 10 * time.Minute
@@ -114,38 +127,21 @@ func play(ctx context.Context, node Node, s Script, check func(model.History) er
 
 // round plays one round and then reads everything.
 func (p *player) round(ctx context.Context, r Round) error {
-	over := make(chan struct{})
-	var work, nemesis sync.WaitGroup
-	var failed error
-	troubled := false
 	p.left, p.again = false, nil
-	for _, client := range clients(r) {
-		steps := slices.DeleteFunc(slices.Clone(r), func(s Step) bool { return s.Client != client })
-		if client != Nemesis {
-			work.Go(func() { p.client(ctx, steps) })
-			continue
-		}
-		for _, s := range steps {
-			troubled = troubled || oneOf(s.Act, Executor, Both, Fail)
-		}
-		nemesis.Go(func() {
-			for _, s := range steps {
-				if failed = p.befall(ctx, s, over); failed != nil {
-					return
-				}
-			}
-		})
+	is := func(acts ...string) bool {
+		return slices.ContainsFunc(r, func(s Step) bool { return oneOf(s.Act, acts...) })
 	}
-	work.Wait()
-	close(over)
-	nemesis.Wait()
-	if failed != nil {
-		return failed
+	run := p.together
+	if is(Block) {
+		run = p.overlap
+	}
+	if err := run(ctx, r); err != nil {
+		return err
 	}
 	p.node.Mend()
 	p.node.Settle(p.left)
 	p.note(model.Quiet)
-	if troubled {
+	if is(Executor, Both, Fail) {
 		p.note(model.Mended)
 	}
 	p.look(ctx)
@@ -161,6 +157,79 @@ func (p *player) round(ctx context.Context, r Round) error {
 		p.look(ctx)
 	}
 	return p.check(p.history)
+}
+
+// together plays the steps of all clients at once.
+func (p *player) together(ctx context.Context, r Round) error {
+	over := make(chan struct{})
+	var work, nemesis sync.WaitGroup
+	var failed error
+	for _, client := range clients(r) {
+		steps := stepsOf(r, client)
+		if client != Nemesis {
+			work.Go(func() { p.client(ctx, steps) })
+			continue
+		}
+		nemesis.Go(func() {
+			for _, s := range steps {
+				if failed = p.befall(ctx, s, over); failed != nil {
+					return
+				}
+			}
+		})
+	}
+	work.Wait()
+	close(over)
+	nemesis.Wait()
+	return failed
+}
+
+// overlap plays a round with a blocked call.
+func (p *player) overlap(ctx context.Context, r Round) error {
+	node, ok := p.node.(Blocker)
+	if !ok {
+		return errors.New("the node cannot block a call")
+	}
+	var work sync.WaitGroup
+	first := true
+	for _, client := range clients(r) {
+		if client == Nemesis {
+			continue
+		}
+		done := make(chan struct{})
+		if first {
+			i := slices.IndexFunc(r, func(s Step) bool { return s.Act == Block })
+			node.Block(r[i].Step)
+		}
+		work.Go(func() {
+			defer close(done)
+			p.client(ctx, stepsOf(r, client))
+		})
+		if first {
+			node.Blocked(done)
+			first = false
+			continue
+		}
+		select {
+		case <-done:
+		case <-time.After(overlapTime):
+		}
+	}
+	over := make(chan struct{})
+	close(over)
+	var err error
+	for _, s := range stepsOf(r, Nemesis) {
+		if s.Act != Block && err == nil {
+			err = p.befall(ctx, s, over)
+		}
+	}
+	node.Release()
+	work.Wait()
+	return err
+}
+
+func stepsOf(r Round, client string) []Step {
+	return slices.DeleteFunc(slices.Clone(r), func(s Step) bool { return s.Client != client })
 }
 
 func oneOf[T comparable](v T, of ...T) bool { return slices.Contains(of, v) }
@@ -370,7 +439,7 @@ func (p *player) resolve(c model.Call, old bool) (id, sandbox string) {
 	case model.RunPod, model.ListPods, model.List, model.Pull, model.RemoveImage, model.ImageStatus, model.ListImages:
 	case model.Create:
 		sandbox = best(c.Pod)
-	case model.StopPod, model.RemovePod, model.PodStatus:
+	case model.StopPod, model.RemovePod, model.PodStatus, model.UpdatePod:
 		id = best(c.Pod)
 	default:
 		id = best(c.Pod + "/" + c.Container)

@@ -17,6 +17,17 @@
 // done, the runtime is up and nothing changes any more; then everything is read. After the
 // last round everything is removed, and nothing may be left.
 //
+// A round with a block is an overlap, for which no timing is needed:
+//
+//	round
+//	! 0ms block step=3
+//	! 0ms crash
+//	a 0ms remove pod=p container=c
+//	b 0ms start pod=p container=c
+//
+// The first client's call is blocked at its third step. The other clients run until they have ended,
+// or wait for it. Then come the other faults, and then the call goes on.
+//
 // Scripts have no IDs: a step is about the object that its client knows best by that name, or
 // with "old" about the previous one.
 package play
@@ -41,6 +52,7 @@ const (
 	Executor = "executor" // only the executor
 	Restart  = "restart"  // the runtime is stopped in order, and started again
 	Fail     = "fail"     // Step fails once
+	Block    = "block"    // makes the round an overlap, at Step
 )
 
 // A Step is a line of a script.
@@ -52,7 +64,7 @@ type Step struct {
 
 	// Of the Nemesis.
 	Act   string
-	Step  int  // counted from now, from 1; of Crash, Both and Fail
+	Step  int  // counted from now, from 1; of Crash, Both, Fail and Block
 	After bool // after the step has taken effect, else instead of it
 }
 
@@ -134,7 +146,7 @@ func parseStep(f []string) (s Step, err error) {
 		return s, err
 	}
 	s.Act = f[2]
-	if !slices.Contains([]string{Crash, Both, Executor, Restart, Fail}, s.Act) {
+	if !slices.Contains([]string{Crash, Both, Executor, Restart, Fail, Block}, s.Act) {
 		return s, fmt.Errorf("nothing is called %q", s.Act)
 	}
 	for _, w := range f[3:] {

@@ -1,0 +1,103 @@
+package archtest
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// budgets bound the lines of each product: of its Go files without tests, with comments and
+// blanks. Whoever operates, audits or changes a product reads about that much. Raising one is a
+// commit of its own that says what users get for it; README shows them.
+var budgets = []struct {
+	product string
+	roots   []string // directories; a package of internal counts for the first product that links it
+	lines   int
+	why     string
+}{
+	{
+		"runtime", []string{"server", "oci", "image", "network", "streaming", "checkpoint", "config", "cmd/crispd", "cmd/crisp-executor", "cmd/crisp-bridge"},
+		58_500, "two thirds of what containerd or CRI-O need for CRI, with runc's share",
+	},
+	// 20 000 without package logread, by which logs are read across rotated and compressed files; the
+	// kubelet reads the last file only.
+	{"agent", []string{"agent"}, 21_300, "a third of the kubelet's for the same; it runs pods, and nothing else"},
+	{"apiserver", []string{"apiserver"}, 9_000, "what kubectl and a browser need of one node"},
+	// 6 500 without the kubelet's own flags and KubeletConfiguration, by which a node's settings
+	// move to the agent as they are.
+	{"crisp", []string{"cmd/crisp"}, 7_050, "a command line that only speaks to the API"},
+}
+
+func TestBudgets(t *testing.T) {
+	readme, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := linesOfDirs(t)
+	counted := map[string]bool{}
+	for _, b := range budgets {
+		total := 0
+		for _, dir := range linked(t, b.roots) {
+			ofProduct := belowAny(dir, b.roots) || below(dir, "internal")
+			if ofProduct && !counted[dir] {
+				counted[dir] = true
+				total += lines[dir]
+			}
+		}
+		t.Logf("%s: %d lines of %d", b.product, total, b.lines)
+		if total > b.lines {
+			t.Errorf("%s has %d lines, more than its budget of %d (%s)", b.product, total, b.lines, b.why)
+		}
+		if total < b.lines/2 {
+			t.Errorf("%s has only %d lines: is this the product?", b.product, total)
+		}
+		shown := fmt.Sprintf("%d %03d", b.lines/1000, b.lines%1000)
+		if !bytes.Contains(readme, []byte(shown)) {
+			t.Errorf("README.md does not show the budget of %s, %s lines", b.product, shown)
+		}
+	}
+	for dir := range lines {
+		if !counted[dir] && !below(dir, "test") && !below(dir, "packaging") && !below(dir, "docs") {
+			t.Errorf("%s counts for no product", dir)
+		}
+	}
+}
+
+// linesOfDirs returns the lines of the Go files in each directory, without tests.
+func linesOfDirs(t *testing.T) map[string]int {
+	lines := map[string]int{}
+	for _, f := range tree(t) {
+		if !f.test {
+			lines[f.dir] += fset.File(f.ast.FileStart).LineCount() - 1
+		}
+	}
+	return lines
+}
+
+// linked returns the directories of this module's packages that those below roots link, sorted.
+func linked(t *testing.T, roots []string) (dirs []string) {
+	args := []string{"list", "-deps", "-tags", "seccomp isal"}
+	for _, root := range roots {
+		args = append(args, "./"+root+"/...")
+	}
+	cmd := exec.Command("go", args...)
+	cmd.Dir = filepath.Join("..", "..")
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v\n%s", err, stderr.String())
+	}
+	for _, path := range strings.Fields(string(out)) {
+		if dir, ours := strings.CutPrefix(path, module+"/"); ours {
+			dirs = append(dirs, dir)
+		}
+	}
+	slices.Sort(dirs)
+	return dirs
+}
