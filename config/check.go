@@ -86,7 +86,7 @@ func (c *Config) checkHandlers() error {
 			return c.wrong(key, "that is the default handler, whose keys are the ones outside of the handlers")
 		case !handlerName.MatchString(name):
 			return c.wrong(key, "%q is not a name that a RuntimeClass can have", name)
-		case h.Engine != Libcontainer && !filepath.IsAbs(h.Engine):
+		case h.Shim == "" && h.Engine != Libcontainer && !filepath.IsAbs(h.Engine):
 			return c.wrong(key+".engine", "%q is neither %s nor an absolute path", h.Engine, Libcontainer)
 		case h.SeccompProfile != "" && !filepath.IsAbs(h.SeccompProfile):
 			return c.wrong(key+".seccomp_profile", "%q is not an absolute path", h.SeccompProfile)
@@ -96,6 +96,9 @@ func (c *Config) checkHandlers() error {
 			return c.wrong(key+".annotations", "%s takes none", Libcontainer)
 		case !slices.Contains([]string{"auto", "private", "host"}, h.CgroupNamespace):
 			return c.wrong(key+".cgroup_namespace", "%q is none of auto, private, host", h.CgroupNamespace)
+		}
+		if err := c.checkShim(key, h); err != nil {
+			return err
 		}
 		for _, pattern := range h.Annotations {
 			if _, err := path.Match(pattern, ""); err != nil {

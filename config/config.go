@@ -219,6 +219,19 @@ type Handler struct {
 	// Engine runs the containers: "libcontainer", which is built in, or the absolute
 	// path of an OCI runtime such as runc or crun. Default libcontainer.
 	Engine string `toml:"engine"`
+	// Shim is the absolute path of a containerd shim (runtime v2) that runs the containers instead
+	// of an engine: containerd-shim-runsc-v1 of gVisor, containerd-shim-kata-v2, those of runwasi.
+	// Each pod gets a sandbox container. Default: none.
+	Shim string `toml:"shim"`
+	// Options are what the shim gets with each container: the path of its configuration file, or a
+	// table with type_url, the type of its options, and these. A table of the type
+	// "containerd.runc.v1.Options" has the names that containerd's configuration has (BinaryName,
+	// SystemdCgroup); of any other type it is passed as text in TOML. Default: none.
+	Options *ShimOptions `toml:"options"`
+	// Snapshot is how the shim gets root file systems: as a "directory" where crispd has mounted
+	// them, or as "mounts", which the shim mounts itself, perhaps in a virtual machine. Default
+	// "directory".
+	Snapshot string `toml:"snapshot"`
 	// DefaultCapabilities are the capabilities of a container that asks for none.
 	// Default: the key of that name outside of the handlers.
 	DefaultCapabilities []string `toml:"default_capabilities"`
@@ -232,10 +245,21 @@ type Handler struct {
 	// CNIConfDir is watched for the network configurations of this handler's pods, which never
 	// use the default network. Default: none; they use the same network as all others.
 	CNIConfDir string `toml:"cni_conf_dir"`
-	// Annotations are the annotations of pods and containers that Engine gets, besides
+	// Annotations are the annotations of pods and containers that Engine or Shim gets, besides
 	// io.kubernetes.cri.*, which it always gets: "run.oci.*", where * matches any characters but
 	// /. They let any user who can create a pod decide how it is run. Default: none.
 	Annotations []string `toml:"annotations"`
+
+	Overhead Overhead `toml:"overhead"`
+}
+
+// Overhead is what the shim and its sandbox take themselves, for clients that ask crispd: a
+// RuntimeClass with overhead.podFixed has its own.
+type Overhead struct {
+	// CPU is a Kubernetes quantity such as "250m". Default: none.
+	CPU string `toml:"cpu"`
+	// Memory is a Kubernetes quantity such as "120Mi". Default: none.
+	Memory string `toml:"memory"`
 }
 
 // None as CAdvisorSocket disables it.

@@ -127,6 +127,18 @@ pinned = ["a\"b\\c", "ü*"]
 [handlers.runc]
 engine = "/usr/sbin/runc"
 default_capabilities = []
+[handlers.gvisor]
+shim = "/bin/containerd-shim-runsc-v1"
+options = "/etc/containerd/runsc.toml"
+overhead = { cpu = "250m" }
+[handlers.odd]
+shim = "/bin/shim"
+snapshot = "mounts"
+[handlers.odd.options]
+type_url = "odd.v1"
+"a b" = [1, 2.0, 1e300, "\u0001", -inf]
+[handlers.odd.options.below]
+deep = { x = true, y = [] }
 `})
 	c, err := config.Load(config.Source{File: filepath.Join(dir, "config.toml"), Flags: map[string]string{"state": "/run/other"}})
 	if err != nil {
@@ -155,18 +167,28 @@ default_capabilities = []
 func TestHandlers(t *testing.T) {
 	dir := write(t, map[string]string{
 		"config.toml":      "default_capabilities = [\"KILL\"]\nseccomp_profile = \"/all\"\n[handlers.runc]\nengine = \"/usr/sbin/runc\"\n[handlers.tight]\ndefault_capabilities = []\nseccomp_profile = \"/tight\"\ncni_conf_dir = \"/net.d\"\n",
-		"config.d/10.toml": "[handlers.runc]\ncgroup_namespace = \"host\"\n",
+		"config.d/10.toml": "[handlers.runc]\ncgroup_namespace = \"host\"\n[handlers.kata]\nshim = \"/bin/containerd-shim-kata-v2\"\noptions = { type_url = \"t\", a = 1 }\nsnapshot = \"mounts\"\n[handlers.kata.overhead]\ncpu = \"250m\"\nmemory = \"120Mi\"\n",
 	})
 	c, err := config.Load(config.Source{File: filepath.Join(dir, "config.toml")})
 	if err != nil {
 		t.Fatal(err)
 	}
 	want := map[string]*config.Handler{
-		"runc":  {Engine: "/usr/sbin/runc", DefaultCapabilities: []string{"KILL"}, SeccompProfile: "/all", CgroupNamespace: "host"},
+		"runc": {Engine: "/usr/sbin/runc", DefaultCapabilities: []string{"KILL"}, SeccompProfile: "/all", CgroupNamespace: "host"},
+		"kata": {
+			Shim: "/bin/containerd-shim-kata-v2", Options: &config.ShimOptions{Table: map[string]any{"type_url": "t", "a": int64(1)}}, Snapshot: "mounts",
+			DefaultCapabilities: []string{"KILL"}, SeccompProfile: "/all", CgroupNamespace: "auto", Overhead: config.Overhead{CPU: "250m", Memory: "120Mi"},
+		},
 		"tight": {Engine: "libcontainer", DefaultCapabilities: []string{}, SeccompProfile: "/tight", CgroupNamespace: "auto", CNIConfDir: "/net.d"},
 	}
 	if diff := cmp.Diff(want, c.Handlers); diff != "" {
 		t.Errorf("handlers (-want +got):\n%s", diff)
+	}
+	if o := c.Handlers["kata"].Overhead; o.MilliCPU() != 250 || o.Bytes() != 120<<20 {
+		t.Errorf("the overhead of kata is %d thousandths of a CPU and %d bytes", o.MilliCPU(), o.Bytes())
+	}
+	if got := c.Origin("handlers.kata.overhead.memory"); got != dir+"/config.d/10.toml:9" {
+		t.Errorf("overhead comes from %s", got)
 	}
 	if got := c.Origin("handlers.runc.engine"); got != dir+"/config.toml:4" {
 		t.Errorf("engine comes from %s", got)
@@ -219,6 +241,20 @@ func TestMistakes(t *testing.T) {
 		{"handler's name", "\n[handlers.Kata_2]\n", ":2: handlers.Kata_2: \"Kata_2\" is not a name"},
 		{"default handler", "[handlers.crisp]\n", ":1: handlers.crisp: that is the default handler"},
 		{"no handler", "[handlers]\nrunc = \"/usr/sbin/runc\"\n", ":2: handlers.runc is not a key of the configuration"},
+		{"shim and engine", "[handlers.x]\nengine = \"/bin/runc\"\nshim = \"/bin/shim\"\n", ":2: handlers.x.engine: the handler has a shim ("},
+		{"shim and the built-in engine", "[handlers.x]\nshim = \"/bin/shim\"\nengine = \"libcontainer\"\n", ":3: handlers.x.engine: the handler has a shim ("},
+		{"shim by name", "[handlers.x]\nshim = \"containerd-shim-runc-v2\"\n", ":2: handlers.x.shim: \"containerd-shim-runc-v2\" is not an absolute path"},
+		{"options without a shim", "[handlers.x]\noptions = \"/o\"\n", ":2: handlers.x.options: only a handler with a shim has this"},
+		{"snapshot without a shim", "[handlers.x]\nsnapshot = \"mounts\"\n", ":2: handlers.x.snapshot: only a handler with a shim has this"},
+		{"overhead without a shim", "[handlers.x]\noverhead = { cpu = \"1\" }\n", ":2: handlers.x.overhead.cpu: only a handler with a shim has this"},
+		{"options that are a relative path", "[handlers.x]\nshim = \"/s\"\noptions = \"o.toml\"\n", ":3: handlers.x.options: \"o.toml\" is not an absolute path"},
+		{"options without a type", "[handlers.x]\nshim = \"/s\"\n[handlers.x.options]\nBinaryName = \"runc\"\n", ":3: handlers.x.options: the table has no string type_url"},
+		{"options of another type", "[handlers.x]\nshim = \"/s\"\noptions = 3\n", ":3: handlers.x.options: want the path of a file or a table, have an integer"},
+		{"options with a date", "[handlers.x]\nshim = \"/s\"\noptions = { type_url = \"t\", a = { d = 2026-01-02T03:04:05Z } }\n", ":3: handlers.x.options: a: d: want strings, numbers, booleans, lists and tables, have a date"},
+		{"snapshot", "[handlers.x]\nshim = \"/s\"\nsnapshot = \"overlay\"\n", ":3: handlers.x.snapshot: \"overlay\" is none of directory, mounts"},
+		{"overhead", "[handlers.x]\nshim = \"/s\"\n[handlers.x.overhead]\nmemory = \"much\"\n", ":4: handlers.x.overhead.memory: \"much\" is not a quantity"},
+		{"negative overhead", "[handlers.x]\nshim = \"/s\"\noverhead.cpu = \"-1\"\n", ":3: handlers.x.overhead.cpu: \"-1\" is not between 0 and"},
+		{"overhead of another thing", "[handlers.x]\nshim = \"/s\"\noverhead.disk = \"1\"\n", ":3: handlers.x.overhead.disk is not a key of the configuration"},
 		{"parallel", "[image]\nmax_parallel = 0\n", ":2: image.max_parallel: 0 is not between 1 and 64"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -242,9 +278,10 @@ func TestNamedFileMustExist(t *testing.T) {
 // There should be few keys: a new one needs a reason why no default can be right. Keys for other
 // programs' files (cdi.spec_dirs, hooks_dir) say where these are, nri.enabled is for nodes that
 // must not have plugins, and nri.socket for nodes with two runtimes and plugins for both. A
-// handler's keys count once: the three that repeat the node's, its program, and the annotations
-// that it may get, since they let anyone who can create a pod decide how it is run. The destination
-// of metrics and traces is known only to the administrator.
+// handler's keys count once: the three that repeat the node's, its program with what a shim is
+// given and what it costs, and the annotations that it may get, since they let anyone who can create
+// a pod decide how it is run. The destination of metrics and traces is known only to the
+// administrator.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
 	count = func(t reflect.Type) int {
@@ -262,7 +299,7 @@ func TestKeysAreFew(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(reflect.TypeFor[config.Config]()); n > 48 {
-		t.Errorf("%d keys, want at most 48", n)
+	if n := count(reflect.TypeFor[config.Config]()); n > 53 {
+		t.Errorf("%d keys, want at most 53", n)
 	}
 }

@@ -114,6 +114,12 @@ func (k key) assign(v any) error {
 			k.value.Set(reflect.ValueOf(out))
 			return nil
 		}
+	case *ShimOptions:
+		o, err := parseOptions(v)
+		if err == nil {
+			k.value.Set(reflect.ValueOf(o))
+		}
+		return err
 	default:
 		panic("config: a field of type " + k.value.Type().String())
 	}
@@ -174,6 +180,14 @@ func literal(v any) string {
 			quoted[i] = quote(s)
 		}
 		return "[" + strings.Join(quoted, ", ") + "]"
+	case *ShimOptions:
+		switch {
+		case v == nil:
+			return quote("")
+		case v.Table == nil:
+			return quote(v.File)
+		}
+		return inline(v.Table)
 	}
 	return fmt.Sprint(v)
 }

@@ -133,6 +133,11 @@ func (c *Config) setDerived() {
 			h.DefaultCapabilities = c.DefaultCapabilities
 		}
 		h.SeccompProfile = cmp.Or(h.SeccompProfile, c.SeccompProfile)
+		if h.Shim == "" {
+			h.Engine = cmp.Or(h.Engine, Libcontainer)
+		} else {
+			h.Snapshot = cmp.Or(h.Snapshot, SnapshotDirectory)
+		}
 	}
 }
 
@@ -156,7 +161,7 @@ func (c *Config) read(file string) error {
 			if c.Handlers == nil {
 				c.Handlers = map[string]*Handler{}
 			}
-			c.Handlers[name[1]] = &Handler{Engine: Libcontainer, CgroupNamespace: "auto"}
+			c.Handlers[name[1]] = &Handler{CgroupNamespace: "auto"}
 			c.origin[name.String()] = position(file, data, name)
 		}
 	}
@@ -165,6 +170,9 @@ func (c *Config) read(file string) error {
 		known[k.name], tables[k.table] = k, true
 	}
 	for _, name := range md.Keys() {
+		if len(name) > 3 && name[0] == handlersTable && name[2] == optionsKey {
+			name = name[:3] // the names below it are the shim's
+		}
 		at := position(file, data, name)
 		k, ok := known[name.String()]
 		value := lookup(tree, name)
@@ -185,8 +193,12 @@ func (c *Config) read(file string) error {
 	return nil
 }
 
-// handlersTable is the table whose tables have free names.
-const handlersTable = "handlers"
+// handlersTable is the table whose tables have free names, optionsKey the key of those tables whose
+// value may be a table.
+const (
+	handlersTable = "handlers"
+	optionsKey    = "options"
+)
 
 func lookup(tree map[string]any, name toml.Key) any {
 	var v any = tree

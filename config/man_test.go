@@ -65,6 +65,7 @@ func writeKeys(t *testing.T, b *strings.Builder, types map[string]*ast.TypeSpec,
 		key := reflect.StructTag(tag).Get("toml")
 		if of := tableOf(types, f.Type); of != "" {
 			tables = append(tables, func() {
+				key := table + key
 				head := "[" + key + "]"
 				if of == "Handler" {
 					head, key = "[handlers.NAME]", "handlers.NAME"
