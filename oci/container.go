@@ -26,6 +26,7 @@ type ContainerConfig struct {
 	Stdin, StdinOnce, TTY bool
 	LogPath               string // absolute; "" = discard
 	Engine                string `json:",omitempty"` // path of the OCI runtime that runs it; "" = libcontainer
+	Shim                  *Shim  `json:",omitempty"` // the containerd shim that runs it; nil = its sandbox's, if that has one
 	Restore               string `json:",omitempty"` // the RestoreDir with the checkpoint to restore the processes from, removed once they run; "" = start Spec.Process
 	Extra                 []byte // the caller's, opaque
 }

@@ -9,6 +9,7 @@ import (
 	"sync/atomic"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -25,8 +26,11 @@ type ExecConfig struct {
 
 // An Exec is an additional process in a container. The files are our ends of its stdio; set a
 // field to nil to keep Close from closing it.
+//
+// The terminal of an exec in a shim's container is the shim's: the exec then has Stdin and Stdout,
+// no PTY, and is resized by Resize.
 type Exec struct {
-	Stdin, Stdout, Stderr *os.File // nil with a terminal; Stdin nil unless requested
+	Stdin, Stdout, Stderr *os.File // nil with a PTY; Stdin nil unless requested
 	PTY                   *os.File // the terminal's master; nil without one
 
 	container string
@@ -86,6 +90,23 @@ func (e *Exec) Kill() error {
 	ctx, cancel := undo.Context(context.Background())
 	defer cancel()
 	return e.link.again(ctx, wire.MethodExecKill, wire.ExecRef{ExecID: e.id}, nil)
+}
+
+// Resize sets the size of the exec's terminal, in characters. It is no error if the process has
+// ended.
+func (e *Exec) Resize(ctx context.Context, width, height uint16) error {
+	if e.PTY == nil {
+		req := wire.ExecResizeRequest{ExecID: e.id, Width: width, Height: height}
+		return e.link.again(ctx, wire.MethodExecResize, req, nil)
+	}
+	raw, err := e.PTY.SyscallConn()
+	if err != nil {
+		return err
+	}
+	cerr := raw.Control(func(fd uintptr) {
+		err = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Row: height, Col: width})
+	})
+	return errors.Join(cerr, err)
 }
 
 // Close closes the files. If Wait has not returned the exit code, Close kills the process and

@@ -34,6 +34,9 @@ type SandboxConfig struct {
 	// slice. "" = a cgroup of its own below /crisp (crisp.slice), which is removed with the
 	// sandbox.
 	CgroupParent string
+	// Shim is the containerd shim that runs the sandbox's containers, and one of its own before
+	// them, which StartShim starts; nil = none. It excludes SharedPID and IDs: fault.Invalid.
+	Shim *Shim `json:",omitempty"`
 	// Label is the SELinux label of the init, FileLabel that of its program, which all sandboxes
 	// share, and MountLabel that of the sandbox's files; "" = the policy's choice.
 	Label, FileLabel, MountLabel string

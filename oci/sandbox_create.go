@@ -65,6 +65,9 @@ func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 	if cfg.HostPID && cfg.SharedPID {
 		return fault.Invalid.Errorf("PID namespace cannot be both the host's and the sandbox's")
 	}
+	if cfg.Shim != nil && (cfg.SharedPID || cfg.IDs != nil) {
+		return fault.Invalid.Errorf("sandbox of %s can have neither our PID namespace nor our user namespace", cfg.Shim.Path)
+	}
 	if err := checkIDs(cfg); err != nil {
 		return err
 	}

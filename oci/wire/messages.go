@@ -7,31 +7,33 @@ import (
 
 // The methods of the executor. The request types describe them.
 const (
-	MethodHello       = "hello"      // nil → HelloReply
-	MethodPing        = "ping"       // nil → nil, from a working executor: one that is busy with an upgrade, or hangs, does not answer
-	MethodWarm        = "warm"       // nil → nil: a run follows within about 100 ms; this makes it faster
-	MethodRun         = "run"        // RunRequest → RunReply + descriptors
-	MethodPodInit     = "podinit"    // PodInitRequest → RunReply + pidfd
-	MethodExec        = "exec"       // ExecRequest → ExecReply + descriptors
-	MethodExecWait    = "exec.wait"  // ExecRef → ExecWaitReply
-	MethodExecKill    = "exec.kill"  // ExecRef → nil
-	MethodSignal      = "signal"     // SignalRequest → nil
-	MethodDelete      = "delete"     // Ref → nil
-	MethodAttach      = "attach"     // AttachRequest → nil + descriptors
-	MethodResize      = "resize"     // ResizeRequest → nil
-	MethodReopenLog   = "reopenlog"  // Ref → nil
-	MethodUpdate      = "update"     // UpdateRequest → nil
-	MethodList        = "list"       // nil → []Info
-	MethodDescriptors = "hold"       // Ref → nil + the descriptors of MethodRun, for a later crispd
-	MethodFreeze      = "freeze"     // FreezeRequest → nil; undone when the connection ends
-	MethodThaw        = "thaw"       // ThawRequest → nil
-	MethodCheckpoint  = "checkpoint" // CheckpointRequest → nil
-	MethodRestore     = "restore"    // RestoreRequest → RunReply + descriptors, as MethodRun
-	MethodSubscribe   = "subscribe"  // nil → nil; from now on the connection gets Events
-	MethodAdopt       = "adopt"      // AdoptRequest + descriptors → nil
-	MethodUpgrade     = "upgrade"    // UpgradeRequest → nil, then the connection ends
-	MethodProfile     = "profile"    // ProfileRequest → ProfileReply
-	MethodShutdown    = "shutdown"   // nil → nil, then the executor exits; fault.WrongState while it has containers
+	MethodHello       = "hello"       // nil → HelloReply
+	MethodPing        = "ping"        // nil → nil, from a working executor: one that is busy with an upgrade, or hangs, does not answer
+	MethodWarm        = "warm"        // nil → nil: a run follows within about 100 ms; this makes it faster
+	MethodRun         = "run"         // RunRequest → RunReply + descriptors
+	MethodPodInit     = "podinit"     // PodInitRequest → RunReply + pidfd
+	MethodExec        = "exec"        // ExecRequest → ExecReply + descriptors
+	MethodExecWait    = "exec.wait"   // ExecRef → ExecWaitReply
+	MethodExecKill    = "exec.kill"   // ExecRef → nil
+	MethodExecResize  = "exec.resize" // ExecResizeRequest → nil
+	MethodSignal      = "signal"      // SignalRequest → nil
+	MethodDelete      = "delete"      // Ref → nil
+	MethodAttach      = "attach"      // AttachRequest → nil + descriptors
+	MethodResize      = "resize"      // ResizeRequest → nil
+	MethodReopenLog   = "reopenlog"   // Ref → nil
+	MethodUpdate      = "update"      // UpdateRequest → nil
+	MethodStats       = "stats"       // Ref → StatsReply
+	MethodList        = "list"        // nil → []Info
+	MethodDescriptors = "hold"        // Ref → nil + the descriptors of MethodRun, for a later crispd
+	MethodFreeze      = "freeze"      // FreezeRequest → nil; undone when the connection ends
+	MethodThaw        = "thaw"        // ThawRequest → nil
+	MethodCheckpoint  = "checkpoint"  // CheckpointRequest → nil
+	MethodRestore     = "restore"     // RestoreRequest → RunReply + descriptors, as MethodRun
+	MethodSubscribe   = "subscribe"   // nil → nil; from now on the connection gets Events
+	MethodAdopt       = "adopt"       // AdoptRequest + descriptors → nil
+	MethodUpgrade     = "upgrade"     // UpgradeRequest → nil, then the connection ends
+	MethodProfile     = "profile"     // ProfileRequest → ProfileReply
+	MethodShutdown    = "shutdown"    // nil → nil, then the executor exits; fault.WrongState while it has containers
 )
 
 // Names of descriptors. Those of stdio are the executor's ends: the read ends of
@@ -85,11 +87,27 @@ type RunRequest struct {
 	PrepareDir string `json:"Stage,omitempty"`
 	// Engine is the path of the OCI runtime that runs it; "" = libcontainer.
 	Engine string `json:",omitempty"`
+	// Shim is the containerd shim that runs it, in place of libcontainer and Engine; nil = none.
+	Shim *Shim `json:",omitempty"`
 	// Fast lets the fast init start it where it can; else libcontainer's does.
 	Fast bool `json:",omitempty"`
 	// PIDTarget is the container whose PID namespace the spec names by its PID: it must run until
 	// that is joined. "" = none.
 	PIDTarget string `json:",omitempty"`
+}
+
+// A Shim is a containerd shim (containerd's core/runtime/v2/README.md): a program that runs
+// containers and is asked over ttrpc, in containerd's Task API. Their processes are its children,
+// or on another kernel.
+type Shim struct {
+	Path        string // of the program
+	OptionsType string `json:",omitempty"` // type URL of Options; "" = none
+	Options     []byte `json:",omitempty"` // a protobuf message that the shim defines
+	// Sandbox is the ID of the container whose shim runs this one, too; "" = it gets its own.
+	Sandbox string `json:",omitempty"`
+	// Mounts gives the shim the root as a mount, which it makes itself at "rootfs" in its bundle;
+	// otherwise the spec names the directory.
+	Mounts bool `json:",omitempty"`
 }
 
 // Settings are what an executor has to know about a container as long as it runs.
@@ -184,7 +202,8 @@ type PodInitRequest struct {
 
 // ExecRequest starts another process in a running container. The answer carries
 // stdin (if Stdin), stdout and stderr, or pty: the other ends of the process's
-// stdio, which the executor does not keep. If TTY is set, Stdin is ignored.
+// stdio, which the executor does not keep. If TTY is set, Stdin is ignored. In a shim's container
+// the terminal is the shim's: the answer then carries stdin and stdout instead of pty.
 //
 // The process is killed, with everything that it started, when the connection that
 // asked for it ends, or the call is cancelled before its answer. The error is
@@ -212,6 +231,13 @@ type ExecReply struct {
 // exec.kill kills the process and everything it started. It is no error if the process has ended
 // or is unknown.
 type ExecRef struct{ ExecID string }
+
+// ExecResizeRequest sets the size of the terminal of an exec in a shim's container, in characters;
+// other execs' terminals are their callers'.
+type ExecResizeRequest struct {
+	ExecID        string
+	Width, Height uint16
+}
 
 // ExecWaitReply is the exit code of an exec, 128+n for signal n.
 type ExecWaitReply struct{ Code int32 }
@@ -246,6 +272,13 @@ type AttachRequest struct {
 type ResizeRequest struct {
 	ID            string
 	Width, Height uint16
+}
+
+// StatsReply has the counters of a container that a shim runs outside of the host's cgroups, in the
+// shim's words; the error is fault.WrongState for any other container.
+type StatsReply struct {
+	Type string // type URL, such as "io.containerd.cgroups.v2.Metrics"
+	Data []byte // the message
 }
 
 // UpdateRequest changes the resources of a running container. Unset fields change nothing, and

@@ -1,0 +1,61 @@
+package oci
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// A Shim is a containerd shim that runs containers: gVisor's, Kata's, one for WebAssembly. A sandbox
+// with a shim has a container of its own, which the shim is started with: the containers of a VM or
+// of another kernel are in what that one makes.
+type Shim = wire.Shim
+
+// StartShim starts the shim of a sandbox that is being created, and in it the sandbox's own
+// container, whose ID is the sandbox's. Its end breaks the sandbox, as that of an init. spec has no
+// cgroup: it gets one with the sandbox's name.
+func (sb *Sandbox) StartShim(ctx context.Context, spec *specs.Spec) error {
+	shim := sb.Config().Shim
+	if shim == nil || spec == nil || spec.Process == nil || spec.Root == nil {
+		return fault.Invalid.Errorf("sandbox %s: a shim, and a spec with a process and a root, are needed", sb.id)
+	}
+	if st := sb.State(); st != SandboxCreating {
+		return fault.WrongState.Errorf("sandbox %s is %s: cannot start its shim", sb.id, st)
+	}
+	own, linux := *spec, specs.Linux{}
+	if spec.Linux != nil {
+		linux = *spec.Linux
+	}
+	linux.CgroupsPath = initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup)
+	own.Linux = &linux
+	data, err := json.Marshal(own)
+	if err != nil {
+		return fmt.Errorf("encode spec of sandbox %s: %w", sb.id, err)
+	}
+	with := *shim
+	with.Sandbox = ""
+	req := wire.RunRequest{
+		Settings: wire.Settings{ID: sb.id}, Spec: data, SystemdCgroup: sb.rt.o.SystemdCgroup, Shim: &with,
+	}
+	var reply wire.RunReply
+	files, err := sb.rt.link.call(ctx, wire.MethodRun, req, &reply)
+	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
+		// As in startInit: no container depends on it yet.
+		if err = sb.rt.expunge(ctx, sb.id); err == nil {
+			files, err = sb.rt.link.call(ctx, wire.MethodRun, req, &reply)
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("shim of sandbox %s: %w", sb.id, err)
+	}
+	sb.keep(files)
+	return sb.note(func(st *sandboxStatus) {
+		st.Pid, st.StartTime, st.Cgroups = reply.Pid, reply.StartTime, reply.Cgroups
+	})
+}
