@@ -25,6 +25,7 @@
 //
 //	runtime  starts containers and execs: the fast init, libcontainer or an OCI runtime
 //	limits   what a cgroup may use, OOM kills, scores
+//	shim     the programs that run sandboxes, and their protocol
 //	proc     finds, signals, waits for and ends processes
 //	stdio    pipes, terminals, logs, attached clients
 //	gate     what an upgrade waits for; work that panics

@@ -42,7 +42,7 @@ var layers = map[string][][]string{
 	},
 	"oci": {
 		{"wire", "executor/fastinit", "executor/gate", "executor/oomscore", "executor/poll", "executor/seal"},
-		{"executor/proc", "executor/stdio"},
+		{"executor/proc", "executor/shim", "executor/stdio"},
 		{"executor/limits"},
 		{"executor/runtime"},
 		{".", "executor"},
@@ -101,6 +101,7 @@ var walls = []struct {
 	{"oci/executor/limits", []string{libcontainer, "fastinit", "stdio"}, "limits are of a cgroup"},
 	{"oci/executor/poll", []string{libcontainer, "gate", "limits", "proc", "runtime", "stdio"}, "a descriptor has no owner there"},
 	{"oci/executor/proc", []string{libcontainer, "fastinit", "limits", "stdio"}, "a process is found and ended without its container"},
+	{"oci/executor/shim", []string{libcontainer, "fastinit", "gate", "limits", "proc", "runtime", "stdio"}, "a shim is a program at a socket"},
 	{"oci/executor/stdio", []string{libcontainer, "fastinit", "limits", "proc"}, "stdio has a name and a gate, and no process"},
 }
 
