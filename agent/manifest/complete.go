@@ -200,4 +200,7 @@ func completeRuntimeClass(v *validator, r *nodev1.RuntimeClass, _ Options) {
 	if r.Overhead != nil {
 		v.amounts("overhead.podFixed", r.Overhead.PodFixed)
 	}
+	if r.Scheduling != nil {
+		v.remark("scheduling", "is ignored: pods are not scheduled, they run on this node")
+	}
 }

@@ -94,7 +94,7 @@ spec.volumes[].projected.sources[].{configMap,downwardAPI,secret}.items[].user r
 
 # RuntimeClass
 {handler,overhead} honoured
-scheduling ignored
+scheduling ignored there is a warning, since pods are not scheduled, they run on this node
 
 # PersistentVolumeClaim
 spec.{accessModes,volumeMode} honoured

@@ -97,6 +97,15 @@ func TestUnknownFields(t *testing.T) {
 	}
 }
 
+// A class may carry what a scheduler needs, but its author is told that no scheduler reads it.
+func TestSchedulingOfClass(t *testing.T) {
+	text := "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: r}\nhandler: gvisor\nscheduling: {nodeSelector: {a: b}}\n"
+	objects, warnings, err := manifest.Read("f", []byte(text), node)
+	if want := "f:5: scheduling: is ignored: pods are not scheduled, they run on this node"; err != nil || len(objects) != 1 || warnings.Error() != want {
+		t.Errorf("%d objects, warnings %q, %v; want %q", len(objects), warnings.Error(), err, want)
+	}
+}
+
 // Keys are case-sensitive, as in an API server. A key in another case must not set a field that the
 // table rejects.
 func TestKeyInOtherCase(t *testing.T) {

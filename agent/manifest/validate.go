@@ -38,6 +38,11 @@ func (v *validator) report(field, format string, args ...any) {
 	*list = append(*list, Error{Line: v.lineOf(field), Field: v.prefix + field, Text: fmt.Sprintf(format, args...)})
 }
 
+// remark warns of a field that crisp ignores although its author may rely on it.
+func (v *validator) remark(field, text string) {
+	v.warnings = append(v.warnings, Error{Line: v.lineOf(v.under + field), Field: v.prefix + v.under + field, Text: text})
+}
+
 // insist reports a mistake that is an error even in an object that was accepted before.
 func (v *validator) insist(field, format string, args ...any) {
 	v.vital = true
