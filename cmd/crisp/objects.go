@@ -106,7 +106,10 @@ func objectNames(args []string, bare bool) (list []objectName, err error) {
 	return list, nil
 }
 
-var podKind, _ = api.KindOf("pod")
+var (
+	podKind, _   = api.KindOf("pod")
+	classKind, _ = api.KindOf("RuntimeClass")
+)
 
 // An object is one of the agent's to which a command applies.
 type object struct {

@@ -6,14 +6,17 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 )
 
 // runCommand makes a pod of one container from flags, as docker run does.
@@ -41,6 +44,9 @@ func runCommand(c *cli) *cobra.Command {
 		if err := c.makeClaims(pod.Namespace, r.claims); err != nil {
 			return err
 		}
+		if err := c.makeRuntimeClass(ptr.Deref(pod.Spec.RuntimeClassName, "")); err != nil {
+			return err
+		}
 		if _, err := c.send(http.MethodPost, pathOf(podKind, pod.Namespace, ""), nil, pod, nil); err != nil {
 			return err
 		}
@@ -59,6 +65,52 @@ func runCommand(c *cli) *cobra.Command {
 		}
 		return err
 	})
+}
+
+// makeRuntimeClass creates the RuntimeClass of this name if it is missing and the runtime has such
+// a handler. If the node does not know the handlers (yet), the pod waits for its class.
+func (c *cli) makeRuntimeClass(name string) error {
+	if name == "" {
+		return nil
+	}
+	err := c.fetch(pathOf(classKind, "", name), nil, &nodev1.RuntimeClass{})
+	if !errors.Is(err, fault.NotFound) {
+		return err
+	}
+	handlers, err := c.handlers()
+	if err != nil {
+		return err
+	}
+	switch {
+	case len(handlers) == 0:
+		return nil
+	case !slices.Contains(handlers, name):
+		return fault.NotFound.Errorf("there is no RuntimeClass %s, and the runtime has no handler of that name; it has %q", name, handlers)
+	}
+	_, err = c.send(http.MethodPost, pathOf(classKind, "", ""), nil, nodev1.RuntimeClass{
+		TypeMeta: metav1.TypeMeta{APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass"}, ObjectMeta: metav1.ObjectMeta{Name: name}, Handler: name,
+	}, nil)
+	if err != nil {
+		return fmt.Errorf("RuntimeClass %s: %w", name, err)
+	}
+	return nil
+}
+
+// handlers returns the names of the runtime's handlers, as far as the node knows them.
+func (c *cli) handlers() ([]string, error) {
+	var nodes v1.NodeList
+	if err := c.fetch("/api/v1/nodes", nil, &nodes); err != nil {
+		return nil, err
+	}
+	var names []string
+	for i := range nodes.Items {
+		for _, h := range nodes.Items[i].Status.RuntimeHandlers {
+			if h.Name != "" { // the default one
+				names = append(names, h.Name)
+			}
+		}
+	}
+	return names, nil
 }
 
 // makeClaims creates the missing claims.

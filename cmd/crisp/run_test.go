@@ -1,13 +1,16 @@
 package main
 
 import (
+	"context"
 	"maps"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"google.golang.org/grpc"
 	v1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	"sigs.k8s.io/yaml"
 )
 
@@ -120,4 +123,35 @@ func TestRunRefuses(t *testing.T) {
 			t.Errorf("%s: code %d, %s", line, code, errs)
 		}
 	}
+}
+
+// A RuntimeClass that is missing is created if the runtime has a handler of its name. One that the
+// node could never run is an error at once.
+func TestRunOfHandler(t *testing.T) {
+	n := newNode(t)
+	n.away()
+	n.serve(func(ctx context.Context, req any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		resp, err := handle(ctx, req)
+		if s, ok := resp.(*cri.StatusResponse); ok && err == nil {
+			s.RuntimeHandlers = []*cri.RuntimeHandler{{Name: ""}, {Name: "gvisor"}, {Name: "other"}}
+		}
+		return resp, err
+	})
+	n.agent()
+	n.until("get nodes -o jsonpath={.items[0].status.runtimeHandlers[*].name}", `gvisor other`)
+	n.file("class.yaml", "{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: fast}, handler: other}")
+	n.expect(
+		expectation{"apply -f " + filepath.Join(n.dir, "class.yaml"), 0, `created`},
+		expectation{"run --dry-run client --runtime gvisor x", 0, `runtimeClassName: gvisor`},
+		expectation{"get runtimeclasses -o name", 0, `^runtimeclass[^/]*/fast\n$`},
+		expectation{"run --name a --runtime gvisor example.org/x:1", 0, `^pod/a created\n$`},
+		expectation{"get runtimeclass gvisor -o jsonpath={.handler}", 0, `^gvisor$`},
+		expectation{"run --name b --runtime-class gvisor example.org/x:1", 0, `^pod/b created\n$`},
+		expectation{"run --name c --runtime fast example.org/x:1", 0, `^pod/c created\n$`},
+		expectation{"get runtimeclass fast -o jsonpath={.handler}", 0, `^other$`},
+		expectation{"run --name d --runtime kata example.org/x:1", 3, `no RuntimeClass kata, and the runtime has no handler of that name; it has \["gvisor" "other"\]`},
+		expectation{"get pod d", 3, `d`},
+	)
+	n.until("get pods", `a +1/1 +Running`)
+	n.expect(expectation{"delete pod/a pod/b pod/c --force", 0, `deleted`})
 }

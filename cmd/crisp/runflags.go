@@ -116,7 +116,7 @@ var converted = []struct {
 	{"security-opt", "", true, "`no-new-privileges`, seccomp=unconfined or apparmor=unconfined|PROFILE", (*request).securityOption},
 	{"stop-signal", "", false, "stop `signal`, such as SIGINT", plain((*request).stopSignal)},
 	{"health-cmd", "", false, "`command` of the readiness probe", plain((*request).health)},
-	{"runtime-class", "", false, "`name` of the RuntimeClass", plain(func(r *request, text string) { r.pod.Spec.RuntimeClassName = &text })},
+	{"runtime-class", "", false, "`name` of the RuntimeClass (created if missing, for the handler of that name)", plain(func(r *request, text string) { r.pod.Spec.RuntimeClassName = &text })},
 }
 
 // plain makes a conversion of one that takes every value.
