@@ -64,8 +64,20 @@ demo: all ## run a web server, its sidecar and what they need, and show them (ro
 	echo "cannot download Debian's package $*: tests that need it are skipped"
 	@rm -rf $@.part
 
+# Shims of other runtimes, from modules of their own: minutes at first, then what go's cache has.
+# "unprivileged" has them once more, for machines where gVisor's cannot start without help.
+.cache/shims: $(wildcard test/shims/*/go.* test/shims/*/*.go)
+	@rm -rf $@ $@.part && mkdir -p $@.part/unprivileged && export CGO_ENABLED=0 GOFLAGS=-trimpath && \
+	{ $(GO) -C test/shims/gvisor build -ldflags "-s -w" -o $(CURDIR)/$@.part/runsc gvisor.dev/gvisor/runsc && \
+	$(GO) -C test/shims/gvisor build -ldflags "-s -w" -o $(CURDIR)/$@.part/containerd-shim-runsc-v1 gvisor.dev/gvisor/shim && \
+	$(GO) -C test/shims/containerd build -ldflags "-s -w" -o $(CURDIR)/$@.part/ github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 && \
+	$(GO) build -ldflags "-s -w" -o $@.part/unprivileged/containerd-shim-runsc-v1 ./test/shims/unprivileged && \
+	ln $@.part/unprivileged/containerd-shim-runsc-v1 $@.part/unprivileged/containerd-shim-runc-v2 && mv $@.part $@; } >$@.log 2>&1 || \
+	echo "cannot build the shims of gVisor and runc: tests that need them are skipped ($$(tail -1 $@.log))"
+	@rm -rf $@.part
+
 test: DEBS += $(TEST_DEBS)
-test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, including those that touch the kernel (root)
+test: all .cache/containerd .cache/prometheus .cache/busybox-static .cache/shims ## run every test, including those that touch the kernel (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
@@ -78,7 +90,7 @@ test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every
 unit: ## run the tests that need no root (ARGS="./server/... -run Exec")
 	@CRISP_TEST_ROOT=no GOGC=400 $(IN_MEMORY) $(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test$$'))
 
-race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/... ./apiserver/...")
+race: .cache/containerd .cache/prometheus .cache/busybox-static .cache/shims ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/... ./apiserver/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
 	@$(GO) build -o .cache/skips ./test/skips

@@ -65,6 +65,7 @@ func runScripts(t *testing.T, layers string, names ...string) {
 			env.Setenv("LOGS", filepath.Join(n.dir, "logs"))
 			env.Setenv("BIN", build.dir)
 			env.Setenv("PATH", build.dir+":"+os.Getenv("PATH"))
+			env.Setenv("SHIMS", testenv.Shims())
 			env.Setenv("CRISP_RUNTIME_ENDPOINT", "unix://"+n.socket)
 			env.Setenv("GOCOVERDIR", "")
 			env.Setenv("IMAGE", testImage)
@@ -116,7 +117,7 @@ func (b binaries) condition(cond string) (bool, error) {
 	switch cond {
 	case "exit-by-pidfd": // without it, a crash of the executor loses the exit codes of its children
 		return kernel.Probe().PidfdInfo, nil
-	case "apparmor", "cgroup2", "criu", "enforcing", "idmap", "selinux", "systemd":
+	case "apparmor", "cgroup2", "criu", "enforcing", "gvisor", "idmap", "selinux", "shims", "systemd":
 		return testenv.Lacks(cond) == "", nil
 	case "ia32":
 		// A kernel that has the calls may forbid them: by ia32_emulation=0 (Linux 6.7), or in some

@@ -119,6 +119,8 @@ var probes = map[string]func() error{
 	"containerd-2": func() error {
 		return yes(os.Getenv("CONTAINERD") != "", "CONTAINERD names no directory with a containerd 2, its shim, ctr and runc")
 	},
+	"gvisor":   shims("runsc", "containerd-shim-runsc-v1"),
+	"shims":    shims("containerd-shim-runc-v2"),
 	"promtool": unpacked("prometheus", "promtool"),
 	"busybox":  unpacked("busybox-static", "busybox"),
 	"upgrade-from": func() error {
@@ -252,13 +254,43 @@ func unpacked(deb, program string) func() error {
 	}
 }
 
-func find(deb, program string) (string, error) {
-	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
-		for _, bin := range []string{"usr/bin", "bin"} { // Debian 12 has busybox in the latter
-			path := filepath.Join(dir, ".cache", deb, bin, program)
-			if _, err := os.Stat(path); err == nil {
-				return path, nil
+// Shims returns the directory of .cache/shims, where make test builds other runtimes' shims, "" if
+// it has none. On machines that forbid gVisor's shim to start, that in unprivileged/ can.
+func Shims() string {
+	path, err := cached("shims/containerd-shim-runc-v2")
+	if err != nil {
+		return ""
+	}
+	return filepath.Dir(path)
+}
+
+// shims looks for programs in the directory that Shims returns.
+func shims(programs ...string) func() error {
+	return func() error {
+		for _, program := range programs {
+			if _, err := cached("shims/" + program); err != nil {
+				return errors.New("make .cache/shims could not build " + program)
 			}
+		}
+		return nil
+	}
+}
+
+// cached returns the path of a file in .cache of the tree that the test is in.
+func cached(name string) (string, error) {
+	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
+		path := filepath.Join(dir, ".cache", name)
+		if _, err := os.Stat(path); err == nil {
+			return path, nil
+		}
+	}
+	return "", fmt.Errorf("there is no .cache/%s", name)
+}
+
+func find(deb, program string) (string, error) {
+	for _, bin := range []string{"usr/bin", "bin"} { // Debian 12 has busybox in the latter
+		if path, err := cached(filepath.Join(deb, bin, program)); err == nil {
+			return path, nil
 		}
 	}
 	path, err := exec.LookPath(program)
