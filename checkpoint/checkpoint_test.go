@@ -98,7 +98,7 @@ func TestCorruptRecordIsSetAside(t *testing.T) {
 		"flipped":       bytes.Replace(good, []byte("good"), []byte("goof"), 1),
 		"zeros":         make([]byte, 4096),
 		"no version":    bytes.Replace(good, []byte(`"version":1`), []byte(`"version":0`), 1),
-		"damaged newer": bytes.Replace(bytes.Replace(good, []byte(`"version":1`), []byte(`"version":2`), 1), []byte("good"), []byte("goof"), 1),
+		"damaged newer": bytes.Replace(bytes.Replace(good, []byte(`"version":1`), []byte(`"version":3`), 1), []byte("good"), []byte("goof"), 1),
 		"trailing data": append(append([]byte{}, good...), good...),
 		"no checksum":   []byte(`{"version":1,"payload":{}}`),
 	}
@@ -162,7 +162,7 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A later release may add a field outside of the payload.
-		newer := bytes.Replace(old, []byte(`"version":1`), []byte(`"version":2,"compression":"none"`), 1)
+		newer := bytes.Replace(old, []byte(`"version":1`), []byte(`"version":3,"compression":"none"`), 1)
 		if err := os.WriteFile(path, newer, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -193,6 +193,30 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 		}
 	}
 }
+
+// A value that older releases would misread has a record that they refuse.
+func TestVersionedRecord(t *testing.T) {
+	dir := t.TempDir()
+	m, _ := openTest(t, dir, "boot")
+	for _, v := range []versionedThing{{Version: 1}, {Version: 2}} {
+		if err := m.Save("containers", "x", v); err != nil {
+			t.Fatal(err)
+		}
+		data, err := os.ReadFile(filepath.Join(dir, "containers", "x", recordFile))
+		if want := fmt.Sprintf(`{"version":%d,`, v.Version); err != nil || !strings.HasPrefix(string(data), want) {
+			t.Errorf("record is %s (err %v), want %s…", data, err, want)
+		}
+		var got versionedThing
+		if err := m.Load("containers", "x", &got); err != nil || got != v {
+			t.Errorf("read %+v (err %v), want %+v", got, err, v)
+		}
+	}
+}
+
+type versionedThing struct{ Version int }
+
+// RecordVersion implements Versioned.
+func (v versionedThing) RecordVersion() int { return v.Version }
 
 // An unknown field in a record of a known version is ignored: a release may add one without raising
 // the version only if its loss does no harm.

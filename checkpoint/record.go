@@ -270,8 +270,17 @@ func encode(v any) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
+	version := 1
+	if n, ok := v.(Versioned); ok {
+		version = n.RecordVersion()
+	}
 	return json.Marshal(envelope{version, checksum(payload), payload})
 }
+
+// A Versioned value is not for every release: an older one would lose something by saving it again
+// without the fields that it does not know, or would do harm. Its records have the version that it
+// returns, from 1 to the newest that this program reads; those of other values have version 1.
+type Versioned interface{ RecordVersion() int }
 
 // decode returns the payload of a record. The error is a newerError, or describes the damage.
 // The checksum is verified first: only the version of an intact record can be trusted.
@@ -283,7 +292,7 @@ func decode(data []byte) (json.RawMessage, error) {
 	if got := checksum(e.Payload); got != e.Checksum {
 		return nil, fmt.Errorf("record has checksum %s: expected %.71q", got, e.Checksum)
 	}
-	if e.Version > version {
+	if e.Version > newest {
 		return nil, &newerError{e.Version}
 	}
 	if e.Version < 1 {
@@ -297,19 +306,18 @@ func checksum(payload []byte) string {
 	return "sha256:" + hex.EncodeToString(sum[:])
 }
 
-// version is the version of the records that this program writes, and the newest that it reads.
-// Raise it when an older release would lose something by saving a record again without the
-// fields it does not know. Whatever the version, a record has the envelope's three fields, and
-// the checksum covers the payload's bytes, so every release can tell a newer record from a
-// damaged one.
-const version = 1
+// newest is the newest version of records that this program reads. Version 2 is for sandboxes with
+// a shim, which an older release would run by libcontainer. Whatever the version, a record has the
+// envelope's three fields, and the checksum covers the payload's bytes, so every release can tell a
+// newer record from a damaged one.
+const newest = 2
 
 // A newerError describes an intact record of a later version. It is not corrupt, and its object
 // is alive: the reader must neither move it nor sweep.
 type newerError struct{ version int }
 
 func (e *newerError) Error() string {
-	return fmt.Sprintf("it has version %d and was written by a newer crispd; this one reads up to version %d", e.version, version)
+	return fmt.Sprintf("it has version %d and was written by a newer crispd; this one reads up to version %d", e.version, newest)
 }
 
 // newer returns the error for a newer record at path, or nil if err is any other error.

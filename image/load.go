@@ -91,7 +91,7 @@ func (s *Store) loadDocker(ctx context.Context, a *archive) ([]Image, error) {
 			}
 			tags = append(tags, name.String())
 		}
-		ids, err := blob.DiffIDs(config, len(blobs))
+		ids, err := blob.DiffIDs(config, blobs)
 		if err != nil {
 			return images, err
 		}

@@ -151,7 +151,7 @@ func (s *Store) install(ctx context.Context, p *progress.Pull, from blob.Origin,
 			return Image{}, err
 		}
 	}
-	ids, err := blob.DiffIDs(m.Config, len(c.Layers))
+	ids, err := blob.DiffIDs(m.Config, c.Layers)
 	if err != nil {
 		return Image{}, err
 	}

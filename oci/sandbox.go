@@ -71,6 +71,15 @@ type sandboxRecord struct {
 	Ready     bool // it has been
 }
 
+// RecordVersion keeps crispds away that do not know shims: they would start the sandbox's containers
+// without it.
+func (r sandboxRecord) RecordVersion() int {
+	if r.Config.Shim != nil {
+		return 2
+	}
+	return 1
+}
+
 // sandboxStatus is the part that changes, in the form of status.json.
 type sandboxStatus struct {
 	State     SandboxState
@@ -321,10 +330,10 @@ func (sb *Sandbox) pins() Pins {
 // either driver.
 
 // HasStandIn reports whether the sandbox can have a stand-in. It cannot, and needs none, if it
-// has an init, whose cgroup has the sandbox's name, or a cgroup of its own.
+// has an init or a shim's container, whose cgroup has the sandbox's name, or a cgroup of its own.
 func (sb *Sandbox) HasStandIn() bool {
 	cfg := sb.record.Load().Config
-	return cfg.CgroupParent != "" && !cfg.SharedPID
+	return cfg.CgroupParent != "" && !cfg.SharedPID && cfg.Shim == nil
 }
 
 // RenewStandIn creates the stand-in, or replaces it: whoever watches cgroups then examines the

@@ -59,7 +59,7 @@ func (sb *Sandbox) BeginStop() error {
 	return err
 }
 
-// Unpin ends the sandbox's init and removes its namespaces and its shm. It may be repeated. Once
+// Unpin ends the sandbox's init or its shim and removes its namespaces and its shm. It may be repeated. Once
 // begun, it completes even if the caller gives up.
 func (sb *Sandbox) Unpin(ctx context.Context) error {
 	ctx, cancel := undo.Context(ctx)
@@ -74,7 +74,7 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 		errs = append(errs, err)
 		sb.release()
 	}
-	errs = append(errs, sb.rt.host.Unpin(sb.pins()))
+	errs = append(errs, sb.EndShim(ctx), sb.rt.host.Unpin(sb.pins()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("unpin sandbox %s: %w", sb.id, err)
 	}

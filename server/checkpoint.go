@@ -56,6 +56,9 @@ func (s *Server) mayCheckpoint(c *oci.Container) error {
 	if err != nil {
 		return err
 	}
+	if shim := sb.Config().Shim; shim != nil {
+		return fault.WrongState.Errorf("container %s is run by %s of handler %q: only libcontainer's can be checkpointed", c.ID(), shim.Path, s.index.sandbox(sb).handler)
+	}
 	if sb.Config().IDs != nil {
 		return fault.WrongState.Errorf("container %s is in a user namespace: it cannot be checkpointed", c.ID())
 	}

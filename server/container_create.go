@@ -246,6 +246,9 @@ func (d *containerDraft) persist(ctx context.Context) error {
 	if err := d.handler.check(d.spec); err != nil {
 		return err
 	}
+	if err := shimRefuses(d.handler, spec.RawEnv(d.spec.Process)); err != nil {
+		return fmt.Errorf("container %s: %w", d.config.Metadata.Name, err)
+	}
 	extra, err := d.record.encode()
 	if err != nil {
 		return err

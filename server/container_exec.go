@@ -4,10 +4,8 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
 	"time"
 
-	"golang.org/x/sys/unix"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -67,7 +65,9 @@ func (r streamRuntime) ExecStream(ctx context.Context, container string, cmd []s
 	defer x.Close()
 	var output outputs
 	if st.TTY {
-		go followSize(st.Resize, func(w, h uint16) error { return setSize(x.PTY, w, h) })
+		go followSize(st.Resize, func(w, h uint16) error { return x.Resize(ctx, w, h) })
+	}
+	if x.PTY != nil {
 		if st.Stdin != nil {
 			go io.Copy(x.PTY, st.Stdin)
 		}
@@ -134,20 +134,4 @@ func followSize(sizes <-chan streaming.Size, set func(w, h uint16) error) {
 	for size := range sizes {
 		_ = set(size.Width, size.Height)
 	}
-}
-
-// setSize sets the size of a terminal, in characters.
-func setSize(pty *os.File, width, height uint16) error {
-	raw, err := pty.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var set error
-	err = raw.Control(func(fd uintptr) {
-		set = unix.IoctlSetWinsize(int(fd), unix.TIOCSWINSZ, &unix.Winsize{Col: width, Row: height})
-	})
-	if err != nil {
-		return err
-	}
-	return set
 }

@@ -102,6 +102,8 @@ func containerNamespaces(sb *oci.Sandbox, o *cri.NamespaceOption) (map[string]st
 		switch {
 		case sb.Config().SharedPID:
 			ns["pid"] = sb.NamespacePath("pid")
+		case sb.Config().Shim != nil && sb.InitPid() > 0:
+			ns["pid"] = fmt.Sprintf("/proc/%d/ns/pid", sb.InitPid())
 		case sb.Config().HostPID:
 			ns["pid"] = host
 		case o == nil:
@@ -190,7 +192,7 @@ func (s *Server) inject(ctx context.Context, built *specs.Spec, h spec.Host, con
 	return err
 }
 
-// annotate sets the annotations of a specification. A handler's OCI runtime gets those that
+// annotate sets the annotations of a specification. A handler's OCI runtime or shim gets those that
 // containerd and CRI-O pass to theirs, and only those of the pod's and the container's own
 // annotations that the handler allows, because a runtime may change its behaviour by them. Hooks
 // get all of the pod's and the container's, in the state on their stdin. Without a runtime and
@@ -200,7 +202,7 @@ func annotate(built *specs.Spec, h Handler, sb *oci.Sandbox, pod *sandboxRecord,
 	maps.Copy(asked, pod.config.GetAnnotations())
 	maps.Copy(asked, rec.config.GetAnnotations())
 	switch {
-	case h.Engine != "":
+	case h.program() != "":
 		maps.DeleteFunc(asked, func(key, _ string) bool { return !h.letsThrough(key) })
 		maps.Copy(asked, containerAnnotations(sb, pod, rec))
 	case built.Hooks == nil:

@@ -16,12 +16,15 @@ import (
 // A Handler is a runtime handler, which RuntimeClasses name.
 type Handler struct {
 	Engine   string       // path of the OCI runtime that runs the containers; "" = libcontainer
-	Features oci.Features // what that one supports
+	Shim     *oci.Shim    // the containerd shim that runs them instead; nil = none
+	Features oci.Features // what the program supports
 	SpecHost spec.Host    // the host for which specs are built
 
 	// Annotations are patterns (see path.Match) for keys of pod and container
-	// annotations; the OCI runtime gets those that match.
+	// annotations; the OCI runtime or the shim gets those that match.
 	Annotations []string
+
+	Overhead Overhead // of each of its sandboxes, for clients that ask
 
 	NoUserNS error   // why its pods cannot have user namespaces; nil = the default handler's reason, if any
 	Network  Network // network of its pods; nil = the default handler's
@@ -48,23 +51,24 @@ func allHandlers(o Options) map[string]Handler {
 	return all
 }
 
-// check refuses what the OCI runtime would ignore: by the specification it has to ignore what it
-// does not know, and the container would run without it.
+// check refuses what the OCI runtime, or that of a shim, would ignore: by the specification it has
+// to ignore what it does not know, and the container would run without it.
 func (h Handler) check(s *specs.Spec) error {
-	if h.Engine == "" {
+	program := h.program()
+	if program == "" {
 		return nil
 	}
 	for _, m := range s.Mounts {
 		if len(m.UIDMappings) > 0 && !h.Features.IDMap {
-			return fault.Invalid.Errorf("mount at %s: %s does not map the owners of files", m.Destination, h.Engine)
+			return fault.Invalid.Errorf("mount at %s: %s does not map the owners of files", m.Destination, program)
 		}
 		if slices.Contains(m.Options, "nosymfollow") && !h.Features.NoSymFollow {
-			return fault.Invalid.Errorf("mount at %s: %s does not know the option nosymfollow", m.Destination, h.Engine)
+			return fault.Invalid.Errorf("mount at %s: %s does not know the option nosymfollow", m.Destination, program)
 		}
 	}
 	for name := range s.Linux.NetDevices {
 		if !h.Features.NetDevices {
-			return fault.Invalid.Errorf("network device %s: %s moves no network devices", name, h.Engine)
+			return fault.Invalid.Errorf("network device %s: %s moves no network devices", name, program)
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"google.golang.org/grpc"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image"
@@ -58,15 +59,29 @@ func TestModel(t *testing.T) {
 		playKept(t, *modelScript, slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelDebug})))
 		return
 	}
+	playMany(t, "", 60)
+}
+
+// The same is so for pods of a shim.
+func TestModelWithShims(t *testing.T) {
+	inMemory(t)
+	playMany(t, modelShim, 20)
+}
+
+// modelShim is a handler with a shim.
+const modelShim = "shim"
+
+// playMany plays histories with pods of a handler: as many as the flags say, or some.
+func playMany(t *testing.T, handler string, some int) {
 	seed := max(1, *modelSeed) // the same in every run, unless the flag is set
 	began, n, events := time.Now(), 0, 0
-	for ; n == 0 || time.Since(began) < *modelFor || *modelFor < 0 && n < 60; n++ {
+	for ; n == 0 || time.Since(began) < *modelFor || *modelFor < 0 && n < some; n++ {
 		s := play.Generate(seed+uint64(n), play.Fake)
-		h, err := playOn(t, s, nil)
+		h, err := playOn(t, s, handler, nil)
 		events += len(h)
 		if err != nil {
 			t.Logf("seed %d, history %d after %v", seed+uint64(n), n+1, time.Since(began).Round(time.Millisecond))
-			reportFailure(t, s, err)
+			reportFailure(t, s, handler, err)
 			return
 		}
 	}
@@ -97,18 +112,18 @@ func playKept(t *testing.T, file string, log *slog.Logger) {
 		t.Fatalf("%s: %v", file, err)
 	}
 	for range 5 {
-		if h, err := playOn(t, s, log); err != nil {
+		if h, err := playOn(t, s, "", log); err != nil {
 			t.Fatalf("%v\n\nhistory:\n%v", err, h)
 		}
 	}
 }
 
 // reportFailure fails with the shortest script that still does.
-func reportFailure(t *testing.T, s play.Script, why error) {
+func reportFailure(t *testing.T, s play.Script, handler string, why error) {
 	h := model.History(nil)
 	s = play.Shrink(s, 2000, func(c play.Script) bool {
 		for range 3 { // a failure may depend on what the scheduler does
-			if got, err := playOn(t, c, nil); err != nil {
+			if got, err := playOn(t, c, handler, nil); err != nil {
 				h, why = got, err
 				return true
 			}
@@ -118,8 +133,8 @@ func reportFailure(t *testing.T, s play.Script, why error) {
 	t.Errorf("%v\n\nscript:\n%v\nhistory:\n%v", why, s, h)
 }
 
-// playOn plays s on a new fake machine.
-func playOn(t *testing.T, s play.Script, log *slog.Logger) (h model.History, err error) {
+// playOn plays s on a new fake machine, with pods of a handler.
+func playOn(t *testing.T, s play.Script, handler string, log *slog.Logger) (h model.History, err error) {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
@@ -135,6 +150,7 @@ func playOn(t *testing.T, s play.Script, log *slog.Logger) (h model.History, err
 	}()
 	synctest.Test(t, func(t *testing.T) {
 		n := newModelNode(t, s.Latency, log)
+		n.handler = handler
 		if err = n.Start(); err != nil {
 			return
 		}
@@ -148,6 +164,7 @@ func playOn(t *testing.T, s play.Script, log *slog.Logger) (h model.History, err
 type modelNode struct {
 	t       *testing.T
 	log     *slog.Logger
+	handler string // of its pods
 	machine *ocitest.Machine
 	images  *modelImages
 	net     *modelNetwork
@@ -197,7 +214,17 @@ func (n *modelNode) meet(step string) error {
 }
 
 func (n *modelNode) Runtime() cri.RuntimeServiceClient {
-	return cri.NewRuntimeServiceClient(n.conn.Load())
+	return handlerClient{cri.NewRuntimeServiceClient(n.conn.Load()), n.handler}
+}
+
+// A handlerClient runs the pods of a handler.
+type handlerClient struct {
+	cri.RuntimeServiceClient
+	handler string
+}
+
+func (c handlerClient) RunPodSandbox(ctx context.Context, req *cri.RunPodSandboxRequest, o ...grpc.CallOption) (*cri.RunPodSandboxResponse, error) {
+	return c.RuntimeServiceClient.RunPodSandbox(ctx, &cri.RunPodSandboxRequest{Config: req.Config, RuntimeHandler: c.handler}, o...)
 }
 func (n *modelNode) Images() cri.ImageServiceClient { return cri.NewImageServiceClient(n.conn.Load()) }
 
@@ -251,6 +278,7 @@ func (n *modelNode) Start() error {
 	so := Options{
 		Runtime: n.runtime, Images: n.images, RootFS: n.images, Network: n.net, Events: events, Log: o.Log, Version: "1.2.3",
 		Root: n.machine.Root, State: n.machine.State,
+		Handlers: map[string]Handler{modelShim: {Shim: &oci.Shim{Path: "/proc/self/exe"}}},
 	}
 	so.Streaming.Listener = newDeafListener()
 	if n.server, err = New(so); err != nil {

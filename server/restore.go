@@ -110,8 +110,8 @@ var restoreSteps = []createStep{
 }
 
 func (d *containerDraft) checkRestorable(context.Context) error {
-	if d.handler.Engine != "" {
-		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", d.config.Metadata.Name, d.handler.Engine)
+	if by := d.handler.program(); by != "" {
+		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", d.config.Metadata.Name, by)
 	}
 	if d.sb.Config().IDs != nil {
 		return fault.Invalid.Errorf("container %s: nothing can be restored into a user namespace", d.config.Metadata.Name)

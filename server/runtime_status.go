@@ -56,8 +56,9 @@ func (s *Server) statusInfo() (map[string]string, error) {
 	if s.o.SystemdCgroup {
 		driver = "systemd"
 	}
-	networks := map[string]string{}
+	networks, handlers := map[string]string{}, map[string]handlerInfo{}
 	for _, name := range s.handlerNames() {
+		handlers[name] = s.current.Load().Handlers[name].info()
 		networks[name] = "ready"
 		if err := s.current.Load().Handlers[name].Network.Status(); err != nil {
 			networks[name] = err.Error()
@@ -71,6 +72,7 @@ func (s *Server) statusInfo() (map[string]string, error) {
 		"golang":         runtime.Version(),
 		"eventsDropped":  s.events.hub.Dropped(),
 		"runtimeHandler": s.handlerNames(),
+		"handlers":       handlers,
 		"network":        networks,
 	})
 	if err != nil {

@@ -79,6 +79,9 @@ func (s *Server) checkSandbox(req *cri.RunPodSandboxRequest) error {
 	if ids, err := userNamespace(sc.GetNamespaceOptions()); err == nil && ids != nil && h.NoUserNS != nil {
 		return fault.Invalid.Errorf("sandbox %s: handler %q: %w", m.Name, req.RuntimeHandler, h.NoUserNS)
 	}
+	if err := h.present(); err != nil && h.Shim != nil {
+		return fmt.Errorf("sandbox %s: shim of handler %q: %w", m.Name, req.RuntimeHandler, err)
+	}
 	return nil
 }
 
@@ -181,6 +184,9 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 			return err
 		}
 	}
+	if err := s.startShim(ctx, c, sb, rec); err != nil {
+		return err
+	}
 	extra, err := rec.encode()
 	if err != nil {
 		return err
@@ -243,7 +249,7 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 		HostNetwork: ns.GetNetwork() == cri.NamespaceMode_NODE,
 		HostIPC:     ns.GetIpc() == cri.NamespaceMode_NODE,
 		HostPID:     ns.GetPid() == cri.NamespaceMode_NODE,
-		SharedPID:   ns.GetPid() == cri.NamespaceMode_POD,
+		SharedPID:   sharesPID(rec.config),
 		Sysctls:     podSysctls(linux),
 		Label:       rec.labels.Process,
 		FileLabel:   s.o.SELinux.Shared(),
@@ -252,7 +258,13 @@ func (s *Server) sandboxConfig(c *creation, rec *sandboxRecord) (oci.SandboxConf
 	if !config.HostNetwork { // else there are no devices of the pod's own, and oci refuses theirs
 		_, config.Sysctls = oci.DeviceSysctls(config.Sysctls)
 	}
-	var err error
+	h, err := s.handler(rec.handler)
+	if err != nil {
+		return config, err
+	}
+	if config.Shim = h.Shim; h.Shim != nil {
+		config.SharedPID = false // the namespace of the sandbox's own container is shared
+	}
 	if config.IDs, err = userNamespace(ns); err != nil {
 		return config, err
 	}

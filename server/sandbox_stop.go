@@ -53,6 +53,10 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 		stage.Next(ctx, "plugins")
 		s.notifyStop(ctx, sb)
 	}
+	stage.Next(ctx, "shim")
+	if err := sb.EndShim(ctx); err != nil { // it uses the network
+		return fmt.Errorf("end shim: %w", err)
+	}
 	rec := s.index.sandbox(sb)
 	if !sb.Config().HostNetwork {
 		stage.Next(ctx, "cni")

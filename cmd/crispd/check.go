@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -41,10 +42,10 @@ func check(c *config.Config, out io.Writer) error {
 	if err == nil {
 		_, err = handlers(context.Background(), c, facts, slog.New(slog.DiscardHandler))
 	}
-	if err != nil {
+	if err != nil && !errors.Is(err, errNoProgram) { // checkHandlers reports those
 		return err
 	}
-	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c))
+	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c), checkHandlers(context.Background(), c))
 	lacks, fatal := report(out, findings)
 	fmt.Fprintln(out, "\nas the node of a cluster (kubeadm, k3s):")
 	nodeLacks, _ := report(out, checkNode(c, "/", f))

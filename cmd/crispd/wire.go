@@ -294,22 +294,36 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 		if hc.CgroupNamespace != "auto" {
 			h.SpecHost.CgroupNamespace = hc.CgroupNamespace
 		}
-		if hc.Engine != config.Libcontainer {
-			if _, err := exec.LookPath(hc.Engine); err != nil {
+		switch {
+		case hc.Shim != "":
+			if err := shimHandler(&h, hc); err != nil {
+				return nil, fmt.Errorf("%s: %s.options: %w", c.Origin(key+".options"), key, err)
+			}
+		case hc.Engine != config.Libcontainer:
+			if err := engineHandler(ctx, &h, hc, name, log); err != nil {
 				return nil, fmt.Errorf("%s: %s.engine: %w", c.Origin(key+".engine"), key, err)
-			}
-			h.Engine, h.Annotations = hc.Engine, hc.Annotations
-			if h.Features, err = oci.AskFeatures(ctx, hc.Engine); err != nil {
-				log.Warn("OCI runtime did not report its features", "handler", name, "err", err)
-			}
-			h.SpecHost.RecursiveRO = host.RecursiveRO && h.Features.RecursiveRO
-			if !h.Features.IDMap {
-				h.NoUserNS = errNoIDMap
 			}
 		}
 		all[name] = h
 	}
 	return all, nil
+}
+
+// engineHandler adds to h what the configuration of a handler with an OCI runtime says.
+func engineHandler(ctx context.Context, h *server.Handler, hc *config.Handler, name string, log *slog.Logger) error {
+	if _, err := exec.LookPath(hc.Engine); err != nil {
+		return fmt.Errorf("%w: %w", errNoProgram, err)
+	}
+	h.Engine, h.Annotations = hc.Engine, hc.Annotations
+	var err error
+	if h.Features, err = oci.AskFeatures(ctx, hc.Engine); err != nil {
+		log.Warn("OCI runtime did not report its features", "handler", name, "err", err)
+	}
+	h.SpecHost.RecursiveRO = h.SpecHost.RecursiveRO && h.Features.RecursiveRO
+	if !h.Features.IDMap {
+		h.NoUserNS = errNoIDMap
+	}
+	return nil
 }
 
 // seccompDefault reads a profile that replaces the built-in one; "" means none.

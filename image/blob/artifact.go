@@ -1,6 +1,7 @@
 package blob
 
 import (
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -8,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/types"
 )
 
 // fileAnnotations are the annotations by which a layer of an artifact names its file: oras's,
@@ -33,21 +35,12 @@ func isArtifact(config string) bool {
 func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 	m.Artifact = true
 	for _, l := range parsed.LayerInfos() {
-		b := Blob{BlobInfo: l.BlobInfo}
-		for _, key := range fileAnnotations {
-			if b.File = l.Annotations[key]; b.File != "" {
-				break
-			}
-		}
-		switch {
-		case b.File == "":
+		b := Blob{BlobInfo: l.BlobInfo, File: fileOf(l.BlobInfo)}
+		if b.File == "" {
 			continue
-		case !filepath.IsLocal(b.File) || filepath.Clean(b.File) == ".":
-			return fault.Invalid.Errorf("artifact: file name %q leads out of it", b.File)
-		case !isPath(b.File):
-			return fault.Invalid.Errorf("artifact: %.300q is not a valid file name", b.File)
-		case IsEncrypted(b):
-			return fault.Invalid.Errorf("artifact: file %q is encrypted, which is for images only", b.File)
+		}
+		if err := checkFile(b); err != nil {
+			return fmt.Errorf("artifact: %w", err)
 		}
 		b.File = filepath.Clean(b.File)
 		m.Layers = append(m.Layers, b)
@@ -59,6 +52,29 @@ func (m *Manifest) readArtifact(parsed manifest.Manifest) error {
 		return fault.Invalid.Errorf("artifact with %d files, more than %d", len(m.Layers), maxFiles)
 	}
 	return m.checkBlobs()
+}
+
+// fileOf returns the name of the file that a layer is, "" if it has none.
+func fileOf(l types.BlobInfo) string {
+	for _, key := range fileAnnotations {
+		if name := l.Annotations[key]; name != "" {
+			return name
+		}
+	}
+	return ""
+}
+
+// checkFile refuses a layer that cannot become a file.
+func checkFile(b Blob) error {
+	switch {
+	case !filepath.IsLocal(b.File) || filepath.Clean(b.File) == ".":
+		return fault.Invalid.Errorf("file name %q leads out of it", b.File)
+	case !isPath(b.File):
+		return fault.Invalid.Errorf("%.300q is not a valid file name", b.File)
+	case IsEncrypted(b):
+		return fault.Invalid.Errorf("file %q is encrypted, which is for images only", b.File)
+	}
+	return nil
 }
 
 // isPath reports whether name can be a file name on Linux: within NAME_MAX, and well below

@@ -22,7 +22,8 @@ type Blob struct {
 	types.BlobInfo        // an empty Digest or a negative Size is unknown
 	Path           string // of the member of an archive
 	Key            *Key   // decrypts it; nil: it is not encrypted
-	File           string // name of the file in an artifact's layer; "": the layer is a tar
+	File           string // name of the file that the layer of an artifact or a module is; "": the layer is a tar
+	Module         bool   // File is a WebAssembly module, and executable: some runtimes require that
 	Proven         bool   // a client that pulls it may use the unpacked layer, without asking the origin
 }
 
@@ -31,6 +32,8 @@ type Blob struct {
 // to require knowledge of that. The identity of a file includes its content and its name.
 func (b Blob) Identity(diffID digest.Digest) digest.Digest {
 	switch {
+	case b.Module:
+		return digest.FromString("module\x00" + b.File + "\x00" + b.Digest.String())
 	case b.File != "":
 		return digest.FromString("file\x00" + b.File + "\x00" + b.Digest.String())
 	case b.Key != nil:

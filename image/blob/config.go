@@ -50,23 +50,26 @@ func fetchConfig(ctx context.Context, from Origin, b Blob) ([]byte, error) {
 // which may be our own layer of directories.
 const maxLayers = 499
 
-// DiffIDs reads the digests of the n unpacked layers from an image's config, if the image can
-// run here. The error is fault.Invalid for a config that does not match the manifest, and
-// fault.NotFound for an image of another platform.
-func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
+// DiffIDs reads the digests of the unpacked layers from an image's config, if the image can run
+// here; a layer that is a file has none. The error is fault.Invalid for a config that does not match
+// the manifest, and fault.NotFound for an image of another platform.
+func DiffIDs(config []byte, layers []Blob) ([]digest.Digest, error) {
 	var img v1.Image
 	if err := json.Unmarshal(config, &img); err != nil {
 		return nil, fault.Invalid.Errorf("config: %w", err)
 	}
-	if len(img.RootFS.DiffIDs) != n {
-		return nil, fault.Invalid.Errorf("config has %d layers, the manifest %d", len(img.RootFS.DiffIDs), n)
+	ids, err := match(img.RootFS.DiffIDs, layers)
+	if err != nil {
+		return nil, err
 	}
 	if err := checkPlatform(img.Platform); err != nil {
 		return nil, err
 	}
 	different := make(map[digest.Digest]bool)
-	for _, id := range img.RootFS.DiffIDs {
-		if err := id.Validate(); err != nil {
+	for i, id := range ids {
+		if layers[i].File != "" {
+			id = layers[i].Identity("")
+		} else if err := id.Validate(); err != nil {
 			return nil, fault.Invalid.Errorf("diff ID %q: %w", id, err)
 		}
 		different[id] = true
@@ -74,5 +77,30 @@ func DiffIDs(config []byte, n int) ([]digest.Digest, error) {
 	if len(different) > maxLayers {
 		return nil, fault.Invalid.Errorf("image of %d layers, more than %d", len(different), maxLayers)
 	}
-	return img.RootFS.DiffIDs, nil
+	return ids, nil
+}
+
+// match assigns the diff IDs of a config to layers. Tools that make images of WebAssembly modules
+// differ in whether the modules have diff IDs; nothing verifies these.
+func match(diffIDs []digest.Digest, layers []Blob) ([]digest.Digest, error) {
+	tars := 0
+	for _, b := range layers {
+		if b.File == "" {
+			tars++
+		}
+	}
+	if n := len(diffIDs); n != tars && n != len(layers) {
+		return nil, fault.Invalid.Errorf("config has %d layers, the manifest %d", n, len(layers))
+	}
+	all, next := len(diffIDs) == len(layers), 0
+	ids := make([]digest.Digest, len(layers))
+	for i, b := range layers {
+		if b.File == "" {
+			ids[i] = diffIDs[next]
+		}
+		if all || b.File == "" {
+			next++
+		}
+	}
+	return ids, nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
 	"go.podman.io/image/v5/manifest"
+	"go.podman.io/image/v5/types"
 )
 
 // MaxNesting is how deep an index may be nested in an index. Real ones are not nested.
@@ -19,7 +20,7 @@ type Manifest struct {
 	Data     []byte // as received
 	Artifact bool   // files instead of a root file system; then Config is unused
 	Config   Blob
-	Layers   []Blob // lowest first; of an artifact, those that are files
+	Layers   []Blob // lowest first; of an artifact, those that are files; of an image, some may be WebAssembly modules
 }
 
 // KindOf returns the media type of the manifest data, which was served as kind. A simple
@@ -62,8 +63,13 @@ func ReadManifest(data []byte, kind string) (Manifest, error) {
 	if m.Config.Digest.Algorithm() != digest.SHA256 {
 		return m, fault.Invalid.Errorf("digest of the config is a %s, not a sha256", m.Config.Digest.Algorithm())
 	}
+	var infos []types.BlobInfo
 	for _, l := range parsed.LayerInfos() {
+		infos = append(infos, l.BlobInfo)
 		m.Layers = append(m.Layers, Blob{BlobInfo: l.BlobInfo})
+	}
+	if err := m.nameModules(infos); err != nil {
+		return m, err
 	}
 	return m, m.checkBlobs()
 }

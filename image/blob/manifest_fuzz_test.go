@@ -61,7 +61,7 @@ func FuzzManifest(f *testing.F) {
 		}
 		m, err := ReadManifest(data, kind)
 		if err == nil && !m.Artifact {
-			_, err = DiffIDs(config, len(m.Layers))
+			_, err = DiffIDs(config, m.Layers)
 		}
 		if err != nil {
 			if !errors.Is(err, fault.Invalid) && !errors.Is(err, fault.NotFound) {

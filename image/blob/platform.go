@@ -47,7 +47,7 @@ func normalize(p v1.Platform) v1.Platform {
 
 // ChoosePlatform returns the digest of the manifest in a list that is for this machine, or for
 // the platform that sys describes. Failing that, it returns the one for the other architecture
-// that the machine can run; failing that, fault.NotFound.
+// that the machine can run; failing that, for WebAssembly; failing that, fault.NotFound.
 func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest.Digest, error) {
 	index, err := readList(list, kind)
 	if err != nil {
@@ -81,6 +81,14 @@ func ChoosePlatform(list []byte, kind string, sys *types.SystemContext) (*digest
 			d, err = found, nil
 		}
 	}
+	for _, os := range moduleOSes {
+		if err == nil || sys != nil && (sys.OSChoice != "" || sys.ArchitectureChoice != "") {
+			break
+		}
+		if found, otherErr := index.ChooseInstance(&types.SystemContext{OSChoice: os, ArchitectureChoice: moduleArch}); otherErr == nil {
+			d, err = found, nil
+		}
+	}
 	if err != nil {
 		return nil, fault.NotFound.Errorf("%w", err)
 	}
@@ -105,7 +113,7 @@ func checkPlatform(of v1.Platform) error {
 	p := normalize(of)
 	os := p.OS == "" || p.OS == "linux"
 	arch := p.Architecture == "" || p.Architecture == runtime.GOARCH || p.Architecture == runsAlso[runtime.GOARCH]
-	if os && arch {
+	if os && arch || isModule(p) {
 		return nil
 	}
 	return fault.NotFound.Errorf("it is for the platform %.40s/%.40s, and this is linux/%s", of.OS, of.Architecture, runtime.GOARCH)

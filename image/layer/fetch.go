@@ -102,11 +102,18 @@ func unpackFile(ctx context.Context, from blob.Origin, b blob.Blob, dir string, 
 	if err := root.MkdirAll(filepath.Dir(b.File), 0o755); err != nil {
 		return shape{}, err
 	}
-	f, err := root.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	mode := os.FileMode(0o644)
+	if b.Module {
+		mode = 0o755
+	}
+	f, err := root.OpenFile(b.File, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if err != nil {
 		return shape{}, err
 	}
 	defer f.Close()
+	if err := f.Chmod(mode); err != nil { // whatever the umask
+		return shape{}, err
+	}
 	g.made()
 	if _, err := io.CopyBuffer(growing{f, g}, onlyReader{checked}, make([]byte, blob.ChunkSize)); err != nil {
 		return shape{}, fmt.Errorf("file %q: %w", b.File, err)

@@ -121,6 +121,26 @@ func (x *Executor) Alive(id string) int {
 	return x.forked[id].alive()
 }
 
+// Request returns the request with which a container was started that still exists.
+func (x *Executor) Request(id string) (req wire.RunRequest, ok bool) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	c, ok := x.forked[id]
+	if ok {
+		req = c.req
+	}
+	return req, ok
+}
+
+// KillAll kills the processes of a container.
+func (x *Executor) KillAll(id string) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if c, ok := x.forked[id]; ok {
+		c.signal(unix.SIGKILL, true)
+	}
+}
+
 // Detach closes the output of all clients attached to a container, which keeps running, as
 // the executor does to clients that do not read.
 func (x *Executor) Detach(id string) {

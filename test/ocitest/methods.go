@@ -171,6 +171,13 @@ func (x *Executor) reap(c *container) {
 	if c.ownPIDs {
 		c.signal(unix.SIGKILL, true) // the kernel's doing
 	}
+	if c.req.Shim != nil && c.req.Shim.Sandbox == "" {
+		for _, other := range x.forked { // the shim's
+			if other.req.Shim != nil && other.req.Shim.Sandbox == c.req.ID {
+				other.signal(unix.SIGKILL, true)
+			}
+		}
+	}
 	if c.endedAt.IsZero() {
 		c.endedAt = time.Now()
 	}

@@ -18,6 +18,7 @@ package ocitest
 
 import (
 	"log/slog"
+	"os"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -48,7 +49,7 @@ func NewMachine(t testing.TB) *Machine {
 // Options returns the options of a Runtime on the machine.
 func (m *Machine) Options(t testing.TB) oci.Options {
 	return oci.Options{
-		Root: m.Root, State: m.State, Records: m.Records,
+		Root: m.Root, State: m.State, Records: m.Records, PodInit: os.DevNull, // nothing executes it
 		Log: slog.New(slog.NewTextHandler(t.Output(), nil)), Dial: m.Executor.Dial, Host: m.Host,
 	}
 }

@@ -26,6 +26,7 @@
 //	mknod PATH M N   a block device that all may use
 //	deep N NAME      N directories of that name, each in the one before
 //	await PATH       wait until there is a file of that name
+//	await-size W H   wait until the terminal on stdin has that size, in characters
 //	run PATH         a program with the rest as its arguments, and wait for it
 //	stat PATH        kind, mode, owner and device numbers as a line
 //	cwd              the working directory as a line
@@ -115,6 +116,7 @@ var verbs = map[string]func(s *script){
 	},
 	"ignore-term": func(s *script) { signal.Ignore(syscall.SIGTERM) },
 	"eat":         func(s *script) { eat(number(s.next())) },
+	"await-size":  func(s *script) { awaitSize(number(s.next()), number(s.next())) },
 	"env":         func(s *script) { fmt.Println(os.Getenv(s.next())) },
 	"close": func(s *script) {
 		for _, f := range []*os.File{os.Stdin, os.Stdout, os.Stderr} {

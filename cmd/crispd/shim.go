@@ -1,0 +1,175 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/BurntSushi/toml"
+	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/oci"
+	"github.com/crisp-cri/crisp/server"
+)
+
+// errNoUserNS says why pods of a shim use the host's user namespace.
+var errNoUserNS = errors.New("its shim makes no user namespaces")
+
+// errNoProgram marks the errors of handlers whose OCI runtime is not there.
+var errNoProgram = errors.New("no program")
+
+// shimHandler adds to h what the configuration of a handler with a shim says. The program need not
+// be there yet: DaemonSets install some.
+func shimHandler(h *server.Handler, hc *config.Handler) error {
+	h.Shim = &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts}
+	h.Annotations = hc.Annotations
+	h.Overhead = server.Overhead{MilliCPU: hc.Overhead.MilliCPU(), Memory: hc.Overhead.Bytes()}
+	h.SpecHost.RecursiveRO = false
+	h.NoUserNS = errNoUserNS
+	var err error
+	h.Shim.OptionsType, h.Shim.Options, err = shimOptions(hc)
+	return err
+}
+
+// genericOptions is the type of the options of shims that define none of their own: a type, and
+// a file or a text.
+const genericOptions = "runtimeoptions.v1.Options"
+
+// The fields of genericOptions (containerd's api/types/runtimeoptions/v1/api.proto).
+const (
+	genericType protowire.Number = 1
+	genericFile protowire.Number = 2
+	genericText protowire.Number = 3
+)
+
+// shimOptions returns the options of a handler as a message, and its type; "" = none.
+func shimOptions(hc *config.Handler) (string, []byte, error) {
+	o := hc.Options
+	switch {
+	case o == nil:
+		return "", nil, nil
+	case o.Table == nil:
+		b := appendString(nil, genericType, typeOfFile(hc.Shim))
+		return genericOptions, appendString(b, genericFile, o.File), nil
+	case o.Type() == config.RuncOptions:
+		b, err := runcOptions(o.Values())
+		return config.RuncOptions, b, err
+	}
+	var text bytes.Buffer
+	if err := toml.NewEncoder(&text).Encode(o.Values()); err != nil {
+		return "", nil, err
+	}
+	b := appendString(nil, genericType, o.Type())
+	return genericOptions, appendString(b, genericText, text.String()), nil
+}
+
+// typeOfFile returns the type of a shim's configuration file by the name of its program, as
+// containerd derives the program from the name of a runtime: containerd-shim-runsc-v1 runs
+// io.containerd.runsc.v1, whose options have the type io.containerd.runsc.v1.options. It returns ""
+// for any other name.
+func typeOfFile(program string) string {
+	name, ok := strings.CutPrefix(filepath.Base(program), "containerd-shim-")
+	kind, version, two := strings.Cut(name, "-")
+	if !ok || !two || kind == "" || version == "" || strings.Contains(version, "-") {
+		return ""
+	}
+	return "io.containerd." + kind + "." + version + ".options"
+}
+
+func appendString(b []byte, field protowire.Number, s string) []byte {
+	if s == "" {
+		return b
+	}
+	return protowire.AppendString(protowire.AppendTag(b, field, protowire.BytesType), s)
+}
+
+// runcFields are the fields of containerd.runc.v1.Options (containerd's
+// api/types/runc/options/oci.proto), by their names in containerd's configuration, with a value of
+// their types.
+var runcFields = map[string]struct {
+	number protowire.Number
+	is     any
+}{
+	"NoPivotRoot": {1, false}, "NoNewKeyring": {2, false}, "ShimCgroup": {3, ""}, "IoUid": {4, int64(0)}, "IoGid": {5, int64(0)},
+	"BinaryName": {6, ""}, "Root": {7, ""}, "SystemdCgroup": {9, false}, "CriuImagePath": {10, ""}, "CriuWorkPath": {11, ""},
+}
+
+// runcOptions encodes the options of runc's shim.
+func runcOptions(values map[string]any) (b []byte, err error) {
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		f, ok := runcFields[name]
+		if !ok {
+			return nil, fmt.Errorf("%s has no %s, only %s", config.RuncOptions, name, strings.Join(slices.Sorted(maps.Keys(runcFields)), ", "))
+		}
+		value := values[name]
+		if fmt.Sprintf("%T", value) != fmt.Sprintf("%T", f.is) {
+			return nil, fmt.Errorf("%s is a %T, not a %T", name, value, f.is)
+		}
+		switch v := value.(type) {
+		case string:
+			b = appendString(b, f.number, v)
+		case bool:
+			b = protowire.AppendVarint(protowire.AppendTag(b, f.number, protowire.VarintType), protowire.EncodeBool(v))
+		case int64:
+			if v < 0 || v > math.MaxUint32 {
+				return nil, fmt.Errorf("%s = %d is not an ID", name, v)
+			}
+			b = protowire.AppendVarint(protowire.AppendTag(b, f.number, protowire.VarintType), uint64(v))
+		}
+	}
+	return b, nil
+}
+
+// checkHandlers says what each handler is, and whether its program and the files that it is given
+// are there.
+func checkHandlers(ctx context.Context, c *config.Config) []finding {
+	var list []finding
+	for _, name := range slices.Sorted(maps.Keys(c.Handlers)) {
+		h := c.Handlers[name]
+		f := finding{what: fmt.Sprintf("handler %s: %s", name, config.Libcontainer), ok: true}
+		switch {
+		case h.Shim != "":
+			f = shimFinding(name, h)
+		case h.Engine != config.Libcontainer:
+			_, err := exec.LookPath(h.Engine)
+			f.what, f.ok, f.fatal = fmt.Sprintf("handler %s: OCI runtime %s", name, h.Engine), err == nil, true
+			if err != nil {
+				f.follows = err.Error()
+			} else if _, err := oci.AskFeatures(ctx, h.Engine); err != nil {
+				f.what += " (which does not report its features)"
+			}
+		}
+		list = append(list, f)
+	}
+	return list
+}
+
+func shimFinding(name string, h *config.Handler) finding {
+	f := finding{what: fmt.Sprintf("handler %s: shim %s, root file systems as %s", name, h.Shim, cmp.Or(h.Snapshot, config.SnapshotDirectory)), ok: true}
+	if _, err := exec.LookPath(h.Shim); err != nil {
+		f.ok, f.follows = false, fmt.Sprintf("its pods cannot be started until the program is there: %v", err)
+		return f
+	}
+	if o := h.Options; o != nil && o.Table == nil {
+		switch info, err := os.Stat(o.File); {
+		case errors.Is(err, fs.ErrNotExist):
+			f.ok, f.follows = false, "its options are in a file that does not exist: "+o.File
+		case err != nil:
+			f.ok, f.follows = false, "its options cannot be read: "+err.Error()
+		case !info.Mode().IsRegular():
+			f.ok, f.follows = false, "its options are not a regular file: "+o.File
+		}
+	}
+	return f
+}
