@@ -31,14 +31,14 @@ var errNoProgram = errors.New("no program")
 
 // shimHandler adds to h what the configuration of a handler with a shim says. The program need not
 // be there yet: DaemonSets install some.
-func shimHandler(h *server.Handler, hc *config.Handler) error {
+func shimHandler(h *server.Handler, hc *config.Handler, systemd bool) error {
 	h.Shim = &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts}
 	h.Annotations = hc.Annotations
 	h.Overhead = server.Overhead{MilliCPU: hc.Overhead.MilliCPU(), Memory: hc.Overhead.Bytes()}
 	h.SpecHost.RecursiveRO = false
 	h.NoUserNS = errNoUserNS
 	var err error
-	h.Shim.OptionsType, h.Shim.Options, err = shimOptions(hc)
+	h.Shim.OptionsType, h.Shim.Options, err = shimOptions(hc, systemd)
 	return err
 }
 
@@ -53,9 +53,16 @@ const (
 	genericText protowire.Number = 3
 )
 
-// shimOptions returns the options of a handler as a message, and its type; "" = none.
-func shimOptions(hc *config.Handler) (string, []byte, error) {
+// runcShim is the program of runc's shim.
+const runcShim = "containerd-shim-runc-v2"
+
+// shimOptions returns the options of a handler as a message, and its type; "" = none. runc's shim
+// gets the node's cgroup driver unless it is given another one.
+func shimOptions(hc *config.Handler, systemd bool) (string, []byte, error) {
 	o := hc.Options
+	if o == nil && systemd && filepath.Base(hc.Shim) == runcShim {
+		o = &config.ShimOptions{Table: map[string]any{config.TypeURL: config.RuncOptions}}
+	}
 	switch {
 	case o == nil:
 		return "", nil, nil
@@ -63,7 +70,11 @@ func shimOptions(hc *config.Handler) (string, []byte, error) {
 		b := appendString(nil, genericType, typeOfFile(hc.Shim))
 		return genericOptions, appendString(b, genericFile, o.File), nil
 	case o.Type() == config.RuncOptions:
-		b, err := runcOptions(o.Values())
+		values := o.Values()
+		if _, set := values["SystemdCgroup"]; !set && systemd {
+			values["SystemdCgroup"] = true
+		}
+		b, err := runcOptions(values)
 		return config.RuncOptions, b, err
 	}
 	var text bytes.Buffer

@@ -65,6 +65,21 @@ func TestShimOptions(t *testing.T) {
 			t.Errorf("%s: the handler has user namespaces or recursive read-only mounts", test.name)
 		}
 	}
+	// With systemd's cgroups runc's shim is told so, unless it was given another driver.
+	for text, want := range map[string]bool{
+		`shim = "/bin/containerd-shim-runc-v2"`:                                                         true,
+		"shim = \"/s\"\noptions = { type_url = \"containerd.runc.v1.Options\" }":                        true,
+		"shim = \"/s\"\noptions = { type_url = \"containerd.runc.v1.Options\", SystemdCgroup = false }": false,
+	} {
+		all, err := handlers(t.Context(), loadConfig(t, "cgroup_driver = \"systemd\"\n[handlers.x]\n"+text+"\n"), spec.Host{}, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := new(runc.Options)
+		if err := proto.Unmarshal(all["x"].Shim.Options, got); err != nil || got.SystemdCgroup != want {
+			t.Errorf("%s: %v, %v, want SystemdCgroup %v", text, got, err, want)
+		}
+	}
 	c := loadConfig(t, "[handlers.x]\nshim = \"/s\"\n")
 	all, err := handlers(t.Context(), c, spec.Host{}, slog.New(slog.DiscardHandler))
 	if err != nil || all["x"].Shim.OptionsType != "" || all["x"].Shim.Options != nil {

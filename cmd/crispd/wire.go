@@ -296,7 +296,7 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 		}
 		switch {
 		case hc.Shim != "":
-			if err := shimHandler(&h, hc); err != nil {
+			if err := shimHandler(&h, hc, usesSystemd(c, kernel.Probe())); err != nil {
 				return nil, fmt.Errorf("%s: %s.options: %w", c.Origin(key+".options"), key, err)
 			}
 		case hc.Engine != config.Libcontainer:
