@@ -42,7 +42,8 @@ func check(c *config.Config, out io.Writer) error {
 	if err == nil {
 		_, err = handlers(context.Background(), c, facts, slog.New(slog.DiscardHandler))
 	}
-	if err != nil && !errors.Is(err, errNoProgram) { // checkHandlers reports those
+	noProgram := errors.Is(err, errNoProgram)
+	if err != nil && !noProgram {
 		return err
 	}
 	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c), checkHandlers(context.Background(), c))
@@ -50,6 +51,8 @@ func check(c *config.Config, out io.Writer) error {
 	fmt.Fprintln(out, "\nas the node of a cluster (kubeadm, k3s):")
 	nodeLacks, _ := report(out, checkNode(c, "/", f))
 	switch {
+	case noProgram && fatal == 1: // checkHandlers has reported it
+		return err
 	case fatal > 0:
 		fmt.Fprintf(out, "\ncrispd cannot run on this host: %d missing, %d lacking\n", fatal, lacks)
 		return exitStatus(1)
