@@ -1,6 +1,7 @@
 package server
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -252,7 +253,9 @@ func TestShimRefuses(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), `handler "gvisor"`) {
 		t.Errorf("checkpoint: %v", err)
 	}
-	_, err = n.CheckpointPod(t.Context(), &cri.CheckpointPodRequest{PodSandboxId: sb, ContainerIds: []string{c}, OutputPath: dir})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	_, err = n.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: sb, ContainerIds: []string{c}, OutputPath: dir})
 	wantCode(t, "checkpoint of the pod", err, "FailedPrecondition")
 	n.endShimPod(t, sb, []string{c})
 }

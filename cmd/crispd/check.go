@@ -51,10 +51,11 @@ func check(c *config.Config, out io.Writer) error {
 	fmt.Fprintln(out, "\nas the node of a cluster (kubeadm, k3s):")
 	nodeLacks, _ := report(out, checkNode(c, "/", f))
 	switch {
-	case noProgram && fatal == 1: // checkHandlers has reported it
-		return err
 	case fatal > 0:
 		fmt.Fprintf(out, "\ncrispd cannot run on this host: %d missing, %d lacking\n", fatal, lacks)
+		if noProgram {
+			return err // with the line
+		}
 		return exitStatus(1)
 	case lacks > 0:
 		fmt.Fprintf(out, "\ncrispd can run on this host; %d lacking", lacks)

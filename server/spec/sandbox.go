@@ -25,7 +25,7 @@ type SandboxInput struct {
 // The settings of a sandbox's own container, as other runtimes have them for their pause
 // containers.
 const (
-	sandboxUser   = 65534 // nobody
+	sandboxUser   = 65534 // the usual one without rights
 	sandboxScore  = -998  // the last of the pod to be OOM-killed
 	sandboxShares = 2     // the least
 )
