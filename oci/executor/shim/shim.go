@@ -149,25 +149,25 @@ func (p Program) run(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	case ctx.Err() != nil:
 		return nil, fault.Unavailable.Errorf("%s: no answer in time: %w", what, ctx.Err())
 	default:
-		text := shorten(complaint.String() + " " + out.String())
+		text := shorten(complaint.kept.String() + " " + out.kept.String())
 		return nil, fault.Internal.Errorf("%s: %w: %s", what, err, strings.TrimSpace(text))
 	}
 	if out.cut {
 		return nil, fault.Internal.Errorf("%s: the answer is longer than %d bytes", what, maxAnswer)
 	}
-	return out.Bytes(), nil
+	return out.kept.Bytes(), nil
 }
 
 // A bounded buffer keeps the first bytes of what is written to it.
 type bounded struct {
-	bytes.Buffer
+	kept  bytes.Buffer // not embedded: its ReadFrom would know no limit
 	limit int
 	cut   bool
 }
 
 func (b *bounded) Write(data []byte) (int, error) {
-	n := min(len(data), b.limit-b.Len())
-	b.Buffer.Write(data[:n])
+	n := min(len(data), b.limit-b.kept.Len())
+	b.kept.Write(data[:n])
 	b.cut = b.cut || n < len(data)
 	return len(data), nil
 }
