@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"syscall"
 	"testing"
 
@@ -16,7 +17,7 @@ import (
 )
 
 // programs are the programs that a script may leave no process of.
-var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth"}
+var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth", "runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runsc-v1", "containerd-shim-runc-v2"}
 
 // TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of what a user
 // would do; README.md beside them lists the commands. Each ends with the instance wiped,
@@ -46,6 +47,9 @@ func runScripts(t *testing.T, layers string, names ...string) {
 		RequireUniqueNames: true,
 		WorkdirRoot:        t.TempDir(),
 		Setup: func(env *testscript.Env) error {
+			if tb := env.T().(testing.TB); strings.HasPrefix(filepath.Base(tb.Name()), "shim_") || strings.HasSuffix(tb.Name(), "gvisor") {
+				testenv.Hierarchies(tb, false)
+			}
 			before, err := noleaks.Take(programs...)
 			if err != nil {
 				return err

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/cgroups"
@@ -85,6 +86,8 @@ func TestTreeHugetlb(t *testing.T) {
 	case os.Getenv(withHugetlb) != "":
 		t.Fatal("the controller is not mounted")
 	}
+	testenv.Hierarchies(t, true)
+	t.Cleanup(func() { endHugetlb(t) })
 	cmd := exec.CommandContext(t.Context(), "/proc/self/exe", "-test.run=^TestTree$", "-test.v")
 	cmd.Env = append(os.Environ(), withHugetlb+"=1")
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS, Pdeathsig: syscall.SIGKILL}
@@ -95,6 +98,30 @@ func TestTreeHugetlb(t *testing.T) {
 	case err != nil || !strings.Contains(text, "huge pages were limited"):
 		t.Errorf("%v\n%s", err, text)
 	}
+}
+
+// endHugetlb ends a hierarchy with the controller. It outlives its mount if cgroups that were removed
+// last were still there, and ends when it is unmounted once more.
+func endHugetlb(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	for range 100 {
+		text, err := os.ReadFile("/proc/self/cgroup")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(string(text), ":hugetlb:") {
+			return
+		}
+		if err := unix.Mount("cgroup", dir, "cgroup", 0, "hugetlb"); err != nil {
+			t.Fatal(err)
+		}
+		if err := unix.Unmount(dir, 0); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+	t.Error("a hierarchy with the controller is left")
 }
 
 // unifiedHugetlb writes limits into a cgroup of the unified hierarchy beside v1's.

@@ -264,6 +264,27 @@ func Shims() string {
 	return filepath.Dir(path)
 }
 
+// Hierarchies keeps the hierarchies of cgroup v1 as they are until the test ends. gVisor cannot
+// start beside one that is active and not mounted. A test that makes such a one does so alone.
+func Hierarchies(t testing.TB, alone bool) {
+	t.Helper()
+	dir, err := os.Open("/sys/fs/cgroup") // the same directory for tests in all mount namespaces
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { dir.Close() })
+	how := unix.LOCK_SH
+	if alone {
+		how = unix.LOCK_EX
+	}
+	for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+		err = unix.Flock(int(dir.Fd()), how)
+	}
+	if err != nil {
+		t.Fatalf("lock /sys/fs/cgroup: %v", err)
+	}
+}
+
 // shims looks for programs in the directory that Shims returns.
 func shims(programs ...string) func() error {
 	return func() error {
