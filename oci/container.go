@@ -282,6 +282,10 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 		return nil, err
 	}
 	cfg.SandboxID = sb.ID()
+	cfg.Shim = shimOf(sb, cfg.Shim)
+	if cfg.Shim != nil && (cfg.PIDTarget != "" || cfg.Restore != "" || cfg.Engine != "") {
+		return nil, fault.Invalid.Errorf("container %s of %s cannot join a PID namespace, be restored or have an engine", cfg.ID, cfg.Shim.Path)
+	}
 	release, err := r.containers.reserve(cfg.Name, cfg.ID)
 	if err != nil {
 		return nil, err

@@ -13,7 +13,7 @@ import (
 func (r *Runtime) handle(e wire.Event) {
 	if sb, ok := r.sandboxes.exact(e.ID); ok {
 		if e.Kind == wire.EventExit {
-			sb.podInitEnded()
+			sb.podInitEnded(e.Exit)
 		}
 		return
 	}

@@ -154,8 +154,8 @@ func (sb *Sandbox) CgroupParent() string {
 // State returns a snapshot and does not block.
 func (sb *Sandbox) State() SandboxState { return sb.status.Load().State }
 
-// InitPid returns the PID, in the host's namespace, of the sandbox's init; 0 if it has none any
-// more, or never had one.
+// InitPid returns the PID, in the host's namespace, of the sandbox's init or of what its shim runs
+// it in; 0 if it has none any more, or never had one.
 func (sb *Sandbox) InitPid() int {
 	st := sb.status.Load()
 	if st.State > SandboxReady {
@@ -330,10 +330,9 @@ func (sb *Sandbox) pins() Pins {
 // either driver.
 
 // HasStandIn reports whether the sandbox can have a stand-in. It cannot, and needs none, if it
-// has an init or a shim's container, whose cgroup has the sandbox's name, or a cgroup of its own.
+// has an init, or a container of its own, whose cgroup has the sandbox's name, or a cgroup of its own.
 func (sb *Sandbox) HasStandIn() bool {
-	cfg := sb.record.Load().Config
-	return cfg.CgroupParent != "" && !cfg.SharedPID && cfg.Shim == nil
+	return sb.record.Load().Config.CgroupParent != "" && !sb.hasInit()
 }
 
 // RenewStandIn creates the stand-in, or replaces it: whoever watches cgroups then examines the

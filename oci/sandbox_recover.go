@@ -53,7 +53,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.
 		return nil
 	}
 	if info != nil && info.Exit != nil {
-		sb.podInitEnded()
+		sb.podInitEnded(info.Exit)
 		return nil
 	}
 	if info != nil {
@@ -74,7 +74,7 @@ func (sb *Sandbox) reconcile(ctx context.Context, conn ExecutorConn, info *wire.
 	}
 	err = fmt.Errorf("hand over init of sandbox %s: %w", sb.id, err)
 	if !unanswered(ctx, err) {
-		sb.podInitEnded()
+		sb.podInitEnded(nil)
 	}
 	return err
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // Remove removes everything left of a sandbox that is NotReady, or whose creation the caller
@@ -67,18 +68,29 @@ func (sb *Sandbox) Unpin(ctx context.Context) error {
 	errs := []error{sb.RemoveStandIn()}
 	if sb.Config().SharedPID {
 		// The end of its first process ends all others in the PID namespace.
-		err := sb.rt.expunge(ctx, sb.id)
-		if err == nil && len(sb.status.Load().Cgroups) == 0 {
-			err = sb.rt.removeUnreported(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
-		}
-		errs = append(errs, err)
-		sb.release()
+		errs = append(errs, sb.endInit(ctx))
 	}
 	errs = append(errs, sb.EndShim(ctx), sb.rt.host.Unpin(sb.pins()))
 	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("unpin sandbox %s: %w", sb.id, err)
 	}
 	return nil
+}
+
+// endInit ends the sandbox's own process.
+func (sb *Sandbox) endInit(ctx context.Context) error {
+	err := sb.rt.expunge(ctx, sb.id)
+	if err == nil && len(sb.status.Load().Cgroups) == 0 {
+		err = sb.rt.removeUnreported(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
+	}
+	sb.release()
+	return err
+}
+
+// hasInit reports whether the sandbox has a process of its own: an init, or what its shim runs.
+func (sb *Sandbox) hasInit() bool {
+	cfg := sb.record.Load().Config
+	return cfg.SharedPID || cfg.Shim != nil
 }
 
 // Stopped makes a Stopping sandbox NotReady. It may be repeated.
@@ -92,12 +104,24 @@ func (sb *Sandbox) Stopped() error {
 
 // podInitEnded records that the sandbox's init has ended: without its first process a PID
 // namespace accepts no other.
-func (sb *Sandbox) podInitEnded() { sb.broken("init of sandbox ended") }
+func (sb *Sandbox) podInitEnded(exit *wire.Exit) {
+	if sb.Config().Shim == nil {
+		sb.broken("init of sandbox ended")
+		return
+	}
+	why := "container of sandbox ended"
+	if exit != nil && exit.Message != "" {
+		why += ": " + exit.Message
+	}
+	sb.broken(why)
+}
 
 // pinned reports whether the namespaces that the sandbox was given are still pinned.
 func (sb *Sandbox) pinned() bool {
 	pins := sb.pins()
-	pins.Pid = sb.status.Load().Pid
+	if sb.Config().SharedPID {
+		pins.Pid = sb.status.Load().Pid
+	}
 	return sb.rt.host.Pinned(pins)
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -16,6 +17,43 @@ import (
 // with a shim has a container of its own, which the shim is started with: the containers of a VM or
 // of another kernel are in what that one makes.
 type Shim = wire.Shim
+
+// shimOf returns the shim of a new container: its own, or its sandbox's.
+func shimOf(sb *Sandbox, own *Shim) *Shim {
+	all := sb.Config().Shim
+	if own != nil || all == nil {
+		return own
+	}
+	joined := *all
+	joined.Sandbox = sb.id
+	return &joined
+}
+
+// elsewhere reports whether the container runs outside of the host's cgroups, or at least not in its
+// own: its shim has its counters.
+func (c *Container) elsewhere() bool {
+	st := c.status.Load()
+	return c.record.Load().Config.Shim != nil && st.Pid != 0 && len(st.Cgroups) == 0
+}
+
+// statsTime bounds a call for counters.
+const statsTime = 5 * time.Second
+
+// shimStats asks the shim for the counters.
+func (c *Container) shimStats() (Stats, error) {
+	ctx, cancel := context.WithTimeout(c.rt.closing, statsTime)
+	defer cancel()
+	var reply wire.StatsReply
+	if _, err := c.rt.link.call(ctx, wire.MethodStats, wire.Ref{ID: c.id}, &reply); err != nil {
+		return Stats{}, c.notRunning("read the counters of", err)
+	}
+	s, err := decodeStats(reply.Type, reply.Data)
+	if err != nil {
+		return Stats{}, fmt.Errorf("counters of container %s: %w", c.id, err)
+	}
+	s.At = time.Now()
+	return s, nil
+}
 
 // StartShim starts the shim of a sandbox that is being created, and in it the sandbox's own
 // container, whose ID is the sandbox's. Its end breaks the sandbox, as that of an init. spec has no

@@ -43,10 +43,5 @@ func (sb *Sandbox) EndShim(ctx context.Context) error {
 	if sb.Config().Shim == nil {
 		return nil
 	}
-	err := sb.rt.expunge(ctx, sb.id)
-	if err == nil && len(sb.status.Load().Cgroups) == 0 {
-		err = sb.rt.removeUnreported(sb.id, initCgroup(sb.CgroupParent(), sb.id, false))
-	}
-	sb.release()
-	return err
+	return sb.endInit(ctx)
 }

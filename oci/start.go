@@ -207,7 +207,7 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 	}
 	return wire.RunRequest{
 		Settings: c.settings(), Spec: data, Env: cfg.Env,
-		SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Fast: c.rt.o.FastInit,
+		SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Shim: cfg.Shim, Fast: c.rt.o.FastInit,
 		PrepareDir: filepath.Join(c.sandbox.RunDir(), preparedDir, c.id), PIDTarget: cfg.PIDTarget,
 	}, nil
 }

@@ -93,6 +93,9 @@ type PSIData struct {
 
 // Stats reads all counters of a live container (else fault.WrongState).
 func (c *Container) Stats() (Stats, error) {
+	if c.elsewhere() {
+		return c.shimStats()
+	}
 	return c.read(func(dirs map[string]string) (Stats, error) {
 		s, _, err := readStats(dirs, nil, true)
 		return s, err
@@ -102,7 +105,12 @@ func (c *Container) Stats() (Stats, error) {
 // Usage reads only the counters in CRI's statistics: CPU usage, memory usage with its judged
 // parts and its limit, all of swap, the number of tasks, and pressure. It is fast enough to be
 // called every few seconds for all containers.
-func (c *Container) Usage() (Stats, error) { return c.read(c.counters.read) }
+func (c *Container) Usage() (Stats, error) {
+	if c.elsewhere() {
+		return c.shimStats()
+	}
+	return c.read(c.counters.read)
+}
 
 func (c *Container) read(read func(dirs map[string]string) (Stats, error)) (Stats, error) {
 	st := c.status.Load()

@@ -158,6 +158,12 @@ func merge(old, change *specs.LinuxResources) (*specs.LinuxResources, error) {
 // pages, weights instead of shares), it returns the requested value.
 func (c *Container) Resources() *specs.LinuxResources {
 	st := c.status.Load()
+	if c.elsewhere() { // only the shim knows; it was given what was asked for
+		if linux := c.record.Load().Config.Spec.Linux; linux != nil {
+			return linux.Resources
+		}
+		return nil
+	}
 	if st.Pid == 0 || len(st.Cgroups) == 0 {
 		return nil
 	}

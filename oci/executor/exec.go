@@ -34,6 +34,8 @@ type execution struct {
 	c     *container
 	proc  *proc.Process
 	group map[string]string // its sub-cgroup by hierarchy; nil if it has none
+	task  *runtime.TaskExec // in a shim's container; else nil
+	input *stdio.Streams    // what its client types, on the way to the shim; nil = nothing
 	owner *wire.Conn        // guarded by execs.mu; nil after an upgrade until claimed
 	ended chan struct{}     // closed when code is known
 	once  sync.Once         // to close it
@@ -106,7 +108,7 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 		e.makeGroup()
 	}
 	steps.Add("cgroup of exec", e.endGroup)
-	p.In(runtime.Place{Init: c.proc, Cgroups: c.ref.Cgroups, Group: e.group})
+	p.In(runtime.Place{ID: e.id, Init: c.proc, Cgroups: c.ref.Cgroups, Group: e.group})
 	begun, err := c.runtime.Exec(ctx, p)
 	p.Close(err)
 	if failed = err; err != nil {
@@ -117,7 +119,12 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 	}
 	steps.Add("stdio", begun.Stdio.Close)
 	steps.Add("process", begun.End)
-	if e.proc, err = proc.Open(begun.PID); err != nil {
+	if begun.Process != nil {
+		err = x.relay(e, begun, req)
+	} else {
+		e.proc, err = proc.Open(begun.PID)
+	}
+	if err != nil {
 		return nil, nil, err
 	}
 	begun.Served()
@@ -127,6 +134,9 @@ func (x *Executor) beginExec(ctx context.Context, from *wire.Conn, req wire.Exec
 // kill kills the process and everything that it started: what is in the sub-cgroup, which all
 // inherit, or else what endTree finds.
 func (e *execution) kill() error {
+	if e.task != nil && !e.isHere() {
+		return e.proc.Signal(unix.SIGKILL)
+	}
 	if e.group == nil {
 		return e.endTree()
 	}
@@ -302,7 +312,9 @@ func (t *execs) open(c *container, from *wire.Conn) *execution {
 
 // register adds a started exec to the table and watches it.
 func (t *execs) register(e *execution) {
-	t.reaper.Know(e.proc.PID)
+	if e.task == nil {
+		t.reaper.Know(e.proc.PID)
+	}
 	t.mu.Lock()
 	t.all[e.id] = e
 	owner := e.owner
@@ -333,7 +345,11 @@ func (t *execs) watch(e *execution) {
 	if err != nil {
 		t.log.Error("exit code of exec is lost", "container", e.c.ID, "pid", e.proc.PID, "err", err)
 	}
-	t.reaper.Forget(e.proc.PID)
+	if e.task != nil {
+		go e.forgetTask()
+	} else {
+		t.reaper.Forget(e.proc.PID)
+	}
 	e.end(code)
 	e.removeGroup()
 }

@@ -23,7 +23,7 @@
 // This package has the table of containers, execs, upgrades and the calls. What it is made of knows
 // neither, and is in packages below it:
 //
-//	runtime  starts containers and execs: the fast init, libcontainer or an OCI runtime
+//	runtime  starts containers and execs: the fast init, libcontainer, an OCI runtime or a shim
 //	limits   what a cgroup may use, OOM kills, scores
 //	shim     the programs that run sandboxes, and their protocol
 //	proc     finds, signals, waits for and ends processes
@@ -44,6 +44,13 @@
 // A container may use an OCI runtime, a program on disk, in place of libcontainer
 // (runtime/engine.go). Each call of the program ends; the executor is still the container's parent,
 // and after the start the code is the same. runtime.Runtime has the differences.
+//
+// # Shims
+//
+// A container may belong to a containerd shim (runtime/shim.go, package shim): a daemon that has the
+// container's processes, or another kernel that has them. The shim is asked to start it, to signal it
+// and how it ended; its stdio comes by FIFOs, and is ours from there on. The shim goes on without an
+// executor: the next one asks it again.
 //
 // # Crash and upgrade
 //
@@ -162,7 +169,7 @@ func assemble(o Options, files ownFiles) (*Executor, error) {
 	x.execs = newExecs(o.Log, &x.gate, x.reaper)
 	x.limits = limits.ReadBounds(o.Log)
 	var err error
-	if x.runtimes, err = runtime.NewRuntimes(x.root, o.State, o.Log, x.reaper); err != nil {
+	if x.runtimes, err = runtime.NewRuntimes(x.root, o.State, o.Log, x.reaper, x.oomHappened); err != nil {
 		return nil, err
 	}
 	if x.buffers, err = stdio.OpenBuffers(o.State, o.Log); err != nil {
@@ -205,6 +212,7 @@ type container struct {
 
 	ownPID  bool // it has its own PID namespace: all its processes end with its init
 	proc    *proc.Process
+	task    *runtime.Task // runtime, if a shim runs it; else nil
 	io      *stdio.Streams
 	oom     *limits.OOMCounter // nil if there is no memory controller
 	sent    atomic.Uint64      // a bit for each signal that clients of this executor have sent it
@@ -233,7 +241,9 @@ type settings struct {
 
 // setRunning moves a container to running and starts to watch it.
 func (x *Executor) setRunning(c *container) {
-	x.reaper.Know(c.proc.PID)
+	if !c.proc.Foreign() {
+		x.reaper.Know(c.proc.PID)
+	}
 	if killed := x.table.begin(c); killed { // too late for its start
 		_ = c.proc.Signal(unix.SIGKILL)
 	}
@@ -312,7 +322,7 @@ func (x *Executor) lookAtFiles() (again []string, err error) {
 		again = append(again, path)
 	}
 	buffers, err := x.buffers.Look()
-	sockets, serr := unixsock.LookAll(x.files.listener)
+	sockets, serr := unixsock.LookAll(append(x.runtimes.Listeners(), x.files.listener)...)
 	return slices.Concat(again, buffers, sockets), errors.Join(err, serr)
 }
 
@@ -362,6 +372,7 @@ func (x *Executor) exitIf(may func(map[string]*container) error) (err error) {
 	})
 	if err == nil {
 		x.files.listener.Close() // removes the socket
+		x.runtimes.Close()
 	}
 	return err
 }

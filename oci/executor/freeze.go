@@ -52,6 +52,9 @@ func (t *table) freezeAll(ctx context.Context, ids []string) (_ *freezeOp, err e
 		if err != nil {
 			return nil, err
 		}
+		if c.task != nil {
+			return nil, fault.WrongState.Errorf("container %s is run by a shim: it cannot be checkpointed", id)
+		}
 		all = append(all, c)
 	}
 	op := &freezeOp{over: make(chan struct{})}

@@ -82,8 +82,12 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		return with(call, func(req wire.Ref) (any, []*os.File, error) { return x.table.running(req.ID, (*container).descriptors) })
 	case wire.MethodResize:
 		return with(call, func(req wire.ResizeRequest) (any, []*os.File, error) {
-			return x.table.running(req.ID, func(c *container) ([]*os.File, error) { return nil, c.io.Resize(req.Width, req.Height) })
+			return x.table.running(req.ID, func(c *container) ([]*os.File, error) { return nil, c.resize(req.Width, req.Height) })
 		})
+	case wire.MethodStats:
+		return with(call, func(req wire.Ref) (any, []*os.File, error) { return x.stats(ctx, req.ID) })
+	case wire.MethodExecResize:
+		return plain(call, x.execs.resize)
 	case wire.MethodReopenLog:
 		return plain(call, func(req wire.Ref) error { return x.reopenLog(req.ID) })
 	case wire.MethodUpdate:
@@ -220,6 +224,10 @@ func (x *Executor) signal(req wire.SignalRequest) error {
 	}
 	c.sent.Or(1 << (uint(sig) - 1))
 	switch {
+	case c.task != nil && over: // Forget has ended the rest
+		return nil
+	case c.task != nil:
+		return c.task.Signal(sig, req.All)
 	case req.All:
 		err := proc.SignalAll(c.ref.Cgroups, sig)
 		if sig == unix.SIGKILL && !over {
@@ -277,8 +285,10 @@ func (x *Executor) delete(id string) (err error) {
 		return x.runtimes.Sweep(id)
 	}
 	steps.Add("deletion", func() error { x.table.edit(func() { c.phase = ended }); return nil })
-	if err := proc.End(proc.InCgroup(c.ref.Cgroups)); err != nil {
-		return err
+	if c.task == nil {
+		if err := proc.End(proc.InCgroup(c.ref.Cgroups)); err != nil {
+			return err
+		}
 	}
 	if err := c.runtime.Remove(); err != nil {
 		return err
@@ -305,6 +315,9 @@ func (x *Executor) update(req wire.UpdateRequest) (err error) {
 	c.updating.Lock()
 	defer c.updating.Unlock()
 	paths := c.ref.Cgroups
+	if len(paths) == 0 { // a shim has it elsewhere
+		return c.runtime.Update(&r, nil)
+	}
 	if err := limits.Fits(c.ID, paths, r.Memory); err != nil {
 		return err
 	}

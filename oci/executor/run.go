@@ -47,7 +47,9 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 	if err != nil {
 		return nil, nil, err
 	}
-	return x.create(ctx, from, settings{Settings: req.Settings}, spec, req, nil)
+	// As containerd's pod has no stdio at all.
+	silent := req.Shim != nil && req.Shim.Sandbox == "" && req.LogPath == "" && !req.Stdin && !req.TTY
+	return x.create(ctx, from, settings{req.Settings, silent}, spec, req, nil)
 }
 
 func specOf(req wire.RunRequest) (*specs.Spec, error) {
@@ -104,6 +106,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	if c.runtime, err = x.runtimes.Create(p); err != nil {
 		return nil, nil, err
 	}
+	c.task, _ = c.runtime.(*runtime.Task)
 	steps.Add("container", c.runtime.Remove)
 	log, err := stdio.OpenLog(s.Settings, x.log)
 	if err != nil {
@@ -123,14 +126,10 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	}
 	steps.Add("stdio", init.Stdio.Close)
 	steps.Add("process", init.End)
-	if err := runtime.AwaitExec(init.PID, init.Stdio); err != nil {
+	if err := c.open(init); err != nil {
 		return nil, nil, err
 	}
-	c.ref.StartedAt = time.Now()
-	if c.proc, err = proc.Open(init.PID); err != nil {
-		return nil, nil, err
-	}
-	steps.Add("pidfd", c.proc.FD.Close)
+	steps.Add("pidfd", func() error { c.proc.Close(); return nil })
 	if err := c.learn(); err != nil {
 		return nil, nil, err
 	}
@@ -144,9 +143,21 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 	return reply, files, err
 }
 
+// open determines the process of a started container.
+func (c *container) open(init *runtime.Started) (err error) {
+	if c.proc = init.Process; c.proc == nil {
+		if err = runtime.AwaitExec(init.PID, init.Stdio); err == nil {
+			c.proc, err = proc.Open(init.PID)
+		}
+	}
+	c.ref.StartedAt = time.Now()
+	return err
+}
+
 // serve takes a started container into service, as the last step that can fail.
 func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdio.Ends) (*wire.RunReply, []*os.File, error) {
 	c.io = stdio.NewStreams(c.settings.Settings, log, ends.Ours[0], ends.Ours[1], ends.Ours[2], ends.PTY)
+	c.closesStdin()
 	x.countOOM(c)
 	files, err := c.descriptors()
 	if err != nil {
@@ -160,7 +171,11 @@ func (x *Executor) serve(c *container, log *crilog.Writer, ends *stdio.Ends) (*w
 // countOOM begins to count c's OOM kills.
 func (x *Executor) countOOM(c *container) {
 	var err error
-	if c.oom, err = limits.NewOOMCounter(c.ref); err != nil {
+	ref := c.ref
+	if c.task != nil {
+		ref.Cgroups = c.task.MemoryGroup()
+	}
+	if c.oom, err = limits.NewOOMCounter(ref); err != nil {
 		x.log.Warn("memory events cannot be read", "container", c.ID, "err", err)
 	}
 }
@@ -168,7 +183,9 @@ func (x *Executor) countOOM(c *container) {
 // learn determines what clients are told about a new process and its container.
 func (c *container) learn() (err error) {
 	c.ref.Pid = c.proc.PID
-	if c.ref.StartTime, err = proc.StartTime(c.ref.Pid); err != nil {
+	if c.task != nil {
+		c.ref.StartTime = c.task.StartTime()
+	} else if c.ref.StartTime, err = proc.StartTime(c.ref.Pid); err != nil {
 		return err
 	}
 	c.ownPID, c.ref.Cgroups, err = c.runtime.Facts()
@@ -180,6 +197,9 @@ func (c *container) descriptors() ([]*os.File, error) {
 	files, err := c.io.Duplicates()
 	if err != nil {
 		return nil, err
+	}
+	if c.proc.Foreign() {
+		return files, nil
 	}
 	pidfd, err := poll.Dup(c.proc.FD)
 	if err != nil {
@@ -319,11 +339,14 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 	steps.Add("reservation", func() error { x.table.release(c); return nil })
 	c.ref = req.RunReply
 	c.runtime = x.runtimes.Of(req.ID)
+	c.task, _ = c.runtime.(*runtime.Task)
 	ownPID, paths, err := c.runtime.Facts()
 	if c.ownPID = ownPID; err == nil {
 		c.ref.Cgroups = paths
 	}
-	if c.proc, err = proc.Adopt(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
+	if c.task != nil {
+		c.proc = c.task.Adopt(req.Pid)
+	} else if c.proc, err = proc.Adopt(req.Pid, req.StartTime, call.File(wire.FDPid)); err != nil {
 		c.exit = &wire.Exit{ID: c.ID, Code: 255, At: time.Now(), Reason: wire.ReasonUnknown, Message: err.Error()}
 	}
 	x.buffers.Complete(req.Settings)
@@ -343,14 +366,20 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 			return err
 		}
 	}
+	if c.task != nil {
+		ends = x.reopen(c, ends)
+	}
 	if ends[1] == nil && ends[2] == nil && ends[3] == nil && req.LogPath != "" {
 		x.log.Warn("container was adopted without its stdio: its output is lost, and it may end when it writes", "container", c.ID)
 	}
 	c.io = stdio.NewStreams(req.Settings, log, ends[0], ends[1], ends[2], ends[3])
+	c.closesStdin()
 	if x.countOOM(c); c.oom != nil {
 		c.oom.Resume(req.OOMKills)
 	}
-	if err := x.execs.endForeign(c, x.root); err != nil {
+	if c.task != nil {
+		go c.task.EndForeign(x.execs.has)
+	} else if err := x.execs.endForeign(c, x.root); err != nil {
 		x.log.Warn("execs of the previous executor could not be ended", "container", c.ID, "err", err)
 	}
 	x.setRunning(c)

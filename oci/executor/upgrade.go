@@ -43,7 +43,11 @@ const (
 
 // savedVersion is the version of a saved, and the newest that this program can resume; raise it
 // when an older program would misread or lose something. A state without a version is version 1.
-const savedVersion = 1
+const savedVersion = 2
+
+// withoutShims is the version of the state of an executor that has no container of a shim: programs
+// before shims can resume it.
+const withoutShims = 1
 
 // A saved is the whole state of an executor. Numbers are descriptors; -1 = none.
 type saved struct {
@@ -73,6 +77,9 @@ type savedExec struct {
 	Group         map[string]string
 	Ended         bool
 	Code          int32
+	Task          bool         `json:",omitempty"` // in a shim's container
+	Input         *stdio.Saved `json:",omitempty"`
+	InputEnds     bool         `json:",omitempty"` // as inputSettings has it
 }
 
 // upgrade serves MethodUpgrade. If the program cannot be executed, this one continues.
@@ -177,7 +184,7 @@ func (x *Executor) inherit(on bool) *saved {
 		}
 		return n
 	}
-	s := &saved{Version: savedVersion, Listener: -1, Lock: fd(x.files.lock)}
+	s := &saved{Version: withoutShims, Listener: -1, Lock: fd(x.files.lock)}
 	if raw, err := x.files.listener.SyscallConn(); err == nil {
 		raw.Control(func(n uintptr) {
 			s.Listener = int(n)
@@ -188,6 +195,9 @@ func (x *Executor) inherit(on bool) *saved {
 	x.table.edit(func() {
 		for _, c := range x.table.containers {
 			if !c.stuck { // delete will find the leftovers of a stuck one
+				if c.task != nil {
+					s.Version = savedVersion
+				}
 				s.Containers = append(s.Containers, c.save(fd))
 			}
 		}
@@ -211,18 +221,22 @@ func (c *container) save(fd func(*os.File) int) savedContainer {
 		Saved: stdio.None,
 	}
 	if !s.Ended { // else its descriptors are closed
-		s.Pidfd, s.Saved = fd(c.proc.FD), c.io.Save(fd)
+		s.Pidfd, s.Saved = fd(c.proc.FD), c.io.Save(fd) // a shim's has no pidfd
 	}
 	return s
 }
 
 func (e *execution) save(fd func(*os.File) int) savedExec {
-	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.PID, Pidfd: -1, Group: e.group}
+	s := savedExec{ID: e.id, Container: e.c.ID, Pid: e.proc.PID, Pidfd: -1, Group: e.group, Task: e.task != nil}
 	select {
 	case <-e.ended: // its descriptor may be closed any moment, and the number be reused
 		s.Ended, s.Code = true, e.code
 	default:
 		s.Pidfd = fd(e.proc.FD)
+		if e.input != nil {
+			input := e.input.Save(fd)
+			s.Input, s.InputEnds = &input, e.input.Once()
+		}
 	}
 	return s
 }
@@ -304,6 +318,9 @@ func (x *Executor) resume(s savedContainer) {
 	}
 	c.Stdin = s.Types || s.Stdin >= 0 // older releases did not save it for a terminal
 	c.runtime = x.runtimes.Of(c.ID)
+	if c.task, _ = c.runtime.(*runtime.Task); c.task != nil && !s.Ended {
+		c.proc = c.task.Adopt(s.Ref.Pid)
+	}
 	x.table.edit(func() { x.table.containers[c.ID] = c })
 	if s.Ended {
 		c.phase = ended
@@ -311,6 +328,7 @@ func (x *Executor) resume(s savedContainer) {
 		return
 	}
 	c.io = stdio.ResumeStreams(s.settings.Settings, s.Saved, take, &x.gate, x.log)
+	c.closesStdin()
 	if x.countOOM(c); c.oom != nil {
 		c.oom.Resume(c.oom.Count()) // before the upgrade
 	}
@@ -323,6 +341,9 @@ const unclaimed = 30 * time.Second
 func (t *execs) resume(s savedExec, c *container) {
 	e := &execution{id: s.ID, c: c, group: s.Group, ended: make(chan struct{}), gone: make(chan struct{}),
 		proc: &proc.Process{PID: s.Pid, FD: take(s.Pidfd, wire.FDPid), Ours: true}}
+	if s.Task && c.task != nil {
+		t.resumeTask(e, s)
+	}
 	if s.Ended {
 		e.code = s.Code
 		close(e.ended)

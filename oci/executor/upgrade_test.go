@@ -19,11 +19,11 @@ func TestResumeRefusesNewerState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unix.Write(fd, []byte(`{"Version":2,"Listener":-1,"Lock":-1,"Session":"s"}`)); err != nil {
+	if _, err := unix.Write(fd, []byte(`{"Version":3,"Listener":-1,"Lock":-1,"Session":"s"}`)); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(resumeEnv, strconv.Itoa(fd))
-	if _, err := Resume(Options{}); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "version 2") {
+	if _, err := Resume(Options{}); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "version 3") {
 		t.Errorf("resume: %v", err)
 	}
 	if Resuming() {

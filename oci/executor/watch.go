@@ -1,6 +1,7 @@
 package executor
 
 import (
+	"errors"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -9,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/executor/gate"
 	"github.com/crisp-cri/crisp/oci/executor/limits"
 	"github.com/crisp-cri/crisp/oci/executor/proc"
+	"github.com/crisp-cri/crisp/oci/executor/runtime"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -25,16 +27,22 @@ func (x *Executor) watch(c *container) {
 		lost := c.lost()
 		x.learnExit(c, lost)
 	}
-	if !c.ownPID {
+	if !c.ownPID && len(c.ref.Cgroups) > 0 {
 		if err := proc.End(proc.InCgroup(c.ref.Cgroups)); err != nil {
 			x.log.Warn("processes of an ended container remain", "container", c.ID, "err", err)
 		}
+	}
+	if c.task != nil {
+		c.io.AwaitEnd(shimWords)
 	}
 	c.io.Drain()
 	select {
 	case <-c.gone: // called again after a panic
 	default:
 		x.record(c)
+		if c.task != nil {
+			c.task.Forget()
+		}
 		limits.RemoveEnded(c.ref.Cgroups)
 		x.finish(c)
 	}
@@ -64,9 +72,17 @@ func (x *Executor) learnExit(c *container, lost bool) {
 	defer x.gate.Leave()
 	code, err := c.proc.Code()
 	now := time.Now()
+	if at := c.proc.EndedAt(); !at.IsZero() && at.After(c.ref.StartedAt) {
+		now = at
+	}
 	e := exitOf(c.ID, code, lost && c.outOfMemory(code, now), now)
 	if err != nil {
 		e.Reason, e.Message = wire.ReasonUnknown, err.Error()
+		if errors.Is(err, runtime.ErrShimGone) && !e.OOMKilled {
+			e.Reason = wire.ReasonShimGone
+		} else if e.OOMKilled {
+			e.Reason = wire.ReasonOOMKilled
+		}
 	}
 	x.table.reaped(c, e)
 }
@@ -74,6 +90,9 @@ func (x *Executor) learnExit(c *container, lost bool) {
 // lost reports whether the OOM killer killed a process of c, whose init has ended. If c has a PID
 // namespace, no process is left.
 func (c *container) lost() bool {
+	if c.task != nil && c.task.LostSome() {
+		return true
+	}
 	if c.ownPID {
 		return c.oom.LostAll()
 	}
@@ -87,7 +106,7 @@ func (c *container) outOfMemory(code int32, at time.Time) bool {
 	if sig := code - 128; code == 0 || sig > 0 && sig <= 64 && c.sent.Load()>>(sig-1)&1 != 0 {
 		return false
 	}
-	return code == 128+int32(unix.SIGKILL) || c.oom.LostSince(at.Add(-oomBlame))
+	return code == 128+int32(unix.SIGKILL) || c.oom != nil && c.oom.LostSince(at.Add(-oomBlame))
 }
 
 // oomBlame is for how long the loss of a child explains that its parent fails.
@@ -124,8 +143,10 @@ func (x *Executor) finish(c *container) {
 		x.log.Info("container exited", "container", c.ID, "pid", c.ref.Pid, "code", e.Code, "reason", e.Reason)
 		x.subscribers.publish(wire.Event{Kind: wire.EventExit, ID: c.ID, Exit: e})
 	}()
-	c.proc.Reap()
-	x.reaper.Forget(c.proc.PID)
+	if !c.proc.Foreign() {
+		c.proc.Reap()
+		x.reaper.Forget(c.proc.PID)
+	}
 	c.oom.Close()
 	c.io.End()
 	c.proc.Close()

@@ -139,14 +139,15 @@ type Exit struct {
 	Code      int32 // 128+n if ended by signal n; 255 if lost
 	At        time.Time
 	OOMKilled bool   // by the kernel's OOM killer, or because that had just killed another of its processes
-	Reason    string // Completed, Error, OOMKilled or Unknown
-	Message   string // why the reason is Unknown
+	Reason    string // Completed, Error, OOMKilled, ShimGone or Unknown
+	Message   string // of ShimGone and Unknown: why
 }
 
 const (
 	ReasonCompleted = "Completed"
 	ReasonError     = "Error"
 	ReasonOOMKilled = "OOMKilled"
+	ReasonShimGone  = "ShimGone" // its shim ended under it; the message names that
 	ReasonUnknown   = "Unknown"
 )
 

@@ -55,11 +55,18 @@ func (f *fixture) reopen() {
 func (f *fixture) sandbox(edit func(*oci.SandboxConfig)) *oci.Sandbox {
 	f.Helper()
 	cfg := oci.SandboxConfig{Hostname: "suite"}
+	shims, is := f.node.(ShimNode)
+	if is {
+		cfg.Shim = shims.Shim()
+	}
 	if edit != nil {
 		edit(&cfg)
 	}
 	sb, err := f.r.CreateSandbox(f.ctx(), cfg)
 	f.ok(err)
+	if is {
+		f.ok(sb.StartShim(f.ctx(), f.node.Spec("sleep", "for-ever")))
+	}
 	f.ok(sb.Ready([]byte("extra")))
 	return sb
 }

@@ -1,7 +1,7 @@
 // Package proc finds processes, signals them, waits for them and ends them. It knows cgroups by
 // their paths, and no container.
 //
-// A Process is waited for by its pidfd. A Target is a set of processes that End ends; an Attempt is
+// A Process is waited for by its pidfd; a Remote by what the program tells that started it. A Target is a set of processes that End ends; an Attempt is
 // work whose processes end with it; a Reaper reaps the orphans among the executor's children.
 package proc
 
@@ -24,8 +24,10 @@ import (
 // it.
 type Process struct {
 	PID  int
-	FD   *os.File // in the poller
+	FD   *os.File // in the poller; nil of a Remote
 	Ours bool
+
+	remote *remote // nil = it is a process of this kernel's, with a pidfd
 }
 
 // Open opens the pidfd of a child that has not been reaped.
@@ -69,12 +71,19 @@ func Adopt(pid int, start uint64, pidfd *os.File) (*Process, error) {
 
 // Wait returns when the process has ended; it may not be reaped yet.
 func (p *Process) Wait() error {
+	if p.remote != nil {
+		<-p.remote.ended
+		return nil
+	}
 	return poll.Ready(p.FD, unix.POLLIN)
 }
 
 // Code returns the exit code of a process that wait has returned for. A child of the executor stays
 // a zombie, which keeps its code in the kernel, until it is reaped.
 func (p *Process) Code() (int32, error) {
+	if p.remote != nil {
+		return p.remote.code, p.remote.err
+	}
 	if !p.Ours {
 		return p.lookUp()
 	}
@@ -199,6 +208,12 @@ func exitCode(ws unix.WaitStatus) int32 {
 
 // Signal sends sig. It is no error if the process has ended.
 func (p *Process) Signal(sig unix.Signal) error {
+	if p.remote != nil {
+		if p.remote.over() {
+			return nil
+		}
+		return p.remote.signal(sig)
+	}
 	err := poll.WithFD(p.FD, func(fd int) error { return unix.PidfdSendSignal(fd, sig, nil, 0) })
 	if err == unix.ESRCH || err == os.ErrClosed {
 		return nil
@@ -209,12 +224,17 @@ func (p *Process) Signal(sig unix.Signal) error {
 // Exists reports whether the process has not been reaped: then data just found by its PID
 // belongs to it.
 func (p *Process) Exists() bool {
+	if p.remote != nil {
+		return !p.remote.over()
+	}
 	return poll.WithFD(p.FD, func(fd int) error { return unix.PidfdSendSignal(fd, 0, nil, 0) }) == nil
 }
 
 // Ending reports whether the process has ended or is about to: its PID namespace is emptied before
 // it ends.
-func (p *Process) Ending() bool { return procstat.Ending(p.PID) || !p.Exists() }
+func (p *Process) Ending() bool {
+	return !p.Exists() || p.remote == nil && procstat.Ending(p.PID)
+}
 
 func (p *Process) Close() { p.FD.Close() }
 

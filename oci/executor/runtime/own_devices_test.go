@@ -11,7 +11,7 @@ import (
 // After a container with a user namespace, even one that cannot be converted, the devices of the next
 // one still belong to root.
 func TestOwnDevices(t *testing.T) {
-	r, err := NewRuntimes(t.TempDir(), t.TempDir(), slog.New(slog.DiscardHandler), nil)
+	r, err := NewRuntimes(t.TempDir(), t.TempDir(), slog.New(slog.DiscardHandler), nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -1,5 +1,6 @@
 // Package runtime starts containers and execs, changes and removes them: by a first process of its own
-// where that can (package fastinit), by libcontainer, or by an OCI runtime, a program on disk. It knows
+// where that can (package fastinit), by libcontainer, by an OCI runtime, a program on disk, or by a
+// containerd shim, a program that has the container's processes itself. It knows
 // of a container what a Plan says, and nothing of the executor's table.
 package runtime
 
@@ -23,8 +24,9 @@ import (
 )
 
 // A Runtime creates one container and its processes, changes it and removes it. It is a
-// builtin, which is libcontainer, or an engine, which is a program. Between the start and the
-// end of a process the executor is in charge, whichever started it.
+// builtin, which is libcontainer, an engine, which is a program, or a Task, which is a shim's. Between
+// the start and the end of a process the executor is in charge, whichever started it; a shim is asked
+// also then.
 type Runtime interface {
 	// Start starts the container's init, or leaves nothing behind, except after a
 	// StuckStartError.
@@ -70,6 +72,10 @@ type StartFunc func(ctx context.Context, lc *libcontainer.Container, p *Plan, gr
 // PlanRun describes a container and its first process. A nil start is an ordinary one.
 func (r *Runtimes) PlanRun(c wire.Settings, silent bool, spec *specs.Spec, req wire.RunRequest, start StartFunc) (p *Plan, err error) {
 	p = &Plan{Settings: c, Silent: silent, spec: spec, req: req, start: start}
+	if req.Shim != nil { // which makes of the spec what it likes
+		p.process, err = newProcess(spec.Process, req.Env)
+		return p, err
+	}
 	if start == nil {
 		p.start, p.fast, p.shared = r.builtins.execute, req.Fast, enslave(spec)
 	}
@@ -121,10 +127,13 @@ func (p *Plan) complete(pid int) error {
 
 // A Started is a started process. Exactly one of its functions must be called, once.
 type Started struct {
-	PID    int
-	Stdio  *stdio.Ends
-	Served func()       // call it when the process is known by its pidfd
-	End    func() error // call it when the process cannot be taken into service
+	PID   int
+	Stdio *stdio.Ends
+	// Process is that of a Task, which is no child of ours; nil = it is one, by its PID.
+	Process *proc.Process
+	Exec    *TaskExec    // of an exec in a Task
+	Served  func()       // call it when the process is known by its pidfd
+	End     func() error // call it when the process cannot be taken into service
 }
 
 // A StuckStartError is a start that cannot be ended. Nothing of it can be removed before it ends
@@ -140,20 +149,29 @@ func (e *StuckStartError) Unwrap() error { return e.StuckError }
 type Runtimes struct {
 	builtins *builtins
 	engines  *engines
+	tasks    *tasks
 	CRIU     *CRIU
 }
 
 // NewRuntimes returns the runtimes of an executor, whose state directory is state; root is
 // libcontainer's in it.
-func NewRuntimes(root, state string, log *slog.Logger, r *proc.Reaper) (*Runtimes, error) {
+//
+// oom is called when a shim has told of an OOM kill; kills is the container's total.
+func NewRuntimes(root, state string, log *slog.Logger, r *proc.Reaper, oom func(id string, kills int64)) (*Runtimes, error) {
 	criu := &CRIU{log: log, config: filepath.Join(state, "criu.conf")}
 	builtins, err := newBuiltins(root, state, log, r, criu)
-	return &Runtimes{builtins, &engines{root: root, state: state, log: log, reaper: r}, criu}, err
+	return &Runtimes{builtins, &engines{root: root, state: state, log: log, reaper: r}, newTasks(root, state, log, oom), criu}, err
 }
 
 // Create creates the container that p describes, after removing what a crash may have left
 // under the same ID.
 func (r *Runtimes) Create(p *Plan) (Runtime, error) {
+	if p.req.Shim != nil {
+		if err := r.Sweep(p.ID); err != nil {
+			return nil, err
+		}
+		return r.tasks.create(p)
+	}
 	if p.req.Engine == "" {
 		c, err := r.builtins.create(p.ID, p.config, r.Sweep)
 		if err != nil {
@@ -174,6 +192,9 @@ func (r *Runtimes) Create(p *Plan) (Runtime, error) {
 func (r *Runtimes) Of(id string) Runtime {
 	if e := r.engines.find(id); e != nil {
 		return e
+	}
+	if t := r.tasks.find(id); t != nil {
+		return t
 	}
 	return r.builtins.of(id)
 }
@@ -196,6 +217,7 @@ func (r *Runtimes) Sweep(id string) error {
 
 // A Place is where an exec runs.
 type Place struct {
+	ID      string            // of the exec
 	Init    *proc.Process     // of its container
 	Cgroups map[string]string // of its container, by controller
 	Group   map[string]string // its own below those; nil if it has none

@@ -291,10 +291,16 @@ func (io *Streams) feed(a *attachment, g *gate.Gate) {
 	}
 	// When crispd exits, all its pipes are closed, but its clients may come back to the next
 	// crispd. An upgrade before this point hands over the client's end, and the end of file.
-	if io.stdinOnce && io.pty() == nil && !(eof && procstat.Ending(a.client)) {
+	if io.stdinOnce && !io.terminal() && !(eof && procstat.Ending(a.client)) {
 		io.stdin.Close()
+		if io.closed != nil {
+			io.closed()
+		}
 	}
 }
+
+// terminal reports whether the container has a terminal.
+func (io *Streams) terminal() bool { return len(io.outs) == 1 && io.outs[0].tty }
 
 // A Saved is the stdio of a container in the state of an executor. Numbers are descriptors;
 // -1 = none.
@@ -325,7 +331,7 @@ func (io *Streams) Save(fd func(*os.File) int) Saved {
 	}
 	for _, o := range io.outs {
 		switch {
-		case o.tty:
+		case s.PTY >= 0:
 		case o.stream == crilog.Stdout:
 			s.Stdout = fd(o.file)
 		default:

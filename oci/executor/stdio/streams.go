@@ -30,6 +30,7 @@ type Streams struct {
 	stdinOnce bool
 	outs      []*output // stdout and stderr, or the pty alone
 	buffers   *Buffers  // set by start
+	closed    func()    // see OnStdinClosed; nil = nothing
 
 	mu       sync.Mutex
 	attached []*attachment // watching clients; guarded by mu
@@ -66,7 +67,7 @@ func NewStreams(s wire.Settings, log *crilog.Writer, stdin, stdout, stderr, pty 
 		io.stdin = pty
 		add(pty, crilog.Stdout, true)
 	}
-	add(stdout, crilog.Stdout, false)
+	add(stdout, crilog.Stdout, s.TTY) // a shim's terminal has two FIFOs
 	add(stderr, crilog.Stderr, false)
 	return io
 }
@@ -230,9 +231,29 @@ func (io *Streams) Release() {
 	}
 }
 
-// pty returns the terminal's master, or nil.
+// OnStdinClosed has f called, outside of the gate, when the container's stdin has been closed for the
+// client that typed. It must be called before Start.
+func (io *Streams) OnStdinClosed(f func()) { io.closed = f }
+
+// Once reports whether stdin is closed with the first client that types.
+func (io *Streams) Once() bool { return io.stdinOnce }
+
+// AwaitEnd waits until the outputs have ended by themselves, but not after patience: a shim copies
+// the output, and its last part comes after the exit of the program.
+func (io *Streams) AwaitEnd(patience time.Duration) {
+	late := time.After(patience)
+	for _, o := range io.outs {
+		select {
+		case <-o.done:
+		case <-late:
+			return
+		}
+	}
+}
+
+// pty returns the terminal's master, or nil: a shim has its terminals itself.
 func (io *Streams) pty() *os.File {
-	if len(io.outs) == 1 && io.outs[0].tty {
+	if len(io.outs) == 1 && io.outs[0].tty && io.stdin == io.outs[0].file {
 		return io.outs[0].file
 	}
 	return nil
