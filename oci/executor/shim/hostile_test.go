@@ -123,8 +123,8 @@ func TestMalformedAnswers(t *testing.T) {
 // in part. It cannot keep the lock.
 func TestShimDoesNotRead(t *testing.T) {
 	quit := make(chan struct{})
-	t.Cleanup(func() { close(quit) })
 	c := connect(t, listen(t, func(net.Conn) { <-quit }))
+	t.Cleanup(func() { close(quit) }) // before the listener waits for its connections
 	spec := ProcessSpec(make([]byte, 1<<20))
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -142,8 +142,6 @@ func TestShimDoesNotRead(t *testing.T) {
 
 // Calls that have no answer are bounded.
 func TestTooManyCalls(t *testing.T) {
-	quit := make(chan struct{})
-	t.Cleanup(func() { close(quit) })
 	c := connect(t, listen(t, func(conn net.Conn) { io.Copy(io.Discard, conn) }))
 	ctx, cancel := context.WithCancel(t.Context())
 	var all sync.WaitGroup
