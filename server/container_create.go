@@ -313,6 +313,9 @@ func (s *Server) pidTarget(sb *oci.Sandbox, config *cri.ContainerConfig) (string
 	if o.GetPid() != cri.NamespaceMode_TARGET {
 		return "", nil
 	}
+	if shim := sb.Config().Shim; shim != nil {
+		return "", fault.Invalid.Errorf("target of the PID namespace: handler %q: containers of %s can join that of the sandbox alone", s.index.sandbox(sb).handler, shim.Path)
+	}
 	target, err := s.runtime.Container(o.TargetId)
 	if err != nil {
 		return "", fault.Invalid.Errorf("target of the PID namespace: %w", err)

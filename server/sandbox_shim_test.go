@@ -247,6 +247,13 @@ func TestShimRefuses(t *testing.T) {
 	config.Envs = []*cri.KeyValue{{Key: "A", Value: []byte{0xff}}}
 	_, err = n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: config})
 	wantCode(t, "an environment that is not UTF-8", err, "InvalidArgument")
+	config = forever("debugger")
+	config.Linux.SecurityContext.NamespaceOptions = &cri.NamespaceOption{Pid: cri.NamespaceMode_TARGET, TargetId: c}
+	_, err = n.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: sb, Config: config})
+	wantCode(t, "the PID namespace of another container", err, "InvalidArgument")
+	if err == nil || !strings.Contains(err.Error(), `handler "gvisor"`) {
+		t.Errorf("the PID namespace of another container: %v", err)
+	}
 	dir := t.TempDir()
 	_, err = n.CheckpointContainer(t.Context(), &cri.CheckpointContainerRequest{ContainerId: c, Location: filepath.Join(dir, "c.tar")})
 	wantCode(t, "checkpoint", err, "FailedPrecondition")
