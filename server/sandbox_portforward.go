@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -53,11 +54,34 @@ func (r streamRuntime) ForwardStream(ctx context.Context, sandbox string, port i
 	if err != nil {
 		return err
 	}
-	conn, err := network.Dial(ctx, sb.NetNS(), port)
+	conn, err := r.server.dial(ctx, sb, port)
 	if err != nil {
 		return err
 	}
 	return join(ctx, conn, rw)
+}
+
+// dialTimeout is how long a pod whose network is not the kernel's may take to answer.
+const dialTimeout = 10 * time.Second
+
+// dial connects to a port of a sandbox. One with a shim may have a network stack of its own, which
+// has taken the addresses over: it answers on them from outside, and has no loopback that can be
+// reached.
+func (s *Server) dial(ctx context.Context, sb *oci.Sandbox, port int32) (net.Conn, error) {
+	conn, err := network.Dial(ctx, sb.NetNS(), port)
+	if err == nil || sb.Config().Shim == nil {
+		return conn, err
+	}
+	d := net.Dialer{Timeout: dialTimeout}
+	errs := []error{err}
+	for _, ip := range s.index.sandbox(sb).addresses() {
+		conn, err := d.DialContext(ctx, "tcp", net.JoinHostPort(ip, strconv.Itoa(int(port))))
+		if err == nil {
+			return conn, nil
+		}
+		errs = append(errs, err)
+	}
+	return nil, errors.Join(errs...)
 }
 
 // join copies both ways until both sides are done, and closes conn. The way in which the program
