@@ -67,8 +67,8 @@ func runCommand(c *cli) *cobra.Command {
 	})
 }
 
-// makeRuntimeClass creates the RuntimeClass of this name if it is missing and the runtime has such
-// a handler. If the node does not know the handlers (yet), the pod waits for its class.
+// makeRuntimeClass creates the RuntimeClass of this name, for the handler of that name, if it is
+// missing. It is an error if the runtime has no such handler, as far as the node knows them.
 func (c *cli) makeRuntimeClass(name string) error {
 	if name == "" {
 		return nil
@@ -81,10 +81,7 @@ func (c *cli) makeRuntimeClass(name string) error {
 	if err != nil {
 		return err
 	}
-	switch {
-	case len(handlers) == 0:
-		return nil
-	case !slices.Contains(handlers, name):
+	if len(handlers) > 0 && !slices.Contains(handlers, name) {
 		return fault.NotFound.Errorf("there is no RuntimeClass %s, and the runtime has no handler of that name; it has %q", name, handlers)
 	}
 	_, err = c.send(http.MethodPost, pathOf(classKind, "", ""), nil, nodev1.RuntimeClass{
