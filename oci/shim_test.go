@@ -28,7 +28,7 @@ func (shimNode) Shim() *oci.Shim {
 // The containers of a shim pass the suite.
 func TestSuiteInShim(t *testing.T) {
 	testenv.NeedRoot(t, "it runs containers")
-	testenv.Need(t, "shims", "program:runc")
+	testenv.Need(t, "shims")
 	testenv.RemoveShimDirs(t)
 	ocitest.Suite(t, func(t *testing.T) ocitest.Node { return shimNode{newKernelNode(t)} })
 }
@@ -37,7 +37,7 @@ func TestSuiteInShim(t *testing.T) {
 func shimPod(t *testing.T) (shimNode, *oci.Runtime, *oci.Sandbox) {
 	t.Helper()
 	testenv.NeedRoot(t, "it runs containers")
-	testenv.Need(t, "shims", "program:runc")
+	testenv.Need(t, "shims")
 	testenv.RemoveShimDirs(t)
 	n := shimNode{newKernelNode(t)}
 	r := n.Open(t)

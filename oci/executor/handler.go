@@ -81,9 +81,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodDescriptors:
 		return with(call, func(req wire.Ref) (any, []*os.File, error) { return x.table.running(req.ID, (*container).descriptors) })
 	case wire.MethodResize:
-		return with(call, func(req wire.ResizeRequest) (any, []*os.File, error) {
-			return x.table.running(req.ID, func(c *container) ([]*os.File, error) { return nil, c.resize(req.Width, req.Height) })
-		})
+		return plain(call, x.resize)
 	case wire.MethodStats:
 		return with(call, func(req wire.Ref) (any, []*os.File, error) { return x.stats(ctx, req.ID) })
 	case wire.MethodExecResize:

@@ -35,12 +35,16 @@ func (x *Executor) reopen(c *container, have [4]*os.File) [4]*os.File {
 	return ends
 }
 
-// resize sets the size of the container's terminal.
-func (c *container) resize(width, height uint16) error {
-	if c.task != nil {
-		return c.task.Resize(width, height)
+// resize serves MethodResize.
+func (x *Executor) resize(req wire.ResizeRequest) error {
+	c, err := x.table.runs(req.ID)
+	switch {
+	case err != nil:
+		return err
+	case c.task != nil:
+		return c.task.Resize(req.Width, req.Height)
 	}
-	return c.io.Resize(width, height)
+	return c.io.Resize(req.Width, req.Height)
 }
 
 // stats serves MethodStats.

@@ -26,7 +26,7 @@ import (
 // withShim has containerd's shim for runc run a container. It is called before the node is started, as
 // testenv.RemoveShimDirs.
 func withShim(t testing.TB) option {
-	testenv.Need(t, "shims", "program:runc")
+	testenv.Need(t, "shims")
 	testenv.RemoveShimDirs(t)
 	return func(req *wire.RunRequest, _ *specs.Spec) {
 		req.Shim = &wire.Shim{Path: filepath.Join(testenv.Shims(), "containerd-shim-runc-v2")}

@@ -33,6 +33,9 @@ func (x *Executor) watch(c *container) {
 		}
 	}
 	if c.task != nil {
+		if x.table.ending(c).Reason == wire.ReasonShimGone {
+			c.task.Forget() // its processes have the output open
+		}
 		c.io.AwaitEnd(shimWords)
 	}
 	c.io.Drain()

@@ -291,10 +291,12 @@ func Hierarchies(t testing.TB, alone bool) {
 func RemoveShimDirs(t testing.TB) {
 	t.Cleanup(func() {
 		var dirs []string
-		_ = filepath.WalkDir("/run/containerd", func(path string, _ os.DirEntry, _ error) error {
-			dirs = append(dirs, path)
-			return nil
-		})
+		for _, root := range []string{"/run/containerd", "/run/shimtest"} {
+			_ = filepath.WalkDir(root, func(path string, _ os.DirEntry, _ error) error {
+				dirs = append(dirs, path)
+				return nil
+			})
+		}
 		for _, dir := range slices.Backward(dirs) {
 			_ = unix.Rmdir(dir)
 		}

@@ -71,7 +71,8 @@ type tasks struct {
 
 // A shimLink is the connection to a shim.
 type shimLink struct {
-	log *slog.Logger
+	log  *slog.Logger
+	mute atomic.Int64 // when a call had no answer, in ns since 1970; 0 = the last one had
 
 	mu     sync.Mutex
 	client *shim.Client // nil = not connected yet; guarded by mu
@@ -232,11 +233,31 @@ func (t *Task) client(ctx context.Context) (*shim.Client, error) {
 	return client, err
 }
 
-// ask calls the shim. A lost connection, which is not the end of the shim, is made again.
+// mutePause is for how long a shim that has not answered is not asked again, except for what ends a
+// container: each call would take its whole time, and keep the executor from being upgraded.
+const mutePause = 10 * time.Second
+
+// ask calls the shim, unless it has just not answered.
 func (t *Task) ask(ctx context.Context, bound time.Duration, call func(context.Context, *shim.Client) error) error {
-	ctx, cancel := context.WithTimeout(ctx, bound)
+	if last := t.link().mute.Load(); last != 0 && time.Since(time.Unix(0, last)) < mutePause {
+		return fault.Unavailable.Errorf("shim %s does not answer", t.Path)
+	}
+	return t.askAnyway(ctx, bound, call)
+}
+
+// askAnyway calls the shim. A lost connection, which is not the end of the shim, is made again.
+func (t *Task) askAnyway(parent context.Context, bound time.Duration, call func(context.Context, *shim.Client) error) (err error) {
+	l := t.link()
+	defer func() {
+		switch {
+		case err == nil:
+			l.mute.Store(0)
+		case errors.Is(err, context.DeadlineExceeded) && parent.Err() == nil:
+			l.mute.Store(time.Now().UnixNano())
+		}
+	}()
+	ctx, cancel := context.WithTimeout(parent, bound)
 	defer cancel()
-	var err error
 	for range 2 {
 		var client *shim.Client
 		if client, err = t.client(ctx); err != nil {
@@ -281,7 +302,14 @@ func (t *Task) Subgroups() bool { return false }
 
 // Update implements Runtime. An oom_score_adj is not in the Task API.
 func (t *Task) Update(r *specs.LinuxResources, _ *int) error {
-	data, err := json.Marshal(r)
+	full := *r // gVisor's shim fails without these
+	if full.CPU == nil {
+		full.CPU = &specs.LinuxCPU{}
+	}
+	if full.Memory == nil {
+		full.Memory = &specs.LinuxMemory{}
+	}
+	data, err := json.Marshal(&full)
 	if err != nil {
 		return err
 	}
@@ -348,7 +376,6 @@ func (t *Task) Reopen(have [4]*os.File) (ends [4]*os.File, err error) {
 	if err != nil {
 		return have, err
 	}
-	fifos.Settle(opened)
 	for i, f := range opened.Ours {
 		if f != nil {
 			have[i] = f

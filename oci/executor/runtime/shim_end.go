@@ -96,7 +96,7 @@ func (t *Task) wait(exec string, p *proc.Process) (exit *shim.Exit, err error) {
 }
 
 func (t *Task) state(exec string) (state *shim.State, err error) {
-	err = t.ask(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
+	err = t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		state, err = c.State(ctx, t.id, exec)
 		return err
 	})
@@ -132,7 +132,7 @@ func (e *goneError) Unwrap() error { return ErrShimGone }
 // Signal signals the container's process, or all. It is no error if it has ended. A shim that does
 // not answer to SIGKILL is killed.
 func (t *Task) Signal(sig unix.Signal, all bool) error {
-	err := t.ask(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
+	err := t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		return c.Kill(ctx, t.id, "", int(sig), all)
 	})
 	if sig == unix.SIGKILL {
@@ -210,7 +210,7 @@ func (t *Task) Forget() {
 
 // discard ends the container, and has its shim forget it; without the shim if that does not do it.
 func (t *Task) discard() error {
-	err := t.ask(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
+	err := t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		if t.process == nil || !t.process.Ending() {
 			_ = c.Kill(ctx, t.id, "", int(unix.SIGKILL), true) // Delete says whether it has ended
 			_, _ = c.Wait(ctx, t.id, "")

@@ -67,7 +67,9 @@ func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 	if pid <= 0 {
 		pid = t.ShimPID // what stands for it
 	}
-	fifos.Settle(ends)
+	if err := fifos.Settle(ends); err != nil {
+		return nil, err
+	}
 	t.settle(pid)
 	nothing := func() error { return nil }
 	return &Started{PID: pid, Process: t.watch(pid), Stdio: ends, Served: func() {}, End: nothing}, nil
@@ -89,6 +91,11 @@ func (t *Task) writeSpec(p *Plan) ([]shim.Mount, error) {
 	spec, process, root := *p.spec, *p.spec.Process, *p.spec.Root
 	process.Args, process.Env = p.process.Args, p.process.Env
 	spec.Process, spec.Root = &process, &root
+	if spec.Linux.Resources == nil { // gVisor's shim fails without, when it has to change them
+		linux := *spec.Linux
+		linux.Resources = &specs.LinuxResources{}
+		spec.Linux = &linux
+	}
 	var mounts []shim.Mount
 	if t.Mounts {
 		mode := "rw"
@@ -232,7 +239,9 @@ func (t *Task) Exec(ctx context.Context, p *Plan) (_ *Started, err error) {
 		}
 		return nil, reported(err)
 	}
-	fifos.Settle(ends)
+	if err := fifos.Settle(ends); err != nil {
+		return nil, err
+	}
 	e.watch(pid)
 	return &Started{PID: pid, Process: e.Process, Exec: e, Stdio: ends, Served: func() {}, End: func() error { e.discard(); return nil }}, nil
 }
@@ -284,7 +293,7 @@ func (e *TaskExec) watch(pid int) {
 }
 
 func (e *TaskExec) kill(sig unix.Signal) error {
-	err := e.task.ask(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
+	err := e.task.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		return c.Kill(ctx, e.task.id, e.id, int(sig), false)
 	})
 	if fault.KindOf(err) == fault.NotFound {
@@ -328,7 +337,9 @@ func (e *TaskExec) Forget() {
 // discard ends an exec that is of no use, and forgets it.
 func (e *TaskExec) discard() {
 	if e.kill(unix.SIGKILL) == nil {
-		_ = e.task.ask(context.Background(), execEnd, func(ctx context.Context, c *shim.Client) error {
+		ctx, cancel := context.WithTimeout(context.Background(), execEnd)
+		defer cancel()
+		_ = e.task.askAnyway(ctx, execEnd, func(ctx context.Context, c *shim.Client) error {
 			_, err := c.Wait(ctx, e.task.id, e.id)
 			return err
 		})

@@ -5,9 +5,11 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/oci/executor/poll"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -63,15 +65,26 @@ func (f FIFOs) Open() (ends *Ends, err error) {
 	return ends, nil
 }
 
-// Settle leaves us only the writing side of stdin, if the shim has opened the other: we then see
-// that it has closed it.
-func (f FIFOs) Settle(ends *Ends) {
+// settleTime bounds how long Settle waits for the shim, which may open a FIFO later than it answers.
+const settleTime = 2 * time.Second
+
+// Settle leaves us only the writing side of stdin once the shim has opened the other: before that,
+// what is written would be lost with our closing of it, and after that we see that the shim has closed
+// it. Nothing has been written yet.
+func (f FIFOs) Settle(ends *Ends) error {
 	if f.Stdin == "" || ends.Ours[0] == nil {
-		return
+		return nil
 	}
-	if only, err := openFIFO(f.Stdin, unix.O_WRONLY); err == nil { // ENXIO: not yet
-		ends.Ours[0].Close()
-		ends.Ours[0] = only
+	deadline := time.Now().Add(settleTime)
+	for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; time.Sleep(pause.Next()) {
+		ends.Ours[0].Close() // we are a reader, too
+		var err error
+		if ends.Ours[0], err = openFIFO(f.Stdin, unix.O_WRONLY); err == nil || !errors.Is(err, unix.ENXIO) {
+			return err
+		}
+		if ends.Ours[0], err = openFIFO(f.Stdin, unix.O_RDWR); err != nil || time.Now().After(deadline) {
+			return err
+		}
 	}
 }
 
