@@ -101,10 +101,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 	case wire.MethodUpgrade:
 		return plain(call, func(req wire.UpgradeRequest) error { return x.upgrade(req, call) })
 	case wire.MethodProfile:
-		return with(call, func(req wire.ProfileRequest) (any, []*os.File, error) {
-			data, err := profileNow(req)
-			return wire.ProfileReply{Data: data}, nil, err
-		})
+		return with(call, profile)
 	case wire.MethodShutdown:
 		return nil, nil, x.shutdown(call)
 	}
@@ -157,7 +154,13 @@ func (x *Executor) reopenLog(id string) error {
 	return c.io.ReopenLog(&x.gate)
 }
 
-// profileNow serves wire.ProfileRequest. A memory profile shows what is reachable now: it begins
+// profile serves wire.ProfileRequest.
+func profile(req wire.ProfileRequest) (any, []*os.File, error) {
+	data, err := profileNow(req)
+	return wire.ProfileReply{Data: data}, nil, err
+}
+
+// profileNow returns a profile. A memory profile shows what is reachable now: it begins
 // with a garbage collection.
 func profileNow(req wire.ProfileRequest) ([]byte, error) {
 	if !slices.Contains([]string{"goroutine", "heap", "allocs"}, req.Name) {

@@ -75,8 +75,12 @@ func (b *box) shimEnds(remove func()) {
 }
 
 // childrenOf returns the processes whose parent is pid.
-func childrenOf(pid int) []int {
-	return procstat.PIDs(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
+func childrenOf(pid int) (pids []int) {
+	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid))
+	for _, list := range lists {
+		pids = append(pids, procstat.PIDs(list)...)
+	}
+	return pids
 }
 
 func all(t testing.TB, f *os.File) string {
