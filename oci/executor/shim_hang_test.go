@@ -22,11 +22,11 @@ import (
 // fakeShim starts a node with the shim of tests, and returns what tells that how to behave.
 func fakeShim(t *testing.T) (n *node, with option, behave func(behaviour.Behaviour)) {
 	t.Helper()
+	testenv.Need(t, "shims")
 	testenv.RemoveShimDirs(t)
 	n = start(t)
 	built := filepath.Join(filepath.Dir(programs.testbin), "shimtest")
 	if !testenv.Exists(built) {
-		testenv.Need(n.t, "program:go")
 		cmd := exec.Command("go", "build", "-o", built, "github.com/crisp-cri/crisp/test/shimtest")
 		if out, err := cmd.CombinedOutput(); err != nil {
 			n.t.Fatalf("build shimtest: %v\n%s", err, out)

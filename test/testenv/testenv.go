@@ -254,7 +254,7 @@ func unpacked(deb, program string) func() error {
 	}
 }
 
-// Shims returns the directory of .cache/shims, where make test builds other runtimes' shims, "" if
+// Shims returns the directory of .cache/shims, where make test-shims builds other runtimes' shims, "" if
 // it has none. On machines that forbid gVisor's shim to start, that in unprivileged/ can.
 func Shims() string {
 	path, err := cached("shims/containerd-shim-runc-v2")
@@ -308,7 +308,7 @@ func shims(programs ...string) func() error {
 	return func() error {
 		for _, program := range programs {
 			if _, err := cached("shims/" + program); err != nil {
-				return errors.New("make .cache/shims could not build " + program)
+				return errors.New("make test-shims has not built " + program)
 			}
 		}
 		return nil

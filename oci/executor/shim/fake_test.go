@@ -19,13 +19,18 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/test/shimtest/behaviour"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
+
+// programsDir is what programs has made.
+var programsDir string
 
 // programs builds the shim of tests and what runs in its containers, once.
 var programs = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "shim-"); err != nil {
 		return "", err
 	}
+	programsDir = dir
 	const module = "github.com/crisp-cri/crisp/test/"
 	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", module+"shimtest", module+"testbin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -38,8 +43,8 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if dir, err := programs(); err == nil {
-		os.RemoveAll(dir)
+	if programsDir != "" {
+		os.RemoveAll(programsDir)
 	}
 	os.Exit(code)
 }
@@ -64,6 +69,7 @@ func newPod(t *testing.T, b behaviour.Behaviour) *pod {
 	if os.Geteuid() != 0 {
 		t.Skip("containers need root")
 	}
+	testenv.Need(t, "shims")
 	built, err := programs()
 	if err != nil {
 		t.Fatal(err)
