@@ -20,9 +20,10 @@ var budgets = []struct {
 	lines   int
 	why     string
 }{
+	// 58 500 without containers of other runtimes' shims: gVisor, Kata, WebAssembly.
 	{
 		"runtime", []string{"server", "oci", "image", "network", "streaming", "checkpoint", "config", "cmd/crispd", "cmd/crisp-executor", "cmd/crisp-bridge"},
-		58_500, "two thirds of what containerd or CRI-O need for CRI, with runc's share",
+		63_200, "two thirds of what containerd or CRI-O need for CRI, with runc's share",
 	},
 	// 20 000 without package logread, by which logs are read across rotated and compressed files; the
 	// kubelet reads the last file only.
@@ -30,7 +31,7 @@ var budgets = []struct {
 	{"apiserver", []string{"apiserver"}, 9_000, "what kubectl and a browser need of one node"},
 	// 6 500 without the kubelet's own flags and KubeletConfiguration, by which a node's settings
 	// move to the agent as they are.
-	{"crisp", []string{"cmd/crisp"}, 7_050, "a command line that only speaks to the API"},
+	{"crisp", []string{"cmd/crisp"}, 7_100, "a command line that only speaks to the API"},
 }
 
 func TestBudgets(t *testing.T) {
