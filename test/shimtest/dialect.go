@@ -28,8 +28,8 @@ func (s *service) check(dialect, kind string, in proto.Message) error {
 // checkKata has what Kata's shim (src/runtime/pkg/containerd-shim-v2 and pkg/oci) demands.
 //
 // The first container is the sandbox, a virtual machine; the others are in it and name it. A root file
-// system is one mount, which may be a block device, or the directory rootfs in the bundle that is
-// mounted already. The VM's network is made from what is in the network namespace when it starts; its
+// system is one mount, which may be a block device, or the directory in config.json that is mounted
+// already. The VM's network is made from what is in the network namespace when it starts; its
 // size from the annotations about the pod's resources. Options are the path of the configuration.
 func (s *service) checkKata(kind string, in proto.Message) error {
 	create, ok := in.(*task.CreateTaskRequest)
@@ -54,11 +54,11 @@ func (s *service) checkKata(kind string, in proto.Message) error {
 	case kind != "sandbox" && kind != "container":
 		return refuse("container %s has type %q", create.ID, kind)
 	}
-	switch files, err := os.ReadDir(filepath.Join(create.Bundle, "rootfs")); {
+	switch files, err := os.ReadDir(spec.root(create.Bundle)); {
 	case len(create.Rootfs) > 1:
 		return refuse("%d mounts of the root file system", len(create.Rootfs))
 	case len(create.Rootfs) == 0 && (err != nil || len(files) == 0):
-		return refuse("neither is there a mount for the root file system, nor is anything in the bundle's rootfs: %v", err)
+		return refuse("neither is there a mount for the root file system, nor is anything in %s: %v", spec.Root.Path, err)
 	}
 	if url := create.Options.GetTypeUrl(); create.Options != nil && url != "runtimeoptions.v1.Options" && url != "containerd.runc.v1.Options" {
 		return refuse("options of type %q", url)
@@ -126,11 +126,7 @@ func (s *service) checkRunwasi(kind string, in proto.Message) error {
 		if kind == "sandbox" || len(in.Rootfs) > 0 {
 			return nil
 		}
-		root := spec.Root.Path
-		if !filepath.IsAbs(root) {
-			root = filepath.Join(in.Bundle, root)
-		}
-		if _, err := os.Stat(filepath.Join(root, module(spec.Process))); err != nil {
+		if _, err := os.Stat(filepath.Join(spec.root(in.Bundle), module(spec.Process))); err != nil {
 			return status.Errorf(codes.InvalidArgument, "module not found: %v", err)
 		}
 		return nil

@@ -41,6 +41,11 @@ func runInit() {
 	if err == nil {
 		err = p.enter()
 	}
+	entered := os.NewFile(4, "entered") // the shim waits for its end
+	if err != nil {
+		fmt.Fprint(entered, err)
+	}
+	entered.Close()
 	if n, rerr := os.NewFile(3, "gate").Read(make([]byte, 1)); n != 1 || rerr != nil {
 		os.Exit(255) // the shim has gone
 	}

@@ -123,6 +123,14 @@ func readSpec(bundle string) (s spec, err error) {
 // kind is what a container is in its pod: "sandbox", "container", or "" without annotations.
 func (s spec) kind() string { return s.Annotations["io.kubernetes.cri.container-type"] }
 
+// root is the path of the root file system.
+func (s spec) root(bundle string) string {
+	if filepath.IsAbs(s.Root.Path) {
+		return s.Root.Path
+	}
+	return filepath.Join(bundle, s.Root.Path)
+}
+
 // start answers with the address of the shim, which it starts unless the pod has one.
 func start() error {
 	b := load()
@@ -142,7 +150,7 @@ func start() error {
 	}
 	dir := params.GetSocketDir()
 	if dir == "" {
-		dir = "/run/shimtest"
+		dir = filepath.Dir(program())
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

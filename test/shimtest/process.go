@@ -90,9 +90,15 @@ func (p *running) prepare() error {
 		return err
 	}
 	defer theirs.Close()
+	entered, enters, err := os.Pipe()
+	if err != nil {
+		return err
+	}
+	defer entered.Close()
+	defer enters.Close()
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{initEnv + "=" + string(params)}
-	cmd.ExtraFiles = []*os.File{theirs}
+	cmd.ExtraFiles = []*os.File{theirs, enters}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if p.init.Join == 0 {
 		cmd.SysProcAttr.Cloneflags = syscall.CLONE_NEWNS | syscall.CLONE_NEWPID
@@ -117,6 +123,11 @@ func (p *running) prepare() error {
 		}
 	}
 	go p.wait()
+	enters.Close()
+	if text, err := io.ReadAll(entered); len(text) > 0 || err != nil {
+		ours.Close() // it exits
+		return fmt.Errorf("process of container %s: %s (%v)", p.container.id, text, err)
+	}
 	return nil
 }
 

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -102,10 +103,9 @@ func (s *service) call(ctx context.Context, name string, in proto.Message) (prot
 	b := load()
 	id := in.ProtoReflect().Get(in.ProtoReflect().Descriptor().Fields().ByName("id")).String()
 	kind := s.kindOf(id, in)
-	text, err := protojson.Marshal(in)
+	text, err := plain(in)
 	if err != nil {
-		text, _ = json.Marshal(err.Error()) // an Any whose type is not known here
-		text, _ = json.Marshal(map[string]any{"text": fmt.Sprint(in), "error": json.RawMessage(text)})
+		return nil, err
 	}
 	refused := s.check(b.Dialect, kind, in)
 	r := behaviour.Request{Call: name, Kind: kind, ID: id, Request: text}
@@ -133,6 +133,30 @@ func (s *service) call(ctx context.Context, name string, in proto.Message) (prot
 		return nil, err
 	}
 	return out, nil
+}
+
+// plain returns a request as JSON. The options and specs in it may be of any type.
+func plain(in proto.Message) ([]byte, error) {
+	in = proto.Clone(in)
+	parts := map[string]any{}
+	in.ProtoReflect().Range(func(field protoreflect.FieldDescriptor, v protoreflect.Value) bool {
+		if field.Message() == nil || field.IsList() || field.IsMap() {
+			return true
+		}
+		if part, ok := v.Message().Interface().(*anypb.Any); ok {
+			parts[string(field.Name())] = map[string]string{"type": part.TypeUrl, "value": strings.ToValidUTF8(string(part.Value), "?")}
+			in.ProtoReflect().Clear(field)
+		}
+		return true
+	})
+	rest, err := protojson.Marshal(in)
+	if err != nil {
+		return nil, err
+	}
+	if err := json.Unmarshal(rest, &parts); err != nil {
+		return nil, err
+	}
+	return json.Marshal(parts)
 }
 
 // failure makes an error of "Code: text".
@@ -245,10 +269,7 @@ func (s *service) create(b behaviour.Behaviour, in *task.CreateTaskRequest) (pro
 	if err != nil {
 		return nil, err
 	}
-	c := &container{id: in.ID, bundle: in.Bundle, spec: spec, root: spec.Root.Path, processes: map[string]*running{}}
-	if !filepath.IsAbs(c.root) {
-		c.root = filepath.Join(in.Bundle, c.root)
-	}
+	c := &container{id: in.ID, bundle: in.Bundle, spec: spec, root: spec.root(in.Bundle), processes: map[string]*running{}}
 	s.mu.Lock()
 	if s.containers[in.ID] != nil {
 		s.mu.Unlock()
