@@ -43,7 +43,8 @@ func ExecutorPid(state string) (int, error) {
 
 // arguments returns the arguments of a process, given its directory in /proc; nil if it is
 // gone. During execve(2) a process has its new name before its arguments, so they may read
-// as empty right after StartContainer; only kernel threads and zombies have no program.
+// as empty right after StartContainer; only kernel threads and zombies have no program. gVisor's
+// processes have a program and have unmapped the memory of their arguments.
 func arguments(dir string) []string {
 	for {
 		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
@@ -53,10 +54,19 @@ func arguments(dir string) []string {
 		if len(cmdline) > 0 {
 			return strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
 		}
-		if _, err := os.Readlink(filepath.Join(dir, "exe")); err != nil {
+		if _, err := os.Readlink(filepath.Join(dir, "exe")); err != nil || hasArguments(dir) {
 			return nil
 		}
 	}
+}
+
+// hasArguments reports whether the process has an address for its arguments, see proc_pid_stat(5):
+// it has none during execve(2).
+func hasArguments(dir string) bool {
+	const argStart = 48
+	stat, _ := os.ReadFile(filepath.Join(dir, "stat"))
+	fields := strings.Fields(string(stat[strings.LastIndex(string(stat), ")")+1:])) // from the third on
+	return len(fields) > argStart-3 && fields[argStart-3] != "0"
 }
 
 // Exists reports whether there is something at path.
