@@ -115,7 +115,7 @@ test-kubelet: all .cache/containerd ## compare agent and metrics with the real k
 # Not part of "test": see docs/hacking.md.
 test-shims: all .cache/shims ## run the tests of containers in gVisor's shim and in runc's, which it builds first: minutes (root)
 	@test "$$(id -u)" = 0 || { echo "make test-shims: containers need root: run sudo make test-shims"; exit 1; }
-	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci ./oci/executor ./oci/executor/shim ./test ./test/shims/unprivileged -run 'Shim|TestScript/(shim|gvisor)|TestProgram|TestKill|TestUnprivileged'
+	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci ./oci/executor ./oci/executor/shim ./test ./test/shims/unprivileged -run 'Shim|TestScript/^(shim|agent_gvisor)|TestKata|TestWasm|TestProgram|TestKill|TestUnprivileged'
 
 # Builds the other release in its own tree, and removes that afterwards.
 test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and back, under containers (root; CONTAINERS=50)

@@ -46,7 +46,7 @@ type dialect struct {
 // startDialect starts the node; more is added to the handler's configuration.
 func startDialect(t *testing.T, b behaviour.Behaviour, more string) *dialect {
 	t.Helper()
-	testenv.Need(t, "program:go")
+	testenv.Need(t, "shims")
 	built, err := fakeShim()
 	if err != nil {
 		t.Fatal(err)

@@ -22,15 +22,12 @@ import (
 	"github.com/crisp-cri/crisp/test/testenv"
 )
 
-// programsDir is what programs has made.
-var programsDir string
-
 // programs builds the shim of tests and what runs in its containers, once.
 var programs = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "shim-"); err != nil {
 		return "", err
 	}
-	programsDir = dir
+	built = dir
 	const module = "github.com/crisp-cri/crisp/test/"
 	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", module+"shimtest", module+"testbin")
 	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
@@ -41,10 +38,13 @@ var programs = sync.OnceValues(func() (dir string, err error) {
 	return dir, nil
 })
 
+// built is the directory of programs; "" = no test has needed it.
+var built string
+
 func TestMain(m *testing.M) {
 	code := m.Run()
-	if programsDir != "" {
-		os.RemoveAll(programsDir)
+	if built != "" {
+		os.RemoveAll(built)
 	}
 	os.Exit(code)
 }
@@ -70,7 +70,7 @@ func newPod(t *testing.T, b behaviour.Behaviour) *pod {
 		t.Skip("containers need root")
 	}
 	testenv.Need(t, "shims")
-	built, err := programs()
+	from, err := programs()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,8 +78,8 @@ func newPod(t *testing.T, b behaviour.Behaviour) *pod {
 	p.path, p.root = filepath.Join(p.dir, "shim"), filepath.Join(p.dir, "root")
 	p.events, p.got = serveEvents(t)
 	b.Record = filepath.Join(p.dir, "record")
-	check(t, os.Link(filepath.Join(built, "shimtest"), p.path), os.Mkdir(p.root, 0o755), b.Save(p.path),
-		os.Link(filepath.Join(built, "testbin"), filepath.Join(p.root, "testbin")))
+	check(t, os.Link(filepath.Join(from, "shimtest"), p.path), os.Mkdir(p.root, 0o755), b.Save(p.path),
+		os.Link(filepath.Join(from, "testbin"), filepath.Join(p.root, "testbin")))
 	p.Program = Program{
 		Path: p.path, Namespace: "k8s.io", ID: "pod", Bundle: p.bundle("pod", "sandbox", "sleep", "for-ever"), Events: p.events, Sockets: p.dir,
 	}
