@@ -68,15 +68,6 @@ func (m *message) entries(field int, values map[string]string) {
 	}
 }
 
-func (m *message) time(field int, t time.Time) {
-	if !t.IsZero() {
-		var n message
-		n.uint(1, uint64(t.Unix()))
-		n.uint(2, uint64(t.Nanosecond()))
-		m.nested(field, n)
-	}
-}
-
 // A value is the value of a field: a number, or the bytes of a string or a message.
 type value struct {
 	wire   int
