@@ -141,6 +141,7 @@ var boots = []boot{
 			{"all-oomscore", full, 5 * time.Minute, all("oci/executor/oomscore", "")},
 			{"all-proc", full, 5 * time.Minute, all("oci/executor/proc", "")},
 			{"all-runtime", full, 5 * time.Minute, all("oci/executor/runtime", "")},
+			{"all-shim", full, 5 * time.Minute, all("oci/executor/shim", "")},
 			{"all-stdio", full, 5 * time.Minute, all("oci/executor/stdio", "")},
 			{"all-oci", full, 30 * time.Minute, all("oci", "")},
 			{"all-network", full, 20 * time.Minute, all("network", "")},
