@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"slices"
 	"strconv"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -62,23 +63,14 @@ func BuildSandbox(in SandboxInput) (*specs.Spec, error) {
 			},
 		},
 	}
-	for _, ns := range list {
-		if ns.Type == specs.UTSNamespace {
-			return s, nil
-		}
+	if !slices.ContainsFunc(list, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UTSNamespace }) {
+		s.Hostname = "" // the host's cannot be set
 	}
-	s.Hostname = "" // the host's cannot be set
 	return s, nil
 }
 
 func sandboxMounts(in SandboxInput) []specs.Mount {
-	list := []specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "strictatime", "mode=755", "size=65536k"}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{"nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"}},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-	}
+	list := commonMounts("ro")
 	if in.Files.Shm != "" {
 		list = append(list, specs.Mount{Destination: "/dev/shm", Type: "bind", Source: in.Files.Shm, Options: []string{"rbind", "ro", "nosuid", "nodev", "noexec"}})
 	}
