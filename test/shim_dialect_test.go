@@ -179,6 +179,7 @@ func (d *dialect) kill() {
 // pod, which is its first container, with the pod's annotations; root file systems that can be shared
 // with it; options of its type. All PIDs are the virtual machine's.
 func TestKata(t *testing.T) {
+	testenv.Need(t, "shims")
 	for _, snapshot := range []string{"directory", "mounts"} {
 		t.Run(snapshot, func(t *testing.T) {
 			d := startDialect(t, behaviour.Behaviour{Version: 2, Answer: "address", Dialect: "kata"},

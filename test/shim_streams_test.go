@@ -95,6 +95,7 @@ func executorOf(t *testing.T, at string) remotecommand.Executor {
 // The streams of a shim's containers are those of others: exec with a terminal and its sizes,
 // attach with and without one, also after both daemons were killed, and port-forward.
 func TestShimStreams(t *testing.T) {
+	testenv.Need(t, "shims")
 	u, config := startShimNode(t)
 	plain := u.beginIn("plain", false, "echo-stdin")
 	screen := u.beginIn("screen", true, "await-size", "123", "45", "print", "sized", "echo-stdin")

@@ -63,6 +63,7 @@ func (n *node) runsAgain(id string, with option) {
 // A shim that hangs or dies in a call of a start keeps no container from being killed and removed, and
 // the next start of it succeeds.
 func TestShimFailsInAStart(t *testing.T) {
+	testenv.Need(t, "shims")
 	for _, call := range []string{"start", "Create", "Start"} {
 		for how, b := range map[string]behaviour.Behaviour{
 			"hangs": {Hang: []string{call}}, "dies": {Die: []string{call}}, "fails": {Fail: map[string]string{call: "Internal: it is broken"}},
@@ -98,6 +99,7 @@ func TestShimFailsInAStart(t *testing.T) {
 // A shim that hangs or dies in a call of a running container: it can be killed and removed, its exit
 // is told once, and nothing of it stays.
 func TestShimFailsInARun(t *testing.T) {
+	testenv.Need(t, "shims")
 	for _, call := range []string{"State", "Wait", "Kill", "Delete", "Shutdown", "delete"} {
 		for how, b := range map[string]behaviour.Behaviour{
 			"hangs": {Hang: []string{call}}, "dies": {Die: []string{call}}, "fails": {Fail: map[string]string{call: "Internal: it is broken"}},
@@ -138,6 +140,7 @@ func TestShimFailsInARun(t *testing.T) {
 // The end of a container is told by the shim's Wait and by its event: by either alone, and once if both
 // tell it, even twice.
 func TestShimExitsOnce(t *testing.T) {
+	testenv.Need(t, "shims")
 	for name, b := range map[string]behaviour.Behaviour{
 		"both": {}, "events alone": {Hang: []string{"Wait"}}, "Wait alone": {Silent: true}, "twice": {Twice: true}, "version 2": {Version: 2, Answer: "address"},
 	} {
@@ -161,6 +164,7 @@ func TestShimExitsOnce(t *testing.T) {
 
 // A shim that fails an exec, or hangs in it, harms the exec alone.
 func TestShimFailsInAnExec(t *testing.T) {
+	testenv.Need(t, "shims")
 	for _, call := range []string{"Exec", "Start"} {
 		t.Run(call, func(t *testing.T) {
 			t.Parallel()

@@ -181,6 +181,7 @@ func (p *pod) fifo(name string) (string, <-chan string) {
 // Both versions of the API, and each form of the answer to start: a pod with a container, its output,
 // input, exec, stats, exit codes and events.
 func TestShim(t *testing.T) {
+	testenv.Need(t, "shims")
 	for _, tt := range []struct {
 		version int
 		answer  string
@@ -305,6 +306,7 @@ func (p *pod) calls() map[string]func(context.Context) error {
 
 // A shim that hangs in a call: that call ends in time, and the shim with its container can be ended.
 func TestShimHangs(t *testing.T) {
+	testenv.Need(t, "shims")
 	for name := range (&pod{}).calls() {
 		t.Run(name, func(t *testing.T) {
 			p := newPod(t, behaviour.Behaviour{})
@@ -334,6 +336,7 @@ func TestShimHangs(t *testing.T) {
 
 // A shim that dies in a call: that and all later calls fail at once, and delete removes what is left.
 func TestShimDies(t *testing.T) {
+	testenv.Need(t, "shims")
 	for name := range (&pod{}).calls() {
 		t.Run(name, func(t *testing.T) {
 			p := newPod(t, behaviour.Behaviour{Die: []string{name}})
