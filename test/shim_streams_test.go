@@ -2,6 +2,7 @@ package test
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -56,6 +57,12 @@ func startShimNode(t *testing.T) (*unified, string) {
 		t.Fatal(err)
 	}
 	u.sandboxes["p"], u.ids["p"] = pod, resp.PodSandboxId
+	testenv.RemoveShimDirs(t) // after the pod, and before the node is looked at
+	t.Cleanup(func() {
+		if _, err := n.runtime().RemovePodSandbox(context.Background(), &cri.RemovePodSandboxRequest{PodSandboxId: resp.PodSandboxId}); err != nil {
+			t.Error(err)
+		}
+	})
 	return u, config
 }
 
