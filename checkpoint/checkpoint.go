@@ -1,5 +1,18 @@
-// Package checkpoint stores durable records: small JSON documents with a version and a checksum,
-// replaced atomically and synced before Save returns.
+// Package checkpoint stores records: small JSON documents with a version and a checksum, replaced
+// atomically. All of them outlive every process. What a power cut may take of them is decided for
+// each kind, since syncing costs a pod more than all else that it writes:
+//
+//	record                   promise                 why
+//	images                   Save: survives it       a pull is expensive, and layers without a record are removed
+//	sandboxes, containers    Keep: may be lost       the pod ends with the power; what is left of it is swept
+//	exits (exit.json)        as containers           a client that has not been told runs the pod again, as after
+//	                                                 the loss of a machine
+//	freezes                  Keep: may be lost       nothing stays frozen
+//	network attachments      may be lost (network)   the pod's addresses end with it; the start frees the rest
+//	boot.json                synced                  whether the machine was restarted
+//
+// A kept record that was not written out is lost whole or has its former state; a part of it counts
+// as lost. The kernel writes it out within some 30 seconds, and when the machine is shut down.
 //
 //	<dir>/<kind>/<id>/record.json   {"version":1,"checksum":"sha256:…","payload":…}
 //	<dir>/quarantine/               records that did not decode, moved aside
@@ -13,8 +26,8 @@
 // If a record is intact but has a later version, Open fails and changes nothing: a downgrade
 // from a newer crispd must not look like damage (record.go).
 //
-// An interrupted Save leaves the old record, or a directory without one. A Remove interrupted by
-// a power cut may leave the record: removals are not synced, because removing it again costs
+// An interrupted Save or Keep leaves the old record, or a directory without one. A Remove interrupted
+// by a power cut may leave the record: removals are not synced, because removing it again costs
 // less than waiting for the disk each time.
 package checkpoint
 

@@ -17,6 +17,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/test/filetrace"
 	"github.com/crisp-cri/crisp/test/testdisk"
 	"github.com/crisp-cri/crisp/test/testenv"
 	"github.com/crisp-cri/crisp/test/testheap"
@@ -441,31 +442,38 @@ func FuzzDecode(f *testing.F) {
 	})
 }
 
-// A draft is a record until the machine is rebooted or Save has replaced it; what a power cut has
-// left of one is neither a record nor corrupt.
-func TestDraft(t *testing.T) {
+// A record that is kept is one like a saved one, without a sync. What a power cut leaves of it, and an
+// earlier release's draft, is neither a record nor corrupt.
+func TestKeep(t *testing.T) {
 	dir := t.TempDir()
 	m, _ := openTest(t, dir, "boot")
-	for _, id := range []string{"kept", "saved", "removed", "torn"} {
-		if err := m.Draft("kind", id, thing{Name: "draft of " + id}); err != nil {
+	for _, id := range []string{"kept", "changed", "removed", "torn"} {
+		if err := m.Keep("kind", id, thing{Name: "first of " + id}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if err := m.Save("kind", "saved", thing{Name: "saved"}); err != nil {
+	if err := errors.Join(m.Keep("kind", "changed", thing{Name: "second"}), m.Remove("kind", "removed")); err != nil {
 		t.Fatal(err)
 	}
-	if err := m.Remove("kind", "removed"); err != nil {
+	tracer := filetrace.Start(t, dir)
+	if err := errors.Join(m.Keep("kind", "kept", thing{Name: "again"}), m.Keep("kind", "new", thing{Name: "new"})); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Truncate(filepath.Join(dir, "kind", "torn", "draft.json"), 20); err != nil {
+	for _, op := range tracer.Stop() {
+		if op.Kind == filetrace.Fsync {
+			t.Errorf("Keep has synced %s", op.Path)
+		}
+	}
+	draft := filepath.Join(dir, "kind", "drafted", "draft.json")
+	if err := errors.Join(os.Truncate(filepath.Join(dir, "kind", "torn", "record.json"), 20), os.MkdirAll(filepath.Dir(draft), 0o700), os.WriteFile(draft, []byte("{"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	m, _ = openTest(t, dir, "boot")
+	m, _ = openTest(t, dir, "another boot")
 	ids, err := m.IDs("kind")
-	if want := []string{"kept", "saved"}; err != nil || !slices.Equal(ids, want) {
+	if want := []string{"changed", "kept", "new"}; err != nil || !slices.Equal(ids, want) {
 		t.Errorf("IDs are %q, %v, not %q", ids, err, want)
 	}
-	for id, want := range map[string]string{"kept": "draft of kept", "saved": "saved"} {
+	for id, want := range map[string]string{"kept": "again", "changed": "second", "new": "new"} {
 		var got thing
 		if err := m.Load("kind", id, &got); err != nil || got.Name != want {
 			t.Errorf("%s is %q, %v", id, got.Name, err)
@@ -475,10 +483,10 @@ func TestDraft(t *testing.T) {
 		t.Errorf("torn: %v", err)
 	}
 	if _, err := os.Stat(filepath.Join(dir, "quarantine")); err == nil {
-		t.Error("a draft was taken for a corrupt record")
+		t.Error("a part of a record was taken for a corrupt one")
 	}
-	if _, err := os.Stat(filepath.Join(dir, "kind", "saved", "draft.json")); err == nil {
-		t.Error("the draft of a saved record is still there")
+	if _, err := os.Stat(draft); err == nil {
+		t.Error("the draft is still there")
 	}
 }
 

@@ -19,13 +19,12 @@ import (
 
 const (
 	recordFile = "record.json"
-	draftFile  = "draft.json"
 	quarantine = "quarantine"
 )
 
-// Draft writes v as the record id of kind, which does not exist yet. A draft is not synced: a
-// power cut may lose it. Save replaces it. The error is that of Save.
-func (m *Manager) Draft(kind, id string, v any) error {
+// Keep writes v, as JSON, as the record id of kind: it survives the end of every process, but a
+// power cut may take it. The error is that of Save.
+func (m *Manager) Keep(kind, id string, v any) error {
 	dir, err := m.recordDir(kind, id)
 	if err != nil {
 		return err
@@ -35,10 +34,10 @@ func (m *Manager) Draft(kind, id string, v any) error {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		err = atomicfile.WriteVolatile(filepath.Join(dir, draftFile), data, 0o600)
+		err = atomicfile.WriteVolatile(filepath.Join(dir, recordFile), data, 0o600)
 	}
 	if err != nil {
-		return fmt.Errorf("draft record %s/%s: %w", kind, id, err)
+		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
 	return nil
 }
@@ -74,9 +73,6 @@ func (m *Manager) Save(kind, id string, v any) error {
 	if err := errors.Join(err, <-named); err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)
 	}
-	if first {
-		os.Remove(filepath.Join(dir, draftFile)) // if it stays, it is never read
-	}
 	return nil
 }
 
@@ -106,7 +102,7 @@ func (m *Manager) Load(kind, id string, v any) error {
 		return err
 	}
 	path := filepath.Join(dir, recordFile)
-	data, err := read(dir)
+	data, err := atomicfile.Read(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return fault.NotFound.Errorf("no record %s/%s", kind, id)
 	}
@@ -131,7 +127,7 @@ func (m *Manager) Load(kind, id string, v any) error {
 }
 
 // IDs lists the records of kind in ascending order. It removes the leftovers of interrupted
-// Saves, which after a power cut include partly written records; it moves corrupt records aside,
+// Saves and Keeps, which after a power cut include partly written records; it moves corrupt records aside,
 // logs them and leaves them out. The error is fault.WrongState for a record of a newer crispd. A
 // record that the machine fails to read is an error too: it is not corrupt.
 func (m *Manager) IDs(kind string) ([]string, error) {
@@ -152,7 +148,7 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		}
 		dir := filepath.Join(m.dir, kind, e.Name())
 		removeTemps(dir)
-		data, err := read(dir)
+		data, err := atomicfile.Read(filepath.Join(dir, recordFile))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // the first Save was interrupted
 		}
@@ -165,8 +161,8 @@ func (m *Manager) IDs(kind string) ([]string, error) {
 		if err := newer(filepath.Join(dir, recordFile), err); err != nil {
 			return nil, err
 		}
-		if err != nil && m.boot == Unclean && atomicfile.IsPart(data, err) {
-			os.Remove(filepath.Join(dir, recordFile)) // the first Save did not return
+		if err != nil && m.boot.Rebooted() && atomicfile.IsPart(data, err) {
+			os.Remove(filepath.Join(dir, recordFile)) // its Save did not return, or it was not written out
 			continue
 		}
 		if err != nil {
@@ -186,10 +182,8 @@ func (m *Manager) Remove(kind, id string) error {
 	if err != nil {
 		return err
 	}
-	for _, name := range []string{draftFile, recordFile} {
-		if err := os.Remove(filepath.Join(dir, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
-		}
+	if err := os.Remove(filepath.Join(dir, recordFile)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
 	}
 	if err := os.RemoveAll(dir); err != nil {
 		return fmt.Errorf("remove record %s/%s: %w", kind, id, err)
@@ -200,7 +194,6 @@ func (m *Manager) Remove(kind, id string) error {
 // setAside moves a corrupt record to quarantine, where it can be examined.
 func (m *Manager) setAside(kind, id, path string, why error) {
 	to := filepath.Join(m.dir, quarantine, fmt.Sprintf("%s-%s.%d.json", kind, id, time.Now().UnixNano()))
-	os.Remove(filepath.Join(filepath.Dir(path), draftFile)) // of an earlier time
 	err := os.MkdirAll(filepath.Dir(to), 0o700)
 	if err == nil {
 		err = os.Rename(path, to)
@@ -211,35 +204,13 @@ func (m *Manager) setAside(kind, id, path string, why error) {
 	m.log.Error("record was corrupt and moved aside", "kind", kind, "id", id, "to", to, "err", why)
 }
 
-// read returns the record in a directory, or the draft if there is no record. A draft damaged by
-// a power cut counts as none: fs.ErrNotExist.
-func read(dir string) ([]byte, error) {
-	data, err := atomicfile.Read(filepath.Join(dir, recordFile))
-	if !errors.Is(err, fs.ErrNotExist) {
-		return data, err
-	}
-	path := filepath.Join(dir, draftFile)
-	data, err = atomicfile.Read(path)
-	if err != nil && !atomicfile.Damaged(err) {
-		return nil, err
-	}
-	if err == nil {
-		_, err = decode(data)
-	}
-	if err != nil && newer(path, err) == nil {
-		return nil, fs.ErrNotExist
-	}
-	return data, nil
-}
-
-// removeTemps removes the temporary files of interrupted Saves and Drafts from a record's
-// directory. One that cannot be removed does no harm.
+// removeTemps removes the temporary files of interrupted Saves and Keeps from a record's
+// directory, and the draft that earlier releases kept until a sandbox was ready. One that cannot be
+// removed does no harm.
 func removeTemps(dir string) {
-	for _, name := range []string{recordFile, draftFile} {
-		left, _ := filepath.Glob(filepath.Join(dir, "."+name+".*.tmp"))
-		for _, path := range left {
-			os.Remove(path)
-		}
+	left, _ := filepath.Glob(filepath.Join(dir, "."+recordFile+".*.tmp"))
+	for _, path := range append(left, filepath.Join(dir, "draft.json")) {
+		os.Remove(path)
 	}
 }
 
@@ -332,12 +303,11 @@ func newer(path string, err error) error {
 // refuseNewer fails if any record of any kind is newer than this program. The daemon must not
 // start then: it would treat the record's containers as leaked.
 func (m *Manager) refuseNewer() error {
-	paths, err1 := filepath.Glob(filepath.Join(m.dir, "*", "*", recordFile))
-	drafts, err2 := filepath.Glob(filepath.Join(m.dir, "*", "*", draftFile))
-	if err := errors.Join(err1, err2); err != nil {
+	paths, err := filepath.Glob(filepath.Join(m.dir, "*", "*", recordFile))
+	if err != nil {
 		return err
 	}
-	for _, path := range append(paths, drafts...) {
+	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue

@@ -61,7 +61,7 @@ type Container struct {
 	stored  []string   // names of the descriptors that it keeps; guarded by storing
 }
 
-// containerRecord is the durable part of a container.
+// containerRecord is the part of a container that outlives the daemon.
 type containerRecord struct {
 	CreatedAt time.Time
 	Config    ContainerConfig
@@ -138,7 +138,7 @@ func (c *Container) edit(change func(*ContainerConfig) error) error {
 	if err := change(&rec.Config); err != nil {
 		return err
 	}
-	if err := c.rt.o.Records.Save(containerKind, c.id, rec); err != nil {
+	if err := c.rt.o.Records.Keep(containerKind, c.id, rec); err != nil {
 		return fmt.Errorf("save container %s: %w", c.id, err)
 	}
 	c.record.Store(&rec)
@@ -299,7 +299,7 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	}
 	steps.Add("container directory", func() error { return os.RemoveAll(c.runDir) })
 	steps.Add("container record", func() error { return r.o.Records.Remove(containerKind, c.id) })
-	if err := r.o.Records.Save(containerKind, c.id, rec); err != nil {
+	if err := r.o.Records.Keep(containerKind, c.id, rec); err != nil {
 		return nil, fmt.Errorf("save container %s: %w", c.id, err)
 	}
 	if err := ctx.Err(); err != nil {

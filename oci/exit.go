@@ -69,7 +69,7 @@ func (c *Container) exit(ctx context.Context, e wire.Exit) {
 // then only we know of the exit.
 func (c *Container) end(exit wire.Exit, write bool) error {
 	if write {
-		if err := atomicfile.SaveJSON(c.exitPath(), exit); err != nil {
+		if err := atomicfile.WriteJSON(c.exitPath(), exit); err != nil {
 			// It has ended all the same; a reboot will forget that.
 			c.rt.log.Error("exit could not be recorded", "container", c.id, "err", err)
 		}

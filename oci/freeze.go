@@ -45,7 +45,7 @@ func (r *Runtime) Freeze(ctx context.Context, containers []*Container, scratch s
 		}
 		f.rec.Containers = append(f.rec.Containers, c.id)
 	}
-	if err := r.o.Records.Save(freezeKind, f.id, f.rec); err != nil {
+	if err := r.o.Records.Keep(freezeKind, f.id, f.rec); err != nil {
 		return nil, fmt.Errorf("save freeze: %w", err)
 	}
 	var steps undo.Stack

@@ -15,14 +15,15 @@
 // created with ends once all are pinned (userns.go).
 //
 // On disk, each file has one writer at a time and is replaced atomically. Files below Root
-// survive a reboot; files below State are void after one, even if they are still there:
+// survive a reboot, but not all of them a power cut (package checkpoint says why); files below
+// State are void after a reboot, even if they are still there:
 //
-//	<root>/containers/<id>/record.json  durable: its configuration
-//	<root>/containers/<id>/exit.json    durable: how it ended; by the executor,
+//	<root>/containers/<id>/record.json  its configuration
+//	<root>/containers/<id>/exit.json    how it ended; by the executor,
 //	                                    or by us for what never ran or was lost
 //	<root>/containers/<id>/restore/     its checkpoint, until it runs (container.go)
-//	<root>/sandboxes/<id>/record.json   durable: its configuration, is it ready
-//	<root>/freezes/<id>/record.json     durable: containers that must not stay frozen
+//	<root>/sandboxes/<id>/record.json   its configuration, is it ready
+//	<root>/freezes/<id>/record.json     containers that must not stay frozen
 //	<state>/containers/<id>/status.json the latest status, written on every move and OOM kill
 //	<state>/sandboxes/<id>/status.json  the latest state
 //	<state>/sandboxes/<id>/ns/*, shm    the pins and the tmpfs of /dev/shm
@@ -51,10 +52,9 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// Records keeps durable records; *checkpoint.Manager is one.
+// Records keeps records across restarts of the daemon; *checkpoint.Manager is one.
 type Records interface {
-	Draft(kind, id string, v any) error // the first one, which a power cut may lose
-	Save(kind, id string, v any) error
+	Keep(kind, id string, v any) error // a power cut may take it
 	Load(kind, id string, v any) error // fault.NotFound; fault.WrongState: written by a newer crispd
 	IDs(kind string) ([]string, error) // without corrupt ones, which are quarantined; fault.WrongState as in Load
 	Remove(kind, id string) error      // with the record's directory; a missing one is no error

@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,8 +35,8 @@ func recordsAt(dir string) (*checkpoint.Manager, error) {
 	return checkpoint.Open(dir, "", slog.New(slog.DiscardHandler))
 }
 
-// After a power cut the sandboxes and containers whose creation was answered exist, with
-// the exit codes that were reported, and whatever exists can be removed without a trace.
+// What a power cut leaves of sandboxes and containers, which is not synced, is of one moment for each:
+// whole, an earlier one or nothing. It can be removed without a trace.
 func TestPowerCut(t *testing.T) {
 	dir := t.TempDir()
 	records, err := recordsAt(dir)
@@ -47,28 +46,25 @@ func TestPowerCut(t *testing.T) {
 	powercut.Case{
 		Name: "life",
 		Dir:  dir,
-		Run: func(dir string, safe func(string)) {
-			synctest.Test(t, func(t *testing.T) { aLife(t, dir, records, safe) })
+		Run: func(dir string, mark func(string)) {
+			synctest.Test(t, func(t *testing.T) { aLife(t, dir, records, mark) })
 		},
-		Check: func(dir string, safe []string) (err error) {
-			synctest.Test(t, func(t *testing.T) { err = afterPowerCut(t, dir, safe) })
+		Check: func(dir string, _ []string) (err error) {
+			synctest.Test(t, func(t *testing.T) { err = afterPowerCut(t, dir) })
 			return err
-		},
-		Redundant: map[string]string{
-			"fsync . #2": "the directories of both kinds are made before the first record",
 		},
 		Lane: powercut.RecordLanes("", "sandboxes", "containers"),
 	}.Test(t)
 }
 
 // aLife takes a sandbox and two containers from their creation to their removal.
-func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
+func aLife(t *testing.T, dir string, records oci.Records, mark func(string)) {
 	ctx := t.Context()
 	ok := func(what string, err error) {
 		if err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
-		safe(what)
+		mark(what)
 	}
 	o, end := machineAt(t, dir, records)
 	defer end()
@@ -90,7 +86,7 @@ func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
 		t.Error(err)
 	}
 	<-c.Done()
-	safe("first ended")
+	mark("first ended")
 	other, err := r.Create(ctx, oci.ContainerConfig{ID: second, Name: "second", SandboxID: sandbox, Spec: ocitest.Spec("exit", "0")})
 	ok("second", err)
 	ok("second changed", other.Apply(ctx, oci.Change{Extra: []byte("note")}))
@@ -103,10 +99,10 @@ func aLife(t *testing.T, dir string, records oci.Records, safe func(string)) {
 }
 
 // afterPowerCut opens what is left on the disk below dir.
-func afterPowerCut(t *testing.T, dir string, safe []string) error {
+func afterPowerCut(t *testing.T, dir string) error {
 	ctx := t.Context()
-	mark := filepath.Join(dir, "boot.json") // of the kernel that was running
-	if err := os.WriteFile(mark, []byte(`{"bootID":"before","clean":false}`), 0o600); err != nil {
+	boot := filepath.Join(dir, "boot.json") // of the kernel that was running
+	if err := os.WriteFile(boot, []byte(`{"bootID":"before","clean":false}`), 0o600); err != nil {
 		return err
 	}
 	records, err := recordsAt(dir)
@@ -121,26 +117,15 @@ func afterPowerCut(t *testing.T, dir string, safe []string) error {
 		return err
 	}
 	defer r.Close()
-	is := func(what string) bool { return slices.Contains(safe, what) }
-	sb, err := r.Sandbox(sandbox)
-	switch {
-	case err != nil && is("sandbox") && !is("second removed"):
-		return err
-	case err == nil && is("sandbox") && string(sb.Extra()) != "address":
+	if sb, err := r.Sandbox(sandbox); err == nil && string(sb.Extra()) != "" && string(sb.Extra()) != "address" {
 		return fmt.Errorf("of the sandbox %q is kept", sb.Extra())
 	}
 	c, err := r.Container(first)
-	switch {
-	case err != nil && is("first") && !is("second changed"):
-		return err
-	case err == nil && is("first ended") && c.Status().ExitCode != 7:
+	if err == nil && c.Status().ExitCode != 7 && c.Status().Reason != "Reboot" {
 		return fmt.Errorf("the first has ended with %+v", c.Status())
 	}
 	c, err = r.Container(second)
-	switch {
-	case err != nil && is("second") && !is("first removed"):
-		return err
-	case err == nil && is("second changed") && string(c.Extra()) != "note":
+	if err == nil && string(c.Extra()) != "" && string(c.Extra()) != "note" {
 		return fmt.Errorf("of the second %q is kept", c.Extra())
 	}
 	for _, c := range r.Containers() {

@@ -3,9 +3,11 @@ package oci
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
@@ -150,7 +152,13 @@ func (r *Runtime) readState(path string, v any) error {
 // readExit returns the content of exit.json, if it exists.
 func (c *Container) readExit() (wire.Exit, bool) {
 	var e wire.Exit
-	err := atomicfile.ReadJSON(c.exitPath(), &e)
+	data, err := os.ReadFile(c.exitPath())
+	if err == nil {
+		err = json.Unmarshal(data, &e)
+	}
+	if c.rt.o.Rebooted && err != nil && atomicfile.IsPart(data, err) {
+		return e, false // as it was not written out
+	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		c.rt.log.Error("exit was unreadable", "container", c.id, "err", err)
 	}

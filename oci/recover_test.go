@@ -333,7 +333,7 @@ func TestClockThatWasAhead(t *testing.T) {
 				var rec map[string]any
 				b.ok(records.Load(kind, id, &rec))
 				rec["CreatedAt"] = ahead
-				b.ok(records.Save(kind, id, rec))
+				b.ok(records.Keep(kind, id, rec))
 			}
 		}
 		b.reopen()

@@ -51,7 +51,7 @@ type Sandbox struct {
 	rt      *Runtime
 	id      string
 	created time.Time
-	dir     string // durable
+	dir     string // below Root
 	runDir  string // gone after a reboot
 	netNS   string // where the network namespace is pinned, if there is one
 
@@ -64,7 +64,7 @@ type Sandbox struct {
 	fds        []keptFD              // the init's pidfd, for the executor's successor; guarded by mu
 }
 
-// sandboxRecord is the durable part of a sandbox.
+// sandboxRecord is the part of a sandbox that outlives the daemon.
 type sandboxRecord struct {
 	CreatedAt time.Time
 	Config    SandboxConfig
@@ -113,7 +113,7 @@ func (sb *Sandbox) Config() SandboxConfig { return sb.record.Load().Config }
 // unless the clock was once ahead.
 func (sb *Sandbox) CreatedAt() time.Time { return sb.created }
 
-// Dir returns the sandbox's durable directory, for resolv.conf and the like.
+// Dir returns the sandbox's directory below Root, for resolv.conf and the like.
 func (sb *Sandbox) Dir() string { return sb.dir }
 
 // RunDir returns the sandbox's directory that is void after a reboot.
@@ -166,7 +166,7 @@ func (sb *Sandbox) InitPid() int {
 
 func (sb *Sandbox) Extra() []byte { return sb.record.Load().Config.Extra }
 
-// EditExtra replaces Extra by what change makes of it, durably, one change after another. The error
+// EditExtra replaces Extra by what change makes of it, on disk first, one change after another. The error
 // is fault.WrongState if the sandbox is being removed.
 func (sb *Sandbox) EditExtra(change func(extra []byte) ([]byte, error)) error {
 	return sb.edit(func(rec *sandboxRecord) (err error) {
@@ -188,7 +188,7 @@ func (sb *Sandbox) Containers() []*Container {
 	return all
 }
 
-// Ready completes the creation, durably, and replaces Extra. The error is fault.WrongState if
+// Ready completes the creation, on disk first, and replaces Extra. The error is fault.WrongState if
 // the sandbox is being stopped already.
 func (sb *Sandbox) Ready(extra []byte) error {
 	if st := sb.State(); st != SandboxCreating {
@@ -280,7 +280,7 @@ func (sb *Sandbox) edit(change func(*sandboxRecord) error) error {
 	if err := change(&rec); err != nil {
 		return err
 	}
-	if err := sb.rt.o.Records.Save(sandboxKind, sb.id, rec); err != nil {
+	if err := sb.rt.o.Records.Keep(sandboxKind, sb.id, rec); err != nil {
 		return fmt.Errorf("save sandbox %s: %w", sb.id, err)
 	}
 	sb.record.Store(&rec)

@@ -40,8 +40,8 @@ func (r *Runtime) CreateSandbox(ctx context.Context, cfg SandboxConfig) (_ *Sand
 	rec := &sandboxRecord{CreatedAt: r.now(r.sandboxes.newest(cfg.Name)), Config: cfg}
 	sb := r.newSandbox(cfg.ID, rec)
 	steps.Add("sandbox", func() error { return sb.rollBack(ctx) })
-	// The sandbox is visible only from Ready on, which saves it.
-	if err := r.o.Records.Draft(sandboxKind, sb.id, rec); err != nil {
+	// The sandbox is visible only from Ready on.
+	if err := r.o.Records.Keep(sandboxKind, sb.id, rec); err != nil {
 		return nil, fmt.Errorf("save sandbox %s: %w", sb.id, err)
 	}
 	r.sandboxes.add(sb)

@@ -32,7 +32,7 @@ type Change struct {
 const applyTime = 2 * time.Minute
 
 // Apply changes a container that was created or runs, atomically, one change after another. The
-// container's Config shows the result, which is durable.
+// container's Config shows the result, which outlives the daemon.
 //
 // A change abandoned by ctx continues: the executor may be about to make it, or to refuse it,
 // and the record has to say which.

@@ -48,7 +48,7 @@ func (x *index) sandbox(sb *oci.Sandbox) *sandboxRecord {
 	return r
 }
 
-// editSandbox changes the record of sb, durably, one change after another.
+// editSandbox changes the record of sb, on disk first, one change after another.
 func (x *index) editSandbox(sb *oci.Sandbox, change func(*sandboxRecord)) error {
 	return sb.EditExtra(func(extra []byte) ([]byte, error) {
 		r, err := decodeSandbox(extra)

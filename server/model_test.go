@@ -199,7 +199,7 @@ func (n *modelNode) meet(step string) error {
 	if fails {
 		return fault.Unavailable.Errorf("%s: broken for the test", step)
 	}
-	if step == "save" || step == "remove" || n.latency == 0 {
+	if step == "keep" || step == "remove" || n.latency == 0 {
 		return nil
 	}
 	h := fnv.New64a()

@@ -10,7 +10,7 @@
 // # One container
 //
 //	run ──▶ starting ──▶ running ──────────────▶ ended ──▶ deleting ──▶ gone
-//	            │          │ pidfd readable        ▲ exit.json synced,
+//	            │          │ pidfd readable        ▲ exit.json written,
 //	            ▼ failed   └─ get the exit code, ──┘ init reaped,
 //	           gone           kill the rest,         then reported
 //	                          drain stdio

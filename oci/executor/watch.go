@@ -130,7 +130,7 @@ func (x *Executor) record(c *container) {
 	if c.ExitPath == "" {
 		return
 	}
-	if err := atomicfile.SaveJSON(c.ExitPath, e); err != nil {
+	if err := atomicfile.WriteJSON(c.ExitPath, e); err != nil {
 		x.log.Error("exit could not be recorded", "container", c.ID, "err", err)
 	}
 }

@@ -120,7 +120,7 @@ type Settings struct {
 
 	LogPath    string // absolute; "" = output is discarded
 	LogMaxLine int    // per log record, in bytes; 0 = 16384
-	ExitPath   string // where the Exit is written, and synced, before it becomes an event
+	ExitPath   string // where the Exit is written before it becomes an event
 }
 
 // RunReply describes a container's first process.

@@ -197,7 +197,7 @@ func (x *Executor) reap(c *container) {
 	}
 	if c.req.ExitPath != "" {
 		data, _ := json.Marshal(e)
-		_ = atomicfile.Write(c.req.ExitPath, data, 0o600) // gone if a test removed the machine
+		_ = atomicfile.WriteVolatile(c.req.ExitPath, data, 0o600) // gone if a test removed the machine
 	}
 	c.exit = &e
 	c.closeAttached()

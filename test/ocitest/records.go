@@ -10,7 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/fault"
 )
 
-// Records keeps records as files, without the syncs of the real ones.
+// Records keeps records as files.
 type Records struct {
 	dir  string
 	fuse *Fuse
@@ -20,18 +20,13 @@ func (r *Records) path(kind, id string) string {
 	return filepath.Join(r.dir, kind, id, "record.json")
 }
 
-// Draft implements oci.Records.
-func (r *Records) Draft(kind, id string, v any) error { return r.write("draft", kind, id, v) }
-
-// Save implements oci.Records.
-func (r *Records) Save(kind, id string, v any) error { return r.write("save", kind, id, v) }
-
-func (r *Records) write(step, kind, id string, v any) error {
+// Keep implements oci.Records.
+func (r *Records) Keep(kind, id string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	return r.fuse.Step(step, func() error {
+	return r.fuse.Step("keep", func() error {
 		if err := os.MkdirAll(filepath.Dir(r.path(kind, id)), 0o700); err != nil {
 			return err
 		}

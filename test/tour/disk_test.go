@@ -50,7 +50,7 @@ func (g *graph) files() []file {
 	return list
 }
 
-// path returns the path that filepath.Join(o.Root, "a", "b") makes, or that Records.Save("a", …)
+// path returns the path that filepath.Join(o.Root, "a", "b") makes, or that Records.Keep("a", …)
 // writes to.
 func (f *function) path(call *ast.CallExpr) string {
 	sel, ok := call.Fun.(*ast.SelectorExpr)
@@ -77,7 +77,7 @@ func (f *function) path(call *ast.CallExpr) string {
 			place = path.Join(place, word(arg))
 		}
 		return place
-	case called.Name() == "Save" && word(call.Args[0]) != "":
+	case (called.Name() == "Save" || called.Name() == "Keep") && word(call.Args[0]) != "":
 		return path.Join(places["root"], word(call.Args[0]), "<id>", "record.json")
 	}
 	return ""

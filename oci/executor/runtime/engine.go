@@ -100,7 +100,7 @@ func (a *engines) find(id string) *engine {
 	return e
 }
 
-func (e *engine) save() error { return atomicfile.SaveJSON(filepath.Join(e.dir, "engine.json"), e) }
+func (e *engine) save() error { return atomicfile.WriteJSON(filepath.Join(e.dir, "engine.json"), e) }
 
 // settle drops the hierarchies in which the engine did not put the process: older engines do not
 // know the v2 hierarchy of a hybrid host.
