@@ -27,6 +27,8 @@ var goals = []goal{
 	{group: "One restricted pod, host network", row: "whole pod down", bound: 0.15},
 	{group: "One pod without seccomp, host network", row: "create + start", bound: 0.35},
 	{group: "Churn, restricted pods, host network", row: "pods up and down, 10 workers", bound: 4, least: true},
+	{group: "One restricted pod, handler gvisor", row: "whole pod up", bound: 0.8},
+	{group: "One restricted pod, handler runc", row: "whole pod up", bound: 0.8},
 	{group: "Pull", row: "PullImage", bound: 0.3},
 }
 

@@ -22,12 +22,44 @@ func (b *bench) lifecycle(ctx context.Context, net string, k kind) {
 	if k == plain {
 		group = netGroup("One pod without seccomp", net)
 	}
-	b.each(ctx, "first pod", func(e *endpoint) error { return b.upAndDown(ctx, e, net, k, nil) })
+	b.rounded(ctx, group, func(e *endpoint) *pod { return b.newPod(e, net, k) }, nil)
+}
+
+// handlerGroup returns the same of pods of a handler.
+func handlerGroup(name string) string { return "One restricted pod, handler " + name }
+
+// handler measures pods of a handler that each endpoint has, with an exec between up and down.
+func (b *bench) handler(ctx context.Context, name string) {
+	b.rounded(ctx, handlerGroup(name), func(e *endpoint) *pod {
+		p := b.newPod(e, "default", restricted)
+		p.handler = name
+		return p
+	}, func(e *endpoint, p *pod, t timing) error {
+		return t.call(ctx, "ExecSync true", func(ctx context.Context) error { return e.exec(ctx, p.id) })
+	})
+}
+
+// rounded measures pods up and down, one after the other; while is called between the two, unless it
+// is nil.
+func (b *bench) rounded(ctx context.Context, group string, newPod func(e *endpoint) *pod, while func(e *endpoint, p *pod, t timing) error) {
+	upAndDown := func(e *endpoint, t timing) error {
+		p := newPod(e)
+		if err := e.up(ctx, p, t); err != nil {
+			return err
+		}
+		if while != nil {
+			if err := while(e, p, t); err != nil {
+				return err
+			}
+		}
+		return e.down(ctx, p, t)
+	}
+	b.each(ctx, "first pod", func(e *endpoint) error { return upAndDown(e, nil) })
 	for range b.rounds {
 		b.each(ctx, "pod", func(e *endpoint) error {
 			took := map[string]time.Duration{}
 			record := b.timed(group, e)
-			err := b.upAndDown(ctx, e, net, k, func(call string, d time.Duration) {
+			err := upAndDown(e, func(call string, d time.Duration) {
 				took[call] = d
 				record(call, d)
 			})

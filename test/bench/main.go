@@ -14,6 +14,8 @@
 //	            that the whole machine needs for it
 //	lifecycle   a restricted pod with one container up and down, call by call, one after the other
 //	plain       the same without seccomp, on the host's network
+//	handlers    a restricted pod with each endpoint's default network up and down, with an ExecSync of true in between; once for each
+//	            handler in -handlers, which all endpoints have
 //	churn       whole restricted pods up and down per second, by -workers workers
 //	probes      -probe-pods restricted pods with an exec probe each second: how many are answered, and the CPU time it needs
 //	pull        PullImage of -pull-image; it is removed, and the disk quiet, before each pull
@@ -65,6 +67,7 @@ type options struct {
 	cgroupParent string
 	phases       []string
 	nets         []string
+	handlers     []string
 	rounds       int
 	execs        int
 	lists        int
@@ -100,7 +103,7 @@ func main() {
 
 func parseFlags(args []string) (options, error) {
 	var o options
-	var phases, nets, many string
+	var phases, nets, many, handlers string
 	fs := flag.NewFlagSet("bench", flag.ContinueOnError)
 	fs.Func("endpoint", "`name=unix:///path.sock[,pid=N][,pidfile=FILE][,exe=NAME[@TEXT]][,bridge=HANDLER][,ctl=FILE]`; repeat it for each runtime", func(s string) error {
 		e, err := parseEndpoint(s)
@@ -119,7 +122,8 @@ func parseFlags(args []string) (options, error) {
 	fs.StringVar(&o.cgroupParent, "cgroup-parent", "/crisp-bench", "cgroup parent of the pods; removed at the end")
 	fs.StringVar(&phases, "phases", strings.Join(allPhases, ","), "phases to run; none: print the table of -json")
 	fs.StringVar(&nets, "nets", strings.Join(allNets, ","), "networks to run lifecycle and churn with")
-	fs.IntVar(&o.rounds, "rounds", 20, "lifecycle rounds")
+	fs.StringVar(&handlers, "handlers", "", "runtime handlers to run the handlers phase with; none, no such phase")
+	fs.IntVar(&o.rounds, "rounds", 20, "rounds of lifecycle, plain and handlers")
 	fs.IntVar(&o.execs, "execs", 10, "blocks of ten ExecSync calls")
 	fs.IntVar(&o.lists, "lists", 20, "calls of each list")
 	fs.IntVar(&o.pods, "pods", 50, "pods of the memory and list phases")
@@ -137,7 +141,7 @@ func parseFlags(args []string) (options, error) {
 	if err := fs.Parse(args); err != nil {
 		return o, err
 	}
-	o.phases, o.nets = split(phases), split(nets)
+	o.phases, o.nets, o.handlers = split(phases), split(nets), split(handlers)
 	var err error
 	if o.many, err = parseMany(many); err != nil {
 		return o, err

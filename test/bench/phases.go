@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "churn", "probes", "pull", "engine", "many"}
+	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "handlers", "churn", "probes", "pull", "engine", "many"}
 	allNets   = []string{"host", "bridge", "default"}
 )
 
@@ -140,6 +140,11 @@ func (b *bench) runPhases(ctx context.Context) error {
 		}
 		if has("churn") {
 			phase("churn, "+net, func(ctx context.Context) { b.churn(ctx, net) })
+		}
+	}
+	for _, name := range b.handlers {
+		if has("handlers") {
+			phase("handler "+name, func(ctx context.Context) { b.handler(ctx, name) })
 		}
 	}
 	if has("probes") {

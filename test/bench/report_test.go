@@ -229,6 +229,9 @@ func TestGoalsAreOfRows(t *testing.T) {
 		groups[netGroup("One restricted pod", net)] = true
 		groups[netGroup("Churn, restricted pods", net)] = true
 	}
+	for _, shim := range []string{"gvisor", "runc"} {
+		groups[handlerGroup(shim)] = true
+	}
 	for _, g := range goals {
 		if !groups[g.group] {
 			t.Errorf("no phase has the group %q", g.group)
