@@ -119,11 +119,11 @@ func decodeFields(data []byte, fields map[protowire.Number]field) error {
 	for len(data) > 0 {
 		number, kind, size := protowire.ConsumeTag(data)
 		if size < 0 {
-			return fault.Internal.Errorf("shim's counters: %w", protowire.ParseError(size))
+			return fault.Internal.Errorf("malformed message: %w", protowire.ParseError(size))
 		}
 		data = data[size:]
 		if size = protowire.ConsumeFieldValue(number, kind, data); size < 0 {
-			return fault.Internal.Errorf("shim's counters: %w", protowire.ParseError(size))
+			return fault.Internal.Errorf("malformed message: %w", protowire.ParseError(size))
 		}
 		value, f := data[:size], fields[number]
 		data = data[size:]

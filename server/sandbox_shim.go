@@ -126,14 +126,16 @@ func shimRefuses(h Handler, env [][]byte) error {
 type handlerInfo struct {
 	Kind     string    `json:"kind"` // libcontainer, OCI runtime or shim
 	Program  string    `json:"program,omitempty"`
-	Missing  string    `json:"missing,omitempty"` // why the program cannot be run
-	Options  string    `json:"options,omitempty"` // the type of a shim's options
+	Missing  string    `json:"missing,omitempty"`  // why the program cannot be run
+	Version  string    `json:"version,omitempty"`  // as a shim reports it
+	Features []string  `json:"features,omitempty"` // as the program reports them
+	Options  string    `json:"options,omitempty"`  // the type of a shim's options
 	Snapshot string    `json:"snapshot,omitempty"`
 	Overhead *Overhead `json:"overhead,omitempty"`
 }
 
 func (h Handler) info() handlerInfo {
-	info := handlerInfo{Kind: "libcontainer", Program: h.program()}
+	info := handlerInfo{Kind: "libcontainer", Program: h.program(), Version: h.Features.Version, Features: h.Features.Names()}
 	switch {
 	case h.Shim != nil:
 		info.Kind, info.Options, info.Snapshot = "shim", h.Shim.OptionsType, "directory"

@@ -270,7 +270,7 @@ func TestShimRefuses(t *testing.T) {
 // The status says what each handler is, and whether its program is there.
 func TestShimStatus(t *testing.T) {
 	n := newShimNode(t)
-	n.handlers["runc"] = Handler{Engine: "/no/such/runc"}
+	n.handlers["runc"] = Handler{Engine: "/no/such/runc", Features: oci.Features{NoSymFollow: true, IDMap: true}}
 	n.restart(t)
 	resp, err := n.Status(t.Context(), &cri.StatusRequest{Verbose: true})
 	if err != nil {
@@ -285,7 +285,7 @@ func TestShimStatus(t *testing.T) {
 		t.Errorf("of the missing program it says %q", missing)
 	}
 	want := map[string]handlerInfo{
-		"": {Kind: "libcontainer"}, "crisp": {Kind: "libcontainer"}, "runc": {Kind: "OCI runtime", Program: "/no/such/runc", Missing: missing},
+		"": {Kind: "libcontainer"}, "crisp": {Kind: "libcontainer"}, "runc": {Kind: "OCI runtime", Program: "/no/such/runc", Missing: missing, Features: []string{"nosymfollow", "idmap"}},
 		"gvisor": {Kind: "shim", Program: anyProgram, Options: "runtimeoptions.v1.Options", Snapshot: "mounts", Overhead: &Overhead{250, 120 << 20}},
 	}
 	if diff := cmp.Diff(want, info.Handlers); diff != "" {

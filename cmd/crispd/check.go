@@ -46,7 +46,7 @@ func check(c *config.Config, out io.Writer) error {
 	if err != nil && !noProgram {
 		return err
 	}
-	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c), checkHandlers(context.Background(), c))
+	findings := slices.Concat(checkKernel(f), checkAppArmor(c, f), checkSELinux(c), checkCgroups(f, usesSystemd(c, f)), checkCapabilities(f), checkFiles(c), checkCNI(c), checkHandlers(context.Background(), c, usesSystemd(c, f)))
 	lacks, fatal := report(out, findings)
 	fmt.Fprintln(out, "\nas the node of a cluster (kubeadm, k3s):")
 	nodeLacks, _ := report(out, checkNode(c, "/", f))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"log/slog"
 	"maps"
 	"math"
 	"os"
@@ -30,16 +31,26 @@ var errNoUserNS = errors.New("its shim makes no user namespaces")
 var errNoProgram = errors.New("no program")
 
 // shimHandler adds to h what the configuration of a handler with a shim says. The program need not
-// be there yet: DaemonSets install some.
-func shimHandler(h *server.Handler, hc *config.Handler, systemd bool) error {
-	h.Shim = &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts}
+// be there yet: DaemonSets install some. Until it is there, and for a shim that reports none, the
+// handler has no features.
+func shimHandler(ctx context.Context, h *server.Handler, hc *config.Handler, systemd bool, name string, log *slog.Logger) (err error) {
+	if h.Shim, err = shimOf(hc, systemd); err != nil {
+		return err
+	}
 	h.Annotations = hc.Annotations
 	h.Overhead = server.Overhead{MilliCPU: hc.Overhead.MilliCPU(), Memory: hc.Overhead.Bytes()}
-	h.SpecHost.RecursiveRO = false
 	h.NoUserNS = errNoUserNS
-	var err error
-	h.Shim.OptionsType, h.Shim.Options, err = shimOptions(hc, systemd)
-	return err
+	if h.Features, err = oci.AskShim(ctx, h.Shim); err != nil {
+		log.Info("shim did not report its features", "handler", name, "err", err)
+	}
+	h.SpecHost.RecursiveRO = h.SpecHost.RecursiveRO && h.Features.RecursiveRO
+	return nil
+}
+
+// shimOf returns the shim of a handler.
+func shimOf(hc *config.Handler, systemd bool) (*oci.Shim, error) {
+	kind, options, err := shimOptions(hc, systemd)
+	return &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts, OptionsType: kind, Options: options}, err
 }
 
 // genericOptions is the type of the options of shims that define none of their own: a type, and
@@ -142,23 +153,23 @@ func runcOptions(values map[string]any) (b []byte, err error) {
 	return b, nil
 }
 
-// checkHandlers says what each handler is, and whether its program and the files that it is given
-// are there.
-func checkHandlers(ctx context.Context, c *config.Config) []finding {
+// checkHandlers says what each handler is, whether its program and the files that it is given are
+// there, and what the program reports.
+func checkHandlers(ctx context.Context, c *config.Config, systemd bool) []finding {
 	var list []finding
 	for _, name := range slices.Sorted(maps.Keys(c.Handlers)) {
 		h := c.Handlers[name]
 		f := finding{what: fmt.Sprintf("handler %s: %s", name, config.Libcontainer), ok: true}
 		switch {
 		case h.Shim != "":
-			f = shimFinding(name, h)
+			f = shimFinding(ctx, name, h, systemd)
 		case h.Engine != config.Libcontainer:
 			_, err := exec.LookPath(h.Engine)
 			f.what, f.ok, f.fatal = fmt.Sprintf("handler %s: OCI runtime %s", name, h.Engine), err == nil, true
 			if err != nil {
 				f.follows = err.Error()
-			} else if _, err := oci.AskFeatures(ctx, h.Engine); err != nil {
-				f.what += " (which does not report its features)"
+			} else {
+				f.what += reported(oci.AskFeatures(ctx, h.Engine))
 			}
 		}
 		list = append(list, f)
@@ -166,7 +177,19 @@ func checkHandlers(ctx context.Context, c *config.Config) []finding {
 	return list
 }
 
-func shimFinding(name string, h *config.Handler) finding {
+// reported says what a program has reported.
+func reported(f oci.Features, err error) string {
+	if err != nil {
+		return " (which does not report its features)"
+	}
+	what := cmp.Or(strings.Join(f.Names(), ", "), "no optional features")
+	if f.Version != "" {
+		what = f.Version + ": " + what
+	}
+	return " (" + what + ")"
+}
+
+func shimFinding(ctx context.Context, name string, h *config.Handler, systemd bool) finding {
 	f := finding{what: fmt.Sprintf("handler %s: shim %s, root file systems as %s", name, h.Shim, cmp.Or(h.Snapshot, config.SnapshotDirectory)), ok: true}
 	if _, err := exec.LookPath(h.Shim); err != nil {
 		f.ok, f.follows = false, fmt.Sprintf("its pods cannot be started until the program is there: %v", err)
@@ -181,6 +204,9 @@ func shimFinding(name string, h *config.Handler) finding {
 		case !info.Mode().IsRegular():
 			f.ok, f.follows = false, "its options are not a regular file: "+o.File
 		}
+	}
+	if shim, err := shimOf(h, systemd); f.ok && err == nil {
+		f.what += reported(oci.AskShim(ctx, shim))
 	}
 	return f
 }

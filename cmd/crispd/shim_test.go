@@ -1,19 +1,24 @@
 package main
 
 import (
+	"context"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd/containerd/api/types"
 	runc "github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/testing/protocmp"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -107,6 +112,110 @@ func TestBadShimOptions(t *testing.T) {
 	}
 }
 
+// What a shim reports with -info, in containerd's message, is what its handler can, as far as the
+// kernel can it, too. It is asked with the handler's options. User namespaces stay refused.
+func TestShimFeatures(t *testing.T) {
+	dir := t.TempDir()
+	program, answer, asked := filepath.Join(dir, "shim"), filepath.Join(dir, "answer"), filepath.Join(dir, "asked")
+	script := "#!/bin/sh\n[ \"$*\" = -info ] && cat >" + asked + " && cat " + answer + "\n"
+	if err := os.WriteFile(program, []byte(script), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	c := loadConfig(t, "[handlers.x]\nshim = \""+program+"\"\noptions = { type_url = \"containerd.runc.v1.Options\", BinaryName = \"/bin/crun\" }\n")
+	runcKind := "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
+	all := `{"mountOptions": ["ro", "rro", "nosymfollow"], "linux": {"namespaces": ["user"], "mountExtensions": {"idmap": {"enabled": true}}, "netDevices": {"enabled": true}}}`
+	named := &types.RuntimeInfo{Name: "io.containerd.runc.v2", Version: &types.RuntimeVersion{Version: "v2.4.2", Revision: "abc"}}
+	for _, test := range []struct {
+		name, kind, reports string
+		kernel              bool
+		want                oci.Features
+	}{
+		{"everything", runcKind, all, true, oci.Features{Version: "io.containerd.runc.v2 v2.4.2", RecursiveRO: true, NoSymFollow: true, IDMap: true, NetDevices: true}},
+		{"an old kernel", runcKind, all, false, oci.Features{Version: "io.containerd.runc.v2 v2.4.2", RecursiveRO: true, NoSymFollow: true, IDMap: true, NetDevices: true}},
+		{"nothing", runcKind, `{}`, true, oci.Features{Version: "io.containerd.runc.v2 v2.4.2"}},
+		{"features of another kind", "example.com/Features", all, true, oci.Features{Version: "io.containerd.runc.v2 v2.4.2"}},
+		{"features that are no JSON", runcKind, `{`, true, oci.Features{}},
+	} {
+		info := proto.CloneOf(named)
+		info.Features = &anypb.Any{TypeUrl: test.kind, Value: []byte(test.reports)}
+		info.Annotations = map[string]string{"rro": "rro"}
+		data, err := proto.Marshal(info)
+		if err == nil {
+			err = os.WriteFile(answer, data, 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := handlers(t.Context(), c, spec.Host{RecursiveRO: test.kernel}, slog.New(slog.DiscardHandler))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if h := got["x"]; h.Features != test.want || h.SpecHost.RecursiveRO != (test.kernel && test.want.RecursiveRO) || h.NoUserNS == nil {
+			t.Errorf("%s: %+v, recursive read-only %v, user namespaces %v", test.name, h.Features, h.SpecHost.RecursiveRO, h.NoUserNS)
+		}
+	}
+	var stdin anypb.Any
+	var options runc.Options
+	data, err := os.ReadFile(asked)
+	if err == nil {
+		err = proto.Unmarshal(data, &stdin)
+	}
+	if err == nil {
+		err = proto.Unmarshal(stdin.Value, &options)
+	}
+	if err != nil || stdin.TypeUrl != "containerd.runc.v1.Options" || options.BinaryName != "/bin/crun" {
+		t.Errorf("the shim was asked with %v, %v, %v", &stdin, &options, err)
+	}
+	if err := os.WriteFile(answer, []byte("\x0a\x01"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	list := checkHandlers(t.Context(), c, false)
+	if !list[0].ok || !strings.HasSuffix(list[0].what, "(which does not report its features)") {
+		t.Errorf("of a shim that answers with half a message check says %+v", list[0])
+	}
+}
+
+// A shim that does not know -info, that prints without end or never answers has no features, and
+// crispd starts. What it has started meanwhile is ended, too.
+func TestShimThatReportsNothing(t *testing.T) {
+	dir := t.TempDir()
+	program, pid := filepath.Join(dir, "shim"), filepath.Join(dir, "pid")
+	for name, script := range map[string]string{
+		"an old one": "echo 'flag provided but not defined: -info' >&2; exit 2",
+		"endless":    "exec yes",
+		"hangs":      "sleep 1000 & echo $! >" + pid + "; wait",
+	} {
+		if err := os.WriteFile(program, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		if name == "hangs" {
+			go func() {
+				for data, _ := os.ReadFile(pid); len(data) == 0; data, _ = os.ReadFile(pid) {
+					time.Sleep(time.Millisecond)
+				}
+				cancel()
+			}()
+		}
+		f, err := oci.AskShim(ctx, &oci.Shim{Path: program})
+		cancel()
+		if err == nil || !strings.Contains(err.Error(), program) || f != (oci.Features{}) {
+			t.Errorf("%s: %+v, %v", name, f, err)
+		}
+		if name == "an old one" && !strings.Contains(err.Error(), "not defined: -info") {
+			t.Errorf("%s: the error does not say what the shim said: %v", name, err)
+		}
+	}
+	data, err := os.ReadFile(pid)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stat, err := os.ReadFile("/proc/" + strings.TrimSpace(string(data)) + "/cmdline")
+	if err == nil && strings.Contains(string(stat), "1000") {
+		t.Errorf("what the shim has started still runs: %q", stat)
+	}
+}
+
 // crispd check says what each handler is, and what it lacks. A shim may come later; without an OCI
 // runtime crispd does not start.
 func TestCheckHandlers(t *testing.T) {
@@ -131,7 +240,7 @@ shim = "`+dir+`/none"
 [handlers.e]
 engine = "`+dir+`/none"
 `)
-	list := checkHandlers(t.Context(), c)
+	list := checkHandlers(t.Context(), c, false)
 	for i, want := range []struct {
 		what, follows string
 		ok, fatal     bool

@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"sync/atomic"
 
 	specs "github.com/opencontainers/runtime-spec/specs-go"
@@ -282,6 +283,7 @@ var errNoIDMap = errors.New("its OCI runtime does not map mounts")
 // its own settings on top, limited to what its OCI runtime supports.
 func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.Logger) (map[string]server.Handler, error) {
 	all := map[string]server.Handler{}
+	systemd := sync.OnceValue(func() bool { return usesSystemd(c, kernel.Probe()) })
 	for name, hc := range c.Handlers {
 		h, key := server.Handler{SpecHost: host}, "handlers."+name
 		var err error
@@ -296,7 +298,7 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 		}
 		switch {
 		case hc.Shim != "":
-			if err := shimHandler(&h, hc, usesSystemd(c, kernel.Probe())); err != nil {
+			if err := shimHandler(ctx, &h, hc, systemd(), name, log); err != nil {
 				return nil, fmt.Errorf("%s: %s.options: %w", c.Origin(key+".options"), key, err)
 			}
 		case hc.Engine != config.Libcontainer:
