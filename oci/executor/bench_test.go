@@ -48,16 +48,19 @@ func benchmarkRun(b *testing.B, options ...option) {
 }
 
 // BenchmarkExec times an exec of a program that does nothing, and the wait for it.
-func BenchmarkExec(b *testing.B) { benchmarkExec(b, 0) }
+func BenchmarkExec(b *testing.B) { benchmarkExec(b, 0, false) }
+
+// BenchmarkExecTerminal is BenchmarkExec with a terminal.
+func BenchmarkExecTerminal(b *testing.B) { benchmarkExec(b, 0, true) }
 
 // BenchmarkExecBeside is BenchmarkExec beside 500 more containers that run: the executor has
 // some descriptors for each.
-func BenchmarkExecBeside(b *testing.B) { benchmarkExec(b, 500) }
+func BenchmarkExecBeside(b *testing.B) { benchmarkExec(b, 500, false) }
 
 // BenchmarkExecFiltered is BenchmarkExec with the default seccomp profile.
-func BenchmarkExecFiltered(b *testing.B) { benchmarkExec(b, 0, filtered(defaultProfile(b))) }
+func BenchmarkExecFiltered(b *testing.B) { benchmarkExec(b, 0, false, filtered(defaultProfile(b))) }
 
-func benchmarkExec(b *testing.B, beside int, options ...option) {
+func benchmarkExec(b *testing.B, beside int, tty bool, options ...option) {
 	n := start(b)
 	for range beside {
 		n.run([]string{"sleep", "for-ever"})
@@ -74,7 +77,7 @@ func benchmarkExec(b *testing.B, beside int, options ...option) {
 	var took []time.Duration
 	for b.Loop() {
 		begin := time.Now()
-		e := c.exec(wire.ExecRequest{Process: p})
+		e := c.exec(wire.ExecRequest{Process: p, TTY: tty})
 		if code := e.wait(); code != 0 {
 			b.Fatalf("exit code %d", code)
 		}

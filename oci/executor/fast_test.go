@@ -117,6 +117,8 @@ var variants = map[string]option{
 		bind("a", "/nodiratime", "rprivate", "rw", "nodiratime")
 		bind("file", "/etc/file", "rprivate", "ro", "strictatime")
 		bind("a", "/sys/fs", "rprivate")
+		bind("a", "/slave", "slave")
+		bind("a", "/rslave", "rslave", "ro")
 		s.Mounts = append(s.Mounts, specs.Mount{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{"nosuid", "mode=1770", "size=1m", "ro"}})
 		mode, owner := os.FileMode(0o640), uint32(12)
 		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/net/tap7", Type: "c", Major: 10, Minor: 200, FileMode: &mode, GID: &owner}}
@@ -128,6 +130,15 @@ var variants = map[string]option{
 	"no HOME": func(req *wire.RunRequest, s *specs.Spec) {
 		likeCRI(req, s)
 		s.Process.Env = append(s.Process.Env, "HOME=/a", "HOME=", "A=b")
+	},
+	"terminal": func(req *wire.RunRequest, s *specs.Spec) {
+		restricted(req, s)
+		req.TTY = true
+		s.Process.ConsoleSize = &specs.Box{Width: 90, Height: 30}
+	},
+	"read-only with a terminal": func(req *wire.RunRequest, s *specs.Spec) {
+		likeCRI(req, s)
+		req.TTY, s.Root.Readonly = true, true
 	},
 	"shared PID namespace": func(req *wire.RunRequest, s *specs.Spec) {
 		likeCRI(req, s)
@@ -205,9 +216,9 @@ func TestFastInitIsTheSame(t *testing.T) {
 				process, err := json.Marshal(spec.Process)
 				must(err)
 				var reply wire.ExecReply
-				files := n.call(wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fast}, &reply)
+				files := n.call(wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fast, TTY: b.req.TTY}, &reply)
 				t.Cleanup(func() { wire.CloseAll(files) })
-				if i := slices.IndexFunc(files, func(f *os.File) bool { return f.Name() == wire.FDStdout }); i < 0 {
+				if i := slices.IndexFunc(files, func(f *os.File) bool { return f.Name() == wire.FDStdout || f.Name() == wire.FDPTY }); i < 0 {
 					t.Fatalf("an exec came with %v", files)
 				} else if _, err := files[i].Read(make([]byte, 1)); err != nil {
 					t.Fatalf("the exec's program has not started: %v", err)
@@ -314,6 +325,8 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 			add("file %s %o %d:%d %x %s", filepath.Join(dir, e.Name()), st.Mode, st.Uid, st.Gid, st.Rdev, target)
 		}
 	}
+	stat := strings.Fields(file("stat")[strings.LastIndex(file("stat"), ")"):])
+	add("controlled by terminal %s, whose foreground is its group %v", stat[5], stat[6] == stat[3])
 	session, pgrp := must1(unix.Getsid(pid)), must1(unix.Getpgid(pid))
 	add("leads its session %v, its group %v", session == pid, pgrp == pid)
 	add("nice %d", must1(unix.Getpriority(unix.PRIO_PROCESS, pid)))
@@ -364,6 +377,10 @@ func TestFastInitFailures(t *testing.T) {
 			must(os.Symlink("run/not/there", filepath.Join(s.Root.Path, "door")))
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/door/x", Type: "bind", Source: "/tmp", Options: []string{"rbind"}})
 		}, `mount /tmp at /door/x: no such file or directory`},
+		"a file instead of new terminals": {nil, func(r *wire.RunRequest, s *specs.Spec) {
+			r.TTY = true
+			s.Mounts = append(s.Mounts, specs.Mount{Destination: "/dev/pts/ptmx", Type: "bind", Source: "/etc/hosts", Options: []string{"rbind"}})
+		}, `set up a terminal: invalid cross-device link`},
 		"working directory is a file":       {nil, func(_ *wire.RunRequest, s *specs.Spec) { passwd(s); s.Process.Cwd = "/etc/passwd" }, `chdir to cwd ("/etc/passwd") failed: not a directory`},
 		"working directory by a magic link": {nil, func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Cwd = "/proc/self/fd/3" }, `make working directory /proc/self/fd/3: too many levels of symbolic links`},
 	} {
@@ -429,8 +446,7 @@ func TestFastInitLeaves(t *testing.T) {
 		}
 	}
 	for name, option := range map[string]option{
-		"a volume that receives the host's mounts": bind("/x", "rslave"),
-		"a terminal":        func(r *wire.RunRequest, _ *specs.Spec) { r.TTY = true },
+		"a volume that is private, unlike what is in it": bind("/x", "private"),
 		"a read-only /dev":  func(_ *wire.RunRequest, s *specs.Spec) { s.Mounts[2].Options = append(s.Mounts[2].Options, "ro") },
 		"a new host's name": func(_ *wire.RunRequest, s *specs.Spec) { s.Hostname = "name" },
 		"a file in /proc": func(_ *wire.RunRequest, s *specs.Spec) {

@@ -1,6 +1,27 @@
 package executor_test
 
-import "testing"
+import (
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/oci/wire"
+)
+
+// The terminal of a container whose first attempt had one too is that of the second attempt.
+func TestTerminalOfASecondAttempt(t *testing.T) {
+	n := startWithoutCRIU(t)
+	b := n.request([]string{"print", "up", "echo-stdin"}, withTTY, func(r *wire.RunRequest, s *specs.Spec) {
+		r.Fast, s.Linux.MaskedPaths = true, []string{"/proc/self/fd/0"}
+	})
+	b.fds = n.call(wire.MethodRun, b.req, &b.reply)
+	t.Cleanup(b.drop)
+	if failureOf(t, b.id) == "" {
+		t.Error("there was no first attempt")
+	}
+	b.startedBy(false)
+	b.says("up")
+}
 
 // The output of an init that closes its terminal and opens /dev/console for each message, as
 // systemd does, still reaches the log and attached clients, also after an upgrade.

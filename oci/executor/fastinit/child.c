@@ -28,6 +28,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
@@ -35,6 +36,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <termios.h>
 #include <unistd.h>
 
 #include "child.h"
@@ -49,6 +51,7 @@
 #define SYS_openat2 437
 #endif
 #define PROC_MAGIC 0x9fa0 // statfs(2)
+#define DEVPTS_MAGIC 0x1cd1
 // What it calls itself until it executes the program; that may have the same name.
 #define NAME "crisp:[init]"
 
@@ -58,7 +61,7 @@ enum { SLOTS = 900 };
 // As in plan.go.
 enum step {
 	END, TREE, JOIN, JOINPATH, UNSHARE, WAIT, ROOT, FSMOUNT, NODE, LINK,
-	ATTACH, READONLY, MASK, ROOTREADONLY, DEVNULL, KEYRING, MAKECWD, PROCFS, FORK, PROCESS
+	ATTACH, READONLY, MASK, ROOTREADONLY, DEVNULL, KEYRING, MAKECWD, PROCFS, FORK, TERMINAL, PROCESS
 };
 
 static const char *plan, *plan_end;
@@ -520,6 +523,57 @@ static void keyring(void)
 	need(syscall(SYS_keyctl, 5 /* KEYCTL_SETPERM */, (int)id, perm | (unsigned)search));
 }
 
+// send_file sends a descriptor over a socket.
+static void send_file(int socket, int fd)
+{
+	char byte = 0;
+	union {
+		struct cmsghdr head;
+		char space[CMSG_SPACE(sizeof fd)];
+	} control = {.head = {.cmsg_len = CMSG_LEN(sizeof fd), .cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS}};
+	struct iovec data = {&byte, 1};
+	struct msghdr message = {.msg_iov = &data, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+	memcpy(CMSG_DATA(&control.head), &fd, sizeof fd);
+	need(sendmsg(socket, &message, 0));
+}
+
+// terminal makes a terminal of the container's, sends the executor the end that controls it, by the
+// socket that stdin is until then, and makes the other one stdio. It opens no other file than a new
+// terminal: nothing may be mounted inside the devpts.
+static void terminal(void)
+{
+	uint64_t is_console = number(); // is mounted at /dev/console, too
+	unsigned short width = (unsigned short)number(), height = (unsigned short)number();
+	struct winsize size = {.ws_col = width, .ws_row = height};
+	struct open_how how = {
+		.flags = O_RDWR | O_NOCTTY | O_CLOEXEC,
+		.resolve = RESOLVE_BENEATH | RESOLVE_NO_SYMLINKS | RESOLVE_NO_XDEV,
+	};
+	int pts = need(in_root("/dev/pts", O_PATH | O_DIRECTORY, RESOLVE_NO_SYMLINKS)), locked = 0, control, own;
+	struct statfs fs;
+	need(fstatfs(pts, &fs));
+	if (fs.f_type != DEVPTS_MAGIC)
+		fail_at(0, ENOTTY);
+	control = need(syscall(SYS_openat2, pts, "ptmx", &how, sizeof how));
+	need(ioctl(control, TIOCSPTLCK, &locked));
+	own = need(ioctl(control, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC));
+	if (width && height)
+		need(ioctl(control, TIOCSWINSZ, &size));
+	if (is_console) {
+		int target = need(make("/dev/console", 1, RESOLVE_NO_SYMLINKS)), mount = clone_of(own, 0);
+		attach(mount, target);
+		close(mount);
+		close(target);
+	}
+	send_file(0, control);
+	for (int i = 0; i < 3; i++)
+		need(dup3(own, i, 0));
+	need(ioctl(0, TIOCSCTTY, 0));
+	close(own);
+	close(control);
+	close(pts);
+}
+
 static void write_attribute(int proc, const char *path, const char *value)
 {
 	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC));
@@ -711,6 +765,9 @@ static void __attribute__((noreturn)) run(void)
 			break;
 		case FORK:
 			go_on_in_child();
+			break;
+		case TERMINAL:
+			terminal();
 			break;
 		case PROCESS:
 			process(proc);

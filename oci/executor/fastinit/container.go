@@ -57,6 +57,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	if q.Cwd != "" {
 		p.add(stepMakeCwd, "make working directory "+q.Cwd, q.Cwd)
 	}
+	p.terminal(q, true)
 	if config.Readonlyfs {
 		p.add(stepRootReadonly, "make the root directory read-only")
 	}
@@ -160,8 +161,9 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 		// although it should receive it.
 		propagation := unix.MS_SLAVE | unix.MS_REC // the default, as with libcontainer
 		switch n := len(m.PropagationFlags); {
-		case n == 1 && m.PropagationFlags[0]&^unix.MS_REC == unix.MS_PRIVATE:
+		case n == 1 && m.PropagationFlags[0] == unix.MS_PRIVATE|unix.MS_REC:
 			propagation = m.PropagationFlags[0]
+		case n == 1 && m.PropagationFlags[0]&^unix.MS_REC == unix.MS_SLAVE: // mounts below it are slaves anyway
 		case n > 0:
 			return nil, ErrUnsupported
 		}

@@ -33,7 +33,8 @@
 // # Safety
 //
 // The child opens no file of the image except the program, which it executes as the container's user:
-// it has more rights than the container, and any file may be a link into procfs. Until
+// it has more rights than the container, and any file may be a link into procfs. A terminal is a new
+// one of a devpts, whoever mounted that. Until
 // pivot_root(2) nothing of the container is accessed. After it, a path of the container is
 // resolved below the new root, without magic links, into a descriptor, once, and a mount is
 // attached to that descriptor (CVE-2019-16884, CVE-2021-30465, CVE-2025-31133). /proc and /sys
@@ -48,8 +49,7 @@
 // A container cannot tell which init started it, but for what was left on purpose. Without
 // process.capabilities it has none, where libcontainer keeps all of the executor's; crispd always
 // sends them. A masked path below a file is taken for missing, where libcontainer fails. An exec
-// starts at pids.max and above memory.max, because the fork is outside; one with a terminal is
-// libcontainer's, and fails there. A program that dies while it is executed counts as started, and its
+// starts at pids.max and above memory.max, because the fork is outside. A program that dies while it is executed counts as started, and its
 // exit status tells. Like libcontainer, it ignores the umask of an exec, and enters a
 // working directory before it drops its rights, so that the user need not be able to reach that.
 package fastinit

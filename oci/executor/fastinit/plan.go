@@ -36,6 +36,7 @@ const (
 	stepMakeCwd
 	stepProcfs
 	stepFork
+	stepTerminal
 	stepProcess
 )
 
@@ -193,6 +194,9 @@ type Process struct {
 	NoNewPrivileges bool
 	AppArmor        string  // profile; "" = none
 	Seccomp         *Filter // nil = none
+
+	Terminal      bool // it gets a terminal: its stdin is the socket for the end that controls that
+	Width, Height uint16
 }
 
 // A Filter is a seccomp program in the kernel's form.
@@ -233,6 +237,13 @@ func (p *Plan) process(q Process, exec bool) error {
 		return ErrUnsupported // libcontainer refuses it
 	}
 	return nil
+}
+
+// terminal appends the step for a terminal, which is a container's /dev/console, too.
+func (p *Plan) terminal(q Process, console bool) {
+	if q.Terminal {
+		p.add(stepTerminal, "set up a terminal", console, int(q.Width), int(q.Height))
+	}
 }
 
 // files returns where the program may be if PATH says it, in the order of exec.LookPath.
@@ -291,6 +302,7 @@ func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 	if !config.NoNewKeyring {
 		p.add(stepKeyring, "join session keyring", "_ses."+id, 0)
 	}
+	p.terminal(q, false)
 	p.add(stepWait, "wait for the executor")
 	return p, p.process(q, true)
 }

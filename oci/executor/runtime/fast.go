@@ -45,7 +45,7 @@ type fastState struct {
 func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *preparedMounts, error) {
 	all := b.all
 	// CRIU requires mounts as libcontainer makes them.
-	if all.fast == nil || !p.fast || p.TTY || p.Silent || len(p.process.ExtraFiles) > 0 || !all.criu.absent.Load() {
+	if all.fast == nil || !p.fast || p.Silent || len(p.process.ExtraFiles) > 0 || !all.criu.absent.Load() {
 		return nil, &preparedMounts{}, fastinit.ErrUnsupported
 	}
 	q, err := all.fastProcess(p.config, p.process)
@@ -80,6 +80,7 @@ func (b *builtin) tryFast(ctx context.Context, p *Plan, ends *stdio.Ends, group 
 		}, func() error { return b.all.end(p.process, pid) })
 	}
 	if err != nil && (errors.Is(err, fastinit.ErrUnsupported) || b.all.retries(ctx, b.id, err)) {
+		ends.Refuse()
 		return 0, &preparedMounts{}, errors.Join(fastinit.ErrUnsupported, trees.detach())
 	}
 	return pid, trees, err
@@ -91,8 +92,9 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 	q := fastinit.Process{
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.UID, GID: p.GID, Groups: p.AdditionalGroups,
 		Capabilities: config.Capabilities, NoNewPrivileges: config.NoNewPrivileges, AppArmor: config.AppArmorProfile,
+		Terminal: p.ConsoleSocket != nil, Width: p.ConsoleWidth, Height: p.ConsoleHeight,
 	}
-	if p.Label != "" || p.Scheduler != nil || p.IOPriority != nil || p.CPUAffinity != nil || p.ConsoleSocket != nil || len(p.ExtraFiles) > 0 {
+	if p.Label != "" || p.Scheduler != nil || p.IOPriority != nil || p.CPUAffinity != nil || len(p.ExtraFiles) > 0 {
 		return q, fastinit.ErrUnsupported
 	}
 	if p.Capabilities != nil {
@@ -122,7 +124,7 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, e
 	}
 	steps.Add("cgroup", m.Destroy)
 	// The last step is undone first: then nothing can be in the cgroup.
-	child, err := b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.Theirs}, &steps)
+	child, err := b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.OfChild()}, &steps)
 	if err != nil {
 		return 0, err
 	}
@@ -303,7 +305,7 @@ func (b *builtin) removeFast() error {
 
 // execFast starts an exec with fastinit; ok is false if libcontainer has to.
 func (b *builtin) execFast(ctx context.Context, p *Plan, ends *stdio.Ends) (pid int, ok bool, err error) {
-	if b.all.fast == nil || !p.fast || p.TTY {
+	if b.all.fast == nil || !p.fast {
 		return 0, false, nil
 	}
 	config, err := b.configuration()
@@ -329,6 +331,7 @@ func (b *builtin) execFast(ctx context.Context, p *Plan, ends *stdio.Ends) (pid 
 		return err
 	}, func() error { return errors.Join(b.all.end(p.process, pid), p.place.endRest(pid)) })
 	if b.all.retries(ctx, b.id, err) {
+		ends.Refuse()
 		return 0, false, nil
 	}
 	return pid, true, err
@@ -376,7 +379,7 @@ func (b *builtin) startExecFast(ctx context.Context, p *Plan, plan *fastinit.Pla
 		}
 		return p.place.endRest(child.Pid)
 	})
-	child, err = b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.Theirs, Init: init}, &steps)
+	child, err = b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.OfChild(), Init: init}, &steps)
 	if err != nil {
 		return 0, err
 	}

@@ -75,6 +75,25 @@ func (ends *Ends) Receive() error {
 	return err
 }
 
+// Refuse closes the terminal of an attempt that failed, if it was sent: there will be another.
+func (ends *Ends) Refuse() {
+	for ends.Console != nil {
+		fd, err := poll.Receive(int(ends.Console.Fd()), unix.MSG_DONTWAIT)
+		if err != nil {
+			return
+		}
+		unix.Close(fd)
+	}
+}
+
+// OfChild returns the stdio that a child of ours starts with: with a terminal, the socket.
+func (ends *Ends) OfChild() [3]*os.File {
+	if ends.Console != nil {
+		return [3]*os.File{ends.Theirs[0], ends.Theirs[0], ends.Theirs[0]}
+	}
+	return ends.Theirs
+}
+
 // CloseTheirs closes the ends that the process has copies of.
 func (ends *Ends) CloseTheirs() { wire.CloseAll(ends.Theirs[:]) }
 
