@@ -25,6 +25,11 @@ func BenchmarkRun(b *testing.B) { benchmarkRun(b) }
 // BenchmarkRunFiltered is BenchmarkRun with the default seccomp profile.
 func BenchmarkRunFiltered(b *testing.B) { benchmarkRun(b, filtered(defaultProfile(b))) }
 
+// BenchmarkRunMapped is BenchmarkRun in a user namespace, of a container like those of crispd.
+func BenchmarkRunMapped(b *testing.B) {
+	benchmarkRun(b, inUserNamespace(b), func(r *wire.RunRequest, _ *specs.Spec) { r.PrepareDir = filepath.Join(b.TempDir(), r.ID) })
+}
+
 func benchmarkRun(b *testing.B, options ...option) {
 	n := start(b)
 	var took []time.Duration

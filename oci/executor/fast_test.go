@@ -3,12 +3,16 @@ package executor_test
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -180,7 +184,7 @@ func (b *box) startedBy(fast bool) {
 	if state, err := os.ReadFile(filepath.Join(b.dir, "executor", b.id, "state.json")); err != nil {
 		b.t.Fatal(err)
 	} else if fast != bytes.Contains(state, []byte("crisp.init=fast")) {
-		b.t.Fatalf("the fast init was asked for: %v; the container's state: %s", fast, state)
+		b.t.Fatalf("the fast init was asked for: %v; it says %q", fast, failureOf(b.t, b.id))
 	}
 }
 
@@ -190,6 +194,18 @@ func TestFastInitIsTheSame(t *testing.T) {
 	// The executor's own RLIMIT_MEMLOCK grows with the first container that has rules for
 	// devices, on cgroup v2 before Linux 5.11.
 	n.run([]string{"exit", "0"}, likeCRI)
+	variants := maps.Clone(variants)
+	variants["user namespace"] = inUserNamespace(t)
+	variants["user namespace with volumes"] = func(req *wire.RunRequest, s *specs.Spec) {
+		variants["user namespace"](req, s)
+		dir := filepath.Join(filepath.Dir(s.Root.Path), "volumes")
+		must(errors.Join(os.MkdirAll(filepath.Join(dir, "a", "sub"), 0o750), os.Chown(dir, mapped+7, mapped)))
+		ids := []specs.LinuxIDMapping{{HostID: mapped, Size: 65536}}
+		s.Mounts = append(s.Mounts,
+			specs.Mount{Destination: "/inside", Type: "bind", Source: dir, Options: []string{"rbind", "rprivate"}},
+			specs.Mount{Destination: "/run", Type: "bind", Source: filepath.Join(dir, "a"), Options: []string{"rbind", "rslave", "ro"}, UIDMappings: ids, GIDMappings: ids})
+		s.Root.Readonly, req.TTY = false, true
+	}
 	for name, option := range variants {
 		t.Run(name, func(t *testing.T) {
 			facts, execs := make(map[bool][]string), make(map[bool][]string)
@@ -239,13 +255,45 @@ func TestFastInitIsTheSame(t *testing.T) {
 	}
 }
 
+// mapped is the host's ID of the root of inUserNamespace.
+const mapped = 200000
+
+// inUserNamespace returns an option for a container in a user namespace, with others that belong to it.
+func inUserNamespace(t testing.TB) option {
+	t.Helper()
+	cmd := exec.Command(programs.testbin, "sleep", "for-ever")
+	ids := []syscall.SysProcIDMap{{HostID: mapped, Size: 65536}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags:  unix.CLONE_NEWUSER | unix.CLONE_NEWNET | unix.CLONE_NEWIPC | unix.CLONE_NEWUTS,
+		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Pdeathsig: unix.SIGKILL,
+	}
+	must(cmd.Start())
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
+	return func(req *wire.RunRequest, s *specs.Spec) {
+		restricted(req, s)
+		s.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}
+		for name, kind := range map[string]specs.LinuxNamespaceType{"user": specs.UserNamespace, "net": specs.NetworkNamespace, "ipc": specs.IPCNamespace, "uts": specs.UTSNamespace} {
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, name)})
+		}
+		for dir := filepath.Dir(s.Root.Path); dir != filepath.Clean(os.TempDir()) && dir != "/"; dir = filepath.Dir(dir) {
+			must(os.Chmod(dir, 0o711)) // as crispd's directories are
+		}
+		must(filepath.WalkDir(s.Root.Path, func(path string, _ os.DirEntry, err error) error {
+			return errors.Join(err, os.Lchown(path, mapped, mapped))
+		}))
+	}
+}
+
 var (
 	anyNumber = regexp.MustCompile(`(master|shared|propagate_from):\d+`)
 	anyBox    = regexp.MustCompile(`\bc\d+\b|exec-[0-9a-z]+-[0-9a-z]+`)
 	anyInode  = regexp.MustCompile(`:\[\d+\]`)
 )
 
-func readLog(t *testing.T, path string) string {
+func readLog(t testing.TB, path string) string {
 	t.Helper()
 	data, err := os.ReadFile(path)
 	if err != nil {
@@ -421,7 +469,7 @@ func TestFastInitFailures(t *testing.T) {
 }
 
 // failureOf returns why the fast init did not start a container, from the executor's log.
-func failureOf(t *testing.T, id string) (failure string) {
+func failureOf(t testing.TB, id string) (failure string) {
 	t.Helper()
 	for line := range strings.Lines(readLog(t, os.Getenv(stderrEnv))) {
 		var entry struct{ Msg, Container, Err string }

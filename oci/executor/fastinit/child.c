@@ -50,6 +50,9 @@
 #ifndef SYS_openat2
 #define SYS_openat2 437
 #endif
+#ifndef MOUNT_ATTR_IDMAP
+#define MOUNT_ATTR_IDMAP 0x00100000
+#endif
 #define PROC_MAGIC 0x9fa0 // statfs(2)
 #define DEVPTS_MAGIC 0x1cd1
 // What it calls itself until it executes the program; that may have the same name.
@@ -275,22 +278,38 @@ static void tree(void)
 	int *to = slot_number();
 	uint64_t recursive = number(), set = number(), clear = number();
 	uint64_t recursive_set = number(), recursive_clear = number();
-	uint64_t propagation = number(), propagation_recursive = number();
-	const char *path = string();
+	uint64_t propagation = number(), propagation_recursive = number(), mapped_recursive = number();
+	const char *path = string(), *users = string(); // a user namespace that maps the IDs, or ""
 	unsigned all = recursive ? AT_RECURSIVE : 0;
 	*to = need(syscall(SYS_open_tree, AT_FDCWD, path, OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | all));
 	need(mount_setattr(*to, "", AT_EMPTY_PATH, set, clear, 0));
 	need(mount_setattr(*to, "", AT_EMPTY_PATH | AT_RECURSIVE, recursive_set, recursive_clear, 0));
 	need(mount_setattr(*to, "", AT_EMPTY_PATH | (propagation_recursive ? AT_RECURSIVE : 0), 0, 0, propagation));
+	if (*users) {
+		struct mount_attr a = {.attr_set = MOUNT_ATTR_IDMAP, .userns_fd = (uint64_t)need(open(users, O_RDONLY | O_CLOEXEC))};
+		need(syscall(SYS_mount_setattr, *to, "", AT_EMPTY_PATH | (mapped_recursive ? AT_RECURSIVE : 0), &a, sizeof a));
+		close((int)a.userns_fd);
+	}
+}
+
+// join joins namespaces. In a user namespace it becomes the root.
+static void join(int fd, int kinds)
+{
+	need(setns(fd, kinds));
+	close(fd);
+	if (!(kinds & CLONE_NEWUSER))
+		return;
+	need(syscall(SYS_setgroups, 0, NULL));
+	need(setresgid(0, 0, 0));
+	need(setresuid(0, 0, 0));
+	need(prctl(PR_SET_DUMPABLE, 0, 0, 0, 0)); // the new user may have set it
 }
 
 // join_path joins a namespace by the path at which the host has it.
 static void join_path(void)
 {
 	uint64_t kind = number();
-	int fd = need(open(string(), O_RDONLY | O_CLOEXEC));
-	need(setns(fd, (int)kind));
-	close(fd);
+	join(need(open(string(), O_RDONLY | O_CLOEXEC)), (int)kind);
 }
 
 static void wait_for_executor(char kind)
@@ -710,8 +729,7 @@ static void __attribute__((noreturn)) run(void)
 			break;
 		case JOIN: {
 			int fd = (int)number();
-			need(setns(fd, (int)number()));
-			close(fd);
+			join(fd, (int)number());
 			break;
 		}
 		case JOINPATH:

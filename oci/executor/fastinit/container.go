@@ -37,11 +37,12 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	if config.RootPropagation != 0 {
 		propagation = config.RootPropagation
 	}
-	p.tree(root, config.Rootfs, true, mountAttr{}, mountAttr{}, propagation)
-	binds, err := p.binds(config.Mounts, s)
+	p.tree(root, config.Rootfs, true, mountAttr{}, mountAttr{}, propagation, idMap{})
+	slots, err := p.binds(config, s)
 	if err != nil {
 		return nil, err
 	}
+	s.NoNodes = s.NoNodes || config.Namespaces.Contains(configs.NEWUSER)
 	nodes, err := p.bindNodes(config.Devices, s)
 	if err != nil {
 		return nil, err
@@ -49,10 +50,11 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	if err := p.namespaces(config.Namespaces, s); err != nil {
 		return nil, err
 	}
-	p.add(stepRoot, "change the root directory", root)
-	if err := p.mounts(config, binds, nodes); err != nil {
+	if err := p.mounts(config, slots, nodes); err != nil {
 		return nil, err
 	}
+	p.add(stepRoot, "change the root directory", root)
+	p.attach(config, slots, nodes)
 	p.add(stepDevNull, "open /dev/null")
 	if q.Cwd != "" {
 		p.add(stepMakeCwd, "make working directory "+q.Cwd, q.Cwd)
@@ -72,8 +74,11 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 		}
 	}
 	if !config.NoNewKeyring {
-		const searchByOwner = 0x80000
-		p.add(stepKeyring, "join session keyring", "_ses."+s.ID, searchByOwner)
+		search := 0x80000 // by its owner
+		if p.mapped {
+			search = 0x8 // by others: the owner is not mapped
+		}
+		p.add(stepKeyring, "join session keyring", "_ses."+s.ID, search)
 	}
 	p.add(stepWait, "wait for the executor")
 	return p, p.process(q, false)
@@ -116,17 +121,37 @@ func SeccompSupported(s *configs.Seccomp) bool {
 		!slices.ContainsFunc(s.Syscalls, func(c *configs.Syscall) bool { return c == nil || c.Action == configs.Notify })
 }
 
+// An idMap maps the IDs of a mount by a user namespace; "" = none.
+type idMap struct {
+	users     string
+	recursive bool
+}
+
+// idMapOf returns how a mount's IDs are mapped; ok is false if not as the container's are.
+func idMapOf(m *configs.Mount, config *configs.Config) (_ idMap, ok bool) {
+	id, users := m.IDMapping, config.Namespaces.PathOf(configs.NEWUSER)
+	switch {
+	case id == nil:
+		return idMap{}, true
+	case users == "", id.UserNSPath != "" && id.UserNSPath != users:
+		return idMap{}, false
+	case id.UserNSPath == "" && !(slices.Equal(id.UIDMappings, config.UIDMappings) && slices.Equal(id.GIDMappings, config.GIDMappings)):
+		return idMap{}, false
+	}
+	return idMap{users, id.Recursive}, true
+}
+
 // tree clones a tree of the host into a slot. top applies to its first mount, all to all of
 // them.
-func (p *Plan) tree(slot uint64, source string, recursive bool, top, all mountAttr, propagation int) {
+func (p *Plan) tree(slot uint64, source string, recursive bool, top, all mountAttr, propagation int, ids idMap) {
 	p.add(stepTree, "bind "+source, slot, recursive, top.set, top.clear, all.set, all.clear,
-		propagation&^unix.MS_REC, propagation&unix.MS_REC != 0, source)
+		propagation&^unix.MS_REC, propagation&unix.MS_REC != 0, ids.recursive, source, ids.users)
 }
 
 // binds clones the sources of the bind mounts and returns their slots, by the mount's index.
-func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error) {
+func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) {
 	slots := make(map[int]uint64)
-	for i, m := range mounts {
+	for i, m := range config.Mounts {
 		v1 := m.Device == "cgroup" && !s.CgroupV2
 		if m.Device != "bind" && !v1 {
 			continue
@@ -140,14 +165,15 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 			if s.Cgroups == "" {
 				return nil, ErrUnsupported
 			}
-			p.tree(slot, s.Cgroups, true, mountAttr{}, mountAttr{}, 0)
+			p.tree(slot, s.Cgroups, true, mountAttr{}, mountAttr{}, 0, idMap{})
 			continue
 		}
 		if inProc(m.Destination) {
 			return nil, ErrUnsupported // libcontainer knows what may be there
 		}
 		top, ok := bindAttr(m)
-		if !ok || m.IDMapping != nil || m.Extensions != 0 || m.Data != "" || m.Flags&unix.MS_REMOUNT != 0 {
+		ids, known := idMapOf(m, config)
+		if !ok || !known || m.Extensions != 0 || m.Data != "" || m.Flags&unix.MS_REMOUNT != 0 {
 			return nil, ErrUnsupported
 		}
 		var all mountAttr
@@ -167,7 +193,7 @@ func (p *Plan) binds(mounts []*configs.Mount, s Setting) (map[int]uint64, error)
 		case n > 0:
 			return nil, ErrUnsupported
 		}
-		p.tree(slot, m.Source, m.Flags&unix.MS_REC != 0, top, all, propagation)
+		p.tree(slot, m.Source, m.Flags&unix.MS_REC != 0, top, all, propagation, ids)
 	}
 	return slots, nil
 }
@@ -188,7 +214,7 @@ func (p *Plan) bindNodes(nodes []*devices.Device, s Setting) (map[string]uint64,
 			return nil, err
 		}
 		slots[d.Path] = slot
-		p.tree(slot, d.Path, false, mountAttr{}, mountAttr{}, unix.MS_PRIVATE)
+		p.tree(slot, d.Path, false, mountAttr{}, mountAttr{}, unix.MS_PRIVATE, idMap{})
 	}
 	return slots, nil
 }
@@ -203,12 +229,14 @@ func inProc(name string) bool {
 var flagOf = map[configs.NamespaceType]int{
 	configs.NEWNET: unix.CLONE_NEWNET, configs.NEWIPC: unix.CLONE_NEWIPC, configs.NEWUTS: unix.CLONE_NEWUTS,
 	configs.NEWPID: unix.CLONE_NEWPID, configs.NEWNS: unix.CLONE_NEWNS, configs.NEWCGROUP: unix.CLONE_NEWCGROUP,
+	configs.NEWUSER: unix.CLONE_NEWUSER,
 }
 
 // namespaces appends the steps that put the child into its namespaces, and into a mount
-// namespace without any of the host's mounts.
+// namespace without any of the host's mounts. A user namespace is joined once the host's rights are
+// needed no more, and before it makes others, which then belong to it.
 func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
-	fresh, mounts, joinsPID := 0, false, false
+	fresh, mounts, forks, users := 0, false, false, ""
 	for _, ns := range list {
 		flag, ok := flagOf[ns.Type]
 		switch {
@@ -216,6 +244,8 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 			return ErrUnsupported
 		case ns.Type == configs.NEWNS:
 			mounts = true
+		case ns.Type == configs.NEWUSER:
+			users, p.mapped = ns.Path, true
 		case ns.Type == configs.NEWPID && ns.Path == "":
 			p.newPID = true
 		case ns.Type == configs.NEWCGROUP:
@@ -225,20 +255,23 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 			p.JoinsEarly = true
 		case ns.Path != "":
 			p.add(stepJoinPath, "join namespace "+ns.Path, flag, ns.Path)
-			joinsPID = joinsPID || ns.Type == configs.NEWPID
+			forks = forks || ns.Type == configs.NEWPID
 		default:
 			fresh |= flag
 		}
 	}
-	if !mounts {
+	if !mounts || p.mapped && users == "" {
 		return ErrUnsupported
 	}
-	if fresh != 0 {
-		p.add(stepUnshare, "make namespaces", fresh)
-	}
 	p.add(stepJoin, "leave the host's mounts", extraFD, unix.CLONE_NEWNS)
-	p.add(stepUnshare, "make mount namespace", unix.CLONE_NEWNS)
-	if joinsPID { // processes in there must not meet one that sees the host's mounts
+	if p.mapped {
+		p.add(stepJoinPath, "join namespace "+users, unix.CLONE_NEWUSER, users)
+		if p.newPID {
+			fresh, forks, p.newPID = fresh|unix.CLONE_NEWPID, true, false
+		}
+	}
+	p.add(stepUnshare, "make namespaces", fresh|unix.CLONE_NEWNS)
+	if forks { // processes in there must not meet one that sees the host's mounts
 		p.fork()
 	}
 	if p.JoinsEarly { // its current cgroup becomes the namespace's root
@@ -248,13 +281,12 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	return nil
 }
 
-// mounts appends the steps that mount everything below the root directory.
-func (p *Plan) mounts(config *configs.Config, binds map[int]uint64, nodes map[string]uint64) error {
+// mounts appends the steps that make new mounts, and adds their slots. In a user namespace a procfs
+// or sysfs can be mounted only while another is visible, as in the namespace that the child has come
+// from.
+func (p *Plan) mounts(config *configs.Config, slots map[int]uint64, nodes map[string]uint64) error {
 	for i, m := range config.Mounts {
-		what := "mount " + m.Destination
-		slot, isBind := binds[i]
-		if isBind {
-			p.add(stepAttach, "mount "+m.Source+" at "+m.Destination, slot, false, m.Destination)
+		if _, isBind := slots[i]; isBind {
 			continue
 		}
 		if !mountable(m) {
@@ -272,19 +304,31 @@ func (p *Plan) mounts(config *configs.Config, binds map[int]uint64, nodes map[st
 		if kind == "cgroup" {
 			kind = "cgroup2"
 		}
-		p.add(stepMount, what, slot, attr, kind, m.Source, options(m))
-		dev := path.Clean(m.Destination) == "/dev"
-		if dev {
+		slots[i] = slot
+		p.add(stepMount, "mount "+m.Destination, slot, attr, kind, m.Source, options(m))
+		if isDev(m) {
 			p.devices(slot, config.Devices, nodes)
 		}
-		p.add(stepAttach, what, slot, kind == "proc" || kind == "sysfs", m.Destination)
+	}
+	return nil
+}
+
+func isDev(m *configs.Mount) bool { return path.Clean(m.Destination) == "/dev" }
+
+// attach appends the steps that attach all mounts below the root directory.
+func (p *Plan) attach(config *configs.Config, slots map[int]uint64, nodes map[string]uint64) {
+	for i, m := range config.Mounts {
+		what, isNew := "mount "+m.Source+" at "+m.Destination, mountable(m)
+		if isNew {
+			what = "mount " + m.Destination
+		}
+		p.add(stepAttach, what, slots[i], isNew && (m.Device == "proc" || m.Device == "sysfs"), m.Destination)
 		for _, d := range config.Devices {
-			if slot, bound := nodes[d.Path]; bound && dev {
+			if slot, bound := nodes[d.Path]; bound && isNew && isDev(m) {
 				p.add(stepAttach, "bind device "+d.Path, slot, false, d.Path)
 			}
 		}
 	}
-	return nil
 }
 
 // mountable reports whether the child can make a mount without a source.

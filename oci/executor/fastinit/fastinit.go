@@ -24,6 +24,11 @@
 // and brings along the trees that it cloned. So the time of a start does not depend on the
 // number of pods.
 //
+// With a user namespace it clones, and maps the IDs of, the trees before it joins that, and then makes
+// the other namespaces in it. The kernel lets it mount a procfs or sysfs there only where another is
+// visible: so it comes from a second template, which has both (withVisible), and makes all new mounts
+// before it changes the root.
+//
 // # Descriptors
 //
 // The executor has some descriptors for each container, and Go's fork copies all of them.

@@ -50,6 +50,7 @@ type Plan struct {
 	JoinsEarly bool
 
 	newPID bool // it is the first process of a PID namespace
+	mapped bool // it joins a user namespace
 	forks  int  // the step after which it continues as another process, in an existing PID namespace; 0 = none
 
 	data  []byte
@@ -220,6 +221,9 @@ func (p *Plan) process(q Process, exec bool) error {
 		filter = &Filter{}
 	}
 	apparmor := ""
+	if q.AppArmor != "" && p.mapped {
+		return ErrUnsupported // it may mount no procfs beside a masked one
+	}
 	if q.AppArmor != "" {
 		p.add(stepProcfs, "mount procfs")
 		apparmor = "exec " + q.AppArmor
@@ -291,6 +295,7 @@ func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 			return nil, ErrUnsupported
 		}
 		flags |= flag
+		p.mapped = p.mapped || ns.Type == configs.NEWUSER
 	}
 	if flags&unix.CLONE_NEWNS == 0 {
 		return nil, ErrUnsupported

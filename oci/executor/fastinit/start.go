@@ -51,8 +51,13 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	}
 	defer plan.Close()
 	extra := s.template
-	if o.Init != nil {
+	switch {
+	case o.Init != nil:
 		extra = o.Init
+	case p.mapped && s.visible == nil:
+		return nil, ErrUnsupported
+	case p.mapped:
+		extra = s.visible
 	}
 	var flags uintptr
 	if p.newPID {
@@ -213,8 +218,10 @@ func (c *Child) receive(flags int) (report, error) {
 	}
 }
 
+// A Starter starts children.
 type Starter struct {
 	template *os.File // the mount namespace that children copy
+	visible  *os.File // the same with a procfs and a sysfs, for those in a user namespace; nil = cannot be had
 }
 
 // New returns a starter, whose children execute this program. The error says what the kernel
@@ -225,26 +232,40 @@ func New() (*Starter, error) {
 	if err := errors.Join(reserve(), mayOpen()); err != nil {
 		return nil, err
 	}
-	type result struct {
-		f   *os.File
-		err error
-	}
-	made := make(chan result)
+	s := &Starter{}
+	var err error
+	made := make(chan struct{})
 	go func() {
+		defer close(made)
 		runtime.LockOSThread() // for good: the thread ends with this function
-		f, err := newTemplate()
-		made <- result{f, err}
+		if s.template, err = newTemplate(); err == nil {
+			s.visible, _ = withVisible()
+		}
 	}()
-	r := <-made
-	if r.err != nil {
-		return nil, r.err
+	<-made
+	if err != nil {
+		return nil, err
 	}
-	s := &Starter{template: r.f}
 	if err := s.try(); err != nil {
-		r.f.Close()
+		s.template.Close()
+		s.visible.Close()
 		return nil, err
 	}
 	return s, nil
+}
+
+// withVisible moves the calling thread, in the namespace of newTemplate, into a copy of that with a
+// procfs and a sysfs, and returns it.
+func withVisible() (*os.File, error) {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return nil, os.NewSyscallError("unshare", err)
+	}
+	for _, kind := range []string{"proc", "sysfs"} {
+		if err := unix.Mount(kind, "/"+kind, kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
+			return nil, os.NewSyscallError("mount", err)
+		}
+	}
+	return os.Open("/proc/thread-self/ns/mnt")
 }
 
 // try starts a child that has nothing to do, and has to say so.
@@ -286,8 +307,8 @@ func mayOpen() error {
 	return nil
 }
 
-// newTemplate moves the calling thread into a mount namespace of one empty, read-only file
-// system with a directory "root", and returns the namespace.
+// newTemplate moves the calling thread into a mount namespace of one read-only file system with
+// empty directories, and returns the namespace.
 func newTemplate() (_ *os.File, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
@@ -318,8 +339,10 @@ func newTemplate() (_ *os.File, err error) {
 		return nil, os.NewSyscallError("fsmount", err)
 	}
 	defer unix.Close(fd)
-	if err := unix.Mkdirat(fd, "root", 0o555); err != nil {
-		return nil, os.NewSyscallError("mkdir", err)
+	for _, name := range []string{"root", "proc", "sysfs"} { // the others are for withVisible
+		if err := unix.Mkdirat(fd, name, 0o555); err != nil {
+			return nil, os.NewSyscallError("mkdir", err)
+		}
 	}
 	if err := unix.MountSetattr(fd, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY | unix.MOUNT_ATTR_NOSYMFOLLOW}); err != nil {
 		return nil, os.NewSyscallError("mount_setattr", err)

@@ -57,7 +57,7 @@ func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *p
 	i := slices.IndexFunc(p.config.Mounts, isCgroupV1)
 	if i >= 0 && p.req.PrepareDir != "" && all.covers(group) && !p.req.SystemdCgroup {
 		trees.dir = p.req.PrepareDir
-		if err := all.prepareCgroups(trees, p.config.Mounts[i], group); err != nil {
+		if err := all.prepareCgroups(trees, p.config, p.config.Mounts[i], group); err != nil {
 			return nil, &preparedMounts{}, errors.Join(err, trees.detach())
 		}
 		s.Cgroups = filepath.Join(trees.dir, "cgroup")
@@ -73,6 +73,9 @@ func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *p
 // libcontainer has to; nothing is left behind then.
 func (b *builtin) tryFast(ctx context.Context, p *Plan, ends *stdio.Ends, group map[string]string) (pid int, trees *preparedMounts, err error) {
 	plan, trees, err := b.fastPlan(p, group)
+	if err == nil {
+		err = giveStdio(p.process, p.config)
+	}
 	if err == nil {
 		err = proc.Attempt(ctx, "start of container "+b.id, group, func() (err error) {
 			pid, err = b.startFast(ctx, p, plan, ends, group)
@@ -312,9 +315,6 @@ func (b *builtin) execFast(ctx context.Context, p *Plan, ends *stdio.Ends) (pid 
 	if err != nil {
 		return 0, false, err
 	}
-	if config.Namespaces.Contains(configs.NEWUSER) {
-		return 0, false, nil
-	}
 	q, err := b.all.fastProcess(config, p.process)
 	var plan *fastinit.Plan
 	if err == nil {
@@ -322,6 +322,9 @@ func (b *builtin) execFast(ctx context.Context, p *Plan, ends *stdio.Ends) (pid 
 	}
 	if errors.Is(err, fastinit.ErrUnsupported) {
 		return 0, false, nil
+	}
+	if err == nil {
+		err = giveStdio(p.process, config)
 	}
 	if err != nil {
 		return 0, true, err

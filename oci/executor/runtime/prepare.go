@@ -99,7 +99,7 @@ func (b *builtins) prepare(dir string, config *configs.Config, paths map[string]
 		list = slices.Delete(list, i, i+1)
 	}
 	if i := slices.IndexFunc(list, isCgroupV1); i >= 0 && !config.Namespaces.Contains(configs.NEWCGROUP) && b.covers(paths) {
-		if err := b.prepareCgroups(s, list[i], paths); err != nil {
+		if err := b.prepareCgroups(s, config, list[i], paths); err != nil {
 			return nil, err
 		}
 		list[i] = bindOf(filepath.Join(dir, "cgroup"), list[i])
@@ -241,8 +241,17 @@ func dirIn(h kernel.Hierarchy, paths map[string]string) string {
 
 // prepareCgroups binds the container's cgroup of each hierarchy. libcontainer makes
 // the cgroups later and accepts that they exist.
-func (b *builtins) prepareCgroups(s *preparedMounts, m *configs.Mount, paths map[string]string) error {
-	if err := s.mount("cgroup", &configs.Mount{Flags: m.Flags &^ unix.MS_RDONLY, Data: "mode=755"}); err != nil {
+func (b *builtins) prepareCgroups(s *preparedMounts, config *configs.Config, m *configs.Mount, paths map[string]string) error {
+	data := "mode=755"
+	if config.Namespaces.Contains(configs.NEWUSER) {
+		uid, uerr := config.HostRootUID()
+		gid, gerr := config.HostRootGID()
+		if err := errors.Join(uerr, gerr); err != nil {
+			return err
+		}
+		data = fmt.Sprintf("%s,uid=%d,gid=%d", data, uid, gid)
+	}
+	if err := s.mount("cgroup", &configs.Mount{Flags: m.Flags &^ unix.MS_RDONLY, Data: data}); err != nil {
 		return err
 	}
 	root := filepath.Join(s.dir, "cgroup")
