@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os/exec"
 	"slices"
@@ -14,13 +15,12 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go/features"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
 )
 
-// Bounds of how long a program may take to report its features, and of what it prints, in bytes.
-const (
-	featuresTimeout = 10 * time.Second
-	maxFeatures     = 256 << 10
-)
+// featuresTimeout bounds how long a program may take to report its features.
+const featuresTimeout = 10 * time.Second
 
 // Features are optional features of an OCI runtime, or of the one behind a shim.
 type Features struct {
@@ -33,25 +33,20 @@ type Features struct {
 
 // Names returns the features that are there, as the runtime specification calls them.
 func (f Features) Names() (names []string) {
-	for i, is := range []bool{f.RecursiveRO, f.NoSymFollow, f.IDMap, f.NetDevices} {
-		if is {
-			names = append(names, [...]string{"rro", "nosymfollow", "idmap", "netDevices"}[i])
+	for name, has := range map[string]bool{"rro": f.RecursiveRO, "nosymfollow": f.NoSymFollow, "idmap": f.IDMap, "netDevices": f.NetDevices} {
+		if has {
+			names = append(names, name)
 		}
 	}
+	slices.Sort(names)
 	return names
 }
 
 // AskFeatures asks the OCI runtime at path for its features, with the command "features" that
 // the runtime specification defines since 1.1 ("features.md").
 func AskFeatures(ctx context.Context, path string) (f Features, err error) {
-	data, err := ask(ctx, nil, path, "features")
-	if err == nil {
-		err = f.parse(data)
-	}
-	if err != nil {
-		return Features{}, fmt.Errorf("features of %s: %w", path, err)
-	}
-	return f, nil
+	err = ask(ctx, nil, path, "features", f.parse)
+	return f, err
 }
 
 func (f *Features) parse(data []byte) error {
@@ -68,47 +63,29 @@ func (f *Features) parse(data []byte) error {
 	return nil
 }
 
-// shimFeatures is the type URL of the features that AskFeatures gets, in a shim's answer.
-const shimFeatures = "types.containerd.io/opencontainers/runtime-spec/1/features/Features"
-
 // AskShim asks a shim for its version, and for the features of the OCI runtime behind it: with -info
-// it reads its options, a google.protobuf.Any, and prints a containerd.types.RuntimeInfo
-// (api/types/introspection.proto, since containerd 2.0). Older shims fail at the flag.
+// it reads its options, and prints a containerd.types.RuntimeInfo (api/types/introspection.proto,
+// since containerd 2.0). Older shims fail at the flag.
 func AskShim(ctx context.Context, s *Shim) (f Features, err error) {
-	var options []byte
-	if s.OptionsType != "" {
-		options = protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), s.OptionsType)
-		options = protowire.AppendBytes(protowire.AppendTag(options, 2, protowire.BytesType), s.Options)
-	}
-	data, err := ask(ctx, options, s.Path, "-info")
-	var name, version, kind, reported []byte
-	if err == nil {
-		err = decodeFields(data, map[protowire.Number]field{
+	options, _ := proto.Marshal(&anypb.Any{TypeUrl: s.OptionsType, Value: s.Options}) // fails for a type that is no text
+	err = ask(ctx, options, s.Path, "-info", func(data []byte) error {
+		var name, version, kind, report []byte
+		raw := func(to *[]byte) field { return field{each: func(data []byte) error { *to = data; return nil }} }
+		err := decodeFields(data, map[protowire.Number]field{
 			1: raw(&name), 2: sub(map[protowire.Number]field{1: raw(&version)}),
-			4: sub(map[protowire.Number]field{1: raw(&kind), 2: raw(&reported)}),
+			4: sub(map[protowire.Number]field{1: raw(&kind), 2: raw(&report)}),
 		})
-	}
-	if err == nil && string(kind) == shimFeatures {
-		err = f.parse(reported)
-	}
-	if err != nil {
-		return Features{}, fmt.Errorf("features of %s: %w", s.Path, err)
-	}
-	f.Version = strings.TrimSpace(short(name) + " " + short(version))
-	return f, nil
+		if err == nil && string(kind) == "types.containerd.io/opencontainers/runtime-spec/1/features/Features" {
+			err = f.parse(report)
+		}
+		f.Version = strings.TrimSpace(fmt.Sprintf("%.100s %.100s", name, version))
+		return err
+	})
+	return f, err
 }
 
-func raw(to *[]byte) field {
-	return field{each: func(data []byte) error { *to = data; return nil }}
-}
-
-// short returns the beginning of a program's text.
-func short(text []byte) string {
-	return strings.ToValidUTF8(string(bytes.TrimSpace(text[:min(len(text), 200)])), "")
-}
-
-// ask runs a program and returns what it prints. At the end of the time what it has started dies, too.
-func ask(ctx context.Context, stdin []byte, path string, arg string) ([]byte, error) {
+// ask runs a program, whose answer parse gets. At the end of the time what it has started dies, too.
+func ask(ctx context.Context, stdin []byte, path, arg string, parse func([]byte) error) error {
 	ctx, cancel := context.WithTimeout(ctx, featuresTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, path, arg)
@@ -117,18 +94,22 @@ func ask(ctx context.Context, stdin []byte, path string, arg string) ([]byte, er
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) }
 	cmd.WaitDelay = time.Second // a child may keep the pipes open
-	if err := cmd.Run(); err != nil {
-		return nil, fmt.Errorf("%w (stderr: %q)", err, short(complaint))
+	err := cmd.Run()
+	if err == nil {
+		err = parse(out)
 	}
-	return out, nil
+	if err != nil {
+		return fmt.Errorf("features of %s: %w (stderr: %.200q)", path, err, complaint)
+	}
+	return nil
 }
 
-// printed is what a program has printed.
+// printed is what a program has printed, of a bounded size.
 type printed []byte
 
 func (p *printed) Write(data []byte) (int, error) {
-	if len(*p)+len(data) > maxFeatures {
-		return 0, fmt.Errorf("it prints more than %d bytes", maxFeatures)
+	if len(*p)+len(data) > 256<<10 {
+		return 0, errors.New("more than 256 KiB")
 	}
 	*p = append(*p, data...)
 	return len(data), nil

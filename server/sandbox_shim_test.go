@@ -285,7 +285,7 @@ func TestShimStatus(t *testing.T) {
 		t.Errorf("of the missing program it says %q", missing)
 	}
 	want := map[string]handlerInfo{
-		"": {Kind: "libcontainer"}, "crisp": {Kind: "libcontainer"}, "runc": {Kind: "OCI runtime", Program: "/no/such/runc", Missing: missing, Features: []string{"nosymfollow", "idmap"}},
+		"": {Kind: "libcontainer"}, "crisp": {Kind: "libcontainer"}, "runc": {Kind: "OCI runtime", Program: "/no/such/runc", Missing: missing, Features: []string{"idmap", "nosymfollow"}},
 		"gvisor": {Kind: "shim", Program: anyProgram, Options: "runtimeoptions.v1.Options", Snapshot: "mounts", Overhead: &Overhead{250, 120 << 20}},
 	}
 	if diff := cmp.Diff(want, info.Handlers); diff != "" {

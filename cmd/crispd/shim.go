@@ -47,53 +47,38 @@ func shimHandler(ctx context.Context, h *server.Handler, hc *config.Handler, sys
 	return nil
 }
 
-// shimOf returns the shim of a handler.
-func shimOf(hc *config.Handler, systemd bool) (*oci.Shim, error) {
-	kind, options, err := shimOptions(hc, systemd)
-	return &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts, OptionsType: kind, Options: options}, err
-}
-
-// genericOptions is the type of the options of shims that define none of their own: a type, and
-// a file or a text.
+// genericOptions is the type of the options of shims that define none of their own: 1 a type, and 2
+// a file or 3 a text (containerd's api/types/runtimeoptions/v1/api.proto).
 const genericOptions = "runtimeoptions.v1.Options"
-
-// The fields of genericOptions (containerd's api/types/runtimeoptions/v1/api.proto).
-const (
-	genericType protowire.Number = 1
-	genericFile protowire.Number = 2
-	genericText protowire.Number = 3
-)
 
 // runcShim is the program of runc's shim.
 const runcShim = "containerd-shim-runc-v2"
 
-// shimOptions returns the options of a handler as a message, and its type; "" = none. runc's shim
-// gets the node's cgroup driver unless it is given another one.
-func shimOptions(hc *config.Handler, systemd bool) (string, []byte, error) {
+// shimOf returns the shim of a handler, with its options as a message. runc's shim gets the node's
+// cgroup driver unless it is given another one.
+func shimOf(hc *config.Handler, systemd bool) (s *oci.Shim, err error) {
+	s = &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts}
 	o := hc.Options
 	if o == nil && systemd && filepath.Base(hc.Shim) == runcShim {
 		o = &config.ShimOptions{Table: map[string]any{config.TypeURL: config.RuncOptions}}
 	}
 	switch {
 	case o == nil:
-		return "", nil, nil
 	case o.Table == nil:
-		b := appendString(nil, genericType, typeOfFile(hc.Shim))
-		return genericOptions, appendString(b, genericFile, o.File), nil
+		s.OptionsType, s.Options = genericOptions, appendString(appendString(nil, 1, typeOfFile(hc.Shim)), 2, o.File)
 	case o.Type() == config.RuncOptions:
 		values := o.Values()
 		if _, set := values["SystemdCgroup"]; !set && systemd {
 			values["SystemdCgroup"] = true
 		}
-		b, err := runcOptions(values)
-		return config.RuncOptions, b, err
+		s.OptionsType = config.RuncOptions
+		s.Options, err = runcOptions(values)
+	default:
+		var text bytes.Buffer
+		err = toml.NewEncoder(&text).Encode(o.Values())
+		s.OptionsType, s.Options = genericOptions, appendString(appendString(nil, 1, o.Type()), 3, text.String())
 	}
-	var text bytes.Buffer
-	if err := toml.NewEncoder(&text).Encode(o.Values()); err != nil {
-		return "", nil, err
-	}
-	b := appendString(nil, genericType, o.Type())
-	return genericOptions, appendString(b, genericText, text.String()), nil
+	return s, err
 }
 
 // typeOfFile returns the type of a shim's configuration file by the name of its program, as
@@ -182,11 +167,8 @@ func reported(f oci.Features, err error) string {
 	if err != nil {
 		return " (which does not report its features)"
 	}
-	what := cmp.Or(strings.Join(f.Names(), ", "), "no optional features")
-	if f.Version != "" {
-		what = f.Version + ": " + what
-	}
-	return " (" + what + ")"
+	all := strings.Join(append(strings.Fields(f.Version), f.Names()...), " ")
+	return " (" + cmp.Or(all, "no optional features") + ")"
 }
 
 func shimFinding(ctx context.Context, name string, h *config.Handler, systemd bool) finding {

@@ -134,7 +134,7 @@ func TestShimFeatures(t *testing.T) {
 		{"an old kernel", runcKind, all, false, oci.Features{Version: "io.containerd.runc.v2 v2.4.2", RecursiveRO: true, NoSymFollow: true, IDMap: true, NetDevices: true}},
 		{"nothing", runcKind, `{}`, true, oci.Features{Version: "io.containerd.runc.v2 v2.4.2"}},
 		{"features of another kind", "example.com/Features", all, true, oci.Features{Version: "io.containerd.runc.v2 v2.4.2"}},
-		{"features that are no JSON", runcKind, `{`, true, oci.Features{}},
+		{"features that are no JSON", runcKind, `{`, true, oci.Features{Version: "io.containerd.runc.v2 v2.4.2"}},
 	} {
 		info := proto.CloneOf(named)
 		info.Features = &anypb.Any{TypeUrl: test.kind, Value: []byte(test.reports)}
