@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -20,20 +19,6 @@ import (
 	"github.com/crisp-cri/crisp/test/shimtest/behaviour"
 	"github.com/crisp-cri/crisp/test/testenv"
 )
-
-// fakeShim builds the shim of tests, once.
-var fakeShim = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(scratch, "shimtest")
-	if testenv.Exists(path) {
-		return path, nil
-	}
-	cmd := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", path+".new", "github.com/crisp-cri/crisp/test/shimtest")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("build shimtest: %w\n%s", err, out)
-	}
-	return path, os.Rename(path+".new", path)
-})
 
 // A dialect is a node whose handler "shim" is the shim of tests, with one of its dialects.
 type dialect struct {
@@ -47,18 +32,14 @@ type dialect struct {
 func startDialect(t *testing.T, b behaviour.Behaviour, more string) *dialect {
 	t.Helper()
 	testenv.Need(t, "shims")
-	built, err := fakeShim()
+	built, err := testenv.Build(scratch, "shimtest")
 	if err != nil {
 		t.Fatal(err)
 	}
 	d := &dialect{Behaviour: b}
 	n, config := startNode(t, func(n *node, config string) error {
 		d.path, d.Record = filepath.Join(n.dir, "containerd-shim-test-v2"), filepath.Join(n.dir, "record")
-		data, err := os.ReadFile(built)
-		if err != nil {
-			return err
-		}
-		if err := os.WriteFile(d.path, data, 0o755); err != nil {
+		if err := testenv.Link(built, d.path); err != nil {
 			return err
 		}
 		if err := d.Save(d.path); err != nil {

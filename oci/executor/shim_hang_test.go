@@ -3,8 +3,6 @@ package executor_test
 import (
 	"errors"
 	"fmt"
-	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -25,19 +23,13 @@ func fakeShim(t *testing.T) (n *node, with option, behave func(behaviour.Behavio
 	testenv.Need(t, "shims")
 	testenv.RemoveShimDirs(t)
 	n = start(t)
-	built := filepath.Join(filepath.Dir(programs.testbin), "shimtest")
-	if !testenv.Exists(built) {
-		cmd := exec.Command("go", "build", "-o", built, "github.com/crisp-cri/crisp/test/shimtest")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			n.t.Fatalf("build shimtest: %v\n%s", err, out)
-		}
+	built, err := testenv.Build(filepath.Dir(programs.testbin), "shimtest")
+	if err != nil {
+		n.t.Fatal(err)
 	}
 	path := filepath.Join(n.dir, "containerd-shim-test")
-	if err := os.Link(built, path); err != nil {
-		data, rerr := os.ReadFile(built)
-		if err = errors.Join(rerr, os.WriteFile(path, data, 0o755)); err != nil {
-			n.t.Fatal(err)
-		}
+	if err := testenv.Link(built, path); err != nil {
+		n.t.Fatal(err)
 	}
 	behave = func(b behaviour.Behaviour) {
 		n.t.Helper()

@@ -17,10 +17,12 @@ import (
 //
 //	vm  plan.json            this program and its plan
 //	crisp.deb  next.deb      the packages
-//	bin/testbin  bin/specs   the program of test containers; the one that judges critest's report
+//	bin/testbin              the program of test containers
+//	bin/shimtest  bin/specs  the shim of tests; the program that judges critest's report
 //	bin/critest  registry/   if it exists, and its images
 //	bin/kubelet              if make test-kubelet has built one
 //	bin/loopback  src/.cache if Debian's containerd is unpacked there, for its test
+//	src/.cache/shims         if make has built them
 //	src/<package>/           the tree, each tested package with its package.test
 type payload struct{ dir string }
 
@@ -53,7 +55,7 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 	}
 	fmt.Println("payload: compiling the tests")
 	static := append(os.Environ(), "CGO_ENABLED=0")
-	for program, to := range map[string]string{"test/vm": "vm", "test/testbin": "bin/testbin", "test/conformance": "bin/specs"} {
+	for program, to := range map[string]string{"test/vm": "vm", "test/testbin": "bin/testbin", "test/shimtest": "bin/shimtest", "test/conformance": "bin/specs"} {
 		if err := goCommand(ctx, static, "build", "-trimpath", "-ldflags", "-s -w", "-o", filepath.Join(dir, to), module+program); err != nil {
 			return nil, err
 		}
@@ -78,6 +80,9 @@ func newPayload(ctx context.Context, o options, dir string) (*payload, error) {
 		}
 	}
 	if err := o.takeContainerd(ctx, dir); err != nil {
+		return nil, err
+	}
+	if err := takeShims(dir); err != nil {
 		return nil, err
 	}
 	if err := o.takeKubelet(ctx, dir); err != nil {
@@ -108,6 +113,27 @@ func (o options) takeContainerd(ctx context.Context, dir string) error {
 	}
 	return goCommand(ctx, append(os.Environ(), "CGO_ENABLED=0"), "build", "-trimpath", "-ldflags", "-s -w",
 		"-o", filepath.Join(dir, "bin", "loopback"), "github.com/containernetworking/plugins/plugins/main/loopback")
+}
+
+// takeShims adds the shims of other runtimes.
+func takeShims(dir string) error {
+	const built = ".cache/shims" // by make
+	programs, err := os.ReadDir(built)
+	if err != nil {
+		return nil // the tests report it
+	}
+	to := filepath.Join(dir, "src", built)
+	if err := os.MkdirAll(to, 0o755); err != nil {
+		return err
+	}
+	for _, program := range programs {
+		if program.Type().IsRegular() {
+			if err := copyFile(filepath.Join(built, program.Name()), filepath.Join(to, program.Name()), 0o755); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
 }
 
 // wants reports whether such a step is selected in any boot.

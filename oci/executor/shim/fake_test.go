@@ -22,23 +22,16 @@ import (
 	"github.com/crisp-cri/crisp/test/testenv"
 )
 
-// programs builds the shim of tests and what runs in its containers, once.
-var programs = sync.OnceValues(func() (dir string, err error) {
+// scratch returns a directory for the programs that tests have built.
+var scratch = sync.OnceValues(func() (dir string, err error) {
 	if dir, err = os.MkdirTemp("", "shim-"); err != nil {
 		return "", err
 	}
 	built = dir
-	const module = "github.com/crisp-cri/crisp/test/"
-	cmd := exec.Command("go", "build", "-trimpath", "-o", dir+"/", module+"shimtest", module+"testbin")
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		return "", fmt.Errorf("%w\n%s", err, out)
-	}
 	return dir, nil
 })
 
-// built is the directory of programs; "" = no test has needed it.
+// built is what scratch returns; "" = no test has needed it.
 var built string
 
 func TestMain(m *testing.M) {
@@ -70,16 +63,18 @@ func newPod(t *testing.T, b behaviour.Behaviour) *pod {
 		t.Skip("containers need root")
 	}
 	testenv.Need(t, "shims")
-	from, err := programs()
-	if err != nil {
-		t.Fatal(err)
-	}
+	into, err := scratch()
+	check(t, err)
+	shimtest, err := testenv.Build(into, "shimtest")
+	check(t, err)
+	testbin, err := testenv.Build(into, "testbin")
+	check(t, err)
 	p := &pod{t: t, dir: t.TempDir(), log: make(chan string, 1000)}
 	p.path, p.root = filepath.Join(p.dir, "shim"), filepath.Join(p.dir, "root")
 	p.events, p.got = serveEvents(t)
 	b.Record = filepath.Join(p.dir, "record")
-	check(t, os.Link(filepath.Join(from, "shimtest"), p.path), os.Mkdir(p.root, 0o755), b.Save(p.path),
-		os.Link(filepath.Join(from, "testbin"), filepath.Join(p.root, "testbin")))
+	check(t, testenv.Link(shimtest, p.path), os.Mkdir(p.root, 0o755), b.Save(p.path),
+		testenv.Link(testbin, filepath.Join(p.root, "testbin")))
 	p.Program = Program{
 		Path: p.path, Namespace: "k8s.io", ID: "pod", Bundle: p.bundle("pod", "sandbox", "sleep", "for-ever"), Events: p.events, Sockets: p.dir,
 	}
