@@ -70,6 +70,7 @@ func runScripts(t *testing.T, layers string, names ...string) {
 			env.Setenv("BIN", build.dir)
 			env.Setenv("PATH", build.dir+":"+os.Getenv("PATH"))
 			env.Setenv("SHIMS", testenv.Shims())
+			env.Setenv("GVISOR_SHIM", testenv.GVisorShim())
 			env.Setenv("CRISP_RUNTIME_ENDPOINT", "unix://"+n.socket)
 			env.Setenv("GOCOVERDIR", "")
 			env.Setenv("IMAGE", testImage)

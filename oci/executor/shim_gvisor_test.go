@@ -29,7 +29,7 @@ func (n *node) withGVisor(root string, first *box) option {
 	}
 	return func(req *wire.RunRequest, s *specs.Spec) {
 		req.Shim = &wire.Shim{
-			Path:        filepath.Join(testenv.Shims(), "unprivileged", "containerd-shim-runsc-v1"),
+			Path:        testenv.GVisorShim(),
 			OptionsType: "runtimeoptions.v1.Options",
 			Options:     protowire.AppendString(protowire.AppendTag(nil, 2, protowire.BytesType), config),
 		}

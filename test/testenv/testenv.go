@@ -254,14 +254,24 @@ func unpacked(deb, program string) func() error {
 	}
 }
 
-// Shims returns the directory of .cache/shims, where make test-shims builds other runtimes' shims, "" if
-// it has none. On machines that forbid gVisor's shim to start, that in unprivileged/ can.
+// Shims returns the directory of .cache/shims, where make test builds other runtimes' shims, "" if it
+// has none. Scripts find it as $SHIMS.
 func Shims() string {
 	path, err := cached("shims/containerd-shim-runc-v2")
 	if err != nil {
 		return ""
 	}
 	return filepath.Dir(path)
+}
+
+// GVisorShim returns the path of a shim of gVisor's that can start here: it lowers its oom_score_adj, and
+// without that capability fails, but for the one in unprivileged/. Scripts find it as $GVISOR_SHIM.
+func GVisorShim() string {
+	const name = "containerd-shim-runsc-v1"
+	if capability(unix.CAP_SYS_RESOURCE) != nil {
+		return filepath.Join(Shims(), "unprivileged", name)
+	}
+	return filepath.Join(Shims(), name)
 }
 
 // Hierarchies keeps the hierarchies of cgroup v1 as they are until the test ends. gVisor cannot
@@ -308,11 +318,25 @@ func shims(programs ...string) func() error {
 	return func() error {
 		for _, program := range programs {
 			if _, err := cached("shims/" + program); err != nil {
-				return errors.New("make test-shims has not built " + program)
+				return fmt.Errorf("make test has not built %s%s", program, whyNoShims())
 			}
 		}
 		return nil
 	}
+}
+
+// whyNoShims returns the last line of what the build of the shims said.
+func whyNoShims() string {
+	path, err := cached("shims.log")
+	if err != nil {
+		return ""
+	}
+	text, err := os.ReadFile(path)
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	if last := lines[len(lines)-1]; err == nil && last != "" {
+		return ": " + last
+	}
+	return ""
 }
 
 // cached returns the path of a file in .cache of the tree that the test is in.
