@@ -36,7 +36,7 @@ ON_DISK = TMPDIR=$${TMPDIR:-$$(test "$$(stat -f -c %T /tmp)" = tmpfs && echo /va
 export CGO_ENABLED = 1
 export GO
 
-.PHONY: help all demo unit test race test-upgrade test-vm test-kubelet test-shims fuzz soak critest bench lint vuln changelog install deb clean deps vm-deps
+.PHONY: help all demo unit test race test-upgrade test-vm test-kubelet fuzz soak critest bench lint vuln changelog install deb clean deps vm-deps
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,7 +77,7 @@ demo: all ## run a web server, its sidecar and what they need, and show them (ro
 	@rm -rf $@.part
 
 test: DEBS += $(TEST_DEBS)
-test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every test, including those that touch the kernel (root)
+test: all .cache/containerd .cache/prometheus .cache/busybox-static .cache/shims ## run every test, including those that touch the kernel (root)
 	@test "$$(id -u)" = 0 || { echo "make test: the kernel tests need root: run sudo make test"; exit 1; }
 	$(GO) vet -tags "$(TAGS)" ./...
 	@$(GO) build -o .cache/skips ./test/skips
@@ -90,14 +90,14 @@ test: all .cache/containerd .cache/prometheus .cache/busybox-static ## run every
 unit: ## run the tests that need no root (ARGS="./server/... -run Exec")
 	@CRISP_TEST_ROOT=no GOGC=400 $(IN_MEMORY) $(GO) test -tags "$(TAGS)" -vet=off -short -p 4 -parallel 8 $(or $(ARGS),./server ./oci ./cmd/crisp $$($(GO) list -tags "$(TAGS)" ./... | grep -v '/crisp/test$$'))
 
-race: .cache/containerd .cache/prometheus .cache/busybox-static ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/... ./apiserver/...")
+race: .cache/containerd .cache/prometheus .cache/busybox-static .cache/shims ## run the tests with the race detector, on daemons built with it (root; ARGS="./server ./agent/... ./apiserver/...")
 	@test "$$(id -u)" = 0 || { echo "make race: the kernel tests need root: run sudo make race"; exit 1; }
 	$(MAKE) --no-print-directory all BIN=.cache/race BUILD=-race TAGS="$(RACE_TAGS)"
 	@$(GO) build -o .cache/skips ./test/skips
 	# By default each process sleeps for a second before it exits, as long as many tests take.
 	$(ON_DISK) CRISP_BIN=$(CURDIR)/.cache/race GORACE=atexit_sleep_ms=0 .cache/skips $(if $(findstring -run,$(ARGS)),-part) $(GO) test -race -vet=off -count 1 -tags "$(RACE_TAGS)" -timeout 60m $(or $(ARGS),./...)
 
-test-vm: all vm-deps $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
+test-vm: all vm-deps .cache/shims $(if $(QUICK),,.cache/containerd) ## run the tests on a node with systemd, in an emulator (root; QUICK=1: the short form; ARGS="-steps …")
 	packaging/deb.sh $(BIN) "$(VERSION)"
 ifndef QUICK
 	$(MAKE) --no-print-directory all BIN=$(NEXT_BIN) VERSION="$(VERSION)-next"
@@ -111,11 +111,6 @@ test-kubelet: all .cache/containerd ## compare agent and metrics with the real k
 	@mkdir -p .cache
 	cd test/kubelet && $(GO) build -ldflags "-s -w" -o ../../.cache/kubelet k8s.io/kubernetes/cmd/kubelet
 	cd test/kubelet && CRISP_BIN=$(CURDIR)/bin $(GO) test -count 1 -timeout 30m -v $(ARGS) .
-
-# Not part of "test": see docs/hacking.md.
-test-shims: all .cache/shims ## run the tests of containers in gVisor's shim and in runc's, which it builds first: minutes (root)
-	@test "$$(id -u)" = 0 || { echo "make test-shims: containers need root: run sudo make test-shims"; exit 1; }
-	$(ON_DISK) CRISP_BIN=$(CURDIR)/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 20m ./oci ./oci/executor ./oci/executor/shim ./test ./test/shims/unprivileged -run 'Shim|TestScript/^(shim|agent_gvisor)|TestKata|TestWasm|TestProgram|TestKill|TestUnprivileged'
 
 # Builds the other release in its own tree, and removes that afterwards.
 test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and back, under containers (root; CONTAINERS=50)
