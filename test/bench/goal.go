@@ -30,6 +30,8 @@ var goals = []goal{
 	{group: "One restricted pod, handler gvisor", row: "whole pod up", bound: 0.8},
 	{group: "One restricted pod, handler runc", row: "whole pod up", bound: 0.8},
 	{group: "Pull", row: "PullImage", bound: 0.3},
+	{group: besideGroup, row: "CreateContainer", bound: 0.5},
+	{group: besideGroup, row: "whole pod up", bound: 0.3},
 }
 
 func goalOf(s *series) *goal {

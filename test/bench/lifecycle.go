@@ -2,8 +2,11 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // netGroup returns the name, in the table and in goals, of a measurement with pods of a network.
@@ -57,21 +60,70 @@ func (b *bench) rounded(ctx context.Context, group string, newPod func(e *endpoi
 	b.each(ctx, "first pod", func(e *endpoint) error { return upAndDown(e, nil) })
 	for range b.rounds {
 		b.each(ctx, "pod", func(e *endpoint) error {
-			took := map[string]time.Duration{}
-			record := b.timed(group, e)
-			err := upAndDown(e, func(call string, d time.Duration) {
-				took[call] = d
-				record(call, d)
-			})
-			if err != nil {
+			took := durations{}
+			if err := upAndDown(e, took.add); err != nil {
 				return err
 			}
-			started := took["CreateContainer"] + took["StartContainer"]
-			record("create + start", started)
-			record("whole pod up", took["RunPodSandbox"]+started)
-			record("whole pod down", took["StopContainer"]+took["RemoveContainer"]+took["StopPodSandbox"]+took["RemovePodSandbox"])
+			took.record(b.timed(group, e))
 			return nil
 		})
+	}
+}
+
+// durations are those of a pod's calls.
+type durations map[string]time.Duration
+
+func (took durations) add(call string, d time.Duration) { took[call] = d }
+
+// record adds the calls of a pod, and their sums, to the report.
+func (took durations) record(to timing) {
+	for _, call := range podCalls {
+		if d, ok := took[call]; ok {
+			to(call, d)
+		}
+	}
+	started := took["CreateContainer"] + took["StartContainer"]
+	to("create + start", started)
+	to("whole pod up", took["RunPodSandbox"]+started)
+	to("whole pod down", took["StopContainer"]+took["RemoveContainer"]+took["StopPodSandbox"]+took["RemovePodSandbox"])
+}
+
+// podCalls are the calls of a pod, in their order.
+var podCalls = []string{"RunPodSandbox", "CreateContainer", "StartContainer", "ExecSync true",
+	"StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"}
+
+// besideGroup is the group of pods whose runtime pulls an image meanwhile.
+const besideGroup = "One restricted pod beside pulls, host network"
+
+// besidePulls measures pods up and down, one after the other, for as long as each of -pulls pulls takes.
+func (b *bench) besidePulls(ctx context.Context) {
+	for range b.pulls {
+		b.each(ctx, "pod beside a pull", func(e *endpoint) error {
+			if err := b.removePulled(ctx, e); err != nil {
+				return err
+			}
+			pulled := make(chan error, 1)
+			go func() {
+				_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: b.pullImage}})
+				pulled <- err
+			}()
+			for {
+				took := durations{}
+				err := b.upAndDown(ctx, e, "host", restricted, took.add)
+				select {
+				case perr := <-pulled:
+					return errors.Join(err, perr)
+				default:
+				}
+				if err != nil {
+					return errors.Join(err, <-pulled)
+				}
+				took.record(b.timed(besideGroup, e))
+			}
+		})
+	}
+	for i := range b.endpoints {
+		b.removePulled(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does no harm
 	}
 }
 

@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "handlers", "churn", "probes", "pull", "engine", "many"}
+	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "handlers", "churn", "probes", "pull", "beside", "engine", "many"}
 	allNets   = []string{"host", "bridge", "default"}
 )
 
@@ -152,6 +152,9 @@ func (b *bench) runPhases(ctx context.Context) error {
 	}
 	if has("pull") && b.pullImage != "" {
 		phase("pull", b.pull)
+	}
+	if has("beside") && b.pullImage != "" {
+		phase("beside", b.besidePulls)
 	}
 	if has("engine") && len(b.engines) > 0 {
 		phase("engine", b.engine)

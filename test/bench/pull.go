@@ -14,32 +14,32 @@ import (
 )
 
 func (b *bench) pull(ctx context.Context) {
-	spec := &cri.ImageSpec{Image: b.pullImage}
-	remove := func(ctx context.Context, e *endpoint) error {
-		_, err := e.images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: spec})
-		return err
-	}
 	for range b.pulls {
 		b.each(ctx, "pull", func(e *endpoint) error {
-			if err := remove(ctx, e); err != nil {
+			if err := b.removePulled(ctx, e); err != nil {
 				return err
 			}
 			if err := quiet(ctx); err != nil {
 				return err
 			}
 			err := b.timed("Pull", e).call(ctx, "PullImage", func(ctx context.Context) error {
-				_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: spec})
+				_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: b.pullImage}})
 				return err
 			})
 			if err != nil {
 				return err
 			}
-			return b.timed("Pull", e).call(ctx, "RemoveImage", func(ctx context.Context) error { return remove(ctx, e) })
+			return b.timed("Pull", e).call(ctx, "RemoveImage", func(ctx context.Context) error { return b.removePulled(ctx, e) })
 		})
 	}
 	for i := range b.endpoints {
-		remove(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does no harm
+		b.removePulled(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does no harm
 	}
+}
+
+func (b *bench) removePulled(ctx context.Context, e *endpoint) error {
+	_, err := e.images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: b.pullImage}})
+	return err
 }
 
 const (

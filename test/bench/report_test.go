@@ -223,7 +223,7 @@ func TestGoalsAreOfRows(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	groups := map[string]bool{"Memory": true, "ExecSync true": true, "Pull": true,
+	groups := map[string]bool{"Memory": true, "ExecSync true": true, "Pull": true, besideGroup: true,
 		listGroup(o.pods): true, netGroup("One pod without seccomp", "host"): true}
 	for _, net := range allNets {
 		groups[netGroup("One restricted pod", net)] = true
