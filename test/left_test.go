@@ -52,6 +52,9 @@ func (n *node) withoutPods() error {
 	if len(problems) > 0 {
 		return errors.Join(problems...)
 	}
+	for _, remove := range n.afterPods {
+		remove()
+	}
 	// An agent without --cgroup-root leaves these cgroups on its node, as a kubelet does.
 	// One with a pod's cgroup in it cannot be removed, and is reported.
 	removeCgroups(append(n.parents, "kubepods/burstable", "kubepods/besteffort", "kubepods")...)

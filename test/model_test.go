@@ -14,15 +14,31 @@ import (
 
 	"github.com/crisp-cri/crisp/test/model"
 	"github.com/crisp-cri/crisp/test/model/play"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // What server's TestModel does in fake time with a fake machine, this test does with the
 // real programs and kernel: several clients at once, while crispd and its executor are
 // killed at any moment. MODEL_FOR=1h runs it for an hour, MODEL_SEED=7 begins with that
 // history, and MODEL_SCRIPT=FILE plays that script.
-func TestModel(t *testing.T) {
-	n, config := startNode(t)
-	m := &modelNode{t: t, n: n, config: config}
+func TestModel(t *testing.T) { playModel(t, "", 15*time.Second) }
+
+// The containers of shims keep to the same rules. Their programs take longer to start and to end:
+// gVisor's seldom more than one history in the time.
+func TestModelShim(t *testing.T) {
+	testenv.Need(t, "shims")
+	playModel(t, "shims", 15*time.Second)
+}
+
+func TestModelGVisor(t *testing.T) {
+	testenv.Need(t, "gvisor")
+	playModel(t, "gvisor", 10*time.Second)
+}
+
+// playModel is TestModel with the pods of a shim, unless that is "".
+func playModel(t *testing.T, shim string, life time.Duration) {
+	n, config := startNode(t, withShim(t, shim))
+	m := &modelNode{t: t, n: n, config: config, shim: shim != ""}
 	if file := os.Getenv("MODEL_SCRIPT"); file != "" {
 		s, err := play.Parse(string(read(t, file)))
 		if err != nil {
@@ -35,9 +51,8 @@ func TestModel(t *testing.T) {
 	if err != nil {
 		seed = 1 // the same in every ordinary run
 	}
-	life, err := time.ParseDuration(os.Getenv("MODEL_FOR"))
-	if err != nil {
-		life = 15 * time.Second
+	if other, err := time.ParseDuration(os.Getenv("MODEL_FOR")); err == nil {
+		life = other
 	}
 	began, histories, events := time.Now(), 0, 0
 	for ; histories == 0 || time.Since(began) < life && !t.Failed(); histories++ {
@@ -52,6 +67,7 @@ type modelNode struct {
 	t      *testing.T
 	n      *node
 	config string
+	shim   bool // pods have the handler "shim"
 }
 
 // play plays s. It does not search for a shorter script: the real timing is seldom the same
@@ -64,8 +80,14 @@ func (m *modelNode) play(s play.Script) model.History {
 	return h
 }
 
-func (m *modelNode) Runtime() cri.RuntimeServiceClient { return m.n.runtime() }
-func (m *modelNode) Images() cri.ImageServiceClient    { return m.n.images() }
+func (m *modelNode) Images() cri.ImageServiceClient { return m.n.images() }
+
+func (m *modelNode) Runtime() cri.RuntimeServiceClient {
+	if m.shim {
+		return shimRuntime{m.n.runtime()}
+	}
+	return m.n.runtime()
+}
 
 func (m *modelNode) Ref(image string) string {
 	if image == "" {
@@ -100,6 +122,9 @@ func (m *modelNode) Settle(unsettled bool) {
 	rest := 100 * time.Millisecond
 	if unsettled {
 		rest += time.Duration(play.Real.Grace) * time.Second
+		if m.shim {
+			rest += 2 * time.Second // a call without its client may begin several programs
+		}
 	}
 	time.Sleep(rest)
 	ctx, cancel := context.WithTimeout(m.t.Context(), time.Minute)

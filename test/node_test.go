@@ -55,6 +55,7 @@ type node struct {
 	manage    func(*exec.Cmd) // runs crispd as a service manager would, before its start
 
 	unmountAll []string // mounts that a script has made
+	afterPods  []func() // remove what others than crisp keep of pods
 
 	parents  []string         // cgroup_parents of the test, deepest first
 	idle     noleaks.Snapshot // before the first pod

@@ -2,14 +2,11 @@ package test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -38,31 +35,13 @@ func (s sizes) Next() *remotecommand.TerminalSize {
 // startShimNode starts a node whose handler "shim" is runc's, and a pod of it.
 func startShimNode(t *testing.T) (*unified, string) {
 	testenv.Need(t, "shims")
-	n, config := startNode(t, func(_ *node, config string) error {
-		text := fmt.Sprintf("[handlers.shim]\nshim = %q\n", filepath.Join(testenv.Shims(), "containerd-shim-runc-v2"))
-		f, err := os.OpenFile(config, os.O_APPEND|os.O_WRONLY, 0)
-		if err == nil {
-			_, err = f.WriteString(text)
-			f.Close()
-		}
-		return err
-	})
+	n, config := startNode(t, withShim(t, "shims"))
 	u := &unified{node: n, t: t}
 	pod, err := n.sandboxConfig("p", nil)
 	if err != nil {
 		t.Fatal(err)
 	}
-	resp, err := n.runtime().RunPodSandbox(u.ctx(), &cri.RunPodSandboxRequest{Config: pod, RuntimeHandler: "shim"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	u.sandboxes["p"], u.ids["p"] = pod, resp.PodSandboxId
-	testenv.RemoveShimDirs(t) // after the pod, and before the node is looked at
-	t.Cleanup(func() {
-		if _, err := n.runtime().RemovePodSandbox(context.Background(), &cri.RemovePodSandboxRequest{PodSandboxId: resp.PodSandboxId}); err != nil {
-			t.Error(err)
-		}
-	})
+	u.runWith(pod, "shim")
 	return u, config
 }
 

@@ -97,7 +97,13 @@ func (u *unified) ctx() context.Context {
 
 func (u *unified) run(config *cri.PodSandboxConfig) string {
 	u.t.Helper()
-	resp, err := u.runtime().RunPodSandbox(u.ctx(), &cri.RunPodSandboxRequest{Config: config})
+	return u.runWith(config, "")
+}
+
+// runWith is run with a handler.
+func (u *unified) runWith(config *cri.PodSandboxConfig, handler string) string {
+	u.t.Helper()
+	resp, err := u.runtime().RunPodSandbox(u.ctx(), &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: handler})
 	if err != nil {
 		u.t.Fatal(err)
 	}

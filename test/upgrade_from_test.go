@@ -36,7 +36,7 @@ func TestUpgradeFrom(t *testing.T) {
 	linux := &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
 		NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER},
 	}}
-	u := &upgrades{siege: newSiege(t, n, fromEnv("CONTAINERS", 10), 1, linux), config: config, ours: ours, runs: from}
+	u := &upgrades{siege: newSiege(t, n, fromEnv("CONTAINERS", 10), 1, linux, ""), config: config, ours: ours, runs: from}
 	if version(t, from) == version(t, ours) {
 		t.Fatalf("both releases are %s: nothing would be upgraded", version(t, ours))
 	}

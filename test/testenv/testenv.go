@@ -298,19 +298,20 @@ func Hierarchies(t testing.TB, alone bool) {
 // RemoveShimDirs removes at the end of a test the directories that containerd's shims make for the
 // containers of all instances and do not remove, if they are empty. Call it before the containers' own
 // end is registered.
-func RemoveShimDirs(t testing.TB) {
-	t.Cleanup(func() {
-		var dirs []string
-		for _, root := range []string{"/run/containerd", "/run/shimtest"} {
-			_ = filepath.WalkDir(root, func(path string, _ os.DirEntry, _ error) error {
-				dirs = append(dirs, path)
-				return nil
-			})
-		}
-		for _, dir := range slices.Backward(dirs) {
-			_ = unix.Rmdir(dir)
-		}
-	})
+func RemoveShimDirs(t testing.TB) { t.Cleanup(RemoveShimDirsNow) }
+
+// RemoveShimDirsNow does what RemoveShimDirs does at the end of a test.
+func RemoveShimDirsNow() {
+	var dirs []string
+	for _, root := range []string{"/run/containerd", "/run/shimtest"} {
+		_ = filepath.WalkDir(root, func(path string, _ os.DirEntry, _ error) error {
+			dirs = append(dirs, path)
+			return nil
+		})
+	}
+	for _, dir := range slices.Backward(dirs) {
+		_ = unix.Rmdir(dir)
+	}
 }
 
 // shims looks for programs in the directory that Shims returns.
