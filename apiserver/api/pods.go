@@ -257,7 +257,7 @@ func (s *Server) resize(w http.ResponseWriter, r *http.Request) error {
 	if err != nil {
 		return err
 	}
-	return s.Put(w, r, podKind, text, store.PutOptions{Update: true})
+	return s.Put(w, r, podKind, text, store.PutOptions{Update: true, InPlace: true})
 }
 
 // ephemeral adds ephemeral containers to a pod of any source.

@@ -16,7 +16,7 @@ import (
 func TestPatchOfParts(t *testing.T) {
 	var debugged added
 	a := newAPI(t, &debugged)
-	a.put(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"i"},{"name":"b","image":"i"}]}}`)
+	a.put(`{"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"a","image":"i","resources":{"requests":{"cpu":"1"}}},{"name":"b","image":"i"}]}}`)
 	patch := func(part, text string) *httptest.ResponseRecorder {
 		return a.ask(http.MethodPatch, "/api/v1/namespaces/default/pods/web/"+part, strategicPatch, text, func() {})
 	}
@@ -27,6 +27,10 @@ func TestPatchOfParts(t *testing.T) {
 	w := patch("resize?dryRun=All", `{"spec":{"containers":[{"name":"b","image":"other","resources":{"limits":{"cpu":"1"}}}]}}`)
 	if body := w.Body.String(); w.Code != http.StatusOK || !strings.Contains(body, `"name":"b","image":"i","resources":{"limits":{"cpu":"1"}`) {
 		t.Errorf("resized: %d: %s", w.Code, body)
+	}
+	w = patch("resize", `{"spec":{"containers":[{"name":"a","resources":{"requests":null}}]}}`)
+	if body := w.Body.String(); w.Code != http.StatusUnprocessableEntity || !strings.Contains(body, "its QoS class") {
+		t.Errorf("resized to another QoS class: %d: %s", w.Code, body)
 	}
 	if w := patch("resize", `{"spec":{"containers":7}}`); w.Code != http.StatusUnprocessableEntity {
 		t.Errorf("a patch that makes no pod: %d: %s", w.Code, w.Body)

@@ -3,6 +3,7 @@ package store
 import (
 	"encoding/json"
 	"reflect"
+	"slices"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
 	appsv1 "k8s.io/api/apps/v1"
@@ -10,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubectl/pkg/util/qos"
 )
 
 func immutable(o manifest.Object) bool {
@@ -39,13 +41,16 @@ func content(o manifest.Object) any {
 }
 
 // follows reports whether next can be an update of old. Two versions of a pod may differ only in
-// fields of the spec that Kubernetes allows to change in a running pod.
+// fields of the spec that Kubernetes allows to change in a running pod, and have the same QoS class:
+// it decides where the pod's cgroup is, which the processes in it cannot leave.
 func follows(old, next manifest.Object) bool {
 	was, ok := old.(*v1.Pod)
 	if !ok {
 		return old != nil
 	}
-	return equality.Semantic.DeepEqual(fixed(&was.Spec), fixed(&next.(*v1.Pod).Spec)) // treats [] as nil
+	is := next.(*v1.Pod)
+	return equality.Semantic.DeepEqual(fixed(&was.Spec), fixed(&is.Spec)) && // treats [] as nil
+		qos.ComputePodQOS(was) == qos.ComputePodQOS(is)
 }
 
 // fixed returns the part of a pod's spec that cannot change. It clears fields that have no effect
@@ -57,6 +62,8 @@ func fixed(spec *v1.PodSpec) *v1.PodSpec {
 	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
 			list[i].Image, list[i].ImagePullPolicy, list[i].Resources = "", "", v1.ResourceRequirements{}
+			// The default for each resource that the container has.
+			list[i].ResizePolicy = slices.DeleteFunc(list[i].ResizePolicy, func(p v1.ContainerResizePolicy) bool { return p.RestartPolicy == v1.NotRequired })
 		}
 	}
 	return spec

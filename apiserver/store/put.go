@@ -32,6 +32,7 @@ const (
 type PutOptions struct {
 	Create  bool // the object must not exist
 	Update  bool // the object must exist
+	InPlace bool // a pod must not be replaced, nor change its QoS class
 	DryRun  bool // return the result, but change nothing
 	Unknown manifest.Unknown
 	// Applied, if not nil, is recorded with the object: the configuration that each field manager
@@ -81,7 +82,7 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 		return nil, "", nil, fault.WrongState.Errorf("%s has been changed: read it again", key)
 	}
 	r := &record{Object: given, file: s.path(objects[0]), decoded: objects[0], description: key, warnings: of(key, wrong)}
-	outcome, err := s.succeed(r, old)
+	outcome, err := s.succeed(r, old, o.InPlace)
 	if err != nil || outcome == Unchanged {
 		if old != nil {
 			r = old
@@ -159,7 +160,7 @@ func sameTexts(a, b map[string]json.RawMessage) bool {
 }
 
 // succeed decides the outcome when r replaces old, and sets r's UID, version and generation.
-func (s *Store) succeed(r, old *record) (Outcome, error) {
+func (s *Store) succeed(r, old *record, inPlace bool) (Outcome, error) {
 	s.version++
 	r.Version = s.version
 	r.UID, r.Created, r.Generation = uuid.NewUUID(), metav1.Now().Rfc3339Copy(), 1
@@ -173,6 +174,9 @@ func (s *Store) succeed(r, old *record) (Outcome, error) {
 		return "", fault.Invalid.Errorf("%s is immutable", r.description)
 	}
 	if old.Deleted != nil || !follows(old.decoded, r.decoded) {
+		if inPlace {
+			return "", fault.Invalid.Errorf("%s: cannot be changed in place: it is being deleted, or its QoS class or a fixed field would change", r.description)
+		}
 		return Replaced, nil
 	}
 	r.UID, r.Created, r.Generation, r.Resumed = old.UID, old.Created, old.Generation+1, old.Resumed

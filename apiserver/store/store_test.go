@@ -108,6 +108,15 @@ func TestStore(t *testing.T) {
 	if got := put(t, s, strings.Replace(web, "name: app", "name: app2", 1), store.PutOptions{}, store.Replaced); got == uid {
 		t.Errorf("another container made no other pod")
 	}
+	// The class decides where the pod's cgroup is: its processes cannot move.
+	limited := strings.Replace(web, "name: app", "name: app2, resources: {limits: {cpu: 1}}", 1)
+	if _, _, _, err := s.Put([]byte(limited), store.PutOptions{InPlace: true}); !errors.Is(err, fault.Invalid) {
+		t.Errorf("another QoS class in place: %v", err)
+	}
+	uid = put(t, s, limited, store.PutOptions{}, store.Replaced)
+	if got := put(t, s, strings.Replace(limited, "cpu: 1", "cpu: 2", 1), store.PutOptions{InPlace: true}, store.Configured); got != uid {
+		t.Errorf("other limits made another pod")
+	}
 	u := s.Update()
 	var keys []string
 	for _, f := range u.Files {
