@@ -3,6 +3,7 @@ package oci
 import (
 	"fmt"
 	"path"
+	"strings"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -101,13 +102,14 @@ func (s *Stats) device(data []byte) error {
 	return err
 }
 
-// hugePage decodes a HugetlbStat, whose size is in the field size.
+// hugePage decodes a HugetlbStat, whose size is in the field size. It becomes a label: of UTF-8 only.
 func (s *Stats) hugePage(data []byte, size protowire.Number) error {
 	var h HugePageStats
 	err := decodeFields(data, map[protowire.Number]field{
 		1: n(&h.Usage), 2: n(&h.Max),
 		size: {each: func(text []byte) error { h.Size = string(text[:min(len(text), 32)]); return nil }},
 	})
+	h.Size = strings.ToValidUTF8(h.Size, "")
 	if err == nil && len(s.HugePages) < mostStats {
 		s.HugePages = append(s.HugePages, h)
 	}

@@ -2,6 +2,7 @@ package oci
 
 import (
 	"testing"
+	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
@@ -63,6 +64,37 @@ func TestShimStats(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" || err != nil {
 		t.Errorf("v2 (-want +got): %s %v", diff, err)
 	}
+}
+
+// FuzzShimStats decodes arbitrary counters of a shim: what comes of them is bounded and consistent, and
+// can be sent on.
+func FuzzShimStats(f *testing.F) {
+	f.Add(true, message(1, message(1, 2<<20, 4, "\xff2MB"), 4, message(30, 100, 33, message(1, 4096, 2, 1000), 34, message(1, 6096, 2, 1300))))
+	f.Add(false, message(2, message(1, 5), 4, message(13, 100, 32, 50), 6, message(1, message(1, 8, 2, 16)), 7, message(1, 1, 3, "2MB")))
+	f.Fuzz(func(t *testing.T, first bool, data []byte) {
+		kind := "io.containerd.cgroups.v2.Metrics"
+		if first {
+			kind = "io.containerd.cgroups.v1.Metrics"
+		}
+		s, err := decodeStats(kind, data)
+		if err != nil {
+			return
+		}
+		if len(s.IO.Devices) > mostStats || len(s.HugePages) > mostStats {
+			t.Errorf("%d devices, %d sizes", len(s.IO.Devices), len(s.HugePages))
+		}
+		for _, h := range s.HugePages {
+			if !utf8.ValidString(h.Size) || len(h.Size) > 32 {
+				t.Errorf("the size %q", h.Size)
+			}
+		}
+		if s.Memory.WorkingSet > s.Memory.Usage || s.Memory.Available > s.Memory.Limit || s.Swap.Available > s.Swap.Limit {
+			t.Errorf("more than there is: %+v %+v", s.Memory, s.Swap)
+		}
+		if again, err := decodeStats(kind, data); err != nil || !cmp.Equal(again, s) {
+			t.Errorf("decoded again: %+v, %v, was %+v", again, err, s)
+		}
+	})
 }
 
 // What is cut off or of another type is an error or is left out; it never is a wrong number.
