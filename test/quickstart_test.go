@@ -2,6 +2,7 @@ package test
 
 import (
 	"archive/tar"
+	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -152,10 +153,10 @@ func busyboxImage(program string) (v1.Image, error) {
 		return nil, err
 	}
 	headers := []*tar.Header{{Name: "bin/busybox", Mode: 0o755, Typeflag: tar.TypeReg}}
-	for _, applet := range []string{"sh", "ls", "httpd"} {
+	for _, applet := range []string{"sh", "ls", "httpd", "cat"} {
 		headers = append(headers, &tar.Header{Name: "bin/" + applet, Linkname: "busybox", Typeflag: tar.TypeSymlink})
 	}
-	l, err := layer(headers, [][]byte{data, nil, nil, nil})
+	l, err := layer(headers, [][]byte{data, nil, nil, nil, nil})
 	if err != nil {
 		return nil, err
 	}
@@ -232,6 +233,14 @@ func (q *quickstart) machine(s quickStep) bool {
 	q.Helper()
 	n := q.agent.n
 	switch words := strings.Fields(s.command); {
+	case strings.Contains(s.command, "gvisor") && testenv.Lacks("gvisor") != "":
+		q.Logf("not run: %s: %s", s.command, testenv.Lacks("gvisor"))
+	case strings.Contains(s.command, "/usr/local/bin/runsc"):
+		text := strings.ReplaceAll(strings.Join(strings.Split(s.command, "\n")[1:2], ""), "/usr/local/bin", testenv.Shims()) + fmt.Sprintf("\nroot = %q\n", filepath.Join(n.dir, "runsc"))
+		if err := os.WriteFile(filepath.Join(q.etc, "crisp/runsc.toml"), []byte(text), 0o644); err != nil {
+			q.Fatal(err)
+		}
+		n.hasGVisor(q.T, filepath.Join(n.dir, "runsc"))
 	case words[0] == "apt-get":
 		q.Logf("not run: %s: it changes the machine", s.command)
 	case words[0] != "systemctl":
@@ -242,6 +251,8 @@ func (q *quickstart) machine(s quickStep) bool {
 	case s.command == "systemctl restart crisp crisp-agent":
 		q.agent.end(syscall.SIGTERM)
 		config, err := os.ReadFile(filepath.Join(q.etc, "crisp/config.toml"))
+		config = bytes.ReplaceAll(config, []byte(`"/etc/`), []byte(`"`+q.etc+`/`))
+		config = bytes.ReplaceAll(config, []byte("/usr/local/bin"), []byte(filepath.Join(testenv.Shims(), "unprivileged")))
 		path := filepath.Join(n.dir, "crispd.toml")
 		if err = errors.Join(err, os.WriteFile(path, []byte(withInit(string(config))), 0o644), n.stopDaemon(syscall.SIGTERM), n.start(path, nil)); err != nil {
 			q.Fatal(err)
