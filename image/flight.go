@@ -2,7 +2,11 @@ package image
 
 import (
 	"context"
+	"math"
+	"runtime/debug"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/crisp-cri/crisp/image/progress"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -15,6 +19,8 @@ type flights struct {
 	tracker progress.Tracker
 	group   singleflight.Group[*flight]
 	running sync.WaitGroup
+	count   atomic.Int64 // of flights
+	idle    *time.Timer  // fires when there have been none for a while
 }
 
 // A flight is the pull that several callers wait for.
@@ -33,9 +39,31 @@ type journey struct {
 // start lets flights begin, until ctx ends.
 func (fs *flights) start(ctx context.Context) {
 	fs.group.Ctx = ctx
+	fs.idle = time.AfterFunc(math.MaxInt64, func() {
+		if fs.count.Load() == 0 {
+			freeMemory()
+		}
+	})
 	fs.group.Begin = func(f func()) bool {
-		fs.running.Go(f)
+		fs.count.Add(1)
+		fs.running.Go(func() {
+			defer fs.ended()
+			f()
+		})
 		return true
+	}
+}
+
+// idleTime is for how long a flight's memory is kept for the next one.
+const idleTime = 5 * time.Second
+
+// freeMemory returns memory to the kernel, which Go does only over minutes, and not at all for
+// what no later collection finds.
+var freeMemory = debug.FreeOSMemory
+
+func (fs *flights) ended() {
+	if fs.count.Add(-1) == 0 {
+		fs.idle.Reset(idleTime)
 	}
 }
 

@@ -3,6 +3,8 @@ package image
 import (
 	"context"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/crisp-cri/crisp/image/progress"
 )
@@ -24,4 +26,46 @@ func TestPullShowsWhoBeganIt(t *testing.T) {
 		}
 	}
 	fs.wait()
+}
+
+// What pulls have used is returned to the kernel once, when there has been none for a while.
+func TestPullsGiveBackTheirMemory(t *testing.T) {
+	defer func(f func()) { freeMemory = f }(freeMemory)
+	synctest.Test(t, func(t *testing.T) {
+		freed := 0
+		freeMemory = func() { freed++ }
+		var fs flights
+		fs.start(t.Context())
+		pull := func(key string, takes time.Duration) {
+			_, err := fs.join(t.Context(), journey{key: key}, func(context.Context, *progress.Pull) (Image, error) {
+				time.Sleep(takes)
+				return Image{}, nil
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+		at := func(when string, want int) {
+			t.Helper()
+			synctest.Wait()
+			if freed != want {
+				t.Errorf("%s memory was freed %d times, want %d", when, freed, want)
+			}
+		}
+		go pull("long", 20*time.Second)
+		for range 3 {
+			pull("short", time.Second)
+			time.Sleep(idleTime)
+			at("beside another pull", 0)
+		}
+		time.Sleep(20*time.Second - 3*(time.Second+idleTime) + idleTime/2)
+		at("at once", 0)
+		pull("next", 0)
+		time.Sleep(idleTime - 1)
+		at("soon after the last", 0)
+		time.Sleep(1)
+		at("after the last", 1)
+		time.Sleep(time.Hour)
+		at("much later", 1)
+	})
 }
