@@ -252,7 +252,7 @@ func (q *quickstart) machine(s quickStep) bool {
 		q.agent.end(syscall.SIGTERM)
 		config, err := os.ReadFile(filepath.Join(q.etc, "crisp/config.toml"))
 		config = bytes.ReplaceAll(config, []byte(`"/etc/`), []byte(`"`+q.etc+`/`))
-		config = bytes.ReplaceAll(config, []byte("/usr/local/bin"), []byte(filepath.Join(testenv.Shims(), "unprivileged")))
+		config = bytes.ReplaceAll(config, []byte("/usr/local/bin"), []byte(filepath.Dir(testenv.GVisorShim())))
 		path := filepath.Join(n.dir, "crispd.toml")
 		if err = errors.Join(err, os.WriteFile(path, []byte(withInit(string(config))), 0o644), n.stopDaemon(syscall.SIGTERM), n.start(path, nil)); err != nil {
 			q.Fatal(err)

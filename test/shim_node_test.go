@@ -25,7 +25,7 @@ func withShim(t *testing.T, kind string) func(n *node, config string) error {
 			return nil
 		case "gvisor":
 			root, options := filepath.Join(n.dir, "runsc"), filepath.Join(n.dir, "runsc.toml")
-			text = fmt.Sprintf("[handlers.shim]\nshim = %q\noptions = %q\n", filepath.Join(shims, "unprivileged/containerd-shim-runsc-v1"), options)
+			text = fmt.Sprintf("[handlers.shim]\nshim = %q\noptions = %q\n", testenv.GVisorShim(), options)
 			if err := os.WriteFile(options, fmt.Appendf(nil, "binary_name = %q\nroot = %q\n", filepath.Join(shims, "runsc"), root), 0o600); err != nil {
 				return err
 			}
