@@ -136,8 +136,8 @@ func (t *Task) startShim(ctx context.Context) error {
 		return err
 	}
 	// A shim without containers may not know the call: it only helps to kill one that hangs.
-	if is, err := client.Connect(ctx, t.id); err == nil {
-		t.note(func() { t.ShimPID = is.ShimPID })
+	if pid, err := client.Connect(ctx, t.id); err == nil {
+		t.note(func() { t.ShimPID = pid })
 	}
 	return nil
 }

@@ -196,10 +196,10 @@ func TestShim(t *testing.T) {
 			if line := <-p.log; line != "a line" {
 				t.Errorf("the log has %q", line)
 			}
-			conn, err := c.Connect(ctx, "pod")
+			shimPID, err := c.Connect(ctx, "pod")
 			check(t, err)
-			if conn.TaskPID != pid || conn.ShimPID < 2 || conn.ShimPID == os.Getpid() {
-				t.Errorf("the connection is %+v", conn)
+			if shimPID < 2 || shimPID == pid || shimPID == os.Getpid() {
+				t.Errorf("the shim's PID is %d", shimPID)
 			}
 
 			again, err := Start(ctx, Program{
@@ -234,7 +234,7 @@ func TestShim(t *testing.T) {
 			if got := [2]string{<-stdout, <-stderr}; got != [2]string{"out\ninput\n", "err\n"} {
 				t.Errorf("the output is %q", got)
 			}
-			if e := <-p.got; e.ContainerID != "c" || e.ExecID != "" || e.Exit.Status != 7 || e.Namespace != "k8s.io" || e.Publisher != conn.ShimPID {
+			if e := <-p.got; e.ContainerID != "c" || e.ExecID != "" || e.Exit.Status != 7 || e.Namespace != "k8s.io" || e.Publisher != shimPID {
 				t.Errorf("the event is %+v %+v", e, e.Exit)
 			}
 			if s, err := c.State(ctx, "c", ""); err != nil || s.Status != Stopped || s.Exit.Status != 7 {
@@ -307,7 +307,7 @@ func TestShimHangs(t *testing.T) {
 			p := newPod(t, behaviour.Behaviour{})
 			p.begin()
 			check(t, p.calls()["Create"](t.Context()))
-			conn, err := p.client.Connect(t.Context(), "pod")
+			shimPID, err := p.client.Connect(t.Context(), "pod")
 			check(t, err, behaviour.Behaviour{Hang: []string{name}}.Save(p.path))
 			ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
 			defer cancel()
@@ -315,14 +315,14 @@ func TestShimHangs(t *testing.T) {
 				!strings.HasPrefix(err.Error(), p.addr.String()+": "+name+" has no answer in time: ") {
 				t.Errorf("the error is %v", err)
 			}
-			if name != "Pids" {
-				if pids, err := p.client.Pids(t.Context(), "pod"); err != nil || len(pids) != 1 {
-					t.Errorf("another call: %v (%v)", pids, err)
+			if name != "State" {
+				if state, err := p.client.State(t.Context(), "pod", ""); err != nil || state.PID == 0 {
+					t.Errorf("another call: %+v (%v)", state, err)
 				}
 			}
-			check(t, p.addr.Kill(t.Context(), conn.ShimPID))
+			check(t, p.addr.Kill(t.Context(), shimPID))
 			<-p.client.Done()
-			if !zombie(fmt.Sprintf("/proc/%d", conn.ShimPID)) {
+			if !zombie(fmt.Sprintf("/proc/%d", shimPID)) {
 				t.Error("the shim lives")
 			}
 		})
@@ -400,9 +400,5 @@ func (c *Client) listener() (int, error) {
 	if _, err := c.Create(context.Background(), CreateRequest{ID: "pod", Bundle: filepath.Join(filepath.Dir(c.address.Path), "pod")}); err != nil {
 		return 0, err
 	}
-	conn, err := c.Connect(context.Background(), "pod")
-	if err != nil {
-		return 0, err
-	}
-	return conn.ShimPID, nil
+	return c.Connect(context.Background(), "pod")
 }

@@ -151,7 +151,7 @@ func TestTooManyCalls(t *testing.T) {
 	for c.waiting() < maxCalls {
 		time.Sleep(time.Millisecond)
 	}
-	if err := c.Pause(t.Context(), "c"); !errors.Is(err, fault.Unavailable) || errors.Is(err, ErrLost) {
+	if err := c.CloseIO(t.Context(), "c", ""); !errors.Is(err, fault.Unavailable) || errors.Is(err, ErrLost) {
 		t.Errorf("the error is %v", err)
 	}
 	cancel()
@@ -171,7 +171,7 @@ func (c *Client) waiting() int {
 func TestStreamsEnd(t *testing.T) {
 	c := connect(t, listen(t, func(conn net.Conn) { io.Copy(io.Discard, conn) }))
 	c.next = lastStream
-	if err := c.Pause(t.Context(), "c"); !errors.Is(err, fault.Unavailable) {
+	if err := c.CloseIO(t.Context(), "c", ""); !errors.Is(err, fault.Unavailable) {
 		t.Errorf("the error is %v", err)
 	}
 	<-c.Done()

@@ -1,7 +1,6 @@
 package shim
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -68,8 +67,7 @@ type CreateRequest struct {
 	ID, Bundle string
 	Rootfs     []Mount
 	IO
-	Checkpoint, ParentCheckpoint string // directories of CRIU images; "" = none
-	Options                      *Any   // of the shim's runtime; nil = its defaults
+	Options *Any // of the shim's runtime; nil = its defaults
 }
 
 func (r CreateRequest) encode() (m message) {
@@ -79,8 +77,6 @@ func (r CreateRequest) encode() (m message) {
 		m.nested(3, mount.encode())
 	}
 	r.IO.encode(&m, 4)
-	m.string(8, r.Checkpoint)
-	m.string(9, r.ParentCheckpoint)
 	m.any(10, r.Options)
 	return m
 }
@@ -200,32 +196,12 @@ func decodeState(data []byte) (*State, error) {
 	return s, err
 }
 
-// decodePID is for answers whose field 1 is a PID: those of Create and Start.
+// decodePID is for answers whose field 1 is a PID: those of Create, Start and Connect.
 func decodePID(data []byte) (pid int, err error) {
 	return pid, decode(data, func(number int, v value) error {
 		if number == 1 {
 			pid = v.pid()
 		}
-		return nil
-	})
-}
-
-// maxPIDs is how many processes an answer may list.
-const maxPIDs = 1 << 16
-
-func decodePIDs(data []byte) (pids []int, err error) {
-	return pids, decode(data, func(number int, v value) error {
-		if number != 1 || v.wire != bytesType {
-			return nil
-		}
-		pid, err := decodePID(v.bytes)
-		if err != nil {
-			return err
-		}
-		if len(pids) == maxPIDs {
-			return fmt.Errorf("more than %d processes", maxPIDs)
-		}
-		pids = append(pids, pid)
 		return nil
 	})
 }
@@ -237,27 +213,6 @@ func decodeStats(data []byte) (a *Any, err error) {
 			a, err = decodeAny(v.bytes)
 		}
 		return err
-	})
-}
-
-// A Connection is the answer of Connect.
-type Connection struct {
-	ShimPID, TaskPID int // as the shim says; 0 = it does not
-	Version          string
-}
-
-func decodeConnection(data []byte) (*Connection, error) {
-	c := &Connection{}
-	return c, decode(data, func(number int, v value) error {
-		switch number {
-		case 1:
-			c.ShimPID = v.pid()
-		case 2:
-			c.TaskPID = v.pid()
-		case 3:
-			return v.text(&c.Version)
-		}
-		return nil
 	})
 }
 

@@ -44,10 +44,6 @@ type Program struct {
 	Sockets   string // a directory for the shim's socket, which newer shims respect; "" = their own
 	Options   *Any   // of the shim's runtime; nil = its defaults
 	Env       []string
-	Debug     bool // the shim logs more
-
-	// Prepare changes the command before it is started, as for an oom_score_adj; nil = nothing.
-	Prepare func(*exec.Cmd)
 }
 
 // An Address is where a shim can be reached.
@@ -92,10 +88,6 @@ func (p Program) Delete(ctx context.Context) (*Exit, error) {
 func (p Program) params() (m message) {
 	m.string(1, p.ID)
 	m.string(2, p.Namespace)
-	if p.Debug {
-		debug := -4 // LOG_LEVEL_DEBUG
-		m.uint(3, uint64(debug))
-	}
 	m.string(5, p.Events)
 	m.string(6, p.Events)
 	m.string(7, publisher)
@@ -127,9 +119,6 @@ func (p Program) run(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	}
 	what := fmt.Sprintf("shim %s: %s of container %s", p.Path, args[len(args)-1], p.ID)
 	flags := []string{"-namespace", p.Namespace, "-address", p.Events, "-publish-binary", publisher, "-id", p.ID}
-	if p.Debug {
-		flags = append(flags, "-debug")
-	}
 	cmd := exec.CommandContext(ctx, p.Path, append(flags, args...)...)
 	cmd.Dir = p.Bundle
 	cmd.Env = append(cmd.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2",
@@ -141,9 +130,6 @@ func (p Program) run(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	cmd.WaitDelay = outputTime
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return unix.Kill(-cmd.Process.Pid, unix.SIGKILL) } // with what it has started
-	if p.Prepare != nil {
-		p.Prepare(cmd)
-	}
 	switch err := cmd.Run(); {
 	case err == nil, errors.Is(err, exec.ErrWaitDelay) && ctx.Err() == nil:
 	case ctx.Err() != nil:

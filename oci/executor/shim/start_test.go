@@ -74,10 +74,9 @@ func script(t *testing.T, text string) Program {
 
 // The program gets what shims of all ages read: arguments, the environment and stdin.
 func TestStartCommand(t *testing.T) {
-	p := script(t, `echo "$PWD:$*" >called; env | grep -E '^(TTRPC_ADDRESS|GRPC_ADDRESS|NAMESPACE|MAX_SHIM_VERSION|EXTRA|PREPARED)=' | sort >>called
+	p := script(t, `echo "$PWD:$*" >called; env | grep -E '^(TTRPC_ADDRESS|GRPC_ADDRESS|NAMESPACE|MAX_SHIM_VERSION|EXTRA)=' | sort >>called
 cat >stdin; echo warning >&2; echo '{"version":3,"address":"unix:///run/x","protocol":"ttrpc"}'`)
-	p.Env, p.Debug, p.Options = []string{"EXTRA=1"}, true, &Any{"t", nil}
-	p.Prepare = func(cmd *exec.Cmd) { cmd.Env = append(cmd.Env, "PREPARED=1") }
+	p.Env, p.Options = []string{"EXTRA=1"}, &Any{"t", nil}
 	a, err := Start(t.Context(), p)
 	if err != nil {
 		t.Fatal(err)
@@ -89,8 +88,8 @@ cat >stdin; echo warning >&2; echo '{"version":3,"address":"unix:///run/x","prot
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := p.Bundle + ":-namespace k8s.io -address /run/events -publish-binary /bin/true -id c1 -debug start\n" +
-		"EXTRA=1\nGRPC_ADDRESS=/run/events\nMAX_SHIM_VERSION=2\nNAMESPACE=k8s.io\nPREPARED=1\nTTRPC_ADDRESS=/run/events\n"
+	want := p.Bundle + ":-namespace k8s.io -address /run/events -publish-binary /bin/true -id c1 start\n" +
+		"EXTRA=1\nGRPC_ADDRESS=/run/events\nMAX_SHIM_VERSION=2\nNAMESPACE=k8s.io\nTTRPC_ADDRESS=/run/events\n"
 	if diff := cmp.Diff(want, string(got)); diff != "" {
 		t.Errorf("the call (-want +got):\n%s", diff)
 	}

@@ -52,11 +52,6 @@ func (c *Client) CloseIO(ctx context.Context, id, execID string) error {
 	return c.do(ctx, "CloseIO", m)
 }
 
-// Pids returns the processes of the container, as the shim numbers them.
-func (c *Client) Pids(ctx context.Context, id string) ([]int, error) {
-	return ask(ctx, c, "Pids", ids(id, ""), decodePIDs)
-}
-
 // Stats returns the usage of the container: a message whose type the shim chooses, such as
 // io.containerd.cgroups.v1.Metrics. It is nil if the shim has none.
 func (c *Client) Stats(ctx context.Context, id string) (*Any, error) {
@@ -71,29 +66,14 @@ func (c *Client) Update(ctx context.Context, id string, resources Any, annotatio
 	return c.do(ctx, "Update", m)
 }
 
-// Pause freezes the container.
-func (c *Client) Pause(ctx context.Context, id string) error { return c.do(ctx, "Pause", ids(id, "")) }
-
-// Resume thaws the container.
-func (c *Client) Resume(ctx context.Context, id string) error {
-	return c.do(ctx, "Resume", ids(id, ""))
-}
-
-// Checkpoint writes the container's checkpoint to the directory path.
-func (c *Client) Checkpoint(ctx context.Context, id, path string, options *Any) error {
-	m := ids(id, path)
-	m.any(3, options)
-	return c.do(ctx, "Checkpoint", m)
-}
-
 // Delete forgets a process that has exited, and returns how it ended.
 func (c *Client) Delete(ctx context.Context, id, execID string) (*Exit, error) {
 	return ask(ctx, c, "Delete", ids(id, execID), deleteFields.decode)
 }
 
-// Connect returns the PIDs of the shim and of the container.
-func (c *Client) Connect(ctx context.Context, id string) (*Connection, error) {
-	return ask(ctx, c, "Connect", ids(id, ""), decodeConnection)
+// Connect returns the PID of the shim, as it says; 0 = it does not.
+func (c *Client) Connect(ctx context.Context, id string) (pid int, err error) {
+	return ask(ctx, c, "Connect", ids(id, ""), decodePID)
 }
 
 // Shutdown has the shim end, if it has no container left; now = in any case. A shim may close the
