@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -17,6 +18,10 @@ import (
 // with a shim has a container of its own, which the shim is started with: the containers of a VM or
 // of another kernel are in what that one makes.
 type Shim = wire.Shim
+
+// ShimNamespace returns the name under which the shims of an instance, by its state directory, keep what
+// is theirs.
+func ShimNamespace(state string) string { return wire.ShimNamespace(filepath.Join(state, "executor")) }
 
 // shimOf returns the shim of a new container: its own, or its sandbox's.
 func shimOf(sb *Sandbox, own *Shim) *Shim {

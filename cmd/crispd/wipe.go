@@ -133,14 +133,25 @@ func (w *wiping) unmount() {
 		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
 			w.note("mount "+m.Mountpoint, err)
 		}
+		if w.isNull(m) { // in a directory of runsc's, which has a directory of ours
+			w.note("network namespace", os.Remove(m.Mountpoint))
+			_ = os.Remove(filepath.Dir(m.Mountpoint)) // unless there is more in it
+		}
 	}
+}
+
+// isNull reports whether a mount is the empty network namespace that gVisor keeps for all containers of
+// an instance, in a directory that only gVisor's options name.
+func (w *wiping) isNull(m *mountinfo.Info) bool {
+	dir, name := filepath.Split(m.Mountpoint)
+	return name == "null-netns" && m.FSType == "nsfs" && filepath.Base(dir) == oci.ShimNamespace(w.c.State)
 }
 
 func (w *wiping) mounts() ([]*mountinfo.Info, error) {
 	netNS, root := config.Resolve(netNSDir(w.c)), config.Resolve(w.c.Root) // /var/run is a link to /run
 	return mountinfo.GetMounts(func(m *mountinfo.Info) (skip, stop bool) {
 		pin := filepath.Dir(m.Mountpoint) == netNS && oci.NetNSOwner(filepath.Base(m.Mountpoint)) != ""
-		return !pin && !below(m.Mountpoint, root) && !below(m.Mountpoint, w.c.State), false
+		return !pin && !w.isNull(m) && !below(m.Mountpoint, root) && !below(m.Mountpoint, w.c.State), false
 	})
 }
 

@@ -13,11 +13,12 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/network/netns"
+	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // Without an executor, wipe unpins the network namespaces that the default instance has
-// pinned among those of others, and only those.
+// pinned among those of others, and only those; so it does with what gVisor has pinned for it.
 func TestWipeUnpinsOwnNamespaces(t *testing.T) {
 	const inside = "CRISPD_TEST_WIPE"
 	testenv.NeedRoot(t, "it mounts")
@@ -50,6 +51,9 @@ func TestWipeUnpinsOwnNamespaces(t *testing.T) {
 	}
 	pin := func(name string) string {
 		path := filepath.Join(netNSDir(c), name)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		if err := os.WriteFile(path, nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
@@ -59,6 +63,8 @@ func TestWipeUnpinsOwnNamespaces(t *testing.T) {
 		return path
 	}
 	own, other := pin("crisp-"+strings.Repeat("4f", 32)), pin("cni-4f5c")
+	null := pin("../runsc/" + oci.ShimNamespace(c.State) + "/null-netns")
+	others := pin("../runsc/crisp-0123456789abcdef/null-netns")
 	w := wiping{c: c, out: io.Discard}
 	w.unmount()
 	w.namespaces()
@@ -68,7 +74,12 @@ func TestWipeUnpinsOwnNamespaces(t *testing.T) {
 	if _, err := os.Lstat(own); !os.IsNotExist(err) {
 		t.Errorf("%s is still there (%v)", own, err)
 	}
-	if !netns.Pinned(other) {
-		t.Errorf("%s, which is another's, is not pinned any more", other)
+	if _, err := os.Lstat(filepath.Dir(null)); !os.IsNotExist(err) {
+		t.Errorf("%s is still there (%v)", null, err)
+	}
+	for _, other := range []string{other, others} {
+		if !netns.Pinned(other) {
+			t.Errorf("%s, which is another's, is not pinned any more", other)
+		}
 	}
 }

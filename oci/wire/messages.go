@@ -2,6 +2,8 @@ package wire
 
 import (
 	"encoding/json"
+	"fmt"
+	"hash/fnv"
 	"time"
 )
 
@@ -108,6 +110,14 @@ type Shim struct {
 	// Mounts gives the shim the root as a mount, which it makes itself at "rootfs" in its bundle;
 	// otherwise the spec names the directory.
 	Mounts bool `json:",omitempty"`
+}
+
+// ShimNamespace keeps shims and their containers apart from those of other instances on this machine.
+// executor is libcontainer's state directory.
+func ShimNamespace(executor string) string {
+	h := fnv.New64a()
+	h.Write([]byte(executor))
+	return fmt.Sprintf("crisp-%016x", h.Sum64())
 }
 
 // Settings are what an executor has to know about a container as long as it runs.

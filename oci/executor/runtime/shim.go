@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"hash/fnv"
 	"log/slog"
 	"maps"
 	"os"
@@ -103,13 +102,6 @@ func newTasks(root, state string, log *slog.Logger, oom func(id string, kills in
 
 func (a *tasks) bundle(id string) string { return filepath.Join(a.root, "bundles", id) }
 
-// namespace keeps shims and their containers apart from those of other instances on this machine.
-func (a *tasks) namespace() string {
-	h := fnv.New64a()
-	h.Write([]byte(a.root))
-	return fmt.Sprintf("crisp-%016x", h.Sum64())
-}
-
 // create makes the bundle of a container.
 func (a *tasks) create(p *Plan) (_ *Task, err error) {
 	of := *p.req.Shim
@@ -187,7 +179,7 @@ func (t *Task) note(change func()) {
 // program returns the shim's program for this container.
 func (t *Task) program() shim.Program {
 	return shim.Program{
-		Path: t.Path, Namespace: t.all.namespace(), ID: t.id, Bundle: t.dir,
+		Path: t.Path, Namespace: wire.ShimNamespace(t.all.root), ID: t.id, Bundle: t.dir,
 		Events: t.publishes(), Options: t.options(), Env: []string{proc.Mark(t.all.root, t.id)},
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci/executor/proc"
 	"github.com/crisp-cri/crisp/oci/executor/shim"
+	"github.com/crisp-cri/crisp/oci/wire"
 )
 
 // Shims publish events to a socket of ours. The end of a container is learnt by Wait; an event that
@@ -67,7 +68,7 @@ func (a *tasks) handle(e shim.Event) {
 	a.mu.Lock()
 	t := a.known[e.ContainerID]
 	a.mu.Unlock()
-	if t == nil || e.Namespace != a.namespace() {
+	if t == nil || e.Namespace != wire.ShimNamespace(a.root) {
 		return
 	}
 	switch {
