@@ -120,6 +120,9 @@ func TestShim(t *testing.T) {
 		t.Errorf("the exec ended with %d", code)
 	}
 	b.fails(fault.Exists, wire.MethodRun, b.req)
+	if _, socket := b.shim(); len(filepath.Join(n.dir, "s", filepath.Base(socket))) <= 107 && filepath.Dir(socket) != filepath.Join(n.dir, "s") {
+		t.Errorf("the shim's socket is %s", socket)
+	}
 	b.signal(unix.SIGUSR1, false)
 	if e := b.wait(); e.Code != 60+int32(unix.SIGUSR1) {
 		t.Errorf("it ended with %+v", e)

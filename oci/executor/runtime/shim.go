@@ -59,9 +59,10 @@ type Task struct {
 
 // A tasks has what the containers of shims share.
 type tasks struct {
-	root   string // the executor's own directory
-	events string // the path of the socket for events
-	log    *slog.Logger
+	root    string // the executor's own directory
+	events  string // the path of the socket for events
+	sockets string // a directory for those of shims; "" = they choose
+	log     *slog.Logger
 
 	listener
 	mu    sync.Mutex
@@ -94,11 +95,19 @@ const shimFile = "shim.json"
 const shimRoot = "rootfs"
 
 func newTasks(root, state string, log *slog.Logger, oom func(id string, kills int64)) *tasks {
-	return &tasks{
-		root: root, events: filepath.Join(state, "shims.sock"), log: log, links: make(map[string]*shimLink),
-		listener: listener{known: make(map[string]*Task), oom: oom},
+	a := &tasks{
+		root: root, events: filepath.Join(state, "shims.sock"), sockets: filepath.Join(state, "s"), log: log,
+		links: make(map[string]*shimLink), listener: listener{known: make(map[string]*Task), oom: oom},
 	}
+	if len(a.sockets) > maxSockets {
+		a.sockets = ""
+	}
+	return a
 }
+
+// maxSockets bounds the path of a directory for sockets, in bytes: 107 (unix(7)) less a slash and a
+// hash, which shims have as names.
+const maxSockets = 107 - 1 - 64
 
 func (a *tasks) bundle(id string) string { return filepath.Join(a.root, "bundles", id) }
 
@@ -180,7 +189,7 @@ func (t *Task) note(change func()) {
 func (t *Task) program() shim.Program {
 	return shim.Program{
 		Path: t.Path, Namespace: wire.ShimNamespace(t.all.root), ID: t.id, Bundle: t.dir,
-		Events: t.publishes(), Options: t.options(), Env: []string{proc.Mark(t.all.root, t.id)},
+		Events: t.publishes(), Sockets: t.all.sockets, Options: t.options(), Env: []string{proc.Mark(t.all.root, t.id)},
 	}
 }
 
