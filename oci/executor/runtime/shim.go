@@ -352,6 +352,10 @@ func (t *Task) Resize(width, height uint16) error {
 // CloseStdin closes the container's stdin once it has read what is in the FIFO.
 func (t *Task) CloseStdin() {
 	t.note(func() { t.Closed = true }) // first: the next executor closes it again
+	t.closeStdin()
+}
+
+func (t *Task) closeStdin() {
 	err := t.ask(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		return c.CloseIO(ctx, t.id, "")
 	})

@@ -190,7 +190,7 @@ func (t *Task) Adopt(pid int) *proc.Process {
 	t.all.receive(t)
 	p := t.watch(pid)
 	if t.Closed {
-		go t.CloseStdin()
+		go t.closeStdin()
 	}
 	return p
 }
