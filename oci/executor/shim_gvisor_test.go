@@ -99,7 +99,16 @@ func TestShimOfGVisor(t *testing.T) {
 	less := int64(64 << 20)
 	resources, _ := json.Marshal(&specs.LinuxResources{Memory: &specs.LinuxMemory{Limit: &less}})
 	n.call(wire.MethodUpdate, wire.UpdateRequest{ID: busy.id, Resources: resources}, nil)
+	tty.delete()
+	n.lastWords(first, n.withGVisor(root, first))
+	busy.adopt()
 	pid, _ := first.shim()
+	for _, keeper := range first.keepers() { // neither the sandbox nor its gofer
+		cmd, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", keeper))
+		if keeper != pid && !strings.Contains(string(cmd), "\x00wait\x00") {
+			t.Errorf("%q has the shim's sockets", cmd)
+		}
+	}
 	unix.Kill(pid, unix.SIGKILL)
 	for _, b := range []*box{first, busy} {
 		if e := b.wait(); e.Code != 137 || e.Reason != wire.ReasonShimGone || !strings.Contains(e.Message, "containerd-shim-runsc-v1") {

@@ -8,6 +8,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/procstat"
+	"github.com/crisp-cri/crisp/oci/executor/shim"
 	"github.com/crisp-cri/crisp/oci/wire"
 	"github.com/crisp-cri/crisp/test/testenv"
 )
@@ -43,21 +45,30 @@ func inShimOf(first *box) option {
 // bundle returns the directory that a shim was given.
 func (b *box) bundle() string { return filepath.Join(b.dir, "executor", "bundles", b.id) }
 
+// A savedShim is what the executor saves of a container's shim.
+type savedShim struct {
+	ShimPID int
+	Keeper  uint64
+	Address struct{ Path string }
+}
+
+func (b *box) saved() (s savedShim) {
+	b.t.Helper()
+	data, err := os.ReadFile(filepath.Join(b.bundle(), "shim.json"))
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err != nil || s.ShimPID <= 0 {
+		b.t.Fatalf("shim of container %s: %s, %v", b.id, data, err)
+	}
+	return s
+}
+
 // shim returns the PID of the container's shim, and the path of its socket.
 func (b *box) shim() (pid int, socket string) {
 	b.t.Helper()
-	var saved struct {
-		ShimPID int
-		Address struct{ Path string }
-	}
-	data, err := os.ReadFile(filepath.Join(b.bundle(), "shim.json"))
-	if err == nil {
-		err = json.Unmarshal(data, &saved)
-	}
-	if err != nil || saved.ShimPID <= 0 {
-		b.t.Fatalf("shim of container %s: %s, %v", b.id, data, err)
-	}
-	return saved.ShimPID, saved.Address.Path
+	s := b.saved()
+	return s.ShimPID, s.Address.Path
 }
 
 // ends checks that the shim of a container that is removed ends, and leaves no socket.
@@ -233,7 +244,8 @@ func TestShimStdin(t *testing.T) {
 	}
 }
 
-// What a container prints last is in its log before its exit is told.
+// What a container prints last is in its log before its exit is told, also if it ends while no daemon
+// runs: then its shim has what it printed.
 func TestShimLastWords(t *testing.T) {
 	with := withShim(t)
 	n := start(t)
@@ -246,6 +258,137 @@ func TestShimLastWords(t *testing.T) {
 		}
 		b.delete()
 	}
+	n.lastWords(first, inShimOf(first))
+}
+
+// lastWords has containers of a shim end while no daemon runs, and checks that nothing is lost and that
+// the shim has only open what it must have.
+func (n *node) lastWords(first *box, with option) {
+	n.t.Helper()
+	shared := n.t.TempDir()
+	kept := first.kept()
+	var all []*box
+	for range 3 {
+		all = append(all, n.run([]string{"print", "up", "await", "/shared/go", "print", "last", "eprint", "words", "exit", "3"}, with,
+			func(_ *wire.RunRequest, s *specs.Spec) {
+				s.Mounts = append(s.Mounts, specs.Mount{Destination: "/shared", Type: "bind", Source: shared, Options: []string{"rbind"}})
+			}))
+	}
+	for _, b := range all {
+		b.says("up")
+	}
+	watched := all[1].attach(false)
+	all[2].exec(wire.ExecRequest{Process: process("sleep", "for-ever")})
+	if got := first.kept(); got != kept+2*len(all) {
+		n.t.Errorf("the shim has %d files in flight, and had %d before", got, kept)
+	}
+	n.crash(func() {
+		for _, b := range append(all, first) {
+			b.drop()
+		}
+		if err := os.WriteFile(filepath.Join(shared, "go"), nil, 0o644); err != nil {
+			n.t.Fatal(err)
+		}
+		for _, b := range all {
+			eventually(n.t, func() bool { return !first.writes(b) }, "the shim has the output of %s open", b.id)
+		}
+	})
+	first.adopt()
+	for _, b := range all {
+		b.adopt()
+		if e := b.wait(); e.Code != 3 {
+			n.t.Errorf("it ended with %+v", e)
+		}
+		if out, err := b.output(crilog.Stdout), b.output(crilog.Stderr); out != "up\nlast\n" || err != "words\n" {
+			n.t.Errorf("its log has %q and %q", out, err)
+		}
+		b.delete()
+	}
+	for _, f := range watched {
+		f.Close()
+	}
+	if got := first.kept(); got != kept {
+		n.t.Errorf("the shim has %d files in flight, and had %d before", got, kept)
+	}
+}
+
+// Of what the shim keeps open unknowingly, its containers have nothing; and a process that got hold of
+// it could not have another pod's output put into it.
+func TestShimKeepsItsPodOnly(t *testing.T) {
+	with := withShim(t)
+	n := start(t)
+	first, other := n.run([]string{"sleep", "for-ever"}, with), n.run([]string{"sleep", "for-ever"}, with)
+	b := n.run([]string{"sleep", "for-ever"}, inShimOf(first))
+	e := b.exec(wire.ExecRequest{Process: process("sleep", "for-ever")})
+	pid, _ := first.shim()
+	if got := first.keepers(); !slices.Equal(got, []int{pid}) {
+		t.Errorf("%v have the sockets, among %d, %d and %d", got, first.reply.Pid, b.reply.Pid, e.Pid)
+	}
+	h, err := shim.OpenKeeper(pid, first.saved().Keeper)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Close()
+	for _, name := range []string{other.id, "../bundles/" + other.id, "nosuch", ""} {
+		if err := h.Put(name); err != nil {
+			t.Error(err)
+		}
+	}
+	b.signal(unix.SIGKILL, true)
+	b.wait()
+	b.delete()
+	if got := first.kept(); got != 2 {
+		t.Errorf("the shim has %d files in flight, want those of one container", got)
+	}
+	if got := other.kept(); got != 2 {
+		t.Errorf("the other shim has %d files in flight", got)
+	}
+}
+
+// keepers returns the processes that have the sockets which the container's shim has inherited.
+func (b *box) keepers() (pids []int) {
+	b.t.Helper()
+	pid, _ := b.shim()
+	socket, err := os.Readlink(fmt.Sprintf("/proc/%d/fd/100", pid))
+	if err != nil || socket != fmt.Sprintf("socket:[%d]", b.saved().Keeper) {
+		b.t.Fatalf("the shim has %q, %v", socket, err)
+	}
+	links, _ := filepath.Glob("/proc/[1-9]*/fd/*")
+	for _, link := range links {
+		if to, _ := os.Readlink(link); to == socket {
+			pid, _ := strconv.Atoi(strings.Split(link, "/")[2])
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// writes reports whether the shim has the output of one of its containers open.
+func (b *box) writes(to *box) bool {
+	pid, _ := b.shim()
+	links, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+	return slices.ContainsFunc(links, func(link string) bool {
+		name, _ := os.Readlink(link)
+		return strings.HasPrefix(name, to.bundle()+"/std")
+	})
+}
+
+// kept returns how many files are in flight in the sockets of the container's shim.
+func (b *box) kept() (files int) {
+	b.t.Helper()
+	pid, _ := b.shim()
+	infos, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fdinfo/*", pid))
+	for _, info := range infos {
+		data, _ := os.ReadFile(info)
+		if _, after, ok := strings.Cut(string(data), "scm_fds:"); ok {
+			n, err := strconv.Atoi(strings.TrimSpace(strings.SplitN(after, "\n", 2)[0]))
+			if err != nil {
+				b.t.Fatalf("%s: %s", info, data)
+			}
+			files += n
+		}
+	}
+	return files
 }
 
 // The executor is killed and nothing is lost, not even if no descriptor was kept: a FIFO is opened

@@ -41,6 +41,7 @@ type Task struct {
 	TTY, Stdin bool              // of its process
 	Address    *shim.Address     // nil = the shim has not been started
 	ShimPID    int               // as the shim says; 0 = unknown
+	Keeper     uint64            // the Number of the shim's Keeper; 0 = it has none
 	OwnPID     bool              // as container.ownPID
 	Group      map[string]string // the cgroups that it was given, by controller
 	Cgroups    map[string]string // those of them that have its process
@@ -74,11 +75,15 @@ type shimLink struct {
 	log  *slog.Logger
 	mute atomic.Int64 // when a call had no answer, in ns since 1970; 0 = the last one had
 
+	keeping sync.Mutex // while the shim's Keeper is changed
+
 	mu     sync.Mutex
 	client *shim.Client // nil = not connected yet; guarded by mu
 	output *shim.Log    // what the shim prints; nil = not read by us; guarded by mu
 	last   []string     // the last lines of that; guarded by mu
 	why    string       // why we have killed it; guarded by mu
+
+	unkept bool // that its Keeper has not what it should was told; guarded by mu
 }
 
 // Bounds of calls.
@@ -129,7 +134,7 @@ func (a *tasks) create(p *Plan) (_ *Task, err error) {
 		if first == nil || first.Address == nil {
 			return nil, fault.WrongState.Errorf("container %s: container %s, which has its shim, does not run", t.id, t.Sandbox)
 		}
-		t.Address, t.ShimPID = first.Address, first.ShimPID
+		t.Address, t.ShimPID, t.Keeper = first.Address, first.ShimPID, first.Keeper
 	}
 	if err := os.MkdirAll(t.dir, 0o711); err != nil {
 		return nil, err

@@ -205,6 +205,7 @@ func (t *Task) Forget() {
 		t.all.log.Warn("shim did not forget its container", "container", t.id, "err", err)
 		return
 	}
+	t.letGo()
 	t.note(func() { t.Deleted = true })
 }
 
@@ -254,6 +255,8 @@ func (t *Task) Remove() error {
 		}
 	} else if err := t.discard(); err != nil {
 		return fault.Unavailable.Errorf("remove container %s: %v", t.id, err)
+	} else {
+		t.letGo()
 	}
 	if t.Sandbox == t.id {
 		if err := t.endShim(); err != nil {

@@ -42,6 +42,9 @@ func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 			return nil, t.given(ctx, err)
 		}
 	}
+	if !p.Silent {
+		t.keep()
+	}
 	req := shim.CreateRequest{
 		ID: t.id, Bundle: t.dir, Rootfs: root, Options: t.options(),
 		IO: shim.IO{Terminal: t.TTY, Stdin: fifos.Stdin, Stdout: fifos.Stdout, Stderr: fifos.Stderr},
@@ -124,11 +127,16 @@ func (t *Task) startShim(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, shimStart)
 	defer cancel()
-	at, err := shim.Start(ctx, t.program())
+	program, err := t.program(), error(nil)
+	if program.Keeper, err = shim.NewKeeper(); err != nil {
+		return err
+	}
+	defer program.Keeper.Close()
+	at, err := shim.Start(ctx, program)
 	if err != nil {
 		return err
 	}
-	t.note(func() { t.Address = at })
+	t.note(func() { t.Address, t.Keeper = at, program.Keeper.Number })
 	ctx, cancel = context.WithTimeout(ctx, shimCall)
 	defer cancel()
 	client, err := t.client(ctx)

@@ -36,13 +36,14 @@ import (
 
 // A Program is a shim's program, called for one container.
 type Program struct {
-	Path      string // absolute
-	Namespace string // of containerd: shims keep containers of different namespaces apart
-	ID        string // of the container
-	Bundle    string // its directory, with config.json
-	Events    string // the path of the socket that the shim publishes to, see Serve
-	Sockets   string // a directory for the shim's socket, which newer shims respect; "" = their own
-	Options   *Any   // of the shim's runtime; nil = its defaults
+	Path      string  // absolute
+	Namespace string  // of containerd: shims keep containers of different namespaces apart
+	ID        string  // of the container
+	Bundle    string  // its directory, with config.json
+	Events    string  // the path of the socket that the shim publishes to, see Serve
+	Sockets   string  // a directory for the shim's socket, which newer shims respect; "" = their own
+	Options   *Any    // of the shim's runtime; nil = its defaults
+	Keeper    *Keeper // that the shim inherits; nil = none
 	Env       []string
 }
 
@@ -124,6 +125,7 @@ func (p Program) run(ctx context.Context, stdin []byte, args ...string) ([]byte,
 	cmd.Env = append(cmd.Environ(), "GOMAXPROCS=2", "MAX_SHIM_VERSION=2",
 		"TTRPC_ADDRESS="+p.Events, "GRPC_ADDRESS="+p.Events, "NAMESPACE="+p.Namespace)
 	cmd.Env = append(cmd.Env, p.Env...)
+	cmd.ExtraFiles = p.Keeper.inherited()
 	cmd.Stdin = bytes.NewReader(stdin)
 	out, complaint := &bounded{limit: maxAnswer}, &bounded{limit: maxErrors}
 	cmd.Stdout, cmd.Stderr = out, complaint
