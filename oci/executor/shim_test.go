@@ -461,7 +461,7 @@ func TestShimUpgrade(t *testing.T) {
 	busy := n.run([]string{"count", "-1", "1ms"}, with)
 	tty := n.run([]string{"print", "up", "echo-stdin"}, with, withTTY)
 	pipe := n.run([]string{"echo-stdin"}, inShimOf(busy), withStdin)
-	quits := n.run([]string{"sleep", "2s", "exit", "9"}, inShimOf(busy))
+	quits := n.run([]string{"await", "/tmp/go", "exit", "9"}, inShimOf(busy))
 	over := n.run([]string{"exit", "8"}, inShimOf(busy))
 	over.wait()
 	tty.says("up")
@@ -472,6 +472,7 @@ func TestShimUpgrade(t *testing.T) {
 	for range 3 {
 		n.upgrade()
 	}
+	quits.touch("tmp/go") // not before: without a subscriber no exit is told
 	typed.files["stdin"].WriteString("to the exec\n")
 	if got := line(t, typed.files["stdout"]); got != "to the exec\n" {
 		t.Errorf("the exec copied %q", got)
