@@ -140,9 +140,13 @@ func (p *pod) end() {
 		}
 	}
 	for _, dir := range glob("/proc/[1-9]*") {
-		if exe, _ := os.Readlink(dir + "/exe"); strings.HasPrefix(exe, p.dir) && !zombie(dir) {
-			command, _ := os.ReadFile(dir + "/cmdline")
-			p.t.Errorf("process %s is left: %q", dir, command)
+		exe, _ := os.Readlink(dir + "/exe")
+		for strings.HasPrefix(exe, p.dir) && exists(dir) && !zombie(dir) { // killed, but not gone yet
+			if ctx.Err() != nil {
+				command, _ := os.ReadFile(dir + "/cmdline")
+				p.t.Fatalf("process %s is left: %q", dir, command)
+			}
+			time.Sleep(time.Millisecond)
 		}
 	}
 }
