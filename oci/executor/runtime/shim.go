@@ -45,7 +45,7 @@ type Task struct {
 	OwnPID     bool              // as container.ownPID
 	Group      map[string]string // the cgroups that it was given, by controller
 	Cgroups    map[string]string // those of them that have its process
-	Above      map[string]string // a cgroup above its own that has it instead, with the memory controller
+	Above      map[string]string // a cgroup above its own, or its sandbox's, that has it instead, with the memory controller
 	Closed     bool              // its stdin was closed
 	Deleted    bool              // its shim has forgotten it
 
@@ -396,17 +396,26 @@ func (t *Task) Reopen(have [4]*os.File) (ends [4]*os.File, err error) {
 
 func (t *Task) fifos() stdio.FIFOs { return stdio.FIFOsIn(t.dir, t.Stdin, t.TTY) }
 
-// settle learns in which cgroups the process is: gVisor's sandbox is in one for the whole pod, and a
-// VM's processes are in none. A process that has ended counts as having been in its own.
+// settle learns in which cgroups the process is: gVisor's sandbox is in one for the whole pod, the
+// pod's or, on cgroup v2, the sandbox's own; a VM's processes are in none. A process that has ended
+// counts as having been in its own.
 func (t *Task) settle(pid int) {
 	_, err := os.Stat(fmt.Sprintf("/proc/%d", pid))
 	own, above := make(map[string]string), make(map[string]string)
+	var first map[string]string // of the container that has the shim
+	if c := t.all.find(t.Sandbox); c != nil {
+		first = c.Group
+	}
 	for controller, dir := range t.Group {
 		if pids, perr := cgroups.GetPids(dir); perr == nil && (slices.Contains(pids, pid) || err != nil) {
 			own[controller] = dir
 			continue
 		}
 		if controller != "memory" && controller != "" {
+			continue
+		}
+		if pids, err := cgroups.GetPids(first[controller]); err == nil && slices.Contains(pids, pid) {
+			above[controller] = first[controller]
 			continue
 		}
 		for up := filepath.Dir(dir); !isMount(up) && up != "/"; up = filepath.Dir(up) {
