@@ -47,9 +47,6 @@ func runScripts(t *testing.T, layers string, names ...string) {
 		RequireUniqueNames: true,
 		WorkdirRoot:        t.TempDir(),
 		Setup: func(env *testscript.Env) error {
-			if tb := env.T().(testing.TB); strings.HasPrefix(filepath.Base(tb.Name()), "shim_") || strings.HasSuffix(tb.Name(), "gvisor") {
-				testenv.Hierarchies(tb, false)
-			}
 			before, err := noleaks.Take(programs...)
 			if err != nil {
 				return err
@@ -60,6 +57,9 @@ func runScripts(t *testing.T, layers string, names ...string) {
 			}
 			if err := n.setLayers(layers); err != nil {
 				return err
+			}
+			if tb := env.T().(testing.TB); strings.HasPrefix(filepath.Base(tb.Name()), "shim_") || strings.HasSuffix(tb.Name(), "gvisor") {
+				n.hasGVisor(tb, filepath.Join(env.WorkDir, "runsc"))
 			}
 			env.Values[nodeKey{}] = n
 			env.Setenv("ROOT", n.root)
