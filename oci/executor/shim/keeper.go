@@ -56,7 +56,10 @@ func OpenKeeper(pid int, number uint64) (*Keeper, error) {
 		return k, nil
 	}
 	k.Close()
-	return nil, fault.WrongState.Errorf("process %d does not have it (%w)", pid, os.NewSyscallError("pidfd_getfd", err))
+	if err == nil {
+		return nil, fault.WrongState.Errorf("process %d has other sockets than those of its keeper", pid)
+	}
+	return nil, fault.WrongState.Errorf("process %d does not have its keeper's sockets: pidfd_getfd: %w", pid, err)
 }
 
 func newKeeper(fds [2]int) *Keeper {
