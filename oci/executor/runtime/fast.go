@@ -166,7 +166,7 @@ func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *Plan
 	if err := m.Apply(first); err != nil {
 		return fmt.Errorf("unable to apply cgroup configuration: %w", err)
 	}
-	if err := m.Set(p.config.Cgroups.Resources); err != nil {
+	if err := b.all.setCgroup(m, p.config.Cgroups, group); err != nil {
 		return fmt.Errorf("error setting cgroup config: %w", err)
 	}
 	// Usually the child is still making its mounts.

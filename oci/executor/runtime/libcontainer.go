@@ -52,6 +52,7 @@ type builtins struct {
 
 	mu       sync.Mutex
 	profiles map[[32]byte]*sharedProfile // guarded by mu, see shareProfile
+	devices  devicePrograms
 }
 
 // A builtin is libcontainer for one container.
@@ -72,7 +73,8 @@ func newBuiltins(root, state string, log *slog.Logger, r *proc.Reaper, p *CRIU) 
 	return &builtins{
 		root: root, state: state, log: log, reaper: r, criu: p,
 		hierarchies: slices.DeleteFunc(list, kernel.Hierarchy.V2), profiles: make(map[[32]byte]*sharedProfile),
-		fast: starter, noNodes: kernel.Probe().NoNodes, filters: newFilters(log),
+		devices: devicePrograms{all: make(map[string]*os.File)},
+		fast:    starter, noNodes: kernel.Probe().NoNodes, filters: newFilters(log),
 	}, errors.Join(err, findBlkioFiles())
 }
 
