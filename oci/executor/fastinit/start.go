@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/procstat"
+	"github.com/crisp-cri/crisp/internal/thread"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
 
@@ -233,16 +234,12 @@ func New() (*Starter, error) {
 		return nil, err
 	}
 	s := &Starter{}
-	var err error
-	made := make(chan struct{})
-	go func() {
-		defer close(made)
-		runtime.LockOSThread() // for good: the thread ends with this function
+	err := thread.Run(func() (err error) {
 		if s.template, err = newTemplate(); err == nil {
 			s.visible, _ = withVisible()
 		}
-	}()
-	<-made
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
