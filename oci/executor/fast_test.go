@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/oci/wire"
+	"github.com/crisp-cri/crisp/test/testenv"
 )
 
 // likeCRI makes a container like those that crispd requests.
@@ -206,6 +207,15 @@ func TestFastInitIsTheSame(t *testing.T) {
 			specs.Mount{Destination: "/run", Type: "bind", Source: filepath.Join(dir, "a"), Options: []string{"rbind", "rslave", "ro"}, UIDMappings: ids, GIDMappings: ids})
 		s.Root.Readonly, req.TTY = false, true
 	}
+	if profile := confining(t); profile != "" {
+		for _, name := range []string{"restricted", "user namespace", "terminal"} {
+			option := variants[name]
+			variants[name+" with AppArmor"] = func(req *wire.RunRequest, s *specs.Spec) {
+				option(req, s)
+				s.Process.ApparmorProfile = profile
+			}
+		}
+	}
 	for name, option := range variants {
 		t.Run(name, func(t *testing.T) {
 			facts, execs := make(map[bool][]string), make(map[bool][]string)
@@ -253,6 +263,24 @@ func TestFastInitIsTheSame(t *testing.T) {
 			}
 		})
 	}
+}
+
+// confining loads an AppArmor profile that allows everything, and returns its name; "" = there is no AppArmor.
+func confining(t *testing.T) string {
+	if testenv.Lacks("apparmor") != "" {
+		return ""
+	}
+	name := fmt.Sprintf("crisp-test-%d", os.Getpid())
+	load := func(how string) {
+		cmd := exec.Command("/usr/sbin/apparmor_parser", how)
+		cmd.Stdin = strings.NewReader("profile " + name + " flags=(attach_disconnected,mediate_deleted) {\n  file,\n  capability,\n  network,\n  mount,\n  umount,\n  pivot_root,\n  signal,\n  ptrace,\n  unix,\n  dbus,\n}\n")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("apparmor_parser %s: %v\n%s", how, err, out)
+		}
+	}
+	load("--replace")
+	t.Cleanup(func() { load("--remove") })
+	return name
 }
 
 // mapped is the host's ID of the root of inUserNamespace.
@@ -339,7 +367,7 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 			add("is in %d PID namespaces", len(strings.Fields(line))-1)
 		}
 	}
-	for _, name := range []string{"limits", "cgroup", "oom_score_adj", "environ", "cmdline", "coredump_filter", "personality", "loginuid", "timerslack_ns"} {
+	for _, name := range []string{"limits", "cgroup", "oom_score_adj", "environ", "cmdline", "coredump_filter", "personality", "loginuid", "timerslack_ns", "attr/current"} {
 		if data, err := os.ReadFile(proc + name); err == nil {
 			add("%s %q", name, data)
 		}

@@ -64,7 +64,7 @@ enum { SLOTS = 900 };
 // As in plan.go.
 enum step {
 	END, TREE, JOIN, JOINPATH, UNSHARE, WAIT, ROOT, FSMOUNT, NODE, LINK,
-	ATTACH, READONLY, MASK, ROOTREADONLY, DEVNULL, KEYRING, MAKECWD, PROCFS, FORK, TERMINAL, PROCESS
+	ATTACH, READONLY, MASK, ROOTREADONLY, DEVNULL, KEYRING, MAKECWD, PROC, FORK, TERMINAL, PROCESS
 };
 
 static const char *plan, *plan_end;
@@ -593,6 +593,17 @@ static void terminal(void)
 	close(pts);
 }
 
+// host_proc opens the host's procfs. "thread-self" in it is this process also in a PID namespace below.
+static int host_proc(void)
+{
+	struct statfs fs;
+	int proc = need(open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC));
+	need(fstatfs(proc, &fs));
+	if (fs.f_type != PROC_MAGIC)
+		fail_at(0, ENOTDIR);
+	return proc;
+}
+
 static void write_attribute(int proc, const char *path, const char *value)
 {
 	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC));
@@ -673,8 +684,10 @@ static void __attribute__((noreturn)) process(int proc)
 
 	umask(022);
 	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */)); // a filter may forbid it
-	if (*apparmor)
+	if (*apparmor) {
 		write_attribute(proc, "thread-self/attr/apparmor/exec", apparmor);
+		close(proc); // the paths that follow are the container's, and could lead through it
+	}
 	if (no_new_privs)
 		need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	if (size && !no_new_privs) // it is a privilege, and so comes before they are dropped
@@ -721,7 +734,6 @@ static void __attribute__((noreturn)) process(int proc)
 static void __attribute__((noreturn)) run(void)
 {
 	int proc = -1;
-	char *none[] = {NULL};
 	for (;; step_number++) {
 		switch ((enum step)number()) {
 		case TREE:
@@ -778,8 +790,8 @@ static void __attribute__((noreturn)) run(void)
 		case MAKECWD:
 			close(need(make(string(), 0, 0)));
 			break;
-		case PROCFS: // one that cannot have been mounted over
-			proc = new_mount("proc", "proc", none, MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV | MOUNT_ATTR_NOEXEC);
+		case PROC:
+			proc = host_proc();
 			break;
 		case FORK:
 			go_on_in_child();

@@ -29,6 +29,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 		return nil, ErrUnsupported
 	}
 	p := &Plan{}
+	p.proc(q)
 	root, err := p.slot()
 	if err != nil {
 		return nil, err

@@ -34,7 +34,7 @@ const (
 	stepDevNull
 	stepKeyring
 	stepMakeCwd
-	stepProcfs
+	stepProc
 	stepFork
 	stepTerminal
 	stepProcess
@@ -221,11 +221,7 @@ func (p *Plan) process(q Process, exec bool) error {
 		filter = &Filter{}
 	}
 	apparmor := ""
-	if q.AppArmor != "" && p.mapped {
-		return ErrUnsupported // it may mount no procfs beside a masked one
-	}
 	if q.AppArmor != "" {
-		p.add(stepProcfs, "mount procfs")
 		apparmor = "exec " + q.AppArmor
 	}
 	var groups []byte
@@ -241,6 +237,14 @@ func (p *Plan) process(q Process, exec bool) error {
 		return ErrUnsupported // libcontainer refuses it
 	}
 	return nil
+}
+
+// proc begins the steps of a process that has an AppArmor profile: it is set by the host's procfs, in
+// which the container can have mounted nothing.
+func (p *Plan) proc(q Process) {
+	if q.AppArmor != "" {
+		p.add(stepProc, "open the host's /proc")
+	}
 }
 
 // terminal appends the step for a terminal, which is a container's /dev/console, too.
@@ -300,6 +304,7 @@ func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 	if flags&unix.CLONE_NEWNS == 0 {
 		return nil, ErrUnsupported
 	}
+	p.proc(q)
 	p.add(stepJoin, "join the container's namespaces", extraFD, flags)
 	if flags&unix.CLONE_NEWPID != 0 {
 		p.fork()
