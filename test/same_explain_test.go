@@ -113,8 +113,8 @@ func inUserNS(tw twin) bool {
 
 // fastInit reports whether a container is started by the fast init.
 func fastInit(tw twin) bool {
-	return os.Getenv("CRISP_TEST_INIT") != "libcontainer" && !tw.container.Tty && !slices.ContainsFunc(tw.container.Mounts, func(m *cri.Mount) bool {
-		return m.Propagation != cri.MountPropagation_PROPAGATION_PRIVATE || strings.HasPrefix(m.ContainerPath, "/proc/")
+	return os.Getenv("CRISP_TEST_INIT") != "libcontainer" && !slices.ContainsFunc(tw.container.Mounts, func(m *cri.Mount) bool {
+		return inUserNS(tw) && m.Propagation == cri.MountPropagation_PROPAGATION_BIDIRECTIONAL || strings.HasPrefix(m.ContainerPath, "/proc/")
 	})
 }
 
