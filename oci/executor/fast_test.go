@@ -306,6 +306,9 @@ func inUserNamespace(t testing.TB) option {
 		for name, kind := range map[string]specs.LinuxNamespaceType{"user": specs.UserNamespace, "net": specs.NetworkNamespace, "ipc": specs.IPCNamespace, "uts": specs.UTSNamespace} {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, name)})
 		}
+		if cgroups.IsCgroup2UnifiedMode() { // as crispd's have one
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})
+		}
 		for dir := filepath.Dir(s.Root.Path); dir != filepath.Clean(os.TempDir()) && dir != "/"; dir = filepath.Dir(dir) {
 			must(os.Chmod(dir, 0o711)) // as crispd's directories are
 		}

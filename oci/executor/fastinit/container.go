@@ -290,8 +290,8 @@ func (p *Plan) mounts(config *configs.Config, slots map[int]uint64, nodes map[st
 		if _, isBind := slots[i]; isBind {
 			continue
 		}
-		if !mountable(m) {
-			return ErrUnsupported
+		if !mountable(m) || p.mapped && m.Device == "cgroup" && !p.JoinsEarly {
+			return ErrUnsupported // a user namespace may mount the cgroups of its own cgroup namespace only
 		}
 		attr, ok := newAttr(m.Flags)
 		if !ok {
