@@ -215,7 +215,7 @@ func (p *Plan) bindNodes(nodes []*devices.Device, s Setting) (map[string]uint64,
 			return nil, err
 		}
 		slots[d.Path] = slot
-		p.tree(slot, d.Path, false, mountAttr{}, mountAttr{}, unix.MS_PRIVATE, idMap{})
+		p.tree(slot, d.Path, false, mountAttr{}, mountAttr{}, unix.MS_SLAVE, idMap{})
 	}
 	return slots, nil
 }
