@@ -108,31 +108,36 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces, User: sb.nobody(), Label: cfg.Label, FileLabel: cfg.FileLabel, MountLabel: cfg.MountLabel,
 		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup,
 	}
-	var reply wire.RunReply
-	files, err := sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
-	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
-		// The executor went away. However far it got, remove its leftovers and call again:
-		// nothing depends on this process yet.
-		if err = sb.rt.expunge(ctx, sb.id); err == nil {
-			files, err = sb.rt.link.call(ctx, wire.MethodPodInit, req, &reply)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("init of sandbox %s: %w", sb.id, err)
-	}
-	sb.keep(files)
-	err = sb.note(func(st *sandboxStatus) {
-		st.Pid, st.StartTime, st.Cgroups = reply.Pid, reply.StartTime, reply.Cgroups
-	})
+	pid, err := sb.begin(ctx, "init", wire.MethodPodInit, req)
 	if err != nil {
 		return err
 	}
 	pins := sb.pins()
-	pins.Pid = reply.Pid
+	pins.Pid = pid
 	if err := sb.rt.host.Pin(pins); err != nil {
 		return fmt.Errorf("sandbox %s: %w", sb.id, err)
 	}
 	return nil
+}
+
+// begin has the executor start the sandbox's first process, and notes it.
+func (sb *Sandbox) begin(ctx context.Context, what, method string, req any) (pid int, err error) {
+	var reply wire.RunReply
+	files, err := sb.rt.link.call(ctx, method, req, &reply)
+	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
+		// The executor went away. However far it got, remove its leftovers and call again:
+		// nothing depends on this process yet.
+		if err = sb.rt.expunge(ctx, sb.id); err == nil {
+			files, err = sb.rt.link.call(ctx, method, req, &reply)
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("%s of sandbox %s: %w", what, sb.id, err)
+	}
+	sb.keep(files)
+	return reply.Pid, sb.note(func(st *sandboxStatus) {
+		st.Pid, st.StartTime, st.Cgroups = reply.Pid, reply.StartTime, reply.Cgroups
+	})
 }
 
 // nobody is the user of the sandbox's init, an ID in its user namespace: the usual one of that

@@ -3,7 +3,6 @@ package oci
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -86,19 +85,6 @@ func (sb *Sandbox) StartShim(ctx context.Context, spec *specs.Spec) error {
 	req := wire.RunRequest{
 		Settings: wire.Settings{ID: sb.id}, Spec: data, SystemdCgroup: sb.rt.o.SystemdCgroup, Shim: &with,
 	}
-	var reply wire.RunReply
-	files, err := sb.rt.link.call(ctx, wire.MethodRun, req, &reply)
-	if errors.Is(err, fault.Unavailable) && ctx.Err() == nil {
-		// As in startInit: no container depends on it yet.
-		if err = sb.rt.expunge(ctx, sb.id); err == nil {
-			files, err = sb.rt.link.call(ctx, wire.MethodRun, req, &reply)
-		}
-	}
-	if err != nil {
-		return fmt.Errorf("shim of sandbox %s: %w", sb.id, err)
-	}
-	sb.keep(files)
-	return sb.note(func(st *sandboxStatus) {
-		st.Pid, st.StartTime, st.Cgroups = reply.Pid, reply.StartTime, reply.Cgroups
-	})
+	_, err = sb.begin(ctx, "shim", wire.MethodRun, req)
+	return err
 }

@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
 
@@ -44,7 +43,7 @@ func (t *Task) await(exec string, p *proc.Process) {
 		case err == nil:
 			t.ended(p, exit)
 			return
-		case t.refuses(err):
+		case refuses(err):
 			t.gone(p)
 			return
 		case fault.KindOf(err) == fault.NotFound:
@@ -104,7 +103,7 @@ func (t *Task) state(exec string) (state *shim.State, err error) {
 }
 
 // refuses reports whether an error of a connection says that there is no shim any more.
-func (t *Task) refuses(err error) bool {
+func refuses(err error) bool {
 	return errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT)
 }
 
@@ -142,7 +141,7 @@ func (t *Task) Signal(sig unix.Signal, all bool) error {
 		}
 		t.insist.Do(func() { go t.seeTo() })
 	}
-	if fault.KindOf(err) == fault.NotFound || t.refuses(err) {
+	if fault.KindOf(err) == fault.NotFound || refuses(err) {
 		return nil
 	}
 	return reported(err)
@@ -319,20 +318,13 @@ func (t *Task) endShim() error {
 
 // unmountBelow unmounts what a shim has mounted in a bundle, the last mount first.
 func unmountBelow(dir string) error {
-	data, err := os.ReadFile("/proc/self/mountinfo")
+	mounts, err := mountinfo.GetMounts(mountinfo.PrefixFilter(dir))
 	if err != nil {
 		return err
 	}
-	var paths []string
-	for line := range strings.Lines(string(data)) {
-		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+string(filepath.Separator)) {
-			paths = append(paths, f[4])
-		}
-	}
-	slices.Reverse(paths)
-	for _, path := range paths {
-		if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
-			return &os.PathError{Op: "unmount", Path: path, Err: err}
+	for _, m := range slices.Backward(mounts) {
+		if err := unix.Unmount(m.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && err != unix.EINVAL && err != unix.ENOENT {
+			return &os.PathError{Op: "unmount", Path: m.Mountpoint, Err: err}
 		}
 	}
 	return nil

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -127,16 +128,18 @@ func (t *Task) startShim(ctx context.Context) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, shimStart)
 	defer cancel()
-	program, err := t.program(), error(nil)
-	if program.Keeper, err = shim.NewKeeper(); err != nil {
+	keeper, err := shim.NewKeeper()
+	if err != nil {
 		return err
 	}
-	defer program.Keeper.Close()
+	defer keeper.Close()
+	program := t.program()
+	program.Keeper = keeper
 	at, err := shim.Start(ctx, program)
 	if err != nil {
 		return err
 	}
-	t.note(func() { t.Address, t.Keeper = at, program.Keeper.Number })
+	t.note(func() { t.Address, t.Keeper = at, keeper.Number })
 	ctx, cancel = context.WithTimeout(ctx, shimCall)
 	defer cancel()
 	client, err := t.client(ctx)
@@ -176,16 +179,10 @@ func (l *shimLink) listen(bundle, id string) error {
 const keptLines = 3
 
 // words returns the last lines that the shim has printed.
-func (l *shimLink) words() (text string) {
+func (l *shimLink) words() string {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, line := range l.last {
-		if text != "" {
-			text += "; "
-		}
-		text += line
-	}
-	return text
+	return strings.Join(l.last, "; ")
 }
 
 // Adopt returns the process of a container that an earlier executor has started.
