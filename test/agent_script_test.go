@@ -62,7 +62,8 @@ func (n *node) agentCmd(ts *testscript.TestScript, args []string) error {
 	return errUsage
 }
 
-// beginAgent starts an agent with the flags of the last one.
+// beginAgent starts an agent with the flags of the last one, and does not wait until it answers:
+// "crisp get" then tells what the runtime has, and other verbs fail.
 func (n *node) beginAgent() error {
 	if n.agent != nil {
 		return errors.New("the agent runs already")
