@@ -37,26 +37,30 @@ func (b *bench) handler(ctx context.Context, name string) {
 		p := b.newPod(e, "default", restricted)
 		p.handler = name
 		return p
-	}, func(e *endpoint, p *pod, t timing) error {
-		return t.call(ctx, "ExecSync true", func(ctx context.Context) error { return e.exec(ctx, p.id) })
-	})
+	}, func(e *endpoint, p *pod, t timing) error { return e.timedExec(ctx, p, t) })
+}
+
+func (e *endpoint) timedExec(ctx context.Context, p *pod, t timing) error {
+	return t.call(ctx, "ExecSync true", func(ctx context.Context) error { return e.exec(ctx, p.id) })
+}
+
+// around takes a pod up and down, and calls while between the two, unless it is nil.
+func (e *endpoint) around(ctx context.Context, p *pod, t timing, while func(e *endpoint, p *pod, t timing) error) error {
+	if err := e.up(ctx, p, t); err != nil {
+		return err
+	}
+	if while != nil {
+		if err := while(e, p, t); err != nil {
+			return err
+		}
+	}
+	return e.down(ctx, p, t)
 }
 
 // rounded measures pods up and down, one after the other; while is called between the two, unless it
 // is nil.
 func (b *bench) rounded(ctx context.Context, group string, newPod func(e *endpoint) *pod, while func(e *endpoint, p *pod, t timing) error) {
-	upAndDown := func(e *endpoint, t timing) error {
-		p := newPod(e)
-		if err := e.up(ctx, p, t); err != nil {
-			return err
-		}
-		if while != nil {
-			if err := while(e, p, t); err != nil {
-				return err
-			}
-		}
-		return e.down(ctx, p, t)
-	}
+	upAndDown := func(e *endpoint, t timing) error { return e.around(ctx, newPod(e), t, while) }
 	b.each(ctx, "first pod", func(e *endpoint) error { return upAndDown(e, nil) })
 	for range b.rounds {
 		b.each(ctx, "pod", func(e *endpoint) error {
@@ -89,7 +93,7 @@ func (took durations) record(to timing) {
 }
 
 // podCalls are the calls of a pod, in their order.
-var podCalls = []string{"RunPodSandbox", "CreateContainer", "StartContainer", "ExecSync true",
+var podCalls = []string{"RunPodSandbox", "CreateContainer", "StartContainer", "ExecSync true", "exec -it, first byte", "exec -it, to its end",
 	"StopContainer", "RemoveContainer", "StopPodSandbox", "RemovePodSandbox"}
 
 // besideGroup is the group of pods whose runtime pulls an image meanwhile.

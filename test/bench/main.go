@@ -14,6 +14,10 @@
 //	            that the whole machine needs for it
 //	lifecycle   a restricted pod with one container up and down, call by call, one after the other
 //	plain       the same without seccomp, on the host's network
+//	terminal    a restricted pod whose container has a terminal, and how long after the call of Exec the first byte of a shell with a terminal
+//	            comes through the streaming server
+//	userns      a restricted pod in a user namespace, with an ExecSync of true in between
+//	limit       the same calls on the host's network, next to a C program that makes only what the kernel must (limit/limit.c)
 //	handlers    a restricted pod with each endpoint's default network up and down, with an ExecSync of true in between; once for each
 //	            handler in -handlers, which all endpoints have
 //	churn       whole restricted pods up and down per second, by -workers workers
@@ -36,8 +40,11 @@
 // have PID 1 as their parent), and everything below them but the containers' own sleep. Pause processes are the runtime's cost, not a payload.
 // CPU time is the machine's, less the bench's own: nothing else may run.
 //
+// What a runtime's disk is decides its rows next to pulls: ./journal gives it an ext4 with a journal.
+//
 // With -json a run adds its samples to those that the file has already, of the same versions on the same machine, and the table is made
-// from all of them: a long bench can be run a few phases at a time. The table has the p50 of each row and, in brackets, p10 and p90.
+// from all of them: a long bench can be run a few phases at a time. The table has the p50 of each row and, in brackets, p10 and p90;
+// of pods beside pulls p90 and p99.
 //
 // Pods carry a label. Whatever carries it is removed before the run and after it, also when the run failed or was interrupted. So two
 // benches cannot use one endpoint at once.
@@ -119,12 +126,12 @@ func parseFlags(args []string) (options, error) {
 	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of, but those whose names begin with its own and a dash, which are variants of it; may be one of which only -json has samples (default the first)")
 	fs.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/busybox:1.29-2", "image of the containers; it needs sleep and true")
 	fs.StringVar(&o.pullImage, "pull-image", "", "image to measure pulls of; none, no phases pull and beside")
-	fs.StringVar(&o.rootfs, "rootfs", "", "`directory` with /bin/sleep and /bin/true for -engine")
+	fs.StringVar(&o.rootfs, "rootfs", "", "`directory` with static /bin/sleep and /bin/true for -engine and the limit phase")
 	fs.StringVar(&o.cgroupParent, "cgroup-parent", "/crisp-bench", "cgroup parent of the pods; removed at the end")
 	fs.StringVar(&phases, "phases", strings.Join(allPhases, ","), "phases to run; none: print the table of -json")
 	fs.StringVar(&nets, "nets", strings.Join(allNets, ","), "networks to run lifecycle and churn with")
 	fs.StringVar(&handlers, "handlers", "", "runtime handlers to run the handlers phase with; none, no such phase")
-	fs.IntVar(&o.rounds, "rounds", 20, "rounds of lifecycle, plain and handlers")
+	fs.IntVar(&o.rounds, "rounds", 20, "rounds of lifecycle, plain, handlers, terminal, userns and limit")
 	fs.IntVar(&o.execs, "execs", 10, "blocks of ten ExecSync calls")
 	fs.IntVar(&o.lists, "lists", 20, "calls of each list")
 	fs.IntVar(&o.pods, "pods", 50, "pods of the memory and list phases")

@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "handlers", "churn", "probes", "pull", "beside", "engine", "many"}
+	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "terminal", "userns", "limit", "handlers", "churn", "probes", "pull", "beside", "engine", "many"}
 	allNets   = []string{"host", "bridge", "default"}
 )
 
@@ -141,6 +141,15 @@ func (b *bench) runPhases(ctx context.Context) error {
 		if has("churn") {
 			phase("churn, "+net, func(ctx context.Context) { b.churn(ctx, net) })
 		}
+	}
+	if has("terminal") {
+		phase("terminal", b.terminals)
+	}
+	if has("userns") {
+		phase("userns", b.userNamespaces)
+	}
+	if has("limit") && b.rootfs != "" {
+		phase("limit", b.limits)
 	}
 	for _, name := range b.handlers {
 		if has("handlers") {

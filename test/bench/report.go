@@ -173,13 +173,14 @@ func (s *series) MarshalJSON() ([]byte, error) {
 		P10 float64 `json:"p10"`
 		P50 float64 `json:"p50"`
 		P90 float64 `json:"p90"`
+		P99 float64 `json:"p99"`
 	}
 	out := struct {
 		*plain
 		Summary map[string]summary `json:"summary"`
 	}{(*plain)(s), map[string]summary{}}
 	for e, samples := range s.Samples {
-		out.Summary[e] = summary{len(samples), percentile(samples, 10), percentile(samples, 50), percentile(samples, 90)}
+		out.Summary[e] = summary{len(samples), percentile(samples, 10), percentile(samples, 50), percentile(samples, 90), percentile(samples, 99)}
 	}
 	return json.Marshal(out)
 }

@@ -73,11 +73,11 @@ func TestMarkdown(t *testing.T) {
 
 | One restricted pod, host network | crisp | containerd | crisp : best peer | must reach |
 |---|---|---|---|---|
-| StartContainer, ms | 10 (10–20) | 40 (40–80) | 0.25 × containerd | ≤ 0.90 ✓ |
+| StartContainer, ms | 10 (10–20) | 40 (40–80) | 0.25 × containerd | ≤ 0.70 ✓ |
 
 | Churn, restricted pods, host network | crisp | containerd | crisp : best peer | must reach |
 |---|---|---|---|---|
-| pods up and down, 10 workers, pods/s | 33.3 | 10 | 3.33 × containerd | ≥ 4 ✗ |
+| pods up and down, 10 workers, pods/s | 33.3 | 10 | 3.33 × containerd | ≥ 4.50 ✗ |
 
 | Memory | crisp | containerd | crisp : best peer | must reach |
 |---|---|---|---|---|
@@ -114,6 +114,20 @@ func TestBest(t *testing.T) {
 	}
 }
 
+// A pull makes few calls slow: the table has to show those.
+func TestBesidePullsTheSlowOnesAreShown(t *testing.T) {
+	r := newReport("crisp")
+	r.Names = []string{"crisp", "crio"}
+	for i := range 100 {
+		r.add(besideGroup, "whole pod up", "ms", "crisp", float64(i+1))
+		r.add(besideGroup, "whole pod up", "ms", "crio", 200+float64(i))
+	}
+	const want = "| whole pod up, ms | 50 (p90 90, p99 99) | 249 (p90 289, p99 298) | 0.20 × crio | ≤ 0.30 ✓, p90 ≤ 0.35 ✓ |"
+	if got := r.markdown(); !strings.Contains(got, want) {
+		t.Errorf("have\n%s\nnot\n%s", got, want)
+	}
+}
+
 // A variant of the subject is not a peer, and has its own ratio.
 func TestVariants(t *testing.T) {
 	r := sampleReport(t)
@@ -122,7 +136,7 @@ func TestVariants(t *testing.T) {
 	const want = `
 | One restricted pod, host network | crisp | containerd | crisp-v2 | crisp : best peer | must reach | crisp-v2 : best peer | must reach |
 |---|---|---|---|---|---|---|---|
-| StartContainer, ms | 10 (10–20) | 40 (40–80) | 5 | 0.25 × containerd | ≤ 0.90 ✓ | 0.12 × containerd | ≤ 0.90 ✓ |
+| StartContainer, ms | 10 (10–20) | 40 (40–80) | 5 | 0.25 × containerd | ≤ 0.70 ✓ | 0.12 × containerd | ≤ 0.70 ✓ |
 `
 	if got := r.markdown(); !strings.Contains(got, want) {
 		t.Errorf("have\n%s\nnot\n%s", got, want)
@@ -140,7 +154,7 @@ func TestSaveAndLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	const want = `{"group":"One restricted pod, host network","name":"StartContainer","unit":"ms","samples":{"containerd":[40,80],"crisp":[10,20]},` +
-		`"summary":{"containerd":{"n":2,"p10":40,"p50":40,"p90":80},"crisp":{"n":2,"p10":10,"p50":10,"p90":20}}}`
+		`"summary":{"containerd":{"n":2,"p10":40,"p50":40,"p90":80,"p99":80},"crisp":{"n":2,"p10":10,"p50":10,"p90":20,"p99":20}}}`
 	if !strings.Contains(string(data), want) || !json.Valid(data) {
 		t.Errorf("have %s\nwant in it %s", data, want)
 	}

@@ -64,7 +64,7 @@ func (r *report) table(b *strings.Builder, group string) {
 		}
 		cells := []string{s.title()}
 		for _, n := range names {
-			cells = append(cells, cell(s.Samples[n]))
+			cells = append(cells, s.cell(n))
 		}
 		for _, n := range own {
 			ratio, must := s.comparison(n, s.best(r.Subject, names))
@@ -101,8 +101,21 @@ func (s *series) comparison(name, best string) (ratio, must string) {
 	}
 	if g := goalOf(s); g != nil {
 		must = g.verdict(own, other)
+		if g.slow > 0 {
+			slow := &goal{bound: g.slow}
+			must += ", p90 " + slow.verdict(percentile(s.Samples[name], 90), percentile(s.Samples[best], 90))
+		}
 	}
 	return ratio, must
+}
+
+// cell is cell of name's samples; pods beside pulls have the slow ones in brackets, where each is one that a pull has held up.
+func (s *series) cell(name string) string {
+	samples := s.Samples[name]
+	if s.Group != besideGroup || len(samples) < 2 {
+		return cell(samples)
+	}
+	return fmt.Sprintf("%s (p90 %s, p99 %s)", number(percentile(samples, 50)), number(percentile(samples, 90)), number(percentile(samples, 99)))
 }
 
 // cell returns p50 with p10 and p90, or the value of a single sample.
