@@ -268,8 +268,26 @@ func (t *Task) Remove() error {
 	if err := unmountBelow(t.dir); err != nil {
 		return fault.Unavailable.Errorf("remove container %s: %w", t.id, err)
 	}
-	return os.RemoveAll(t.dir)
+	return removeBundle(t.dir)
 }
+
+// removeBundle removes a bundle in which processes of a shim may still write, as runc does to its
+// log, after the shim has said that the container is deleted.
+func removeBundle(dir string) error {
+	for wait := bundleRetry; ; wait *= 2 {
+		err := os.RemoveAll(dir)
+		if !errors.Is(err, unix.ENOTEMPTY) || wait > bundlePatience {
+			return err
+		}
+		time.Sleep(wait)
+	}
+}
+
+// The pauses between attempts to remove a bundle double from bundleRetry up to bundlePatience.
+const (
+	bundleRetry    = 5 * time.Millisecond
+	bundlePatience = time.Second
+)
 
 // sweep implements Runtime.
 func (t *Task) sweep() error { return t.Remove() }
