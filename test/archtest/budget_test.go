@@ -28,7 +28,8 @@ var budgets = []struct {
 	// 20 000 without package logread, by which logs are read across rotated and compressed files; the
 	// kubelet reads the last file only.
 	{"agent", []string{"agent"}, 21_300, "a third of the kubelet's for the same; it runs pods, and nothing else"},
-	{"apiserver", []string{"apiserver"}, 9_000, "what kubectl and a browser need of one node"},
+	// 9 000 without the reasons of crashes: code, signal, limit, next try, last line of the log.
+	{"apiserver", []string{"apiserver"}, 9_100, "what kubectl and a browser need of one node"},
 	// 6 500 without the kubelet's own flags and KubeletConfiguration, by which a node's settings
 	// move to the agent as they are.
 	{"crisp", []string{"cmd/crisp"}, 7_100, "a command line that only speaks to the API"},
