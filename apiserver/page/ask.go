@@ -15,16 +15,25 @@ import (
 // ask sends a GET of path to the agent's API, within this process, and decodes the JSON of the
 // response into to. An error response becomes an error of the kind of its code.
 func (s *Server) ask(ctx context.Context, path string, to any) error {
-	r, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	body, err := s.read(ctx, path)
 	if err != nil {
 		return err
+	}
+	return json.Unmarshal(body, to)
+}
+
+// read is ask for a body that is not JSON.
+func (s *Server) read(ctx context.Context, path string) ([]byte, error) {
+	r, err := http.NewRequestWithContext(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return nil, err
 	}
 	a := &answer{header: http.Header{}, code: http.StatusOK}
 	s.o.API.ServeHTTP(a, r)
 	if a.code >= http.StatusMultipleChoices {
-		return refusal(a.code, a.body.Bytes())
+		return nil, refusal(a.code, a.body.Bytes())
 	}
-	return json.Unmarshal(a.body.Bytes(), to)
+	return a.body.Bytes(), nil
 }
 
 // refusal returns the error of an error response: the message of its metav1.Status, or the text

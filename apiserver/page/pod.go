@@ -18,7 +18,6 @@ import (
 	"github.com/crisp-cri/crisp/apiserver/table"
 	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/fault"
-	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/waterfall"
 )
 
@@ -74,12 +73,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 	under := s.o.Pulls.List(r.Context())
 	body := podPage{podRow: s.row(&pod, under, now), Conditions: pod.Status.Conditions, Containers: containers(&pod, now), Facts: factsOf(&pod)}
 	body.Plots = plots(s.samples.of(string(pod.UID)), now)
-	mine := slices.DeleteFunc(events.Items, func(e v1.Event) bool { return e.InvolvedObject.UID != pod.UID })
-	body.Events = eventRows(mine, now)
-	facts := why.Facts{Pod: &pod, Events: mine}
-	if p, ok := pulls.Of(under, pod.Namespace+"/"+pod.Name); ok {
-		facts.Pull = &p
-	}
+	facts := s.facts(r.Context(), &pod, events.Items, under)
 	var report startup.Report
 	switch err := s.ask(r.Context(), podPath("/crisp/v1", r)+"/startup", &report); fault.KindOf(err) {
 	case fault.NotFound: // its start was not recorded
@@ -93,6 +87,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 		body.Waterfall = drawStages(report.Stages, report.Seen, report.Until(now))
 	}
 	body.Why = why.Sentence(facts, now)
+	body.Events = eventRows(facts.Events, now)
 	if !r.URL.Query().Has("live") {
 		text, err := yaml.Marshal(object)
 		if err != nil {

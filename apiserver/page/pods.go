@@ -2,7 +2,10 @@ package page
 
 import (
 	"cmp"
+	"context"
+	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strings"
 	"time"
@@ -29,16 +32,16 @@ type podList struct {
 
 // A podRow is a row of the list of pods.
 type podRow struct {
-	Namespace, Name       string
-	Word, Class           string // kubectl's STATUS, and its CSS class
-	Ready, All            int
-	Restarts, Age         string
-	CPU, Memory           string // "" means unknown
-	Pull                  *pullRow
-	Startup               string // duration of the start, finished or not
-	StartupGoes           bool
-	Strip                 []span
-	LastEvent, EventClass string
+	Namespace, Name string
+	Word, Class     string // kubectl's STATUS, and its CSS class
+	Ready, All      int
+	Restarts, Age   string
+	CPU, Memory     string // "" means unknown
+	Pull            *pullRow
+	Startup         string // duration of the start, finished or not
+	StartupGoes     bool
+	Strip           []span
+	Trouble         string // why it is not ready
 }
 
 // A pullRow is a running pull.
@@ -92,27 +95,49 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
 			row.Startup, row.StartupGoes = waterfall.Brief(rep.Until(now).Sub(rep.Seen)), rep.Ready.IsZero()
 			row.Strip = strip(rep.Stages, rep.Seen, rep.Until(now))
 		}
-		row.LastEvent, row.EventClass = lastEvent(events.Items, pod)
+		facts := s.facts(r.Context(), pod, events.Items, under)
+		facts.Stages = started[string(pod.UID)].Stages
+		row.Trouble = why.Trouble(facts, now)
 		body.Pods = append(body.Pods, row)
 	}
 	slices.SortFunc(body.Pods, func(a, b podRow) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
 	s.show(w, r, http.StatusOK, "pods", view{Title: "Pods", Body: body})
 	return nil
 }
 
-// lastEvent returns the last warning about a pod that is neither ready nor finished.
-func lastEvent(events []v1.Event, pod *v1.Pod) (text, class string) {
-	if _, ready := why.Ready(&pod.Status); ready || podsync.Terminal(&pod.Status) {
-		return "", ""
+// rank orders pods for people: what is bad comes first.
+func rank(row podRow) int {
+	if row.Class == "bad" {
+		return 0
 	}
-	for i := range events {
-		if e := &events[i]; e.InvolvedObject.UID == pod.UID && e.Type == v1.EventTypeWarning {
-			text, class = e.Reason+": "+e.Message, "bad"
-		}
+	return 1
+}
+
+// facts returns what is known of a pod beside its start.
+func (s *Server) facts(ctx context.Context, pod *v1.Pod, events []v1.Event, under []pulls.Pull) why.Facts {
+	f := why.Facts{Pod: pod, Logs: lastLines{s, ctx, pod}}
+	f.Events = slices.DeleteFunc(slices.Clone(events), func(e v1.Event) bool { return e.InvolvedObject.UID != pod.UID })
+	if p, ok := pulls.Of(under, pod.Namespace+"/"+pod.Name); ok {
+		f.Pull = &p
 	}
-	return text, class
+	return f
+}
+
+// lastLines are the ends of the logs of a pod, for a request.
+type lastLines struct {
+	s   *Server
+	ctx context.Context
+	pod *v1.Pod
+}
+
+// LastLine implements why.Logs.
+func (l lastLines) LastLine(container string) string {
+	status := podsync.StatusOf(container, slices.Concat(l.pod.Status.InitContainerStatuses, l.pod.Status.ContainerStatuses))
+	q := url.Values{"container": {container}, "tailLines": {"1"}, "previous": {fmt.Sprint(status != nil && status.State.Terminated == nil)}}
+	text, _ := l.s.read(l.ctx, "/api/v1/namespaces/"+url.PathEscape(l.pod.Namespace)+"/pods/"+url.PathEscape(l.pod.Name)+"/log?"+q.Encode())
+	return string(text) // nothing, if it has no log any more
 }
 
 // row returns what both the list and the pod's page show. under has the running pulls.

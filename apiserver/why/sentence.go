@@ -22,41 +22,83 @@ type Facts struct {
 	Stages []timeline.Stage // the agent's and the runtime's, joined
 	Pull   *pulls.Pull      // the pull that it waits for, or nil
 	Events []v1.Event       // those of the pod, oldest first
+	Logs   Logs             // of its containers; nil if unknown
+}
+
+// Logs returns the last line that a container's last ended run wrote, "" if that is not known.
+type Logs interface {
+	LastLine(container string) string
 }
 
 // Sentence returns a sentence that says why the pod is not ready or, if it is, what took most of
 // the time. It has no full stop and no line feed.
 func Sentence(f Facts, now time.Time) string {
-	return strings.Join(strings.Fields(f.sentence(now)), " ")
-}
-
-func (f Facts) sentence(now time.Time) string {
 	name, s := f.Pod.Namespace+"/"+f.Pod.Name, &f.Pod.Status
+	_, ready := Ready(s)
+	trouble := Trouble(f, now)
 	switch {
 	case f.Pod.DeletionTimestamp != nil:
 		return name + " is terminating"
 	case s.Phase == v1.PodFailed:
-		return fmt.Sprintf("%s has failed: %s", name, f.failure())
+		return name + " has failed: " + trouble
 	case s.Phase == v1.PodSucceeded:
 		return name + " has succeeded"
+	case ready && trouble != "":
+		return name + " is ready, but " + trouble
+	case ready:
+		return oneLine(f.wasSlow(name))
 	}
-	if _, ok := Ready(s); ok {
-		return f.wasSlow(name)
+	if trouble == "" {
+		return name + " is not ready, and nothing says why"
 	}
+	return name + " is not ready: " + trouble
+}
+
+// Trouble returns why the pod has failed or is not ready, or that a container of a ready one has
+// ended lately; "" if there is nothing to say.
+func Trouble(f Facts, now time.Time) string { return oneLine(f.trouble(now)) }
+
+func oneLine(text string) string { return strings.Join(strings.Fields(text), " ") }
+
+func (f Facts) trouble(now time.Time) string {
+	s := &f.Pod.Status
+	if f.Pod.DeletionTimestamp != nil || s.Phase == v1.PodSucceeded {
+		return ""
+	}
+	if s.Phase == v1.PodFailed {
+		return f.failure()
+	}
+	c, end := f.crashed(now)
+	_, ready := Ready(s)
+	if c != nil && (ready || c.State.Waiting != nil) {
+		return f.crash(c, end, now)
+	}
+	if ready {
+		return ""
+	}
+	text := f.waits(now)
+	if c != nil && text != "" {
+		text += "; before, " + f.crash(c, end, now)
+	}
+	return text
+}
+
+// waits says what a pod that is not ready waits for.
+func (f Facts) waits(now time.Time) string {
 	if f.Pull != nil {
-		return fmt.Sprintf("%s is not ready: image %s is being pulled %s: %s", name, f.Pull.Image, cmp.Or(f.Pull.Source(), "from its registry"), f.Pull)
+		return fmt.Sprintf("image %s is being pulled %s: %s", f.Pull.Image, cmp.Or(f.Pull.Source(), "from its registry"), f.Pull)
 	}
 	if st, ok := f.going(); ok {
-		return fmt.Sprintf("%s is not ready: %s", name, f.during(st, now))
+		return f.during(st, now)
 	}
-	if waits := Waits(f.Pod, s, nil); len(waits) > 0 {
+	if waits := Waits(f.Pod, &f.Pod.Status, nil); len(waits) > 0 {
 		w := waits[0]
-		return fmt.Sprintf("%s is not ready: %s", name, f.during(timeline.Stage{Name: w.Name, Container: w.Container, Detail: w.Detail}, now))
+		return f.during(timeline.Stage{Name: w.Name, Container: w.Container, Detail: w.Detail}, now)
 	}
 	if e := f.last("", v1.EventTypeWarning); e != nil {
-		return fmt.Sprintf("%s is not ready: %s: %s", name, e.Reason, e.Message)
+		return e.Reason + ": " + e.Message
 	}
-	return name + " is not ready, and nothing says why"
+	return ""
 }
 
 // failure says why a pod has failed.
@@ -67,7 +109,7 @@ func (f Facts) failure() string {
 	}
 	for _, c := range slices.Concat(s.InitContainerStatuses, s.ContainerStatuses) {
 		if t := c.State.Terminated; t != nil && t.ExitCode != 0 {
-			return fmt.Sprintf("container %s has ended with code %d (%s)", c.Name, t.ExitCode, cmp.Or(t.Reason, "no reason"))
+			return "container " + c.Name + " " + f.ending(c.Name, t) + f.words(c.Name, t)
 		}
 	}
 	return "no container says why"

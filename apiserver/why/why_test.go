@@ -1,6 +1,7 @@
 package why_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/timeline"
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -90,6 +92,63 @@ func said(reason, container, message string) v1.Event {
 	return v1.Event{Type: v1.EventTypeWarning, Reason: reason, Message: message, InvolvedObject: v1.ObjectReference{FieldPath: "spec.containers{" + container + "}"}}
 }
 
+// crashed returns the status of a container that waits since it has ended, twice, two seconds ago.
+func crashed(name string, end v1.ContainerStateTerminated) v1.ContainerStatus {
+	c := waiting(name, "CrashLoopBackOff", "back-off 20s restarting failed container="+name+" pod=web_default(u)")
+	end.FinishedAt = metav1.NewTime(t0.Add(8 * time.Second))
+	c.RestartCount, c.LastTerminationState.Terminated = 1, &end
+	return c
+}
+
+type lastLine string
+
+func (l lastLine) LastLine(string) string { return string(l) }
+
+// What people ask first about a container that ends again and again: how, when next, and what it said.
+func TestSentenceOfCrashes(t *testing.T) {
+	oom := podOf(nil, []v1.ContainerStatus{running("side", true, true), crashed("app", v1.ContainerStateTerminated{ExitCode: 137, Reason: "OOMKilled"})})
+	oom.Spec.Containers = []v1.Container{{Name: "app", Resources: v1.ResourceRequirements{Limits: v1.ResourceList{v1.ResourceMemory: resource.MustParse("16Mi")}}}}
+	code := podOf(nil, []v1.ContainerStatus{crashed("app", v1.ContainerStateTerminated{ExitCode: 3, Reason: "Error"})})
+	signal := podOf(nil, []v1.ContainerStatus{crashed("app", v1.ContainerStateTerminated{ExitCode: 143, Reason: "Error"})})
+	missing := podOf(nil, []v1.ContainerStatus{crashed("app", v1.ContainerStateTerminated{ExitCode: 128, Reason: "StartError", Message: "exec: no such file"})})
+	again := podOf(nil, []v1.ContainerStatus{running("app", true, false)})
+	again.Status.ContainerStatuses[0].RestartCount, again.Status.ContainerStatuses[0].LastTerminationState = 1, code.Status.ContainerStatuses[0].LastTerminationState
+	ready := again.DeepCopy()
+	ready.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}
+	init := podOf([]v1.ContainerStatus{crashed("init", v1.ContainerStateTerminated{ExitCode: 1})}, []v1.ContainerStatus{waiting("app", "PodInitializing", "")})
+	failed := podOf(nil, []v1.ContainerStatus{ended("app", 3)})
+	failed.Status.Phase = v1.PodFailed
+	for _, test := range []struct {
+		name  string
+		facts why.Facts
+		want  string
+	}{
+		{"out of memory", why.Facts{Pod: oom}, "not ready: container app was killed, as it ran out of memory (limit 16Mi) 2.0 s ago, run 2; next try in 18.0 s"},
+		{"its last line", why.Facts{Pod: code, Logs: lastLine("panic: cannot open\t/etc/app.conf\n")},
+			"not ready: container app ended with code 3 (Error) 2.0 s ago, run 2; next try in 18.0 s; last line: panic: cannot open /etc/app.conf"},
+		{"a long last line", why.Facts{Pod: code, Logs: lastLine(strings.Repeat("é", 300))},
+			"not ready: container app ended with code 3 (Error) 2.0 s ago, run 2; next try in 18.0 s; last line: " + strings.Repeat("é", 100) + "…"},
+		{"a signal", why.Facts{Pod: signal, Logs: lastLine("")}, "not ready: container app ended with code 143 (SIGTERM) 2.0 s ago, run 2; next try in 18.0 s"},
+		{"no such program", why.Facts{Pod: missing, Logs: lastLine("no")}, "not ready: container app could not be started 2.0 s ago, run 2; next try in 18.0 s; exec: no such file"},
+		{"before what the runtime does", why.Facts{Pod: code, Stages: []timeline.Stage{at("back-off", "app", 1, -1)}}, "not ready: container app ended with code 3 (Error) 2.0 s ago, run 2; next try in 18.0 s"},
+		{"runs again", why.Facts{Pod: again}, "not ready: the readiness probe of container app has not succeeded; before, container app ended with code 3 (Error) 2.0 s ago, run 1"},
+		{"ready again", why.Facts{Pod: ready}, "ready, but container app ended with code 3 (Error) 2.0 s ago, run 1"},
+		{"init container", why.Facts{Pod: init}, "not ready: container init ended with code 1 (no reason) 2.0 s ago, run 2; next try in 18.0 s"},
+		{"for good", why.Facts{Pod: failed, Logs: lastLine("panic: no\n")}, "failed: container app ended with code 3 (Error); last line: panic: no"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			got := why.Sentence(test.facts, t0.Add(10*time.Second))
+			got = strings.TrimPrefix(strings.TrimPrefix(got, "default/web is "), "default/web has ")
+			if d := cmp.Diff(test.want, got); d != "" {
+				t.Error(d)
+			}
+		})
+	}
+	if got := why.Sentence(why.Facts{Pod: ready}, t0.Add(time.Hour)); got != "default/web is ready" {
+		t.Errorf("an hour later: %s", got)
+	}
+}
+
 // A sentence for each cause, as a user reads it; now is ten seconds after the pod was seen.
 func TestSentence(t *testing.T) {
 	plain := podOf(nil, nil)
@@ -131,7 +190,7 @@ func TestSentence(t *testing.T) {
 		{"was slow", why.Facts{Pod: ready, Seen: t0, Ready: t0.Add(10 * time.Second),
 			Stages: []timeline.Stage{at("sandbox", "", 0, 1), withDetail(at("pull", "app", 1, 9, at("layers", "", 2, 9)), "app:1, 12 MB from reg.test")}},
 			"default/web is ready: it took 10.0 s, most of it for pull app (8.0 s, of which layers took 7.0 s: app:1, 12 MB from reg.test)"},
-		{"failed", why.Facts{Pod: failed}, "default/web has failed: container app has ended with code 3 (Error)"},
+		{"failed", why.Facts{Pod: failed}, "default/web has failed: container app ended with code 3 (Error)"},
 		{"evicted", why.Facts{Pod: evicted}, "default/web has failed: Evicted: The node was low on memory."},
 		{"done", why.Facts{Pod: done}, "default/web has succeeded"},
 		{"deleted", why.Facts{Pod: deleted}, "default/web is terminating"},

@@ -287,7 +287,7 @@ func whyCommand(c *cli) *cobra.Command {
 
 // facts returns what is known of a pod beside its stages.
 func (c *cli) facts(namespace string, f criruntime.Found) (why.Facts, error) {
-	facts := why.Facts{Pod: f.Pod}
+	facts := why.Facts{Pod: f.Pod, Logs: lastLines{c, f}}
 	if p, ok := pulls.Of(c.pulls(), namespace+"/"+f.Pod.Name); ok {
 		facts.Pull = &p
 	}
@@ -356,4 +356,18 @@ func (c *cli) describeStartup(f criruntime.Found) error {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t|%s|\t%s\n", row.Label, row.Begin, row.Took, row.Bar, strings.Join(strings.Fields(row.Note), " "))
 	}
 	return t.Flush()
+}
+
+// lastLines are the ends of the logs of a pod.
+type lastLines struct {
+	c   *cli
+	pod criruntime.Found
+}
+
+// LastLine implements why.Logs.
+func (l lastLines) LastLine(container string) string {
+	var line strings.Builder
+	status := statusOf(l.pod.Pod, container)
+	_ = l.c.logsOf(l.pod, status, logFlags{tail: 1, previous: status.State.Terminated == nil}, &line, &line) // it may have none
+	return line.String()
 }
