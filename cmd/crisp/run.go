@@ -55,7 +55,7 @@ func runCommand(c *cli) *cobra.Command {
 				return c.printPod(pod, r.output)
 			}
 			fmt.Fprintf(c.stdout, "pod/%s created\n", pod.Name)
-			return nil
+			return c.admitted(pod)
 		}
 		err := c.accompany(&r)
 		if r.remove {
@@ -161,17 +161,75 @@ func (c *cli) printPod(pod *v1.Pod, form string) error {
 	return c.printValue(o, form)
 }
 
+// hasBegun reports whether the container of a pod runs or has ended. The error, with docker's exit code,
+// says why nothing will come of it. A pull is tried twice, as a registry may fail once: pulled is for it
+// to remember the first.
+func hasBegun(pod *v1.Pod, pulled *bool) (bool, error) {
+	status := statusOf(pod, "main")
+	for _, t := range []*v1.ContainerStateTerminated{status.State.Terminated, status.LastTerminationState.Terminated} {
+		if t != nil && t.Reason == "StartError" {
+			return false, execError(errors.New(t.Message))
+		}
+	}
+	if status.State.Running != nil || status.State.Terminated != nil {
+		return true, nil
+	}
+	if err := rejected(pod); err != nil || status.State.Waiting == nil {
+		return false, err
+	}
+	w := status.State.Waiting
+	switch w.Reason {
+	case "ImagePullBackOff":
+		*pulled = true
+	case "ErrImagePull", "RegistryUnavailable", "SignatureValidationFailed":
+		if !*pulled {
+			return false, nil
+		}
+		fallthrough
+	case "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError":
+		return false, &exitError{exitExecFailed, w.Reason + ": " + w.Message}
+	}
+	return false, nil
+}
+
+// rejected returns why the node has refused a pod, nil if it has not.
+func rejected(pod *v1.Pod) error {
+	if pod.Status.Phase == v1.PodFailed && statusOf(pod, "main").State.Terminated == nil {
+		return &exitError{exitExecFailed, fmt.Sprintf("pod %s failed: %s %s", pod.Name, pod.Status.Reason, pod.Status.Message)}
+	}
+	return nil
+}
+
+// admission bounds how long a detached run waits for the node's answer.
+const admission = 5 * time.Second
+
+// admitted waits until the node has taken or refused a pod. Without an answer in time it is taken.
+func (c *cli) admitted(pod *v1.Pod) error {
+	_, err := c.untilPod(pod.Namespace, pod.Name, admission, "", func(now *v1.Pod) (bool, error) {
+		return now.Status.StartTime != nil, rejected(now)
+	})
+	if e, ok := errors.AsType[*exitError](err); ok && e.code == exitTimeout {
+		return nil
+	}
+	return err
+}
+
 // accompany shows the output of the pod's container until it ends, and returns its exit code as
 // ours.
 func (c *cli) accompany(r *request) error {
 	pod := &r.pod
+	ctx, cancel := context.WithCancel(c.ctx)
+	shown := make(chan struct{})
+	go func() {
+		defer close(shown)
+		c.showPull(ctx, pod.Spec.Containers[0].Image, "auto")
+	}()
+	pulled := false // in vain
 	now, err := c.untilPod(pod.Namespace, pod.Name, r.timeout, "pod "+pod.Name+" has not started", func(now *v1.Pod) (bool, error) {
-		state := statusOf(now, "main").State
-		if now.Status.Phase == v1.PodFailed && state.Terminated == nil {
-			return false, fmt.Errorf("pod %s failed: %s %s", pod.Name, now.Status.Reason, now.Status.Message)
-		}
-		return state.Running != nil || state.Terminated != nil, nil
+		return hasBegun(now, &pulled)
 	})
+	cancel()
+	<-shown
 	if err != nil {
 		return err
 	}
