@@ -84,13 +84,21 @@ func templateOf(o manifest.Object) *v1.PodTemplateSpec {
 
 // keepTemplate returns given, which is next as JSON, with old's text of the pod template if next's
 // means the same, else nil. What a client has read, and puts again, has the defaults: as another
-// template it would replace the pods, or start a Job over.
-func keepTemplate(given []byte, next manifest.Object, old *record) []byte {
+// template it would replace the pods, or start a Job over. If restarts, so does a template that does
+// not know of a restart.
+func keepTemplate(given []byte, next manifest.Object, old *record, restarts bool) []byte {
 	if old == nil || old.Deleted != nil || old.decoded == nil {
 		return nil
 	}
 	was, now := templateOf(old.decoded), templateOf(next)
-	if was == nil || now == nil || !equality.Semantic.DeepEqual(meaning(was), meaning(now)) {
+	if was == nil || now == nil {
+		return nil
+	}
+	was, now = meaning(was), meaning(now)
+	if now.Annotations[restartedAt] == "" && restarts {
+		delete(was.Annotations, restartedAt)
+	}
+	if !equality.Semantic.DeepEqual(was, now) {
 		return nil
 	}
 	var object, spec map[string]json.RawMessage
@@ -112,6 +120,9 @@ func keepTemplate(given []byte, next manifest.Object, old *record) []byte {
 	}
 	return text
 }
+
+// restartedAt is the annotation of a template by which kubectl, and crisp, restart its pods.
+const restartedAt = "kubectl.kubernetes.io/restartedAt"
 
 // meaning returns a template without the hash of its text, and without fields that have no effect
 // here and a default in Kubernetes.

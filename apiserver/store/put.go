@@ -67,7 +67,7 @@ func (s *Store) Put(text []byte, o PutOptions) (manifest.Object, Outcome, manife
 	}
 	key := manifest.Key(objects[0])
 	old := s.records[key]
-	if same := keepTemplate(given, objects[0], old); same != nil {
+	if same := keepTemplate(given, objects[0], old, !o.Update); same != nil {
 		// The text that it has may have what the new one has not: a field that counts for nothing.
 		if kept, w, err := manifest.Read("", same, s.options(o.Unknown)); err == nil && len(w) <= len(warnings) {
 			given, objects, warnings = same, kept, w

@@ -66,3 +66,26 @@ func TestPutOfWhatWasRead(t *testing.T) {
 		}
 	}
 }
+
+// Who applies a file again after a restart restarts nothing; an update without the restart does, as
+// "kubectl replace" does on a cluster.
+func TestApplyKeepsRestart(t *testing.T) {
+	s := open(t, t.TempDir())
+	const text = `{apiVersion: apps/v1, kind: Deployment, metadata: {name: w}, spec: {selector: {matchLabels: {a: b}}, template: {metadata: {labels: {a: b}%s}, spec: {containers: [{name: c, image: "i:1"}]}}}}`
+	plain, restarted := strings.Replace(text, "%s", "", 1), strings.Replace(text, "%s", `, annotations: {kubectl.kubernetes.io/restartedAt: "2026-01-02T03:04:05Z"}`, 1)
+	put(t, s, plain, store.PutOptions{}, store.Created)
+	put(t, s, restarted, store.PutOptions{Update: true}, store.Configured)
+	put(t, s, plain, store.PutOptions{}, store.Unchanged)
+	put(t, s, strings.Replace(plain, "name: w", "name: w, labels: {x: one}", 1), store.PutOptions{}, store.Configured)
+	o, err := s.Get("deployment default/w")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if at := o.(*appsv1.Deployment).Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"]; at == "" || o.GetLabels()["x"] != "one" {
+		t.Errorf("restarted at %q, with labels %v", at, o.GetLabels())
+	}
+	put(t, s, plain, store.PutOptions{Update: true}, store.Configured)
+	if o, err = s.Get("deployment default/w"); err != nil || len(o.(*appsv1.Deployment).Spec.Template.Annotations["kubectl.kubernetes.io/restartedAt"]) > 0 {
+		t.Errorf("an update keeps the restart: %v", err)
+	}
+}
