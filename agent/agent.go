@@ -166,8 +166,8 @@ func openDisk(o *Options) (d disk, err error) {
 	if d.files, err = podfiles.Open(podfiles.Options{Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks, Log: o.Log}); err != nil {
 		return d, err
 	}
-	if err := podfiles.RecordEndpoint(o.Root, o.Endpoint); err != nil { // only the command line reads it, without an agent
-		o.Log.Warn("runtime not recorded", "err", err)
+	if err := podfiles.RecordAgent(o.Root, o.Endpoint, o.NodeName); err != nil { // the pods run without it
+		o.Log.Warn("runtime and node not recorded", "err", err)
 	}
 	d.ids, err = node.OpenIDs(filepath.Join(o.Root, "pods"), o.Log)
 	return d, err
@@ -248,6 +248,11 @@ func (o *Options) complete() error {
 	if o.NodeName == "" {
 		if o.NodeName, err = os.Hostname(); err != nil {
 			return err
+		}
+		// The UIDs of pods have the node's name: another one would replace all pods.
+		if first := podfiles.NodeName(o.Root); first != "" && first != o.NodeName {
+			o.Log.Warn("host name has changed: the node keeps its first name (--node-name changes it)", "node", first, "host", o.NodeName)
+			o.NodeName = first
 		}
 	}
 	return nil

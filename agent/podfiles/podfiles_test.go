@@ -167,7 +167,7 @@ func TestNull(t *testing.T) {
 	if err := s.SetActual("a", "c", v1.ResourceRequirements{}); err != nil || len(s.Actual("a")) != 1 {
 		t.Errorf("%v, %v", s.Actual("a"), err)
 	}
-	if err := RecordEndpoint(root, "unix:///x"); err != nil {
+	if err := RecordAgent(root, "unix:///x", "node"); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.WriteFile(filepath.Join(s.Dir("a"), podFile), []byte("null"), 0o600); err != nil {

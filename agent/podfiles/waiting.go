@@ -9,21 +9,29 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// agentFile, in an agent's root, names the runtime that the agent uses.
+// agentFile, in an agent's root, names the runtime that the agent uses, and its node.
 const agentFile = "agent.json"
 
 type agentRecord struct {
 	Endpoint string `json:"runtimeEndpoint"`
+	NodeName string `json:"nodeName,omitempty"`
 }
 
-// RecordEndpoint records the runtime of an agent in its root. It writes only what differs.
-func RecordEndpoint(root, endpoint string) error {
-	path, now := filepath.Join(root, agentFile), agentRecord{endpoint}
+// RecordAgent records the runtime and the node of an agent in its root. It writes only what differs.
+func RecordAgent(root, endpoint, node string) error {
+	path, now := filepath.Join(root, agentFile), agentRecord{endpoint, node}
 	var was agentRecord
 	if atomicfile.ReadJSON(path, &was) == nil && was == now {
 		return nil
 	}
 	return atomicfile.WriteJSON(path, now)
+}
+
+// NodeName returns the name of the node that the last agent of this root recorded, "" if none did.
+func NodeName(root string) string {
+	var record agentRecord
+	_ = atomicfile.ReadJSON(filepath.Join(root, agentFile), &record) // a broken one names none
+	return record.NodeName
 }
 
 // Waiting returns the pods that the agent of this root has accepted and that have no sandbox

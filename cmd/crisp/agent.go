@@ -83,7 +83,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *apiserver.Options) {
 	alias(&o.Manifests, "/etc/crisp/pods", "`directory` of the manifests", "manifests", "pod-manifest-path")
 	alias(&o.Root, "", "the agent's `directory` (default: that of --agent-root)", "root", "root-dir")
 	alias(&o.LogDir, "", "`directory` of the pods' logs (default ROOT/logs)", "log-dir", "pod-logs-dir")
-	alias(&o.NodeName, "", "`name` of this node (default: the host name)", "node-name", "hostname-override")
+	alias(&o.NodeName, "", "`name` of this node (default: the host name at the first start)", "node-name", "hostname-override")
 	fs.StringVar(&f.nodeIP, "node-ip", "", "comma-separated `addresses` of this node (default: detected)")
 	fs.StringVar(&o.ResolvConf, "resolv-conf", "/etc/resolv.conf", "`file` with the name servers for pods")
 	fs.BoolVar(&o.SeccompDefault, "seccomp-default", true, "use RuntimeDefault seccomp for containers without a profile")

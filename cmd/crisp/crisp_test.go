@@ -186,6 +186,32 @@ func answers(pattern, out string, code int) bool {
 	return (code == 0 || out != "") && regexp.MustCompile(pattern).MatchString(out)
 }
 
+// The UIDs of pods of files have the node's name. So an agent keeps the first one when the host gets
+// another name, as many do at their first boots, and no pod is replaced; unless it is told a name.
+func TestNodeKeepsItsName(t *testing.T) {
+	n := newNode(t)
+	n.manifest("web.yaml", webPod)
+	uid := func(node string) string {
+		t.Helper()
+		stop := n.agent()
+		defer stop()
+		n.until("get nodes -o name", `^node/`+node+`\n$`)
+		n.until("get pods", `web +2/2 `)
+		out, _, _ := n.crisp("get pod/web -o jsonpath={.metadata.uid}")
+		return out
+	}
+	n.flags = []string{"--node-name", "first"}
+	first := uid("first")
+	n.flags = nil
+	if now := uid("first"); now != first || first == "" {
+		t.Errorf("under the host's own name: pod %s, before %s", now, first)
+	}
+	n.flags = []string{"--node-name", "second"}
+	if now := uid("second"); now == first {
+		t.Errorf("the node second has pod %s of the node first", now)
+	}
+}
+
 // A failed command also prints nothing, which must not count as an empty answer.
 func TestNothingOfAFailureIsNoAnswer(t *testing.T) {
 	for _, test := range []struct {
