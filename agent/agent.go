@@ -24,7 +24,8 @@
 // The runtime and the labels of its sandboxes and containers are the ground truth. The agent may
 // be killed at any moment: the next one observes, and finds by labels what its predecessor made.
 // The runtime may be killed too: the agent waits for it without a limit and changes nothing
-// meanwhile. When the agent ends, all containers keep running, unless Options.StopPods is set.
+// meanwhile. When the agent ends, all containers keep running, unless Options.StopPods is set or
+// the machine is being shut down.
 //
 // Pods are found by namespace and name. The UID is derived from the manifest's content, so an
 // edited manifest is another pod of the same name, which starts when the old one has ended.
@@ -80,7 +81,7 @@ type Options struct {
 	Plugins        string           // file with a CredentialProviderConfig; "" for none
 	PluginDir      string           // of its programs
 	LogLinks       string           // directory of links to the containers' logs; "" for none
-	StopPods       bool             // stop the pods when the agent ends; else they keep running
+	StopPods       bool             // stop the pods when the agent ends; else only when systemd shuts the machine down
 	Node           NodeConfig       // what pods may use of the node
 	Log            *slog.Logger
 

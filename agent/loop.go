@@ -150,10 +150,11 @@ func (a *Agent) end(ctx context.Context) {
 	}
 	a.Workers.Wait()
 	a.Probes.Wait()
-	if a.o.StopPods {
+	stop := a.o.StopPods || shutsDown()
+	if stop {
 		a.stopPods(context.WithoutCancel(ctx))
 	}
-	a.o.Log.Info("agent ended", "pods_stopped", a.o.StopPods)
+	a.o.Log.Info("agent ended", "pods_stopped", stop)
 }
 
 // lookAgain ends the probes of pods that are no longer wanted, and checks state that changes

@@ -3,7 +3,9 @@ package agent
 import (
 	"context"
 	"maps"
+	"os/exec"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -17,6 +19,15 @@ import (
 // stopPatience is how long stopPods waits for a runtime that does not answer. Then the pods run
 // on.
 const stopPatience = time.Minute
+
+// shutsDown reports whether systemd is shutting the machine down: "stopping" is the state of its
+// manager then, systemctl(1). Without an answer it is not.
+func shutsDown() bool {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	state, _ := exec.CommandContext(ctx, "systemctl", "is-system-running").Output() // it fails in every state but "running"
+	return strings.TrimSpace(string(state)) == "stopping"
+}
 
 // stopPods stops all wanted pods, those of the lowest priority first, and returns when none
 // runs, or when the runtime has not answered for stopPatience. It does not delete them: the next

@@ -99,7 +99,7 @@ func (f *agentFlags) add(fs *pflag.FlagSet, o *apiserver.Options) {
 	fs.StringVar(&o.PluginDir, "image-credential-provider-bin-dir", "", "`directory` of those plugins")
 	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
 	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", podsync.DefaultMaxBackoff, "maximum back-off of a container that keeps exiting")
-	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; otherwise they keep running")
+	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; otherwise they keep running, unless systemd shuts the machine down")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of an additional manifest")
 	fs.StringArrayVar(&f.headers, "manifest-url-header", nil, "`NAME:VALUE` of a header for its requests")
 	fs.StringVar(&o.Listen, "listen", "", "loopback `address` to serve the API on, by TLS and plain HTTP, with the token in ROOT/token; ROOT/kubeconfig is for kubectl")

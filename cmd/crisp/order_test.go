@@ -3,6 +3,7 @@ package main
 import (
 	"encoding/json"
 	"fmt"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -268,5 +269,29 @@ func TestStartsAgainWhatItStopped(t *testing.T) {
 	}
 	if made := n.made("StartContainer"); len(made) != 2 {
 		t.Errorf("the next agent started %q", made)
+	}
+}
+
+// Pods are stopped when the machine is shut down, and not when the agent is only restarted, as by an
+// upgrade.
+func TestStopsAtShutdown(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	dir := t.TempDir()
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	state := func(word string) {
+		if err := os.WriteFile(filepath.Join(dir, "systemctl"), []byte("#!/bin/sh\n[ \"$*\" = is-system-running ] && echo "+word+"\nexit 1\n"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, word := range []string{"degraded", "stopping"} {
+		state(word)
+		n.manifest(word+".yaml", strings.Replace(webPod, "name: web}", "name: "+word+"}", 1))
+		stop := n.agent()
+		n.until("get pods", word+` +2/2 +Running +0 `)
+		stop()
+		if stopped := len(n.made("StopContainer")) > 0; stopped != (word == "stopping") {
+			t.Errorf("%s: %q", word, n.made("Stop"))
+		}
 	}
 }
