@@ -114,7 +114,10 @@ func (r *reader) object(at *tree, data []byte, line int) {
 		return
 	}
 	if kind == nil {
-		return // a Namespace
+		if name, _ := at.kind(); leftOut[name] != "" {
+			r.warn([]Error{{Line: at.lineOf("kind"), Field: at.prefix + "kind", Text: name + " is left out: " + leftOut[name]}})
+		}
+		return
 	}
 	c := &checker{tree: at, kind: kind.name, unknown: r.o.Unknown}
 	c.walk(c.node, kind.typ, "", "")

@@ -183,14 +183,29 @@ var kinds = []*kind{
 
 // notHere has the reasons why well-known kinds are rejected.
 var notHere = map[string]string{
-	"Service":               "not supported on a single node: use hostPort",
-	"Ingress":               "not supported on a single node: use hostPort",
 	"StatefulSet":           "not supported: use a Deployment; without maxSurge its pods keep their names",
 	"ReplicaSet":            "not supported: use a Deployment",
 	"ReplicationController": "not supported: use a Deployment",
 	"CronJob":               "not supported: have a systemd timer apply a Job",
 	"PersistentVolume":      "not supported: every claim is a directory of this node",
-	"ServiceAccount":        "not supported: there are no service accounts without an API server",
+}
+
+// noRBAC is why kinds of Kubernetes' authorization are left out.
+const noRBAC = "pods have no API server to be let in to"
+
+// leftOut has the kinds that are left out of a file with a warning, and why: the pods beside them run
+// as well without.
+var leftOut = map[string]string{
+	"Service":                 "its name is not resolved; hostPort publishes a port",
+	"Ingress":                 "nothing routes HTTP here; hostPort publishes a port",
+	"NetworkPolicy":           "no traffic is filtered",
+	"PodDisruptionBudget":     "nothing drains a single node",
+	"HorizontalPodAutoscaler": "a single node is not scaled",
+	"ServiceAccount":          noRBAC,
+	"Role":                    noRBAC,
+	"RoleBinding":             noRBAC,
+	"ClusterRole":             noRBAC,
+	"ClusterRoleBinding":      noRBAC,
 }
 
 func (t *tree) kind() (kind, version string) {
@@ -207,7 +222,7 @@ func (t *tree) kind() (kind, version string) {
 }
 
 // kindOf returns the document's kind. It returns nil without an error for a Namespace, which the
-// agent does not store.
+// agent does not store, and for what is left out.
 func (t *tree) kindOf() (*kind, *Error) {
 	if t.node.Kind != yaml.MappingNode {
 		return nil, &Error{Line: t.line(t.node), Text: "not a Kubernetes object: apiVersion and kind are missing"}
@@ -221,6 +236,9 @@ func (t *tree) kindOf() (*kind, *Error) {
 		return wrong("kind", "is missing")
 	case "Namespace":
 		return nil, nil // every namespace exists
+	}
+	if leftOut[name] != "" {
+		return nil, nil
 	}
 	for _, k := range kinds {
 		switch {

@@ -156,7 +156,7 @@ func TestErrors(t *testing.T) {
 		{"mapping for list", head + "  containers: {name: a}\n", "pod.yaml:5: spec.containers: want a list, got a mapping"},
 		{"quantity", head + ok + "    resources: {limits: {memory: lots}}\n", `pod.yaml:8: spec.containers[0].resources.limits[memory]: "lots" is not a quantity such as 500m, 1.5 or 64Mi`},
 		{"indentation", head + "  containers:\n - name: a\n", "pod.yaml:5: did not find expected key"},
-		{"kind", "apiVersion: v1\nkind: Service\n", "pod.yaml:2: kind: Service is not supported on a single node: use hostPort"},
+		{"kind", "apiVersion: apps/v1\nkind: StatefulSet\n", "pod.yaml:2: kind: StatefulSet is not supported: use a Deployment; without maxSurge its pods keep their names"},
 		{"no kind", "a: b\n", "pod.yaml:1: kind: is missing"},
 		{"scalar", "hello\n", "pod.yaml:1: not a Kubernetes object: apiVersion and kind are missing"},
 		{"no name", strings.Replace(head+ok, "{name: x}", "{namespace: z}", 1), "pod.yaml:3: metadata.name: is missing"},
@@ -184,6 +184,27 @@ func TestErrors(t *testing.T) {
 				t.Error("pods of a broken file were returned")
 			}
 		})
+	}
+}
+
+// A project's manifests run though they also have what means nothing on one node: that is left out,
+// with a warning each, also within a List. A kind that runs pods, or keeps data, is not.
+func TestKindsThatAreLeftOut(t *testing.T) {
+	text := "kind: Service\n---\n" + web + "---\nkind: List\nitems:\n- kind: ClusterRoleBinding\n- kind: HorizontalPodAutoscaler\n"
+	objects, warnings, err := manifest.Read("app.yaml", []byte(text), node)
+	if err != nil || len(objects) != 1 || objects[0].GetName() != "web" {
+		t.Errorf("%v, %v", objects, err)
+	}
+	want := "app.yaml:1: kind: Service is left out: its name is not resolved; hostPort publishes a port\n" +
+		"app.yaml:16: items[0].kind: ClusterRoleBinding is left out: pods have no API server to be let in to\n" +
+		"app.yaml:17: items[1].kind: HorizontalPodAutoscaler is left out: a single node is not scaled"
+	if got := warnings.Error(); got != want {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	for _, kind := range []string{"StatefulSet", "CronJob", "PersistentVolume", "Foo"} {
+		if _, _, err := manifest.Read("app.yaml", []byte(web+"---\nkind: "+kind+"\n"), node); err == nil {
+			t.Errorf("%s is left out", kind)
+		}
 	}
 }
 
