@@ -84,7 +84,7 @@ func New(o Options) *Driver {
 	d := &Driver{
 		o:        o,
 		runtime:  o.Runtime,
-		agent:    agentID(o.Root),
+		agent:    podfiles.AgentID(o.Root),
 		kernel:   readKernel(),
 		events:   podEvents{o.Events},
 		resolved: resolvedConf,

@@ -3,8 +3,6 @@ package criruntime
 import (
 	"cmp"
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -203,13 +201,6 @@ func timeOf(ns int64) time.Time {
 		return time.Time{}
 	}
 	return time.Unix(0, ns)
-}
-
-// agentID returns an ID that is the same for every agent on this root directory, and differs
-// from those on other roots.
-func agentID(root string) string {
-	sum := sha256.Sum256([]byte(root))
-	return hex.EncodeToString(sum[:6])
 }
 
 // mine selects the pods of this agent.

@@ -1,6 +1,8 @@
 package podfiles
 
 import (
+	"crypto/sha256"
+	"encoding/hex"
 	"os"
 	"path/filepath"
 
@@ -9,29 +11,41 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// agentFile, in an agent's root, names the runtime that the agent uses, and its node.
+// agentFile, in an agent's root, says who the agent is, and names the runtime that it uses.
 const agentFile = "agent.json"
 
 type agentRecord struct {
 	Endpoint string `json:"runtimeEndpoint"`
 	NodeName string `json:"nodeName,omitempty"`
+	ID       string `json:"id,omitempty"`
 }
 
-// RecordAgent records the runtime and the node of an agent in its root. It writes only what differs.
+func readAgent(root string) (record agentRecord) {
+	_ = atomicfile.ReadJSON(filepath.Join(root, agentFile), &record) // a broken one is as none
+	return record
+}
+
+// RecordAgent records the runtime, the node and the ID of an agent in its root. It writes only what
+// differs.
 func RecordAgent(root, endpoint, node string) error {
-	path, now := filepath.Join(root, agentFile), agentRecord{endpoint, node}
-	var was agentRecord
-	if atomicfile.ReadJSON(path, &was) == nil && was == now {
+	now := agentRecord{endpoint, node, AgentID(root)}
+	if readAgent(root) == now {
 		return nil
 	}
-	return atomicfile.WriteJSON(path, now)
+	return atomicfile.WriteJSON(filepath.Join(root, agentFile), now)
 }
 
 // NodeName returns the name of the node that the last agent of this root recorded, "" if none did.
-func NodeName(root string) string {
-	var record agentRecord
-	_ = atomicfile.ReadJSON(filepath.Join(root, agentFile), &record) // a broken one names none
-	return record.NodeName
+func NodeName(root string) string { return readAgent(root).NodeName }
+
+// AgentID returns an ID that is the same for every agent on this root directory, also when that has
+// been moved, and differs from those on other roots.
+func AgentID(root string) string {
+	if id := readAgent(root).ID; id != "" {
+		return id
+	}
+	sum := sha256.Sum256([]byte(root))
+	return hex.EncodeToString(sum[:6])
 }
 
 // Waiting returns the pods that the agent of this root has accepted and that have no sandbox
@@ -39,8 +53,7 @@ func NodeName(root string) string {
 // known, the UIDs of the runtime's pods. It returns none if the agent uses another runtime than
 // endpoint or its files cannot be read.
 func Waiting(root, endpoint string, known map[string]bool) []*v1.Pod {
-	var record agentRecord
-	if atomicfile.ReadJSON(filepath.Join(root, agentFile), &record) != nil || record.Endpoint != endpoint {
+	if record := readAgent(root); record.Endpoint == "" || record.Endpoint != endpoint {
 		return nil
 	}
 	entries, err := os.ReadDir(filepath.Join(root, "pods"))

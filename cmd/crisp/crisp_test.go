@@ -212,6 +212,36 @@ func TestNodeKeepsItsName(t *testing.T) {
 	}
 }
 
+// An agent whose directory was moved, as to a larger disk, finds its pods; another agent leaves them.
+func TestAgentMoves(t *testing.T) {
+	n := newCalls(t)
+	n.begin()
+	n.manifest("web.yaml", webPod)
+	stop := n.agent()
+	n.until("get pods", `web +2/2 +Running +0 `)
+	stop()
+	root := filepath.Join(n.dir, "agent")
+	if err := os.Rename(root, root+".moved"); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("CRISP_AGENT_ROOT", root+".moved")
+	n.manifest("web.yaml", strings.Replace(webPod, "web:1", "web:2", 1))
+	n.flags = []string{"--root", root + ".moved"}
+	stop = n.agent()
+	n.until("get pods -o wide", `^NAME .*\nweb +2/2 +Running +0 .* file +example.org/web:2,example.org/side:1 .*\n$`)
+	stop()
+	n.forget()
+	n.manifest("web.yaml", "")
+	n.manifest("more.yaml", strings.Replace(webPod, "name: web}", "name: more}", 1))
+	t.Setenv("CRISP_AGENT_ROOT", root+".other")
+	n.flags = []string{"--root", root + ".other"}
+	n.agent()
+	n.until("get pods", `(?s)more +2/2 +Running .*web +2/2 +Running `)
+	if ended := n.made("Stop", "Remove"); len(ended) > 0 {
+		t.Errorf("another agent called %q", ended)
+	}
+}
+
 // A failed command also prints nothing, which must not count as an empty answer.
 func TestNothingOfAFailureIsNoAnswer(t *testing.T) {
 	for _, test := range []struct {
