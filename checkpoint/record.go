@@ -245,7 +245,8 @@ func encode(v any) ([]byte, error) {
 	if n, ok := v.(Versioned); ok {
 		version = n.RecordVersion()
 	}
-	return json.Marshal(envelope{version, checksum(payload), payload})
+	// As json.Marshal of an envelope, which would check and copy the payload once more.
+	return fmt.Appendf(nil, `{"version":%d,"checksum":%q,"payload":%s}`, version, checksum(payload), payload), nil
 }
 
 // A Versioned value is not for every release: an older one would lose something by saving it again
