@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"path/filepath"
 	"time"
@@ -76,15 +75,11 @@ func (sb *Sandbox) StartShim(ctx context.Context, spec *specs.Spec) error {
 	}
 	linux.CgroupsPath = initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup)
 	own.Linux = &linux
-	data, err := json.Marshal(own)
-	if err != nil {
-		return fmt.Errorf("encode spec of sandbox %s: %w", sb.id, err)
-	}
 	with := *shim
 	with.Sandbox = ""
 	req := wire.RunRequest{
-		Settings: wire.Settings{ID: sb.id}, Spec: data, SystemdCgroup: sb.rt.o.SystemdCgroup, Shim: &with,
+		Settings: wire.Settings{ID: sb.id}, Spec: &own, SystemdCgroup: sb.rt.o.SystemdCgroup, Shim: &with,
 	}
-	_, err = sb.begin(ctx, "shim", wire.MethodRun, req)
+	_, err := sb.begin(ctx, "shim", wire.MethodRun, req)
 	return err
 }

@@ -2,7 +2,6 @@ package oci
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -201,12 +200,8 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 	if err != nil {
 		return wire.RunRequest{}, err
 	}
-	data, err := json.Marshal(spec)
-	if err != nil {
-		return wire.RunRequest{}, fmt.Errorf("encode spec of container %s: %w", c.id, err)
-	}
 	return wire.RunRequest{
-		Settings: c.settings(), Spec: data, Env: cfg.Env,
+		Settings: c.settings(), Spec: spec, Env: cfg.Env,
 		SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Shim: cfg.Shim, Fast: c.rt.o.FastInit,
 		PrepareDir: filepath.Join(c.sandbox.RunDir(), preparedDir, c.id), PIDTarget: cfg.PIDTarget,
 	}, nil

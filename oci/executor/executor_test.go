@@ -391,11 +391,7 @@ func (n *node) request(args []string, options ...option) *box {
 	for _, o := range options {
 		o(&b.req, spec)
 	}
-	data, err := json.Marshal(spec)
-	if err != nil {
-		n.t.Fatal(err)
-	}
-	b.req.Spec = data
+	b.req.Spec = spec
 	return b
 }
 

@@ -235,11 +235,10 @@ func TestFastInitIsTheSame(t *testing.T) {
 				}
 				facts[fast] = factsOf(t, b.reply.Pid, n)
 
-				var spec specs.Spec
-				must(json.Unmarshal(b.req.Spec, &spec))
-				spec.Process.Args = []string{"/testbin", "print", "up", "sleep", "for-ever"}
-				spec.Process.Cwd = "/proc"
-				process, err := json.Marshal(spec.Process)
+				spec := *b.req.Spec.Process
+				spec.Args = []string{"/testbin", "print", "up", "sleep", "for-ever"}
+				spec.Cwd = "/proc"
+				process, err := json.Marshal(spec)
 				must(err)
 				var reply wire.ExecReply
 				files := n.call(wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fast, TTY: b.req.TTY}, &reply)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -53,11 +52,8 @@ func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest
 }
 
 func specOf(req wire.RunRequest) (*specs.Spec, error) {
-	spec := new(specs.Spec)
-	if err := json.Unmarshal(req.Spec, spec); err != nil {
-		return nil, fault.Invalid.Errorf("spec of container %s: %w", req.ID, err)
-	}
-	if spec.Process == nil || spec.Root == nil || spec.Linux == nil {
+	spec := req.Spec
+	if spec == nil || spec.Process == nil || spec.Root == nil || spec.Linux == nil {
 		return nil, fault.Invalid.Errorf("spec of container %s has no process, root or linux", req.ID)
 	}
 	spec.Process.Terminal = req.TTY

@@ -121,10 +121,8 @@ func TestStartErrors(t *testing.T) {
 		if strings.Contains(err.Error(), "unable to start") || strings.Contains(err.Error(), "runc") {
 			t.Errorf("error %q is too long", err)
 		}
-		var spec specs.Spec
-		json.Unmarshal(b.req.Spec, &spec)
+		spec := b.req.Spec
 		spec.Process.Args, spec.Mounts = []string{"/testbin", "exit", "3"}, spec.Mounts[:4]
-		b.req.Spec, _ = json.Marshal(spec)
 		n.call(wire.MethodRun, b.req, nil)
 		if e := b.wait(); e.Code != 3 {
 			t.Errorf("exit of the retry is %+v", e)

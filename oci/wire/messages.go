@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"hash/fnv"
 	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
 // The methods of the executor. The request types describe them.
@@ -78,7 +80,7 @@ type Ref struct{ ID string }
 // keep the container from seeing end of file.
 type RunRequest struct {
 	Settings
-	Spec json.RawMessage // specs.Spec; its rootfs is mounted, its linux.cgroupsPath set
+	Spec *specs.Spec // its rootfs is mounted, its linux.cgroupsPath set
 	// Env, if not nil, replaces spec.process.env. Values need not be UTF-8.
 	Env [][]byte
 	// SystemdCgroup lets systemd make the cgroups: linux.cgroupsPath is then

@@ -4,7 +4,7 @@
 // crisp has its own protocol because it needs two things that the usual libraries do not offer
 // together: passing descriptors, and staying small. The executor's program is executed for each
 // container and each exec, so every start pays for each package that it initializes. This
-// package uses only the standard library, x/sys and internal/fault.
+// package uses only the standard library, x/sys, internal/fault and the runtime-spec's types.
 //
 // A frame is
 //

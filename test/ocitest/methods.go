@@ -129,14 +129,11 @@ func (x *Executor) list() []wire.Info {
 }
 
 func (x *Executor) run(req wire.RunRequest) (any, []*os.File, error) {
-	var spec specs.Spec
-	if err := json.Unmarshal(req.Spec, &spec); err != nil {
-		return nil, nil, fault.Invalid.Errorf("spec: %w", err)
-	}
+	spec := req.Spec
 	if strings.HasPrefix(filepath.Base(spec.Process.Args[0]), "missing") {
 		return nil, nil, fault.Invalid.Errorf("exec: %q: no such file or directory", spec.Process.Args[0])
 	}
-	c := newContainer(req, &spec)
+	c := newContainer(req, spec)
 	return x.start(c, spec.Process.Args)
 }
 
