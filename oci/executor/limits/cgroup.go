@@ -54,17 +54,23 @@ const maxEnded = 1000
 // it has read the counters of a whole container.
 func RemoveEnded(paths map[string]string) {
 	left, deadline := maxEnded, time.Now().Add(proc.Patience)
+	hasProcess := func() bool {
+		pids, err := proc.Members(paths)
+		return err != nil || len(pids) > 0
+	}
+	if hasProcess() {
+		return
+	}
 	for _, dir := range append([]string{paths["memory"]}, slices.Collect(maps.Values(paths))...) {
 		if strings.HasSuffix(dir, ".scope") {
 			continue
 		}
-		for pause := backoff.New(time.Millisecond, 50*time.Millisecond); ; time.Sleep(pause.Next()) {
-			if pids, err := proc.Members(paths); err != nil || len(pids) > 0 {
+		// A process is listed no more shortly before it is gone.
+		pause := backoff.New(time.Millisecond, 50*time.Millisecond)
+		for removeTree(dir, &left) == unix.EBUSY && left > 0 && time.Now().Before(deadline) {
+			time.Sleep(pause.Next())
+			if hasProcess() {
 				return
-			}
-			// A process is listed no more shortly before it is gone.
-			if removeTree(dir, &left) != unix.EBUSY || left <= 0 || time.Now().After(deadline) {
-				break
 			}
 		}
 	}
