@@ -82,12 +82,12 @@ func Attempt(ctx context.Context, what string, group map[string]string, f, late 
 			reapChildren(ours, before)
 		}
 	}()
-	<-begun
 	select {
 	case <-over:
 		return err
 	case <-ctx.Done():
 	}
+	<-begun
 	end := func() {
 		mu.Lock()
 		if !free {
