@@ -13,6 +13,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/image"
+	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -217,7 +218,8 @@ func (d *containerDraft) useImage(img image.Image) (err error) {
 }
 
 func (d *containerDraft) mountRoot(ctx context.Context) (err error) {
-	if d.root, err = d.s.mountImage(ctx, d.sb, d.cr.id, d.image.ID, false, d.labels.Mount); err != nil {
+	o := rootfs.MountOptions{Label: d.labels.Mount, Points: mountsFiles(d.config.Mounts)}
+	if d.root, err = d.s.mountImage(ctx, d.sb, d.cr.id, d.image.ID, o); err != nil {
 		return fmt.Errorf("mount root file system: %w", err)
 	}
 	d.undo.Add("root file system", d.s.unmount(ctx, d.cr.id))

@@ -103,7 +103,7 @@ func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cr
 	if err := d.s.allowImage(ctx, d.sb, m.Image, img); err != nil {
 		return "", "", err
 	}
-	dir, err := d.s.mountImage(ctx, d.sb, key, img.ID, true, d.labels.Mount)
+	dir, err := d.s.mountImage(ctx, d.sb, key, img.ID, rootfs.MountOptions{ReadOnly: true, Label: d.labels.Mount})
 	if err != nil {
 		return "", "", err
 	}
@@ -120,6 +120,17 @@ func (d *containerDraft) mountVolumeImage(ctx context.Context, key string, m *cr
 	defer handle.Close()
 	source, err = os.Readlink(fmt.Sprintf("/proc/self/fd/%d", handle.Fd()))
 	return img.ID, source, err
+}
+
+// mountsFiles reports whether the request mounts nothing but files in place of the sandbox's.
+func mountsFiles(mounts []*cri.Mount) bool {
+	return !slices.ContainsFunc(mounts, func(m *cri.Mount) bool {
+		if !slices.Contains(rootfs.PointFiles(), path.Clean(m.ContainerPath)) {
+			return false
+		}
+		source, err := os.Stat(m.HostPath) // what is missing becomes a directory
+		return err != nil || source.IsDir()
+	})
 }
 
 // propagationOf returns how the mount that contains path propagates
@@ -145,7 +156,7 @@ func (d *containerDraft) makeVolumes(ctx context.Context) error {
 	}
 	want := rootfs.VolumesWanted{
 		Paths:    paths,
-		Mounted:  []string{"/etc/hosts", "/etc/hostname", "/etc/resolv.conf"},
+		Mounted:  rootfs.PointFiles(),
 		Reserved: []string{"/dev", "/proc", "/sys"}, // the kernel's, in every container
 		IDs:      d.sb.Config().IDs,
 	}

@@ -170,3 +170,24 @@ func TestOpenInRoot(t *testing.T) {
 		}
 	}
 }
+
+// The layer of mount points has files for the sandbox's; a directory that a pod mounts there could not
+// be attached to one.
+func TestMountsFiles(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "hosts")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		at, source string
+		want       bool
+	}{
+		{"/etc/hosts", file, true}, {"/etc/hosts", dir, false}, {"/etc//resolv.conf/", dir, false},
+		{"/etc/hostname", filepath.Join(dir, "missing"), false}, {"/etc/hosts", "", false}, {"/data", dir, true}, {"/etc", dir, true},
+	} {
+		if got := mountsFiles([]*cri.Mount{{ContainerPath: "/x", HostPath: dir}, {ContainerPath: c.at, HostPath: c.source}}); got != c.want {
+			t.Errorf("%s mounted at %s: %v", c.source, c.at, got)
+		}
+	}
+}

@@ -76,8 +76,7 @@ func describe(m *userns.Map) string {
 
 // mountImage mounts an image for a container of sb, with file owners mapped for its user
 // namespace and with the container's SELinux label, if any.
-func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, readOnly bool, label string) (string, error) {
-	o := rootfs.MountOptions{ReadOnly: readOnly, Label: label}
+func (s *Server) mountImage(ctx context.Context, sb *oci.Sandbox, key, id string, o rootfs.MountOptions) (string, error) {
 	if ids := sb.Config().IDs; ids != nil {
 		o.IDs = &rootfs.IDMap{UserNS: sb.NamespacePath("user"), IDs: *ids}
 	}

@@ -22,6 +22,7 @@ type MountOptions struct {
 	ReadOnly bool   // nothing can write to it; required for an artifact
 	IDs      *IDMap // shifts the owners of files; nil = do not shift
 	Label    string // SELinux label of every file, new ones too, by the option context= of mount(8); "" = each keeps its own
+	Points   bool   // a writable one has PointFiles, and /dev, /proc and /sys, if the image lacks them; not with IDs
 }
 
 // Mount mounts a root file system of the image id for key, as one overlay, and returns its path.
@@ -196,6 +197,11 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 			return err
 		}
 		o.lower = append(o.lower, dir)
+	}
+	if options.Points && !l.record.ReadOnly && options.IDs == nil { // its file system need not be one that can be ID-mapped
+		if dir, err := ls.points(); err == nil { // else they are made for each container
+			o.lower = append(o.lower, dir)
+		}
 	}
 	if !l.record.ReadOnly {
 		o.upper = filepath.Join(ls.path(key), "fs")

@@ -12,6 +12,7 @@
 //	<root>/rw/<key>/{fs,work}/          the writable layer
 //	<root>/rw/<key>/dirs/               directories above the layers, see layer.Store.Inherit
 //	<root>/rw/<key>/volumes/<n>/        the container's own directories in place of the image's
+//	<root>/points/                      a layer of mount points, which all share (points.go)
 //	<state>/<key>/root                  the mount
 //	<state>/.layers/<diff ID>           the mount of a layer that is an EROFS file system, see lower
 //
@@ -47,6 +48,7 @@ type Store struct {
 	log     *slog.Logger
 
 	private    func() (struct{}, error) // makes state private, once
+	points     func() (string, error)   // makes the layer of mount points, once
 	life       context.Context
 	stop       context.CancelFunc // of walks
 	background sync.WaitGroup     // walks
@@ -84,6 +86,7 @@ func Open(o Options) (*Store, error) {
 		dir: filepath.Join(o.Root, "rw"), state: o.State, empty: filepath.Join(o.Root, "empty"), staging: filepath.Join(o.Root, "staging"),
 		layers: o.Layers, image: o.Image, log: o.Log,
 		private: lazy.Value(func() (struct{}, error) { return struct{}{}, makePrivate(o.State) }),
+		points:  lazy.Value(func() (string, error) { return makePoints(filepath.Join(o.Root, "points")) }),
 		m:       make(map[string]*lease), idle: make(map[digest.Digest]*idleLayer),
 	}
 	var err error
