@@ -19,8 +19,9 @@ type Setting struct {
 	// NoNodes is set where no device node can be made: they are bind mounts of the host's.
 	NoNodes bool
 	// Cgroups is a tree of the host that has the container's cgroups of version 1, for
-	// /sys/fs/cgroup; "" = no such tree.
+	// /sys/fs/cgroup; "" = no such tree. With Later it is made while the child starts, which waits for it.
 	Cgroups string
+	Later   bool
 }
 
 // Container plans a container whose first process is q.
@@ -152,6 +153,7 @@ func (p *Plan) tree(slot uint64, source string, recursive bool, top, all mountAt
 // binds clones the sources of the bind mounts and returns their slots, by the mount's index.
 func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) {
 	slots := make(map[int]uint64)
+	var last []uint64 // by then the executor has had time to make it
 	for i, m := range config.Mounts {
 		v1 := m.Device == "cgroup" && !s.CgroupV2
 		if m.Device != "bind" && !v1 {
@@ -166,7 +168,7 @@ func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) 
 			if s.Cgroups == "" {
 				return nil, ErrUnsupported
 			}
-			p.tree(slot, s.Cgroups, true, mountAttr{}, mountAttr{}, 0, idMap{})
+			last = append(last, slot)
 			continue
 		}
 		if inProc(m.Destination) {
@@ -195,6 +197,12 @@ func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) 
 			return nil, ErrUnsupported
 		}
 		p.tree(slot, m.Source, m.Flags&unix.MS_REC != 0, top, all, propagation, ids)
+	}
+	if p.NeedsCgroups = s.Later && len(last) > 0; p.NeedsCgroups {
+		p.add(stepWait, "wait for the executor")
+	}
+	for _, slot := range last {
+		p.tree(slot, s.Cgroups, true, mountAttr{}, mountAttr{}, 0, idMap{})
 	}
 	return slots, nil
 }

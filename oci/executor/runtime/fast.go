@@ -56,11 +56,20 @@ func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *p
 	trees := &preparedMounts{}
 	i := slices.IndexFunc(p.config.Mounts, isCgroupV1)
 	if i >= 0 && p.req.PrepareDir != "" && all.covers(group) && !p.req.SystemdCgroup {
-		trees.dir = p.req.PrepareDir
-		if err := all.prepareCgroups(trees, p.config, p.config.Mounts[i], group); err != nil {
-			return nil, &preparedMounts{}, errors.Join(err, trees.detach())
+		s.Cgroups = filepath.Join(p.req.PrepareDir, "cgroup")
+		trees.make = func() error {
+			trees.dir = p.req.PrepareDir
+			return all.prepareCgroups(trees, p.config, p.config.Mounts[i], group)
 		}
-		s.Cgroups = filepath.Join(trees.dir, "cgroup")
+		// The fork does not return before a child that forks again has done so.
+		s.Later = !slices.ContainsFunc(p.config.Namespaces, func(ns configs.Namespace) bool {
+			return ns.Type == configs.NEWUSER || ns.Type == configs.NEWPID && ns.Path != ""
+		})
+		if !s.Later {
+			if err := trees.make(); err != nil {
+				return nil, &preparedMounts{}, errors.Join(err, trees.detach())
+			}
+		}
 	}
 	plan, err := fastinit.Container(p.config, q, s)
 	if err != nil {
@@ -78,7 +87,7 @@ func (b *builtin) tryFast(ctx context.Context, p *Plan, ends *stdio.Ends, group 
 	}
 	if err == nil {
 		err = proc.Attempt(ctx, "start of container "+b.id, group, func() (err error) {
-			pid, err = b.startFast(ctx, p, plan, ends, group)
+			pid, err = b.startFast(ctx, p, plan, trees, ends, group)
 			return err
 		}, func() error { return b.all.end(p.process, pid) })
 	}
@@ -118,7 +127,7 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 }
 
 // startFast starts a container's init with fastinit, as attempt's function.
-func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, ends *stdio.Ends, group map[string]string) (pid int, err error) {
+func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, trees *preparedMounts, ends *stdio.Ends, group map[string]string) (pid int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	m, err := manager.NewWithPaths(p.config.Cgroups, maps.Clone(group)) // it changes them
@@ -133,6 +142,14 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, e
 	}
 	if err := b.setScore(child.Pid, p, p.config); err != nil {
 		return 0, err
+	}
+	if plan.NeedsCgroups { // while the child begins
+		if err := trees.make(); err != nil {
+			return 0, err
+		}
+		if err := errors.Join(child.Await(), child.Proceed()); err != nil {
+			return 0, err
+		}
 	}
 	if err := b.enterCgroups(child, m, p, group); err != nil {
 		return 0, err

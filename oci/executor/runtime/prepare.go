@@ -40,6 +40,7 @@ import (
 type preparedMounts struct {
 	dir   string // wire.RunRequest.PrepareDir
 	names []string
+	make  func() error // makes the cgroups for the fast init; nil = it needs none
 }
 
 // prepareMounts makes those of a container's mounts that it can; libcontainer makes those that
