@@ -118,7 +118,7 @@ func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, er
 	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses) // regular ones first
 	if name == "" && len(containers) > 0 {
 		if len(all) > 1 {
-			fmt.Fprintf(c.stderr, "crisp: container %s of %s\n", containers[0].Name, strings.Join(containerNames(all), ", "))
+			fmt.Fprintf(c.stderr, "crisp: using container %s (of %s)\n", containers[0].Name, strings.Join(containerNames(all), ", "))
 		}
 		return containers[0], nil
 	}

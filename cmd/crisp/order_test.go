@@ -270,6 +270,10 @@ func TestStartsAgainWhatItStopped(t *testing.T) {
 	if made := n.made("StartContainer"); len(made) != 2 {
 		t.Errorf("the next agent started %q", made)
 	}
+	// What cannot be done for one pod holds up no other.
+	if out, errs, code := n.crisp("restart p-never p-always"); code != exitNotFound || out != "p-always/a stopped\n" || !strings.Contains(errs, "p-never") {
+		t.Errorf("code %d\n%s%s", code, out, errs)
+	}
 }
 
 // Pods are stopped when the machine is shut down, and not when the agent is only restarted, as by an

@@ -58,7 +58,7 @@ func (c *cli) pull(image, progress string) error {
 	cancel()
 	<-shown
 	if err != nil {
-		return fmt.Errorf("pull %s: %w", image, criruntime.Fault(err))
+		return criruntime.Fault(err) // it names the image
 	}
 	fmt.Fprintln(c.stdout, ref)
 	return nil

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -8,6 +9,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/spf13/cobra"
@@ -25,7 +27,8 @@ type podAct struct {
 }
 
 // actCommand completes a command that acts on the pods that its arguments name or a selector
-// matches, or on all of the namespace: it takes each step for all of them before the next.
+// matches, or on all of the namespace: it takes each step for all of them before the next. A pod for
+// which one fails holds up no other.
 func (c *cli) actCommand(cmd *cobra.Command, o *podAct, steps ...func(*v1.Pod) error) *cobra.Command {
 	cmd.ValidArgsFunction = c.completePods
 	o.oneFlags(cmd.Flags())
@@ -37,14 +40,15 @@ func (c *cli) actCommand(cmd *cobra.Command, o *podAct, steps ...func(*v1.Pod) e
 		if err != nil {
 			return err
 		}
+		var errs []error
 		for _, step := range steps {
-			for _, f := range pods {
-				if err := step(f.Pod); err != nil {
-					return err
-				}
-			}
+			pods = slices.DeleteFunc(pods, func(f criruntime.Found) bool {
+				err := step(f.Pod)
+				errs = append(errs, err)
+				return err != nil
+			})
 		}
-		return nil
+		return errors.Join(errs...)
 	})
 }
 

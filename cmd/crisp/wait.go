@@ -40,7 +40,7 @@ func (c *cli) untilSays(timeout time.Duration, what string, yes func() (ok bool,
 			return err
 		}
 		if timeout >= 0 && time.Now().After(deadline) {
-			text := what + ": not so after " + timeout.String() + ": " + word
+			text := what + ": not so after " + timeout.Round(time.Millisecond).String() + ": " + word
 			return &exitError{exitTimeout, strings.TrimSuffix(text, ": ")}
 		}
 		select {
