@@ -182,6 +182,9 @@ func (ls *Store) renewWork(key string, l *lease) error {
 	return os.Mkdir(work, 0o700)
 }
 
+// maxLower is how many layers the kernel takes below the writable one (OVL_MAX_STACK).
+const maxLower = 500
+
 // overlay mounts l at target.
 func (ls *Store) overlay(key string, l *lease, options MountOptions, target string) error {
 	if _, err := ls.private(); err != nil {
@@ -198,7 +201,8 @@ func (ls *Store) overlay(key string, l *lease, options MountOptions, target stri
 		}
 		o.lower = append(o.lower, dir)
 	}
-	if options.Points && !l.record.ReadOnly && options.IDs == nil { // its file system need not be one that can be ID-mapped
+	// Its file system need not be one that can be ID-mapped.
+	if options.Points && !l.record.ReadOnly && options.IDs == nil && len(o.lower) < maxLower {
 		if dir, err := ls.points(); err == nil { // else they are made for each container
 			o.lower = append(o.lower, dir)
 		}

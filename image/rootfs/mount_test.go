@@ -153,18 +153,27 @@ func TestLeases(t *testing.T) {
 	}
 }
 
-// The image has more layers than fit on a page of mount options, and one of them twice.
+// The image has as many layers as an image may have, more than fit on a page of mount options, and one
+// of them twice.
 func TestManyLayers(t *testing.T) {
 	reg := imagetest.NewRegistry(t)
 	p := imagetest.NewPlace(t, reg)
-	var layers [][]byte
-	for i := range 150 {
-		layers = append(layers, imagetest.TarOf(t, map[string]string{fmt.Sprintf("f%d", i): "x", "last": fmt.Sprint(i)}))
+	var first bytes.Buffer // its mode has to be shown above the others: one more layer
+	w := tar.NewWriter(&first)
+	if err := errors.Join(w.WriteHeader(&tar.Header{Name: "d", Typeflag: tar.TypeDir, Mode: 0o750}), w.Close()); err != nil {
+		t.Fatal(err)
 	}
-	layers = append(layers, layers[70])
+	layers := [][]byte{first.Bytes()}
+	for i := range 498 {
+		layers = append(layers, imagetest.TarOf(t, map[string]string{fmt.Sprintf("d/f%d", i): "x", "last": fmt.Sprint(i)}))
+	}
+	layers = append(layers, layers[71])
 	reg.Push("deep", "latest", imagetest.BuildOf(t, "plain", v1.Image{}, layers...))
-	root := p.Mount("k", p.Pull(reg.Host+"/deep").ID)
-	if entries, err := os.ReadDir(root); err != nil || len(entries) != 151 {
+	root, err := p.Store.RootFS().Mount(t.Context(), "k", p.Pull(reg.Host+"/deep").ID, rootfs.MountOptions{Points: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(filepath.Join(root, "d")); err != nil || len(entries) != 498 {
 		t.Errorf("%d entries (err %v)", len(entries), err)
 	}
 	if got := imagetest.ReadFile(t, root, "last"); got != "70" {
