@@ -25,6 +25,7 @@ import (
 	"github.com/sirupsen/logrus"
 	"golang.org/x/sys/unix"
 
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/periodic"
 	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci/executor"
@@ -93,6 +94,9 @@ func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) err
 	debug.SetGCPercent(50) // it keeps little in memory, but allocates much during a start
 	bridge(log)
 	prepare(cgroup, log)
+	if limit, file := kernel.LimitHeap(); limit > 0 { // of the cgroup that it has now
+		log.Info("heap was limited", "bytes", limit, "cgroup", file)
+	}
 	open := executor.New
 	if executor.Resuming() {
 		open = executor.Resume

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc"
 
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/server"
@@ -43,6 +44,9 @@ func serve(c *config.Config, src config.Source) error {
 	unix.Umask(0o022)
 	log := newLog(c.Log)
 	begin := time.Now()
+	if limit, file := kernel.LimitHeap(); limit > 0 {
+		log.Info("heap was limited", "bytes", limit, "cgroup", file)
+	}
 	stored, err := sdnotify.Kept()
 	if err != nil {
 		log.Warn("descriptors were not taken over", "err", err)
