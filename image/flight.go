@@ -93,5 +93,8 @@ func (fs *flights) join(ctx context.Context, to journey, work func(context.Conte
 	return c.Shared.img, nil
 }
 
-// wait returns when no flight is under way.
-func (fs *flights) wait() { fs.running.Wait() }
+// wait returns when no flight is under way; no other may begin.
+func (fs *flights) wait() {
+	fs.running.Wait()
+	fs.idle.Stop() // it refers to all images
+}
