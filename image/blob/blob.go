@@ -105,10 +105,15 @@ func (v *Verifier) Read(p []byte) (int, error) {
 		return 0, v.err
 	}
 	n, err := v.r.Read(p)
+	return n, v.see(p[:n], err)
+}
+
+// see verifies what was read, and returns the error of the read, or what is wrong with the content.
+func (v *Verifier) see(p []byte, err error) error {
 	if v.check != nil {
-		v.check.Write(p[:n]) // a hash never fails
+		v.check.Write(p) // a hash never fails
 	}
-	v.left -= int64(n)
+	v.left -= int64(len(p))
 	v.bad = true
 	switch {
 	case v.blob.Size >= 0 && v.left < 0:
@@ -124,7 +129,7 @@ func (v *Verifier) Read(p []byte) (int, error) {
 		v.bad = false
 	}
 	v.err = err
-	return n, err
+	return err
 }
 
 // Blame returns err, with which reading the blob ended, marked for Fetch if the content is to

@@ -12,25 +12,29 @@ const (
 	aheadChunks = 8
 )
 
-// A ReadAhead reads from another reader in its own goroutine, some chunks ahead of its own
-// reader. So download, decompression and unpacking of one layer run concurrently.
+// A ReadAhead reads what a Verifier verifies, some chunks ahead of its own reader. One goroutine
+// reads, another one verifies: so download, decompression, both digests and unpacking of one layer run
+// concurrently. They pass the chunks on without copying them.
 type ReadAhead struct {
-	cancel context.CancelFunc
-	full   chan []byte
-	free   chan []byte
-	err    error // why full was closed; read only after that
-	ended  chan struct{}
+	cancel  context.CancelFunc
+	read    chan []byte
+	readErr error // why read was closed; read only after that
+	full    chan []byte
+	free    chan []byte
+	err     error // why full was closed; read only after that
+	ended   chan struct{}
 
 	chunk []byte // Read returns from it
 	rest  []byte // of chunk, still unread
 }
 
-// NewReadAhead starts to read from r. The goroutine stops at the end of r, at an error, or on
-// Close; after that r is not used any more.
-func NewReadAhead(ctx context.Context, r io.Reader) *ReadAhead {
+// NewReadAhead starts to read from v, which is not used otherwise until Close. The goroutines stop at
+// the end of v, at an error, or on Close.
+func NewReadAhead(ctx context.Context, v *Verifier) *ReadAhead {
 	ctx, cancel := context.WithCancel(ctx)
 	a := &ReadAhead{
 		cancel: cancel,
+		read:   make(chan []byte, aheadChunks),
 		full:   make(chan []byte, aheadChunks),
 		free:   make(chan []byte, aheadChunks),
 		ended:  make(chan struct{}),
@@ -38,19 +42,20 @@ func NewReadAhead(ctx context.Context, r io.Reader) *ReadAhead {
 	for range aheadChunks {
 		a.free <- nil // allocated on first use: most layers are small
 	}
-	go a.run(ctx, r)
+	go a.run(ctx, v.r)
+	go a.verify(v)
 	return a
 }
 
+// run fills chunks. There are no more of them than places, so that only taking a free one blocks.
 func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
-	defer close(a.ended)
-	defer close(a.full)
+	defer close(a.read)
 	for {
 		var buf []byte
 		select {
 		case buf = <-a.free:
 		case <-ctx.Done():
-			a.err = ctx.Err()
+			a.readErr = ctx.Err()
 			return
 		}
 		if buf == nil {
@@ -58,12 +63,30 @@ func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 		}
 		n, err := readSome(r, buf[:ChunkSize])
 		if n > 0 {
-			a.full <- buf[:n] // never blocks: there are no more chunks than places
+			a.read <- buf[:n]
 		}
 		if err != nil {
-			a.err = err
+			a.readErr = err
 			return
 		}
+	}
+}
+
+func (a *ReadAhead) verify(v *Verifier) {
+	defer close(a.ended)
+	defer close(a.full)
+	for chunk := range a.read {
+		if a.err == nil {
+			a.err = v.see(chunk, nil)
+		}
+		if a.err != nil {
+			a.cancel() // and wait until run has seen it
+			continue
+		}
+		a.full <- chunk
+	}
+	if a.err == nil {
+		a.err = v.see(nil, a.readErr)
 	}
 }
 
@@ -79,6 +102,21 @@ func readSome(r io.Reader, buf []byte) (n int, err error) {
 }
 
 func (a *ReadAhead) Read(p []byte) (int, error) {
+	from, err := a.Ahead()
+	if err != nil {
+		return 0, err
+	}
+	n := min(len(p), len(from))
+	if n > 0 && &p[0] != &from[0] {
+		copy(p, from)
+	}
+	a.rest = from[n:]
+	return n, nil
+}
+
+// Ahead returns memory with what the next call of Read returns. Read does not copy what is to go
+// there, and leaves it valid until the call after that.
+func (a *ReadAhead) Ahead() ([]byte, error) {
 	if len(a.rest) == 0 {
 		if a.chunk != nil {
 			a.free <- a.chunk
@@ -86,16 +124,14 @@ func (a *ReadAhead) Read(p []byte) (int, error) {
 		}
 		chunk, ok := <-a.full
 		if !ok {
-			return 0, a.err
+			return nil, a.err
 		}
 		a.chunk, a.rest = chunk, chunk
 	}
-	n := copy(p, a.rest)
-	a.rest = a.rest[n:]
-	return n, nil
+	return a.rest, nil
 }
 
-// Close stops the goroutine and waits for it.
+// Close stops the goroutines and waits for them.
 func (a *ReadAhead) Close() error {
 	a.cancel()
 	<-a.ended

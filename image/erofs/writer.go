@@ -14,6 +14,10 @@ import (
 // which leaves less for the sync(2) at the end.
 const flushSize = 8 << 20
 
+// directSize is the size in bytes from which content is written without a copy: a call for each
+// costs less than that.
+const directSize = 64 << 10
+
 // A Writer writes one file system. It is not safe for concurrent use.
 type Writer struct {
 	file  *os.File
@@ -45,8 +49,12 @@ type Stream struct {
 	from int64
 }
 
-func (s *Stream) Write(p []byte) (int, error) {
-	n, err := s.w.buf.Write(p)
+func (s *Stream) Write(p []byte) (n int, err error) {
+	if len(p) < directSize {
+		n, err = s.w.buf.Write(p)
+	} else if err = s.w.buf.Flush(); err == nil {
+		n, err = s.w.file.Write(p)
+	}
 	s.w.at += int64(n)
 	if s.w.at-s.w.begun >= flushSize {
 		_ = unix.SyncFileRange(int(s.w.file.Fd()), s.w.begun, s.w.at-s.w.begun, unix.SYNC_FILE_RANGE_WRITE) // a hint

@@ -28,7 +28,7 @@ func (c counted) Read(p []byte) (int, error) {
 }
 
 // unpackBlob fetches a layer and unpacks it while it arrives, verifying it to the end, both
-// compressed and uncompressed. Download, decompression and unpacking run concurrently.
+// compressed and uncompressed. Download, decompression, the two digests and unpacking run concurrently.
 func unpackBlob(ctx context.Context, from blob.Origin, b blob.Blob, diffID digest.Digest, consume func(context.Context, io.Reader) (shape, error)) (_ shape, err error) {
 	defer stage.Enter(ctx, "layers.unpack")()
 	ctx, cancel := context.WithCancel(ctx)

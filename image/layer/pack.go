@@ -26,6 +26,7 @@ type packer struct {
 	w      *erofs.Writer
 	shape  shape
 	buf    []byte
+	ahead  func() ([]byte, error) // memory that has what the stream gives next; nil: none
 	growth *growth
 }
 
@@ -41,6 +42,9 @@ func pack(ctx context.Context, r io.Reader, f *os.File, id erofs.UUID, g *growth
 	}
 	p := &packer{names: newNames(memory.room(packRoom)), w: w, buf: make([]byte, blob.ChunkSize), growth: g}
 	defer p.names.room.leave()
+	if a, ok := r.(*blob.ReadAhead); ok {
+		p.ahead = a.Ahead
+	}
 	tr := tar.NewReader(r)
 	err = eachEntry(ctx, tr, func(hdr *tar.Header) error { return p.entry(ctx, hdr, tr) })
 	if err != nil {
@@ -194,25 +198,41 @@ func (p *packer) fill(ctx context.Context, content io.Reader, hdr *tar.Header) (
 		return erofs.Content{}, err
 	}
 	for left := hdr.Size; left > 0; {
-		n, err := io.ReadFull(content, p.buf[:min(left, int64(len(p.buf)))])
+		buf, err := p.next(content, left, sparse)
 		if err != nil {
 			return erofs.Content{}, blob.ArchiveError(err)
 		}
-		left -= int64(n)
-		if sparse && isZero(p.buf[:n]) {
+		left -= int64(len(buf))
+		if sparse && isZero(buf) {
 			if err := ctx.Err(); err != nil {
 				return erofs.Content{}, err
 			}
-			if err := to.Skip(int64(n)); err != nil {
+			if err := to.Skip(int64(len(buf))); err != nil {
 				return erofs.Content{}, err
 			}
 			continue
 		}
-		if _, err := to.Write(p.buf[:n]); err != nil {
+		if _, err := to.Write(buf); err != nil {
 			return erofs.Content{}, err
 		}
-		p.growth.wrote(n)
+		p.growth.wrote(len(buf))
 	}
 	p.growth.ended(hdr.Size)
 	return to.Content(), nil
+}
+
+// next reads at most left bytes of a file's content, where they are already if that can be.
+func (p *packer) next(content io.Reader, left int64, sparse bool) ([]byte, error) {
+	buf := p.buf
+	if p.ahead != nil && !sparse { // of a sparse file the stream has only parts
+		var err error
+		if buf, err = p.ahead(); err == io.EOF {
+			return nil, io.ErrUnexpectedEOF
+		} else if err != nil {
+			return nil, err
+		}
+	}
+	buf = buf[:min(left, int64(len(buf)))]
+	_, err := io.ReadFull(content, buf)
+	return buf, err
 }
