@@ -94,9 +94,7 @@ func run(o executor.Options, cgroup string, file *logFile, log *slog.Logger) err
 	debug.SetGCPercent(50) // it keeps little in memory, but allocates much during a start
 	bridge(log)
 	prepare(cgroup, log)
-	if limit, file := kernel.LimitHeap(); limit > 0 { // of the cgroup that it has now
-		log.Info("heap was limited", "bytes", limit, "cgroup", file)
-	}
+	kernel.LimitHeap(log) // by the cgroup that prepare has moved it to
 	open := executor.New
 	if executor.Resuming() {
 		open = executor.Resume

@@ -40,13 +40,10 @@ const (
 // The socket comes first: an early client waits for its response instead of being refused. The
 // service manager gets READY once crispd handles calls.
 func serve(c *config.Config, src config.Source) error {
+	log, begin := newLog(c.Log), time.Now()
 	debug.SetGCPercent(gcPercent)
+	kernel.LimitHeap(log)
 	unix.Umask(0o022)
-	log := newLog(c.Log)
-	begin := time.Now()
-	if limit, file := kernel.LimitHeap(); limit > 0 {
-		log.Info("heap was limited", "bytes", limit, "cgroup", file)
-	}
 	stored, err := sdnotify.Kept()
 	if err != nil {
 		log.Warn("descriptors were not taken over", "err", err)

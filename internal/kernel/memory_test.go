@@ -3,6 +3,7 @@ package kernel
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"os"
 	"os/exec"
@@ -60,6 +61,8 @@ func TestMemoryLimit(t *testing.T) {
 		want := ""
 		if test.of != "" {
 			want = filepath.Join(dir, test.of)
+		} else {
+			test.want = total
 		}
 		if got != test.want || file != want {
 			t.Errorf("%s: limit is %d in %s, want %d in %s", name, got, file, test.want, want)
@@ -76,8 +79,8 @@ func TestLimitHeap(t *testing.T) {
 				break
 			}
 		}
-		bytes, from := LimitHeap()
-		fmt.Printf("limit %d %d %s\n", bytes, debug.SetMemoryLimit(-1), from)
+		LimitHeap(slog.New(slog.NewTextHandler(os.Stderr, nil)))
+		fmt.Printf("limit %d\n", debug.SetMemoryLimit(-1))
 		os.Exit(0)
 	}
 	testenv.NeedRoot(t, "it makes a cgroup")
@@ -87,34 +90,38 @@ func TestLimitHeap(t *testing.T) {
 	}
 	dir, file := limitedCgroup(t, limit)
 	for _, test := range []struct {
-		env  []string
-		want string
+		env    []string
+		want   int64
+		logged string
 	}{
-		{nil, fmt.Sprintf("limit %d %d %s", limit/10*9, limit/10*9, file)},
-		{[]string{"GOMEMLIMIT=100MiB"}, fmt.Sprintf("limit 0 %d ", 100<<20)},
-		{[]string{"GOMEMLIMIT=off"}, fmt.Sprintf("limit 0 %d ", int64(math.MaxInt64))},
+		{nil, limit / 10 * 9, file},
+		{[]string{"GOMEMLIMIT=100MiB"}, 100 << 20, ""},
+		{[]string{"GOMEMLIMIT=off"}, math.MaxInt64, ""},
 	} {
 		moved := filepath.Join(t.TempDir(), "moved")
 		cmd := exec.Command(os.Args[0], "-test.run", "^TestLimitHeap$")
 		env := slices.DeleteFunc(os.Environ(), func(v string) bool { return strings.HasPrefix(v, "GOMEMLIMIT=") })
 		cmd.Env = append(append(env, ready+"="+moved), test.env...)
-		var out strings.Builder
-		cmd.Stdout, cmd.Stderr = &out, &out
+		var out, logged strings.Builder
+		cmd.Stdout, cmd.Stderr = &out, &logged
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
 		}
 		err := os.WriteFile(filepath.Join(dir, "cgroup.procs"), fmt.Append(nil, cmd.Process.Pid), 0)
 		if err := errors.Join(err, os.WriteFile(moved, nil, 0o600), cmd.Wait()); err != nil {
-			t.Fatal(err, out.String())
+			t.Fatal(err, out.String(), logged.String())
 		}
-		if got, _, _ := strings.Cut(out.String(), "\n"); got != test.want {
-			t.Errorf("with %q it says %q, want %q", test.env, got, test.want)
+		if got, want := out.String(), fmt.Sprintf("limit %d\n", test.want); got != want {
+			t.Errorf("with %q it has %q, want %q", test.env, got, want)
+		}
+		if got := logged.String(); strings.Contains(got, "by="+test.logged+"\n") != (test.logged != "") || (got == "") != (test.logged == "") {
+			t.Errorf("with %q it logs %q, want the limit of %q", test.env, got, test.logged)
 		}
 	}
 	if err := unix.Rmdir(dir); err != nil {
 		t.Error(err)
 	}
-	before.Check(t, func(string) bool { return false })
+	before.Check(t, func(line string) bool { return strings.Contains(line, filepath.Base(dir)) })
 }
 
 // limitedCgroup makes a cgroup with a memory limit, and returns the file that has that.

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +26,7 @@ func TestLimitMakesARestrictedPod(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dir, rootfs, cgroup := t.TempDir(), t.TempDir(), "/crisp-bench-limit-test"
+	dir, rootfs, cgroup := t.TempDir(), t.TempDir(), fmt.Sprint("/crisp-bench-limit-", os.Getpid())
 	programs(t, filepath.Join(rootfs, "bin"))
 	l, err := startLimit(t.Context(), dir, rootfs, cgroup)
 	if err != nil {
