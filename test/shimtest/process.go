@@ -47,6 +47,7 @@ type running struct {
 	ended time.Time     // the same
 
 	mu       sync.Mutex
+	paused   bool
 	cmd      *exec.Cmd // nil = it is not prepared
 	gate     *os.File  // the process starts when this is written to; nil = it was
 	pty      *os.File
@@ -315,6 +316,8 @@ func (p *running) state(in *task.StateRequest) *task.StateResponse {
 	switch {
 	case p.exited():
 		s.Status, s.ExitStatus, s.ExitedAt = tasktypes.Status_STOPPED, p.code, timestamppb.New(p.ended)
+	case p.isPaused():
+		s.Status = tasktypes.Status_PAUSED
 	case p.isReleased():
 		s.Status = tasktypes.Status_RUNNING
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -204,8 +203,6 @@ func (s *service) do(ctx context.Context, b behaviour.Behaviour, in proto.Messag
 			s.quit = make(chan struct{})
 		}
 		return empty, nil
-	case *task.CheckpointTaskRequest:
-		return empty, os.WriteFile(filepath.Join(in.Path, "shimtest"), []byte(in.ID), 0o600)
 	}
 	execID := ""
 	if field := in.ProtoReflect().Descriptor().Fields().ByName("exec_id"); field != nil {
@@ -234,9 +231,11 @@ func (s *service) do(ctx context.Context, b behaviour.Behaviour, in proto.Messag
 		p.closeStdin()
 		return empty, nil
 	case *task.PauseRequest:
-		return empty, p.signal(syscall.SIGSTOP)
+		return empty, p.pause(true)
 	case *task.ResumeRequest:
-		return empty, p.signal(syscall.SIGCONT)
+		return empty, p.pause(false)
+	case *task.CheckpointTaskRequest:
+		return empty, p.checkpoint(in)
 	case *task.UpdateTaskRequest:
 		return empty, nil
 	case *task.PidsRequest:
@@ -280,6 +279,14 @@ func (s *service) create(b behaviour.Behaviour, in *task.CreateTaskRequest) (pro
 	p := newRunning(c, "", spec.Process, stdio{in.Terminal, in.Stdin, in.Stdout, in.Stderr})
 	for _, m := range in.Rootfs {
 		p.init.Rootfs = append(p.init.Rootfs, mount{Type: m.Type, Source: m.Source, Options: m.Options})
+	}
+	if in.Checkpoint != "" {
+		if err := p.restore(in); err != nil {
+			s.mu.Lock()
+			delete(s.containers, in.ID)
+			s.mu.Unlock()
+			return nil, err
+		}
 	}
 	p.module = b.Dialect == "runwasi"
 	p.nothing = p.module && spec.kind() == "sandbox"

@@ -224,6 +224,7 @@ func TestShim(t *testing.T) {
 			_, err = c.Start(ctx, "c", "")
 			check(t, err)
 			testExec(t, p)
+			testCheckpoint(t, p)
 			if stats, err := c.Stats(ctx, "c"); err != nil || stats.TypeURL != "io.containerd.cgroups.v1.Metrics" || len(stats.Value) == 0 {
 				t.Errorf("stats are %+v (%v)", stats, err)
 			}
@@ -284,6 +285,22 @@ func testExec(t *testing.T, p *pod) {
 	}
 	if exit, err := p.client.Delete(t.Context(), "c", "e"); err != nil || exit.Status != 3 {
 		t.Errorf("delete of the exec: %+v (%v)", exit, err)
+	}
+}
+
+// testCheckpoint pauses container c, writes its checkpoint and has it go on.
+func testCheckpoint(t *testing.T, p *pod) {
+	ctx, images := t.Context(), filepath.Join(p.dir, "images")
+	check(t, os.Mkdir(images, 0o700), p.client.Pause(ctx, "c"))
+	if s, err := p.client.State(ctx, "c", ""); err != nil || s.Status != Paused || s.Exit != nil {
+		t.Errorf("paused: %+v (%v)", s, err)
+	}
+	check(t, p.client.Checkpoint(ctx, "c", images, RuncCheckpoint(p.dir)), p.client.Resume(ctx, "c"))
+	if s, err := p.client.State(ctx, "c", ""); err != nil || s.Status != Running {
+		t.Errorf("it goes on: %+v (%v)", s, err)
+	}
+	if !exists(filepath.Join(images, "shimtest")) || !exists(filepath.Join(p.dir, "dump.log")) {
+		t.Error("nothing was written")
 	}
 }
 

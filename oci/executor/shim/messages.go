@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -67,7 +68,8 @@ type CreateRequest struct {
 	ID, Bundle string
 	Rootfs     []Mount
 	IO
-	Options *Any // of the shim's runtime; nil = its defaults
+	Checkpoint string // a directory that Checkpoint has written; Start restores it; "" = none
+	Options    *Any   // of the shim's runtime; nil = its defaults
 }
 
 func (r CreateRequest) encode() (m message) {
@@ -77,6 +79,7 @@ func (r CreateRequest) encode() (m message) {
 		m.nested(3, mount.encode())
 	}
 	r.IO.encode(&m, 4)
+	m.string(8, r.Checkpoint)
 	m.any(10, r.Options)
 	return m
 }
@@ -104,6 +107,29 @@ func ProcessSpec(json []byte) Any {
 // Resources returns an argument of Update: the specs.LinuxResources of OCI, as JSON.
 func Resources(json []byte) Any {
 	return Any{TypeURL: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: json}
+}
+
+// RuncOptions is the type of the options of runc's shim.
+const RuncOptions = "containerd.runc.v1.Options"
+
+// RuncWork returns options of runc's shim, nil or of that type, with the directory where CRIU works
+// when it restores: criu_work_path.
+func RuncWork(options *Any, dir string) *Any {
+	var m message
+	if options != nil {
+		m = slices.Clone(options.Value)
+	}
+	m.string(11, dir)
+	return &Any{TypeURL: RuncOptions, Value: m}
+}
+
+// RuncCheckpoint returns the options of Checkpoint for runc's shim: CRIU works in dir, and the container
+// runs on, with its file locks.
+func RuncCheckpoint(dir string) *Any {
+	var m message
+	m.bool(5, true)
+	m.string(9, dir)
+	return &Any{TypeURL: "containerd.runc.v1.CheckpointOptions", Value: m}
 }
 
 // A Status is the state of a task.

@@ -12,10 +12,12 @@ import (
 	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
 	eventsapi "github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/containerd/api/types"
+	"github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/ttrpc"
 	"github.com/google/go-cmp/cmp"
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/timestamppb"
 )
@@ -106,6 +108,26 @@ func FuzzFrame(f *testing.F) {
 		}
 		compare(t, data)
 	})
+}
+
+// The options of checkpoints are what runc's shim reads, which keeps those that it has.
+func TestRuncOptions(t *testing.T) {
+	for _, had := range []*Any{nil, {RuncOptions, marshal(t, &options.Options{BinaryName: "/bin/crun", CriuWorkPath: "/old"})}} {
+		got, o := RuncWork(had, "/work"), &options.Options{}
+		if err := proto.Unmarshal(got.Value, o); err != nil || got.TypeURL != string(o.ProtoReflect().Descriptor().FullName()) {
+			t.Fatal(got.TypeURL, err)
+		}
+		if o.CriuWorkPath != "/work" || had != nil && (o.BinaryName != "/bin/crun" || bytes.Contains(had.Value, []byte("/work"))) {
+			t.Errorf("the options are %v", o)
+		}
+	}
+	got, o := RuncCheckpoint("/work"), &options.CheckpointOptions{}
+	if err := proto.Unmarshal(got.Value, o); err != nil || got.TypeURL != string(o.ProtoReflect().Descriptor().FullName()) {
+		t.Fatal(got.TypeURL, err)
+	}
+	if diff := cmp.Diff(&options.CheckpointOptions{FileLocks: true, WorkPath: "/work"}, o, protocmp.Transform()); diff != "" {
+		t.Errorf("the options (-want +got):\n%s", diff)
+	}
 }
 
 // compare decodes data as each message, here and by containerd's modules. Values are compared after

@@ -2,8 +2,8 @@ package shim
 
 import "context"
 
-// The methods of the Task API. id is a container's; execID is that of a process started by Exec, ""
-// for the container's own.
+// The methods of the Task API, except for Pids: cgroups, and else Stats, have the number of processes.
+// id is a container's; execID is that of a process started by Exec, "" for the container's own.
 
 // Create creates a container; its process waits for Start. It returns the process's PID, as the
 // shim says: it may be one inside of a sandbox, or that of the sandbox itself.
@@ -64,6 +64,21 @@ func (c *Client) Update(ctx context.Context, id string, resources Any, annotatio
 	m.any(2, &resources)
 	m.entries(3, annotations)
 	return c.do(ctx, "Update", m)
+}
+
+// Pause freezes the container.
+func (c *Client) Pause(ctx context.Context, id string) error { return c.do(ctx, "Pause", ids(id, "")) }
+
+// Resume thaws the container.
+func (c *Client) Resume(ctx context.Context, id string) error {
+	return c.do(ctx, "Resume", ids(id, ""))
+}
+
+// Checkpoint writes the processes of the container to the directory path.
+func (c *Client) Checkpoint(ctx context.Context, id, path string, options *Any) error {
+	m := ids(id, path)
+	m.any(3, options)
+	return c.do(ctx, "Checkpoint", m)
 }
 
 // Delete forgets a process that has exited, and returns how it ended.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,11 +120,11 @@ var methods = []struct {
 	{"Create", func(ctx context.Context, c *Client) (any, error) {
 		return c.Create(ctx, CreateRequest{
 			ID: "c", Bundle: "/b", Rootfs: []Mount{{"overlay", "none", "/", []string{"ro", "lowerdir=/a:/b", ""}}, {Source: "/x"}},
-			IO: files, Options: &opts,
+			IO: files, Checkpoint: "/images", Options: &opts,
 		})
 	}, &taskv3.CreateTaskRequest{
 		ID: "c", Bundle: "/b", Rootfs: []*types.Mount{{Type: "overlay", Source: "none", Target: "/", Options: []string{"ro", "lowerdir=/a:/b", ""}}, {Source: "/x"}},
-		Terminal: true, Stdin: "/in", Stdout: "/out", Stderr: "/err", Options: pbAny,
+		Terminal: true, Stdin: "/in", Stdout: "/out", Stderr: "/err", Checkpoint: "/images", Options: pbAny,
 	}, &taskv3.CreateTaskResponse{Pid: 17}, 17},
 	{"Start", func(ctx context.Context, c *Client) (any, error) { return c.Start(ctx, "c", "e") },
 		&taskv3.StartRequest{ID: "c", ExecID: "e"}, &taskv3.StartResponse{Pid: 1 << 22}, 1 << 22},
@@ -160,6 +159,12 @@ var methods = []struct {
 		ID: "c", Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: []byte(`{"x":1}`)},
 		Annotations: map[string]string{"a": "b", "": "", "z": "ü"},
 	}, &emptypb.Empty{}, nil},
+	{"Pause", func(ctx context.Context, c *Client) (any, error) { return nil, c.Pause(ctx, "c") },
+		&taskv3.PauseRequest{ID: "c"}, &emptypb.Empty{}, nil},
+	{"Resume", func(ctx context.Context, c *Client) (any, error) { return nil, c.Resume(ctx, "c") },
+		&taskv3.ResumeRequest{ID: "c"}, &emptypb.Empty{}, nil},
+	{"Checkpoint", func(ctx context.Context, c *Client) (any, error) { return nil, c.Checkpoint(ctx, "c", "/cp", &opts) },
+		&taskv3.CheckpointTaskRequest{ID: "c", Path: "/cp", Options: pbAny}, &emptypb.Empty{}, nil},
 	{"Delete", func(ctx context.Context, c *Client) (any, error) { return c.Delete(ctx, "c", "e") },
 		&taskv3.DeleteRequest{ID: "c", ExecID: "e"}, &taskv3.DeleteResponse{Pid: 7, ExitStatus: 1, ExitedAt: timestamppb.New(at)}, &Exit{PID: 7, Status: 1, At: at}},
 	{"Connect", func(ctx context.Context, c *Client) (any, error) { return c.Connect(ctx, "c") },
@@ -173,7 +178,7 @@ var methods = []struct {
 func TestMethods(t *testing.T) {
 	desc := taskv3.File_runtime_task_v3_shim_proto.Services().ByName("Task").Methods()
 	for i := range desc.Len() {
-		tested := slices.Contains([]string{"Pids", "Pause", "Resume", "Checkpoint"}, string(desc.Get(i).Name()))
+		tested := string(desc.Get(i).Name()) == "Pids"
 		for _, m := range methods {
 			tested = tested || m.name == string(desc.Get(i).Name())
 		}
