@@ -283,8 +283,8 @@ func (r *Runtime) Create(ctx context.Context, cfg ContainerConfig) (_ *Container
 	}
 	cfg.SandboxID = sb.ID()
 	cfg.Shim = shimOf(sb, cfg.Shim)
-	if cfg.Shim != nil && (cfg.PIDTarget != "" || cfg.Restore != "" || cfg.Engine != "") {
-		return nil, fault.Invalid.Errorf("container %s of %s cannot join a PID namespace, be restored or have an engine", cfg.ID, cfg.Shim.Path)
+	if cfg.Shim != nil && (cfg.PIDTarget != "" || cfg.Engine != "") {
+		return nil, fault.Invalid.Errorf("container %s of %s cannot join a PID namespace or have an engine", cfg.ID, cfg.Shim.Path)
 	}
 	release, err := r.containers.reserve(cfg.Name, cfg.ID)
 	if err != nil {

@@ -44,7 +44,8 @@ const dumpVersion = 1
 // removed by Start.
 func (s *Server) checkpointDir() string { return filepath.Join(s.o.Root, "checkpoints") }
 
-// mayCheckpoint refuses containers that CRIU, or crisp with it, cannot checkpoint.
+// mayCheckpoint refuses containers that CRIU, or crisp with it, cannot checkpoint. What a shim cannot is
+// its own answer.
 func (s *Server) mayCheckpoint(c *oci.Container) error {
 	if st := c.Status().State; st != oci.Running {
 		return fault.WrongState.Errorf("container %s is %s: only a running one can be checkpointed", c.ID(), st)
@@ -56,13 +57,18 @@ func (s *Server) mayCheckpoint(c *oci.Container) error {
 	if err != nil {
 		return err
 	}
-	if shim := sb.Config().Shim; shim != nil {
-		return fault.WrongState.Errorf("container %s is run by %s of handler %q: only libcontainer's can be checkpointed", c.ID(), shim.Path, s.index.sandbox(sb).handler)
-	}
 	if sb.Config().IDs != nil {
 		return fault.WrongState.Errorf("container %s is in a user namespace: it cannot be checkpointed", c.ID())
 	}
 	return nil
+}
+
+// byShim says which handler runs the containers of a sandbox with a shim, for an error.
+func (s *Server) byShim(sb *oci.Sandbox) string {
+	if sb.Config().Shim == nil {
+		return ""
+	}
+	return fmt.Sprintf(" of handler %q", s.index.sandbox(sb).handler)
 }
 
 // dump writes the whole checkpoint of a frozen container into dir, which must be empty.

@@ -44,28 +44,28 @@ func (s *Server) CheckpointContainer(ctx context.Context, req *cri.CheckpointCon
 	if err := s.mayCheckpoint(c); err != nil {
 		return nil, err
 	}
+	sb, err := s.runtime.Sandbox(c.SandboxID())
+	if err != nil {
+		return nil, err
+	}
 	timeout := checkpointTimeout
 	if req.Timeout > 0 {
 		timeout = time.Duration(req.Timeout) * time.Second
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	if err := s.checkpointContainer(ctx, c, req.Location); err != nil {
-		return nil, overdue(ctx, fmt.Errorf("checkpoint container %s: %w", c.ID(), err))
+	if err := s.checkpointContainer(ctx, sb, c, req.Location); err != nil {
+		return nil, overdue(ctx, fmt.Errorf("checkpoint container %s%s: %w", c.ID(), s.byShim(sb), err))
 	}
 	return &cri.CheckpointContainerResponse{}, nil
 }
 
-func (s *Server) checkpointContainer(ctx context.Context, c *oci.Container, location string) (err error) {
+func (s *Server) checkpointContainer(ctx context.Context, sb *oci.Sandbox, c *oci.Container, location string) (err error) {
 	dir := filepath.Join(s.checkpointDir(), oci.NewID())
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
-	sb, err := s.runtime.Sandbox(c.SandboxID())
-	if err != nil {
-		return err
-	}
 	stage.Next(ctx, "freeze")
 	f, err := s.runtime.Freeze(ctx, []*oci.Container{c}, dir)
 	if err != nil {

@@ -28,7 +28,7 @@ import (
 //
 // Such a container is created like any other, from the original's image and the request. Then
 // the original's changes are applied to its root file system, and oci gets the directory of
-// CRIU's files: StartContainer restores instead of executing. CreateContainer copies these files
+// CRIU's files, or a shim's own: StartContainer restores instead of executing. CreateContainer copies these files
 // into a directory of oci's, so that the caller's checkpoint is no longer needed and a restart
 // of crispd changes nothing.
 //
@@ -110,8 +110,8 @@ var restoreSteps = []createStep{
 }
 
 func (d *containerDraft) checkRestorable(context.Context) error {
-	if by := d.handler.program(); by != "" {
-		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and only libcontainer can restore", d.config.Metadata.Name, by)
+	if by := d.handler.Engine; by != "" {
+		return fault.Invalid.Errorf("container %s: handler runs containers by %s, and no OCI runtime is asked to restore", d.config.Metadata.Name, by)
 	}
 	if d.sb.Config().IDs != nil {
 		return fault.Invalid.Errorf("container %s: nothing can be restored into a user namespace", d.config.Metadata.Name)

@@ -68,7 +68,7 @@ func (s *Server) CheckpointPod(ctx context.Context, req *cri.CheckpointPodReques
 		return nil, err
 	}
 	if err := s.checkpointPod(ctx, sb, containers, req.OutputPath); err != nil {
-		return nil, fmt.Errorf("checkpoint sandbox %s: %w", sb.ID(), err)
+		return nil, fmt.Errorf("checkpoint sandbox %s%s: %w", sb.ID(), s.byShim(sb), err)
 	}
 	return &cri.CheckpointPodResponse{}, nil
 }

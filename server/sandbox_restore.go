@@ -61,8 +61,8 @@ func (s *Server) matchPod(req *cri.RestorePodRequest) (map[string]string, error)
 	if err != nil {
 		return nil, err
 	}
-	if by := h.program(); by != "" {
-		return nil, fault.Invalid.Errorf("runtime handler %q runs containers by %s, and only libcontainer can restore", req.RuntimeHandler, by)
+	if by := h.Engine; by != "" {
+		return nil, fault.Invalid.Errorf("runtime handler %q runs containers by %s, and no OCI runtime is asked to restore", req.RuntimeHandler, by)
 	}
 	pod, was, err := readPod(req.CheckpointPath)
 	if err != nil {

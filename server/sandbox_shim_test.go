@@ -16,6 +16,7 @@ import (
 	specs "github.com/opencontainers/runtime-spec/specs-go"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/oci/wire"
 	"github.com/crisp-cri/crisp/server/spec"
@@ -251,6 +252,7 @@ func TestShimRefuses(t *testing.T) {
 		t.Errorf("the PID namespace of another container: %v", err)
 	}
 	dir := t.TempDir()
+	n.machine.Fail(wire.MethodFreeze, fault.WrongState.Errorf("it makes no checkpoints"))
 	_, err = n.CheckpointContainer(t.Context(), &cri.CheckpointContainerRequest{ContainerId: c, Location: filepath.Join(dir, "c.tar")})
 	wantCode(t, "checkpoint", err, "FailedPrecondition")
 	if err == nil || !strings.Contains(err.Error(), `handler "gvisor"`) {
@@ -260,6 +262,9 @@ func TestShimRefuses(t *testing.T) {
 	defer cancel()
 	_, err = n.CheckpointPod(ctx, &cri.CheckpointPodRequest{PodSandboxId: sb, ContainerIds: []string{c}, OutputPath: dir})
 	wantCode(t, "checkpoint of the pod", err, "FailedPrecondition")
+	if err == nil || !strings.Contains(err.Error(), `handler "gvisor"`) {
+		t.Errorf("checkpoint of the pod: %v", err)
+	}
 	n.endShimPod(t, sb, []string{c})
 }
 

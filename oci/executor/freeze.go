@@ -22,8 +22,14 @@ type freezeOp struct {
 }
 
 func (x *Executor) freeze(ctx context.Context, from *wire.Conn, req wire.FreezeRequest) error {
-	if err := x.runtimes.CRIU.Ready(ctx); err != nil {
-		return err
+	for _, id := range req.IDs { // before any is stopped
+		c, err := x.table.runs(id)
+		if err == nil {
+			err = c.runtime.CanCheckpoint(ctx)
+		}
+		if err != nil {
+			return err
+		}
 	}
 	x.gate.Begin()
 	defer x.gate.End()
@@ -51,9 +57,6 @@ func (t *table) freezeAll(ctx context.Context, ids []string) (_ *freezeOp, err e
 		c, err := t.runs(id)
 		if err != nil {
 			return nil, err
-		}
-		if c.task != nil {
-			return nil, fault.WrongState.Errorf("container %s is run by a shim: it cannot be checkpointed", id)
 		}
 		all = append(all, c)
 	}
@@ -134,7 +137,7 @@ func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 		return nil
 	}
 	var errs []error
-	if err := proc.Thaw(c.ref.Cgroups); err != nil {
+	if err := c.thaw(); err != nil {
 		errs = append(errs, fmt.Errorf("thaw container %s: %w", id, err))
 	}
 	if criu {
@@ -153,6 +156,13 @@ func (t *table) thawOne(id string, only *freezeOp, criu bool) error {
 	return errors.Join(errs...)
 }
 
+func (c *container) thaw() error {
+	if c.task != nil {
+		return c.task.Resume()
+	}
+	return proc.Thaw(c.ref.Cgroups)
+}
+
 // freezePatience bounds how long a cgroup may take to freeze: a process in uninterruptible sleep
 // does not freeze, and must not keep the others stopped.
 const freezePatience = 10 * time.Second
@@ -168,6 +178,9 @@ func (t *table) freezeWhole(ctx context.Context, op *freezeOp, c *container) err
 		defer c.freezing.Unlock()
 		if t.freezeOf(c) != op {
 			return false, fault.WrongState.Errorf("it was thawed meanwhile")
+		}
+		if c.task != nil {
+			return true, c.task.Pause(ctx)
 		}
 		proc.Freeze(c.ref.Cgroups, true)
 		return proc.Frozen(c.ref.Cgroups)
@@ -264,7 +277,7 @@ func (x *Executor) checkpoint(ctx context.Context, req wire.CheckpointRequest) e
 	if err != nil {
 		return err
 	}
-	if err := x.runtimes.CRIU.Ready(ctx); err != nil {
+	if err := c.runtime.CanCheckpoint(ctx); err != nil {
 		return err
 	}
 	x.gate.Begin()
@@ -288,13 +301,15 @@ func (x *Executor) restore(ctx context.Context, from *wire.Conn, req wire.Restor
 		return nil, nil, err
 	}
 	if req.Engine != "" {
-		return nil, nil, fault.Invalid.Errorf("container %s is for %s: only libcontainer can restore", req.ID, req.Engine)
+		return nil, nil, fault.Invalid.Errorf("container %s is for %s: no OCI runtime is asked to restore", req.ID, req.Engine)
 	}
-	if err := x.runtimes.CRIU.Ready(ctx); err != nil {
-		return nil, nil, err
+	if req.Shim == nil {
+		if err := x.runtimes.CRIU.Ready(ctx); err != nil {
+			return nil, nil, err
+		}
 	}
-	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, runtime.Restoring(ctx, req.Dir))
-	if err != nil || spec.Process.OOMScoreAdj == nil {
+	reply, files, err := x.create(ctx, from, settings{Settings: req.Settings}, spec, req.RunRequest, &runtime.Restore{Context: ctx, Dir: req.Dir})
+	if err != nil || spec.Process.OOMScoreAdj == nil || len(reply.Cgroups) == 0 {
 		return reply, files, err
 	}
 	// CRIU restores the previous limits of the processes.

@@ -60,9 +60,8 @@ func specOf(req wire.RunRequest) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// create starts a container and leaves nothing behind if it fails. A nil start is an ordinary
-// one.
-func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, start runtime.StartFunc) (_ *wire.RunReply, files []*os.File, err error) {
+// create starts a container, or restores it, and leaves nothing behind if it fails.
+func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec *specs.Spec, req wire.RunRequest, restore *runtime.Restore) (_ *wire.RunReply, files []*os.File, err error) {
 	x.gate.Begin()
 	defer x.gate.End() // not before a failure is rolled back
 	var steps undo.Stack
@@ -87,7 +86,7 @@ func (x *Executor) create(ctx context.Context, from *wire.Conn, s settings, spec
 		spec.Process.OOMScoreAdj = new(int) // else it would inherit ours, and be spared
 	}
 	x.limits.Clamp(spec.Process)
-	p, err := x.runtimes.PlanRun(s.Settings, s.Silent, spec, req, start)
+	p, err := x.runtimes.PlanRun(s.Settings, s.Silent, spec, req, restore)
 	if err != nil {
 		return nil, nil, err
 	}

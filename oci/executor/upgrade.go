@@ -294,9 +294,16 @@ func Resume(o Options) (*Executor, error) {
 				continue
 			}
 			// A freeze lasts as long as the connection that requested it, and all connections have ended.
-			if err := proc.Thaw(c.ref.Cgroups); err != nil {
-				x.log.Error("container could not be thawed after an upgrade", "container", c.ID, "err", err)
+			thaw := func() {
+				if err := c.thaw(); err != nil {
+					x.log.Error("container could not be thawed after an upgrade", "container", c.ID, "err", err)
+				}
 			}
+			if c.task != nil {
+				go thaw() // its shim may hang
+				continue
+			}
+			thaw()
 		}
 	}
 	return x, nil

@@ -318,7 +318,7 @@ type UpgradeRequest struct{ Path string }
 
 // FreezeRequest freezes every process of some running containers, all or none, for a checkpoint.
 // They stay frozen until MethodThaw, or until the requesting connection ends, as its client may
-// have died. The error is fault.WrongState without a usable CRIU.
+// have died. The error is fault.WrongState without a usable CRIU, or if a shim refuses.
 type FreezeRequest struct{ IDs []string }
 
 // ThawRequest thaws containers, frozen or not; an unknown one is no error. A CRIU that works
@@ -329,13 +329,13 @@ type ThawRequest struct {
 	Dir string
 }
 
-// CheckpointRequest writes the processes of a running container to files with CRIU, and leaves
-// them running. If Frozen is set the container must have been frozen by MethodFreeze, else the
+// CheckpointRequest writes the processes of a running container to files, with CRIU or as its shim does
+// that, and leaves them running. If Frozen is set the container must have been frozen by MethodFreeze, else the
 // error is fault.WrongState. Cancelling the call kills CRIU.
 type CheckpointRequest struct {
 	ID string
 	// Dir is an empty directory: it gets checkpoint/ with CRIU's images, dump.log
-	// and stats-dump.
+	// and stats-dump, or checkpoint/ with what a shim makes of its own.
 	Dir    string
 	Frozen bool
 }

@@ -33,7 +33,10 @@ import (
 // container's labels. An annotation of that name would let its author choose what CRIU does as
 // root, so it is dropped.
 
-const criuLabel = "org.criu.config="
+const (
+	criuAnnotation = "org.criu.config"
+	criuLabel      = criuAnnotation + "="
+)
 
 // criuOptions apply to every call. A pod's connections end with its address, so they are
 // restored closed, and a dump does not touch them. How the network is locked meanwhile cannot be
@@ -201,6 +204,19 @@ func criuFailure(ctx context.Context, what, log string, err error) error {
 	return fault.Internal.Errorf("%s: %w", what, err)
 }
 
+// dumped returns why CRIU has not written a container to dir, if it has not, and lets packets pass
+// again.
+func (p *CRIU) dumped(ctx context.Context, id, dir string, init *proc.Process, err error) error {
+	if err == nil {
+		return nil
+	}
+	err = criuFailure(ctx, "checkpoint container "+id, filepath.Join(dir, "dump.log"), err)
+	if lerr := UnlockNetwork(init, UnlockTime); lerr != nil {
+		p.log.Warn("network of a container may be locked", "container", id, "err", lerr)
+	}
+	return err
+}
+
 // maxComplaints is the number of lines of CRIU's log in an error.
 const maxComplaints = 5
 
@@ -285,27 +301,35 @@ func checkDestinations(config *configs.Config) error {
 	return nil
 }
 
-// Restoring returns a start that restores the container from dir, until ctx ends: the caller's, unlike
-// that of the start, ends with its connection.
-func Restoring(ctx context.Context, dir string) StartFunc {
-	return func(_ context.Context, lc *libcontainer.Container, p *Plan, group map[string]string) error {
-		config := lc.Config()
-		if err := checkDestinations(&config); err != nil {
-			return fmt.Errorf("restore container %s: %w", p.ID, err)
-		}
-		defer endingCRIU(ctx, dir)()
-		if err := lc.Restore(p.process, criuOpts(dir)); err != nil {
-			return criuFailure(ctx, "restore container "+p.ID, filepath.Join(dir, "restore.log"), err)
-		}
-		with := maps.Clone(group)
-		delete(with, "")
-		if len(with) == 0 {
-			return nil // without v1, all of them are in v2
-		}
-		pids, err := proc.Members(with)
-		if err != nil {
-			return err
-		}
-		return limits.JoinAll(group, pids...)
+// A Restore is a start of a container from the checkpoint in Dir, until Context ends: the caller's,
+// unlike that of the start, ends with its connection.
+type Restore struct {
+	Context context.Context
+	Dir     string
+}
+
+// run is the startFunc of libcontainer's containers.
+func (r *Restore) run(_ context.Context, lc *libcontainer.Container, p *Plan, group map[string]string) error {
+	config := lc.Config()
+	if err := checkDestinations(&config); err != nil {
+		return fmt.Errorf("restore container %s: %w", p.ID, err)
 	}
+	defer endingCRIU(r.Context, r.Dir)()
+	if err := lc.Restore(p.process, criuOpts(r.Dir)); err != nil {
+		return r.failed(p.ID, err)
+	}
+	with := maps.Clone(group)
+	delete(with, "")
+	if len(with) == 0 {
+		return nil // without v1, all of them are in v2
+	}
+	pids, err := proc.Members(with)
+	if err != nil {
+		return err
+	}
+	return limits.JoinAll(group, pids...)
+}
+
+func (r *Restore) failed(id string, err error) error {
+	return criuFailure(r.Context, "restore container "+id, filepath.Join(r.Dir, "restore.log"), err)
 }

@@ -257,7 +257,11 @@ func (e *engine) Facts() (ownPID bool, groups map[string]string, err error) {
 	return e.OwnPID, e.Cgroups, nil
 }
 
-func (e *engine) Checkpoint(context.Context, string, *proc.Process) error {
+func (e *engine) Checkpoint(ctx context.Context, _ string, _ *proc.Process) error {
+	return e.CanCheckpoint(ctx)
+}
+
+func (e *engine) CanCheckpoint(context.Context) error {
 	return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", e.id, e.Path)
 }
 

@@ -405,15 +405,10 @@ func (b *builtin) Checkpoint(ctx context.Context, dir string, init *proc.Process
 	stop := endingCRIU(ctx, dir)
 	err = lc.Checkpoint(criuOpts(dir))
 	stop()
-	if err == nil {
-		return nil
-	}
-	err = criuFailure(ctx, "checkpoint container "+b.id, filepath.Join(dir, "dump.log"), err)
-	if lerr := UnlockNetwork(init, UnlockTime); lerr != nil {
-		b.all.log.Warn("network of a container may be locked", "container", b.id, "err", lerr)
-	}
-	return err
+	return b.all.criu.dumped(ctx, b.id, dir, init, err)
 }
+
+func (b *builtin) CanCheckpoint(ctx context.Context) error { return b.all.criu.Ready(ctx) }
 
 func (b *builtin) Remove() error {
 	if err := b.removeContainer(); err != nil {

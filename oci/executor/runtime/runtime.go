@@ -42,7 +42,9 @@ type Runtime interface {
 	// fault.WrongState: now. score, if not nil, is the oom_score_adj of later execs that do not
 	// specify one.
 	Update(r *specs.LinuxResources, score *int) error
-	// Checkpoint has CRIU write the container, whose init is init, to dir.
+	// CanCheckpoint returns why no checkpoint can be made of any such container: fault.WrongState.
+	CanCheckpoint(ctx context.Context) error
+	// Checkpoint has CRIU, or a shim, write the container, whose init is init, to dir.
 	Checkpoint(ctx context.Context, dir string, init *proc.Process) error
 	// Remove removes a container that has no process. It may be repeated.
 	Remove() error
@@ -60,24 +62,27 @@ type Plan struct {
 	config  *configs.Config
 	req     wire.RunRequest
 	fast    bool // wire.RunRequest.Fast, or ExecRequest's
-	start   StartFunc
+	start   startFunc
+	restore *Restore      // nil = the program is executed
 	Target  *proc.Process // the init of wire.RunRequest.PIDTarget; nil = none
 	shared  []string      // see enslave
 	place   Place         // of an exec
 }
 
-// A StartFunc starts the first process of a new container, whose cgroups will be at group.
-type StartFunc func(ctx context.Context, lc *libcontainer.Container, p *Plan, group map[string]string) error
+// A startFunc starts the first process of a new container, whose cgroups will be at group.
+type startFunc func(ctx context.Context, lc *libcontainer.Container, p *Plan, group map[string]string) error
 
-// PlanRun describes a container and its first process. A nil start is an ordinary one.
-func (r *Runtimes) PlanRun(c wire.Settings, silent bool, spec *specs.Spec, req wire.RunRequest, start StartFunc) (p *Plan, err error) {
-	p = &Plan{Settings: c, Silent: silent, spec: spec, req: req, start: start}
+// PlanRun describes a container and its first process.
+func (r *Runtimes) PlanRun(c wire.Settings, silent bool, spec *specs.Spec, req wire.RunRequest, restore *Restore) (p *Plan, err error) {
+	p = &Plan{Settings: c, Silent: silent, spec: spec, req: req, restore: restore}
 	if req.Shim != nil { // which makes of the spec what it likes
 		p.process, err = newProcess(spec.Process, req.Env)
 		return p, err
 	}
-	if start == nil {
+	if restore == nil {
 		p.start, p.fast, p.shared = r.builtins.execute, req.Fast, enslave(spec)
+	} else {
+		p.start = restore.run
 	}
 	dropMovedDevices(spec.Linux)
 	boundHooks(spec.Hooks)
@@ -160,7 +165,7 @@ type Runtimes struct {
 func NewRuntimes(root, state string, log *slog.Logger, r *proc.Reaper, oom func(id string, kills int64)) (*Runtimes, error) {
 	criu := &CRIU{log: log, config: filepath.Join(state, "criu.conf")}
 	builtins, err := newBuiltins(root, state, log, r, criu)
-	return &Runtimes{builtins, &engines{root: root, state: state, log: log, reaper: r}, newTasks(root, state, log, oom), criu}, err
+	return &Runtimes{builtins, &engines{root: root, state: state, log: log, reaper: r}, newTasks(root, state, criu, log, oom), criu}, err
 }
 
 // Create creates the container that p describes, after removing what a crash may have left

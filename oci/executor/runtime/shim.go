@@ -52,6 +52,7 @@ type Task struct {
 	all     *tasks
 	id, dir string
 	saving  sync.Mutex
+	dump    atomic.Pointer[context.CancelFunc] // ends its checkpoint; nil = none is made
 	process *proc.Process
 	insist  sync.Once
 	looking atomic.Bool
@@ -63,6 +64,7 @@ type tasks struct {
 	root    string // the executor's own directory
 	events  string // the path of the socket for events
 	sockets string // a directory for those of shims; "" = they choose
+	criu    *CRIU
 	log     *slog.Logger
 
 	listener
@@ -91,6 +93,7 @@ const (
 	shimStart = time.Minute      // of the program and of a container: that of a VM
 	shimCall  = 10 * time.Second // of the others
 	shimStats = 3 * time.Second  // of what is asked every few seconds for all containers
+	shimDump  = 10 * time.Minute // of writing and reading a checkpoint, for whose client it may be less
 )
 
 // shimFile is the file in a bundle with a Task.
@@ -99,9 +102,9 @@ const shimFile = "shim.json"
 // shimRoot is the directory in a bundle where a shim makes the root, if it is given it as a mount.
 const shimRoot = "rootfs"
 
-func newTasks(root, state string, log *slog.Logger, oom func(id string, kills int64)) *tasks {
+func newTasks(root, state string, criu *CRIU, log *slog.Logger, oom func(id string, kills int64)) *tasks {
 	a := &tasks{
-		root: root, events: filepath.Join(state, "shims.sock"), sockets: filepath.Join(state, "s"), log: log,
+		root: root, events: filepath.Join(state, "shims.sock"), sockets: filepath.Join(state, "s"), criu: criu, log: log,
 		links: make(map[string]*shimLink), listener: listener{known: make(map[string]*Task), oom: oom},
 	}
 	if len(a.sockets) > maxSockets {
@@ -322,11 +325,6 @@ func (t *Task) Update(r *specs.LinuxResources, _ *int) error {
 	return reported(t.ask(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		return c.Update(ctx, t.id, shim.Resources(data), nil)
 	}))
-}
-
-// Checkpoint implements Runtime.
-func (t *Task) Checkpoint(context.Context, string, *proc.Process) error {
-	return fault.WrongState.Errorf("container %s is run by %s: only libcontainer's can be checkpointed", t.id, t.Path)
 }
 
 // Stats returns the counters of the container in the shim's words.

@@ -131,6 +131,9 @@ func (e *goneError) Unwrap() error { return ErrShimGone }
 // Signal signals the container's process, or all. It is no error if it has ended. A shim that does
 // not answer to SIGKILL is killed.
 func (t *Task) Signal(sig unix.Signal, all bool) error {
+	if end := t.dump.Load(); end != nil && sig == unix.SIGKILL {
+		(*end)() // it may keep the shim from other calls
+	}
 	err := t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		return c.Kill(ctx, t.id, "", int(sig), all)
 	})
@@ -213,7 +216,10 @@ func (t *Task) discard() error {
 	err := t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
 		if t.process == nil || !t.process.Ending() {
 			_ = c.Kill(ctx, t.id, "", int(unix.SIGKILL), true) // Delete says whether it has ended
-			_, _ = c.Wait(ctx, t.id, "")
+			state, err := c.State(ctx, t.id, "")
+			if err != nil || state.PID != 0 { // else it was not restored, and has no process
+				_, _ = c.Wait(ctx, t.id, "")
+			}
 		}
 		_, err := c.Delete(ctx, t.id, "")
 		return err

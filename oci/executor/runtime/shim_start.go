@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,6 +51,15 @@ func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 		ID: t.id, Bundle: t.dir, Rootfs: root, Options: t.options(),
 		IO: shim.IO{Terminal: t.TTY, Stdin: fifos.Stdin, Stdout: fifos.Stdout, Stderr: fifos.Stderr},
 	}
+	bound := shimStart
+	if p.restore != nil {
+		bound = shimDump
+		end, err := t.restoring(ctx, p, &req)
+		if err != nil {
+			return nil, err
+		}
+		defer end()
+	}
 	pid := 0
 	err = t.ask(ctx, shimStart, func(ctx context.Context, c *shim.Client) (err error) {
 		pid, err = c.Create(ctx, req)
@@ -58,13 +68,16 @@ func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 	if err != nil {
 		return nil, t.given(ctx, err)
 	}
-	err = t.ask(ctx, shimStart, func(ctx context.Context, c *shim.Client) error {
+	err = t.ask(ctx, bound, func(ctx context.Context, c *shim.Client) error {
 		started, err := c.Start(ctx, t.id, "")
 		if started > 0 {
 			pid = started
 		}
 		return err
 	})
+	if err != nil && ctx.Err() == nil && p.restore != nil && t.isRunc() {
+		return nil, p.restore.failed(t.id, err)
+	}
 	if err != nil {
 		return nil, t.given(ctx, err)
 	}
@@ -90,7 +103,10 @@ func (t *Task) given(ctx context.Context, err error) error {
 	return reported(err)
 }
 
-// writeSpec writes config.json, and returns the root as the mount that the shim is given.
+// specFile is the file in a bundle with the specification.
+const specFile = "config.json"
+
+// writeSpec writes it, and returns the root as the mount that the shim is given.
 func (t *Task) writeSpec(p *Plan) ([]shim.Mount, error) {
 	spec, process, root := *p.spec, *p.spec.Process, *p.spec.Root
 	process.Args, process.Env = p.process.Args, p.process.Env
@@ -99,6 +115,13 @@ func (t *Task) writeSpec(p *Plan) ([]shim.Mount, error) {
 		linux := *spec.Linux
 		linux.Resources = &specs.LinuxResources{}
 		spec.Linux = &linux
+	}
+	if t.isRunc() { // a pod's own would choose what CRIU does
+		spec.Annotations = maps.Clone(spec.Annotations)
+		if spec.Annotations == nil {
+			spec.Annotations = make(map[string]string)
+		}
+		spec.Annotations[criuAnnotation] = t.all.criu.config
 	}
 	var mounts []shim.Mount
 	if t.Mounts {
@@ -116,7 +139,7 @@ func (t *Task) writeSpec(p *Plan) ([]shim.Mount, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mounts, os.WriteFile(filepath.Join(t.dir, "config.json"), data, 0o600)
+	return mounts, os.WriteFile(filepath.Join(t.dir, specFile), data, 0o600)
 }
 
 // startShim has the program start the shim, and connects to it.

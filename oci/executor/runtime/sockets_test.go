@@ -11,7 +11,7 @@ import (
 func TestSocketsOfShims(t *testing.T) {
 	fits := "/" + strings.Repeat("x", 107-len("//s/")-64)
 	for state, want := range map[string]string{"/run/crisp": "/run/crisp/s", fits: fits + "/s", fits + "x": ""} {
-		if got := newTasks(state+"/executor", state, slog.New(slog.DiscardHandler), nil).sockets; got != want {
+		if got := newTasks(state+"/executor", state, nil, slog.New(slog.DiscardHandler), nil).sockets; got != want {
 			t.Errorf("of %s: %q, want %q", state, got, want)
 		}
 	}
