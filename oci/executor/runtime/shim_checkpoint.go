@@ -7,9 +7,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/opencontainers/cgroups"
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -126,6 +128,21 @@ func (t *Task) restoring(ctx context.Context, p *Plan, req *shim.CreateRequest) 
 	}
 	req.Options = shim.RuncWork(t.options(), p.restore.Dir)
 	return endingCRIU(p.restore.Context, p.restore.Dir), nil
+}
+
+// strayed ends and refuses a container that runc's shim has restored outside of its cgroup: runc before
+// 1.2 does so on cgroup v2.
+func (t *Task) strayed(ctx context.Context, p *Plan, pid int) error {
+	if p.restore == nil || !t.isRunc() || !cgroups.IsCgroup2UnifiedMode() || len(t.Cgroups) > 0 {
+		return nil
+	}
+	if pids, err := proc.Members(t.Group); err == nil && slices.Contains(pids, pid) {
+		return nil // below it
+	}
+	_ = t.ask(ctx, shimCall, func(ctx context.Context, c *shim.Client) error { // it may find no other process
+		return c.Kill(ctx, t.id, "", int(unix.SIGKILL), false)
+	})
+	return fault.WrongState.Errorf("container %s was restored outside of its cgroup: runc behind %s must be 1.2 or newer", t.id, t.Path)
 }
 
 // checkPlaces is checkDestinations for what runc's shim is given.

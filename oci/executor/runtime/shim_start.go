@@ -88,6 +88,9 @@ func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 		return nil, err
 	}
 	t.settle(pid)
+	if err := t.strayed(ctx, p, pid); err != nil {
+		return nil, err
+	}
 	nothing := func() error { return nil }
 	return &Started{PID: pid, Process: t.watch(pid), Stdio: ends, Served: func() {}, End: nothing}, nil
 }
