@@ -131,7 +131,6 @@ require (
 	github.com/prometheus/client_model v0.6.3 // indirect
 	github.com/prometheus/common v0.72.0 // indirect
 	github.com/safchain/ethtool v0.6.2 // indirect
-	github.com/seccomp/libseccomp-golang/upstream v0.12.0 // indirect
 	github.com/secure-systems-lab/go-securesystemslib v0.11.1 // indirect
 	github.com/sigstore/fulcio v1.8.8 // indirect
 	github.com/sigstore/protobuf-specs v0.5.2 // indirect
@@ -165,12 +164,6 @@ require (
 	sigs.k8s.io/randfill v1.0.0 // indirect
 	sigs.k8s.io/structured-merge-diff/v6 v6.4.2 // indirect
 	tags.cncf.io/container-device-interface/specs-go v1.1.1 // indirect
-)
-
-// Seccomp filters are compiled once, see oci/libseccomp.
-replace (
-	github.com/seccomp/libseccomp-golang => ./oci/libseccomp
-	github.com/seccomp/libseccomp-golang/upstream => github.com/seccomp/libseccomp-golang v0.12.0
 )
 
 exclude github.com/Microsoft/go-winio v0.6.3-0.20260930231756-f19d9717deb0

@@ -47,8 +47,6 @@ func init() {
 		libcontainer.Init()
 	case ociruntime.BounceArg:
 		ociruntime.Bounce(os.Args[2:])
-	case ociruntime.CompileArg:
-		ociruntime.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
 	}

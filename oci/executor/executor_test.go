@@ -45,8 +45,6 @@ func init() {
 		libcontainer.Init()
 	case runtime.BounceArg:
 		runtime.Bounce(os.Args[2:])
-	case runtime.CompileArg:
-		runtime.Compile()
 	case executor.CheckArg:
 		executor.CheckState()
 	case filterArg:

@@ -1,17 +1,9 @@
 package runtime
 
 import (
-	"os"
 	"os/exec"
 	"testing"
 )
-
-// The test binary also compiles seccomp profiles, as crisp-executor does.
-func init() {
-	if len(os.Args) > 1 && os.Args[1] == CompileArg {
-		Compile()
-	}
-}
 
 // sleeping starts a process that ends with the test.
 func sleeping(t *testing.T) *exec.Cmd {

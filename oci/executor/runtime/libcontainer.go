@@ -51,7 +51,7 @@ type builtins struct {
 	converting sync.Mutex // held while specconv converts, see convert
 
 	mu       sync.Mutex
-	profiles map[[32]byte]*sharedProfile // guarded by mu, see shareProfile
+	profiles map[[32]byte]*configs.Seccomp // guarded by mu, see shareProfile
 	devices  devicePrograms
 }
 
@@ -72,7 +72,7 @@ func newBuiltins(root, state string, log *slog.Logger, r *proc.Reaper, p *CRIU) 
 	}
 	return &builtins{
 		root: root, state: state, log: log, reaper: r, criu: p,
-		hierarchies: slices.DeleteFunc(list, kernel.Hierarchy.V2), profiles: make(map[[32]byte]*sharedProfile),
+		hierarchies: slices.DeleteFunc(list, kernel.Hierarchy.V2), profiles: make(map[[32]byte]*configs.Seccomp),
 		devices: devicePrograms{all: make(map[string]*os.File)},
 		fast:    starter, noNodes: kernel.Probe().NoNodes, filters: newFilters(log),
 	}, errors.Join(err, findBlkioFiles())

@@ -1,88 +1,67 @@
 package runtime
 
+// #include <stdlib.h>
+// #ifdef __GLIBC__
+// #include <malloc.h>
+// #endif
+// static void trim(void) {
+// #ifdef __GLIBC__
+// 	malloc_trim(0);
+// #endif
+// }
+import "C"
+
 import (
-	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/json"
-	"errors"
 	"fmt"
+	"io"
 	"log/slog"
+	"maps"
 	"os"
-	"os/exec"
 	"slices"
 	"sync"
-	"time"
-	"unsafe"
 
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
-	"github.com/opencontainers/runc/libcontainer/seccomp"
-	libseccomp "github.com/seccomp/libseccomp-golang" // ours: oci/libseccomp
+	"github.com/opencontainers/runtime-spec/specs-go"
+	libseccomp "github.com/seccomp/libseccomp-golang"
+	cbpf "golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/oci/executor/fastinit"
-	"github.com/crisp-cri/crisp/oci/executor/oomscore"
-	"github.com/crisp-cri/crisp/oci/executor/poll"
 )
 
 // maxProfiles bounds the number of seccomp profiles kept.
 const maxProfiles = 64
 
-// A sharedProfile is a seccomp profile that containers share.
-type sharedProfile struct {
-	compile sync.Once
-	shared  *configs.Seccomp // with its program, once compile is done
-}
-
 // shareProfile makes containers share their seccomp profile, which is most of a container's
 // configuration, and nearly always the same. libcontainer does not change it. own becomes a copy
-// of the shared one, with its filter compiled; until then it must be the caller's alone.
+// of the shared one; until then it must be the caller's alone.
 func (b *builtins) shareProfile(own *configs.Seccomp) {
 	if own == nil {
 		return
 	}
-	// libcontainer's state has the program of the executor that wrote it, which may have had
-	// another libseccomp.
-	own.Syscalls = slices.DeleteFunc(own.Syscalls, givesProgram)
 	data, err := json.Marshal(own)
 	if err != nil {
 		return
 	}
 	key := sha256.Sum256(data)
 	b.mu.Lock()
-	p, ok := b.profiles[key]
+	defer b.mu.Unlock()
+	shared, ok := b.profiles[key]
 	if !ok {
 		if len(b.profiles) >= maxProfiles {
 			clear(b.profiles)
 		}
-		p = &sharedProfile{}
-		b.profiles[key] = p
+		same := *own
+		shared = &same
+		b.profiles[key] = shared
 	}
-	b.mu.Unlock()
-	p.compile.Do(func() { p.shared = b.compiled(*own) })
-	*own = *p.shared
+	*own = *shared
 }
-
-// compiled returns a profile with its filter's program, which spares libcontainer's children its
-// compilation; see package libseccomp. To a libcontainer that knows nothing of programs, such as
-// an older executor's, the returned profile means the same.
-func (b *builtins) compiled(p configs.Seccomp) *configs.Seccomp {
-	program, err := libseccomp.Compile(func() error { _, err := seccomp.InitSeccomp(&p); return err })
-	if err != nil {
-		b.log.Warn("seccomp filter will be compiled by each process that loads it", "err", err)
-		return &p
-	}
-	rule := &configs.Syscall{Name: libseccomp.Rule(program), Action: configs.Allow}
-	if p.DefaultAction == configs.Allow {
-		rule.Action = configs.Errno // with the default action it would be left out
-	}
-	p.Syscalls = slices.Concat([]*configs.Syscall{rule}, p.Syscalls)
-	return &p
-}
-
-// givesProgram reports whether a rule was added by compiled.
-func givesProgram(rule *configs.Syscall) bool { return libseccomp.IsRule(rule.Name) }
 
 // load loads a handle of a container from libcontainer's state. It may be kept while the
 // container runs (borrow), so its profile is shared with other containers too.
@@ -96,13 +75,13 @@ func (b *builtins) load(id string) (*libcontainer.Container, error) {
 	return lc, nil
 }
 
-// filters are the compiled seccomp profiles. libcontainer's child compiles the profile each
+// filters has the programs of seccomp profiles. libcontainer's children compile a profile each
 // time, which takes 8 to 15 ms; fastinit's gets it compiled once.
 type filters struct {
 	log *slog.Logger
 
 	mu  sync.Mutex
-	all map[*configs.Syscall]*filter // by the first rule of an interned profile; guarded by mu
+	all map[*configs.Syscall]*filter // by the first rule of a shared profile; guarded by mu
 }
 
 type filter struct {
@@ -110,243 +89,286 @@ type filter struct {
 
 	mu      sync.Mutex       // held while it is compiled
 	program *fastinit.Filter // guarded by mu
-	failed  time.Time        // the last failure; guarded by mu
 }
-
-// filterPause is how long a profile that failed is left to libcontainer: the failure may have been
-// one of memory or descriptors.
-const filterPause = time.Minute
 
 func newFilters(log *slog.Logger) *filters {
 	return &filters{log: log, all: make(map[*configs.Syscall]*filter)}
 }
 
-// of returns the program of an interned profile; nil means none. The error is
-// fastinit.ErrUnsupported if libcontainer has to load it.
+// of returns the program of a shared profile; nil means none. The error is
+// fastinit.ErrUnsupported if libcontainer has to load it, or to say why that is not possible.
 func (f *filters) of(profile *configs.Seccomp) (*fastinit.Filter, error) {
 	if profile == nil {
 		return nil, nil
 	}
-	if len(profile.Syscalls) == 0 {
-		return nil, fastinit.ErrUnsupported
-	}
-	key := profile.Syscalls[0]
-	f.mu.Lock()
-	one := f.all[key]
-	if one == nil {
-		if len(f.all) >= maxProfiles {
-			clear(f.all)
+	one := &filter{profile: *profile}
+	if len(profile.Syscalls) > 0 {
+		key := profile.Syscalls[0]
+		f.mu.Lock()
+		if known := f.all[key]; known != nil {
+			one = known
+		} else {
+			if len(f.all) >= maxProfiles {
+				clear(f.all)
+			}
+			f.all[key] = one
 		}
-		one = &filter{profile: *profile}
-		f.all[key] = one
+		f.mu.Unlock()
 	}
-	f.mu.Unlock()
 	one.mu.Lock()
 	defer one.mu.Unlock()
 	if one.program != nil {
 		return one.program, nil
 	}
-	if !one.failed.IsZero() && time.Since(one.failed) < filterPause {
-		return nil, fastinit.ErrUnsupported
-	}
 	var err error
 	if one.program, err = compile(&one.profile); err != nil {
-		f.log.Warn("seccomp profile was left to libcontainer for a while", "err", err)
-		one.program, one.failed = nil, time.Now()
+		f.log.Warn("seccomp profile was left to libcontainer", "err", err)
 		return nil, fastinit.ErrUnsupported
 	}
 	return one.program, nil
 }
 
-// libcontainer compiles a seccomp profile and loads the program into the kernel at once, without
-// exposing it. So a process of our own compiles it, under a filter that reports each attempt to
-// load another one (seccomp_unotify(2)): we read the program from its memory, and answer that it
-// was loaded. A container then gets exactly what libcontainer would have loaded.
-
-// CompileArg is the argument that makes this program such a process: stdin has the profile as
-// JSON, descriptor 3 is the socket for the listener.
-const CompileArg = "compile-seccomp"
-
-// compileTime bounds a compilation.
-const compileTime = 30 * time.Second
+// libcontainer compiles a profile with libseccomp and loads the program at once, without exposing it. So
+// what a profile means is here once more: the same calls of libseccomp, and before its program, as with
+// libcontainer, one that has system calls unknown to the profile fail with ENOSYS. Tests compare the
+// verdicts with those of libcontainer's filters (TestFilterIsLibseccomps).
 
 // compile returns the program of a profile that has no listener.
 func compile(profile *configs.Seccomp) (*fastinit.Filter, error) {
-	data, err := json.Marshal(profile)
+	def, err := actionOf(profile.DefaultAction, profile.DefaultErrnoRet)
+	if err != nil {
+		return nil, fmt.Errorf("default action: %w", err)
+	}
+	out := &fastinit.Filter{}
+	for _, f := range profile.Flags {
+		flag, ok := filterFlags[f]
+		if !ok {
+			return nil, fmt.Errorf("unknown flag %q", f)
+		}
+		out.Flags |= flag
+	}
+	before, err := unknownCalls(profile)
 	if err != nil {
 		return nil, err
 	}
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	program, err := cbpf.Assemble(before)
 	if err != nil {
-		return nil, os.NewSyscallError("socketpair", err)
-	}
-	defer unix.Close(fds[0])
-	theirs := os.NewFile(uintptr(fds[1]), "listener")
-	defer theirs.Close()
-	var out bytes.Buffer
-	cmd := oomscore.Set(&exec.Cmd{Path: oomscore.Program, Args: []string{"crisp-executor", CompileArg}}, 0)
-	cmd.Stdin, cmd.Stderr, cmd.ExtraFiles = bytes.NewReader(data), &out, []*os.File{theirs}
-	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	theirs.Close()
-	timer := time.AfterFunc(compileTime, func() { cmd.Process.Kill() })
-	defer timer.Stop()
-	f, err := supervise(fds[0], cmd.Process.Pid)
+	for _, i := range program {
+		out.Program = binary.NativeEndian.AppendUint16(out.Program, i.Op)
+		out.Program = binary.NativeEndian.AppendUint32(append(out.Program, i.Jt, i.Jf), i.K)
+	}
+	f, err := libseccomp.NewFilter(def)
 	if err != nil {
-		cmd.Process.Kill()
+		return nil, err
 	}
-	if werr := cmd.Wait(); werr != nil {
-		return nil, fmt.Errorf("compile seccomp profile: %w: %s", errors.Join(werr, err), bytes.TrimSpace(out.Bytes()))
+	defer C.trim() // libseccomp takes a megabyte, and nothing else here needs the C library's memory
+	defer f.Release()
+	for _, name := range profile.Architectures {
+		arch, err := libseccomp.GetArchFromString(name)
+		if err == nil {
+			err = f.AddArch(arch)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("architecture %q: %w", name, err)
+		}
 	}
-	if err == nil && f == nil {
-		err = errors.New("compile seccomp profile: no program was loaded")
+	if len(profile.Syscalls) > 32 {
+		_ = f.SetOptimize(2) // a tree; an old libseccomp has none
 	}
-	return f, err
-}
-
-// supervise answers the notifications of the process pid until it has ended.
-func supervise(socket, pid int) (*fastinit.Filter, error) {
-	listener, err := poll.Receive(socket, 0)
+	for _, rule := range profile.Syscalls {
+		if err := addRule(f, rule, def); err != nil {
+			return nil, fmt.Errorf("rule for system call %q: %w", rule.Name, err)
+		}
+	}
+	rest, err := export(f)
 	if err != nil {
-		return nil, fmt.Errorf("compile seccomp profile: %w", err)
+		return nil, err
 	}
-	defer unix.Close(listener)
-	// Before Linux 6.11 the end of the filter's last user shows only when the process has been
-	// reaped.
-	pidfd, err := unix.PidfdOpen(pid, 0)
+	out.Program = append(out.Program, rest...)
+	if n := len(out.Program) / unix.SizeofSockFilter; n > unix.BPF_MAXINSNS {
+		return nil, fmt.Errorf("program has %d instructions", n)
+	}
+	return out, nil
+}
+
+// export returns libseccomp's program.
+func export(f *libseccomp.ScmpFilter) ([]byte, error) {
+	fd, err := unix.MemfdCreate("filter", unix.MFD_CLOEXEC)
 	if err != nil {
-		return nil, os.NewSyscallError("pidfd_open", err)
+		return nil, os.NewSyscallError("memfd_create", err)
 	}
-	defer unix.Close(pidfd)
-	var loaded *fastinit.Filter
-	for {
-		p := []unix.PollFd{{Fd: int32(listener), Events: unix.POLLIN}, {Fd: int32(pidfd), Events: unix.POLLIN}}
-		if _, err := unix.Poll(p, -1); err == unix.EINTR {
-			continue
-		} else if err != nil {
-			return nil, os.NewSyscallError("poll", err)
-		}
-		if p[0].Revents&unix.POLLIN == 0 {
-			return loaded, nil
-		}
-		var n notification
-		if err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&n)); err == unix.EINTR || err == unix.ENOENT {
-			continue // interrupted meanwhile: it asks again
-		} else if err != nil {
-			return nil, os.NewSyscallError("seccomp notification", err)
-		}
-		answer := notificationAnswer{ID: n.ID, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}
-		if f, ok, err := n.program(pid); err != nil {
-			return nil, err
-		} else if ok {
-			loaded, answer.Flags = f, 0
-		}
-		if err := notifyIoctl(listener, unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(&answer)); err != nil && err != unix.ENOENT {
-			return nil, os.NewSyscallError("seccomp answer", err)
-		}
+	file := os.NewFile(uintptr(fd), "filter")
+	defer file.Close()
+	if err := f.ExportBPF(file); err != nil {
+		return nil, err
 	}
+	program, err := io.ReadAll(io.NewSectionReader(file, 0, (unix.BPF_MAXINSNS+1)*unix.SizeofSockFilter))
+	if err == nil && (len(program) == 0 || len(program)%unix.SizeofSockFilter != 0) {
+		err = fmt.Errorf("libseccomp's program has %d bytes", len(program))
+	}
+	return program, err
 }
 
-// As in linux/seccomp.h.
-type notification struct {
-	ID         uint64
-	Pid, Flags uint32
-	Nr         int32
-	Arch       uint32
-	IP         uint64
-	Args       [6]uint64
+// filterFlags are the flags of SECCOMP_SET_MODE_FILTER. A process with one thread has nothing to
+// synchronize.
+var filterFlags = map[specs.LinuxSeccompFlag]uint64{
+	"SECCOMP_FILTER_FLAG_TSYNC":            0,
+	specs.LinuxSeccompFlagLog:              unix.SECCOMP_FILTER_FLAG_LOG,
+	specs.LinuxSeccompFlagSpecAllow:        unix.SECCOMP_FILTER_FLAG_SPEC_ALLOW,
+	specs.LinuxSeccompFlagWaitKillableRecv: unix.SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV,
 }
 
-type notificationAnswer struct {
-	ID    uint64
-	Val   int64
-	Error int32
-	Flags uint32
+var filterActions = map[configs.Action]libseccomp.ScmpAction{
+	configs.Kill: libseccomp.ActKillThread, configs.KillThread: libseccomp.ActKillThread, configs.KillProcess: libseccomp.ActKillProcess,
+	configs.Errno: libseccomp.ActErrno, configs.Trap: libseccomp.ActTrap, configs.Trace: libseccomp.ActTrace,
+	configs.Allow: libseccomp.ActAllow, configs.Log: libseccomp.ActLog,
 }
 
-func notifyIoctl(fd int, request uint, arg unsafe.Pointer) error {
-	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(fd), uintptr(request), uintptr(arg))
-	if errno != 0 {
-		return errno
+// actionOf returns libseccomp's action; number is that of an error or for a tracer, nil for EPERM.
+func actionOf(action configs.Action, number *uint) (libseccomp.ScmpAction, error) {
+	a, ok := filterActions[action]
+	switch {
+	case !ok:
+		return a, fmt.Errorf("unknown action %d", action)
+	case action == configs.Errno || action == configs.Trace:
+		code := int16(unix.EPERM)
+		if number != nil {
+			code = int16(*number)
+		}
+		a = a.SetReturnCode(code)
+	}
+	return a, nil
+}
+
+var filterOperators = map[configs.Operator]libseccomp.ScmpCompareOp{
+	configs.EqualTo: libseccomp.CompareEqual, configs.NotEqualTo: libseccomp.CompareNotEqual,
+	configs.GreaterThan: libseccomp.CompareGreater, configs.GreaterThanOrEqualTo: libseccomp.CompareGreaterEqual,
+	configs.LessThan: libseccomp.CompareLess, configs.LessThanOrEqualTo: libseccomp.CompareLessOrEqual,
+	configs.MaskEqualTo: libseccomp.CompareMaskedEqual,
+}
+
+// addRule adds a rule. One without effect, which libseccomp refuses, and one for a system call that it
+// does not know are left out.
+func addRule(f *libseccomp.ScmpFilter, rule *configs.Syscall, def libseccomp.ScmpAction) error {
+	action, err := actionOf(rule.Action, rule.ErrnoRet)
+	if err != nil || action == def {
+		return err
+	}
+	if rule.Name == "" {
+		return fmt.Errorf("it has no name")
+	}
+	number, err := libseccomp.GetSyscallFromName(rule.Name)
+	if err != nil {
+		return nil
+	}
+	if len(rule.Args) == 0 {
+		return f.AddRule(number, action)
+	}
+	var all []libseccomp.ScmpCondition
+	seen, again := make(map[uint]bool), false
+	for _, arg := range rule.Args {
+		op, ok := filterOperators[arg.Op]
+		if !ok {
+			return fmt.Errorf("unknown operator %d", arg.Op)
+		}
+		c, err := libseccomp.MakeCondition(arg.Index, op, arg.Value, arg.ValueTwo)
+		if err != nil {
+			return err
+		}
+		all = append(all, c)
+		again = again || seen[arg.Index]
+		seen[arg.Index] = true
+	}
+	if !again {
+		return f.AddRuleConditional(number, action, all)
+	}
+	for _, c := range all { // two conditions on one argument: either suffices
+		if err := f.AddRuleConditional(number, action, []libseccomp.ScmpCondition{c}); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// program returns the program that a call wants to load; ok is false if it loads none:
-// libseccomp probes flags with a null pointer.
-func (n *notification) program(pid int) (_ *fastinit.Filter, ok bool, err error) {
-	var flags uint64
-	switch {
-	case n.Nr == unix.SYS_PRCTL && n.Args[0] == unix.PR_SET_SECCOMP && n.Args[1] == unix.SECCOMP_MODE_FILTER:
-	case n.Nr == unix.SYS_SECCOMP && n.Args[0] == unix.SECCOMP_SET_MODE_FILTER:
-		flags = n.Args[1]
-	default:
-		return nil, false, nil
-	}
-	if n.Args[2] == 0 {
-		return nil, false, nil
-	}
-	head := make([]byte, unsafe.Sizeof(unix.SockFprog{}))
-	if err := readMemory(pid, n.Args[2], head); err != nil {
-		return nil, false, err
-	}
-	count := binary.NativeEndian.Uint16(head)
-	program := make([]byte, int(count)*unix.SizeofSockFilter)
-	err = readMemory(pid, binary.NativeEndian.Uint64(head[8:]), program)
-	return &fastinit.Filter{Program: program, Flags: flags}, true, err
+// auditArches are the kernel's names of libseccomp's architectures. The system calls of x32 are
+// those of AMD64 with a bit set.
+var auditArches = map[libseccomp.ScmpArch]uint32{
+	libseccomp.ArchX86: unix.AUDIT_ARCH_I386, libseccomp.ArchAMD64: unix.AUDIT_ARCH_X86_64, libseccomp.ArchX32: unix.AUDIT_ARCH_X86_64,
+	libseccomp.ArchARM: unix.AUDIT_ARCH_ARM, libseccomp.ArchARM64: unix.AUDIT_ARCH_AARCH64,
+	libseccomp.ArchMIPS: unix.AUDIT_ARCH_MIPS, libseccomp.ArchMIPS64: unix.AUDIT_ARCH_MIPS64, libseccomp.ArchMIPS64N32: unix.AUDIT_ARCH_MIPS64N32,
+	libseccomp.ArchMIPSEL: unix.AUDIT_ARCH_MIPSEL, libseccomp.ArchMIPSEL64: unix.AUDIT_ARCH_MIPSEL64, libseccomp.ArchMIPSEL64N32: unix.AUDIT_ARCH_MIPSEL64N32,
+	libseccomp.ArchPPC: unix.AUDIT_ARCH_PPC, libseccomp.ArchPPC64: unix.AUDIT_ARCH_PPC64, libseccomp.ArchPPC64LE: unix.AUDIT_ARCH_PPC64LE,
+	libseccomp.ArchS390: unix.AUDIT_ARCH_S390, libseccomp.ArchS390X: unix.AUDIT_ARCH_S390X,
+	libseccomp.ArchRISCV64: unix.AUDIT_ARCH_RISCV64, libseccomp.ArchLOONGARCH64: unix.AUDIT_ARCH_LOONGARCH64,
 }
 
-// readMemory reads from a process, all of to or an error.
-func readMemory(pid int, from uint64, to []byte) error {
-	local := []unix.Iovec{{Base: &to[0], Len: uint64(len(to))}}
-	n, err := unix.ProcessVMReadv(pid, local, []unix.RemoteIovec{{Base: uintptr(from), Len: len(to)}}, 0)
-	if err == nil && n != len(to) {
-		err = unix.EFAULT
+// x32Bit is in the numbers of x32's system calls.
+const x32Bit = 1 << 30
+
+// unknownCalls returns a program that has system calls with numbers above all of the profile's fail with
+// ENOSYS, and goes on with what follows it for others: a program that finds a call missing tries an older
+// one, and one that may not make a call gives up. It is empty if the profile allows what it does not
+// name, or asks a tracer.
+func unknownCalls(profile *configs.Seccomp) ([]cbpf.Instruction, error) {
+	switch profile.DefaultAction {
+	case configs.Allow, configs.Log, configs.Trace:
+		return nil, nil
 	}
-	return os.NewSyscallError("process_vm_readv", err)
+	last, err := lastCalls(profile)
+	if err != nil {
+		return nil, err
+	}
+	var program []cbpf.Instruction
+	for _, arch := range slices.Sorted(maps.Keys(last)) {
+		check := []cbpf.Instruction{cbpf.LoadAbsolute{Off: 0, Size: 4}}
+		switch arch {
+		case libseccomp.ArchAMD64:
+			check = append(check, cbpf.JumpIf{Cond: cbpf.JumpBitsSet, Val: x32Bit, SkipTrue: 2})
+		case libseccomp.ArchX32:
+			check = append(check, cbpf.JumpIf{Cond: cbpf.JumpBitsNotSet, Val: x32Bit, SkipTrue: 2})
+		case libseccomp.ArchS390, libseccomp.ArchS390X: // 0 stands for calls that the kernel does not know
+			check = append(check, cbpf.JumpIf{Cond: cbpf.JumpEqual, Val: 0, SkipTrue: 1})
+		}
+		check = append(check,
+			cbpf.JumpIf{Cond: cbpf.JumpLessOrEqual, Val: uint32(last[arch]), SkipTrue: 1},
+			cbpf.RetConstant{Val: unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS)})
+		program = append(program,
+			cbpf.LoadAbsolute{Off: 4, Size: 4},
+			cbpf.JumpIf{Cond: cbpf.JumpNotEqual, Val: auditArches[arch], SkipTrue: uint8(len(check))})
+		program = append(program, check...)
+	}
+	return program, nil
 }
 
-// Compile is the compiling process. It does not return. The calling goroutine is locked to its
-// thread.
-func Compile() {
-	if err := compileHere(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
+// lastCalls returns the highest number of a profile's system calls, on each of its architectures that has
+// any, and on our own.
+func lastCalls(profile *configs.Seccomp) (map[libseccomp.ScmpArch]libseccomp.ScmpSyscall, error) {
+	native, err := libseccomp.GetNativeArch()
+	if err != nil {
+		return nil, err
 	}
-	os.Exit(0)
-}
-
-func compileHere() error {
-	var profile configs.Seccomp
-	if err := json.NewDecoder(os.Stdin).Decode(&profile); err != nil {
-		return err
+	last := make(map[libseccomp.ScmpArch]libseccomp.ScmpSyscall)
+	names := append(slices.Clip(profile.Architectures), "")
+	for _, name := range names {
+		arch := native
+		if name != "" {
+			if arch, err = libseccomp.GetArchFromString(name); err != nil {
+				return nil, fmt.Errorf("architecture %q: %w", name, err)
+			}
+		}
+		if arch == libseccomp.ArchNative {
+			arch = native
+		}
+		if _, ok := auditArches[arch]; !ok {
+			return nil, fmt.Errorf("unknown architecture %q", cmp.Or(name, "native"))
+		}
+		for _, rule := range profile.Syscalls {
+			if n, err := libseccomp.GetSyscallFromNameByArch(rule.Name, arch); err == nil && n > last[arch] {
+				last[arch] = n
+			}
+		}
 	}
-	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
-		return os.NewSyscallError("prctl", err)
-	}
-	// seccomp(2) and prctl(PR_SET_SECCOMP) are reported. On big-endian machines nothing is, and
-	// the profile is left to libcontainer.
-	const load, equal, answer = unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, unix.BPF_RET | unix.BPF_K
-	program := []unix.SockFilter{
-		{Code: load, K: 0}, // nr
-		{Code: equal, K: unix.SYS_SECCOMP, Jt: 4},
-		{Code: equal, K: unix.SYS_PRCTL, Jf: 2},
-		{Code: load, K: 16}, // the first argument
-		{Code: equal, K: unix.PR_SET_SECCOMP, Jt: 1},
-		{Code: answer, K: unix.SECCOMP_RET_ALLOW},
-		{Code: answer, K: unix.SECCOMP_RET_USER_NOTIF},
-	}
-	prog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	fd, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_NEW_LISTENER, uintptr(unsafe.Pointer(&prog)))
-	if errno != 0 {
-		return os.NewSyscallError("seccomp", errno)
-	}
-	if err := unix.Sendmsg(3, []byte{0}, unix.UnixRights(int(fd)), nil, 0); err != nil {
-		return os.NewSyscallError("sendmsg", err)
-	}
-	unix.Close(int(fd)) // or our end would not see it close
-	unix.Close(3)
-	_, err := seccomp.InitSeccomp(&profile)
-	return err
+	return last, nil
 }
