@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/opencontainers/cgroups"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -147,12 +146,17 @@ var variants = map[string]option{
 	},
 	"shared PID namespace": func(req *wire.RunRequest, s *specs.Spec) {
 		likeCRI(req, s)
-		for i := range s.Linux.Namespaces {
-			if s.Linux.Namespaces[i].Type == specs.PIDNamespace {
-				s.Linux.Namespaces[i].Path = "/proc/self/ns/pid"
-			}
-		}
+		sharedPIDs(req, s)
 	},
+}
+
+// sharedPIDs puts a container into the executor's PID namespace.
+func sharedPIDs(_ *wire.RunRequest, s *specs.Spec) {
+	for i := range s.Linux.Namespaces {
+		if s.Linux.Namespaces[i].Type == specs.PIDNamespace {
+			s.Linux.Namespaces[i].Path = "/proc/self/ns/pid"
+		}
+	}
 }
 
 func must(err error) {
@@ -161,9 +165,9 @@ func must(err error) {
 	}
 }
 
-// startWithoutCRIU starts an executor that finds no CRIU: where CRIU works, libcontainer
-// starts every container.
-func startWithoutCRIU(t *testing.T) *node {
+// startLogged starts an executor whose log failureOf reads, and that finds no CRIU: where CRIU works,
+// libcontainer starts every container.
+func startLogged(t *testing.T) *node {
 	t.Setenv("PATH", t.TempDir())
 	t.Setenv(stderrEnv, filepath.Join(t.TempDir(), "stderr"))
 	return start(t)
@@ -191,7 +195,7 @@ func (b *box) startedBy(fast bool) {
 
 // A program cannot tell which init started it, as a container or as an exec.
 func TestFastInitIsTheSame(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	// The executor's own RLIMIT_MEMLOCK grows with the first container that has rules for
 	// devices, on cgroup v2 before Linux 5.11.
 	n.run([]string{"exit", "0"}, likeCRI)
@@ -216,52 +220,28 @@ func TestFastInitIsTheSame(t *testing.T) {
 			}
 		}
 	}
+	if testenv.Lacks("selinux") == "" {
+		for _, name := range []string{"restricted", "user namespace", "terminal"} {
+			option := variants[name]
+			variants[name+" with SELinux"] = func(req *wire.RunRequest, s *specs.Spec) { option(req, s); labelled(s) }
+		}
+	}
 	for name, option := range variants {
 		t.Run(name, func(t *testing.T) {
-			facts, execs := make(map[bool][]string), make(map[bool][]string)
-			for _, fast := range []bool{false, true} {
-				b := n.request([]string{"print", "up", "sleep", "for-ever"}, option, n.by(fast))
-				// The root is a mount of its own, as crispd's are; libcontainer changes the
-				// mount that it is on.
-				must(unix.Mount(b.root, b.root, "", unix.MS_BIND, ""))
-				t.Cleanup(func() { unix.Unmount(b.root, unix.MNT_DETACH) })
-				b.fds = n.call(wire.MethodRun, b.req, &b.reply)
-				t.Cleanup(b.drop)
-				b.startedBy(fast)
-				for deadline := time.Now().Add(2 * time.Minute); !strings.Contains(readLog(t, b.log), "up"); time.Sleep(10 * time.Millisecond) {
-					if time.Now().After(deadline) {
-						t.Fatal("the program has not started")
-					}
-				}
-				facts[fast] = factsOf(t, b.reply.Pid, n)
-
-				spec := *b.req.Spec.Process
-				spec.Args = []string{"/testbin", "print", "up", "sleep", "for-ever"}
-				spec.Cwd = "/proc"
-				process, err := json.Marshal(spec)
-				must(err)
-				var reply wire.ExecReply
-				files := n.call(wire.MethodExec, wire.ExecRequest{ID: b.id, Process: process, Fast: fast, TTY: b.req.TTY}, &reply)
-				t.Cleanup(func() { wire.CloseAll(files) })
-				if i := slices.IndexFunc(files, func(f *os.File) bool { return f.Name() == wire.FDStdout || f.Name() == wire.FDPTY }); i < 0 {
-					t.Fatalf("an exec came with %v", files)
-				} else if _, err := files[i].Read(make([]byte, 1)); err != nil {
-					t.Fatalf("the exec's program has not started: %v", err)
-				}
-				execs[fast] = factsOf(t, reply.Pid, n)
-				n.call(wire.MethodExecKill, wire.ExecRef{ExecID: reply.ExecID}, nil)
-			}
-			if diff := cmp.Diff(facts[false], facts[true]); diff != "" {
-				t.Errorf("the container differs (-libcontainer +fast init):\n%s", diff)
-			}
-			if diff := cmp.Diff(execs[false], execs[true]); diff != "" {
-				t.Errorf("the exec differs (-libcontainer +fast init):\n%s", diff)
-			}
-			if len(facts[true]) < 60 {
-				t.Errorf("only %d facts: %v", len(facts[true]), facts[true])
-			}
+			n.sameInits(t, option)
 		})
 	}
+}
+
+// labelled gives a container SELinux labels, with a copy of the test binary that it may execute.
+func labelled(s *specs.Spec) {
+	s.Process.SelinuxLabel, s.Linux.MountLabel = "system_u:system_r:container_t:s0:c1,c2", "system_u:object_r:container_file_t:s0:c1,c2"
+	s.Mounts = slices.DeleteFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == "/testbin" })
+	program, err := os.ReadFile(programs.testbin)
+	must(errors.Join(err, os.WriteFile(filepath.Join(s.Root.Path, "testbin"), program, 0o755)))
+	must(filepath.WalkDir(s.Root.Path, func(path string, _ os.DirEntry, err error) error {
+		return errors.Join(err, unix.Lsetxattr(path, "security.selinux", []byte("system_u:object_r:container_file_t:s0"), 0))
+	}))
 }
 
 // confining loads an AppArmor profile that allows everything, and returns its name; "" = there is no AppArmor.
@@ -285,8 +265,17 @@ func confining(t *testing.T) string {
 // mapped is the host's ID of the root of inUserNamespace.
 const mapped = 200000
 
-// inUserNamespace returns an option for a container in a user namespace, with others that belong to it.
+// inUserNamespace returns an option for a restricted container in a user namespace, with others that
+// belong to it.
 func inUserNamespace(t testing.TB) option {
+	t.Helper()
+	own := withMappedIDs(t)
+	return func(req *wire.RunRequest, s *specs.Spec) { restricted(req, s); own(req, s) }
+}
+
+// withMappedIDs returns an option that puts a container into a user namespace, after all options that
+// make files.
+func withMappedIDs(t testing.TB) option {
 	t.Helper()
 	cmd := exec.Command(programs.testbin, "sleep", "for-ever")
 	ids := []syscall.SysProcIDMap{{HostID: mapped, Size: 65536}}
@@ -299,8 +288,7 @@ func inUserNamespace(t testing.TB) option {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
-	return func(req *wire.RunRequest, s *specs.Spec) {
-		restricted(req, s)
+	return func(_ *wire.RunRequest, s *specs.Spec) {
 		s.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}
 		for name, kind := range map[string]specs.LinuxNamespaceType{"user": specs.UserNamespace, "net": specs.NetworkNamespace, "ipc": specs.IPCNamespace, "uts": specs.UTSNamespace} {
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, name)})
@@ -318,6 +306,8 @@ func inUserNamespace(t testing.TB) option {
 }
 
 var (
+	readOnlySysfs = regexp.MustCompile(`^sysfs (\S+) ro\b`)
+
 	anyNumber = regexp.MustCompile(`(master|shared|propagate_from):\d+`)
 	anyBox    = regexp.MustCompile(`\bc\d+\b|exec-[0-9a-z]+-[0-9a-z]+`)
 	anyInode  = regexp.MustCompile(`:\[\d+\]`)
@@ -352,6 +342,7 @@ func factsOf(t *testing.T, pid int, n *node) []string {
 	for line := range strings.Lines(file("mountinfo")) {
 		left, right, _ := strings.Cut(strings.TrimSpace(line), " - ")
 		l := strings.Fields(left)
+		right = readOnlySysfs.ReplaceAllString(right, "sysfs $1 rw") // see package fastinit
 		add("mount %s of %s %v: %s", l[4], l[3], anyNumber.ReplaceAllString(fmt.Sprint(l[5:]), "$1:N"), right)
 	}
 	// Go's runtime blocks all signals of a thread while it starts another one.
@@ -418,7 +409,7 @@ func must1(n int, err error) int { must(err); return n }
 // for a program or a working directory that cannot be: a probe of such a one, once a second, would be
 // started twice and logged each time.
 func TestFastInitFailures(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for name, c := range map[string]struct {
 		args   []string
 		option option
@@ -517,7 +508,7 @@ func passwd(s *specs.Spec) {
 
 // The fast init does not start a container that uses something unknown to it.
 func TestFastInitLeaves(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	bind := func(dest string, options ...string) option {
 		return func(_ *wire.RunRequest, s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Destination: dest, Type: "bind", Source: "/tmp", Options: append([]string{"rbind"}, options...)})

@@ -31,7 +31,7 @@ var traps = map[string]func(path string) error{
 // Without HOME, both inits used to look into the image's passwd file, as root with every capability: a
 // link to /proc/kmsg there emptied the host's kernel log, or kept the start from ending.
 func TestTrapsInTheImage(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	for name, trap := range traps {
@@ -94,7 +94,7 @@ func TestTrapsInTheImage(t *testing.T) {
 
 // A trap as the program or the working directory is refused by both inits, once, and not opened.
 func TestTrapsAsProgram(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	for name, trap := range traps {

@@ -18,7 +18,7 @@ import (
 // What no container can have is refused by both inits, in libcontainer's words. An NRI plugin may ask for
 // it; the fast init cut it off at the NUL byte, or passed it on.
 func TestInitsRefuse(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for want, option := range map[string]option{
 		"invalid environment variable: missing '='":                  func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Env = []string{"A"} },
 		"invalid environment variable: name cannot be empty":         func(_ *wire.RunRequest, s *specs.Spec) { s.Process.Env = []string{"=b"} },
@@ -54,7 +54,7 @@ func TestInitsRefuse(t *testing.T) {
 // A volume at /dev/null is not opened before it is known to be null(4): merely to open a device, of a
 // watchdog for example, can have effects.
 func TestDevNullIsNotOpenedBlindly(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	fifo := filepath.Join(n.dir, "fifo")
 	must(unix.Mkfifo(fifo, 0o600))
 	opened := watchOpens(t, []string{fifo})
@@ -72,7 +72,7 @@ func TestDevNullIsNotOpenedBlindly(t *testing.T) {
 // A path that leads to the root directory makes that read-only, for the container and its execs alike.
 // Libcontainer's mount over it bound only one of them.
 func TestReadonlyRootByPath(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for _, path := range []string{"/", "/tmp/..", "/door"} {
 		for _, fast := range []bool{true, false} {
 			if path == "/door" && !fast {
@@ -103,7 +103,7 @@ func TestReadonlyRootByPath(t *testing.T) {
 // The fast init needs no descriptor in its last step, and makes no call then that a profile may deny which
 // lets containers of other runtimes start.
 func TestFastInitNeedsLittle(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for name, option := range map[string]option{
 		"few descriptors": func(_ *wire.RunRequest, s *specs.Spec) {
 			s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_NOFILE", Soft: 8, Hard: 8}}

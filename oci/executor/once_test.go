@@ -16,7 +16,7 @@ import (
 // A program runs once, whatever its name: the executor took one named as an init is for an init that had
 // not executed its program yet, killed it, and started it again, as a container and as an exec.
 func TestProgramRunsOnce(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for _, name := range []string{"crisp:[init]", "runc:[2:INIT]", "init"} {
 		for what, script := range map[string]string{
 			"ends at once":        "append /tmp/ran x exit 3",

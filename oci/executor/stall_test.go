@@ -62,7 +62,7 @@ func (n *node) open(file string) (count int) {
 // A start that is stuck before its fork may still pass on the descriptors that it was given: if
 // they were closed, their numbers could be those of other files by then.
 func TestStuckStartKeepsItsDescriptors(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	needsStatic(t)
 	env := [][]byte{[]byte("PATH=/"), []byte("A=\xff")}
 	const passed = "memfd:environment"
@@ -80,7 +80,7 @@ func TestStuckStartKeepsItsDescriptors(t *testing.T) {
 		return err
 	}, kept("exec"))
 	eventually(t, func() bool { return n.open(passed) == 0 }, "the descriptors of an exec are left")
-	started := n.request([]string{"exit", "0"}, func(r *wire.RunRequest, _ *specs.Spec) { r.Env = env })
+	started := n.request([]string{"exit", "0"}, func(r *wire.RunRequest, _ *specs.Spec) { r.Env, r.Fast = env, false })
 	n.stalls("start", func(ctx context.Context) error {
 		files, err := n.client.Call(ctx, wire.MethodRun, started.req, nil)
 		wire.CloseAll(files)
@@ -101,7 +101,7 @@ func TestStuckStartKeepsItsDescriptors(t *testing.T) {
 // container from ending.
 func TestExecGivenUpBeforeItsFork(t *testing.T) {
 	_, noRunc := os.Stat("/usr/sbin/runc")
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for name, with := range map[string]option{"built in": func(*wire.RunRequest, *specs.Spec) {}, "engine": withEngine} {
 		for _, fast := range []bool{false, true} {
 			if name == "engine" && (fast || noRunc != nil) {
@@ -136,7 +136,7 @@ func TestExecGivenUpBeforeItsFork(t *testing.T) {
 // A start that is given up before its fork does not run either, and its container can be started
 // again.
 func TestStartGivenUpBeforeItsFork(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	for _, fast := range []bool{false, true} {
 		for _, args := range [][]string{{"exit", "0"}, {"sleep", "for-ever"}} {
 			n.run([]string{"exit", "0"}, func(r *wire.RunRequest, _ *specs.Spec) { r.Fast = fast }).wait()

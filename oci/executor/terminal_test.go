@@ -10,7 +10,7 @@ import (
 
 // The terminal of a container whose first attempt had one too is that of the second attempt.
 func TestTerminalOfASecondAttempt(t *testing.T) {
-	n := startWithoutCRIU(t)
+	n := startLogged(t)
 	b := n.request([]string{"print", "up", "echo-stdin"}, withTTY, func(r *wire.RunRequest, s *specs.Spec) {
 		r.Fast, s.Linux.MaskedPaths = true, []string{"/proc/self/fd/0"}
 	})

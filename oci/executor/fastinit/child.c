@@ -36,6 +36,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <sys/vfs.h>
+#include <sys/xattr.h>
 #include <termios.h>
 #include <unistd.h>
 
@@ -258,6 +259,17 @@ static int new_mount(const char *type, const char *source, char **options, uint6
 	return fd;
 }
 
+// label_root gives the root of a new mount an SELinux label, "" for none.
+static void label_root(int mount, const char *label)
+{
+	int dir;
+	if (!*label)
+		return;
+	dir = need(openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+	need(fsetxattr(dir, "security.selinux", label, strlen(label), 0));
+	close(dir);
+}
+
 // is_root reports whether a file is the root directory. What is mounted over that is not seen by the
 // first process, whose root stays below, but by each exec.
 static int is_root(const struct stat *st)
@@ -472,6 +484,7 @@ static void mask(void)
 {
 	static int null = -1, empty = -1;
 	const char *path = string();
+	char **context = strings(); // of a tmpfs, besides its other options
 	struct stat st;
 	int target = in_root(path, O_PATH, 0), cover;
 	if (target < 0 && gone())
@@ -486,7 +499,7 @@ static void mask(void)
 		cover = clone_of(null, 0);
 	} else if (empty < 0) {
 		char ro[] = "ro", blocks[] = "nr_blocks=1", inodes[] = "nr_inodes=1";
-		char *options[] = {ro, blocks, inodes, NULL};
+		char *options[] = {ro, blocks, inodes, context[0], NULL};
 		cover = new_mount("tmpfs", "tmpfs", options, MOUNT_ATTR_RDONLY);
 		empty = need(fcntl(cover, F_DUPFD_CLOEXEC, 3));
 	} else {
@@ -520,14 +533,37 @@ static void reopen_null(void)
 	close(null);
 }
 
-// keyring joins a session keyring of its own; a kernel need not have them.
-static void keyring(void)
+// host_proc opens the host's procfs. "thread-self" in it is this process also in a PID namespace below.
+static int host_proc(void)
+{
+	struct statfs fs;
+	int proc = need(open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC));
+	need(fstatfs(proc, &fs));
+	if (fs.f_type != PROC_MAGIC)
+		fail_at(0, ENOTDIR);
+	return proc;
+}
+
+static void write_attribute(int proc, const char *path, const char *value)
+{
+	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC));
+	need(write(fd, value, strlen(value)));
+	close(fd);
+}
+
+// keyring joins a session keyring of its own; a kernel need not have them. The execve resets the label
+// of new keys, selinux_bprm_creds_for_exec.
+static void keyring(int proc)
 {
 	const char *name = string();
 	uint64_t search = number();
-	long id = syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, name);
+	const char *label = string();
 	unsigned perm = 0;
 	char text[256];
+	long id;
+	if (*label && (faccessat(proc, "thread-self/attr/keycreate", F_OK, 0) == 0 || errno != ENOENT))
+		write_attribute(proc, "thread-self/attr/keycreate", label);
+	id = syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, name);
 	if (id < 0 && errno == ENOSYS)
 		return;
 	need(id);
@@ -591,24 +627,6 @@ static void terminal(void)
 	close(own);
 	close(control);
 	close(pts);
-}
-
-// host_proc opens the host's procfs. "thread-self" in it is this process also in a PID namespace below.
-static int host_proc(void)
-{
-	struct statfs fs;
-	int proc = need(open("/proc", O_PATH | O_DIRECTORY | O_CLOEXEC));
-	need(fstatfs(proc, &fs));
-	if (fs.f_type != PROC_MAGIC)
-		fail_at(0, ENOTDIR);
-	return proc;
-}
-
-static void write_attribute(int proc, const char *path, const char *value)
-{
-	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC));
-	need(write(fd, value, strlen(value)));
-	close(fd);
 }
 
 static void set_capabilities(uint64_t effective, uint64_t permitted, uint64_t inheritable)
@@ -676,7 +694,8 @@ static void __attribute__((noreturn)) process(int proc)
 	uint64_t no_new_privs = number(), last_cap = number(), filter_flags = number();
 	const void *filter = bytes(&size);
 	uint64_t says = number(); // it says itself on its stderr that the program cannot be executed
-	const char *apparmor = string(), *cwd = string(), *program;
+	char **attributes = strings(); // of the host's procfs, and their values
+	const char *cwd = string(), *program;
 	char **args = strings(), **files = strings(), **env = strings();
 	char here[PATH_MAX];
 	int inside = 0;
@@ -684,10 +703,10 @@ static void __attribute__((noreturn)) process(int proc)
 
 	umask(022);
 	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */)); // a filter may forbid it
-	if (*apparmor) {
-		write_attribute(proc, "thread-self/attr/apparmor/exec", apparmor);
+	for (; attributes[0] && attributes[1]; attributes += 2)
+		write_attribute(proc, attributes[0], attributes[1]);
+	if (proc >= 0)
 		close(proc); // the paths that follow are the container's, and could lead through it
-	}
 	if (no_new_privs)
 		need(prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0));
 	if (size && !no_new_privs) // it is a privilege, and so comes before they are dropped
@@ -761,6 +780,7 @@ static void __attribute__((noreturn)) run(void)
 			uint64_t attr = number();
 			const char *type = string(), *source = string();
 			*to = new_mount(type, source, strings(), attr);
+			label_root(*to, string());
 			break;
 		}
 		case NODE:
@@ -785,7 +805,7 @@ static void __attribute__((noreturn)) run(void)
 			reopen_null();
 			break;
 		case KEYRING:
-			keyring();
+			keyring(proc);
 			break;
 		case MAKECWD:
 			close(need(make(string(), 0, 0)));

@@ -9,6 +9,7 @@ import (
 
 	devices "github.com/opencontainers/cgroups/devices/config"
 	"github.com/opencontainers/runc/libcontainer/configs"
+	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
 )
 
@@ -72,7 +73,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	for _, name := range config.MaskPaths {
 		if clean := path.Clean(name); !masked[clean] {
 			masked[clean] = true
-			p.add(stepMask, "mask "+name, name)
+			p.add(stepMask, "mask "+name, name, contextOf(config, "tmpfs"))
 		}
 	}
 	if !config.NoNewKeyring {
@@ -80,7 +81,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 		if p.mapped {
 			search = 0x8 // by others: the owner is not mapped
 		}
-		p.add(stepKeyring, "join session keyring", "_ses."+s.ID, search)
+		p.keyring(s.ID, q, search)
 	}
 	p.add(stepWait, "wait for the executor")
 	return p, p.process(q, false)
@@ -89,7 +90,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 // supported reports whether a configuration has only what Container supports.
 func supported(c *configs.Config) bool {
 	switch {
-	case c.NoPivotRoot, c.ParentDeathSignal != 0, c.Umask != nil, c.MountLabel != "", c.ProcessLabel != "",
+	case c.NoPivotRoot, c.ParentDeathSignal != 0, c.Umask != nil,
 		c.Hostname != "", c.Domainname != "", c.RootlessEUID, c.RootlessCgroups,
 		len(c.NetDevices)+len(c.Networks)+len(c.Routes)+len(c.Sysctl)+len(c.TimeOffsets) > 0,
 		c.IntelRdt != nil, c.MemoryPolicy != nil, c.Scheduler != nil, c.Personality != nil, c.IOPriority != nil, c.ExecCPUAffinity != nil,
@@ -106,12 +107,12 @@ func supported(c *configs.Config) bool {
 	if dev < 0 || c.Mounts[dev].Device != "tmpfs" || c.Mounts[dev].Flags&unix.MS_RDONLY != 0 {
 		return false
 	}
-	return InDev(c.Devices)
+	return inDev(c.Devices)
 }
 
-// InDev reports whether devices are in a file system at /dev, and so can be made before that is
+// inDev reports whether devices are in a file system at /dev, and so can be made before that is
 // mounted.
-func InDev(list []*devices.Device) bool {
+func inDev(list []*devices.Device) bool {
 	return !slices.ContainsFunc(list, func(d *devices.Device) bool {
 		return d.Path != "" && (!strings.HasPrefix(d.Path, "/dev/") || path.Clean(d.Path) != d.Path || strings.HasPrefix(d.Path, "/dev/pts/"))
 	})
@@ -314,7 +315,11 @@ func (p *Plan) mounts(config *configs.Config, slots map[int]uint64, nodes map[st
 			kind = "cgroup2"
 		}
 		slots[i] = slot
-		p.add(stepMount, "mount "+m.Destination, slot, attr, kind, m.Source, options(m))
+		label := ""
+		if kind == "mqueue" && selinux.GetEnabled() {
+			label = config.MountLabel
+		}
+		p.add(stepMount, "mount "+m.Destination, slot, attr, kind, m.Source, append(options(m), contextOf(config, kind)...), label)
 		if isDev(m) {
 			p.devices(slot, config.Devices, nodes)
 		}
@@ -358,12 +363,21 @@ func mountable(m *configs.Mount) bool {
 	return false
 }
 
+// contextOf returns the option by which the files of a new mount get the container's SELinux label. As
+// with libcontainer, those of the kernel's own file systems keep theirs.
+func contextOf(config *configs.Config, kind string) []string {
+	if config.MountLabel == "" || slices.Contains([]string{"proc", "sysfs", "cgroup2", "mqueue"}, kind) {
+		return nil
+	}
+	return []string{"context=" + config.MountLabel}
+}
+
 func options(m *configs.Mount) []string {
 	return slices.DeleteFunc(strings.Split(m.Data, ","), func(o string) bool { return o == "" })
 }
 
-// DevLinks are the links in /dev, by name and target (runtime-linux.md, "Dev symbolic links").
-var DevLinks = sync.OnceValue(func() [][2]string {
+// devLinks are the links in /dev, by name and target (runtime-linux.md, "Dev symbolic links").
+var devLinks = sync.OnceValue(func() [][2]string {
 	links := [][2]string{
 		{"ptmx", "pts/ptmx"}, {"fd", "/proc/self/fd"},
 		{"stdin", "/proc/self/fd/0"}, {"stdout", "/proc/self/fd/1"}, {"stderr", "/proc/self/fd/2"},
@@ -374,8 +388,8 @@ var DevLinks = sync.OnceValue(func() [][2]string {
 	return links
 })
 
-// NodeModes are the types of device nodes, inode(7).
-var NodeModes = map[devices.Type]uint32{
+// nodeModes are the types of device nodes, inode(7).
+var nodeModes = map[devices.Type]uint32{
 	devices.CharDevice: unix.S_IFCHR, 'u': unix.S_IFCHR, devices.BlockDevice: unix.S_IFBLK, devices.FifoDevice: unix.S_IFIFO,
 }
 
@@ -386,10 +400,10 @@ func (p *Plan) devices(dev uint64, nodes []*devices.Device, bound map[string]uin
 		if _, later := bound[d.Path]; later || d.Path == "" || d.Path == "/dev/ptmx" {
 			continue // for its cgroup rule only, or a link
 		}
-		p.add(stepNode, "make device "+d.Path, dev, strings.TrimPrefix(d.Path, "/dev/"), int(NodeModes[d.Type])|int(d.FileMode.Perm()),
+		p.add(stepNode, "make device "+d.Path, dev, strings.TrimPrefix(d.Path, "/dev/"), int(nodeModes[d.Type])|int(d.FileMode.Perm()),
 			int(d.Major), int(d.Minor), int(d.Uid), int(d.Gid))
 	}
-	for _, l := range DevLinks() {
+	for _, l := range devLinks() {
 		p.add(stepLink, "link /dev/"+l[0], dev, l[1], l[0])
 	}
 }

@@ -196,6 +196,7 @@ type Process struct {
 	Capabilities    *configs.Capabilities // nil = none; libcontainer would keep the executor's then
 	NoNewPrivileges bool
 	AppArmor        string  // profile; "" = none
+	Label           string  // SELinux; "" = none
 	Seccomp         *Filter // nil = none
 
 	Terminal      bool // it gets a terminal: its stdin is the socket for the end that controls that
@@ -222,9 +223,12 @@ func (p *Plan) process(q Process, exec bool) error {
 	if filter == nil {
 		filter = &Filter{}
 	}
-	apparmor := ""
+	var attributes []string // what the host's procfs takes for the execve: a file, and its text
 	if q.AppArmor != "" {
-		apparmor = "exec " + q.AppArmor
+		attributes = append(attributes, "thread-self/attr/apparmor/exec", "exec "+q.AppArmor)
+	}
+	if q.Label != "" {
+		attributes = append(attributes, "thread-self/attr/exec", q.Label)
 	}
 	var groups []byte
 	for _, g := range q.Groups {
@@ -234,17 +238,17 @@ func (p *Plan) process(q Process, exec bool) error {
 	p.args, p.cwd = q.Args, q.Cwd
 	p.add(stepProcess, "set up the process", q.UID, q.GID, groups,
 		bits(c.Bounding), bits(c.Effective), bits(c.Permitted), bits(c.Inheritable), bits(c.Ambient),
-		q.NoNewPrivileges, int(last), filter.Flags, filter.Program, exec, apparmor, q.Cwd, q.Args, q.files(), q.Env)
+		q.NoNewPrivileges, int(last), filter.Flags, filter.Program, exec, attributes, q.Cwd, q.Args, q.files(), q.Env)
 	if p.nul {
 		return ErrUnsupported // libcontainer refuses it
 	}
 	return nil
 }
 
-// proc begins the steps of a process that has an AppArmor profile: it is set by the host's procfs, in
-// which the container can have mounted nothing.
+// proc begins the steps of a process that has an AppArmor profile or a label: they are set by the
+// host's procfs, in which the container can have mounted nothing.
 func (p *Plan) proc(q Process) {
-	if q.AppArmor != "" {
+	if q.AppArmor != "" || q.Label != "" {
 		p.add(stepProc, "open the host's /proc")
 	}
 }
@@ -254,6 +258,12 @@ func (p *Plan) terminal(q Process, console bool) {
 	if q.Terminal {
 		p.add(stepTerminal, "set up a terminal", console, int(q.Width), int(q.Height))
 	}
+}
+
+// keyring appends the step that joins the container's session keyring, which gets the process's label;
+// search are the permissions to add.
+func (p *Plan) keyring(id string, q Process, search int) {
+	p.add(stepKeyring, "join session keyring", "_ses."+id, search, q.Label)
 }
 
 // files returns where the program may be if PATH says it, in the order of exec.LookPath.
@@ -288,7 +298,7 @@ func bits(names []string) (set uint64) {
 // Exec plans a process in a running container, whose init must be passed to Start.
 func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 	switch {
-	case config.RootlessEUID, config.ProcessLabel != "", config.Umask != nil, config.Personality != nil, config.MemoryPolicy != nil,
+	case config.RootlessEUID, config.Umask != nil, config.Personality != nil, config.MemoryPolicy != nil,
 		config.IntelRdt != nil, config.Scheduler != nil, config.IOPriority != nil, config.ExecCPUAffinity != nil,
 		len(config.TimeOffsets) > 0, !SeccompSupported(config.Seccomp):
 		return nil, ErrUnsupported
@@ -312,7 +322,7 @@ func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 		p.fork()
 	}
 	if !config.NoNewKeyring {
-		p.add(stepKeyring, "join session keyring", "_ses."+id, 0)
+		p.keyring(id, q, 0)
 	}
 	p.terminal(q, false)
 	p.add(stepWait, "wait for the executor")

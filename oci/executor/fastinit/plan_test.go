@@ -1,6 +1,7 @@
 package fastinit
 
 import (
+	"bytes"
 	"errors"
 	"reflect"
 	"slices"
@@ -59,12 +60,46 @@ func TestBindAttr(t *testing.T) {
 	}
 }
 
+// SELinux labels a program at its execve, its keyring, and the new mounts that have no labels of their
+// own, with libcontainer's options.
+func TestLabels(t *testing.T) {
+	count := func(p *Plan, text string) int { return bytes.Count(p.data, append([]byte(text), 0)) }
+	config := &configs.Config{
+		MountLabel: "files:s0:c1,c2", Namespaces: configs.Namespaces{{Type: configs.NEWNS}}, MaskPaths: []string{"/proc/a"},
+		Mounts: []*configs.Mount{
+			{Destination: "/proc", Device: "proc"}, {Destination: "/dev", Device: "tmpfs", Data: "mode=755"}, {Destination: "/dev/pts", Device: "devpts"},
+			{Destination: "/sys", Device: "sysfs"}, {Destination: "/dev/mqueue", Device: "mqueue"},
+		},
+	}
+	q := Process{Args: []string{"/x"}, Label: "program:s0:c1,c2"}
+	p, err := Container(config, q, Setting{ID: "id"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := count(p, "context=files:s0:c1,c2"); n != 3 {
+		t.Errorf("%d mounts have the label, want /dev, /dev/pts and the mask", n)
+	}
+	exec, err := Exec(config, q, "id")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for what, p := range map[string]*Plan{"container": p, "exec": exec} {
+		if n := count(p, q.Label); n != 2 || count(p, "thread-self/attr/exec") != 1 || p.what[0] != "open the host's /proc" {
+			t.Errorf("%s: the label is there %d times, want for the keyring and the program: %q", what, n, p.what)
+		}
+	}
+	q.Label, config.MountLabel = "", ""
+	if p, err := Container(config, q, Setting{ID: "id"}); err != nil || count(p, "thread-self/attr/exec") != 0 || bytes.Contains(p.data, []byte("context=")) {
+		t.Errorf("without labels the plan has some, or %v", err)
+	}
+}
+
 // Each field of libcontainer's configuration is carried out, or makes the fast init leave the
 // container to libcontainer: a field that a later release adds must not be lost without a word.
 func TestEveryFieldIsDecided(t *testing.T) {
 	carried := []string{
 		"Rootfs", "Readonlyfs", "Mounts", "Devices", "Namespaces", "Capabilities", "AppArmorProfile", "MaskPaths", "ReadonlyPaths",
-		"Seccomp", "NoNewPrivileges", "NoNewKeyring",
+		"Seccomp", "NoNewPrivileges", "NoNewKeyring", "ProcessLabel", "MountLabel",
 		"Cgroups", "Rlimits", "OomScoreAdj", "UIDMappings", "GIDMappings", "Hooks", // by whoever starts it
 		"Version", "Labels", // no part of the process
 	}

@@ -321,6 +321,9 @@ func (e *engine) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 	defer steps.RunIf(&err)
 	done := e.all.reaper.ExpectChild()
 	steps.Add("expected child", func() error { done(); return nil })
+	if err := carry(p.process); err != nil {
+		return nil, err
+	}
 	spec := p.spec
 	spec.Process.Args, spec.Process.Env = p.process.Args, p.process.Env
 	spec.Version = engineVersion
@@ -385,6 +388,9 @@ func (e *engine) Exec(ctx context.Context, p *Plan) (_ *Started, err error) {
 // execProcess makes the engine start another process in the container.
 func (e *engine) execProcess(ctx context.Context, p *Plan) (_ *stdio.Ends, pid int, err error) {
 	process, spec := p.process, p.spec.Process
+	if err := carry(process); err != nil {
+		return nil, 0, err
+	}
 	spec.Args, spec.Env, spec.Terminal = process.Args, process.Env, p.TTY
 	if spec.OOMScoreAdj != nil { // it may have been changed since the start
 		with := *e

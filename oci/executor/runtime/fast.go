@@ -2,6 +2,7 @@ package runtime
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -44,8 +45,8 @@ type fastState struct {
 // has to start it.
 func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *preparedMounts, error) {
 	all := b.all
-	// CRIU requires mounts as libcontainer makes them.
-	if all.fast == nil || !p.fast || p.Silent || len(p.process.ExtraFiles) > 0 || !all.criu.absent.Load() {
+	// Until CRIU has been seen to dump and restore what it starts, libcontainer starts what may be dumped.
+	if all.fast == nil || !p.fast || p.Silent || !all.criu.absent.Load() {
 		return nil, &preparedMounts{}, fastinit.ErrUnsupported
 	}
 	q, err := all.fastProcess(p.config, p.process)
@@ -59,7 +60,7 @@ func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *p
 		s.Cgroups = filepath.Join(p.req.PrepareDir, "cgroup")
 		trees.make = func() error {
 			trees.dir = p.req.PrepareDir
-			return all.prepareCgroups(trees, p.config, p.config.Mounts[i], group)
+			return all.prepareCgroups(s.Cgroups, p.config, p.config.Mounts[i], group)
 		}
 		// The fork does not return before a child that forks again has done so.
 		s.Later = !slices.ContainsFunc(p.config.Namespaces, func(ns configs.Namespace) bool {
@@ -103,10 +104,10 @@ func (b *builtin) tryFast(ctx context.Context, p *Plan, ends *stdio.Ends, group 
 func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) (fastinit.Process, error) {
 	q := fastinit.Process{
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.UID, GID: p.GID, Groups: p.AdditionalGroups,
-		Capabilities: config.Capabilities, NoNewPrivileges: config.NoNewPrivileges, AppArmor: config.AppArmorProfile,
+		Capabilities: config.Capabilities, NoNewPrivileges: config.NoNewPrivileges, AppArmor: config.AppArmorProfile, Label: cmp.Or(p.Label, config.ProcessLabel),
 		Terminal: p.ConsoleSocket != nil, Width: p.ConsoleWidth, Height: p.ConsoleHeight,
 	}
-	if p.Label != "" || p.Scheduler != nil || p.IOPriority != nil || p.CPUAffinity != nil || len(p.ExtraFiles) > 0 {
+	if p.Scheduler != nil || p.IOPriority != nil || p.CPUAffinity != nil {
 		return q, fastinit.ErrUnsupported
 	}
 	if p.Capabilities != nil {

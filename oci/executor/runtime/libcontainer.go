@@ -32,7 +32,6 @@ import (
 	"github.com/crisp-cri/crisp/oci/executor/limits"
 	"github.com/crisp-cri/crisp/oci/executor/oomscore"
 	"github.com/crisp-cri/crisp/oci/executor/proc"
-	"github.com/crisp-cri/crisp/oci/executor/stdio"
 )
 
 // A builtins has what libcontainer's containers share.
@@ -214,7 +213,7 @@ func (b *builtin) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 	}
 	pid, trees, err := b.tryFast(ctx, p, ends, group)
 	if errors.Is(err, fastinit.ErrUnsupported) {
-		pid, trees, err = b.startGo(ctx, p, lc, ends, group)
+		pid, err = b.startGo(ctx, p, lc, group)
 	}
 	steps.Add("prepared mounts", trees.detach)
 	if stuck := new(proc.StuckError); errors.As(err, &stuck) {
@@ -244,10 +243,9 @@ func (b *builtin) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 }
 
 // startGo starts the container's init with libcontainer.
-func (b *builtin) startGo(ctx context.Context, p *Plan, lc *libcontainer.Container, ends *stdio.Ends, group map[string]string) (pid int, trees *preparedMounts, err error) {
-	trees = b.all.prepareMounts(lc, p.config, p.req)
-	if len(trees.names) > 0 { // libcontainer replaces it only in a /dev of its own
-		ownNull(p.process, ends)
+func (b *builtin) startGo(ctx context.Context, p *Plan, lc *libcontainer.Container, group map[string]string) (pid int, err error) {
+	if err := errors.Join(carry(p.process), examineNull(p.config)); err != nil {
+		return 0, err
 	}
 	err = proc.Attempt(ctx, "start of container "+b.id, group, func() (err error) {
 		if err := p.start(ctx, lc, p, group); err != nil {
@@ -256,7 +254,22 @@ func (b *builtin) startGo(ctx context.Context, p *Plan, lc *libcontainer.Contain
 		pid, err = b.all.knowStarted(p.process)
 		return err
 	}, func() error { return b.all.end(p.process, pid) })
-	return pid, trees, err
+	return pid, err
+}
+
+// examineNull refuses a volume at /dev/null that is another device or a fifo. libcontainer opens it before
+// it looks what it is, which can have effects.
+func examineNull(config *configs.Config) error {
+	for _, m := range config.Mounts {
+		var st unix.Stat_t
+		if path.Clean("/"+m.Destination) != "/dev/null" || !m.IsBind() || unix.Stat(m.Source, &st) != nil {
+			continue
+		}
+		if st.Mode&unix.S_IFMT != unix.S_IFCHR || st.Rdev != unix.Mkdev(1, 3) {
+			return fault.Invalid.Errorf("mount %s: container's /dev/null is invalid", m.Source)
+		}
+	}
+	return nil
 }
 
 // knowStarted keeps a process that libcontainer has started from being reaped as an orphan.
@@ -329,6 +342,9 @@ func (b *builtin) Exec(ctx context.Context, p *Plan) (_ *Started, err error) {
 // startExec makes libcontainer start the process of an exec.
 func (b *builtin) startExec(ctx context.Context, p *Plan) (pid int, err error) {
 	process := p.process
+	if err := carry(process); err != nil {
+		return 0, err
+	}
 	lc, err := b.borrow()
 	if err != nil {
 		return 0, fmt.Errorf("container %s: %w", b.id, err)

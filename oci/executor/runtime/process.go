@@ -33,8 +33,7 @@ import (
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
-// newProcess converts a process for libcontainer. env, if not nil, replaces p.Env. The caller
-// closes the ExtraFiles once it has started.
+// newProcess converts a process for libcontainer. env, if not nil, replaces p.Env.
 func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 	if len(p.Args) == 0 {
 		return nil, fault.Invalid.Errorf("process without arguments")
@@ -83,10 +82,8 @@ func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 			list[i] = string(kv)
 		}
 	}
-	if list, err = environment(list); err != nil {
-		return nil, err
-	}
-	return lp, setEnv(lp, list)
+	lp.Env, err = environment(list)
+	return lp, err
 }
 
 func connect(p *Plan) (*stdio.Ends, error) {
@@ -145,10 +142,13 @@ func environment(list []string) ([]string, error) {
 	return env, nil
 }
 
-// setEnv sets the environment. libcontainer sends it to its child as JSON, which can carry only
-// UTF-8: see bounce for other bytes.
-func setEnv(p *libcontainer.Process, env []string) error {
+// carry prepares a process for libcontainer or an engine, which are given its environment as JSON, and
+// that can carry only UTF-8: see bounce for other bytes. The fast init takes any. Close closes the
+// ExtraFiles.
+func carry(p *libcontainer.Process) error {
 	var raw []string
+	env := p.Env
+	p.Env = nil
 	for _, kv := range env {
 		if utf8.ValidString(kv) {
 			p.Env = append(p.Env, kv)
@@ -202,9 +202,9 @@ func giveStdio(p *libcontainer.Process, config *configs.Config) error {
 	return nil
 }
 
-// An environment need not be UTF-8, but libcontainer passes it to its child as JSON, which must
+// An environment need not be UTF-8, but libcontainer and engines pass it on as JSON, which must
 // be: other bytes would become U+FFFD. So variables that JSON cannot carry go into a memfd, and
-// libcontainer executes this program again, which adds them to its environment and executes the
+// they execute this program again, which adds them to its environment and executes the
 // real one. It costs such a container a millisecond, and others nothing. This program must be
 // linked statically, as it is executed in the container's root.
 

@@ -37,8 +37,8 @@ func Connect(tty, stdin bool) (*Ends, error) {
 	return ends, err
 }
 
-// OwnNull replaces the host's /dev/null that is the stdin of an exec, or of an init with a prepared
-// /dev, by one of its own, and reports whether it did; other inits get the container's. Where we
+// OwnNull replaces the host's /dev/null that is the stdin of an exec by one of its own, and reports
+// whether it did; inits get the container's. Where we
 // cannot make nodes, the host's are not ours either. SELinux protects the host's, and would not let
 // a program have another node without its label.
 func (ends *Ends) OwnNull() bool {
