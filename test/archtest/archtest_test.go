@@ -244,7 +244,7 @@ func TestLogMessagesAreConstant(t *testing.T) {
 	}
 }
 
-// Every direct dependency has its reason, and nothing is replaced: "go install" of a version refuses that.
+// Every direct dependency has its reason, and nothing is replaced: see TestGoInstall.
 func TestDependenciesHaveReasons(t *testing.T) {
 	out, err := exec.Command("go", "mod", "edit", "-json").Output()
 	if err != nil {
