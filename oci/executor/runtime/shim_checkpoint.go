@@ -23,7 +23,7 @@ import (
 )
 
 // A shim makes checkpoints if it can, in a form of its own. Of runc's we know more: it has CRIU write
-// what libcontainer has it write, so that either restores the other's.
+// what libcontainer has it write.
 
 // isRunc reports whether the shim is runc's.
 func (t *Task) isRunc() bool {
