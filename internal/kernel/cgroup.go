@@ -7,10 +7,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/moby/sys/mountinfo"
 	"github.com/opencontainers/cgroups"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 const cgroupRoot = "/sys/fs/cgroup"
@@ -18,6 +21,9 @@ const cgroupRoot = "/sys/fs/cgroup"
 // probeCgroups examines the hierarchy mounted at root. On a hybrid host, with v1 controllers at
 // root and an empty v2 in root/unified, v1 counts.
 func (f *Features) probeCgroups(root string) {
+	if f.Bare {
+		return // see Hierarchies
+	}
 	var fs unix.Statfs_t
 	f.CgroupV2 = unix.Statfs(root, &fs) == nil && fs.Type == unix.CGROUP2_SUPER_MAGIC
 	f.SwapLimit = swapLimit(root)
@@ -80,8 +86,26 @@ func (h Hierarchy) V2() bool { return slices.Contains(h.Controllers, "") }
 func (h Hierarchy) Own() string { return filepath.Join(h.Dir, h.own) }
 
 // Hierarchies returns the hierarchies of this host that we can see, each once. On a hybrid host,
-// v2 is one of them.
+// v2 is one of them. Those that we see while Bare are the host's: there are none then.
 func Hierarchies() ([]Hierarchy, error) {
+	if Bare() {
+		return nil, nil
+	}
+	return visibleHierarchies()
+}
+
+// Bare reports whether we are in a user namespace that was given nothing of the host: we may make no
+// cgroup in any hierarchy. A node in LXC may, and is a host like any other. It is decided once, and
+// decides what crisp does for an ordinary user.
+var Bare = sync.OnceValue(func() bool {
+	if userns.Own() == nil {
+		return false
+	}
+	all, _ := visibleHierarchies()
+	return !slices.ContainsFunc(all, func(h Hierarchy) bool { return unix.Access(h.Dir, unix.W_OK) == nil })
+})
+
+func visibleHierarchies() ([]Hierarchy, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
 		return nil, fmt.Errorf("find cgroups: %w", err)

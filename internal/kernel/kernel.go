@@ -10,11 +10,12 @@ import (
 	"fmt"
 	"os"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // Features is the result of Probe. The version in a comment is the first Linux with
@@ -30,6 +31,9 @@ type Features struct {
 
 	Capabilities uint64 // bit n = capability n of capabilities(7): bounding and permitted
 	OOMScoreAdj  int    // our own; without CAP_SYS_RESOURCE the lowest that we can set
+
+	IDs  *userns.Map // of the user namespace that we are in; nil = the machine's first
+	Bare bool        // see Bare
 
 	Overlay     bool // overlayfs, loaded if needed
 	RecursiveRO bool // mount_setattr(2), 5.12
@@ -47,7 +51,7 @@ type Features struct {
 
 // Probe needs no privileges; features that it may not see count as missing.
 func Probe() Features {
-	var f Features
+	f := Features{IDs: userns.Own(), Bare: Bare()}
 	var uts unix.Utsname
 	if unix.Uname(&uts) == nil {
 		f.Release = unix.ByteSliceToString(uts.Release[:])
@@ -61,15 +65,17 @@ func Probe() Features {
 	// An invalid descriptor: EBADF where the call exists, ENOSYS where it does not.
 	f.RecursiveRO = unix.MountSetattr(-1, "", unix.AT_EMPTY_PATH, &unix.MountAttr{Attr_set: unix.MOUNT_ATTR_RDONLY}) != unix.ENOSYS
 	f.UserNS = exists("/proc/self/ns/user") && Sysctl("user/max_user_namespaces") != "0"
-	f.IDMap = f.RecursiveRO && f.UserNS && f.AtLeast(5, 19)
+	f.IDMap = f.RecursiveRO && f.UserNS && !f.Bare && f.AtLeast(5, 19)
 	// A filter at address 0: EFAULT where filters exist, EINVAL where they do not.
 	f.Seccomp = unix.Prctl(unix.PR_SET_SECCOMP, unix.SECCOMP_MODE_FILTER, 0, 0, 0) == unix.EFAULT
 	f.AppArmor = strings.HasPrefix(read("/sys/module/apparmor/parameters/enabled"), "Y") && exists("/sys/kernel/security/apparmor")
 	f.SELinux = exists("/sys/fs/selinux/enforce")
-	ids := strings.Fields(read("/proc/self/uid_map")) // none without user namespaces
-	f.NoNodes = !f.Can(unix.CAP_MKNOD) || len(ids) > 0 && !slices.Equal(ids, []string{"0", "0", "4294967295"})
+	f.NoNodes = !f.Can(unix.CAP_MKNOD)
 	f.PidfdInfo = f.AtLeast(6, 15)
 	f.Systemd = exists("/run/systemd/system")
+	if f.Bare {
+		f.AppArmor, f.SELinux, f.Systemd = false, false, false // the host's
+	}
 	f.probeABIs()
 	return f
 }
@@ -79,8 +85,14 @@ func (f Features) AtLeast(major, minor int) bool {
 	return f.Major > major || (f.Major == major && f.Minor >= minor)
 }
 
-// Can reports whether we hold a capability (unix.CAP_…) and may give it to others.
-func (f Features) Can(capability int) bool { return f.Capabilities&(1<<capability) != 0 }
+// Can reports whether we hold a capability (unix.CAP_…) and may give it to others. Some are worth
+// nothing in a user namespace: the kernel asks for them in the first one.
+func (f Features) Can(capability int) bool {
+	if f.IDs != nil && (capability == unix.CAP_SYS_RESOURCE || capability == unix.CAP_MKNOD) {
+		return false
+	}
+	return f.Capabilities&(1<<capability) != 0
+}
 
 // MinOOMScoreAdj returns the lowest oom_score_adj that we can set for a process:
 // "CAP_SYS_RESOURCE … may be lowered" (proc_pid_oom_score_adj(5)).
