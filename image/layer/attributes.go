@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // mode returns the permissions of hdr with the special bits, for mknod and chmod.
@@ -33,10 +34,13 @@ func umask() uint32 {
 	return uint32(mask)
 }
 
-// checkOwner refuses an owner that no file can have.
+// checkOwner refuses an owner that no file can have, or none of crispd's.
 func checkOwner(hdr *tar.Header) error {
 	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
 		return fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
+	}
+	if own := userns.Own(); own != nil && (uint32(hdr.Uid) >= own.UID.Length || uint32(hdr.Gid) >= own.GID.Length) {
+		return fault.Invalid.Errorf("owner %d:%d is not among the %d users and %d groups of crispd's user namespace", hdr.Uid, hdr.Gid, own.UID.Length, own.GID.Length)
 	}
 	return nil
 }
@@ -86,7 +90,7 @@ func xattrs(hdr *tar.Header) (map[string]string, error) {
 // and trusted attributes belong to the host, and security.evm is valid only on the file system
 // on which it was computed.
 func IsKept(key string) bool {
-	return key == "security.capability" || key == imaSignature || strings.HasPrefix(key, "user.")
+	return key == "security.capability" || key == imaSignature || strings.HasPrefix(key, "user.") && !strings.HasPrefix(key, overlayPrefix)
 }
 
 // imaSignature is the attribute by which a host with IMA appraisal recognizes files that it may

@@ -4,23 +4,36 @@ import (
 	"os"
 	"strings"
 
-	"github.com/crisp-cri/crisp/internal/fault"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// The names by which a layer marks files of lower layers as deleted (OCI image spec, layer.md),
-// and the attributes by which overlayfs marks them.
+// The names by which a layer marks files of lower layers as deleted (OCI image spec, layer.md).
 const (
-	whiteoutPrefix = ".wh."             // .wh.x: x is deleted
-	whiteoutMeta   = ".wh..wh."         // aufs's own; not files
-	whiteoutOpaque = ".wh..wh..opq"     // nothing below is visible in this directory
-	overlayPrefix  = "trusted.overlay." // refused from a layer
-	OverlayOpaque  = "trusted.overlay.opaque"
+	whiteoutPrefix = ".wh."         // .wh.x: x is deleted
+	whiteoutMeta   = ".wh..wh."     // aufs's own; not files
+	whiteoutOpaque = ".wh..wh..opq" // nothing below is visible in this directory
 )
+
+// The attributes by which overlayfs marks them. In a user namespace no trusted one can be set: there it
+// is mounted with userxattr.
+var (
+	overlayPrefix = overlayNames(userns.Own()) // refused from a layer
+	OverlayOpaque = overlayPrefix + "opaque"
+)
+
+func overlayNames(own *userns.Map) string {
+	if own != nil {
+		return "user.overlay."
+	}
+	return "trusted.overlay."
+}
 
 // OverlayImplied is our own mark of a directory that was created without an entry in the layer, see
 // Store.Inherit. Overlayfs shows no container an attribute of this prefix, and copies none up.
-const OverlayImplied = overlayPrefix + "crisp.implied"
+var OverlayImplied = overlayPrefix + "crisp.implied"
 
 // setMark sets an attribute of overlayPrefix on base in the directory dir.
 func setMark(dir int, base, mark string) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/crisp-cri/crisp/image/layer"
 	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/tree"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // maxOption is the longest value that fsconfig(2) takes, including its null byte.
@@ -123,9 +124,12 @@ func (o *overlay) mountNew(target string) error {
 			return explain(fsfd, opt[0], err)
 		}
 	}
-	if o.volatile && takesVolatile() {
-		if err := unix.FsconfigSetFlag(fsfd, "volatile"); err != nil {
-			return explain(fsfd, "volatile", err)
+	for name, is := range map[string]bool{"volatile": o.volatile && takesVolatile(), "userxattr": userns.Own() != nil} {
+		if !is {
+			continue
+		}
+		if err := unix.FsconfigSetFlag(fsfd, name); err != nil {
+			return explain(fsfd, name, err)
 		}
 	}
 	if err := unix.FsconfigCreate(fsfd); err != nil {
@@ -180,6 +184,9 @@ func (o *overlay) mountOld(target string) error {
 	}
 	if o.volatile && takesVolatile() {
 		data += "volatile,"
+	}
+	if userns.Own() != nil {
+		data += "userxattr,"
 	}
 	data += "lowerdir=" + strings.Join(lower, ":")
 	var flags uintptr
