@@ -1,6 +1,7 @@
 package server
 
 import (
+	"fmt"
 	"math"
 	"net/netip"
 	"os"
@@ -10,6 +11,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 )
@@ -138,8 +140,17 @@ func networkStatus(rec *sandboxRecord) *cri.PodSandboxNetworkStatus {
 // without these sysctls containers would be given CAP_NET_BIND_SERVICE or CAP_NET_RAW, which
 // grant more.
 var openSysctls = map[string]string{
-	"net.ipv4.ip_unprivileged_port_start": "0",            // Linux 4.11
-	"net.ipv4.ping_group_range":           "0 2147483647", // icmp(7); 2³¹-1 is the maximum
+	"net.ipv4.ip_unprivileged_port_start": "0",         // Linux 4.11
+	"net.ipv4.ping_group_range":           allGroups(), // icmp(7)
+}
+
+// allGroups is the range of all groups that can ping: of 2³¹ at most, those that crispd has.
+func allGroups() string {
+	last := uint32(math.MaxInt32)
+	if own := userns.Own(); own != nil {
+		last = min(last, max(own.GID.Length, 1)-1)
+	}
+	return fmt.Sprint("0 ", last)
 }
 
 // podSysctls returns the sysctls of the request, and the open ones that this kernel has.

@@ -13,7 +13,7 @@ import (
 // seLinux returns the SELinux policy that labels pods; nil if SELinux is off, in the
 // configuration or on the host.
 func seLinux(c *config.Config, log *slog.Logger) *selinux.Policy {
-	if !c.SELinux {
+	if !c.SELinux || kernel.Bare() {
 		return nil
 	}
 	p, err := selinux.Open()

@@ -53,6 +53,9 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 	defer steps.RunIf(&err)
 
 	host := kernel.Probe()
+	if host.Bare {
+		log.Info("crispd is in a user namespace: containers have no limits and no counters", "users", host.IDs.UID.Length, "groups", host.IDs.GID.Length)
+	}
 	systemd := usesSystemd(c, host)
 	options, err := serverOptions(ctx, c, log)
 	if err != nil {
@@ -227,6 +230,9 @@ func hostFacts(c *config.Config, host kernel.Features) (spec.Host, error) {
 		Capabilities:    spec.CapabilitiesOf(host.Capabilities),
 		DevicesFromUser: c.DeviceOwnership,
 	}
+	if host.Bare {
+		h.IDs = host.IDs
+	}
 	if runtime.GOARCH == "amd64" {
 		h.Arches = []specs.Arch{specs.ArchX86_64}
 		if host.IA32 {
@@ -297,6 +303,8 @@ func handlers(ctx context.Context, c *config.Config, host spec.Host, log *slog.L
 			h.SpecHost.CgroupNamespace = hc.CgroupNamespace
 		}
 		switch {
+		case host.IDs != nil && (hc.Shim != "" || hc.Engine != config.Libcontainer):
+			return nil, fmt.Errorf("%s: %s: crispd is in a user namespace, where it uses neither OCI runtimes nor shims yet", c.Origin(key+".engine"), key)
 		case hc.Shim != "":
 			if err := shimHandler(ctx, &h, hc, systemd(), name, log); err != nil {
 				return nil, fmt.Errorf("%s: %s.options: %w", c.Origin(key+".options"), key, err)

@@ -115,7 +115,7 @@ func kernelMounts(in Input) []specs.Mount {
 		// (nsdelegate would be lost). Mounts below the host's are not wanted.
 		list[len(list)-1] = specs.Mount{Destination: "/sys/fs/cgroup", Type: "bind", Source: "/sys/fs/cgroup", Options: []string{"bind", "rprivate", "nosuid", "noexec", "nodev", "relatime", access}}
 	}
-	if in.IDs != nil {
+	if in.ids() != nil {
 		list = inUserNamespace(in, list)
 	}
 	if in.Files.Shm == "" {

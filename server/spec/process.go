@@ -42,7 +42,7 @@ func process(in Input, caps *specs.LinuxCapabilities) (*specs.Process, error) {
 	adj := max(int(in.Container.GetLinux().GetResources().GetOomScoreAdj()), in.Host.MinOOMScoreAdj)
 	return &specs.Process{
 		Terminal:        in.Container.GetTty(),
-		User:            specs.User{UID: in.User.UID, GID: in.User.GID, AdditionalGids: in.User.Groups},
+		User:            specs.User{UID: in.User.UID, GID: in.User.GID, AdditionalGids: mappedGroups(in)},
 		Args:            argv,
 		Env:             envs,
 		Cwd:             cwd,

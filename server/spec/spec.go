@@ -45,6 +45,7 @@ type Host struct {
 	AppArmor       bool         // AppArmor is enabled
 	NoNodes        bool         // no device node can be made: they are bind mounts of the host's
 	Arches         []specs.Arch // whose programs this kernel runs, for the built-in seccomp profile; nil = all possible ones
+	IDs            *userns.Map  // of a user namespace that crispd is in, with nothing of the host (kernel.Bare); nil = in none
 	MinOOMScoreAdj int          // the lowest oom_score_adj we may give; -1000 with CAP_SYS_RESOURCE
 
 	AppArmorDefault     string              // profile for RuntimeDefault; "" = it could not be loaded

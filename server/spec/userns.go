@@ -1,6 +1,7 @@
 package spec
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -12,20 +13,40 @@ import (
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
-// checkMapped refuses a user that is not mapped in the sandbox's user namespace.
+// ids returns the IDs of the user namespace that the container is in: its sandbox's, else crispd's. nil:
+// the machine's first.
+func (in Input) ids() *userns.Map { return cmp.Or(in.IDs, in.Host.IDs) }
+
+// checkMapped refuses a user that is not mapped in the container's user namespace.
 func checkMapped(in Input) error {
-	if in.IDs == nil {
+	ids, groups := in.ids(), slices.Concat([]uint32{in.User.GID}, in.User.Groups)
+	if ids == nil {
 		return nil
 	}
-	if _, ok := in.IDs.UID.Translate(in.User.UID); !ok {
-		return fault.Invalid.Errorf("user %d is not among the %d of the user namespace", in.User.UID, in.IDs.UID.Length)
+	if _, ok := ids.UID.Translate(in.User.UID); !ok {
+		return fault.Invalid.Errorf("user %d is not among the %d of the user namespace", in.User.UID, ids.UID.Length)
 	}
-	for _, gid := range slices.Concat([]uint32{in.User.GID}, in.User.Groups) {
-		if _, ok := in.IDs.GID.Translate(gid); !ok {
-			return fault.Invalid.Errorf("group %d is not among the %d of the user namespace", gid, in.IDs.GID.Length)
+	if in.IDs == nil { // those of the image are left out, see mappedGroups
+		groups = groups[:1]
+		for _, g := range in.Container.GetLinux().GetSecurityContext().GetSupplementalGroups() {
+			groups = append(groups, uint32(g))
+		}
+	}
+	for _, gid := range groups {
+		if _, ok := ids.GID.Translate(gid); !ok {
+			return fault.Invalid.Errorf("group %d is not among the %d of the user namespace", gid, ids.GID.Length)
 		}
 	}
 	return nil
+}
+
+// mappedGroups returns the container's supplementary groups. Where crispd itself has few IDs, a user may
+// be in more groups of the image than that: podman leaves them out, too.
+func mappedGroups(in Input) []uint32 {
+	if in.Host.IDs == nil {
+		return in.User.Groups
+	}
+	return slices.DeleteFunc(slices.Clone(in.User.Groups), func(gid uint32) bool { return gid >= in.Host.IDs.GID.Length })
 }
 
 // inUserNamespace replaces mounts that cannot be made in a user namespace.
@@ -44,7 +65,7 @@ func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
 			}
 			*m = specs.Mount{Destination: "/sys", Type: "bind", Source: "/sys", Options: []string{"rbind", "rprivate", "nosuid", "noexec", "nodev", access}}
 		case "/dev/pts":
-			if _, ok := in.IDs.GID.Translate(5); !ok { // tty
+			if _, ok := in.ids().GID.Translate(5); !ok { // tty
 				m.Options = slices.DeleteFunc(m.Options, func(o string) bool { return strings.HasPrefix(o, "gid=") })
 			}
 		}
