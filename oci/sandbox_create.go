@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	hostkernel "github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
@@ -64,6 +65,9 @@ func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 	}
 	if cfg.HostPID && cfg.SharedPID {
 		return fault.Invalid.Errorf("PID namespace cannot be both the host's and the sandbox's")
+	}
+	if hostkernel.Bare() && (cfg.HostPID || cfg.SharedPID) {
+		return fault.Invalid.Errorf("sandbox shares a PID namespace: crispd is in a user namespace without cgroups, and could not find its containers' processes")
 	}
 	if cfg.Shim != nil && (cfg.SharedPID || cfg.IDs != nil) {
 		return fault.Invalid.Errorf("sandbox of %s can have neither our PID namespace nor our user namespace", cfg.Shim.Path)

@@ -691,7 +691,7 @@ static void __attribute__((noreturn)) process(int proc)
 	gid_t gid = (gid_t)number();
 	const gid_t *groups = bytes(&count);
 	uint64_t bounding = number(), effective = number(), permitted = number(), inheritable = number(), ambient = number();
-	uint64_t no_new_privs = number(), last_cap = number(), filter_flags = number();
+	uint64_t no_new_privs = number(), keeps_groups = number(), last_cap = number(), filter_flags = number();
 	const void *filter = bytes(&size);
 	uint64_t says = number(); // it says itself on its stderr that the program cannot be executed
 	char **attributes = strings(); // of the host's procfs, and their values
@@ -722,7 +722,8 @@ static void __attribute__((noreturn)) process(int proc)
 			need(prctl(PR_CAPBSET_DROP, c, 0, 0, 0));
 	need(prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0));
 	own_stdio(uid);
-	need(syscall(SYS_setgroups, count / sizeof *groups, groups));
+	if (!keeps_groups)
+		need(syscall(SYS_setgroups, count / sizeof *groups, groups));
 	need(syscall(SYS_setgid, gid)); // by the calls that profiles made for other runtimes allow
 	need(syscall(SYS_setuid, uid));
 	if (*cwd && !inside && chdir(cwd) < 0)

@@ -193,6 +193,8 @@ type Process struct {
 	UID, GID  int
 	Groups    []int
 
+	KeepsGroups bool // Groups cannot be set: it keeps the executor's
+
 	Capabilities    *configs.Capabilities // nil = none; libcontainer would keep the executor's then
 	NoNewPrivileges bool
 	AppArmor        string  // profile; "" = none
@@ -238,7 +240,7 @@ func (p *Plan) process(q Process, exec bool) error {
 	p.args, p.cwd = q.Args, q.Cwd
 	p.add(stepProcess, "set up the process", q.UID, q.GID, groups,
 		bits(c.Bounding), bits(c.Effective), bits(c.Permitted), bits(c.Inheritable), bits(c.Ambient),
-		q.NoNewPrivileges, int(last), filter.Flags, filter.Program, exec, attributes, q.Cwd, q.Args, q.files(), q.Env)
+		q.NoNewPrivileges, q.KeepsGroups, int(last), filter.Flags, filter.Program, exec, attributes, q.Cwd, q.Args, q.files(), q.Env)
 	if p.nul {
 		return ErrUnsupported // libcontainer refuses it
 	}

@@ -27,6 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // Refusal gives a failure to set limits its kind: libcontainer, the kernel or systemd refuses a
@@ -138,7 +139,7 @@ func ReadBounds(log *slog.Logger) Bounds {
 	l := Bounds{log: log, once: new(sync.Once)}
 	var data [2]unix.CapUserData
 	head := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	if err := unix.Capget(&head, &data[0]); err != nil || data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0 {
+	if err := unix.Capget(&head, &data[0]); err != nil || data[0].Effective&(1<<unix.CAP_SYS_RESOURCE) != 0 && userns.Own() == nil {
 		return l
 	}
 	l.bound = true

@@ -15,7 +15,6 @@ import (
 	"unsafe"
 
 	"github.com/opencontainers/cgroups"
-	"github.com/opencontainers/cgroups/manager"
 	"github.com/opencontainers/runc/libcontainer"
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"golang.org/x/sys/unix"
@@ -23,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/oci/executor/fastinit"
 	"github.com/crisp-cri/crisp/oci/executor/limits"
 	"github.com/crisp-cri/crisp/oci/executor/poll"
@@ -106,6 +106,7 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 		Args: p.Args, Env: p.Env, Cwd: p.Cwd, UID: p.UID, GID: p.GID, Groups: p.AdditionalGroups,
 		Capabilities: config.Capabilities, NoNewPrivileges: config.NoNewPrivileges, AppArmor: config.AppArmorProfile, Label: cmp.Or(p.Label, config.ProcessLabel),
 		Terminal: p.ConsoleSocket != nil, Width: p.ConsoleWidth, Height: p.ConsoleHeight,
+		KeepsGroups: userns.KeepsGroups(),
 	}
 	if p.Scheduler != nil || p.IOPriority != nil || p.CPUAffinity != nil {
 		return q, fastinit.ErrUnsupported
@@ -131,7 +132,7 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, trees *preparedMounts, ends *stdio.Ends, group map[string]string) (pid int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
-	m, err := manager.NewWithPaths(p.config.Cgroups, maps.Clone(group)) // it changes them
+	m, err := managerOf(p.config.Cgroups, maps.Clone(group)) // it changes them
 	if err != nil {
 		return 0, err
 	}

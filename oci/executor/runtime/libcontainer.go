@@ -100,9 +100,14 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if systemd {
 		limits.WithoutTasksMax(spec.Linux)
 	}
+	spec, err := withoutCgroups(id, spec)
+	if err != nil {
+		return nil, err
+	}
 	config, err := b.convert(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,
+		RootlessCgroups:  kernel.Bare(),
 		Spec:             spec,
 	})
 	if err != nil {
@@ -383,6 +388,9 @@ func (b *builtin) Facts() (ownPID bool, cgroups map[string]string, err error) {
 }
 
 func (b *builtin) Update(r *specs.LinuxResources, score *int) error {
+	if kernel.Bare() { // as with its first limits
+		return nil
+	}
 	lc, err := b.borrow()
 	if err != nil {
 		return err
@@ -468,7 +476,7 @@ func unreadable(err error) bool {
 // that. What discard does not do is left to destroy.
 func (b *builtin) discard(lc *libcontainer.Container) (done bool) {
 	config := lc.Config()
-	if config.Cgroups == nil || config.Cgroups.Systemd || config.IntelRdt != nil || len(config.Hooks[configs.Poststop]) > 0 {
+	if config.Cgroups == nil || config.Cgroups.Systemd || config.Cgroups.Rootless || config.IntelRdt != nil || len(config.Hooks[configs.Poststop]) > 0 {
 		return false
 	}
 	paths, err := cgroupPaths(lc)
@@ -559,6 +567,9 @@ func shortError(err error) error {
 // the only one, or on a hybrid host (v1 controllers, and a v2 hierarchy without any) one of
 // many.
 func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
+	if kernel.Bare() {
+		return map[string]string{}, nil
+	}
 	st, err := lc.State()
 	if err != nil {
 		return nil, err
