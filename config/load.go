@@ -23,6 +23,18 @@ type Source struct {
 	File   string            // "" = DefaultFile, which need not exist; any other must
 	Flags  map[string]string // key → value, of the given ones
 	OwnCNI string            // the directory of crisp's own plugins, for the default of cni.bin_dirs; "" = none
+
+	// Of an ordinary user's instance: the defaults of root and state, and the directory with what root's
+	// has in /etc/crisp. "" = root's.
+	Root, State, Dir string
+}
+
+// in returns the path of a file of /etc/crisp.
+func (src Source) in(path string) string {
+	if src.Dir == "" {
+		return path
+	}
+	return filepath.Join(src.Dir, filepath.Base(path))
 }
 
 // Load reads and checks the configuration. Any file that is not as it should be is an error, also a
@@ -33,7 +45,7 @@ func Load(src Source) (*Config, error) {
 
 	file, required := src.File, true
 	if file == "" {
-		file, required = DefaultFile, false
+		file, required = src.in(DefaultFile), false
 	}
 	err := c.read(file)
 	if errors.Is(err, fs.ErrNotExist) && !required {
@@ -89,7 +101,7 @@ func resolve(path string, links int) string {
 }
 
 func (c *Config) setDefaults(src Source) {
-	c.Root, c.State = DefaultRoot, DefaultState
+	c.Root, c.State = cmp.Or(src.Root, DefaultRoot), cmp.Or(src.State, DefaultState)
 	c.CgroupDriver = "auto"
 	c.LogMaxLine = 16384
 	c.DefaultCapabilities = []string{"CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "SETGID", "SETUID",
@@ -108,7 +120,7 @@ func (c *Config) setDefaults(src Source) {
 	c.Streaming = Streaming{Address: "127.0.0.1:0", IdleTimeout: 4 * time.Hour}
 	c.Image.Layers = "auto"
 	c.Image.MaxParallel = 4
-	c.Image.PolicyDir, c.Image.AuthDir, c.Image.DecryptionKeysPath = "/etc/crisp/policies", "/etc/crisp/auth", "/etc/crisp/keys"
+	c.Image.PolicyDir, c.Image.AuthDir, c.Image.DecryptionKeysPath = src.in("/etc/crisp/policies"), src.in("/etc/crisp/auth"), src.in("/etc/crisp/keys")
 	c.Image.ProgressTimeout = time.Minute
 }
 

@@ -99,6 +99,13 @@ func checkKernel(f kernel.Features) []finding {
 }
 
 func checkCgroups(f kernel.Features, systemd bool) []finding {
+	if f.Bare {
+		return []finding{
+			{"the host's cgroups", false, "crispd is in a user namespace, and uses none there: containers have no limits and no counters, and pods that share PID namespaces are refused", false},
+			{fmt.Sprintf("IDs for images and pods: %d users, %d groups (65536)", f.IDs.UID.Length, f.IDs.GID.Length), min(f.IDs.UID.Length, f.IDs.GID.Length) >= 1<<16,
+				"images with files of other owners, and pods with other users or groups, are refused", false},
+		}
+	}
 	list := []finding{
 		{"cgroup v2", f.CgroupV2, "cgroup v1 is used: no unified resources, no memory QoS, no pressure, kills by freezing", false},
 		{"cgroup controllers: " + strings.Join(f.Controllers, " "), len(f.Controllers) > 0, "containers cannot be limited or counted", true},
@@ -199,6 +206,9 @@ func policyPath(c *config.Config) string {
 }
 
 func checkCNI(c *config.Config) []finding {
+	if os.Getenv(keeperEnv) != "" {
+		return []finding{{"networks of pods", false, "crispd is in the machine's network, where an ordinary user can make no bridge: pods need hostNetwork", false}}
+	}
 	found := false
 	for _, pattern := range []string{"*.conflist", "*.conf", "*.json"} {
 		files, _ := filepath.Glob(filepath.Join(c.CNI.ConfDir, pattern))
@@ -284,7 +294,7 @@ func checkNode(c *config.Config, root string, f kernel.Features) []finding {
 		{"no swap", !swaps(root),
 			"the kubelet does not start, unless failSwapOn is false in its configuration: swapoff -a, and /etc/fstab", false},
 	}
-	if !f.CgroupV2 {
+	if !f.CgroupV2 && !f.Bare {
 		list = append(list, finding{"cgroup v2 for the kubelet", false, "a kubelet of 1.35 or newer does not start, unless failCgroupV1 is false in its configuration", false})
 	}
 	return append(list, kubeletMetrics(c, root)...)

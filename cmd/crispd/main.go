@@ -40,7 +40,7 @@ func (e exitStatus) Error() string { return fmt.Sprintf("exit status %d", int(e)
 type usageError struct{ error }
 
 func main() {
-	err := run(os.Args[1:], os.Stdout)
+	err := execute(os.Args[1:], os.Stdout, enterUser)
 	if err == nil {
 		return
 	}
@@ -54,23 +54,39 @@ func main() {
 	os.Exit(1)
 }
 
-func run(args []string, out io.Writer) error {
-	root := commandLine(out)
+func run(args []string, out io.Writer) error { return execute(args, out, nil) }
+
+// execute is run; an ordinary user's command that needs a user namespace calls enter.
+func execute(args []string, out io.Writer, enter func(state string, lasting bool) error) error {
+	root := commandLine(out, enter)
 	root.SetArgs(cli.DoubleDashes(root, args))
 	return root.Execute()
 }
 
 // commandLine returns the root command, whose commands print to out.
-func commandLine(out io.Writer) *cobra.Command {
+func commandLine(out io.Writer, enter func(state string, lasting bool) error) *cobra.Command {
 	source := config.Source{Flags: map[string]string{}}
 	load := func() (*config.Config, error) {
 		source.OwnCNI = beside("cni")
+		if enter != nil && ofUser() {
+			if err := userDefaults(&source); err != nil {
+				return nil, err
+			}
+		}
 		return config.Load(source)
 	}
 	// with returns a command that takes a configuration and no arguments.
 	with := func(use, about string, do func(*config.Config) error) *cobra.Command {
 		return &cobra.Command{Use: use, Short: about, Args: none, RunE: func(*cobra.Command, []string) error {
 			c, err := load()
+			if err == nil && enter != nil && os.Geteuid() != 0 {
+				switch name, _, _ := strings.Cut(use, " "); name {
+				case "serve":
+					err = enter(c.State, true)
+				case "check", "wipe":
+					err = enter(c.State, false)
+				}
+			}
 			if err != nil {
 				return err
 			}

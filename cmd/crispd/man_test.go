@@ -15,7 +15,7 @@ func TestManPage(t *testing.T) {
 	for _, v := range views {
 		seen = append(seen, " "+v.name+": "+v.about)
 	}
-	page := manpage.Man(commandLine(io.Discard), 8,
+	page := manpage.Man(commandLine(io.Discard, nil), 8,
 		manpage.Section{Title: "DEBUG", Text: "What crispd debug shows of the running crispd:\n\n" + strings.Join(seen, "\n")},
 		manpage.Section{Title: "SIGNALS", Text: `SIGTERM, SIGINT: exit within eleven seconds, whatever hangs. Containers keep running, and the next crispd finds them.
 

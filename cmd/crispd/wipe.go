@@ -89,6 +89,9 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 	if all && !w.keep {
 		w.remove(ctx, config.Resolve(c.Root))
 	}
+	if !w.keep {
+		w.note("user namespace", endKeeper())
+	}
 	return errors.Join(w.errs...)
 }
 
