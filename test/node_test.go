@@ -53,6 +53,8 @@ type node struct {
 	marks     map[string]bool   // names by which our objects in the kernel are recognized
 	wiped     bool
 	manage    func(*exec.Cmd) // runs crispd as a service manager would, before its start
+	user      bool            // in an ordinary user's namespace, see asUser
+	ordinary  bool            // started by an ordinary user
 
 	unmountAll []string // mounts that a script has made
 	afterPods  []func() // remove what others than crisp keep of pods
@@ -212,6 +214,18 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 			n.manage = func(cmd *exec.Cmd) {
 				cmd.Args = append([]string{"setpriv", "--inh-caps=-" + args[2], "--bounding-set=-" + args[2], cmd.Path}, cmd.Args[1:]...)
 				cmd.Path = "/usr/bin/setpriv"
+			}
+			return n.start(config, nil)
+		}
+		if len(args) == 3 && args[1] == "as" && (args[2] == "user" || args[2] == "one-id") {
+			if err := n.asUser(args[2] == "user"); err != nil {
+				return err
+			}
+			return n.start(config, nil)
+		}
+		if len(args) == 3 && args[1] == "by" && args[2] == "user" {
+			if err := n.byUser(); err != nil {
+				return err
 			}
 			return n.start(config, nil)
 		}
@@ -424,7 +438,7 @@ func (n *node) wipe() error {
 	}
 	n.remember()
 	n.keepExecutorLog()
-	out, err := exec.Command(filepath.Join(n.binaries.dir, "crispd"), "wipe", "--all", "--config", "", "--root", n.root, "--state", n.state).CombinedOutput()
+	out, err := n.command("wipe", "--all", "--config", "", "--root", n.root, "--state", n.state).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("crispd wipe: %w: %s", err, out)
 	}

@@ -17,7 +17,7 @@ import (
 )
 
 // programs are the programs that a script may leave no process of.
-var programs = []string{"crispd", "crisp-executor", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth", "runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runsc-v1", "containerd-shim-runc-v2"}
+var programs = []string{"crispd", "crisp-executor", "crisp-keeper", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth", "runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runsc-v1", "containerd-shim-runc-v2"}
 
 // TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of what a user
 // would do; README.md beside them lists the commands. Each ends with the instance wiped,
