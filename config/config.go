@@ -73,8 +73,7 @@ type Config struct {
 	RestoreFromImages bool `toml:"restore_from_images"`
 	// FastInit starts containers and execs with a first process written in C, which takes a
 	// third of the time that libcontainer's own takes. libcontainer still starts what it does
-	// not support, such as hooks and profiles that notify, and all containers, but not
-	// execs, where CRIU works. Default true.
+	// not support, such as hooks and profiles that notify. Default true.
 	FastInit bool `toml:"fast_init"`
 	// HooksDirs are searched for oci-hooks(5) files, which add hooks to containers; a file in a
 	// later directory replaces one of the same name. Default: /usr/share/containers/oci/hooks.d,

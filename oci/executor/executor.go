@@ -186,7 +186,6 @@ func assemble(o Options, files ownFiles) (*Executor, error) {
 // that thread are orphans (proc/reaper.go).
 func (x *Executor) Serve() {
 	go x.reaper.Loop(x.table.quit)
-	go x.runtimes.CRIU.Look()
 	go x.watchFiles()
 	wire.Serve(x.files.listener, x, x.log)
 }

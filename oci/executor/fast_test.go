@@ -165,10 +165,8 @@ func must(err error) {
 	}
 }
 
-// startLogged starts an executor whose log failureOf reads, and that finds no CRIU: where CRIU works,
-// libcontainer starts every container.
+// startLogged starts an executor whose log failureOf reads.
 func startLogged(t *testing.T) *node {
-	t.Setenv("PATH", t.TempDir())
 	t.Setenv(stderrEnv, filepath.Join(t.TempDir(), "stderr"))
 	return start(t)
 }

@@ -1,8 +1,6 @@
 package main
 
 import (
-	"os"
-	"path/filepath"
 	"strings"
 	"time"
 )
@@ -76,37 +74,9 @@ var oomGroup = func() tests {
 	return t
 }()
 
-// fastInit tests the fast init with systemd's cgroups, on another kernel. It is not used where CRIU
-// is found, which is in /usr/sbin.
-var fastInit = func() tests {
-	t := exactly("oci/executor", "TestFastInitIsTheSame", "TestFastInitFailures", "TestTrapsInTheImage", "TestProgramRunsOnce",
-		"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything", "TestNoMemoryForExecs")
-	t.env = []string{"PATH=" + withoutCRIU + ":/usr/bin:/bin"}
-	return t
-}()
-
-// withoutCRIU is a directory with links to the programs in /usr/sbin, except criu.
-const withoutCRIU = "/run/without-criu"
-
-func hideCRIU(*guest) error {
-	entries, err := os.ReadDir("/usr/sbin")
-	if err == nil {
-		err = os.Mkdir(withoutCRIU, 0o755)
-	}
-	for _, e := range entries {
-		if err == nil && e.Name() != "criu" {
-			err = os.Symlink(filepath.Join("/usr/sbin", e.Name()), filepath.Join(withoutCRIU, e.Name()))
-		}
-	}
-	return err
-}
-
-// fastScripts are scripts with the fast init, on a node with AppArmor.
-var fastScripts = func() tests {
-	t := exactly("test", "TestScript/apparmor", "TestScript/pod_runs", "TestScript/exec_timeout")
-	t.env = fastInit.env
-	return t
-}()
+// fastInit tests the fast init with systemd's cgroups, on another kernel.
+var fastInit = exactly("oci/executor", "TestFastInitIsTheSame", "TestInitsAreTheSame", "TestFastInitFailures", "TestTrapsInTheImage", "TestProgramRunsOnce",
+	"TestSystemd", "TestOOM", "TestUpdate", "TestKillFrozen", "TestEndTakesEverything", "TestNoMemoryForExecs")
 
 // all returns all tests of a package, except those that match skip.
 func all(dir, skip string) tests { return tests{dir: dir, skip: skip} }
@@ -129,11 +99,9 @@ var boots = []boot{
 			{"executor", quick, 15 * time.Minute, exactly("oci/executor",
 				"TestSystemd", "TestOOM", "TestUpdate", "TestUpdateIsWholeOrNothing", "TestUpdateBelowUse", "TestUpdateOOMScore", "TestKillFrozen", "TestEndTakesEverything",
 				"TestNoMemoryForExecs", "TestCrunOOMScore")},
-			{"path", quick | needed, time.Minute, function(hideCRIU)},
 			{"fastinit", quick, 15 * time.Minute, fastInit},
-			{"fastscripts", quick, 15 * time.Minute, fastScripts},
 			{"scripts", quick, 20 * time.Minute, exactly("test",
-				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/handler_crun", "TestScript/pod_runs", "TestScript/shim_limits")},
+				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/exec_timeout", "TestScript/handler_crun", "TestScript/pod_runs", "TestScript/shim_limits")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestRunAsAService")},
 			{"powercuts", full, 60 * time.Minute, powerCuts},
 			{"oomgroup", full, 30 * time.Minute, oomGroup},
@@ -181,6 +149,7 @@ var boots = []boot{
 			{"enforce", full | needed, 2 * time.Minute, function(enforce)},
 			{"scripts", full, 20 * time.Minute, exactly("test",
 				"TestScript/selinux", "TestScript/pod_runs", "TestScript/shared_pid", "TestScript/exit_reasons", "TestScript/restart_exit_code", "TestScript/executor_crash")},
+			{"fastinit", full, 10 * time.Minute, exactly("oci/executor", "TestFastInitIsTheSame")},
 			{"all-selinux", full, 5 * time.Minute, all("server/selinux", "")},
 			{"critest", full, 60 * time.Minute, conformance{"SELinux"}}, // critest has these specs only with SELinux
 		},

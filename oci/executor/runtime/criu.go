@@ -13,7 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	securejoin "github.com/cyphar/filepath-securejoin"
@@ -48,8 +47,7 @@ ghost-limit 268435456
 // CRIU is this host's.
 type CRIU struct {
 	log    *slog.Logger
-	config string      // the configuration file
-	absent atomic.Bool // it was missing at startup or did not work
+	config string // the configuration file
 
 	// Of the program that was found to work:
 	mu   sync.Mutex
@@ -81,18 +79,7 @@ func (p *CRIU) Ready(ctx context.Context) error {
 		return err
 	}
 	p.path, p.mod = path, info.ModTime()
-	p.absent.Store(false) // it may have been installed since
 	return nil
-}
-
-// Look checks once whether containers can be checkpointed here.
-func (p *CRIU) Look() {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	if err := p.Ready(ctx); err != nil {
-		p.log.Debug("containers cannot be checkpointed", "err", err)
-		p.absent.Store(true)
-	}
 }
 
 // endingCRIU kills the CRIU that works in dir when ctx ends, until stop is called.

@@ -45,8 +45,7 @@ type fastState struct {
 // has to start it.
 func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *preparedMounts, error) {
 	all := b.all
-	// Until CRIU has been seen to dump and restore what it starts, libcontainer starts what may be dumped.
-	if all.fast == nil || !p.fast || p.Silent || !all.criu.absent.Load() {
+	if all.fast == nil || !p.fast || p.Silent {
 		return nil, &preparedMounts{}, fastinit.ErrUnsupported
 	}
 	q, err := all.fastProcess(p.config, p.process)

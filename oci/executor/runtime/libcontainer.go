@@ -418,10 +418,10 @@ func (b *builtin) Checkpoint(ctx context.Context, dir string, init *proc.Process
 		return fmt.Errorf("load container %s: %w", b.id, err)
 	}
 	config := lc.Config()
-	if slices.Contains(config.Labels, fastLabel) || slices.ContainsFunc(config.Mounts, func(m *configs.Mount) bool {
+	if slices.ContainsFunc(config.Mounts, func(m *configs.Mount) bool {
 		return m.Destination == "/dev" && m.IsBind() && strings.HasPrefix(m.Source, b.all.state)
 	}) {
-		return fault.WrongState.Errorf("container %s was started when there was no CRIU here", b.id)
+		return fault.WrongState.Errorf("container %s was started by an earlier release, whose /dev CRIU cannot follow", b.id)
 	}
 	if err := checkDestinations(&config); err != nil {
 		return fmt.Errorf("checkpoint container %s: %w", b.id, err)
