@@ -23,6 +23,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/flock"
 	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/internal/userns"
 )
 
@@ -121,24 +122,18 @@ func keeper(state string, lasting bool) (pid int, err error) {
 	return makeKeeper(f)
 }
 
-// listener returns the PID of the process that listens on a socket (unix(7), SO_PEERCRED), 0 if none does.
+// listener returns the PID of the process that listens on a socket, 0 if none does.
 func listener(path string) int {
 	conn, err := net.DialUnix("unix", nil, &net.UnixAddr{Name: path, Net: "unix"})
 	if err != nil {
 		return 0
 	}
 	defer conn.Close()
-	raw, err := conn.SyscallConn()
+	cred, err := unixsock.Peer(conn)
 	if err != nil {
 		return 0
 	}
-	pid := 0
-	_ = raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	return pid
+	return int(cred.Pid)
 }
 
 // keptBy returns the PID of the keeper that f names; 0 if there is none, or not any more.
