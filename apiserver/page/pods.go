@@ -118,7 +118,11 @@ func rank(row podRow) int {
 // facts returns what is known of a pod beside its start.
 func (s *Server) facts(ctx context.Context, pod *v1.Pod, events []v1.Event, under []pulls.Pull) why.Facts {
 	f := why.Facts{Pod: pod, Logs: lastLines{s, ctx, pod}}
-	f.Events = slices.DeleteFunc(slices.Clone(events), func(e v1.Event) bool { return e.InvolvedObject.UID != pod.UID })
+	for i := range events {
+		if events[i].InvolvedObject.UID == pod.UID {
+			f.Events = append(f.Events, events[i])
+		}
+	}
 	if p, ok := pulls.Of(under, pod.Namespace+"/"+pod.Name); ok {
 		f.Pull = &p
 	}

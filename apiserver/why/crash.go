@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 
@@ -25,16 +26,14 @@ var signals = map[int32]string{1: "HUP", 2: "INT", 3: "QUIT", 4: "ILL", 6: "ABRT
 // crashed returns the container whose end best explains the state of the pod, and how it ended: one
 // that waits for its next try, or else the one that ended last.
 func (f Facts) crashed(now time.Time) (c *v1.ContainerStatus, t *v1.ContainerStateTerminated) {
-	for _, list := range [][]v1.ContainerStatus{f.Pod.Status.InitContainerStatuses, f.Pod.Status.ContainerStatuses} {
-		for i := range list {
-			end := list[i].LastTerminationState.Terminated
-			waits := list[i].State.Waiting != nil && list[i].State.Waiting.Reason == "CrashLoopBackOff"
-			if end == nil || !waits && now.Sub(end.FinishedAt.Time) > recent {
-				continue
-			}
-			if c == nil || waits && c.State.Waiting == nil || waits == (c.State.Waiting != nil) && end.FinishedAt.After(t.FinishedAt.Time) {
-				c, t = &list[i], end
-			}
+	for _, s := range slices.Concat(f.Pod.Status.InitContainerStatuses, f.Pod.Status.ContainerStatuses) {
+		end := s.LastTerminationState.Terminated
+		waits := s.State.Waiting != nil && s.State.Waiting.Reason == "CrashLoopBackOff"
+		if end == nil || !waits && now.Sub(end.FinishedAt.Time) > recent {
+			continue
+		}
+		if c == nil || waits && c.State.Waiting == nil || waits == (c.State.Waiting != nil) && end.FinishedAt.After(t.FinishedAt.Time) {
+			c, t = &s, end
 		}
 	}
 	return c, t
@@ -86,9 +85,7 @@ func (f Facts) words(name string, t *v1.ContainerStateTerminated) string {
 	if text == "" && f.Logs != nil {
 		text, what = strings.TrimSpace(f.Logs.LastLine(name)), "last line: "
 	}
-	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
-		text = text[i+1:]
-	}
+	text = text[strings.LastIndexByte(text, '\n')+1:]
 	if text == "" {
 		return ""
 	}

@@ -47,8 +47,7 @@ func Sentence(f Facts, now time.Time) string {
 		return name + " is ready, but " + trouble
 	case ready:
 		return oneLine(f.wasSlow(name))
-	}
-	if trouble == "" {
+	case trouble == "":
 		return name + " is not ready, and nothing says why"
 	}
 	return name + " is not ready: " + trouble
