@@ -6,11 +6,9 @@ import (
 	"io"
 	"os"
 	"runtime"
-	"slices"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/internal/thread"
 	"github.com/crisp-cri/crisp/internal/undo"
 )
@@ -93,8 +91,10 @@ func (c *Child) follow() error {
 			return err
 		case r.kind == 'p':
 			c.Pid = int(r.detail)
-			// A process in the container might have made the other one, which it sees, say that.
-			if !slices.Contains(procstat.PIDs(fmt.Sprintf("/proc/self/task/%d/children", unix.Gettid())), c.Pid) {
+			// A process in the container might have made the other one, which it sees, say that. The list of
+			// this thread's children would say it too, but has one for each container.
+			const ours = unix.WEXITED | unix.WNOHANG | unix.WNOWAIT | unix.WALL | unix.WNOTHREAD
+			if err := unix.Waitid(unix.P_PID, c.Pid, nil, ours, nil); err != nil {
 				return fmt.Errorf("init named process %d, which is no child of ours", c.Pid)
 			}
 			return nil
