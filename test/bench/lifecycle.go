@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"time"
-
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // netGroup returns the name, in the table and in goals, of a measurement with pods of a network.
@@ -103,14 +101,11 @@ const besideGroup = "One restricted pod beside pulls, host network"
 func (b *bench) besidePulls(ctx context.Context) {
 	for range b.pulls {
 		b.each(ctx, "pod beside a pull", func(e *endpoint) error {
-			if err := b.removePulled(ctx, e); err != nil {
+			if err := e.removeImage(ctx, b.pullImage); err != nil {
 				return err
 			}
 			pulled := make(chan error, 1)
-			go func() {
-				_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: b.pullImage}})
-				pulled <- err
-			}()
+			go func() { pulled <- e.pullImage(ctx, b.pullImage) }()
 			for {
 				took := durations{}
 				err := b.upAndDown(ctx, e, "host", restricted, took.add)
@@ -126,9 +121,7 @@ func (b *bench) besidePulls(ctx context.Context) {
 			}
 		})
 	}
-	for i := range b.endpoints {
-		b.removePulled(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does no harm
-	}
+	b.forget(ctx, b.pullImage)
 }
 
 func (b *bench) churn(ctx context.Context, net string) {

@@ -22,7 +22,7 @@
 //	            handler in -handlers, which all endpoints have
 //	churn       whole restricted pods up and down per second, by -workers workers
 //	probes      -probe-pods restricted pods with an exec probe each second: how many are answered, and the CPU time it needs
-//	pull        PullImage of -pull-image; it is removed, and the disk quiet, before each pull
+//	pull        PullImage of -pull-image, and of -layer-image; it is removed, and the disk quiet, before each pull. PSS when the last is over
 //	beside      a restricted pod up and down, one after the other, while its runtime pulls -pull-image, -pulls times
 //	engine      what an OCI runtime alone needs for a restricted container, for each -engine
 //	many        pod up, ExecSync, lists, stats, memory and the daemon's start with each number of pods in -many
@@ -71,6 +71,7 @@ type options struct {
 	subject      string
 	image        string
 	pullImage    string
+	layerImage   string
 	rootfs       string
 	cgroupParent string
 	phases       []string
@@ -126,6 +127,7 @@ func parseFlags(args []string) (options, error) {
 	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of, but those whose names begin with its own and a dash, which are variants of it; may be one of which only -json has samples (default the first)")
 	fs.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/busybox:1.29-2", "image of the containers; it needs sleep and true")
 	fs.StringVar(&o.pullImage, "pull-image", "", "image to measure pulls of; none, no phases pull and beside")
+	fs.StringVar(&o.layerImage, "layer-image", "", "image with one large layer, to measure pulls of, too")
 	fs.StringVar(&o.rootfs, "rootfs", "", "`directory` with static /bin/sleep and /bin/true for -engine and the limit phase")
 	fs.StringVar(&o.cgroupParent, "cgroup-parent", "/crisp-bench", "cgroup parent of the pods; removed at the end")
 	fs.StringVar(&phases, "phases", strings.Join(allPhases, ","), "phases to run; none: print the table of -json")

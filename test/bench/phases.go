@@ -159,7 +159,7 @@ func (b *bench) runPhases(ctx context.Context) error {
 	if has("probes") {
 		phase("probes", b.probes)
 	}
-	if has("pull") && b.pullImage != "" {
+	if has("pull") {
 		phase("pull", b.pull)
 	}
 	if has("beside") && b.pullImage != "" {

@@ -13,32 +13,66 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
+// The groups of pulls: of an image with some layers, and of one with a single large layer, of which a runtime can do little at a time.
+const (
+	pullGroup     = "Pull"
+	oneLayerGroup = "Pull of one large layer"
+)
+
+// pull measures pulls of both images.
 func (b *bench) pull(ctx context.Context) {
+	for _, p := range []struct{ group, image string }{{pullGroup, b.pullImage}, {oneLayerGroup, b.layerImage}} {
+		if p.image != "" {
+			b.pullOf(ctx, p.group, p.image)
+		}
+	}
+}
+
+func (b *bench) pullOf(ctx context.Context, group, image string) {
 	for range b.pulls {
 		b.each(ctx, "pull", func(e *endpoint) error {
-			if err := b.removePulled(ctx, e); err != nil {
+			if err := e.removeImage(ctx, image); err != nil {
 				return err
 			}
 			if err := quiet(ctx); err != nil {
 				return err
 			}
-			err := b.timed("Pull", e).call(ctx, "PullImage", func(ctx context.Context) error {
-				_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: b.pullImage}})
-				return err
-			})
-			if err != nil {
+			if err := b.timed(group, e).call(ctx, "PullImage", func(ctx context.Context) error { return e.pullImage(ctx, image) }); err != nil {
 				return err
 			}
-			return b.timed("Pull", e).call(ctx, "RemoveImage", func(ctx context.Context) error { return b.removePulled(ctx, e) })
+			return b.timed(group, e).call(ctx, "RemoveImage", func(ctx context.Context) error { return e.removeImage(ctx, image) })
 		})
 	}
+	sleep(ctx, afterPull)
+	b.each(ctx, "memory after pulls", func(e *endpoint) error {
+		m, err := readMemory(e)
+		if err == nil {
+			b.report.add(group, pssAfterPull, "MiB", e.name, m.pss)
+		}
+		return err
+	})
+	b.forget(ctx, image)
+}
+
+// afterPull is how long a runtime has time to return what its pulls took.
+const afterPull = 10 * time.Second
+
+const pssAfterPull = "PSS 10 s after the last"
+
+// forget removes an image from all endpoints; one that is left does no harm.
+func (b *bench) forget(ctx context.Context, image string) {
 	for i := range b.endpoints {
-		b.removePulled(context.WithoutCancel(ctx), &b.endpoints[i]) // an image that is left does no harm
+		b.endpoints[i].removeImage(context.WithoutCancel(ctx), image)
 	}
 }
 
-func (b *bench) removePulled(ctx context.Context, e *endpoint) error {
-	_, err := e.images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: b.pullImage}})
+func (e *endpoint) pullImage(ctx context.Context, image string) error {
+	_, err := e.images.PullImage(ctx, &cri.PullImageRequest{Image: &cri.ImageSpec{Image: image}})
+	return err
+}
+
+func (e *endpoint) removeImage(ctx context.Context, image string) error {
+	_, err := e.images.RemoveImage(ctx, &cri.RemoveImageRequest{Image: &cri.ImageSpec{Image: image}})
 	return err
 }
 

@@ -5,8 +5,9 @@
 //	HOST/bench/busybox:1   a static busybox, with links sleep, true and sh; its containers can run as any user
 //	HOST/bench/pause:1     the image of containerd's pause containers
 //	HOST/bench/big:1       the image for pulls: 5 gzip layers, 19 000 files, 222 MB compressed, 475 MB unpacked
+//	HOST/bench/layer:1     the image for pulls of one large layer: the same kind of files, 40 000, 1 GB unpacked
 //
-// The files of the big image are generated from a seed, so that it is the same everywhere: sizes are log-normal, as in real trees, and
+// The files of the big images are generated from a seed, so that it is the same everywhere: sizes are log-normal, as in real trees, and
 // most files are text of words whose frequencies follow Zipf's law, which gzip makes three times smaller; one in five cannot be
 // compressed. The images are kept in DIR as OCI image layouts, so that only the first start takes the time to make them.
 package main
@@ -63,6 +64,7 @@ func run(ctx context.Context, busybox, dir, listen string) error {
 		"bench/busybox": func() (v1.Image, error) { return small(busybox) },
 		"bench/pause":   pause,
 		"bench/big":     big,
+		"bench/layer":   largeLayer,
 	} {
 		image, err := kept(filepath.Join(dir, filepath.Base(repository)), build)
 		if err != nil {

@@ -23,6 +23,7 @@ import (
 const (
 	layers        = 5
 	filesPerLayer = 3800
+	largeFiles    = 40000   // of the image with one layer
 	medianSize    = 4980    // bytes
 	sizeSigma     = 1.8     // of the logarithm of the size
 	maxSize       = 8 << 20 // bytes
@@ -89,6 +90,11 @@ func big() (v1.Image, error) {
 		all = append(all, func(w *tar.Writer) error { return bigLayer(w, uint64(i), filesPerLayer) })
 	}
 	return imageOf(nil, all)
+}
+
+// largeLayer returns an image with one layer, of about a gigabyte.
+func largeLayer() (v1.Image, error) {
+	return imageOf(nil, []func(*tar.Writer) error{func(w *tar.Writer) error { return bigLayer(w, layers, largeFiles) }})
 }
 
 // bigLayer writes a layer with that many files, in directories of filesPerDir.
