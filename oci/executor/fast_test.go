@@ -282,14 +282,26 @@ func withMappedIDs(t testing.TB) option {
 		UidMappings: ids, GidMappings: ids, GidMappingsEnableSetgroups: true, Pdeathsig: unix.SIGKILL,
 	}
 	must(cmd.Start())
+	pins := t.TempDir()
 	t.Cleanup(func() {
 		cmd.Process.Kill()
 		cmd.Wait()
 	})
+	// As crispd's: where only the host's mount namespace has them.
+	pinned := func(kind string) string {
+		pin := filepath.Join(pins, kind)
+		if _, err := os.Stat(pin); err == nil {
+			return pin
+		}
+		must(os.WriteFile(pin, nil, 0o600))
+		must(unix.Mount(fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, kind), pin, "", unix.MS_BIND, ""))
+		t.Cleanup(func() { must(unix.Unmount(pin, unix.MNT_DETACH)) })
+		return pin
+	}
 	return func(_ *wire.RunRequest, s *specs.Spec) {
 		s.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.PIDNamespace}, {Type: specs.MountNamespace}}
 		for name, kind := range map[string]specs.LinuxNamespaceType{"user": specs.UserNamespace, "net": specs.NetworkNamespace, "ipc": specs.IPCNamespace, "uts": specs.UTSNamespace} {
-			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: fmt.Sprintf("/proc/%d/ns/%s", cmd.Process.Pid, name)})
+			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: kind, Path: pinned(name)})
 		}
 		if cgroups.IsCgroup2UnifiedMode() { // as crispd's have one
 			s.Linux.Namespaces = append(s.Linux.Namespaces, specs.LinuxNamespace{Type: specs.CgroupNamespace})

@@ -324,6 +324,18 @@ static void join_path(void)
 	join(need(open(string(), O_RDONLY | O_CLOEXEC)), (int)kind);
 }
 
+// join_both joins namespaces, and then a user namespace, unless it is "". It is opened first: a mount
+// namespace may be among the others.
+static void join_both(void)
+{
+	int fd = (int)number(), kinds = (int)number();
+	const char *path = string();
+	int users = *path ? need(open(path, O_RDONLY | O_CLOEXEC)) : -1;
+	join(fd, kinds);
+	if (users >= 0)
+		join(users, CLONE_NEWUSER);
+}
+
 static void wait_for_executor(char kind)
 {
 	struct report r = {kind, step_number, 0, 0};
@@ -759,11 +771,9 @@ static void __attribute__((noreturn)) run(void)
 		case TREE:
 			tree();
 			break;
-		case JOIN: {
-			int fd = (int)number();
-			join(fd, (int)number());
+		case JOIN:
+			join_both();
 			break;
-		}
 		case JOINPATH:
 			join_path();
 			break;

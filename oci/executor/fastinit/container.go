@@ -273,13 +273,14 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	if !mounts || p.mapped && users == "" {
 		return ErrUnsupported
 	}
-	p.add(stepJoin, "leave the host's mounts", extraFD, unix.CLONE_NEWNS)
+	what := "leave the host's mounts"
 	if p.mapped {
-		p.add(stepJoinPath, "join namespace "+users, unix.CLONE_NEWUSER, users)
+		what += ", join namespace " + users
 		if p.newPID {
 			fresh, forks, p.newPID = fresh|unix.CLONE_NEWPID, true, false
 		}
 	}
+	p.add(stepJoin, what, extraFD, unix.CLONE_NEWNS, users)
 	p.add(stepUnshare, "make namespaces", fresh|unix.CLONE_NEWNS)
 	if forks { // processes in there must not meet one that sees the host's mounts
 		p.fork()

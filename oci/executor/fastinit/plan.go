@@ -319,7 +319,7 @@ func Exec(config *configs.Config, q Process, id string) (*Plan, error) {
 		return nil, ErrUnsupported
 	}
 	p.proc(q)
-	p.add(stepJoin, "join the container's namespaces", extraFD, flags)
+	p.add(stepJoin, "join the container's namespaces", extraFD, flags, "")
 	if flags&unix.CLONE_NEWPID != 0 {
 		p.fork()
 	}
