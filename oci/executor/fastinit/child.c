@@ -274,8 +274,9 @@ static void label_root(int mount, const char *label)
 // first process, whose root stays below, but by each exec.
 static int is_root(const struct stat *st)
 {
-	struct stat top;
-	need(stat("/", &top));
+	static struct stat top;
+	if (!top.st_nlink)
+		need(stat("/", &top));
 	return top.st_dev == st->st_dev && top.st_ino == st->st_ino;
 }
 

@@ -285,44 +285,46 @@ func (p *Plan) namespaces(list configs.Namespaces, s Setting) error {
 	if forks { // processes in there must not meet one that sees the host's mounts
 		p.fork()
 	}
-	if p.JoinsEarly { // its current cgroup becomes the namespace's root
-		p.add(stepWait, "wait for the executor")
-		p.add(stepUnshare, "make cgroup namespace", unix.CLONE_NEWCGROUP)
-	}
 	return nil
 }
 
 // mounts appends the steps that make new mounts, and adds their slots. In a user namespace a procfs
 // or sysfs can be mounted only while another is visible, as in the namespace that the child has come
-// from.
+// from. Cgroups are last, for which the child waits: until then the executor makes them.
 func (p *Plan) mounts(config *configs.Config, slots map[int]uint64, nodes map[string]uint64) error {
-	for i, m := range config.Mounts {
-		if _, isBind := slots[i]; isBind {
-			continue
+	for _, late := range []bool{false, true} {
+		if late && p.JoinsEarly { // its current cgroup becomes the namespace's root
+			p.add(stepWait, "wait for the executor")
+			p.add(stepUnshare, "make cgroup namespace", unix.CLONE_NEWCGROUP)
 		}
-		if !mountable(m) || p.mapped && m.Device == "cgroup" && !p.JoinsEarly {
-			return ErrUnsupported // a user namespace may mount the cgroups of its own cgroup namespace only
-		}
-		attr, ok := newAttr(m.Flags)
-		if !ok {
-			return ErrUnsupported
-		}
-		slot, err := p.slot()
-		if err != nil {
-			return err
-		}
-		kind := m.Device
-		if kind == "cgroup" {
-			kind = "cgroup2"
-		}
-		slots[i] = slot
-		label := ""
-		if kind == "mqueue" && selinux.GetEnabled() {
-			label = config.MountLabel
-		}
-		p.add(stepMount, "mount "+m.Destination, slot, attr, kind, m.Source, append(options(m), contextOf(config, kind)...), label)
-		if isDev(m) {
-			p.devices(slot, config.Devices, nodes)
+		for i, m := range config.Mounts {
+			if _, isBind := slots[i]; isBind || late != (m.Device == "cgroup") {
+				continue
+			}
+			if !mountable(m) || p.mapped && m.Device == "cgroup" && !p.JoinsEarly {
+				return ErrUnsupported // a user namespace may mount the cgroups of its own cgroup namespace only
+			}
+			attr, ok := newAttr(m.Flags)
+			if !ok {
+				return ErrUnsupported
+			}
+			slot, err := p.slot()
+			if err != nil {
+				return err
+			}
+			kind := m.Device
+			if kind == "cgroup" {
+				kind = "cgroup2"
+			}
+			slots[i] = slot
+			label := ""
+			if kind == "mqueue" && selinux.GetEnabled() {
+				label = config.MountLabel
+			}
+			p.add(stepMount, "mount "+m.Destination, slot, attr, kind, m.Source, append(options(m), contextOf(config, kind)...), label)
+			if isDev(m) {
+				p.devices(slot, config.Devices, nodes)
+			}
 		}
 	}
 	return nil

@@ -47,8 +47,8 @@ const maxSlots = 900 // of 1024 descriptors that a process usually may have
 type Plan struct {
 	// NeedsCgroups is set if the child waits until Setting.Cgroups is there, before all else.
 	NeedsCgroups bool
-	// JoinsEarly is set if the child waits twice: until it is in its cgroups, and until
-	// everything is ready for its program.
+	// JoinsEarly is set if the child waits twice: until it is in its cgroups, which its mounts of them
+	// need, and until everything is ready for its program.
 	JoinsEarly bool
 
 	newPID bool // it is the first process of a PID namespace

@@ -152,11 +152,11 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, t
 			return 0, err
 		}
 	}
-	if err := b.enterCgroups(child, m, p, group); err != nil {
+	if err := b.enterCgroups(child, m, p, plan, group); err != nil {
 		return 0, err
 	}
 	if plan.JoinsEarly {
-		if err := errors.Join(child.Proceed(), child.Await()); err != nil {
+		if err := errors.Join(child.Proceed(), b.saveState(child.Pid, p.config, group), child.Await()); err != nil {
 			return 0, oomKilled(m, err)
 		}
 	}
@@ -170,10 +170,10 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, t
 	return child.Pid, nil
 }
 
-// enterCgroups creates a container's cgroups, saves its state, and moves the child into the
-// cgroups when it waits. The child makes its devices before that: on cgroup v1 all are forbidden
-// for a moment while the rules are set. Only systemd requires the process first.
-func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *Plan, group map[string]string) error {
+// enterCgroups creates a container's cgroups, and moves the child into them when it waits. If it waits
+// for nothing else, its state is saved before. The child makes its devices before that: on cgroup v1
+// all are forbidden for a moment while the rules are set. Only systemd requires the process first.
+func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *Plan, plan *fastinit.Plan, group map[string]string) error {
 	first := -1 // none yet
 	if p.config.Cgroups.Systemd {
 		if err := child.Await(); err != nil {
@@ -187,9 +187,10 @@ func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *Plan
 	if err := b.all.setCgroup(m, p.config.Cgroups, group); err != nil {
 		return fmt.Errorf("error setting cgroup config: %w", err)
 	}
-	// Usually the child is still making its mounts.
-	if err := b.saveState(child.Pid, p.config, group); err != nil {
-		return err
+	if !plan.JoinsEarly { // usually it is still making its mounts
+		if err := b.saveState(child.Pid, p.config, group); err != nil {
+			return err
+		}
 	}
 	if first < 0 {
 		if err := child.Await(); err != nil {
