@@ -54,7 +54,7 @@ func (x *Executor) Call(ctx context.Context, from *wire.Conn, call *wire.Call) (
 		x.warmer.Warm()
 		return nil, nil, nil
 	case wire.MethodRun:
-		return with(call, func(req wire.RunRequest) (any, []*os.File, error) { return x.run(ctx, from, req) })
+		return x.run(ctx, from, call)
 	case wire.MethodRestore:
 		return with(call, func(req wire.RestoreRequest) (any, []*os.File, error) { return x.restore(ctx, from, req) })
 	case wire.MethodPodInit:

@@ -40,8 +40,12 @@ var (
 	errAbandoned = errors.New("it kept the executor from being upgraded, and the daemon that began it has ended")
 )
 
-func (x *Executor) run(ctx context.Context, from *wire.Conn, req wire.RunRequest) (_ *wire.RunReply, files []*os.File, err error) {
+func (x *Executor) run(ctx context.Context, from *wire.Conn, call *wire.Call) (_ *wire.RunReply, files []*os.File, err error) {
 	x.warmer.Warm()
+	req, err := call.DecodeRun(x.runtimes.Profile)
+	if err != nil {
+		return nil, nil, err
+	}
 	spec, err := specOf(req)
 	if err != nil {
 		return nil, nil, err

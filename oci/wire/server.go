@@ -2,6 +2,7 @@ package wire
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"log/slog"
 	"net"
@@ -9,6 +10,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/poke"
@@ -41,6 +44,30 @@ func (c *Call) Decode(v any) error {
 		return fault.Invalid.Errorf("%s: %w", c.Method, err)
 	}
 	return nil
+}
+
+// DecodeRun is Decode of a RunRequest. profile decodes the seccomp profile in it, which is most of it and
+// nearly always the same as before.
+func (c *Call) DecodeRun(profile func(text []byte) (*specs.LinuxSeccomp, error)) (RunRequest, error) {
+	var in struct {
+		RunRequest
+		Spec struct { // in place of its own
+			specs.Spec
+			Linux *struct {
+				specs.Linux
+				Seccomp json.RawMessage `json:"seccomp"`
+			} `json:"linux"`
+		}
+	}
+	err := c.Decode(&in)
+	req := in.RunRequest
+	req.Spec = &in.Spec.Spec
+	if linux := in.Spec.Linux; err == nil && linux != nil {
+		if req.Spec.Linux = &linux.Linux; linux.Seccomp != nil {
+			req.Spec.Linux.Seccomp, err = profile(linux.Seccomp)
+		}
+	}
+	return req, err
 }
 
 // File removes the file called name from the call and returns it, or nil.

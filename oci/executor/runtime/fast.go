@@ -123,7 +123,7 @@ func (b *builtins) fastProcess(config *configs.Config, p *libcontainer.Process) 
 		return q, fastinit.ErrUnsupported
 	}
 	var err error
-	q.Seccomp, err = b.filters.of(config.Seccomp)
+	q.Seccomp, err = b.filterOf(config.Seccomp)
 	return q, err
 }
 
@@ -310,7 +310,11 @@ func (b *builtin) saveState(pid int, config *configs.Config, group map[string]st
 		target, _ := os.Readlink(fmt.Sprintf("/proc/%d/fd/%d", pid, fd))
 		s.ExternalDescriptors = append(s.ExternalDescriptors, target)
 	}
-	return atomicfile.WriteJSON(filepath.Join(b.all.root, b.id, "state.json"), s)
+	data, err := b.all.encode(s)
+	if err != nil {
+		return err
+	}
+	return atomicfile.WriteVolatile(filepath.Join(b.all.root, b.id, "state.json"), data, 0o600)
 }
 
 // removeFast removes a container that fastinit started and that has no poststop hooks.

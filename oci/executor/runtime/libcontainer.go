@@ -45,12 +45,11 @@ type builtins struct {
 	hierarchies []kernel.Hierarchy
 	fast        *fastinit.Starter // nil if the kernel lacks what it needs
 	noNodes     bool              // we cannot make device nodes
-	filters     *filters
 
 	converting sync.Mutex // held while specconv converts, see convert
 
 	mu       sync.Mutex
-	profiles map[[32]byte]*configs.Seccomp // guarded by mu, see shareProfile
+	profiles []*sharedProfile // guarded by mu
 	devices  devicePrograms
 }
 
@@ -71,9 +70,9 @@ func newBuiltins(root, state string, log *slog.Logger, r *proc.Reaper, p *CRIU) 
 	}
 	return &builtins{
 		root: root, state: state, log: log, reaper: r, criu: p,
-		hierarchies: slices.DeleteFunc(list, kernel.Hierarchy.V2), profiles: make(map[[32]byte]*configs.Seccomp),
-		devices: devicePrograms{all: make(map[string]*os.File)},
-		fast:    starter, noNodes: kernel.Probe().NoNodes, filters: newFilters(log),
+		hierarchies: slices.DeleteFunc(list, kernel.Hierarchy.V2),
+		devices:     devicePrograms{all: make(map[string]*os.File)},
+		fast:        starter, noNodes: kernel.Probe().NoNodes,
 	}, errors.Join(err, findBlkioFiles())
 }
 
@@ -104,12 +103,17 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if err != nil {
 		return nil, err
 	}
+	own, linux := *spec, *spec.Linux
+	own.Linux, linux.Seccomp = &linux, nil
 	config, err := b.convert(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,
 		RootlessCgroups:  kernel.Bare(),
-		Spec:             spec,
+		Spec:             &own,
 	})
+	if err == nil {
+		config.Seccomp, err = b.profileOf(spec.Linux.Seccomp)
+	}
 	if err != nil {
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
 	}
@@ -124,7 +128,6 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	config.Labels = append(slices.DeleteFunc(config.Labels, func(l string) bool {
 		return strings.HasPrefix(l, criuLabel) || strings.HasPrefix(l, bundleLabel)
 	}), criuLabel+b.criu.config, bundleLabel+b.bundle(id))
-	b.shareProfile(config.Seccomp)
 	scoreHooks(config, configs.Prestart, configs.CreateRuntime, configs.Poststart)
 	return config, nil
 }
