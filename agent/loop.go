@@ -19,6 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/volume"
 	"github.com/crisp-cri/crisp/agent/worker"
+	"github.com/crisp-cri/crisp/internal/periodic"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -134,6 +135,7 @@ func (a *Agent) connected(ctx context.Context, r criruntime.Answer, changes chan
 		a.Events.Event(status.NodeRef(a.o.NodeName), v1.EventTypeWarning, "CgroupsUnavailable", err.Error())
 	}
 	a.keeper.Begin(ctx)
+	go periodic.Run(ctx, again, a.driver.FollowResolvConf)
 	a.Workers.Begin(ctx, backend{a.driver, a})
 	a.apply(ctx, a.deferred)
 	if a.Wanted.Ready() {

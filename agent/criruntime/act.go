@@ -85,6 +85,9 @@ func (d *Driver) runPodSandbox(ctx context.Context, pod *v1.Pod, a podsync.Actio
 	if err := os.MkdirAll(config.LogDirectory, 0o755); err != nil {
 		return err
 	}
+	if err := d.files.RemoveResolvConf(string(pod.UID)); err != nil { // what containers before made of it
+		return err
+	}
 	stage.Next(ctx, "sandbox")
 	if a.ID != "" { // one that ended by itself may have its address until it is stopped
 		if err := gone(d.runtime.StopPodSandbox(ctx, a.ID)); err != nil {

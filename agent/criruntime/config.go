@@ -39,6 +39,10 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 	if text != "" {
 		c.HostsFile = d.files.HostsFile(uid)
 	}
+	resolv, follows := in.ResolvConf()
+	if follows {
+		c.ResolvFile = d.files.ResolvFile(uid)
+	}
 	if c.Spec.TerminationMessagePath != "" {
 		c.MessageFile = d.files.NewMessageFile(uid, c.Spec.Name)
 	}
@@ -51,6 +55,8 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 		case "":
 		case c.HostsFile:
 			err = d.files.WriteHosts(uid, text)
+		case c.ResolvFile:
+			err = d.writeResolvConf(uid, resolv)
 		case c.MessageFile:
 			err = podfiles.MakeMessageFile(m.HostPath)
 		}

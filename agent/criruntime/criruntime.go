@@ -74,6 +74,10 @@ type Driver struct {
 	// resolved is resolvedConf, except in tests.
 	resolved string
 
+	resolv sync.Mutex // held while a pod's resolv.conf is written
+	// Only FollowResolvConf uses these.
+	followed, failed string // the node's files that all pods follow; the last error
+
 	mu    sync.Mutex
 	seen  map[podsync.Key]seen // as of the last Observe; guarded by mu
 	clean map[string]bool      // pods that hold no resources any more, by UID; guarded by mu

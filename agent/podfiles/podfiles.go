@@ -10,6 +10,7 @@
 //	pods/<uid>/resizing     there while the pod's sandbox may not have the resources of its spec
 //	pods/<uid>/containers/  the files behind terminationMessagePath
 //	pods/<uid>/etc-hosts    mounted at /etc/hosts
+//	pods/<uid>/resolv.conf  mounted at /etc/resolv.conf if it follows the node's
 //	pods/<uid>/volumes/     and volume-subpaths, plugins: see the package volume
 //
 // and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. The paths follow

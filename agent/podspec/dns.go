@@ -21,6 +21,8 @@ const (
 	maxSearch      = 253  // bytes of a domain; longer ones make some resolvers abort
 )
 
+const resolvConf = "/etc/resolv.conf"
+
 // A NodeDNS is the node's resolv.conf. The zero value is none.
 type NodeDNS struct {
 	Path   string         // of the file, for messages
@@ -56,10 +58,32 @@ func (in *Input) dnsConfig() (dns *cri.DNSConfig, warnings []string) {
 		}
 	}
 	warnings = limitDNS(dns)
-	if dropped && len(dns.Servers) == 0 {
+	if none := len(dns.Servers) == 0; none && dropped {
 		warnings = append(warnings, fmt.Sprintf("the pod has no name server: %s has only loopback addresses; set others with --resolv-conf, --cluster-dns or dnsConfig", in.DNS.Path))
+	} else if none && in.DNS.Own != nil {
+		warnings = append(warnings, fmt.Sprintf("the pod has no name server: %s has none yet; the pod gets them when it has", in.DNS.Path))
 	}
 	return dns, warnings
+}
+
+// ResolvConf returns the pod's /etc/resolv.conf. follows is false if it has nothing of the node's,
+// so that it cannot change.
+func (in *Input) ResolvConf() (text string, follows bool) {
+	if in.DNS.Own == nil || in.Pod.Spec.DNSPolicy == v1.DNSNone {
+		return "", false
+	}
+	dns, _ := in.dnsConfig()
+	var b strings.Builder
+	if len(dns.Searches) > 0 {
+		fmt.Fprintf(&b, "search %s\n", strings.Join(dns.Searches, " "))
+	}
+	for _, server := range dns.Servers {
+		fmt.Fprintf(&b, "nameserver %s\n", server)
+	}
+	if len(dns.Options) > 0 {
+		fmt.Fprintf(&b, "options %s\n", strings.Join(dns.Options, " "))
+	}
+	return b.String(), true
 }
 
 // nodeDNS returns the pod's share of the node's resolv.conf. A pod with its own network gets the

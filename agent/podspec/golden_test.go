@@ -95,6 +95,9 @@ func (in *goldenInput) container(spec v1.Container, hosts bool) (_ *cri.Containe
 	if hosts {
 		c.HostsFile = in.Dir + "/etc-hosts"
 	}
+	if _, follows := in.ResolvConf(); follows {
+		c.ResolvFile = in.Dir + "/resolv.conf"
+	}
 	c.MessageFile = in.Dir + "/containers/" + spec.Name + "/00000001"
 	return in.Input.Container(&c)
 }

@@ -70,6 +70,7 @@ type Container struct {
 	Env         []*cri.KeyValue // made by Environment
 	Sources     []Source        // one for each of Spec.VolumeMounts
 	HostsFile   string          // path of the file to mount at /etc/hosts; "" for none
+	ResolvFile  string          // path of the file to mount at /etc/resolv.conf; "" for the runtime's
 	MessageFile string          // path of the file to mount at terminationMessagePath
 }
 

@@ -205,22 +205,26 @@ var propagations = map[v1.MountPropagationMode]cri.MountPropagation{
 	v1.MountPropagationBidirectional:   cri.MountPropagation_PROPAGATION_BIDIRECTIONAL,
 }
 
-// mounts returns the mounts of volumes in the order of the manifest, then /etc/hosts unless
-// a volume is mounted there, then the file of the termination message.
+// mounts returns the mounts of volumes in the order of the manifest, then /etc/hosts and
+// /etc/resolv.conf unless a volume is mounted there, then the file of the termination message.
 func (in *Input) mounts(c *Container) ([]*cri.Mount, error) {
 	var mounts []*cri.Mount
-	hostsMounted := false
+	at := map[string]bool{}
 	for i := range c.Spec.VolumeMounts {
 		m := &c.Spec.VolumeMounts[i]
 		mount, err := in.volumeMount(m, c.Sources[i], c.Env)
 		if err != nil {
 			return nil, err
 		}
-		hostsMounted = hostsMounted || m.MountPath == "/etc/hosts"
+		at[filepath.Clean(mount.ContainerPath)] = true
 		mounts = append(mounts, mount)
 	}
-	if !hostsMounted && c.HostsFile != "" {
+	if !at["/etc/hosts"] && c.HostsFile != "" {
 		mounts = append(mounts, &cri.Mount{ContainerPath: "/etc/hosts", HostPath: c.HostsFile})
+	}
+	if !at["/etc"] && !at[resolvConf] && c.ResolvFile != "" {
+		own, _ := contexts(in.Pod, c.Spec)
+		mounts = append(mounts, &cri.Mount{ContainerPath: resolvConf, HostPath: c.ResolvFile, Readonly: ptr.Deref(own.ReadOnlyRootFilesystem, false)})
 	}
 	if c.Spec.TerminationMessagePath == "" {
 		return mounts, nil

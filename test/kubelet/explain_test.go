@@ -20,6 +20,7 @@ var explanationsOfAll = []explanation{
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.|config\.mounts\[\S+\]\.image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by these annotations, without the manifest"},
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels its objects"},
 	{of: `.*annotations\.kubernetes\.io/config\.seen: kubelet "HASH", agent absent`, why: "when a manifest was first seen is not a property of the pod; the agent's file is in io.crisp.config.file"},
+	{of: `\S+ CreateContainer \S+ config\.mounts\[/etc/resolv\.conf\]: kubelet absent, agent {.*}`, why: "the agent's pods follow the node's resolv.conf; the kubelet's keep what it was when they began"},
 	{of: `.*hugepage_limits order: .*`, why: "the sizes are a set; the kubelet has them in the order of readdir: nodes with one size show no difference", race: true},
 	{of: `.* status hostIPs: kubelet 0, agent [12]`, why: "the standalone kubelet does not fill in its own addresses; the agent does"},
 }
