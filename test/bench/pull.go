@@ -78,7 +78,7 @@ func (e *endpoint) removeImage(ctx context.Context, image string) error {
 
 const (
 	quietFor     = 500 * time.Millisecond // how long the machine must be idle
-	quietCPU     = quietFor / 5           // CPU time that counts as idle
+	quietCPU     = quietFor / 3           // CPU time that counts as idle: other processes poll
 	quietSectors = 2048                   // sectors written that count as idle
 	quietMost    = 30 * time.Second
 )
