@@ -135,7 +135,8 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, t
 	if err != nil {
 		return 0, err
 	}
-	steps.Add("cgroup", m.Destroy)
+	tree, own := b.makeCgroups(m, p, plan, trees, group)
+	steps.Add("cgroup", func() error { <-own; return m.Destroy() })
 	// The last step is undone first: then nothing can be in the cgroup.
 	child, err := b.all.startChild(ctx, plan, fastinit.Options{Stdio: ends.OfChild()}, &steps)
 	if err != nil {
@@ -144,15 +145,15 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, t
 	if err := b.setScore(child.Pid, p, p.config); err != nil {
 		return 0, err
 	}
-	if plan.NeedsCgroups { // while the child begins
-		if err := trees.make(); err != nil {
+	if plan.NeedsCgroups {
+		if err := <-tree; err != nil {
 			return 0, err
 		}
 		if err := errors.Join(child.Await(), child.Proceed()); err != nil {
 			return 0, err
 		}
 	}
-	if err := b.enterCgroups(child, m, p, plan, group); err != nil {
+	if err := b.enterCgroups(child, m, p, plan, group, own); err != nil {
 		return 0, err
 	}
 	if plan.JoinsEarly {
@@ -170,35 +171,51 @@ func (b *builtin) startFast(ctx context.Context, p *Plan, plan *fastinit.Plan, t
 	return child.Pid, nil
 }
 
-// enterCgroups creates a container's cgroups, and moves the child into them when it waits. If it waits
-// for nothing else, its state is saved before. The child makes its devices before that: on cgroup v1
-// all are forbidden for a moment while the rules are set. Only systemd requires the process first.
-func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *Plan, plan *fastinit.Plan, group map[string]string) error {
-	first := -1 // none yet
-	if p.config.Cgroups.Systemd {
-		if err := child.Await(); err != nil {
-			return err
+// makeCgroups makes a container's cgroups while its child is forked, and begins: at first what the plan
+// needs, then all, with their limits. It reports both.
+func (b *builtin) makeCgroups(m cgroups.Manager, p *Plan, plan *fastinit.Plan, trees *preparedMounts, group map[string]string) (tree, own chan error) {
+	tree, own = make(chan error, 1), make(chan error, 1)
+	go func() {
+		defer close(own)
+		if plan.NeedsCgroups {
+			tree <- fault.Protect(trees.make)
 		}
-		first = child.Pid
-	}
+		if !p.config.Cgroups.Systemd {
+			own <- fault.Protect(func() error { return b.applyCgroups(m, p, -1, group) })
+		}
+	}()
+	return tree, own
+}
+
+// applyCgroups makes a container's cgroups, with their limits, and moves first into them, unless it is -1.
+func (b *builtin) applyCgroups(m cgroups.Manager, p *Plan, first int, group map[string]string) error {
 	if err := m.Apply(first); err != nil {
 		return fmt.Errorf("unable to apply cgroup configuration: %w", err)
 	}
 	if err := b.all.setCgroup(m, p.config.Cgroups, group); err != nil {
 		return fmt.Errorf("error setting cgroup config: %w", err)
 	}
+	return nil
+}
+
+// enterCgroups moves the child into its cgroups when they are made and it waits. If it waits for nothing
+// else, its state is saved before. The child makes its devices before that: on cgroup v1 all are forbidden for a
+// moment while the rules are set. Only systemd requires the process first.
+func (b *builtin) enterCgroups(child *fastinit.Child, m cgroups.Manager, p *Plan, plan *fastinit.Plan, group map[string]string, made <-chan error) error {
 	if !plan.JoinsEarly { // usually it is still making its mounts
 		if err := b.saveState(child.Pid, p.config, group); err != nil {
 			return err
 		}
 	}
-	if first < 0 {
-		if err := child.Await(); err != nil {
+	if err := errors.Join(<-made, child.Await()); err != nil {
+		return err
+	}
+	if p.config.Cgroups.Systemd {
+		if err := b.applyCgroups(m, p, child.Pid, group); err != nil {
 			return err
 		}
-		if err := m.AddPid("", child.Pid); err != nil {
-			return fmt.Errorf("error adding pid %d to cgroups: %w", child.Pid, err)
-		}
+	} else if err := m.AddPid("", child.Pid); err != nil {
+		return fmt.Errorf("error adding pid %d to cgroups: %w", child.Pid, err)
 	}
 	return limits.JoinAll(group, child.Pid)
 }
