@@ -126,7 +126,9 @@ func (b *builtins) load(id string) (*libcontainer.Container, error) {
 		return nil, err
 	}
 	if own := lc.Config().Seccomp; own != nil {
-		*own = *b.share(&sharedProfile{config: own})
+		if same := b.share(&sharedProfile{config: own}); same != own { // else others may read it already
+			*own = *same
+		}
 	}
 	return lc, nil
 }
