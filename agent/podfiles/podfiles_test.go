@@ -1,6 +1,7 @@
 package podfiles
 
 import (
+	"errors"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -30,6 +31,19 @@ func open(t *testing.T, root string) *Store {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// A container may make the file that is mounted in it as long as a file can be.
+func TestLongResolvConf(t *testing.T) {
+	s := open(t, t.TempDir())
+	path, text := s.ResolvFile("u"), "nameserver 192.0.2.1\n"
+	write := func() error { return s.WriteResolvConf("u", text, false) }
+	if err := errors.Join(os.MkdirAll(s.Dir("u"), 0o755), write(), os.Truncate(path, 1<<42), write(), os.Chtimes(path, ours, ours), write()); err != nil {
+		t.Fatal(err)
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() != int64(len(text)) {
+		t.Errorf("it has %d bytes, want %d: %v", info.Size(), len(text), err)
+	}
 }
 
 // The next agent knows which pods were being ended, and does not reuse their statuses if they are

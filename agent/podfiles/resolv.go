@@ -19,11 +19,8 @@ func (s *Store) ResolvFile(uid string) string { return filepath.Join(s.Dir(uid),
 // file that is there is written.
 func (s *Store) WriteResolvConf(uid, text string, old bool) error {
 	path := s.ResolvFile(uid)
-	had, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) && old {
-		return nil
-	}
-	if info, serr := os.Stat(path); err == nil && serr == nil && (string(had) == text || len(had) > 0 && !info.ModTime().Equal(ours)) {
+	info, err := os.Stat(path)
+	if errors.Is(err, fs.ErrNotExist) && old || err == nil && info.Size() > 0 && !info.ModTime().Equal(ours) {
 		return nil
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
