@@ -30,8 +30,8 @@ type Logs interface {
 	LastLine(container string) string
 }
 
-// Sentence returns a sentence that says why the pod is not ready or, if it is, what took most of
-// the time. It has no full stop and no line feed.
+// Sentence returns a sentence that says why the pod is not ready, and what helps, or, if it is ready,
+// what took most of the time. It has no full stop and no line feed.
 func Sentence(f Facts, now time.Time) string {
 	name, s := f.Pod.Namespace+"/"+f.Pod.Name, &f.Pod.Status
 	_, ready := Ready(s)
@@ -40,17 +40,17 @@ func Sentence(f Facts, now time.Time) string {
 	case f.Pod.DeletionTimestamp != nil:
 		return name + " is terminating"
 	case s.Phase == v1.PodFailed:
-		return name + " has failed: " + trouble
+		return withCure(name + " has failed: " + trouble)
 	case s.Phase == v1.PodSucceeded:
 		return name + " has succeeded"
 	case ready && trouble != "":
-		return name + " is ready, but " + trouble
+		return withCure(name + " is ready, but " + trouble)
 	case ready:
 		return oneLine(f.wasSlow(name))
 	case trouble == "":
 		return name + " is not ready, and nothing says why"
 	}
-	return name + " is not ready: " + trouble
+	return withCure(name + " is not ready: " + trouble)
 }
 
 // Trouble returns why the pod has failed or is not ready, or that a container of a ready one has
