@@ -250,6 +250,12 @@ func TestShimCheckpointCutShort(t *testing.T) {
 	if s := d.exits(bad); s.ExitCode != 128 || s.Reason != "StartError" {
 		t.Errorf("it is %v", s)
 	}
+	// A shim without checkpoints would begin the program anew.
+	save(behaviour.Behaviour{Fail: map[string]string{"Checkpoint": "Unimplemented: no checkpoints"}})
+	again.Metadata.Attempt++
+	if _, err = d.run("p", again); status.Code(err) != codes.FailedPrecondition || !strings.Contains(err.Error(), "no checkpoints") {
+		t.Errorf("a shim without checkpoints: %v", err)
+	}
 	save(behaviour.Behaviour{})
 	d.goesOn(id)
 	again.Metadata.Attempt++

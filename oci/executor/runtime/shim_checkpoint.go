@@ -52,7 +52,7 @@ func (t *Task) refused(err error) error {
 	if err == nil || fault.KindOf(err) == fault.Unavailable {
 		return reported(err)
 	}
-	return fault.WrongState.Errorf("container %s cannot be checkpointed: %v", t.id, err)
+	return fault.WrongState.Errorf("container %s cannot be checkpointed or restored: %v", t.id, err)
 }
 
 // Pause stops the container's processes.
@@ -114,14 +114,14 @@ func (t *Task) Checkpoint(ctx context.Context, dir string, init *proc.Process) e
 }
 
 // restoring adds a checkpoint to the request of a container that is to be restored. end is called when
-// that is over.
+// that is over. A shim that makes no checkpoints takes none: gVisor's would begin the program anew.
 func (t *Task) restoring(ctx context.Context, p *Plan, req *shim.CreateRequest) (end func(), err error) {
 	req.Checkpoint = filepath.Join(p.restore.Dir, "checkpoint")
+	if err := t.CanCheckpoint(ctx); err != nil {
+		return nil, err
+	}
 	if !t.isRunc() {
 		return func() {}, nil
-	}
-	if err := t.all.criu.Ready(ctx); err != nil {
-		return nil, err
 	}
 	if err := t.checkPlaces(p.spec); err != nil {
 		return nil, fmt.Errorf("restore container %s: %w", t.id, err)
