@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"path"
+	"strings"
 	"sync"
 	"time"
 
@@ -175,10 +177,14 @@ func (c *Client) ended() error {
 	return c.err
 }
 
-// call calls a method of the Task API and returns its answer.
+// call calls a method and returns its answer: of the Task API, unless it begins with another service.
 func (c *Client) call(ctx context.Context, method string, m message) ([]byte, error) {
+	service, name, other := strings.Cut(method, "/")
+	if !other {
+		service, name = fmt.Sprintf("containerd.task.v%d.Task", c.address.Version), method
+	}
 	r := request{
-		service: fmt.Sprintf("containerd.task.v%d.Task", c.address.Version), method: method, payload: m,
+		service: service, method: name, payload: m,
 		metadata: map[string]string{"containerd-namespace-ttrpc": c.address.Namespace},
 	}
 	if deadline, ok := ctx.Deadline(); ok {
@@ -210,6 +216,7 @@ func (c *Client) call(ctx context.Context, method string, m message) ([]byte, er
 
 // named adds the shim and the method to an error, unless it has the shim.
 func (c *Client) named(method string, err error) error {
+	method = path.Base(method)
 	switch {
 	case err == nil:
 		return nil

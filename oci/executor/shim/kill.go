@@ -37,6 +37,14 @@ func (a Address) Kill(ctx context.Context, connected int) error {
 	return err
 }
 
+// Listener returns the process that listens at the address; 0 = none that can be found.
+func (a Address) Listener() int {
+	if pids, err := listeners(a.Path); err == nil && len(pids) > 0 {
+		return pids[0]
+	}
+	return 0
+}
+
 // executes reports whether a process executes the shim's program.
 func (a Address) executes(pid int) bool {
 	program, err := os.Stat(a.Program)

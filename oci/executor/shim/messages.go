@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"path"
 	"slices"
 	"time"
 
@@ -186,6 +187,8 @@ var (
 	deleteFields = exitFields{pid: 1, status: 2, at: 3}
 	stateFields  = exitFields{pid: -1, status: 9, at: 10}
 	eventFields  = exitFields{pid: 3, status: 4, at: 5}
+
+	sandboxFields = exitFields{pid: -1, status: -1, at: 6} // its status is told by Wait alone
 )
 
 func decodeState(data []byte) (*State, error) {
@@ -222,6 +225,23 @@ func decodeState(data []byte) (*State, error) {
 	return s, err
 }
 
+// Processes returns the number of processes in an answer of Stats: 0 if it does not have it.
+func (a Any) Processes() (n int) {
+	pids := map[string]int{"io.containerd.cgroups.v1.Metrics": 2, "io.containerd.cgroups.v2.Metrics": 1}[path.Base(a.TypeURL)]
+	_ = decode(a.Value, func(number int, v value) error {
+		if number != pids || v.wire != bytesType {
+			return nil
+		}
+		return decode(v.bytes, func(number int, v value) error {
+			if number == 1 && v.wire == varintType {
+				n = int(v.uint32())
+			}
+			return nil
+		})
+	})
+	return n
+}
+
 // decodePID is for answers whose field 1 is a PID: those of Create, Start and Connect.
 func decodePID(data []byte) (pid int, err error) {
 	return pid, decode(data, func(number int, v value) error {
@@ -239,6 +259,16 @@ func decodeStats(data []byte) (a *Any, err error) {
 			a, err = decodeAny(v.bytes)
 		}
 		return err
+	})
+}
+
+// decodeProcesses returns how many processes an answer of Pids has.
+func decodeProcesses(data []byte) (n int, err error) {
+	return n, decode(data, func(number int, v value) error {
+		if number == 1 && v.wire == bytesType {
+			n++
+		}
+		return nil
 	})
 }
 

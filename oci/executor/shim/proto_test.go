@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd/containerd/api/events"
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	sandboxapi "github.com/containerd/containerd/api/runtime/sandbox/v1"
 	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
 	eventsapi "github.com/containerd/containerd/api/services/ttrpc/events/v1"
 	"github.com/containerd/containerd/api/types"
@@ -177,6 +178,16 @@ func compare(t *testing.T, data []byte) {
 	check("Stats", &stats, func(data []byte) (bool, error) {
 		a, err := decodeStats(data)
 		return (a == nil) == (stats.Stats == nil) && (a == nil || a.TypeURL == stats.Stats.TypeUrl && bytes.Equal(a.Value, stats.Stats.Value)), err
+	})
+	var pids taskv3.PidsResponse
+	check("Pids", &pids, func(data []byte) (bool, error) {
+		n, err := decodeProcesses(data)
+		return n == len(pids.Processes), err
+	})
+	var sandbox sandboxapi.SandboxStatusResponse
+	check("SandboxStatus", &sandbox, func(data []byte) (bool, error) {
+		s, err := decodeSandbox(data)
+		return s.ID == sandbox.SandboxID && small(s.PID, sandbox.Pid) && (s.Exit == nil) == (s.Status == Running) && (s.Exit == nil || when(s.Exit.At, sandbox.ExitedAt)), err
 	})
 	var connection taskv3.ConnectResponse
 	check("Connect", &connection, func(data []byte) (bool, error) {

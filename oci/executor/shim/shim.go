@@ -7,9 +7,9 @@
 //	                    requests (ttrpc)          (ttrpc, the other way round)
 //
 // The protocol is containerd's: its documents core/runtime/v2/README.md and ttrpc's PROTOCOL.md, its
-// API's shim.proto (runtime/task/v2 and v3, which differ in their names only), bootstrap.proto and
-// events.proto. The Sandbox API is not called: runc's shim does not serve it, and gVisor's has nothing
-// behind it.
+// API's shim.proto (runtime/task/v2 and v3, which differ in their names only), sandbox.proto,
+// bootstrap.proto and events.proto. Few shims serve the Sandbox API: runc's does not, gVisor's has nothing
+// behind it, Kata's in Rust does.
 //
 // The messages are encoded here, by hand: the executor is executed for each container, and pays for
 // each package that it initializes. The API's modules with what they import would cost more than

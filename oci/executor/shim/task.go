@@ -2,7 +2,7 @@ package shim
 
 import "context"
 
-// The methods of the Task API, except for Pids: cgroups, and else Stats, have the number of processes.
+// The methods of the Task API.
 // id is a container's; execID is that of a process started by Exec, "" for the container's own.
 
 // Create creates a container; its process waits for Start. It returns the process's PID, as the
@@ -58,6 +58,12 @@ func (c *Client) Stats(ctx context.Context, id string) (*Any, error) {
 	return ask(ctx, c, "Stats", ids(id, ""), decodeStats)
 }
 
+// Pids returns the number of the container's processes. Which they are is not of use: the PIDs of some
+// shims are of another kernel.
+func (c *Client) Pids(ctx context.Context, id string) (n int, err error) {
+	return ask(ctx, c, "Pids", ids(id, ""), decodeProcesses)
+}
+
 // Update changes the container's resources, see Resources.
 func (c *Client) Update(ctx context.Context, id string, resources Any, annotations map[string]string) error {
 	m := ids(id, "")
@@ -96,7 +102,11 @@ func (c *Client) Connect(ctx context.Context, id string) (pid int, err error) {
 func (c *Client) Shutdown(ctx context.Context, id string, now bool) error {
 	m := ids(id, "")
 	m.bool(2, now)
-	err := c.do(ctx, "Shutdown", m)
+	return c.last(c.do(ctx, "Shutdown", m))
+}
+
+// last is the error of a call after which the shim ends.
+func (c *Client) last(err error) error {
 	select {
 	case <-c.Done():
 		return nil

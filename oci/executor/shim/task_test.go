@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	sandboxapi "github.com/containerd/containerd/api/runtime/sandbox/v1"
 	taskv2 "github.com/containerd/containerd/api/runtime/task/v2"
 	taskv3 "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types"
@@ -37,7 +38,35 @@ type service func(ctx context.Context, method string, request proto.Message) (pr
 func serveTask(t *testing.T, version int, s service) *Client {
 	t.Helper()
 	file := map[int]protoreflect.FileDescriptor{2: taskv2.File_runtime_task_v2_shim_proto, 3: taskv3.File_runtime_task_v3_shim_proto}[version]
-	desc := file.Services().ByName("Task")
+	server, err := ttrpc.NewServer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, desc := range []protoreflect.ServiceDescriptor{file.Services().ByName("Task"), sandboxes} {
+		server.Register(string(desc.FullName()), s.methods(t, desc))
+	}
+	path := filepath.Join(t.TempDir(), "s")
+	l, err := net.Listen("unix", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		server.Serve(context.Background(), l)
+	}()
+	t.Cleanup(func() {
+		server.Close()
+		<-done
+	})
+	return connect(t, Address{Program: "/bin/shim", Namespace: "k8s.io", Path: path, Version: version})
+}
+
+// sandboxes is the Sandbox API.
+var sandboxes = sandboxapi.File_runtime_sandbox_v1_sandbox_proto.Services().ByName("Sandbox")
+
+// methods are those of a service that pass their requests to s.
+func (s service) methods(t *testing.T, desc protoreflect.ServiceDescriptor) map[string]ttrpc.Method {
 	methods := map[string]ttrpc.Method{}
 	for i := range desc.Methods().Len() {
 		m := desc.Methods().Get(i)
@@ -56,26 +85,7 @@ func serveTask(t *testing.T, version int, s service) *Client {
 			return s(ctx, string(m.Name()), in)
 		}
 	}
-	server, err := ttrpc.NewServer()
-	if err != nil {
-		t.Fatal(err)
-	}
-	server.Register(string(desc.FullName()), methods)
-	path := filepath.Join(t.TempDir(), "s")
-	l, err := net.Listen("unix", path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		server.Serve(context.Background(), l)
-	}()
-	t.Cleanup(func() {
-		server.Close()
-		<-done
-	})
-	return connect(t, Address{Program: "/bin/shim", Namespace: "k8s.io", Path: path, Version: version})
+	return methods
 }
 
 func connect(t *testing.T, a Address) *Client {
@@ -171,19 +181,49 @@ var methods = []struct {
 		&taskv3.ConnectRequest{ID: "c"}, &taskv3.ConnectResponse{ShimPid: 4, TaskPid: 5, Version: "v"}, 4},
 	{"Shutdown", func(ctx context.Context, c *Client) (any, error) { return nil, c.Shutdown(ctx, "c", true) },
 		&taskv3.ShutdownRequest{ID: "c", Now: true}, &emptypb.Empty{}, nil},
+	{"Pids", func(ctx context.Context, c *Client) (any, error) { return c.Pids(ctx, "c") },
+		&taskv3.PidsRequest{ID: "c"}, &taskv3.PidsResponse{Processes: []*tasktypes.ProcessInfo{{Pid: 1}, {}}}, 2},
+	{"CreateSandbox", func(ctx context.Context, c *Client) (any, error) {
+		return nil, c.CreateSandbox(ctx, SandboxRequest{ID: "s", Bundle: "/b", Options: &opts, NetNS: "/net", Annotations: map[string]string{"a": "b", "": "x"}})
+	}, &sandboxapi.CreateSandboxRequest{
+		SandboxID: "s", BundlePath: "/b", Options: pbAny, NetnsPath: "/net", Annotations: map[string]string{"a": "b", "": "x"},
+	}, &sandboxapi.CreateSandboxResponse{}, nil},
+	{"StartSandbox", func(ctx context.Context, c *Client) (any, error) { return c.StartSandbox(ctx, "s") },
+		&sandboxapi.StartSandboxRequest{SandboxID: "s"}, &sandboxapi.StartSandboxResponse{Pid: 7, CreatedAt: timestamppb.New(at), Spec: pbAny}, 7},
+	{"WaitSandbox", func(ctx context.Context, c *Client) (any, error) { return c.WaitSandbox(ctx, "s") },
+		&sandboxapi.WaitSandboxRequest{SandboxID: "s"}, &sandboxapi.WaitSandboxResponse{ExitStatus: 137, ExitedAt: timestamppb.New(at)}, &Exit{Status: 137, At: at}},
+	{"SandboxStatus", func(ctx context.Context, c *Client) (any, error) { return c.SandboxStatus(ctx, "s") },
+		&sandboxapi.SandboxStatusRequest{SandboxID: "s"}, &sandboxapi.SandboxStatusResponse{
+			SandboxID: "s", Pid: 7, State: "SANDBOX_READY", Info: map[string]string{"a": "b"}, CreatedAt: timestamppb.New(at), ExitedAt: &timestamppb.Timestamp{}, Extra: pbAny,
+		}, &State{ID: "s", PID: 7, Status: Running}},
+	{"SandboxStatus", func(ctx context.Context, c *Client) (any, error) { return c.SandboxStatus(ctx, "s") },
+		&sandboxapi.SandboxStatusRequest{SandboxID: "s"}, &sandboxapi.SandboxStatusResponse{SandboxID: "s", State: "SANDBOX_NOTREADY"},
+		&State{ID: "s", Status: Stopped, Exit: &Exit{}}},
+	{"SandboxStatus", func(ctx context.Context, c *Client) (any, error) { return c.SandboxStatus(ctx, "s") },
+		&sandboxapi.SandboxStatusRequest{SandboxID: "s"}, &sandboxapi.SandboxStatusResponse{SandboxID: "s", State: "gone", ExitedAt: timestamppb.New(at)},
+		&State{ID: "s", Status: Stopped, Exit: &Exit{At: at}}},
+	{"StopSandbox", func(ctx context.Context, c *Client) (any, error) { return nil, c.StopSandbox(ctx, "s", 5*time.Second) },
+		&sandboxapi.StopSandboxRequest{SandboxID: "s", TimeoutSecs: 5}, &sandboxapi.StopSandboxResponse{}, nil},
+	{"SandboxMetrics", func(ctx context.Context, c *Client) (any, error) { return c.SandboxMetrics(ctx, "s") },
+		&sandboxapi.SandboxMetricsRequest{SandboxID: "s"}, &sandboxapi.SandboxMetricsResponse{Metrics: &types.Metric{Timestamp: timestamppb.New(at), ID: "s", Data: pbAny}}, &opts},
+	{"SandboxMetrics", func(ctx context.Context, c *Client) (any, error) { return c.SandboxMetrics(ctx, "s") },
+		&sandboxapi.SandboxMetricsRequest{SandboxID: "s"}, &sandboxapi.SandboxMetricsResponse{}, (*Any)(nil)},
+	{"ShutdownSandbox", func(ctx context.Context, c *Client) (any, error) { return nil, c.ShutdownSandbox(ctx, "s") },
+		&sandboxapi.ShutdownSandboxRequest{SandboxID: "s"}, &sandboxapi.ShutdownSandboxResponse{}, nil},
 }
 
 // Each request and each answer means the same to containerd's own server and messages, in both
 // versions of the API. No method is left out that is called.
 func TestMethods(t *testing.T) {
-	desc := taskv3.File_runtime_task_v3_shim_proto.Services().ByName("Task").Methods()
-	for i := range desc.Len() {
-		tested := string(desc.Get(i).Name()) == "Pids"
-		for _, m := range methods {
-			tested = tested || m.name == string(desc.Get(i).Name())
-		}
-		if !tested {
-			t.Errorf("%s is not tested", desc.Get(i).Name())
+	tested := map[string]bool{"Platform": true, "PingSandbox": true, "UpdateSandbox": true} // not called
+	for _, m := range methods {
+		tested[m.name] = true
+	}
+	for _, desc := range []protoreflect.ServiceDescriptor{taskv3.File_runtime_task_v3_shim_proto.Services().ByName("Task"), sandboxes} {
+		for i := range desc.Methods().Len() {
+			if name := string(desc.Methods().Get(i).Name()); !tested[name] {
+				t.Errorf("%s is not tested", name)
+			}
 		}
 	}
 	for _, version := range []int{2, 3} {
