@@ -99,7 +99,7 @@ func TestCorruptRecordIsSetAside(t *testing.T) {
 		"flipped":       bytes.Replace(good, []byte("good"), []byte("goof"), 1),
 		"zeros":         make([]byte, 4096),
 		"no version":    bytes.Replace(good, []byte(`"version":1`), []byte(`"version":0`), 1),
-		"damaged newer": bytes.Replace(bytes.Replace(good, []byte(`"version":1`), []byte(`"version":3`), 1), []byte("good"), []byte("goof"), 1),
+		"damaged newer": bytes.Replace(bytes.Replace(good, []byte(`"version":1`), []byte(`"version":4`), 1), []byte("good"), []byte("goof"), 1),
 		"trailing data": append(append([]byte{}, good...), good...),
 		"no checksum":   []byte(`{"version":1,"payload":{}}`),
 	}
@@ -163,7 +163,7 @@ func TestNewerRecordStopsTheDaemon(t *testing.T) {
 			t.Fatal(err)
 		}
 		// A later release may add a field outside of the payload.
-		newer := bytes.Replace(old, []byte(`"version":1`), []byte(`"version":3,"compression":"none"`), 1)
+		newer := bytes.Replace(old, []byte(`"version":1`), []byte(`"version":4,"compression":"none"`), 1)
 		if err := os.WriteFile(path, newer, 0o600); err != nil {
 			t.Fatal(err)
 		}

@@ -279,10 +279,11 @@ func checksum(payload []byte) string {
 }
 
 // newest is the newest version of records that this program reads. Version 2 is for sandboxes with
-// a shim, which an older release would run by libcontainer. Whatever the version, a record has the
+// a shim, which an older release would run by libcontainer, version 3 for those that a shim has made by its
+// Sandbox API. Whatever the version, a record has the
 // envelope's three fields, and the checksum covers the payload's bytes, so every release can tell a
 // newer record from a damaged one.
-const newest = 2
+const newest = 3
 
 // A newerError describes an intact record of a later version. It is not corrupt, and its object
 // is alive: the reader must neither move it nor sweep.

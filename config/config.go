@@ -220,7 +220,7 @@ type Handler struct {
 	Engine string `toml:"engine"`
 	// Shim is the absolute path of a containerd shim (runtime v2) that runs the containers instead
 	// of an engine: containerd-shim-runsc-v1 of gVisor, containerd-shim-kata-v2, those of runwasi.
-	// Each pod gets a sandbox container. Default: none.
+	// Default: none.
 	Shim string `toml:"shim"`
 	// Options are what the shim gets with each container: the path of its configuration file, or a
 	// table with type_url, the type of its options, and these. A table of the type
@@ -231,6 +231,10 @@ type Handler struct {
 	// them, or as "mounts", which the shim mounts itself, perhaps in a virtual machine. Default
 	// "directory".
 	Snapshot string `toml:"snapshot"`
+	// Sandboxer makes the sandbox of each pod: "podsandbox" is a container of crisp's own in the
+	// shim, "shim" the shim itself, by its Sandbox API, which Kata's in Rust has. Default
+	// "podsandbox".
+	Sandboxer string `toml:"sandboxer"`
 	// DefaultCapabilities are the capabilities of a container that asks for none.
 	// Default: the key of that name outside of the handlers.
 	DefaultCapabilities []string `toml:"default_capabilities"`

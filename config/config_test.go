@@ -134,6 +134,7 @@ overhead = { cpu = "250m" }
 [handlers.odd]
 shim = "/bin/shim"
 snapshot = "mounts"
+sandboxer = "shim"
 [handlers.odd.options]
 type_url = "odd.v1"
 "a b" = [1, 2.0, 1e300, "\u0001", -inf]
@@ -176,7 +177,7 @@ func TestHandlers(t *testing.T) {
 	want := map[string]*config.Handler{
 		"runc": {Engine: "/usr/sbin/runc", DefaultCapabilities: []string{"KILL"}, SeccompProfile: "/all", CgroupNamespace: "host"},
 		"kata": {
-			Shim: "/bin/containerd-shim-kata-v2", Options: &config.ShimOptions{Table: map[string]any{"type_url": "t", "a": int64(1)}}, Snapshot: "mounts",
+			Shim: "/bin/containerd-shim-kata-v2", Options: &config.ShimOptions{Table: map[string]any{"type_url": "t", "a": int64(1)}}, Snapshot: "mounts", Sandboxer: "podsandbox",
 			DefaultCapabilities: []string{"KILL"}, SeccompProfile: "/all", CgroupNamespace: "auto", Overhead: config.Overhead{CPU: "250m", Memory: "120Mi"},
 		},
 		"tight": {Engine: "libcontainer", DefaultCapabilities: []string{}, SeccompProfile: "/tight", CgroupNamespace: "auto", CNIConfDir: "/net.d"},
@@ -246,6 +247,8 @@ func TestMistakes(t *testing.T) {
 		{"shim by name", "[handlers.x]\nshim = \"containerd-shim-runc-v2\"\n", ":2: handlers.x.shim: \"containerd-shim-runc-v2\" is not an absolute path"},
 		{"options without a shim", "[handlers.x]\noptions = \"/o\"\n", ":2: handlers.x.options: only a handler with a shim has this"},
 		{"snapshot without a shim", "[handlers.x]\nsnapshot = \"mounts\"\n", ":2: handlers.x.snapshot: only a handler with a shim has this"},
+		{"sandboxer without a shim", "[handlers.x]\nsandboxer = \"shim\"\n", ":2: handlers.x.sandboxer: only a handler with a shim has this"},
+		{"sandboxer", "[handlers.x]\nshim = \"/s\"\nsandboxer = \"pod\"\n", ":3: handlers.x.sandboxer: \"pod\" is none of podsandbox, shim"},
 		{"overhead without a shim", "[handlers.x]\noverhead = { cpu = \"1\" }\n", ":2: handlers.x.overhead.cpu: only a handler with a shim has this"},
 		{"options that are a relative path", "[handlers.x]\nshim = \"/s\"\noptions = \"o.toml\"\n", ":3: handlers.x.options: \"o.toml\" is not an absolute path"},
 		{"options without a type", "[handlers.x]\nshim = \"/s\"\n[handlers.x.options]\nBinaryName = \"runc\"\n", ":3: handlers.x.options: the table has no string type_url"},
@@ -279,8 +282,8 @@ func TestNamedFileMustExist(t *testing.T) {
 // programs' files (cdi.spec_dirs, hooks_dir) say where these are, nri.enabled is for nodes that
 // must not have plugins, and nri.socket for nodes with two runtimes and plugins for both. A
 // handler's keys count once: the three that repeat the node's, its program with what a shim is
-// given and what it costs, and the annotations that it may get, since they let anyone who can create
-// a pod decide how it is run. The destination of metrics and traces is known only to the
+// given, how it makes a sandbox and what it costs, and the annotations that it may get, since they let anyone
+// who can create a pod decide how it is run. The destination of metrics and traces is known only to the
 // administrator.
 func TestKeysAreFew(t *testing.T) {
 	var count func(t reflect.Type) int
@@ -299,7 +302,7 @@ func TestKeysAreFew(t *testing.T) {
 		}
 		return n
 	}
-	if n := count(reflect.TypeFor[config.Config]()); n > 53 {
-		t.Errorf("%d keys, want at most 53", n)
+	if n := count(reflect.TypeFor[config.Config]()); n > 54 {
+		t.Errorf("%d keys, want at most 54", n)
 	}
 }

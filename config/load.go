@@ -148,7 +148,7 @@ func (c *Config) setDerived() {
 		if h.Shim == "" {
 			h.Engine = cmp.Or(h.Engine, Libcontainer)
 		} else {
-			h.Snapshot = cmp.Or(h.Snapshot, SnapshotDirectory)
+			h.Snapshot, h.Sandboxer = cmp.Or(h.Snapshot, SnapshotDirectory), cmp.Or(h.Sandboxer, SandboxerContainer)
 		}
 	}
 }

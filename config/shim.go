@@ -19,6 +19,12 @@ const (
 	SnapshotMounts    = "mounts"
 )
 
+// The values of Handler.Sandboxer, which are containerd's.
+const (
+	SandboxerContainer = "podsandbox"
+	SandboxerShim      = "shim"
+)
+
 // ShimOptions are what a shim gets with each container: a file of its own, or a table.
 type ShimOptions struct {
 	File  string         // absolute; "" = the table
@@ -130,7 +136,7 @@ func (c *Config) checkShim(key string, h *Handler) error {
 		key string
 		set bool
 	}{
-		{".options", h.Options != nil}, {".snapshot", h.Snapshot != ""},
+		{".options", h.Options != nil}, {".snapshot", h.Snapshot != ""}, {".sandboxer", h.Sandboxer != ""},
 		{".overhead.cpu", h.Overhead.CPU != ""}, {".overhead.memory", h.Overhead.Memory != ""},
 	} {
 		if f.set && h.Shim == "" {
@@ -151,6 +157,8 @@ func (c *Config) checkShim(key string, h *Handler) error {
 		return c.wrong(key+".options", "the table has no string %s, the type of the rest", TypeURL)
 	case h.Snapshot != SnapshotDirectory && h.Snapshot != SnapshotMounts:
 		return c.wrong(key+".snapshot", "%q is none of %s, %s", h.Snapshot, SnapshotDirectory, SnapshotMounts)
+	case h.Sandboxer != SandboxerContainer && h.Sandboxer != SandboxerShim:
+		return c.wrong(key+".sandboxer", "%q is none of %s, %s", h.Sandboxer, SandboxerContainer, SandboxerShim)
 	}
 	if _, err := quantity(h.Overhead.CPU, maxOverheadCPU); err != nil {
 		return c.wrong(key+".overhead.cpu", "%v", err)

@@ -71,13 +71,16 @@ type sandboxRecord struct {
 	Ready     bool // it has been
 }
 
-// RecordVersion keeps crispds away that do not know shims: they would start the sandbox's containers
-// without it.
+// RecordVersion keeps crispds away that do not know shims, or that one has made the sandbox: they would
+// start the sandbox's containers without it, or ask it for a container.
 func (r sandboxRecord) RecordVersion() int {
-	if r.Config.Shim != nil {
-		return 2
+	switch {
+	case r.Config.Shim == nil:
+		return 1
+	case r.Config.Shim.SandboxAPI:
+		return 3
 	}
-	return 1
+	return 2
 }
 
 // sandboxStatus is the part that changes, in the form of status.json.

@@ -44,24 +44,37 @@ const statsTime = 5 * time.Second
 
 // shimStats asks the shim for the counters.
 func (c *Container) shimStats() (Stats, error) {
-	ctx, cancel := context.WithTimeout(c.rt.closing, statsTime)
+	s, err := c.rt.shimStats(c.id)
+	return s, c.notRunning("read the counters of", err)
+}
+
+func (r *Runtime) shimStats(id string) (s Stats, err error) {
+	ctx, cancel := context.WithTimeout(r.closing, statsTime)
 	defer cancel()
 	var reply wire.StatsReply
-	if _, err := c.rt.link.call(ctx, wire.MethodStats, wire.Ref{ID: c.id}, &reply); err != nil {
-		return Stats{}, c.notRunning("read the counters of", err)
+	if _, err := r.link.call(ctx, wire.MethodStats, wire.Ref{ID: id}, &reply); err != nil {
+		return s, err
 	}
-	s, err := decodeStats(reply.Type, reply.Data)
-	if err != nil {
-		return Stats{}, fmt.Errorf("counters of container %s: %w", c.id, err)
+	if s, err = decodeStats(reply.Type, reply.Data); err != nil {
+		return s, fmt.Errorf("counters of container %s: %w", id, err)
 	}
 	s.At = time.Now()
+	s.Pids.Current = max(s.Pids.Current, reply.Processes)
 	return s, nil
+}
+
+// elsewhere reports whether the sandbox has been made by its shim, and not in its cgroup: a virtual
+// machine outside of it, say. The shim has its counters.
+func (sb *Sandbox) elsewhere() bool {
+	st, shim := sb.status.Load(), sb.Config().Shim
+	return shim != nil && shim.SandboxAPI && st.Pid != 0 && len(st.Cgroups) == 0
 }
 
 // StartShim starts the shim of a sandbox that is being created, and in it the sandbox's own
 // container, whose ID is the sandbox's. Its end breaks the sandbox, as that of an init. spec has no
-// cgroup: it gets one with the sandbox's name.
-func (sb *Sandbox) StartShim(ctx context.Context, spec *specs.Spec) error {
+// cgroup: it gets one with the sandbox's name. A shim with a Sandbox API makes no container of it, but
+// a sandbox with its annotations and namespaces of pod, CRI's configuration as a message.
+func (sb *Sandbox) StartShim(ctx context.Context, spec *specs.Spec, pod []byte) error {
 	shim := sb.Config().Shim
 	if shim == nil || spec == nil || spec.Process == nil || spec.Root == nil {
 		return fault.Invalid.Errorf("sandbox %s: a shim, and a spec with a process and a root, are needed", sb.id)
@@ -76,7 +89,7 @@ func (sb *Sandbox) StartShim(ctx context.Context, spec *specs.Spec) error {
 	linux.CgroupsPath = initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup)
 	own.Linux = &linux
 	with := *shim
-	with.Sandbox = ""
+	with.Sandbox, with.Pod = "", pod
 	req := wire.RunRequest{
 		Settings: wire.Settings{ID: sb.id}, Spec: &own, SystemdCgroup: sb.rt.o.SystemdCgroup, Shim: &with,
 	}

@@ -44,7 +44,7 @@ func shimPod(t *testing.T) (shimNode, *oci.Runtime, *oci.Sandbox) {
 	r := n.Open(t)
 	sb, err := r.CreateSandbox(t.Context(), oci.SandboxConfig{Hostname: "pod", Shim: n.Shim()})
 	if err == nil {
-		err = sb.StartShim(t.Context(), n.Spec("sleep", "for-ever"))
+		err = sb.StartShim(t.Context(), n.Spec("sleep", "for-ever"), nil)
 	}
 	if err == nil {
 		err = sb.Ready(nil)

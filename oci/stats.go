@@ -132,6 +132,11 @@ func (sb *Sandbox) Usage() (Stats, error) {
 		return Stats{}, err
 	}
 	s, err := sb.counters.read(dirs)
+	if s.Pids.Current == 0 && sb.elsewhere() {
+		if reported, err := sb.rt.shimStats(sb.id); err == nil {
+			return reported, nil
+		}
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, fault.WrongState.Errorf("sandbox %s is %s: its cgroup is gone", sb.id, sb.State())
 	}

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"os/exec"
 
+	"google.golang.org/protobuf/proto"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -18,7 +19,8 @@ import (
 // know as the pause container: the shim begins with it, and the sandbox (a virtual machine, another
 // kernel) lives as long as it does. Its ID is the sandbox's, its root ours, and its annotations say
 // what it is. The pod's network is there before it, since such sandboxes take over the addresses
-// of the interfaces that they find.
+// of the interfaces that they find. A shim that makes sandboxes itself, by its Sandbox API, needs no
+// such container, and is given CRI's configuration of the pod.
 
 // An Overhead is what the sandboxes of a handler take themselves.
 type Overhead struct {
@@ -61,14 +63,15 @@ func (s *Server) startShim(ctx context.Context, c *creation, sb *oci.Sandbox, re
 	if err != nil {
 		return err
 	}
-	root, err := sb.MakeShimRoot()
+	annotations := sandboxAnnotations(h, sb, rec.config)
+	root, pod := "", []byte(nil)
+	if sb.Config().Shim.SandboxAPI {
+		pod, err = podMessage(rec.config, annotations, sb.Config().Hostname)
+	} else {
+		root, err = shimRoot(ctx, sb, rec)
+	}
 	if err != nil {
 		return err
-	}
-	if rec.labels.Mount != "" {
-		if err := selinux.Relabel(ctx, root, rec.labels.Mount, stillWanted(sb)); err != nil {
-			return fmt.Errorf("label root of sandbox %s: %w", sb.ID(), err)
-		}
 	}
 	ns := rec.config.GetLinux().GetSecurityContext().GetNamespaceOptions()
 	joined, err := containerNamespaces(sb, &cri.NamespaceOption{Network: ns.GetNetwork(), Pid: sandboxPID(ns), Ipc: ns.GetIpc()})
@@ -82,8 +85,27 @@ func (s *Server) startShim(ctx context.Context, c *creation, sb *oci.Sandbox, re
 	if err != nil {
 		return err
 	}
-	built.Annotations = sandboxAnnotations(h, sb, rec.config)
-	return sb.StartShim(ctx, built)
+	built.Annotations = annotations
+	return sb.StartShim(ctx, built, pod)
+}
+
+// shimRoot makes the root of a sandbox's own container.
+func shimRoot(ctx context.Context, sb *oci.Sandbox, rec *sandboxRecord) (root string, err error) {
+	if root, err = sb.MakeShimRoot(); err != nil || rec.labels.Mount == "" {
+		return root, err
+	}
+	if err := selinux.Relabel(ctx, root, rec.labels.Mount, stillWanted(sb)); err != nil {
+		return "", fmt.Errorf("label root of sandbox %s: %w", sb.ID(), err)
+	}
+	return root, nil
+}
+
+// podMessage is the configuration of a pod as the Sandbox API takes it: not with all of the pod's
+// annotations, which may choose what runs it, but with those that the sandbox's own container would have.
+func podMessage(config *cri.PodSandboxConfig, annotations map[string]string, hostname string) ([]byte, error) {
+	pod := proto.CloneOf(config)
+	pod.Annotations, pod.Hostname = annotations, hostname
+	return proto.Marshal(pod)
 }
 
 // sandboxPID is the mode of the PID namespace of a sandbox's own container: the host's, or a new
@@ -131,6 +153,7 @@ type handlerInfo struct {
 	Features []string  `json:"features,omitempty"` // as the program reports them
 	Options  string    `json:"options,omitempty"`  // the type of a shim's options
 	Snapshot string    `json:"snapshot,omitempty"`
+	Sandbox  string    `json:"sandboxer,omitempty"` // shim, if it makes sandboxes by the Sandbox API
 	Overhead *Overhead `json:"overhead,omitempty"`
 }
 
@@ -141,6 +164,9 @@ func (h Handler) info() handlerInfo {
 		info.Kind, info.Options, info.Snapshot = "shim", h.Shim.OptionsType, "directory"
 		if h.Shim.Mounts {
 			info.Snapshot = "mounts"
+		}
+		if h.Shim.SandboxAPI {
+			info.Sandbox = "shim"
 		}
 		if h.Overhead != (Overhead{}) {
 			info.Overhead = &h.Overhead

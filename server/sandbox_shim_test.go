@@ -14,6 +14,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/testing/protocmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -128,6 +130,36 @@ func TestShimPod(t *testing.T) {
 		t.Errorf("status %+v, %v", status.GetStatus(), err)
 	}
 	n.endShimPod(t, sb, ids)
+}
+
+// A shim that makes sandboxes by its Sandbox API gets the pod's configuration, without the annotations that
+// the handler holds back, and no root. Its containers are as those of other shims.
+func TestShimMakesSandbox(t *testing.T) {
+	n := newShimNode(t)
+	n.handlers["gvisor"].Shim.SandboxAPI = true
+	n.restart(t)
+	config := shimPod("web")
+	sb := n.runShim(t, config)
+	req, built := n.shimRequest(t, sb)
+	got := &cri.PodSandboxConfig{}
+	if err := proto.Unmarshal(req.Shim.Pod, got); err != nil || !req.Shim.SandboxAPI || built.Root.Path != "" {
+		t.Fatalf("the shim is asked for %+v with the root %q (%v)", req.Shim, built.Root.Path, err)
+	}
+	if a := got.Annotations; a["dev.gvisor.internal"] != "1" || a["run.oci.handler"] != "" || a["io.kubernetes.cri.sandbox-id"] != sb || a["io.kubernetes.cri.sandbox-memory"] != "67108864" {
+		t.Errorf("the pod's annotations are %v", a)
+	}
+	got.Annotations = config.Annotations
+	if diff := cmp.Diff(config, got, protocmp.Transform()); diff != "" {
+		t.Errorf("the pod (-want +got):\n%s", diff)
+	}
+	id := n.begin(t, sb, forever("own"))
+	if req, _ := n.shimRequest(t, id); req.Shim.Sandbox != sb || req.Shim.Pod != nil {
+		t.Errorf("the container's shim is %+v", req.Shim)
+	}
+	if info := n.handlers["gvisor"].info(); info.Sandbox != "shim" {
+		t.Errorf("the handler is %+v", info)
+	}
+	n.endShimPod(t, sb, []string{id})
 }
 
 // endShimPod restarts both daemons under a pod, runs a command in it, and removes it.

@@ -37,6 +37,13 @@ func (s *Server) sandboxStats(sb *oci.Sandbox) *cri.PodSandboxStats {
 			s.cpu.forget(sb.ID()) // the event that it is gone may be over
 		}
 		linux.Memory = memoryUsage(st)
+		if st.Pids.Current == 0 { // a shim's processes may be elsewhere
+			for _, c := range sb.Containers() {
+				if of, err := c.Usage(); err == nil {
+					st.Pids.Current += of.Pids.Current
+				}
+			}
+		}
 		linux.Process = &cri.ProcessUsage{Timestamp: st.At.UnixNano(), ProcessCount: value(st.Pids.Current)}
 		linux.Io = &cri.IoUsage{Timestamp: st.At.UnixNano(), Psi: pressure(st.IO.PSI)}
 	}

@@ -57,7 +57,7 @@ const runcShim = "containerd-shim-runc-v2"
 // shimOf returns the shim of a handler, with its options as a message. runc's shim gets the node's
 // cgroup driver unless it is given another one.
 func shimOf(hc *config.Handler, systemd bool) (s *oci.Shim, err error) {
-	s = &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts}
+	s = &oci.Shim{Path: hc.Shim, Mounts: hc.Snapshot == config.SnapshotMounts, SandboxAPI: hc.Sandboxer == config.SandboxerShim}
 	o := hc.Options
 	if o == nil && systemd && filepath.Base(hc.Shim) == runcShim {
 		o = &config.ShimOptions{Table: map[string]any{config.TypeURL: config.RuncOptions}}
@@ -173,6 +173,9 @@ func reported(f oci.Features, err error) string {
 
 func shimFinding(ctx context.Context, name string, h *config.Handler, systemd bool) finding {
 	f := finding{what: fmt.Sprintf("handler %s: shim %s, root file systems as %s", name, h.Shim, cmp.Or(h.Snapshot, config.SnapshotDirectory)), ok: true}
+	if h.Sandboxer == config.SandboxerShim {
+		f.what += ", sandboxes by its Sandbox API"
+	}
 	if _, err := exec.LookPath(h.Shim); err != nil {
 		f.ok, f.follows = false, fmt.Sprintf("its pods cannot be started until the program is there: %v", err)
 		return f

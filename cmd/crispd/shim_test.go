@@ -233,6 +233,7 @@ options = "`+options+`"
 [handlers.b]
 shim = "`+program+`"
 snapshot = "mounts"
+sandboxer = "shim"
 options = "`+dir+`/none.toml"
 [handlers.c]
 shim = "`+dir+`/none"
@@ -246,7 +247,7 @@ engine = "`+dir+`/none"
 		ok, fatal     bool
 	}{
 		{"handler a: shim " + program + ", root file systems as directory", "", true, false},
-		{"handler b: shim " + program + ", root file systems as mounts", "a file that does not exist: " + dir + "/none.toml", false, false},
+		{"handler b: shim " + program + ", root file systems as mounts, sandboxes by its Sandbox API", "a file that does not exist: " + dir + "/none.toml", false, false},
 		{"handler c: shim " + dir + "/none, ", "its pods cannot be started until the program is there", false, false},
 		{"handler d: libcontainer", "", true, false},
 		{"handler e: OCI runtime " + dir + "/none", "no such file", false, true},

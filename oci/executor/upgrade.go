@@ -43,11 +43,14 @@ const (
 
 // savedVersion is the version of a saved, and the newest that this program can resume; raise it
 // when an older program would misread or lose something. A state without a version is version 1.
-const savedVersion = 2
+const savedVersion = 3
 
-// withoutShims is the version of the state of an executor that has no container of a shim: programs
-// before shims can resume it.
-const withoutShims = 1
+// withoutShims is the version of the state of an executor that has no container of a shim, and
+// withoutSandboxes of one that has no sandbox by the Sandbox API: older programs can resume them.
+const (
+	withoutShims     = 1
+	withoutSandboxes = 2
+)
 
 // A saved is the whole state of an executor. Numbers are descriptors; -1 = none.
 type saved struct {
@@ -195,8 +198,10 @@ func (x *Executor) inherit(on bool) *saved {
 	x.table.edit(func() {
 		for _, c := range x.table.containers {
 			if !c.stuck { // delete will find the leftovers of a stuck one
-				if c.task != nil {
+				if c.task != nil && c.task.SandboxAPI {
 					s.Version = savedVersion
+				} else if c.task != nil {
+					s.Version = max(s.Version, withoutSandboxes)
 				}
 				s.Containers = append(s.Containers, c.save(fd))
 			}

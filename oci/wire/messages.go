@@ -112,6 +112,10 @@ type Shim struct {
 	// Mounts gives the shim the root as a mount, which it makes itself at "rootfs" in its bundle;
 	// otherwise the spec names the directory.
 	Mounts bool `json:",omitempty"`
+	// SandboxAPI has the shim make the sandbox by its Sandbox API, in place of a container with a
+	// spec: for the sandbox's own container, Pod is what the API takes, CRI's PodSandboxConfig.
+	SandboxAPI bool   `json:",omitempty"`
+	Pod        []byte `json:",omitempty"`
 }
 
 // ShimNamespace keeps shims and their containers apart from those of other instances on this machine.
@@ -292,6 +296,8 @@ type ResizeRequest struct {
 type StatsReply struct {
 	Type string // type URL, such as "io.containerd.cgroups.v2.Metrics"
 	Data []byte // the message
+	// Processes is the number of the container's processes, if the message does not have it.
+	Processes uint64 `json:",omitempty"`
 }
 
 // UpdateRequest changes the resources of a running container. Unset fields change nothing, and

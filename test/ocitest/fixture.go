@@ -65,7 +65,7 @@ func (f *fixture) sandbox(edit func(*oci.SandboxConfig)) *oci.Sandbox {
 	sb, err := f.r.CreateSandbox(f.ctx(), cfg)
 	f.ok(err)
 	if is {
-		f.ok(sb.StartShim(f.ctx(), f.node.Spec("sleep", "for-ever")))
+		f.ok(sb.StartShim(f.ctx(), f.node.Spec("sleep", "for-ever"), nil))
 	}
 	f.ok(sb.Ready([]byte("extra")))
 	return sb

@@ -10,10 +10,12 @@ import (
 	"strings"
 	"time"
 
+	sandboxapi "github.com/containerd/containerd/api/runtime/sandbox/v1"
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
 // check refuses a request that a shim of the dialect would refuse, or could do nothing with.
@@ -32,6 +34,9 @@ func (s *service) check(dialect, kind string, in proto.Message) error {
 // already. The VM's network is made from what is in the network namespace when it starts; its
 // size from the annotations about the pod's resources. Options are the path of the configuration.
 func (s *service) checkKata(kind string, in proto.Message) error {
+	if create, ok := in.(*sandboxapi.CreateSandboxRequest); ok {
+		return checkKataMachine(create)
+	}
 	create, ok := in.(*task.CreateTaskRequest)
 	if !ok {
 		return nil
@@ -45,12 +50,12 @@ func (s *service) checkKata(kind string, in proto.Message) error {
 	}
 	sandbox := s.sandbox()
 	switch {
-	case kind == "sandbox" && sandbox != nil:
-		return refuse("a second sandbox, after %s", sandbox.id)
-	case kind == "container" && sandbox == nil:
+	case kind == "sandbox" && sandbox != "":
+		return refuse("a second sandbox, after %s", sandbox)
+	case kind == "container" && sandbox == "":
 		return refuse("container %s comes before its sandbox", create.ID)
-	case kind == "container" && spec.Annotations["io.kubernetes.cri.sandbox-id"] != sandbox.id:
-		return refuse("container %s is of sandbox %q, and this is %s", create.ID, spec.Annotations["io.kubernetes.cri.sandbox-id"], sandbox.id)
+	case kind == "container" && spec.Annotations["io.kubernetes.cri.sandbox-id"] != sandbox:
+		return refuse("container %s is of sandbox %q, and this is %s", create.ID, spec.Annotations["io.kubernetes.cri.sandbox-id"], sandbox)
 	case kind != "sandbox" && kind != "container":
 		return refuse("container %s has type %q", create.ID, kind)
 	}
@@ -94,16 +99,41 @@ func (s *service) checkKataSandbox(spec spec, refuse func(string, ...any) error)
 	return nil
 }
 
-// sandbox returns the sandbox that the shim has; nil = none.
-func (s *service) sandbox() *container {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, c := range s.containers {
-		if c.spec.kind() == "sandbox" {
-			return c
-		}
+// checkKataMachine has what Kata's shim in Rust (src/runtime-rs/crates/runtimes) demands of a sandbox by
+// the Sandbox API: CRI's configuration of the pod by its name, from which it takes the annotations.
+func checkKataMachine(in *sandboxapi.CreateSandboxRequest) error {
+	refuse := func(format string, args ...any) error {
+		return status.Errorf(codes.Unknown, "kata: "+format, args...)
+	}
+	config := &cri.PodSandboxConfig{}
+	if url := in.GetOptions().GetTypeUrl(); url != "runtime.v1.PodSandboxConfig" {
+		return refuse("unsupported type url: %s", url)
+	}
+	if err := proto.Unmarshal(in.Options.Value, config); err != nil {
+		return refuse("%v", err)
+	}
+	if _, err := os.Stat(in.NetnsPath); err != nil {
+		return refuse("network namespace: %v", err)
+	}
+	if info, err := os.Stat(in.BundlePath); err != nil || !info.IsDir() {
+		return refuse("bundle: %v", err)
 	}
 	return nil
+}
+
+// sandbox returns the ID of the sandbox that the shim has; "" = none.
+func (s *service) sandbox() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.machine != nil {
+		return s.machine.id
+	}
+	for _, c := range s.containers {
+		if c.spec.kind() == "sandbox" {
+			return c.id
+		}
+	}
+	return ""
 }
 
 // checkRunwasi has what the shims of runwasi (crates/containerd-shim-wasm) can do: the sandbox's process

@@ -13,9 +13,11 @@ package main
 import (
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
+	"io/fs"
 	"net"
 	"os"
 	"os/exec"
@@ -52,7 +54,7 @@ func main() {
 	flag.BoolVar(&flags.debug, "debug", false, "")
 	flag.String("publish-binary", "", "")
 	flag.Parse()
-	act := map[string]func() error{"start": start, "delete": remove, "": serve}[flag.Arg(0)]
+	act := map[string]func() error{"start": start, "delete": remove, "": serve, machineArg: runMachine}[flag.Arg(0)]
 	if act == nil || flags.namespace == "" || flags.id == "" {
 		fatal(fmt.Errorf("usage: shimtest -namespace NS -id ID -address ADDR start|delete"))
 	}
@@ -135,15 +137,19 @@ func (s spec) root(bundle string) string {
 func start() error {
 	b := load()
 	s, err := readSpec(".")
+	kind := s.kind()
+	if b.Sandbox && errors.Is(err, fs.ErrNotExist) {
+		kind, err = "sandbox", nil // as Kata's shim does
+	}
 	if err != nil {
 		return err
 	}
-	b.Write("start", s.kind(), flags.id, map[string]any{"args": os.Args[1:]})
+	b.Write("start", kind, flags.id, map[string]any{"args": os.Args[1:]})
 	params, err := readParams()
 	if err != nil {
 		return err
 	}
-	disturb(b, "start", s.kind())
+	disturb(b, "start", kind)
 	group := flags.id
 	if id := s.Annotations["io.kubernetes.cri.sandbox-id"]; id != "" {
 		group = id

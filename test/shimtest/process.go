@@ -325,7 +325,7 @@ func (p *running) state(in *task.StateRequest) *task.StateResponse {
 }
 
 // metrics are those of cgroup v1 (io.containerd.cgroups.v1.Metrics): CPU time and memory of the process.
-func (p *running) metrics() []byte {
+func (p *running) metrics(noPids bool) []byte {
 	var cpu, rss uint64
 	if data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.pid())); err == nil {
 		if f := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:])); len(f) > 21 {
@@ -346,5 +346,8 @@ func (p *running) metrics() []byte {
 		return protowire.AppendBytes(protowire.AppendTag(nil, field, protowire.BytesType), all)
 	}
 	pids := message(2, number(1, 1))
+	if noPids {
+		pids = nil
+	}
 	return append(append(pids, message(3, message(1, number(1, cpu)))...), message(4, number(2, rss), message(33, number(2, rss)))...)
 }

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"time"
 
+	sandboxapi "github.com/containerd/containerd/api/runtime/sandbox/v1"
 	taskv2 "github.com/containerd/containerd/api/runtime/task/v2"
 	task "github.com/containerd/containerd/api/runtime/task/v3"
 	tasktypes "github.com/containerd/containerd/api/types/task"
@@ -37,6 +38,7 @@ type service struct {
 
 	mu         sync.Mutex
 	containers map[string]*container // guarded by mu
+	machine    *machine              // the sandbox of the Sandbox API; nil = none; guarded by mu
 }
 
 // A container has the processes of one, by their exec IDs; that of its own is "".
@@ -51,6 +53,7 @@ func serve() error {
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
 		return err
 	}
+	unix.CloseOnExec(3) // a machine that had it open would be taken for the shim
 	l, err := net.FileListener(os.NewFile(3, "socket"))
 	if err != nil {
 		return err
@@ -64,7 +67,11 @@ func serve() error {
 		return err
 	}
 	name := map[int]string{2: "containerd.task.v2.Task", 3: "containerd.task.v3.Task"}[load().TaskVersion()]
-	server.Register(name, s.methods())
+	server.Register(name, s.methods(task.File_runtime_task_v3_shim_proto.Services().ByName("Task")))
+	if load().Sandbox {
+		desc := sandboxapi.File_runtime_sandbox_v1_sandbox_proto.Services().ByName("Sandbox")
+		server.Register(string(desc.FullName()), s.methods(desc))
+	}
 	go func() {
 		<-s.quit
 		time.Sleep(50 * time.Millisecond) // the answer to Shutdown
@@ -76,18 +83,18 @@ func serve() error {
 
 var _ = taskv2.File_runtime_task_v2_shim_proto // the same messages by another name
 
-// methods are those of both versions, whose messages differ in their names only.
-func (s *service) methods() map[string]ttrpc.Method {
+// methods are those of a service. Of the Task API's versions the messages differ in their names only.
+func (s *service) methods(of protoreflect.ServiceDescriptor) map[string]ttrpc.Method {
 	methods := map[string]ttrpc.Method{}
-	all := task.File_runtime_task_v3_shim_proto.Services().ByName("Task").Methods()
+	all := of.Methods()
 	for i := range all.Len() {
 		m := all.Get(i)
-		of, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
+		message, err := protoregistry.GlobalTypes.FindMessageByName(m.Input().FullName())
 		if err != nil {
 			fatal(err)
 		}
 		methods[string(m.Name())] = func(ctx context.Context, unmarshal func(any) error) (any, error) {
-			in := of.New().Interface()
+			in := message.New().Interface()
 			if err := unmarshal(in); err != nil {
 				return nil, err
 			}
@@ -100,7 +107,7 @@ func (s *service) methods() map[string]ttrpc.Method {
 // call records a request, does with it what the behaviour wants, and carries it out.
 func (s *service) call(ctx context.Context, name string, in proto.Message) (proto.Message, error) {
 	b := load()
-	id := in.ProtoReflect().Get(in.ProtoReflect().Descriptor().Fields().ByName("id")).String()
+	id := idOf(in)
 	kind := s.kindOf(id, in)
 	text, err := plain(in)
 	if err != nil {
@@ -132,6 +139,16 @@ func (s *service) call(ctx context.Context, name string, in proto.Message) (prot
 		return nil, err
 	}
 	return out, nil
+}
+
+// idOf returns the ID in a request: a container's, or a sandbox's.
+func idOf(in proto.Message) string {
+	fields := in.ProtoReflect().Descriptor().Fields()
+	field := fields.ByName("id")
+	if field == nil {
+		field = fields.ByName("sandbox_id")
+	}
+	return in.ProtoReflect().Get(field).String()
 }
 
 // plain returns a request as JSON. The options and specs in it may be of any type.
@@ -180,6 +197,9 @@ func (s *service) kindOf(id string, in proto.Message) string {
 	if c := s.containers[id]; c != nil {
 		return c.spec.kind()
 	}
+	if in.ProtoReflect().Descriptor().Fields().ByName("sandbox_id") != nil {
+		return "sandbox"
+	}
 	return ""
 }
 
@@ -204,12 +224,14 @@ func (s *service) do(ctx context.Context, b behaviour.Behaviour, in proto.Messag
 		}
 		return empty, nil
 	}
+	if in.ProtoReflect().Descriptor().Fields().ByName("sandbox_id") != nil {
+		return s.doSandbox(ctx, in)
+	}
 	execID := ""
 	if field := in.ProtoReflect().Descriptor().Fields().ByName("exec_id"); field != nil {
 		execID = in.ProtoReflect().Get(field).String()
 	}
-	id := in.ProtoReflect().Get(in.ProtoReflect().Descriptor().Fields().ByName("id")).String()
-	p, err := s.find(id, execID)
+	p, err := s.find(idOf(in), execID)
 	if err != nil {
 		return nil, err
 	}
@@ -241,7 +263,7 @@ func (s *service) do(ctx context.Context, b behaviour.Behaviour, in proto.Messag
 	case *task.PidsRequest:
 		return &task.PidsResponse{Processes: []*tasktypes.ProcessInfo{{Pid: uint32(p.pid())}}}, nil
 	case *task.StatsRequest:
-		return &task.StatsResponse{Stats: &anypb.Any{TypeUrl: "io.containerd.cgroups.v1.Metrics", Value: p.metrics()}}, nil
+		return &task.StatsResponse{Stats: &anypb.Any{TypeUrl: "io.containerd.cgroups.v1.Metrics", Value: p.metrics(b.NoPids)}}, nil
 	case *task.ConnectRequest:
 		return &task.ConnectResponse{ShimPid: uint32(os.Getpid()), TaskPid: uint32(p.pid()), Version: "shimtest"}, nil
 	}

@@ -122,6 +122,7 @@ func (a *tasks) bundle(id string) string { return filepath.Join(a.root, "bundles
 // create makes the bundle of a container.
 func (a *tasks) create(p *Plan) (_ *Task, err error) {
 	of := *p.req.Shim
+	of.Pod = nil // it is of use once
 	if !filepath.IsAbs(of.Path) || filepath.Base(p.ID) != p.ID || of.Sandbox != "" && filepath.Base(of.Sandbox) != of.Sandbox {
 		return nil, fault.Invalid.Errorf("shim %q of container %q, in sandbox %q", of.Path, p.ID, of.Sandbox)
 	}
@@ -330,14 +331,23 @@ func (t *Task) Update(r *specs.LinuxResources, _ *int) error {
 // Stats returns the counters of the container in the shim's words.
 func (t *Task) Stats(ctx context.Context) (reply wire.StatsReply, err error) {
 	err = t.ask(ctx, shimStats, func(ctx context.Context, c *shim.Client) error {
-		any, err := c.Stats(ctx, t.id)
+		counters := c.Stats
+		if t.isSandbox() {
+			counters = c.SandboxMetrics
+		}
+		any, err := counters(ctx, t.id)
 		if err == nil && any == nil {
 			err = fault.WrongState.Errorf("shim %s has no counters of container %s", t.Path, t.id)
 		}
-		if err == nil {
-			reply = wire.StatsReply{Type: any.TypeURL, Data: any.Value}
+		if err != nil {
+			return err
 		}
-		return err
+		reply = wire.StatsReply{Type: any.TypeURL, Data: any.Value}
+		if !t.isSandbox() && any.Processes() == 0 {
+			n, _ := c.Pids(ctx, t.id) // it may not have the call
+			reply.Processes = uint64(n)
+		}
+		return nil
 	})
 	return reply, reported(err)
 }

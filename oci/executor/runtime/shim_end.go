@@ -85,7 +85,12 @@ func (t *Task) wait(exec string, p *proc.Process) (exit *shim.Exit, err error) {
 			}
 		}()
 	}
-	if exit, err = client.Wait(ctx, t.id, exec); err == nil || errors.Is(err, shim.ErrLost) || fault.KindOf(err) == fault.NotFound {
+	if exec == "" && t.isSandbox() {
+		exit, err = client.WaitSandbox(ctx, t.id)
+	} else {
+		exit, err = client.Wait(ctx, t.id, exec)
+	}
+	if err == nil || errors.Is(err, shim.ErrLost) || fault.KindOf(err) == fault.NotFound {
 		return exit, err
 	}
 	if state, serr := t.state(exec); serr == nil && state.Status == shim.Stopped {
@@ -96,7 +101,11 @@ func (t *Task) wait(exec string, p *proc.Process) (exit *shim.Exit, err error) {
 
 func (t *Task) state(exec string) (state *shim.State, err error) {
 	err = t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
-		state, err = c.State(ctx, t.id, exec)
+		if exec == "" && t.isSandbox() {
+			state, err = c.SandboxStatus(ctx, t.id)
+		} else {
+			state, err = c.State(ctx, t.id, exec)
+		}
 		return err
 	})
 	return state, err
@@ -135,6 +144,9 @@ func (t *Task) Signal(sig unix.Signal, all bool) error {
 		(*end)() // it may keep the shim from other calls
 	}
 	err := t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
+		if t.isSandbox() {
+			return c.StopSandbox(ctx, t.id, stopWithin)
+		}
 		return c.Kill(ctx, t.id, "", int(sig), all)
 	})
 	if sig == unix.SIGKILL {
@@ -200,7 +212,7 @@ func (t *Task) killShim(why string) {
 // Forget has the shim forget the container, which has ended and whose exit is on disk; what the
 // container has left ends with that.
 func (t *Task) Forget() {
-	if t.Deleted {
+	if t.Deleted || t.isSandbox() { // the shim has the exit codes of a sandbox's containers
 		return
 	}
 	if err := t.discard(); err != nil {
@@ -213,17 +225,11 @@ func (t *Task) Forget() {
 
 // discard ends the container, and has its shim forget it; without the shim if that does not do it.
 func (t *Task) discard() error {
-	err := t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
-		if t.process == nil || !t.process.Ending() {
-			_ = c.Kill(ctx, t.id, "", int(unix.SIGKILL), true) // Delete says whether it has ended
-			state, err := c.State(ctx, t.id, "")
-			if err != nil || state.PID != 0 { // else it was not restored, and has no process
-				_, _ = c.Wait(ctx, t.id, "")
-			}
-		}
-		_, err := c.Delete(ctx, t.id, "")
-		return err
-	})
+	forget := t.deleteTask
+	if t.isSandbox() {
+		forget = t.shutSandbox
+	}
+	err := forget()
 	if err == nil || fault.KindOf(err) == fault.NotFound {
 		return t.endGroup()
 	}
@@ -241,6 +247,21 @@ func (t *Task) discard() error {
 	}
 	t.all.log.Warn("shim's program did not delete the container", "container", t.id, "err", derr)
 	return nil
+}
+
+// deleteTask has the shim end the container and forget it.
+func (t *Task) deleteTask() error {
+	return t.askAnyway(context.Background(), shimCall, func(ctx context.Context, c *shim.Client) error {
+		if t.process == nil || !t.process.Ending() {
+			_ = c.Kill(ctx, t.id, "", int(unix.SIGKILL), true) // Delete says whether it has ended
+			state, err := c.State(ctx, t.id, "")
+			if err != nil || state.PID != 0 { // else it was not restored, and has no process
+				_, _ = c.Wait(ctx, t.id, "")
+			}
+		}
+		_, err := c.Delete(ctx, t.id, "")
+		return err
+	})
 }
 
 // endGroup ends what runs in the container's own cgroups.

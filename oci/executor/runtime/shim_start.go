@@ -24,6 +24,9 @@ import (
 func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
+	if t.isSandbox() {
+		return t.startSandbox(ctx, p)
+	}
 	root, err := t.writeSpec(p)
 	if err != nil {
 		return nil, err
@@ -91,8 +94,13 @@ func (t *Task) Start(ctx context.Context, p *Plan) (_ *Started, err error) {
 	if err := t.strayed(ctx, p, pid); err != nil {
 		return nil, err
 	}
+	return t.started(pid, ends), nil
+}
+
+// started begins to wait for the container's process, which has been started.
+func (t *Task) started(pid int, ends *stdio.Ends) *Started {
 	nothing := func() error { return nil }
-	return &Started{PID: pid, Process: t.watch(pid), Stdio: ends, Served: func() {}, End: nothing}, nil
+	return &Started{PID: pid, Process: t.watch(pid), Stdio: ends, Served: func() {}, End: nothing}
 }
 
 // given is the error of a start: why it was given up, or what the shim says.
@@ -172,10 +180,12 @@ func (t *Task) startShim(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// A shim without containers may not know the call: it only helps to kill one that hangs.
-	if pid, err := client.Connect(ctx, t.id); err == nil {
-		t.note(func() { t.ShimPID = pid })
+	// A shim without containers may not know the call, or have no answer.
+	pid, _ := client.Connect(ctx, t.id)
+	if pid == 0 {
+		pid = at.Listener()
 	}
+	t.note(func() { t.ShimPID = pid })
 	return nil
 }
 

@@ -22,6 +22,8 @@ type Behaviour struct {
 	Twice   bool              // each event is published twice
 	Log     string            // a line that is written to the shim's log at each call
 	Dialect string            // whose shim this is: "kata", "runwasi"; "" = none's
+	Sandbox bool              // the Sandbox API is served
+	NoPids  bool              // counters have no number of processes
 }
 
 // TaskVersion is the version of the Task API.
