@@ -16,8 +16,17 @@ func IsHugePages(name v1.ResourceName) bool {
 }
 
 func (v *validator) resources(field string, r *v1.ResourceRequirements) {
-	v.amounts(field+".limits", r.Limits, v1.ResourceEphemeralStorage)
-	v.amounts(field+".requests", r.Requests, v1.ResourceEphemeralStorage)
+	others := []v1.ResourceName{v1.ResourceEphemeralStorage}
+	for _, list := range []v1.ResourceList{r.Limits, r.Requests} {
+		for name := range list {
+			if isDevice(name) {
+				others = append(others, name)
+			}
+		}
+	}
+	v.amounts(field+".limits", r.Limits, others...)
+	v.amounts(field+".requests", r.Requests, others...)
+	v.devices(field, r)
 	v.fits(field, r)
 }
 
@@ -30,7 +39,7 @@ func (v *validator) fits(field string, r *v1.ResourceRequirements) {
 		switch {
 		case IsHugePages(name) && (!limited || request.Cmp(limit) != 0):
 			v.report(at, "%s must be the limit too: huge pages cannot be overcommitted", request.String())
-		case limited && request.Cmp(limit) > 0:
+		case limited && request.Cmp(limit) > 0 && !isDevice(name):
 			v.report(at, "%s is more than the limit %s", request.String(), limit.String())
 		}
 	}

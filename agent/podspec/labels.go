@@ -84,6 +84,11 @@ func containerAnnotations(pod *v1.Pod, container *Container) (map[string]string,
 		AnnotationMessagePolicy: string(c.TerminationMessagePolicy),
 		annotationBackoff:       container.Backoff.String(),
 	}
+	for name, value := range pod.Annotations { // the devices of all containers
+		if strings.HasPrefix(name, "cdi.k8s.io/") {
+			annotations[name] = value
+		}
+	}
 	if grace := pod.DeletionGracePeriodSeconds; grace != nil {
 		annotations[annotationDeletion] = strconv.FormatInt(*grace, 10)
 	}

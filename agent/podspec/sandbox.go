@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -186,6 +187,14 @@ func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
 			Resources:       in.Resources(spec),
 			SecurityContext: security,
 		},
+	}
+	for _, d := range manifest.Devices(spec.Resources.Limits) {
+		for _, name := range d.CDI {
+			config.CDIDevices = append(config.CDIDevices, &cri.CDIDevice{Name: name})
+		}
+		if d.Host != "" {
+			config.Devices = append(config.Devices, &cri.Device{HostPath: d.Host, ContainerPath: d.Container, Permissions: d.Permissions})
+		}
 	}
 	if spec.Lifecycle != nil && spec.Lifecycle.StopSignal != nil {
 		config.StopSignal = stopSignal(*spec.Lifecycle.StopSignal)

@@ -61,7 +61,7 @@ func fixed(spec *v1.PodSpec) *v1.PodSpec {
 	spec.EnableServiceLinks, spec.SchedulerName, spec.SchedulingGroup = nil, "", nil
 	for _, list := range [][]v1.Container{spec.InitContainers, spec.Containers} {
 		for i := range list {
-			list[i].Image, list[i].ImagePullPolicy, list[i].Resources = "", "", v1.ResourceRequirements{}
+			list[i].Image, list[i].ImagePullPolicy, list[i].Resources = "", "", v1.ResourceRequirements{Limits: manifest.OnlyDevices(list[i].Resources.Limits)}
 			// The default for each resource that the container has.
 			list[i].ResizePolicy = slices.DeleteFunc(list[i].ResizePolicy, func(p v1.ContainerResizePolicy) bool { return p.RestartPolicy == v1.NotRequired })
 		}

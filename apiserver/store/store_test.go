@@ -108,6 +108,10 @@ func TestStore(t *testing.T) {
 	if got := put(t, s, strings.Replace(web, "name: app", "name: app2", 1), store.PutOptions{}, store.Replaced); got == uid {
 		t.Errorf("another container made no other pod")
 	}
+	// A running container gets no devices.
+	put(t, s, strings.Replace(web, "name: app", "name: app2, resources: {limits: {crisp.io/device=/dev/fuse: 1}}", 1), store.PutOptions{}, store.Replaced)
+	put(t, s, strings.Replace(web, "name: app", "name: app2, resources: {limits: {crisp.io/device=/dev/kvm: 1}}", 1), store.PutOptions{}, store.Replaced)
+	put(t, s, strings.Replace(web, "name: app", "name: app2", 1), store.PutOptions{}, store.Replaced)
 	// The class decides where the pod's cgroup is: its processes cannot move.
 	limited := strings.Replace(web, "name: app", "name: app2, resources: {limits: {cpu: 1}}", 1)
 	if _, _, _, err := s.Put([]byte(limited), store.PutOptions{InPlace: true}); !errors.Is(err, fault.Invalid) {

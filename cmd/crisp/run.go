@@ -186,7 +186,7 @@ func hasBegun(pod *v1.Pod, pulled *bool) (bool, error) {
 			return false, nil
 		}
 		fallthrough
-	case "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError":
+	case "ErrImageNeverPull", "InvalidImageName", "CreateContainerConfigError", "CreateContainerError":
 		return false, &exitError{exitExecFailed, w.Reason + ": " + w.Message}
 	}
 	return false, nil

@@ -54,6 +54,8 @@ func TestRunFlags(t *testing.T) {
 		"--cap-add CAP_NET_ADMIN --cap-drop all --read-only --security-opt no-new-privileges --security-opt seccomp=unconfined x": "containers: [{name: main, image: x, securityContext: {capabilities: {add: [NET_ADMIN], drop: [ALL]}, readOnlyRootFilesystem: true, " +
 			"allowPrivilegeEscalation: false, seccompProfile: {type: Unconfined}}}]\nrestartPolicy: Always",
 		"--privileged x": "containers: [{name: main, image: x, securityContext: {privileged: true}}]\nrestartPolicy: Always",
+		"--device /dev/fuse --device /dev/a:/dev/b:r --device amd.com/gpu=0 --gpus all x": "containers: [{name: main, image: x, resources: {limits: {crisp.io/device=/dev/fuse: 1, 'crisp.io/device=/dev/a:/dev/b:r': 1, amd.com/gpu=0: 1, nvidia.com/gpu=all: 1}}}]\nrestartPolicy: Always\n",
+		"--gpus 2 x": "containers: [{name: main, image: x, resources: {limits: {nvidia.com/gpu: 2}}}]\nrestartPolicy: Always\n",
 		"--hostname h --add-host db:192.0.2.1 --dns 192.0.2.53 --sysctl net.core.somaxconn=9 x": "containers: [{name: main, image: x}]\nrestartPolicy: Always\nhostname: h\ndnsPolicy: None\ndnsConfig: {nameservers: [192.0.2.53]}\n" +
 			"hostAliases: [{ip: 192.0.2.1, hostnames: [db]}]\nsecurityContext: {sysctls: [{name: net.core.somaxconn, value: '9'}]}",
 		"--stop-signal int --stop-timeout 3 --health-cmd true x": "containers: [{name: main, image: x, lifecycle: {stopSignal: SIGINT}, readinessProbe: {exec: {command: [/bin/sh, -c, 'true']}, periodSeconds: 30}}]\n" +
@@ -115,6 +117,7 @@ func TestRunRefuses(t *testing.T) {
 		"--mount target=rel x":           "want an absolute path",
 		"--mount wrong=1 x":              "wrong is not known",
 		"--security-opt label=disable x": "want no-new-privileges",
+		"--gpus 0 x":                     "want all or a number",
 		"--add-host db x":                "want NAME:IP",
 		"--frobnicate x":                 "unknown flag",
 	} {

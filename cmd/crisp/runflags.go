@@ -113,6 +113,13 @@ var converted = []struct {
 	{"add-host", "", true, "add a line to the hosts file: `NAME:IP`", (*request).alias},
 	{"cap-add", "", true, "add a `capability`", plain(func(r *request, text string) { c := r.capabilities(); c.Add = append(c.Add, capability(text)) })},
 	{"cap-drop", "", true, "drop a `capability`, or ALL", plain(func(r *request, text string) { c := r.capabilities(); c.Drop = append(c.Drop, capability(text)) })},
+	{"device", "", true, "give a `device`: /dev/NAME[:/dev/NAME][:rwm], a directory of them, or VENDOR/CLASS=DEVICE of CDI", plain(func(r *request, text string) {
+		if strings.HasPrefix(text, "/") {
+			text = "crisp.io/device=" + text
+		}
+		r.container.Resources.Limits[v1.ResourceName(text)] = resource.MustParse("1")
+	})},
+	{"gpus", "", false, "give NVIDIA's GPUs: all, or a `number`", (*request).gpus},
 	{"security-opt", "", true, "`no-new-privileges`, seccomp=unconfined or apparmor=unconfined|PROFILE", (*request).securityOption},
 	{"stop-signal", "", false, "stop `signal`, such as SIGINT", plain((*request).stopSignal)},
 	{"health-cmd", "", false, "`command` of the readiness probe", plain((*request).health)},
@@ -214,6 +221,20 @@ func (r *request) restart(text string) error {
 		return errors.New("pods count no restarts: want on-failure")
 	}
 	r.pod.Spec.RestartPolicy = cmp.Or(restarts[text], v1.RestartPolicy(text), r.pod.Spec.RestartPolicy)
+	return nil
+}
+
+// gpus gives NVIDIA's GPUs, as docker does, by the names that nvidia-ctk gives them.
+func (r *request) gpus(text string) error {
+	if text == "all" {
+		r.container.Resources.Limits["nvidia.com/gpu=all"] = resource.MustParse("1")
+		return nil
+	}
+	n, err := strconv.ParseUint(text, 10, 8)
+	if err != nil || n == 0 {
+		return errors.New("want all or a number")
+	}
+	r.container.Resources.Limits["nvidia.com/gpu"] = *resource.NewQuantity(int64(n), resource.DecimalSI)
 	return nil
 }
 
