@@ -223,7 +223,7 @@ func newAgent(ctx context.Context, o Options, events *status.EventStore) (*Agent
 	a := &Agent{
 		Wanted: wanted, Files: files, Statuses: statuses, Events: events, Node: self, Runtime: runtime, Pulls: watcher,
 		Lists: lists, Probes: probes, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug,
-		o: o, observer: unobserved{}, pods: pods, host: h, shown: shown, driver: driver, results: results, containers: containers, keeper: keeper, stopped: stops,
+		o: o, observer: unobserved{}, pods: pods, host: h, shown: shown, driver: driver, results: results, containers: containers, keeper: keeper, stopped: stops, renamed: make(chan struct{}, 1),
 		shownIPs: ips.Get(), evicted: map[types.UID]*evicted{},
 	}
 	a.admission = newAdmitter(a, pods, keeper)

@@ -81,6 +81,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 
 func (a *Agent) publishStatus(pod *v1.Pod, now *v1.PodStatus) {
 	a.Wanted.Observe(pod, *now)
+	a.rename()
 	a.probe(pod, now)
 }
 

@@ -53,6 +53,7 @@ type Agent struct {
 	containers *node.ContainerManager
 	keeper     *housekeeping.Keeper
 	stopped    *worker.Stops
+	renamed    chan struct{} // of capacity 1: see rename
 
 	// Only the loop uses these.
 	shownIPs []string        // the addresses in the node's status
@@ -143,6 +144,7 @@ func (a *Agent) connected(ctx context.Context, r criruntime.Answer, changes chan
 	}
 	go a.host.Readiness.Run(ctx, a.Lists)
 	go a.Lists.Run(ctx, changes)
+	go a.keepNames(ctx)
 	return nil
 }
 
@@ -195,7 +197,7 @@ func (a *Agent) update(ctx context.Context, u source.Update) {
 	for _, err := range problems {
 		a.o.Log.ErrorContext(ctx, "manifest rejected", "err", err)
 	}
-	a.apply(ctx, changes)
+	a.apply(ctx, changes) // also of none: a Service may have changed
 	if !a.Workers.Begun() {
 		return
 	}
@@ -224,6 +226,7 @@ func (a *Agent) ready() {
 
 // apply passes changes to the workers, or keeps them until there are workers.
 func (a *Agent) apply(ctx context.Context, changes []source.Change) {
+	defer a.rename()
 	a.recordEndings()
 	for _, c := range changes {
 		if c.Pod != nil && c.Op == source.OpAdd {
@@ -318,6 +321,7 @@ func (a *Agent) showAddresses() {
 	a.o.Log.Info("addresses of the node changed", "from", a.shownIPs, "to", now)
 	a.shownIPs = now
 	a.Node.SetAddresses(now)
+	a.rename()
 	a.Workers.WakeAll()
 }
 

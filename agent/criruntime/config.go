@@ -54,7 +54,7 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 		switch m.HostPath {
 		case "":
 		case c.HostsFile:
-			err = d.files.WriteHosts(uid, text)
+			err = d.files.WriteHosts(in.Pod, text)
 		case c.ResolvFile:
 			err = d.writeResolvConf(uid, resolv)
 		case c.MessageFile:

@@ -104,8 +104,9 @@ var checks = expanded(map[string]check{
 	"JobSpec.activeDeadlineSeconds":                                                         notNegative,
 	"JobSpec.completions":                                                                   vital(atLeast(0)),
 	"{PodDNSConfigOption.name,ExecAction.command,ImageVolumeSource.reference,PersistentVolumeClaimSpec.accessModes}": filled("is missing"),
-	"PersistentVolumeClaimSpec.volumeMode": filled(`"": want Filesystem`),
-	"RuntimeClass.handler":                 required(validation.IsDNS1123Label),
+	"PersistentVolumeClaimSpec.volumeMode":                                                                           filled(`"": want Filesystem`),
+	"ServicePort.port":                                                                                               between(1, 65535),
+	"RuntimeClass.handler":                                                                                           required(validation.IsDNS1123Label),
 })
 
 func expanded(table map[string]check) map[string]check {
@@ -143,11 +144,13 @@ var enums = tabulate(
 	enum(v1.ContainerRestartRuleActionRestart, v1.ContainerRestartRuleActionRestartAllContainers),
 	enum(v1.ContainerRestartRuleOnExitCodesOpIn, v1.ContainerRestartRuleOnExitCodesOpNotIn),
 	enum(v1.NotRequired, v1.RestartContainer),
+	enum(v1.ServiceTypeClusterIP, v1.ServiceTypeNodePort, v1.ServiceTypeLoadBalancer, v1.ServiceTypeExternalName),
 	enum(v1.HostPathDirectoryOrCreate, v1.HostPathDirectory, v1.HostPathFileOrCreate, v1.HostPathFile, v1.HostPathSocket, v1.HostPathCharDev, v1.HostPathBlockDev),
 	enum(v1.ReadWriteOnce, v1.ReadOnlyMany, v1.ReadWriteMany, v1.ReadWriteOncePod),
 	enum(v1.PersistentVolumeFilesystem),
 	enum(appsv1.RollingUpdateDeploymentStrategyType, appsv1.RecreateDeploymentStrategyType),
 	enum(batchv1.NonIndexedCompletion, batchv1.IndexedCompletion),
+	enum(batchv1.AllowConcurrent, batchv1.ForbidConcurrent, batchv1.ReplaceConcurrent),
 )
 
 type enumeration struct {

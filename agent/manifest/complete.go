@@ -196,6 +196,25 @@ func completeSecret(v *validator, s *v1.Secret, _ Options) {
 	}
 }
 
+// completeService warns of what a Service of a cluster does and its name here does not.
+func completeService(v *validator, s *v1.Service, _ Options) {
+	v.valid("metadata.name", s.Name, validation.IsDNS1123Label(s.Name))
+	setDefault(&s.Spec.Type, v1.ServiceTypeClusterIP)
+	switch {
+	case s.Spec.Type != v1.ServiceTypeClusterIP:
+		v.remark("spec.type", string(s.Spec.Type)+" is taken as ClusterIP, a name for the pods: hostPort publishes a port")
+	case len(s.Spec.Selector) == 0:
+		v.remark("spec.selector", "is missing: the name leads nowhere")
+	}
+	for i := range s.Spec.Ports {
+		p := &s.Spec.Ports[i]
+		setDefault(&p.Protocol, v1.ProtocolTCP)
+		if to := p.TargetPort; to.Type == intstr.Int && to.IntVal != 0 && to.IntVal != p.Port {
+			v.remark(fmt.Sprintf("spec.ports[%d].targetPort", i), fmt.Sprintf("the name leads to the pods themselves: their port is %d, not %d", to.IntVal, p.Port))
+		}
+	}
+}
+
 func completeRuntimeClass(v *validator, r *nodev1.RuntimeClass, _ Options) {
 	if r.Overhead != nil {
 		v.amounts("overhead.podFixed", r.Overhead.PodFixed)

@@ -105,6 +105,16 @@ spec.storageClassName ignored every claim is a directory of this node
 spec.volumeAttributesClassName rejected there are no classes
 spec.volumeName rejected there are no volumes to name
 
+# Service
+spec.ports honoured as documentation: the name leads to the pods, whose ports are not translated; there is a warning
+spec.{clusterIP,clusterIPs,ipFamilies,ipFamilyPolicy} ignored a name leads to the addresses of the pods
+spec.{externalName,type} ignored there is a warning, except for ClusterIP
+spec.{publishNotReadyAddresses,selector} honoured
+status ignored
+spec.{allocateLoadBalancerNodePorts,externalIPs,externalTrafficPolicy,healthCheckNodePort} ignored
+spec.{internalTrafficPolicy,loadBalancerClass,loadBalancerIP,loadBalancerSourceRanges} ignored
+spec.{sessionAffinity,sessionAffinityConfig,trafficDistribution} ignored
+
 # Deployment
 spec.{minReadySeconds,paused,replicas,selector,template} honoured
 spec.progressDeadlineSeconds ignored

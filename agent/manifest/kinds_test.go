@@ -34,9 +34,10 @@ func TestKinds(t *testing.T) {
 			"apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}\nspec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}\n---\n" +
 			"apiVersion: v1\nkind: Namespace\nmetadata: {name: prod}\n---\n" + deployment +
 			"---\napiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {restartPolicy: Never, " + container + "}}}\n",
-			"configmap default/c, secret prod/s, runtimeclass r, persistentvolumeclaim default/p, deployment default/d, job default/j", ""},
+			"configmap default/c, secret prod/s, runtimeclass r, persistentvolumeclaim default/p, service default/db, deployment default/d, job default/j", ""},
 		{"a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n- " + strings.ReplaceAll(strings.TrimSpace(web), "\n", "\n  ") + "\n",
 			"configmap default/c, pod default/web", ""},
+			"apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {clusterIP: None, selector: {app: db}, ports: [{port: 80, targetPort: http}]}\nstatus: {loadBalancer: {}}\n---\n" +
 		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: d}\n  dat: {}\n",
 			"", "f:8: items[1].dat: unknown field"},
 		{"in a template", strings.Replace(deployment, "image:", "imagee:", 1), "", "f:9: spec.template.spec.containers[0].imagee: unknown field"},
@@ -121,6 +122,23 @@ func TestKeyInOtherCase(t *testing.T) {
 	if _, _, err := manifest.Read("f", []byte(text), manifest.Options{}); err == nil || !strings.Contains(err.Error(), "VolumeDevices: unknown field") {
 		t.Errorf("strict: %v", err)
 	}
+// A Service is a name of its pods. Its author is told of what else it does in a cluster.
+func TestServiceIsAName(t *testing.T) {
+	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec:\n"
+	for spec, want := range map[string]string{
+		"  selector: {app: db}\n  ports: [{port: 80}, {port: 81, targetPort: 81}, {port: 82, targetPort: http}]\n": "",
+		"  selector: {app: db}\n  type: NodePort\n":                                                                "f:6: spec.type: NodePort is taken as ClusterIP, a name for the pods: hostPort publishes a port",
+		"  type: ExternalName\n  externalName: example.org\n":                                                      "f:5: spec.type: ExternalName is taken as ClusterIP, a name for the pods: hostPort publishes a port",
+		"  clusterIP: None\n": "f:4: spec.selector: is missing: the name leads nowhere",
+		"  selector: {app: db}\n  ports:\n  - port: 80\n    targetPort: 8080\n": "f:8: spec.ports[0].targetPort: the name leads to the pods themselves: their port is 8080, not 80",
+	} {
+		objects, warnings, err := manifest.Read("f", []byte(service+spec), node)
+		if err != nil || len(objects) != 1 || warnings.Error() != want {
+			t.Errorf("%s\n%d objects, warnings %q, %v; want %q", spec, len(objects), warnings.Error(), err, want)
+		}
+	}
+}
+
 }
 
 // A template's pods get the defaults of pods; the hash of the template does not include them.

@@ -176,6 +176,7 @@ var kinds = []*kind{
 	kindFor("Secret", v1.SchemeGroupVersion, true, completeSecret),
 	kindFor("PersistentVolumeClaim", v1.SchemeGroupVersion, true, func(*validator, *v1.PersistentVolumeClaim, Options) {}),
 	kindFor("RuntimeClass", nodev1.SchemeGroupVersion, false, completeRuntimeClass),
+	kindFor("Service", v1.SchemeGroupVersion, true, completeService),
 	kindFor("Deployment", appsv1.SchemeGroupVersion, true, completeDeployment),
 	kindFor("DaemonSet", appsv1.SchemeGroupVersion, true, completeDaemonSet),
 	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
@@ -196,7 +197,6 @@ const noRBAC = "pods have no API server to be let in to"
 // leftOut has the kinds that are left out of a file with a warning, and why: the pods beside them run
 // as well without.
 var leftOut = map[string]string{
-	"Service":                 "its name is not resolved; hostPort publishes a port",
 	"Ingress":                 "nothing routes HTTP here; hostPort publishes a port",
 	"NetworkPolicy":           "no traffic is filtered",
 	"PodDisruptionBudget":     "nothing drains a single node",

@@ -190,12 +190,12 @@ func TestErrors(t *testing.T) {
 // A project's manifests run though they also have what means nothing on one node: that is left out,
 // with a warning each, also within a List. A kind that runs pods, or keeps data, is not.
 func TestKindsThatAreLeftOut(t *testing.T) {
-	text := "kind: Service\n---\n" + web + "---\nkind: List\nitems:\n- kind: ClusterRoleBinding\n- kind: HorizontalPodAutoscaler\n"
+	text := "kind: Ingress\n---\n" + web + "---\nkind: List\nitems:\n- kind: ClusterRoleBinding\n- kind: HorizontalPodAutoscaler\n"
 	objects, warnings, err := manifest.Read("app.yaml", []byte(text), node)
 	if err != nil || len(objects) != 1 || objects[0].GetName() != "web" {
 		t.Errorf("%v, %v", objects, err)
 	}
-	want := "app.yaml:1: kind: Service is left out: its name is not resolved; hostPort publishes a port\n" +
+	want := "app.yaml:1: kind: Ingress is left out: nothing routes HTTP here; hostPort publishes a port\n" +
 		"app.yaml:16: items[0].kind: ClusterRoleBinding is left out: pods have no API server to be let in to\n" +
 		"app.yaml:17: items[1].kind: HorizontalPodAutoscaler is left out: a single node is not scaled"
 	if got := warnings.Error(); got != want {

@@ -16,7 +16,7 @@
 // and logs in <logs>/<namespace>_<name>_<uid>/<container>/<attempt>.log. The paths follow
 // from the pod, so no record of them is needed.
 //
-// A pod has one worker, so its files have one writer.
+// A pod has one worker, so its files have one writer, except for etc-hosts (hosts.go).
 package podfiles
 
 import (
@@ -47,6 +47,9 @@ type Store struct {
 	pods   map[string]*v1.Pod                            // all pods with files, by UID; guarded by mu
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
 	ending map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
+
+	hosts sync.Mutex // held while a hosts file is written
+	names Names      // in the hosts files; nil before Rename; guarded by hosts
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.
@@ -91,16 +94,3 @@ func (s *Store) Remove(uid types.UID) error {
 	delete(s.ending, string(uid))
 	return nil
 }
-
-// WriteHosts writes the file that is mounted at a pod's /etc/hosts, in place, so that running
-// containers see the change.
-func (s *Store) WriteHosts(uid, text string) error {
-	path := s.HostsFile(uid)
-	if old, err := os.ReadFile(path); err == nil && string(old) == text {
-		return nil
-	}
-	return os.WriteFile(path, []byte(text), 0o644)
-}
-
-// HostsFile is the path of the file that is mounted at a pod's /etc/hosts.
-func (s *Store) HostsFile(uid string) string { return filepath.Join(s.Dir(uid), "etc-hosts") }

@@ -30,6 +30,7 @@ var Kinds = []Kind{
 	{"ConfigMap", "configmaps", "configmap", []string{"cm"}, "v1", true, true},
 	{"Secret", "secrets", "secret", nil, "v1", true, true},
 	{"PersistentVolumeClaim", "persistentvolumeclaims", "persistentvolumeclaim", []string{"pvc"}, "v1", true, true},
+	{"Service", "services", "service", []string{"svc"}, "v1", true, true},
 	{"Event", "events", "event", []string{"ev"}, "v1", true, false},
 	{"Node", "nodes", "node", []string{"no"}, "v1", false, false},
 	{"Namespace", "namespaces", "namespace", []string{"ns"}, "v1", false, false},

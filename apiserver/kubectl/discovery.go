@@ -36,7 +36,7 @@ func (h *Handler) routeDiscovery() {
 
 // categories returns the categories of a kind: "kubectl get all" lists those of "all".
 func categories(k api.Kind) []string {
-	if k.Name == "Pod" || k.Group == "apps/v1" || k.Group == "batch/v1" {
+	if k.Name == "Pod" || k.Name == "Service" || k.Group == "apps/v1" || k.Group == "batch/v1" {
 		return []string{"all"}
 	}
 	return nil

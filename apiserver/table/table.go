@@ -18,6 +18,7 @@ import (
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/utils/ptr"
 )
 
@@ -53,7 +54,7 @@ func Columns(kind string) []Column {
 
 // types has an empty object of each kind that has columns.
 var types = map[string]manifest.Object{
-	"Pod": &v1.Pod{}, "ConfigMap": &v1.ConfigMap{}, "Secret": &v1.Secret{}, "PersistentVolumeClaim": &v1.PersistentVolumeClaim{},
+	"Pod": &v1.Pod{}, "ConfigMap": &v1.ConfigMap{}, "Secret": &v1.Secret{}, "PersistentVolumeClaim": &v1.PersistentVolumeClaim{}, "Service": &v1.Service{},
 	"Namespace": &v1.Namespace{}, "Node": &v1.Node{}, "Event": &v1.Event{}, "RuntimeClass": &nodev1.RuntimeClass{},
 	"Deployment": &appsv1.Deployment{}, "DaemonSet": &appsv1.DaemonSet{}, "Job": &batchv1.Job{},
 }
@@ -118,6 +119,10 @@ var columns = map[string][]Column{
 		{"Status", false, of(func(c *v1.PersistentVolumeClaim) any { return cmp.Or(string(c.Status.Phase), string(v1.ClaimBound)) })}, {"Age", false, age},
 	},
 	"Namespace": {{"Status", false, of(func(n *v1.Namespace) any { return string(n.Status.Phase) })}, {"Age", false, age}},
+	"Service": {
+		{"Type", false, of(func(s *v1.Service) any { return string(s.Spec.Type) })},
+		{"Selector", false, of(func(s *v1.Service) any { return labels.FormatLabels(s.Spec.Selector) })}, {"Age", false, age},
+	},
 	"Node": {
 		{"Status", false, of(func(n *v1.Node) any { return status.NodeWord(n) })}, {"Age", false, age},
 		{"Version", false, of(func(n *v1.Node) any { return n.Status.NodeInfo.KubeletVersion })},
