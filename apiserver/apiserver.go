@@ -85,6 +85,8 @@ func Run(ctx context.Context, o Options) error {
 	defer served.Close()
 	go c.follow(ctx)
 	go periodic.Run(ctx, again, func(context.Context) { c.clean() })
+	crons := &cronJobs{cluster: c}
+	go periodic.Run(ctx, time.Second, func(context.Context) { crons.run(time.Now()) })
 	return a.Run(ctx, agent.Embedding{Source: objects, Observer: c, Sockets: served})
 }
 
@@ -177,9 +179,13 @@ func (c *cluster) clean() {
 	}
 	c.Keep(c.there)
 	for _, o := range c.agent.Wanted.Expired() {
-		if _, err := c.objects.Delete(manifest.Key(o), o.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {
-			c.o.Log.Error("expired job not deleted", "object", manifest.Key(o), "err", err)
-		}
+		c.remove(o)
+	}
+}
+
+func (c *cluster) remove(job manifest.Object) {
+	if _, err := c.objects.Delete(manifest.Key(job), job.GetUID(), nil, false); err != nil && !errors.Is(err, fault.NotFound) {
+		c.o.Log.Error("expired job not deleted", "object", manifest.Key(job), "err", err)
 	}
 }
 

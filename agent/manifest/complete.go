@@ -20,7 +20,8 @@ import (
 // template completes the pod template of a workload. Its revision is the hash of the manifest
 // without defaults, so that an agent with other defaults does not replace the pods.
 func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options, restart ...v1.RestartPolicy) {
-	v.under = "spec.template."
+	defer func(above string) { v.under = above }(v.under)
+	v.under += "spec.template."
 	v.metadata(t, false)
 	if t.Namespace != "" && t.Namespace != namespace {
 		v.report("metadata.namespace", "%q is not the workload's, %q", t.Namespace, namespace)
@@ -37,7 +38,6 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options,
 		v.report("spec.activeDeadlineSeconds", "not for pods that are to run for ever")
 	}
 	v.oneOf("spec.restartPolicy", string(t.Spec.RestartPolicy), texts(restart))
-	v.under = ""
 }
 
 func (v *validator) selects(s *metav1.LabelSelector, t *v1.PodTemplateSpec) {

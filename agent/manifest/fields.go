@@ -15,7 +15,7 @@ const (
 // stands for any index or key, and "{a,b}" for either of both. The text after the word is the reason
 // of a rejection, and otherwise a remark.
 //
-// The lines of Pod also apply to pod templates, those of containers[] to initContainers[] and
+// The lines of Pod also apply to pod templates, those of Job to a CronJob's template, those of containers[] to initContainers[] and
 // ephemeralContainers[] unless these have a line of their own, and those of "every kind" to every
 // kind. The reference in docs/fields.md is generated from this table (go test ./agent/manifest -run
 // TestDocument -update).
@@ -128,6 +128,10 @@ spec.revisionHistoryLimit ignored former templates are not kept
 spec.{selector,template} honoured
 spec.updateStrategy ignored the one pod is replaced
 
+# CronJob
+spec.{concurrencyPolicy,failedJobsHistoryLimit,jobTemplate,schedule,startingDeadlineSeconds} honoured
+spec.{successfulJobsHistoryLimit,suspend,timeZone} honoured
+
 # Job
 spec.{activeDeadlineSeconds,backoffLimit,completionMode,completions,parallelism,suspend,template} honoured
 spec.ttlSecondsAfterFinished honoured
@@ -213,6 +217,9 @@ func (t *fieldTable) add(path string, rule fieldRule) {
 // supportOf returns the rule for a path such as "spec.containers[].image" in an object of
 // this kind.
 func supportOf(kind, path string) fieldRule {
+	if rest, ok := strings.CutPrefix(path, "spec.jobTemplate."); ok && kind == "CronJob" {
+		return supportOf("Job", rest)
+	}
 	if rest, ok := strings.CutPrefix(path, "spec.template."); ok && kind != "Pod" {
 		return supportOf("Pod", rest)
 	}

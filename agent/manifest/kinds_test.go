@@ -25,6 +25,11 @@ spec:
       containers: [{name: a, image: "i:1"}]
 `
 
+// cronJob is a CronJob whose spec begins with these lines.
+func cronJob(spec string) string {
+	return "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec:\n  " + spec + "\n  jobTemplate:\n    spec: {template: {spec: {restartPolicy: Never, " + container + "}}}\n"
+}
+
 // All supported kinds, and the mistakes that can be made with them.
 func TestKinds(t *testing.T) {
 	for _, test := range []struct{ name, text, want, err string }{
@@ -32,12 +37,12 @@ func TestKinds(t *testing.T) {
 			"apiVersion: v1\nkind: Secret\nmetadata: {name: s, namespace: prod}\nstringData: {a: \"1\"}\n---\n" +
 			"apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: r}\nhandler: runc\noverhead: {podFixed: {memory: 10Mi}}\n---\n" +
 			"apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}\nspec: {accessModes: [ReadWriteOnce], resources: {requests: {storage: 1Gi}}}\n---\n" +
+			"apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {clusterIP: None, selector: {app: db}, ports: [{port: 80, targetPort: http}]}\nstatus: {loadBalancer: {}}\n---\n" +
 			"apiVersion: v1\nkind: Namespace\nmetadata: {name: prod}\n---\n" + deployment +
 			"---\napiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {restartPolicy: Never, " + container + "}}}\n",
 			"configmap default/c, secret prod/s, runtimeclass r, persistentvolumeclaim default/p, service default/db, deployment default/d, job default/j", ""},
 		{"a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n- " + strings.ReplaceAll(strings.TrimSpace(web), "\n", "\n  ") + "\n",
 			"configmap default/c, pod default/web", ""},
-			"apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec: {clusterIP: None, selector: {app: db}, ports: [{port: 80, targetPort: http}]}\nstatus: {loadBalancer: {}}\n---\n" +
 		{"in a list", "apiVersion: v1\nkind: List\nitems:\n- {apiVersion: v1, kind: ConfigMap, metadata: {name: c}}\n- apiVersion: v1\n  kind: ConfigMap\n  metadata: {name: d}\n  dat: {}\n",
 			"", "f:8: items[1].dat: unknown field"},
 		{"in a template", strings.Replace(deployment, "image:", "imagee:", 1), "", "f:9: spec.template.spec.containers[0].imagee: unknown field"},
@@ -46,6 +51,16 @@ func TestKinds(t *testing.T) {
 		{"selector", strings.Replace(deployment, "{labels: {app: d}}", "{labels: {app: e}}", 1), "", "f:7: spec.template.metadata.labels: do not match spec.selector"},
 		{"restart policy of a deployment", strings.Replace(deployment, "    spec:\n", "    spec:\n      restartPolicy: Never\n", 1), "", `f:9: spec.template.spec.restartPolicy: "Never": want Always`},
 		{"restart policy of a job", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec: {template: {spec: {" + container + "}}}\n", "", "spec.template.spec.restartPolicy: is missing: a job's is OnFailure or Never"},
+		{"cron job", "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec:\n  schedule: \"@daily\"\n  timeZone: Europe/Paris\n  jobTemplate:\n    metadata: {labels: {a: b}}\n    spec: {ttlSecondsAfterFinished: 1, template: {spec: {restartPolicy: Never, " + container + "}}}\n", "cronjob default/c", ""},
+		{"schedule of a cron job", cronJob("schedule: \"61 * * * *\""), "", `f:5: spec.schedule: "61 * * * *": end of range (61) above maximum (59): 61`},
+		{"no schedule", cronJob("suspend: true"), "", `spec.schedule: is missing`},
+		{"zone in a schedule", cronJob("schedule: TZ=UTC"), "", `f:5: spec.schedule: "TZ=UTC": the time zone belongs into spec.timeZone`},
+		{"zone", cronJob("timeZone: ../etc\n  schedule: \"@daily\""), "", `spec.timeZone "../etc" is not a time zone`},
+		{"policy of a cron job", cronJob("schedule: \"@daily\"\n  concurrencyPolicy: Never"), "", `f:6: spec.concurrencyPolicy: "Never": want Allow, Forbid, Replace`},
+		{"history of a cron job", cronJob("schedule: \"@daily\"\n  failedJobsHistoryLimit: -1"), "", "f:6: spec.failedJobsHistoryLimit: -1 is less than 0"},
+		{"long name of a cron job", strings.Replace(cronJob("schedule: \"@daily\""), "name: c", "name: "+strings.Repeat("c", 53), 1), "", "f:3: metadata.name: has more than 52 characters"},
+		{"rejected in a cron job", strings.Replace(cronJob("schedule: \"@daily\""), "template:", "podFailurePolicy: {}, template:", 1), "", "f:7: spec.jobTemplate.spec.podFailurePolicy: not supported"},
+		{"invalid in a cron job", strings.Replace(cronJob("schedule: \"@daily\""), "Never", "Always", 1), "", `f:7: spec.jobTemplate.spec.template.spec.restartPolicy: "Always": want OnFailure, Never`},
 		{"job of a file with a time to live", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  ttlSecondsAfterFinished: 1\n  template: {spec: {restartPolicy: Never, " + container + "}}\n", "", "f:5: spec.ttlSecondsAfterFinished: only for a job that was applied"},
 		{"config map key", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {\"a/b\": \"1\"}\n", "", `f:4: data[a/b]: "a/b": a valid config key`},
 		{"config map number", "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata: {a: 1}\n", "", "f:4: data[a]: want a string, got the number 1: quote it"},
@@ -107,21 +122,6 @@ func TestSchedulingOfClass(t *testing.T) {
 	}
 }
 
-// Keys are case-sensitive, as in an API server. A key in another case must not set a field that the
-// table rejects.
-func TestKeyInOtherCase(t *testing.T) {
-	text := strings.Replace(web, "    ports", "    VolumeDevices: [{name: d, devicePath: /dev/d}]\n    Image: other\n    ports", 1)
-	objects, warnings, err := manifest.Read("f", []byte(text), manifest.Options{Unknown: manifest.Warn})
-	if err != nil || len(objects) != 1 || len(warnings) != 2 {
-		t.Fatalf("%d objects, warnings %q, %v", len(objects), warnings.Error(), err)
-	}
-	c := objects[0].(*v1.Pod).Spec.Containers[0]
-	if c.VolumeDevices != nil || c.Image != "example.org/web" {
-		t.Errorf("unknown keys are in effect: image %q, volumeDevices %v", c.Image, c.VolumeDevices)
-	}
-	if _, _, err := manifest.Read("f", []byte(text), manifest.Options{}); err == nil || !strings.Contains(err.Error(), "VolumeDevices: unknown field") {
-		t.Errorf("strict: %v", err)
-	}
 // A Service is a name of its pods. Its author is told of what else it does in a cluster.
 func TestServiceIsAName(t *testing.T) {
 	const service = "apiVersion: v1\nkind: Service\nmetadata: {name: db}\nspec:\n"
@@ -139,6 +139,21 @@ func TestServiceIsAName(t *testing.T) {
 	}
 }
 
+// Keys are case-sensitive, as in an API server. A key in another case must not set a field that the
+// table rejects.
+func TestKeyInOtherCase(t *testing.T) {
+	text := strings.Replace(web, "    ports", "    VolumeDevices: [{name: d, devicePath: /dev/d}]\n    Image: other\n    ports", 1)
+	objects, warnings, err := manifest.Read("f", []byte(text), manifest.Options{Unknown: manifest.Warn})
+	if err != nil || len(objects) != 1 || len(warnings) != 2 {
+		t.Fatalf("%d objects, warnings %q, %v", len(objects), warnings.Error(), err)
+	}
+	c := objects[0].(*v1.Pod).Spec.Containers[0]
+	if c.VolumeDevices != nil || c.Image != "example.org/web" {
+		t.Errorf("unknown keys are in effect: image %q, volumeDevices %v", c.Image, c.VolumeDevices)
+	}
+	if _, _, err := manifest.Read("f", []byte(text), manifest.Options{}); err == nil || !strings.Contains(err.Error(), "VolumeDevices: unknown field") {
+		t.Errorf("strict: %v", err)
+	}
 }
 
 // A template's pods get the defaults of pods; the hash of the template does not include them.
@@ -197,7 +212,7 @@ func TestFieldsWithoutLine(t *testing.T) {
 		walkType(typ, "", known, 0)
 		for path := range known {
 			leaf := path != "" && !strings.HasSuffix(path, "[]") && !strings.HasSuffix(path, ".") // of exported fields
-			shared := strings.HasPrefix(path, "spec.template.") || strings.HasPrefix(path, "spec.initContainers[].") || strings.HasPrefix(path, "spec.ephemeralContainers[].")
+			shared := strings.HasPrefix(path, "spec.template.") || strings.HasPrefix(path, "spec.jobTemplate.") || strings.HasPrefix(path, "spec.initContainers[].") || strings.HasPrefix(path, "spec.ephemeralContainers[].")
 			if leaf && !shared && !manifest.HasLine(typ.Name(), path) && manifest.SupportOf(typ.Name(), path) == "honoured" {
 				list = append(list, typ.Name()+" "+path+"\n")
 			}

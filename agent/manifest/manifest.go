@@ -31,7 +31,7 @@ import (
 
 // An Object is a decoded, complete and valid object: a *v1.Pod, *v1.ConfigMap,
 // *v1.Secret, *v1.PersistentVolumeClaim, *nodev1.RuntimeClass,
-// *appsv1.Deployment, *appsv1.DaemonSet or *batchv1.Job.
+// *v1.Service, *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.CronJob or *batchv1.Job.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -179,6 +179,7 @@ var kinds = []*kind{
 	kindFor("Service", v1.SchemeGroupVersion, true, completeService),
 	kindFor("Deployment", appsv1.SchemeGroupVersion, true, completeDeployment),
 	kindFor("DaemonSet", appsv1.SchemeGroupVersion, true, completeDaemonSet),
+	kindFor("CronJob", batchv1.SchemeGroupVersion, true, completeCronJob),
 	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
 }
 
@@ -187,7 +188,6 @@ var notHere = map[string]string{
 	"StatefulSet":           "not supported: use a Deployment; without maxSurge its pods keep their names",
 	"ReplicaSet":            "not supported: use a Deployment",
 	"ReplicationController": "not supported: use a Deployment",
-	"CronJob":               "not supported: have a systemd timer apply a Job",
 	"PersistentVolume":      "not supported: every claim is a directory of this node",
 }
 

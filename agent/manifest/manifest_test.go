@@ -201,7 +201,7 @@ func TestKindsThatAreLeftOut(t *testing.T) {
 	if got := warnings.Error(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	for _, kind := range []string{"StatefulSet", "CronJob", "PersistentVolume", "Foo"} {
+	for _, kind := range []string{"StatefulSet", "PersistentVolume", "Foo"} {
 		if _, _, err := manifest.Read("app.yaml", []byte(web+"---\nkind: "+kind+"\n"), node); err == nil {
 			t.Errorf("%s is left out", kind)
 		}

@@ -37,6 +37,7 @@ var Kinds = []Kind{
 	{"RuntimeClass", "runtimeclasses", "runtimeclass", nil, "node.k8s.io/v1", false, true},
 	{"Deployment", "deployments", "deployment", []string{"deploy"}, "apps/v1", true, true},
 	{"DaemonSet", "daemonsets", "daemonset", []string{"ds"}, "apps/v1", true, true},
+	{"CronJob", "cronjobs", "cronjob", []string{"cj"}, "batch/v1", true, true},
 	{"Job", "jobs", "job", nil, "batch/v1", true, true},
 }
 

@@ -6,6 +6,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/apiserver/watchcache"
+	batchv1 "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -40,7 +41,7 @@ func (s *sources) Items(kind string) []watchcache.Item {
 		return s.namespaces()
 	default:
 		for _, o := range s.o.Wanted.List(kind) {
-			items = append(items, itemOf(o))
+			items = append(items, s.item(o))
 		}
 	}
 	return items
@@ -63,7 +64,17 @@ func (s *sources) Item(kind, key string) (watchcache.Item, bool) {
 	if o == nil {
 		return watchcache.Item{}, false
 	}
-	return itemOf(o), true
+	return s.item(o), true
+}
+
+// item is itemOf, for a CronJob with its status, which is in its Jobs.
+func (s *sources) item(o manifest.Object) watchcache.Item {
+	c, ok := o.(*batchv1.CronJob)
+	if !ok {
+		return itemOf(o)
+	}
+	with := manifest.WithStatus(c, manifest.JobsByCronJob(s.o.Wanted.List("Job"))[manifest.Key(o)])
+	return watchcache.Item{Key: manifest.Key(o), Parts: [3]any{o, with.Status.String()}, Make: func() manifest.Object { return with }}
 }
 
 func itemOf(o manifest.Object) watchcache.Item {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -17,8 +18,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/duration"
 	"k8s.io/utils/ptr"
 )
 
@@ -56,7 +57,7 @@ func Columns(kind string) []Column {
 var types = map[string]manifest.Object{
 	"Pod": &v1.Pod{}, "ConfigMap": &v1.ConfigMap{}, "Secret": &v1.Secret{}, "PersistentVolumeClaim": &v1.PersistentVolumeClaim{}, "Service": &v1.Service{},
 	"Namespace": &v1.Namespace{}, "Node": &v1.Node{}, "Event": &v1.Event{}, "RuntimeClass": &nodev1.RuntimeClass{},
-	"Deployment": &appsv1.Deployment{}, "DaemonSet": &appsv1.DaemonSet{}, "Job": &batchv1.Job{},
+	"Deployment": &appsv1.Deployment{}, "DaemonSet": &appsv1.DaemonSet{}, "CronJob": &batchv1.CronJob{}, "Job": &batchv1.Job{},
 }
 
 // New returns an empty object of a kind with columns, nil for another kind.
@@ -118,11 +119,11 @@ var columns = map[string][]Column{
 	"PersistentVolumeClaim": {
 		{"Status", false, of(func(c *v1.PersistentVolumeClaim) any { return cmp.Or(string(c.Status.Phase), string(v1.ClaimBound)) })}, {"Age", false, age},
 	},
-	"Namespace": {{"Status", false, of(func(n *v1.Namespace) any { return string(n.Status.Phase) })}, {"Age", false, age}},
 	"Service": {
 		{"Type", false, of(func(s *v1.Service) any { return string(s.Spec.Type) })},
 		{"Selector", false, of(func(s *v1.Service) any { return labels.FormatLabels(s.Spec.Selector) })}, {"Age", false, age},
 	},
+	"Namespace": {{"Status", false, of(func(n *v1.Namespace) any { return string(n.Status.Phase) })}, {"Age", false, age}},
 	"Node": {
 		{"Status", false, of(func(n *v1.Node) any { return status.NodeWord(n) })}, {"Age", false, age},
 		{"Version", false, of(func(n *v1.Node) any { return n.Status.NodeInfo.KubeletVersion })},
@@ -152,6 +153,15 @@ var columns = map[string][]Column{
 		{"Ready", false, of(func(d *appsv1.DaemonSet) any { return d.Status.NumberReady })},
 		{"Up-to-date", false, of(func(d *appsv1.DaemonSet) any { return d.Status.UpdatedNumberScheduled })},
 		{"Available", false, of(func(d *appsv1.DaemonSet) any { return d.Status.NumberAvailable })}, {"Age", false, age},
+	},
+	"CronJob": {
+		{"Schedule", false, of(func(c *batchv1.CronJob) any { return c.Spec.Schedule })},
+		{"Timezone", false, of(func(c *batchv1.CronJob) any { return ptr.Deref(c.Spec.TimeZone, "<none>") })},
+		{"Suspend", false, of(func(c *batchv1.CronJob) any { return strconv.FormatBool(ptr.Deref(c.Spec.Suspend, false)) })},
+		{"Active", false, of(func(c *batchv1.CronJob) any { return len(c.Status.Active) })},
+		{"Last Schedule", false, func(o manifest.Object, now time.Time) any {
+			return since(ptr.Deref(o.(*batchv1.CronJob).Status.LastScheduleTime, metav1.Time{}), now)
+		}}, {"Age", false, age},
 	},
 	"Job": {
 		{"Status", false, of(func(j *batchv1.Job) any {
