@@ -17,7 +17,7 @@ import (
 // from the Jobs, which are objects of the store.
 type cronJobs struct {
 	*cluster
-	done map[string]time.Time // up to when a CronJob is done with, at first when it was seen; by manifest.Key
+	done map[string]time.Time // up to when a CronJob is done with; by manifest.Key
 	said map[string]string    // the last event of a CronJob, to record it once
 }
 
@@ -30,7 +30,10 @@ func (s *cronJobs) run(now time.Time) {
 	done, said := map[string]time.Time{}, map[string]string{}
 	for _, o := range s.agent.Wanted.List("CronJob") {
 		key := manifest.Key(o)
-		if done[key] = s.done[key]; done[key].IsZero() || done[key].After(now) { // new, or the clock was set back
+		switch done[key] = s.done[key]; {
+		case done[key].IsZero():
+			done[key] = workload.Since(jobs[key], now)
+		case done[key].After(now): // the clock was set back
 			done[key] = now
 		}
 		c := o.(*batchv1.CronJob)

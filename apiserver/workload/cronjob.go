@@ -1,6 +1,7 @@
 package workload
 
 import (
+	"cmp"
 	"fmt"
 	"time"
 
@@ -34,4 +35,15 @@ func CronJob(c *batchv1.CronJob, jobs []*batchv1.Job, last, now time.Time) Turn 
 		turn.Start = at
 	}
 	return turn
+}
+
+// Since returns up to when the schedule of a CronJob that was not seen before is done with: the time of
+// its latest Job, so that what came while no agent ran is not lost, or now.
+func Since(jobs []*batchv1.Job, now time.Time) (last time.Time) {
+	for _, j := range jobs {
+		if _, at := manifest.CronJobOf(j); at.After(last) && !at.After(now) {
+			last = at
+		}
+	}
+	return cmp.Or(last, now)
 }

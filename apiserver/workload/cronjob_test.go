@@ -74,6 +74,18 @@ func TestCronJobTimes(t *testing.T) {
 	}
 }
 
+// A time that came while no agent ran is one that was missed, if a Job tells that the CronJob was there.
+func TestCronJobAfterAPause(t *testing.T) {
+	c, now := cronOf(t, `schedule: "*/5 * * * *"`), at(t, "10:59:00")
+	jobs := []*batchv1.Job{jobAt(c, at(t, "10:05:00"), batchv1.JobComplete), jobAt(c, at(t, "10:00:00"), batchv1.JobFailed), jobAt(c, at(t, "11:30:00"), batchv1.JobComplete)}
+	if turn := CronJob(c, jobs, Since(jobs, now), now); !turn.Start.Equal(at(t, "10:55:00")) {
+		t.Errorf("with Jobs: %+v", turn)
+	}
+	if turn := CronJob(c, nil, Since(nil, now), now); !turn.Start.IsZero() {
+		t.Errorf("without: %+v", turn)
+	}
+}
+
 // What runs decides whether another Job may.
 func TestCronJobConcurrency(t *testing.T) {
 	last, now := at(t, "10:00:00"), at(t, "10:05:00")
