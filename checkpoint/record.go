@@ -34,7 +34,7 @@ func (m *Manager) Keep(kind, id string, v any) error {
 		err = os.MkdirAll(dir, 0o700)
 	}
 	if err == nil {
-		err = atomicfile.WriteVolatile(filepath.Join(dir, recordFile), data, 0o600)
+		err = atomicfile.WriteExpendable(filepath.Join(dir, recordFile), data, 0o600)
 	}
 	if err != nil {
 		return fmt.Errorf("save record %s/%s: %w", kind, id, err)

@@ -1,6 +1,6 @@
 // Package atomicfile replaces files atomically: a reader, or the machine after a power cut,
 // finds either the old content or the new, never a part. Only a power cut may leave a part of a
-// new file, if its creator accepts that (WriteNew), or of one changed on a full disk (Overwrite).
+// file, if its creator accepts that (WriteNew, WriteExpendable), or of one changed on a full disk (Overwrite).
 package atomicfile
 
 import (
@@ -22,14 +22,14 @@ import (
 // the file is synced before the rename, the directory after it (rename(2) alone
 // orders nothing).
 func Write(path string, data []byte, perm os.FileMode) error {
-	return replace(path, data, perm, true)
+	return replace(path, data, perm, true, os.Rename)
 }
 
 // WriteNew is Write for a file that does not exist yet, in half the time: the file and its name
 // are synced in parallel, and a journal commits both at once. In exchange, a power cut before it
 // returns may leave part of the file (IsPart).
 func WriteNew(path string, data []byte, perm os.FileMode) (err error) {
-	if err := replace(path, data, perm, false); err != nil {
+	if err := replace(path, data, perm, false, os.Rename); err != nil {
 		return err
 	}
 	defer func() {
@@ -53,7 +53,13 @@ func IsPart(data []byte, err error) bool {
 // WriteVolatile is Write without the syncs: atomic for every reader, and lost in a power cut. It
 // is for files that a reboot voids anyway, below /run.
 func WriteVolatile(path string, data []byte, perm os.FileMode) error {
-	return replace(path, data, perm, false)
+	return replace(path, data, perm, false, os.Rename)
+}
+
+// WriteExpendable is WriteVolatile of which a power cut may leave a part, and nothing of the old content:
+// for what is of no use then, and may soon be removed.
+func WriteExpendable(path string, data []byte, perm os.FileMode) error {
+	return replace(path, data, perm, false, exchange)
 }
 
 // WriteJSON is WriteVolatile of v as JSON, with mode 0600. On a full disk it is Overwrite where that
@@ -88,7 +94,7 @@ func ReadJSON(path string, into any) error {
 	return json.Unmarshal(data, into)
 }
 
-func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) {
+func replace(path string, data []byte, perm os.FileMode, sync bool, rename func(from, to string) error) (err error) {
 	dir := filepath.Dir(path)
 	// The name starts with a dot and ends with ".tmp", so that leftovers of a crash can be
 	// recognized in the directory. It is no longer than NAME_MAX allows, if path is ASCII.
@@ -116,11 +122,24 @@ func replace(path string, data []byte, perm os.FileMode, sync bool) (err error) 
 	if err := f.Close(); err != nil {
 		return err
 	}
-	if err := os.Rename(f.Name(), path); err != nil {
+	if err := rename(f.Name(), path); err != nil {
 		return err
 	}
 	if sync {
 		return SyncDir(dir)
+	}
+	return nil
+}
+
+// exchange is os.Rename of a file, but ext4 does not begin to write it to the disk: it does for one that
+// replaces another by its rename (auto_da_alloc), and who removes that soon waits until it is written.
+func exchange(from, to string) error {
+	swap := func() error { return unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_EXCHANGE) }
+	if swap() != nil { // there is none yet, or the file system cannot
+		return os.Rename(from, to)
+	}
+	if err := unix.Unlink(from); err != nil { // it is a directory
+		return errors.Join(&os.LinkError{Op: "rename", Old: from, New: to, Err: err}, swap())
 	}
 	return nil
 }

@@ -3,12 +3,15 @@ package atomicfile_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -29,8 +32,13 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(blocked, "x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	if err := atomicfile.Write(blocked, []byte("new"), 0o600); err == nil {
-		t.Fatal("replaced a directory")
+	for _, write := range []func(string, []byte, os.FileMode) error{atomicfile.Write, atomicfile.WriteVolatile, atomicfile.WriteExpendable} {
+		if err := write(blocked, []byte("new"), 0o600); err == nil {
+			t.Fatal("replaced a directory")
+		}
+		if _, err := os.Stat(filepath.Join(blocked, "x")); err != nil {
+			t.Errorf("the directory has changed: %v", err)
+		}
 	}
 	if got, _ := os.ReadFile(path); string(got) != "old" {
 		t.Errorf("content is %q", got)
@@ -43,7 +51,7 @@ func TestFailedWriteLeavesTheOldFile(t *testing.T) {
 
 func TestWriteReplacesContentAndMode(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "record")
-	for _, write := range []func(string, []byte, os.FileMode) error{atomicfile.Write, atomicfile.WriteVolatile} {
+	for _, write := range []func(string, []byte, os.FileMode) error{atomicfile.Write, atomicfile.WriteVolatile, atomicfile.WriteExpendable} {
 		if err := os.WriteFile(path, []byte("a longer old content"), 0o644); err != nil {
 			t.Fatal(err)
 		}
@@ -58,6 +66,63 @@ func TestWriteReplacesContentAndMode(t *testing.T) {
 			t.Errorf("mode is %v (err %v)", fi.Mode(), err)
 		}
 	}
+}
+
+// An expendable file is not written out when it replaces another: its removal would wait for the disk.
+// On ext4 it has no place there yet.
+func TestReplacedFileIsNotWrittenOut(t *testing.T) {
+	testenv.NeedRoot(t, "it mounts")
+	testenv.Need(t, "program:mkfs.ext4")
+	dir := t.TempDir()
+	disk, at := filepath.Join(dir, "disk"), filepath.Join(dir, "at")
+	for _, step := range [][]string{
+		{"truncate", "-s", "16M", disk}, {"mkfs.ext4", "-q", disk}, {"mkdir", at}, {"mount", "-o", "loop", disk, at},
+	} {
+		if out, err := exec.Command(step[0], step[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%q: %v: %s", step, err, out)
+		}
+	}
+	defer func() {
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	}()
+	path := filepath.Join(at, "record.json")
+	for n := range 3 {
+		if err := atomicfile.WriteExpendable(path, fmt.Appendf(nil, "version %d", n), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if !delayed(t, path) {
+			t.Errorf("version %d is being written out", n)
+		}
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "version 2" {
+		t.Errorf("%q, %v", got, err)
+	}
+	if left, err := filepath.Glob(filepath.Join(at, ".*")); err != nil || len(left) != 0 {
+		t.Errorf("%q is left, %v", left, err)
+	}
+}
+
+// delayed reports whether the first extent of a file has no place on the disk yet.
+func delayed(t *testing.T, path string) bool {
+	t.Helper()
+	f, err := os.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	arg := struct { // linux/fiemap.h
+		start, length                         uint64
+		flags, mapped, count, reserved        uint32
+		logical, physical, size, rest0, rest1 uint64
+		extent, rest2, rest3, rest4           uint32
+	}{length: 1 << 20, count: 1}
+	const fiemap, unknown = 0xc020660b, 0x2
+	if _, _, err := unix.Syscall(unix.SYS_IOCTL, f.Fd(), fiemap, uintptr(unsafe.Pointer(&arg))); err != 0 {
+		t.Fatal(err)
+	}
+	return arg.mapped == 1 && arg.extent&unknown != 0
 }
 
 // What is changed in place can be read as JSON, keeps its mode, and is never created.
