@@ -14,6 +14,7 @@ import (
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/oci/wire"
 )
 
@@ -200,11 +201,24 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 	if err != nil {
 		return wire.RunRequest{}, err
 	}
+	if ids := c.sandbox.Config().IDs; ids != nil && cfg.Engine == "" {
+		spec = withMappings(spec, ids)
+	}
 	return wire.RunRequest{
 		Settings: c.settings(), Spec: spec, Env: cfg.Env,
 		SystemdCgroup: c.rt.o.SystemdCgroup, Engine: cfg.Engine, Shim: cfg.Shim, Fast: c.rt.o.FastInit,
 		PrepareDir: filepath.Join(c.sandbox.RunDir(), preparedDir, c.id), PIDTarget: cfg.PIDTarget,
 	}, nil
+}
+
+// withMappings returns the spec with the mappings of the user namespace that it joins, so that the
+// executor need not read them. OCI runtimes read them themselves, and runc warns of both.
+func withMappings(spec *specs.Spec, ids *userns.Map) *specs.Spec {
+	own, linux := *spec, *spec.Linux
+	own.Linux = &linux
+	linux.UIDMappings = []specs.LinuxIDMapping{{HostID: ids.UID.Host, Size: ids.UID.Length}}
+	linux.GIDMappings = []specs.LinuxIDMapping{{HostID: ids.GID.Host, Size: ids.GID.Length}}
+	return &own
 }
 
 func (c *Container) settings() wire.Settings {

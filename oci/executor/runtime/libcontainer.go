@@ -105,6 +105,7 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	}
 	own, linux := *spec, *spec.Linux
 	own.Linux, linux.Seccomp = &linux, nil
+	users := joinedUsers(&linux)
 	config, err := b.convert(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,
@@ -116,6 +117,9 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	}
 	if err != nil {
 		return nil, fault.Invalid.Errorf("spec of container %s: %w", id, err)
+	}
+	if users != "" {
+		config.Namespaces.Add(configs.NEWUSER, users)
 	}
 	// As a mount over the root it would not bind the first process, or would bind it alone.
 	isRoot := func(name string) bool { return path.Clean("/"+name) == "/" }
@@ -130,6 +134,22 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	}), criuLabel+b.criu.config, bundleLabel+b.bundle(id))
 	scoreHooks(config, configs.Prestart, configs.CreateRuntime, configs.Poststart)
 	return config, nil
+}
+
+// joinedUsers takes the path of a user namespace out of linux if that has the mappings, too: specconv
+// would have two children read them, to compare them. Each is a fork of the whole program, and takes
+// milliseconds.
+func joinedUsers(linux *specs.Linux) (path string) {
+	if linux.UIDMappings == nil || linux.GIDMappings == nil {
+		return ""
+	}
+	linux.Namespaces = slices.Clone(linux.Namespaces)
+	for i := range linux.Namespaces {
+		if ns := &linux.Namespaces[i]; ns.Type == specs.UserNamespace {
+			path, ns.Path = ns.Path, ""
+		}
+	}
+	return path
 }
 
 // convert has specconv convert a spec, and gives the configuration devices of its own: specconv

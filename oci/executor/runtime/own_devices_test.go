@@ -46,3 +46,30 @@ func TestOwnDevices(t *testing.T) {
 		}
 	}
 }
+
+// The mappings of a user namespace that a container joins are not read if the spec has them: that takes
+// two forks.
+func TestKnownMappings(t *testing.T) {
+	r, err := NewRuntimes(t.TempDir(), t.TempDir(), slog.New(slog.DiscardHandler), nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	users := specs.LinuxNamespace{Type: specs.UserNamespace, Path: "/nowhere/user"}
+	spec := &specs.Spec{Version: specs.Version, Root: &specs.Root{Path: t.TempDir()}, Linux: &specs.Linux{
+		CgroupsPath: "/crisp-test-never-made/c", Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}, users},
+	}}
+	if _, err := r.builtins.config("c", spec, false); err == nil {
+		t.Fatal("the mappings of a namespace that is not there were read")
+	}
+	spec.Linux.UIDMappings = []specs.LinuxIDMapping{{HostID: 200000, Size: 65536}}
+	spec.Linux.GIDMappings = []specs.LinuxIDMapping{{HostID: 300000, Size: 65536}}
+	config, err := r.builtins.config("c", spec, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	uid, _ := config.HostRootUID()
+	gid, _ := config.HostRootGID()
+	if path := config.Namespaces.PathOf(configs.NEWUSER); path != users.Path || uid != 200000 || gid != 300000 || spec.Linux.Namespaces[1] != users {
+		t.Errorf("it joins %q as %d:%d; the spec has %+v", path, uid, gid, spec.Linux.Namespaces)
+	}
+}
