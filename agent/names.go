@@ -27,10 +27,11 @@ func (a *Agent) keepNames(ctx context.Context) {
 			continue
 		}
 		if now := a.names(); last == nil || !now.Equal(last) {
-			if err := a.Files.Rename(now); err != nil {
-				a.o.Log.WarnContext(ctx, "names of pods not up to date", "err", err)
-			}
 			last = now
+			if err := a.Files.Rename(now); err != nil { // the disk is full: again with the next change
+				a.o.Log.WarnContext(ctx, "names of pods not up to date", "err", err)
+				last = nil
+			}
 		}
 		select {
 		case <-ctx.Done():

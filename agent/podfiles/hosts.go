@@ -22,6 +22,8 @@ const (
 // maxHosts bounds what is read of a pod's /etc/hosts, to which its containers may write.
 const maxHosts = 1 << 20
 
+var errFilled = fmt.Errorf("a hosts file has more than %d bytes", maxHosts)
+
 // Names are the names that change while pods run.
 type Names interface {
 	// In returns them as lines of /etc/hosts of a pod in the namespace. hosts is the rest of the file.
@@ -57,7 +59,8 @@ func (s *Store) Rename(names Names) error {
 			_, after, _ := strings.Cut(rest, namesEnd)
 			err = writeHosts(path, 0, old, s.withNames(pod, before, after))
 		}
-		if !errors.Is(err, fs.ErrNotExist) { // not made yet, or its pod is gone
+		// Not made yet, or its pod is gone; or filled by a container, which has it as it wants it.
+		if !errors.Is(err, fs.ErrNotExist) && err != errFilled {
 			problems = append(problems, err)
 		}
 	}
@@ -79,7 +82,7 @@ func readHosts(path string) (string, error) {
 	defer f.Close()
 	data, err := io.ReadAll(io.LimitReader(f, maxHosts+1))
 	if err == nil && len(data) > maxHosts {
-		err = fmt.Errorf("%s has more than %d bytes", path, maxHosts)
+		err = errFilled
 	}
 	return string(data), err
 }
