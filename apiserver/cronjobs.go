@@ -21,9 +21,9 @@ type cronJobs struct {
 	said map[string]string    // the last event of a CronJob, to record it once
 }
 
-// run does what is due now. Before all sources have reported, a CronJob may only seem to be gone.
+// run does what is due now.
 func (s *cronJobs) run(now time.Time) {
-	if !s.agent.Wanted.Ready() || !s.agent.Runtime.Connected() {
+	if !s.agent.Wanted.Local() || !s.agent.Runtime.Connected() {
 		return
 	}
 	jobs := manifest.JobsByCronJob(s.agent.Wanted.List("Job"))
@@ -38,22 +38,21 @@ func (s *cronJobs) run(now time.Time) {
 		}
 		c := o.(*batchv1.CronJob)
 		turn := workload.CronJob(c, jobs[key], done[key], now)
+		said[key], done[key] = s.turn(c, turn, s.said[key], done[key])
 		delete(jobs, key)
-		var ok bool
-		if said[key], ok = s.turn(c, turn, s.said[key]); ok {
-			done[key] = turn.Start
-		}
 	}
 	s.done, s.said = done, said
 	for _, orphans := range jobs {
 		for _, j := range orphans {
-			s.remove(j)
+			if s.agent.Wanted.Ready() { // else a source may still bring its CronJob
+				s.remove(j)
+			}
 		}
 	}
 }
 
-// turn does what a CronJob wants. It returns its last event, and whether there is a Job that it wanted.
-func (s *cronJobs) turn(c *batchv1.CronJob, turn workload.Turn, last string) (said string, ok bool) {
+// turn does what a CronJob wants. It returns its last event, and up to when it is done with.
+func (s *cronJobs) turn(c *batchv1.CronJob, turn workload.Turn, last string, done time.Time) (string, time.Time) {
 	event := func(kind, reason, message string) string {
 		if message != last {
 			s.agent.Events.Event(v1.ObjectReference{APIVersion: "batch/v1", Kind: "CronJob", Namespace: c.Namespace, Name: c.Name, UID: c.UID}, kind, reason, message)
@@ -65,9 +64,9 @@ func (s *cronJobs) turn(c *batchv1.CronJob, turn workload.Turn, last string) (sa
 	}
 	switch {
 	case turn.Missed != "":
-		return event(v1.EventTypeWarning, "MissSchedule", turn.Missed), false
+		return event(v1.EventTypeWarning, "MissSchedule", turn.Missed), done
 	case turn.Start.IsZero():
-		return last, false
+		return last, done
 	}
 	j := manifest.JobOf(c, turn.Start)
 	text, err := json.Marshal(j)
@@ -76,9 +75,9 @@ func (s *cronJobs) turn(c *batchv1.CronJob, turn workload.Turn, last string) (sa
 	}
 	switch {
 	case errors.Is(err, fault.Exists): // an agent was killed before it knew that it had made it
-		return last, true
+		return last, turn.Start
 	case err != nil: // the disk is full: again in a second
-		return event(v1.EventTypeWarning, "FailedCreate", err.Error()), false
+		return event(v1.EventTypeWarning, "FailedCreate", err.Error()), done
 	}
-	return event(v1.EventTypeNormal, "SuccessfulCreate", "Created job "+j.Name), true
+	return event(v1.EventTypeNormal, "SuccessfulCreate", "Created job "+j.Name), turn.Start
 }
