@@ -32,7 +32,7 @@ func (s *cronJobs) run(now time.Time) {
 		key := manifest.Key(o)
 		switch done[key] = s.done[key]; {
 		case done[key].IsZero():
-			done[key] = workload.Since(jobs[key], now)
+			done[key] = manifest.Since(jobs[key], now)
 		case done[key].After(now): // the clock was set back
 			done[key] = now
 		}

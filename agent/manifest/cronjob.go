@@ -75,18 +75,24 @@ func schedule(c *batchv1.CronJob) (cron.Schedule, error) {
 	return s, nil
 }
 
-// Due returns the last time of a CronJob's schedule that is after the time after, after those for
-// which it has a Job, and not after now; zero if there is none.
-func Due(c *batchv1.CronJob, jobs []*batchv1.Job, after, now time.Time) (last time.Time) {
+// Since returns up to when the schedule of a CronJob that was not seen before is done with: the time of
+// its latest Job, so that what came while no agent ran is not lost, or now.
+func Since(jobs []*batchv1.Job, now time.Time) (last time.Time) {
+	for _, j := range jobs {
+		if _, at := CronJobOf(j); at.After(last) && !at.After(now) {
+			last = at
+		}
+	}
+	return cmp.Or(last, now)
+}
+
+// Due returns the last time of a CronJob's schedule after the time after, and not after now; zero
+// if there is none.
+func Due(c *batchv1.CronJob, after, now time.Time) (last time.Time) {
 	const most = 100 // times to go through one by one: a machine may have been off for years
 	s, err := schedule(c)
 	if err != nil {
 		return time.Time{} // an earlier release has accepted it
-	}
-	for _, j := range jobs {
-		if _, at := CronJobOf(j); at.After(after) && !at.After(now) { // else the clock was set back
-			after = at
-		}
 	}
 	for n := 0; ; n++ {
 		at := s.Next(after)

@@ -1,7 +1,6 @@
 package workload
 
 import (
-	"cmp"
 	"fmt"
 	"time"
 
@@ -22,7 +21,7 @@ type Turn struct {
 // with. Of several times that have been missed only the last one counts, as in Kubernetes.
 func CronJob(c *batchv1.CronJob, jobs []*batchv1.Job, last, now time.Time) Turn {
 	turn := Turn{Delete: manifest.BeyondHistory(c, jobs)}
-	at, running := manifest.Due(c, jobs, last, now), manifest.ActiveJobs(jobs)
+	at, running := manifest.Due(c, last, now), manifest.ActiveJobs(jobs)
 	switch policy, deadline := c.Spec.ConcurrencyPolicy, c.Spec.StartingDeadlineSeconds; {
 	case at.IsZero() || ptr.Deref(c.Spec.Suspend, false):
 	case deadline != nil && now.Sub(at) > podsync.Seconds(*deadline):
@@ -35,15 +34,4 @@ func CronJob(c *batchv1.CronJob, jobs []*batchv1.Job, last, now time.Time) Turn 
 		turn.Start = at
 	}
 	return turn
-}
-
-// Since returns up to when the schedule of a CronJob that was not seen before is done with: the time of
-// its latest Job, so that what came while no agent ran is not lost, or now.
-func Since(jobs []*batchv1.Job, now time.Time) (last time.Time) {
-	for _, j := range jobs {
-		if _, at := manifest.CronJobOf(j); at.After(last) && !at.After(now) {
-			last = at
-		}
-	}
-	return cmp.Or(last, now)
 }

@@ -78,10 +78,10 @@ func TestCronJobTimes(t *testing.T) {
 func TestCronJobAfterAPause(t *testing.T) {
 	c, now := cronOf(t, `schedule: "*/5 * * * *"`), at(t, "10:59:00")
 	jobs := []*batchv1.Job{jobAt(c, at(t, "10:05:00"), batchv1.JobComplete), jobAt(c, at(t, "10:00:00"), batchv1.JobFailed), jobAt(c, at(t, "11:30:00"), batchv1.JobComplete)}
-	if turn := CronJob(c, jobs, Since(jobs, now), now); !turn.Start.Equal(at(t, "10:55:00")) {
+	if turn := CronJob(c, jobs, manifest.Since(jobs, now), now); !turn.Start.Equal(at(t, "10:55:00")) {
 		t.Errorf("with Jobs: %+v", turn)
 	}
-	if turn := CronJob(c, nil, Since(nil, now), now); !turn.Start.IsZero() {
+	if turn := CronJob(c, nil, manifest.Since(nil, now), now); !turn.Start.IsZero() {
 		t.Errorf("without: %+v", turn)
 	}
 }
@@ -108,11 +108,12 @@ func TestCronJobConcurrency(t *testing.T) {
 		if turn = CronJob(c, []*batchv1.Job{jobAt(c, last, batchv1.JobFailed)}, last, now); turn.Start.IsZero() {
 			t.Errorf("%s: nothing starts after the end: %+v", test.policy, turn)
 		}
-		// An agent was killed before it noted that the Job of now was made; the clock was set back.
-		if turn = CronJob(c, []*batchv1.Job{jobAt(c, now, batchv1.JobComplete), jobAt(c, now.Add(time.Hour), batchv1.JobComplete)}, last, now); !turn.Start.IsZero() {
+		// An agent was killed after it had made the Job of now; the clock was set back.
+		jobs := []*batchv1.Job{jobAt(c, now, batchv1.JobComplete), jobAt(c, now.Add(time.Hour), batchv1.JobComplete)}
+		if turn = CronJob(c, jobs, manifest.Since(jobs, now), now); !turn.Start.IsZero() {
 			t.Errorf("%s: a Job twice: %+v", test.policy, turn)
 		}
-		if turn = CronJob(c, []*batchv1.Job{jobAt(c, now.Add(time.Hour), batchv1.JobComplete)}, last, now); turn.Start.IsZero() {
+		if turn = CronJob(c, jobs, manifest.Since(jobs, now), now.Add(5*time.Minute)); turn.Start.IsZero() {
 			t.Errorf("%s: none before the clock is where it was: %+v", test.policy, turn)
 		}
 	}
