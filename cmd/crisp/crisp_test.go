@@ -304,8 +304,8 @@ func TestAgent(t *testing.T) {
 	n.manifest("other.yaml", strings.Replace(webPod, "name: web}", "name: other}", 1))
 	n.until("get pods", `(?s)other +2/2 .*web +2/2 `)
 	// What means nothing on one node is left out, and said.
-	n.manifest("other.yaml", "kind: Service\n---\n"+strings.Replace(webPod, "name: web}", "name: other}", 1))
-	n.until("sources", `other.yaml .*warning: .*other.yaml:1: kind: Service is left out: `)
+	n.manifest("other.yaml", "kind: Ingress\n---\n"+strings.Replace(webPod, "name: web}", "name: other}", 1))
+	n.until("sources", `other.yaml .*warning: .*other.yaml:1: kind: Ingress is left out: `)
 	n.expect(expectation{"get pods", 0, `other +2/2 `})
 	// A shell completes the names of pods and of other objects.
 	n.expect(
