@@ -87,6 +87,7 @@ func aboutNode(t *testing.T, a *agentProcess) {
 		return regexp.MustCompile(`file +` + regexp.QuoteMeta(broken) + ` .*nam`).MatchString(out)
 	}, "the broken manifest is known")
 	a.says(1, `(?m)^manifest .*nam`, "doctor")
+	a.says(0, `crisp: broken manifest: .*broken\.yaml:4: .*nam`, "get", "pods")
 	a.says(0, `1 manifests, 1 of them broken`, "status")
 	a.says(4, `nam`, "validate", "-f", broken)
 	if err := os.Remove(broken); err != nil {

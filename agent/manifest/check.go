@@ -181,6 +181,9 @@ func describe(n *yaml.Node) string {
 	case yaml.SequenceNode:
 		return "a list"
 	}
+	if n.ShortTag() == "!!str" && n.Style == 0 && yaml11Bool(n.Value) {
+		return "the boolean " + n.Value
+	}
 	return strings.TrimSpace(map[string]string{
 		"!!str": "the string", "!!int": "the number", "!!float": "the number", "!!bool": "the boolean",
 	}[n.ShortTag()] + " " + n.Value)

@@ -11,6 +11,7 @@ import (
 	"reflect"
 	"regexp"
 	"slices"
+	"sort"
 	"strconv"
 	"strings"
 
@@ -45,7 +46,7 @@ func inFile(name string, errs Errors) Errors {
 func (r *reader) document(doc document) {
 	var root yaml.Node
 	if err := yaml.Unmarshal(doc.text, &root); err != nil {
-		r.fail(syntaxError(err, doc.line))
+		r.fail(mistake(err, doc))
 		return
 	}
 	if len(root.Content) == 0 {
@@ -226,6 +227,30 @@ func syntaxError(err error, begin int) Error {
 	text = strings.TrimPrefix(strings.TrimPrefix(text, "error converting YAML to JSON: "), "yaml: ")
 	text = strings.TrimSpace(strings.TrimPrefix(text, "unmarshal errors:"))
 	return Error{Line: line, Text: text}
+}
+
+// mistake is syntaxError for people: with the line of the token that is wrong, where the parser has
+// that of the block around it, and a word about tabs.
+func mistake(err error, doc document) Error {
+	e := syntaxError(err, doc.line)
+	lines := bytes.SplitAfter(doc.text, []byte("\n"))
+	if strings.HasPrefix(e.Text, "did not find expected key") || strings.HasPrefix(e.Text, "did not find expected '-'") {
+		wrong := sort.Search(len(lines), func(n int) bool { // the fewest lines with the same error
+			err := yaml.Unmarshal(bytes.Join(lines[:n], nil), new(yaml.Node))
+			return err != nil && syntaxError(err, doc.line).Text == e.Text
+		})
+		e.Line = max(e.Line, doc.line-1+wrong)
+		e.Text += ": is it indented as what it belongs to?"
+	}
+	for _, n := range []int{e.Line - doc.line, e.Line - doc.line + 1} { // the parser may have the line before
+		if n < 0 || n >= len(lines) {
+			continue
+		}
+		if rest := bytes.TrimLeft(lines[n], " "); len(rest) > 0 && rest[0] == '\t' && strings.Contains(e.Text, "cannot start any token") {
+			return Error{Line: doc.line + n, Text: "a tab: YAML wants spaces"}
+		}
+	}
+	return e
 }
 
 type document struct {

@@ -37,6 +37,9 @@ type Object interface {
 	runtime.Object
 }
 
+// MaxSize is how many bytes a manifest may have.
+const MaxSize = 4 << 20
+
 type Options struct {
 	// NodeName is the default of spec.nodeName and part of every UID. A manifest that names another
 	// node is rejected. "" accepts any node.
@@ -132,6 +135,9 @@ func Read(name string, data []byte, o Options) (objects []Object, warnings Error
 	r := reader{o: o, name: name, seen: map[string]int{}}
 	if r.o.Source == "" {
 		r.o.Source = SourceFile
+	}
+	if len(data) > MaxSize {
+		return nil, nil, Errors{{File: name, Text: fmt.Sprintf("%d bytes, more than a manifest may have (%d)", len(data), MaxSize)}}
 	}
 	for _, doc := range split(data) {
 		r.document(doc)

@@ -302,7 +302,7 @@ func sysctls(pod *v1.Pod, n *AdmissionInput) *podsync.Verdict {
 		net, ipc := strings.HasPrefix(name, "net."), strings.HasPrefix(name, "kernel.shm") || strings.HasPrefix(name, "kernel.msg") || name == "kernel.sem" || strings.HasPrefix(name, "fs.mqueue.")
 		switch {
 		case !slices.Contains(safeSysctls, name) && !slices.ContainsFunc(n.UnsafeSysctls, func(pattern string) bool { return matches(pattern, name) }):
-			return reject("SysctlForbidden", "forbidden sysctl: %q not allowlisted", name)
+			return reject("SysctlForbidden", "forbidden sysctl: %q not allowlisted: --allowed-unsafe-sysctls=%s of the agent would allow it", name, name)
 		case net && pod.Spec.HostNetwork:
 			return reject("SysctlForbidden", "forbidden sysctl: %q not allowed with host net enabled", name)
 		case ipc && pod.Spec.HostIPC:

@@ -33,7 +33,7 @@ const (
 	settle = 200 * time.Millisecond
 	// maxSettle is the longest wait for a directory that keeps changing.
 	maxSettle = 2 * time.Second
-	maxSize   = 4 << 20
+	maxSize   = manifest.MaxSize
 )
 
 // A Dir is a directory of manifest files: *.yaml, *.yml and *.json. Hidden files and

@@ -2,13 +2,16 @@ package api
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/waterfall"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // startup answers with the timeline of one pod's start: the agent's stages, and those that the
@@ -30,7 +33,12 @@ func (s *Server) startup(w http.ResponseWriter, r *http.Request) error {
 	return Write(w, http.StatusOK, report)
 }
 
-// startups answers with the timelines of all pods' starts, without the runtime's stages.
+// startups answers with the timelines of the starts of all pods that have not ended, without the
+// runtime's stages.
 func (s *Server) startups(w http.ResponseWriter, _ *http.Request) error {
-	return Write(w, http.StatusOK, map[string][]startup.Report{"items": s.o.Startup.All()})
+	list := slices.DeleteFunc(s.o.Startup.All(), func(r startup.Report) bool {
+		status := s.o.Statuses.Get(types.UID(r.Pod.UID))
+		return status != nil && podsync.Terminal(status)
+	})
+	return Write(w, http.StatusOK, map[string][]startup.Report{"items": list})
 }

@@ -1,8 +1,10 @@
 package api
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -54,6 +56,11 @@ func (s *Server) watch(w http.ResponseWriter, r *http.Request, k Kind, sel selec
 		}
 		if err != nil {
 			return nil // the watch fell behind: the client must list again
+		}
+		if first && fresh && k.Name != "Event" { // the existing objects in the order of a list
+			slices.SortStableFunc(changes, func(a, b watchcache.Change) int {
+				return cmp.Or(cmp.Compare(a.Object.GetNamespace(), b.Object.GetNamespace()), cmp.Compare(a.Object.GetName(), b.Object.GetName()))
+			})
 		}
 		for _, c := range changes {
 			if c.Deleted && fresh && first {

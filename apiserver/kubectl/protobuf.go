@@ -53,7 +53,7 @@ func fromProtobuf(data []byte) ([]byte, error) {
 	}
 	o := messageOf(wrapped.Kind)
 	if o == nil {
-		return nil, fault.Invalid.Errorf("%s is not taken as protobuf: send JSON", wrapped.Kind)
+		return nil, fault.NotFound.Errorf("this node has no kind %s of %s", wrapped.Kind, wrapped.APIVersion)
 	}
 	if err := o.Unmarshal(wrapped.Raw); err != nil {
 		return nil, fault.Invalid.Errorf("%s: %v", wrapped.Kind, err)

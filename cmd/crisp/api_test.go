@@ -58,10 +58,10 @@ func TestApply(t *testing.T) {
 	n.until("status -o json", `"alive": true`)
 	n.expect(
 		expectation{"apply -f " + f + " --dry-run sever", 2, `--dry-run sever: want server or client`},
-		expectation{"apply -f " + f + " --dry-run server", 0, `configmap/conf created \(dry run\)\npod/web created \S+ \(dry run\)\n$`},
+		expectation{"apply -f " + f + " --dry-run server", 0, `configmap/conf created \(dry run\)\npod/web created \(dry run\)\n$`},
 		expectation{"get pods -o name", 0, `^$`},
-		expectation{"apply -f " + f + " --wait", 0, `^configmap/conf created\npod/web created \S+\n$`},
-		expectation{"apply -f " + f, 0, `^configmap/conf unchanged\npod/web unchanged \S+\n$`},
+		expectation{"apply -f " + f + " --wait", 0, `^configmap/conf created\npod/web created\n$`},
+		expectation{"apply -f " + f, 0, `^configmap/conf unchanged\npod/web unchanged\n$`},
 		expectation{"get pods -o wide", 0, `web +2/2 +Running +0 .* api +example.org/web:1`},
 		expectation{"get cm", 0, `(?m)^NAME +DATA +AGE\nconf +1 `},
 		expectation{"get cm/conf -o jsonpath={.data.mode}", 0, `^fast$`},
@@ -154,6 +154,7 @@ func TestDeployment(t *testing.T) {
 	n.expect(
 		expectation{"apply -f " + f + " --wait", 0, `deployment/front created`},
 		expectation{"get deploy", 0, `front +3/3 +3 +3`},
+		expectation{"describe deploy/front", 0, `(?s)front +3/3 +3 +3 .*Pod: front-\d 1/1 Running \S*web:1\n.*Events`},
 		expectation{"get pods -o name -l app=front", 0, `^pod/front-0\npod/front-1\npod/front-2\n$`},
 		expectation{"delete pod/front-0", 1, `is one of deployment default/front`},
 		expectation{"apply -f " + n.file("d2.yaml", strings.Replace(deployment, "web:1", "web:2", 1)) + " --wait", 0, `deployment/front configured`},
@@ -316,7 +317,7 @@ func TestRun(t *testing.T) {
 	n.until("get pods", `t +1/1 +Running`)
 	n.expect(
 		expectation{"run --name t example.org/x:1", 1, `pod default/t is already there`},
-		expectation{"restart t", 0, `t/main stopped`},
+		expectation{"restart t", 0, `t/main restarted`},
 	)
 	n.until("get pods", `t +1/1 +Running +1 `)
 	n.expect(expectation{"delete t --force", 0, `pod/t deleted`})

@@ -358,9 +358,6 @@ func (c *cli) put(g object, mode string, dryRun bool, output string) error {
 		fmt.Fprintln(c.stdout, g)
 	default:
 		line := fmt.Sprintf("%s %s", g, header.Get(api.OutcomeHeader))
-		if g.kind.Name == "Pod" {
-			line += " " + string(head.UID)
-		}
 		if dryRun {
 			line += " (dry run)"
 		}

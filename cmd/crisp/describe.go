@@ -40,6 +40,8 @@ func describeCommand(c *cli) *cobra.Command {
 		for _, t := range what {
 			if t.kind.Name == "Pod" {
 				err = c.describePod(t.namespace, t.name)
+			} else if t.kind.Name == "Deployment" {
+				err = c.describeDeployment(t)
 			} else {
 				err = c.describeObject(t.objectName, t.namespace)
 			}
@@ -66,6 +68,24 @@ func (c *cli) toDescribe(args []string, s selection) (list []object, err error) 
 		list = append(list, objectOf(k, &u))
 	}
 	return list, err
+}
+
+// describeDeployment prints a Deployment and its pods in brief, and why the first is not ready.
+func (c *cli) describeDeployment(t object) error {
+	o := getOptions{selection: selection{namespace: t.namespace}, output: "wide"}
+	if err := c.get([]objectName{t.objectName}, o); err != nil {
+		return err
+	}
+	pods, _ := c.selected([]string{t.String()}, o.selection) // it may have none
+	slices.SortStableFunc(pods, func(a, b criruntime.Found) int { return best(b, a) })
+	for _, f := range pods {
+		n, all := status.Count(f.Pod)
+		fmt.Fprintf(c.stdout, "Pod: %s %d/%d %s %s\n", f.Pod.Name, n, all, status.Word(f.Pod), f.Pod.Spec.Containers[0].Image)
+	}
+	if len(pods) > 0 && !ready(pods[0].Pod) {
+		return cmp.Or(c.why(t.namespace, pods[0]), c.describeEvents(t.namespace, t.objectName))
+	}
+	return c.describeEvents(t.namespace, t.objectName)
 }
 
 // describeObject prints an object as it is, and its events.
@@ -271,18 +291,22 @@ func whyCommand(c *cli) *cobra.Command {
 		if err != nil {
 			return err
 		}
-		facts, err := c.facts(namespace, f)
-		if err != nil {
-			return err
-		}
-		report, err := c.startupOf(f)
-		if err != nil {
-			return err
-		}
-		facts.Seen, facts.Ready, facts.Stages = report.Seen, report.Ready, report.Stages
-		_, err = fmt.Fprintln(c.stdout, why.Sentence(facts, time.Now()))
-		return err
+		return c.why(namespace, f)
 	})
+}
+
+func (c *cli) why(namespace string, f criruntime.Found) error {
+	facts, err := c.facts(namespace, f)
+	if err != nil {
+		return err
+	}
+	report, err := c.startupOf(f)
+	if err != nil {
+		return err
+	}
+	facts.Seen, facts.Ready, facts.Stages = report.Seen, report.Ready, report.Stages
+	_, err = fmt.Fprintln(c.stdout, why.Sentence(facts, time.Now()))
+	return err
 }
 
 // facts returns what is known of a pod beside its stages.

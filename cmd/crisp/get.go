@@ -87,6 +87,11 @@ func (c *cli) get(what []objectName, o getOptions) error {
 	case "json", "yaml":
 		return c.printValue(listOf(items, one), o.output)
 	}
+	if what[0].kind.Name == "Pod" && what[0].name == "" {
+		for _, text := range c.brokenManifests() { // their pods may be missing, or old
+			fmt.Fprintln(c.stderr, "crisp: broken manifest:", text)
+		}
+	}
 	if len(items) == 0 {
 		fmt.Fprintf(c.stderr, "crisp: no %s\n", strings.Join(plurals(what), " or "))
 		return nil
@@ -363,15 +368,27 @@ func (c *cli) watchPrinter(k api.Kind, o getOptions) func(u unstructured.Unstruc
 			return err
 		}
 	}
-	// The columns cannot adapt to later lines. They are wide enough for most.
+	// The columns cannot adapt to later lines: they are as wide as existing objects need.
+	v := newView(k, o, nil)
+	widths := make([]int, len(v.columns))
+	for i, head := range v.heads() {
+		widths[i] = max(len(head), map[string]int{"NAME": 20, "STATUS": len("ContainerCreating")}[head])
+	}
+	existing, _ := c.objects(k, o.within(), url.Values{"labelSelector": {o.selector}, "fieldSelector": {o.fields}}) // else the watch fails
+	for _, u := range existing {
+		if cells, err := v.cells(u); err == nil {
+			for i, cell := range cells {
+				widths[i] = max(widths[i], len(cell))
+			}
+		}
+	}
 	line := func(cells []string) error {
 		for i := range cells[:len(cells)-1] {
-			cells[i] = fmt.Sprintf("%-*s", 12+8*(1-min(i, 1)), cells[i])
+			cells[i] = fmt.Sprintf("%-*s", widths[i], cells[i])
 		}
 		_, err := fmt.Fprintln(c.stdout, strings.Join(cells, "   "))
 		return err
 	}
-	v := newView(k, o, nil)
 	first := !o.headless
 	return func(u unstructured.Unstructured, pulling string) error {
 		if first {

@@ -228,8 +228,8 @@ func runOf(f criruntime.Found, s v1.ContainerStatus, previous bool) (string, err
 	return podsync.RuntimeID(s.ContainerID), nil
 }
 
-// events returns the events of a namespace ("" for all), the latest at the end. If no agent runs it
-// reads the agent's file.
+// events returns the events of a namespace ("" for all), or of the last object of a name; the latest at
+// the end. If no agent runs it reads the agent's file.
 func (c *cli) events(namespace string, on objectName) ([]v1.Event, error) {
 	var list []v1.Event
 	var events v1.EventList
@@ -238,10 +238,15 @@ func (c *cli) events(namespace string, on objectName) ([]v1.Event, error) {
 	} else if list, err = status.ReadEvents(filepath.Join(c.agentRoot, "events")); err != nil {
 		return nil, err
 	}
-	return slices.DeleteFunc(list, func(e v1.Event) bool {
+	list = slices.DeleteFunc(list, func(e v1.Event) bool {
 		o := e.InvolvedObject
 		return namespace != "" && o.Kind != "Node" && e.Namespace != namespace || on.name != "" && (o.Kind != on.kind.Name || o.Name != on.name)
-	}), nil
+	})
+	if on.name == "" || len(list) == 0 {
+		return list, nil
+	}
+	last := list[len(list)-1].InvolvedObject.UID
+	return slices.DeleteFunc(list, func(e v1.Event) bool { return e.InvolvedObject.UID != last }), nil
 }
 
 func eventsCommand(c *cli) *cobra.Command {

@@ -60,27 +60,25 @@ type cli struct {
 // debug and checkpoint with exec, ps with table, watches with get, events with logs, stats with top,
 // rollout with wait, why with describe, doctor, sources, config and page with status, export with generate.
 var groups = []struct {
-	title    string
+	title    string // with an example
 	commands []func(*cli) *cobra.Command
 }{
-	{"run and look", []func(*cli) *cobra.Command{
+	{"run and look (crisp run -it --rm busybox sh)", []func(*cli) *cobra.Command{
 		runCommand, getCommand, psCommand, describeCommand, whyCommand, logsCommand, eventsCommand, topCommand, statsCommand, inspectCommand,
 		execCommand, attachCommand, cpCommand, portForwardCommand, debugCommand,
 	}},
-	{"change", []func(*cli) *cobra.Command{
+	{"change (crisp apply -f web.yaml --wait)", []func(*cli) *cobra.Command{
 		applyCommand, deleteCommand, stopCommand, startCommand, restartCommand, rolloutCommand, checkpointCommand,
 	}},
-	{"node", []func(*cli) *cobra.Command{
+	{"node (crisp agent --manifests /etc/crisp/pods)", []func(*cli) *cobra.Command{
 		agentCommand, statusCommand, sourcesCommand, pageCommand, doctorCommand, configCommand, drainCommand, uncordonCommand, systemCommand,
 	}},
-	{"images", []func(*cli) *cobra.Command{imagesCommand, imageCommand, pullCommand, rmiCommand, loginCommand, logoutCommand}},
-	{"for scripts", []func(*cli) *cobra.Command{validateCommand, waitCommand, exportCommand, generateCommand, versionCommand}},
+	{"images (crisp pull docker.io/library/nginx:1.29)", []func(*cli) *cobra.Command{imagesCommand, imageCommand, pullCommand, rmiCommand, loginCommand, logoutCommand}},
+	{"for scripts (crisp wait pod/web --for=Ready --timeout 1m)", []func(*cli) *cobra.Command{validateCommand, waitCommand, exportCommand, generateCommand, versionCommand}},
 }
 
 // aliases has other names of commands.
-var aliases = map[string][]string{
-	"delete": {"rm"},
-}
+var aliases = map[string][]string{"delete": {"rm"}}
 
 // The libraries of Kubernetes log with klog; they also return what matters as errors. klog has one
 // logger per process, and setting it while it is in use is a race.
@@ -116,7 +114,7 @@ func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.
 func (c *cli) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "crisp [--runtime-endpoint unix:///…] COMMAND",
-		Short: "run pods on one node without a cluster, and inspect them",
+		Short: "run pods on one node without a cluster, and inspect them", Version: crispVersion(),
 	}
 	// CONTAINER_RUNTIME_ENDPOINT is crictl's variable.
 	endpoint := cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), defaultEndpoint)

@@ -271,7 +271,7 @@ func TestStartsAgainWhatItStopped(t *testing.T) {
 		t.Errorf("the next agent started %q", made)
 	}
 	// What cannot be done for one pod holds up no other.
-	if out, errs, code := n.crisp("restart p-never p-always"); code != exitNotFound || out != "p-always/a stopped\n" || !strings.Contains(errs, "p-never") {
+	if out, errs, code := n.crisp("restart p-never p-always"); code != exitNotFound || out != "p-always/a restarted\n" || !strings.Contains(errs, "p-never") {
 		t.Errorf("code %d\n%s%s", code, out, errs)
 	}
 }

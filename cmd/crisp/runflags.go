@@ -245,11 +245,16 @@ func (r *request) envFile(name string) error {
 	if err != nil {
 		return err
 	}
-	for line := range strings.Lines(string(data)) {
-		if line = strings.TrimSpace(line); line != "" && !strings.HasPrefix(line, "#") {
-			if err := r.env(line); err != nil {
-				return fmt.Errorf("%s: %w", line, err)
-			}
+	for n, line := range strings.Split(string(data), "\n") {
+		if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
+			continue
+		}
+		err := r.env(line)
+		if key, _, _ := strings.Cut(line, "="); strings.ContainsAny(key, " \t") {
+			err = fmt.Errorf("the name %q has a blank", key)
+		}
+		if err != nil {
+			return fmt.Errorf("%s:%d: %w", name, n+1, err)
 		}
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/apiserver"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
@@ -129,13 +130,16 @@ func statusCommand(c *cli) *cobra.Command {
 			}
 			line("source "+s.Name, "%s", sourceWord(s, bad))
 		}
-		return t.Flush()
+		if err := t.Flush(); err != nil || r.Agent.Alive {
+			return err
+		}
+		return &exitError{code: exitUnreachable}
 	})
 }
 
 // resources lists CPUs, memory and pods, and other resources unless they are 0.
 func resources(list v1.ResourceList) string {
-	words := []string{fmt.Sprintf("%s CPUs, %s memory, %s pods", list.Cpu(), list.Memory(), list.Pods())}
+	words := []string{fmt.Sprintf("%s CPUs, %s memory, %s pods", list.Cpu(), units.BytesSize(list.Memory().AsApproximateFloat64()), list.Pods())}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if q := list[name]; !slices.Contains([]v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods}, name) && !q.IsZero() {
 			words = append(words, fmt.Sprintf("%s %s", q.String(), name))
@@ -236,19 +240,29 @@ func doctorCommand(c *cli) *cobra.Command {
 		if err == nil && strings.TrimSpace(string(data)) != "1" {
 			err = errors.New(forwarding + " is not 1")
 		}
-		check("forwarding", textOfError(err), "pods reach nothing beyond the node without")
-		for _, s := range r.Sources {
-			for _, f := range s.Files {
-				if f.Error != "" {
-					check("manifest", f.Error, "")
-				}
-			}
+		check("forwarding", textOfError(err), "pods reach nothing beyond the node without; crispd sets it with the first pod")
+		for _, text := range c.brokenManifests() {
+			check("manifest", text, "")
 		}
 		if bad > 0 {
 			return &exitError{code: exitFailure}
 		}
 		return nil
 	})
+}
+
+// brokenManifests says what is wrong with each, as far as an agent answers.
+func (c *cli) brokenManifests() (texts []string) {
+	var sources []source.SourceState
+	_ = c.fetch("/crisp/v1/sources", nil, &sources)
+	for _, s := range sources {
+		for _, f := range s.Files {
+			if f.Error != "" {
+				texts = append(texts, strings.ReplaceAll(f.Error, "\n", "; "))
+			}
+		}
+	}
+	return texts
 }
 
 func textOfError(err error) string {

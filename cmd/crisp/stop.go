@@ -135,7 +135,7 @@ func restartCommand(c *cli) *cobra.Command {
 			}); err != nil {
 				return err
 			}
-			fmt.Fprintf(c.stdout, "%s/%s stopped\n", pod.Name, container)
+			fmt.Fprintf(c.stdout, "%s/%s restarted\n", pod.Name, container)
 		}
 		return nil
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/waterfall"
+	"github.com/docker/go-units"
 	"github.com/spf13/cobra"
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -276,7 +277,7 @@ func statsCells(before []*cri.PodSandboxStats, s *cri.PodSandboxStats, container
 	var rows [][]string
 	for _, l := range loadsOf(before, []*cri.PodSandboxStats{s}, containers) {
 		limit, share := l.limit()
-		cells := []string{fmt.Sprintf("%.2f%%", float64(l.cores)/1e7), size(l.bytes()), limit, share}
+		cells := []string{fmt.Sprintf("%.2f%%", float64(l.cores)/1e7), units.BytesSize(float64(l.bytes())), limit, share}
 		if containers {
 			rows = append(rows, slices.Concat([]string{l.pod, l.container}, cells))
 			continue
@@ -294,5 +295,5 @@ func (l load) limit() (limit, share string) {
 	if free == 0 {
 		return "-", "-"
 	}
-	return size(used + free), fmt.Sprintf("%.1f%%", 100*float64(used)/float64(used+free))
+	return units.BytesSize(float64(used + free)), fmt.Sprintf("%.1f%%", 100*float64(used)/float64(used+free))
 }

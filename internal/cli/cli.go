@@ -23,7 +23,7 @@ var Shells = []string{"bash", "zsh", "fish"}
 // itself.
 func Complete(root *cobra.Command, usage func(format string, args ...any) error, notes string) {
 	root.SilenceErrors, root.SilenceUsage = true, true
-	root.DisableFlagsInUseLine = true
+	root.DisableFlagsInUseLine, root.SuggestionsMinimumDistance = true, 1
 	for _, cmd := range root.Commands() {
 		cmd.DisableFlagsInUseLine = true
 	}
@@ -69,7 +69,7 @@ func Complete(root *cobra.Command, usage func(format string, args ...any) error,
 	root.RunE = func(cmd *cobra.Command, args []string) error {
 		switch {
 		case len(args) > 0:
-			return usage("there is no command %q: see %s help", args[0], root.Name())
+			return usage("there is no command %q: see %s", args[0], strings.Join(append(root.SuggestionsFor(args[0]), root.Name()+" help"), " or "))
 		case serve != nil:
 			return serve(cmd, args)
 		}
@@ -133,7 +133,7 @@ func printFlags(out io.Writer, flags []*pflag.Flag) {
 	for _, f := range flags {
 		value, about := pflag.UnquoteUsage(f)
 		fmt.Fprintf(out, "  %-34s %s", strings.TrimSpace(Dashed(f)+" "+value), about)
-		if !slices.Contains([]string{"", "false", "0", "0s", "[]"}, f.DefValue) {
+		if !slices.Contains([]string{"", "false", "0", "0s", "[]", "-1"}, f.DefValue) {
 			fmt.Fprintf(out, " (default %s)", f.DefValue)
 		}
 		fmt.Fprintln(out)
