@@ -126,8 +126,8 @@ func (b *browser) unharmed() {
 func pageShowsPods(b *browser) {
 	b.says("main", "web", "2/2", "Running", "other/bad-image", "InvalidImageName")
 	b.says("tr", "a-pod-with-a-name-as-long")
-	b.until(`[...document.querySelectorAll(".pods td[data-label=memory]")].some(e => e.innerText.includes("MB") || e.innerText.includes("kB"))`)
-	b.until(`document.querySelectorAll(".strip rect").length > 3`)
+	b.until(`[...document.querySelectorAll(".pods td[data-label=memory]")].some(e => /[MK]iB/.test(e.innerText))`)
+	b.says(".node", "not ready", "Memory", "Disk")
 	b.says(".state.bad", "CrashLoopBackOff")
 	b.shot("pods")
 	// Pods that are added and removed are shown without a reload.

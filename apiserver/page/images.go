@@ -22,7 +22,7 @@ type imagePage struct {
 // A diskRow is a file system.
 type diskRow struct {
 	Name, Used, Free, Size string
-	Percent                int // of Size that is not free
+	Percent                int // used of what is used and free for containers: as df(1) has it
 }
 
 // A useRow is the disk space that one kind of data uses.
@@ -86,11 +86,16 @@ func disks(n stats.NodeStats) []diskRow {
 		if fs == nil || ptr.Deref(fs.CapacityBytes, 0) == 0 {
 			return
 		}
-		capacity, free := *fs.CapacityBytes, ptr.Deref(fs.AvailableBytes, 0)
-		rows = append(rows, diskRow{
-			Name: name, Used: pulls.Size(int64(ptr.Deref(fs.UsedBytes, 0))), Free: pulls.Size(int64(free)), Size: pulls.Size(int64(capacity)),
-			Percent: int(100 * (capacity - min(free, capacity)) / capacity),
-		})
+		capacity, free, used := *fs.CapacityBytes, ptr.Deref(fs.AvailableBytes, 0), ptr.Deref(fs.UsedBytes, 0)
+		if name != "Root" {
+			used = capacity - min(free, capacity) // UsedBytes has what is theirs alone
+		}
+		row := diskRow{name, pulls.Size(int64(used)), pulls.Size(int64(free)), pulls.Size(int64(capacity)), int(100 * used / max(used+free, 1))}
+		if n := len(rows); n > 0 && rows[n-1].Size == row.Size && rows[n-1].Free == row.Free { // the same file system
+			rows[n-1].Name += ", " + name
+			return
+		}
+		rows = append(rows, row)
 	}
 	add("Root", n.Fs)
 	if n.Runtime != nil {

@@ -21,6 +21,7 @@ import (
 	internalapi "k8s.io/cri-api/pkg/apis"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	fake "k8s.io/cri-api/pkg/apis/testing"
+	stats "k8s.io/kubelet/pkg/apis/stats/v1alpha1"
 
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -102,7 +103,8 @@ func fakeAPI(pod *v1.Pod) *http.ServeMux {
 	}}})
 	answer("/crisp/v1/startup", map[string]any{"items": []startup.Report{report}})
 	answer("/crisp/v1/namespaces/default/pods/web/startup", report)
-	answer("/stats/summary", map[string]any{})
+	answer("/stats/summary", map[string]any{"node": map[string]any{"memory": map[string]any{"workingSetBytes": 3 << 30}, "fs": map[string]any{"capacityBytes": 100e9, "usedBytes": 20e9, "availableBytes": 75e9}}})
+	answer("/crisp/v1/sources", []map[string]any{{"name": "file", "files": []map[string]any{{"path": hostile, "error": "web.yaml:3: broken " + hostile}}}})
 	mux.HandleFunc("GET /api/v1/namespaces/default/pods/web/log", func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Query().Get("container") != "app" {
 			w.WriteHeader(http.StatusNotFound)
@@ -162,6 +164,19 @@ func fetch(t *testing.T, s *Server, path string) (*http.Response, string) {
 		t.Fatal(err)
 	}
 	return resp, string(body)
+}
+
+// The list says what is wrong with manifests and the node, and what the node uses.
+func TestListOfPods(t *testing.T) {
+	text := get(newServer(t, fakeAPI(hostilePod()), newFake()), "/page/").Body.String()
+	for _, want := range []string{`<p class="problem">Broken manifest: web.yaml:3: broken`, "1, 1 not ready", "0 B of 0 B", "20 GB used, 75 GB free"} {
+		if !strings.Contains(text, want) {
+			t.Errorf("no %q in\n%s", want, text)
+		}
+	}
+	if use := disks(stats.NodeStats{Fs: &stats.FsStats{CapacityBytes: new(uint64(100)), UsedBytes: new(uint64(20)), AvailableBytes: new(uint64(60))}}); use[0].Percent != 25 {
+		t.Errorf("%d %% of the disk are in use", use[0].Percent)
+	}
 }
 
 // pages has the paths of all pages with content.

@@ -6,6 +6,8 @@ import (
 	"strings"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
+
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/timeline"
 	"github.com/crisp-cri/crisp/internal/waterfall"
@@ -15,6 +17,8 @@ import (
 type plot struct {
 	Title, Now, Most string // Now: the last value; Most: the value of the upper edge
 	Width, Height    int
+	Limit            string // the pod's; "" without one
+	LimitY           string // where it is
 	Lines            []line
 }
 
@@ -28,33 +32,49 @@ const (
 	plotHeight = 60
 )
 
-// plots returns the plots of a pod: CPU, memory and network; nil without samples.
-func plots(samples []sample, now time.Time) []plot {
+// plots returns the plots of a pod: CPU, memory and network; nil without samples. limit is the pod's.
+func plots(samples []sample, limit sample, now time.Time) []plot {
 	if len(samples) == 0 {
 		return nil
 	}
-	last := samples[len(samples)-1]
-	cpu := func(s sample) float64 { return s.cpu }
-	memory := func(s sample) float64 { return s.memory }
-	rx, tx := func(s sample) float64 { return s.rx }, func(s sample) float64 { return s.tx }
-	return []plot{
-		newPlot("CPU", cores, cores(last.cpu), 0.01, samples, now, cpu),
-		newPlot("Memory", size, size(last.memory), 1e6, samples, now, memory),
-		newPlot("Network", perSecond, "in "+perSecond(last.rx)+", out "+perSecond(last.tx), 1e3, samples, now, rx, tx),
-	}
+	cpu := newPlot("CPU", cores, 0.01, limit.cpu, 1, samples, now, func(s sample) float64 { return s.cpu })
+	bytes := newPlot("Memory", memory, 1<<20, limit.memory, 1<<20, samples, now, func(s sample) float64 { return s.memory })
+	net := newPlot("Network", perSecond, 1e3, 0, 1, samples, now, func(s sample) float64 { return s.rx }, func(s sample) float64 { return s.tx })
+	net.Now = "in " + net.Now + ", out " + perSecond(samples[len(samples)-1].tx)
+	return []plot{cpu, bytes, net}
 }
 
-// newPlot draws one curve of the samples for each function of values. least is the minimum of the
-// upper edge's value.
-func newPlot(title string, word func(float64) string, last string, least float64, samples []sample, now time.Time, values ...func(sample) float64) plot {
-	top := least
+// limits returns the CPU and memory that all containers of a pod may use together; 0 if one has no
+// limit.
+func limits(pod *v1.Pod) (limit sample) {
+	of := func(name v1.ResourceName) (sum float64) {
+		for _, c := range pod.Spec.Containers {
+			q := c.Resources.Limits[name]
+			if q.IsZero() {
+				return 0
+			}
+			sum += q.AsApproximateFloat64()
+		}
+		return sum
+	}
+	return sample{cpu: of(v1.ResourceCPU), memory: of(v1.ResourceMemory)}
+}
+
+// newPlot draws one curve of the samples for each function of values, and the limit unless it is 0. The
+// upper edge is a round number of units, and least or the limit at least.
+func newPlot(title string, word func(float64) string, least, limit, unit float64, samples []sample, now time.Time, values ...func(sample) float64) plot {
+	top := max(least, limit)
 	for _, value := range values {
 		for _, s := range samples {
 			top = max(top, value(s))
 		}
 	}
-	top = ceiling(top)
-	p := plot{Title: title, Now: last, Most: word(top), Width: plotWidth, Height: plotHeight}
+	top = ceiling(top/unit) * unit
+	y := func(v float64) float64 { return (plotHeight-2)*(1-v/top) + 1 }
+	p := plot{Title: title, Now: word(values[0](samples[len(samples)-1])), Most: word(top), Width: plotWidth, Height: plotHeight}
+	if limit > 0 {
+		p.Limit, p.LimitY = word(limit), fmt.Sprintf("%.1f", y(limit))
+	}
 	for i, value := range values {
 		var points strings.Builder
 		before := time.Time{}
@@ -65,13 +85,12 @@ func newPlot(title string, word func(float64) string, last string, least float64
 			points.Reset()
 		}
 		for _, s := range samples {
-			if !before.IsZero() && s.at.Sub(before) > 5*sampleEvery { // no page was open in between
+			if !before.IsZero() && s.at.Sub(before) > 3*idleEvery { // the runtime did not answer
 				end()
 			}
 			before = s.at
 			x := plotWidth * (1 - float64(now.Sub(s.at))/float64(plotted))
-			y := (plotHeight - 2) * (1 - value(s)/top)
-			fmt.Fprintf(&points, "%.1f,%.1f ", max(x, 0), y+1)
+			fmt.Fprintf(&points, "%.1f,%.1f ", max(x, 0), y(value(s)))
 		}
 		end()
 	}
@@ -90,13 +109,23 @@ func ceiling(v float64) float64 {
 }
 
 func cores(v float64) string {
-	if v < 1 {
-		return fmt.Sprintf("%.0f m", 1000*v)
+	switch m := fmt.Sprintf("%.0f m", 1000*v); {
+	case m == "0 m":
+		return "0"
+	case v < 1:
+		return m
 	}
 	return fmt.Sprintf("%.2f", v)
 }
 
-func size(v float64) string { return pulls.Size(int64(v)) }
+// memory has the units of limits, which people compare it with.
+func memory(v float64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	for v >= 1024 && len(units) > 1 {
+		v, units = v/1024, units[1:]
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + " " + units[0]
+}
 
 func perSecond(v float64) string { return pulls.Size(int64(v)) + "/s" }
 
@@ -137,15 +166,4 @@ func kindOf(word string) string {
 		return "wait"
 	}
 	return "run"
-}
-
-// strip returns a waterfall for one line: the top-level stages that are long enough to be seen.
-func strip(stages []timeline.Stage, from, to time.Time) []span {
-	var list []span
-	for _, s := range drawStages(stages, from, to) {
-		if s.Depth == 0 && s.Width > 0 {
-			list = append(list, s)
-		}
-	}
-	return list
 }

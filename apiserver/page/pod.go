@@ -30,6 +30,8 @@ type podPage struct {
 	Containers []containerRow
 	Conditions []v1.PodCondition
 	Covered    string // share of the start that the stages account for, in percent
+	Startup    string // duration of the start, finished or not
+	Goes       bool   // it is not finished
 	Waterfall  []span
 	Events     []eventRow
 	YAML       string
@@ -72,7 +74,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 	now := time.Now()
 	under := s.o.Pulls.List(r.Context())
 	body := podPage{podRow: s.row(&pod, under, now), Conditions: pod.Status.Conditions, Containers: containers(&pod, now), Facts: factsOf(&pod)}
-	body.Plots = plots(s.samples.of(string(pod.UID)), now)
+	body.Plots = plots(s.samples.of(string(pod.UID)), limits(&pod), now)
 	facts := s.facts(r.Context(), &pod, events.Items, under)
 	var report startup.Report
 	switch err := s.ask(r.Context(), podPath("/crisp/v1", r)+"/startup", &report); fault.KindOf(err) {
@@ -82,7 +84,7 @@ func (s *Server) pod(w http.ResponseWriter, r *http.Request) error {
 			return err
 		}
 		facts.Seen, facts.Ready, facts.Stages = report.Seen, report.Ready, report.Stages
-		body.Startup, body.StartupGoes = waterfall.Brief(report.Until(now).Sub(report.Seen)), report.Ready.IsZero()
+		body.Startup, body.Goes = waterfall.Brief(report.Until(now).Sub(report.Seen)), report.Ready.IsZero() && !podsync.Terminal(&pod.Status)
 		body.Covered = fmt.Sprintf("%.0f %%", 100*report.Covered(now))
 		body.Waterfall = drawStages(report.Stages, report.Seen, report.Until(now))
 	}
@@ -123,7 +125,11 @@ func containers(pod *v1.Pod, now time.Time) []containerRow {
 		list = append(list, row)
 	}
 	for _, c := range pod.Spec.InitContainers {
-		add("init", c.Name, c.Image, c.Resources, pod.Status.InitContainerStatuses)
+		kind := "init"
+		if podsync.IsSidecar(&c) {
+			kind = "sidecar"
+		}
+		add(kind, c.Name, c.Image, c.Resources, pod.Status.InitContainerStatuses)
 	}
 	for _, c := range pod.Spec.Containers {
 		add("", c.Name, c.Image, c.Resources, pod.Status.ContainerStatuses)
@@ -139,7 +145,10 @@ func stateWords(s v1.ContainerState, now time.Time) (text, class string) {
 	case s.Running != nil:
 		return "running for " + age(s.Running.StartedAt.Time, now), "ok"
 	case s.Waiting != nil:
-		return strings.TrimSuffix(s.Waiting.Reason+": "+s.Waiting.Message, ": "), "wait"
+		if class = "wait"; trouble.MatchString(s.Waiting.Reason) {
+			class = "bad"
+		}
+		return strings.TrimSuffix(s.Waiting.Reason+": "+s.Waiting.Message, ": "), class
 	case s.Terminated != nil:
 		t := s.Terminated
 		text, class = fmt.Sprintf("ended with code %d, %s ago", t.ExitCode, age(t.FinishedAt.Time, now)), "done"

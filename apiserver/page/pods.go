@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -18,16 +19,16 @@ import (
 	"github.com/crisp-cri/crisp/apiserver/startup"
 	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/pulls"
-	"github.com/crisp-cri/crisp/internal/waterfall"
 )
 
 // podList is the data of the page of all pods.
 type podList struct {
-	Node    string
-	Version string
-	Problem string // why the node is not ready
-	Pods    []podRow
-	Pulls   []pullRow
+	Node     string
+	Version  string
+	Facts    []fact   // of the node
+	Problems []string // of the node and its manifests
+	Pods     []podRow
+	Pulls    []pullRow
 }
 
 // A podRow is a row of the list of pods.
@@ -37,10 +38,8 @@ type podRow struct {
 	Ready, All      int
 	Restarts, Age   string
 	CPU, Memory     string // "" means unknown
+	Address         string
 	Pull            *pullRow
-	Startup         string // duration of the start, finished or not
-	StartupGoes     bool
-	Strip           []span
 	Trouble         string // why it is not ready
 }
 
@@ -68,15 +67,11 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
 		}
 	}
 	var body podList
-	for i := range nodes.Items {
-		n := &nodes.Items[i]
-		body.Node, body.Version = n.Name, n.Status.NodeInfo.KubeletVersion
-		for _, c := range n.Status.Conditions {
-			if c.Type == v1.NodeReady && c.Status != v1.ConditionTrue {
-				body.Problem = "The node is not ready: " + c.Reason + " " + c.Message
-			}
-		}
+	node := &v1.Node{}
+	if len(nodes.Items) > 0 {
+		node = &nodes.Items[0]
 	}
+	body.Node, body.Version = node.Name, node.Status.NodeInfo.KubeletVersion
 	started := map[string]startup.Report{}
 	for _, rep := range reports.Items {
 		started[rep.Pod.UID] = rep
@@ -87,13 +82,12 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
 			body.Pulls = append(body.Pulls, pullOf(under[i]))
 		}
 	}
-	now := time.Now()
+	now, used := time.Now(), sample{}
 	for i := range list.Items {
 		pod := &list.Items[i]
 		row := s.row(pod, under, now)
-		if rep, ok := started[string(pod.UID)]; ok {
-			row.Startup, row.StartupGoes = waterfall.Brief(rep.Until(now).Sub(rep.Seen)), rep.Ready.IsZero()
-			row.Strip = strip(rep.Stages, rep.Seen, rep.Until(now))
+		if now := s.samples.last(string(pod.UID)); now != nil {
+			used.cpu, used.memory = used.cpu+now.cpu, used.memory+now.memory
 		}
 		facts := s.facts(r.Context(), pod, events.Items, under)
 		facts.Stages = started[string(pod.UID)].Stages
@@ -103,6 +97,7 @@ func (s *Server) pods(w http.ResponseWriter, r *http.Request) error {
 	slices.SortFunc(body.Pods, func(a, b podRow) int {
 		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
+	body.Facts, body.Problems = s.nodeFacts(r.Context(), node, body.Pods, used), s.problems(r.Context(), node)
 	s.show(w, r, http.StatusOK, "pods", view{Title: "Pods", Body: body})
 	return nil
 }
@@ -149,19 +144,19 @@ func (s *Server) row(pod *v1.Pod, under []pulls.Pull, now time.Time) podRow {
 	row := podRow{Namespace: pod.Namespace, Name: pod.Name, Word: status.Word(pod), Restarts: status.Restarts(pod, now), Age: age(pod.CreationTimestamp.Time, now)}
 	row.Ready, row.All = status.Count(pod)
 	row.Class = look(pod, row)
+	row.Address = pod.Status.PodIP
 	if p, ok := pulls.Of(under, pod.Namespace+"/"+pod.Name); ok && pod.Status.Phase != v1.PodRunning {
 		pull := pullOf(p)
 		row.Pull = &pull
 	}
-	if samples := s.samples.of(string(pod.UID)); len(samples) > 0 {
-		last := samples[len(samples)-1]
-		row.CPU, row.Memory = cores(last.cpu), size(last.memory)
+	if last := s.samples.last(string(pod.UID)); last != nil {
+		row.CPU, row.Memory = cores(last.cpu), memory(last.memory)
 	}
 	return row
 }
 
-// troubles has the parts of STATUS that mean a problem.
-var troubles = []string{"BackOff", "Err", "OOM", "Invalid"}
+// trouble matches a STATUS, or the reason of a container that waits, which means a problem.
+var trouble = regexp.MustCompile("BackOff|Err|OOM|Invalid")
 
 // look returns the CSS class of a pod's state.
 func look(pod *v1.Pod, row podRow) string {
@@ -170,7 +165,7 @@ func look(pod *v1.Pod, row podRow) string {
 		return "wait"
 	case pod.Status.Phase == v1.PodSucceeded:
 		return "done"
-	case pod.Status.Phase == v1.PodFailed, slices.ContainsFunc(troubles, func(t string) bool { return strings.Contains(row.Word, t) }):
+	case pod.Status.Phase == v1.PodFailed, trouble.MatchString(row.Word):
 		return "bad"
 	case pod.Status.Phase == v1.PodRunning && row.Ready == row.All:
 		return "ok"

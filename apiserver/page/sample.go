@@ -8,10 +8,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/internal/poke"
 )
 
-// The usage of pods is sampled while a page that shows it is open, and shortly after.
+// The usage of pods is sampled always, so that a page that is opened shows what happened before, and
+// more often while a page that shows it is open, and shortly after.
 const (
+	idleEvery   = 10 * time.Second
 	sampleEvery = 2 * time.Second
 	sampleFor   = 20 * time.Second // after the last request for such a page
 	plotted     = 5 * time.Minute
@@ -38,25 +41,27 @@ type sampler struct {
 	ctx     context.Context // the agent's
 	runtime Runtime
 
-	mu      sync.Mutex
-	pods    map[string]*series // guarded by mu, as are those below
-	looked  time.Time
-	running bool
+	wake chan struct{} // a page was opened; of capacity 1
+
+	mu     sync.Mutex
+	pods   map[string]*series // guarded by mu, as is looked
+	looked time.Time
 }
 
 func newSampler(ctx context.Context, r Runtime) *sampler {
-	return &sampler{ctx: ctx, runtime: r, pods: map[string]*series{}}
+	m := &sampler{ctx: ctx, runtime: r, wake: make(chan struct{}, 1), pods: map[string]*series{}}
+	go m.loop()
+	return m
 }
 
-// of returns a pod's samples that are not older than plotted, and prolongs the sampling.
+// of returns a pod's samples that are not older than plotted, and has it sampled more often.
 func (m *sampler) of(uid string) []sample {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.looked = time.Now()
-	if !m.running && m.ctx.Err() == nil {
-		m.running = true
-		go m.loop()
+	if time.Since(m.looked) >= sampleFor {
+		poke.Wake(m.wake)
 	}
+	m.looked = time.Now()
 	s := m.pods[uid]
 	if s == nil {
 		return nil
@@ -68,22 +73,30 @@ func (m *sampler) of(uid string) []sample {
 	return append([]sample(nil), s.samples...)
 }
 
+// last returns a pod's last sample, nil without one.
+func (m *sampler) last(uid string) *sample {
+	if samples := m.of(uid); len(samples) > 0 {
+		return &samples[len(samples)-1]
+	}
+	return nil
+}
+
 func (m *sampler) loop() {
-	tick := time.NewTicker(sampleEvery)
-	defer tick.Stop()
-	for {
+	for m.ctx.Err() == nil {
 		m.take()
+		m.mu.Lock()
+		every := idleEvery
+		if time.Since(m.looked) < sampleFor {
+			every = sampleEvery
+		}
+		m.mu.Unlock()
+		next := time.NewTimer(every)
 		select {
-		case <-tick.C:
+		case <-next.C:
+		case <-m.wake:
 		case <-m.ctx.Done():
 		}
-		m.mu.Lock()
-		m.running = m.ctx.Err() == nil && time.Since(m.looked) < sampleFor
-		on := m.running
-		m.mu.Unlock()
-		if !on {
-			return
-		}
+		next.Stop()
 	}
 }
 

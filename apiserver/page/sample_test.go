@@ -50,58 +50,59 @@ func TestSeries(t *testing.T) {
 	}
 }
 
-// Pods are sampled while a page is open, and for a short time after.
+// Pods are sampled always, and more often while a page is open and for a short time after.
 func TestSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		runtime := newFake()
-		m := newSampler(ctx, runtime)
 		for i := range maxSeries + 10 {
 			runtime.stats = append(runtime.stats, stat(string(rune('a'+i)), 1, 0, 0, 0))
 		}
-		if runtime.asked.Load() != 0 {
-			t.Error("it asks, and no page is open")
+		m := newSampler(ctx, runtime)
+		asked := func(d time.Duration) int64 {
+			before := runtime.asked.Load()
+			time.Sleep(d)
+			synctest.Wait()
+			return runtime.asked.Load() - before
+		}
+		if n := asked(time.Hour + time.Second); n != int64(time.Hour/idleEvery)+1 {
+			t.Errorf("it has asked %d times in an hour without an open page", n)
+		}
+		m.of("a")
+		if n := asked(0); n != 1 {
+			t.Errorf("it has asked %d times when a page was opened", n)
 		}
 		for range 10 { // requests of the page
 			m.of("a")
-			time.Sleep(sampleFor / 2)
-			synctest.Wait()
+			if n := asked(sampleFor / 2); n < int64(sampleFor/2/sampleEvery) {
+				t.Errorf("it has asked %d times while a page is open", n)
+			}
 		}
-		if pods, _ := m.now(); pods > maxSeries {
-			t.Errorf("%d pods are kept", pods)
+		m.mu.Lock()
+		if len(m.pods) > maxSeries {
+			t.Errorf("%d pods are kept", len(m.pods))
 		}
-		asked := runtime.asked.Load()
-		if asked < 10*int64(sampleFor/2/sampleEvery) {
-			t.Errorf("it has asked %d times", asked)
-		}
-		time.Sleep(2 * sampleFor)
-		synctest.Wait()
-		asked = runtime.asked.Load()
-		time.Sleep(time.Hour)
-		if _, running := m.now(); runtime.asked.Load() != asked || running {
-			t.Errorf("it goes on without an open page: %d, then %d times", asked, runtime.asked.Load())
-		}
-		m.of("a")
-		synctest.Wait()
-		if runtime.asked.Load() != asked+1 {
-			t.Error("it does not begin again")
+		m.mu.Unlock()
+		asked(2 * sampleFor)
+		if n := asked(time.Hour); n > int64(time.Hour/idleEvery)+1 {
+			t.Errorf("it has asked %d times in an hour after the page was closed", n)
 		}
 		cancel()
 		synctest.Wait()
 		m.of("a")
-		if _, running := m.now(); running {
-			t.Error("it begins after the agent has ended")
+		if n := asked(time.Hour); n != 0 {
+			t.Error("it goes on after the agent has ended")
 		}
 	})
 }
 
-// A curve has a gap for the time in which no page was open.
+// A curve has a gap for the time in which the runtime did not answer, and a line for the limit.
 func TestPlots(t *testing.T) {
 	now := time.Unix(1000, 0)
 	at := func(ago time.Duration, cpu float64) sample {
 		return sample{at: now.Add(-ago), cpu: cpu, memory: 3e6, rx: 10, tx: 2000}
 	}
-	list := plots([]sample{at(plotted, 0), at(plotted-sampleEvery, 0.02), at(sampleEvery, 1.2), at(0, 0.4)}, now)
+	list := plots([]sample{at(plotted, 0), at(plotted-sampleEvery, 0.02), at(sampleEvery, 1.2), at(0, 0.4)}, sample{memory: 64 << 20}, now)
 	if len(list) != 3 {
 		t.Fatalf("%d plots", len(list))
 	}
@@ -112,17 +113,13 @@ func TestPlots(t *testing.T) {
 	if want := "298.0,24.2 300.0,47.4"; p.Lines[1].Points != want {
 		t.Errorf("points %s, want %s", p.Lines[1].Points, want)
 	}
+	if m := list[1]; m.Now != "2.9 MiB" || m.Limit != "64 MiB" || m.Most != "100 MiB" || m.LimitY != "21.9" || p.Limit != "" {
+		t.Errorf("memory: %+v", m)
+	}
 	if n := list[2]; n.Now != "in 10 B/s, out 2.0 kB/s" || len(n.Lines) != 4 {
 		t.Errorf("network: %+v", n)
 	}
-	if plots(nil, now) != nil {
+	if plots(nil, sample{}, now) != nil {
 		t.Error("there is a plot of nothing")
 	}
-}
-
-// now returns the number of sampled pods, and whether sampling continues.
-func (m *sampler) now() (pods int, running bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	return len(m.pods), m.running
 }
