@@ -67,6 +67,13 @@ var powerCuts = func() tests {
 	return t
 }()
 
+// week sets the clock of the node, too.
+var week = func() tests {
+	t := exactly("test", "TestWeek")
+	t.env = []string{"WEEK_CLOCK=yes", "WEEK_SEED=4"}
+	return t
+}()
+
 // oomGroup runs containers out of memory many times.
 var oomGroup = func() tests {
 	t := exactly("oci/executor", "TestNoMemoryForExecs")
@@ -104,6 +111,7 @@ var boots = []boot{
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/exec_timeout", "TestScript/handler_crun", "TestScript/pod_runs", "TestScript/shim_limits")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestRunAsAService")},
 			{"powercuts", full, 60 * time.Minute, powerCuts},
+			{"week", full, 60 * time.Minute, week},
 			{"oomgroup", full, 30 * time.Minute, oomGroup},
 			{"all-executor", full, 60 * time.Minute, all("oci/executor", "")},
 			{"all-oomscore", full, 5 * time.Minute, all("oci/executor/oomscore", "")},
