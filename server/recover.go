@@ -48,6 +48,7 @@ func (s *Server) Start(ctx context.Context) error {
 		}
 	}
 	s.restoreStartups()
+	s.restorePorts(ctx)
 	gc, cancel := context.WithTimeout(ctx, gcTime)
 	defer cancel()
 	for _, n := range s.networks() {

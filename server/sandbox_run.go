@@ -184,6 +184,13 @@ func (s *Server) runSandbox(ctx context.Context, c *creation, req *cri.RunPodSan
 			return err
 		}
 	}
+	ports, err := s.openPorts(ctx, sb, rec)
+	if err != nil {
+		return err
+	}
+	if len(ports) > 0 {
+		steps.AddContext(ctx, "host ports", func(ctx context.Context) error { return s.o.HostPorts.Remove(ctx, ports) })
+	}
 	if err := s.startShim(ctx, c, sb, rec); err != nil {
 		return err
 	}

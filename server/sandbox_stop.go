@@ -58,6 +58,12 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 		return fmt.Errorf("end shim: %w", err)
 	}
 	rec := s.index.sandbox(sb)
+	if known {
+		ports, _ := forwards(sb, rec) // it has none that could not be opened
+		if err := s.o.HostPorts.Remove(ctx, ports); err != nil {
+			return fmt.Errorf("close host ports: %w", err)
+		}
+	}
 	if !sb.Config().HostNetwork {
 		stage.Next(ctx, "cni")
 		if err := s.networkOf(rec.handler).Detach(ctx, networkPod(sb, rec)); err != nil {

@@ -65,6 +65,7 @@ import (
 	"github.com/crisp-cri/crisp/image/rootfs"
 	"github.com/crisp-cri/crisp/internal/pullapi"
 	"github.com/crisp-cri/crisp/internal/pulls"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
 	"github.com/crisp-cri/crisp/server/cadvisor"
@@ -118,7 +119,8 @@ type Options struct {
 	Images    Images
 	RootFS    RootFS
 	Network   Network
-	Events    *Events // the one whose Publish is the Runtime's OnEvent
+	HostPorts *rootless.Ports // nil = the network has them
+	Events    *Events         // the one whose Publish is the Runtime's OnEvent
 	Streaming streaming.Options
 
 	Handlers           map[string]Handler // by name, besides the default one, which SpecHost and NoUserNS define

@@ -29,6 +29,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/crisp-cri/crisp/internal/unixsock"
 )
 
@@ -190,8 +191,7 @@ func groupID(name string) (int, bool) {
 	return gid, err == nil
 }
 
-// letGroup lets a group use the socket. If the socket is in root, its default place, the group
-// may enter root too.
+// letGroup lets a group use the socket and, if it is in root, its default place, enter root.
 func letGroup(gid int, root, socket string) error {
 	if filepath.Dir(socket) == root {
 		if err := os.Chown(root, -1, gid); err != nil {
@@ -208,7 +208,7 @@ func listenUnix(root, path string) (*unixsock.Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	if gid, ok := groupID(socketGroup); ok {
+	if gid, ok := groupID(socketGroup); ok && !rootless.OfUser() {
 		err = letGroup(gid, root, path)
 	}
 	if err == nil {
@@ -229,7 +229,7 @@ func listenLoopback(address string) (net.Listener, error) {
 	if !at.Addr().IsLoopback() {
 		return nil, fault.Invalid.Errorf("%s: only loopback addresses can be served", address)
 	}
-	return net.Listen("tcp", address)
+	return rootless.Listen(address)
 }
 
 // Token returns the token in <root>/token. If it is missing or blank, Token makes one of 128

@@ -21,6 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/server/hooks"
 )
@@ -206,8 +207,10 @@ func policyPath(c *config.Config) string {
 }
 
 func checkCNI(c *config.Config) []finding {
-	if os.Getenv(keeperEnv) != "" {
-		return []finding{{"networks of pods", false, "crispd is in the machine's network, where an ordinary user can make no bridge: pods need hostNetwork", false}}
+	if rootless.Entered() {
+		if err := rootless.Lacks(); err != nil {
+			return []finding{{"slirp4netns and /dev/net/tun", false, "crispd is in the machine's network, where an ordinary user can make no bridge: pods need hostNetwork: " + err.Error(), false}}
+		}
 	}
 	found := false
 	for _, pattern := range []string{"*.conflist", "*.conf", "*.json"} {

@@ -25,6 +25,7 @@ import (
 
 	"github.com/crisp-cri/crisp/config"
 	"github.com/crisp-cri/crisp/internal/cli"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/spf13/cobra"
 )
 
@@ -57,18 +58,18 @@ func main() {
 func run(args []string, out io.Writer) error { return execute(args, out, nil) }
 
 // execute is run; an ordinary user's command that needs a user namespace calls enter.
-func execute(args []string, out io.Writer, enter func(state string, lasting bool) error) error {
+func execute(args []string, out io.Writer, enter func(c *config.Config, serve bool) error) error {
 	root := commandLine(out, enter)
 	root.SetArgs(cli.DoubleDashes(root, args))
 	return root.Execute()
 }
 
 // commandLine returns the root command, whose commands print to out.
-func commandLine(out io.Writer, enter func(state string, lasting bool) error) *cobra.Command {
+func commandLine(out io.Writer, enter func(c *config.Config, serve bool) error) *cobra.Command {
 	source := config.Source{Flags: map[string]string{}}
 	load := func() (*config.Config, error) {
 		source.OwnCNI = beside("cni")
-		if enter != nil && ofUser() {
+		if enter != nil && rootless.OfUser() {
 			if err := userDefaults(&source); err != nil {
 				return nil, err
 			}
@@ -82,9 +83,9 @@ func commandLine(out io.Writer, enter func(state string, lasting bool) error) *c
 			if err == nil && enter != nil && os.Geteuid() != 0 {
 				switch name, _, _ := strings.Cut(use, " "); name {
 				case "serve":
-					err = enter(c.State, true)
+					err = enter(c, true)
 				case "check", "wipe":
-					err = enter(c.State, false)
+					err = enter(c, false)
 				}
 			}
 			if err != nil {

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/periodic"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/crisp-cri/crisp/server/telemetry"
 )
 
@@ -99,7 +100,7 @@ func (m *scrape) listenAt(address string) (net.Listener, error) {
 	case isUnix:
 		return m.files.listen(path)
 	}
-	return net.Listen("tcp", address)
+	return rootless.Listen(address)
 }
 
 func (m *scrape) begin(address string, l net.Listener) {

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -95,8 +96,7 @@ func serve(c *config.Config, src config.Source) error {
 	}
 
 	go unixsock.Watch(ctx, log, files.look)
-	served := make(chan error, 1)
-	go func() { served <- g.Serve(sure(d.kubelets.watch(socket))) }()
+	served := d.serving(g, socket)
 	log.Info("crispd serves", "version", version, "socket", c.Socket, "root", c.Root, "state", c.State, "boot", d.records.Boot().String(), "took", time.Since(begin))
 	sdnotify.Notify("READY=1\nSTATUS=" + d.status())
 	if interval := sdnotify.Interval(); interval > 0 {
@@ -118,6 +118,19 @@ func serve(c *config.Config, src config.Source) error {
 			return d.stop(g)
 		}
 	}
+}
+
+// serving serves CRI. The channel gets what ends that.
+func (d *daemon) serving(g *grpc.Server, l net.Listener) <-chan error {
+	ended := make(chan error, 2)
+	go func() { ended <- g.Serve(sure(d.kubelets.watch(l))) }()
+	if d.cutOff != nil {
+		go func() {
+			<-d.cutOff
+			ended <- errors.New("slirp4netns has ended: the next crispd starts it again")
+		}()
+	}
+	return ended
 }
 
 // status returns a line for the service manager to show.

@@ -19,6 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/internal/apparmor"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/crisp-cri/crisp/internal/tree"
 	"github.com/crisp-cri/crisp/internal/unixsock"
 	"github.com/crisp-cri/crisp/oci"
@@ -90,7 +91,7 @@ func wipe(c *config.Config, all bool, out io.Writer) error {
 		w.remove(ctx, config.Resolve(c.Root))
 	}
 	if !w.keep {
-		w.note("user namespace", endKeeper())
+		w.note("user namespace", rootless.End())
 	}
 	return errors.Join(w.errs...)
 }

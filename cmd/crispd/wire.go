@@ -21,6 +21,7 @@ import (
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/kernel"
+	"github.com/crisp-cri/crisp/internal/rootless"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci"
@@ -37,6 +38,7 @@ type daemon struct {
 	runtime *oci.Runtime
 	images  *image.Store
 	network *networks
+	cutOff  <-chan struct{} // closed when the way out of a user's network has ended
 	server  *server.Server
 
 	config    atomic.Pointer[config.Config] // in force
@@ -83,6 +85,9 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 		return nil, err
 	}
 	steps.Add("network", d.network.Close)
+	if d.cutOff, err = rootless.Network(c.State); err != nil {
+		return nil, err
+	}
 
 	events := server.NewEvents()
 	o := ociOptions(c, d.records, systemd, events.Publish, log)
@@ -97,6 +102,11 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 	options.Images = d.images
 	options.RootFS = d.images.RootFS()
 	options.Network = d.network.Network
+	if options.HostPorts = rootless.OpenPorts(c.State); options.HostPorts != nil {
+		if options.Streaming.Listener, err = rootless.Listen(c.Streaming.Address); err != nil {
+			return nil, fmt.Errorf("listen for streams: %w", err)
+		}
+	}
 	options.Events = events
 	options.Streaming.Addr = c.Streaming.Address
 	options.Streaming.Log = log
