@@ -22,6 +22,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/pull"
 	"github.com/crisp-cri/crisp/apiserver"
 	"github.com/crisp-cri/crisp/config"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -43,7 +44,7 @@ func agentCommand(c *cli) *cobra.Command {
 	cmd := &cobra.Command{Use: "agent --manifests DIR [flags]", Args: takesNone(""), Short: "run the pods of a directory of manifests"}
 	cmd.FParseErrWhitelist.UnknownFlagsHandling = pflag.IgnoreUnknownFlag // see noteUnknown
 	fs := cmd.Flags()
-	f.add(fs, &o)
+	f.add(c, fs, &o)
 	takeNode := nodeFlags(fs, &o.Node)
 	c.kubeletFlags(fs)
 	return runs(cmd, func(_ []string) error {
@@ -57,6 +58,9 @@ func agentCommand(c *cli) *cobra.Command {
 		}
 		if err := f.take(&o); err != nil {
 			return err
+		}
+		if os.Geteuid() != 0 {
+			return c.joinUser([]string{o.Listen, o.ReadOnly, o.Health})
 		}
 		o.Root = cmp.Or(o.Root, c.agentRoot)
 		o.Version = crispVersion()
@@ -73,14 +77,14 @@ func agentCommand(c *cli) *cobra.Command {
 }
 
 // add defines the flags except those of nodeFlags.
-func (f *agentFlags) add(fs *pflag.FlagSet, o *apiserver.Options) {
+func (f *agentFlags) add(c *cli, fs *pflag.FlagSet, o *apiserver.Options) {
 	alias := func(p *string, value, about string, names ...string) {
 		fs.StringVar(p, names[0], value, about)
 		for _, name := range names[1:] {
 			fs.StringVar(p, name, value, "the same `value` as --"+names[0]+", by the kubelet's name")
 		}
 	}
-	alias(&o.Manifests, "/etc/crisp/pods", "`directory` of the manifests", "manifests", "pod-manifest-path")
+	alias(&o.Manifests, c.places().manifests, "`directory` of the manifests", "manifests", "pod-manifest-path")
 	alias(&o.Root, "", "the agent's `directory` (default: that of --agent-root)", "root", "root-dir")
 	alias(&o.LogDir, "", "`directory` of the pods' logs (default ROOT/logs)", "log-dir", "pod-logs-dir")
 	alias(&o.NodeName, "", "`name` of this node (default: the host name at the first start)", "node-name", "hostname-override")
@@ -211,7 +215,7 @@ func nodeFlags(fs *pflag.FlagSet, o *agent.NodeConfig) func() error {
 	fs.Int64Var(&o.Rules.EvictGrace, "eviction-max-pod-grace-period", 0, "maximum grace period in `seconds` of a pod evicted at a soft threshold")
 	fs.DurationVar(&o.Rules.EvictTransition, "eviction-pressure-transition-period", housekeeping.DefaultEvictTransition, "how long a pressure condition lasts after its cause is gone")
 	return func() (err error) {
-		o.NoPodCgroups, o.NoPrivileged = !perQOS, !allowPrivileged
+		o.NoPodCgroups, o.NoPrivileged = !perQOS || kernel.Bare(), !allowPrivileged
 		o.PodPIDs = max(o.PodPIDs, 0) // the kubelet's -1 means no limit too
 		if o.NodeLabels, err = assignments("node-labels", labels); err != nil {
 			return err

@@ -21,7 +21,7 @@ func generateCommand(c *cli) *cobra.Command {
 	namespaceFlag(fs, &namespace)
 	var file string
 	fs.StringVarP(&file, "filename", "f", "", "`manifest` that the unit applies and deletes")
-	fs.StringVar(&manifests, "manifests", "/etc/crisp/pods", "`directory` of the agent's manifests")
+	fs.StringVar(&manifests, "manifests", c.places().manifests, "`directory` of the agent's manifests")
 	return runs(cmd, func(rest []string) error {
 		if len(rest) == 0 || rest[0] != "systemd" || len(rest) > 2 || len(rest) == 2 && file != "" {
 			return usageError("generate takes: systemd, and for a unit of its own a pod or -f FILE")

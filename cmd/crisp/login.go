@@ -60,8 +60,8 @@ func (a authFile) write(path string, auths map[string]map[string]any) error {
 	return atomicfile.Write(path, append(data, '\n'), 0o600)
 }
 
-func authFileFlag(flags *pflag.FlagSet, path *string) {
-	flags.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), defaultAuthFile), "credentials `file`")
+func (c *cli) authFileFlag(flags *pflag.FlagSet, path *string) {
+	flags.StringVar(path, "authfile", cmp.Or(os.Getenv("REGISTRY_AUTH_FILE"), c.places().authFile), "credentials `file`")
 }
 
 // loginCommand stores credentials in crispd's auth_file after the registry has accepted them.
@@ -70,7 +70,7 @@ func loginCommand(c *cli) *cobra.Command {
 	var fromStdin bool
 	cmd := &cobra.Command{Use: "login [-u USER] [-p PASSWORD | --password-stdin] REGISTRY", Args: takes(1, 1, "login takes one registry"), Short: "store a registry's credentials, for pulls of this node"}
 	flags := cmd.Flags()
-	authFileFlag(flags, &path)
+	c.authFileFlag(flags, &path)
 	flags.StringVarP(&user, "username", "u", "", "user `name`")
 	flags.StringVarP(&password, "password", "p", "", "`password`; all users of this machine can see it for a moment")
 	flags.BoolVar(&fromStdin, "password-stdin", false, "read the password from standard input")
@@ -119,7 +119,7 @@ func logoutCommand(c *cli) *cobra.Command {
 	var every bool
 	cmd := &cobra.Command{Use: "logout REGISTRY | --all", Short: "remove a registry's credentials"}
 	flags := cmd.Flags()
-	authFileFlag(flags, &path)
+	c.authFileFlag(flags, &path)
 	flags.BoolVarP(&every, "all", "a", false, "of all registries")
 	return runs(cmd, func(rest []string) error {
 		if every == (len(rest) == 1) || len(rest) > 1 {

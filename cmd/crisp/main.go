@@ -116,12 +116,13 @@ func (c *cli) root() *cobra.Command {
 		Use:   "crisp [--runtime-endpoint unix:///…] COMMAND",
 		Short: "run pods on one node without a cluster, and inspect them", Version: crispVersion(),
 	}
+	own := c.places()
 	// CONTAINER_RUNTIME_ENDPOINT is crictl's variable.
-	endpoint := cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), defaultEndpoint)
+	endpoint := cmp.Or(os.Getenv("CRISP_RUNTIME_ENDPOINT"), os.Getenv("CONTAINER_RUNTIME_ENDPOINT"), own.endpoint)
 	fs := root.PersistentFlags()
 	fs.StringVar(&c.endpoint, "runtime-endpoint", endpoint, "`socket` of the CRI runtime")
 	fs.StringVar(&c.endpoint, "container-runtime-endpoint", endpoint, "the same `socket`, the kubelet's name")
-	fs.StringVar(&c.agentRoot, "agent-root", cmp.Or(os.Getenv("CRISP_AGENT_ROOT"), defaultAgentRoot), "the agent's `directory`, which contains its socket")
+	fs.StringVar(&c.agentRoot, "agent-root", cmp.Or(os.Getenv("CRISP_AGENT_ROOT"), own.agentRoot), "the agent's `directory`, which contains its socket")
 	for _, g := range groups {
 		root.AddGroup(&cobra.Group{ID: g.title, Title: g.title})
 		for _, command := range g.commands {
