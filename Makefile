@@ -22,8 +22,8 @@ RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
 DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg gpg-agent e2fsprogs
-# What only the tests need: a browser for the agent's page, with a font.
-TEST_DEBS := chromium fonts-dejavu-core
+# What only the tests need: a browser for the agent's page, with a font, and a network for a user.
+TEST_DEBS := chromium fonts-dejavu-core slirp4netns
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 
@@ -50,7 +50,7 @@ all: deps ## build everything into bin/
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ ./cmd/crisp-bridge
 	$(foreach p,$(CNI_PLUGINS),CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/cni/ github.com/containernetworking/plugins/plugins/$(p) &&) true
 
-demo: all ## run a web server, its sidecar and what they need, and show them (root; DEMO_ONCE=1: exit by itself)
+demo: all ## run a web server, its sidecar and what they need, and show them (DEMO_ONCE=1: exit by itself)
 	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o bin/webserver ./test/webserver
 	@$(GO) build -tags "$(TAGS)" -o bin/demo ./test/demo
 	@bin/demo -bin bin

@@ -41,6 +41,9 @@ func (n *node) agentProgram(manifests string, flags []string) (*exec.Cmd, error)
 	cmd := exec.Command(filepath.Join(n.binaries.dir, "crisp"), append([]string{"agent",
 		"--runtime-endpoint", "unix://" + n.socket, "--root", n.agentRoot(), "--manifests", manifests,
 		"--image-gc-high-threshold", "100", "--eviction-hard", "memory.available<100Mi"}, flags...)...)
+	if n.ordinary {
+		asOrdinary(cmd)
+	}
 	cmd.Stdout, cmd.Stderr = log, log
 	return cmd, cmd.Start()
 }

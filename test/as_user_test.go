@@ -1,6 +1,7 @@
 package test
 
 import (
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,11 +49,28 @@ func (n *node) asUser(ids bool) error {
 	return nil
 }
 
-// byUser makes the instance one that an ordinary user starts, without anything of root's.
-func (n *node) byUser() error {
+// byUser makes the instance one that an ordinary user starts, without anything of root's. Whether it has
+// a network depends on the machine's /dev/net/tun, in whose place there is one that says so.
+func (n *node) byUser(network bool) error {
 	n.ordinary = true
-	n.manage = asOrdinary
-	return os.Chown(n.dir, hostUser, hostUser)
+	mode := "600"
+	if network {
+		mode = "666"
+	}
+	n.manage = func(cmd *exec.Cmd) {
+		asOrdinary(cmd)
+		cmd.SysProcAttr = nil
+		cmd.Args = append([]string{"unshare", "-m", "sh", "-c", `if [ -d /dev/net ]; then
+				mount -t tmpfs tmpfs /dev/net && mknod -m "$0" /dev/net/tun c 10 200 && chmod "$0" /dev/net/tun || exit
+			fi
+			user=$1; shift; exec setpriv --reuid "$user" --regid "$user" --clear-groups "$@"`,
+			mode, strconv.Itoa(hostUser), cmd.Path}, cmd.Args[1:]...)
+		cmd.Path = "/usr/bin/unshare"
+	}
+	if err := os.Mkdir(n.agentRoot(), 0o700); err != nil && !os.IsExist(err) {
+		return err
+	}
+	return errors.Join(os.Chown(n.dir, hostUser, hostUser), os.Chown(n.agentRoot(), hostUser, hostUser))
 }
 
 // asOrdinary makes a command an ordinary user's.

@@ -102,7 +102,8 @@ func (n *node) stays(line string) bool {
 	case "nft": // elements are host ports of pods
 		return bridgeName.MatchString(rest) && !strings.Contains(rest, "elements =")
 	case "process": // or a restarted one
-		return (strings.Contains(rest, "(crispd)") || strings.Contains(rest, "(crisp-executor)")) && strings.Contains(rest, n.state)
+		ours := func(name string) bool { return strings.Contains(rest, name) }
+		return slices.ContainsFunc([]string{"(crispd)", "(crisp-executor)", "(slirp4netns)"}, ours) && strings.Contains(rest, n.state)
 	case "listening":
 		return !strings.Contains(rest, "/") || strings.Contains(rest, n.dir)
 	}

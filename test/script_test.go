@@ -17,7 +17,7 @@ import (
 )
 
 // programs are the programs that a script may leave no process of.
-var programs = []string{"crispd", "crisp-executor", "crisp-keeper", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth", "runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runsc-v1", "containerd-shim-runc-v2"}
+var programs = []string{"crispd", "crisp-executor", "crisp-keeper", "slirp4netns", "crisp-podinit", "crisp", "testbin", "bridge", "host-local", "portmap", "bandwidth", "runsc", "runsc-sandbox", "runsc-gofer", "containerd-shim-runsc-v1", "containerd-shim-runc-v2"}
 
 // TestScript runs script/*.txtar, one behaviour a file. Each is a transcript of what a user
 // would do; README.md beside them lists the commands. Each ends with the instance wiped,
@@ -122,7 +122,7 @@ func (b binaries) condition(cond string) (bool, error) {
 	switch cond {
 	case "exit-by-pidfd": // without it, a crash of the executor loses the exit codes of its children
 		return kernel.Probe().PidfdInfo, nil
-	case "apparmor", "cgroup2", "criu", "enforcing", "gvisor", "idmap", "selinux", "shims", "systemd":
+	case "apparmor", "cgroup2", "criu", "enforcing", "gvisor", "idmap", "selinux", "shims", "slirp4netns", "systemd":
 		return testenv.Lacks(cond) == "", nil
 	case "ia32":
 		// A kernel that has the calls may forbid them: by ia32_emulation=0 (Linux 6.7), or in some

@@ -119,6 +119,11 @@ var probes = map[string]func() error{
 	"containerd-2": func() error {
 		return yes(os.Getenv("CONTAINERD") != "", "CONTAINERD names no directory with a containerd 2, its shim, ctr and runc")
 	},
+	"slirp4netns": func() error {
+		_, err := exec.LookPath("slirp4netns")
+		_, tun := os.Stat("/dev/net/tun")
+		return errors.Join(err, tun)
+	},
 	"gvisor":   shims("runsc", "containerd-shim-runsc-v1"),
 	"shims":    shims("containerd-shim-runc-v2"),
 	"promtool": unpacked("prometheus", "promtool"),
