@@ -49,7 +49,7 @@ Priority: optional
 Installed-Size: $(du -sk --exclude=DEBIAN "$stage" | cut -f1)
 Depends: libc6 (>= ${libc#GLIBC_}), libseccomp2 (>= 2.5), nftables
 Recommends: systemd, libisal2
-Suggests: criu, cri-tools
+Suggests: criu, cri-tools, slirp4netns, uidmap
 Homepage: https://github.com/crisp-cri/crisp
 Description: container runtime for Kubernetes nodes
  It implements the Container Runtime Interface (CRI v1) for a kubelet,
