@@ -239,6 +239,39 @@ func TestReboot(t *testing.T) {
 	})
 }
 
+// A reboot ends the pods of shims as it does others, and their records go.
+func TestRebootEndsShims(t *testing.T) {
+	inBubble(t, func(b *bed) {
+		ctx := b.Context()
+		sb, err := b.r.CreateSandbox(ctx, oci.SandboxConfig{Hostname: "pod", Shim: &oci.Shim{Path: "/usr/bin/containerd-shim-x-v1"}})
+		b.ok(err)
+		b.ok(sb.StartShim(ctx, b.m.Spec("sleep", "for-ever"), nil))
+		b.ok(sb.Ready(nil))
+		cfg := oci.ContainerConfig{ID: oci.NewID(), SandboxID: sb.ID(), Spec: b.m.Spec("sleep", "for-ever")}
+		cfg.Spec.Linux.CgroupsPath = ocitest.CgroupsPath(sb, cfg.ID)
+		c, err := b.r.Create(ctx, cfg)
+		b.ok(err)
+		b.ok(c.Start(ctx))
+		b.ok(b.r.Close())
+		b.m.Reboot()
+		o := b.m.Options(b.T)
+		o.Rebooted = true
+		b.r = ocitest.Open(b.T, o)
+		c, err = b.r.Container(c.ID())
+		b.ok(err)
+		if st := c.Status(); st.State != oci.Exited || st.ExitCode != 255 || st.Reason != "Reboot" {
+			b.Errorf("status is %+v", st)
+		}
+		sb, err = b.r.Sandbox(sb.ID())
+		b.ok(err)
+		if sb.State() != oci.SandboxNotReady || sb.Config().Shim == nil {
+			b.Errorf("sandbox is %v, with shim %+v", sb.State(), sb.Config().Shim)
+		}
+		b.ok(b.r.Shutdown(ctx))
+		b.empty()
+	})
+}
+
 // A sandbox keeps its user namespace over a restart of the daemon, is not ready if that is
 // missing, and does not get another after a reboot.
 func TestUserNamespaceSurvives(t *testing.T) {
