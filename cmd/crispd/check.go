@@ -198,7 +198,6 @@ func checkpoints() finding {
 		f.follows = fmt.Sprintf("%s: criu check: %v: %s", follows, err, strings.Join(lines[:min(2, len(lines))], "; "))
 		return f
 	}
-	f.what += " (with it containers start slower: CRIU needs the mounts that libcontainer makes)"
 	return f
 }
 
