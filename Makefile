@@ -64,13 +64,15 @@ demo: all ## run a web server, its sidecar and what they need, and show them (DE
 	echo "cannot download Debian's package $*: tests that need it are skipped"
 	@rm -rf $@.part
 
-# Shims of other runtimes, from modules of their own: minutes at first, then what go's cache has.
+# Shims of other runtimes, and a runc that restores on cgroup v2, from modules of their own: minutes at
+# first, then what go's cache has.
 # "unprivileged" has them once more, for machines where gVisor's cannot start without help.
 .cache/shims: $(wildcard test/shims/*/go.* test/shims/*/*.go)
 	@rm -rf $@ $@.part && mkdir -p $@.part/unprivileged && export CGO_ENABLED=0 GOFLAGS=-trimpath && \
 	{ $(GO) -C test/shims/gvisor build -ldflags "-s -w" -o $(CURDIR)/$@.part/runsc gvisor.dev/gvisor/runsc && \
 	$(GO) -C test/shims/gvisor build -ldflags "-s -w" -o $(CURDIR)/$@.part/containerd-shim-runsc-v1 gvisor.dev/gvisor/shim && \
 	$(GO) -C test/shims/containerd build -ldflags "-s -w" -o $(CURDIR)/$@.part/ github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2 && \
+	{ CGO_ENABLED=1 $(GO) -C test/shims/runc build -tags "seccomp osusergo netgo" -ldflags "-s -w -extldflags -static" -o $(CURDIR)/$@.part/ github.com/opencontainers/runc || echo no runc; } && \
 	$(GO) build -ldflags "-s -w" -o $@.part/unprivileged/containerd-shim-runsc-v1 ./test/shims/unprivileged && \
 	ln $@.part/unprivileged/containerd-shim-runsc-v1 $@.part/unprivileged/containerd-shim-runc-v2 && mv $@.part $@; } >$@.log 2>&1 || \
 	echo "cannot build the shims of gVisor and runc: tests that need them are skipped ($$(tail -1 $@.log))"

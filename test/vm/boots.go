@@ -108,7 +108,7 @@ var boots = []boot{
 				"TestNoMemoryForExecs", "TestCrunOOMScore")},
 			{"fastinit", quick, 15 * time.Minute, fastInit},
 			{"scripts", quick, 20 * time.Minute, exactly("test",
-				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/exec_timeout", "TestScript/handler_crun", "TestScript/pod_runs", "TestScript/shim_limits")},
+				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/checkpoint_shim", "TestScript/exec_timeout", "TestScript/handler_crun", "TestScript/pod_runs", "TestScript/shim_limits")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestRunAsAService")},
 			{"powercuts", full, 60 * time.Minute, powerCuts},
 			{"week", full, 60 * time.Minute, week},
