@@ -126,6 +126,7 @@ var boots = []boot{
 			{"all-rootfs", full, 20 * time.Minute, all("image/rootfs", "")},
 			{"all-procstat", full, 5 * time.Minute, all("internal/procstat", "")},
 			{"all-userns", full, 5 * time.Minute, all("internal/userns", "")},
+			{"all-rootless", full, 5 * time.Minute, all("internal/rootless", "")},
 			{"all-crilog", full, 5 * time.Minute, all("internal/crilog", "")},
 			{"all-node", full, 5 * time.Minute, all("agent/node", "")},
 			{"all-criruntime", full, 5 * time.Minute, all("agent/criruntime", "")},
