@@ -2,6 +2,7 @@ package executor
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"strconv"
 	"strings"
@@ -19,11 +20,11 @@ func TestResumeRefusesNewerState(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := unix.Write(fd, []byte(`{"Version":3,"Listener":-1,"Lock":-1,"Session":"s"}`)); err != nil {
+	if _, err := unix.Write(fd, fmt.Appendf(nil, `{"Version":%d,"Listener":-1,"Lock":-1,"Session":"s"}`, savedVersion+1)); err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv(resumeEnv, strconv.Itoa(fd))
-	if _, err := Resume(Options{}); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), "version 3") {
+	if _, err := Resume(Options{}); !errors.Is(err, fault.WrongState) || !strings.Contains(err.Error(), fmt.Sprint("version ", savedVersion+1)) {
 		t.Errorf("resume: %v", err)
 	}
 	if Resuming() {
