@@ -176,6 +176,9 @@ func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) 
 			return nil, ErrUnsupported // libcontainer knows what may be there
 		}
 		top, ok := bindAttr(m)
+		if config.Namespaces.Contains(configs.NEWUSER) { // what the host has ruled out stays so, as by the locks that libcontainer meets
+			top.clear &^= unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
+		}
 		ids, known := idMapOf(m, config)
 		if !ok || !known || m.Extensions != 0 || m.Data != "" || m.Flags&unix.MS_REMOUNT != 0 {
 			return nil, ErrUnsupported
