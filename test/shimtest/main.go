@@ -21,6 +21,7 @@ import (
 	"net"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -265,6 +266,7 @@ func openLog() error {
 	if err != nil {
 		return err
 	}
+	signal.Notify(make(chan os.Signal, 1), unix.SIGPIPE) // else it would die of a message while no executor reads
 	return unix.Dup3(int(log.Fd()), 2, 0)
 }
 
