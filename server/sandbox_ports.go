@@ -2,6 +2,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -56,9 +57,24 @@ func (s *Server) openPorts(ctx context.Context, sb *oci.Sandbox, rec *sandboxRec
 	return list, s.o.HostPorts.Add(ctx, list)
 }
 
+// closePorts makes the host ports of a sandbox lead nowhere.
+func (s *Server) closePorts(ctx context.Context, sb *oci.Sandbox, rec *sandboxRecord) error {
+	if s.o.HostPorts == nil {
+		return nil
+	}
+	ports, _ := forwards(sb, rec) // it has none that could not be opened
+	if err := s.o.HostPorts.Remove(ctx, ports); err != nil {
+		return fmt.Errorf("close host ports: %w", err)
+	}
+	return nil
+}
+
 // restorePorts makes the host ports lead to the sandboxes that are ready: slirp4netns may be new, or
 // crispd have ended before it closed some.
 func (s *Server) restorePorts(ctx context.Context) {
+	if s.o.HostPorts == nil {
+		return
+	}
 	var want []rootless.Forward
 	for _, sb := range s.runtime.Sandboxes() {
 		if sb.State() == oci.SandboxReady {

@@ -59,9 +59,8 @@ func (s *Server) stopSandbox(ctx context.Context, sb *oci.Sandbox) error {
 	}
 	rec := s.index.sandbox(sb)
 	if known {
-		ports, _ := forwards(sb, rec) // it has none that could not be opened
-		if err := s.o.HostPorts.Remove(ctx, ports); err != nil {
-			return fmt.Errorf("close host ports: %w", err)
+		if err := s.closePorts(ctx, sb, rec); err != nil {
+			return err
 		}
 	}
 	if !sb.Config().HostNetwork {
