@@ -56,7 +56,7 @@ func (d *Driver) containerConfig(in *podspec.Input, c *podspec.Container, images
 		case c.HostsFile:
 			err = d.files.WriteHosts(in.Pod, text)
 		case c.ResolvFile:
-			err = d.writeResolvConf(uid, resolv)
+			err = d.files.WriteResolvConf(uid, resolv, false)
 		case c.MessageFile:
 			err = podfiles.MakeMessageFile(m.HostPath)
 		}

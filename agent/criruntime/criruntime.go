@@ -74,7 +74,6 @@ type Driver struct {
 	// resolved is resolvedConf, except in tests.
 	resolved string
 
-	resolv sync.Mutex // held while a pod's resolv.conf is written
 	// Only FollowResolvConf uses these.
 	followed, failed string // the node's files that all pods follow; the last error
 

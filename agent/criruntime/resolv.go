@@ -5,14 +5,6 @@ import (
 	"os"
 )
 
-// writeResolvConf writes the file behind a pod's /etc/resolv.conf for a container to create. Its pod's
-// worker and FollowResolvConf write it.
-func (d *Driver) writeResolvConf(uid, text string) error {
-	d.resolv.Lock()
-	defer d.resolv.Unlock()
-	return d.files.WriteResolvConf(uid, text, false)
-}
-
 // FollowResolvConf brings a change of the node's name servers to the pods that run: it may have had
 // none when they began, at a boot before the network was there. It is called periodically, by one
 // goroutine.
@@ -32,9 +24,7 @@ func (d *Driver) FollowResolvConf(ctx context.Context) {
 			return
 		}
 		if text, follows := in.ResolvConf(); follows {
-			d.resolv.Lock()
 			err = d.files.WriteResolvConf(string(pod.UID), text, true)
-			d.resolv.Unlock()
 		}
 		if err != nil {
 			if d.failed != err.Error() {

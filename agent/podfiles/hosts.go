@@ -35,8 +35,8 @@ func (s *Store) HostsFile(uid string) string { return filepath.Join(s.Dir(uid), 
 
 // WriteHosts writes the file that is mounted at a pod's /etc/hosts: text and the current names.
 func (s *Store) WriteHosts(pod *v1.Pod, text string) error {
-	s.hosts.Lock()
-	defer s.hosts.Unlock()
+	s.seen.Lock()
+	defer s.seen.Unlock()
 	path := s.HostsFile(string(pod.UID))
 	old, err := readHosts(path)
 	if err != nil {
@@ -47,8 +47,8 @@ func (s *Store) WriteHosts(pod *v1.Pod, text string) error {
 
 // Rename gives new names to the pods, also to those whose file is made later.
 func (s *Store) Rename(names Names) error {
-	s.hosts.Lock()
-	defer s.hosts.Unlock()
+	s.seen.Lock()
+	defer s.seen.Unlock()
 	s.names = names
 	var problems []error
 	for _, pod := range s.Accepted() {
@@ -87,12 +87,16 @@ func readHosts(path string) (string, error) {
 	return string(data), err
 }
 
-// writeHosts changes the file in place, so that running containers see the change. One that reads
-// meanwhile never sees an empty file.
 func writeHosts(path string, flag int, old, text string) error {
 	if old == text && old != "" {
 		return nil
 	}
+	return overwrite(path, flag, text)
+}
+
+// overwrite changes a file in place, so that running containers see the change. One that reads
+// meanwhile never sees an empty file.
+func overwrite(path string, flag int, text string) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|flag, 0o644)
 	if err != nil {
 		return err

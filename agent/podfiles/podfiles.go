@@ -48,8 +48,8 @@ type Store struct {
 	actual map[string]map[string]v1.ResourceRequirements // by UID and container; guarded by mu
 	ending map[string]time.Time                          // when the end of a pod began, by UID; guarded by mu
 
-	hosts sync.Mutex // held while a hosts file is written
-	names Names      // in the hosts files; nil before Rename; guarded by hosts
+	seen  sync.Mutex // held while a file is written that containers see
+	names Names      // in the hosts files; nil before Rename; guarded by seen
 }
 
 // Open returns a Store with the files that an earlier agent has left below o.Root.

@@ -18,17 +18,17 @@ func (s *Store) ResolvFile(uid string) string { return filepath.Join(s.Dir(uid),
 // a container has edited (a VPN client does) stays, until RemoveResolvConf. With old alone, only a
 // file that is there is written.
 func (s *Store) WriteResolvConf(uid, text string, old bool) error {
+	s.seen.Lock()
+	defer s.seen.Unlock()
 	path := s.ResolvFile(uid)
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) && old || err == nil && info.Size() > 0 && !info.ModTime().Equal(ours) {
 		return nil
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE, 0o644)
-	if err != nil {
+	if err := overwrite(path, os.O_CREATE, text); err != nil {
 		return err
 	}
-	_, err = f.WriteString(text) // first, and cut after: resolvers read it meanwhile
-	return errors.Join(err, f.Truncate(int64(len(text))), f.Chmod(0o644), f.Close(), os.Chtimes(path, ours, ours))
+	return errors.Join(os.Chmod(path, 0o644), os.Chtimes(path, ours, ours))
 }
 
 // RemoveResolvConf removes that file of a pod of which nothing runs.
