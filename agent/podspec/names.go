@@ -80,9 +80,8 @@ func (p *NamedPod) reachable() bool {
 }
 
 func (p *NamedPod) ready() bool {
-	return p.DeletionTimestamp == nil && slices.ContainsFunc(p.Status.Conditions, func(c v1.PodCondition) bool {
-		return c.Type == v1.PodReady && c.Status == v1.ConditionTrue
-	})
+	_, ready := podsync.Ready(p.Status)
+	return ready && p.DeletionTimestamp == nil
 }
 
 func (p *NamedPod) ips() (ips []string) {

@@ -98,6 +98,16 @@ func Terminal(s *v1.PodStatus) bool {
 	return s != nil && (s.Phase == v1.PodFailed || s.Phase == v1.PodSucceeded)
 }
 
+// Ready returns since when a pod has been ready; ok reports whether it is.
+func Ready(s *v1.PodStatus) (since time.Time, ok bool) {
+	for _, c := range s.Conditions {
+		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
+			return c.LastTransitionTime.Time, true
+		}
+	}
+	return time.Time{}, false
+}
+
 // The reasons of pods that end for lack of room on the node; they are the kubelet's.
 const (
 	EvictedReason   = "Evicted"

@@ -200,7 +200,7 @@ func (k *Keeper) Status(pod *v1.Pod, s *v1.PodStatus, failures map[string]podsyn
 		waits = append(waits, timeline.Stage{Name: w.Name, Container: w.Container, Attempt: w.Attempt, Detail: w.Detail})
 	}
 	k.recorder.Wait(r.pod, waits)
-	if _, ready := why.Ready(s); ready && r.ready.IsZero() {
+	if _, ready := podsync.Ready(s); ready && r.ready.IsZero() {
 		k.mu.Lock()
 		if p := k.pods[pod.UID]; p != nil && p.ready.IsZero() {
 			p.ready = time.Now()

@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/timeline"
 	"github.com/crisp-cri/crisp/internal/waterfall"
@@ -34,7 +35,7 @@ type Logs interface {
 // what took most of the time. It has no full stop and no line feed.
 func Sentence(f Facts, now time.Time) string {
 	name, s := f.Pod.Namespace+"/"+f.Pod.Name, &f.Pod.Status
-	_, ready := Ready(s)
+	_, ready := podsync.Ready(s)
 	trouble := Trouble(f, now)
 	switch {
 	case f.Pod.DeletionTimestamp != nil:
@@ -68,7 +69,7 @@ func (f Facts) trouble(now time.Time) string {
 		return f.failure()
 	}
 	c, end := f.crashed(now)
-	_, ready := Ready(s)
+	_, ready := podsync.Ready(s)
 	if c != nil && (ready || c.State.Waiting != nil) {
 		return f.crash(c, end, now)
 	}

@@ -5,7 +5,6 @@ package why
 import (
 	"slices"
 	"strings"
-	"time"
 
 	"github.com/crisp-cri/crisp/agent/podsync"
 	v1 "k8s.io/api/core/v1"
@@ -85,14 +84,4 @@ func waitOf(c *v1.ContainerStatus, lasts bool) (Wait, bool) {
 		return w, true
 	}
 	return w, false
-}
-
-// Ready returns since when a pod has been ready; ok reports whether it is.
-func Ready(s *v1.PodStatus) (since time.Time, ok bool) {
-	for _, c := range s.Conditions {
-		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
-			return c.LastTransitionTime.Time, true
-		}
-	}
-	return time.Time{}, false
 }

@@ -76,10 +76,8 @@ func makePod(owner manifest.Object, t *v1.PodTemplateSpec, name, revision string
 
 // availableAt reports whether a pod is ready, and if so when it becomes or became available.
 func availableAt(s v1.PodStatus, minReady time.Duration, now time.Time) (at time.Time, ready bool) {
-	for _, c := range s.Conditions {
-		if c.Type == v1.PodReady && c.Status == v1.ConditionTrue {
-			return podsync.After(c.LastTransitionTime.Time, minReady, now), true
-		}
+	if at, ready = podsync.Ready(&s); ready {
+		at = podsync.After(at, minReady, now)
 	}
-	return time.Time{}, false
+	return at, ready
 }

@@ -8,8 +8,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
-	"github.com/crisp-cri/crisp/apiserver/why"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/spf13/cobra"
 	appsv1 "k8s.io/api/apps/v1"
@@ -72,7 +72,7 @@ func (c *cli) untilPod(namespace, name string, timeout time.Duration, what strin
 }
 
 func ready(pod *v1.Pod) bool {
-	_, ok := why.Ready(&pod.Status)
+	_, ok := podsync.Ready(&pod.Status)
 	return ok
 }
 
