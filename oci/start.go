@@ -216,8 +216,8 @@ func (c *Container) runRequest() (wire.RunRequest, error) {
 func withMappings(spec *specs.Spec, ids *userns.Map) *specs.Spec {
 	own, linux := *spec, *spec.Linux
 	own.Linux = &linux
-	linux.UIDMappings = []specs.LinuxIDMapping{{HostID: ids.UID.Host, Size: ids.UID.Length}}
-	linux.GIDMappings = []specs.LinuxIDMapping{{HostID: ids.GID.Host, Size: ids.GID.Length}}
+	linux.UIDMappings = ids.UID.Mappings()
+	linux.GIDMappings = ids.GID.Mappings()
 	return &own
 }
 

@@ -13,6 +13,7 @@ import (
 	"runtime"
 	"syscall"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 )
 
@@ -25,6 +26,11 @@ type Range struct{ Host, Length uint32 }
 
 // Translate returns the ID outside for id, and false if it is not mapped.
 func (r Range) Translate(id uint32) (uint32, bool) { return r.Host + id, id < r.Length }
+
+// Mappings returns the range as a specification has it (runtime-spec config-linux.md, User namespace mappings).
+func (r Range) Mappings() []specs.LinuxIDMapping {
+	return []specs.LinuxIDMapping{{HostID: r.Host, Size: r.Length}}
+}
 
 // Make creates a user namespace with the mappings m, and with it the others that flags name
 // (unix.CLONE_NEW…), which belong to it. It calls use with the directory of their links,

@@ -99,10 +99,7 @@ func sandboxMappings(in Input) (uids, gids []specs.LinuxIDMapping) {
 	if in.IDs == nil {
 		return nil, nil
 	}
-	one := func(r userns.Range) []specs.LinuxIDMapping {
-		return []specs.LinuxIDMapping{{ContainerID: 0, HostID: r.Host, Size: r.Length}}
-	}
-	return one(in.IDs.UID), one(in.IDs.GID)
+	return in.IDs.UID.Mappings(), in.IDs.GID.Mappings()
 }
 
 // mappings returns the ID mappings that a CRI mount requests. Only the mount itself is
