@@ -112,6 +112,18 @@ type SourceState struct {
 	Files    []FileState `json:"files,omitempty"`
 }
 
+// Broken returns what is wrong with the manifests of sources.
+func Broken(list []SourceState) (errs []string) {
+	for _, s := range list {
+		for _, f := range s.Files {
+			if f.Error != "" {
+				errs = append(errs, f.Error)
+			}
+		}
+	}
+	return errs
+}
+
 func (m *Manager) Sources() []SourceState {
 	m.mu.Lock()
 	defer m.mu.Unlock()

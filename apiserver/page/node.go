@@ -41,12 +41,8 @@ func (s *Server) problems(ctx context.Context, node *v1.Node) (list []string) {
 	}
 	var sources []source.SourceState
 	_ = s.ask(ctx, "/crisp/v1/sources", &sources) // the list of pods is worth showing without
-	for _, from := range sources {
-		for _, f := range from.Files {
-			if f.Error != "" {
-				list = append(list, "Broken manifest: "+f.Error)
-			}
-		}
+	for _, text := range source.Broken(sources) {
+		list = append(list, "Broken manifest: "+text)
 	}
 	return list
 }

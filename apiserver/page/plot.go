@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/docker/go-units"
 	v1 "k8s.io/api/core/v1"
 
 	"github.com/crisp-cri/crisp/internal/pulls"
@@ -120,11 +121,8 @@ func cores(v float64) string {
 
 // memory has the units of limits, which people compare it with.
 func memory(v float64) string {
-	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
-	for v >= 1024 && len(units) > 1 {
-		v, units = v/1024, units[1:]
-	}
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", v), ".0") + " " + units[0]
+	text := units.CustomSize("%.1f %s", v, 1024, []string{"B", "KiB", "MiB", "GiB", "TiB"})
+	return strings.Replace(text, ".0 ", " ", 1)
 }
 
 func perSecond(v float64) string { return pulls.Size(int64(v)) + "/s" }

@@ -255,12 +255,8 @@ func doctorCommand(c *cli) *cobra.Command {
 func (c *cli) brokenManifests() (texts []string) {
 	var sources []source.SourceState
 	_ = c.fetch("/crisp/v1/sources", nil, &sources)
-	for _, s := range sources {
-		for _, f := range s.Files {
-			if f.Error != "" {
-				texts = append(texts, strings.ReplaceAll(f.Error, "\n", "; "))
-			}
-		}
+	for _, text := range source.Broken(sources) {
+		texts = append(texts, strings.ReplaceAll(text, "\n", "; "))
 	}
 	return texts
 }
