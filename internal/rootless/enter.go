@@ -51,13 +51,8 @@ func Join(ctx context.Context, state string, addresses []string) error {
 	ctx, cancel := context.WithTimeout(ctx, joinPatience)
 	defer cancel()
 	for {
-		pid := 0
-		if f, err := os.Open(filepath.Join(state, keeperFile)); err == nil {
-			pid, _ = recorded(f)
-			f.Close()
-		}
-		if pid != 0 {
-			slirp, _ := slirpOf(state)
+		if pid, _ := processOf(state, keeperFile); pid != 0 {
+			slirp, _ := processOf(state, slirpProgram)
 			return enter(pid, slirp, addresses)
 		}
 		select {
@@ -138,7 +133,7 @@ func (o Options) namespaces() (pid, slirp int, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	if pid == 0 {
-		if old, _ := slirpOf(o.State); old != 0 { // of namespaces that are gone
+		if old, _ := processOf(o.State, slirpProgram); old != 0 { // of namespaces that are gone
 			_ = unix.Kill(old, unix.SIGKILL)
 		}
 		if pid, err = makeKeeper(o.Sleeper, f, Lacks() == nil); err != nil {
@@ -147,7 +142,7 @@ func (o Options) namespaces() (pid, slirp int, err error) {
 		steps.Add("keeper", func() error { return os.NewSyscallError("kill", unix.Kill(pid, unix.SIGKILL)) })
 	}
 	if ownNetwork(pid) {
-		if slirp, err = slirpOf(o.State); slirp == 0 && err == nil && o.Lasting {
+		if slirp, err = processOf(o.State, slirpProgram); slirp == 0 && err == nil && o.Lasting {
 			slirp, err = startSlirp(o.State, pid)
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/user"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -35,6 +36,19 @@ func recorded(f *os.File) (pid int, err error) {
 		return 0, nil
 	}
 	return pid, nil
+}
+
+// processOf returns the PID of the process that a file of the state directory names; 0 if none runs.
+func processOf(state, file string) (int, error) {
+	f, err := os.Open(filepath.Join(state, file))
+	if errors.Is(err, os.ErrNotExist) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, err
+	}
+	defer f.Close()
+	return recorded(f)
 }
 
 // record makes f name a process.

@@ -40,19 +40,6 @@ func Lacks() error {
 	return f.Close()
 }
 
-// slirpOf returns the PID of the slirp4netns of an instance, 0 if none runs.
-func slirpOf(state string) (int, error) {
-	f, err := os.Open(filepath.Join(state, slirpProgram))
-	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil
-	}
-	if err != nil {
-		return 0, err
-	}
-	defer f.Close()
-	return recorded(f)
-}
-
 // startSlirp starts slirp4netns for the network namespace of the keeper, and waits until it has set
 // that up.
 func startSlirp(state string, keeper int) (pid int, err error) {
