@@ -19,8 +19,8 @@ type flights struct {
 	tracker progress.Tracker
 	group   singleflight.Group[*flight]
 	running sync.WaitGroup
-	count   atomic.Int64 // of flights
-	idle    *time.Timer  // fires when there have been none for a while
+	count   *atomic.Int64 // of flights
+	idle    *time.Timer   // fires when there have been none for a while
 }
 
 // A flight is the pull that several callers wait for.
@@ -39,8 +39,11 @@ type journey struct {
 // start lets flights begin, until ctx ends.
 func (fs *flights) start(ctx context.Context) {
 	fs.group.Ctx = ctx
+	count := new(atomic.Int64)
+	fs.count = count
+	// The runtime may keep a timer long after Stop, so this one must not refer to fs, which keeps all images.
 	fs.idle = time.AfterFunc(math.MaxInt64, func() {
-		if fs.count.Load() == 0 {
+		if count.Load() == 0 {
 			freeMemory()
 		}
 	})
@@ -96,5 +99,5 @@ func (fs *flights) join(ctx context.Context, to journey, work func(context.Conte
 // wait returns when no flight is under way; no other may begin.
 func (fs *flights) wait() {
 	fs.running.Wait()
-	fs.idle.Stop() // it refers to all images
+	fs.idle.Stop()
 }
