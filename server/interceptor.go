@@ -19,6 +19,7 @@ import (
 	"github.com/crisp-cri/crisp/image/registry"
 	"github.com/crisp-cri/crisp/internal/atomicfile"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/giveway"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/stage"
 	"github.com/crisp-cri/crisp/server/telemetry"
@@ -41,6 +42,9 @@ func Interceptors(s *Server) []grpc.ServerOption {
 func (s *Server) unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (resp any, err error) {
 	ctx, c := s.begin(ctx, info.FullMethod, subject(req), s.podStageOf(req))
 	s.enter(c)
+	if isPodCall(c.RPC) {
+		defer giveway.Call()()
+	}
 	err = fault.Protect(func() (err error) {
 		unknown := func(m protoreflect.Message) { s.unknown.report(ctx, s.log, m) }
 		if err = checkRequest(req, unknown); err == nil {
@@ -293,6 +297,11 @@ func level(rpc string) slog.Level {
 		}
 	}
 	return slog.LevelInfo
+}
+
+// isPodCall reports whether a pod waits for an RPC, so that pulls give way to it.
+func isPodCall(rpc string) bool {
+	return rpc == "ExecSync" || level(rpc) == slog.LevelInfo && (strings.HasSuffix(rpc, "PodSandbox") || strings.HasSuffix(rpc, "Container"))
 }
 
 // subject returns the object that a request is about, as log attributes.

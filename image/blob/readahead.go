@@ -3,6 +3,8 @@ package blob
 import (
 	"context"
 	"io"
+
+	"github.com/crisp-cri/crisp/internal/giveway"
 )
 
 // Sizes of a ReadAhead: a few large chunks keep both sides busy with little of the layer in
@@ -14,7 +16,7 @@ const (
 
 // A ReadAhead reads what a Verifier verifies, some chunks ahead of its own reader. One goroutine
 // reads, another one verifies: so download, decompression, both digests and unpacking of one layer run
-// concurrently. They pass the chunks on without copying them.
+// concurrently. They pass the chunks on without copying them, and give way to calls before each.
 type ReadAhead struct {
 	cancel  context.CancelFunc
 	read    chan []byte
@@ -43,7 +45,7 @@ func NewReadAhead(ctx context.Context, v *Verifier) *ReadAhead {
 		a.free <- nil // allocated on first use: most layers are small
 	}
 	go a.run(ctx, v.r)
-	go a.verify(v)
+	go a.verify(ctx, v)
 	return a
 }
 
@@ -61,6 +63,7 @@ func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 		if buf == nil {
 			buf = make([]byte, ChunkSize)
 		}
+		giveway.Wait(ctx)
 		n, err := readSome(r, buf[:ChunkSize])
 		if n > 0 {
 			a.read <- buf[:n]
@@ -72,11 +75,12 @@ func (a *ReadAhead) run(ctx context.Context, r io.Reader) {
 	}
 }
 
-func (a *ReadAhead) verify(v *Verifier) {
+func (a *ReadAhead) verify(ctx context.Context, v *Verifier) {
 	defer close(a.ended)
 	defer close(a.full)
 	for chunk := range a.read {
 		if a.err == nil {
+			giveway.Wait(ctx)
 			a.err = v.see(chunk, nil)
 		}
 		if a.err != nil {

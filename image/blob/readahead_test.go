@@ -8,11 +8,14 @@ import (
 	"math/rand/v2"
 	"testing"
 	"testing/iotest"
+	"testing/synctest"
+	"time"
 
 	"github.com/opencontainers/go-digest"
 	"go.podman.io/image/v5/types"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/giveway"
 )
 
 func noise(n int) []byte {
@@ -51,6 +54,24 @@ func TestReadAhead(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Nothing is read while a call is under way that a pod waits for.
+func TestReadAheadGivesWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const call = 20 * time.Millisecond
+		begun, data := time.Now(), noise(3*ChunkSize)
+		time.AfterFunc(call, giveway.Call())
+		a, _ := aheadOf(t, t.Context(), bytes.NewReader(data), data, int64(len(data)))
+		if _, err := io.Copy(io.Discard, a); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(begun); took < call {
+			t.Errorf("the blob was read %v after the call began, and it ended after %v", took, call)
+		}
+		a.Close()
+		time.Sleep(time.Second) // until nothing looks at the gate
+	})
 }
 
 // What is not the blob does not end like one, and its origin gets the blame.
