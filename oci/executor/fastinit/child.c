@@ -1,8 +1,8 @@
 // The first process of a container or of an exec, from the executor's fork to the
 // program's execve. child.h says when it runs; plan.go writes what it reads.
 //
-// It runs as a constructor, before the Go runtime of its binary starts: there is one
-// thread, and nothing but libc's start-up has been paid for. Every step is one case of
+// It runs before the Go runtime of its binary starts: on amd64 as the program's entry,
+// before libc (bare.h), elsewhere as a constructor. There is one thread. Every step is one case of
 // run(); a step that fails ends the process, after telling the executor its number and
 // errno.
 //
@@ -12,10 +12,8 @@
 // never looked at twice.
 
 #define _GNU_SOURCE
-#include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
-#include <grp.h>
 #include <limits.h>
 #include <linux/capability.h>
 #include <linux/filter.h>
@@ -25,8 +23,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -40,6 +37,7 @@
 #include <termios.h>
 #include <unistd.h>
 
+#include "bare.h"
 #include "child.h"
 
 #ifndef SYS_mount_setattr
@@ -69,6 +67,7 @@ enum step {
 };
 
 static const char *plan, *plan_end;
+static char **arena; // for lists of strings, which take less than the plan does
 static uint64_t step_number;
 static int slot[SLOTS];
 static int root_dir = -1; // the container's root directory, see in_root
@@ -135,12 +134,19 @@ static char **strings(void)
 	char **list;
 	if (n > (uint64_t)(plan_end - plan) / 8)
 		fail_at(0, EBADMSG);
-	list = calloc(n + 1, sizeof *list);
-	if (!list)
-		fail();
+	list = arena;
+	arena += n + 1;
 	for (uint64_t i = 0; i < n; i++)
 		list[i] = (char *)string();
 	return list;
+}
+
+static void *memory(long size, int flags, int fd)
+{
+	long at = syscall(SYS_mmap, NULL, size, PROT_READ | PROT_WRITE, flags, fd, 0);
+	if (at == -1)
+		fail();
+	return (void *)at;
 }
 
 static int *slot_number(void)
@@ -190,18 +196,17 @@ static int in_root(const char *path, uint64_t flags, uint64_t resolve)
 static int make(const char *path, int file, uint64_t resolve)
 {
 	char prefix[PATH_MAX];
-	size_t length = strlen(path), at = 0;
+	size_t at = 0;
 	int parent, fd;
-	if (length >= sizeof prefix) {
+	if (length(path) >= sizeof prefix) {
 		errno = ENAMETOOLONG;
 		return -1;
 	}
 	parent = in_root("/", O_PATH | O_DIRECTORY, 0);
 	while (parent >= 0) {
-		size_t from = at + strspn(path + at, "/"), to = from + strcspn(path + from, "/");
-		int last = path[to + strspn(path + to, "/")] == 0;
-		memcpy(prefix, path, to);
-		prefix[to] = 0;
+		size_t from = at + span(path + at, '/', 1), to = from + span(path + from, '/', 0);
+		int last = path[to + span(path + to, '/', 1)] == 0;
+		*copy(prefix, path, to) = 0;
 		fd = in_root(prefix, O_PATH | (last ? 0 : O_DIRECTORY), resolve);
 		if (fd < 0 && errno == ENOENT) {
 			const char *name = prefix + from;
@@ -244,8 +249,8 @@ static int new_mount(const char *type, const char *source, char **options, uint6
 	if (*source)
 		need(syscall(SYS_fsconfig, context, FSCONFIG_SET_STRING, "source", source, 0));
 	for (; *options; options++) {
-		char *equals = strchr(*options, '=');
-		if (!equals) {
+		char *equals = *options + span(*options, '=', 0);
+		if (!*equals) {
 			need(syscall(SYS_fsconfig, context, FSCONFIG_SET_FLAG, *options, NULL, 0));
 			continue;
 		}
@@ -265,8 +270,8 @@ static void label_root(int mount, const char *label)
 	int dir;
 	if (!*label)
 		return;
-	dir = need(openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-	need(fsetxattr(dir, "security.selinux", label, strlen(label), 0));
+	dir = need(openat(mount, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC, 0));
+	need(fsetxattr(dir, "security.selinux", label, length(label), 0));
 	close(dir);
 }
 
@@ -276,7 +281,7 @@ static int is_root(const struct stat *st)
 {
 	static struct stat top;
 	if (!top.st_nlink)
-		need(stat("/", &top));
+		need(stat_of("/", &top));
 	return top.st_dev == st->st_dev && top.st_ino == st->st_ino;
 }
 
@@ -387,19 +392,18 @@ static int parent_of(int dir, const char *path, const char **name)
 		char part[NAME_MAX + 1];
 		size_t n;
 		int next;
-		path += strspn(path, "/");
-		n = strcspn(path, "/");
+		path += span(path, '/', 1);
+		n = span(path, '/', 0);
 		if (path[n] == 0) {
 			*name = path;
 			return at;
 		}
 		if (n > NAME_MAX)
 			fail_at(0, ENAMETOOLONG);
-		memcpy(part, path, n);
-		part[n] = 0;
+		*copy(part, path, n) = 0;
 		if (mkdirat(at, part, 0755) < 0 && errno != EEXIST)
 			fail();
-		next = need(openat(at, part, O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+		next = need(openat(at, part, O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC, 0));
 		close(at);
 		at = next;
 		path += n;
@@ -420,7 +424,7 @@ static void node(void)
 			fail();
 	} else {
 		need(fchownat(parent, name, uid, gid, AT_SYMLINK_NOFOLLOW));
-		need(fchmodat(parent, name, mode & 07777, 0)); // after chown, which clears bits
+		need(fchmodat(parent, name, mode & 07777)); // after chown, which clears bits
 	}
 	close(parent);
 }
@@ -534,8 +538,8 @@ static void reopen_null(void)
 	need(fstatfs(own, &fs));
 	if (fs.f_type != PROC_MAGIC)
 		fail_at(0, EPERM);
-	snprintf(name, sizeof name, "%d", null);
-	fd = need(openat(own, name, O_RDWR | O_CLOEXEC));
+	*decimal(name, (uint64_t)null) = 0;
+	fd = need(openat(own, name, O_RDWR | O_CLOEXEC, 0));
 	for (int i = 0; i < 3; i++) {
 		need(fstat(i, &st));
 		if (is_null(&st))
@@ -559,8 +563,8 @@ static int host_proc(void)
 
 static void write_attribute(int proc, const char *path, const char *value)
 {
-	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC));
-	need(write(fd, value, strlen(value)));
+	int fd = need(openat(proc, path, O_WRONLY | O_CLOEXEC, 0));
+	need(write(fd, value, length(value)));
 	close(fd);
 }
 
@@ -572,9 +576,9 @@ static void keyring(int proc)
 	uint64_t search = number();
 	const char *label = string();
 	unsigned perm = 0;
-	char text[256];
+	char text[256], *at = text;
 	long id;
-	if (*label && (faccessat(proc, "thread-self/attr/keycreate", F_OK, 0) == 0 || errno != ENOENT))
+	if (*label && (syscall(SYS_faccessat, proc, "thread-self/attr/keycreate", F_OK) == 0 || errno != ENOENT))
 		write_attribute(proc, "thread-self/attr/keycreate", label);
 	id = syscall(SYS_keyctl, 1 /* KEYCTL_JOIN_SESSION_KEYRING */, name);
 	if (id < 0 && errno == ENOSYS)
@@ -586,7 +590,14 @@ static void keyring(int proc)
 	long n = syscall(SYS_keyctl, 6, (int)id, text, sizeof text - 1);
 	need(n);
 	text[sizeof text - 1] = 0;
-	if (sscanf(text, "%*[^;];%*d;%*d;%x;", &perm) != 1)
+	for (int field = 0; field < 3; field++) {
+		at += span(at, ';', 0);
+		if (!*at++)
+			fail_at(0, EBADMSG);
+	}
+	for (; (*at >= '0' && *at <= '9') || (*at >= 'a' && *at <= 'f'); at++)
+		perm = perm << 4 | (unsigned)(*at <= '9' ? *at - '0' : *at - 'a' + 10);
+	if (*at != ';')
 		fail_at(0, EBADMSG);
 	need(syscall(SYS_keyctl, 5 /* KEYCTL_SETPERM */, (int)id, perm | (unsigned)search));
 }
@@ -657,17 +668,17 @@ static void set_capabilities(uint64_t effective, uint64_t permitted, uint64_t in
 static const char *find(const char *name, char *const *file)
 {
 	struct stat st;
-	if (strchr(name, '/')) {
-		if (stat(name, &st) < 0)
+	if (name[span(name, '/', 0)]) {
+		if (stat_of(name, &st) < 0)
 			fail_at(4, errno);
 		if (S_ISDIR(st.st_mode))
 			fail_at(5, EISDIR);
-		if (faccessat(AT_FDCWD, name, X_OK, AT_EACCESS) < 0 && errno != ENOSYS && errno != EPERM)
+		if (may_execute(name) < 0 && errno != ENOSYS && errno != EPERM)
 			fail_at(5, errno);
 		return name;
 	}
 	for (; *file; file++) {
-		if (stat(*file, &st) < 0 || S_ISDIR(st.st_mode) || faccessat(AT_FDCWD, *file, X_OK, AT_EACCESS) < 0)
+		if (stat_of(*file, &st) < 0 || S_ISDIR(st.st_mode) || may_execute(*file) < 0)
 			continue;
 		if (**file != '/')
 			fail_at(7, EPERM);
@@ -759,8 +770,9 @@ static void __attribute__((noreturn)) process(int proc)
 	execve(program, args, env);
 	if (!says)
 		fail_at(10, errno);
-	const char *why = strerror(errno);
-	dprintf(2, "exec %s: %c%s\n", program, tolower(*why), why + 1);
+	const char *parts[] = {"exec ", program, ": ", reason(errno), "\n"};
+	for (unsigned i = 0; i < sizeof parts / sizeof *parts; i++)
+		(void)write(2, parts[i], length(parts[i]));
 	_exit(255);
 }
 
@@ -843,7 +855,7 @@ static void __attribute__((noreturn)) run(void)
 static void __attribute__((constructor(101))) fastinit(int argc, char **argv)
 {
 	struct stat st;
-	if (argc != 3 || strcmp(argv[1], FASTINIT_ARG1) || strcmp(argv[2], FASTINIT_ARG2))
+	if (argc != 3 || !is(argv[1], FASTINIT_ARG1) || !is(argv[2], FASTINIT_ARG2))
 		return;
 	// No process in the container may look into it before it is the container's program.
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0 || prctl(PR_SET_NAME, NAME, 0, 0, 0) < 0)
@@ -851,10 +863,31 @@ static void __attribute__((constructor(101))) fastinit(int argc, char **argv)
 	need(syscall(SYS_close_range, 3, ~0U, 1 << 2 /* CLOSE_RANGE_CLOEXEC */));
 	(void)setsid();
 	need(fstat(PLAN, &st));
-	plan = mmap(NULL, (size_t)st.st_size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_POPULATE, PLAN, 0);
-	if (plan == MAP_FAILED)
-		fail();
+	plan = memory(st.st_size, MAP_PRIVATE | MAP_POPULATE, PLAN);
+	arena = memory(st.st_size + 8, MAP_PRIVATE | MAP_ANONYMOUS, -1);
 	close(PLAN);
 	plan_end = plan + st.st_size;
 	run();
 }
+
+#if defined(__x86_64__)
+void __attribute__((visibility("hidden"))) fastinit_first(long *stack)
+{
+	fastinit((int)stack[0], (char **)(stack + 1));
+}
+
+// The program's entry: the stack has its arguments, and rdx what libc's entry gets.
+__asm__(".text\n"
+	".globl fastinitentry\n"
+	".type fastinitentry, @function\n"
+	"fastinitentry:\n"
+	"	endbr64\n"
+	"	mov %rsp, %rdi\n"
+	"	push %rdx\n"
+	"	push %rdx\n"
+	"	call fastinit_first\n"
+	"	pop %rdx\n"
+	"	pop %rdx\n"
+	"	jmp _start\n"
+	".size fastinitentry, . - fastinitentry\n");
+#endif
