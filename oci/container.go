@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/undo"
 	"github.com/crisp-cri/crisp/oci/wire"
@@ -24,11 +25,12 @@ type ContainerConfig struct {
 	Env                   [][]byte // if not nil, replaces Spec.Process.Env: may hold values that are not UTF-8
 	PIDTarget             string   // ID of the container whose PID namespace is joined; looked up in Start
 	Stdin, StdinOnce, TTY bool
-	LogPath               string // absolute; "" = discard
-	Engine                string `json:",omitempty"` // path of the OCI runtime that runs it; "" = libcontainer
-	Shim                  *Shim  `json:",omitempty"` // the containerd shim that runs it; nil = its sandbox's, if that has one
-	Restore               string `json:",omitempty"` // the RestoreDir with the checkpoint to restore the processes from, removed once they run; "" = start Spec.Process
-	Extra                 []byte // the caller's, opaque
+	LogPath               string       // absolute; "" = discard
+	LogLimit              crilog.Limit `json:",omitzero"`
+	Engine                string       `json:",omitempty"` // path of the OCI runtime that runs it; "" = libcontainer
+	Shim                  *Shim        `json:",omitempty"` // the containerd shim that runs it; nil = its sandbox's, if that has one
+	Restore               string       `json:",omitempty"` // the RestoreDir with the checkpoint to restore the processes from, removed once they run; "" = start Spec.Process
+	Extra                 []byte       // the caller's, opaque
 }
 
 // A Container is one container, from Create until Remove returns.

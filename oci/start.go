@@ -225,7 +225,7 @@ func (c *Container) settings() wire.Settings {
 	cfg := c.record.Load().Config
 	return wire.Settings{
 		ID: c.id, Stdin: cfg.Stdin, StdinOnce: cfg.StdinOnce, TTY: cfg.TTY,
-		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine, ExitPath: c.exitPath(),
+		LogPath: cfg.LogPath, LogMaxLine: c.rt.o.LogMaxLine, LogLimit: cfg.LogLimit, ExitPath: c.exitPath(),
 	}
 }
 

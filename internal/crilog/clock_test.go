@@ -17,7 +17,7 @@ func TestClockSetBack(t *testing.T) {
 		follows bool
 	}{{time.Second, false}, {2 * time.Hour, true}} {
 		path := filepath.Join(t.TempDir(), "0.log")
-		w, err := Open(path, 0, nil)
+		w, err := Open(path, 0, Limit{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}

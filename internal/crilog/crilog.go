@@ -16,6 +16,7 @@ package crilog
 
 import (
 	"bytes"
+	"math"
 	"time"
 )
 
@@ -40,24 +41,32 @@ type Record struct {
 // max bytes of content. Concatenating the contents, with a newline after each that is not
 // partial, yields p again.
 func Append(dst []byte, t time.Time, stream string, p []byte, max int) []byte {
-	var room [64]byte
-	stamp := append(t.AppendFormat(room[:0], time.RFC3339Nano), ' ')
+	dst, _ = appendUpTo(dst, t, stream, p, max, math.MaxInt64)
+	return dst
+}
+
+// appendUpTo is Append of the records that have no more than room bytes together, but at least of the
+// first. It returns how many bytes of p these are.
+func appendUpTo(dst []byte, t time.Time, stream string, p []byte, max int, room int64) (_ []byte, n int) {
+	var space [64]byte
+	stamp := append(t.AppendFormat(space[:0], time.RFC3339Nano), ' ')
 	stamp = append(append(stamp, stream...), ' ')
-	for len(p) > 0 {
-		end := bytes.IndexByte(p[:min(len(p), max+1)], '\n')
-		content, tag := p, byte('P')
+	for n < len(p) {
+		rest := p[n:]
+		end := bytes.IndexByte(rest[:min(len(rest), max+1)], '\n')
+		content, tag, size := rest, byte('P'), len(rest)
 		switch {
 		case end >= 0:
-			content, tag = p[:end], 'F'
-			p = p[end+1:]
-		case len(p) > max:
-			content = p[:max]
-			p = p[max:]
-		default:
-			p = nil
+			content, tag, size = rest[:end], 'F', end+1
+		case len(rest) > max:
+			content, size = rest[:max], max
+		}
+		if room -= int64(len(stamp) + len(content) + 3); room < 0 && n > 0 {
+			break
 		}
 		dst = append(append(dst, stamp...), tag, ' ')
 		dst = append(append(dst, content...), '\n')
+		n += size
 	}
-	return dst
+	return dst, n
 }

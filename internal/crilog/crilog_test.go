@@ -130,7 +130,7 @@ func FuzzParse(f *testing.F) {
 // (kubernetes#107943).
 func TestReopenWhileWriting(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "dir", "0.log")
-	w, err := crilog.Open(path, 0, nil)
+	w, err := crilog.Open(path, 0, crilog.Limit{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,7 +204,7 @@ func TestFullDisk(t *testing.T) {
 	defer unix.Unmount(dir, unix.MNT_DETACH)
 	var failed error
 	var lost int64
-	w, err := crilog.Open(filepath.Join(dir, "0.log"), 0, func(err error, n int64) {
+	w, err := crilog.Open(filepath.Join(dir, "0.log"), 0, crilog.Limit{}, func(err error, n int64) {
 		if err != nil {
 			failed = err
 		}
@@ -251,7 +251,7 @@ func TestOpenMendsATornRecord(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 { // nothing is left to mend for the second one
-		w, err := crilog.Open(path, 0, nil)
+		w, err := crilog.Open(path, 0, crilog.Limit{}, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -272,7 +272,7 @@ func TestOpenMendsATornRecord(t *testing.T) {
 // A log that was closed, because its container has ended, is not created again.
 func TestReopenAfterClose(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	w, err := crilog.Open(path, 0, nil)
+	w, err := crilog.Open(path, 0, crilog.Limit{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}

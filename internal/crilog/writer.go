@@ -2,6 +2,7 @@ package crilog
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -18,6 +19,7 @@ import (
 type Writer struct {
 	path   string
 	max    int
+	limit  Limit
 	report func(err error, lost int64)
 
 	mu     sync.Mutex
@@ -36,12 +38,12 @@ var buffers = sync.Pool{New: func() any { return new([]byte) }}
 const keep = 4 << 20
 
 // Open opens the log at path for appending and creates it, mode 0640, and its directory if they
-// are missing. A max of 0 is MaxLine.
+// are missing. A max of 0 is MaxLine. The Writer rotates the log to keep to limit.
 //
 // Output that cannot be written is dropped, because a container must not wait for a full disk:
 // report is called with the reason when the first byte is lost, and with a nil error and the
 // number of bytes when writing works again.
-func Open(path string, max int, report func(err error, lost int64)) (*Writer, error) {
+func Open(path string, max int, limit Limit, report func(err error, lost int64)) (*Writer, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, err
 	}
@@ -53,7 +55,7 @@ func Open(path string, max int, report func(err error, lost int64)) (*Writer, er
 		f.Close()
 		return nil, err
 	}
-	w := Resume(f, path, max, report)
+	w := Resume(f, path, max, limit, report)
 	w.alone = false
 	return w, nil
 }
@@ -85,11 +87,11 @@ func mend(f *os.File) error {
 }
 
 // Resume is Open for a log that is already open; the Writer takes ownership of f.
-func Resume(f *os.File, path string, max int, report func(err error, lost int64)) *Writer {
+func Resume(f *os.File, path string, max int, limit Limit, report func(err error, lost int64)) *Writer {
 	if max <= 0 {
 		max = MaxLine
 	}
-	return &Writer{path: path, max: max, report: report, file: f, alone: counted(f, path)}
+	return &Writer{path: path, max: max, limit: limit, report: report, file: f, alone: counted(f, path)}
 }
 
 // create opens a log for appending. A pod with write access to the log directory could put
@@ -118,41 +120,67 @@ func create(path string) (*os.File, error) {
 type Keeper interface {
 	// Writing is called before a write to a file of that inode and size.
 	Writing(inode uint64, size int64)
-	// Written is called after it, and before the next write to the log.
-	Written()
+	// Written is called after it, and before the next write to the log: n more bytes of the output
+	// are in the log or lost.
+	Written(n int)
 }
 
-// Write appends the records of p with one write(2), and notifies k if that is not nil.
-// It returns no error: see Open.
+// Write appends the records of p, with one write(2) if no rotation is due, and notifies k if that is
+// not nil. It returns no error: see Open.
 func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if k != nil {
-		defer k.Written()
-	}
-	if len(p) == 0 {
-		return
+	if len(p) == 0 && k != nil {
+		k.Written(0)
 	}
 	w.setTime()
 	w.follow(true)
 	buf := buffers.Get().(*[]byte)
-	data := Append((*buf)[:0], w.last, stream, p, w.max)
-	if cap(data) <= keep {
-		*buf = data
-	}
 	defer buffers.Put(buf)
-	if k != nil {
-		writing(k, w.file)
+	for len(p) > 0 {
+		n := w.write(stream, p, k, buf)
+		if k != nil {
+			k.Written(n)
+		}
+		p = p[n:]
+	}
+}
+
+// write writes the records of p that fit into the file, or into a new one if none does, and returns
+// how much of p these are. It uses buf. The caller holds mu.
+func (w *Writer) write(stream string, p []byte, k Keeper, buf *[]byte) int {
+	var st unix.Stat_t
+	var data []byte
+	var part int
+	for {
+		known := unix.Fstat(int(w.file.Fd()), &st) == nil
+		room := w.limit.room(st.Size)
+		data, part = appendUpTo((*buf)[:0], w.last, stream, p, w.max, room)
+		if cap(data) <= keep {
+			*buf = data
+		}
+		if known && int64(len(data)) > room && st.Size > 0 {
+			if err := w.rotate(st.Size); err != nil {
+				w.lose(fmt.Errorf("rotate: %w", err), int64(len(p)))
+				return len(p)
+			}
+			continue
+		}
+		if known && k != nil {
+			k.Writing(st.Ino, st.Size)
+		}
+		break
 	}
 	n, err := w.file.Write(data)
 	if err != nil {
-		w.drop(data, n, int64(len(p)), err)
-		return
+		w.drop(data, n, int64(part), err)
+		return part
 	}
 	if w.lost > 0 {
 		w.reportLoss(nil, w.lost)
 		w.lost = 0
 	}
+	return part
 }
 
 // wrongClock is how far the clock must have been ahead for times in the log to follow it back.
@@ -167,20 +195,10 @@ func (w *Writer) setTime() {
 	}
 }
 
-func writing(k Keeper, f *os.File) {
-	var st unix.Stat_t
-	if unix.Fstat(int(f.Fd()), &st) == nil {
-		k.Writing(st.Ino, st.Size)
-	}
-}
-
 // Complete appends to the log at path the records of p, which a Keeper has kept for a Writer
 // that was killed. If size is not negative, the Writer was writing them when the file with that
 // inode had that size: whole records that it had written stay.
-func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, size int64) error {
-	if max <= 0 {
-		max = MaxLine
-	}
+func Complete(path, stream string, p []byte, max int, limit Limit, k Keeper, inode uint64, size int64) (err error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
@@ -188,26 +206,29 @@ func Complete(path, stream string, p []byte, max int, k Keeper, inode uint64, si
 	if err != nil {
 		return err
 	}
-	defer f.Close()
+	w := Resume(f, path, max, limit, func(lost error, _ int64) { err = cmp.Or(err, lost) })
+	defer w.Close()
 	var st unix.Stat_t
 	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
 		return &os.PathError{Op: "stat", Path: path, Err: err}
 	}
-	written := 0
 	if size < 0 || st.Ino != inode || st.Size < size {
 		if err := mend(f); err != nil {
 			return err
 		}
-		writing(k, f)
-	} else if written, err = cutTorn(f, size, st.Size); err != nil {
-		return err
+	} else {
+		written, err := cutTorn(f, size, st.Size)
+		if err != nil {
+			return err
+		}
+		all := p
+		for range written {
+			_, n := appendUpTo(nil, w.last, stream, p, w.max, 0)
+			p = p[n:]
+		}
+		k.Written(len(all) - len(p))
 	}
-	data := Append(nil, time.Now().UTC().Round(0), stream, p, max)
-	for range written {
-		data = data[bytes.IndexByte(data, '\n')+1:]
-	}
-	_, err = f.Write(data)
-	k.Written()
+	w.Write(stream, p, k)
 	return err
 }
 
@@ -239,10 +260,15 @@ func (w *Writer) drop(data []byte, n int, size int64, err error) {
 			w.file.Truncate(fi.Size() - torn) // else the next record would complete a broken line
 		}
 	}
+	w.lose(err, size*int64(len(data)-whole)/int64(len(data))) // in proportion: exact enough for a count
+}
+
+// lose counts n lost bytes of output.
+func (w *Writer) lose(err error, n int64) {
 	if w.lost == 0 {
 		w.reportLoss(err, 0)
 	}
-	w.lost += size * int64(len(data)-whole) / int64(len(data)) // in proportion: exact enough for a count
+	w.lost += n
 }
 
 func (w *Writer) reportLoss(err error, lost int64) {
@@ -260,6 +286,10 @@ func (w *Writer) Reopen() error {
 	if w.closed { // CRI: no log is created for a container that does not run
 		return fmt.Errorf("reopen log %s: %w", w.path, os.ErrClosed)
 	}
+	return w.reopen()
+}
+
+func (w *Writer) reopen() error {
 	f, err := create(w.path)
 	if err != nil {
 		return err
@@ -364,10 +394,7 @@ func (w *Writer) rescue(old *os.File) {
 	if err == nil {
 		err = errors.New("too much of it is in a removed file")
 	}
-	if w.lost == 0 {
-		w.reportLoss(err, 0)
-	}
-	w.lost += max(over, 0)
+	w.lose(err, max(over, 0))
 }
 
 // appendFrom appends the first maxRescued bytes of from, which need not be open for reading, to

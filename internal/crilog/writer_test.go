@@ -38,14 +38,14 @@ func TestRotationTakenBack(t *testing.T) {
 			return w
 		}, "two\nthree\n"},
 		"resumed by another executor": {func(w *crilog.Writer, path string) *crilog.Writer {
-			w = crilog.Resume(w.File(), path, 0, nil)
+			w = crilog.Resume(w.File(), path, 0, crilog.Limit{}, nil)
 			put(w, "three")
 			return w
 		}, "one\ntwo\nthree\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			path := filepath.Join(t.TempDir(), "0.log")
-			w, err := crilog.Open(path, 0, nil)
+			w, err := crilog.Open(path, 0, crilog.Limit{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -73,7 +73,7 @@ func TestRotationTakenBack(t *testing.T) {
 // not be freed.
 func TestRemovedLog(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "pod", "0.log")
-	w, err := crilog.Open(path, 0, nil)
+	w, err := crilog.Open(path, 0, crilog.Limit{}, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func TestRemovedLog(t *testing.T) {
 func TestReopenIsNoErrorOfTheOldFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	var said error
-	w, err := crilog.Open(path, 0, func(err error, _ int64) { said = err })
+	w, err := crilog.Open(path, 0, crilog.Limit{}, func(err error, _ int64) { said = err })
 	if err != nil {
 		t.Fatal(err)
 	}

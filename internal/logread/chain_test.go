@@ -464,8 +464,18 @@ func TestFollowRemoved(t *testing.T) {
 
 // A writer and a rotator run without synchronization, in real time.
 func TestFollowWriter(t *testing.T) {
+	followWriter(t, crilog.Limit{}, 900)
+}
+
+// A writer rotates its log by itself, many times in a second.
+func TestFollowLimitedWriter(t *testing.T) {
+	followWriter(t, crilog.Limit{Size: 5000, Files: 1 << 20}, 1<<20)
+}
+
+// followWriter follows the log of a writer, which is rotated each so many lines.
+func followWriter(t *testing.T, limit crilog.Limit, each int) {
 	path := filepath.Join(t.TempDir(), "0.log")
-	w, err := crilog.Open(path, 0, nil)
+	w, err := crilog.Open(path, 0, limit, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -476,7 +486,7 @@ func TestFollowWriter(t *testing.T) {
 		defer w.Close()
 		for i := range lines {
 			w.Write(crilog.Stdout, fmt.Appendf(nil, "%d\n", i), nil)
-			if i%900 == 899 {
+			if i%each == each-1 {
 				old := path + "." + noon.Add(time.Duration(i)*time.Second).Format(stampForm)
 				if err := errors.Join(os.Rename(path, old), w.Reopen()); err != nil {
 					t.Error(err)
@@ -509,6 +519,18 @@ func TestFollowWriter(t *testing.T) {
 		want = fmt.Appendf(want, "%d\n", i)
 	}
 	differ(t, string(data), string(want))
+
+	// A client that connects later gets all of it, too.
+	late, err := Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer late.Close()
+	var all bytes.Buffer
+	if err := late.Copy(t.Context(), Options{Stdout: &all}); err != nil {
+		t.Fatal(err)
+	}
+	differ(t, all.String(), string(want))
 }
 
 // Where a pod can write to the log directory, a log may be replaced by anything: a fifo there does

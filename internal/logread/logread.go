@@ -1,7 +1,7 @@
 // Package logread reads and follows the logs of containers, across rotations.
 //
 // A log is a file in crilog's format. It is rotated while the runtime writes to it, by the
-// kubelet, by crisp agent or by hand:
+// executor (crilog.Limit), by the kubelet, by crisp agent or by hand:
 //
 //	0.log                    is renamed to 0.log.20261122-070000; the runtime still writes to it
 //	0.log                    is created by the runtime (ReopenContainerLog), which writes there from now on

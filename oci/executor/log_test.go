@@ -16,7 +16,7 @@ import (
 func TestReopenLogWaitsForTheUpgrade(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "0.log")
 	synctest.Test(t, func(t *testing.T) {
-		log, err := crilog.Open(path, 0, func(error, int64) {})
+		log, err := crilog.Open(path, 0, crilog.Limit{}, func(error, int64) {})
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -38,13 +38,14 @@ func (b *box) adopt() {
 
 // numbered checks that the log has the lines 0, 1, 2 … without a gap, and returns their
 // number.
-func (b *box) numbered() int {
-	b.t.Helper()
-	text := b.output(crilog.Stdout)
+func (b *box) numbered() int { b.t.Helper(); return numbered(b.t, b.output(crilog.Stdout)) }
+
+func numbered(t testing.TB, text string) int {
+	t.Helper()
 	lines := strings.Fields(text[:strings.LastIndexByte(text, '\n')+1]) // the last line may be incomplete
 	for i, s := range lines {
 		if s != fmt.Sprint(i) {
-			b.t.Fatalf("line %d is %q", i, s)
+			t.Fatalf("line %d is %q", i, s)
 		}
 	}
 	return len(lines)
@@ -386,4 +387,42 @@ func TestUpgradeThaws(t *testing.T) {
 	if code := b.exec(wire.ExecRequest{Process: process("exit", "4")}).wait(); code != 4 {
 		t.Errorf("exec ended with %d", code)
 	}
+}
+
+// A log with a limit stays within it, however often the executor is killed or replaced while it
+// rotates the log, and no line is lost.
+func TestAdoptWithinTheLimit(t *testing.T) {
+	n := start(t)
+	limit := crilog.Limit{Size: 2000, Files: 1 << 20}
+	b := n.run([]string{"count", "-1", "100us"}, func(req *wire.RunRequest, _ *specs.Spec) { req.LogLimit = limit })
+	files := func() []string {
+		names, err := filepath.Glob(b.log + ".*")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return names
+	}
+	for i := range 20 {
+		before := len(files())
+		eventually(t, func() bool { return len(files()) > before }, "the log is not rotated")
+		if i%5 == 4 {
+			n.upgrade()
+			continue
+		}
+		n.crash(func() {})
+		b.adopt()
+	}
+	b.signal(unix.SIGKILL, false)
+	b.wait()
+	var data []byte
+	for _, name := range append(files(), b.log) {
+		file, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if data = append(data, file...); int64(len(file)) > limit.Size {
+			t.Errorf("%s has %d bytes", name, len(file))
+		}
+	}
+	numbered(t, joined(t, data, crilog.Stdout))
 }

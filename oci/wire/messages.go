@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/crisp-cri/crisp/internal/crilog"
 )
 
 // The methods of the executor. The request types describe them.
@@ -134,9 +136,10 @@ type Settings struct {
 	StdinOnce bool // closed with the first attached stdin
 	TTY       bool
 
-	LogPath    string // absolute; "" = output is discarded
-	LogMaxLine int    // per log record, in bytes; 0 = 16384
-	ExitPath   string // where the Exit is written before it becomes an event
+	LogPath    string       // absolute; "" = output is discarded
+	LogMaxLine int          // per log record, in bytes; 0 = 16384
+	LogLimit   crilog.Limit `json:",omitzero"`
+	ExitPath   string       // where the Exit is written before it becomes an event
 }
 
 // RunReply describes a container's first process.

@@ -368,7 +368,7 @@ func (a *attachment) save(fd func(*os.File) int) SavedAttachment {
 func ResumeStreams(c wire.Settings, s Saved, take func(fd int, name string) *os.File, g *gate.Gate, log *slog.Logger) *Streams {
 	var w *crilog.Writer
 	if s.Log >= 0 {
-		w = crilog.Resume(take(s.Log, c.LogPath), c.LogPath, c.LogMaxLine, logTrouble(c.ID, log))
+		w = crilog.Resume(take(s.Log, c.LogPath), c.LogPath, c.LogMaxLine, c.LogLimit, logTrouble(c.ID, log))
 	}
 	io := NewStreams(c, w, take(s.Stdin, wire.FDStdin), take(s.Stdout, wire.FDStdout),
 		take(s.Stderr, wire.FDStderr), take(s.PTY, wire.FDPTY))

@@ -46,7 +46,8 @@ type buffer struct {
 	of      *bufferFile
 	index   int // in the file; -1 = it is plain memory
 	pattern []byte
-	upto    int // how many of its bytes are being written
+	upto    int  // how many of its bytes are being written
+	cr      bool // of a terminal: a \r precedes them
 }
 
 // A bufferHeader is the header of a buffer in the file. The zero value holds nothing.
@@ -399,9 +400,14 @@ func (h *buffer) Writing(inode uint64, size int64) {
 	h.size.Store(uint64(size) + 1)
 }
 
-func (h *buffer) Written() {
+func (h *buffer) Written(n int) {
 	from, end := h.bounds()
-	h.region.Store(span(from+h.upto, end))
+	if h.tty {
+		n = rawLen(h.data[from:from+h.upto], h.cr, n)
+		h.cr = false
+	}
+	h.upto -= n
+	h.region.Store(span(from+n, end))
 	h.size.Store(0)
 }
 
@@ -422,7 +428,7 @@ func (hs *Buffers) Complete(s wire.Settings) {
 		}
 		size := int64(h.size.Load()) - 1
 		if s.LogPath != "" {
-			if err := crilog.Complete(s.LogPath, h.stream(), text, s.LogMaxLine, h, h.inode.Load(), size); err != nil {
+			if err := crilog.Complete(s.LogPath, h.stream(), text, s.LogMaxLine, s.LogLimit, h, h.inode.Load(), size); err != nil {
 				hs.log.Warn("container output was lost", "container", s.ID, "bytes", len(text), "err", err)
 			}
 		}

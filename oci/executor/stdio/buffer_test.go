@@ -48,7 +48,7 @@ func TestInHand(t *testing.T) {
 		{name: "had written a part", do: func(h *buffer, log *os.File) { writing(h, log); log.WriteString(records(text)[:60]) }, want: text},
 		{name: "had written some lines", do: func(h *buffer, log *os.File) { writing(h, log); log.WriteString(records("one\ntwo\n")) }, want: text},
 		{name: "had written", do: func(h *buffer, log *os.File) { writing(h, log); log.WriteString(records(text)) }, want: text},
-		{name: "had said that it had", do: func(h *buffer, log *os.File) { writing(h, log); log.WriteString(records(text)); h.Written() }, want: text},
+		{name: "had said that it had", do: func(h *buffer, log *os.File) { writing(h, log); log.WriteString(records(text)); h.Written(h.upto) }, want: text},
 		{name: "was about to say that all but a line's beginning was written", do: func(h *buffer, log *os.File) {
 			writing(h, log)
 			h.upto = len("one\ntwo\nthree\n")
@@ -59,14 +59,14 @@ func TestInHand(t *testing.T) {
 			writing(h, log)
 			h.upto = len("one\ntwo\nthree\n")
 			log.WriteString(records(text[:h.upto]))
-			h.Written()
+			h.Written(h.upto)
 			h.keep()
 			copy(h.ask(5), " more")
 		}, want: text + " more"},
 		{name: "had put it back", do: func(h *buffer, log *os.File) {
 			writing(h, log)
 			log.WriteString(records(text))
-			h.Written()
+			h.Written(h.upto)
 			h.put(t)
 		}, want: text},
 		{name: "a terminal's end of line", do: func(h *buffer, _ *os.File) { copy(h.ask(9), "one\r\ntwo\r") }, want: "one\ntwo", tty: true},

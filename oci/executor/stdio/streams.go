@@ -172,10 +172,11 @@ func (io *Streams) write(o *output, h *buffer, n int) {
 		return
 	}
 	if io.log == nil {
-		h.Written()
+		h.Written(n)
 		return
 	}
 	if o.tty {
+		h.cr = o.cr
 		p, o.cr = cooked(p, o.cr)
 	}
 	io.log.Write(o.stream, p, h)
@@ -189,6 +190,24 @@ func cooked(p []byte, cr bool) (_ []byte, last bool) {
 	}
 	p, last = bytes.CutSuffix(p, []byte{'\r'})
 	return bytes.ReplaceAll(p, []byte("\r\n"), []byte("\n")), last // a copy
+}
+
+// rawLen returns how many bytes of p the first n bytes of cooked(p, cr) are, with a \r that is left out
+// after them.
+func rawLen(p []byte, cr bool, n int) (raw int) {
+	if cr && n > 0 && p[0] != '\n' {
+		n--
+	}
+	for ; n > 0 && raw < len(p); n-- {
+		if bytes.HasPrefix(p[raw:], []byte("\r\n")) {
+			raw++
+		}
+		raw++
+	}
+	if raw == len(p)-1 && p[raw] == '\r' {
+		raw++
+	}
+	return raw
 }
 
 // Drain reads the rest of the pipes after the container's exit, and returns when the pumps have
@@ -375,7 +394,7 @@ func OpenLog(s wire.Settings, log *slog.Logger) (*crilog.Writer, error) {
 	if s.LogPath == "" {
 		return nil, nil
 	}
-	return crilog.Open(s.LogPath, s.LogMaxLine, logTrouble(s.ID, log))
+	return crilog.Open(s.LogPath, s.LogMaxLine, s.LogLimit, logTrouble(s.ID, log))
 }
 
 // logTrouble returns the function that a container's log reports to.

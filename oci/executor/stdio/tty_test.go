@@ -19,7 +19,7 @@ func TestLastReturnOfATerminal(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, "0.log")
 	s := wire.Settings{ID: "a", TTY: true}
-	log, err := crilog.Open(path, 0, func(error, int64) {})
+	log, err := crilog.Open(path, 0, crilog.Limit{}, func(error, int64) {})
 	if err != nil {
 		t.Fatal(err)
 	}
