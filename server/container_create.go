@@ -14,6 +14,7 @@ import (
 
 	"github.com/crisp-cri/crisp/image"
 	"github.com/crisp-cri/crisp/image/rootfs"
+	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/logctx"
 	"github.com/crisp-cri/crisp/internal/undo"
@@ -113,6 +114,7 @@ type containerDraft struct {
 	spec      *specs.Spec
 	pidTarget string // ID of the container whose PID namespace is joined; "" = none
 	logPath   string // "" = no log
+	logLimit  crilog.Limit
 	record    *containerRecord
 }
 
@@ -192,6 +194,9 @@ func (d *containerDraft) check(context.Context) (err error) {
 	if d.labels, err = d.s.containerLabels(d.sb, d.config); err != nil {
 		return fmt.Errorf("container %s: %w", d.config.Metadata.Name, err)
 	}
+	if d.logLimit, err = crilog.LimitOf(d.config.Annotations); err != nil {
+		return fmt.Errorf("container %s: %w", d.config.Metadata.Name, err)
+	}
 	return nil
 }
 
@@ -259,7 +264,7 @@ func (d *containerDraft) persist(ctx context.Context) error {
 		ID: d.cr.id, Name: d.cr.name, SandboxID: d.sb.ID(),
 		Spec: d.spec, Env: spec.RawEnv(d.spec.Process), PIDTarget: d.pidTarget,
 		Stdin: d.config.Stdin, StdinOnce: d.config.StdinOnce, TTY: d.config.Tty,
-		LogPath: d.logPath, Engine: d.handler.Engine, Restore: d.restored.directory(), Extra: extra,
+		LogPath: d.logPath, LogLimit: d.logLimit, Engine: d.handler.Engine, Restore: d.restored.directory(), Extra: extra,
 	})
 	if err != nil {
 		return err

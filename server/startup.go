@@ -133,6 +133,11 @@ func (s *Server) firstOutput(c *oci.Container) time.Time {
 		return time.Time{}
 	}
 	defer f.Close()
+	if c.Config().LogLimit.Size > 0 { // looked up after the file was opened: it may be rotated now
+		if old, err := filepath.Glob(c.Config().LogPath + ".*"); err != nil || len(old) > 0 {
+			return time.Time{}
+		}
+	}
 	head := make([]byte, 64) // RFC 3339 with nanoseconds has 35 bytes at most
 	n, _ := io.ReadFull(f, head)
 	stamp, _, ok := bytes.Cut(head[:n], []byte(" "))

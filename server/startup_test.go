@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
+	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/pulls"
 	"github.com/crisp-cri/crisp/internal/timeline"
 )
@@ -131,23 +132,34 @@ func TestStartup(t *testing.T) {
 
 // A rotated log does not start with the container's first output.
 func TestFirstOutputOfRotatedLog(t *testing.T) {
-	n := newNode(t)
-	config := pod("a")
-	config.LogDirectory = t.TempDir()
-	web := forever("web")
-	web.LogPath = "web.log"
-	id := n.begin(t, n.run(t, config), web)
-	if _, err := n.ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: id}); err != nil {
-		t.Logf("the log is not reopened: %v", err)
-	}
-	if err := os.WriteFile(filepath.Join(config.LogDirectory, "web.log"), []byte("2030-01-02T03:04:05.678901234Z stdout F hello\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	resp, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := labels(stages(t, resp.Info)); got != "create web, start web" {
-		t.Errorf("stages: %s", got)
+	for name, rotate := range map[string]func(n *node, id, log string) error{
+		"by the kubelet": func(n *node, id, _ string) error {
+			n.ReopenContainerLog(t.Context(), &cri.ReopenContainerLogRequest{ContainerId: id}) // the fake may refuse
+			return nil
+		},
+		"by the executor": func(_ *node, _, log string) error { return os.WriteFile(log+".20300102-030405.000000", nil, 0o600) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			config := pod("a")
+			config.LogDirectory = t.TempDir()
+			web := forever("web")
+			web.LogPath, web.Annotations = "web.log", map[string]string{crilog.AnnotationSize: "1000"}
+			id := n.begin(t, n.run(t, config), web)
+			log := filepath.Join(config.LogDirectory, "web.log")
+			if err := rotate(n, id, log); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(log, []byte("2030-01-02T03:04:05.678901234Z stdout F hello\n"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			resp, err := n.ContainerStatus(t.Context(), &cri.ContainerStatusRequest{ContainerId: id, Verbose: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := labels(stages(t, resp.Info)); got != "create web, start web" {
+				t.Errorf("stages: %s", got)
+			}
+		})
 	}
 }
