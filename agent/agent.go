@@ -56,6 +56,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/worker"
+	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/fault"
 	"github.com/crisp-cri/crisp/internal/sdnotify"
 )
@@ -208,7 +209,7 @@ func newAgent(ctx context.Context, o Options, events *status.EventStore) (*Agent
 		Runtime: runtime.Runtime(), Images: runtime.Images(),
 		Root: o.Root, Files: files, Host: h, ContainerManager: containers, Objects: wanted, Plugins: d.plugins, Pulled: d.pulled,
 		ResolvConf: o.ResolvConf, ClusterDNS: o.ClusterDNS, ClusterDomain: o.ClusterDomain,
-		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Progress: watcher, Events: events, Log: o.Log,
+		SeccompDefault: o.SeccompDefault, NoCPUQuota: o.NoCPUQuota, LogLimit: crilog.Limit{Size: o.Node.Rules.LogSize, Files: o.Node.Rules.LogFiles}, Pulls: o.Pulls, MaxBackoff: o.MaxBackoff, Progress: watcher, Events: events, Log: o.Log,
 	})
 	lists := criruntime.NewPLEG(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events})

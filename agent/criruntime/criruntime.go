@@ -29,6 +29,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/pull"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/agent/volume"
+	"github.com/crisp-cri/crisp/internal/crilog"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 	internalapi "k8s.io/cri-api/pkg/apis"
@@ -46,6 +47,7 @@ type Options struct {
 	ClusterDomain  string   // suffix of the names of pods with a subdomain
 	SeccompDefault bool     // RuntimeDefault for containers that name no profile
 	NoCPUQuota     bool     // do not enforce CPU limits
+	LogLimit       crilog.Limit
 	Pulls          Pulls
 	MaxBackoff     time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
 

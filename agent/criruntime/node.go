@@ -63,6 +63,7 @@ func (d *Driver) node() podspec.Node {
 		ClusterDomain:  d.o.ClusterDomain,
 		SeccompDefault: d.o.SeccompDefault,
 		NoCPUQuota:     d.o.NoCPUQuota,
+		LogLimit:       d.o.LogLimit,
 		Kernel:         d.kernel,
 		IPs:            d.o.Host.IPs(),
 		Allocatable:    d.o.Host.Allocatable(),

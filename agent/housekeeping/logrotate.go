@@ -4,7 +4,6 @@ import (
 	"compress/gzip"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -14,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/crilog"
 	"github.com/crisp-cri/crisp/internal/periodic"
 )
 
@@ -24,20 +24,20 @@ type logRuntime interface {
 	Reopen(ctx context.Context, id string) error
 }
 
-// A rotator rotates logs of at least LogSize bytes. It keeps LogFiles files of each log, the
-// current one included, but no fewer than two.
+// A rotator keeps LogFiles files of each log, the current one included, but no fewer than two, and
+// compresses the rotated ones. The newest of these stays uncompressed because readers that follow the
+// log may not have finished it, and others if a copy would not fit into LogFiles times LogSize.
 //
-// A 0.log that has reached the limit becomes 0.log.20261122-010203, the runtime opens a new 0.log,
-// and files that were rotated before are compressed. The newest rotated file stays uncompressed
-// because readers that follow the log may not have finished it.
+// crispd rotates logs by itself at LogSize (crilog.Limit). A log that has more is another runtime's, or
+// of a container from before a change: a 0.log becomes 0.log.20261122-010203, and the runtime opens a
+// new 0.log.
 type rotator struct {
 	Rules
 	Runtime logRuntime
 	Log     *slog.Logger
 }
 
-// DefaultLogPeriod and MinLogPeriod are the kubelet's. Rotations of a log must be more than a second
-// apart, because the time in the name of a rotated file is in seconds.
+// DefaultLogPeriod and MinLogPeriod are the kubelet's.
 const (
 	DefaultLogPeriod = 10 * time.Second
 	MinLogPeriod     = 3 * time.Second
@@ -63,11 +63,12 @@ func (r *rotator) All(ctx context.Context) {
 				continue
 			}
 		}
-		if err == nil && info.Size() < r.LogSize {
-			continue
-		}
-		if err == nil {
+		switch {
+		case err != nil:
+		case info.Size() > r.LogSize:
 			err = r.rotate(ctx, id, path)
+		default:
+			err = r.tidy(path, 1)
 		}
 		if err != nil && ctx.Err() == nil {
 			r.Log.WarnContext(ctx, "log not rotated", "container", id, "log", path, "err", err)
@@ -78,32 +79,43 @@ func (r *rotator) All(ctx context.Context) {
 const (
 	compressed = ".gz"
 	unfinished = ".tmp"
-	stamp      = "20060102-150405"
 )
 
-func (r *rotator) rotate(ctx context.Context, id, path string) error {
+// tidy removes rotated files beyond the limit, and compresses the others but the newest ones, as many as
+// uncompressed. If that is 0, another one may be added. The executor may remove a file meanwhile.
+func (r *rotator) tidy(path string, uncompressed int) error {
 	old, err := clean(path)
 	if err != nil {
 		return err
 	}
-	// The new log and the file that the current one becomes count too.
-	for keep := max(r.LogFiles-2, 0); len(old) > keep; old = old[1:] {
-		if err := os.Remove(old[0]); err != nil {
+	// The current log counts too.
+	for keep := max(r.LogFiles-2, 0) + uncompressed; len(old) > keep; old = old[1:] {
+		if err := os.Remove(old[0]); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	for _, file := range old {
+	for _, file := range old[:max(len(old)-uncompressed, 0)] {
 		if strings.HasSuffix(file, compressed) {
 			continue
 		}
-		if err := compress(file); err != nil {
+		if err := r.compress(path, file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
-	to := path + "." + stampAfter(path, old)
-	if _, err := os.Lstat(to); err == nil {
-		return fmt.Errorf("%s already exists", to)
+	return nil
+}
+
+func (r *rotator) limit() crilog.Limit { return crilog.Limit{Size: r.LogSize, Files: r.LogFiles} }
+
+func (r *rotator) rotate(ctx context.Context, id, path string) error {
+	if err := r.tidy(path, 0); err != nil {
+		return err
 	}
+	stamps, _, err := r.limit().Rotated(path)
+	if err != nil {
+		return err
+	}
+	to := path + "." + crilog.StampAfter(stamps)
 	if err := os.Rename(path, to); err != nil {
 		return err
 	}
@@ -112,21 +124,6 @@ func (r *rotator) rotate(ctx context.Context, id, path string) error {
 		return errors.Join(err, os.Rename(to, path))
 	}
 	return nil
-}
-
-// stampAfter returns the time for the name of a file that is rotated now. It is after those of
-// earlier rotated files, even if the clock was set back: the files are read and removed in the
-// order of their names.
-func stampAfter(path string, old []string) string {
-	now := time.Now().Format(stamp)
-	if len(old) == 0 {
-		return now
-	}
-	text := strings.TrimSuffix(strings.TrimPrefix(old[len(old)-1], path+"."), compressed)
-	if last, err := time.Parse(stamp, text); err == nil && text >= now {
-		return last.Add(time.Second).Format(stamp)
-	}
-	return now
 }
 
 // clean removes the leftovers of an interrupted compression, and returns the rotated files,
@@ -145,18 +142,20 @@ func clean(path string) ([]string, error) {
 	var files []string
 	for file := range there {
 		if strings.HasSuffix(file, unfinished) || there[file+compressed] {
-			if err := os.Remove(file); err != nil {
+			if err := os.Remove(file); err != nil && !errors.Is(err, fs.ErrNotExist) {
 				return nil, err
 			}
 			continue
 		}
 		files = append(files, file)
 	}
-	slices.Sort(files)
+	slices.SortFunc(files, func(a, b string) int {
+		return strings.Compare(strings.TrimSuffix(a, compressed), strings.TrimSuffix(b, compressed))
+	})
 	return files, nil
 }
 
-func compress(path string) (err error) {
+func (r *rotator) compress(log, path string) (err error) {
 	from, err := os.Open(path)
 	if err != nil {
 		return err
@@ -166,6 +165,16 @@ func compress(path string) (err error) {
 	to, err := os.OpenFile(tmp, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o640)
 	if err != nil {
 		return err
+	}
+	// Once the copy is there, a rotation counts it: now it is known whether it fits. Files that
+	// exceed the limit anyway are compressed all the same.
+	_, sizes, err := r.limit().Rotated(log)
+	total, room := int64(0), r.LogSize*int64(r.LogFiles-1)
+	for _, size := range sizes {
+		total += size
+	}
+	if info, serr := from.Stat(); err != nil || serr != nil || total > room && info.Size() <= r.LogSize {
+		return errors.Join(err, serr, to.Close(), os.Remove(tmp))
 	}
 	z := gzip.NewWriter(to)
 	_, err = io.Copy(z, from)

@@ -57,7 +57,7 @@ func TestRotate(t *testing.T) {
 	if len(names()) != 1 {
 		t.Fatalf("a small log was rotated: %v", names())
 	}
-	big := strings.Repeat("x", 1000)
+	big := strings.Repeat("x", 1001)
 	for i := range 6 { // as if a second had passed each time
 		write(big)
 		rot.All(t.Context())
@@ -84,7 +84,7 @@ func TestRotate(t *testing.T) {
 			plain = name
 		}
 	}
-	if data, err := os.ReadFile(plain); err != nil || len(data) != 1000 {
+	if data, err := os.ReadFile(plain); err != nil || len(data) != 1001 {
 		t.Errorf("the newest rotated file: %d bytes, %v", len(data), err)
 	}
 	if data := unpack(t, packed); data != big {
@@ -101,7 +101,7 @@ func TestRotate(t *testing.T) {
 		t.Fatal(err)
 	}
 	rot.All(t.Context())
-	if info, err := os.Stat(r.path); err != nil || info.Size() != 1000 {
+	if info, err := os.Stat(r.path); err != nil || info.Size() != 1001 {
 		t.Errorf("the log is %v, %v", info, err)
 	}
 }
@@ -173,11 +173,50 @@ func TestClockSetBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []string{r.path, r.path + ".30000101-000001.gz", r.path + ".30000101-000002"}
+	want := []string{r.path, r.path + ".29991231-235959.000002.gz", r.path + ".29991231-235959.000003"}
 	if !slices.Equal(got, want) {
 		t.Fatalf("files %q, want %q", got, want)
 	}
 	if text := unpack(t, want[1]); text != "second" {
 		t.Errorf("the older one is %q", text)
+	}
+}
+
+// The executor rotates logs to a limit. Here what it has rotated is compressed, but the newest, as long
+// as the copy fits in with the files that may be there; the log itself is left alone, even at its limit.
+func TestCompressesWhatTheExecutorRotates(t *testing.T) {
+	for name, c := range map[string]struct {
+		files map[string]int
+		want  string
+	}{
+		"room":          {map[string]int{"": 1000, ".20260101-000000.000001": 1000, ".20260101-000000.000002": 1000}, " .20260101-000000.000001.gz .20260101-000000.000002"},
+		"no room":       {map[string]int{"": 10, ".20260101-000000": 1000, ".20260102-000000": 1000, ".20260103-000000": 1000}, " .20260101-000000 .20260102-000000 .20260103-000000"},
+		"room for one":  {map[string]int{"": 10, ".20260101-000000": 1000, ".20260102-000000": 900, ".20260103-000000": 50}, " .20260101-000000.gz .20260102-000000.gz .20260103-000000"},
+		"unfinished":    {map[string]int{"": 10, ".20260101-000000": 100, ".20260101-000000.tmp": 3, ".20260102-000000": 100}, " .20260101-000000.gz .20260102-000000"},
+		"too many":      {map[string]int{"": 10, ".20260101-000000.gz": 9, ".20260102-000000.gz": 9, ".20260103-000000": 9, ".20260104-000000": 9}, " .20260102-000000.gz .20260103-000000.gz .20260104-000000"},
+		"only a log":    {map[string]int{"": 1000}, ""},
+		"newest of all": {map[string]int{"": 1000, ".20260101-000000": 1000}, " .20260101-000000"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := &runtime{path: filepath.Join(t.TempDir(), "0.log"), refuses: true}
+			for suffix, size := range c.files {
+				if err := os.WriteFile(r.path+suffix, []byte(strings.Repeat("x", size)), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rot := &rotator{Rules: Rules{LogSize: 1000, LogFiles: 4}, Runtime: r, Log: slog.New(slog.NewTextHandler(t.Output(), nil))}
+			rot.All(t.Context())
+			files, err := filepath.Glob(r.path + "*")
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, file := range files {
+				got = append(got, strings.TrimPrefix(file, r.path))
+			}
+			if text := strings.Join(got, " "); text != c.want {
+				t.Errorf("the files are %q, want %q", text, c.want)
+			}
+		})
 	}
 }

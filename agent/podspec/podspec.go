@@ -13,6 +13,7 @@ package podspec
 import (
 	"time"
 
+	"github.com/crisp-cri/crisp/internal/crilog"
 	v1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -25,6 +26,7 @@ type Node struct {
 	ClusterDomain  string   // suffix of the names of pods with a subdomain and, with ClusterDNS, of search domains
 	SeccompDefault bool     // containers without a profile get RuntimeDefault
 	NoCPUQuota     bool     // CPU limits are not enforced
+	LogLimit       crilog.Limit
 	Kernel         Kernel
 	IPs            []string        // primary first; empty while unknown
 	Allocatable    v1.ResourceList // for all pods together; nil if unknown

@@ -3,6 +3,7 @@ package podspec
 import (
 	"cmp"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -151,6 +152,7 @@ func (in *Input) Container(c *Container) (*cri.ContainerConfig, error) {
 	if err != nil {
 		return nil, err
 	}
+	maps.Copy(annotations, in.Node.LogLimit.Annotations())
 	ns := in.namespaces()
 	if c.Target != "" && ns.Pid == cri.NamespaceMode_CONTAINER {
 		ns.Pid, ns.TargetId = cri.NamespaceMode_TARGET, c.Target
