@@ -18,6 +18,7 @@ type explanation struct {
 // explanationsOfAll explain the intended differences of all pods.
 var explanationsOfAll = []explanation{
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.|image\.|config\.mounts\[\S+\]\.image\.)?annotations\.io\.crisp\.(config\.file|pod\.(dir|containers|initContainers|restartPolicy)|container\.backoff): kubelet absent, agent "[^"]*"`, why: "the agent finds its pods again by these annotations, without the manifest"},
+	{of: `\S+ CreateContainer \S+ config\.annotations\.io\.crisp\.log\.max-(size|files): kubelet absent, agent "\d+"`, why: "the agent has crispd keep logs to their limit; the kubelet looks at their sizes each ten seconds"},
 	{of: `\S+ \w+ \S+ (config\.|sandbox_config\.)?labels\.io\.crisp\.(pod\.source|agent): kubelet absent, agent "[^"]*"`, why: "several agents may share a runtime: each labels its objects"},
 	{of: `.*annotations\.kubernetes\.io/config\.seen: kubelet "HASH", agent absent`, why: "when a manifest was first seen is not a property of the pod; the agent's file is in io.crisp.config.file"},
 	{of: `\S+ CreateContainer \S+ config\.mounts\[/etc/resolv\.conf\]: kubelet absent, agent {.*}`, why: "the agent's pods follow the node's resolv.conf; the kubelet's keep what it was when they began"},
