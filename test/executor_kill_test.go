@@ -51,6 +51,46 @@ func TestExecutorKillsGVisor(t *testing.T) {
 	executorKills(t, "gvisor", 2, 3)
 }
 
+// crispd and its executor are killed at once, ten times or KILLS, under the same load. A service
+// manager keeps what the containers write to.
+func TestBothKills(t *testing.T) {
+	kills, containers, seed := fromEnv("KILLS", 10), fromEnv("CONTAINERS", 10), fromEnv("SEED", 1)
+	n, config := startNode(t, func(n *node, _ string) error {
+		newServiceManager(t, n)
+		return nil
+	})
+	n.expects("executor could not be reached")
+	s := newSiege(t, n, containers, seed, nil, "")
+	lines := s.besieged(seed, func() {
+		for i := range kills {
+			s.killBoth(i, config)
+		}
+	})
+	t.Logf("%d kills of both; %d lines of %d containers; %d exits, %d lost as documented; %d execs, %d cut short; %d attachments saw %d lines",
+		s.kills, lines, containers, s.exits, s.lost, s.execs.Load(), s.cut.Load(), s.attachments.Load(), s.watched.Load())
+}
+
+// killBoth kills the executor and crispd while containers exit, and starts crispd again.
+func (s *siege) killBoth(i int, config string) {
+	s.t.Helper()
+	quitters := s.quitters(i)
+	time.Sleep(time.Duration(s.random.IntN(200_000)) * time.Microsecond)
+	s.down.Add(1)
+	if s.killed(0) == 0 {
+		s.t.Fatal("there is no executor")
+	}
+	if err := s.stopDaemon(syscall.SIGKILL); err != nil {
+		s.t.Fatal(err)
+	}
+	time.Sleep(time.Duration(s.random.IntN(200_000)) * time.Microsecond)
+	if err := s.node.start(config, nil); err != nil {
+		s.t.Fatal(err)
+	}
+	s.works(i)
+	s.down.Add(1)
+	s.unharmed(i, quitters)
+}
+
 // executorKills is TestExecutorKills with the containers of a shim, unless that is "".
 func executorKills(t *testing.T, shim string, kills, containers int) {
 	kills, containers, seed := fromEnv("KILLS", kills), fromEnv("CONTAINERS", containers), fromEnv("SEED", 1)
