@@ -157,6 +157,10 @@ type Image struct {
 	// systems, if the kernel can mount those from files (Linux 6.12); otherwise they are
 	// directories, and "erofs" logs a warning. Existing layers stay as they are. Default "auto".
 	Layers string `toml:"layers"`
+	// IgnoreChownErrors gives files of images to root whose owners crispd has no IDs for, in a user
+	// namespace, and takes their set-user-ID and set-group-ID bits; otherwise such an image cannot be
+	// pulled. Layers stay as they were unpacked. Default false.
+	IgnoreChownErrors bool `toml:"ignore_chown_errors"`
 	// Pinned are names of images that the kubelet must not collect; * matches any
 	// characters. Default: none.
 	Pinned []string `toml:"pinned"`

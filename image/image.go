@@ -41,6 +41,7 @@ type Options struct {
 	Root    string // layers, writable layers and staging; on the disk that holds images
 	State   string // mounts; a directory that a reboot empties
 	Records Records
+	Squash  bool         // root owns the files of images whose owners are not in crispd's user namespace
 	Layers  string       // the form of new layers: Auto, EROFS, or directories for any other value
 	Unclean bool         // the machine went down without a clean stop: verify the layers committed last
 	Log     *slog.Logger // nil means slog.Default()

@@ -71,7 +71,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		}
 	}
 	packs := o.Layers == Auto || o.Layers == EROFS
-	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, EROFS: packs, Life: life, Log: o.Log}); err != nil {
+	if s.layers, err = layer.Open(ctx, layer.Options{Root: o.Root, Unclean: o.Unclean, Squash: o.Squash, EROFS: packs, Life: life, Log: o.Log}); err != nil {
 		return nil, err
 	}
 	if packs {

@@ -137,6 +137,7 @@ func imageOptions(c *config.Config, records *checkpoint.Manager, log *slog.Logge
 		Root:     imageRoot(c),
 		State:    filepath.Join(c.State, "image"),
 		Records:  records,
+		Squash:   c.Image.IgnoreChownErrors,
 		Layers:   c.Image.Layers,
 		Unclean:  records.Boot() == checkpoint.Unclean,
 		Log:      log,

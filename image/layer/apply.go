@@ -14,7 +14,7 @@ import (
 // Extract reads a plain tar stream to its end and extracts its entries into dir, which need not
 // be empty. Names that look like whiteouts are ordinary files.
 func Extract(ctx context.Context, r io.Reader, dir string) error {
-	_, err := unpackInto(ctx, r, dir, true, new(growth))
+	_, err := unpackInto(ctx, r, dir, unpacking{plain: true}, new(growth))
 	return err
 }
 

@@ -34,13 +34,18 @@ func umask() uint32 {
 	return uint32(mask)
 }
 
-// checkOwner refuses an owner that no file can have, or none of crispd's.
-func checkOwner(hdr *tar.Header) error {
+// checkOwner refuses an owner that no file can have, or none of crispd's. With squash, root gets what is
+// of none of crispd's, without the bits by which it would run as root.
+func checkOwner(hdr *tar.Header, squash bool) error {
 	if hdr.Uid < 0 || hdr.Gid < 0 || hdr.Uid > math.MaxUint32-1 || hdr.Gid > math.MaxUint32-1 {
 		return fault.Invalid.Errorf("owner %d:%d is out of range", hdr.Uid, hdr.Gid)
 	}
 	if own := userns.Own(); own != nil && (uint32(hdr.Uid) >= own.UID.Length || uint32(hdr.Gid) >= own.GID.Length) {
-		return fault.Invalid.Errorf("owner %d:%d is not among the %d users and %d groups of crispd's user namespace", hdr.Uid, hdr.Gid, own.UID.Length, own.GID.Length)
+		if squash {
+			hdr.Uid, hdr.Gid, hdr.Mode = 0, 0, hdr.Mode&^(unix.S_ISUID|unix.S_ISGID)
+			return nil
+		}
+		return fault.Invalid.Errorf("owner %d:%d is not among the %d users and %d groups of crispd's user namespace (image.ignore_chown_errors gives it to root)", hdr.Uid, hdr.Gid, own.UID.Length, own.GID.Length)
 	}
 	return nil
 }

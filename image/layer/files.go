@@ -168,7 +168,7 @@ func (ls *Store) make(ctx context.Context, from blob.Origin, b blob.Blob, id dig
 	}
 	return asTree(ctx, dir, func(files string) (shape, error) {
 		return unpackBlob(ctx, from, b, id, func(ctx context.Context, stream io.Reader) (shape, error) {
-			return unpack(ctx, stream, files, g)
+			return unpackInto(ctx, stream, files, unpacking{squash: ls.squash}, g)
 		})
 	})
 }

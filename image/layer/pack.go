@@ -122,7 +122,7 @@ func (p *packer) entry(ctx context.Context, hdr *tar.Header, content io.Reader) 
 
 // nodeOf returns the file that hdr describes, without its type and content.
 func nodeOf(hdr *tar.Header) (*erofs.Node, error) {
-	if err := checkOwner(hdr); err != nil {
+	if err := checkOwner(hdr, false); err != nil {
 		return nil, err
 	}
 	attrs, err := xattrs(hdr)

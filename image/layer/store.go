@@ -20,6 +20,7 @@ import (
 type Options struct {
 	Root    string          // on the disk that holds them; has directories layers and staging
 	Unclean bool            // the machine went down without a clean stop: verify the layers committed last
+	Squash  bool            // root owns the files of a layer whose owners are not in crispd's user namespace
 	EROFS   bool            // new layers become EROFS file systems, if the kernel can mount those from files
 	Life    context.Context // of work in the background, which ends with it
 	Log     *slog.Logger
@@ -33,6 +34,7 @@ func Open(ctx context.Context, o Options) (_ *Store, err error) {
 		dir:       filepath.Join(o.Root, "layers"),
 		staging:   filepath.Join(o.Root, "staging"),
 		unclean:   o.Unclean,
+		squash:    o.Squash,
 		probe:     sync.OnceValue(func() error { return probeEROFS(filepath.Join(o.Root, "staging")) }),
 		removals:  newRemovals(life, o.Log),
 		end:       end,

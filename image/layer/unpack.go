@@ -65,6 +65,7 @@ func (s shape) implied(fd int, name func() string) bool {
 type unpacker struct {
 	dirs   dirs
 	umask  uint32
+	squash bool                        // see checkOwner
 	times  map[string][2]unix.Timespec // of directories: set when nothing more is created in them
 	shape  shape
 	buf    []byte
@@ -74,18 +75,20 @@ type unpacker struct {
 // unpack reads a tar stream to its end and extracts its entries into the directory dir, which is
 // empty. Errors of kind fault.Invalid blame the stream.
 func unpack(ctx context.Context, r io.Reader, dir string, g *growth) (shape, error) {
-	return unpackInto(ctx, r, dir, false, g)
+	return unpackInto(ctx, r, dir, unpacking{}, g)
 }
 
-// unpackInto is unpack; if plain is set, names that look like whiteouts are ordinary files, and
-// the directory need not be empty.
-func unpackInto(ctx context.Context, r io.Reader, dir string, plain bool, g *growth) (shape, error) {
+// An unpacking is a way to unpack: if plain is set, names that look like whiteouts are ordinary files,
+// and the directory need not be empty; for squash see checkOwner.
+type unpacking struct{ plain, squash bool }
+
+func unpackInto(ctx context.Context, r io.Reader, dir string, how unpacking, g *growth) (shape, error) {
 	root, err := unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return shape{}, &os.PathError{Op: "open", Path: dir, Err: err}
 	}
 	u := newUnpacker(ctx, root, dir)
-	u.dirs.plain, u.growth = plain, g
+	u.dirs.plain, u.squash, u.growth = how.plain, how.squash, g
 	defer u.dirs.close()
 
 	tr := tar.NewReader(r)
@@ -159,7 +162,7 @@ func (u *unpacker) entry(ctx context.Context, hdr *tar.Header, content io.Reader
 	if err != nil {
 		return err
 	}
-	if err := checkOwner(hdr); err != nil {
+	if err := checkOwner(hdr, u.squash); err != nil {
 		return err
 	}
 	attrs, err := xattrs(hdr)

@@ -515,7 +515,7 @@ func streamBeside(t *testing.T, data []byte, plain bool) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = unpackInto(t.Context(), bytes.NewReader(data), layer, plain, new(growth))
+	_, err = unpackInto(t.Context(), bytes.NewReader(data), layer, unpacking{plain: plain}, new(growth))
 	if !plain {
 		inProportion(t, data)
 		sameAsEROFS(t, data, layer, err)
