@@ -17,6 +17,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/server/spec"
 )
 
@@ -71,6 +72,10 @@ func TestResourcesRefused(t *testing.T) {
 		if got, err := spec.Resources(r, spec.Host{CgroupV2: true}); !errors.Is(err, fault.Invalid) {
 			t.Errorf("%v: got %v, %v, want Invalid", r, got, err)
 		}
+	}
+	// A crispd without cgroups limits nothing, whatever an agent on a host of cgroup v2 asks for.
+	if got, err := spec.Resources(&cri.LinuxContainerResources{Unified: map[string]string{"memory.oom.group": "1"}}, spec.Host{IDs: new(userns.Map)}); err != nil || got.Unified != nil {
+		t.Errorf("without cgroups: got %v, %v", got.Unified, err)
 	}
 }
 
