@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -75,10 +76,14 @@ func startSlirp(state string, keeper int) (pid int, err error) {
 		return 0, os.NewSyscallError("pipe2", err)
 	}
 	defer unix.Close(said[0])
-	pid, err = syscall.ForkExec(program, []string{
+	args := []string{
 		slirpProgram, "--configure", "--mtu=65520", "--disable-host-loopback", "--enable-sandbox", "--enable-seccomp",
-		"--api-socket=" + slirpSocket(state), "--ready-fd=3", strconv.Itoa(keeper), slirpDevice,
-	}, &syscall.ProcAttr{
+		"--api-socket=" + slirpSocket(state), "--ready-fd=3",
+	}
+	if hasIPv6() { // else programs would try it in vain
+		args = append(args, "--enable-ipv6")
+	}
+	pid, err = syscall.ForkExec(program, append(args, strconv.Itoa(keeper), slirpDevice), &syscall.ProcAttr{
 		Dir: "/", Env: os.Environ(), Sys: &syscall.SysProcAttr{Setsid: true},
 		Files: []uintptr{null.Fd(), uintptr(said[1]), uintptr(said[1]), done.Fd(), uintptr(said[0])},
 	})
@@ -101,6 +106,15 @@ func startSlirp(state string, keeper int) (pid int, err error) {
 	return pid, record(f, pid)
 }
 
+// hasIPv6 reports whether the machine has an IPv6 address that is not only for itself or a link.
+func hasIPv6() bool {
+	list, _ := net.InterfaceAddrs()
+	return slices.ContainsFunc(list, func(a net.Addr) bool {
+		n, ok := a.(*net.IPNet)
+		return ok && n.IP.To4() == nil && n.IP.IsGlobalUnicast()
+	})
+}
+
 // Network sets up what the network namespace of Enter needs besides slirp4netns. The channel is closed
 // when that has ended: only a new crispd, which begins outside, can start another one. It is nil where
 // there is no such namespace.
@@ -111,6 +125,10 @@ func Network(state string) (ended <-chan struct{}, err error) {
 	}
 	// slirp4netns sends to the addresses of pods, too: the device answers for them.
 	if err := kernel.SetSysctl("net/ipv4/conf/"+slirpDevice+"/proxy_arp", "1"); err != nil {
+		return nil, err
+	}
+	// It announces the way out over IPv6, which a router of pods would not heed.
+	if err := kernel.SetSysctl("net/ipv6/conf/"+slirpDevice+"/accept_ra", "2"); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return nil, err
 	}
 	if err := nameServers(state); err != nil {
