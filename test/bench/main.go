@@ -25,6 +25,7 @@
 //	pull        PullImage of -pull-image, and of -layer-image; it is removed, and the disk quiet, before each pull. PSS when the last is over
 //	beside      a restricted pod up and down, one after the other, while its runtime pulls -pull-image, -pulls times
 //	engine      what an OCI runtime alone needs for a restricted container, for each -engine
+//	commands    one pod up, exec of true in it, the pod down, and a pull, as commands of each -commands, which may be what runs without root
 //	many        pod up, ExecSync, lists, stats, memory and the daemon's start with each number of pods in -many
 //
 // lifecycle and churn run once for each network in -nets: "host" is a pod in the node's network namespace, "bridge" one that gets its
@@ -68,6 +69,7 @@ import (
 type options struct {
 	endpoints    []endpoint
 	engines      []engine
+	commandLines []commandLine
 	subject      string
 	image        string
 	pullImage    string
@@ -124,6 +126,11 @@ func parseFlags(args []string) (options, error) {
 		o.engines = append(o.engines, e)
 		return err
 	})
+	fs.Func("commands", "`name=/path` of a script with what a user types (commands/*.sh); repeat it for each", func(s string) error {
+		c, err := parseCommandLine(s)
+		o.commandLines = append(o.commandLines, c)
+		return err
+	})
 	fs.StringVar(&o.subject, "subject", "", "endpoint that the others are the peers of, but those whose names begin with its own and a dash, which are variants of it; may be one of which only -json has samples (default the first)")
 	fs.StringVar(&o.image, "image", "registry.k8s.io/e2e-test-images/busybox:1.29-2", "image of the containers; it needs sleep and true")
 	fs.StringVar(&o.pullImage, "pull-image", "", "image to measure pulls of; none, no phases pull and beside")
@@ -177,7 +184,7 @@ func parseMany(list string) (counts []int, err error) {
 // complete fills in options that follow from others, and returns an error for an invalid
 // combination.
 func (o *options) complete() error {
-	if len(o.endpoints) == 0 && len(o.engines) == 0 && len(o.phases) > 0 {
+	if len(o.endpoints) == 0 && len(o.engines) == 0 && len(o.commandLines) == 0 && len(o.phases) > 0 {
 		return errors.New("no -endpoint given")
 	}
 	if o.subject == "" && len(o.endpoints) > 0 {
@@ -213,8 +220,9 @@ func run(ctx context.Context, o options) (err error) {
 			return err
 		}
 	}
-	if s := b.report.Subject; s != "" && !slices.Contains(endpointNames(o.endpoints), s) && !slices.Contains(b.report.Names, s) {
-		return fmt.Errorf("-subject %s is no endpoint", s)
+	if s := b.report.Subject; s != "" && !slices.Contains(endpointNames(o.endpoints), s) &&
+		!slices.ContainsFunc(o.commandLines, func(c commandLine) bool { return c.name == s }) && !slices.Contains(b.report.Names, s) {
+		return fmt.Errorf("-subject %s is no endpoint, and no command line", s)
 	}
 	if b.logs, err = os.MkdirTemp("", "crisp-bench-"); err != nil {
 		return err

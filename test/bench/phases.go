@@ -18,7 +18,7 @@ import (
 )
 
 var (
-	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "terminal", "userns", "limit", "handlers", "churn", "probes", "pull", "beside", "engine", "many"}
+	allPhases = []string{"memory", "list", "exec", "lifecycle", "plain", "terminal", "userns", "limit", "handlers", "churn", "probes", "pull", "beside", "engine", "commands", "many"}
 	allNets   = []string{"host", "bridge", "default"}
 )
 
@@ -63,6 +63,15 @@ func (b *bench) dial(ctx context.Context) error {
 			return err
 		}
 		if err := b.report.version(e.name, version); err != nil {
+			return err
+		}
+	}
+	for _, c := range b.commandLines {
+		version, _, err := c.do(ctx, "version")
+		if err != nil {
+			return err
+		}
+		if err := b.report.version(c.name, version); err != nil {
 			return err
 		}
 	}
@@ -167,6 +176,9 @@ func (b *bench) runPhases(ctx context.Context) error {
 	}
 	if has("engine") && len(b.engines) > 0 {
 		phase("engine", b.engine)
+	}
+	if has("commands") {
+		phase("commands", b.commands)
 	}
 	if has("many") {
 		phase("many", b.manyPods)
