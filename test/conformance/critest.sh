@@ -9,6 +9,9 @@
 # the program specs, in BINDIR or named by SPECS, reports those that did not. CRISPD_CONFIG may
 # name a configuration file for crispd; by default it has none. Runs of critest share the ports
 # 12000 to 12003 of the host.
+#
+# An ordinary user's critest runs in the namespaces of that user's crispd (docs/rootless.md), where pods and
+# their ports are. skip-user.txt lists what it leaves out besides.
 set -euo pipefail
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,11 +21,11 @@ command -v critest >/dev/null || {
 	echo "critest is not on PATH: build it from kubernetes-sigs/cri-tools (make critest)" >&2
 	exit 1
 }
-[ "$(id -u)" = 0 ] || { echo "critest needs root" >&2; exit 1; }
-
-skip=$(sed -e 's/[[:space:]]*#.*//' -e '/^$/d' "$here/skip.txt" | paste -sd'|')
-if grep -vE '^[[:space:]]*(#|$)' "$here/skip.txt" | grep -v '#'; then
-	echo "a line of skip.txt has no reason" >&2
+lists=("$here/skip.txt")
+[ "$(id -u)" = 0 ] || lists+=("$here/skip-user.txt")
+skip=$(sed -e 's/[[:space:]]*#.*//' -e '/^$/d' "${lists[@]}" | paste -sd'|')
+if grep -vhE '^[[:space:]]*(#|$)' "${lists[@]}" | grep -v '#'; then
+	echo "a line of ${lists[*]} has no reason" >&2
 	exit 1
 fi
 
@@ -46,6 +49,12 @@ until "$bin/crisp" --runtime-endpoint "unix://$dir/s" version >/dev/null 2>&1; d
 	sleep 0.05
 done
 
-critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" -nri-socket "$dir/run/nri.sock" \
+enter=()
+if [ "$(id -u)" != 0 ]; then
+	read -r keeper _ <"$dir/run/keeper"
+	enter=(nsenter -t "$keeper" -U -m -C --preserve-credentials)
+	[ "$(readlink "/proc/$keeper/ns/net")" = "$(readlink /proc/self/ns/net)" ] || enter+=(-n)
+fi
+"${enter[@]}" critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" -nri-socket "$dir/run/nri.sock" \
 	-ginkgo.json-report="$dir/report.json" ${skip:+-ginkgo.skip="$skip"} "$@"
-"${SPECS:-$bin/specs}" "$here/specs.txt" "$dir/report.json"
+"${SPECS:-$bin/specs}" "$here/specs.txt" "$dir/report.json" "$skip"

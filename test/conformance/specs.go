@@ -1,13 +1,15 @@
 // Specs reports which of the specs that must pass in critest did not, or did not run.
 //
-//	specs LIST REPORT
+//	specs LIST REPORT SKIP
 //
 // LIST is specs.txt beside this file: each line has the full name of a spec, which begins
 // with "[k8s.io]", after what the spec needs of the machine (test/testenv). REPORT is
-// ginkgo's in JSON. For a run with a focus, only specs that it matches are required.
+// ginkgo's in JSON. SKIP is a regular expression for the names of specs that were left out, "" for
+// none. For a run with a focus, only specs that it matches are required.
 package main
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -27,8 +29,12 @@ func main() {
 }
 
 func run(args []string) error {
-	if len(args) != 2 {
-		return errors.New("usage: specs LIST REPORT")
+	if len(args) != 3 {
+		return errors.New("usage: specs LIST REPORT SKIP")
+	}
+	skip, err := regexp.Compile(cmp.Or(args[2], "^$"))
+	if err != nil {
+		return err
 	}
 	list, err := os.ReadFile(args[0])
 	if err != nil {
@@ -42,7 +48,7 @@ func run(args []string) error {
 	if err := json.Unmarshal(data, &suites); err != nil {
 		return fmt.Errorf("%s: %w", args[1], err)
 	}
-	missing, more, err := compare(string(list), suites, testenv.Lacks)
+	missing, more, err := compare(string(list), suites, skip, testenv.Lacks)
 	if err != nil {
 		return err
 	}
@@ -74,8 +80,8 @@ type suite struct {
 const prefix = "[k8s.io]"
 
 // compare returns the required specs that did not pass, with their state, and those that passed
-// without being listed.
-func compare(list string, suites []suite, lacks func(need string) string) (missing, more []string, err error) {
+// without being listed. What skip matches is not required.
+func compare(list string, suites []suite, skip *regexp.Regexp, lacks func(need string) string) (missing, more []string, err error) {
 	state := map[string]string{}
 	var focus []string
 	for _, s := range suites {
@@ -107,7 +113,7 @@ func compare(list string, suites []suite, lacks func(need string) string) (missi
 		}
 		name := line[i:]
 		listed[name] = true
-		if !chosen.MatchString(name) || slices.ContainsFunc(strings.Fields(line[:i]), func(need string) bool { return lacks(need) != "" }) {
+		if !chosen.MatchString(name) || skip.MatchString(name) || slices.ContainsFunc(strings.Fields(line[:i]), func(need string) bool { return lacks(need) != "" }) {
 			continue
 		}
 		switch how, ok := state[name]; {
