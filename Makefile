@@ -22,8 +22,8 @@ RACE_TAGS := $(TAGS) osusergo netgo
 
 # What the build and the tests need beyond Go and make.
 DEBS := gcc libc6-dev libseccomp-dev libisal-dev pkg-config nftables iproute2 procps runc crun gpg gpg-agent e2fsprogs
-# What only the tests need: a browser for the agent's page, with a font, and a network for a user.
-TEST_DEBS := chromium fonts-dejavu-core slirp4netns
+# What only the tests need: a browser for the agent's page, with a font, and a network and IDs for a user.
+TEST_DEBS := chromium fonts-dejavu-core slirp4netns uidmap
 VM_DEBS := qemu-system-x86 debootstrap e2fsprogs
 CNI_PLUGINS := main/bridge ipam/host-local meta/portmap meta/bandwidth
 

@@ -41,8 +41,8 @@ func (n *node) agentProgram(manifests string, flags []string) (*exec.Cmd, error)
 	cmd := exec.Command(filepath.Join(n.binaries.dir, "crisp"), append([]string{"agent",
 		"--runtime-endpoint", "unix://" + n.socket, "--root", n.agentRoot(), "--manifests", manifests,
 		"--image-gc-high-threshold", "100", "--eviction-hard", "memory.available<100Mi"}, flags...)...)
-	if n.ordinary {
-		asOrdinary(cmd)
+	if n.owner != 0 {
+		n.manage(cmd)
 	}
 	cmd.Stdout, cmd.Stderr = log, log
 	return cmd, cmd.Start()

@@ -2,15 +2,17 @@ package test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"syscall"
 )
 
 // An ordinary user of the host, who is in no account file, and the range of IDs that this user may use
-// in user namespaces.
+// in user namespaces. The next user has the next range.
 const (
 	hostUser  = 61234
 	subIDs    = 1 << 20
@@ -49,35 +51,34 @@ func (n *node) asUser(ids bool) error {
 	return nil
 }
 
-// byUser makes the instance one that an ordinary user starts, without anything of root's. Whether it has
-// a network depends on the machine's /dev/net/tun, in whose place there is one that says so.
-func (n *node) byUser(network bool) error {
-	n.ordinary = true
-	mode := "600"
-	if network {
-		mode = "666"
-	}
-	n.manage = func(cmd *exec.Cmd) {
-		asOrdinary(cmd)
-		cmd.SysProcAttr = nil
-		cmd.Args = append([]string{"unshare", "-m", "sh", "-c", `if [ -d /dev/net ]; then
-				mount -t tmpfs tmpfs /dev/net && mknod -m "$0" /dev/net/tun c 10 200 && chmod "$0" /dev/net/tun || exit
+// byUser makes the instance one that an ordinary user starts, without anything of root's. What that user
+// may do: "network" to open /dev/net/tun, in whose place there is one that says so; "ids" to use a range
+// of IDs with newuidmap(1).
+func (n *node) byUser(uid int, may ...string) error {
+	n.owner, n.manage = uid, func(cmd *exec.Cmd) {
+		cmd.Env = append(cmd.Environ(), "HOME=/nonexistent", "XDG_CONFIG_HOME=", "XDG_RUNTIME_DIR=")
+		cmd.Dir = "/"
+		cmd.Args = append([]string{"unshare", "-m", "bash", "-e", "-c", `
+			if [ -d /dev/net ]; then
+				[[ $2 == *network* ]] && mode=666 || mode=600
+				mount -t tmpfs tmpfs /dev/net
+				mknod -m $mode /dev/net/tun c 10 200
+				chmod $mode /dev/net/tun
 			fi
-			user=$1; shift; exec setpriv --reuid "$user" --regid "$user" --clear-groups "$@"`,
-			mode, strconv.Itoa(hostUser), cmd.Path}, cmd.Args[1:]...)
+			if [[ $2 == *ids* ]]; then
+				mount -t tmpfs tmpfs /mnt
+				sed "\$a u$0:x:$0:$0::/:" /etc/passwd > /mnt/passwd
+				echo u$0:$1 | tee /mnt/subuid > /mnt/subgid
+				for file in passwd subuid subgid; do mount --bind /mnt/$file /etc/$file; done
+			fi
+			exec setpriv --reuid $0 --regid $0 --clear-groups "${@:3}"`,
+			strconv.Itoa(uid), fmt.Sprintf("%d:%d", subIDs+(uid-hostUser)*subIDsLen, subIDsLen), strings.Join(may, " "), cmd.Path}, cmd.Args[1:]...)
 		cmd.Path = "/usr/bin/unshare"
 	}
 	if err := os.Mkdir(n.agentRoot(), 0o700); err != nil && !os.IsExist(err) {
 		return err
 	}
-	return errors.Join(os.Chown(n.dir, hostUser, hostUser), os.Chown(n.agentRoot(), hostUser, hostUser))
-}
-
-// asOrdinary makes a command an ordinary user's.
-func asOrdinary(cmd *exec.Cmd) {
-	cmd.Env = append(cmd.Environ(), "HOME=/nonexistent", "XDG_CONFIG_HOME=", "XDG_RUNTIME_DIR=")
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: hostUser, Gid: hostUser}}
-	cmd.Dir = "/"
+	return errors.Join(os.Chown(n.dir, uid, uid), os.Chown(n.agentRoot(), uid, uid))
 }
 
 // join makes a command run in the namespaces of a process, as their root.
@@ -93,8 +94,8 @@ func join(cmd *exec.Cmd, pid int) {
 // command returns a command of crispd in the namespaces of the instance.
 func (n *node) command(args ...string) *exec.Cmd {
 	cmd := exec.Command(filepath.Join(n.binaries.dir, "crispd"), args...)
-	if n.ordinary {
-		asOrdinary(cmd)
+	if n.owner != 0 {
+		n.manage(cmd)
 	} else if n.user {
 		if pid, err := n.executorPid(); err == nil {
 			join(cmd, pid)

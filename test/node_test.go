@@ -54,7 +54,7 @@ type node struct {
 	wiped     bool
 	manage    func(*exec.Cmd) // runs crispd as a service manager would, before its start
 	user      bool            // in an ordinary user's namespace, see asUser
-	ordinary  bool            // started by an ordinary user
+	owner     int             // the ordinary user who has started it, see byUser; 0 is root
 
 	unmountAll []string // mounts that a script has made
 	afterPods  []func() // remove what others than crisp keep of pods
@@ -224,7 +224,7 @@ func (n *node) daemonCmd(ts *testscript.TestScript, args []string) error {
 			return n.start(config, nil)
 		}
 		if len(args) >= 3 && args[1] == "by" && args[2] == "user" {
-			if err := n.byUser(len(args) == 4 && args[3] == "network"); err != nil {
+			if err := n.byUser(hostUser, args[3:]...); err != nil {
 				return err
 			}
 			return n.start(config, nil)

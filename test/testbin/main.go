@@ -35,6 +35,7 @@
 //	ids              uid, gid and supplementary groups as a line
 //	status FIELD     that field of /proc/self/status
 //	listen ADDR      serve TCP on ADDR in the background, echo what comes
+//	udp ADDR         the same over UDP
 //	http ADDR TEXT   serve HTTP on ADDR in the background, answering TEXT
 //	get URL          the body of URL
 //	socket FAMILY    what socket(2) answers for that number, which may be hexadecimal
@@ -213,6 +214,7 @@ var verbs = map[string]func(s *script){
 	},
 	"status":       func(s *script) { status(s.next()) },
 	"listen":       func(s *script) { listen(s.next()) },
+	"udp":          func(s *script) { udp(s.next()) },
 	"http":         func(s *script) { serve(s.next(), s.next()) },
 	"get":          func(s *script) { get(s.next()) },
 	"socket":       func(s *script) { socket("socket", s.next()) },
@@ -332,6 +334,19 @@ func listen(addr string) {
 				io.Copy(c, c)
 				c.Close()
 			}()
+		}
+	}()
+}
+
+func udp(addr string) {
+	c, err := net.ListenPacket("udp", addr)
+	check(err)
+	go func() {
+		buf := make([]byte, 64<<10)
+		for {
+			n, from, err := c.ReadFrom(buf)
+			check(err)
+			c.WriteTo(buf[:n], from)
 		}
 	}()
 }
