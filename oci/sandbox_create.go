@@ -66,8 +66,8 @@ func (r *Runtime) checkSandbox(cfg SandboxConfig) error {
 	if cfg.HostPID && cfg.SharedPID {
 		return fault.Invalid.Errorf("PID namespace cannot be both the host's and the sandbox's")
 	}
-	if hostkernel.Bare() && (cfg.HostPID || cfg.SharedPID) {
-		return fault.Invalid.Errorf("sandbox shares a PID namespace: crispd is in a user namespace without cgroups, and could not find its containers' processes")
+	if hostkernel.Bare() && cfg.HostPID {
+		return fault.Invalid.Errorf("sandbox has the host's PID namespace: crispd is in a user namespace, which cannot mount that's procfs")
 	}
 	if cfg.Shim != nil && (cfg.SharedPID || cfg.IDs != nil) {
 		return fault.Invalid.Errorf("sandbox of %s can have neither our PID namespace nor our user namespace", cfg.Shim.Path)

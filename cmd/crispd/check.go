@@ -102,7 +102,7 @@ func checkKernel(f kernel.Features) []finding {
 func checkCgroups(f kernel.Features, systemd bool) []finding {
 	if f.Bare {
 		return []finding{
-			{"the host's cgroups", false, "crispd is in a user namespace, and uses none there: containers have no limits and no counters, and pods that share PID namespaces are refused", false},
+			{"the host's cgroups", false, "crispd is in a user namespace, and uses none there: containers have no limits and no counters, and pods in the host's PID namespace are refused", false},
 			{fmt.Sprintf("IDs for images and pods: %d users, %d groups (65536)", f.IDs.UID.Length, f.IDs.GID.Length), min(f.IDs.UID.Length, f.IDs.GID.Length) >= 1<<16,
 				"images with files of other owners, and pods with other users or groups, are refused", false},
 		}

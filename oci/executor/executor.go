@@ -211,6 +211,7 @@ type container struct {
 
 	ownPID  bool // it has its own PID namespace: all its processes end with its init
 	proc    *proc.Process
+	rest    proc.Target   // what is to end with the init
 	task    *runtime.Task // runtime, if a shim runs it; else nil
 	io      *stdio.Streams
 	oom     *limits.OOMCounter // nil if there is no memory controller
@@ -243,6 +244,7 @@ func (x *Executor) setRunning(c *container) {
 	if !c.proc.Foreign() {
 		x.reaper.Know(c.proc.PID)
 	}
+	c.rest = proc.Rest(c.proc.PID, c.ref.Cgroups)
 	if killed := x.table.begin(c); killed { // too late for its start
 		_ = c.proc.Signal(unix.SIGKILL)
 	}

@@ -7,6 +7,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/crisp-cri/crisp/internal/atomicfile"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/oci/executor/gate"
 	"github.com/crisp-cri/crisp/oci/executor/limits"
 	"github.com/crisp-cri/crisp/oci/executor/proc"
@@ -27,8 +28,8 @@ func (x *Executor) watch(c *container) {
 		lost := c.lost()
 		x.learnExit(c, lost)
 	}
-	if !c.ownPID && len(c.ref.Cgroups) > 0 {
-		if err := proc.End(proc.InCgroup(c.ref.Cgroups)); err != nil {
+	if !c.ownPID && (len(c.ref.Cgroups) > 0 || kernel.Bare()) {
+		if err := proc.End(c.rest); err != nil {
 			x.log.Warn("processes of an ended container remain", "container", c.ID, "err", err)
 		}
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/backoff"
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/procstat"
 	"github.com/crisp-cri/crisp/oci/executor/seal"
 )
@@ -70,6 +71,20 @@ func InCgroup(paths map[string]string) Target {
 	return Target{what: "processes", list: func() ([]int, error) { return Members(paths) }, kill: func() error { return SignalAll(paths, unix.SIGKILL) }}
 }
 
+// Rest is every process of a container that shares a PID namespace, whose init is alive. Without
+// cgroups (kernel.Bare) it is what has the mount namespace of the init: a process that has left that
+// ends with its PID namespace.
+func Rest(init int, paths map[string]string) Target {
+	own := namespace(init, "mnt")
+	if !kernel.Bare() || own == "" || own == namespace(os.Getpid(), "mnt") {
+		return InCgroup(paths)
+	}
+	return Target{what: "processes", list: those(everyone, func(pid int) bool {
+		stat, err := procstat.Read(pid)
+		return err == nil && !stat.Ended() && namespace(pid, "mnt") == own
+	})}
+}
+
 // Started is a process by its PID and the time at which it started, whoever its parent is.
 func Started(pid int, at uint64) Target {
 	is := func(pid int) bool {
@@ -88,15 +103,6 @@ func those(list func() []int, is func(pid int) bool) func() ([]int, error) {
 
 // Program is the processes of that name that work in dir or below, even those of a dead executor.
 func Program(name, dir string) Target {
-	all := func() (pids []int) {
-		procs, _ := os.ReadDir("/proc")
-		for _, p := range procs {
-			if pid, err := strconv.Atoi(p.Name()); err == nil {
-				pids = append(pids, pid)
-			}
-		}
-		return pids
-	}
 	is := func(pid int) bool {
 		cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid))
 		if err != nil || cwd != dir && !strings.HasPrefix(cwd, dir+"/") {
@@ -105,7 +111,18 @@ func Program(name, dir string) Target {
 		stat, err := procstat.Read(pid)
 		return err == nil && stat.Name == name && !stat.Ended()
 	}
-	return Target{what: "processes of " + name + " in " + dir, list: those(all, is), patience: 5 * time.Second}
+	return Target{what: "processes of " + name + " in " + dir, list: those(everyone, is), patience: 5 * time.Second}
+}
+
+// everyone returns the PIDs of all processes.
+func everyone() (pids []int) {
+	procs, _ := os.ReadDir("/proc")
+	for _, p := range procs {
+		if pid, err := strconv.Atoi(p.Name()); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
 }
 
 // Child is a child of this process by its PID, with its descendants.
@@ -297,8 +314,11 @@ func (t tree) addRest(leader int, paths map[string]string) {
 }
 
 // pidNamespace names the PID namespace of a process; "" if it has ended.
-func pidNamespace(pid int) string {
-	name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/pid", pid))
+func pidNamespace(pid int) string { return namespace(pid, "pid") }
+
+// namespace returns the name of a process's namespace, "" for a process that has ended.
+func namespace(pid int, kind string) string {
+	name, _ := os.Readlink(fmt.Sprintf("/proc/%d/ns/%s", pid, kind))
 	return name
 }
 

@@ -13,15 +13,15 @@ import (
 )
 
 // An executor in a user namespace may have no cgroups (kernel.Bare): its containers have no limits, and their processes
-// end with their own PID namespace.
+// end with their own PID namespace, or are found as proc.Rest does.
 
 // withoutCgroups returns what such an executor can make of a spec.
 func withoutCgroups(id string, spec *specs.Spec) (*specs.Spec, error) {
 	if !kernel.Bare() {
 		return spec, nil
 	}
-	if !slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace && ns.Path == "" }) {
-		return nil, fault.Invalid.Errorf("container %s shares a PID namespace: crispd is in a user namespace without cgroups, and could not find its processes", id)
+	if !slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.PIDNamespace }) {
+		return nil, fault.Invalid.Errorf("container %s has the host's PID namespace: crispd is in a user namespace without cgroups", id)
 	}
 	own, linux := *spec, *spec.Linux
 	linux.CgroupsPath, linux.Resources = "", &specs.LinuxResources{}
