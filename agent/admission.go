@@ -121,18 +121,18 @@ func (a *admitter) CanResize(pod *v1.Pod, others []*v1.Pod) *podsync.Pending {
 	return nil
 }
 
-// allocate returns the pod with its allocated resources, resized if the node has room; nil for
-// a nil pod.
+// allocate returns the pod with its allocated resources, resized if the node has room, and with the
+// images that it is to run; nil for a nil pod.
 func (a *Agent) allocate(pod *v1.Pod) *v1.Pod {
 	if pod == nil {
 		return nil
 	}
-	return a.pods.Allocate(pod, func(pod *v1.Pod) *podsync.Pending {
+	return a.updates.Pin(a.pods.Allocate(pod, func(pod *v1.Pod) *podsync.Pending {
 		if why := node.Infeasible(a.pods.Requests(pod), a.host.Allocatable()); why != nil {
 			return why
 		}
 		return a.admission.CanResize(pod, a.pods.Allocated())
-	})
+	}))
 }
 
 func (a *Agent) retryResizes(wanted map[types.UID]bool) {

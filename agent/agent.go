@@ -46,6 +46,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	internalapi "k8s.io/cri-api/pkg/apis"
 
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -86,7 +87,9 @@ type Options struct {
 	Node           NodeConfig       // what pods may use of the node
 	Log            *slog.Logger
 
-	MaxBackoff time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
+	UpdateInterval time.Duration // between looks for newer images; 0 is never
+	UpdateTimeout  time.Duration // for a pod to become ready with one
+	MaxBackoff     time.Duration // of containers that keep exiting; 0 is podsync.DefaultMaxBackoff
 
 	Endpoint string // what Connect connects to; recorded for the command line
 	// Connect is called until it succeeds, or fails with an error of kind
@@ -213,18 +216,19 @@ func newAgent(ctx context.Context, o Options, events *status.EventStore) (*Agent
 	})
 	lists := criruntime.NewPLEG(driver, o.Log)
 	probes := probe.New(ctx, probe.Options{Ask: probe.Prober{Runtime: driver}, Statuses: statuses, Results: results, Events: events})
+	updates := autoupdate.Open(filepath.Join(o.Root, "updates.json"), o.UpdateTimeout, o.Log)
 	stops := worker.OpenStops(filepath.Join(o.Root, "stopped.json"), o.Log)
 	w := worker.NewWorkers(worker.WorkersOptions{Events: events, Wanted: wanted, Node: self, Stopped: stops, Statuses: statuses, Log: o.Log})
 	w.ShowDrain()
 	keeper := housekeeping.New(housekeeping.Options{
 		Rules: o.Node.Rules, NodeName: o.NodeName, Root: o.Root, LogDir: o.LogDir, LogLinks: o.LogLinks,
-		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Driver: driver,
+		Runtime: runtime.Runtime(), Images: runtime.Images(), Pulled: d.pulled, Updates: updates, Driver: driver,
 		Pods: pods, Files: files, Workers: w, Cgroups: containers, Node: self, Events: events, Log: o.Log,
 	})
 	a := &Agent{
 		Wanted: wanted, Files: files, Statuses: statuses, Events: events, Node: self, Runtime: runtime, Pulls: watcher,
 		Lists: lists, Probes: probes, Volumes: driver.Volumes(), Workers: w, Ephemeral: debug,
-		o: o, observer: unobserved{}, pods: pods, host: h, shown: shown, driver: driver, results: results, containers: containers, keeper: keeper, stopped: stops, renamed: make(chan struct{}, 1),
+		o: o, observer: unobserved{}, pods: pods, host: h, shown: shown, driver: driver, results: results, containers: containers, keeper: keeper, updates: updates, stopped: stops, renamed: make(chan struct{}, 1),
 		shownIPs: ips.Get(), evicted: map[types.UID]*evicted{},
 	}
 	a.admission = newAdmitter(a, pods, keeper)

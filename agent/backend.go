@@ -27,6 +27,7 @@ func (b backend) Observe(ctx context.Context, key podsync.Key, pod *v1.Pod) (pod
 	}
 	have.Probes = b.a.results.Of(pod, have)
 	have.Scarce = b.a.Workers.Scarce()
+	have.Update = b.a.updates.Condition(pod)
 	have.Pending = b.a.pods.Pending(pod.UID)
 	have.Stop = b.a.stopped.Of(pod)
 	if have.Stop != nil && !have.Stop.On() && !have.Interrupts(string(pod.UID)) {
@@ -68,6 +69,7 @@ func (b backend) Report(pod *v1.Pod, have podsync.Have) *v1.PodStatus {
 		b.a.observer.Changed(nil)
 		return nil
 	}
+	b.a.updates.Observed(pod, have)
 	b.a.observer.Status(pod, now, have.Failures) // before the writes below: the status is already visible
 	b.a.recordEnding(pod)
 	status.RecordBackOffEvents(b.a.Events, pod, old, now)

@@ -2,8 +2,10 @@ package agent
 
 import (
 	"log/slog"
+	"path/filepath"
 	"testing"
 
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podfiles"
 	"github.com/crisp-cri/crisp/agent/podsync"
@@ -44,7 +46,7 @@ func TestEndBeforeTheFirstFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer events.Close()
-	a := &Agent{o: Options{Log: log}, observer: unobserved{}, Files: files, Events: events, results: &probe.Results{}, Wanted: source.NewManager([]string{manifest.SourceFile}, nil)}
+	a := &Agent{o: Options{Log: log}, observer: unobserved{}, updates: autoupdate.Open(filepath.Join(t.TempDir(), "updates.json"), 0, log), Files: files, Events: events, results: &probe.Results{}, Wanted: source.NewManager([]string{manifest.SourceFile}, nil)}
 	a.Probes = probe.New(t.Context(), probe.Options{})
 	wants := func(objects ...manifest.Object) {
 		a.Wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: objects}}})

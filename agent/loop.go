@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -52,6 +53,7 @@ type Agent struct {
 	admission  *admitter // which pods may run here
 	containers *node.ContainerManager
 	keeper     *housekeeping.Keeper
+	updates    *autoupdate.Store
 	stopped    *worker.Stops
 	renamed    chan struct{} // of capacity 1: see rename
 
@@ -145,6 +147,9 @@ func (a *Agent) connected(ctx context.Context, r criruntime.Answer, changes chan
 	go a.host.Readiness.Run(ctx, a.Lists)
 	go a.Lists.Run(ctx, changes)
 	go a.keepNames(ctx)
+	if a.o.UpdateInterval > 0 {
+		go a.keepImages(ctx)
+	}
 	return nil
 }
 
@@ -171,6 +176,7 @@ func (a *Agent) lookAgain() {
 	a.Probes.Keep(wanted)
 	a.retryResizes(wanted)
 	a.retryFailed(wanted)
+	a.updateImages()
 	a.Workers.GoOn()
 	if a.Wanted.Ready() {
 		a.stopped.Keep(a.Wanted.Pods())

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/node"
@@ -79,7 +80,7 @@ func TestStopsWithoutRuntime(t *testing.T) {
 				}
 				runtime.away = away
 				driver := criruntime.New(criruntime.Options{Runtime: conn.Runtime(), Root: root, Files: files, Events: status.DiscardEvents, Log: log})
-				a := &Agent{o: Options{Root: root, Log: log}, observer: unobserved{}, Files: files, pods: node.NewPods(nil, files, nil), Workers: worker.NewWorkers(worker.WorkersOptions{}), stopped: worker.OpenStops(root+"/stopped.json", log), driver: driver, Runtime: conn, results: &probe.Results{}, Wanted: source.NewManager([]string{manifest.SourceFile}, nil)}
+				a := &Agent{o: Options{Root: root, Log: log}, observer: unobserved{}, Files: files, pods: node.NewPods(nil, files, nil), updates: autoupdate.Open(root+"/updates.json", 0, log), Workers: worker.NewWorkers(worker.WorkersOptions{}), stopped: worker.OpenStops(root+"/stopped.json", log), driver: driver, Runtime: conn, results: &probe.Results{}, Wanted: source.NewManager([]string{manifest.SourceFile}, nil)}
 				pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default", UID: "u"}}
 				a.Wanted.Update(source.Update{Source: manifest.SourceFile, Files: []source.File{{Path: "f", Objects: []manifest.Object{pod}}}})
 				begun := time.Now()

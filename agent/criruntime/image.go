@@ -74,6 +74,27 @@ func (p *puller) ensure(ctx, interrupt context.Context, pod *v1.Pod, c *v1.Conta
 	return ref, image, err
 }
 
+// longestPull bounds a pull that no pod waits for.
+const longestPull = time.Hour
+
+// Newest pulls what the tag of a container's image means now, without events, and returns that image and
+// the one that runs, which is nil if it is not there any more.
+func (d *Driver) Newest(ctx context.Context, pod *v1.Pod, c *v1.Container, runs string) (newest, running *cri.Image, err error) {
+	ctx, cancel := context.WithTimeout(ctx, longestPull)
+	defer cancel()
+	quiet := *d.puller
+	quiet.events = podEvents{status.DiscardEvents}
+	always := *c
+	always.ImagePullPolicy = v1.PullAlways
+	// The pod's namespace decides which signatures are asked for.
+	sandbox := &cri.PodSandboxConfig{Metadata: &cri.PodSandboxMetadata{Name: pod.Name, Namespace: pod.Namespace, Uid: string(pod.UID)}}
+	if _, newest, err = quiet.ensure(ctx, ctx, pod, &always, sandbox); err != nil {
+		return nil, nil, err
+	}
+	running, err = quiet.image(ctx, &cri.ImageSpec{Image: runs})
+	return newest, running, err
+}
+
 // mayUse reports whether a pod may use a local image, because it could pull it.
 func (p *puller) mayUse(pod *v1.Pod, name string, image *cri.Image) (bool, error) {
 	if p.o.Pulled == nil {

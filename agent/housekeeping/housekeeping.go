@@ -11,6 +11,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podfiles"
@@ -36,6 +37,7 @@ type Options struct {
 	Runtime internalapi.RuntimeService
 	Images  internalapi.ImageManagerService
 	Pulled  *pull.Ledger
+	Updates *autoupdate.Store
 	Driver  *criruntime.Driver
 	Pods    *node.Pods
 	Files   *podfiles.Store

@@ -226,7 +226,7 @@ func (k *Keeper) ImageSpace(ctx context.Context) (capacity, available int64, err
 }
 
 // ImagesInUse implements imageNode. The images of dead containers are in use too, and so are
-// those that pods mount as volumes.
+// those that pods mount as volumes, and those of an update that may be rolled back.
 func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 	list, err := k.o.Runtime.ListContainers(ctx, nil)
 	if err != nil {
@@ -237,6 +237,9 @@ func (k *Keeper) ImagesInUse(ctx context.Context) (map[string]bool, error) {
 		for _, name := range []string{container.GetImageId(), container.GetImageRef(), container.GetImage().GetImage()} {
 			used[name] = true
 		}
+	}
+	for name := range k.o.Updates.InUse {
+		used[name] = true
 	}
 	accepted := slices.DeleteFunc(k.o.Files.Accepted(), func(pod *v1.Pod) bool { return k.o.Pods.Finished(pod) && k.o.Driver.Clean(pod.UID) })
 	for _, pod := range slices.Concat(k.o.Pods.Active(k.o.Pods.Wanted()), accepted) {

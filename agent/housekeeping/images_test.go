@@ -2,8 +2,12 @@ package housekeeping
 
 import (
 	"log/slog"
+	"path/filepath"
+	"slices"
 	"testing"
+	"time"
 
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/node"
 	"github.com/crisp-cri/crisp/agent/podfiles"
@@ -12,6 +16,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	critest "k8s.io/cri-api/pkg/apis/testing"
 )
 
@@ -35,7 +40,7 @@ func TestImagesOfVolumes(t *testing.T) {
 	}
 	images := critest.NewFakeImageService()
 	images.SetFakeImages([]string{"model:1"})
-	k := New(Options{Files: files, Pods: volumePods(files), Runtime: critest.NewFakeRuntimeService(), Images: images})
+	k := New(Options{Files: files, Pods: volumePods(files), Updates: autoupdate.Open(filepath.Join(dir, "updates.json"), 0, slog.New(slog.DiscardHandler)), Runtime: critest.NewFakeRuntimeService(), Images: images})
 	if used, err := k.ImagesInUse(t.Context()); err != nil || !used["model:1"] {
 		t.Fatalf("%v, %v", used, err)
 	}
@@ -46,5 +51,38 @@ func TestImagesOfVolumes(t *testing.T) {
 	images.InjectError("ImageStatus", status.Error(codes.InvalidArgument, "no reference"))
 	if used, err := k.ImagesInUse(t.Context()); err != nil || used["model:1"] {
 		t.Errorf("%v, %v", used, err)
+	}
+}
+
+// What a pod ran before its image was updated stays until it is sure that it will not run that again.
+func TestImagesOfUpdates(t *testing.T) {
+	dir := t.TempDir()
+	files, err := podfiles.Open(podfiles.Options{Root: dir, LogDir: dir, Log: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	updates := autoupdate.Open(filepath.Join(dir, "updates.json"), time.Minute, slog.New(slog.DiscardHandler))
+	k := New(Options{Files: files, Pods: node.NewPods(source.NewManager(nil, nil), files, nil), Updates: updates, Runtime: critest.NewFakeRuntimeService(), Images: critest.NewFakeImageService()})
+	pod := &v1.Pod{}
+	pod.UID, pod.Annotations = "u", map[string]string{manifest.AnnotationAutoUpdate: "registry"}
+	pod.Spec = v1.PodSpec{RestartPolicy: v1.RestartPolicyAlways, Containers: []v1.Container{{Name: "app", Image: "reg.test/app:1"}}}
+	now := time.Now()
+	updates.Begin(pod, map[string]autoupdate.Change{"app": {Tag: "reg.test/app:1", From: "old", To: "new"}}, nil, now)
+	for _, want := range [][]string{{"new", "old"}, {"old"}} {
+		updates.Step([]*v1.Pod{pod}, true, func(types.UID) *v1.PodStatus { return &v1.PodStatus{} }, now)
+		used, err := k.ImagesInUse(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []string
+		for _, id := range []string{"new", "old"} {
+			if used[id] {
+				got = append(got, id)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("in use are %v, want %v", got, want)
+		}
+		now = now.Add(time.Hour) // it does not become ready
 	}
 }

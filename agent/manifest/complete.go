@@ -29,6 +29,7 @@ func (v *validator) template(t *v1.PodTemplateSpec, namespace string, o Options,
 	hash := contentHash(encode(t), o.NodeName)
 	pod := &v1.Pod{ObjectMeta: t.ObjectMeta, Spec: t.Spec}
 	setDefaults(pod, o)
+	v.autoUpdate(pod)
 	t.Spec = pod.Spec
 	if t.Annotations == nil {
 		t.Annotations = map[string]string{}

@@ -139,6 +139,30 @@ func TestServiceIsAName(t *testing.T) {
 	}
 }
 
+// Who asks for newer images is told which containers will not get any, also in a template.
+func TestAutoUpdate(t *testing.T) {
+	const at = `: metadata.annotations[image.crisp.io/auto-update]: `
+	pod := func(value, spec string) string {
+		return "apiVersion: v1\nkind: Pod\nmetadata:\n  name: web\n  annotations: {image.crisp.io/auto-update: " + value + "}\nspec: " + spec + "\n"
+	}
+	for text, want := range map[string]string{
+		pod("registry", `{containers: [{name: a, image: "reg.test/a:1"}, {name: b, image: "localhost/b"}, {name: c, image: "reg:5000/c"}]}`): "",
+		pod("registry", `{containers: [{name: a, image: "nginx:1"}, {name: b, image: reg}]}`):                                                "f:5" + at + "container a is not updated: its image does not name a registry\nf:5" + at + "container b is not updated: its image does not name a registry",
+		pod("registry", `{containers: [{name: a, image: "reg.test/a:1@sha256:`+strings.Repeat("0", 64)+`"}]}`):                               "f:5" + at + "container a is not updated: its image is named by digest",
+		pod("registry", `{containers: [{name: a, image: "reg.test/a:1", imagePullPolicy: Never}]}`):                                          "f:5" + at + "container a is not updated: its imagePullPolicy is Never",
+		pod("registry", `{restartPolicy: OnFailure, containers: [{name: a, image: "reg.test/a:1"}]}`):                                        "f:5" + at + "has no effect: restartPolicy is not Always",
+		"apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}\nspec:\n  selector: {matchLabels: {a: b}}\n  template:\n    metadata: {labels: {a: b}, annotations: {image.crisp.io/auto-update: registry}}\n    spec: {containers: [{name: a, image: i}]}\n": "f:7: spec.template." + at[2:] + "container a is not updated: its image does not name a registry",
+	} {
+		objects, warnings, err := manifest.Read("f", []byte(text), node)
+		if err != nil || len(objects) != 1 || warnings.Error() != want {
+			t.Errorf("%s\n%d objects, warnings %q, %v; want %q", text, len(objects), warnings.Error(), err, want)
+		}
+	}
+	if _, _, err := manifest.Read("f", []byte(pod("local", "{containers: [{name: a, image: i}]}")), node); err == nil || err.Error() != "f:5"+at+`"local": want registry` {
+		t.Error(err)
+	}
+}
+
 // Keys are case-sensitive, as in an API server. A key in another case must not set a field that the
 // table rejects.
 func TestKeyInOtherCase(t *testing.T) {

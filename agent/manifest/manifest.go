@@ -76,6 +76,10 @@ const (
 	AnnotationSource   = "kubernetes.io/config.source"
 	AnnotationFile     = "io.crisp.config.file" // the name passed to Read: path or URL of the manifest
 	AnnotationWorkload = "io.crisp.workload"    // the Key of the workload of a pod: "deployment default/web"
+	// AnnotationRevision is the hash of the pod's template; for the pod of a Job, the UID and the hash
+	// of the Job.
+	AnnotationRevision   = "io.crisp.workload.revision"
+	AnnotationAutoUpdate = "image.crisp.io/auto-update" // set by users: see AutoUpdated
 )
 
 type Error struct {
@@ -177,7 +181,10 @@ func kindFor[T any](name string, group schema.GroupVersion, namespaced bool, com
 func (k *kind) new() Object { return reflect.New(k.typ).Interface().(Object) }
 
 var kinds = []*kind{
-	kindFor("Pod", v1.SchemeGroupVersion, true, func(_ *validator, pod *v1.Pod, o Options) { setDefaults(pod, o) }),
+	kindFor("Pod", v1.SchemeGroupVersion, true, func(v *validator, pod *v1.Pod, o Options) {
+		setDefaults(pod, o)
+		v.autoUpdate(pod)
+	}),
 	kindFor("ConfigMap", v1.SchemeGroupVersion, true, completeConfigMap),
 	kindFor("Secret", v1.SchemeGroupVersion, true, completeSecret),
 	kindFor("PersistentVolumeClaim", v1.SchemeGroupVersion, true, func(*validator, *v1.PersistentVolumeClaim, Options) {}),

@@ -105,6 +105,44 @@ func (v *validator) metadata(m metav1.Object, named bool) {
 
 func reserved(key string) bool { return strings.HasPrefix(key, "io.crisp.") }
 
+// AutoUpdated reports whether a pod's annotation asks for new images of its tags.
+func AutoUpdated(pod *v1.Pod) bool {
+	return pod.Annotations[AnnotationAutoUpdate] == "registry" && pod.Spec.RestartPolicy == v1.RestartPolicyAlways
+}
+
+// Untagged returns why the image of a container is never updated; "" if its tag may move.
+func Untagged(c *v1.Container) string {
+	host, _, ok := strings.Cut(c.Image, "/")
+	switch {
+	case strings.Contains(c.Image, "@"):
+		return "its image is named by digest"
+	case c.ImagePullPolicy == v1.PullNever:
+		return "its imagePullPolicy is Never"
+	case !ok || !strings.ContainsAny(host, ".:") && host != "localhost":
+		return "its image does not name a registry"
+	}
+	return ""
+}
+
+// autoUpdate checks the annotation AnnotationAutoUpdate.
+func (v *validator) autoUpdate(pod *v1.Pod) {
+	const field = "metadata.annotations[" + AnnotationAutoUpdate + "]"
+	value, ok := pod.Annotations[AnnotationAutoUpdate]
+	switch {
+	case !ok:
+		return
+	case value != "registry":
+		v.report(field, "%q: want registry", value)
+	case !AutoUpdated(pod):
+		v.remark(field, "has no effect: restartPolicy is not Always")
+	}
+	for _, c := range pod.Spec.Containers {
+		if why := Untagged(&c); why != "" {
+			v.remark(field, "container "+c.Name+" is not updated: "+why)
+		}
+	}
+}
+
 func (v *validator) podSpec(field string, spec *v1.PodSpec) {
 	if spec.DNSPolicy == v1.DNSNone && (spec.DNSConfig == nil || len(spec.DNSConfig.Nameservers) == 0) {
 		v.report(field+".dnsConfig", "dnsPolicy None needs at least one name server")

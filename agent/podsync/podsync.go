@@ -77,6 +77,8 @@ type Have struct {
 	// Stop is the last stop of the wanted pod on request; nil if there was none, or if all
 	// containers that it interrupted run again.
 	Stop *Stop
+	// Update is the condition ImageUpdated of the wanted pod; nil if it has none.
+	Update *v1.PodCondition
 	// Verdict ends the wanted pod for good; nil = it goes on.
 	Verdict *Verdict
 	// Pending says why a resize of the wanted pod is not done; nil if none is pending.
@@ -86,6 +88,10 @@ type Have struct {
 	// Status is the last status of the wanted pod; nil before there is one.
 	Status *v1.PodStatus
 }
+
+// ImageUpdated is the type of the condition that tells of a pod's last update by its annotation
+// (autoupdate): True if it runs the image, False if it was rolled back, Unknown meanwhile.
+const ImageUpdated v1.PodConditionType = "ImageUpdated"
 
 type Failure struct {
 	Reason  string // one CamelCase word, as in a container's waiting state

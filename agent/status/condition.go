@@ -34,6 +34,9 @@ func (g *generator) conditions(s v1.PodStatus) []v1.PodCondition {
 	if podsync.MayRestartAll(&g.pod.Spec) {
 		list = append(list, g.allRestarting(s.Phase))
 	}
+	if g.have.Update != nil {
+		list = append(list, *g.have.Update)
+	}
 	for i := range list {
 		c := &list[i]
 		c.ObservedGeneration = g.pod.Generation

@@ -10,6 +10,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
 
@@ -268,5 +269,16 @@ func TestEndedByWorkload(t *testing.T) {
 	s := status.Of(p, in("x", running("a"), running("b")), nil, status.Node{}, now)
 	if s.Phase != v1.PodFailed || s.Reason != "BackoffLimitExceeded" {
 		t.Errorf("phase %s, reason %s", s.Phase, s.Reason)
+	}
+}
+
+// The last update of a pod's images is a condition, with the time at which it got its state.
+func TestImageUpdated(t *testing.T) {
+	h := podsync.Have{Update: &v1.PodCondition{Type: podsync.ImageUpdated, Status: v1.ConditionFalse, Reason: "RolledBack", LastTransitionTime: metav1.NewTime(now.Add(-time.Hour))}}
+	s := status.Of(pod(v1.RestartPolicyAlways, false), h, nil, status.Node{}, now)
+	s = status.Of(pod(v1.RestartPolicyAlways, false), h, &s, status.Node{}, now.Add(time.Minute))
+	last := s.Conditions[len(s.Conditions)-1]
+	if last.Type != podsync.ImageUpdated || last.Reason != "RolledBack" || !last.LastTransitionTime.Equal(&h.Update.LastTransitionTime) {
+		t.Errorf("the last condition is %+v", last)
 	}
 }

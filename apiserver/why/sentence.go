@@ -33,7 +33,19 @@ type Logs interface {
 
 // Sentence returns a sentence that says why the pod is not ready, and what helps, or, if it is ready,
 // what took most of the time. It has no full stop and no line feed.
-func Sentence(f Facts, now time.Time) string {
+func Sentence(f Facts, now time.Time) string { return f.sentence(now) + f.updated(now) }
+
+// updated tells of the last update of the pod's images, if it asks for them.
+func (f Facts) updated(now time.Time) string {
+	for _, c := range f.Pod.Status.Conditions {
+		if c.Type == podsync.ImageUpdated {
+			return "; " + waterfall.Brief(now.Sub(c.LastTransitionTime.Time)) + " ago " + oneLine(c.Message)
+		}
+	}
+	return ""
+}
+
+func (f Facts) sentence(now time.Time) string {
 	name, s := f.Pod.Namespace+"/"+f.Pod.Name, &f.Pod.Status
 	_, ready := podsync.Ready(s)
 	trouble := Trouble(f, now)

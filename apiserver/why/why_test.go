@@ -154,6 +154,8 @@ func TestSentence(t *testing.T) {
 	plain := podOf(nil, nil)
 	ready := podOf(nil, nil)
 	ready.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}
+	updated := ready.DeepCopy()
+	updated.Status.Conditions = append(updated.Status.Conditions, v1.PodCondition{Type: podsync.ImageUpdated, Message: "container app was updated from sha256:1 to sha256:2", LastTransitionTime: metav1.NewTime(t0.Add(5 * time.Second))})
 	failed, done, evicted, deleted := podOf(nil, []v1.ContainerStatus{ended("app", 3)}), podOf(nil, nil), podOf(nil, nil), podOf(nil, nil)
 	failed.Status.Phase, done.Status.Phase, evicted.Status.Phase = v1.PodFailed, v1.PodSucceeded, v1.PodFailed
 	evicted.Status.Reason, evicted.Status.Message = "Evicted", "The node was low on memory."
@@ -190,6 +192,7 @@ func TestSentence(t *testing.T) {
 		{"was slow", why.Facts{Pod: ready, Seen: t0, Ready: t0.Add(10 * time.Second),
 			Stages: []timeline.Stage{at("sandbox", "", 0, 1), withDetail(at("pull", "app", 1, 9, at("layers", "", 2, 9)), "app:1, 12 MB from reg.test")}},
 			"default/web is ready: it took 10.0 s, most of it for pull app (8.0 s, of which layers took 7.0 s: app:1, 12 MB from reg.test)"},
+		{"updated", why.Facts{Pod: updated}, "default/web is ready; 5.0 s ago container app was updated from sha256:1 to sha256:2"},
 		{"failed", why.Facts{Pod: failed}, "default/web has failed: container app ended with code 3 (Error); try: crisp logs, with --previous for the run before"},
 		{"evicted", why.Facts{Pod: evicted}, "default/web has failed: Evicted: The node was low on memory."},
 		{"done", why.Facts{Pod: done}, "default/web has succeeded"},

@@ -28,9 +28,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 )
 
-// AnnotationRevision is the hash of the pod's template; for the pod of a Job, the UID and the hash
-// of the Job.
-const AnnotationRevision = "io.crisp.workload.revision"
+// AnnotationRevision is manifest's.
+const AnnotationRevision = manifest.AnnotationRevision
 
 // Expand plans a workload: it is the source.Expander.
 func Expand(o manifest.Object, pods []source.WorkloadPod, now time.Time) source.Plan {

@@ -16,8 +16,10 @@ import (
 	"time"
 
 	"github.com/crisp-cri/crisp/agent"
+	"github.com/crisp-cri/crisp/agent/autoupdate"
 	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/housekeeping"
+	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/pull"
 	"github.com/crisp-cri/crisp/apiserver"
@@ -102,6 +104,8 @@ func (f *agentFlags) add(c *cli, fs *pflag.FlagSet, o *apiserver.Options) {
 	fs.StringVar(&o.Plugins, "image-credential-provider-config", "", "`file` with a CredentialProviderConfig, which lists credential provider plugins")
 	fs.StringVar(&o.PluginDir, "image-credential-provider-bin-dir", "", "`directory` of those plugins")
 	fs.StringVar(&o.LogLinks, "log-links", "", "`directory` of links to the containers' logs (default /var/log/containers, if the logs are in /var/log/pods)")
+	fs.DurationVar(&o.UpdateInterval, "auto-update-interval", agent.DefaultUpdateInterval, "how often to look for newer images of pods with the annotation "+manifest.AnnotationAutoUpdate+"; 0 means never")
+	fs.DurationVar(&o.UpdateTimeout, "auto-update-timeout", autoupdate.DefaultTimeout, "how long such a pod may take to become ready with a newer image, before it gets the former one back")
 	fs.DurationVar(&o.MaxBackoff, "max-container-restart-period", podsync.DefaultMaxBackoff, "maximum back-off of a container that keeps exiting")
 	fs.BoolVar(&o.StopPods, "stop-pods-on-exit", false, "stop the pods when the agent ends, by priority; otherwise they keep running, unless systemd shuts the machine down")
 	fs.StringVar(&o.URL, "manifest-url", "", "`URL` of an additional manifest")
@@ -127,6 +131,9 @@ func (f *agentFlags) add(c *cli, fs *pflag.FlagSet, o *apiserver.Options) {
 func (f *agentFlags) take(o *apiserver.Options) error {
 	if o.PullPolicy = pull.Policy(f.pullPolicy); !slices.Contains(pull.Policies, o.PullPolicy) {
 		return usageError("--image-pull-credentials-verification-policy %s: want one of %v", f.pullPolicy, pull.Policies)
+	}
+	if o.UpdateTimeout < autoupdate.MinTimeout {
+		return usageError("--auto-update-timeout %s: want %s or more", o.UpdateTimeout, autoupdate.MinTimeout)
 	}
 	if e := o.Tracing.Endpoint; e != "" && !config.IsEndpoint(e) {
 		return usageError("--tracing-endpoint %s: want host:port, or a URL of http, https or unix with nothing but that", e)

@@ -15,7 +15,7 @@ var layers = map[string][][]string{
 		// Packages about one thing, which know no other package.
 		{"manifest", "podsync", "pull", "volume"},
 		// Packages that use a pod's plan, or a manifest.
-		{"podfiles", "source", "status"},
+		{"autoupdate", "podfiles", "source", "status"},
 		// The translation of a pod, and its probes.
 		{"podspec", "probe"},
 		// The runtime, and the workers that act on it.
