@@ -20,14 +20,14 @@ func TestLogLimit(t *testing.T) {
 		wrong       string // in the error; "" = none
 	}{
 		"none":     {},
-		"both":     {size: "1000", files: "3", want: crilog.Limit{Size: 1000, Files: 3}},
-		"size":     {size: "1", want: crilog.Limit{Size: 1, Files: 5}},
+		"both":     {size: "5000", files: "3", want: crilog.Limit{Size: 5000, Files: 3}},
+		"size":     {size: "4096", want: crilog.Limit{Size: 4096, Files: 5}},
 		"files":    {files: "3"},
 		"largest":  {size: "1099511627776", files: "1000", want: crilog.Limit{Size: 1 << 40, Files: 1000}},
-		"zero":     {size: "0", wrong: `annotation io.crisp.log.max-size: "0" is not a number from 1 to 1099511627776`},
+		"small":    {size: "4095", wrong: `annotation io.crisp.log.max-size: "4095" is not a number from 4096 to 1099511627776`},
 		"unit":     {size: "10Mi", wrong: `annotation io.crisp.log.max-size: "10Mi"`},
 		"huge":     {size: "99999999999999999999", wrong: "io.crisp.log.max-size"},
-		"one file": {size: "1000", files: "1", wrong: `annotation io.crisp.log.max-files: "1" is not a number from 2 to 1000`},
+		"one file": {size: "5000", files: "1", wrong: `annotation io.crisp.log.max-files: "1" is not a number from 2 to 1000`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			config := forever(strings.ReplaceAll(name, " ", "-"))

@@ -144,7 +144,7 @@ func TestFirstOutputOfRotatedLog(t *testing.T) {
 			config := pod("a")
 			config.LogDirectory = t.TempDir()
 			web := forever("web")
-			web.LogPath, web.Annotations = "web.log", map[string]string{crilog.AnnotationSize: "1000"}
+			web.LogPath, web.Annotations = "web.log", map[string]string{crilog.AnnotationSize: "4096"}
 			id := n.begin(t, n.run(t, config), web)
 			log := filepath.Join(config.LogDirectory, "web.log")
 			if err := rotate(n, id, log); err != nil {

@@ -25,22 +25,25 @@ type Limit struct {
 	Files int
 }
 
-// The annotations of a container by which a client of CRI gives its log a Limit: Size, up to 1 TiB, and
+// The annotations of a container by which a client of CRI gives its log a Limit: Size, 4 KiB to 1 TiB, and
 // Files, up to 1000, as decimal numbers. Without the latter there are five files, as with the kubelet.
+// Smaller files would be rotated so often that a write takes long, and nothing can replace an executor
+// meanwhile.
 const (
 	AnnotationSize  = "io.crisp.log.max-size"
 	AnnotationFiles = "io.crisp.log.max-files"
 
+	minSize  = 4 << 10
 	maxSize  = 1 << 40
 	maxFiles = 1000
 )
 
-// Annotations returns the annotations of l; larger numbers become the largest that there are.
+// Annotations returns the annotations of l; other numbers become the nearest ones that may be there.
 func (l Limit) Annotations() map[string]string {
 	if l.Size == 0 {
 		return nil
 	}
-	return map[string]string{AnnotationSize: fmt.Sprint(min(l.Size, maxSize)), AnnotationFiles: fmt.Sprint(min(l.Files, maxFiles))}
+	return map[string]string{AnnotationSize: fmt.Sprint(min(max(l.Size, minSize), maxSize)), AnnotationFiles: fmt.Sprint(min(l.Files, maxFiles))}
 }
 
 // LimitOf returns the Limit in a container's annotations.
@@ -55,7 +58,7 @@ func LimitOf(annotations map[string]string) (l Limit, err error) {
 		}
 		return n
 	}
-	l.Size = number(AnnotationSize, 0, 1, maxSize)
+	l.Size = number(AnnotationSize, 0, minSize, maxSize)
 	if files := number(AnnotationFiles, 5, 2, maxFiles); l.Size > 0 {
 		l.Files = int(files)
 	}

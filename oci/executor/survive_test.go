@@ -394,7 +394,7 @@ func TestUpgradeThaws(t *testing.T) {
 func TestAdoptWithinTheLimit(t *testing.T) {
 	n := start(t)
 	limit := crilog.Limit{Size: 2000, Files: 1 << 20}
-	b := n.run([]string{"count", "-1", "100us"}, func(req *wire.RunRequest, _ *specs.Spec) { req.LogLimit = limit })
+	b := n.run([]string{"count", "-1", "1ms"}, func(req *wire.RunRequest, _ *specs.Spec) { req.LogLimit = limit })
 	files := func() []string {
 		names, err := filepath.Glob(b.log + ".*")
 		if err != nil {
@@ -402,7 +402,7 @@ func TestAdoptWithinTheLimit(t *testing.T) {
 		}
 		return names
 	}
-	for i := range 20 {
+	for i := range 10 {
 		before := len(files())
 		eventually(t, func() bool { return len(files()) > before }, "the log is not rotated")
 		if i%5 == 4 {
