@@ -2,6 +2,7 @@ package agent
 
 import (
 	"maps"
+	"strings"
 	"time"
 
 	"github.com/crisp-cri/crisp/agent/manifest"
@@ -38,9 +39,11 @@ func (e *evicted) backedOff(now time.Time) bool {
 	return !now.Before(e.due)
 }
 
-// stays reports whether no other pod has replaced this one, and it is not being deleted.
+// stays reports whether no other pod replaces this one, and it is not being deleted. Those of a
+// StatefulSet keep their names.
 func stays(pod *v1.Pod) bool {
-	return pod.Annotations[manifest.AnnotationWorkload] == "" && pod.DeletionTimestamp == nil
+	workload := pod.Annotations[manifest.AnnotationWorkload]
+	return (workload == "" || strings.HasPrefix(workload, "statefulset ")) && pod.DeletionTimestamp == nil
 }
 
 // retryFailed admits pods that fit now, because other pods have gone or changed, or the node is

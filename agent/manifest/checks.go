@@ -106,6 +106,9 @@ var checks = expanded(map[string]check{
 	"JobSpec.completions":                                                                                            vital(atLeast(0)),
 	"{PodDNSConfigOption.name,ExecAction.command,ImageVolumeSource.reference,PersistentVolumeClaimSpec.accessModes}": filled("is missing"),
 	"PersistentVolumeClaimSpec.volumeMode":                                                                           filled(`"": want Filesystem`),
+	"StatefulSetSpec.{minReadySeconds,revisionHistoryLimit}":                                                         atLeast(0),
+	"RollingUpdateStatefulSetStrategy.partition":                                                                     between(0, 0),
+	"StatefulSetSpec.replicas":                                                                                       vital(between(0, maxPods)),
 	"ServicePort.port":                                                                                               between(1, 65535),
 	"RuntimeClass.handler":                                                                                           required(validation.IsDNS1123Label),
 })
@@ -150,6 +153,9 @@ var enums = tabulate(
 	enum(v1.ReadWriteOnce, v1.ReadOnlyMany, v1.ReadWriteMany, v1.ReadWriteOncePod),
 	enum(v1.PersistentVolumeFilesystem),
 	enum(appsv1.RollingUpdateDeploymentStrategyType, appsv1.RecreateDeploymentStrategyType),
+	enum(appsv1.OrderedReadyPodManagement, appsv1.ParallelPodManagement),
+	enum(appsv1.RollingUpdateStatefulSetStrategyType),
+	enum(appsv1.RetainPersistentVolumeClaimRetentionPolicyType),
 	enum(batchv1.AllowConcurrent, batchv1.ForbidConcurrent, batchv1.ReplaceConcurrent),
 	enum(batchv1.NonIndexedCompletion, batchv1.IndexedCompletion),
 )

@@ -15,7 +15,7 @@ const (
 // stands for any index or key, and "{a,b}" for either of both. The text after the word is the reason
 // of a rejection, and otherwise a remark.
 //
-// The lines of Pod also apply to pod templates, those of Job to a CronJob's template, those of containers[] to initContainers[] and
+// The lines of Pod also apply to pod templates, those of Job to a CronJob's template, those of PersistentVolumeClaim to a StatefulSet's, those of containers[] to initContainers[] and
 // ephemeralContainers[] unless these have a line of their own, and those of "every kind" to every
 // kind. The reference in docs/fields.md is generated from this table (go test ./agent/manifest -run
 // TestDocument -update).
@@ -128,6 +128,14 @@ spec.revisionHistoryLimit ignored former templates are not kept
 spec.{selector,template} honoured
 spec.updateStrategy ignored the one pod is replaced
 
+# StatefulSet
+spec.{minReadySeconds,podManagementPolicy,replicas,selector,serviceName,template,volumeClaimTemplates} honoured
+spec.ordinals rejected not supported: pods count from 0
+spec.persistentVolumeClaimRetentionPolicy.{whenDeleted,whenScaled} honoured Retain
+spec.revisionHistoryLimit ignored former templates are not kept
+spec.updateStrategy.rollingUpdate.partition honoured 0: all pods are updated, one after the other
+spec.updateStrategy.type honoured RollingUpdate
+
 # CronJob
 spec.{concurrencyPolicy,failedJobsHistoryLimit,jobTemplate,schedule,startingDeadlineSeconds} honoured
 spec.{successfulJobsHistoryLimit,suspend,timeZone} honoured
@@ -219,6 +227,9 @@ func (t *fieldTable) add(path string, rule fieldRule) {
 func supportOf(kind, path string) fieldRule {
 	if rest, ok := strings.CutPrefix(path, "spec.jobTemplate."); ok && kind == "CronJob" {
 		return supportOf("Job", rest)
+	}
+	if rest, ok := strings.CutPrefix(path, "spec.volumeClaimTemplates[]."); ok && kind == "StatefulSet" {
+		return supportOf("PersistentVolumeClaim", rest)
 	}
 	if rest, ok := strings.CutPrefix(path, "spec.template."); ok && kind != "Pod" {
 		return supportOf("Pod", rest)

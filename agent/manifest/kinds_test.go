@@ -25,6 +25,21 @@ spec:
       containers: [{name: a, image: "i:1"}]
 `
 
+const statefulSet = `apiVersion: apps/v1
+kind: StatefulSet
+metadata: {name: db}
+spec:
+  serviceName: dbs
+  volumeClaimTemplates:
+  - metadata: {name: data}
+    spec: {accessModes: [ReadWriteOnce], storageClassName: fast, resources: {requests: {storage: 1Gi}}}
+  selector: {matchLabels: {app: db}}
+  template:
+    metadata: {labels: {app: db}}
+    spec:
+      containers: [{name: a, image: "i:1", volumeMounts: [{name: data, mountPath: /data}]}]
+`
+
 // cronJob is a CronJob whose spec begins with these lines.
 func cronJob(spec string) string {
 	return "apiVersion: batch/v1\nkind: CronJob\nmetadata: {name: c}\nspec:\n  " + spec + "\n  jobTemplate:\n    spec: {template: {spec: {restartPolicy: Never, " + container + "}}}\n"
@@ -70,7 +85,15 @@ func TestKinds(t *testing.T) {
 		{"runtime class", "apiVersion: node.k8s.io/v1\nkind: RuntimeClass\nmetadata: {name: r}\n", "", "handler: is missing"},
 		{"claim", "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: p}\nspec: {accessModes: [Sometimes]}\n", "", `f:4: spec.accessModes[0]: "Sometimes": want ReadWriteOnce`},
 		{"group", "apiVersion: extensions/v1beta1\nkind: Deployment\nmetadata: {name: d}\n", "", `f:1: apiVersion: "extensions/v1beta1": want apps/v1`},
-		{"what one node has no use for", "apiVersion: apps/v1\nkind: StatefulSet\n", "", "f:2: kind: StatefulSet is not supported: use a Deployment"},
+		{"what one node has no use for", "apiVersion: apps/v1\nkind: ReplicaSet\n", "", "f:2: kind: ReplicaSet is not supported: use a Deployment"},
+		{"stateful set", statefulSet, "statefulset default/db", ""},
+		{"name of a stateful set's claim", strings.Replace(statefulSet, "{name: data}", "{name: ../x}", 1), "", `f:7: spec.volumeClaimTemplates[0].metadata.name: "../x": a lowercase RFC 1123 label`},
+		{"field of a stateful set's claim", strings.Replace(statefulSet, "accessModes", "volumeName: x, accessModes", 1), "", "f:8: spec.volumeClaimTemplates[0].spec.volumeName: there are no volumes to name"},
+		{"no claim of that name", strings.Replace(statefulSet, "{name: data}", "{name: other}", 1), "", `the pod has no volume "data"`},
+		{"update of a stateful set", strings.Replace(statefulSet, "  serviceName", "  updateStrategy: {type: OnDelete}\n  serviceName", 1), "", `f:5: spec.updateStrategy.type: "OnDelete": want RollingUpdate`},
+		{"partition of a stateful set", strings.Replace(statefulSet, "  serviceName", "  updateStrategy: {rollingUpdate: {partition: 1}}\n  serviceName", 1), "", "f:5: spec.updateStrategy.rollingUpdate.partition: 1 is not between 0 and 0"},
+		{"retention of a stateful set's claims", strings.Replace(statefulSet, "  serviceName", "  persistentVolumeClaimRetentionPolicy: {whenScaled: Delete}\n  serviceName", 1), "", `f:5: spec.persistentVolumeClaimRetentionPolicy.whenScaled: "Delete": want Retain`},
+		{"name of a stateful set", strings.Replace(statefulSet, "{name: db}", "{name: d.b}", 1), "", "f:3: metadata.name"},
 		{"surge", strings.Replace(deployment, "  selector", "  strategy: {rollingUpdate: {maxSurge: 1/2}}\n  selector", 1), "", `f:5: spec.strategy.rollingUpdate.maxSurge: "1/2": want a number or a percentage`},
 		{"more replicas than a node could plan", strings.Replace(deployment, "  selector", "  replicas: 1000000000\n  selector", 1), "", "f:5: spec.replicas: 1000000000 is not between 0 and 10000"},
 		{"more pods of a job than a node could plan", "apiVersion: batch/v1\nkind: Job\nmetadata: {name: j}\nspec:\n  parallelism: 2000000000\n  template: {spec: {restartPolicy: Never, " + container + "}}\n", "", "f:5: spec.parallelism: 2000000000 is not between 0 and 10000"},

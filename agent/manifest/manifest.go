@@ -31,7 +31,8 @@ import (
 
 // An Object is a decoded, complete and valid object: a *v1.Pod, *v1.ConfigMap,
 // *v1.Secret, *v1.PersistentVolumeClaim, *nodev1.RuntimeClass,
-// *v1.Service, *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.CronJob or *batchv1.Job.
+// *v1.Service, *appsv1.Deployment, *appsv1.StatefulSet, *appsv1.DaemonSet, *batchv1.CronJob or
+// *batchv1.Job.
 type Object interface {
 	metav1.Object
 	runtime.Object
@@ -157,7 +158,7 @@ func KindOf(o Object) string { return o.GetObjectKind().GroupVersionKind().Kind 
 // IsWorkload reports whether o is an object of which pods are made.
 func IsWorkload(o Object) bool {
 	switch o.(type) {
-	case *appsv1.Deployment, *appsv1.DaemonSet, *batchv1.Job:
+	case *appsv1.Deployment, *appsv1.StatefulSet, *appsv1.DaemonSet, *batchv1.Job:
 		return true
 	}
 	return false
@@ -191,6 +192,7 @@ var kinds = []*kind{
 	kindFor("RuntimeClass", nodev1.SchemeGroupVersion, false, completeRuntimeClass),
 	kindFor("Service", v1.SchemeGroupVersion, true, completeService),
 	kindFor("Deployment", appsv1.SchemeGroupVersion, true, completeDeployment),
+	kindFor("StatefulSet", appsv1.SchemeGroupVersion, true, completeStatefulSet),
 	kindFor("DaemonSet", appsv1.SchemeGroupVersion, true, completeDaemonSet),
 	kindFor("CronJob", batchv1.SchemeGroupVersion, true, completeCronJob),
 	kindFor("Job", batchv1.SchemeGroupVersion, true, completeJob),
@@ -198,7 +200,6 @@ var kinds = []*kind{
 
 // notHere has the reasons why well-known kinds are rejected.
 var notHere = map[string]string{
-	"StatefulSet":           "not supported: use a Deployment; without maxSurge its pods keep their names",
 	"ReplicaSet":            "not supported: use a Deployment",
 	"ReplicationController": "not supported: use a Deployment",
 	"PersistentVolume":      "not supported: every claim is a directory of this node",
@@ -214,6 +215,7 @@ var leftOut = map[string]string{
 	"NetworkPolicy":           "no traffic is filtered",
 	"PodDisruptionBudget":     "nothing drains a single node",
 	"HorizontalPodAutoscaler": "a single node is not scaled",
+	"StorageClass":            "every claim is a directory of this node",
 	"ServiceAccount":          noRBAC,
 	"Role":                    noRBAC,
 	"RoleBinding":             noRBAC,

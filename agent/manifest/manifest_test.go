@@ -158,7 +158,7 @@ func TestErrors(t *testing.T) {
 		{"indentation", head + "  containers:\n - name: a\n", "pod.yaml:6: did not find expected key: is it indented as what it belongs to?"},
 		{"indentation, in the second document", web + "---\n" + head + ok + "    env:\n    - {name: A}\n   ports: []\n  restartPolicy: Never\n", "pod.yaml:21: did not find expected key: is it indented as what it belongs to?"},
 		{"tab", head + "  containers:\n\t- name: a\n", "pod.yaml:6: a tab: YAML wants spaces"},
-		{"kind", "apiVersion: apps/v1\nkind: StatefulSet\n", "pod.yaml:2: kind: StatefulSet is not supported: use a Deployment; without maxSurge its pods keep their names"},
+		{"kind", "apiVersion: apps/v1\nkind: ReplicaSet\n", "pod.yaml:2: kind: ReplicaSet is not supported: use a Deployment"},
 		{"no kind", "a: b\n", "pod.yaml:1: kind: is missing"},
 		{"scalar", "hello\n", "pod.yaml:1: not a Kubernetes object: apiVersion and kind are missing"},
 		{"no name", strings.Replace(head+ok, "{name: x}", "{namespace: z}", 1), "pod.yaml:3: metadata.name: is missing"},
@@ -192,18 +192,19 @@ func TestErrors(t *testing.T) {
 // A project's manifests run though they also have what means nothing on one node: that is left out,
 // with a warning each, also within a List. A kind that runs pods, or keeps data, is not.
 func TestKindsThatAreLeftOut(t *testing.T) {
-	text := "kind: Ingress\n---\n" + web + "---\nkind: List\nitems:\n- kind: ClusterRoleBinding\n- kind: HorizontalPodAutoscaler\n"
+	text := "kind: Ingress\n---\n" + web + "---\nkind: List\nitems:\n- kind: ClusterRoleBinding\n- kind: HorizontalPodAutoscaler\n- kind: StorageClass\n"
 	objects, warnings, err := manifest.Read("app.yaml", []byte(text), node)
 	if err != nil || len(objects) != 1 || objects[0].GetName() != "web" {
 		t.Errorf("%v, %v", objects, err)
 	}
 	want := "app.yaml:1: kind: Ingress is left out: nothing routes HTTP here; hostPort publishes a port\n" +
 		"app.yaml:16: items[0].kind: ClusterRoleBinding is left out: pods have no API server to be let in to\n" +
-		"app.yaml:17: items[1].kind: HorizontalPodAutoscaler is left out: a single node is not scaled"
+		"app.yaml:17: items[1].kind: HorizontalPodAutoscaler is left out: a single node is not scaled\n" +
+		"app.yaml:18: items[2].kind: StorageClass is left out: every claim is a directory of this node"
 	if got := warnings.Error(); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
-	for _, kind := range []string{"StatefulSet", "PersistentVolume", "Foo"} {
+	for _, kind := range []string{"ReplicaSet", "PersistentVolume", "Foo"} {
 		if _, _, err := manifest.Read("app.yaml", []byte(web+"---\nkind: "+kind+"\n"), node); err == nil {
 			t.Errorf("%s is left out", kind)
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/manifest"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/internal/fault"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	nodev1 "k8s.io/api/node/v1"
 )
@@ -20,8 +21,22 @@ func (m *Manager) Secret(namespace, name string) (*v1.Secret, error) {
 	return find[v1.Secret](m, "secret", namespace, name)
 }
 
+// Claim returns a claim, also one of a StatefulSet.
 func (m *Manager) Claim(namespace, name string) (*v1.PersistentVolumeClaim, error) {
-	return find[v1.PersistentVolumeClaim](m, "persistentvolumeclaim", namespace, name)
+	claim, err := find[v1.PersistentVolumeClaim](m, "persistentvolumeclaim", namespace, name)
+	if err == nil {
+		return claim, nil
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, o := range m.objects {
+		if s, ok := o.(*appsv1.StatefulSet); ok && s.Namespace == namespace {
+			if claim := manifest.ClaimOf(s, name); claim != nil {
+				return claim, nil
+			}
+		}
+	}
+	return nil, err
 }
 
 func (m *Manager) RuntimeClass(name string) (*nodev1.RuntimeClass, error) {

@@ -45,7 +45,7 @@ type Update struct {
 // manifest.Options.Accepted.
 type Decode func(path string, data []byte, accepted bool) ([]manifest.Object, manifest.Errors, error)
 
-// An Expander makes the pods of a workload (a Deployment, DaemonSet or Job). pods are all pods with
+// An Expander makes the pods of a workload (a Deployment, StatefulSet, DaemonSet or Job). pods are all pods with
 // its manifest.AnnotationWorkload, of any revision.
 type Expander func(workload manifest.Object, pods []WorkloadPod, now time.Time) Plan
 

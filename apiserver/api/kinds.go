@@ -36,6 +36,7 @@ var Kinds = []Kind{
 	{"Namespace", "namespaces", "namespace", []string{"ns"}, "v1", false, false},
 	{"RuntimeClass", "runtimeclasses", "runtimeclass", nil, "node.k8s.io/v1", false, true},
 	{"Deployment", "deployments", "deployment", []string{"deploy"}, "apps/v1", true, true},
+	{"StatefulSet", "statefulsets", "statefulset", []string{"sts"}, "apps/v1", true, true},
 	{"DaemonSet", "daemonsets", "daemonset", []string{"ds"}, "apps/v1", true, true},
 	{"CronJob", "cronjobs", "cronjob", []string{"cj"}, "batch/v1", true, true},
 	{"Job", "jobs", "job", nil, "batch/v1", true, true},

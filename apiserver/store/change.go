@@ -74,6 +74,8 @@ func templateOf(o manifest.Object) *v1.PodTemplateSpec {
 	switch o := o.(type) {
 	case *appsv1.Deployment:
 		return &o.Spec.Template
+	case *appsv1.StatefulSet:
+		return &o.Spec.Template
 	case *appsv1.DaemonSet:
 		return &o.Spec.Template
 	case *batchv1.Job:

@@ -17,9 +17,10 @@ func TestPutOfWhatWasRead(t *testing.T) {
 	s := open(t, t.TempDir())
 	const template = `template: {metadata: {labels: {a: b}}, spec: {restartPolicy: %, containers: [{name: c, image: "i:1"}]}}`
 	for kind, text := range map[string]string{
-		"Deployment": `{apiVersion: apps/v1, kind: Deployment, metadata: {name: w}, spec: {selector: {matchLabels: {a: b}}, ` + strings.ReplaceAll(template, "%", "Always") + `}}`,
-		"DaemonSet":  `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: w}, spec: {selector: {matchLabels: {a: b}}, ` + strings.ReplaceAll(template, "%", "Always") + `}}`,
-		"Job":        `{apiVersion: batch/v1, kind: Job, metadata: {name: w}, spec: {` + strings.ReplaceAll(template, "%", "Never") + `}}`,
+		"Deployment":  `{apiVersion: apps/v1, kind: Deployment, metadata: {name: w}, spec: {selector: {matchLabels: {a: b}}, ` + strings.ReplaceAll(template, "%", "Always") + `}}`,
+		"DaemonSet":   `{apiVersion: apps/v1, kind: DaemonSet, metadata: {name: w}, spec: {selector: {matchLabels: {a: b}}, ` + strings.ReplaceAll(template, "%", "Always") + `}}`,
+		"StatefulSet": `{apiVersion: apps/v1, kind: StatefulSet, metadata: {name: w}, spec: {volumeClaimTemplates: [{metadata: {name: d}, spec: {accessModes: [ReadWriteOnce]}}], selector: {matchLabels: {a: b}}, ` + strings.ReplaceAll(template, "%", "Always") + `}}`,
+		"Job":         `{apiVersion: batch/v1, kind: Job, metadata: {name: w}, spec: {` + strings.ReplaceAll(template, "%", "Never") + `}}`,
 	} {
 		uid := put(t, s, text, store.PutOptions{}, store.Created)
 		revision := func() (hash string, read []byte) {
@@ -29,6 +30,8 @@ func TestPutOfWhatWasRead(t *testing.T) {
 			}
 			switch o := o.(type) {
 			case *appsv1.Deployment:
+				hash = o.Spec.Template.Annotations[manifest.AnnotationHash]
+			case *appsv1.StatefulSet:
 				hash = o.Spec.Template.Annotations[manifest.AnnotationHash]
 			case *appsv1.DaemonSet:
 				hash = o.Spec.Template.Annotations[manifest.AnnotationHash]

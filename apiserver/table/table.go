@@ -57,7 +57,7 @@ func Columns(kind string) []Column {
 var types = map[string]manifest.Object{
 	"Pod": &v1.Pod{}, "ConfigMap": &v1.ConfigMap{}, "Secret": &v1.Secret{}, "PersistentVolumeClaim": &v1.PersistentVolumeClaim{}, "Service": &v1.Service{},
 	"Namespace": &v1.Namespace{}, "Node": &v1.Node{}, "Event": &v1.Event{}, "RuntimeClass": &nodev1.RuntimeClass{},
-	"Deployment": &appsv1.Deployment{}, "DaemonSet": &appsv1.DaemonSet{}, "CronJob": &batchv1.CronJob{}, "Job": &batchv1.Job{},
+	"Deployment": &appsv1.Deployment{}, "StatefulSet": &appsv1.StatefulSet{}, "DaemonSet": &appsv1.DaemonSet{}, "CronJob": &batchv1.CronJob{}, "Job": &batchv1.Job{},
 }
 
 // New returns an empty object of a kind with columns, nil for another kind.
@@ -146,6 +146,11 @@ var columns = map[string][]Column{
 		})},
 		{"Up-to-date", false, of(func(d *appsv1.Deployment) any { return d.Status.UpdatedReplicas })},
 		{"Available", false, of(func(d *appsv1.Deployment) any { return d.Status.AvailableReplicas })}, {"Age", false, age},
+	},
+	"StatefulSet": {
+		{"Ready", false, of(func(s *appsv1.StatefulSet) any {
+			return fmt.Sprintf("%d/%d", s.Status.ReadyReplicas, ptr.Deref(s.Spec.Replicas, 1))
+		})}, {"Age", false, age},
 	},
 	"DaemonSet": {
 		{"Desired", false, of(func(d *appsv1.DaemonSet) any { return d.Status.DesiredNumberScheduled })},

@@ -11,6 +11,7 @@ import (
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/internal/timeline"
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 )
 
@@ -137,8 +138,11 @@ func overSince(s v1.PodStatus) time.Time {
 }
 
 func (r *rollout) newPod(index int) *v1.Pod {
-	revision := r.template.Annotations[manifest.AnnotationHash]
-	return makePod(r.owner, r.template, r.owner.GetName()+"-"+strconv.Itoa(index), revision, map[string]string{r.label: revision[:min(len(revision), 10)]})
+	pod := makePod(r.owner, r.template, r.owner.GetName()+"-"+strconv.Itoa(index), r.template.Annotations[manifest.AnnotationHash], map[string]string{r.label: revisionLabel(r.template)})
+	if s, ok := r.owner.(*appsv1.StatefulSet); ok {
+		identify(pod, s, index)
+	}
+	return pod
 }
 
 func (r *rollout) count(is func(member) bool) int {

@@ -1,6 +1,6 @@
-// Package workload computes the pods that a Deployment, a DaemonSet or a Job wants on this node. It
-// is pure: it takes the workload, its pods, their statuses and the time, and returns the wanted
-// pods.
+// Package workload computes the pods that a Deployment, StatefulSet, DaemonSet or Job wants on this
+// node. It is pure: it takes the workload, its pods, their statuses and the time, and returns the
+// wanted pods.
 //
 // The names of pods end in a number: a Deployment web of three has web-0 to web-2. Such names are
 // easy to type, and a restarted agent recognizes them without a record. A new pod gets the first
@@ -36,6 +36,8 @@ func Expand(o manifest.Object, pods []source.WorkloadPod, now time.Time) source.
 	switch o := o.(type) {
 	case *appsv1.Deployment:
 		return deployment(o, pods, now)
+	case *appsv1.StatefulSet:
+		return statefulSet(o, pods, now)
 	case *appsv1.DaemonSet:
 		return daemonSet(o, pods, now)
 	case *batchv1.Job:

@@ -194,7 +194,7 @@ func objectsOf(doc document, namespace string) ([]object, error) {
 
 func rank(k api.Kind) int {
 	switch k.Name {
-	case "Pod", "Deployment", "DaemonSet", "Job":
+	case "Pod", "Deployment", "StatefulSet", "DaemonSet", "Job":
 		return 1
 	}
 	return 0

@@ -40,7 +40,7 @@ func describeCommand(c *cli) *cobra.Command {
 		for _, t := range what {
 			if t.kind.Name == "Pod" {
 				err = c.describePod(t.namespace, t.name)
-			} else if t.kind.Name == "Deployment" {
+			} else if t.kind.Name == "Deployment" || t.kind.Name == "StatefulSet" {
 				err = c.describeDeployment(t)
 			} else {
 				err = c.describeObject(t.objectName, t.namespace)
@@ -70,7 +70,7 @@ func (c *cli) toDescribe(args []string, s selection) (list []object, err error) 
 	return list, err
 }
 
-// describeDeployment prints a Deployment and its pods in brief, and why the first is not ready.
+// describeDeployment prints a Deployment or a StatefulSet and its pods in brief, and why the first is not ready.
 func (c *cli) describeDeployment(t object) error {
 	o := getOptions{selection: selection{namespace: t.namespace}, output: "wide"}
 	if err := c.get([]objectName{t.objectName}, o); err != nil {

@@ -58,7 +58,7 @@ type objectName struct {
 func (t objectName) String() string { return t.kind.Singular + "/" + t.name }
 
 // everything has the kinds that "all" stands for.
-var everything = []string{"pod", "deployment", "daemonset", "job"}
+var everything = []string{"pod", "deployment", "statefulset", "daemonset", "job"}
 
 // kindsOf parses "pods", "pods,deploy" and "all".
 func kindsOf(word string) (kinds []api.Kind, ok bool) {

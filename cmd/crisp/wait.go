@@ -94,7 +94,7 @@ func (c *cli) waitReady(objects []object, timeout time.Duration) error {
 // state.
 func (c *cli) settled(t object) (ok bool, word string, err error) {
 	switch t.kind.Name {
-	case "Deployment", "DaemonSet":
+	case "Deployment", "StatefulSet", "DaemonSet":
 		word, err := c.progress(t, true)
 		return word == "" && err == nil, word, err
 	case "Job":
@@ -247,8 +247,8 @@ func rolloutCommand(c *cli) *cobra.Command {
 		}
 		for _, t := range what {
 			switch {
-			case t.kind.Name != "Deployment" && t.kind.Name != "DaemonSet":
-				err = usageError("%s: only Deployments and DaemonSets are rolled out", t)
+			case !slices.Contains([]string{"Deployment", "StatefulSet", "DaemonSet"}, t.kind.Name):
+				err = usageError("%s: only Deployments, StatefulSets and DaemonSets are rolled out", t)
 			case rest[0] == "status":
 				err = c.rolloutStatus(t, o)
 			default:
@@ -315,7 +315,7 @@ func (c *cli) progress(t object, pauses bool) (string, error) {
 		}
 		return "", nil
 	}
-	var d appsv1.Deployment
+	var d appsv1.Deployment // a StatefulSet has the same counters
 	if err := c.fetch(t.path(), nil, &d); err != nil {
 		return "", err
 	}
