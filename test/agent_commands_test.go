@@ -45,6 +45,10 @@ func TestAgentCommands(t *testing.T) {
 	}
 	a.until(func() bool { _, code := a.crisp("", "get", "nodes"); return code == 0 }, "the agent answers")
 
+	// Before the first pod, too: crispd will turn on forwarding.
+	const doctor = `(?s)^runtime +ok\nRuntimeReady +ok\nNetworkReady +ok\nagent +ok\ncgroups +ok\nnft +ok\nforwarding +ok\n$`
+	a.says(0, doctor, "doctor")
+
 	var mounts, volumes string
 	for i, dir := range []string{"/usr", "/lib", "/lib64"} {
 		if testenv.Exists(dir) {
@@ -56,7 +60,7 @@ func TestAgentCommands(t *testing.T) {
 	a.says(0, `pod default/web is valid`, "validate", "-f", stack)
 	a.says(0, `pod/web created`, "apply", "-f", stack, "--wait")
 
-	aboutNode(t, a)
+	aboutNode(t, a, doctor)
 	aboutPod(t, a)
 	copies(t, a)
 	streams(t, a)
@@ -68,13 +72,13 @@ func TestAgentCommands(t *testing.T) {
 }
 
 // aboutNode checks the commands that need no pod.
-func aboutNode(t *testing.T, a *agentProcess) {
+func aboutNode(t *testing.T, a *agentProcess, doctor string) {
 	a.says(0, `^crisp +\S+\nruntime +crisp \S+ \(CRI v1\)\n$`, "version")
-	a.says(0, `(?s)^agent +\S+/agent\.sock: ok\nruntime +crisp \S+ at unix://.*RuntimeReady=true.*NetworkReady=true.*handlers +\(default\).*allocatable +\d.*node +Ready=True.*source file +0 manifests`, "status")
+	a.says(0, `(?s)^agent +\S+/agent\.sock: ok\nruntime +crisp \S+ at unix://.*RuntimeReady=true.*NetworkReady=true.*handlers +\(default\).*allocatable +\d.* memory, \d+ pods, \S+iB ephemeral-storage.*node +Ready=True.*source file +0 manifests`, "status")
 	a.says(0, `(?s)"alive": true.*"name": "crisp"`, "status", "-o", "json")
 	a.says(0, `(?m)^containerRuntimeEndpoint: unix://`+regexp.QuoteMeta(a.n.socket)+`$`, "config", "view")
 	a.says(0, `(?m)^ExecStart=\S+/crisp --runtime-endpoint unix://`+regexp.QuoteMeta(a.n.socket)+` agent --manifests /srv/pods --root \S+$`, "generate", "systemd", "--manifests", "/srv/pods")
-	a.says(0, `(?s)^runtime +ok\nRuntimeReady +ok\nNetworkReady +ok\nagent +ok\ncgroups +ok\nnft +ok\nforwarding +ok\n$`, "doctor")
+	a.says(0, doctor, "doctor")
 
 	// A broken manifest is reported where users look.
 	a.n.expects("manifest rejected.*broken.yaml")

@@ -33,7 +33,7 @@ func (s *Server) stoppable(r *http.Request, over func(*v1.Pod) bool) (*v1.Pod, e
 	pod := o.(*v1.Pod)
 	switch owner := pod.Annotations[manifest.AnnotationWorkload]; {
 	case owner != "":
-		return nil, Forbidden(manifest.Key(pod) + " is one of " + owner + ": scale or delete that")
+		return nil, Forbidden(manifest.Key(pod) + " is one of " + owner + ": scale or delete that, or restart its containers (crisp restart)")
 	case pod.DeletionTimestamp != nil:
 		return nil, fault.WrongState.Errorf("pod %s/%s is being deleted", pod.Namespace, pod.Name)
 	case over(pod):

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"slices"
@@ -46,6 +47,9 @@ func deleteCommand(c *cli) *cobra.Command {
 func (c *cli) toDelete(files []string, args []string, s selection, every bool) (what []object, err error) {
 	if len(files) > 0 {
 		docs, err := c.inputs(files)
+		if errors.Is(err, fs.ErrNotExist) && !strings.ContainsAny(files[0], "./") { // docker's rm -f
+			return nil, fmt.Errorf("%w: -f is a manifest; --force kills a pod at once", err)
+		}
 		if err != nil {
 			return nil, err
 		}

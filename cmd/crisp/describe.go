@@ -376,6 +376,7 @@ func (c *cli) describeStartup(f criruntime.Found) error {
 		fmt.Fprintf(c.stdout, "Start-up: not ready for %s, %.0f %% of which are accounted for\n", waterfall.Brief(until.Sub(r.Seen)), 100*r.Covered(now))
 	}
 	t := tabwriter.NewWriter(c.stdout, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "  Stage\tbegins\ttakes\t\t")
 	for _, row := range waterfall.Draw(r.Stages, r.Seen, until, barWidth) {
 		fmt.Fprintf(t, "  %s\t%s\t%s\t|%s|\t%s\n", row.Label, row.Begin, row.Took, row.Bar, strings.Join(strings.Fields(row.Note), " "))
 	}

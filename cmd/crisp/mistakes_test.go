@@ -22,6 +22,7 @@ func TestMistakes(t *testing.T) {
 		expectation{"help stop", 0, `--time seconds +the same seconds, docker's name\n`},
 		expectation{"validate -f " + big, exitInvalid, `big\.yaml: \d+ bytes, more than a manifest may have \(4194304\)`},
 		expectation{"run --dry-run client --env-file " + env + " x", exitUsage, `env:3: the name "export C" has a blank`},
+		expectation{"rm -f web", exitFailure, `stat web: no such file or directory: -f is a manifest; --force kills a pod at once`},
 		expectation{"status", exitUnreachable, `(?m)^agent +\S+: \S.*is not reachable`},
 	)
 }

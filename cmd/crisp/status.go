@@ -142,7 +142,11 @@ func resources(list v1.ResourceList) string {
 	words := []string{fmt.Sprintf("%s CPUs, %s memory, %s pods", list.Cpu(), units.BytesSize(list.Memory().AsApproximateFloat64()), list.Pods())}
 	for _, name := range slices.Sorted(maps.Keys(list)) {
 		if q := list[name]; !slices.Contains([]v1.ResourceName{v1.ResourceCPU, v1.ResourceMemory, v1.ResourcePods}, name) && !q.IsZero() {
-			words = append(words, fmt.Sprintf("%s %s", q.String(), name))
+			text := q.String()
+			if name == v1.ResourceEphemeralStorage || strings.HasPrefix(string(name), v1.ResourceHugePagesPrefix) {
+				text = units.BytesSize(q.AsApproximateFloat64())
+			}
+			words = append(words, text+" "+string(name))
 		}
 	}
 	return strings.Join(words, ", ")
@@ -237,10 +241,13 @@ func doctorCommand(c *cli) *cobra.Command {
 		check("nft", textOfError(err), "install nftables: host ports need it")
 		const forwarding = "/proc/sys/net/ipv4/ip_forward"
 		data, err := os.ReadFile(forwarding)
-		if err == nil && strings.TrimSpace(string(data)) != "1" {
+		var pods v1.PodList
+		_ = c.fetch("/pods", nil, &pods)
+		first := r.Runtime.Name == "crisp" && len(pods.Items) == 0 // crispd sets it with the first pod
+		if err == nil && strings.TrimSpace(string(data)) != "1" && !first {
 			err = errors.New(forwarding + " is not 1")
 		}
-		check("forwarding", textOfError(err), "pods reach nothing beyond the node without; crispd sets it with the first pod")
+		check("forwarding", textOfError(err), "pods reach nothing beyond the node without")
 		for _, text := range c.brokenManifests() {
 			check("manifest", text, "")
 		}
