@@ -20,7 +20,7 @@ import (
 // systemd's unit for a process of no service. Otherwise it is a cgroup below the root of every
 // hierarchy.
 func settle(name string) error {
-	if !cgroups.IsCgroup2UnifiedMode() || !systemd.IsRunningSystemd() {
+	if !cgroups.IsCgroup2UnifiedMode() || !systemd.IsRunningSystemd() || kernel.Bare() {
 		return move(name)
 	}
 	err := moveToScope(name)

@@ -136,7 +136,7 @@ func prepare(cgroup string, log *slog.Logger) {
 	if err := os.WriteFile("/proc/self/oom_score_adj", []byte("-1000"), 0); err != nil {
 		log.Info("oom score kept", "err", err)
 	}
-	if cgroup != "" && !kernel.Bare() {
+	if cgroup != "" && !kernel.NoCgroups() {
 		if err := settle(cgroup); err != nil {
 			log.Warn("cgroup kept", "err", err)
 		}

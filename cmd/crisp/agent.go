@@ -222,7 +222,7 @@ func nodeFlags(fs *pflag.FlagSet, o *agent.NodeConfig) func() error {
 	fs.Int64Var(&o.Rules.EvictGrace, "eviction-max-pod-grace-period", 0, "maximum grace period in `seconds` of a pod evicted at a soft threshold")
 	fs.DurationVar(&o.Rules.EvictTransition, "eviction-pressure-transition-period", housekeeping.DefaultEvictTransition, "how long a pressure condition lasts after its cause is gone")
 	return func() (err error) {
-		o.NoPodCgroups, o.NoPrivileged = !perQOS || kernel.Bare(), !allowPrivileged
+		o.NoPodCgroups, o.NoPrivileged = !perQOS || kernel.NoCgroups(), !allowPrivileged
 		o.PodPIDs = max(o.PodPIDs, 0) // the kubelet's -1 means no limit too
 		if o.NodeLabels, err = assignments("node-labels", labels); err != nil {
 			return err

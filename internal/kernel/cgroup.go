@@ -21,7 +21,7 @@ const cgroupRoot = "/sys/fs/cgroup"
 // probeCgroups examines the hierarchy mounted at root. On a hybrid host, with v1 controllers at
 // root and an empty v2 in root/unified, v1 counts.
 func (f *Features) probeCgroups(root string) {
-	if f.Bare {
+	if f.NoCgroups {
 		return // see Hierarchies
 	}
 	var fs unix.Statfs_t
@@ -82,28 +82,39 @@ type Hierarchy struct {
 // V2 reports whether it is the unified hierarchy.
 func (h Hierarchy) V2() bool { return slices.Contains(h.Controllers, "") }
 
-// Own returns the directory of our own cgroup. It exists if the hierarchy is Whole.
+// Own returns the directory of our own cgroup. It exists if we are below what is mounted: always if the
+// root of the hierarchy is.
 func (h Hierarchy) Own() string { return filepath.Join(h.Dir, h.own) }
 
 // Hierarchies returns the hierarchies of this host that we can see, each once. On a hybrid host,
-// v2 is one of them. Those that we see while Bare are the host's: there are none then.
+// v2 is one of them. While Bare there is only what was delegated to us, and that is whole: others that
+// we see are the host's.
 func Hierarchies() ([]Hierarchy, error) {
+	all, err := visibleHierarchies()
 	if Bare() {
-		return nil, nil
+		all = slices.DeleteFunc(all, func(h Hierarchy) bool { return !h.writable() })
+		for i := range all {
+			all[i].Whole = true
+		}
 	}
-	return visibleHierarchies()
+	return all, err
 }
 
-// Bare reports whether we are in a user namespace that was given nothing of the host: we may make no
-// cgroup in any hierarchy. A node in LXC may, and is a host like any other. It is decided once, and
-// decides what crisp does for an ordinary user.
+// Bare reports whether we are in a user namespace that was given nothing of the host but, at most, a part
+// of the unified cgroup hierarchy: we may make no cgroup at the root of one. A node in LXC may, and is a host like
+// any other. It is decided once, and decides what crisp does for an ordinary user.
 var Bare = sync.OnceValue(func() bool {
-	if userns.Own() == nil {
-		return false
-	}
 	all, _ := visibleHierarchies()
-	return !slices.ContainsFunc(all, func(h Hierarchy) bool { return unix.Access(h.Dir, unix.W_OK) == nil })
+	return userns.Own() != nil && !slices.ContainsFunc(all, func(h Hierarchy) bool { return (h.Whole || !h.V2()) && h.writable() })
 })
+
+// NoCgroups reports whether we are Bare, and nothing of a cgroup hierarchy was delegated to us.
+var NoCgroups = sync.OnceValue(func() bool {
+	all, _ := Hierarchies()
+	return Bare() && len(all) == 0
+})
+
+func (h Hierarchy) writable() bool { return unix.Access(h.Dir, unix.W_OK) == nil }
 
 func visibleHierarchies() ([]Hierarchy, error) {
 	mounts, err := os.Open("/proc/self/mountinfo")
@@ -134,6 +145,9 @@ func hierarchies(mounts io.Reader, own map[string]string) ([]Hierarchy, error) {
 		for controller, path := range own {
 			if m.FSType == "cgroup2" && controller == "" || m.FSType == "cgroup" && slices.Contains(options, controller) {
 				h.Controllers, h.own = append(h.Controllers, controller), path
+				if rest, below := strings.CutPrefix(path+"/", strings.TrimSuffix(m.Root, "/")+"/"); below {
+					h.own = "/" + strings.TrimSuffix(rest, "/")
+				}
 			}
 		}
 		slices.Sort(h.Controllers)
@@ -142,7 +156,7 @@ func hierarchies(mounts io.Reader, own map[string]string) ([]Hierarchy, error) {
 		case !seen:
 			at[device] = len(found)
 			found = append(found, h)
-		case h.Whole && !found[i].Whole:
+		case h.Whole && !found[i].Whole, h.Dir == found[i].Dir: // it is mounted over that one
 			found[i] = h
 		}
 	}

@@ -41,7 +41,19 @@ func TestHierarchies(t *testing.T) {
 		"in a container": {
 			mounts: "40 39 0:29 /docker/c /sys/fs/cgroup/pids ro - cgroup cgroup rw,pids\n",
 			own:    map[string]string{"pids": "/docker/c"},
-			want:   []Hierarchy{{Dir: "/sys/fs/cgroup/pids", Controllers: []string{"pids"}, own: "/docker/c"}},
+			want:   []Hierarchy{{Dir: "/sys/fs/cgroup/pids", Controllers: []string{"pids"}, own: "/"}},
+		},
+		"what was delegated, over the host's": {
+			mounts: `26 23 0:23 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
+90 26 0:23 /user.slice/x.scope /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate
+`,
+			own:  map[string]string{"": "/user.slice/x.scope/crisp-executor"},
+			want: []Hierarchy{{Dir: "/sys/fs/cgroup", Controllers: []string{""}, own: "/crisp-executor"}},
+		},
+		"from outside of it": {
+			mounts: "26 23 0:23 /user.slice/x.scope /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw,nsdelegate\n",
+			own:    map[string]string{"": "/user.slice/x.scope-2"},
+			want:   []Hierarchy{{Dir: "/sys/fs/cgroup", Controllers: []string{""}, own: "/user.slice/x.scope-2"}},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

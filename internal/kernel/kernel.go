@@ -32,8 +32,9 @@ type Features struct {
 	Capabilities uint64 // bit n = capability n of capabilities(7): bounding and permitted
 	OOMScoreAdj  int    // our own; without CAP_SYS_RESOURCE the lowest that we can set
 
-	IDs  *userns.Map // of the user namespace that we are in; nil = the machine's first
-	Bare bool        // see Bare
+	IDs       *userns.Map // of the user namespace that we are in; nil = the machine's first
+	Bare      bool        // see Bare
+	NoCgroups bool        // see NoCgroups
 
 	Overlay     bool // overlayfs, loaded if needed
 	RecursiveRO bool // mount_setattr(2), 5.12
@@ -51,7 +52,7 @@ type Features struct {
 
 // Probe needs no privileges; features that it may not see count as missing.
 func Probe() Features {
-	f := Features{IDs: userns.Own(), Bare: Bare()}
+	f := Features{IDs: userns.Own(), Bare: Bare(), NoCgroups: NoCgroups()}
 	var uts unix.Utsname
 	if unix.Uname(&uts) == nil {
 		f.Release = unix.ByteSliceToString(uts.Release[:])

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -30,7 +31,8 @@ func JoinAll(paths map[string]string, pids ...int) error {
 			return fmt.Errorf("look for cgroups: %w", err)
 		}
 		for key, dir := range paths {
-			if own, ok := in[key]; !ok || own != "/" && strings.HasSuffix(dir, own) {
+			// What a user was delegated has a longer path there.
+			if own, ok := in[key]; !ok || path.Base(own) == path.Base(dir) {
 				continue
 			}
 			if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -21,7 +21,7 @@ import (
 // Members returns the processes of the cgroup and those below it.
 func Members(paths map[string]string) ([]int, error) {
 	dir := cmp.Or(paths[""], paths["freezer"], paths["pids"], paths["memory"], paths["devices"])
-	if dir == "" && kernel.Bare() {
+	if dir == "" && kernel.NoCgroups() {
 		return nil, nil // its PID namespace has them
 	}
 	if dir == "" {

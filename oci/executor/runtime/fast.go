@@ -52,7 +52,7 @@ func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *p
 	if err != nil {
 		return nil, &preparedMounts{}, err
 	}
-	s := fastinit.Setting{ID: b.id, CgroupV2: cgroups.IsCgroup2UnifiedMode(), NoNodes: all.noNodes}
+	s := fastinit.Setting{ID: b.id, CgroupV2: cgroups.IsCgroup2UnifiedMode(), NoNodes: all.host.NoNodes}
 	trees := &preparedMounts{}
 	i := slices.IndexFunc(p.config.Mounts, isCgroupV1)
 	if i >= 0 && p.req.PrepareDir != "" && all.covers(group) && !p.req.SystemdCgroup {

@@ -44,7 +44,7 @@ type builtins struct {
 	// hierarchies are the host's cgroup v1 mounts
 	hierarchies []kernel.Hierarchy
 	fast        *fastinit.Starter // nil if the kernel lacks what it needs
-	noNodes     bool              // we cannot make device nodes
+	host        kernel.Features
 
 	converting sync.Mutex // held while specconv converts, see convert
 
@@ -72,7 +72,7 @@ func newBuiltins(root, state string, log *slog.Logger, r *proc.Reaper, p *CRIU) 
 		root: root, state: state, log: log, reaper: r, criu: p,
 		hierarchies: slices.DeleteFunc(list, kernel.Hierarchy.V2),
 		devices:     devicePrograms{all: make(map[string]*os.File)},
-		fast:        starter, noNodes: kernel.Probe().NoNodes,
+		fast:        starter, host: kernel.Probe(),
 	}, errors.Join(err, findBlkioFiles())
 }
 
@@ -99,7 +99,7 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	if systemd {
 		limits.WithoutTasksMax(spec.Linux)
 	}
-	spec, err := withoutCgroups(id, spec)
+	spec, err := b.withoutCgroups(id, spec)
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func (b *builtins) config(id string, spec *specs.Spec, systemd bool) (*configs.C
 	config, err := b.convert(&specconv.CreateOpts{
 		CgroupName:       id,
 		UseSystemdCgroup: systemd,
-		RootlessCgroups:  kernel.Bare(),
+		RootlessCgroups:  kernel.NoCgroups(),
 		Spec:             &own,
 	})
 	if err == nil {
@@ -411,7 +411,7 @@ func (b *builtin) Facts() (ownPID bool, cgroups map[string]string, err error) {
 }
 
 func (b *builtin) Update(r *specs.LinuxResources, score *int) error {
-	if kernel.Bare() { // as with its first limits
+	if kernel.NoCgroups() { // as with its first limits
 		return nil
 	}
 	lc, err := b.borrow()
@@ -421,7 +421,7 @@ func (b *builtin) Update(r *specs.LinuxResources, score *int) error {
 	// Set puts SkipDevices into the handle, which then cannot start processes; the state that it
 	// saves does not have it.
 	defer b.handle.Store(nil)
-	config := overlaid(lc.Config(), r)
+	config := overlaid(lc.Config(), b.all.delegated(r))
 	if score != nil {
 		config.OomScoreAdj = score
 	}
@@ -590,7 +590,7 @@ func shortError(err error) error {
 // the only one, or on a hybrid host (v1 controllers, and a v2 hierarchy without any) one of
 // many.
 func cgroupPaths(lc *libcontainer.Container) (map[string]string, error) {
-	if kernel.Bare() {
+	if kernel.NoCgroups() {
 		return map[string]string{}, nil
 	}
 	st, err := lc.State()
