@@ -101,17 +101,23 @@ func checkKernel(f kernel.Features) []finding {
 
 func checkCgroups(f kernel.Features, systemd bool) []finding {
 	if f.Bare {
-		return []finding{
-			{"the host's cgroups", false, "crispd is in a user namespace, and uses none there: containers have no limits and no counters, and pods in the host's PID namespace are refused", false},
-			{fmt.Sprintf("IDs for images and pods: %d users, %d groups (65536)", f.IDs.UID.Length, f.IDs.GID.Length), min(f.IDs.UID.Length, f.IDs.GID.Length) >= 1<<16,
-				"images with files of other owners, and pods with other users or groups, are refused", false},
-		}
+		list := checkDelegated(f)
+		return append(list, finding{fmt.Sprintf("IDs for images and pods: %d users, %d groups (65536)", f.IDs.UID.Length, f.IDs.GID.Length), min(f.IDs.UID.Length, f.IDs.GID.Length) >= 1<<16,
+			"images with files of other owners, and pods with other users or groups, are refused", false})
 	}
 	list := []finding{
 		{"cgroup v2", f.CgroupV2, "cgroup v1 is used: no unified resources, no memory QoS, no pressure, kills by freezing", false},
 		{"cgroup controllers: " + strings.Join(f.Controllers, " "), len(f.Controllers) > 0, "containers cannot be limited or counted", true},
 		{"swap accounting", f.SwapLimit, "memory limits do not limit swap", false},
 	}
+	list = append(list, checkControllers(f)...)
+	if systemd {
+		list = append(list, finding{"systemd", f.Systemd, "cgroup_driver is systemd, and systemd does not run this host", true})
+	}
+	return list
+}
+
+func checkControllers(f kernel.Features) (list []finding) {
 	for _, name := range []struct{ controller, follows string }{
 		{"cpu", "cpu requests and limits are not enforced"},
 		{"memory", "memory limits are not enforced, and out-of-memory kills not told"},
@@ -121,10 +127,19 @@ func checkCgroups(f kernel.Features, systemd bool) []finding {
 	} {
 		list = append(list, finding{"cgroup controller " + name.controller, f.Has(name.controller), name.follows, false})
 	}
-	if systemd {
-		list = append(list, finding{"systemd", f.Systemd, "cgroup_driver is systemd, and systemd does not run this host", true})
-	}
 	return list
+}
+
+// checkDelegated reports which of the host's cgroups crispd may use in a user namespace.
+func checkDelegated(f kernel.Features) []finding {
+	if f.NoCgroups {
+		follows := "crispd is in a user namespace, and uses none there: containers have no limits and no counters, and pods in the host's PID namespace are refused"
+		if why := rootless.NoCgroups(); why != "" {
+			follows += "; none was delegated: " + why
+		}
+		return []finding{{"the host's cgroups", false, follows, false}}
+	}
+	return append([]finding{{"cgroups delegated to crispd: " + strings.Join(f.Controllers, " "), true, "", false}}, checkControllers(f)...)
 }
 
 func checkCapabilities(f kernel.Features) []finding {
@@ -295,7 +310,7 @@ func checkNode(c *config.Config, root string, f kernel.Features) []finding {
 		{"no swap", !swaps(root),
 			"the kubelet does not start, unless failSwapOn is false in its configuration: swapoff -a, and /etc/fstab", false},
 	}
-	if !f.CgroupV2 && !f.Bare {
+	if !f.CgroupV2 && !f.NoCgroups {
 		list = append(list, finding{"cgroup v2 for the kubelet", false, "a kubelet of 1.35 or newer does not start, unless failCgroupV1 is false in its configuration", false})
 	}
 	return append(list, kubeletMetrics(c, root)...)

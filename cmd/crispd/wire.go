@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 
@@ -55,8 +56,12 @@ func wire(ctx context.Context, c *config.Config, f *files, stored map[string]int
 	defer steps.RunIf(&err)
 
 	host := kernel.Probe()
-	if host.Bare {
-		log.Info("crispd is in a user namespace: containers have no limits and no counters", "users", host.IDs.UID.Length, "groups", host.IDs.GID.Length)
+	switch {
+	case host.NoCgroups:
+		log.Info("crispd is in a user namespace: containers have no limits and no counters", "users", host.IDs.UID.Length, "groups", host.IDs.GID.Length, "why", rootless.NoCgroups())
+	case host.Bare:
+		missing := slices.DeleteFunc([]string{"cpu", "memory", "pids", "cpuset", "io"}, host.Has)
+		log.Info("crispd is in a user namespace: limits of missing controllers are not set", "users", host.IDs.UID.Length, "groups", host.IDs.GID.Length, "missing", missing)
 	}
 	systemd := usesSystemd(c, host)
 	options, err := serverOptions(ctx, c, log)

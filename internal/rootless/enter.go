@@ -77,7 +77,8 @@ func enter(pid, slirp int, addresses []string) error {
 	if err != nil {
 		return err
 	}
-	args := []string{"nsenter", "-t", strconv.Itoa(pid), "-U", "-m", "-C", "--preserve-credentials", "--wd=" + wd}
+	args := []string{"nsenter", "-t", strconv.Itoa(pid), "-U", "-m", "--preserve-credentials", "--wd=" + wd}
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin") // nft is not in an ordinary user's
 	env := append(os.Environ(), keeperEnv+"="+strconv.Itoa(pid))
 	if os.Getenv(runtimeDir) == "" { // in there, the user has another number
 		env = append(env, runtimeDir+"="+userRun())
@@ -140,6 +141,11 @@ func (o Options) namespaces() (pid, slirp int, err error) {
 			return 0, 0, err
 		}
 		steps.Add("keeper", func() error { return os.NewSyscallError("kill", unix.Kill(pid, unix.SIGKILL)) })
+	}
+	if o.Lasting {
+		if err := leaveSession(pid); err != nil {
+			return 0, 0, fmt.Errorf("leave the session's cgroup: %w", err)
+		}
 	}
 	if ownNetwork(pid) {
 		if slirp, err = processOf(o.State, slirpProgram); slirp == 0 && err == nil && o.Lasting {

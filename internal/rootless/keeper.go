@@ -71,7 +71,7 @@ func makeKeeper(program string, f *os.File, network bool) (pid int, err error) {
 	defer steps.RunIf(&err)
 	cmd := exec.Command(program) // sleeps, in 8 kB
 	cmd.Args, cmd.Env, cmd.Dir = []string{"crisp-keeper"}, []string{}, "/"
-	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP, Setsid: true}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: unix.CLONE_NEWUSER | unix.CLONE_NEWNS, Setsid: true}
 	if network {
 		cmd.SysProcAttr.Cloneflags |= unix.CLONE_NEWNET
 	}
@@ -83,8 +83,14 @@ func makeKeeper(program string, f *os.File, network bool) (pid int, err error) {
 	}
 	steps.Add("keeper", cmd.Process.Kill)
 	pid = cmd.Process.Pid
-	if err := mapIDs(pid); err != nil || f == nil {
+	if err := mapIDs(pid); err != nil {
 		return pid, err
+	}
+	if err := delegate(pid); err != nil {
+		os.Setenv(noCgroupsEnv, err.Error())
+	}
+	if f == nil {
+		return pid, nil
 	}
 	return pid, record(f, pid)
 }

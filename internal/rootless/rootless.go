@@ -1,7 +1,7 @@
 // Package rootless lets an ordinary user run crisp's programs.
 //
 // An ordinary user's crispd is root of a user namespace. A process that does nothing, the keeper, has
-// it, with a mount and a cgroup namespace: it outlives crispd, as the executor and containers do, which
+// it, with a mount namespace: it outlives crispd, as the executor and containers do, which
 // the next crispd must find there. crispd itself is executed in there by nsenter(1), in place of the
 // one that the user has started: so there is one process to signal and to watch, and none in between.
 // The user's agent follows it there.

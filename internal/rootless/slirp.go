@@ -103,7 +103,7 @@ func startSlirp(state string, keeper int) (pid int, err error) {
 		n, _ := unix.Read(said[0], text)
 		return 0, fmt.Errorf("%s did not set up the network: %s", program, strings.TrimSpace(string(text[:max(n, 0)])))
 	}
-	return pid, record(f, pid)
+	return pid, errors.Join(follow(keeper, pid), record(f, pid))
 }
 
 // hasIPv6 reports whether the machine has an IPv6 address that is not only for itself or a link.

@@ -28,7 +28,7 @@ func (x *Executor) watch(c *container) {
 		lost := c.lost()
 		x.learnExit(c, lost)
 	}
-	if !c.ownPID && (len(c.ref.Cgroups) > 0 || kernel.Bare()) {
+	if !c.ownPID && (len(c.ref.Cgroups) > 0 || kernel.NoCgroups()) {
 		if err := proc.End(c.rest); err != nil {
 			x.log.Warn("processes of an ended container remain", "container", c.ID, "err", err)
 		}

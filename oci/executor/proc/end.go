@@ -72,11 +72,11 @@ func InCgroup(paths map[string]string) Target {
 }
 
 // Rest is every process of a container that shares a PID namespace, whose init is alive. Without
-// cgroups (kernel.Bare) it is what has the mount namespace of the init: a process that has left that
+// cgroups (kernel.NoCgroups) it is what has the mount namespace of the init: a process that has left that
 // ends with its PID namespace.
 func Rest(init int, paths map[string]string) Target {
 	own := namespace(init, "mnt")
-	if !kernel.Bare() || own == "" || own == namespace(os.Getpid(), "mnt") {
+	if !kernel.NoCgroups() || own == "" || own == namespace(os.Getpid(), "mnt") {
 		return InCgroup(paths)
 	}
 	return Target{what: "processes", list: those(everyone, func(pid int) bool {
