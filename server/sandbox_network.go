@@ -4,13 +4,13 @@ import (
 	"fmt"
 	"math"
 	"net/netip"
-	"os"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/crisp-cri/crisp/internal/fault"
+	"github.com/crisp-cri/crisp/internal/kernel"
 	"github.com/crisp-cri/crisp/internal/userns"
 	"github.com/crisp-cri/crisp/network"
 	"github.com/crisp-cri/crisp/oci"
@@ -160,7 +160,7 @@ func podSysctls(config *cri.LinuxPodSandboxConfig) map[string]string {
 	}
 	all := map[string]string{}
 	for name, value := range openSysctls {
-		if _, err := os.Stat("/proc/sys/net/ipv4/" + name[len("net.ipv4."):]); err == nil {
+		if kernel.Sysctl(strings.ReplaceAll(name, ".", "/")) != "" {
 			all[name] = value
 		}
 	}

@@ -1,12 +1,11 @@
 // Package kernel determines, once at startup, what this host's kernel supports and permits us to
-// do. Nothing here changes the host, forks, or mounts.
+// do. Nothing here changes the host, forks, or mounts where others see it.
 //
 // A feature is probed if there is a harmless way (the error for an invalid argument shows
 // whether a system call exists), otherwise inferred from the kernel's version.
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"runtime"
@@ -139,20 +138,6 @@ func hasOverlay() bool {
 		return true
 	}
 	return strings.Contains(read("/proc/filesystems"), "\toverlay\n")
-}
-
-// Sysctl returns the parameter at a path below /proc/sys, "" if it cannot be read. Parameters of
-// namespaces are the calling thread's.
-func Sysctl(path string) string { return strings.TrimSpace(read("/proc/sys/" + path)) }
-
-// SetSysctl sets it.
-func SetSysctl(path, value string) error {
-	f, err := os.OpenFile("/proc/sys/"+path, os.O_WRONLY, 0)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(value)
-	return errors.Join(err, f.Close())
 }
 
 // read returns a file's content, "" if it cannot be read.
