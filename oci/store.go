@@ -138,7 +138,10 @@ func (s *store[T]) newest(name string) (at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for other, id := range s.names {
-		if x, ok := s.byID[id]; ok && strings.HasPrefix(other, name[:end]) && !strings.Contains(other[end:], "_") && x.CreatedAt().After(at) {
+		if !strings.HasPrefix(other, name[:end]) || strings.Contains(other[end:], "_") {
+			continue
+		}
+		if x, ok := s.byID[id]; ok && x.CreatedAt().After(at) {
 			at = x.CreatedAt()
 		}
 	}
@@ -176,6 +179,9 @@ func (r *Runtime) Sandboxes() []*Sandbox {
 	all := r.sandboxes.list()
 	return slices.DeleteFunc(all, func(sb *Sandbox) bool { return sb.State() == SandboxCreating })
 }
+
+// Attempted reports whether a sandbox has this name, or one that differs only after the last "_".
+func (r *Runtime) Attempted(name string) bool { return !r.sandboxes.newest(name).IsZero() }
 
 // SandboxByName returns the sandbox that was created under name, in any state.
 func (r *Runtime) SandboxByName(name string) (*Sandbox, bool) { return r.sandboxes.byName(name) }

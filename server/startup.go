@@ -190,13 +190,9 @@ func (s *Server) waitsFor(sb *oci.Sandbox) []pulls.Pull {
 
 // forgetStartup drops the stages of a removed sandbox's pod, unless the pod has another sandbox.
 func (s *Server) forgetStartup(sb *oci.Sandbox) {
-	uid := s.index.sandbox(sb).config.GetMetadata().GetUid()
-	for _, other := range s.runtime.Sandboxes() {
-		if other.ID() != sb.ID() && s.index.sandbox(other).config.GetMetadata().GetUid() == uid {
-			return
-		}
+	if !s.runtime.Attempted(sb.Config().Name) {
+		s.startups.recorder.Forget(s.index.sandbox(sb).config.GetMetadata().GetUid())
 	}
-	s.startups.recorder.Forget(uid)
 }
 
 // starting returns the pods with calls under way, each with its current stages.
