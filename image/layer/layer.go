@@ -101,7 +101,7 @@ type Store struct {
 	dir      string // where committed layers are
 	staging  string
 	unclean  bool
-	squash   bool // see Options
+	squash   bool         // see Options
 	erofs    bool         // new layers become EROFS file systems
 	probe    func() error // checks, once, whether those can be mounted
 	disk     *disk
