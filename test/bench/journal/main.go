@@ -46,11 +46,14 @@ func run(ctx context.Context, file, size, dir string) (err error) {
 		{"truncate", "-s", size, file},
 		// Everything is made now: nothing is initialized during the measurement.
 		{"mkfs.ext4", "-q", "-F", "-E", "lazy_itable_init=0,lazy_journal_init=0,nodiscard", file},
-		{"mount", "-o", "loop", file, dir},
 	} {
 		if out, err := exec.CommandContext(ctx, step[0], step[1:]...).CombinedOutput(); err != nil {
 			return fmt.Errorf("%q: %w: %s", step, err, out)
 		}
+	}
+	// Without ctx: a mount(8) that is killed may have mounted.
+	if out, err := exec.Command("mount", "-o", "loop", file, dir).CombinedOutput(); err != nil {
+		return fmt.Errorf("mount %s: %w: %s", dir, err, out)
 	}
 	fmt.Println("mounted at", dir)
 	<-ctx.Done()
