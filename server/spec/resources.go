@@ -50,7 +50,7 @@ func Resources(r *cri.LinuxContainerResources, h Host) (*specs.LinuxResources, e
 		}
 		out.HugepageLimits = append(out.HugepageLimits, specs.LinuxHugepageLimit{Pagesize: l.PageSize, Limit: l.Limit})
 	}
-	if len(r.Unified) > 0 && h.IDs == nil { // with them it has no cgroups
+	if len(r.Unified) > 0 && (h.IDs == nil || h.CgroupV2) { // with IDs the host has v2 if it was delegated, else no cgroups
 		if !h.CgroupV2 {
 			return nil, fault.Invalid.Errorf("unified resources need cgroup v2; this host has v1")
 		}

@@ -77,6 +77,9 @@ func TestResourcesRefused(t *testing.T) {
 	if got, err := spec.Resources(&cri.LinuxContainerResources{Unified: map[string]string{"memory.oom.group": "1"}}, spec.Host{IDs: new(userns.Map)}); err != nil || got.Unified != nil {
 		t.Errorf("without cgroups: got %v, %v", got.Unified, err)
 	}
+	if got, err := spec.Resources(&cri.LinuxContainerResources{Unified: map[string]string{"memory.oom.group": "1"}}, spec.Host{IDs: new(userns.Map), CgroupV2: true}); err != nil || got.Unified["memory.oom.group"] != "1" {
+		t.Errorf("with delegated cgroups: got %v, %v", got, err)
+	}
 }
 
 // The deprecated string and the new field mean the same, and the new one takes precedence.
