@@ -130,8 +130,11 @@ type Keeper interface {
 func (w *Writer) Write(stream string, p []byte, k Keeper) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if len(p) == 0 && k != nil {
-		k.Written(0)
+	if len(p) == 0 {
+		if k != nil {
+			k.Written(0)
+		}
+		return
 	}
 	w.setTime()
 	w.follow(true)
@@ -150,8 +153,7 @@ func (w *Writer) Write(stream string, p []byte, k Keeper) {
 // how much of p these are. It uses buf. The caller holds mu.
 func (w *Writer) write(stream string, p []byte, k Keeper, buf *[]byte) int {
 	var st unix.Stat_t
-	var data []byte
-	var part int
+	data, part := []byte(nil), 0
 	for {
 		known := unix.Fstat(int(w.file.Fd()), &st) == nil
 		room := w.limit.room(st.Size)
