@@ -377,7 +377,7 @@ func (x *Executor) adopt(req wire.AdoptRequest, call *wire.Call) (err error) {
 		c.oom.Resume(req.OOMKills)
 	}
 	if c.task != nil {
-		go c.task.EndForeign(x.execs.has)
+		c.task.EndForeign() // before it can have execs of ours
 	} else if err := x.execs.endForeign(c, x.root); err != nil {
 		x.log.Warn("execs of the previous executor could not be ended", "container", c.ID, "err", err)
 	}

@@ -137,11 +137,3 @@ func (t *execs) resize(req wire.ExecResizeRequest) error {
 	}
 	return e.task.Resize(req.Width, req.Height)
 }
-
-// has reports whether an exec is ours.
-func (t *execs) has(id string) bool {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	_, ok := t.all[id]
-	return ok
-}

@@ -454,6 +454,28 @@ func TestShimAdoptLosesNothing(t *testing.T) {
 	eventually(t, func() bool { return quick.numbered() > before+20 }, "the log does not go on")
 }
 
+// What the executor that died has left of execs is ended, and nothing that the next one has begun
+// meanwhile.
+func TestShimAdoptEndsNoExecOfItsOwn(t *testing.T) {
+	with := withShim(t)
+	n := start(t)
+	b := n.run([]string{"sleep", "for-ever"}, with)
+	for range 10 {
+		b.exec(wire.ExecRequest{Process: process("sleep", "for-ever")})
+		n.crash(func() {})
+		b.adopt()
+		var execs []*execed
+		for range 4 {
+			execs = append(execs, b.exec(wire.ExecRequest{Process: process("sleep", "200ms", "exit", "5")}))
+		}
+		for i, e := range execs {
+			if code := e.wait(); code != 5 {
+				t.Fatalf("exec %d has ended with %d", i, code)
+			}
+		}
+	}
+}
+
 // An executor that replaces itself asks the shims again: for the exits of containers and of execs.
 func TestShimUpgrade(t *testing.T) {
 	with := withShim(t)

@@ -392,13 +392,12 @@ func (e *TaskExec) discard() {
 const execEnd = 5 * time.Second
 
 // EndForeign ends the execs of an executor that died: as with libcontainer's, no caller will ask for
-// their exit codes.
-func (t *Task) EndForeign(known func(exec string) bool) {
+// their exit codes. They are those that are there when it is called; ending them may take longer.
+func (t *Task) EndForeign() {
 	dirs, _ := filepath.Glob(filepath.Join(t.dir, execPrefix+"*"))
-	for _, dir := range dirs {
-		id := filepath.Base(dir)[len(execPrefix):]
-		if !known(id) {
-			t.exec(id).discard()
+	go func() {
+		for _, dir := range dirs {
+			t.exec(filepath.Base(dir)[len(execPrefix):]).discard()
 		}
-	}
+	}()
 }
