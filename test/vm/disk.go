@@ -17,9 +17,9 @@ var installed = []string{
 	"systemd", "systemd-sysv", "dbus", "udev", "kmod", "linux-image-cloud-amd64",
 	"apparmor", "ca-certificates", "criu", "crun", "iproute2", "iptables", "libseccomp2", "nftables", "procps", "runc", "zstd",
 	"policycoreutils", "selinux-policy-default", // for the boot with SELinux
-	"sudo",                                                   // critest loads AppArmor profiles with it
-	"dmsetup",                                                // for disks that lose writes that were not flushed
-	"dbus-user-session", "libpam-systemd", "passt", "uidmap", // for users' own instances
+	"sudo",                                                         // critest loads AppArmor profiles with it
+	"dmsetup",                                                      // for disks that lose writes that were not flushed
+	"dbus-user-session", "libpam-systemd", "slirp4netns", "uidmap", // for users' own instances
 }
 
 // diskSize is the size of the root disk's file system; its file is sparse.
