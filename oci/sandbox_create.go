@@ -110,7 +110,7 @@ func (sb *Sandbox) startInit(ctx context.Context) error {
 	}
 	req := wire.PodInitRequest{
 		ID: sb.id, Path: sb.rt.o.PodInit, Namespaces: namespaces, User: sb.nobody(), Label: cfg.Label, FileLabel: cfg.FileLabel, MountLabel: cfg.MountLabel,
-		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup,
+		Cgroup: initCgroup(sb.CgroupParent(), sb.id, sb.rt.o.SystemdCgroup), SystemdCgroup: sb.rt.o.SystemdCgroup, Fast: sb.rt.o.FastInit,
 	}
 	pid, err := sb.begin(ctx, "init", wire.MethodPodInit, req)
 	if err != nil {

@@ -396,7 +396,7 @@ func TestPathAndHomeOfBytes(t *testing.T) {
 
 func TestPodInit(t *testing.T) {
 	n := start(t)
-	req := wire.PodInitRequest{ID: "pod", Path: programs.podinit, Cgroup: n.cgroup + "/pod"}
+	req := wire.PodInitRequest{ID: "pod", Path: programs.podinit, Cgroup: n.cgroup + "/pod", Fast: fastInit}
 	var reply wire.RunReply
 	files := n.call(wire.MethodPodInit, req, &reply)
 	if len(files) != 1 || files[0].Name() != wire.FDPid {
@@ -411,6 +411,10 @@ func TestPodInit(t *testing.T) {
 	for line := range strings.Lines(string(data)) {
 		fmt.Sscanf(line, "VmRSS: %d kB", &rss)
 		fmt.Sscanf(line, "Threads: %d", &procs)
+	}
+	state, err := os.ReadFile(filepath.Join(n.dir, "executor", "pod", "state.json"))
+	if err != nil || bytes.Contains(state, []byte("crisp.init=fast")) != fastInit {
+		t.Errorf("fast init %v: state is %s, %v", fastInit, state, err)
 	}
 	if rss > 100 || procs != 1 {
 		t.Errorf("%d KiB resident, %d threads: %s", rss, procs, data)

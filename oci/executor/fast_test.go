@@ -127,6 +127,18 @@ var variants = map[string]option{
 		mode, owner := os.FileMode(0o640), uint32(12)
 		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/net/tap7", Type: "c", Major: 10, Minor: 200, FileMode: &mode, GID: &owner}}
 	},
+	"the devices of a directory": func(req *wire.RunRequest, s *specs.Spec) {
+		likeCRI(req, s)
+		dir := filepath.Join(filepath.Dir(s.Root.Path), "devices")
+		for _, name := range []string{"pts", "shm", "mqueue"} {
+			must(os.MkdirAll(filepath.Join(dir, name), 0o755))
+		}
+		null := filepath.Join(dir, "null")
+		must(errors.Join(unix.Mknod(null, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))), os.Chmod(null, 0o666)))
+		i := slices.IndexFunc(s.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev" })
+		s.Mounts[i] = specs.Mount{Destination: "/dev", Type: "bind", Source: dir, Options: []string{"bind", "rprivate"}}
+		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/net/tap7", Type: "c", Major: 10, Minor: 200}} // is not made
+	},
 	"the root read-only by a path": func(req *wire.RunRequest, s *specs.Spec) {
 		likeCRI(req, s)
 		s.Linux.ReadonlyPaths = append(s.Linux.ReadonlyPaths, "/")

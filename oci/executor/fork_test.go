@@ -45,7 +45,7 @@ func TestStartWithoutForks(t *testing.T) {
 		"a pod's init": func() (string, string, any) {
 			pods++
 			id := fmt.Sprintf("pod%d", pods)
-			return id, wire.MethodPodInit, wire.PodInitRequest{ID: id, Path: programs.podinit, Cgroup: n.cgroup + "/" + id}
+			return id, wire.MethodPodInit, wire.PodInitRequest{ID: id, Path: programs.podinit, Cgroup: n.cgroup + "/" + id, Fast: fastInit}
 		},
 		"an exec": func() (string, string, any) {
 			return "", wire.MethodExec, wire.ExecRequest{ID: host.id, Process: process("exit", "3"), Fast: fastInit}

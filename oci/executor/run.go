@@ -291,7 +291,7 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 		}
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: t, Path: path})
 	}
-	return x.create(ctx, from, settings{wire.Settings{ID: req.ID, ExitPath: req.ExitPath}, true}, spec, wire.RunRequest{SystemdCgroup: req.SystemdCgroup}, nil)
+	return x.create(ctx, from, settings{wire.Settings{ID: req.ID, ExitPath: req.ExitPath}, true}, spec, wire.RunRequest{SystemdCgroup: req.SystemdCgroup, Fast: req.Fast}, nil)
 }
 
 const nobody = 65534

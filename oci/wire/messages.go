@@ -218,6 +218,7 @@ type PodInitRequest struct {
 	Cgroup        string
 	SystemdCgroup bool
 	ExitPath      string // as in RunRequest; "" = the exit is only an event
+	Fast          bool   `json:",omitempty"` // as in RunRequest
 }
 
 // ExecRequest starts another process in a running container. The answer carries

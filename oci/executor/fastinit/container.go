@@ -27,7 +27,7 @@ type Setting struct {
 
 // Container plans a container whose first process is q.
 func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
-	if !supported(config) {
+	if !supported(config) || bindsDev(config) && q.Terminal {
 		return nil, ErrUnsupported
 	}
 	p := &Plan{}
@@ -46,7 +46,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 		return nil, err
 	}
 	s.NoNodes = s.NoNodes || config.Namespaces.Contains(configs.NEWUSER)
-	nodes, err := p.bindNodes(config.Devices, s)
+	nodes, err := p.bindNodes(config, s)
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,9 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 	}
 	p.add(stepRoot, "change the root directory", root)
 	p.attach(config, slots, nodes)
-	p.add(stepDevNull, "open /dev/null")
+	if !bindsDev(config) {
+		p.add(stepDevNull, "open /dev/null")
+	}
 	if q.Cwd != "" {
 		p.add(stepMakeCwd, "make working directory "+q.Cwd, q.Cwd)
 	}
@@ -103,11 +105,13 @@ func supported(c *configs.Config) bool {
 			return false
 		}
 	}
-	dev := slices.IndexFunc(c.Mounts, func(m *configs.Mount) bool { return path.Clean(m.Destination) == "/dev" })
-	if dev < 0 || c.Mounts[dev].Device != "tmpfs" || c.Mounts[dev].Flags&unix.MS_RDONLY != 0 {
-		return false
-	}
-	return inDev(c.Devices)
+	dev := slices.IndexFunc(c.Mounts, isDev)
+	return bindsDev(c) || dev >= 0 && c.Mounts[dev].Device == "tmpfs" && c.Mounts[dev].Flags&unix.MS_RDONLY == 0 && inDev(c.Devices)
+}
+
+// bindsDev reports whether /dev is a bind mount, whose devices and links are as they are.
+func bindsDev(c *configs.Config) bool {
+	return slices.ContainsFunc(c.Mounts, func(m *configs.Mount) bool { return isDev(m) && m.IsBind() })
 }
 
 // inDev reports whether devices are in a file system at /dev, and so can be made before that is
@@ -213,12 +217,12 @@ func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) 
 
 // bindNodes clones the host's devices of the same paths, where none can be made, and returns their
 // slots.
-func (p *Plan) bindNodes(nodes []*devices.Device, s Setting) (map[string]uint64, error) {
-	if !s.NoNodes {
+func (p *Plan) bindNodes(config *configs.Config, s Setting) (map[string]uint64, error) {
+	if !s.NoNodes || bindsDev(config) {
 		return nil, nil
 	}
 	slots := make(map[string]uint64)
-	for _, d := range nodes {
+	for _, d := range config.Devices {
 		if d.Path == "" || d.Path == "/dev/ptmx" {
 			continue
 		}
@@ -325,7 +329,7 @@ func (p *Plan) mounts(config *configs.Config, slots map[int]uint64, nodes map[st
 				label = config.MountLabel
 			}
 			p.add(stepMount, "mount "+m.Destination, slot, attr, kind, m.Source, append(options(m), contextOf(config, kind)...), label)
-			if isDev(m) {
+			if isDev(m) && !bindsDev(config) {
 				p.devices(slot, config.Devices, nodes)
 			}
 		}

@@ -45,7 +45,7 @@ type fastState struct {
 // has to start it.
 func (b *builtin) fastPlan(p *Plan, group map[string]string) (*fastinit.Plan, *preparedMounts, error) {
 	all := b.all
-	if all.fast == nil || !p.fast || p.Silent {
+	if all.fast == nil || !p.fast {
 		return nil, &preparedMounts{}, fastinit.ErrUnsupported
 	}
 	q, err := all.fastProcess(p.config, p.process)

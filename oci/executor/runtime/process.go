@@ -87,10 +87,7 @@ func newProcess(p *specs.Process, env [][]byte) (*libcontainer.Process, error) {
 }
 
 func connect(p *Plan) (*stdio.Ends, error) {
-	if p.Silent {
-		return &stdio.Ends{}, nil // os/exec turns nil into /dev/null
-	}
-	ends, err := stdio.Connect(p.TTY, p.Stdin)
+	ends, err := stdio.Connect(p.TTY, p.Stdin, p.Silent)
 	switch {
 	case err != nil:
 		return nil, err

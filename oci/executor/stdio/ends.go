@@ -21,9 +21,14 @@ type Ends struct {
 	PTY          *os.File
 }
 
-// Connect creates the stdio of a process that is not silent.
-func Connect(tty, stdin bool) (*Ends, error) {
+// Connect creates the stdio of a process; all of a silent one's is /dev/null.
+func Connect(tty, stdin, silent bool) (*Ends, error) {
 	ends := &Ends{}
+	if silent {
+		null, err := os.OpenFile(os.DevNull, os.O_RDWR, 0)
+		ends.Theirs = [3]*os.File{null, null, null}
+		return ends, err
+	}
 	if tty {
 		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 		if err != nil {
