@@ -116,6 +116,7 @@ for i in 1 2 3 4 5; do
 	kill -9 $(pgrep -U $U -x crisp-executor)
 	same
 done
+[ -z "$(grep "fast init failed" /run/user/$U/crisp/executor.log)" ]
 systemctl --user restart crisp crisp-agent
 same
 systemctl --user stop crisp-agent crisp

@@ -93,7 +93,7 @@ func Container(config *configs.Config, q Process, s Setting) (*Plan, error) {
 func supported(c *configs.Config) bool {
 	switch {
 	case c.NoPivotRoot, c.ParentDeathSignal != 0, c.Umask != nil,
-		c.Hostname != "", c.Domainname != "", c.RootlessEUID, c.RootlessCgroups,
+		c.Hostname != "", c.Domainname != "", c.RootlessEUID,
 		len(c.NetDevices)+len(c.Networks)+len(c.Routes)+len(c.Sysctl)+len(c.TimeOffsets) > 0,
 		c.IntelRdt != nil, c.MemoryPolicy != nil, c.Scheduler != nil, c.Personality != nil, c.IOPriority != nil, c.ExecCPUAffinity != nil,
 		c.RootPropagation != 0 && c.RootPropagation != unix.MS_SLAVE|unix.MS_REC,

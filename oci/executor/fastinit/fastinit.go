@@ -26,8 +26,8 @@
 //
 // With a user namespace it clones, and maps the IDs of, the trees before it joins that, and then makes
 // the other namespaces in it. The kernel lets it mount a procfs or sysfs there only where another is
-// visible: so it comes from a second template, which has both (withVisible), and makes all new mounts
-// before it changes the root.
+// visible: so it comes from a second template, which has both, as all children do where the executor is in
+// a user namespace, and makes all new mounts before it changes the root.
 //
 // # Descriptors
 //

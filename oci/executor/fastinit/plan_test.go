@@ -100,7 +100,7 @@ func TestEveryFieldIsDecided(t *testing.T) {
 	carried := []string{
 		"Rootfs", "Readonlyfs", "Mounts", "Devices", "Namespaces", "Capabilities", "AppArmorProfile", "MaskPaths", "ReadonlyPaths",
 		"Seccomp", "NoNewPrivileges", "NoNewKeyring", "ProcessLabel", "MountLabel",
-		"Cgroups", "Rlimits", "OomScoreAdj", "UIDMappings", "GIDMappings", "Hooks", // by whoever starts it
+		"Cgroups", "RootlessCgroups", "Rlimits", "OomScoreAdj", "UIDMappings", "GIDMappings", "Hooks", // by whoever starts it
 		"Version", "Labels", // no part of the process
 	}
 	plain := func() *configs.Config {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/crisp-cri/crisp/internal/thread"
 	"github.com/crisp-cri/crisp/internal/undo"
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // extraFD is the child's descriptor besides stdio, the connection and the plan: the template for
@@ -53,8 +54,6 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 	switch {
 	case o.Init != nil:
 		extra = o.Init
-	case p.mapped && s.visible == nil:
-		return nil, ErrUnsupported
 	case p.mapped:
 		extra = s.visible
 	}
@@ -222,7 +221,7 @@ func (c *Child) receive(flags int) (report, error) {
 // A Starter starts children.
 type Starter struct {
 	template *os.File // the mount namespace that children copy
-	visible  *os.File // the same with a procfs and a sysfs, for those in a user namespace; nil = cannot be had
+	visible  *os.File // the same with a procfs and a sysfs, for those in a user namespace
 }
 
 // New returns a starter, whose children execute this program. The error says what the kernel
@@ -235,34 +234,20 @@ func New() (*Starter, error) {
 	}
 	s := &Starter{}
 	err := thread.Run(func() (err error) {
-		if s.template, err = newTemplate(); err == nil {
-			s.visible, _ = withVisible()
+		if s.visible, err = newTemplate(true); err == nil {
+			s.template, err = newTemplate(userns.Own() != nil)
 		}
 		return err
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = s.try()
 	}
-	if err := s.try(); err != nil {
+	if err != nil {
 		s.template.Close()
 		s.visible.Close()
 		return nil, err
 	}
 	return s, nil
-}
-
-// withVisible moves the calling thread, in the namespace of newTemplate, into a copy of that with a
-// procfs and a sysfs, and returns it.
-func withVisible() (*os.File, error) {
-	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
-		return nil, os.NewSyscallError("unshare", err)
-	}
-	for _, kind := range []string{"proc", "sysfs"} {
-		if err := unix.Mount(kind, "/"+kind, kind, unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
-			return nil, os.NewSyscallError("mount", err)
-		}
-	}
-	return os.Open("/proc/thread-self/ns/mnt")
 }
 
 // try starts a child that has nothing to do, and has to say so.
@@ -305,8 +290,8 @@ func mayOpen() error {
 }
 
 // newTemplate moves the calling thread into a mount namespace of one read-only file system with
-// empty directories, and returns the namespace.
-func newTemplate() (_ *os.File, err error) {
+// empty directories, or with a procfs and a sysfs in them, and returns the namespace.
+func newTemplate(visible bool) (_ *os.File, err error) {
 	var steps undo.Stack
 	defer steps.RunIf(&err)
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
@@ -336,7 +321,7 @@ func newTemplate() (_ *os.File, err error) {
 		return nil, os.NewSyscallError("fsmount", err)
 	}
 	defer unix.Close(fd)
-	for _, name := range []string{"root", "proc", "sysfs"} { // the others are for withVisible
+	for _, name := range []string{"root", "proc", "sysfs"} {
 		if err := unix.Mkdirat(fd, name, 0o555); err != nil {
 			return nil, os.NewSyscallError("mkdir", err)
 		}
@@ -349,6 +334,13 @@ func newTemplate() (_ *os.File, err error) {
 	}
 	if err := unix.Fchdir(fd); err != nil {
 		return nil, os.NewSyscallError("fchdir", err)
+	}
+	if visible {
+		const flags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+		if unix.Mount("proc", "proc", "proc", flags, "") != nil { // the PID namespace is of another user namespace
+			_ = unix.Mount("/proc", "proc", "", unix.MS_BIND|unix.MS_REC, "")
+		}
+		_ = unix.Mount("sysfs", "sysfs", "sysfs", flags, "") // what is not there no child can mount
 	}
 	if err := unix.PivotRoot(".", "."); err != nil {
 		return nil, os.NewSyscallError("pivot_root", err)
