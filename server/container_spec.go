@@ -79,6 +79,9 @@ func sandboxFiles(sb *oci.Sandbox) spec.Files {
 	}
 	if sb.Config().HostIPC {
 		files.Shm = "/dev/shm"
+		if _, err := os.Stat("/dev/mqueue"); err == nil {
+			files.Queues = "/dev/mqueue"
+		}
 	}
 	return files
 }

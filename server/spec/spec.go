@@ -96,7 +96,7 @@ type Input struct {
 // path is "" is not mounted.
 type Files struct {
 	Hosts, Hostname, ResolvConf string
-	Shm                         string // a directory: the sandbox's tmpfs, or the host's /dev/shm
+	Shm, Queues                 string // directories: the sandbox's tmpfs, or the host's /dev/shm and, if that has it, /dev/mqueue
 }
 
 // A Mount is a mount requested through CRI, with its source resolved.

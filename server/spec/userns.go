@@ -51,6 +51,12 @@ func mappedGroups(in Input) []uint32 {
 
 // inUserNamespace replaces mounts that cannot be made in a user namespace.
 func inUserNamespace(in Input, list []specs.Mount) []specs.Mount {
+	if in.Namespaces[string(specs.IPCNamespace)] == hostNamespace { // whose owner is in another user namespace
+		list = slices.DeleteFunc(list, func(m specs.Mount) bool { return m.Destination == "/dev/mqueue" })
+		if in.Files.Queues != "" {
+			list = append(list, specs.Mount{Destination: "/dev/mqueue", Type: "bind", Source: in.Files.Queues, Options: []string{"rbind", "rprivate", "nosuid", "noexec", "nodev"}})
+		}
+	}
 	for i := range list {
 		switch m := &list[i]; m.Destination {
 		case "/sys":
