@@ -52,7 +52,7 @@ done
 enter=()
 if [ "$(id -u)" != 0 ]; then
 	read -r keeper _ <"$dir/run/keeper"
-	enter=(nsenter -t "$keeper" -U -m -C --preserve-credentials)
+	enter=(nsenter -t "$keeper" -U -m --preserve-credentials)
 	[ "$(readlink "/proc/$keeper/ns/net")" = "$(readlink /proc/self/ns/net)" ] || enter+=(-n)
 fi
 "${enter[@]}" critest -runtime-endpoint "unix://$dir/s" -image-endpoint "unix://$dir/s" -nri-socket "$dir/run/nri.sock" \
