@@ -45,9 +45,10 @@ type week struct {
 	random *rand.Rand
 	resolv string // the node's resolv.conf
 	server string // the name server in it
+	state  string // what the node's systemctl says of the system
 }
 
-// What befalls a node in a week, at random: power cuts, kills of each program, a full disk, over which
+// What befalls a node in a week, at random: reboots, power cuts, kills of each program, a full disk, over which
 // the agent may start, and a network that is lost and comes back with another name server. Afterwards
 // every pod that should run runs, with that name server, and those that have ended or were stopped
 // have not begun anew. WEEK_SEED chooses another week, and with WEEK_CLOCK=yes, on a machine of its
@@ -70,6 +71,12 @@ func newWeek(t *testing.T, seed string) *week {
 	}
 	w := &week{config: config, random: rand.New(rand.NewPCG(number, 7)), resolv: filepath.Join(n.dir, "resolv.conf")}
 	w.name(t, "192.0.2.1")
+	programs := t.TempDir()
+	w.state = filepath.Join(programs, "state")
+	if err := os.WriteFile(filepath.Join(programs, "systemctl"), []byte("#!/bin/sh\ncat "+w.state+"\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", programs+":"+os.Getenv("PATH"))
 	w.lab = labOn(t, n, "--resolv-conf", w.resolv)
 	n.expects(`.`) // each program ends, and the disk is full
 	w.answers()
@@ -104,7 +111,8 @@ func (w *week) pass() {
 		what string
 		do   func()
 	}{
-		{"a power cut", w.powerCut}, {"the end of the agent", func() { w.again(syscall.SIGTERM) }}, {"a kill of the agent", func() { w.again(syscall.SIGKILL) }},
+		{"a reboot", func() { w.reboot("stopping", syscall.SIGTERM) }}, {"a power cut", func() { w.reboot("running", syscall.SIGKILL) }},
+		{"the end of the agent", func() { w.again(syscall.SIGTERM) }}, {"a kill of the agent", func() { w.again(syscall.SIGKILL) }},
 		{"a kill of crispd", w.killDaemon}, {"a kill of the executor", w.killExecutor}, {"a full disk", w.fullDisk}, {"a lost network", w.lostNetwork},
 	}
 	if os.Getenv("WEEK_CLOCK") == "yes" {
@@ -117,8 +125,8 @@ func (w *week) pass() {
 	}
 	w.random.Shuffle(len(befalls), func(i, j int) { befalls[i], befalls[j] = befalls[j], befalls[i] })
 	for day := range befalls {
-		what := []string{}
-		for _, b := range slices.Concat(befalls[day:day+1], befalls[:w.random.IntN(2)]) {
+		what, more := []string{}, w.random.IntN(len(befalls))
+		for _, b := range slices.Concat(befalls[day:day+1], befalls[more:more+w.random.IntN(2)]) {
 			what = append(what, b.what)
 			b.do()
 		}
@@ -175,8 +183,14 @@ func (w *week) again(sig syscall.Signal) {
 	w.answers()
 }
 
-func (w *week) powerCut() {
-	w.agentProcess.end(syscall.SIGKILL)
+func (w *week) reboot(state string, sig syscall.Signal) {
+	if err := os.WriteFile(w.state, []byte(state+"\n"), 0o644); err != nil {
+		w.t.Fatal(err)
+	}
+	w.agentProcess.end(sig)
+	if err := os.Remove(w.state); err != nil {
+		w.t.Fatal(err)
+	}
 	reboot(w.t, w.n)
 	if w.random.IntN(2) == 0 { // faster than DHCP
 		w.name(w.t, "")
@@ -201,13 +215,10 @@ func (w *week) killDaemon() {
 }
 
 func (w *week) killExecutor() {
-	pid, err := w.n.executorPid()
-	if err == nil {
-		err = syscall.Kill(pid, syscall.SIGKILL)
-	}
-	if err != nil {
-		w.t.Fatal(err)
-	}
+	w.until(func() bool { // after another kill crispd has yet to start it
+		pid, err := w.n.executorPid()
+		return err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil
+	}, "an executor is killed")
 }
 
 func (w *week) fullDisk() {

@@ -70,7 +70,7 @@ var powerCuts = func() tests {
 // week sets the clock of the node, too.
 var week = func() tests {
 	t := exactly("test", "TestWeek")
-	t.env = []string{"WEEK_CLOCK=yes", "WEEK_SEED=4"}
+	t.env = []string{"WEEK_CLOCK=yes"}
 	return t
 }()
 
