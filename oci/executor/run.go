@@ -266,7 +266,7 @@ func (x *Executor) podInit(ctx context.Context, from *wire.Conn, req wire.PodIni
 		Mounts: []specs.Mount{
 			{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
 			// A bind mount of /dev keeps libcontainer from creating devices.
-			{Destination: "/dev", Type: "bind", Source: filepath.Join(root, "dev"), Options: []string{"bind", "ro"}},
+			{Destination: "/dev", Type: "bind", Source: filepath.Join(root, "dev"), Options: []string{"bind", "ro", "nosuid", "noexec", "nodev"}},
 		},
 		Linux: &specs.Linux{
 			CgroupsPath: req.Cgroup,

@@ -11,6 +11,8 @@ import (
 	"github.com/opencontainers/runc/libcontainer/configs"
 	"github.com/opencontainers/selinux/go-selinux"
 	"golang.org/x/sys/unix"
+
+	"github.com/crisp-cri/crisp/internal/userns"
 )
 
 // A Setting is what Container needs besides the configuration.
@@ -180,7 +182,7 @@ func (p *Plan) binds(config *configs.Config, s Setting) (map[int]uint64, error) 
 			return nil, ErrUnsupported // libcontainer knows what may be there
 		}
 		top, ok := bindAttr(m)
-		if config.Namespaces.Contains(configs.NEWUSER) { // what the host has ruled out stays so, as by the locks that libcontainer meets
+		if config.Namespaces.Contains(configs.NEWUSER) || userns.Own() != nil { // what the host has ruled out stays so, as by the locks that libcontainer meets
 			top.clear &^= unix.MOUNT_ATTR_NOSUID | unix.MOUNT_ATTR_NODEV | unix.MOUNT_ATTR_NOEXEC
 		}
 		ids, known := idMapOf(m, config)

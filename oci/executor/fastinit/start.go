@@ -1,6 +1,7 @@
 package fastinit
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -50,18 +51,15 @@ func (s *Starter) Start(p *Plan, o Options) (_ *Child, err error) {
 		return nil, err
 	}
 	defer plan.Close()
-	extra := s.template
-	switch {
-	case o.Init != nil:
-		extra = o.Init
-	case p.mapped:
-		extra = s.visible
+	template := s.template
+	if p.mapped {
+		template = s.visible
 	}
 	var flags uintptr
 	if p.newPID {
 		flags = unix.CLONE_NEWPID
 	}
-	pid, err := spawn([...]*os.File{o.Stdio[0], o.Stdio[1], o.Stdio[2], theirs, plan, extra}, flags)
+	pid, err := spawn([...]*os.File{o.Stdio[0], o.Stdio[1], o.Stdio[2], theirs, plan, cmp.Or(o.Init, template)}, flags)
 	if err != nil {
 		return nil, fmt.Errorf("start init: %w", err)
 	}
