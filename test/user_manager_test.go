@@ -15,19 +15,30 @@ import (
 // It is the real `systemd --user`, in namespaces: of the machine's systemd it needs only that there is one. The
 // hierarchy has none of the controllers that it could delegate: a cgroup of version 1 has them here.
 func TestUserManager(t *testing.T) {
-	testenv.NeedRoot(t, "it makes namespaces")
 	testenv.Need(t, "namespaces", "hybrid", "slirp4netns", "program:dbus-daemon", "program:newuidmap", "file:/lib/systemd/systemd")
+	userSystemd(t, hostUser, "unshare", "--mount", "sh", "-exc", userMachine)
+}
+
+// The same with the package and the systemd of a node, which delegates controllers: containers have limits.
+func TestUserOfNode(t *testing.T) {
+	testenv.Need(t, "systemd", "cgroup2", "slirp4netns", "program:newuidmap", "file:/usr/lib/systemd/user/crisp.service")
+	userSystemd(t, 20036, "sh", "-exc", userNode) // hostUser is in the range of systemd's dynamic users
+}
+
+// userSystemd runs a script, in which a user has the session.
+func userSystemd(t *testing.T, uid int, command ...string) {
+	testenv.NeedRoot(t, "it makes namespaces and users")
 	b := buildOnce(t)
 	home, err := os.MkdirTemp("", "crisp-user-") // a short path, of which the user may pass each part
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(home) })
-	if err := os.Chown(home, hostUser, hostUser); err != nil {
+	if err := os.Chown(home, uid, uid); err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.CommandContext(t.Context(), "unshare", "--mount", "sh", "-exc", userMachine)
-	cmd.Env = append(os.Environ(), "HOME="+home, "BIN="+b.dir, "ARCHIVE="+b.archive, "IMAGE="+testImage, "U="+strconv.Itoa(hostUser), "SESSION="+userSession)
+	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
+	cmd.Env = append(os.Environ(), "HOME="+home, "BIN="+b.dir, "ARCHIVE="+b.archive, "IMAGE="+testImage, "U="+strconv.Itoa(uid), "SESSION="+userSession)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -43,7 +54,7 @@ group=/sys/fs/cgroup/user-test-$$
 mkdir -p $group/user@$U.service/shell
 chown -R $U:$U $group/user@$U.service
 trap 'find $group -depth -type d -exec rmdir {} +' EXIT
-mount -t tmpfs tmpfs /run
+mount -t tmpfs -o nosuid,nodev tmpfs /run
 mkdir -p /run/systemd/system /run/user/$U
 chown $U:$U /run/user/$U
 for file in passwd group; do cp /etc/$file /run/$file; done
@@ -73,11 +84,30 @@ GROUP=$group unshare --pid --fork --mount-proc --kill-child sh -exc '
 	user sh -exc "$SESSION"'
 `
 
+// userNode makes a user of this machine, who lingers, and runs the session.
+const userNode = `
+useradd --uid $U --home-dir $HOME --no-create-home --shell /bin/sh crisp-user
+trap 'loginctl disable-linger crisp-user; systemctl stop user@$U; userdel crisp-user; rm -f /run/image.tar' EXIT
+usermod --add-subuids 1000000-1065535 --add-subgids 1000000-1065535 crisp-user
+loginctl enable-linger crisp-user
+for i in $(seq 300); do [ -S /run/user/$U/bus ] && break; sleep 0.1; done
+cp $ARCHIVE /run/image.tar
+pids=/run/user/$U/systemd/user/crisp-agent.service.d
+mkdir -p $pids
+printf '[Service]\nExecStart=\nExecStart=/usr/bin/crisp agent --pod-max-pids 50\n' > $pids/pids.conf
+chmod 755 $pids
+cd /
+export XDG_RUNTIME_DIR=/run/user/$U DBUS_SESSION_BUS_ADDRESS=unix:path=/run/user/$U/bus CONTROLLERS=" cpu memory pids"
+PATH=$BIN:/usr/bin:/bin setpriv --reuid $U --regid $U --init-groups sh -exc "$SESSION"
+[ -z "$(find / -xdev -user $U -not -path "$HOME*")" ]
+`
+
 // userSession is what the user does.
 const userSession = `
-try() { for i in $(seq 300); do if "$@"; then return; fi; sleep 0.1; done; exit 1; }
+try() { for i in $(seq 200); do if "$@"; then return; fi; sleep 0.1; done; exit 1; }
 pods() { crisp get pods | grep -E "$1"; }
-crispd check | grep "^ok *cgroups delegated to crispd"
+systemctl --user daemon-reload
+crispd check | grep "^ok *cgroups delegated to crispd:$CONTROLLERS"
 systemctl --user start crisp crisp-agent
 try crisp status
 crisp image load -i /run/image.tar
@@ -94,6 +124,7 @@ spec:
     imagePullPolicy: Never
     args: [http, ":80", hello, sleep, for-ever]
     resources: {limits: {memory: 64Mi, cpu: 500m}}
+    securityContext: {readOnlyRootFilesystem: true}
 END
 crisp apply -f /run/user/$U/pods.yaml
 try pods "limited +1/1 +Running"
@@ -103,6 +134,17 @@ group=/sys/fs/cgroup$(sed -n s/^0:://p /proc/$pid/cgroup)
 case $group in */$scope/kubepods/*|*/$scope/crisp/*) ;; *) exit 1;; esac
 for name in crisp-executor slirp4netns; do grep "^0::.*/$scope/" /proc/$(pgrep -U $U -x $name)/cgroup; done
 crisp exec limited -- /testbin cat /proc/self/mountinfo | grep -E " / / .*overlay.*userxattr"
+if [ "$CONTROLLERS" ]; then
+	[ "$(cat $group/memory.max)" = 67108864 ]
+	[ "$(cat $group/cpu.max)" = "50000 100000" ]
+	[ "$(cat $group/../pids.max)" = 50 ]
+	top() { crisp top pods | grep -E "limited +[0-9]+m +[1-9]"; }
+	try top
+	sed "s/limited/greedy/; s/args: .*/args: [eat, \"200\"]/" /run/user/$U/pods.yaml | crisp apply -f -
+	try pods "greedy +0/1 +(OOMKilled|CrashLoopBackOff)"
+	crisp describe pod/greedy | grep "ended with code 137 (OOMKilled)"
+	crisp delete pod/greedy
+fi
 echo 1 > $group/cgroup.freeze
 try grep "frozen 1" $group/cgroup.events
 echo 0 > $group/cgroup.freeze
@@ -126,10 +168,9 @@ crisp delete -f /run/user/$U/pods.yaml
 systemctl --user stop crisp-agent crisp
 crispd wipe --all
 unshare --map-root-user --map-auto rm -r ~/.local/share/crisp-agent ~/.config/crisp
-gone() { ! pgrep -l "crisp|slirp" && [ -z "$(systemctl --user list-units --all --no-legend "crisp*.scope")" ]; }
+gone() { ! pgrep -U $U -l "crisp|slirp" && [ -z "$(systemctl --user list-units --all --no-legend "crisp*.scope")" ]; }
 try gone
 [ ! -e /run/user/$U/crisp ] && [ ! -e /run/user/$U/crisp-agent ]
 [ -z "$(find /sys/fs/cgroup -path "*user@$U*" -name "crisp*.scope")" ]
-after=$(cd; find . -mindepth 1 ! -name .config ! -path "./.local*" | sort)
-[ -z "$after" ]
+[ -z "$(cd; find . -mindepth 1 ! -path "./.config*" ! -path ./.local ! -path ./.local/share)" ]
 `

@@ -110,6 +110,7 @@ var boots = []boot{
 			{"scripts", quick, 20 * time.Minute, exactly("test",
 				"TestScript/apparmor", "TestScript/checkpoint_container", "TestScript/checkpoint_pod", "TestScript/checkpoint_shim", "TestScript/exec_timeout", "TestScript/handler_crun", "TestScript/pod_runs", "TestScript/shim_limits")},
 			{"unified", quick, 20 * time.Minute, exactly("test", "TestUnifiedNode", "TestAgentCgroups", "TestRunAsAService")},
+			{"user", quick, 10 * time.Minute, exactly("test", "TestUserOfNode")},
 			{"powercuts", full, 60 * time.Minute, powerCuts},
 			{"week", full, 60 * time.Minute, week},
 			{"oomgroup", full, 30 * time.Minute, oomGroup},
