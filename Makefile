@@ -122,7 +122,7 @@ test-upgrade: all ## upgrade crispd and its executor FROM=<git revision>, and ba
 	@rm -rf .cache/from && mkdir -p .cache/from && git archive "$(FROM)" | tar -x -C .cache/from
 	@trap 'rm -rf .cache/from' EXIT; \
 	$(MAKE) --no-print-directory -C .cache/from all VERSION="from-$$(git rev-parse --short "$(FROM)")" BIN=bin && \
-	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 30m -v ./test -run 'TestUpgradeFrom$$'
+	CRISP_BIN=$(CURDIR)/bin UPGRADE_FROM=$(CURDIR)/.cache/from/bin $(GO) test -tags "$(TAGS)" -count 1 -timeout 30m -v ./test -run TestUpgradeFrom
 
 fuzz: deps ## run every fuzz target for TIME=30s, to find failing inputs (root; ARGS="-run ^image/", -keep)
 	$(IN_MEMORY) $(GO) run ./test/fuzz -tags "$(TAGS)" -time $(or $(TIME),30s) $(ARGS)

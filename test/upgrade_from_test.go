@@ -22,6 +22,16 @@ import (
 // upgraded: a release that cannot read what a later one has written reports that and takes nothing
 // over, and a release from before executor upgrades works with the running one.
 func TestUpgradeFrom(t *testing.T) {
+	upgradeFrom(t, fromEnv("CONTAINERS", 10), func(*node) error { return nil })
+}
+
+// The same of an ordinary user's instance.
+func TestUpgradeFromByUser(t *testing.T) {
+	testenv.Need(t, "slirp4netns")
+	upgradeFrom(t, 4, func(n *node) error { return n.byUser(hostUser, "network") })
+}
+
+func upgradeFrom(t *testing.T, containers int, prepare func(*node) error) {
 	testenv.Need(t, "upgrade-from")
 	from, err := filepath.Abs(os.Getenv("UPGRADE_FROM"))
 	if err != nil {
@@ -30,13 +40,13 @@ func TestUpgradeFrom(t *testing.T) {
 	ours := ""
 	n, config := startNode(t, func(n *node, _ string) error {
 		ours, n.binaries.dir = n.binaries.dir, from
-		return nil
+		return prepare(n)
 	})
 	// Early releases refuse containers that do not specify a PID namespace.
 	linux := &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
 		NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE, Pid: cri.NamespaceMode_CONTAINER},
 	}}
-	u := &upgrades{siege: newSiege(t, n, fromEnv("CONTAINERS", 10), 1, linux, ""), config: config, ours: ours, runs: from}
+	u := &upgrades{siege: newSiege(t, n, containers, 1, linux, ""), config: config, ours: ours, runs: from}
 	if version(t, from) == version(t, ours) {
 		t.Fatalf("both releases are %s: nothing would be upgraded", version(t, ours))
 	}
