@@ -314,8 +314,11 @@ func RecordBackOffEvents(events Recorder, pod *v1.Pod, old, now *v1.PodStatus) {
 		on := ContainerRef(pod, c.Name)
 		switch c.State.Waiting.Reason {
 		case "CrashLoopBackOff":
-			events.Event(on, v1.EventTypeWarning, "BackOff",
-				fmt.Sprintf("Back-off restarting failed container %s in pod %s_%s(%s)", c.Name, pod.Name, pod.Namespace, pod.UID))
+			text := fmt.Sprintf("Back-off restarting failed container %s in pod %s_%s(%s)", c.Name, pod.Name, pod.Namespace, pod.UID)
+			if t := c.LastTerminationState.Terminated; t != nil {
+				text += fmt.Sprintf(": it ended with code %d (%s)", t.ExitCode, t.Reason)
+			}
+			events.Event(on, v1.EventTypeWarning, "BackOff", text)
 		case "ImagePullBackOff":
 			events.Event(on, v1.EventTypeNormal, "BackOff", fmt.Sprintf("Back-off pulling image %q", c.Image))
 		}
