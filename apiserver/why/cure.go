@@ -23,6 +23,7 @@ var cures = []struct {
 	{regexp.MustCompile(`(?i)(config ?map|secret) .*(not found|no )|no (config ?map|secret)`), "create it, or make the reference optional"},
 	{regexp.MustCompile(`(?i)runAsNonRoot|non-root`), "set runAsUser, or take another image"},
 	{regexp.MustCompile(`(?i)claim`), "create the claim"},
+	{regexp.MustCompile(`is not of the type`), "correct the path, or the volume's type"},
 	{regexp.MustCompile(`FailedMount`), "create the path, or set the volume's type: DirectoryOrCreate"},
 	{regexp.MustCompile(`OutOf(cpu|memory|pods|ephemeral)`), "lower its requests, or end other pods"},
 	{regexp.MustCompile(`DeadlineExceeded`), "raise activeDeadlineSeconds"},

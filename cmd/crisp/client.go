@@ -117,7 +117,7 @@ func (c *cli) container(f criruntime.Found, name string) (v1.ContainerStatus, er
 	containers := f.Pod.Status.ContainerStatuses
 	all := slices.Concat(containers, f.Pod.Status.InitContainerStatuses, f.Pod.Status.EphemeralContainerStatuses) // regular ones first
 	if name == "" && len(containers) > 0 {
-		if len(all) > 1 {
+		if len(all) > 1 && terminal(c.stderr) != nil {
 			fmt.Fprintf(c.stderr, "crisp: using container %s (of %s)\n", containers[0].Name, strings.Join(containerNames(all), ", "))
 		}
 		return containers[0], nil

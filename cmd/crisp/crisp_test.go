@@ -242,6 +242,9 @@ func TestAgentMoves(t *testing.T) {
 	if ended := n.made("Stop", "Remove"); len(ended) > 0 {
 		t.Errorf("another agent called %q", ended)
 	}
+	if out, _, code := n.crisp("doctor"); code == 0 || !regexp.MustCompile(`(?m)^pods +1 are another agent's, \w+\n .*--label io.crisp.agent=\w+\)$`).MatchString(out) {
+		t.Errorf("code %d\n%s", code, out)
+	}
 }
 
 // A failed command also prints nothing, which must not count as an empty answer.

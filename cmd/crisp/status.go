@@ -14,6 +14,8 @@ import (
 	"text/tabwriter"
 
 	"github.com/crisp-cri/crisp/agent/criruntime"
+	"github.com/crisp-cri/crisp/agent/podfiles"
+	"github.com/crisp-cri/crisp/agent/podspec"
 	"github.com/crisp-cri/crisp/agent/source"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/apiserver"
@@ -122,13 +124,7 @@ func statusCommand(c *cli) *cobra.Command {
 			}
 		}
 		for _, s := range r.Sources {
-			bad := 0
-			for _, f := range s.Files {
-				if f.Error != "" {
-					bad++
-				}
-			}
-			line("source "+s.Name, "%s", sourceWord(s, bad))
+			line("source "+s.Name, "%s", sourceWord(s, len(source.Broken([]source.SourceState{s}))))
 		}
 		if err := t.Flush(); err != nil || r.Agent.Alive {
 			return err
@@ -230,11 +226,7 @@ func doctorCommand(c *cli) *cobra.Command {
 			}
 			check(cond.Type, wrong, "")
 		}
-		health := r.Agent.Health
-		if health == "ok" {
-			health = ""
-		}
-		check("agent", health, "start crisp agent, or set CRISP_AGENT_ROOT")
+		check("agent", strings.TrimPrefix(r.Agent.Health, "ok"), "start crisp agent, or set CRISP_AGENT_ROOT")
 		_, err := os.Stat("/sys/fs/cgroup")
 		check("cgroups", textOfError(err), "mount the cgroup file system")
 		_, err = exec.LookPath("nft")
@@ -250,6 +242,18 @@ func doctorCommand(c *cli) *cobra.Command {
 		check("forwarding", textOfError(err), "pods reach nothing beyond the node without")
 		for _, text := range c.brokenManifests() {
 			check("manifest", text, "")
+		}
+		others := map[string]int{}
+		if r.Runtime.Error == "" {
+			sandboxes, _ := c.runtime.ListPodSandbox(c.ctx, nil)
+			for _, s := range sandboxes {
+				others[s.Labels[podspec.LabelAgent]]++
+			}
+		}
+		for id, n := range others {
+			if id != "" && id != podfiles.AgentID(c.agentRoot) {
+				check("pods", fmt.Sprintf("%d are another agent's, %s", n, id), "start it with its --root, or: crictl rmp -f $(crictl pods -q --label "+podspec.LabelAgent+"="+id+")")
+			}
 		}
 		if bad > 0 {
 			return &exitError{code: exitFailure}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/crisp-cri/crisp/agent/criruntime"
 	"github.com/crisp-cri/crisp/agent/podsync"
 	"github.com/crisp-cri/crisp/agent/status"
 	"github.com/crisp-cri/crisp/internal/fault"
@@ -168,17 +169,11 @@ func waitCommand(c *cli) *cobra.Command {
 func (c *cli) is(t object, condition string) (bool, error) {
 	var o unstructured.Unstructured
 	err := c.fetch(t.path(), nil, &o)
-	if condition == "delete" {
-		if errors.Is(err, fault.NotFound) {
-			return true, nil
-		}
-		return false, err
-	}
 	if errors.Is(err, fault.NotFound) {
-		return false, nil // not yet
+		return condition == "delete", nil
 	}
-	if err != nil {
-		return false, err
+	if err != nil || condition == "delete" {
+		return false, err // not yet
 	}
 	if phase, ok := strings.CutPrefix(condition, "phase="); ok {
 		got, _, _ := unstructured.NestedString(o.Object, "status", "phase")
@@ -271,10 +266,8 @@ func (c *cli) rolloutRestart(t object) error {
 	if paused, _, _ := unstructured.NestedBool(o.Object, "spec", "paused"); paused {
 		return fault.WrongState.Errorf("%s is paused and cannot be restarted: kubectl rollout resume %s", t, t)
 	}
-	patch := map[string]any{}
-	if err := unstructured.SetNestedField(patch, time.Now().Format(time.RFC3339), "spec", "template", "metadata", "annotations", "kubectl.kubernetes.io/restartedAt"); err != nil {
-		return err
-	}
+	now := map[string]string{"kubectl.kubernetes.io/restartedAt": time.Now().Format(time.RFC3339)}
+	patch := map[string]any{"spec": map[string]any{"template": map[string]any{"metadata": map[string]any{"annotations": now}}}}
 	if _, err := c.send(http.MethodPatch, t.path(), nil, patch, nil); err != nil {
 		return fmt.Errorf("%s: %w", t, err)
 	}
@@ -302,29 +295,32 @@ func (c *cli) rolloutStatus(t object, o rolloutOptions) error {
 	})
 }
 
-// progress returns what remains of an update, "" if it is complete. With pauses, a paused
-// Deployment with all its pods counts as complete, whatever their template.
-func (c *cli) progress(t object, pauses bool) (string, error) {
+// progress returns what remains of an update, and what its first pod lacks that is not ready; "" if it is complete.
+// With pauses, a paused Deployment with all its pods counts as complete, whatever their template.
+func (c *cli) progress(t object, pauses bool) (word string, err error) {
 	if t.kind.Name == "DaemonSet" {
 		var d appsv1.DaemonSet
-		if err := c.fetch(t.path(), nil, &d); err != nil {
-			return "", err
-		}
+		err = c.fetch(t.path(), nil, &d)
 		if d.Status.UpdatedNumberScheduled < 1 || d.Status.NumberAvailable < 1 {
-			return "its pod is not available yet", nil
+			word = "its pod is not available yet"
 		}
-		return "", nil
+	} else {
+		var d appsv1.Deployment // a StatefulSet has the same counters
+		err = c.fetch(t.path(), nil, &d)
+		if d.Spec.Paused && pauses {
+			d.Status.UpdatedReplicas = d.Status.Replicas
+		}
+		word = updateOf(&d)
+		if d.Spec.Paused && !pauses && word != "" {
+			word = "it is paused: " + word
+		}
 	}
-	var d appsv1.Deployment // a StatefulSet has the same counters
-	if err := c.fetch(t.path(), nil, &d); err != nil {
+	if err != nil || word == "" {
 		return "", err
 	}
-	if d.Spec.Paused && pauses {
-		d.Status.UpdatedReplicas = d.Status.Replicas
-	}
-	word := updateOf(&d)
-	if d.Spec.Paused && !pauses && word != "" {
-		word = "it is paused: " + word
+	pods, _ := c.selected([]string{t.String()}, selection{namespace: t.namespace}) // it may have none
+	if i := slices.IndexFunc(pods, func(f criruntime.Found) bool { return f.Pod.DeletionTimestamp == nil && !ready(f.Pod) }); i >= 0 {
+		word += ": " + pods[i].Pod.Name + ": " + status.Word(pods[i].Pod)
 	}
 	return word, nil
 }

@@ -160,7 +160,7 @@ func Bar(f float64, width int) string {
 	return "[" + bar + "]"
 }
 
-// Bars draws the pull, a line for each layer and one for all of them.
+// Bars draws the pull, a line for each layer and one for all of them. A narrow terminal cuts their ends.
 func (p Pull) Bars(width int) []string {
 	var lines []string
 	for _, l := range p.Layers {
@@ -173,11 +173,7 @@ func (p Pull) Bars(width int) []string {
 		}
 		lines = append(lines, fmt.Sprintf("%s %s %s", shortDigest(l.Digest), Bar(f, width), l.text()))
 	}
-	text := p.Image + ": " + p.String()
-	if from := p.Source(); from != "" {
-		text += ", " + from
-	}
-	return append(lines, text)
+	return append(lines, strings.TrimSpace(p.String()+": "+p.Image+" "+p.Source()))
 }
 
 func (l Layer) text() string {

@@ -106,7 +106,7 @@ x                        -            1s   0/0     failed  -  0
 	}
 	wantBars := []string{
 		"0123456789ab [====>    ] 50 B of 100 B", "1123456789ab [>        ] waiting", "short [=========] here",
-		"docker.io/library/web:1: 25 %, 10 B/s, 15 s left, from the mirror mirror.test",
+		"25 %, 10 B/s, 15 s left: docker.io/library/web:1 from the mirror mirror.test",
 	}
 	if d := cmp.Diff(wantBars, p.Bars(11)); d != "" {
 		t.Error(d)
