@@ -129,6 +129,7 @@ func pageShowsPods(b *browser) {
 	b.until(`[...document.querySelectorAll(".pods td[data-label=memory]")].some(e => /[MK]iB/.test(e.innerText))`)
 	b.says(".node", "not ready", "Memory", "Disk")
 	b.says(".state.bad", "CrashLoopBackOff")
+	b.until(`document.querySelector(".pods tbody span.state").classList.contains("bad")`) // they come first
 	b.shot("pods")
 	// Pods that are added and removed are shown without a reload.
 	js[any](b, `window.mine = 1`)
