@@ -160,7 +160,7 @@ func endChildren(list string, spared []int) {
 	forked := func() ([]int, error) {
 		return slices.DeleteFunc(childrenIn(list, spared), func(pid int) bool { return !sharesMemory(pid) }), nil
 	}
-	found := make(tree)
+	found, whole := make(tree), tree{}
 	deadline := time.Now().Add(stopPatience)
 	for more := true; more && time.Now().Before(deadline); {
 		before := len(found)
@@ -172,8 +172,14 @@ func endChildren(list string, spared []int) {
 				found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
 			}
 		}
-		found.settle()
+		whole = found.settle()
 		more = len(found) > before
+	}
+	for pid, fd := range found {
+		if _, is := whole[pid]; !is { // its children would be nobody's: it stays stopped until the next try
+			unix.Close(fd)
+			delete(found, pid)
+		}
 	}
 	found.kill()
 }

@@ -245,15 +245,21 @@ func (t tree) add(pid int, is func() bool) {
 	t.addChildren(pid)
 }
 
-// addChildren adds the descendants of a process.
-func (t tree) addChildren(pid int) {
+// addChildren adds the descendants of a process, and reports whether there was room for all children.
+func (t tree) addChildren(pid int) (whole bool) {
+	whole = true
 	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	for _, task := range tasks {
-		list := fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name())
-		for _, child := range procstat.PIDs(list) {
-			t.add(child, func() bool { return slices.Contains(procstat.PIDs(list), child) })
+		for _, child := range procstat.PIDs(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name())) {
+			t.add(child, func() bool {
+				stat, err := procstat.Read(child)
+				return err == nil && stat.Parent == pid && !stat.Ended()
+			})
+			_, found := t[child]
+			whole = whole && (found || len(t) < maxTree)
 		}
 	}
+	return whole
 }
 
 // stopPatience bounds how long settle waits for processes that run or could, and sleepPatience for
@@ -264,21 +270,29 @@ const (
 )
 
 // settle waits until the processes of the tree have stopped, and adds children that they were just
-// forking: a process has stopped only some time after the signal was sent.
-func (t tree) settle() {
+// forking: a process has stopped only some time after the signal was sent. It returns those of whose
+// children none can be missing.
+func (t tree) settle() (whole tree) {
+	whole = maps.Clone(t)
 	began := time.Now()
-	for pid := range maps.Clone(t) {
+	for pid := range whole {
 		for pause := backoff.New(50*time.Microsecond, 2*time.Millisecond); ; time.Sleep(pause.Next()) {
 			stat, err := procstat.Read(pid)
 			if err != nil || stat.Ended() || stat.Exiting() || stat.State == 'T' || stat.State == 't' {
 				break
 			}
 			if took := time.Since(began); took > stopPatience || stat.State == 'D' && took > sleepPatience {
+				if stat.State == 'R' { // it waits for a processor
+					delete(whole, pid)
+				}
 				break
 			}
 		}
-		t.addChildren(pid)
+		if !t.addChildren(pid) {
+			delete(whole, pid)
+		}
 	}
+	return whole
 }
 
 // kill kills the processes of the tree and forgets them.
