@@ -100,6 +100,14 @@ var columns = map[string][]Column{
 		{"Age", false, age},
 		{"IP", true, of(func(p *v1.Pod) any { return cmp.Or(p.Status.PodIP, "<none>") })},
 		{"Node", true, of(func(p *v1.Pod) any { return cmp.Or(p.Spec.NodeName, "<none>") })},
+		{"Last Exit", true, of(func(p *v1.Pod) any {
+			for _, c := range p.Status.ContainerStatuses {
+				if t := c.LastTerminationState.Terminated; t != nil {
+					return fmt.Sprintf("%d (%s)", t.ExitCode, t.Reason)
+				}
+			}
+			return "<none>"
+		})},
 		{"Source", true, of(func(p *v1.Pod) any {
 			return cmp.Or(p.Labels[podspec.LabelSource], p.Annotations[manifest.AnnotationSource], "<none>")
 		})},
@@ -178,10 +186,7 @@ var columns = map[string][]Column{
 			return "Running"
 		})},
 		{"Completions", false, of(func(j *batchv1.Job) any {
-			if j.Spec.Completions == nil {
-				return fmt.Sprintf("%d/1", j.Status.Succeeded)
-			}
-			return fmt.Sprintf("%d/%d", j.Status.Succeeded, *j.Spec.Completions)
+			return fmt.Sprintf("%d/%d", j.Status.Succeeded, ptr.Deref(j.Spec.Completions, 1))
 		})},
 		{"Age", false, age},
 	},
