@@ -16,17 +16,25 @@ import (
 // hierarchy has none of the controllers that it could delegate: a cgroup of version 1 has them here.
 func TestUserManager(t *testing.T) {
 	testenv.Need(t, "namespaces", "hybrid", "slirp4netns", "program:dbus-daemon", "program:newuidmap", "file:/lib/systemd/systemd")
-	userSystemd(t, hostUser, "unshare", "--mount", "sh", "-exc", userMachine)
+	userSystemd(t, hostUser, userSession, "unshare", "--mount", "sh", "-exc", userMachine)
 }
 
 // The same with the package and the systemd of a node, which delegates controllers: containers have limits.
 func TestUserOfNode(t *testing.T) {
 	testenv.Need(t, "systemd", "cgroup2", "slirp4netns", "program:newuidmap", "file:/usr/lib/systemd/user/crisp.service")
-	userSystemd(t, 20036, "sh", "-exc", userNode) // hostUser is in the range of systemd's dynamic users
+	userSystemd(t, nodeUser, userSession, "sh", "-exc", userNode)
 }
 
+// A kubelet with KubeletInUserNamespace runs a pod beside that user's crispd, in its namespaces.
+func TestKubeletByUser(t *testing.T) {
+	testenv.Need(t, "systemd", "cgroup2", "slirp4netns", "program:newuidmap", "file:/usr/lib/systemd/user/crisp.service", "kubelet")
+	userSystemd(t, nodeUser, kubeletSession, "sh", "-exc", userNode)
+}
+
+const nodeUser = 20036 // hostUser is in the range of systemd's dynamic users
+
 // userSystemd runs a script, in which a user has the session.
-func userSystemd(t *testing.T, uid int, command ...string) {
+func userSystemd(t *testing.T, uid int, session string, command ...string) {
 	testenv.NeedRoot(t, "it makes namespaces and users")
 	b := buildOnce(t)
 	home, err := os.MkdirTemp("", "crisp-user-") // a short path, of which the user may pass each part
@@ -38,7 +46,7 @@ func userSystemd(t *testing.T, uid int, command ...string) {
 		t.Fatal(err)
 	}
 	cmd := exec.CommandContext(t.Context(), command[0], command[1:]...)
-	cmd.Env = append(os.Environ(), "HOME="+home, "BIN="+b.dir, "ARCHIVE="+b.archive, "IMAGE="+testImage, "U="+strconv.Itoa(uid), "SESSION="+userSession)
+	cmd.Env = append(os.Environ(), "HOME="+home, "BIN="+b.dir, "ARCHIVE="+b.archive, "IMAGE="+testImage, "U="+strconv.Itoa(uid), "SESSION="+session)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v\n%s", err, out)
@@ -173,4 +181,53 @@ try gone
 [ ! -e /run/user/$U/crisp ] && [ ! -e /run/user/$U/crisp-agent ]
 [ -z "$(find /sys/fs/cgroup -path "*user@$U*" -name "crisp*.scope")" ]
 [ -z "$(cd; find . -mindepth 1 ! -path "./.config*" ! -path ./.local ! -path ./.local/share)" ]
+`
+
+// kubeletSession is what the user of a kubelet does.
+const kubeletSession = `
+try() { for i in $(seq 200); do if "$@"; then return; fi; sleep 0.3; done; exit 1; }
+systemctl --user daemon-reload
+systemctl --user start crisp
+try crisp image load -i /run/image.tar
+mkdir -p ~/kubelet/pods
+cat > ~/kubelet/config.yaml <<END
+apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+featureGates: {KubeletInUserNamespace: true}
+cgroupDriver: cgroupfs
+containerRuntimeEndpoint: unix:///run/user/$U/crisp/crisp.sock
+staticPodPath: $HOME/kubelet/pods
+podLogsDir: $HOME/kubelet/logs
+authentication: {anonymous: {enabled: false}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+failSwapOn: false
+END
+cat > ~/kubelet/pods/pod.yaml <<END
+apiVersion: v1
+kind: Pod
+metadata: {name: static}
+spec:
+  containers:
+  - name: main
+    image: $IMAGE
+    imagePullPolicy: Never
+    args: [http, ":80", hello, sleep, for-ever]
+    ports: [{containerPort: 80, hostPort: 18280}]
+    readinessProbe: {httpGet: {path: /, port: 80}}
+    resources: {limits: {memory: 64Mi, cpu: 500m}}
+END
+read keeper rest < /run/user/$U/crisp/keeper
+# It writes to these directories, whatever its own is.
+nsenter -t $keeper -U -m -n --preserve-credentials unshare --mount sh -exc "
+	mount -t tmpfs tmpfs /var/lib
+	mount -t tmpfs tmpfs /var/log
+	exec $KUBELET --config ~/kubelet/config.yaml --root-dir ~/kubelet/root --hostname-override node" &
+try pgrep -U $U -x testbin
+group=/sys/fs/cgroup$(sed -n s/^0:://p /proc/$(pgrep -U $U -x testbin)/cgroup)
+[ "$(cat $group/memory.max)" = 67108864 ]
+try sh -c "bash -c 'exec 3<>/dev/tcp/127.0.0.1/18280; echo GET / HTTP/1.0 >&3; echo >&3; head -n 1 <&3' | grep '200 OK'"
+kill $!
+wait
+systemctl --user stop crisp
+crispd wipe --all
 `

@@ -119,6 +119,7 @@ var probes = map[string]func() error{
 	"containerd-2": func() error {
 		return yes(os.Getenv("CONTAINERD") != "", "CONTAINERD names no directory with a containerd 2, its shim, ctr and runc")
 	},
+	"kubelet": func() error { return stat(os.Getenv("KUBELET"))() },
 	"slirp4netns": func() error {
 		_, err := exec.LookPath("slirp4netns")
 		_, tun := os.Stat("/dev/net/tun")

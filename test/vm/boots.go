@@ -142,6 +142,7 @@ var boots = []boot{
 			{"all-server", full, 20 * time.Minute, all("server", "")},
 			{"all-crispd", full, 10 * time.Minute, all("cmd/crispd", "")},
 			{"critest", full, 120 * time.Minute, conformance{}},
+			{"userkubelet", full, 15 * time.Minute, comparison{exactly("test", "TestKubeletByUser")}},
 			{"dropin", full, 30 * time.Minute, comparison{exactly(kubeletTests, "TestKubeletDropIn")}},
 			{"metrics", full, 90 * time.Minute, comparison{exactly(kubeletTests, "TestMetrics")}},
 			{"kubelet", full, 120 * time.Minute, comparison{all(kubeletTests, "^(TestMetrics|TestKubeletDropIn)$")}},

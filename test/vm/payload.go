@@ -177,7 +177,11 @@ func (o options) packages() ([]string, error) {
 			return nil, err
 		}
 		for _, s := range b.steps {
-			if t, ok := s.do.(tests); ok && slices.Contains(names, s.name) && !slices.Contains(dirs, t.dir) {
+			t, ok := s.do.(tests)
+			if c, with := s.do.(comparison); with && c.dir != kubeletTests { // that is of another module
+				t, ok = c.tests, true
+			}
+			if ok && slices.Contains(names, s.name) && !slices.Contains(dirs, t.dir) {
 				dirs = append(dirs, t.dir)
 			}
 		}
