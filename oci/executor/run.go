@@ -212,7 +212,14 @@ func (c *container) descriptors() ([]*os.File, error) {
 func (x *Executor) awaitStuck(c *container, stuck *runtime.StuckStartError) {
 	x.table.edit(func() { c.stuck = true })
 	x.log.Error("start of a container cannot be ended", "container", c.ID, "err", stuck)
-	<-stuck.Over
+	for over := false; !over; {
+		_ = proc.End(proc.Marked(proc.Mark(x.root, c.ID))) // a hook may have lost a child while it was killed
+		select {
+		case <-stuck.Over:
+			over = true
+		case <-time.After(proc.Patience):
+		}
+	}
 	x.gate.Begin()
 	defer x.gate.End()
 	if err := fault.Protect(stuck.Release); err != nil {

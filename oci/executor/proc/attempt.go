@@ -88,10 +88,11 @@ func Attempt(ctx context.Context, what string, group map[string]string, f, late 
 	case <-ctx.Done():
 	}
 	<-begun
+	soon := time.Now().Add(Patience)
 	end := func() {
 		mu.Lock()
 		if !free {
-			endChildren(ours, before)
+			endChildren(ours, before, time.Now().Before(soon))
 		}
 		mu.Unlock()
 		if group != nil {
@@ -141,14 +142,14 @@ func GivenUp(ctx context.Context, what string) error {
 	return fault.KindOf(cause).Errorf("%s was given up: %w", what, cause)
 }
 
-// endChildren kills the processes in a list of children, and all their descendants, except
-// those that the thread had before.
+// endChildren kills the processes in a list of children, and all their descendants, except those that the
+// thread had before. What patient means, settle says.
 //
 // A child must not be stopped between its fork and its execve. It shares our memory (CLONE_VFORK),
 // and the thread that forked it, which the kernel keeps waiting, cannot be stopped for a garbage
 // collection. A collection that began then would wait for the child, and whoever is to end that
 // waits for the collection. It has no children yet, so it is just killed.
-func endChildren(list string, spared []int) {
+func endChildren(list string, spared []int, patient bool) {
 	known := canCompare()
 	if !known {
 		release, ok := pauseForks()
@@ -172,16 +173,10 @@ func endChildren(list string, spared []int) {
 				found.add(pid, func() bool { return slices.Contains(procstat.PIDs(list), pid) })
 			}
 		}
-		whole = found.settle()
+		whole = found.settle(patient)
 		more = len(found) > before
 	}
-	for pid, fd := range found {
-		if _, is := whole[pid]; !is { // its children would be nobody's: it stays stopped until the next try
-			unix.Close(fd)
-			delete(found, pid)
-		}
-	}
-	found.kill()
+	found.kill(whole)
 }
 
 // childrenIn returns the processes in a list of children, without those that the thread had before.
@@ -228,7 +223,7 @@ func reapChildren(list string, spared []int) {
 		if len(left) == 0 || time.Now().After(deadline) {
 			return
 		}
-		endChildren(list, spared)
+		endChildren(list, spared, time.Until(deadline) > Patience/2)
 		for _, pid := range left {
 			unix.Wait4(pid, nil, unix.WNOHANG, nil)
 		}

@@ -127,11 +127,13 @@ func everyone() (pids []int) {
 
 // Child is a child of this process by its PID, with its descendants.
 func Child(pid int) Target {
-	is := func() bool {
-		stat, err := procstat.Read(pid)
-		return err == nil && stat.Parent == os.Getpid() && !stat.Ended()
-	}
-	return Target{what: "processes", find: func(t tree) { t.add(pid, is) }}
+	return Target{what: "processes", find: func(t tree) { t.add(pid, func() bool { return isChild(pid, os.Getpid()) }) }}
+}
+
+// isChild reports whether a process is a child of parent that has not ended.
+func isChild(pid, parent int) bool {
+	stat, err := procstat.Read(pid)
+	return err == nil && stat.Parent == parent && !stat.Ended()
 }
 
 // Session is what the leader of a session has started, as far as it is in the cgroup: its
@@ -206,7 +208,7 @@ func endTrees(what string, find func(tree)) error {
 			}
 		}
 		pids := slices.Collect(maps.Keys(found))
-		found.kill()
+		found.kill(found)
 		switch {
 		case fresh == 0:
 			return nil
@@ -251,10 +253,7 @@ func (t tree) addChildren(pid int) (whole bool) {
 	tasks, _ := os.ReadDir(fmt.Sprintf("/proc/%d/task", pid))
 	for _, task := range tasks {
 		for _, child := range procstat.PIDs(fmt.Sprintf("/proc/%d/task/%s/children", pid, task.Name())) {
-			t.add(child, func() bool {
-				stat, err := procstat.Read(child)
-				return err == nil && stat.Parent == pid && !stat.Ended()
-			})
+			t.add(child, func() bool { return isChild(child, pid) })
 			_, found := t[child]
 			whole = whole && (found || len(t) < maxTree)
 		}
@@ -270,9 +269,9 @@ const (
 )
 
 // settle waits until the processes of the tree have stopped, and adds children that they were just
-// forking: a process has stopped only some time after the signal was sent. It returns those of whose
-// children none can be missing.
-func (t tree) settle() (whole tree) {
+// forking: a process has stopped only some time after the signal was sent. It returns those of whose children
+// none can be missing; if patient, none in uninterruptible sleep, which may not end before they are killed.
+func (t tree) settle(patient bool) (whole tree) {
 	whole = maps.Clone(t)
 	began := time.Now()
 	for pid := range whole {
@@ -282,7 +281,7 @@ func (t tree) settle() (whole tree) {
 				break
 			}
 			if took := time.Since(began); took > stopPatience || stat.State == 'D' && took > sleepPatience {
-				if stat.State == 'R' { // it waits for a processor
+				if stat.State == 'R' || stat.State == 'D' && patient { // it may wait for a processor
 					delete(whole, pid)
 				}
 				break
@@ -295,10 +294,13 @@ func (t tree) settle() (whole tree) {
 	return whole
 }
 
-// kill kills the processes of the tree and forgets them.
-func (t tree) kill() {
-	for _, fd := range t {
-		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have ended
+// kill kills those processes of the tree that are whole, and forgets all. A child of another would be lost:
+// that stays stopped until the next try.
+func (t tree) kill(whole tree) {
+	for pid, fd := range t {
+		if _, is := whole[pid]; is {
+			_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0) // may have ended
+		}
 		unix.Close(fd)
 	}
 	clear(t)
