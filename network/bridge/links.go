@@ -169,10 +169,9 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 		if err := h.LinkSetUp(link); err != nil {
 			return err
 		}
-		for i, addr := range addrs {
-			route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: defaultOf(addr), Gw: n.Subnets[i].Addr().Next().AsSlice()}
-			if err := h.RouteAdd(route); err != nil {
-				return fmt.Errorf("default route via %v: %w", route.Gw, err)
+		for i := range addrs {
+			if err := addDefault(h, link.Attrs().Index, n.Subnets[i]); err != nil {
+				return err
 			}
 		}
 		return nil
@@ -181,6 +180,21 @@ func (n *Net) configurePod(a *skel.CmdArgs, addrs []netip.Addr) (link netlink.Li
 		return nil, fmt.Errorf("configure %s of sandbox %s: %w", a.IfName, a.ContainerID, err)
 	}
 	return link, nil
+}
+
+// addDefault adds the default route through the bridge's address in subnet. The kernel may have made no route
+// to an IPv6 subnet when the device went up: it takes memory then only if there is some at once.
+func addDefault(h *netlink.Handle, index int, subnet netip.Prefix) error {
+	route := &netlink.Route{LinkIndex: index, Dst: defaultOf(subnet.Addr()), Gw: subnet.Addr().Next().AsSlice()}
+	err := h.RouteAdd(route)
+	if errors.Is(err, unix.EHOSTUNREACH) {
+		own := &netlink.Route{LinkIndex: index, Dst: ipNet(subnet.Addr(), subnet.Bits()), Protocol: unix.RTPROT_KERNEL}
+		err = errors.Join(h.RouteAdd(own), h.RouteAdd(route))
+	}
+	if err != nil {
+		return fmt.Errorf("default route via %v: %w", route.Gw, err)
+	}
+	return nil
 }
 
 // prepare sets the sysctls that the pod's device needs before it gets addr.
