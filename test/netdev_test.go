@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
@@ -22,8 +23,14 @@ func TestNetworkDeviceAtOnce(t *testing.T) {
 	})
 	u := &unified{node: n, t: t}
 	for round := range 5 {
-		if out, err := exec.Command("ip", "link", "add", "crisp-cdi0", "type", "veth", "peer", "name", "crisp-cdi1").CombinedOutput(); err != nil {
-			t.Fatalf("%v: %s", err, out)
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(10 * time.Millisecond) { // the kernel deletes the last one later than its namespace
+			out, err := exec.Command("ip", "link", "add", "crisp-cdi0", "type", "veth", "peer", "name", "crisp-cdi1").CombinedOutput()
+			if err == nil {
+				break
+			}
+			if time.Now().After(deadline) {
+				t.Fatalf("%v: %s", err, out)
+			}
 		}
 		pod, err := n.sandboxConfig(fmt.Sprint("p", round), nil)
 		if err != nil {
