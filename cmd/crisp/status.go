@@ -250,10 +250,10 @@ func doctorCommand(c *cli) *cobra.Command {
 				others[s.Labels[podspec.LabelAgent]]++
 			}
 		}
-		for id, n := range others {
-			if id != "" && id != podfiles.AgentID(c.agentRoot) {
-				check("pods", fmt.Sprintf("%d are another agent's, %s", n, id), "start it with its --root, or: crictl rmp -f $(crictl pods -q --label "+podspec.LabelAgent+"="+id+")")
-			}
+		delete(others, "")
+		delete(others, podfiles.AgentID(c.agentRoot))
+		for _, id := range slices.Sorted(maps.Keys(others)) {
+			check("pods", fmt.Sprintf("%d are another agent's, %s", others[id], id), "start it with its --root, or: crictl rmp -f $(crictl pods -q --label "+podspec.LabelAgent+"="+id+")")
 		}
 		if bad > 0 {
 			return &exitError{code: exitFailure}
